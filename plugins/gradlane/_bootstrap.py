@@ -10,18 +10,21 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from gradlane import _core
-from gradlane.errors import TimeoutError
+from gradlane.errors import Error, TimeoutError
 
 if TYPE_CHECKING:
     from torch.distributed import Store
 
 _STORE_KEY = "join"
+_GIVE_UP_TIMEOUT = 2.0
+"""Seconds for the members to hear that this process gives up. One that does not answer hears of it by itself later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +51,32 @@ class Job:
     session: _core.Session
     launch: Launch
     embedded: _core.Embedded | None
+    rank: int
+    """As it was on entering; a forked process may not ask the session, whose locks it cannot take."""
+    size: int
 
     def leave(self, timeout: float) -> None:
         """Ends the session, then the embedded servers, which first let the other members leave."""
         # If other members still work, they can continue without this worker, but not without its servers; `stop`
         # reports them.
-        with contextlib.suppress(TimeoutError):
-            self.session.shutdown(timeout)
+        try:
+            with contextlib.suppress(TimeoutError):
+                self.session.shutdown(timeout)
+        except KeyboardInterrupt:
+            if self.embedded is not None:
+                with contextlib.suppress(Error):
+                    self.embedded.stop(0.0)
+            raise
         if self.embedded is not None:
             self.embedded.stop(timeout)
+
+    def give_up(self, cause: str) -> None:
+        """Ends the job for all members because of `cause`; they hear of it before embedded servers stop."""
+        with contextlib.suppress(Error):
+            self.session.give_up(cause, _GIVE_UP_TIMEOUT)
+        if self.embedded is not None:
+            with contextlib.suppress(Error):
+                self.embedded.stop(_GIVE_UP_TIMEOUT)
 
 
 def enter(arguments: Mapping[str, str], settings: Mapping[str, str], timeout: float | None, generation: int) -> Job:
@@ -79,7 +99,7 @@ def enter(arguments: Mapping[str, str], settings: Mapping[str, str], timeout: fl
     if isinstance(entrance, BaseException):
         raise entrance
     if entrance["way"] == "alone":
-        return Job(_core.Session.local(dict(settings)), launch, None)
+        return Job(_core.Session.local(dict(settings)), launch, None, rank=0, size=1)
     embedded, join = _meet(launch, entrance, dict(settings), generation)
     try:
         session = _core.Session.join(
@@ -98,7 +118,7 @@ def enter(arguments: Mapping[str, str], settings: Mapping[str, str], timeout: fl
         if embedded is not None:
             embedded.stop(0.0)
         raise
-    return Job(session, launch, embedded)
+    return Job(session, launch, embedded, session.rank, session.size)
 
 
 def _seconds(timeout: float) -> str:
@@ -120,7 +140,7 @@ def _meet(
     store = _agent_store(launch.join_timeout, generation) if launch.source == "torchrun" else None
     if entrance["way"] == "find":
         job = entrance["job"]
-        return None, _core.find_join(job, launch.join_timeout) if store is None else store.get(_STORE_KEY).decode()
+        return None, _core.find_join(job, launch.join_timeout) if store is None else _read(store, launch.join_timeout)
     embedded = _core.Embedded(
         bind=entrance["bind"],
         workers=entrance["workers"],
@@ -134,6 +154,16 @@ def _meet(
     else:
         store.set(_STORE_KEY, embedded.join)
     return embedded, embedded.join
+
+
+def _read(store: Store, timeout: float) -> str:
+    """The join string from the agent's store. Asks again and again, because its own wait does not notice Ctrl-C."""
+    deadline = time.monotonic() + timeout
+    while not store.check([_STORE_KEY]):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"rank 0 published no join string within {timeout:.0f} s; see its own error", waited=timeout)
+        time.sleep(0.01)
+    return store.get(_STORE_KEY).decode()
 
 
 def _agent_store(timeout: float, generation: int) -> Store | None:

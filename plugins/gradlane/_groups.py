@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from gradlane import _buffers, _core, _session
 from gradlane._handle import Handle, together
-from gradlane._operations import by_device, check_name, check_out
+from gradlane._operations import agree_on_empty, by_device, check_name, check_out
 from gradlane._reduction import NativeOp, ReduceOp, resolve
 from gradlane.errors import InvalidArgumentError, UnsupportedError
 
@@ -146,8 +146,13 @@ def submit_all(
     """
     session = _session.session()
     batch, kept = _batch(names, dtypes, shapes, codec)
+    meetings: list[_core.Handle] = []
+    for i in set(range(len(names))).difference(kept) if len(kept) < len(names) else ():
+        meeting = agree_on_empty(session, names[i], dtypes[i], shapes[i], codec, timeout)
+        if meeting is not None:
+            meetings.append(meeting)
     if batch is None:
-        return Handle(None, lambda: result)
+        return Handle(together(meetings) if meetings else None, lambda: result)
 
     def begin(batch: _core.Batch, members: Sequence[int], device: int | None, waits: bool) -> _core.Handle:
         whole = len(members) == len(names)  # as a rule: the lists go in as they are
@@ -168,7 +173,8 @@ def submit_all(
         )
 
     if len(set(devices)) <= 1:
-        return Handle(begin(batch, kept, devices[0] if devices else None, waits), lambda: result)
+        native = begin(batch, kept, devices[0] if devices else None, waits and not meetings)
+        return Handle(together([native, *meetings]), lambda: result)
     natives: list[_core.Handle] = []
     try:
         for members in by_device(kept, devices.__getitem__):
@@ -179,7 +185,7 @@ def submit_all(
         for native in natives:  # tells the other workers, which would otherwise wait for the rest of the group
             native.cancel()
         raise
-    return Handle(together(natives), lambda: result)
+    return Handle(together(natives + meetings), lambda: result)
 
 
 def names_of(name: str | Sequence[str], count: int) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
-from gradlane import _buffers, _session
+from gradlane import _buffers, _core, _session
 from gradlane._buffers import Buffer
 from gradlane._handle import Handle
 from gradlane._reduction import NativeOp, ReduceOp, resolve
@@ -163,8 +163,9 @@ def submit(
     """
     session = _session.session()
     check_name(name)
-    if source.len == 0:  # empty on all workers, because the name fixes the shape
-        return Handle(None, lambda: result)
+    if source.len == 0:
+        meeting = agree_on_empty(session, name, source.dtype, source.shape, codec, timeout)
+        return Handle(None, lambda: result) if meeting is None else Handle(meeting, lambda: result)
     native = session.submit(
         name,
         source.dtype,
@@ -185,6 +186,38 @@ def submit(
         codec,
     )
     return Handle(native, lambda: result)
+
+
+def agree_on_empty(
+    session: _core.Session, name: str, dtype: str, shape: tuple[int, ...], codec: str, timeout: float | None
+) -> _core.Handle | None:
+    """Begins to reduce a tensor without elements, of which nothing is sent.
+
+    In its first round the workers agree that none has elements. Returns the handle of that, and None in later rounds.
+    """
+    tensor = (_session.generation(), name, dtype, tuple(shape), codec)
+    if tensor in _met:
+        return None
+    meeting = _meetings.get(tensor)
+    if meeting is not None and meeting.poll():
+        del _meetings[tensor]
+        if meeting.error() is None:
+            _met.add(tensor)
+            return None
+        meeting = None
+    if meeting is None:
+        meeting = _meetings[tensor] = session.agree_on_empty(name, dtype, tuple(shape), timeout, codec)
+    return meeting
+
+
+_Empty = tuple[int, str, str, tuple[int, ...], str]
+"""A tensor without elements, and the generation of its session."""
+
+_meetings: dict[_Empty, _core.Handle] = {}
+"""Those for which this worker waits, or has waited."""
+
+_met: set[_Empty] = set()
+"""Those of which all workers have said that they have no elements."""
 
 
 def by_device(members: Iterable[T], device_of: Callable[[T], int | None]) -> list[list[T]]:

@@ -11,7 +11,7 @@ import os
 import threading
 from collections.abc import Callable, Mapping
 
-from gradlane import _bootstrap, _core
+from gradlane import _bootstrap, _core, _ending
 from gradlane.errors import ForkedProcessError, InvalidArgumentError, NotInitializedError
 
 _LEAVE_TIMEOUT = 10.0
@@ -68,6 +68,7 @@ def init(
             return
         _job = _bootstrap.enter(arguments, settings, timeout, _generation)
         _generation += 1
+    _ending.watch(_give_up)
 
 
 def shutdown(timeout: float = _LEAVE_TIMEOUT) -> None:
@@ -76,15 +77,7 @@ def shutdown(timeout: float = _LEAVE_TIMEOUT) -> None:
     Args:
         timeout: seconds to wait for the other members to leave before servers embedded in this process stop.
     """
-    global _job
-    with _lock:
-        if _job is None:
-            return
-        job, _job = _job, None
-        followers, _followers[:] = _followers[:], []
-    job.leave(timeout)
-    for follow in followers:
-        follow()
+    _end(lambda job: job.leave(timeout))
 
 
 def is_initialized() -> bool:
@@ -149,6 +142,24 @@ def num_nodes() -> int:
 def generation() -> int:
     """How many jobs this process has joined. State of an earlier generation is stale."""
     return _generation
+
+
+def _give_up(cause: str) -> None:
+    """Ends the job of this process, and for all others, because of `cause`."""
+    _end(lambda job: job.give_up(cause))
+
+
+def _end(leave: Callable[[_bootstrap.Job], None]) -> None:
+    global _job
+    with _lock:
+        if _job is None:
+            return
+        job, _job = _job, None
+        followers, _followers[:] = _followers[:], []
+    _ending.ignore()
+    leave(job)
+    for follow in followers:
+        follow()
 
 
 def _refuse_in_fork() -> None:

@@ -1,17 +1,18 @@
 //! `gradlane._core.Embedded`: a coordinator and servers inside this process.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use gradlane_session::{EmbeddedPlan, config};
 use pyo3::prelude::*;
 
 use crate::errors;
-use crate::wait::duration;
+use crate::wait::{duration, in_background};
 
 /// A job's coordinator and servers. Stops when it is dropped.
 #[pyclass(frozen, module = "gradlane._core")]
 pub(crate) struct Embedded {
-    inner: gradlane_session::Embedded,
+    inner: Arc<gradlane_session::Embedded>,
 }
 
 #[pymethods]
@@ -33,7 +34,7 @@ impl Embedded {
         settings.insert("job".to_owned(), job.clone());
         let plan = EmbeddedPlan { bind, workers, servers, job, coordinator_only };
         let started = py.detach(|| gradlane_session::Embedded::start(plan, config(&settings)?));
-        started.map(|inner| Self { inner }).map_err(|error| errors::raise(py, &error))
+        started.map(|inner| Self { inner: Arc::new(inner) }).map_err(|error| errors::raise(py, &error))
     }
 
     /// The join string for the workers. It is a secret.
@@ -50,6 +51,8 @@ impl Embedded {
 
     /// Waits until all workers have left, at most `timeout` seconds, then stops everything. Idempotent.
     fn stop(&self, py: Python<'_>, timeout: f64) -> PyResult<()> {
-        py.detach(|| self.inner.stop(duration(timeout))).map_err(|error| errors::raise(py, &error))
+        let inner = Arc::clone(&self.inner);
+        let stopped = in_background(py, move || inner.stop(duration(timeout)))?;
+        stopped.map_err(|error| errors::raise(py, &error))
     }
 }

@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::errors;
-use crate::wait::duration;
+use crate::wait::{duration, in_background};
 
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(detect_launch, module)?)?;
@@ -75,7 +75,9 @@ fn described<'py>(py: Python<'py>, entrance: &Entrance) -> PyResult<Bound<'py, P
 /// Waits up to `timeout` seconds until the job's coordinator has published its join string in this user's state directory.
 #[pyfunction]
 fn find_join(py: Python<'_>, job: &str, timeout: f64) -> PyResult<String> {
-    let found = py.detach(|| gradlane_session::find_join(&config(&Settings::new())?, job, duration(timeout)));
+    let job = job.to_owned();
+    let found =
+        in_background(py, move || gradlane_session::find_join(&config(&Settings::new())?, &job, duration(timeout)))?;
     found.map(|join| join.to_string()).map_err(|error| errors::raise(py, &error))
 }
 

@@ -17,12 +17,12 @@ use crate::errors;
 use crate::handle::Handle;
 use crate::metrics;
 use crate::owners::{Owners, release};
-use crate::wait::{SLICE, duration, wait_interruptibly};
+use crate::wait::{SLICE, duration, in_background, wait_interruptibly};
 
 /// The membership of a process in a job. All blocking calls release the interpreter lock.
 #[pyclass(frozen, module = "gradlane._core")]
 pub(crate) struct Session {
-    inner: gradlane_session::Session,
+    inner: Arc<gradlane_session::Session>,
     owners: Arc<Owners>,
     completions: Completions,
 }
@@ -48,9 +48,10 @@ impl Session {
     ) -> PyResult<Self> {
         let _ = (local_rank, local_size, node_rank, num_nodes);
         let request = JoinRequest { rank, workers: size, servers, patience: duration(timeout) };
-        let joined = py.detach(|| {
+        let join = join.to_owned();
+        let joined = in_background(py, move || {
             config(&settings).and_then(|config| gradlane_session::Session::join(&join.parse()?, request, config))
-        });
+        })?;
         joined.map(Self::new).map_err(|error| errors::raise(py, &error))
     }
 
@@ -168,6 +169,22 @@ impl Session {
         Ok(Handle { inner, owners: Arc::clone(&self.owners) })
     }
 
+    /// Begins the first reduction of a tensor without elements. The handle resolves once all workers have come.
+    fn agree_on_empty(
+        &self,
+        py: Python<'_>,
+        name: String,
+        dtype: &str,
+        shape: Vec<u64>,
+        timeout: Option<f64>,
+        codec: &str,
+    ) -> PyResult<Handle> {
+        let spec = dtype.parse().and_then(|dtype| Ok(TensorSpec::new(name, dtype, shape).with_codec(codec.parse()?)));
+        let begun = spec.and_then(|spec| py.detach(|| self.inner.agree_on_empty(spec, timeout.map(duration))));
+        let inner = begun.map_err(|error| errors::raise(py, &error))?;
+        Ok(Handle { inner, owners: Arc::clone(&self.owners) })
+    }
+
     /// Waits until all workers have called it.
     fn barrier(&self, py: Python<'_>, name: &str, timeout: Option<f64>) -> PyResult<()> {
         let handle = self.inner.arrive(name, timeout.map(duration));
@@ -213,9 +230,18 @@ impl Session {
         py.detach(|| self.completions.next(duration(timeout)))
     }
 
+    /// Ends the work of this process because of `cause`, which every member of the job gets. Waits at most `timeout` seconds until the
+    /// coordinator knows. Does nothing after this process has left.
+    fn give_up(&self, py: Python<'_>, cause: String, timeout: f64) -> PyResult<()> {
+        let outcome = py.detach(|| self.inner.give_up(cause, duration(timeout)));
+        release(py, &self.owners);
+        outcome.map_err(|error| errors::raise(py, &error))
+    }
+
     /// Leaves the job: pending operations fail. Waits at most `timeout` seconds for the other workers. Idempotent.
     fn shutdown(&self, py: Python<'_>, timeout: f64) -> PyResult<()> {
-        let outcome = py.detach(|| self.inner.shutdown(duration(timeout)));
+        let inner = Arc::clone(&self.inner);
+        let outcome = in_background(py, move || inner.shutdown(duration(timeout)))?;
         release(py, &self.owners);
         outcome.map_err(|error| errors::raise(py, &error))
     }
@@ -223,7 +249,7 @@ impl Session {
 
 impl Session {
     fn new(inner: gradlane_session::Session) -> Self {
-        Self { inner, owners: Arc::default(), completions: Completions::default() }
+        Self { inner: Arc::new(inner), owners: Arc::default(), completions: Completions::default() }
     }
 
     /// Calls `submit` with the function for the end of the operation, and holds `owner` until then.

@@ -1,11 +1,12 @@
 //! Waiting from Python: seconds, and Ctrl-C.
 
+use std::sync::mpsc::RecvTimeoutError;
 use std::time::Duration;
 
-use gradlane_core::engine;
+use gradlane_core::{Error, engine};
 use pyo3::prelude::*;
 
-/// Repeats a wait in slices, with the interpreter lock released, so that Ctrl-C works. `wait` reports [`gradlane_core::Error::Timeout`]
+/// Repeats a wait in slices, with the interpreter lock released, so that Ctrl-C works. `wait` reports [`Error::Timeout`]
 /// when a slice has passed.
 pub(crate) fn wait_interruptibly(
     py: Python<'_>,
@@ -20,12 +21,39 @@ pub(crate) fn wait_interruptibly(
         py.check_signals()?;
         let expired = due.is_some_and(|due| due <= clock.now());
         match outcome {
-            Err(gradlane_core::Error::Timeout { what, .. }) if what.starts_with(engine::STILL_RUNNING) && !expired => {}
-            Err(gradlane_core::Error::Timeout { what, .. }) if what.starts_with(engine::STILL_RUNNING) => {
+            Err(Error::Timeout { what, .. }) if what.starts_with(engine::STILL_RUNNING) && !expired => {}
+            Err(Error::Timeout { what, .. }) if what.starts_with(engine::STILL_RUNNING) => {
                 let waited = duration(timeout.expect("only a wait with a timeout expires"));
-                return Ok(Err(gradlane_core::Error::Timeout { what, waited }));
+                return Ok(Err(Error::Timeout { what, waited }));
             }
             outcome => return Ok(outcome),
+        }
+    }
+}
+
+/// Does `work` on a thread of its own, and waits for it with the interpreter lock released, so that Ctrl-C works. After Ctrl-C `work` goes
+/// on; its outcome is dropped.
+pub(crate) fn in_background<T: Send + 'static>(
+    py: Python<'_>,
+    work: impl FnOnce() -> gradlane_core::Result<T> + Send + 'static,
+) -> PyResult<gradlane_core::Result<T>> {
+    let (sender, mut receiver) = std::sync::mpsc::channel();
+    let run = move || {
+        let _ = sender.send(work());
+    };
+    if let Err(error) = std::thread::Builder::new().name("gl-call".to_owned()).spawn(run) {
+        return Ok(Err(Error::Io { what: "starting a thread".to_owned(), cause: error.to_string() }));
+    }
+    loop {
+        let (outcome, again) = py.detach(move || (receiver.recv_timeout(SLICE), receiver));
+        receiver = again;
+        py.check_signals()?;
+        match outcome {
+            Ok(outcome) => return Ok(outcome),
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => {
+                return Ok(Err(Error::Internal { what: "a thread panicked; see its message above".to_owned() }));
+            }
         }
     }
 }

@@ -10,6 +10,7 @@ pub mod embedded;
 pub mod cli;
 pub mod doctor;
 pub mod launch;
+pub mod log;
 
 mod ending;
 mod exit;

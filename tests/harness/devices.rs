@@ -93,6 +93,8 @@ impl DeviceRank {
             listener,
             join_timeout: PATIENCE,
             step_timeout,
+            stall_warn: Duration::ZERO,
+            on_stall: Box::new(|_| ()),
             oldest_every: 16,
             copies: Copies::default(),
             devices: device_collective(config),

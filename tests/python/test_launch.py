@@ -9,7 +9,7 @@ import sys
 import gradlane
 import pytest
 from gradlane import _core
-from processes import LAUNCH_NAMES, LAUNCH_VARIABLES, run_all
+from processes import LAUNCH_NAMES, LAUNCH_VARIABLES, over, run_all
 
 TORCHRUN = {
     "RANK": "3",
@@ -106,6 +106,16 @@ def test_a_rank_beyond_the_size_is_refused():
 def test_gradlane_run_starts_workers_and_servers():
     command = [sys.executable, "-m", "gradlane", "run", "-n", "3", "-s", "2", "--", sys.executable, "-c", SUM_OF_RANKS]
     check_sums(run_all([(command, {})], timeout=60), workers=3)
+
+
+@pytest.mark.over("local", "shm", "quic")
+def test_gradlane_run_lets_its_workers_enter_one_job_after_another(transport):
+    again = SUM_OF_RANKS + "gradlane.shutdown()\ngradlane.init()\n" + REPORT.replace("ranks", "again")
+    third = "gradlane.shutdown()\ngradlane.init()\n" + REPORT.replace("ranks", "a third time")
+    command = [sys.executable, "-m", "gradlane", "run", "-n", "2", "-s", "2", "--", sys.executable, "-c", again + third]
+    [ended] = run_all([(command, over(transport))], timeout=90)
+    assert ended.code == 0, ended.output
+    assert ended.output.count("of 2 got 3.") == 6, ended.output
 
 
 def test_gradlane_run_returns_the_code_of_the_worker_that_failed():

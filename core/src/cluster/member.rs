@@ -47,19 +47,22 @@ pub struct Member {
 /// The state of this process in the job.
 ///
 /// ```text
-///            formed view   leave()        ended view       refused, aborted, unexpected   coordinator silent
-/// Joining    Active        Ended (left)   Ended, see (1)   Ended (failed)                 Ended (failed) after join_timeout
-/// Active     Active        Leaving        Ended, see (1)   Ended (failed)                 Ended (failed) after control_lost_timeout
-/// Leaving    Leaving       Leaving        Ended (left)     Ended (failed)                 Ended (failed) after control_lost_timeout
-/// Ended      -             -              -                -                              -
+///            formed view   leave()        give_up()      ended view       refused, aborted, unexpected   coordinator silent
+/// Joining    Active        Ended (left)   Ended (left)   Ended, see (1)   Ended (failed)                 Ended (failed), see (2)
+/// Active     Active        Leaving        GivingUp       Ended, see (1)   Ended (failed)                 Ended (failed), see (2)
+/// Leaving    Leaving       Leaving        Leaving        Ended (left)     Ended (failed)                 Ended (failed), see (2)
+/// GivingUp   GivingUp      GivingUp       GivingUp       Ended (left)     Ended (left)                   Ended (left), see (2)
+/// Ended      -             -              -              -                -                              -
 /// ```
 /// (1) A job ends when its workers have left. The ended view orders its servers to leave, even a server that missed that the job had
-/// formed. For a worker it is a failure.
+/// formed. For a worker it is a failure. (2) After `join_timeout` while it joins, else after `control_lost_timeout`.
 #[derive(Debug)]
 enum Standing {
     Joining,
     Active,
     Leaving,
+    /// It tells the coordinator this cause until an answer comes.
+    GivingUp(String),
     /// Every later request fails with this cause.
     Ended(Error),
 }
@@ -124,10 +127,7 @@ impl Member {
         self.line.heard();
         match frame {
             Frame::View(view) => self.handle_view(now, view),
-            Frame::Refused(error) => {
-                self.send(Frame::Leave);
-                self.fail(error);
-            }
+            Frame::Refused(error) => self.conclude(error, Some(Frame::Leave)),
             Frame::HeartbeatAck { sent } if sent <= now => self.round_trip = Some(now.since(sent)),
             Frame::HeartbeatAck { .. } => self.fail_protocol("clock", "lies ahead of this process's own"),
             Frame::Declared { request, outcome } => {
@@ -148,6 +148,7 @@ impl Member {
             | Frame::Barrier { .. }
             | Frame::Stall(_)
             | Frame::Leave
+            | Frame::Fail { .. }
             | Frame::StatusRequest
             | Frame::Status(_) => self.fail_protocol("kind", "nobody sends to a member"),
         }
@@ -223,7 +224,22 @@ impl Member {
                 self.fail_requests(&left());
                 self.ask(Frame::Leave);
             }
-            Standing::Leaving | Standing::Ended(_) => {}
+            Standing::Leaving | Standing::GivingUp(_) | Standing::Ended(_) => {}
+        }
+    }
+
+    /// Ends the work of this process because of `cause`. The coordinator counts the process as lost, with this cause. Ends in
+    /// [`MemberEvent::Left`] once the coordinator has answered, or is lost too. Unanswered requests fail. A process that has left has
+    /// nothing to give up; a process that has not joined just leaves.
+    pub fn give_up(&mut self, cause: String) {
+        match self.standing {
+            Standing::Joining => self.leave(),
+            Standing::Active => {
+                self.standing = Standing::GivingUp(cause.clone());
+                self.fail_requests(&left());
+                self.ask(Frame::Fail { cause });
+            }
+            Standing::Leaving | Standing::GivingUp(_) | Standing::Ended(_) => {}
         }
     }
 
@@ -254,8 +270,7 @@ impl Member {
             Phase::Aborted(cause) => {
                 let cause = cause.clone();
                 self.view = Some(view);
-                self.send(Frame::Leave);
-                self.fail(cause);
+                self.conclude(cause, Some(Frame::Leave));
             }
         }
     }
@@ -291,7 +306,7 @@ impl Member {
                 });
             }
             (Standing::Active, Role::Server) => self.tell(MemberEvent::View(view.clone())),
-            (Standing::Leaving, _) => {}
+            (Standing::Leaving | Standing::GivingUp(_), _) => {}
             (Standing::Active, Role::Worker | Role::Coordinator | Role::Observer) => {
                 return self.fail_protocol("phase", "is the end, which this worker did not agree to");
             }
@@ -317,7 +332,7 @@ impl Member {
                     self.standing = Standing::Active;
                     self.tell(MemberEvent::Joined { index, view });
                 }
-                Standing::Active | Standing::Leaving => self.tell(MemberEvent::View(view)),
+                Standing::Active | Standing::Leaving | Standing::GivingUp(_) => self.tell(MemberEvent::View(view)),
                 Standing::Ended(_) => {}
             }
         }
@@ -325,8 +340,10 @@ impl Member {
             for frame in self.requests.frames(now) {
                 self.send(frame);
             }
-            if matches!(self.standing, Standing::Leaving) {
-                self.send(Frame::Leave);
+            match &self.standing {
+                Standing::Leaving => self.send(Frame::Leave),
+                Standing::GivingUp(cause) => self.send(Frame::Fail { cause: cause.clone() }),
+                Standing::Joining | Standing::Active | Standing::Ended(_) => {}
             }
         }
     }
@@ -349,7 +366,7 @@ impl Member {
     fn patience_ends(&self) -> Option<Time> {
         match self.standing {
             Standing::Joining => Some(self.started + self.config.join_timeout),
-            Standing::Active | Standing::Leaving => {
+            Standing::Active | Standing::Leaving | Standing::GivingUp(_) => {
                 Some(self.heard.unwrap_or(self.started) + self.config.control_lost_timeout)
             }
             Standing::Ended(_) => None,
@@ -368,18 +385,20 @@ impl Member {
                 what: format!("joining the job: the coordinator at {coordinator} was not reached ({why})"),
                 waited: now.since(self.started),
             },
-            (Standing::Active | Standing::Leaving | Standing::Ended(_), heard) => Error::PeerLost {
-                member: "coordinator".to_owned(),
-                host: coordinator.clone(),
-                cause: format!("silent for {:.1} s; {why}", now.since(heard.unwrap_or(self.started)).as_secs_f64()),
-            },
+            (Standing::Active | Standing::Leaving | Standing::GivingUp(_) | Standing::Ended(_), heard) => {
+                Error::PeerLost {
+                    member: "coordinator".to_owned(),
+                    host: coordinator.clone(),
+                    cause: format!("silent for {:.1} s; {why}", now.since(heard.unwrap_or(self.started)).as_secs_f64()),
+                }
+            }
         }
     }
 
     fn may_ask(&self) -> Result<()> {
         match &self.standing {
             Standing::Joining | Standing::Active => Ok(()),
-            Standing::Leaving => Err(left()),
+            Standing::Leaving | Standing::GivingUp(_) => Err(left()),
             Standing::Ended(cause) => Err(cause.clone()),
         }
     }
@@ -405,23 +424,33 @@ impl Member {
     }
 
     fn fail(&mut self, error: Error) {
-        self.end(error.clone(), MemberEvent::Failed(error));
+        self.conclude(error, None);
+    }
+
+    fn conclude(&mut self, error: Error, farewell: Option<Frame>) {
+        if matches!(self.standing, Standing::GivingUp(_)) {
+            // Any end will do: this process has told its own cause, or nobody is left who listens.
+            return self.end(left(), MemberEvent::Left, farewell);
+        }
+        self.end(error.clone(), MemberEvent::Failed(error), farewell);
     }
 
     fn end_in_order(&mut self) {
-        self.end(left(), MemberEvent::Left);
+        self.end(left(), MemberEvent::Left, None);
     }
 
-    fn end(&mut self, cause: Error, last: MemberEvent) {
+    fn end(&mut self, cause: Error, last: MemberEvent, farewell: Option<Frame>) {
         if matches!(self.standing, Standing::Ended(_)) {
             return;
         }
         self.fail_requests(&cause);
         self.standing = Standing::Ended(cause);
+        self.tell(last);
+        // Only now, because it says that this process knows of the end.
+        farewell.into_iter().for_each(|frame| self.send(frame));
         if self.line.cut() {
             self.commands.push_back(MemberCommand::Hangup);
         }
-        self.tell(last);
     }
 
     fn fail_requests(&mut self, cause: &Error) {

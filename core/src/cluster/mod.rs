@@ -10,6 +10,7 @@ use crate::error::{Error, Result};
 use crate::types::{PartLayout, Process, TensorKey, View};
 use crate::wire::Frame;
 use crate::wire::frame::Stall;
+use crate::wire::limits::NAME_BYTES_MAX;
 
 mod declarations;
 mod line;
@@ -105,4 +106,11 @@ pub enum MemberEvent {
     Failed(Error),
     /// The job is over for this process, without an error.
     Left,
+}
+
+/// The name of the barrier at which the workers meet if a tensor has no elements, because nothing of such a tensor is sent.
+pub fn empty_barrier(tensor: &str) -> String {
+    const WORDS: &str = "workers without elements of tensor";
+    let named = format!("{WORDS} {tensor}");
+    if named.len() <= NAME_BYTES_MAX { named } else { format!("{WORDS} {}", TensorKey::of(tensor)) }
 }

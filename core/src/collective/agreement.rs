@@ -17,11 +17,13 @@
 //! `L` is the driver's load of an operation: its memory, and the token of its caller.
 
 mod obeying;
+mod stalls;
 mod words;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
+use self::stalls::{StallWatch, Waiting};
 pub use self::words::{Act, Announcement, Brought, Party, Wish};
 
 use super::dataflow::Dataflow;
@@ -31,6 +33,7 @@ use super::order::{Breach, Claim, Decision, Order, Slot};
 use super::ranks::Breakage;
 use crate::error::Error;
 use crate::types::{Defect, DeviceKind, Goal, Time, WorkerId, planted};
+use crate::wire::frame::Stall;
 
 /// The machine; see the module's documentation.
 #[derive(Debug)]
@@ -38,6 +41,9 @@ pub struct Agreement<L> {
     party: Party,
     /// Only the leader has one.
     order: Option<Order>,
+    stall_watch: StallWatch,
+    /// What the watch has found and the driver has not taken yet.
+    stalls: Vec<Stall>,
     pending: BTreeMap<Slot, Pending<L>>,
     /// Announcements that were not brought to the leader yet.
     unsaid: VecDeque<Announcement>,
@@ -82,6 +88,8 @@ impl<L> Agreement<L> {
         let count = u32::try_from(party.ranks.len()).expect("at most RANKS_MAX");
         Self {
             order: (party.me == 0).then(|| Order::new(count, party.oldest_every).planting(party.defect)),
+            stall_watch: StallWatch::new(party.stall_warn),
+            stalls: Vec::new(),
             party,
             pending: BTreeMap::new(),
             unsaid: VecDeque::new(),
@@ -275,14 +283,22 @@ impl<L> Agreement<L> {
         while self.due.first().is_some_and(|(_, slot)| !self.pending.contains_key(slot)) {
             self.due.pop_first();
         }
-        self.due.first().map(|(due, _)| *due)
+        let look = self.order.as_ref().filter(|_| self.closed.is_none());
+        let look = look.and_then(|order| self.stall_watch.poll_timeout(order));
+        self.due.first().map(|(due, _)| *due).into_iter().chain(look).min()
     }
 
-    /// Complains to the leader about overdue operations.
+    /// On the leader: the operations that wait for some ranks for too long, since the last call. For the log.
+    pub fn take_stalls(&mut self) -> Vec<Stall> {
+        std::mem::take(&mut self.stalls)
+    }
+
+    /// Complains to the leader about overdue operations. The leader looks for operations that wait for too long.
     ///
     /// # Errors
     /// If the leader does not answer.
     pub fn handle_timeout(&mut self, now: Time) -> Result<(), Breakage> {
+        self.look_for_stalls(now);
         while let Some((due, slot)) = self.due.first().copied().filter(|(due, _)| *due <= now) {
             self.due.remove(&(due, slot));
             let Some(pending) = self.pending.get_mut(&slot) else { continue };
@@ -298,6 +314,15 @@ impl<L> Agreement<L> {
             self.announce(overdue);
         }
         Ok(())
+    }
+
+    fn look_for_stalls(&mut self, now: Time) {
+        let Some(order) = &self.order else { return };
+        for Waiting { slot: (part, place), missing, waited } in self.stall_watch.handle_timeout(now, order) {
+            let ranks = (0..).zip(&self.party.ranks).filter(|(bit, _)| missing & (1 << bit) != 0);
+            let missing = ranks.map(|(_, of)| of.rank).collect();
+            self.stalls.push(Stall { part, round: Goal::round(place), missing, waited });
+        }
     }
 
     /// Whether something is pending or unsaid.

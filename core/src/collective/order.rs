@@ -299,6 +299,17 @@ impl Order {
         self.pending.get(&slot).map_or(0, |pending| self.everybody() & !pending.arrived)
     }
 
+    /// Whether some operation has begun and is not decided.
+    pub fn has_pending(&self) -> bool {
+        !self.pending.is_empty()
+    }
+
+    /// The operations that wait for some ranks, with these ranks, one bit each.
+    pub fn waiting(&self) -> impl Iterator<Item = (Slot, u64)> {
+        let missing = |(slot, pending): (&Slot, &Pending)| (*slot, self.everybody() & !pending.arrived);
+        self.pending.iter().map(missing).filter(|(_, missing)| *missing != 0)
+    }
+
     /// The next operation for which all ranks are ready, and whether it is chosen because it has waited longest.
     fn next_ready(&self) -> Option<(Slot, bool)> {
         let oldest_turn = self.oldest_every > 0 && self.decided + 1 >= self.oldest_every;

@@ -15,19 +15,18 @@ use super::shared::Shared;
 use super::stage_loop;
 use super::submit::{HERE_BYTES_MAX, check, check_root, encodes};
 use super::trace::Timeline;
-use crate::cluster::{MemberConfig, MemberEvent};
+use crate::cluster::{MemberConfig, MemberEvent, empty_barrier};
 use crate::config::Config;
 use crate::device::Device;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::local::{PrivateSocket, Progress};
 use crate::mem::Copies;
 use crate::pipeline::Stage;
-use crate::runtime::{Clock, Membership, MembershipOptions, Timer, status};
+use crate::runtime::{Clock, Membership, MembershipOptions, Timer};
 use crate::sched::SchedulerConfig;
 use crate::transport::Transport;
 use crate::transport::identity::Credentials;
-use crate::types::{DeviceKind, Op, Priority, Role, TensorSpec, Time, WorkerId};
-use crate::wire::frame::Health;
+use crate::types::{DeviceKind, Op, Priority, TensorSpec, Time, WorkerId};
 use crate::worker::{Formation, Tensor, Terms, Worker, WorkerSettings};
 
 /// How to start an engine.
@@ -70,23 +69,23 @@ pub struct Submission {
 /// A worker's engine. Dropping it shuts it down.
 pub struct Engine {
     pub(super) shared: Arc<Shared>,
-    dispatcher: Arc<Dispatcher>,
-    threads: Mutex<Vec<JoinHandle<()>>>,
+    pub(super) dispatcher: Arc<Dispatcher>,
+    pub(super) threads: Mutex<Vec<JoinHandle<()>>>,
     config: Config,
-    coordinator: String,
-    credentials: Arc<Credentials>,
+    pub(super) coordinator: String,
+    pub(super) credentials: Arc<Credentials>,
     pub(super) room: Arc<Room>,
     cancel: Canceller,
     timeline: Arc<Timeline>,
     /// The engine has begun to leave.
-    leaving: Mutex<bool>,
+    pub(super) leaving: Mutex<bool>,
 }
 
 impl Engine {
     /// Joins the job and returns once it runs.
     ///
     /// # Errors
-    /// If it could not join. For example, [`Error::NotFormed`] names the missing processes, and [`Error::DuplicateRank`] the process that
+    /// If it could not join. For example, [`Error::NotFormed`](crate::Error::NotFormed) names the missing processes, and [`Error::DuplicateRank`](crate::Error::DuplicateRank) the process that
     /// has the rank.
     pub fn start(options: EngineOptions) -> Result<Self> {
         let clock = Clock::start();
@@ -175,7 +174,15 @@ impl Engine {
         if stages.iter().any(|stage| stage.is_collective()) {
             let failed = || self.shared.milestones.failed();
             let copies = self.shared.metrics.copies();
-            let collective = local_peers::meet(&self.config, &formation, socket, copies, clock, &failed)?;
+            let reporter = Arc::downgrade(&self.shared);
+            let on_stall = Box::new(move |stall| {
+                if let Some(shared) = reporter.upgrade()
+                    && let Some(membership) = &*locked(&shared.membership)
+                {
+                    membership.report_stall(stall);
+                }
+            });
+            let collective = local_peers::meet(&self.config, &formation, socket, copies, clock, on_stall, &failed)?;
             let first = self.shared.collective.set(collective).is_ok();
             assert!(first, "an engine starts once");
         }
@@ -235,7 +242,7 @@ impl Engine {
     /// must then be submitted in every round.
     ///
     /// # Errors
-    /// [`Error::Mismatch`] if another worker declared one of the names differently.
+    /// [`Error::Mismatch`](crate::Error::Mismatch) if another worker declared one of the names differently.
     pub fn declare(&self, tensors: Vec<TensorSpec>, fuse: bool, timeout: Option<Duration>) -> Result<()> {
         let (handle, done) = Handle::new(0, None, |_| {});
         let asked = self.shared.with(|state, _| {
@@ -354,10 +361,21 @@ impl Engine {
         handle.polling(progress)
     }
 
+    /// Begins the first reduction of a tensor without elements, of which nothing is ever sent: the workers only agree that it has none.
+    /// The handle resolves once all of them have come, or fails if one has elements.
+    ///
+    /// # Errors
+    /// [`Error::Mismatch`](crate::Error::Mismatch) if another worker declared the name differently.
+    pub fn agree_on_empty(&self, tensor: TensorSpec, timeout: Option<Duration>) -> Result<Handle> {
+        let meeting = empty_barrier(&tensor.name);
+        self.declare(vec![tensor], true, timeout)?;
+        Ok(self.arrive(&meeting, timeout))
+    }
+
     /// Enters the barrier `name`. The handle resolves once all workers have entered it, at the latest after `timeout`, or the job's step
     /// timeout.
     ///
-    /// The handle's error is an [`Error::Timeout`] that names the ranks that did not come, or the cause if the job ended.
+    /// The handle's error is an [`Error::Timeout`](crate::Error::Timeout) that names the ranks that did not come, or the cause if the job ended.
     pub fn arrive(&self, name: &str, timeout: Option<Duration>) -> Handle {
         if let Some(error) = self.shared.look(|state| state.worker.ended().cloned()) {
             return Handle::resolved(0, Err(error));
@@ -369,65 +387,6 @@ impl Engine {
             membership.barrier(name.to_owned(), timeout, done);
         }
         handle
-    }
-
-    /// Leaves the job: pending submissions fail. Then waits at most `grace` for the other workers, because a server in this process may
-    /// still serve them. Idempotent.
-    ///
-    /// # Errors
-    /// [`Error::Timeout`] naming the workers that had not left by then; this process has left anyway.
-    pub fn shutdown(&self, grace: Duration) -> Result<()> {
-        self.leave(grace).map_err(|error| match error {
-            Error::Timeout { waited, .. } => {
-                Error::Timeout { what: format!("waiting for {} to leave", self.who_stays()), waited }
-            }
-            other => other,
-        })
-    }
-
-    /// The workers that have not left, as far as the coordinator still answers.
-    fn who_stays(&self) -> String {
-        const PATIENCE: Duration = Duration::from_secs(1);
-        let status = status(&self.coordinator, &self.credentials, PATIENCE).ok();
-        let members = status.iter().flat_map(|status| status.view.members.iter().zip(&status.members));
-        let stays = members.filter(|(member, now)| member.process.role == Role::Worker && now.health != Health::Left);
-        let names: Vec<String> = stays.map(|(member, _)| format!("{} on {}", member.name(), member.place())).collect();
-        if names.is_empty() { "the other workers".to_owned() } else { names.join(", ") }
-    }
-
-    fn leave(&self, grace: Duration) -> Result<()> {
-        if std::mem::replace(&mut *locked(&self.leaving), true) {
-            return Ok(());
-        }
-        let milestones = &self.shared.milestones;
-        if self.shared.with(|state, now| state.worker.handle_leave(now, grace)).is_ok() {
-            let _ = milestones.wait(None, |reached| reached.may_leave);
-        }
-        if let Some(membership) = &*locked(&self.shared.membership) {
-            membership.leave();
-        }
-        let left = milestones.wait(Some(grace), |reached| reached.left || reached.failed.is_some());
-        let membership = locked(&self.shared.membership).take();
-        drop(membership);
-        if let Some(collective) = self.shared.collective.get() {
-            collective.shutdown();
-        }
-        self.shared.transport.shutdown(Duration::from_secs(1));
-        // Ends the copies under way, and with them the last handles.
-        if let Some(device) = &self.shared.device {
-            device.shutdown();
-        }
-        // Only now, because a sum that came meanwhile, and for which other ranks wait, is still copied to its device.
-        self.shared.close();
-        self.dispatcher.ring_all();
-        for thread in locked(&self.threads).drain(..) {
-            let _ = thread.join();
-        }
-        // Taken out of the lock first, because a callback under way may arm it.
-        let timer = locked(&self.shared.timer).take();
-        drop(timer);
-        self.stop_timeline();
-        left
     }
 }
 
@@ -447,7 +406,7 @@ pub(super) fn leaving(room: Entered, then: impl FnOnce(u64) + Send + 'static) ->
 }
 
 /// A thread that panics with such a lock leaves a consistent state.
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(super) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -468,10 +427,13 @@ fn on_event(shared: &Arc<Shared>, event: MemberEvent) {
         MemberEvent::Forget { key, error } => {
             shared.report(|state, now| state.worker.handle_forget(now, key, &error));
         }
-        MemberEvent::StallNotice { tensor, stall, detail } => tracing::warn!(
-            tensor, round = stall.round.0, missing = ?stall.missing, waited_s = stall.waited.as_secs_f64(), detail,
-            "waiting for a contribution"
-        ),
+        MemberEvent::StallNotice { tensor, stall, detail } => {
+            tracing::warn!(
+                tensor, round = stall.round.0, missing = ?stall.missing, waited_s = stall.waited.as_secs_f64(), detail,
+                "waiting for a contribution"
+            );
+            shared.report(|state, _| state.worker.handle_stall_notice(stall.part, stall.round, detail));
+        }
         MemberEvent::Failed(error) => {
             tracing::error!(%error, "the job failed");
             shared.report(|state, now| state.worker.handle_failed(now, error.clone()));

@@ -9,6 +9,7 @@ use crate::local::PrivateSocket;
 use crate::mem::Copies;
 use crate::runtime::Clock;
 use crate::types::{MachineId, Wiring, WorkerId};
+use crate::wire::frame::Stall;
 use crate::worker::Formation;
 
 /// Opens the socket at which other workers of this machine reach this one; `None` if they must not or cannot reach it.
@@ -51,6 +52,7 @@ pub(super) fn meet(
     socket: Option<PrivateSocket>,
     copies: Copies,
     clock: Clock,
+    on_stall: Box<dyn Fn(Stall) + Send>,
     failed: &dyn Fn() -> Option<Error>,
 ) -> Result<Arc<dyn Collective>> {
     let Formation { rank, view, machines, team, .. } = formation;
@@ -71,6 +73,8 @@ pub(super) fn meet(
         listener: socket.filter(|_| me == 0),
         join_timeout: config.join_timeout,
         step_timeout: config.step_timeout,
+        stall_warn: config.stall_warn,
+        on_stall,
         oldest_every: config.oldest_every,
         copies,
         devices: device_collective(config),

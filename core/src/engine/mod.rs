@@ -41,6 +41,7 @@ mod stage_loop;
 mod driver;
 
 mod batch;
+mod ending;
 mod local;
 
 pub use batch::{Batch, BatchSubmission, Member};

@@ -39,6 +39,7 @@ enum Input {
     Barrier { name: String, timeout: Duration, done: Done<()> },
     Stall(Stall),
     Leave,
+    GiveUp(String),
     Stop,
 }
 
@@ -93,6 +94,11 @@ impl Membership {
     /// Leaves in order. [`MemberEvent::Left`] follows once the whole job has ended.
     pub fn leave(&self) {
         self.send(Input::Leave);
+    }
+
+    /// Tells the coordinator that this process gives up because of `cause`. [`MemberEvent::Left`] follows once the coordinator knows.
+    pub fn give_up(&self, cause: String) {
+        self.send(Input::GiveUp(cause));
     }
 
     /// Closes the connection and ends the thread. Pending requests fail.
@@ -167,6 +173,7 @@ impl Driver {
             }
             Input::Stall(stall) => self.member.report_stall(stall),
             Input::Leave => self.member.leave(),
+            Input::GiveUp(cause) => self.member.give_up(cause),
             Input::Stop => unreachable!("handled by the loop"),
         }
     }

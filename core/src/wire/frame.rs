@@ -39,10 +39,15 @@ pub enum Frame {
         /// How long this worker is willing to wait.
         timeout: Duration,
     },
-    /// A server misses contributions.
+    /// A server, or the first worker of a machine, misses contributions.
     Stall(Stall),
     /// The process leaves in an orderly way.
     Leave,
+    /// The process gives up its work and ends. For the job this is the loss of a member.
+    Fail {
+        /// Why, for people.
+        cause: String,
+    },
     /// Asks for [`Frame::Status`]; allowed to every enrolled node, member or not.
     StatusRequest,
 

@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::pipeline::Pipeline;
 use crate::pipeline::registry::{ReadyPart, Registry};
 use crate::sched::{self, GroupId, Scheduler, SchedulerConfig, SideTable, StallDetector, TaskId};
-use crate::types::{DeviceKind, LinkId, Phase, Priority, Round, ServerId, TensorKey, Time, View, WorkerId};
+use crate::types::{DeviceKind, LinkId, PartId, Phase, Priority, Round, ServerId, TensorKey, Time, View, WorkerId};
 use crate::wire::frame::Progress;
 
 /// Makes every decision of a worker.
@@ -78,6 +78,8 @@ pub struct Worker {
     /// The highest priority seen. The few classes of the transport are spread below it.
     pub(super) most_urgent: Priority,
     pub(super) timeline: bool,
+    /// The newest notices of sums that wait: what the missing workers did last.
+    notices: VecDeque<(PartId, Round, String)>,
     /// These go before the scheduler's own commands.
     pub(super) commands: VecDeque<Command>,
 }
@@ -133,6 +135,7 @@ impl Worker {
             tensors_pending: 0,
             most_urgent: Priority(i32::MIN),
             timeline: false,
+            notices: VecDeque::new(),
             commands: VecDeque::new(),
         }
     }
@@ -149,6 +152,21 @@ impl Worker {
             Phase::Aborted(cause) => self.handle_failed(now, cause),
             Phase::Forming | Phase::Running | Phase::Ended => self.form(now, self.rank(), view),
         }
+    }
+
+    /// The coordinator says what the workers did last for which this round waits. The round's error will say it, too.
+    pub fn handle_stall_notice(&mut self, part: PartId, round: Round, detail: String) {
+        self.notices.retain(|(known, of, _)| (*known, *of) != (part, round));
+        self.notices.push_back((part, round, detail));
+        if self.notices.len() > NOTICES_MAX {
+            self.notices.pop_front();
+        }
+    }
+
+    /// What was last said about the workers for which this round waits.
+    pub(super) fn notice(&self, part: PartId, round: Round) -> Option<&str> {
+        let notice = self.notices.iter().find(|(known, of, _)| (*known, *of) == (part, round))?;
+        Some(&notice.2)
     }
 
     /// The job failed: everything fails with this cause, now and later.
@@ -396,6 +414,9 @@ fn left() -> Error {
         hint: "wait for the handles before shutdown()".to_owned(),
     }
 }
+
+/// How many notices of sums that wait are kept. The coordinator sends no more in one interval.
+const NOTICES_MAX: usize = 8;
 
 /// How long a leaving worker stays to tell servers from which rounds it withdraws. A server that does not answer does not keep it longer.
 /// Then a worker that waits for this one waits for its step timeout.

@@ -298,6 +298,10 @@ impl Worker {
                 Error::Mismatch { tensor: named(tensor), field, first, second }
             }
             Error::Stalled { tensor, round, missing, waited, detail } => {
+                let detail = match self.notice(record.part.layout.part, record.part.round) {
+                    Some(notice) if !detail.contains(notice) => format!("{notice}; {detail}"),
+                    Some(_) | None => detail,
+                };
                 Error::Stalled { tensor: named(tensor), round, missing, waited, detail }
             }
             Error::Checksum { tensor, round, from } => Error::Checksum { tensor: named(tensor), round, from },

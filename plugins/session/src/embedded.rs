@@ -41,6 +41,8 @@ impl Embedded {
     /// As [`gradlane_server::Embedded::start`].
     pub fn start(plan: EmbeddedPlan, config: Config) -> Result<Self> {
         let EmbeddedPlan { bind, workers, servers, job, coordinator_only } = plan;
+        // The coordinator's log says which workers a sum waits for.
+        gradlane_server::log::start(&config)?;
         let options = EmbeddedOptions { config: Config { bind, job, ..config }, workers, servers };
         let embedded = match coordinator_only {
             true => gradlane_server::Embedded::start_coordinator(&options)?,

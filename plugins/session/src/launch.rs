@@ -9,7 +9,7 @@ use gradlane_core::{Error, Result};
 use gradlane_server::launch::rendezvous;
 
 use crate::embedded::EmbeddedPlan;
-use crate::settings::{Settings, config};
+use crate::settings::{Settings, config_with_warnings};
 
 /// The place of this process in its job, before it has joined.
 #[derive(Clone, Debug)]
@@ -62,7 +62,7 @@ impl Launch {
         }
         // A caller of this function is a worker, whatever task its environment describes.
         arguments.entry("role".to_owned()).or_insert_with(|| ProcessRole::Worker.name().to_owned());
-        Ok(Self::of(config(&arguments)?))
+        Ok(Self::of(config_with_warnings(&arguments)?))
     }
 
     fn of(config: Config) -> Self {
@@ -83,7 +83,12 @@ impl Launch {
     /// [`Error::Config`] if the job has other workers, and the coordinator is unknown.
     pub fn entrance(&self, generation: u64) -> Result<Entrance> {
         if let Some(join) = &self.config.join {
-            return Ok(Entrance::Join(join.clone()));
+            if generation == 0 || !self.is_whole_host() {
+                return Ok(Entrance::Join(join.clone()));
+            }
+            // A job ends for good when all of its workers have left, and its servers end with it. The first worker brings those of the
+            // next job, as it does under launchers that start no servers.
+            return Ok(self.embed_or_find(true, format!("{}.{generation}", next_jobs(join))));
         }
         if let Some(path) = &self.config.join_file {
             return Ok(Entrance::Read(path.clone()));
@@ -110,19 +115,36 @@ impl Launch {
             0 => self.job.clone(),
             _ => format!("{}.{generation}", self.job),
         };
-        if self.rank != Some(0) {
-            return Ok(Entrance::Find { job });
-        }
         // The coordinator needs to be reachable from other hosts only if the job has several, including those of server tasks.
         let is_local = self.config.num_nodes.unwrap_or(1) == 1 && !has_server_tasks;
-        Ok(Entrance::Embed(EmbeddedPlan {
+        Ok(self.embed_or_find(is_local, job))
+    }
+
+    /// The first worker starts the coordinator, and the other workers wait for its join string.
+    fn embed_or_find(&self, is_local: bool, job: String) -> Entrance {
+        if self.rank != Some(0) {
+            return Entrance::Find { job };
+        }
+        Entrance::Embed(EmbeddedPlan {
             bind: if is_local { "127.0.0.1:0" } else { "0.0.0.0:0" }.to_owned(),
             workers: self.size,
             servers: self.config.servers.max(1),
             job,
-            coordinator_only: has_server_tasks,
-        }))
+            coordinator_only: self.source == "tf_config" && self.config.servers > 0,
+        })
     }
+
+    /// Whether a launcher says that all workers of the job are on this host, and which of them this one is.
+    fn is_whole_host(&self) -> bool {
+        let Config { num_nodes, local_size, .. } = &self.config;
+        self.rank.is_some() && *num_nodes == Some(1) && *local_size == Some(self.size)
+    }
+}
+
+/// The name of the jobs that follow the job of a join string. It is unique on this host.
+fn next_jobs(join: &JoinString) -> String {
+    let digits: String = join.ca_hash[..8].iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("after_{digits}")
 }
 
 /// Waits up to `patience` until the coordinator of `job` has published its join string in this user's state directory.
@@ -207,6 +229,33 @@ mod tests {
         assert_eq!(entrance(&variables, 3), Ok(Entrance::Join(join)));
         let file = [&variables[..2], &[("GRADLANE_JOIN_FILE", "/run/join")]].concat();
         assert_eq!(entrance(&file, 3), Ok(Entrance::Read("/run/join".into())));
+    }
+
+    #[test]
+    fn workers_that_a_launcher_started_on_one_host_can_enter_a_second_job() {
+        let join = JoinString { address: "127.0.0.1:9000".to_owned(), ca_hash: [1; 32], secret: JOIN };
+        let text = join.to_string();
+        let place = |rank| {
+            [
+                ("RANK", rank),
+                ("SIZE", "2"),
+                ("LOCAL_RANK", rank),
+                ("LOCAL_SIZE", "2"),
+                ("NUM_NODES", "1"),
+                ("SERVERS", "3"),
+            ]
+        };
+        let entered = |rank, generation| {
+            let own = place(rank).map(|(name, value)| (format!("GRADLANE_{name}"), value));
+            let mut variables: Vec<(&str, &str)> = own.iter().map(|(name, value)| (name.as_str(), *value)).collect();
+            variables.push(("GRADLANE_JOIN", &text));
+            entrance(&variables, generation).unwrap()
+        };
+        assert_eq!([entered("0", 0), entered("1", 0)], [Entrance::Join(join.clone()), Entrance::Join(join.clone())]);
+        let job = "after_0101010101010101.1".to_owned();
+        assert_eq!(entered("1", 1), Entrance::Find { job: job.clone() });
+        let Entrance::Embed(plan) = entered("0", 1) else { panic!("rank 0 brings the servers") };
+        assert_eq!((plan.job, plan.servers, plan.workers), (job, 3, 2));
     }
 
     #[test]

@@ -161,6 +161,17 @@ impl Session {
         }
     }
 
+    /// Begins the first reduction of a tensor without elements; see [`Engine::agree_on_empty`].
+    ///
+    /// # Errors
+    /// As [`Engine::agree_on_empty`].
+    pub fn agree_on_empty(&self, tensor: TensorSpec, timeout: Option<Duration>) -> Result<Handle> {
+        match &*self.place {
+            Place::Joined(engine) => engine.agree_on_empty(tensor, timeout),
+            Place::Alone(_) => Ok(Handle::resolved(0, Ok(()))),
+        }
+    }
+
     /// Enters the barrier `name`; the handle resolves once all workers have entered it. See [`Engine::arrive`].
     pub fn arrive(&self, name: &str, timeout: Option<Duration>) -> Handle {
         match &*self.place {
@@ -209,6 +220,21 @@ impl Session {
         match &*self.place {
             Place::Joined(engine) => engine.timeline(),
             Place::Alone(alone) => alone.timeline(),
+        }
+    }
+
+    /// Ends the work of this process because of `cause`, which every member of the job gets. Waits at most `grace` until the coordinator
+    /// knows. Has no effect after this process has left.
+    ///
+    /// # Errors
+    /// As [`Engine::give_up`].
+    pub fn give_up(&self, cause: String, grace: Duration) -> Result<()> {
+        match &*self.place {
+            Place::Joined(engine) => engine.give_up(cause, grace),
+            Place::Alone(alone) => {
+                alone.leave();
+                Ok(())
+            }
         }
     }
 

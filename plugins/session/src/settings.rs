@@ -8,11 +8,19 @@ use gradlane_core::config::Config;
 /// Settings by name, as text.
 pub type Settings = BTreeMap<String, String>;
 
-/// The settings of this process: `arguments`, the environment and the file of settings. Warnings go to standard error.
+/// The settings of this process: `arguments`, the environment and the file of settings.
 ///
 /// # Errors
 /// As [`Config::from_process`].
 pub fn config(arguments: &Settings) -> Result<Config> {
+    Ok(Config::from_process(arguments)?.0)
+}
+
+/// As [`config`]. Warnings go to standard error. To be called once per job, so that each warning comes once.
+///
+/// # Errors
+/// As [`Config::from_process`].
+pub(crate) fn config_with_warnings(arguments: &Settings) -> Result<Config> {
     let (config, warnings) = Config::from_process(arguments)?;
     for warning in warnings {
         eprintln!("gradlane: {warning}");

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::io::{IsTerminal, Write};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -14,12 +14,12 @@ use gradlane_core::config::kinds::{Kind, TimeSpan};
 use gradlane_core::config::{Config, Origin, ProcessRole};
 use gradlane_core::types::Role;
 use gradlane_core::{Error, Result, collective, cuda, metrics};
-use tracing_subscriber::EnvFilter;
 
 use crate::doctor;
 use crate::exit;
 use crate::launch::rendezvous;
 use crate::launch::{self, Launch};
+use crate::log;
 
 mod bench;
 mod roles;
@@ -300,7 +300,7 @@ impl Settings {
             arguments.insert("role".to_owned(), role.name().to_owned());
         }
         let (config, warnings) = Config::from_process(&arguments)?;
-        start_log(&config)?;
+        log::start(&config)?;
         for warning in warnings {
             tracing::warn!("{warning}");
         }
@@ -316,19 +316,6 @@ impl Settings {
             Ok(_) | Err(_) => ProcessRole::Server,
         })
     }
-}
-
-/// The log goes to standard error: standard output is for results.
-fn start_log(config: &Config) -> Result<()> {
-    let filter = EnvFilter::try_new(&config.log).map_err(|cause| Error::Config {
-        knob: "log".to_owned(),
-        problem: format!("{:?} is no filter: {cause}", config.log),
-        hint: "give a level such as info, or directives such as info,gradlane_core::sched=trace".to_owned(),
-    })?;
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-    // Keeps an existing log, such as that of a test.
-    let _ = log.with_ansi(std::io::stderr().is_terminal()).try_init();
-    Ok(())
 }
 
 fn expectations(config: &Config, program: &[OsString]) -> doctor::Expectations {

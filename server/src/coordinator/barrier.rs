@@ -22,6 +22,8 @@ pub(super) struct Barriers {
     /// The worker that left, because of which no barrier can complete any more.
     broken: Option<String>,
     defect: Option<Defect>,
+    /// Barriers that failed for good, with the cause.
+    failed: BTreeMap<String, Error>,
 }
 
 /// A worker at a barrier.
@@ -57,7 +59,8 @@ impl Barriers {
     /// The barriers of a job with the workers of ranks 0 to `workers`.
     pub(super) fn new(workers: u32, defect: Option<Defect>) -> Self {
         let due = (0..workers).map(WorkerId).collect();
-        Self { due, open: BTreeMap::new(), answered: BTreeMap::new(), broken: None, defect }
+        let (open, answered, failed) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        Self { due, open, answered, failed, broken: None, defect }
     }
 
     /// A worker arrives, perhaps not for the first time. Returns the answers of the workers that need not wait any longer.
@@ -96,6 +99,13 @@ impl Barriers {
         verdicts.into_iter().flat_map(|(name, error)| self.end(&name, &Err(error))).collect()
     }
 
+    /// This barrier fails for good, also for workers that come later. Returns the answers of those that wait at it.
+    pub(super) fn fail(&mut self, name: String, cause: &Error) -> Vec<Answer> {
+        let answers = self.end(&name, &Err(cause.clone()));
+        self.failed.insert(name, cause.clone());
+        answers
+    }
+
     /// From now on barriers wait for these workers only, because others were lost. Returns the answers of the barriers that this completes.
     pub(super) fn set_due(&mut self, due: WorkerSet) -> Vec<Answer> {
         self.answered.retain(|worker, _| due.contains(*worker));
@@ -132,6 +142,9 @@ impl Barriers {
         limits::check_name("a barrier", name)?;
         if let Some(who) = &self.broken {
             return Err(broken(name, who));
+        }
+        if let Some(cause) = self.failed.get(name) {
+            return Err(cause.clone());
         }
         let waits = self.open.values().filter(|open| open.arrived.contains_key(&worker)).count();
         match self.open.get(name).and_then(|open| open.arrived.get(&worker)) {

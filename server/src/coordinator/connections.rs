@@ -14,6 +14,8 @@ use super::{Command, Event};
 pub(super) struct Connections {
     links: BTreeMap<LinkId, Link>,
     commands: VecDeque<Command>,
+    /// Of members that gave up and wait for an answer.
+    parting: Vec<LinkId>,
 }
 
 /// A connection. A member's seat names its connection in turn.
@@ -75,8 +77,28 @@ impl Connections {
         self.links.get_mut(&link).expect("only connections that exist speak for members").speaks_for = member;
     }
 
+    /// From now on `link` speaks for no member, and waits for [`dismiss_parting`](Self::dismiss_parting).
+    pub(super) fn part(&mut self, link: LinkId) {
+        self.assign(link, None);
+        self.parting.push(link);
+    }
+
+    /// Whether `link` waits for [`dismiss_parting`](Self::dismiss_parting).
+    pub(super) fn is_parting(&self, link: LinkId) -> bool {
+        self.parting.contains(&link)
+    }
+
+    /// Answers the members that gave up: the others know of it.
+    pub(super) fn dismiss_parting(&mut self, error: &Error) {
+        for link in std::mem::take(&mut self.parting) {
+            self.send(link, Frame::Refused(error.clone()));
+            self.close(link, error.clone());
+        }
+    }
+
     /// A connection ended. Returns the member that it spoke for.
     pub(super) fn remove(&mut self, link: LinkId) -> Option<Identity> {
+        self.parting.retain(|parting| *parting != link);
         self.links.remove(&link).and_then(|link| link.speaks_for)
     }
 

@@ -1,5 +1,6 @@
 //! Handles each input, according to the stage of the job.
 
+use gradlane_core::cluster::empty_barrier;
 use gradlane_core::error::{Error, Result};
 use gradlane_core::types::defect::{Defect, planted};
 use gradlane_core::types::{Epoch, LinkId, NodeId, Role, Time, View, WorkerId, WorkerSet};
@@ -15,6 +16,8 @@ use super::stage::Stage;
 use super::stall::{Notice, Stalls};
 use super::verdict::{Lost, Verdict, verdict};
 use super::{Command, CoordinatorConfig, Event, questions};
+
+mod leaving;
 
 /// The job's single decider.
 ///
@@ -134,6 +137,7 @@ impl Coordinator {
             }
             (Frame::Join(join), None) => self.handle_join(now, link, node, join),
             (Frame::Join(_), Some(_)) => self.close_protocol(link, "kind", "is a second join"),
+            (_, None) if self.connections.is_parting(link) => {}
             (_, None) => self.close_protocol(link, "kind", "came before a join; send the join first"),
             (Frame::Heartbeat { sent, progress }, Some(identity)) => {
                 if let Some(seat) = self.roster.seat_mut(identity) {
@@ -151,6 +155,10 @@ impl Coordinator {
                 };
                 self.connections.send(link, Frame::Declared { request, outcome });
                 for Forgotten { key, error } in forgotten {
+                    let name =
+                        self.registry.as_ref().map_or_else(|| key.to_string(), |registry| registry.tensor_name(key));
+                    let answers = self.barriers.fail(empty_barrier(&name), &error);
+                    self.answer(answers);
                     self.broadcast(&Frame::Forget { key, error });
                 }
             }
@@ -163,8 +171,10 @@ impl Coordinator {
                     Err(error) => self.connections.send(link, Frame::BarrierDone { request, outcome: Err(error) }),
                 }
             }
-            (Frame::Stall(stall), Some(identity)) => self.handle_stall(now, link, identity, stall),
-            (Frame::Leave, Some(identity)) => self.handle_leave(now, link, identity),
+            // From a server, or from a worker on behalf of the workers of its machine, who sum without a server.
+            (Frame::Stall(stall), Some(_)) => self.handle_stall(now, link, stall),
+            (Frame::Leave, Some(identity)) => self.handle_leave(now, link, identity, None),
+            (Frame::Fail { cause }, Some(identity)) => self.handle_leave(now, link, identity, Some(cause)),
             (
                 Frame::View(_)
                 | Frame::Refused(_)
@@ -186,8 +196,7 @@ impl Coordinator {
         }
     }
 
-    /// A launcher saw a process end. So its loss is known at once and not only after `dead_timeout`. A process that left in order is no
-    /// loss.
+    /// A launcher saw a process end, so its loss is known before `dead_timeout`. A process that left in order is no loss.
     pub fn handle_death(&mut self, now: Time, pid: u32, host: &str, cause: String) {
         let is_it = |seat: &&Seat| seat.is_present() && seat.member.process.is(host, pid);
         let lost = |seat: &Seat| Lost { identity: seat.identity(), cause: cause.clone() };
@@ -302,33 +311,6 @@ impl Coordinator {
         }
     }
 
-    fn handle_leave(&mut self, now: Time, link: LinkId, identity: Identity) {
-        match (&self.stage, identity.role) {
-            (Stage::Forming { .. }, _) => {
-                self.roster.apply(Change::Free(identity));
-                self.connections.assign(link, None);
-            }
-            (Stage::Running, Role::Worker) => {
-                if !self.roster.apply(Change::Leave(identity)) {
-                    return;
-                }
-                let seat = self.roster.seat(identity).expect("a worker that left keeps its seat");
-                let who = format!("{} on {}", seat.member.name(), seat.member.place());
-                let answers = self.barriers.break_all(who);
-                self.answer(answers);
-                if self.roster.all_workers_left() {
-                    self.end(now, Ok(()));
-                }
-            }
-            (Stage::Running, Role::Server | Role::Coordinator | Role::Observer) => {
-                self.lose(now, vec![Lost { identity, cause: "it left while the job ran".to_owned() }]);
-            }
-            (Stage::Closing { .. } | Stage::Finished { .. }, _) => {
-                self.roster.seat_mut(identity).expect("seats stay after the end").knows_end = true;
-            }
-        }
-    }
-
     fn handle_silence(&mut self, now: Time, found: Vec<Silent>) {
         let mut loss = Vec::new();
         for Silent { identity, silent, cause } in found {
@@ -368,9 +350,11 @@ impl Coordinator {
             // While the job forms, the end of its connection frees a seat. After the end there is nothing more to decide.
             Verdict::Free | Verdict::Nothing | Verdict::Abort { .. } | Verdict::Continue { .. } => {}
         }
+        if matches!(self.stage, Stage::Running) {
+            self.connections.dismiss_parting(&Error::Fenced { current: self.epoch });
+        }
         for link in links {
-            let current = self.epoch;
-            self.dismiss(link, Error::Fenced { current });
+            self.dismiss(link, Error::Fenced { current: self.epoch });
         }
     }
 
@@ -413,16 +397,13 @@ impl Coordinator {
 
     fn finish(&mut self) {
         if let Stage::Closing { outcome, .. } = &self.stage {
-            let outcome = outcome.clone();
+            self.connections.dismiss_parting(&Error::Fenced { current: self.epoch });
+            self.connections.event(Event::Finished(outcome.clone()));
             self.stage = Stage::Finished { outcome: outcome.clone() };
-            self.connections.event(Event::Finished(outcome));
         }
     }
 
-    fn handle_stall(&mut self, now: Time, link: LinkId, identity: Identity, stall: Stall) {
-        if identity.role != Role::Server {
-            return self.close_protocol(link, "kind", "only a server sends");
-        }
+    fn handle_stall(&mut self, now: Time, link: LinkId, stall: Stall) {
         let workers = self.config.workers;
         if stall.missing.len() > workers as usize || stall.missing.iter().any(|rank| rank.0 >= workers) {
             return self.close_protocol(link, "missing ranks", "do not exist");

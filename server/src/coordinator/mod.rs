@@ -7,6 +7,7 @@
 //! | file | decides |
 //! |---|---|
 //! | `machine` | what each input means, in which stage of the job |
+//! | `machine::leaving` | what it means that a member leaves, or gives up |
 //! | `stage` | how far the job is |
 //! | `verdict` | what the loss of members means: the place for a new policy |
 //! | `connections` | which connection speaks for which member |

@@ -69,18 +69,24 @@ pub(super) struct Supervision {
     grace: Duration,
     /// By child: its role while it runs.
     running: Vec<Option<Role>>,
+    /// By child: its ending, if it failed before it was told to end.
+    failed: Vec<Option<Ending>>,
+    /// The child because of which the coordinator gave the job up.
+    culprit: Option<usize>,
     commands: VecDeque<Command>,
 }
 
 impl Supervision {
     /// A machine without children. After a failure, the other children get `grace` to end by themselves.
     pub(super) fn new(grace: Duration) -> Self {
-        Self { state: State::Running, cause: None, grace, running: Vec::new(), commands: VecDeque::new() }
+        let (running, failed, commands) = (Vec::new(), Vec::new(), VecDeque::new());
+        Self { state: State::Running, cause: None, grace, running, failed, culprit: None, commands }
     }
 
     /// Adds a child that has just been started and numbers it.
     pub(super) fn add(&mut self, role: Role) -> usize {
         self.running.push(Some(role));
+        self.failed.push(None);
         self.running.len() - 1
     }
 
@@ -92,6 +98,7 @@ impl Supervision {
             State::Running if ending.in_order() => {}
             State::Running | State::Grace { .. } if !ending.in_order() => {
                 self.commands.push_back(Command::ReportFailure { child, ending });
+                self.failed[child] = Some(ending);
                 self.fail(now, Cause::Child(ending));
             }
             // The status of a child that was told to end does not count.
@@ -100,11 +107,12 @@ impl Supervision {
         self.advance(now);
     }
 
-    /// The coordinator gave the job up; `code` is the exit code if no child explains it better.
-    pub(super) fn handle_job_failure(&mut self, now: Time, code: i32) {
+    /// The coordinator gave the job up, because of `culprit` if that is a child; `code` is the exit code if no child explains it better.
+    pub(super) fn handle_job_failure(&mut self, now: Time, code: i32, culprit: Option<usize>) {
         if self.cause.is_none() {
             self.commands.push_back(Command::ReportJobFailure);
         }
+        self.culprit = self.culprit.or(culprit);
         self.fail(now, Cause::Job(code));
         self.advance(now);
     }
@@ -180,11 +188,14 @@ impl Supervision {
     }
 
     fn code(&self) -> i32 {
-        match self.cause {
-            None => 0,
-            Some(Cause::Child(ending)) => ending.code(),
-            Some(Cause::Job(code)) => code,
-            Some(Cause::Interrupt(signal)) => 128 + signal,
+        let culprits = self.culprit.and_then(|child| self.failed[child]);
+        match (self.cause, culprits) {
+            (None, _) => 0,
+            (Some(Cause::Interrupt(signal)), _) => 128 + signal,
+            // The others end because of it, and may be faster.
+            (Some(Cause::Child(_) | Cause::Job(_)), Some(ending)) => ending.code(),
+            (Some(Cause::Child(ending)), None) => ending.code(),
+            (Some(Cause::Job(code)), None) => code,
         }
     }
 }
@@ -274,7 +285,7 @@ mod tests {
     #[test]
     fn a_child_explains_the_failure_of_its_job_even_if_it_is_heard_of_later() {
         let mut job = job();
-        job.handle_job_failure(at(1), 1);
+        job.handle_job_failure(at(1), 1, None);
         assert_eq!(commands(&mut job), [Command::ReportJobFailure]);
         job.handle_exit(at(1), WORKER_1, Ending::Exited(7));
         job.handle_exit(at(2), WORKER_0, Ending::Exited(1));
@@ -283,9 +294,19 @@ mod tests {
     }
 
     #[test]
+    fn the_child_that_failed_the_job_gives_the_code_also_if_others_end_before_it() {
+        let mut job = job();
+        job.handle_exit(at(1), WORKER_0, Ending::Exited(3));
+        job.handle_job_failure(at(1), 1, Some(WORKER_1));
+        job.handle_exit(at(2), WORKER_1, Ending::Exited(7));
+        job.handle_exit(at(2), SERVER, Ending::Exited(1));
+        assert_eq!(commands(&mut job).last(), Some(&Command::Finish(7)));
+    }
+
+    #[test]
     fn a_job_that_fails_while_its_processes_end_in_order_still_fails() {
         let mut job = job();
-        job.handle_job_failure(at(1), 75);
+        job.handle_job_failure(at(1), 75, None);
         for child in [WORKER_0, WORKER_1, SERVER] {
             job.handle_exit(at(2), child, Ending::Exited(0));
         }
@@ -296,7 +317,7 @@ mod tests {
     fn that_a_job_fails_after_its_child_is_no_news() {
         let mut job = job();
         job.handle_exit(at(1), WORKER_1, Ending::Exited(7));
-        job.handle_job_failure(at(1), 1);
+        job.handle_job_failure(at(1), 1, None);
         assert_eq!(commands(&mut job), [Command::ReportFailure { child: WORKER_1, ending: Ending::Exited(7) }]);
     }
 

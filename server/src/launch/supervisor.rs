@@ -110,8 +110,10 @@ impl Supervisor {
                 }
                 Heard::Input(Event::Interrupt(signal)) => self.machine.handle_interrupt(now, signal),
                 Heard::Input(Event::JobFailed { code, error }) => {
+                    let lost = lost(&error);
+                    let culprit = self.children.iter().position(|child| lost == Some(child.name.as_str()));
+                    self.machine.handle_job_failure(now, code, culprit);
                     job_error = Some(error);
-                    self.machine.handle_job_failure(now, code);
                 }
                 Heard::Due => self.machine.handle_timeout(now),
                 Heard::Closed => unreachable!("this supervisor holds a sender itself"),
@@ -140,6 +142,14 @@ impl Supervisor {
 impl Drop for Supervisor {
     fn drop(&mut self) {
         self.sweep(libc::SIGKILL);
+    }
+}
+
+/// The member whose loss ended the job, such as `worker 1`.
+fn lost(error: &Error) -> Option<&str> {
+    match error {
+        Error::PeerLost { member, .. } => Some(member),
+        _ => None,
     }
 }
 

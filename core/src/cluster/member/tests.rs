@@ -120,9 +120,32 @@ fn leaving_waits_for_the_others() {
     member.handle_frame(at(2), Frame::View(view(1)));
     assert!(matches!(&sent(&mut member)[..], [Frame::Join(_), Frame::Leave]), "said again on a new connection");
     member.handle_frame(at(3), Frame::View(View { phase: Phase::Ended, ..view(2) }));
-    let [said @ .., last] = &commands(&mut member)[..] else { panic!("commands") };
-    assert_eq!(said, [MemberCommand::Send(Frame::Leave), MemberCommand::Hangup], "so that the coordinator knows");
-    assert_eq!(*last, MemberCommand::Event(MemberEvent::Left));
+    let [said, left, hangup] = &commands(&mut member)[..] else { panic!("commands") };
+    assert_eq!(*said, MemberCommand::Send(Frame::Leave), "so that the coordinator knows");
+    assert_eq!((left, hangup), (&MemberCommand::Event(MemberEvent::Left), &MemberCommand::Hangup));
+}
+
+#[test]
+fn giving_up_tells_the_cause_until_the_coordinator_answers() {
+    let mut member = active();
+    let request = member.barrier(at(1), "epoch".to_owned(), SECOND);
+    commands(&mut member);
+    let fail = || Frame::Fail { cause: "ValueError: boom".to_owned() };
+    member.give_up("ValueError: boom".to_owned());
+    assert!(matches!(
+        &commands(&mut member)[..],
+        [MemberCommand::Event(MemberEvent::BarrierDone { request: r, outcome: Err(_) }), MemberCommand::Send(frame)]
+            if *r == request && *frame == fail()
+    ));
+    member.give_up("another cause".to_owned());
+    member.leave();
+    assert_eq!(commands(&mut member), [], "only the first cause counts");
+    reconnect(&mut member, 1, 2);
+    member.handle_frame(at(2), Frame::View(view(1)));
+    let sent = sent(&mut member);
+    assert!(matches!(&sent[..], [Frame::Join(_), last] if *last == fail()), "said again on a new connection: {sent:?}");
+    member.handle_frame(at(3), Frame::Refused(Error::Fenced { current: view(1).epoch }));
+    assert_eq!(events(&mut member), [MemberEvent::Left], "its own cause is the only one");
 }
 
 #[test]
@@ -130,7 +153,7 @@ fn leaving_before_the_job_formed_is_immediate() {
     let mut member = worker();
     commands(&mut member);
     member.leave();
-    assert_eq!(commands(&mut member), [MemberCommand::Hangup, MemberCommand::Event(MemberEvent::Left)]);
+    assert_eq!(commands(&mut member), [MemberCommand::Event(MemberEvent::Left), MemberCommand::Hangup]);
     member.handle_connected(at(1));
     assert_eq!(commands(&mut member), [MemberCommand::Hangup], "the dial had been under way");
 }

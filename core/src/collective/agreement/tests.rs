@@ -4,6 +4,7 @@ use crate::collective::ranks::LocalRank;
 use crate::types::{DType, Incarnation, Op, PartId, Priority, Round, TensorKey};
 
 const NOW: Time = Time(0);
+const STALL_WARN: Duration = Duration::from_secs(2);
 
 #[test]
 fn what_all_ranks_are_ready_for_runs_on_all_of_them_in_one_order() {
@@ -57,6 +58,26 @@ fn a_rank_that_has_nothing_says_why_and_the_others_hear_it() {
     settle(&mut ranks);
     assert!(matches!(acts(&mut ranks[0])[..], [Act::Tell { from: 1, failure: None, .. }]));
     assert!(matches!(acts(&mut ranks[1])[..], [Act::Tell { from: 1, failure: Some(Error::Cancelled), .. }]));
+}
+
+#[test]
+fn the_leader_names_the_ranks_that_do_not_come_long_before_the_deadline() {
+    for absent in [0, 1] {
+        let mut ranks = machine(2);
+        ranks[1 - absent].handle_wish(NOW, all_reduce(1), 1, Brought::AsClaimed);
+        settle(&mut ranks);
+        // The first look only sees that it waits.
+        assert_eq!(ranks[0].handle_timeout(NOW), Ok(()));
+        assert_eq!((ranks[0].take_stalls(), ranks[0].poll_timeout()), (Vec::new(), Some(NOW + STALL_WARN / 4)));
+        assert_eq!(ranks[0].handle_timeout(NOW + STALL_WARN), Ok(()));
+        let stalls = ranks[0].take_stalls();
+        let [Stall { missing, waited, round, .. }] = &stalls[..] else { panic!("{stalls:?}") };
+        assert_eq!((missing.as_slice(), *waited, *round), ([WorkerId(absent as u32)].as_slice(), STALL_WARN, Round(0)));
+        ranks[absent].handle_wish(NOW, all_reduce(1), 1, Brought::AsClaimed);
+        settle(&mut ranks);
+        assert_eq!(ranks[0].handle_timeout(NOW + STALL_WARN * 2), Ok(()));
+        assert_eq!((ranks[0].take_stalls(), ranks[0].poll_timeout()), (Vec::new(), None), "nothing waits");
+    }
 }
 
 #[test]
@@ -165,6 +186,7 @@ fn machine<L>(ranks: u32) -> Vec<Agreement<L>> {
         me,
         group: (0..ranks as usize).collect(),
         step_timeout: Duration::from_secs(5),
+        stall_warn: STALL_WARN,
         oldest_every: 0,
         defect: None,
     };

@@ -19,6 +19,8 @@ pub struct Party {
     pub group: Vec<usize>,
     /// How long an operation may wait for other ranks.
     pub step_timeout: Duration,
+    /// How long an operation may wait for other ranks before the leader reports it. Zero for never.
+    pub stall_warn: Duration,
     /// Every `oldest_every`-th decision goes to the oldest operation. 0 for never.
     pub oldest_every: u32,
     /// A defect to plant, for the simulation.

@@ -18,6 +18,7 @@ use crate::collective::ranks::Breakage;
 use crate::collective::{Dataflow, Memory, Operation, Ordered};
 use crate::error::Error;
 use crate::types::{Done, Time};
+use crate::wire::frame::Stall;
 
 /// A request of another thread to the driver.
 pub(super) enum Request {
@@ -53,6 +54,7 @@ pub(super) struct Driver {
     blocked: Option<Time>,
     /// Whether everything has ended.
     aborted: bool,
+    on_stall: Box<dyn Fn(Stall) + Send>,
 }
 
 impl Driver {
@@ -62,6 +64,7 @@ impl Driver {
         step_timeout: Duration,
         scratch: Scratch,
         devices: Devices,
+        on_stall: Box<dyn Fn(Stall) + Send>,
     ) -> Self {
         Self {
             board,
@@ -76,6 +79,7 @@ impl Driver {
             gathered: Vec::new(),
             blocked: None,
             aborted: false,
+            on_stall,
         }
     }
 
@@ -177,6 +181,7 @@ impl Driver {
         if let Err(breakage) = self.agreement.handle_timeout(now) {
             self.board.break_down(breakage);
         }
+        self.agreement.take_stalls().into_iter().for_each(&self.on_stall);
         self.tell();
         if let Some(since) = self.blocked
             && since + self.step_timeout <= now

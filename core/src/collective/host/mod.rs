@@ -103,8 +103,9 @@ impl HostCollective {
         let board = Arc::new(meeting.board);
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let is_cramped = cores < options.ranks.len();
-        let HostOptions { ranks, me, group, join_timeout, step_timeout, oldest_every, copies, devices, clock, .. } =
+        let HostOptions { ranks, me, group, join_timeout, step_timeout, stall_warn, on_stall, oldest_every, .. } =
             options;
+        let HostOptions { copies, devices, clock, .. } = options;
         let scratch = Scratch::new(board.layout.slice, copies);
         let place = group.iter().position(|rank| *rank == me).expect("it is of its own group");
         let team = || Team {
@@ -120,8 +121,9 @@ impl HostCollective {
             Err(error) => Err(error),
         };
         let devices = Devices::new(queue, group.clone());
-        let agreement = Agreement::new(Party { ranks, me, group, step_timeout, oldest_every, defect: None });
-        let driver = Driver::new(Arc::clone(&board), agreement, step_timeout, scratch, devices.clone());
+        let agreement =
+            Agreement::new(Party { ranks, me, group, step_timeout, stall_warn, oldest_every, defect: None });
+        let driver = Driver::new(Arc::clone(&board), agreement, step_timeout, scratch, devices.clone(), on_stall);
         board.appear(Presence::Idle);
         let core = Arc::new(Core {
             board,

@@ -8,6 +8,7 @@ use crate::error::Result;
 use crate::local::PrivateSocket;
 use crate::mem::Copies;
 use crate::types::{Epoch, Time};
+use crate::wire::frame::Stall;
 
 /// How to meet the other ranks of a machine.
 pub struct HostOptions {
@@ -28,6 +29,10 @@ pub struct HostOptions {
     pub join_timeout: Duration,
     /// How long a sum may take.
     pub step_timeout: Duration,
+    /// How long a sum may wait for other ranks before the first rank reports it. Zero for never.
+    pub stall_warn: Duration,
+    /// Called for each such sum, also repeatedly. Must not block.
+    pub on_stall: Box<dyn Fn(Stall) + Send>,
     /// Every `oldest_every`-th sum is the oldest. 0 for never.
     pub oldest_every: u32,
     /// Counts the bytes that are copied into shared memory.

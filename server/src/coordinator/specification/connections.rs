@@ -79,7 +79,7 @@ fn what_no_member_says_closes_its_connection_and_disturbs_nobody_else() {
     let cases = [
         (0, Frame::HeartbeatAck { sent: at(0) }, "only a coordinator sends"),
         (0, Frame::Join(worker(0)), "second join"),
-        (0, stall(0), "only a server sends"),
+        (0, stall(2), "missing ranks do not exist"),
         (SERVER, stall(2), "missing ranks do not exist"),
     ];
     for (link, frame, why) in cases {

@@ -54,6 +54,42 @@ fn a_death_that_the_launcher_saw_is_immediate_and_the_first_cause_is_the_only_on
 }
 
 #[test]
+fn a_member_that_gives_up_is_lost_at_once_with_its_own_cause() {
+    for (who, name) in [(1, "worker 1"), (SERVER, "server 0")] {
+        let mut job = formed(2);
+        job.frame(who, Frame::Fail { cause: "ValueError: boom".to_owned() });
+        let Phase::Aborted(Error::PeerLost { member, cause, .. }) = job.coordinator.view().phase else {
+            panic!("aborted")
+        };
+        assert_eq!((member.as_str(), cause.as_str()), (name, "ValueError: boom"));
+        assert_eq!(job.received(who), [], "not before the others know");
+        [0, 1, SERVER].into_iter().filter(|other| *other != who).for_each(|other| job.frame(other, Frame::Leave));
+        let answer = job.received(who);
+        assert!(matches!(&answer[..], [Frame::Refused(Error::Fenced { .. })]), "once the others know: {answer:?}");
+    }
+}
+
+#[test]
+fn a_worker_that_left_has_nothing_to_give_up() {
+    let mut job = formed(2);
+    job.frame(0, Frame::Leave);
+    job.frame(0, Frame::Fail { cause: "too late".to_owned() });
+    assert_eq!(job.coordinator.view().phase, Phase::Running);
+    job.frame(1, Frame::Leave);
+    assert_eq!(job.coordinator.view().phase, Phase::Ended);
+}
+
+#[test]
+fn a_process_that_gives_up_while_the_job_forms_frees_its_seat() {
+    let mut job = job(2);
+    job.connect(0, 0);
+    job.join(0, worker(0));
+    assert_eq!(job.coordinator.view().members.len(), 1);
+    job.frame(0, Frame::Fail { cause: "changed its mind".to_owned() });
+    assert_eq!(job.coordinator.view().members.len(), 0);
+}
+
+#[test]
 fn a_member_that_was_given_up_is_fenced_when_it_wakes() {
     let mut job = formed(2);
     job.frame(1, barrier(1));

@@ -114,6 +114,25 @@ fn only_workers_of_a_running_job_declare_and_wait() {
 }
 
 #[test]
+fn a_worker_that_waits_at_the_barrier_of_an_empty_tensor_hears_that_another_has_elements() {
+    let arrive =
+        |request| Frame::Barrier { request, name: gradlane_core::cluster::empty_barrier("a"), timeout: 60 * SECOND };
+    let mut job = formed(3);
+    job.frame(0, declare(1, &[0]));
+    job.frame(0, arrive(2));
+    job.frame(1, declare(1, &[0]));
+    job.received(0);
+    job.frame(2, declare(1, &[3]));
+    assert!(matches!(&job.received(2)[0], Frame::Declared { outcome: Err(Error::Mismatch { .. }), .. }));
+    let told = job.received(0);
+    assert!(matches!(&told[0], Frame::BarrierDone { request: 2, outcome: Err(Error::Mismatch { .. }) }), "{told:?}");
+    job.received(1);
+    job.frame(1, arrive(2));
+    let told = job.received(1);
+    assert!(matches!(&told[..], [Frame::BarrierDone { outcome: Err(Error::Mismatch { .. }), .. }]), "also later");
+}
+
+#[test]
 fn a_stall_is_told_to_the_workers_with_what_the_missing_did_last() {
     let mut job = formed(3);
     job.frame(0, declare(1, &[10]));
@@ -124,7 +143,8 @@ fn a_stall_is_told_to_the_workers_with_what_the_missing_did_last() {
     job.frame(2, Frame::Leave);
     job.now = at(1);
     job.frame(SERVER, Frame::Stall(a_stall()));
-    job.frame(SERVER, Frame::Stall(a_stall()));
+    // A worker reports for those of its machine.
+    job.frame(0, Frame::Stall(a_stall()));
     let detail =
         "worker 1 on n1 (pid 11): last seen 1.0 s ago, last tensor a, round 6; worker 2 on n2 (pid 12): left the job";
     for link in [0, 1] {

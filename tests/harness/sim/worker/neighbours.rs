@@ -143,7 +143,10 @@ impl WorkerProcess {
         let peers: Vec<Address> = incarnations.into_iter().map(address_of).collect();
         let oldest_every = SchedulerConfig::default().oldest_every;
         let (step_timeout, defect) = (timing::STEP, context.plan.defect);
-        let agreement = Agreement::new(Party { ranks, me, group: group.clone(), step_timeout, oldest_every, defect });
+        let group_here = group.clone();
+        let stall_warn = Duration::ZERO;
+        let agreement =
+            Agreement::new(Party { ranks, me, group: group_here, step_timeout, stall_warn, oldest_every, defect });
         let gone: Vec<Address> = peers.iter().copied().filter(|peer| context.is_gone(*peer)).collect();
         self.neighbours = Some(Neighbours {
             agreement,

@@ -22,11 +22,11 @@ fn at_the_end_everything_pending_fails_with_the_cause_and_then_the_member_does_o
     member.handle_frame(at(1), Frame::View(last.clone()));
     assert_eq!(member.view(), Some(&last));
     let expected = [
-        MemberCommand::Send(Frame::Leave),
         MemberCommand::Event(MemberEvent::Declared { request: declare, outcome: Err(cause.clone()) }),
         MemberCommand::Event(MemberEvent::BarrierDone { request: barrier, outcome: Err(cause.clone()) }),
-        MemberCommand::Hangup,
         MemberCommand::Event(MemberEvent::Failed(cause.clone())),
+        MemberCommand::Send(Frame::Leave),
+        MemberCommand::Hangup,
     ];
     assert_eq!(commands(&mut member), expected);
     member.handle_frame(at(2), Frame::Refused(Error::Cancelled));

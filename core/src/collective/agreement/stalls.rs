@@ -1,0 +1,62 @@
+//! The leader's watch over operations that wait for some ranks. The log must name those ranks long before a deadline.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use crate::collective::order::{Order, Slot};
+use crate::types::Time;
+
+/// Looks at the order from time to time.
+#[derive(Debug)]
+pub(super) struct StallWatch {
+    warn_after: Duration,
+    /// When each operation was first seen to wait. This is up to one look after it began to.
+    seen: BTreeMap<Slot, Time>,
+    next: Option<Time>,
+}
+
+/// An operation that waits for some ranks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Waiting {
+    pub(super) slot: Slot,
+    /// The ranks that did not come, one bit each.
+    pub(super) missing: u64,
+    pub(super) waited: Duration,
+}
+
+/// Looks in each `warn_after`. So a warning comes after at most 5/4 of the time.
+const LOOKS: u32 = 4;
+
+/// The most operations that one look reports. A late rank is late with all of them.
+const REPORTS_MAX: usize = 8;
+
+impl StallWatch {
+    /// A watch that reports operations that have waited for `warn_after`; zero switches it off.
+    pub(super) fn new(warn_after: Duration) -> Self {
+        Self { warn_after, seen: BTreeMap::new(), next: None }
+    }
+
+    /// When to look next. `None` while nothing waits.
+    pub(super) fn poll_timeout(&self, order: &Order) -> Option<Time> {
+        // Without a time it looks at once, which sets the time of the next look.
+        (!self.warn_after.is_zero() && order.has_pending()).then(|| self.next.unwrap_or(Time::ZERO))
+    }
+
+    /// Looks if it is time, and returns the operations that wait for too long, also those that it has reported before.
+    pub(super) fn handle_timeout(&mut self, now: Time, order: &Order) -> Vec<Waiting> {
+        if self.poll_timeout(order).is_none_or(|due| now < due) {
+            return Vec::new();
+        }
+        self.next = Some(now + self.warn_after / LOOKS);
+        let waiting: BTreeMap<Slot, u64> = order.waiting().collect();
+        self.seen.retain(|slot, _| waiting.contains_key(slot));
+        let mut reports = Vec::new();
+        for (slot, missing) in waiting {
+            let waited = now.since(*self.seen.entry(slot).or_insert(now));
+            if waited >= self.warn_after && reports.len() < REPORTS_MAX {
+                reports.push(Waiting { slot, missing, waited });
+            }
+        }
+        reports
+    }
+}

@@ -1,0 +1,101 @@
+//! The end of an engine: in order, or because this process gives up.
+
+use std::time::Duration;
+
+use super::driver::{Engine, locked};
+use crate::error::{Error, Result};
+use crate::runtime::status;
+use crate::types::Role;
+use crate::wire::frame::Health;
+
+impl Engine {
+    /// Leaves the job: pending submissions fail. Then waits at most `grace` for the other workers, because a server in this process may
+    /// still serve them. Idempotent.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`] naming the workers that had not left by then; this process has left anyway.
+    pub fn shutdown(&self, grace: Duration) -> Result<()> {
+        self.leave(grace).map_err(|error| match error {
+            Error::Timeout { waited, .. } => {
+                Error::Timeout { what: format!("waiting for {} to leave", self.who_stays()), waited }
+            }
+            other => other,
+        })
+    }
+
+    /// The workers that have not left, as far as the coordinator still answers.
+    fn who_stays(&self) -> String {
+        const PATIENCE: Duration = Duration::from_secs(1);
+        let status = status(&self.coordinator, &self.credentials, PATIENCE).ok();
+        let members = status.iter().flat_map(|status| status.view.members.iter().zip(&status.members));
+        let stays = members.filter(|(member, now)| member.process.role == Role::Worker && now.health != Health::Left);
+        let names: Vec<String> = stays.map(|(member, _)| format!("{} on {}", member.name(), member.place())).collect();
+        if names.is_empty() { "the other workers".to_owned() } else { names.join(", ") }
+    }
+
+    /// Ends the work of this process because of `cause`: pending submissions fail, and for the job this is the loss of a worker, whose
+    /// cause every member gets. Waits at most `grace` until the coordinator knows. Like [`shutdown`](Self::shutdown), it has no effect
+    /// after this worker has left.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`] if the coordinator did not answer in time; this process has left anyway.
+    pub fn give_up(&self, cause: String, grace: Duration) -> Result<()> {
+        if std::mem::replace(&mut *locked(&self.leaving), true) {
+            return Ok(());
+        }
+        // Nothing is withdrawn: the other workers hear of the loss, which ends all of their rounds.
+        self.shared.report(|state, now| state.worker.handle_failed(now, given_up(&cause)));
+        if let Some(membership) = &*locked(&self.shared.membership) {
+            membership.give_up(cause);
+        }
+        self.close(grace)
+    }
+
+    pub(super) fn leave(&self, grace: Duration) -> Result<()> {
+        if std::mem::replace(&mut *locked(&self.leaving), true) {
+            return Ok(());
+        }
+        if self.shared.with(|state, now| state.worker.handle_leave(now, grace)).is_ok() {
+            let _ = self.shared.milestones.wait(None, |reached| reached.may_leave);
+        }
+        if let Some(membership) = &*locked(&self.shared.membership) {
+            membership.leave();
+        }
+        self.close(grace)
+    }
+
+    /// Waits at most `grace` for the answer of the coordinator, then ends all threads.
+    fn close(&self, grace: Duration) -> Result<()> {
+        let milestones = &self.shared.milestones;
+        let left = milestones.wait(Some(grace), |reached| reached.left || reached.failed.is_some());
+        let membership = locked(&self.shared.membership).take();
+        drop(membership);
+        if let Some(collective) = self.shared.collective.get() {
+            collective.shutdown();
+        }
+        self.shared.transport.shutdown(Duration::from_secs(1));
+        // Ends the copies under way, and with them the last handles.
+        if let Some(device) = &self.shared.device {
+            device.shutdown();
+        }
+        // Only now, because a sum that came meanwhile, and for which other ranks wait, is still copied to its device.
+        self.shared.close();
+        self.dispatcher.ring_all();
+        for thread in locked(&self.threads).drain(..) {
+            let _ = thread.join();
+        }
+        // Taken out of the lock first, because a callback under way may arm it.
+        let timer = locked(&self.shared.timer).take();
+        drop(timer);
+        self.stop_timeline();
+        left
+    }
+}
+
+/// The error of submissions that are under way when their worker gives up.
+fn given_up(cause: &str) -> Error {
+    Error::FailedPrecondition {
+        what: format!("this process gave up: {cause}"),
+        hint: "see its own error, and start the job again".to_owned(),
+    }
+}

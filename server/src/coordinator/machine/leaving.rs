@@ -1,0 +1,44 @@
+//! A member says that it leaves, or that it gives up.
+
+use gradlane_core::error::Error;
+use gradlane_core::types::{LinkId, Role, Time};
+
+use super::Coordinator;
+use crate::coordinator::roster::{Change, Identity, Line};
+use crate::coordinator::stage::Stage;
+use crate::coordinator::verdict::Lost;
+
+impl Coordinator {
+    /// A member leaves: in order, or because it `failed`, for this cause.
+    pub(super) fn handle_leave(&mut self, now: Time, link: LinkId, identity: Identity, failed: Option<String>) {
+        match (&self.stage, identity.role) {
+            (Stage::Forming { .. }, _) => {
+                self.roster.apply(Change::Free(identity));
+                self.connections.assign(link, None);
+            }
+            (Stage::Running, Role::Worker) if failed.is_none() => {
+                if !self.roster.apply(Change::Leave(identity)) {
+                    return;
+                }
+                let seat = self.roster.seat(identity).expect("a worker that left keeps its seat");
+                let answers = self.barriers.break_all(format!("{} on {}", seat.member.name(), seat.member.place()));
+                self.answer(answers);
+                if self.roster.all_workers_left() {
+                    self.end(now, Ok(()));
+                }
+            }
+            (Stage::Running, Role::Worker | Role::Server | Role::Coordinator | Role::Observer) => {
+                let cause = failed.unwrap_or_else(|| "it left while the job ran".to_owned());
+                if let Some(seat) = self.roster.seat_mut(identity).filter(|seat| seat.is_present()) {
+                    // It is answered when the others know, because its end can look like another failure to them.
+                    seat.line = Line::Down(Error::Fenced { current: self.epoch });
+                    self.connections.part(link);
+                    self.lose(now, vec![Lost { identity, cause }]);
+                }
+            }
+            (Stage::Closing { .. } | Stage::Finished { .. }, _) => {
+                self.roster.seat_mut(identity).expect("seats stay after the end").knows_end = true;
+            }
+        }
+    }
+}
