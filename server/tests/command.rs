@@ -206,6 +206,33 @@ fn a_coordinator_of_dmlc_variables_needs_no_argument() {
     }
 }
 
+/// The lines that systemd starts, with the settings of the example.
+#[test]
+fn the_units_of_systemd_start_what_they_say() {
+    let deploy = Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy");
+    let read = |file: &str| std::fs::read_to_string(deploy.join(file)).unwrap();
+    let home = tempfile::tempdir().unwrap();
+    let settings = read("example.env");
+    let settings = settings.lines().filter(|line| !line.starts_with('#')).filter_map(|line| line.split_once('='));
+    let settings: Vec<(&str, &str)> = settings.filter(|(name, _)| *name != "GRADLANE_BIND").collect();
+    let start = |unit: &str| {
+        let text = read(unit);
+        let line =
+            text.lines().find_map(|line| line.strip_prefix("ExecStart=/usr/local/bin/gradlane-server ")).unwrap();
+        let line = line.replace("/var/lib/gradlane", home.path().to_str().unwrap()).replace("%i", "resnet");
+        let arguments: Vec<&str> = line.split_whitespace().collect();
+        let mut command = command(home.path(), &arguments);
+        command.envs(settings.iter().copied()).env("GRADLANE_JOB", "resnet");
+        command.env("GRADLANE_BIND", "127.0.0.1:0").env("GRADLANE_FORM_TIMEOUT", "300ms");
+        command.env("GRADLANE_STATE_DIR", home.path()).output().unwrap()
+    };
+    let early = start("gradlane-server@.service");
+    assert!(stderr(&early).contains("resnet.join"), "the file that it lacks: {early:?}");
+    let alone = start("gradlane-coordinator@.service");
+    assert_eq!(alone.status.code(), Some(75), "it may be started again: {alone:?}");
+    assert!(stderr(&alone).contains("did not"), "nobody came: {alone:?}");
+}
+
 fn run(arguments: &[&str]) -> Output {
     let home = tempfile::tempdir().unwrap();
     command(home.path(), arguments).output().unwrap()
