@@ -34,3 +34,4 @@ mod tidy;
 mod tiers;
 mod together;
 mod transports;
+mod unreachable;

@@ -105,6 +105,8 @@ impl Engine {
                 ..SchedulerConfig::default()
             },
             stall_warn: config.stall_warn,
+            // QUIC gives a silent connection up after twice this timeout.
+            steady: config.dead_timeout * 6,
             device: if options.device.is_some() { DeviceKind::Cuda } else { DeviceKind::Host },
         };
         let dispatcher = Arc::new(Dispatcher::default());

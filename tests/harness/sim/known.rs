@@ -8,14 +8,11 @@
 /// A finding.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Known {
-    /// R1. A call without a timeout whose way to its server is gone, while the worker still reaches the coordinator, never ends: the
-    /// step timeout runs on servers only. Spared: the calls of such a worker have a timeout of their own.
-    NoDeadlineWithoutServer,
     /// R3. A server keeps the sums of names that are used once. Spared: nobody looks.
     OneShotNamesKept,
 }
 
 impl Known {
     /// Every finding that is not mended.
-    pub const ALL: &'static [Self] = &[Self::NoDeadlineWithoutServer, Self::OneShotNamesKept];
+    pub const ALL: &'static [Self] = &[Self::OneShotNamesKept];
 }

@@ -10,7 +10,6 @@ use super::faults::{self, Fault, FaultClasses};
 use super::known::Known;
 use super::oracle::Memo;
 use super::topology::Topology;
-use super::world::Who;
 use crate::random::{Random, mix};
 
 /// Everything that a seed decides before the first event.
@@ -228,12 +227,6 @@ impl Plan {
         self.unspared != Some(finding)
     }
 
-    /// Whether a worker cannot reach some server any more at some time, or that server it.
-    fn is_cut_off(&self, worker: u32) -> bool {
-        let worker = Who::Worker(worker);
-        self.faults.iter().any(|(_, fault)| matches!(fault, Fault::Cut { from, to } if [*from, *to].contains(&worker)))
-    }
-
     /// Whether all workers reduce a tensor in a step.
     fn is_due(&self, tensor: usize, step: u64) -> bool {
         if let Some(only) = self.tensors[tensor].only_step {
@@ -278,8 +271,6 @@ impl Plan {
                 }
                 let batch = self.batch(random, first, &rounds, &mut order);
                 let timeout = (self.classes.deadlines && random.chance(10)).then(|| random.millis(20, 4000));
-                let cut_off = self.is_cut_off(worker) && self.spares(Known::NoDeadlineWithoutServer);
-                let timeout = timeout.or(cut_off.then_some(timing::STEP));
                 let members: Vec<(usize, u64)> = batch.iter().map(|tensor| (*tensor, rounds[*tensor])).collect();
                 batch.iter().for_each(|tensor| rounds[*tensor] += 1);
                 script.push(match members[..] {
