@@ -148,6 +148,7 @@ impl Member {
             | Frame::Barrier { .. }
             | Frame::Stall(_)
             | Frame::Leave
+            | Frame::Fail(_)
             | Frame::StatusRequest
             | Frame::Status(_) => self.fail_protocol("kind", "nobody sends to a member"),
         }
@@ -225,6 +226,14 @@ impl Member {
             }
             Standing::Leaving | Standing::Ended(_) => {}
         }
+    }
+
+    /// This process cannot go on, because of `cause`. The coordinator is told, and the membership ends with [`MemberEvent::Failed`].
+    pub fn give_up(&mut self, cause: Error) {
+        if self.line.is_up() && !matches!(self.standing, Standing::Ended(_)) {
+            self.send(Frame::Fail(cause.clone()));
+        }
+        self.fail(cause);
     }
 
     /// The last view of the membership. `None` before the job formed.

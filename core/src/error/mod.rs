@@ -22,6 +22,13 @@ impl Error {
         self.kind().code
     }
 
+    /// The error of `what`, such as `thread gl-push`, which ended with this panic.
+    pub fn of_panic(what: &str, panic: &(dyn std::any::Any + Send)) -> Self {
+        let text = panic.downcast_ref::<String>().map(String::as_str);
+        let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
+        Self::Internal { what: format!("{what} panicked: {text}") }
+    }
+
     /// Whether the same call may succeed later without anything else being changed.
     pub fn retryable(&self) -> bool {
         self.code().retryable()

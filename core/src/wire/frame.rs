@@ -43,6 +43,8 @@ pub enum Frame {
     Stall(Stall),
     /// The process leaves in an orderly way.
     Leave,
+    /// The process cannot go on, because of this error. Its place is lost at once, without waiting for its silence.
+    Fail(Error),
     /// Asks for [`Frame::Status`]; allowed to every enrolled node, member or not.
     StatusRequest,
 

@@ -32,6 +32,7 @@ pub(super) fn frames() -> Vec<Frame> {
         Frame::Barrier { request: 10, name: "end".to_owned(), timeout: Duration::from_nanos(6) },
         Frame::Stall(stall()),
         Frame::Leave,
+        Frame::Fail(Error::Internal { what: "a thread ended".to_owned() }),
         Frame::StatusRequest,
         Frame::View(view(Phase::Running)),
         Frame::View(view(Phase::Aborted(Error::Cancelled))),

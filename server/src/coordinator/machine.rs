@@ -150,7 +150,10 @@ impl Coordinator {
                 }
             }
             (Frame::Stall(stall), Some(identity)) => self.handle_stall(now, link, identity, stall),
-            (Frame::Leave, Some(identity)) => self.handle_leave(now, link, identity),
+            (Frame::Fail(cause), Some(identity)) if matches!(self.stage, Stage::Running) => {
+                self.lose(now, vec![Lost { identity, cause: cause.to_string() }]);
+            }
+            (Frame::Leave | Frame::Fail(_), Some(identity)) => self.handle_leave(now, link, identity),
             (
                 Frame::View(_)
                 | Frame::Refused(_)
@@ -213,8 +216,7 @@ impl Coordinator {
             return self.close_protocol(link, "role", "is that of this process");
         }
         if self.roster.is_fenced(node, life) && !planted(self.config.defect, Defect::FencedAccepted) {
-            let error = Error::Fenced { current: self.epoch };
-            return self.refuse(link, &join, error);
+            return self.refuse(link, &join, Error::Fenced { current: self.epoch });
         }
         let earlier = self.roster.seat(identity);
         let same_life = earlier.is_some_and(|seat| seat.incarnation() == life);
@@ -254,8 +256,7 @@ impl Coordinator {
                 let what = "this connection".to_owned();
                 self.close(earlier_link, Error::Unavailable { what, cause: "a newer one took its place".to_owned() });
             } else {
-                let current = self.epoch;
-                self.dismiss(earlier_link, Error::Fenced { current });
+                self.dismiss(earlier_link, Error::Fenced { current: self.epoch });
             }
         }
         self.greet(link);
@@ -355,8 +356,7 @@ impl Coordinator {
             Verdict::Free | Verdict::Nothing | Verdict::Abort { .. } | Verdict::Continue { .. } => {}
         }
         for link in links {
-            let current = self.epoch;
-            self.dismiss(link, Error::Fenced { current });
+            self.dismiss(link, Error::Fenced { current: self.epoch });
         }
     }
 

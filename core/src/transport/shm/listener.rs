@@ -20,7 +20,7 @@ use super::poller::{Happening, Poller, Side, run};
 use super::server_state::ServerState;
 use super::server_tables::Entry;
 use crate::error::{Error, Result};
-use crate::local::{Connection, OwnThread, PrivateSocket, SharedBacking};
+use crate::local::{Connection, Obituary, OwnThread, PrivateSocket, SharedBacking};
 use crate::mem::Copies;
 use crate::transport::identity::Credentials;
 use crate::transport::{Inbox, Incoming, Listener, Outgoing};
@@ -46,7 +46,12 @@ pub fn bind(
     state.poller.watch_socket(socket.fd())?;
     // The thread owns the socket, because a fork's child has no such thread and so does not remove the socket's path.
     let serving = Serving { state: Arc::clone(&state), socket };
-    let thread = Arc::new(OwnThread::start("gradlane-shm", move || run(&serving))?);
+    let obituary = Obituary::default();
+    let run = move || {
+        run(&serving);
+        Ok(())
+    };
+    let thread = Arc::new(OwnThread::start_watched("gradlane-shm", obituary.clone(), run)?);
     let (outbox, stopping) = (Arc::new(Outbox { state, thread: Arc::clone(&thread) }), thread);
     let stopped = Arc::clone(&outbox);
     Ok(Listener {
@@ -56,6 +61,7 @@ pub fn bind(
             stopped.stop();
             stopping.join(patience);
         }),
+        watch: Box::new(move |ended| obituary.tell(ended)),
     })
 }
 

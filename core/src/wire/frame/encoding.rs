@@ -40,6 +40,7 @@ impl Frame {
             }
             Self::Stall(stall) => stall.write(&mut writer),
             Self::Leave | Self::StatusRequest => {}
+            Self::Fail(error) => encode_error(error, &mut writer),
             Self::View(view) => view.write(&mut writer),
             Self::Refused(error) => encode_error(error, &mut writer),
             Self::HeartbeatAck { sent } => writer.u64(sent.0),
@@ -93,6 +94,7 @@ impl Frame {
             kind::STALL => Self::Stall(Stall::read(&mut reader)?),
             kind::LEAVE => Self::Leave,
             kind::STATUS_REQUEST => Self::StatusRequest,
+            kind::FAIL => Self::Fail(decode_error(&mut reader)?),
             kind::VIEW => Self::View(View::read(&mut reader)?),
             kind::REFUSED => Self::Refused(decode_error(&mut reader)?),
             kind::HEARTBEAT_ACK => Self::HeartbeatAck { sent: Time(reader.u64("clock")?) },
@@ -127,6 +129,7 @@ impl Frame {
             Self::Stall(_) => kind::STALL,
             Self::Leave => kind::LEAVE,
             Self::StatusRequest => kind::STATUS_REQUEST,
+            Self::Fail(_) => kind::FAIL,
             Self::View(_) => kind::VIEW,
             Self::Refused(_) => kind::REFUSED,
             Self::HeartbeatAck { .. } => kind::HEARTBEAT_ACK,
@@ -148,6 +151,7 @@ mod kind {
     pub(super) const STALL: u8 = 5;
     pub(super) const LEAVE: u8 = 6;
     pub(super) const STATUS_REQUEST: u8 = 7;
+    pub(super) const FAIL: u8 = 8;
     pub(super) const VIEW: u8 = 129;
     pub(super) const REFUSED: u8 = 130;
     pub(super) const HEARTBEAT_ACK: u8 = 131;

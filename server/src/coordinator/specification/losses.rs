@@ -22,6 +22,28 @@ fn a_silent_member_is_suspect_then_dead_and_everybody_gets_that_cause() {
 }
 
 #[test]
+fn a_member_that_cannot_go_on_is_lost_at_once_and_its_cause_is_told() {
+    for (link, member) in [(1, "worker 1"), (SERVER, "server 0")] {
+        let mut job = formed(2);
+        job.frame(link, Frame::Fail(Error::Internal { what: "a thread ended".to_owned() }));
+        let Phase::Aborted(Error::PeerLost { member: lost, cause, .. }) = job.coordinator.view().phase else {
+            panic!("{:?}", job.coordinator.view().phase)
+        };
+        assert_eq!((lost.as_str(), cause.as_str()), (member, "internal error: a thread ended; please report it"));
+    }
+}
+
+#[test]
+fn before_the_job_has_formed_a_process_that_cannot_go_on_frees_its_place() {
+    let mut job = job(1);
+    job.join(0, worker(0));
+    job.frame(0, Frame::Fail(Error::Cancelled));
+    job.join(1, worker(1));
+    job.join(SERVER, server(0));
+    assert_eq!(job.ranks(), [1]);
+}
+
+#[test]
 fn a_member_that_speaks_again_in_time_is_as_alive_as_before() {
     let mut job = formed(2);
     job.beat_until(4, &[0, SERVER]);
