@@ -14,7 +14,6 @@ use gradlane_tests::cluster::{Tensor, all, config, worker};
 use gradlane_tests::outage::Outage;
 use gradlane_tests::over::Over;
 
-/// Longer than an attempt to connect, so that one has failed.
 const STEP: Duration = Duration::from_secs(5);
 const SETTINGS: [(&str, &str); 4] =
     [("step_timeout", "5 s"), ("stall_warn", "500 ms"), ("dead_timeout", "1 s"), ("suspect_timeout", "500 ms")];

@@ -20,7 +20,7 @@ use crate::error::Error;
 use crate::types::{LinkId, ServerId, Time};
 
 /// How long an attempt may take.
-const DIAL_TIMEOUT: Duration = Duration::from_secs(3);
+pub(super) const DIAL_TIMEOUT: Duration = Duration::from_secs(3);
 /// The pause after the first failure; doubles with each further one.
 const BACKOFF_MIN: Duration = Duration::from_millis(50);
 const BACKOFF_MAX: Duration = Duration::from_secs(2);

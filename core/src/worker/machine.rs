@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::command::{Command, Stuck};
 use super::formation::Formation;
-use super::links::{Changes, Links};
+use super::links::{Changes, DIAL_TIMEOUT, Links};
 use super::records::{Parked, Record, Submission};
 use crate::error::{Error, Result};
 use crate::pipeline::Pipeline;
@@ -96,6 +96,14 @@ pub struct WorkerSettings {
     pub device: DeviceKind,
 }
 
+impl WorkerSettings {
+    /// How long a submission waits for a server or a coordinator that does not answer: the step timeout, and at least as long as two attempts
+    /// to connect take, so that the cause of one is known.
+    pub(super) fn patience(&self) -> Duration {
+        self.scheduler.step_timeout.max(DIAL_TIMEOUT * 2)
+    }
+}
+
 /// ```text
 /// Staying ──handle_leave──► Withdrawing ──no withdrawal is left, or the time has passed──► Left
 /// ```
@@ -118,7 +126,7 @@ impl Worker {
             registry: Registry::new(WorkerId(0)),
             // An empty pipeline until the view says where each process is. Nothing is submitted before.
             scheduler: Scheduler::new(settings.scheduler, Pipeline::of(Vec::new())),
-            links: Links::new(settings.scheduler.step_timeout, settings.steady),
+            links: Links::new(settings.patience(), settings.steady),
             stalls: StallDetector::new(now, settings.stall_warn),
             ended: None,
             leaving: Leaving::Staying,
@@ -209,7 +217,7 @@ impl Worker {
             self.commands.push_back(Command::Warn(Stuck { report, missing, unreachable }));
         }
         for (server, since, error) in self.links.overdue(now) {
-            let next = self.scheduler.fail_unanswered(now, server, since, &error);
+            let next = self.scheduler.fail_unanswered(now, server, since, self.settings.patience(), &error);
             self.links.checked(now, server, next);
         }
         self.commands.extend(self.links.due(now).into_iter().map(Command::Dial));

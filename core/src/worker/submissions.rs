@@ -295,7 +295,7 @@ impl Worker {
 
     /// The latest time at which the declaration of a parked submission must be answered.
     fn declared_until(&self, submission: &Submission) -> Time {
-        let latest = submission.submitted + self.settings.scheduler.step_timeout;
+        let latest = submission.submitted + self.settings.patience();
         submission.deadline.map_or(latest, |deadline| deadline.min(latest))
     }
 
