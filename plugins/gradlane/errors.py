@@ -39,6 +39,7 @@ __all__ = [
     "PeerLostError",
     "ProtocolError",
     "ResourceExhaustedError",
+    "ServerUnreachableError",
     "StallError",
     "TimeoutError",
     "UnavailableError",
@@ -177,6 +178,22 @@ class StallError(TimeoutError):
     def __init__(self, message: str, **fields: Any) -> None:
         super().__init__(message, **fields)
         self.round: int | None = fields.get("round")
+
+
+class ServerUnreachableError(TimeoutError):
+    """A server did not answer this worker for the step timeout, though the coordinator reaches both of them.
+
+    Attributes:
+        server: the server and where it says that it listens, such as `server 1 at node7:9000`.
+        cause: how the last attempt to reach it failed.
+        hint: what to check.
+    """
+
+    def __init__(self, message: str, **fields: Any) -> None:
+        super().__init__(message, **fields)
+        self.server: str | None = fields.get("server")
+        self.cause: str | None = fields.get("cause")
+        self.hint: str | None = fields.get("hint")
 
 
 class NotFormedError(TimeoutError):

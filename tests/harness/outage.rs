@@ -13,6 +13,8 @@ struct Path {
     front: UdpSocket,
     server: SocketAddr,
     silent: AtomicBool,
+    /// It stays silent, whoever dials.
+    is_lasting: AtomicBool,
     dropped: AtomicU64,
 }
 
@@ -28,7 +30,13 @@ impl Outage {
         let front = UdpSocket::bind(address).expect("nobody else listens at this address of the host");
         let mut server = front.local_addr().expect("a bound socket has an address");
         server.set_ip([127, 0, 0, 1].into());
-        let path = Path { front, server, silent: AtomicBool::new(false), dropped: AtomicU64::new(0) };
+        let path = Path {
+            front,
+            server,
+            silent: AtomicBool::new(false),
+            is_lasting: AtomicBool::new(false),
+            dropped: AtomicU64::new(0),
+        };
         let relay = Self(Arc::new(path));
         let there = Arc::clone(&relay.0);
         std::thread::spawn(move || there.carry_to_server());
@@ -37,6 +45,12 @@ impl Outage {
 
     /// Drops everything in both directions until somebody dials anew, having given up the link before.
     pub fn fall_silent_until_dialled(&self) {
+        self.0.silent.store(true, Ordering::SeqCst);
+    }
+
+    /// Drops everything in both directions from now on.
+    pub fn fall_silent(&self) {
+        self.0.is_lasting.store(true, Ordering::SeqCst);
         self.0.silent.store(true, Ordering::SeqCst);
     }
 
@@ -52,7 +66,7 @@ impl Path {
         let mut datagram = vec![0; 1 << 16];
         while let Ok((bytes, client)) = self.front.recv_from(&mut datagram) {
             // The first byte of a QUIC Initial packet (RFC 9000, section 17.2.2): a handshake begins.
-            if datagram[0] & 0xF0 == 0xC0 {
+            if datagram[0] & 0xF0 == 0xC0 && !self.is_lasting.load(Ordering::SeqCst) {
                 self.silent.store(false, Ordering::SeqCst);
             }
             let back = backs.entry(client).or_insert_with(|| {

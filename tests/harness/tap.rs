@@ -1,11 +1,11 @@
 //! A transport with somebody at the tap: what is pushed can be held up, damaged or made to fail, by its number.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use gradlane_core::Error;
-use gradlane_core::local::Progress;
+use gradlane_core::local::{Ended, Progress};
 use gradlane_core::mem::Region;
 use gradlane_core::transport::{Answer, Capabilities, LinkLost, Peer, Push, Torn, Transport};
 use gradlane_core::types::{Done, ExchangeId, LinkId};
@@ -30,12 +30,22 @@ pub struct Tap<F> {
     inner: Arc<dyn Transport>,
     pushes: AtomicU64,
     before: F,
+    watchers: Mutex<Vec<Ended>>,
 }
 
 impl<F: Fn(u64) -> Fate + Send + Sync> Tap<F> {
     /// Over `inner`.
     pub fn new(inner: Arc<dyn Transport>, before: F) -> Self {
-        Self { inner, pushes: AtomicU64::new(0), before }
+        Self { inner, pushes: AtomicU64::new(0), before, watchers: Mutex::default() }
+    }
+
+    /// Says that the transport's thread ended because of `cause`.
+    ///
+    /// # Panics
+    /// If a watcher panicked before.
+    pub fn end_thread(&self, cause: &Error) {
+        let watchers = self.watchers.lock().expect("no watcher panics").clone();
+        watchers.iter().for_each(|ended| ended(cause.clone()));
     }
 }
 
@@ -88,6 +98,11 @@ impl<F: Fn(u64) -> Fate + Send + Sync> Transport for Tap<F> {
 
     fn capabilities(&self, link: LinkId) -> Capabilities {
         self.inner.capabilities(link)
+    }
+
+    fn watch(&self, ended: Ended) {
+        self.watchers.lock().expect("no watcher panics").push(ended.clone());
+        self.inner.watch(ended);
     }
 
     fn shutdown(&self, patience: Duration) {

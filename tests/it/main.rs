@@ -3,6 +3,7 @@
 mod actors;
 mod barrier;
 mod batches;
+mod breakdown;
 mod breaks;
 mod c_interface;
 mod codecs;
@@ -35,3 +36,4 @@ mod tidy;
 mod tiers;
 mod together;
 mod transports;
+mod unreachable;

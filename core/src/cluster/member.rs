@@ -243,6 +243,14 @@ impl Member {
         }
     }
 
+    /// This process cannot go on, because of `cause`. The coordinator is told, and the membership ends with [`MemberEvent::Failed`].
+    pub fn break_down(&mut self, cause: Error) {
+        if self.line.is_up() && !matches!(self.standing, Standing::Ended(_)) {
+            self.send(Frame::Fail { cause: cause.to_string() });
+        }
+        self.fail(cause);
+    }
+
     /// The last view of the membership. `None` before the job formed.
     pub fn view(&self) -> Option<&View> {
         self.view.as_ref()

@@ -233,7 +233,7 @@ knobs! {
         control_lost_timeout: TimeSpan = "300 s" in "1 ms" to "24 h";
         /// Wait for a missing contribution after which a warning names the ranks; repeated at this interval.
         stall_warn: TimeSpan = "10 s" in "1 ms" to "1 h";
-        /// Wait for a missing contribution after which the tensor fails on all ranks.
+        /// Wait for a missing contribution after which the tensor fails on all ranks; also the wait for a server that does not answer.
         step_timeout: TimeSpan = "120 s" in "1 ms" to "24 h";
         /// How long an orderly exit waits for exchanges under way and for threads to end.
         shutdown_timeout: TimeSpan = "2 s" in "0" to "10 min";

@@ -17,7 +17,7 @@ pub(super) fn dial(shared: &Arc<Shared>, dial: Dial) {
     let lost = Box::new(move |_link: LinkId, error: Error| {
         if let Some(shared) = on_loss.upgrade() {
             tracing::warn!(server = server.0, %error, "connection lost");
-            shared.report(|state, now| state.worker.handle_link_lost(now, server, attempt));
+            shared.report(|state, now| state.worker.handle_link_lost(now, server, attempt, error));
         }
     });
     let done = Done::new(move |outcome| {

@@ -162,12 +162,15 @@ fn declare(shared: &Arc<Shared>, request: u64, tensors: Vec<TensorSpec>, fuse: b
 }
 
 /// Warns of a submission without progress.
-fn warn(Stuck { report, missing }: &Stuck) {
+fn warn(Stuck { report, missing, unreachable }: &Stuck) {
     let StallReport { name, round, waited, parts, .. } = report;
     let (round, waited_s) = (round.0, waited.as_secs_f64());
     match report.at {
         Some((stage, _)) if stage.is_collective() => {
             tracing::warn!(%name, round, parts, waited_s, "a tensor waits for other workers of this machine");
+        }
+        Some((stage, server)) if let Some(error) = unreachable => {
+            tracing::warn!(%name, round, %stage, %server, parts, waited_s, %error, "a tensor waits for a server that does not answer");
         }
         Some((stage, server)) => {
             tracing::warn!(%name, round, %stage, %server, parts, waited_s, "a tensor does not move");

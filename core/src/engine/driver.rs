@@ -11,7 +11,7 @@ use super::local_peers;
 use super::memory::Memory;
 use super::metrics::Metrics;
 use super::room::{Entered, Room};
-use super::shared::Shared;
+use super::shared::{Shared, Waiting};
 use super::stage_loop;
 use super::submit::{HERE_BYTES_MAX, check, check_root, encodes};
 use super::trace::Timeline;
@@ -70,6 +70,8 @@ pub struct Submission {
 pub struct Engine {
     pub(super) shared: Arc<Shared>,
     pub(super) dispatcher: Arc<Dispatcher>,
+    /// For the threads that wait for handles.
+    waiting: Arc<Waiting>,
     pub(super) threads: Mutex<Vec<JoinHandle<()>>>,
     config: Config,
     pub(super) coordinator: String,
@@ -104,6 +106,8 @@ impl Engine {
                 ..SchedulerConfig::default()
             },
             stall_warn: config.stall_warn,
+            // QUIC gives a silent connection up after twice this timeout.
+            steady: config.dead_timeout * 6,
             device: if options.device.is_some() { DeviceKind::Cuda } else { DeviceKind::Host },
         };
         let dispatcher = Arc::new(Dispatcher::default());
@@ -139,6 +143,12 @@ impl Engine {
             },
         )?;
         *locked(&shared.membership) = Some(membership);
+        let watched = Arc::downgrade(&shared);
+        shared.transport.watch(Arc::new(move |cause| {
+            if let Some(shared) = watched.upgrade() {
+                shared.break_down(cause);
+            }
+        }));
         let room = Room::new(config.submit_bytes_max);
         let cancelled = Arc::downgrade(&shared);
         let cancel = Arc::new(move |id| {
@@ -147,9 +157,11 @@ impl Engine {
             }
         });
         let timeline = Timeline::new(clock, config.timeline_bytes_max);
+        let waiting = Arc::new(Waiting(Arc::clone(&shared)));
         let engine = Self {
             shared,
             dispatcher,
+            waiting,
             threads: Mutex::default(),
             config,
             coordinator,
@@ -348,17 +360,14 @@ impl Engine {
         };
         // Only once there is room, because the wait for room may need another thread to do the work.
         let handle = submit(HERE_BYTES_MAX, &|| collective.announce())?;
-        collective.poll_announced(&|| handle.is_resolved(), patience);
+        // A panic ends the handle as well.
+        let _ = self.shared.guard(|| collective.poll_announced(&|| handle.is_resolved(), patience));
         Ok(handle)
     }
 
     /// The handle, whose waiters do the work of this engine.
     pub(super) fn polling(&self, handle: Handle) -> Handle {
-        let progress: Weak<dyn Progress + Send + Sync> = match self.shared.collective.get() {
-            Some(collective) => Arc::downgrade(collective) as _,
-            None => Arc::downgrade(&self.shared.transport) as _,
-        };
-        handle.polling(progress)
+        handle.polling(Arc::downgrade(&self.waiting) as Weak<dyn Progress + Send + Sync>)
     }
 
     /// Begins the first reduction of a tensor without elements, of which nothing is ever sent: the workers only agree that it has none.

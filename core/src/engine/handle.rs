@@ -1,6 +1,7 @@
 //! The caller's handle of an operation under way.
 
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, Condvar, Mutex, Weak};
 use std::time::Duration;
 
@@ -47,11 +48,15 @@ impl Handle {
         let done = Done::new(move |outcome| {
             let mut state = there.state.lock().expect(LOCK);
             state.outcome = Some(outcome);
-            then(id);
+            // A panic of the callback must not keep those asleep who wait for the outcome.
+            let called = catch_unwind(AssertUnwindSafe(|| then(id)));
             let waiters = state.waiters;
             drop(state);
             if waiters > 0 {
                 there.resolved.notify_all();
+            }
+            if let Err(panic) = called {
+                resume_unwind(panic);
             }
         });
         (Self { id, slot, cancel, progress: None }, done)
@@ -139,6 +144,18 @@ mod tests {
         done.ok(());
         assert_eq!(handle.wait(None), Ok(()));
         assert_eq!(handle.wait(None), Ok(()), "again");
+    }
+
+    #[test]
+    fn a_callback_that_panics_keeps_nobody_asleep() {
+        let (handle, done) = Handle::new(1, None, |_| panic!("planted"));
+        let waiting = std::thread::spawn({
+            let handle = handle.clone();
+            move || handle.wait(None)
+        });
+        assert!(catch_unwind(AssertUnwindSafe(|| done.ok(()))).is_err(), "whoever resolves hears of it");
+        assert_eq!(waiting.join().expect("no panic"), Ok(()));
+        assert_eq!(handle.wait(None), Ok(()));
     }
 
     #[test]

@@ -12,6 +12,7 @@ use crate::collective::Collective;
 use crate::config::Checksum;
 use crate::device::Device;
 use crate::error::{Error, Result};
+use crate::local::Progress;
 use crate::runtime::{Clock, Membership, Timer};
 use crate::transport::Transport;
 use crate::types::Time;
@@ -102,17 +103,26 @@ impl Shared {
             let answer = input(&mut state, now);
             (answer, state.settle(now))
         }));
-        let (answer, effects) = decided.map_err(|panic| {
-            let error = Error::Internal { what: format!("the engine stopped because it panicked: {}", text(&*panic)) };
-            let error = self.broken.get_or_init(|| error).clone();
-            self.bury(&mut state, &error);
-            error
-        })?;
+        let (answer, effects) = decided.map_err(|panic| self.break_down_locked(&mut state, panicked(&*panic)))?;
         drop(state);
         if !effects.is_empty() {
-            self.dispatch.carry_out(self, effects, here_bytes_max);
+            self.guard(|| self.dispatch.carry_out(self, effects, here_bytes_max))?;
         }
         Ok(answer)
+    }
+
+    /// Does `work` of the engine outside the lock. What it should have reported may be lost if it panics, so a panic ends every handle.
+    ///
+    /// # Errors
+    /// [`Error::Internal`] if it panicked.
+    pub(super) fn guard<T>(self: &Arc<Self>, work: impl FnOnce() -> T) -> Result<T> {
+        catch_unwind(AssertUnwindSafe(work)).map_err(|panic| self.break_down(panicked(&*panic)))
+    }
+
+    /// Ends every handle, because this process can do no more for them. The first cause counts; returns it.
+    pub(super) fn break_down(self: &Arc<Self>, cause: Error) -> Error {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        self.break_down_locked(&mut state, cause)
     }
 
     /// Reports the end of a step. After a panic there is no machine to report to.
@@ -136,19 +146,35 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).closed = true;
     }
 
+    fn break_down_locked(self: &Arc<Self>, state: &mut State, cause: Error) -> Error {
+        if let Some(first) = self.broken.get() {
+            return first.clone();
+        }
+        tracing::error!(%cause, "the engine stopped");
+        let cause = self.broken.get_or_init(|| cause).clone();
+        self.bury(state, &cause);
+        cause
+    }
+
     /// Ends every handle after a panic, once nothing uses the memory of the callers any more. On a separate thread, because the calling
     /// thread may belong to the transport.
     fn bury(self: &Arc<Self>, state: &mut State, error: &Error) {
         const PATIENCE: Duration = Duration::from_secs(1);
         let (shared, wreck, cause) = (Arc::clone(self), state.wreck(), error.clone());
         let ending = std::thread::Builder::new().name("gl-ending".to_owned()).spawn(move || {
-            if let Some(collective) = shared.collective.get() {
-                collective.abort(cause.clone());
-                collective.shutdown();
+            // First, because the other workers wait for this one.
+            if let Some(membership) = &*shared.membership.lock().unwrap_or_else(PoisonError::into_inner) {
+                membership.break_down(cause.clone());
             }
-            shared.transport.shutdown(PATIENCE);
+            // What panicked may have left any of them with a lock that panics. The others are ended all the same.
+            let end = |part: &dyn Fn()| drop(catch_unwind(AssertUnwindSafe(part)));
+            if let Some(collective) = shared.collective.get() {
+                end(&|| collective.abort(cause.clone()));
+                end(&|| collective.shutdown());
+            }
+            end(&|| shared.transport.shutdown(PATIENCE));
             if let Some(device) = &shared.device {
-                device.shutdown();
+                end(&|| device.shutdown());
             }
             drop(shared.memory.write());
             wreck.report(&cause);
@@ -159,9 +185,28 @@ impl Shared {
     }
 }
 
-fn text(panic: &(dyn std::any::Any + Send)) -> &str {
-    let text = panic.downcast_ref::<String>().map(String::as_str);
-    text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message")
+fn panicked(panic: &(dyn std::any::Any + Send)) -> Error {
+    Error::of_panic("the engine stopped because it", panic)
+}
+
+/// What a thread polls that waits for a handle: the component in which most of its engine's work waits.
+pub(super) struct Waiting(pub(super) Arc<Shared>);
+
+impl Progress for Waiting {
+    fn poll(&self, enough: &dyn Fn() -> bool, patience: Duration) {
+        // Whoever waits hears of a panic by the handle.
+        let _ = self.0.guard(|| match self.0.collective.get() {
+            Some(collective) => collective.poll(enough, patience),
+            None => self.0.transport.poll(enough, patience),
+        });
+    }
+
+    fn wake(&self) {
+        match self.0.collective.get() {
+            Some(collective) => collective.wake(),
+            None => self.0.transport.wake(),
+        }
+    }
 }
 
 #[cfg(test)]

@@ -16,7 +16,8 @@ pub(super) fn spawn(stage: Stage, shared: Arc<Shared>, dispatcher: Arc<Dispatche
             dispatcher.bell(stage).wait();
             while let Ok(Some(job)) = shared.with(|state, now| state.take(now, stage)) {
                 tracing::trace!(%stage, part = %job.task.part, round = job.task.round.0, "task taken");
-                execute(&shared, job, 0);
+                // After a panic the next `take` refuses.
+                let _ = shared.guard(|| execute(&shared, job, 0));
             }
             if shared.look(|state| state.closed) {
                 return;

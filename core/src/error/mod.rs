@@ -22,6 +22,13 @@ impl Error {
         self.kind().code
     }
 
+    /// The error of `what`, such as `thread gl-push`, which ended with this panic.
+    pub fn of_panic(what: &str, panic: &(dyn std::any::Any + Send)) -> Self {
+        let text = panic.downcast_ref::<String>().map(String::as_str);
+        let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
+        Self::Internal { what: format!("{what} panicked: {text}") }
+    }
+
     /// Whether the same call may succeed later without anything else being changed.
     pub fn retryable(&self) -> bool {
         self.code().retryable()
@@ -41,10 +48,10 @@ impl Error {
         }
     }
 
-    /// Whether it concerns only the worker that got it: its caller gave up, or the job continues without it.
+    /// Whether it concerns only the worker that got it: its caller gave up, its way to a server is gone, or the job continues without it.
     /// [`of_one_who_gave_up`](Self::of_one_who_gave_up) makes the error that other workers get.
     pub fn concerns_one_worker(&self) -> bool {
-        matches!(self, Self::Cancelled | Self::Timeout { .. } | Self::Fenced { .. })
+        matches!(self, Self::Cancelled | Self::Timeout { .. } | Self::Fenced { .. } | Self::ServerUnreachable { .. })
     }
 
     /// The error for workers that wait for a round of `tensor` from which `worker` withdrew because of this error. If this error names a

@@ -278,6 +278,18 @@ errors! {
         /// The term of the coordinator that it reached.
         coordinator: u32,
     }
+    /// A server of the job did not answer this worker for the step timeout, though the coordinator reaches both of them.
+    #[error("{server} has not answered this worker for {:.1} s: {cause}; {hint}", waited.as_secs_f64())]
+    23: ServerUnreachable of DeadlineExceeded, raised as "ServerUnreachableError"("TimeoutError") {
+        /// The server and where it says that it listens, such as `server 1 at node7:9000`.
+        server: String,
+        /// How long it has not answered.
+        waited: Duration,
+        /// How the last attempt to reach it failed.
+        cause: String,
+        /// What to check.
+        hint: String,
+    }
 }
 
 /// The classes of failure, equal in Rust and Python; gRPC's well-known names.

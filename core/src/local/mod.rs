@@ -18,4 +18,5 @@ pub use backing::SharedBacking;
 pub use progress::Progress;
 pub use segment::{Segment, Shown};
 pub use socket::{Connection, PrivateSocket, Received};
-pub(crate) use thread::OwnThread;
+pub use thread::Ended;
+pub(crate) use thread::{Obituary, OwnThread};

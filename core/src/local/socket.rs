@@ -85,20 +85,25 @@ impl PrivateSocket {
         self.directory.join(SOCKET)
     }
 
-    /// Accepts the next connection. `None` if none came for `timeout`, or if a process of another user connected; that one is refused.
+    /// Accepts the next connection. `None` if none came for `timeout`. Processes of other users are refused.
     ///
     /// # Errors
-    /// [`Error::Io`] if the system refuses.
+    /// [`Error::Io`] if the system refuses, for example because it has no descriptor left. The connection then waits in the socket's queue.
     pub fn accept(&self, timeout: Duration) -> Result<Option<Connection>> {
         let failed = |error: Errno| io("accepting a connection of this machine", &error);
-        if !ready(self.listener.as_fd(), PollFlags::IN, timeout).map_err(failed)? {
-            return Ok(None);
+        let mut timeout = timeout;
+        while ready(self.listener.as_fd(), PollFlags::IN, timeout).map_err(failed)? {
+            match rustix::net::accept_with(&self.listener, SocketFlags::CLOEXEC) {
+                Ok(fd) => match Connection(fd).of_same_user() {
+                    Ok(connection) => return Ok(Some(connection)),
+                    Err(error) => tracing::debug!(%error, "refused a process of another user"),
+                },
+                Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => {}
+                Err(error) => return Err(failed(error)),
+            }
+            timeout = Duration::ZERO;
         }
-        match rustix::net::accept_with(&self.listener, SocketFlags::CLOEXEC) {
-            Ok(fd) => Ok(Connection(fd).of_same_user().ok()),
-            Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => Ok(None),
-            Err(error) => Err(failed(error)),
-        }
+        Ok(None)
     }
 
     /// For waiting on several descriptors at once: readable when [`accept`](Self::accept) has a connection.

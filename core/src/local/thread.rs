@@ -1,6 +1,7 @@
 //! A thread on which a driver does its work.
 
-use std::sync::{Mutex, PoisonError};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -36,6 +37,22 @@ impl OwnThread {
         Ok(Self { thread: Mutex::new(Some(thread)), ended, process: std::process::id() })
     }
 
+    /// As [`start`](Self::start). If `body` fails or panics, nobody told the thread to end, and `obituary` tells why it did.
+    ///
+    /// # Errors
+    /// As [`start`](Self::start).
+    pub(crate) fn start_watched(
+        name: &'static str,
+        obituary: Obituary,
+        body: impl FnOnce() -> Result<()> + Send + 'static,
+    ) -> Result<Self> {
+        Self::start(name, move || match catch_unwind(AssertUnwindSafe(body)) {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => obituary.ended(error),
+            Err(panic) => obituary.ended(Error::of_panic(&format!("thread {name}"), &*panic)),
+        })
+    }
+
     /// Whether the thread belongs to this process. It does not in the child of a fork.
     pub(crate) fn is_ours(&self) -> bool {
         self.process == std::process::id()
@@ -59,5 +76,79 @@ impl OwnThread {
     }
 }
 
+/// Called with the reason why a thread ended though nobody told it to.
+pub type Ended = Arc<dyn Fn(Error) + Send + Sync>;
+
+/// Where a driver's thread leaves the reason of its end for the owner of the driver, who may ask before or after the end.
+#[derive(Clone, Default)]
+pub(crate) struct Obituary(Arc<Mutex<Record>>);
+
+#[derive(Default)]
+struct Record {
+    reason: Option<Error>,
+    listener: Option<Ended>,
+}
+
+impl Obituary {
+    /// Calls `listener` when the thread ends though nobody told it to; at once if it has.
+    pub(crate) fn tell(&self, listener: Ended) {
+        let reason = {
+            let mut record = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            record.listener = Some(Arc::clone(&listener));
+            record.reason.clone()
+        };
+        if let Some(reason) = reason {
+            listener(reason);
+        }
+    }
+
+    /// The thread ends because of `reason`.
+    fn ended(&self, reason: Error) {
+        tracing::error!(%reason, "a thread ended");
+        let listener = {
+            let mut record = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            record.reason = Some(reason.clone());
+            record.listener.clone()
+        };
+        if let Some(listener) = listener {
+            listener(reason);
+        }
+    }
+}
+
 /// How much later than its own deadline a thread may end before that is worth a warning.
 const LATE: Duration = Duration::from_millis(500);
+
+#[cfg(test)]
+mod tests {
+    use crossbeam_channel::unbounded;
+
+    use super::*;
+
+    #[test]
+    fn a_thread_that_nobody_told_to_end_says_why_it_did_to_whoever_asks_before_or_after() {
+        let failure = Error::Io { what: "the socket".to_owned(), cause: "gone".to_owned() };
+        for (fails, expected) in [
+            (Some(failure.clone()), Some(failure.to_string())),
+            (None, Some("internal error: thread test-thread panicked: planted; please report it".to_owned())),
+        ] {
+            let (obituary, (early, heard)) = (Obituary::default(), unbounded());
+            obituary.tell(Arc::new(move |reason| drop(early.send(reason.to_string()))));
+            let body = move || fails.map_or_else(|| panic!("planted"), Err);
+            let thread = OwnThread::start_watched("test-thread", obituary.clone(), body).unwrap();
+            assert_eq!(heard.recv().ok(), expected);
+            thread.join(Duration::from_secs(10));
+            let (late, heard) = unbounded();
+            obituary.tell(Arc::new(move |reason| drop(late.send(reason.to_string()))));
+            assert_eq!(heard.try_recv().ok(), expected);
+        }
+    }
+
+    #[test]
+    fn a_thread_that_ends_in_order_says_nothing() {
+        let (obituary, (sender, heard)) = (Obituary::default(), unbounded::<Error>());
+        obituary.tell(Arc::new(move |reason| drop(sender.send(reason))));
+        OwnThread::start_watched("test-thread", obituary, || Ok(())).unwrap().join(Duration::from_secs(10));
+        assert!(heard.try_recv().is_err());
+    }
+}

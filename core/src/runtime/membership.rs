@@ -1,6 +1,7 @@
 //! Drives a [`Member`] state machine over the control connection. One thread does it, which sleeps on a channel.
 
 use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -40,6 +41,7 @@ enum Input {
     Stall(Stall),
     Leave,
     GiveUp(String),
+    BreakDown(Error),
     Stop,
 }
 
@@ -71,7 +73,7 @@ impl Membership {
         };
         let thread = std::thread::Builder::new()
             .name("gl-membership".to_owned())
-            .spawn(move || driver.run(Inputs::new(received, clock)))
+            .spawn(move || driver.run_guarded(Inputs::new(received, clock)))
             .map_err(|error| Error::Io { what: "starting a thread".to_owned(), cause: error.to_string() })?;
         Ok(Self { inputs, thread: Some(thread) })
     }
@@ -99,6 +101,11 @@ impl Membership {
     /// Tells the coordinator that this process gives up because of `cause`. [`MemberEvent::Left`] follows once the coordinator knows.
     pub fn give_up(&self, cause: String) {
         self.send(Input::GiveUp(cause));
+    }
+
+    /// Tells the coordinator that this process cannot go on, because of `cause`. [`MemberEvent::Failed`] follows.
+    pub fn break_down(&self, cause: Error) {
+        self.send(Input::BreakDown(cause));
     }
 
     /// Closes the connection and ends the thread. Pending requests fail.
@@ -139,6 +146,16 @@ struct Driver {
 }
 
 impl Driver {
+    /// Runs, and if that panics, tells the owner of the process that its membership is over.
+    fn run_guarded(&mut self, inputs: Inputs<Input>) {
+        let Err(panic) = catch_unwind(AssertUnwindSafe(|| self.run(inputs))) else { return };
+        let error = Error::of_panic("thread gl-membership", &*panic);
+        tracing::error!(%error, "the membership ended");
+        // The coordinator hears of it by the end of the connection.
+        self.link = None;
+        (self.events)(MemberEvent::Failed(error));
+    }
+
     fn run(&mut self, mut inputs: Inputs<Input>) {
         loop {
             self.drain();
@@ -174,6 +191,7 @@ impl Driver {
             Input::Stall(stall) => self.member.report_stall(stall),
             Input::Leave => self.member.leave(),
             Input::GiveUp(cause) => self.member.give_up(cause),
+            Input::BreakDown(cause) => self.member.break_down(cause),
             Input::Stop => unreachable!("handled by the loop"),
         }
     }

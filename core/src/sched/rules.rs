@@ -1,6 +1,6 @@
 //! The rules of credit and gates for each stage.
 
-use crate::pipeline::{Route, Stage};
+use crate::pipeline::{Duty, Route, Stage};
 use crate::types::DeviceKind;
 
 /// The stage at which a task must draw credit, unless it holds some.
@@ -29,6 +29,12 @@ pub(super) fn waits_for_the_round_before(stage: Stage) -> bool {
 }
 
 /// Whether `stage` waits while the task's server is not connected. A task that was staged earlier would only hold memory and wait.
-pub(super) fn goes_to_server(stage: Stage) -> bool {
-    matches!(stage, Stage::CopyD2H | Stage::Compress | Stage::Push)
+pub(super) fn goes_to_server(stage: Stage, route: Route) -> bool {
+    exchanges(route) && matches!(stage, Stage::CopyD2H | Stage::Compress | Stage::Push)
+}
+
+/// Whether this rank itself exchanges a task with the server, in a job with servers. The connection of a rank whose machine has another
+/// owner for the part does not matter.
+pub(super) fn exchanges(route: Route) -> bool {
+    matches!(route.duty, Duty::Owner | Duty::Alone)
 }

@@ -441,6 +441,7 @@ mod endings;
 mod gates;
 mod lending;
 mod outcomes;
+mod unanswered;
 mod withdrawals;
 
 #[cfg(test)]

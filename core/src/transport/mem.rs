@@ -70,6 +70,8 @@ impl MemNetwork {
                 stopping.call(Call::Unlisten { address: closed.clone(), reply });
                 let _ = done.recv_timeout(patience);
             }),
+            // Tests alone use it.
+            watch: Box::new(|_| {}),
         })
     }
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use crate::error::Error;
-use crate::local::Progress;
+use crate::local::{Ended, Progress};
 use crate::mem::{Frozen, Region};
 use crate::types::{Done, ExchangeId, LinkId, NodeId};
 use crate::wire::{Request, Sum, Target};
@@ -104,6 +104,10 @@ pub trait Transport: Progress + Send + Sync {
     fn capabilities(&self, _link: LinkId) -> Capabilities {
         Capabilities::NETWORK
     }
+
+    /// Calls `ended` if a thread of this transport ends though nobody told it to; at once if one has. Nothing that was handed to the
+    /// transport can be relied on then.
+    fn watch(&self, _ended: Ended) {}
 
     /// Closes everything and waits, at most `patience`, until all memory is free and all threads ended.
     fn shutdown(&self, patience: Duration);
@@ -225,4 +229,6 @@ pub struct Listener {
     pub outbox: Box<dyn Fn(Outgoing) + Send + Sync>,
     /// Stops listening, closes all links and waits for the thread, at most the given time.
     pub stop: Box<dyn Fn(Duration) + Send + Sync>,
+    /// Calls the function if a thread of the listener ends though nobody told it to; at once if one has.
+    pub watch: Box<dyn Fn(Ended) + Send + Sync>,
 }

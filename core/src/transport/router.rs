@@ -17,7 +17,7 @@ use super::shm::{self, ShmTransport};
 use super::{Answer, Capabilities, Inbox, Incoming, LinkLost, Listener, Outgoing, Peer, Push, Torn, Transport};
 use crate::config::{Config, TransportChoice};
 use crate::error::{Error, Result};
-use crate::local::{Progress, SharedBacking};
+use crate::local::{Ended, Progress, SharedBacking};
 use crate::mem::{Copies, Region};
 use crate::types::{Done, ExchangeId, LinkId};
 
@@ -133,6 +133,13 @@ impl Transport for Router {
         transport.capabilities(link)
     }
 
+    fn watch(&self, ended: Ended) {
+        if let Some(shm) = &self.shm {
+            shm.watch(Arc::clone(&ended));
+        }
+        self.quic.watch(ended);
+    }
+
     fn shutdown(&self, patience: Duration) {
         if let Some(shm) = &self.shm {
             shm.shutdown(patience);
@@ -187,6 +194,7 @@ pub fn bind(
     let (address, socket_path) = (quic.address.clone(), shm.address.clone());
     let (quic, shm) = (Arc::new(quic), Arc::new(shm));
     let (quic_stop, shm_stop) = (Arc::clone(&quic), Arc::clone(&shm));
+    let (quic_watch, shm_watch) = (Arc::clone(&quic), Arc::clone(&shm));
     let listener = Listener {
         address,
         outbox: Box::new(move |outgoing| {
@@ -200,14 +208,18 @@ pub fn bind(
             (shm_stop.stop)(patience);
             (quic_stop.stop)(patience);
         }),
+        watch: Box::new(move |ended| {
+            (quic_watch.watch)(Arc::clone(&ended));
+            (shm_watch.watch)(ended);
+        }),
     };
     Ok((listener, socket_path))
 }
 
 /// Translates the ids of a QUIC listener that has no shared memory half beside it.
 fn quic_alone(quic: Listener) -> Listener {
-    let Listener { address, outbox, stop } = quic;
-    Listener { address, outbox: Box::new(move |outgoing| outbox(inward(outgoing).1)), stop }
+    let Listener { address, outbox, stop, watch } = quic;
+    Listener { address, outbox: Box::new(move |outgoing| outbox(inward(outgoing).1)), stop, watch }
 }
 
 fn bind_shm(

@@ -149,6 +149,7 @@ mod tests {
         ("140400000077686174", "internal error: what; please report it"),
         ("15060000006465766963650400000077686174050000006361757365", "device: what failed: cause"),
         ("160500000005000000", "this process belongs to the job of term 5, but the coordinator leads that of term 5: it was started again, which begins a new job; start all processes of the job again"),
+        ("170600000073657276657280969800000000000500000063617573650400000068696e74", "server has not answered this worker for 0.0 s: cause; hint"),
     ];
 
     #[test]

@@ -128,6 +128,8 @@ pub struct Stuck {
     pub report: StallReport,
     /// The tensors that share a part with it and were not submitted on this worker.
     pub missing: Vec<String>,
+    /// Why the server does not answer this worker, if it does not.
+    pub unreachable: Option<Error>,
 }
 
 /// One stage of one task, to be executed now.

@@ -6,24 +6,34 @@
 //! ```
 //! A server that leaves the view, or moves, is forgotten from any state. Reports carry the number of their attempt, so a late report about
 //! a forgotten connection changes nothing.
+//!
+//! A server is *silent* from its first dial, or from the loss of its connection, until it answers an exchange or has kept a connection for
+//! `steady`. A connection alone does not end the silence: it may come up and go down for ever without carrying anything. What waits for a
+//! silent server fails after the step timeout, unless it has a connection at that time.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::command::{Destination, Dial};
+use super::silence::Silence;
+use crate::error::Error;
 use crate::types::{LinkId, ServerId, Time};
 
 /// How long an attempt may take.
-const DIAL_TIMEOUT: Duration = Duration::from_secs(3);
+pub(super) const DIAL_TIMEOUT: Duration = Duration::from_secs(3);
 /// The pause after the first failure; doubles with each further one.
 const BACKOFF_MIN: Duration = Duration::from_millis(50);
 const BACKOFF_MAX: Duration = Duration::from_secs(2);
 
 /// Which connection leads to which server.
-#[derive(Default, Debug)]
+#[derive(Debug)]
 pub(super) struct Links {
     servers: BTreeMap<ServerId, Link>,
     attempts: u64,
+    /// How long a submission waits for a server that does not answer.
+    patience: Duration,
+    /// A connection that was up for so long ends a silence.
+    steady: Duration,
 }
 
 #[derive(Debug)]
@@ -33,12 +43,14 @@ struct Link {
     /// Number of the latest dial.
     attempt: u64,
     backoff: Duration,
+    /// Absent if the server has answered since it was last lost.
+    silence: Option<Silence>,
 }
 
 #[derive(Debug)]
 enum LinkState {
     Dialling,
-    Up(LinkId),
+    Up { link: LinkId, since: Time },
     Waiting { until: Time },
 }
 
@@ -53,13 +65,19 @@ pub(super) struct Changes {
 }
 
 impl Links {
+    /// No servers. A submission waits for `patience` for a server that does not answer. A connection that was up for `steady` ends the
+    /// silence of its server.
+    pub(super) fn new(patience: Duration, steady: Duration) -> Self {
+        Self { servers: BTreeMap::new(), attempts: 0, patience, steady }
+    }
+
     /// The connection to `server`, if there is one now.
     pub(super) fn up(&self, server: ServerId) -> Option<LinkId> {
         self.servers.get(&server)?.up()
     }
 
     /// Follows a new view with these servers.
-    pub(super) fn follow(&mut self, servers: &BTreeMap<ServerId, Destination>) -> Changes {
+    pub(super) fn follow(&mut self, now: Time, servers: &BTreeMap<ServerId, Destination>) -> Changes {
         let mut changes = Changes::default();
         self.servers.retain(|server, link| {
             let stays = servers.get(server) == Some(&link.to);
@@ -73,8 +91,9 @@ impl Links {
         });
         for (server, to) in servers {
             if !self.servers.contains_key(server) {
-                let (state, backoff) = (LinkState::Dialling, BACKOFF_MIN);
-                self.servers.insert(*server, Link { to: to.clone(), state, attempt: 0, backoff });
+                let (state, backoff, silence) =
+                    (LinkState::Dialling, BACKOFF_MIN, Some(Silence::new(now, self.patience)));
+                self.servers.insert(*server, Link { to: to.clone(), state, attempt: 0, backoff, silence });
                 changes.dials.extend(self.dial(*server));
             }
         }
@@ -89,38 +108,69 @@ impl Links {
         due.into_iter().filter_map(|server| self.dial(server)).collect()
     }
 
-    /// The next time at which a pause ends.
+    /// The next time at which a pause ends, or a silence must be looked at.
     pub(super) fn poll_timeout(&self) -> Option<Time> {
         let waiting = self.servers.values().filter_map(|link| match link.state {
             LinkState::Waiting { until } => Some(until),
-            LinkState::Dialling | LinkState::Up(_) => None,
+            LinkState::Dialling | LinkState::Up { .. } => None,
         });
-        waiting.min()
+        let checks = self.servers.values().filter_map(|link| Some(link.silence()?.check_at));
+        waiting.chain(checks).min()
+    }
+
+    /// The silent servers that must be looked at now, with the time since when each is silent and the error of what waited in vain.
+    pub(super) fn overdue(&self, now: Time) -> Vec<(ServerId, Time, Error)> {
+        let silent = self.servers.iter().filter_map(|(server, link)| Some((*server, link, link.silence()?)));
+        let overdue = silent.filter(|(_, _, silence)| silence.check_at <= now);
+        overdue.map(|(server, link, silence)| (server, silence.since, silence.error(now, &link.to))).collect()
+    }
+
+    /// The silence of `server` was looked at. The next submission that waits for it is due at `next`.
+    pub(super) fn checked(&mut self, now: Time, server: ServerId, next: Option<Time>) {
+        if let Some(silence) = self.servers.get_mut(&server).and_then(|link| link.silence.as_mut()) {
+            // A submission that is made from now on is not due before that.
+            let latest = now + self.patience;
+            silence.check_at = next.map_or(latest, |next| next.min(latest));
+        }
+    }
+
+    /// Why a submission that waits for `server` does not move, if the server does not answer.
+    pub(super) fn unreachable(&self, now: Time, server: ServerId) -> Option<Error> {
+        let link = self.servers.get(&server)?;
+        Some(link.silence()?.error(now, &link.to))
+    }
+
+    /// A server answered an exchange.
+    pub(super) fn answered(&mut self, server: ServerId) {
+        if let Some(link) = self.servers.get_mut(&server) {
+            link.silence = None;
+        }
     }
 
     /// An attempt succeeded. Returns whether it is the current attempt.
-    pub(super) fn established(&mut self, server: ServerId, attempt: u64, link: LinkId) -> bool {
+    pub(super) fn established(&mut self, now: Time, server: ServerId, attempt: u64, link: LinkId) -> bool {
         let Some(entry) = self.servers.get_mut(&server).filter(|entry| entry.is_dialling(attempt)) else {
             return false;
         };
-        entry.state = LinkState::Up(link);
+        entry.state = LinkState::Up { link, since: now };
         entry.backoff = BACKOFF_MIN;
         true
     }
 
-    /// The attempt failed, or its connection was lost. Returns whether it was the current attempt.
-    pub(super) fn lost(&mut self, now: Time, server: ServerId, attempt: u64) -> bool {
+    /// The attempt failed, or its connection was lost, because of `cause`. Returns whether it was the current attempt.
+    pub(super) fn lost(&mut self, now: Time, server: ServerId, attempt: u64, cause: Error) -> bool {
         let Some(entry) = self.servers.get_mut(&server).filter(|entry| entry.attempt == attempt) else {
             return false;
         };
         match entry.state {
-            LinkState::Waiting { .. } => false,
-            LinkState::Dialling | LinkState::Up(_) => {
-                entry.state = LinkState::Waiting { until: now + entry.backoff };
-                entry.backoff = (entry.backoff * 2).min(BACKOFF_MAX);
-                true
-            }
+            LinkState::Waiting { .. } => return false,
+            LinkState::Up { since, .. } if since + self.steady <= now => entry.silence = None,
+            LinkState::Dialling | LinkState::Up { .. } => {}
         }
+        entry.silence.get_or_insert_with(|| Silence::new(now, self.patience)).failed(cause);
+        entry.state = LinkState::Waiting { until: now + entry.backoff };
+        entry.backoff = (entry.backoff * 2).min(BACKOFF_MAX);
+        true
     }
 
     /// Stops dialling servers.
@@ -139,15 +189,20 @@ impl Links {
 impl Link {
     fn up(&self) -> Option<LinkId> {
         match self.state {
-            LinkState::Up(link) => Some(link),
+            LinkState::Up { link, .. } => Some(link),
             LinkState::Dialling | LinkState::Waiting { .. } => None,
         }
+    }
+
+    /// Its silence, if it has no connection.
+    fn silence(&self) -> Option<&Silence> {
+        self.silence.as_ref().filter(|_| self.up().is_none())
     }
 
     fn is_dialling(&self, attempt: u64) -> bool {
         match self.state {
             LinkState::Dialling => self.attempt == attempt,
-            LinkState::Up(_) | LinkState::Waiting { .. } => false,
+            LinkState::Up { .. } | LinkState::Waiting { .. } => false,
         }
     }
 }
@@ -158,52 +213,111 @@ mod tests {
     use crate::types::NodeId;
 
     const ONE: ServerId = ServerId(0);
+    const STEP: Duration = Duration::from_secs(60);
+    const STEADY: Duration = Duration::from_secs(20);
+    const SECOND: Duration = Duration::from_secs(1);
 
     #[test]
     fn a_server_that_is_not_reached_is_dialled_again_after_a_pause_that_doubles() {
-        let mut links = Links::default();
-        let mut dial = links.follow(&servers("a")).dials.remove(0);
+        let mut links = Links::new(STEP, STEADY);
+        let mut dial = links.follow(Time::ZERO, &servers("a")).dials.remove(0);
         let mut now = Time::ZERO;
         for pause_ms in [50, 100, 200] {
-            assert!(links.lost(now, ONE, dial.attempt));
+            assert!(links.lost(now, ONE, dial.attempt, gone()));
             let due = now + Duration::from_millis(pause_ms);
             assert_eq!(links.poll_timeout(), Some(due));
             now = due;
             dial = links.due(now).remove(0);
         }
-        assert!(links.established(ONE, dial.attempt, LinkId(7)));
+        assert!(links.established(Time::ZERO, ONE, dial.attempt, LinkId(7)));
         assert_eq!((links.up(ONE), links.poll_timeout()), (Some(LinkId(7)), None));
     }
 
     #[test]
     fn a_server_that_moved_is_dialled_anew_and_a_report_about_its_old_place_changes_nothing() {
-        let mut links = Links::default();
-        let old = links.follow(&servers("a")).dials.remove(0);
-        let new = links.follow(&servers("b")).dials.remove(0);
-        assert!(!links.established(ONE, old.attempt, LinkId(1)));
-        assert!(links.established(ONE, new.attempt, LinkId(2)));
-        assert!(!links.lost(Time::ZERO, ONE, old.attempt));
+        let mut links = Links::new(STEP, STEADY);
+        let old = links.follow(Time::ZERO, &servers("a")).dials.remove(0);
+        let new = links.follow(Time::ZERO, &servers("b")).dials.remove(0);
+        assert!(!links.established(Time::ZERO, ONE, old.attempt, LinkId(1)));
+        assert!(links.established(Time::ZERO, ONE, new.attempt, LinkId(2)));
+        assert!(!links.lost(Time::ZERO, ONE, old.attempt, gone()));
         assert_eq!(links.up(ONE), Some(LinkId(2)));
     }
 
     #[test]
     fn a_server_that_left_the_view_is_forgotten_and_its_link_closed() {
-        let mut links = Links::default();
-        let dial = links.follow(&servers("a")).dials.remove(0);
-        links.established(ONE, dial.attempt, LinkId(1));
-        let changes = links.follow(&BTreeMap::new());
+        let mut links = Links::new(STEP, STEADY);
+        let dial = links.follow(Time::ZERO, &servers("a")).dials.remove(0);
+        links.established(Time::ZERO, ONE, dial.attempt, LinkId(1));
+        let changes = links.follow(Time::ZERO, &BTreeMap::new());
         assert_eq!((changes.gone, changes.closed), (vec![ONE], vec![LinkId(1)]));
-        assert!(!links.lost(Time::ZERO, ONE, dial.attempt));
+        assert!(!links.lost(Time::ZERO, ONE, dial.attempt, gone()));
         assert_eq!((links.up(ONE), links.poll_timeout()), (None, None));
     }
 
     #[test]
     fn a_connection_that_is_lost_before_it_was_reported_is_not_used() {
-        let mut links = Links::default();
-        let dial = links.follow(&servers("a")).dials.remove(0);
-        assert!(links.lost(Time::ZERO, ONE, dial.attempt));
-        assert!(!links.established(ONE, dial.attempt, LinkId(1)));
+        let mut links = Links::new(STEP, STEADY);
+        let dial = links.follow(Time::ZERO, &servers("a")).dials.remove(0);
+        assert!(links.lost(Time::ZERO, ONE, dial.attempt, gone()));
+        assert!(!links.established(Time::ZERO, ONE, dial.attempt, LinkId(1)));
         assert_eq!(links.up(ONE), None);
+    }
+
+    #[test]
+    fn a_server_is_silent_from_its_first_dial_until_it_answers() {
+        let mut links = Links::new(STEP, STEADY);
+        let dial = links.follow(Time::ZERO, &servers("a")).dials.remove(0);
+        let due = Time::ZERO + STEP;
+        assert_eq!(links.poll_timeout(), Some(due));
+        let [(ONE, Time::ZERO, Error::ServerUnreachable { waited: STEP, server, .. })] = &links.overdue(due)[..] else {
+            panic!("{:?}", links.overdue(due))
+        };
+        assert_eq!(server, "server 0 at a");
+        links.checked(due, ONE, None);
+        assert_eq!((links.overdue(due), links.poll_timeout()), (Vec::new(), Some(due + STEP)));
+        links.established(due, ONE, dial.attempt, LinkId(1));
+        assert_eq!((links.unreachable(due, ONE), links.poll_timeout()), (None, None), "it has a connection");
+        links.answered(ONE);
+        assert!(links.lost(due, ONE, dial.attempt, gone()));
+        assert_eq!(links.overdue(due + STEP)[0].1, due, "a new silence");
+    }
+
+    #[test]
+    fn connections_that_carry_nothing_do_not_end_a_silence() {
+        let mut links = Links::new(STEP, STEADY);
+        let mut dial = links.follow(Time::ZERO, &servers("a")).dials.remove(0);
+        let mut now = Time::ZERO;
+        for _ in 0..10 {
+            links.established(now, ONE, dial.attempt, LinkId(1));
+            now = now + STEADY / 2;
+            links.lost(now, ONE, dial.attempt, gone());
+            now = now + BACKOFF_MAX;
+            dial = links.due(now).remove(0);
+        }
+        assert_eq!(links.overdue(now)[0].1, Time::ZERO);
+        links.established(now, ONE, dial.attempt, LinkId(1));
+        let lost = now + STEADY;
+        links.lost(lost, ONE, dial.attempt, gone());
+        assert_eq!(links.overdue(lost + STEP)[0].1, lost, "it was up for long");
+    }
+
+    #[test]
+    fn the_last_failure_is_the_cause_and_one_that_we_caused_is_none() {
+        let mut links = Links::new(STEP, STEADY);
+        let dial = links.follow(Time::ZERO, &servers("a")).dials.remove(0);
+        let refused = Error::Auth { problem: "expired".to_owned(), hint: "renew it".to_owned() };
+        links.lost(Time::ZERO, ONE, dial.attempt, refused);
+        let dial = links.due(Time::ZERO + SECOND).remove(0);
+        links.lost(Time::ZERO + SECOND, ONE, dial.attempt, Error::Cancelled);
+        let Some(Error::ServerUnreachable { cause, hint, .. }) = links.unreachable(Time::ZERO + SECOND, ONE) else {
+            panic!("silent")
+        };
+        assert_eq!((cause.as_str(), hint.as_str()), ("expired", "renew it"));
+    }
+
+    fn gone() -> Error {
+        Error::Unavailable { what: "server 0".to_owned(), cause: "gone".to_owned() }
     }
 
     fn servers(address: &str) -> BTreeMap<ServerId, Destination> {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::command::{Command, Stuck};
 use super::formation::Formation;
-use super::links::{Changes, Links};
+use super::links::{Changes, DIAL_TIMEOUT, Links};
 use super::records::{Parked, Record, Submission};
 use crate::error::{Error, Result};
 use crate::pipeline::Pipeline;
@@ -91,8 +91,19 @@ pub struct WorkerSettings {
     pub scheduler: SchedulerConfig,
     /// A submission that stays in one stage for longer than this causes a warning; zero means never.
     pub stall_warn: Duration,
+    /// A connection that was up for so long has carried something from its server after the handshake: more than twice the time after which
+    /// the transport gives a silent connection up.
+    pub steady: Duration,
     /// The device that may hold tensors, besides host memory.
     pub device: DeviceKind,
+}
+
+impl WorkerSettings {
+    /// How long a submission waits for a server or a coordinator that does not answer: the step timeout, and at least as long as two attempts
+    /// to connect take, so that the cause of one is known.
+    pub(super) fn patience(&self) -> Duration {
+        self.scheduler.step_timeout.max(DIAL_TIMEOUT * 2)
+    }
 }
 
 /// ```text
@@ -117,7 +128,7 @@ impl Worker {
             registry: Registry::new(WorkerId(0)),
             // An empty pipeline until the view says where each process is. Nothing is submitted before.
             scheduler: Scheduler::new(settings.scheduler, Pipeline::of(Vec::new())),
-            links: Links::default(),
+            links: Links::new(settings.patience(), settings.steady),
             stalls: StallDetector::new(now, settings.stall_warn),
             ended: None,
             leaving: Leaving::Staying,
@@ -178,15 +189,17 @@ impl Worker {
     /// A dial ended. A late report of an attempt that was replaced is ignored.
     pub fn handle_dialled(&mut self, now: Time, server: ServerId, attempt: u64, outcome: Result<LinkId>) {
         match outcome {
-            Ok(link) if self.links.established(server, attempt, link) => self.scheduler.handle_link_up(now, server),
+            Ok(link) if self.links.established(now, server, attempt, link) => {
+                self.scheduler.handle_link_up(now, server);
+            }
             Ok(link) => self.commands.push_back(Command::Disconnect(link)),
-            Err(_) => self.handle_link_lost(now, server, attempt),
+            Err(cause) => self.handle_link_lost(now, server, attempt, cause),
         }
     }
 
-    /// A link that came up is gone.
-    pub fn handle_link_lost(&mut self, now: Time, server: ServerId, attempt: u64) {
-        if self.links.lost(now, server, attempt) {
+    /// A link that came up is gone, because of `cause`.
+    pub fn handle_link_lost(&mut self, now: Time, server: ServerId, attempt: u64, cause: Error) {
+        if self.links.lost(now, server, attempt, cause) {
             self.scheduler.handle_link_down(now, server);
             if self.ended.is_some() {
                 self.links.stop();
@@ -218,7 +231,12 @@ impl Worker {
                 (None, Some(submission)) => self.registry.waiting_for(*submission),
                 (None, None) | (Some(_), _) => Vec::new(),
             };
-            self.commands.push_back(Command::Warn(Stuck { report, missing }));
+            let unreachable = report.at.and_then(|(_, server)| self.links.unreachable(now, server));
+            self.commands.push_back(Command::Warn(Stuck { report, missing, unreachable }));
+        }
+        for (server, since, error) in self.links.overdue(now) {
+            let next = self.scheduler.fail_unanswered(now, server, since, self.settings.patience(), &error);
+            self.links.checked(now, server, next);
         }
         self.commands.extend(self.links.due(now).into_iter().map(Command::Dial));
         self.fail_parked(now);
@@ -379,7 +397,7 @@ impl Worker {
         let formation = Formation::of(rank, view, self.settings.device);
         self.scheduler.follow(&formation.pipeline);
         if self.ended.is_none() {
-            let Changes { dials, gone, closed } = self.links.follow(&formation.links);
+            let Changes { dials, gone, closed } = self.links.follow(now, &formation.links);
             for server in dials.iter().map(|dial| dial.server).chain(gone) {
                 self.scheduler.handle_link_down(now, server);
             }

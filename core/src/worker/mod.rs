@@ -13,6 +13,8 @@
 
 mod command;
 mod formation;
+mod silence;
+
 mod links;
 mod records;
 

@@ -49,6 +49,10 @@ impl Worker {
 
     /// Takes the end of a PULL, and of the exchange: nothing holds the task's memory.
     pub fn handle_pulled(&mut self, now: Time, task: TaskId, outcome: Exchanged) {
+        if let Exchanged::Sum | Exchanged::Rejected(_) = outcome {
+            let server = self.part(task).layout.server;
+            self.links.answered(server);
+        }
         let outcome = match outcome {
             Exchanged::Sum => Outcome::Done,
             Exchanged::Rejected(error) if error.retryable() => Outcome::Retry { error, landed: 0 },

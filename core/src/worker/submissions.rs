@@ -287,19 +287,22 @@ impl Worker {
     }
 
     fn park(&mut self, id: u64, key: TensorKey) {
-        let Submission { terms: Terms { op, weight, .. }, deadline, .. } = &self.submissions[&id];
-        if let Some(due) = deadline {
-            self.parked_until.insert((*due, id));
-        }
-        self.parked.entry(key).or_default().push(Parked { submission: id, op: *op, weight: *weight });
+        let submission = &self.submissions[&id];
+        let Terms { op, weight, .. } = submission.terms;
+        self.parked_until.insert((self.declared_until(submission), id));
+        self.parked.entry(key).or_default().push(Parked { submission: id, op, weight });
+    }
+
+    /// The latest time at which the declaration of a parked submission must be answered.
+    fn declared_until(&self, submission: &Submission) -> Time {
+        let latest = submission.submitted + self.settings.patience();
+        submission.deadline.map_or(latest, |deadline| deadline.min(latest))
     }
 
     fn unpark(&mut self, now: Time, key: TensorKey) {
         for Parked { submission: id, op, weight } in self.parked.remove(&key).unwrap_or_default() {
-            if let Some(due) = self.submissions.get(&id).and_then(|submission| submission.deadline) {
-                self.parked_until.remove(&(due, id));
-            }
-            if self.submissions.contains_key(&id) {
+            if let Some(submission) = self.submissions.get(&id) {
+                self.parked_until.remove(&(self.declared_until(submission), id));
                 self.begin(now, id);
             } else if let Ok(ended) = self.registry.submit(now, key, op, weight, id) {
                 for part in ended.ready {
@@ -341,10 +344,9 @@ impl Worker {
         let tensors = submission.tensors.as_slice().len() as u64;
         self.bytes_pending -= submission.bytes;
         self.tensors_pending -= tensors;
-        match (submission.group, submission.deadline) {
-            (Some(group), _) => drop(self.groups.remove(group)),
-            (None, Some(due)) => drop(self.parked_until.remove(&(due, id))),
-            (None, None) => {}
+        match submission.group {
+            Some(group) => drop(self.groups.remove(group)),
+            None => drop(self.parked_until.remove(&(self.declared_until(&submission), id))),
         }
         Some(Command::Resolve { submission: id, tensors, outcome })
     }

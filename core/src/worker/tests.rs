@@ -14,6 +14,8 @@ use crate::types::{
 };
 use crate::wire::{Body, Contribution, Request};
 
+mod unreachable;
+
 const SECOND: Duration = Duration::from_secs(1);
 const STEP: Duration = Duration::from_secs(60);
 
@@ -332,8 +334,13 @@ impl World {
     }
 
     fn joined_in(view: View) -> Self {
+        Self::warning(view, Duration::ZERO)
+    }
+
+    /// Has joined, and warns of stalls after `stall_warn`.
+    fn warning(view: View, stall_warn: Duration) -> Self {
         let scheduler = SchedulerConfig { step_timeout: STEP, ..SchedulerConfig::default() };
-        let settings = WorkerSettings { scheduler, stall_warn: Duration::ZERO, device: DeviceKind::Cuda };
+        let settings = WorkerSettings { scheduler, stall_warn, steady: STEP, device: DeviceKind::Cuda };
         let mut world = Self { worker: Worker::new(Time::ZERO, settings), now: Time::ZERO, carried: Vec::new() };
         world.worker.handle_joined(world.now, WorkerId(0), view);
         world

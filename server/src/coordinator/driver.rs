@@ -1,5 +1,6 @@
 //! Runs a [`Coordinator`] machine behind a control listener: one thread that sleeps on a channel.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
@@ -82,7 +83,7 @@ impl CoordinatorNode {
         };
         let thread = std::thread::Builder::new()
             .name("gl-coordinator".to_owned())
-            .spawn(move || driver.run(Inputs::new(received, clock)))
+            .spawn(move || driver.run_guarded(Inputs::new(received, clock)))
             .map_err(|error| Error::Io { what: "starting a thread".to_owned(), cause: error.to_string() })?;
         Ok(Self { join, authority, inputs, thread: Mutex::new(Some(thread)), end })
     }
@@ -170,6 +171,15 @@ struct Driver {
 }
 
 impl Driver {
+    /// Runs, and if that panics, the job has ended for those who wait for it. The members hear of it by the end of their connections.
+    fn run_guarded(&mut self, inputs: Inputs<Input>) {
+        let Err(panic) = catch_unwind(AssertUnwindSafe(|| self.run(inputs))) else { return };
+        let error = Error::of_panic("the coordinator stopped because it", &*panic);
+        tracing::error!(%error, "the coordinator stopped");
+        self.end.set(Err(error));
+        self.listener.stop(Duration::from_millis(500));
+    }
+
     fn run(&mut self, mut inputs: Inputs<Input>) {
         /// Time for the last frames to leave after the end of the job.
         const GRACE: Duration = Duration::from_millis(500);

@@ -236,8 +236,7 @@ impl Coordinator {
             return self.refuse(link, &join, error);
         }
         if self.roster.is_fenced(node, life) && !planted(self.config.defect, Defect::FencedAccepted) {
-            let error = Error::Fenced { current: self.epoch };
-            return self.refuse(link, &join, error);
+            return self.refuse(link, &join, Error::Fenced { current: self.epoch });
         }
         let earlier = self.roster.seat(identity);
         let same_life = earlier.is_some_and(|seat| seat.incarnation() == life);
@@ -277,8 +276,7 @@ impl Coordinator {
                 let what = "this connection".to_owned();
                 self.close(earlier_link, Error::Unavailable { what, cause: "a newer one took its place".to_owned() });
             } else {
-                let current = self.epoch;
-                self.dismiss(earlier_link, Error::Fenced { current });
+                self.dismiss(earlier_link, Error::Fenced { current: self.epoch });
             }
         }
         self.greet(link);

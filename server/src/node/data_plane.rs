@@ -5,13 +5,14 @@
 
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, Weak};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
 use bytes::Bytes;
 
 use gradlane_core::cluster::MemberEvent;
-use gradlane_core::error::Result;
+use gradlane_core::error::{Error, Result};
 use gradlane_core::mem::{Copies, Pool};
 use gradlane_core::metrics::ServerMetrics;
 use gradlane_core::reduce::Kernels;
@@ -42,6 +43,8 @@ pub(crate) struct DataPlane {
     timer: OnceLock<Timer>,
     /// Where stalls are reported.
     membership: OnceLock<Weak<Mutex<Membership>>>,
+    /// Why this server can do no more, if a thread of it panicked or ended.
+    broken: OnceLock<Error>,
 }
 
 /// Where the bytes of an exchange go.
@@ -70,6 +73,7 @@ impl DataPlane {
             listener: OnceLock::new(),
             timer: OnceLock::new(),
             membership: OnceLock::new(),
+            broken: OnceLock::new(),
         });
         let (sender, listener) = (Arc::downgrade(&plane), Arc::downgrade(&plane));
         let outlets = Outlets {
@@ -80,7 +84,7 @@ impl DataPlane {
             }),
             tell: Box::new(move |told| {
                 if let Some(plane) = listener.upgrade() {
-                    plane.hear(told);
+                    plane.guard(|| plane.hear(told));
                 }
             }),
         };
@@ -90,7 +94,7 @@ impl DataPlane {
         let timer = Timer::start("gl-aggregate", clock, move |_| {
             // The next deadline is armed by `with` itself.
             if let Some(plane) = timed.upgrade() {
-                plane.with(Node::handle_timeout);
+                plane.guard(|| plane.with(Node::handle_timeout));
             }
             None
         })?;
@@ -103,20 +107,52 @@ impl DataPlane {
         let plane = Arc::downgrade(self);
         Box::new(move |incoming| {
             if let Some(plane) = plane.upgrade() {
-                plane.handle(incoming);
+                plane.guard(|| plane.handle(incoming));
             }
         })
     }
 
     /// Connects the outgoing side. Nothing was received before: peers learn the address from the view.
-    pub(crate) fn attach(&self, listener: Listener, membership: Weak<Mutex<Membership>>) {
+    pub(crate) fn attach(self: &Arc<Self>, listener: Listener, membership: Weak<Mutex<Membership>>) {
+        let plane = Arc::downgrade(self);
+        (listener.watch)(Arc::new(move |cause| {
+            if let Some(plane) = plane.upgrade() {
+                plane.break_down(cause);
+            }
+        }));
         let fresh = self.listener.set(listener).is_ok() && self.membership.set(membership).is_ok();
         assert!(fresh, "attached once");
     }
 
     /// Follows the membership.
     pub(crate) fn handle_member(self: &Arc<Self>, event: MemberEvent) {
-        self.with(|node, _| node.handle_member(event));
+        self.guard(|| self.with(|node, _| node.handle_member(event)));
+    }
+
+    /// Does work of this server. A panic leaves it in a state that nobody knows, so it ends the server and its membership.
+    fn guard(self: &Arc<Self>, work: impl FnOnce()) {
+        if self.broken.get().is_some() {
+            return;
+        }
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(work)) {
+            self.break_down(Error::of_panic("the server stopped because it", &*panic));
+        }
+    }
+
+    /// This server can do no more. The job hears of it from the coordinator, and who waits for the end of the server hears the cause.
+    fn break_down(self: &Arc<Self>, cause: Error) {
+        if self.broken.set(cause.clone()).is_err() {
+            return;
+        }
+        tracing::error!(%cause, "the server stopped");
+        // Taken and released, so that a thread which found the server alive already waits.
+        drop(self.node());
+        self.ended.notify_all();
+        // The lock is not waited for: its holder ends the membership already.
+        let membership = self.membership.get().and_then(Weak::upgrade);
+        if let Some(Ok(membership)) = membership.as_ref().map(|membership| membership.try_lock()) {
+            membership.break_down(cause);
+        }
     }
 
     /// Where the server stands in its life.
@@ -141,24 +177,32 @@ impl DataPlane {
             node.handle_drain();
             node.state().has_ended()
         });
-        let waits = |node: &mut Node| !node.state().has_ended() && !node.is_drained();
-        let (node, _) = self.ended.wait_timeout_while(self.node(), patience, waits).expect(LOCK);
+        let waits = |node: &mut Node| self.lives(node) && !node.is_drained();
+        let (node, _) =
+            self.ended.wait_timeout_while(self.node(), patience, waits).unwrap_or_else(PoisonError::into_inner);
         had_ended || node.is_drained()
     }
 
     /// Waits for the end of the server, at most `patience`; `None` if it did not come. No `patience` waits as long as it lasts.
     pub(crate) fn wait(&self, patience: Option<Duration>) -> Option<Result<()>> {
-        let lives = |node: &mut Node| !node.state().has_ended();
+        let lives = |node: &mut Node| self.lives(node);
         let node = match patience {
-            None => self.ended.wait_while(self.node(), lives).expect(LOCK),
-            Some(patience) => self.ended.wait_timeout_while(self.node(), patience, lives).expect(LOCK).0,
+            None => self.ended.wait_while(self.node(), lives).unwrap_or_else(PoisonError::into_inner),
+            Some(patience) => {
+                let waited = self.ended.wait_timeout_while(self.node(), patience, lives);
+                waited.unwrap_or_else(PoisonError::into_inner).0
+            }
         };
-        node.state().outcome()
+        self.broken.get().map_or_else(|| node.state().outcome(), |cause| Some(Err(cause.clone())))
+    }
+
+    fn lives(&self, node: &Node) -> bool {
+        self.broken.get().is_none() && !node.state().has_ended()
     }
 
     /// The server ends, if it has not. Its listener still answers.
     pub(crate) fn end(self: &Arc<Self>) {
-        self.with(|node, _| node.handle_stop());
+        self.guard(|| self.with(|node, _| node.handle_stop()));
     }
 
     /// Stops listening. The lanes end with the last reference to this plane.
@@ -272,11 +316,12 @@ impl DataPlane {
     }
 
     fn routes(&self) -> MutexGuard<'_, BTreeMap<ExchangeId, Route>> {
-        self.routes.lock().expect(LOCK)
+        self.routes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The node. After a panic only what it says of itself is read.
     fn node(&self) -> MutexGuard<'_, Node> {
-        self.node.lock().expect(LOCK)
+        self.node.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn lanes(&self) -> &SumLanes {
@@ -289,8 +334,6 @@ impl DataPlane {
         }
     }
 }
-
-const LOCK: &str = "nobody panics while holding it";
 
 #[cfg(test)]
 mod tests;

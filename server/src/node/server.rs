@@ -197,3 +197,6 @@ fn follow(plane: &Arc<DataPlane>, event: MemberEvent) {
     }
     plane.handle_member(event);
 }
+
+#[cfg(test)]
+mod tests;

@@ -15,7 +15,6 @@
 //! | `member`, `server`, `coordinator` | the other drivers |
 //! | `oracle` | what contributions are and results must be |
 //! | `checkers` | what must hold |
-//! | `known` | which findings are not mended, and how they are spared |
 //! | `log` | what happened, as a hash |
 //!
 //! A run has two phases. In the first faults happen; in the second nothing goes wrong any more and everything must end, well unless
@@ -33,7 +32,6 @@ mod clock;
 mod coordinator;
 mod faults;
 mod intruder;
-mod known;
 mod log;
 mod member;
 mod network;
@@ -47,7 +45,6 @@ mod workload;
 mod world;
 
 pub use self::checkers::{Checker, Violation};
-pub use self::known::Known;
 
 /// A seed that broke a rule.
 #[derive(Clone, Debug)]
@@ -63,20 +60,8 @@ pub struct Failure {
 /// # Errors
 /// The first rule that was broken.
 pub fn run(seed: u64, defect: Option<Defect>, verbose: bool) -> Result<u64, Failure> {
-    run_plan(seed, || Plan::new(seed, defect, None), verbose)
-}
-
-/// As [`run`], with nothing left out that makes a known finding happen.
-///
-/// # Errors
-/// The first rule that was broken.
-pub fn run_unspared(seed: u64, finding: Known) -> Result<u64, Failure> {
-    run_plan(seed, || Plan::new(seed, None, Some(finding)), false)
-}
-
-fn run_plan(seed: u64, plan: impl FnOnce() -> Plan, verbose: bool) -> Result<u64, Failure> {
     let outcome = catch_unwind(AssertUnwindSafe(|| {
-        let plan = plan();
+        let plan = Plan::new(seed, defect);
         if verbose {
             println!("{}", describe(&plan));
         }
@@ -118,7 +103,7 @@ impl std::fmt::Display for Failure {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { seed, violation } = self;
         let replay = "cargo test -p gradlane-tests --test it sim::replay -- --nocapture";
-        let options = describe(&Plan::new(*seed, None, None));
+        let options = describe(&Plan::new(*seed, None));
         write!(f, "{violation}\n  {options}\n  replay: SEED={seed} {replay}")
     }
 }

@@ -245,7 +245,8 @@ impl WorkerProcess {
 fn settings(plan: &Plan) -> WorkerSettings {
     let (credit_bytes, step_timeout) = (plan.settings.credit_bytes, timing::STEP);
     let scheduler = SchedulerConfig { credit_bytes, step_timeout, defect: plan.defect, ..SchedulerConfig::default() };
-    WorkerSettings { scheduler, stall_warn: Duration::from_secs(10), device: plan.topology.device }
+    let (stall_warn, steady) = (Duration::from_secs(10), plan.settings.idle_timeout * 3);
+    WorkerSettings { scheduler, stall_warn, steady, device: plan.topology.device }
 }
 
 impl Process for WorkerProcess {

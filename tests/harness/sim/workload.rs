@@ -7,10 +7,8 @@ use gradlane_core::pipeline::LayoutConfig;
 use gradlane_core::types::{DType, Defect, DeviceKind, Encoding, Op, Priority, TensorSpec, Time, WorkerId};
 
 use super::faults::{self, Fault, FaultClasses};
-use super::known::Known;
 use super::oracle::Memo;
 use super::topology::Topology;
-use super::world::Who;
 use crate::random::{Random, mix};
 
 /// Everything that a seed decides before the first event.
@@ -20,8 +18,6 @@ pub(super) struct Plan {
     pub(super) seed: u64,
     /// The mistake that the machines make.
     pub(super) defect: Option<Defect>,
-    /// The known finding that is not spared.
-    unspared: Option<Known>,
     /// How many workers.
     pub(super) workers: u32,
     /// Where they run.
@@ -145,8 +141,8 @@ pub(super) enum Action {
 }
 
 impl Plan {
-    /// The plan of `seed`, in which `unspared` may happen.
-    pub(super) fn new(seed: u64, defect: Option<Defect>, unspared: Option<Known>) -> Self {
+    /// The plan of `seed`.
+    pub(super) fn new(seed: u64, defect: Option<Defect>) -> Self {
         let mut random = Random::new(seed);
         let servers = random.pick(&[1, 1, 2, 2, 3]);
         let classes = FaultClasses::draw(&mut random);
@@ -169,7 +165,6 @@ impl Plan {
         let mut plan = Self {
             seed,
             defect,
-            unspared,
             workers,
             topology,
             servers,
@@ -223,17 +218,6 @@ impl Plan {
         of_machine.unwrap_or(if rank == 0 { weight.max(1) } else { weight })
     }
 
-    /// Whether what makes a known finding happen is left out.
-    pub(super) fn spares(&self, finding: Known) -> bool {
-        self.unspared != Some(finding)
-    }
-
-    /// Whether a worker cannot reach some server any more at some time, or that server it.
-    fn is_cut_off(&self, worker: u32) -> bool {
-        let worker = Who::Worker(worker);
-        self.faults.iter().any(|(_, fault)| matches!(fault, Fault::Cut { from, to } if [*from, *to].contains(&worker)))
-    }
-
     /// Whether all workers reduce a tensor in a step.
     fn is_due(&self, tensor: usize, step: u64) -> bool {
         if let Some(only) = self.tensors[tensor].only_step {
@@ -278,8 +262,6 @@ impl Plan {
                 }
                 let batch = self.batch(random, first, &rounds, &mut order);
                 let timeout = (self.classes.deadlines && random.chance(10)).then(|| random.millis(20, 4000));
-                let cut_off = self.is_cut_off(worker) && self.spares(Known::NoDeadlineWithoutServer);
-                let timeout = timeout.or(cut_off.then_some(timing::STEP));
                 let members: Vec<(usize, u64)> = batch.iter().map(|tensor| (*tensor, rounds[*tensor])).collect();
                 batch.iter().for_each(|tensor| rounds[*tensor] += 1);
                 script.push(match members[..] {

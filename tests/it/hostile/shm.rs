@@ -5,19 +5,23 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 use gradlane_core::Error;
 use gradlane_core::local::socket::FDS_MAX;
 use gradlane_core::local::{Connection, Segment};
 use gradlane_core::transport::shm::vandal::{GREETED_BYTES, Vandal, bell, greet_with, greeting_text};
 use gradlane_core::wire::Request;
-use gradlane_tests::cluster::{Cluster, PATIENCE, all};
+use gradlane_server::{Embedded, EmbeddedOptions};
+use gradlane_tests::cluster::{Cluster, PATIENCE, all, config};
 use gradlane_tests::over::Over;
 use gradlane_tests::patience::eventually;
 use gradlane_tests::{rounds, skip};
 use rustix::fs::MemfdFlags;
 use rustix::net::{AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType, sockopt};
-use rustix::process::Uid;
+use rustix::process::{Pid, Resource, Rlimit, Uid};
+
+use crate::actors::server as process;
 
 use super::{beside, enrolled, push, server};
 
@@ -32,6 +36,42 @@ const STARVED: usize = 512;
 /// What a member tells by its socket: why the link ends, and another segment.
 const REASON: u8 = 1;
 const SHOWN: u8 = 2;
+
+#[test]
+fn a_server_without_a_free_descriptor_does_not_spin_over_a_process_that_connects() {
+    let runtime = tempfile::tempdir().unwrap();
+    let options = EmbeddedOptions { config: config(Over::Shm, &[]), workers: 1, servers: 1 };
+    let job = Embedded::start_coordinator(&options).unwrap();
+    let server = process(Over::Shm, job.join_string(), 0, &[("runtime_dir", runtime.path().to_str().unwrap())]);
+    let path = eventually("the server joins", || {
+        let status = job.status().unwrap();
+        status.view.servers().next().map(|member| member.process.socket_path.clone())
+    });
+    // It has that of this process.
+    let usual = rustix::process::getrlimit(Resource::Nofile);
+    let limit = |limit| {
+        rustix::process::prlimit(Pid::from_raw(server.pid().cast_signed()), Resource::Nofile, limit).unwrap();
+    };
+    limit(Rlimit { current: Some(3), maximum: usual.maximum });
+    let connect = || Connection::connect(Path::new(&path), PATIENCE).unwrap();
+    let silent = connect();
+    let before = processor_ticks(server.pid());
+    crossbeam_channel::after(Duration::from_secs(1)).recv().unwrap();
+    let spent = processor_ticks(server.pid()) - before;
+    assert!(spent < 20, "{spent} hundredths of a second of processor time within a second");
+    limit(usual);
+    // Both are accepted now. They say nothing, so they are turned away.
+    for connection in [connect(), silent] {
+        assert!(connection.recv(&mut [0; 8], PATIENCE).unwrap().is_none());
+    }
+}
+
+/// The processor time of a process, in hundredths of a second: `utime` and `stime` of proc_pid_stat(5).
+fn processor_ticks(pid: u32) -> u64 {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    let (_, after_name) = stat.rsplit_once(')').unwrap();
+    after_name.split_whitespace().skip(11).take(2).map(|ticks| ticks.parse::<u64>().unwrap()).sum()
+}
 
 #[test]
 fn garbage_and_silence_at_the_socket_disturb_no_sum() {

@@ -104,6 +104,23 @@ fn who_is_not_let_in_does_not_try_again() {
 }
 
 #[test]
+fn a_member_that_cannot_go_on_says_why_and_is_no_member_any_more() {
+    let mut member = active();
+    let cause = Error::Internal { what: "a thread ended".to_owned() };
+    member.break_down(cause.clone());
+    assert_eq!(
+        commands(&mut member),
+        [
+            MemberCommand::Send(Frame::Fail { cause: cause.to_string() }),
+            MemberCommand::Event(MemberEvent::Failed(cause.clone())),
+            MemberCommand::Hangup,
+        ]
+    );
+    member.break_down(cause);
+    assert_eq!(commands(&mut member), [], "once");
+}
+
+#[test]
 fn leaving_waits_for_the_others() {
     let mut member = active();
     let request = member.barrier(at(1), "epoch".to_owned(), SECOND);

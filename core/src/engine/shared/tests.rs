@@ -22,6 +22,38 @@ fn a_panic_of_the_machine_ends_every_handle_with_a_typed_error() {
     assert_eq!(shared.with(|_, _| ()), Err(panicked), "nothing is accepted any more");
 }
 
+#[test]
+fn a_panic_outside_the_lock_ends_every_handle_as_well() {
+    let shared = shared();
+    let handle = lend(&shared, 1);
+    let panicked = shared.guard(|| panic!("planted")).unwrap_err();
+    assert!(matches!(&panicked, Error::Internal { what } if what.ends_with("panicked: planted")), "{panicked}");
+    assert_eq!(handle.wait(None), Err(panicked.clone()));
+    assert_eq!(shared.guard(|| ()), Ok(()), "other threads end by themselves");
+    assert_eq!(shared.with(|_, _| ()), Err(panicked));
+}
+
+#[test]
+fn a_panic_of_a_thread_that_waits_for_a_handle_ends_every_handle() {
+    let shared = shared();
+    let waiting: Arc<dyn Progress + Send + Sync> = Arc::new(Waiting(Arc::clone(&shared)));
+    let handles = [1, 2].map(|id| lend(&shared, id).polling(Arc::downgrade(&waiting)));
+    for handle in handles {
+        let error = handle.wait(None).unwrap_err();
+        assert!(error.to_string().contains("panicked: nobody is reached"), "{error}");
+    }
+}
+
+#[test]
+fn a_transport_whose_thread_ended_ends_every_handle_with_its_cause() {
+    let shared = shared();
+    let handle = lend(&shared, 1);
+    let [first, second] = ["first", "second"].map(|cause| Error::Io { what: String::new(), cause: cause.to_owned() });
+    assert_eq!(shared.break_down(first.clone()), first);
+    assert_eq!(shared.break_down(second), first);
+    assert_eq!(handle.wait(None), Err(first));
+}
+
 /// The handle of a submission that nothing ends.
 fn lend(shared: &Arc<Shared>, id: u64) -> Handle {
     let (handle, done) = Handle::new(id, None, |_| {});
@@ -36,7 +68,7 @@ fn lend(shared: &Arc<Shared>, id: u64) -> Handle {
 fn shared() -> Arc<Shared> {
     let clock = Clock::start();
     let (scheduler, stall_warn, device) = (SchedulerConfig::default(), Duration::ZERO, DeviceKind::Host);
-    let worker = Worker::new(clock.now(), WorkerSettings { scheduler, stall_warn, device });
+    let worker = Worker::new(clock.now(), WorkerSettings { scheduler, stall_warn, steady: Duration::ZERO, device });
     let metrics = Metrics::new(&Copies::default());
     let dispatcher = Arc::new(Dispatcher::default());
     Arc::new(Shared::new(Arc::new(Nowhere), None, metrics, clock, Checksum::Never, worker, dispatcher))
@@ -45,7 +77,11 @@ fn shared() -> Arc<Shared> {
 /// A transport that reaches nobody.
 struct Nowhere;
 
-impl Progress for Nowhere {}
+impl Progress for Nowhere {
+    fn poll(&self, _enough: &dyn Fn() -> bool, _patience: Duration) {
+        panic!("nobody is reached");
+    }
+}
 
 impl Transport for Nowhere {
     fn connect(&self, _peer: Peer, _timeout: Duration, _lost: LinkLost, _done: Done<LinkId>) {}

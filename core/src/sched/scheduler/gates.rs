@@ -19,7 +19,7 @@ impl Scheduler {
         if waits_for_the_round_before(stage) {
             let first = self.rounds.get(&work.spec.part).and_then(VecDeque::front);
             gates.round = first != Some(&id) && !planted(self.config.defect, Defect::RoundGateOpen);
-            gates.link = goes_to_server(stage) && self.down.contains(&work.spec.server);
+            gates.link = goes_to_server(stage, work.spec.route) && self.down.contains(&work.spec.server);
         }
         work.stage = stage;
         work.since = now;
@@ -122,7 +122,7 @@ impl Scheduler {
     /// The queued tasks whose server is `server`. Scans all tasks, because connections change rarely and an index would slow down every
     /// move.
     pub(super) fn waiting_to_go_to(&self, server: ServerId) -> Vec<TaskId> {
-        let waits = |work: &Work| goes_to_server(work.stage) && matches!(work.place, Place::Queued(_));
+        let waits = |work: &Work| goes_to_server(work.stage, work.spec.route) && matches!(work.place, Place::Queued(_));
         let tasks = self.tasks.iter().filter(|(_, work)| work.spec.server == server && waits(work));
         tasks.map(|(id, _)| TaskId(id)).collect()
     }

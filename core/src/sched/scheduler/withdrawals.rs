@@ -7,6 +7,7 @@
 use super::{Command, Scheduler, Timer};
 use crate::error::Error;
 use crate::pipeline::{Duty, Route, Stage};
+use crate::sched::rules::exchanges;
 use crate::sched::task::{Place, Purpose, TaskSpec, Work};
 use crate::sched::{Outcome, TaskId};
 use crate::types::{Defect, Time, planted};
@@ -14,8 +15,7 @@ use crate::types::{Defect, Time, planted};
 impl Scheduler {
     /// Withdraws from a round of which no task was submitted. The task that tells the server; none where nobody waits for this worker.
     pub fn withdraw(&mut self, now: Time, spec: TaskSpec) -> Option<TaskId> {
-        let is_due =
-            self.ended.is_none() && self.pipeline.pushes() && matches!(spec.route.duty, Duty::Owner | Duty::Alone);
+        let is_due = self.ended.is_none() && self.pipeline.pushes() && exchanges(spec.route);
         if !is_due || planted(self.config.defect, Defect::GivenUpInSilence) {
             return None;
         }

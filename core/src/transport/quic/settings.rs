@@ -53,7 +53,11 @@ impl Default for Settings {
 impl Settings {
     /// The settings of a process.
     pub fn from_config(config: &Config) -> Self {
+        let idle_timeout = (config.dead_timeout * 2).max(IDLE_MIN);
         Self {
+            // A member that the coordinator has given up is not waited for much longer here.
+            idle_timeout,
+            keep_alive: idle_timeout / 5,
             socket_buffer_bytes: usize::try_from(config.socket_buffer_bytes).unwrap_or(usize::MAX),
             datagram_bytes_max: config.datagram_bytes_max.map(|bytes| u16::try_from(bytes).unwrap_or(u16::MAX)),
             congestion: config.congestion,
@@ -129,6 +133,8 @@ fn path_limit(remote: IpAddr) -> u16 {
     if remote.is_loopback() { LOOPBACK_BYTES } else { JUMBO_BYTES }
 }
 
+/// A link that is given up after less would not survive a busy computer.
+const IDLE_MIN: Duration = Duration::from_secs(1);
 /// A UDP datagram over IPv4 holds no more. The smallest datagram (`min_mtu`) stays at QUIC's 1,200: quinn-proto asserts that a handshake
 /// packet padded to it is shorter than 2^14.
 pub(super) const DATAGRAM_BYTES_MAX: u16 = 65_507;

@@ -8,7 +8,7 @@ use super::commands::Commands;
 use super::data;
 use super::settings::Settings;
 use crate::error::Result;
-use crate::local::{OwnThread, Progress};
+use crate::local::{Ended, Obituary, OwnThread, Progress};
 use crate::mem::Region;
 use crate::transport::exchange::Pull;
 use crate::transport::identity::Credentials;
@@ -19,6 +19,7 @@ use crate::types::{Done, ExchangeId, LinkId};
 pub struct QuicTransport {
     calls: Commands<Call>,
     thread: OwnThread,
+    obituary: Obituary,
 }
 
 impl QuicTransport {
@@ -31,9 +32,9 @@ impl QuicTransport {
         data::connect(credentials, settings).map(Self::driven)
     }
 
-    /// A transport whose thread takes `calls`.
-    pub(super) fn driven((calls, thread): (Commands<Call>, OwnThread)) -> Self {
-        Self { calls, thread }
+    /// A transport of this driver.
+    pub(super) fn driven(data::Driven { calls, thread, obituary }: data::Driven) -> Self {
+        Self { calls, thread, obituary }
     }
 
     fn call(&self, call: Call) {
@@ -67,6 +68,10 @@ impl Transport for QuicTransport {
 
     fn disconnect(&self, link: LinkId) {
         self.call(Call::Disconnect { link });
+    }
+
+    fn watch(&self, ended: Ended) {
+        self.obituary.tell(ended);
     }
 
     fn shutdown(&self, patience: Duration) {

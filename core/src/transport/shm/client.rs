@@ -7,7 +7,7 @@ use super::client_state::ClientState;
 use super::client_tables::ClientTables;
 use super::poller::{help, run};
 use crate::error::{Error, Result};
-use crate::local::{OwnThread, Progress};
+use crate::local::{Ended, Obituary, OwnThread, Progress};
 use crate::mem::{Copies, Region};
 use crate::transport::exchange::{Pull, link_gone, unknown_exchange};
 use crate::transport::identity::Credentials;
@@ -18,6 +18,7 @@ use crate::types::{Done, ExchangeId, LinkId};
 pub struct ShmTransport {
     state: Arc<ClientState>,
     thread: OwnThread,
+    obituary: Obituary,
 }
 
 impl ShmTransport {
@@ -27,11 +28,16 @@ impl ShmTransport {
     /// [`Error::Io`] if the system gives no thread or no event queue.
     pub fn new(credentials: &Credentials, copies: &Copies) -> Result<Self> {
         let state = Arc::new(ClientState::new(credentials, copies)?);
+        let obituary = Obituary::default();
         let thread = {
             let state = Arc::clone(&state);
-            OwnThread::start("gradlane-shm", move || run(&*state))?
+            let run = move || {
+                run(&*state);
+                Ok(())
+            };
+            OwnThread::start_watched("gradlane-shm", obituary.clone(), run)?
         };
-        Ok(Self { state, thread })
+        Ok(Self { state, thread, obituary })
     }
 
     /// Whether this transport has the exchange: it was pushed here and has not ended.
@@ -106,6 +112,10 @@ impl Transport for ShmTransport {
 
     fn capabilities(&self, _link: LinkId) -> Capabilities {
         Capabilities::SHARED_MEMORY
+    }
+
+    fn watch(&self, ended: Ended) {
+        self.obituary.tell(ended);
     }
 
     fn shutdown(&self, patience: Duration) {

@@ -20,7 +20,7 @@ use super::poller::{Happening, Poller, Side, run};
 use super::server_state::ServerState;
 use super::server_tables::Entry;
 use crate::error::{Error, Result};
-use crate::local::{OwnThread, PrivateSocket, SharedBacking};
+use crate::local::{Connection, Obituary, OwnThread, PrivateSocket, SharedBacking};
 use crate::mem::Copies;
 use crate::transport::identity::Credentials;
 use crate::transport::{Inbox, Incoming, Listener, Outgoing};
@@ -46,7 +46,12 @@ pub fn bind(
     state.poller.watch_socket(socket.fd())?;
     // The thread owns the socket, because a fork's child has no such thread and so does not remove the socket's path.
     let serving = Serving { state: Arc::clone(&state), socket };
-    let thread = Arc::new(OwnThread::start("gradlane-shm", move || run(&serving))?);
+    let obituary = Obituary::default();
+    let run = move || {
+        run(&serving);
+        Ok(())
+    };
+    let thread = Arc::new(OwnThread::start_watched("gradlane-shm", obituary.clone(), run)?);
     let (outbox, stopping) = (Arc::new(Outbox { state, thread: Arc::clone(&thread) }), thread);
     let stopped = Arc::clone(&outbox);
     Ok(Listener {
@@ -56,6 +61,7 @@ pub fn bind(
             stopped.stop();
             stopping.join(patience);
         }),
+        watch: Box::new(move |ended| obituary.tell(ended)),
     })
 }
 
@@ -93,13 +99,19 @@ struct Serving {
 }
 
 impl Serving {
-    /// Greets a process that connects, on a thread of its own, because a silent process must not delay the links.
-    fn greet(&self) {
-        let connection = match self.socket.accept(Duration::ZERO) {
-            Ok(Some(connection)) => connection,
-            Ok(None) => return,
-            Err(error) => return tracing::warn!(%error, "a process of this machine cannot connect"),
-        };
+    /// Greets the processes that have connected. One that cannot be accepted now waits until the next one connects.
+    fn greet_all(&self) {
+        loop {
+            match self.socket.accept(Duration::ZERO) {
+                Ok(Some(connection)) => self.greet(connection),
+                Ok(None) => return,
+                Err(error) => return tracing::warn!(%error, "a process of this machine cannot connect"),
+            }
+        }
+    }
+
+    /// Greets a process on a thread of its own, because a silent process must not delay the links.
+    fn greet(&self, connection: Connection) {
         let state = Arc::clone(&self.state);
         if state.greeting.fetch_add(1, Ordering::Relaxed) >= GREETINGS_MAX {
             state.greeting.fetch_sub(1, Ordering::Relaxed);
@@ -193,7 +205,7 @@ impl Side for Serving {
 
     fn happened(&self, happening: Happening) {
         match happening {
-            Happening::Socket => self.greet(),
+            Happening::Socket => self.greet_all(),
             Happening::End(id) => {
                 let Some(link) = self.state.tables().links.get(&id).map(|entry| Arc::clone(&entry.link)) else {
                     return;

@@ -53,7 +53,9 @@ impl Poller {
 
     /// Also waits for connections at the socket of a listener.
     pub(super) fn watch_socket(&self, socket: BorrowedFd<'_>) -> Result<()> {
-        let added = epoll::add(&self.epoll, socket, EventData::new_u64(SOCKET), EventFlags::IN);
+        // Told once for each process that connects. Otherwise a process that cannot be accepted, because no descriptor is left, would wake
+        // the thread again and again.
+        let added = epoll::add(&self.epoll, socket, EventData::new_u64(SOCKET), EventFlags::IN | EventFlags::ET);
         added.map_err(|error| io("watching a socket", error))
     }
 

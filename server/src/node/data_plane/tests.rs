@@ -77,6 +77,30 @@ fn only_what_came_before_its_turn_in_rank_order_is_copied() {
     assert_eq!(server.plane.stats.copied_bytes(), BYTES as u64, "the second rank's part of the second round");
 }
 
+#[test]
+fn a_panic_under_the_lock_of_a_server_ends_it_with_its_cause() {
+    let plane = plane(config());
+    let (sender, watching) = unbounded();
+    let listener = Listener {
+        address: String::new(),
+        outbox: Box::new(|_| panic!("planted")),
+        stop: Box::new(|_| ()),
+        watch: Box::new(move |ended| drop(sender.send(ended))),
+    };
+    plane.attach(listener, Weak::new());
+    plane.handle_member(MemberEvent::View(view(1, 1, Phase::Running)));
+    let inbox = plane.inbox();
+    inbox(Incoming::LinkUp { link: link(0), node: node(0), address: String::new() });
+    let open = || Incoming::Opened { link: link(0), exchange: ExchangeId(1), header: Request::Contribute(part(0)) };
+    inbox(open());
+    let ended = plane.wait(None).expect("it waits for the end").unwrap_err();
+    assert!(matches!(&ended, Error::Internal { what } if what.ends_with("panicked: planted")), "{ended}");
+    inbox(open());
+    plane.progress();
+    (watching.recv().unwrap())(Error::Cancelled);
+    assert_eq!(plane.wait(None), Some(Err(ended)), "the first cause counts");
+}
+
 /// A server whose listener is the test. Contributions are ones.
 struct Played {
     plane: Arc<DataPlane>,
@@ -102,10 +126,13 @@ impl Played {
     fn new(workers: u32, change: impl FnOnce(&mut NodeConfig)) -> Self {
         let mut config = NodeConfig { memory_bytes_max: 1 << 30, block_bytes: BLOCK as u64, ..config() };
         change(&mut config);
-        let plane = DataPlane::new(config, NonZeroUsize::new(2).unwrap(), Pool::new(), Clock::start()).unwrap();
+        let plane = plane(config);
         let (sink, sent) = unbounded();
         let outbox = Box::new(move |outgoing| drop(sink.send(outgoing)));
-        plane.attach(Listener { address: String::new(), outbox, stop: Box::new(|_| ()) }, Weak::new());
+        plane.attach(
+            Listener { address: String::new(), outbox, stop: Box::new(|_| ()), watch: Box::new(|_| ()) },
+            Weak::new(),
+        );
         plane.handle_member(MemberEvent::View(view(workers, 1, Phase::Running)));
         let inbox = plane.inbox();
         for rank in 0..workers {
@@ -154,6 +181,10 @@ impl Played {
         }
         heard
     }
+}
+
+fn plane(config: NodeConfig) -> Arc<DataPlane> {
+    DataPlane::new(config, NonZeroUsize::new(2).unwrap(), Pool::new(), Clock::start()).unwrap()
 }
 
 fn part(round: u64) -> Contribute {

@@ -245,8 +245,8 @@ impl Witness {
     fn bound_of(&self, id: CallId, turn: Time) -> Time {
         let (who, tensor, round) = id;
         let call = &self.calls.calls[&id];
-        // [`Known::NoDeadlineWithoutServer`]: what tells of rounds that this worker gave up may wait for a step timeout each, and a server
-        // without memory refuses as long as other rounds go on.
+        // What tells of rounds that this worker gave up may wait for a step timeout each, and a server without memory refuses as long as
+        // other rounds go on.
         let rounds = round.saturating_sub(ROUNDS_QUEUED)..round;
         let untold = rounds.filter(|round| self.calls.given_up_since(who, tensor, *round).is_some()).count();
         let refused = if self.is_short(None, tensor) { self.calls.refused_rounds } else { 0 };
@@ -265,7 +265,10 @@ impl Witness {
 
     fn is_explained(&self, me: Address, tensor: usize, round: u64, error: &Error) -> bool {
         let now = self.world;
-        let own = || self.calls.given_up_since(me.who, tensor, round).is_some_and(|since| since <= now);
+        let own = || {
+            let since = self.calls.given_up_since(me.who, tensor, round);
+            since.is_some_and(|since| since <= now) || self.has_unreached_server(me.who)
+        };
         if self.is_of_the_end(me.who, error) || self.is_of_the_tensor(me.who, tensor, error) {
             return true;
         }
@@ -275,6 +278,7 @@ impl Witness {
                 let call = &self.calls.calls[&(me.who, tensor, round)];
                 call.timeout.is_some_and(|timeout| call.submitted + timeout.mul_f64(2.0 - DRIFT) <= now)
             }
+            Error::ServerUnreachable { server, waited, .. } => self.is_out_of_reach(me.who, server, *waited),
             Error::FailedPrecondition { what, .. } if what.contains("was given up before") => own(),
             Error::FailedPrecondition { what, .. } if what.contains("share a part") => {
                 self.is_incomplete(me.who, tensor, round, what)
@@ -332,6 +336,25 @@ impl Witness {
         }
     }
 
+    /// Whether a worker waited long enough for a server that it could not reach.
+    fn is_out_of_reach(&self, who: Who, server: &str, waited: Duration) -> bool {
+        let name = server.split_once(" at ").map_or(server, |(name, _)| name);
+        let of = |server: &Address| self.is_apart(who, server.who);
+        waited >= timing::STEP && self.job.members.get(name).is_some_and(of)
+    }
+
+    /// Whether a worker may give up what waits for some server, because it could not reach it. Its calls end once it has let go of their
+    /// memory, and the others may hear of it before.
+    fn has_unreached_server(&self, who: Who) -> bool {
+        self.job.servers().any(|server| self.is_apart(who, server))
+    }
+
+    /// Whether a worker and a server could not reach each other for most of the last step timeout.
+    fn is_apart(&self, who: Who, server: Who) -> bool {
+        let apart = self.evidence.apart(who, server, self.world - timing::STEP, self.world);
+        apart >= timing::STEP.mul_f64(0.8)
+    }
+
     /// Whether the coordinator said this of the tensor, or of one that shares parts with it, to everybody or to this worker.
     fn is_of_the_tensor(&self, who: Who, tensor: usize, error: &Error) -> bool {
         let told = |key: &TensorKey| {
@@ -370,7 +393,8 @@ impl Witness {
                 let is_silent = detail.ends_with("later one");
                 let gave_up = |other: Who| {
                     let since = self.calls.given_up_since(other, tensor, round).filter(|since| *since <= self.world);
-                    since.is_some() && !(is_silent && other == who)
+                    let is_given_up = since.is_some() || self.has_unreached_server(other);
+                    is_given_up && !(is_silent && other == who)
                 };
                 let is_told =
                     partners.iter().any(told) || self.is_short(None, tensor) || self.job.workers().any(gave_up);
@@ -385,7 +409,7 @@ impl Witness {
         let now = self.world;
         let given_up = self.calls.given_up_since(who, tensor, round).filter(|since| *since <= now);
         if !waited_long {
-            return given_up.is_some();
+            return given_up.is_some() || self.has_unreached_server(who);
         }
         // It must have said so, and was heard if it could be.
         let unheard = given_up.is_some_and(|since| {

@@ -38,7 +38,7 @@ impl WorkerProcess {
             Input::LinkLost { link, error } => {
                 self.transport.lose(link, &error);
                 if let Some(Dialled { server, attempt, .. }) = self.links.remove(&link) {
-                    self.worker.handle_link_lost(now, server, attempt);
+                    self.worker.handle_link_lost(now, server, attempt, error);
                 }
             }
             _ => {}

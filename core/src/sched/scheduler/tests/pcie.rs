@@ -28,6 +28,23 @@ fn a_part_passes_what_its_rank_does_about_it() {
 }
 
 #[test]
+fn only_the_rank_that_exchanges_a_part_waits_for_its_server_to_be_connected() {
+    for (duty, waits) in [(Duty::Owner, true), (Duty::Holder, false)] {
+        let mut world = World::new(config(), pcie_groups(2));
+        let group = world.open("w", 1);
+        let task = world.submit_for(duty, part(0), &[group]);
+        world.scheduler.handle_link_down(world.now, ServerId(0));
+        world.take(Stage::Reduce).unwrap();
+        world.finish(task, Outcome::Done);
+        assert_eq!(world.take(Stage::CopyD2H).is_none(), waits, "{duty:?}");
+        let error = unreachable();
+        let patience = Duration::from_secs(60);
+        world.scheduler.fail_unanswered(world.now + patience, ServerId(0), Time::ZERO, patience, &error);
+        assert_eq!(world.scheduler.fate(task), waits.then_some(error), "{duty:?}");
+    }
+}
+
+#[test]
 fn whoever_has_nothing_says_so_where_the_others_wait_next_and_a_server_hears_it_once() {
     use Stage::{Broadcast, CopyD2H, CopyH2D, PcieBroadcast, PcieReduce, Push};
     let table = [

@@ -7,7 +7,8 @@
 //!      └── Pausing ◄──┘         the deadline has passed, or another attempt is pointless: the error
 //! ```
 
-use std::net::{SocketAddr, ToSocketAddrs};
+use std::io::ErrorKind;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket};
 use std::time::{Duration, Instant};
 
 use quinn_proto::ConnectionHandle;
@@ -30,6 +31,7 @@ pub(super) struct Dial {
     /// Why the last address did not answer.
     failure: Error,
     pause: Duration,
+    probe: Option<Probe>,
 }
 
 /// The state of a dial.
@@ -57,7 +59,7 @@ impl Dial {
     pub(super) fn new(peer: Peer, patience: Duration, lost: LinkLost, done: Done<LinkId>, now: Instant) -> Self {
         let failure = silent(&peer.address, &peer.name);
         let (phase, rest) = (Phase::Resolving, Vec::new());
-        Self { peer, lost, done, deadline: now + patience, phase, rest, failure, pause: PAUSE_MIN }
+        Self { peer, lost, done, deadline: now + patience, phase, rest, failure, pause: PAUSE_MIN, probe: None }
     }
 
     /// The addresses of the name are known.
@@ -75,6 +77,7 @@ impl Dial {
 
     fn next(&mut self, now: Instant) -> Then {
         if let Some(address) = self.rest.pop() {
+            self.probe = Probe::send(address);
             return Then::Connect(address);
         }
         if !self.failure.retryable() || now + self.pause >= self.deadline {
@@ -103,7 +106,33 @@ impl Dial {
 
     /// The error of an attempt that nobody answered.
     pub(super) fn silence(&self) -> Error {
-        silent(&self.peer.address, &self.peer.name)
+        match self.probe.as_ref().and_then(Probe::answer) {
+            Some(refusal) => Error::Unavailable {
+                what: self.peer.name.clone(),
+                cause: format!("{} at {}: no process has that UDP port open", refusal, self.peer.address),
+            },
+            None => silent(&self.peer.address, &self.peer.name),
+        }
+    }
+}
+
+/// A datagram of one byte, which no endpoint answers, beside the handshake. The system tells a connected socket if the other host says that
+/// its port is closed (ICMP). It does not tell the socket of the endpoint, because that one is not connected.
+struct Probe(UdpSocket);
+
+impl Probe {
+    fn send(remote: SocketAddr) -> Option<Self> {
+        let any: IpAddr = if remote.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+        let socket = UdpSocket::bind((any, 0)).ok()?;
+        socket.connect(remote).ok()?;
+        socket.send(&[0]).ok()?;
+        Some(Self(socket))
+    }
+
+    /// What the other host said, if it said anything.
+    fn answer(&self) -> Option<&'static str> {
+        let error = self.0.take_error().ok()??;
+        (error.kind() == ErrorKind::ConnectionRefused).then_some("connection refused")
     }
 }
 

@@ -20,7 +20,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use super::super::commands::{Inbox, Next};
 use super::turns::{Share, Turns};
 use super::wire::{Batch, Wire};
-use crate::error::Error;
+use crate::error::{Error, Result};
 use crate::local::progress::Spin;
 use crate::transport::quic::settings::SEND_WINDOW_BYTES;
 
@@ -67,9 +67,12 @@ pub(super) trait Role {
 }
 
 /// Runs `role` until its last command, or until all callers are gone.
-pub(super) fn run<R: Role>(mut net: Net, mut role: R, mut inbox: Inbox<R::Command>) {
+///
+/// # Errors
+/// [`Error::Io`] if the socket failed before.
+pub(super) fn run<R: Role>(mut net: Net, mut role: R, mut inbox: Inbox<R::Command>) -> Result<()> {
     let (mut spin, began) = (Spin::new(), now());
-    let (patience, reason) = loop {
+    let (patience, failure) = loop {
         net.now = now();
         let (mut moved, mut last) = (false, None);
         for _ in 0..COMMANDS_A_TURN {
@@ -86,13 +89,13 @@ pub(super) fn run<R: Role>(mut net: Net, mut role: R, mut inbox: Inbox<R::Comman
             }
         }
         if let Some(patience) = last {
-            break (patience, Error::Cancelled);
+            break (patience, None);
         }
         match net.turn(&mut role) {
             Ok(turned) => moved |= turned,
             Err(error) => {
-                tracing::error!(%error, "the socket of an endpoint failed");
-                break (Duration::ZERO, Error::Io { what: "the UDP socket".to_owned(), cause: error.to_string() });
+                let error = Error::Io { what: "receiving from the UDP socket".to_owned(), cause: error.to_string() };
+                break (Duration::ZERO, Some(error));
             }
         }
         if moved {
@@ -107,7 +110,7 @@ pub(super) fn run<R: Role>(mut net: Net, mut role: R, mut inbox: Inbox<R::Comman
     };
     // From now on the queue refuses commands. Those that are in it are refused below.
     inbox.close();
-    role.end(&mut net, &reason);
+    role.end(&mut net, failure.as_ref().unwrap_or(&Error::Cancelled));
     while let Next::Command(command) = inbox.next() {
         role.refuse(command);
     }
@@ -123,6 +126,7 @@ pub(super) fn run<R: Role>(mut net: Net, mut role: R, mut inbox: Inbox<R::Comman
     if !net.is_idle() {
         tracing::debug!(?patience, "a peer did not confirm the end of its link");
     }
+    failure.map_or(Ok(()), Err)
 }
 
 /// An endpoint: its socket and its connections.
@@ -188,7 +192,7 @@ impl Net {
         config: ClientConfig,
         remote: SocketAddr,
         name: &str,
-    ) -> Result<ConnectionHandle, ConnectError> {
+    ) -> std::result::Result<ConnectionHandle, ConnectError> {
         let (handle, connection) = self.endpoint.connect(self.now, config, self.wire.own_family(remote), name)?;
         self.insert(handle, connection);
         Ok(handle)

@@ -20,7 +20,7 @@ use super::settings::Settings;
 use super::socket;
 use super::tls::{self, Admission};
 use crate::error::{Error, Result};
-use crate::local::OwnThread;
+use crate::local::{Obituary, OwnThread};
 use crate::transport::identity::Credentials;
 use crate::transport::{Inbox, Listener};
 use driver::Net;
@@ -44,17 +44,26 @@ mod worker;
 mod tests;
 
 /// Starts a driver that connects from any free port with `credentials`.
-pub(super) fn connect(credentials: &Credentials, settings: &Settings) -> Result<(Commands<Call>, OwnThread)> {
+pub(super) fn connect(credentials: &Credentials, settings: &Settings) -> Result<Driven> {
     connect_on(open(socket::bind_any(settings.socket_buffer_bytes)?)?, credentials, settings)
 }
 
-fn connect_on(wire: Wire, credentials: &Credentials, settings: &Settings) -> Result<(Commands<Call>, OwnThread)> {
+/// A driver under way.
+pub(super) struct Driven {
+    pub(super) calls: Commands<Call>,
+    pub(super) thread: OwnThread,
+    pub(super) obituary: Obituary,
+}
+
+fn connect_on(wire: Wire, credentials: &Credentials, settings: &Settings) -> Result<Driven> {
     let tls = tls::client(credentials)?;
     let (calls, inbox) = commands::channel().map_err(|error| no_queue(&error))?;
     let net = Net::new(wire, settings.endpoint(), None);
     let worker = Worker::new(tls, settings.clone(), calls.downgrade());
-    let thread = OwnThread::start("gradlane-quic", move || driver::run(net, worker, inbox))?;
-    Ok((calls, thread))
+    let obituary = Obituary::default();
+    let run = move || driver::run(net, worker, inbox);
+    let thread = OwnThread::start_watched("gradlane-quic", obituary.clone(), run)?;
+    Ok(Driven { calls, thread, obituary })
 }
 
 /// Listens at `address`, `ip:port`; port 0 takes any free one. Peers must show a certificate of the same job.
@@ -72,7 +81,9 @@ fn listen_on(wire: Wire, credentials: &Credentials, settings: &Settings, inbox: 
     let (commands, orders) = commands::channel().map_err(|error| no_queue(&error))?;
     let net = Net::new(wire, settings.endpoint(), Some(config));
     let server = Server::new(admission_control, settings.exchanges_in_flight_max, inbox);
-    let thread = OwnThread::start("gradlane-listen", move || driver::run(net, server, orders))?;
+    let obituary = Obituary::default();
+    let run = move || driver::run(net, server, orders);
+    let thread = OwnThread::start_watched("gradlane-listen", obituary.clone(), run)?;
     // Dropping the listener drops its outbox, and with the last sender the thread ends.
     let stop = commands.clone();
     Ok(Listener {
@@ -84,6 +95,7 @@ fn listen_on(wire: Wire, credentials: &Credentials, settings: &Settings, inbox: 
                 thread.join(patience);
             }
         }),
+        watch: Box::new(move |ended| obituary.tell(ended)),
     })
 }
 

@@ -1,15 +1,16 @@
 //! What the data path does beyond the promises of every transport, which `quic::tests` hold it to.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::mpsc::channel;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
 use super::*;
+use crate::local::Ended;
 use crate::transport::contract::{self, SOON, Server, Worker, World, connect, connected, pattern, sum_of};
 use crate::transport::quic::QuicTransport;
 use crate::transport::quic::tests::Loopback;
-use crate::transport::{Incoming, Peer, Transport};
+use crate::transport::{Incoming, Outgoing, Peer, Transport};
 use crate::types::{Done, ExchangeId, NodeId, Role};
 use crate::wire::{Contribute, Request};
 
@@ -131,9 +132,51 @@ fn a_server_is_found_by_its_name() {
     assert!(matches!(error, Error::Unavailable { .. }), "{error}");
 }
 
+#[test]
+fn a_driver_whose_socket_fails_says_so_and_answers_every_call() {
+    let world = Trying::new(Settings::default());
+    let (listener, node) = world.listen(Box::new(|_| {}));
+    let transport = world.transport();
+    let (heard_here, heard_there) = (watched(|ended| transport.watch(ended)), watched(|ended| (listener.watch)(ended)));
+    world.has_failed.store(true, Ordering::Relaxed);
+    let peer =
+        Peer { address: listener.address.clone(), socket_path: String::new(), node, name: "server 0".to_owned() };
+    let (connected, _lost) = connect(&*transport, peer);
+    assert!(connected.soon().is_err());
+    (listener.outbox)(Outgoing::Accept { exchange: ExchangeId(1) });
+    for heard in [heard_here, heard_there] {
+        let error = heard.recv_timeout(SOON).unwrap();
+        assert!(matches!(&error, Error::Io { cause, .. } if cause == "planted"), "{error}");
+    }
+}
+
+#[test]
+fn a_driver_whose_thread_panics_says_so() {
+    let world = Loopback::new();
+    let (listener, node) = world.listen(Box::new(|_| panic!("planted")));
+    let heard = watched(|ended| (listener.watch)(ended));
+    let peer =
+        Peer { address: listener.address.clone(), socket_path: String::new(), node, name: "server 0".to_owned() };
+    let transport = world.transport();
+    let _connected = connect(&*transport, peer);
+    let error = heard.recv_timeout(SOON).unwrap();
+    assert!(matches!(&error, Error::Internal { what } if what.ends_with("panicked: planted")), "{error}");
+    let (sender, late) = channel();
+    (listener.watch)(Arc::new(move |cause| drop(sender.send(cause))));
+    assert_eq!(late.try_recv(), Ok(error), "who asks later is told at once");
+}
+
+/// What `watch` tells.
+fn watched(watch: impl FnOnce(Ended)) -> Receiver<Error> {
+    let (sender, heard) = channel();
+    watch(Arc::new(move |cause| drop(sender.send(cause))));
+    heard
+}
+
 /// A job whose sockets a test listens at.
 struct Trying {
     world: Loopback,
+    has_failed: Arc<AtomicBool>,
     loss_percent: Arc<AtomicU64>,
     largest: Arc<AtomicUsize>,
 }
@@ -142,12 +185,13 @@ impl Trying {
     fn new(settings: Settings) -> Self {
         let mut world = Loopback::new();
         world.settings = settings;
-        Self { world, loss_percent: Arc::default(), largest: Arc::default() }
+        Self { world, has_failed: Arc::default(), loss_percent: Arc::default(), largest: Arc::default() }
     }
 
     fn wire(&self, address: &str) -> Wire {
         let mut wire = open(socket::bind(address.parse().unwrap(), 1 << 20).unwrap()).unwrap();
         (wire.trial.loss_percent, wire.trial.largest) = (Arc::clone(&self.loss_percent), Arc::clone(&self.largest));
+        wire.trial.has_failed = Arc::clone(&self.has_failed);
         wire
     }
 

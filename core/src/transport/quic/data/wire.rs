@@ -77,6 +77,10 @@ impl Wire {
     /// # Errors
     /// If the socket has failed for good.
     pub(super) fn receive(&mut self, into: &mut Vec<Batch>) -> io::Result<bool> {
+        #[cfg(test)]
+        if self.trial.has_failed.load(std::sync::atomic::Ordering::Relaxed) {
+            return Err(io::Error::other("planted"));
+        }
         let mut meta = [RecvMeta::default(); RECEIVE_BATCH];
         let received = {
             let mut slots = self.slots.iter_mut();
@@ -184,6 +188,8 @@ const RECEIVE_BATCH: usize = 16;
 pub(super) struct Trial {
     /// Of 100 datagrams so many are lost: at random, the same ones at every run.
     pub(super) loss_percent: std::sync::Arc<std::sync::atomic::AtomicU64>,
+    /// Whether the socket has failed for good.
+    pub(super) has_failed: std::sync::Arc<std::sync::atomic::AtomicBool>,
     /// Bytes of the largest.
     pub(super) largest: std::sync::Arc<std::sync::atomic::AtomicUsize>,
     random: u64,

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use quinn::crypto::rustls::QuicClientConfig;
-use quinn_proto::{ClientConfig, ConnectionHandle, Dir, Event, Incoming, StreamEvent, StreamId};
+use quinn_proto::{ClientConfig, ConnectionError, ConnectionHandle, Dir, Event, Incoming, StreamEvent, StreamId};
 
 use super::super::calls::Call;
 use super::super::closing::{CLOSE_ERROR, CLOSE_ORDERLY, connection_error, encode_reason};
@@ -91,7 +91,10 @@ impl Role for Worker {
             (Owner::Dial(dial), Event::ConnectionLost { reason }) => {
                 self.owners.remove(&handle);
                 if let Some(known) = self.dials.get_mut(&dial) {
-                    let error = connection_error(&reason, &known.peer.name);
+                    let error = match reason {
+                        ConnectionError::TimedOut => known.silence(),
+                        reason => connection_error(&reason, &known.peer.name),
+                    };
                     let then = known.failed(error, net.now());
                     self.follow(net, dial, then);
                 }

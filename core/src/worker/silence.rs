@@ -1,0 +1,52 @@
+//! What a worker knows of a server that does not answer: since when, and why the last attempt to reach it failed.
+
+use std::time::Duration;
+
+use super::command::Destination;
+use crate::error::Error;
+use crate::types::Time;
+
+/// A server that does not answer.
+#[derive(Clone, PartialEq, Debug)]
+pub(super) struct Silence {
+    /// When it answered last, or was dialled first.
+    pub(super) since: Time,
+    /// How the last attempt to reach it failed; absent before the first one has failed.
+    cause: Option<Error>,
+    /// When to look for submissions that have waited too long.
+    pub(super) check_at: Time,
+}
+
+impl Silence {
+    /// A silence that begins now. Nothing that waits for the server fails before `patience` has passed.
+    pub(super) fn new(now: Time, patience: Duration) -> Self {
+        Self { since: now, cause: None, check_at: now + patience }
+    }
+
+    /// Another attempt failed.
+    pub(super) fn failed(&mut self, cause: Error) {
+        // What a driver reports of a dial that it gave up says nothing of the server.
+        if cause != Error::Cancelled {
+            self.cause = Some(cause);
+        }
+    }
+
+    /// The error of what waited for this server in vain.
+    pub(super) fn error(&self, now: Time, to: &Destination) -> Error {
+        let (cause, hint) = match &self.cause {
+            Some(Error::Unavailable { cause, .. }) => (cause.clone(), UNREACHED),
+            Some(Error::Auth { problem, hint }) => (problem.clone(), hint.as_str()),
+            Some(other) => (other.to_string(), UNREACHED),
+            None => ("the first attempt to connect has not ended".to_owned(), UNREACHED),
+        };
+        Error::ServerUnreachable {
+            server: format!("{} at {}", to.name, to.address),
+            waited: now.since(self.since),
+            cause,
+            hint: hint.to_owned(),
+        }
+    }
+}
+
+const UNREACHED: &str = "check that the server runs, that this host can reach that address (set `advertise` on the server if \
+                         not), and that no firewall drops UDP to or from it";
