@@ -5,7 +5,7 @@ Two workers and their server live in this process, so that a disagreement needs 
 
 import array
 import socket
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 
 import gradlane
@@ -93,11 +93,19 @@ def submit_more_than_fits(pair):
 
 
 def take_a_rank_that_is_taken(pair):
-    join(pair.join, rank=0)
+    with gradlane.Server(workers=2) as server, ThreadPoolExecutor(2) as pool:
+        both = [pool.submit(join, server.join, rank=0) for _ in range(2)]
+        late = next(as_completed(both))
+        # The job forms without the late one.
+        [taken] = [other for other in both if other is not late]
+        sessions = [join(server.join, rank=1), taken.result()]
+        list(pool.map(lambda session: session.shutdown(10.0), sessions))  # each waits for the other
+        late.result()
 
 
 def come_as_one_of_three_to_a_job_of_two(pair):
-    join(pair.join, size=3)
+    with gradlane.Server(workers=2) as server:
+        join(server.join, size=3)
 
 
 def come_with_another_secret(pair):

@@ -1,6 +1,6 @@
 //! The facts that a process announces about itself when it joins a job.
 
-use super::{Incarnation, MachineId, Role};
+use super::{Incarnation, MachineId, Role, printable};
 
 /// One process in one of its roles, as it announces itself.
 ///
@@ -58,7 +58,7 @@ impl Process {
 
     /// `host (pid 77)`.
     pub fn place(&self) -> String {
-        format!("{} (pid {})", self.host, self.pid)
+        format!("{} (pid {})", printable(&self.host), self.pid)
     }
 }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::codec::{Reader, Writer};
 use super::limits::{MEMBERS_MAX, REJECT_BYTES_MAX, TEXT_BYTES_MAX};
 use crate::error::{Claim, Error, Field, FieldSource, Result};
-use crate::types::{Epoch, Round, WorkerId};
+use crate::types::{Epoch, Round, WorkerId, printable};
 
 /// The body of a reject: `error`, and nothing else.
 pub fn to_body(error: &Error) -> Vec<u8> {
@@ -25,7 +25,7 @@ pub fn to_body(error: &Error) -> Vec<u8> {
 /// [`Error::Protocol`] if the body is not exactly one encoded error.
 pub fn from_body(body: &[u8], peer: &str) -> Result<Error> {
     let mut reader = Reader::new(body, peer);
-    let error = decode_error(&mut reader)?;
+    let error = decode(&mut reader, |reader, code| Error::from_fields(code, &mut Shown(reader)))?;
     reader.finish()?;
     Ok(error)
 }
@@ -62,8 +62,55 @@ pub fn encode_error(error: &Error, writer: &mut Writer) {
 /// # Errors
 /// [`Error::Protocol`] naming the field with an impossible value.
 pub fn decode_error(reader: &mut Reader<'_>) -> Result<Error> {
+    decode(reader, |reader, code| Error::from_fields(code, reader))
+}
+
+fn decode<'a>(
+    reader: &mut Reader<'a>,
+    read: impl FnOnce(&mut Reader<'a>, u8) -> Result<Option<Error>>,
+) -> Result<Error> {
     let code = reader.u8("error code")?;
-    Error::from_fields(code, reader)?.ok_or_else(|| reader.bad("error code", format!("is {code}")))
+    read(reader, code)?.ok_or_else(|| reader.bad("error code", format!("is {code}")))
+}
+
+/// Reads fields whose texts are only shown to people, and escapes their control characters.
+struct Shown<'a, 'b>(&'b mut Reader<'a>);
+
+impl FieldSource for Shown<'_, '_> {
+    type Fault = Error;
+
+    fn text(&mut self, field: &str) -> Result<String> {
+        FieldSource::text(self.0, field).map(|text| printable(&text))
+    }
+
+    fn claim(&mut self, field: &str) -> Result<Claim> {
+        let Claim { worker, value } = self.0.claim(field)?;
+        Ok(Claim { worker, value: printable(&value) })
+    }
+
+    fn round(&mut self, field: &str) -> Result<Round> {
+        self.0.round(field)
+    }
+
+    fn ranks(&mut self, field: &str) -> Result<Vec<WorkerId>> {
+        self.0.ranks(field)
+    }
+
+    fn members(&mut self, field: &str) -> Result<Vec<String>> {
+        Ok(self.0.members(field)?.iter().map(|member| printable(member)).collect())
+    }
+
+    fn duration(&mut self, field: &str) -> Result<Duration> {
+        self.0.duration(field)
+    }
+
+    fn number(&mut self, field: &str) -> Result<u32> {
+        self.0.number(field)
+    }
+
+    fn epoch(&mut self, field: &str) -> Result<Epoch> {
+        self.0.epoch(field)
+    }
 }
 
 impl FieldSource for Reader<'_> {
@@ -172,6 +219,15 @@ mod tests {
         for error in samples::errors() {
             assert_eq!(from_body(&to_body(&error), "server 0"), Ok(error));
         }
+    }
+
+    #[test]
+    fn control_characters_in_what_a_peer_says_are_escaped() {
+        let cause = "fine\nERROR all is lost\u{1b}[2J\u{9b}2J é".to_owned();
+        let said = Error::Unavailable { what: "server 0".to_owned(), cause };
+        let heard = from_body(&to_body(&said), "server 0").unwrap();
+        let Error::Unavailable { cause, .. } = &heard else { panic!("{heard}") };
+        assert_eq!(cause, r"fine\nERROR all is lost\u{1b}[2J\u{9b}2J é");
     }
 
     #[test]

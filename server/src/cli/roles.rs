@@ -159,6 +159,13 @@ struct Joint {
 fn start_both(config: Config) -> Result<Joint> {
     let (config, workers) = decider(config)?;
     let servers = config.servers.max(1);
+    if config.resume {
+        return Err(Error::Config {
+            knob: "resume".to_owned(),
+            problem: "is set, but a coordinator with servers in its process keeps no keys over its end".to_owned(),
+            hint: "start `gradlane coordinator --resume` and the servers apart".to_owned(),
+        });
+    }
     if let Some(state_dir) = config.state_dir.as_deref() {
         rendezvous::check_free(state_dir, &config.job)?;
     }
@@ -303,6 +310,8 @@ mod tests {
         assert!(matches!(decider(config(&[])), Err(Error::Config { knob, .. }) if knob == "size"));
         let workers_only = config(&[("GRADLANE_SIZE", "2")]);
         assert!(matches!(start_coordinator(workers_only), Err(Error::Config { knob, .. }) if knob == "servers"));
+        let resumed = config(&[("GRADLANE_SIZE", "2"), ("GRADLANE_RESUME", "true")]);
+        assert!(matches!(start_both(resumed), Err(Error::Config { knob, .. }) if knob == "resume"));
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use quinn::{Connection, ConnectionError, ReadError, ReadExactError, TransportErrorCode, VarInt, WriteError};
 
 use crate::error::{Error, Result};
+use crate::types::printable;
 use crate::wire::reject;
 
 /// Closes a connection in order; nothing failed.
@@ -49,10 +50,10 @@ pub(super) fn connection_error(error: &ConnectionError, peer: &str) -> Error {
         },
         ConnectionError::ConnectionClosed(remote) => match alert_of(remote.error_code) {
             Some(alert) => {
-                let reason = String::from_utf8_lossy(&remote.reason);
+                let reason = printable(&String::from_utf8_lossy(&remote.reason));
                 auth_error(alert, format!("{peer} refused the certificate of this process: {reason}"))
             }
-            None => unavailable(format!("it closed the connection: {remote}")),
+            None => unavailable(printable(&format!("it closed the connection: {remote}"))),
         },
         ConnectionError::ApplicationClosed(remote) if remote.error_code == CLOSE_ERROR => {
             reject::from_body(&remote.reason, peer)

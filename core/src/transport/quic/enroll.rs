@@ -28,6 +28,7 @@ use super::closing::{CLOSE_ORDERLY, connection_error, early_end, written};
 use super::dial::Dialer;
 use super::endpoint;
 use super::settings::Settings;
+use super::tls::certified;
 use super::{socket, tls};
 use crate::error::{Error, Result};
 use crate::transport::certificate::public_key_hash;
@@ -82,6 +83,8 @@ async fn insist(dialer: &Dialer, join: &JoinString, role: Role, patience: Durati
 
 async fn ask(dialer: &Dialer, join: &JoinString, role: Role, patience: Duration) -> Result<Credentials> {
     let dialed = dialer.dial(&join.address, COORDINATOR, patience).await?;
+    // Every member of the job has a certificate of its authority, and could listen here.
+    certified(dialed.connection.peer_identity())?.must_be(Role::Coordinator)?;
     let internal = |error: rcgen::Error| Error::Internal { what: format!("making a signing request: {error}") };
     let key = KeyPair::generate().map_err(internal)?;
     let request = CertificateParams::default().serialize_request(&key).map_err(internal)?;

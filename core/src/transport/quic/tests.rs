@@ -56,6 +56,18 @@ fn a_coordinator_of_another_job_is_not_enrolled_with() {
 }
 
 #[test]
+fn a_member_that_poses_as_the_coordinator_is_not_enrolled_with() {
+    let authority = Authority::create("resnet").unwrap();
+    let (address, _told) = versions::listening(
+        &authority.credentials(Role::Server).unwrap(),
+        super::tls::Admission::MembersAndNewcomers,
+        vec![1],
+    );
+    let error = Credentials::enroll(&authority.join_string(&address), Role::Worker, SOON).unwrap_err();
+    assert!(matches!(&error, Error::Auth { problem, .. } if problem.contains("acts as a coordinator")), "{error}");
+}
+
+#[test]
 fn who_fails_to_enrol_too_often_has_to_wait() {
     let coordinator = Coordinator::new("resnet");
     let mut join = coordinator.join();

@@ -119,9 +119,14 @@ pub(super) fn peer_of(handshake: Option<Box<dyn Any>>, identity: Option<Box<dyn 
     if protocol.as_deref() == Some(ALPN_ENROLL) {
         return Ok(PeerOf::Newcomer);
     }
+    certified(identity).map(PeerOf::Member)
+}
+
+/// What the certificate says that a peer has shown.
+pub(super) fn certified(identity: Option<Box<dyn Any>>) -> Result<PeerIdentity> {
     let chain = identity.and_then(|chain| chain.downcast::<Vec<CertificateDer<'static>>>().ok());
     match chain.as_deref().and_then(|chain| chain.first()) {
-        Some(certificate) => Ok(PeerOf::Member(PeerIdentity::of(certificate)?)),
+        Some(certificate) => PeerIdentity::of(certificate),
         None => Err(Error::Auth {
             problem: "the process showed no certificate".to_owned(),
             hint: "start it with the job's join string".to_owned(),

@@ -104,9 +104,14 @@ fn tell(address: &str, authority: &Authority, bytes: Vec<u8>) -> Due<Result<Erro
 
 /// Where somebody listens who answers the first stream with `bytes`, and why the connection was closed then.
 fn answering(credentials: &Credentials, bytes: Vec<u8>) -> (String, Due<Error>) {
+    listening(credentials, Admission::Members, bytes)
+}
+
+/// As [`answering`], for peers that `admission` lets in.
+pub(super) fn listening(credentials: &Credentials, admission: Admission, bytes: Vec<u8>) -> (String, Due<Error>) {
     let (sender, told) = channel();
     let settings = Settings::default();
-    let (_, config) = AdmissionControl::new(credentials, &settings, Admission::Members).unwrap();
+    let (_, config) = AdmissionControl::new(credentials, &settings, admission).unwrap();
     let socket = socket::bind("127.0.0.1:0".parse().unwrap(), 1 << 20).unwrap();
     let address = socket.local_addr().unwrap().to_string();
     let serve = move |endpoint: Endpoint| async move {
