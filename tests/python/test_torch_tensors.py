@@ -9,6 +9,7 @@ torch = pytest.importorskip("torch")
 
 import gradlane  # noqa: E402
 import gradlane.torch as gl  # noqa: E402
+from torch import distributed as dist  # noqa: E402
 from torch import nn  # noqa: E402
 from training import adamw, assert_close, assert_equal_everywhere, batches, made, mine, mlp, step  # noqa: E402
 
@@ -228,6 +229,48 @@ def test_what_autograd_has_computed_is_not_changed_in_place():
 def test_what_cannot_be_reduced_is_refused_with_advice(tensor, complaint):
     with pytest.raises(gl.Error, match=complaint):
         gl.push_pull(tensor, "refused")
+
+
+@pytest.mark.parametrize(
+    ("call", "complaint"),
+    [
+        (lambda: gl.push_pull(torch.ones(2), "said", op="sum"), r"op='sum' is no reduction; use gradlane.Sum"),
+        (lambda: gl.push_pull_(torch.ones(2), "said", op=dist.ReduceOp.AVG), r"use gradlane.Average"),
+        (lambda: gl.grouped_push_pull([torch.ones(2)], "said", op="product"), r"use gradlane.Average, Sum, Min, Max or"),
+        (lambda: gl.push_pull(torch.ones(2), "said", compression="fp16"), r"use Compression.fp16"),
+        (lambda: gl.grouped_push_pull([torch.ones(2)], "said", compression=16), r"gradlane.torch.Compression"),
+        (lambda: gl.DistributedOptimizer(adamw([parameter()]), op="sum"), r"use gradlane.Sum"),
+        (lambda: gl.DistributedOptimizer(adamw([parameter()]), compression="bf16"), r"use Compression.bf16"),
+        (lambda: gl.push_pull([1.0, 2.0], "said"), r"list is not a torch.Tensor"),
+        (lambda: gl.grouped_push_pull([torch.ones(2), memoryview(b"12")], "said"), r"said.1: memoryview is not a torch"),
+        (lambda: gl.declare({"said": [1.0]}), r"said: list is not a torch.Tensor"),
+    ],
+)
+def test_what_is_no_argument_is_refused_with_advice(call, complaint):
+    with pytest.raises(gl.Error, match=complaint) as caught:
+        call()
+    assert isinstance(caught.value, ValueError)
+
+
+def parameter():
+    return nn.Parameter(torch.ones(2))
+
+
+def test_an_unknown_keyword_names_the_function_that_was_called():
+    for function in (gl.push_pull, gl.push_pull_async_, gl.grouped_push_pull):
+        with pytest.raises(TypeError, match=rf"{function.__name__}\(\) got .*'prio'; it takes tensors?, name, op"):
+            function(torch.ones(2), "said", prio=1)
+
+
+def test_a_worker_that_contradicts_itself_is_told_so():
+    gl.push_pull(torch.ones(2), "changed here")
+    with pytest.raises(gl.MismatchError, match=r"used it with shape \[2\] before, and now with shape \[3\]"):
+        gl.push_pull(torch.ones(3), "changed here")
+
+
+def test_weights_that_add_up_to_zero_name_the_tensor():
+    with pytest.raises(gl.Error, match="the weights of tensor weighted, round 0 add up to 0"):
+        gl.push_pull(torch.ones(2), "weighted", op=gl.WeightedAverage, weight=0.0)
 
 
 def test_parameters_of_any_kind_are_broadcast_bit_for_bit():
