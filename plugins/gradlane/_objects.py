@@ -5,9 +5,9 @@ for each rank (a sum of vectors that are zero except at the own rank), then `NAM
 bytes. Padding keeps the number of names under 40 per rank and user's name, and at most doubles the bytes. With exact
 lengths, every new length would leave a name behind.
 
-Objects are pickled, and unpickling runs code that the sender chose. All members of a job have proven their identity, but
-the bytes pass through servers: whoever controls a server can then run code in every worker. With `plain=` only plain
-values are sent (`gradlane._plain`), and nothing that is received can run code.
+Objects are pickled, and unpickling runs code that the sender chose. All members of a job have proven their identity,
+but the bytes pass through servers: whoever controls a server can then run code in every worker. With `plain=` only
+plain values are sent (`gradlane._plain`), and nothing that is received can run code.
 """
 
 from __future__ import annotations
@@ -56,9 +56,7 @@ class Gathering:
         )
 
 
-def allgather(
-    value: Any, name: str = "allgather", *, plain: bool = False, timeout: float | None = None
-) -> list[Any]:
+def allgather(value: Any, name: str = "allgather", *, plain: bool = False, timeout: float | None = None) -> list[Any]:
     """Give every worker the values of all, in rank order.
 
     Args:

@@ -42,7 +42,7 @@ def decode(data: bytes | bytearray | memoryview) -> Any:
     try:
         return _read(json.loads(bytes(data)))
     except (ValueError, TypeError, RecursionError) as error:
-        raise ProtocolError(f"received bytes that are no plain value: {error}; send it with plain= on all workers") from error
+        raise ProtocolError(f"received bytes of no plain value ({error}); give plain= on all workers") from error
 
 
 def _described(value: Any, where: str) -> Any:
@@ -58,16 +58,17 @@ def _described(value: Any, where: str) -> Any:
         case tuple():
             return {"tuple": [_described(item, f"{where}[{i}]") for i, item in enumerate(value)]}
         case dict():
-            described = ([_described(key, f"a key of {where}"), _described(item, f"{where}[{key!r}]")] for key, item in value.items())
-            return {"dict": list(described)}
+            keys = [_described(key, f"a key of {where}") for key in value]
+            items = [_described(item, f"{where}[{key!r}]") for key, item in value.items()]
+            return {"dict": [list(pair) for pair in zip(keys, items, strict=True)]}
         case numbers.Integral():
             return int(value)
         case numbers.Real():
             return float(value)
         case _:
             raise InvalidArgumentError(
-                f"{where} is {type(value).__name__}, which is not plain: send None, booleans, numbers, texts, bytes, lists, "
-                "tuples and dictionaries, or tensors by themselves"
+                f"{where} is {type(value).__name__}, which is not plain: send None, booleans, numbers, texts, bytes, "
+                "lists, tuples and dictionaries, or tensors by themselves"
             )
 
 
@@ -87,4 +88,3 @@ def _read(described: Any) -> Any:
             return {_read(key): _read(item) for key, item in items}
         case _:
             raise ValueError(f"{str(described)[:40]!r} describes nothing")
-

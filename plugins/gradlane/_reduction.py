@@ -14,8 +14,8 @@ class ReduceOp(enum.Enum):
     """A reduction over the workers; it must be the same on all of them."""
 
     AVERAGE = "mean"
-    """Sum divided by the number of workers. Integers round down, and their sum wraps before: 255 and 255 in uint8 give 127.
-    Give wider integers if a sum can leave the range.
+    """Sum divided by the number of workers. Integers round down, and their sum wraps before: 255 and 255 in uint8 give
+    127. Give wider integers if a sum can leave the range.
     """
     SUM = "sum"
     """Integers wrap."""
@@ -59,7 +59,7 @@ def resolve(op: ReduceOp | None, average: bool | None, weight: float | None) -> 
 
 
 def _meant(op: object) -> str:
-    """The reduction that somebody means who writes `op`, as `"sum"` or `torch.distributed.ReduceOp.SUM`; or all of them."""
+    """The reduction that is meant by `op`, such as `"sum"` or PyTorch's `ReduceOp.SUM`; all of them if none is."""
     words = {"average": "Average", "avg": "Average", "mean": "Average", "sum": "Sum", "min": "Min", "max": "Max"}
     word = str(op).rpartition(".")[2].lower()
     return words.get(word, "Average, Sum, Min, Max or WeightedAverage")

@@ -170,8 +170,8 @@ def _end(leave: Callable[[_bootstrap.Job], None]) -> None:
 def _refuse_in_fork() -> None:
     if _inherited is not None:
         raise ForkedProcessError(
-            f"process {os.getpid()} was forked from worker {_inherited.rank}, which takes part in a job; the engine does "
-            "not work in a forked child, which can only ask for rank(), size() and alike. Start processes with "
+            f"process {os.getpid()} was forked from worker {_inherited.rank}, which takes part in a job; the engine "
+            "does not work in a forked child, which can only ask for rank(), size() and alike. Start processes with "
             "multiprocessing's spawn or forkserver method"
         )
 

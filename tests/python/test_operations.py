@@ -230,5 +230,5 @@ def test_what_is_not_plain_is_named_and_what_is_not_plain_is_not_read():
     with pytest.raises(InvalidArgumentError, match=r"value\['a'\]\[1\] is object, which is not plain"):
         gradlane.allgather({"a": [1, object()]}, "not plain", plain=True)
     for damaged in (b"", b"\x80\x04N.", b'{"other": 1}', b'{"bytes": "zz"}', b"[" * 100_000, b'{"dict": [[[], 1]]}'):
-        with pytest.raises(ProtocolError, match="no plain value"):
+        with pytest.raises(ProtocolError, match="of no plain value"):
             _plain.decode(damaged)

@@ -187,7 +187,9 @@ def test_what_is_no_timeline_is_not_merged(tmp_path):
 
 
 def events(path):
-    return json.loads(path.read_text())["traceEvents"] if path.name.startswith("kineto") else json.loads(path.read_text())
+    return (
+        json.loads(path.read_text())["traceEvents"] if path.name.startswith("kineto") else json.loads(path.read_text())
+    )
 
 
 def spans(path):

@@ -637,5 +637,3 @@ def test_a_worker_that_does_not_step_is_named_at_the_next_wait_with_the_paramete
         optimizer.remove()
         assert type(optimizer) is torch.optim.SGD
         model.state_dict()
-
-

@@ -188,9 +188,9 @@ def test_an_optimizer_of_sparse_gradients_gets_them_although_they_travel_dense(w
         optimizer = gl.DistributedOptimizer(plain, model.named_parameters(), sparse_as_dense=True)
     else:
         optimizer = gl.CrossBarrier(model, plain, sparse_as_dense=True)
-    for step in range(2):
+    for number in range(2):
         optimizer.zero_grad()
-        if step or gl.rank() == 0:
+        if number or gl.rank() == 0:
             model(torch.tensor([gl.rank(), 2])).sum().backward()
         optimizer.step()
     optimizer.synchronize()

@@ -216,7 +216,6 @@ def test_what_autograd_has_computed_is_not_changed_in_place():
         assert gl.push_pull_(torch.ones(2), "inference", op=gl.Sum).tolist() == [2.0] * 2
 
 
-
 @pytest.mark.parametrize(
     ("tensor", "complaint"),
     [
@@ -237,13 +236,19 @@ def test_what_cannot_be_reduced_is_refused_with_advice(tensor, complaint):
     [
         (lambda: gl.push_pull(torch.ones(2), "said", op="sum"), r"op='sum' is no reduction; use gradlane.Sum"),
         (lambda: gl.push_pull_(torch.ones(2), "said", op=dist.ReduceOp.AVG), r"use gradlane.Average"),
-        (lambda: gl.grouped_push_pull([torch.ones(2)], "said", op="product"), r"use gradlane.Average, Sum, Min, Max or"),
+        (
+            lambda: gl.grouped_push_pull([torch.ones(2)], "said", op="product"),
+            r"use gradlane.Average, Sum, Min, Max or",
+        ),
         (lambda: gl.push_pull(torch.ones(2), "said", compression="fp16"), r"use Compression.fp16"),
         (lambda: gl.grouped_push_pull([torch.ones(2)], "said", compression=16), r"gradlane.torch.Compression"),
         (lambda: gl.DistributedOptimizer(adamw([parameter()]), op="sum"), r"use gradlane.Sum"),
         (lambda: gl.DistributedOptimizer(adamw([parameter()]), compression="bf16"), r"use Compression.bf16"),
         (lambda: gl.push_pull([1.0, 2.0], "said"), r"list is not a torch.Tensor"),
-        (lambda: gl.grouped_push_pull([torch.ones(2), memoryview(b"12")], "said"), r"said.1: memoryview is not a torch"),
+        (
+            lambda: gl.grouped_push_pull([torch.ones(2), memoryview(b"12")], "said"),
+            r"said.1: memoryview is not a torch",
+        ),
         (lambda: gl.declare({"said": [1.0]}), r"said: list is not a torch.Tensor"),
     ],
 )

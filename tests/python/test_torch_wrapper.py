@@ -86,9 +86,7 @@ def test_a_copy_runs_its_module_and_averages_nothing(way):
     for wrapped in (model.train(), again.train()):
         wrapped.zero_grad()
         F.cross_entropy(wrapped(inputs), labels).backward()
-    ours, theirs = (
-        [parameter.grad for parameter in wrapped.parameters()] for wrapped in (again, model)
-    )
+    ours, theirs = ([parameter.grad for parameter in wrapped.parameters()] for wrapped in (again, model))
     assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True)), "wrapped anew"
 
 

@@ -39,5 +39,7 @@ def check_compression(compression: object) -> Compressor:
     """
     if isinstance(compression, Compressor):
         return compression
-    hint = f"Compression.{compression}" if compression in ("none", "fp16", "bf16") else "one of gradlane.torch.Compression"
+    hint = (
+        f"Compression.{compression}" if compression in ("none", "fp16", "bf16") else "one of gradlane.torch.Compression"
+    )
     raise InvalidArgumentError(f"compression={compression!r} is no compressor; use {hint}")

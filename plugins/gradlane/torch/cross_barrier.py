@@ -74,8 +74,8 @@ def CrossBarrier(
         backward_passes_per_step: how many backward passes accumulate before they are averaged.
         num_steps: accepted for BytePS scripts; has no effect.
         op: `Average` or `Sum`.
-        sparse_as_dense: whether sparse gradients travel dense; they are refused otherwise. They are sparse again for the
-            update.
+        sparse_as_dense: whether sparse gradients travel dense; they are refused otherwise. For the update they are
+            sparse again.
         opaque: classes of modules that use parameters of inner modules without calling these; they wait for all.
         name: a prefix of the tensors' names; needed only if workers make optimizers in different orders.
     Raises:
@@ -259,11 +259,11 @@ class _Barrier:
 
 
 class _Hook:
-    """A hook on a module. A copy of the module (`copy.deepcopy`, `pickle`, `torch.save`) has a hook that does nothing."""
+    """A hook on a module. In a copy of the module (`copy.deepcopy`, `pickle`, `torch.save`) it does nothing."""
 
     def __init__(self, call: Callable[..., None] | None = None) -> None:
-        # A compiler that traces it would run the optimizer on its own stand-ins for parameters and settings. So the graph
-        # of a compiled model ends before each module that waits.
+        # A compiler that traces it would run the optimizer on its own stand-ins for parameters and settings. So the
+        # graph of a compiled model ends before each module that waits.
         self._call = None if call is None else torch.compiler.disable(call)
 
     def __call__(self, *arguments: object) -> None:

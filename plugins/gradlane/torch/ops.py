@@ -266,7 +266,9 @@ class _Reduction(torch.autograd.Function):
     """The gradient of a mean (or sum) over workers is the mean (or sum) of their gradients."""
 
     @staticmethod
-    def forward(ctx: Any, reduced: list[torch.Tensor], again: Again, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def forward(
+        ctx: Any, reduced: list[torch.Tensor], again: Again, *tensors: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
         ctx.again = again
         ctx.mark_non_differentiable(
             *[mean for mean, tensor in zip(reduced, tensors, strict=True) if not tensor.requires_grad]
