@@ -161,7 +161,7 @@ def _read(store: Store, timeout: float) -> str:
     deadline = time.monotonic() + timeout
     while not store.check([_STORE_KEY]):
         if time.monotonic() > deadline:
-            raise TimeoutError(f"rank 0 published no join string within {timeout:.0f} s; see its own error", waited=timeout)
+            raise TimeoutError(f"rank 0 gave no join string in {timeout:.0f} s; see its own error", waited=timeout)
         time.sleep(0.01)
     return store.get(_STORE_KEY).decode()
 

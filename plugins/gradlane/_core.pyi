@@ -158,7 +158,9 @@ class Session:
         """Adds a span of a thread, in nanoseconds since 1970; does nothing if no timeline is being recorded."""
     def next_done(self, timeout: float) -> list[int]:
         """Ids of handles that resolved since the last call; waits for the first one, and is empty after `timeout`."""
-    def agree_on_empty(self, name: str, dtype: str, shape: tuple[int, ...], timeout: float | None, codec: str) -> Handle:
+    def agree_on_empty(
+        self, name: str, dtype: str, shape: tuple[int, ...], timeout: float | None, codec: str
+    ) -> Handle:
         """Begins the first reduction of a tensor without elements, of which nothing is sent."""
     def give_up(self, cause: str, timeout: float) -> None:
         """Ends this process's work; every member gets `cause`. Waits for the coordinator's answer."""

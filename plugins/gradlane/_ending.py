@@ -25,7 +25,7 @@ _excepthook, _exit = sys.excepthook, sys.exit
 
 
 def watch(report: Callable[[str], None]) -> None:
-    """From now on calls `report`, at most once, when the process ends with an error. Its argument is the cause in words.
+    """From now on calls `report` with the cause in words when the process ends with an error, at most once.
 
     In an interactive interpreter an exception ends nothing, so there `report` is called only for `sys.exit`.
     """

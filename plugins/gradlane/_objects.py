@@ -5,8 +5,9 @@ for each rank (a sum of vectors that are zero except at the own rank), then `NAM
 bytes. Padding keeps the number of names under 40 per rank and user's name, and at most doubles the bytes. With exact
 lengths, every new length would leave a name behind.
 
-Objects are pickled. Unpickling runs code that the sender chose. The members of a job have proven their identity and run
-the same program, so this adds no risk. Never pass bytes from elsewhere.
+Objects are pickled, and unpickling runs code that the sender chose. All members of a job have proven their identity,
+but the bytes pass through servers: whoever controls a server can then run code in every worker. With `plain=` only
+plain values are sent (`gradlane._plain`), and nothing that is received can run code.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import pickle
 from array import array
 from typing import Any
 
-from gradlane import _buffers, _session
+from gradlane import _buffers, _plain, _session
 from gradlane._handle import Handle
 from gradlane._operations import check_root, submit
 
@@ -55,36 +56,56 @@ class Gathering:
         )
 
 
-def allgather(value: Any, name: str = "allgather", *, timeout: float | None = None) -> list[Any]:
+def allgather(value: Any, name: str = "allgather", *, plain: bool = False, timeout: float | None = None) -> list[Any]:
     """Give every worker the values of all, in rank order.
 
     Args:
         value: bytes, NumPy array or any object that pickles; kinds and sizes may differ between workers.
         name: equal on all workers.
+        plain: as for `broadcast_object`.
         timeout: seconds; None takes the job's step timeout.
     """
-    payload = pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
-    return [pickle.loads(blob) for blob in Gathering(payload, name, timeout=timeout).finish()]
+    blobs = Gathering(_dumps(value, plain), name, timeout=timeout).finish()
+    return [_loads(blob, plain) for blob in blobs]
 
 
-def broadcast_object(value: Any, root_rank: int = 0, name: str = "object", *, timeout: float | None = None) -> Any:
+def broadcast_object(
+    value: Any, root_rank: int = 0, name: str = "object", *, plain: bool = False, timeout: float | None = None
+) -> Any:
     """Give every worker the object of `root_rank`.
 
     Args:
         value: any object that pickles; used on `root_rank` only.
         root_rank: the rank with the object.
         name: equal on all workers.
+        plain: send only None, booleans, numbers, texts, bytes, and lists, tuples and dictionaries of them. Then nothing
+            that is received can run code, as an unpickled object can. Equal on all workers.
         timeout: seconds; None takes the job's step timeout.
     Returns:
         On `root_rank` `value` itself, elsewhere a copy.
+    Raises:
+        InvalidArgumentError: `plain` is set, and there is something else in `value`; the message says where.
+        ProtocolError: `plain` is set, and something else was received.
     """
     is_root = _session.rank() == check_root(root_rank)
-    payload = pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL) if is_root else None
+    received = broadcast_bytes(_dumps(value, plain) if is_root else None, root_rank, name, timeout)
+    return value if is_root else _loads(received, plain)
+
+
+def broadcast_bytes(payload: bytes | None, root_rank: int, name: str, timeout: float | None = None) -> memoryview:
+    """Gives every worker the bytes that only `root_rank` gives."""
     length = array("q", [0 if payload is None else len(payload)])
     place = _buffers.locate(length, writable=True)
     submit(f"{name}.length", place, place, "broadcast", result=None, root=root_rank, timeout=timeout).wait()
-    received = _transfer(payload, length[0], root_rank, f"{name}.{root_rank}", timeout).wait()
-    return value if is_root else pickle.loads(received)
+    return _transfer(payload, length[0], root_rank, f"{name}.{root_rank}", timeout).wait()
+
+
+def _dumps(value: Any, plain: bool) -> bytes:
+    return _plain.encode(value) if plain else pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
+
+
+def _loads(data: memoryview, plain: bool) -> Any:
+    return _plain.decode(data) if plain else pickle.loads(data)
 
 
 def _transfer(

@@ -110,33 +110,38 @@ def after_leaving(follow: Callable[[], None]) -> None:
 
 
 def rank() -> int:
-    """This worker's number in the job, from 0."""
-    return session().rank
+    """This worker's number in the job, from 0. A forked process has the number of its parent."""
+    return session().rank if _inherited is None else _inherited.rank
 
 
 def size() -> int:
     """The number of workers in the job."""
-    return session().size
+    return session().size if _inherited is None else _inherited.size
 
 
 def local_rank() -> int:
     """This worker's number on its host, from 0."""
-    return current().launch.local_rank
+    return _place().local_rank
 
 
 def local_size() -> int:
     """The number of workers on this host."""
-    return current().launch.local_size
+    return _place().local_size
 
 
 def node_rank() -> int:
     """This host's number in the job, from 0."""
-    return current().launch.node_rank
+    return _place().node_rank
 
 
 def num_nodes() -> int:
     """The number of hosts with workers."""
-    return current().launch.num_nodes
+    return _place().num_nodes
+
+
+def _place() -> _bootstrap.Launch:
+    """The place of this process in its job, also in a forked process."""
+    return current().launch if _inherited is None else _inherited.launch
 
 
 def generation() -> int:
@@ -165,8 +170,9 @@ def _end(leave: Callable[[_bootstrap.Job], None]) -> None:
 def _refuse_in_fork() -> None:
     if _inherited is not None:
         raise ForkedProcessError(
-            f"process {os.getpid()} was forked from worker {_inherited.launch.rank}, which takes part in a job; the "
-            "engine does not work in a forked child. Start processes with multiprocessing's spawn or forkserver method"
+            f"process {os.getpid()} was forked from worker {_inherited.rank}, which takes part in a job; the engine "
+            "does not work in a forked child, which can only ask for rank(), size() and alike. Start processes with "
+            "multiprocessing's spawn or forkserver method"
         )
 
 

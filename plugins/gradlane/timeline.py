@@ -13,6 +13,7 @@ PyTorch's profiler, into one picture. A process that was killed leaves a file th
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import threading
 import time
@@ -74,16 +75,57 @@ def record(name: str, start_ns: int, end_ns: int) -> None:
 def merge(*paths: str | os.PathLike[str], out: str | os.PathLike[str]) -> None:
     """Merges several timelines into one file, such as those of all workers and of PyTorch's profiler.
 
+    All times become those of the wall clock. Processes of other programs' files get other numbers where theirs are in
+    use, because PyTorch's profiler gives small numbers to GPUs.
+
     Raises:
         InvalidArgumentError: a file is no timeline.
     """
     import json  # here, because importing gradlane has to be quick
 
-    events = [event for path in paths for event in _read(Path(path))]
-    Path(out).write_text(json.dumps(events))
+    parsed = [_read(Path(path)) for path in paths]
+    taken = {_process(event) for events, _, is_own in parsed if is_own for event in events}
+    merged: list[Any] = []
+    for number, (events, base_us, is_own) in enumerate(parsed):
+        if not is_own:
+            events = _moved(events, base_us, taken, flow_offset=number << 40)
+        merged += events
+    Path(out).write_text(json.dumps(merged))
 
 
-def _read(path: Path) -> list[Any]:
+def _moved(events: list[Any], base_us: float, taken: set[object], *, flow_offset: int) -> list[Any]:
+    """The events of another program's file at wall clock time, under process numbers that are not in `taken` yet."""
+    own: list[object] = list(dict.fromkeys(map(_process, events)))
+    free = itertools.count(_FIRST_FREE)
+    numbers: dict[object, object] = {}
+    for process in own:
+        numbers[process] = process if process not in taken else next(i for i in free if i not in taken and i not in own)
+    taken.update(numbers.values())
+    moved = []
+    for event in events:
+        if isinstance(event, dict):
+            event = dict(event)
+            if "ts" in event:
+                event["ts"] = event["ts"] + base_us
+            if "pid" in event:
+                event["pid"] = numbers[_process(event)]
+            # Arrows between events: the numbers of two files mean different arrows.
+            if isinstance(event.get("id"), int):
+                event["id"] += flow_offset
+        moved.append(event)
+    return moved
+
+
+_FIRST_FREE = 1 << 24
+"""Above the process numbers of Linux (at most 2^22), so that a new number looks like none."""
+
+
+def _process(event: Any) -> object:
+    return event.get("pid") if isinstance(event, dict) else None
+
+
+def _read(path: Path) -> tuple[list[Any], float, bool]:
+    """The events of a file, the microseconds to add to their times, and whether gradlane wrote the file."""
     import json
 
     text = path.read_text()
@@ -94,7 +136,9 @@ def _read(path: Path) -> list[Any]:
             parsed = json.loads(text.rstrip().rstrip(",") + "]")
         except ValueError as error:
             raise InvalidArgumentError(f"{path} is no timeline: {error}") from error
-    events = parsed.get("traceEvents") if isinstance(parsed, dict) else parsed
-    if not isinstance(events, list):
+    is_own = not isinstance(parsed, dict)
+    events = parsed if is_own else parsed.get("traceEvents")
+    base_ns = 0 if is_own else parsed.get("baseTimeNanoseconds", 0)
+    if not isinstance(events, list) or not isinstance(base_ns, int):
         raise InvalidArgumentError(f"{path} is no timeline: it has no list of events")
-    return events
+    return events, base_ns / 1000, is_own

@@ -49,6 +49,6 @@ def test_a_group_may_hold_tensors_without_elements():
 @pytest.mark.workers(2, alone=True, settings={"step_timeout": "2s"})
 def test_a_worker_that_does_not_come_is_named():
     if gradlane.rank() == 0:
-        with pytest.raises(gradlane.TimeoutError, match="without elements of tensor nothing.*rank 1"):
+        with pytest.raises(gradlane.TimeoutError, match=r"without elements of tensor nothing.*rank 1"):
             gradlane.push_pull(np.zeros(0), "nothing")
     gradlane.barrier("after", timeout=15.0)

@@ -188,7 +188,7 @@ import os, gradlane
 gradlane.init()
 if os.fork() == 0:
     try:
-        gradlane.rank()
+        gradlane.barrier()
     except gradlane.ForkedProcessError as error:
         os._exit(0 if (error.code, error.retryable) == ("FailedPrecondition", False) else 1)
     os._exit(2)

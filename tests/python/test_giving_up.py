@@ -105,11 +105,13 @@ def launched(script, transport):
 
 def alone(transport, directory):
     """The environment of each rank of a job of three without a launcher; rank 0 brings the servers."""
+
     def environment(rank):
         place = {"OMPI_COMM_WORLD_RANK": str(rank), "OMPI_COMM_WORLD_LOCAL_RANK": str(rank)}
         sizes = dict.fromkeys(("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"), "3")
         job = {"OMPI_MCA_ess_base_jobid": str(os.getpid()), "GRADLANE_STATE_DIR": str(directory)}
         return over(transport) | place | sizes | job
+
     return environment
 
 

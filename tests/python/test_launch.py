@@ -89,6 +89,16 @@ def test_arguments_go_before_the_environment(monkeypatch):
     assert (launch["rank"], launch["size"]) == (0, 8)
 
 
+def test_a_misspelt_variable_is_warned_of_once():
+    script = "import gradlane; gradlane.init(); gradlane.push_pull(bytearray(8), 'x'); gradlane.print_config()"
+    launch = [sys.executable, "-m", "gradlane", "run", "-n", "1", "--"]
+    for launcher in ([], launch):
+        command = ([*launcher, sys.executable, "-c", script], {"GRADLANE_STEP_TIMEOT": "9s"})
+        [ended] = run_all([command], timeout=60)
+        by_the_worker = [line for line in ended.output.splitlines() if line.startswith("gradlane: ")]
+        assert ended.code == 0 and ["STEP_TIMEOT" in line for line in by_the_worker] == [True], ended.output
+
+
 @pytest.mark.parametrize("missing", ["DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT", "DMLC_NUM_WORKER", "DMLC_WORKER_ID"])
 def test_a_half_set_launch_names_the_missing_variable(monkeypatch, missing):
     for name, value in DMLC.items():

@@ -6,6 +6,8 @@ import threading
 import gradlane
 import numpy as np
 import pytest
+from gradlane import _plain
+from gradlane.errors import InvalidArgumentError, ProtocolError
 
 pytestmark = [pytest.mark.workers(2, servers=2), pytest.mark.over("local", "shm", "quic")]
 
@@ -207,3 +209,26 @@ def test_nothing_goes_to_a_server_where_workers_reduce_among_themselves():
 def test_no_operation_is_left_over():
     gradlane.push_pull(np.ones(3), "last")
     assert gradlane.metrics()["handles_live"] == 0
+
+
+PLAIN = [None, True, 2**70, -0.5, float("inf"), "text", b"\x00\xff", (1, [2, ()]), {1: "one", ("a", 2): {}, "b": None}]
+
+
+def test_plain_values_are_sent_without_pickle(monkeypatch):
+    import pickle
+
+    mine = PLAIN if gradlane.rank() == 1 else None
+    with monkeypatch.context() as patch:
+        patch.delattr(pickle, "loads")
+        received = gradlane.broadcast_object(mine, 1, "plain", plain=True)
+        gathered = gradlane.allgather(PLAIN[: gradlane.rank()], "plain gathered", plain=True)
+    assert received == PLAIN and list(map(type, received)) == list(map(type, PLAIN))
+    assert gathered == [PLAIN[:rank] for rank in range(gradlane.size())]
+
+
+def test_what_is_not_plain_is_named_and_what_is_not_plain_is_not_read():
+    with pytest.raises(InvalidArgumentError, match=r"value\['a'\]\[1\] is object, which is not plain"):
+        gradlane.allgather({"a": [1, object()]}, "not plain", plain=True)
+    for damaged in (b"", b"\x80\x04N.", b'{"other": 1}', b'{"bytes": "zz"}', b"[" * 100_000, b'{"dict": [[[], 1]]}'):
+        with pytest.raises(ProtocolError, match="of no plain value"):
+            _plain.decode(damaged)

@@ -71,6 +71,21 @@ def test_an_interpreter_that_ends_by_an_exception_says_so_and_does_not_hang():
     assert ended.code == 1 and "KeyError: 'of the user'" in ended.output
 
 
+@pytest.mark.workers(2)
+def test_a_forked_worker_of_a_data_loader_knows_its_place():
+    data = pytest.importorskip("torch.utils.data")
+
+    class Places(data.Dataset):
+        def __len__(self):
+            return 4
+
+        def __getitem__(self, index):
+            return [gradlane.rank(), gradlane.size(), gradlane.local_rank(), gradlane.local_size()]
+
+    loader = data.DataLoader(Places(), num_workers=2, multiprocessing_context="fork", collate_fn=lambda items: items[0])
+    assert list(loader) == [[gradlane.rank(), 2, gradlane.rank(), 2]] * 4
+
+
 @pytest.mark.workers(2, alone=True)
 def test_shutdown_twice_is_once_in_a_job_too():
     gradlane.push_pull(bytearray(3), "x")

@@ -106,19 +106,21 @@ def test_print_config_tells_where_values_come_from(alone, capsys):
     assert "argument" in line
 
 
-def test_a_forked_child_gets_a_typed_error_and_the_parent_goes_on():
+def test_a_forked_child_is_told_its_place_and_refused_operations_and_the_parent_goes_on():
     ended = run_python(
         """
 import os, gradlane
 gradlane.init()
 child = os.fork()
 if child == 0:
-    for call in (gradlane.rank, gradlane.init, lambda: gradlane.push_pull(bytearray(3), "x"), gradlane.barrier):
+    for call in (gradlane.init, lambda: gradlane.push_pull(bytearray(3), "x"), gradlane.barrier):
         try:
             call()
         except gradlane.ForkedProcessError:
             continue
         os._exit(1)
+    questions = (gradlane.rank, gradlane.size, gradlane.local_rank, gradlane.local_size, gradlane.node_rank)
+    assert [ask() for ask in (*questions, gradlane.num_nodes)] == [0, 1, 0, 1, 0, 1] and not gradlane.is_initialized()
     gradlane.shutdown()
     raise SystemExit(7)     # through the exit handlers
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7

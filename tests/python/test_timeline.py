@@ -89,6 +89,36 @@ def test_files_of_several_workers_make_one_picture(tmp_path):
     assert {event["pid"] for event in merged} == {0, 1, 2, 3}
 
 
+def test_a_file_of_pytorchs_profiler_lies_at_the_same_time_under_other_processes(tmp_path):
+    pytest.importorskip("torch")
+    script = f"""
+import os, gradlane, torch
+gradlane.init()
+gradlane.start_timeline({str(tmp_path)!r})
+for turn in range(2):
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        with gradlane.timeline.span(f"ours {{turn}}"), torch.profiler.record_function(f"theirs {{turn}}"):
+            torch.ones(100, 100, requires_grad=True).matmul(torch.ones(100, 100)).sum().backward()
+    profile.export_chrome_trace(os.path.join({str(tmp_path)!r}, f"kineto{{turn}}.json"))
+gradlane.stop_timeline()
+"""
+    assert (ended := run_python(script)).code == 0, ended.output
+    kineto = [tmp_path / f"kineto{turn}.json" for turn in range(2)]
+    own = tmp_path / "0" / "comm.json"
+    timeline.merge(own, *kineto, out=tmp_path / "merged.json")
+    merged = json.loads((tmp_path / "merged.json").read_text())
+    named = {event["name"]: event for event in merged if event.get("ph") == "X"}
+    for turn in range(2):
+        ours, theirs = named[f"ours {turn}"], named[f"theirs {turn}"]
+        assert ours["ts"] - 1e4 <= theirs["ts"], "the clocks differ by less than 10 ms"
+        assert theirs["ts"] + theirs["dur"] <= ours["ts"] + ours["dur"] + 1e4
+    counts = [len({event.get("pid") for event in events(path)} - {None}) for path in (own, *kineto)]
+    assert len({event.get("pid") for event in merged} - {None}) == sum(counts), "no two files share a process"
+    arrows = [{event["id"] for event in events(path) if event.get("ph") == "s"} for path in kineto]
+    assert arrows[0] & arrows[1], "the profiler counts from the same number"
+    assert len({event["id"] for event in merged if event.get("ph") == "s"}) == sum(map(len, arrows))
+
+
 @pytest.mark.workers(2)
 def test_one_timeline_at_a_time(tmp_path):
     gradlane.stop_timeline()
@@ -154,6 +184,12 @@ def test_what_is_no_timeline_is_not_merged(tmp_path):
         path.write_text(text)
         with pytest.raises(InvalidArgumentError, match="other is no timeline"):
             timeline.merge(path, out=tmp_path / "out")
+
+
+def events(path):
+    return (
+        json.loads(path.read_text())["traceEvents"] if path.name.startswith("kineto") else json.loads(path.read_text())
+    )
 
 
 def spans(path):

@@ -1,5 +1,7 @@
 """`CrossBarrier`: the bits of a plain run, whatever the script does between steps, and clear words where that cannot be."""
 
+import copy
+import pickle
 import threading
 
 import pytest
@@ -421,6 +423,42 @@ def test_recomputed_activations():
     assert_same_bits(usual, model=Recomputing)
 
 
+@pytest.mark.parametrize("name", ["SGD", "AdamW"])
+@pytest.mark.parametrize("compiled_first", [False, True])
+def test_a_compiled_model_gets_the_same_bits(name, compiled_first):
+    def train(wrap):
+        torch._dynamo.reset()
+        model = made(mlp)
+        compiled = torch.compile(model, backend="aot_eager") if compiled_first else None
+        optimizer = wrap(model, OPTIMIZERS[name](model.parameters()))
+        compiled = compiled or torch.compile(model, backend="aot_eager")
+        for batch in batches(4):
+            optimizer.zero_grad()
+            backward(compiled, batch)
+            optimizer.step()
+        return model.state_dict()
+
+    ours, theirs = train(crossed), train(plain)
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def test_copies_of_model_and_optimizer_are_plain_ones():
+    model = made(mlp)
+    optimizer = crossed(model, sgd(model.parameters()))
+    for batch in batches(2):
+        optimizer.zero_grad()
+        backward(model, batch)
+        optimizer.step()
+        optimizer.synchronize()
+        copies = copy.deepcopy((model, optimizer)), pickle.loads(pickle.dumps((model, optimizer)))
+        for copied, own in copies:
+            assert type(own) is torch.optim.SGD
+            assert all(torch.equal(a, b) for a, b in zip(copied.parameters(), model.parameters(), strict=True))
+            backward(copied, batch)
+            own.step()
+    assert_equal_everywhere(model, "after the copies")
+
+
 def test_a_sparse_gradient_is_refused_unless_made_dense():
     def run(wrap):
         torch.manual_seed(5)
@@ -599,5 +637,3 @@ def test_a_worker_that_does_not_step_is_named_at_the_next_wait_with_the_paramete
         optimizer.remove()
         assert type(optimizer) is torch.optim.SGD
         model.state_dict()
-
-

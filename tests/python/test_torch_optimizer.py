@@ -1,5 +1,8 @@
 """`DistributedOptimizer`: when gradients travel, what happens to those that do not come, what is said of mistakes."""
 
+import copy
+import pickle
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -171,8 +174,35 @@ def test_sparse_gradients_are_averaged(as_dense):
     )
     model(torch.tensor([[0, 1], [1, 2]][gl.rank()])).sum().backward()
     optimizer.step()
-    assert model.weight.grad.is_sparse != as_dense
+    assert model.weight.grad.is_sparse
     assert torch.allclose(before - model.weight, torch.tensor([0.5, 1.0, 0.5, 0.0, 0.0])[:, None].expand(5, 2))
+
+
+@pytest.mark.parametrize("wrap", ["optimizer", "barrier"])
+def test_an_optimizer_of_sparse_gradients_gets_them_although_they_travel_dense(wrap):
+    # Worker 1 uses the weight in the second step only.
+    model = nn.Embedding(5, 2, sparse=True)
+    gl.broadcast_parameters(model.state_dict(), prefix=f"{wrap}.")
+    plain = torch.optim.SparseAdam(model.parameters(), lr=0.1)
+    if wrap == "optimizer":
+        optimizer = gl.DistributedOptimizer(plain, model.named_parameters(), sparse_as_dense=True)
+    else:
+        optimizer = gl.CrossBarrier(model, plain, sparse_as_dense=True)
+    for number in range(2):
+        optimizer.zero_grad()
+        if number or gl.rank() == 0:
+            model(torch.tensor([gl.rank(), 2])).sum().backward()
+        optimizer.step()
+    optimizer.synchronize()
+    assert_equal_everywhere(model, f"after SparseAdam with {wrap}")
+
+
+def test_a_copy_is_a_plain_optimizer():
+    model = two_layers()
+    optimizer = distributed(model)
+    for copied in (copy.deepcopy(optimizer), pickle.loads(pickle.dumps(optimizer))):
+        assert not hasattr(copied, "synchronize") and type(copied) in type(optimizer).__mro__
+        copied.step()
 
 
 def test_clearing_gradients_that_are_on_their_way_is_refused():

@@ -1,6 +1,9 @@
 """`DistributedDataParallel`: which parameters take part, when gradients are complete, what is said of mistakes."""
 
+import copy
 import gc
+import io
+import pickle
 import weakref
 
 import pytest
@@ -9,6 +12,7 @@ torch = pytest.importorskip("torch")
 
 import gradlane.torch as gl  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
+from gradlane.errors import InvalidArgumentError  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.optim import SGD  # noqa: E402
 from training import (  # noqa: E402
@@ -55,6 +59,43 @@ def test_parameters_and_buffers_of_rank_0_are_where_all_start():
     gl.DistributedDataParallel(module)
     assert_equal_everywhere(module, "start")
     assert module[1].running_mean.eq(0).all()
+
+
+@pytest.mark.parametrize("way", ["deepcopy", "pickle", "torch.save"])
+def test_a_copy_runs_its_module_and_averages_nothing(way):
+    model = gl.DistributedDataParallel(made(mlp))
+    batch = next(batches(1))
+    step(model, sgd(model.parameters()), mine(batch))
+    match way:
+        case "deepcopy":
+            copied = copy.deepcopy(model)
+        case "pickle":
+            copied = pickle.loads(pickle.dumps(model))
+        case _:
+            torch.save(model, file := io.BytesIO())
+            copied = torch.load(io.BytesIO(file.getvalue()), weights_only=False)
+    inputs, labels = mine(batch)
+    for training in (True, False):
+        assert torch.equal(copied.train(training)(inputs), model.train(training)(inputs))
+    if gl.rank() == 0:  # alone
+        copied.zero_grad()
+        F.cross_entropy(copied(inputs), labels).backward()
+        with copied.no_sync():
+            F.cross_entropy(copied(inputs), labels).backward()
+    again = gl.DistributedDataParallel(copied.module)
+    for wrapped in (model.train(), again.train()):
+        wrapped.zero_grad()
+        F.cross_entropy(wrapped(inputs), labels).backward()
+    ours, theirs = ([parameter.grad for parameter in wrapped.parameters()] for wrapped in (again, model))
+    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True)), "wrapped anew"
+
+
+def test_a_lazy_module_must_run_first():
+    lazy = nn.Sequential(nn.LazyLinear(3), nn.Linear(3, 1))
+    with pytest.raises(InvalidArgumentError, match=r"lazy module .* first forward pass"):
+        gl.DistributedDataParallel(lazy)
+    lazy(torch.ones(1, 4))
+    gl.DistributedDataParallel(lazy)
 
 
 def test_gradients_are_complete_when_backward_returns():

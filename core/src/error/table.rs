@@ -112,7 +112,7 @@ errors! {
         hint: String,
     }
     /// Workers disagree about a tensor. Every worker gets this same error.
-    #[error("tensor {tensor}: {} has {field} {}, {} has {field} {}; make them equal on all workers or use another name", first.worker, first.value, second.worker, second.value)]
+    #[error("tensor {tensor}: {}; make them equal on all workers or use another name", disagreement(field, first, second))]
     3: Mismatch of InvalidArgument, raised as "MismatchError"("InvalidArgumentError") {
         /// The tensor's name, or its key where the name is not known.
         tensor: String,
@@ -338,6 +338,14 @@ impl Code {
             | Self::Internal => false,
         }
     }
+}
+
+fn disagreement(field: &str, first: &Claim, second: &Claim) -> String {
+    let Claim { worker, value } = first;
+    if *worker == second.worker {
+        return format!("{worker} used it with {field} {value} before, and now with {field} {}", second.value);
+    }
+    format!("{worker} has {field} {value}, {} has {field} {}", second.worker, second.value)
 }
 
 fn ranks(missing: &[WorkerId]) -> String {

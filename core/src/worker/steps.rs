@@ -309,6 +309,10 @@ impl Worker {
                 Error::Stalled { tensor: named(tensor), round, missing, waited, detail }
             }
             Error::Checksum { tensor, round, from } => Error::Checksum { tensor: named(tensor), round, from },
+            Error::InvalidArgument { what, hint } => {
+                let what = what.replace(&record.part.layout.part.key.to_string(), &names.join(" + "));
+                Error::InvalidArgument { what, hint }
+            }
             other => other,
         }
     }

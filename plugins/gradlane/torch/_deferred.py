@@ -17,13 +17,13 @@ import torch
 
 from gradlane import _session, timeline
 from gradlane._handle import Handle
-from gradlane._reduction import ReduceOp
+from gradlane._reduction import ReduceOp, resolve
 from gradlane._window import Window, forward_order
 from gradlane.errors import Error, FailedPreconditionError, InvalidArgumentError, UnsupportedError
 from gradlane.torch import _tensors
 from gradlane.torch._owners import own
 from gradlane.torch._partial import InFlight, PartialStep, Settings, settings_of, veil
-from gradlane.torch.compression import Compressor
+from gradlane.torch.compression import Compressor, check_compression
 from gradlane.torch.ops import reduce_in_place, wait_all
 
 _CHUNK_BYTES = 4 << 20
@@ -72,12 +72,16 @@ class Deferred:
         sparse_as_dense: bool,
     ) -> None:
         """Declares all parameters on all workers, in the order in which a forward pass needs them."""
-        self._optimizer, self._compression, self._op = optimizer, compression, op
+        self._optimizer, self._compression = optimizer, check_compression(compression)
+        self._op = resolve(op, None, None)
         self._passes, self._sparse_as_dense = passes, sparse_as_dense
         self._slots = [_Slot(i, name, p, forward_order(i, name)) for i, (name, p) in enumerate(parameters)]
         self._window: Window[_Flight] = Window(namespace, [name for name, _ in parameters], self._start)
         self._known = {id(slot.parameter) for slot in self._slots}
         self._partial_step = PartialStep(optimizer)
+        only_sparse = isinstance(optimizer, torch.optim.SparseAdam)
+        self._sparse = {slot.position for slot in self._slots if only_sparse}
+        """Positions of parameters with sparse gradients, which are dense on their way."""
         self._due = 0
         """How many updates are due."""
         self._behind: list[_Slot] = []
@@ -228,6 +232,7 @@ class Deferred:
                     f"the gradient of {slot.name} is sparse; give sparse_as_dense=True, or use DistributedOptimizer"
                 )
             gradient = gradient.to_dense()
+            self._sparse.add(position)
         transfer = reduce_in_place(
             gradient,
             self._window.name(position),
@@ -337,7 +342,10 @@ class Deferred:
         """Puts the average into the gradient, or None if no worker had a gradient."""
         flight = self._window.take(slot.position)
         is_used = flight.is_own or self._window.was_used(slot.position)
-        slot.parameter.grad = flight.transfer.wait() if is_used else None
+        gradient = flight.transfer.wait() if is_used else None
+        if gradient is not None and slot.position in self._sparse:
+            gradient = gradient.to_sparse(1)
+        slot.parameter.grad = gradient
 
     def _fail(self, slot: _Slot, error: Exception) -> NoReturn:
         """Records that the workers are out of step, and raises `error` with the name of the parameter."""

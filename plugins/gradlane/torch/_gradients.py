@@ -6,20 +6,20 @@ when a window ends.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
 import torch
 
 from gradlane import _session
 from gradlane._handle import Handle
-from gradlane._reduction import ReduceOp
+from gradlane._reduction import ReduceOp, resolve
 from gradlane._window import Window
 from gradlane.errors import InvalidArgumentError
 from gradlane.torch import _tensors
 from gradlane.torch._owners import own
 from gradlane.torch._sparse import SparseTransfer
-from gradlane.torch.compression import Compressor
+from gradlane.torch.compression import Compressor, check_compression
 from gradlane.torch.ops import reduce_in_place, wait_all
 
 Priority = Callable[[int, str], int]
@@ -45,6 +45,7 @@ class Gradients:
         sparse_parameters: frozenset[int],
         priority: Priority,
         refuse_unused: bool,
+        sparse_again: Iterable[int] | None = None,
     ) -> None:
         """Declares all parameters on all workers.
 
@@ -54,17 +55,20 @@ class Gradients:
             sparse: how sparse gradients are reduced.
             sparse_parameters: positions whose gradients are known to be sparse.
             refuse_unused: whether a parameter without a gradient, on any worker, is an error.
+            sparse_again: None leaves gradients dense that were made dense; else they become sparse again, and so do
+                those at these positions, even if this worker had no gradient.
         Raises:
             MismatchError: a worker has one of the parameters in another dtype or shape (both are named).
             InvalidArgumentError: a parameter cannot be reduced, or something else averages its gradient already.
         """
         if sparse not in ("allgather", "dense"):
             raise InvalidArgumentError(f'sparse={sparse!r} is no policy; use "allgather" or "dense"')
-        self._op, self._compression, self._sparse = op, compression, sparse
+        self._op, self._compression, self._sparse = resolve(op, None, None), check_compression(compression), sparse
         self._refuse_unused = refuse_unused
         self._parameters = [parameter for _, parameter in parameters]
         self._priorities = [priority(position, name) for position, (name, _) in enumerate(parameters)]
         self._gathered = {i for i in sparse_parameters if sparse == "allgather"}
+        self._sparse_again = None if sparse_again is None else set(sparse_again)
         self._window: Window[Transfer] = Window(namespace, [name for name, _ in parameters], self._start)
         for parameter in self._parameters:
             _tensors.check_place(parameter)
@@ -135,6 +139,9 @@ class Gradients:
             if window.was_used(position) and reduced is not gradient:
                 keeps_dense = gradient is not None and not gradient.is_sparse
                 parameter.grad = reduced.to_dense() if keeps_dense else reduced
+            gradient = parameter.grad
+            if gradient is not None and not gradient.is_sparse and position in (self._sparse_again or ()):
+                parameter.grad = gradient.to_sparse(1)
 
     def _start(self, position: int) -> Transfer:
         parameter, name = self._parameters[position], self._window.name(position)
@@ -145,6 +152,8 @@ class Gradients:
             gradient = torch.zeros_like(parameter, memory_format=torch.contiguous_format)
         elif gradient.is_sparse:
             gradient = parameter.grad = gradient.to_dense()
+            if self._sparse_again is not None:
+                self._sparse_again.add(position)
         return reduce_in_place(
             gradient, name, self._op, priority=self._priorities[position], compression=self._compression
         )

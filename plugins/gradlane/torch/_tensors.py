@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import torch
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from gradlane import _core
 from gradlane._buffers import Buffer, DeviceBuffer, HostBuffer, check_dtype
@@ -49,6 +50,11 @@ def check_place(tensor: torch.Tensor) -> None:
     if not isinstance(tensor, torch.Tensor):
         raise InvalidArgumentError(
             f"{type(tensor).__name__} is not a torch.Tensor; gradlane.push_pull takes other buffers"
+        )
+    if isinstance(tensor, UninitializedParameter | UninitializedBuffer):
+        raise InvalidArgumentError(
+            "a parameter of a lazy module has no shape before the first forward pass; run one on every worker before "
+            "the model is wrapped or broadcast"
         )
     if tensor.device.type not in ("cpu", "cuda"):
         raise UnsupportedError(

@@ -9,10 +9,11 @@ from typing import Any
 
 import torch
 
-from gradlane import _session
-from gradlane._objects import allgather, broadcast_object
+from gradlane import _plain, _session
+from gradlane._objects import allgather, broadcast_bytes, broadcast_object
 from gradlane._operations import check_root
-from gradlane.errors import InvalidArgumentError
+from gradlane.errors import InvalidArgumentError, ProtocolError
+from gradlane.torch import _tensors
 from gradlane.torch.groups import broadcast_all
 
 __all__ = [
@@ -61,14 +62,21 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int =
         optimizer: any torch optimizer or `DistributedOptimizer`, over the same parameters on all workers.
         root_rank: the rank whose state all workers get.
         prefix: put before the names of the broadcasts.
+    Raises:
+        InvalidArgumentError: the state holds something other than tensors, numbers, texts and alike; it is named.
     """
     is_root = _session.rank() == check_root(root_rank)
     tensors: list[torch.Tensor] = []
     outline = _take_tensors(optimizer.state_dict(), tensors) if is_root else None
     # Through host memory, because only load_state_dict knows the device of a worker's state, and moves it there.
     tensors = [tensor.cpu() for tensor in tensors]
-    outline, slots = broadcast_object((outline, [_Slot.of(t) for t in tensors]), root_rank, f"{prefix}outline")
+    slots = [_Slot.of(tensor) for tensor in tensors]
+    # Not pickled: the bytes pass through servers, and unpickling would run what they contain.
+    payload = _plain.encode([outline, [[slot.dtype, slot.shape] for slot in slots]]) if is_root else None
+    received = broadcast_bytes(payload, root_rank, f"{prefix}outline")
     if not is_root:
+        outline, described = _plain.decode(received)
+        slots = [_Slot(tuple(shape), dtype) for dtype, shape in described]
         tensors = [slot.empty() for slot in slots]
     # The structure is part of the names, because an optimizer that has stepped since holds other tensors at the same
     # position.
@@ -78,9 +86,9 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int =
         optimizer.load_state_dict(_put_tensors(outline, tensors))
 
 
-def allgather_object(value: Any, name: str = "allgather_object") -> list[Any]:
+def allgather_object(value: Any, name: str = "allgather_object", *, plain: bool = False) -> list[Any]:
     """Give every worker the objects of all, in rank order; see `gradlane.allgather`."""
-    return allgather(value, name)
+    return allgather(value, name, plain=plain)
 
 
 def broadcast_tensors(named: Mapping[str, torch.Tensor], root_rank: int) -> None:
@@ -93,21 +101,17 @@ class _Slot:
     """The place of a tensor in an outline."""
 
     shape: tuple[int, ...]
-    dtype: torch.dtype
+    dtype: str
 
     @staticmethod
     def of(tensor: torch.Tensor) -> _Slot:
-        return _Slot(tuple(tensor.shape), tensor.dtype)
+        return _Slot(tuple(tensor.shape), _tensors.dtype_name(tensor.dtype))
 
     def empty(self) -> torch.Tensor:
-        return torch.empty(self.shape, dtype=self.dtype)
-
-
-@dataclass(frozen=True)
-class _Position:
-    """Stands in an outline for tensor number `index`."""
-
-    index: int
+        dtype = getattr(torch, self.dtype, None)
+        if not isinstance(dtype, torch.dtype):
+            raise ProtocolError(f"received an optimizer state with a tensor of the unknown element type {self.dtype!r}")
+        return torch.empty(self.shape, dtype=dtype)
 
 
 def _take_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
@@ -115,7 +119,7 @@ def _take_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
     match value:
         case torch.Tensor():
             tensors.append(value)
-            return _Position(len(tensors) - 1)
+            return _plain.Position(len(tensors) - 1)
         case dict():
             return {key: _take_tensors(item, tensors) for key, item in value.items()}
         case list() | tuple():
@@ -127,7 +131,7 @@ def _take_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
 def _put_tensors(outline: Any, tensors: list[torch.Tensor]) -> Any:
     """The inverse of `_take_tensors`."""
     match outline:
-        case _Position():
+        case _plain.Position():
             return tensors[outline.index]
         case dict():
             return {key: _put_tensors(item, tensors) for key, item in outline.items()}

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gradlane.errors import InvalidArgumentError
+
 
 @dataclass(frozen=True, slots=True)
 class Compressor:
@@ -27,3 +29,17 @@ class Compression:
     """Half the bytes of float32, 11 bits of precision; overflows at 65504, so scale the loss or sum few workers."""
     bf16 = Compressor("bf16")
     """Half the bytes of float32 with its range, 8 bits of precision."""
+
+
+def check_compression(compression: object) -> Compressor:
+    """Returns `compression` if it is one.
+
+    Raises:
+        InvalidArgumentError: it is something else, such as its name.
+    """
+    if isinstance(compression, Compressor):
+        return compression
+    hint = (
+        f"Compression.{compression}" if compression in ("none", "fp16", "bf16") else "one of gradlane.torch.Compression"
+    )
+    raise InvalidArgumentError(f"compression={compression!r} is no compressor; use {hint}")

@@ -52,7 +52,7 @@ def CrossBarrier(
 
     - `state_dict()` and `load_state_dict()` of model and optimizer wait by themselves. So do forward passes without
       gradients or in `eval()` mode. A single worker may do this alone.
-    - Call `optimizer.synchronize()` before other code that reads weights, such as a moving average of them.
+    - Call `optimizer.synchronize()` before other code that reads weights, such as a moving average or a copy of them.
     - Call `optimizer.synchronize()` between `backward()` and `step()` on all workers before gradients are clipped or
       unscaled. Clipping needs all gradients, so there is no overlap then. Reading a gradient in flight raises
       FailedPreconditionError.
@@ -74,7 +74,8 @@ def CrossBarrier(
         backward_passes_per_step: how many backward passes accumulate before they are averaged.
         num_steps: accepted for BytePS scripts; has no effect.
         op: `Average` or `Sum`.
-        sparse_as_dense: whether sparse gradients are made dense; they are refused otherwise.
+        sparse_as_dense: whether sparse gradients travel dense; they are refused otherwise. For the update they are
+            sparse again.
         opaque: classes of modules that use parameters of inner modules without calling these; they wait for all.
         name: a prefix of the tensors' names; needed only if workers make optimizers in different orders.
     Raises:
@@ -161,6 +162,11 @@ class _CrossBarrier(Averaging):
         self._barrier.updates.settle()
         return super().state_dict()
 
+    def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
+        """A copy is a plain optimizer, with the state after all updates that are due."""
+        self._barrier.updates.settle()
+        return super().__reduce_ex__(protocol)
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads a state in place of that after all updates that are due."""
         self._barrier.updates.settle()
@@ -211,10 +217,11 @@ class _Barrier:
             needed = tuple(positions[id(p)] for p in within if id(p) in positions)
             if needed or module is model:
                 # Before other hooks, which may compute the module's weights from its parameters.
-                hook = self._before_forward(name or type(model).__name__, needed)
+                hook = _Hook(self._before_forward(name or type(model).__name__, needed))
                 self._hooks.append(module.register_forward_pre_hook(hook, prepend=True))
-            self._hooks.append(module.register_state_dict_pre_hook(lambda *_: updates.settle()))
-            self._hooks.append(module.register_load_state_dict_pre_hook(lambda *_: updates.settle()))
+            settle = _Hook(lambda *_: updates.settle())
+            self._hooks.append(module.register_state_dict_pre_hook(settle))
+            self._hooks.append(module.register_load_state_dict_pre_hook(settle))
         for position, (_, parameter) in enumerate(listed):
             self._hooks.append(parameter.register_hook(self._before_gradient(position)))
             self._hooks.append(parameter.register_post_accumulate_grad_hook(self._after_gradient(position)))
@@ -249,6 +256,22 @@ class _Barrier:
             self.updates.gradient(position)
 
         return gradient_is_ready
+
+
+class _Hook:
+    """A hook on a module. In a copy of the module (`copy.deepcopy`, `pickle`, `torch.save`) it does nothing."""
+
+    def __init__(self, call: Callable[..., None] | None = None) -> None:
+        # A compiler that traces it would run the optimizer on its own stand-ins for parameters and settings. So the
+        # graph of a compiled model ends before each module that waits.
+        self._call = None if call is None else torch.compiler.disable(call)
+
+    def __call__(self, *arguments: object) -> None:
+        if self._call is not None:
+            self._call(*arguments)
+
+    def __reduce__(self) -> tuple[type[_Hook], tuple[()]]:
+        return _Hook, ()
 
 
 def _refuse_homeless(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:

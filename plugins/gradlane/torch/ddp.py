@@ -33,6 +33,9 @@ class DistributedDataParallel(nn.Module):
 
     Every worker must make its wrappers in the same order, and run the same number of backward passes. Backward passes
     that reach no parameter of the module (`torch.autograd.grad`) do not count. To compile, wrap the compiled module.
+
+    A copy (`copy.deepcopy`, `pickle`, `torch.save`) runs its module and averages nothing, also without a job: it suits
+    moving averages of weights and checkpoints. To train it, wrap its `module`.
     """
 
     def __init__(
@@ -85,7 +88,7 @@ class DistributedDataParallel(nn.Module):
         self._buffer_names = [
             n for n, b in module.named_buffers() if broadcast_buffers and _tensors.is_reducible(b.dtype)
         ]
-        self._gradients = Gradients(
+        self._gradients: Gradients | None = Gradients(
             self._namespace,
             named,
             op=Average,
@@ -104,7 +107,7 @@ class DistributedDataParallel(nn.Module):
         """Runs the module."""
         if self._device is not None:
             inputs, keywords = _moved(inputs, self._device), _moved(keywords, self._device)
-        if not torch.is_grad_enabled():
+        if self._gradients is None or not torch.is_grad_enabled():
             return self.module(*inputs, **keywords)
         self._backward_runs = False  # a backward pass that raised did not reset it
         if self._synchronizes:
@@ -128,9 +131,16 @@ class DistributedDataParallel(nn.Module):
         finally:
             self._synchronizes = before
 
+    def __getstate__(self) -> dict[str, Any]:
+        """The state of a copy: other parameters, which are not declared, and no gradients to average."""
+        fresh: dict[str, Any] = {"_gradients": None, "_known": set(), "_backward_runs": False, "_any_gradient": False}
+        return {**self.__dict__, **fresh}
+
     def _gradient_is_ready(self, position: int) -> None:
         self._enter_backward()
         self._any_gradient = True
+        if self._gradients is None:
+            return
         if self._synchronizes:
             self._gradients.submit(position)
         else:
@@ -144,7 +154,7 @@ class DistributedDataParallel(nn.Module):
     def _leave_backward(self) -> None:
         self._backward_runs = False
         had_gradient, self._any_gradient = self._any_gradient, False
-        if self._synchronizes and had_gradient:
+        if self._synchronizes and had_gradient and self._gradients is not None:
             self._gradients.finish()
 
     def _copy_buffers(self) -> None:

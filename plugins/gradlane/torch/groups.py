@@ -16,7 +16,7 @@ from gradlane._operations import check_root
 from gradlane._reduction import NativeOp, ReduceOp, resolve
 from gradlane.torch import _tensors
 from gradlane.torch._tensors import NAMES
-from gradlane.torch.compression import Compression, Compressor
+from gradlane.torch.compression import Compression, Compressor, check_compression
 from gradlane.torch.ops import check_in_place, copy_of, form_of, is_differentiable, join_graph
 
 T = TypeVar("T")
@@ -48,7 +48,7 @@ def _begin(
         result=tensors,
         weight=1.0 if weight is None else weight,
         priority=priority or 0,
-        codec=compression.codec,
+        codec=check_compression(compression).codec,
         timeout=timeout,
         waits=waits,
     )

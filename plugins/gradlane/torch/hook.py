@@ -21,7 +21,7 @@ from gradlane._reduction import Average
 from gradlane.errors import Error, InvalidArgumentError, UnsupportedError
 from gradlane.torch import _names
 from gradlane.torch._sparse import SparseTransfer
-from gradlane.torch.compression import Compression, Compressor
+from gradlane.torch.compression import Compression, Compressor, check_compression
 from gradlane.torch.ops import reduce_in_place
 
 
@@ -59,7 +59,7 @@ class State:
                 f"group has {group.size()} of {_session.size()} workers; this version averages over all of them"
             )
         pairs = ((p, n) for n, p in model.named_parameters()) if model is not None else (names or {}).items()
-        self.compression = compression
+        self.compression = check_compression(compression)
         self._namespace = _names.namespace("hook", name)
         self._names = {id(parameter): (position, n) for position, (parameter, n) in enumerate(pairs)}
 

@@ -6,6 +6,7 @@ back.
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -13,12 +14,13 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import torch
 
 from gradlane import _session
+from gradlane._groups import located
 from gradlane._handle import Handle
 from gradlane._operations import check_name, check_root
 from gradlane._reduction import Average, ReduceOp, Sum, resolve
 from gradlane.errors import InvalidArgumentError
 from gradlane.torch import _tensors
-from gradlane.torch.compression import Compression, Compressor
+from gradlane.torch.compression import Compression, Compressor, check_compression
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -71,13 +73,24 @@ def form_of(model: Callable[Concatenate[bool, P], Any]) -> Callable[[Callable[..
     """Gives a function the arguments of `model` after its first, for readers and for type checkers."""
     signature = inspect.signature(model)
     _, *parameters = signature.parameters.values()
+    known = {parameter.name for parameter in parameters}
 
     def shape(form: Callable[..., T]) -> Callable[P, T]:
+        @functools.wraps(form)
+        def checked(*positional: Any, **options: Any) -> T:
+            unknown = options.keys() - known
+            if unknown:
+                raise TypeError(
+                    f"{form.__name__}() got an unexpected keyword argument {min(unknown)!r}; it takes "
+                    f"{', '.join(parameter.name for parameter in parameters)}"
+                )
+            return form(*positional, **options)
+
         returned = inspect.signature(form).return_annotation
-        form.__signature__ = signature.replace(  # type: ignore[attr-defined]
+        checked.__signature__ = signature.replace(  # type: ignore[attr-defined]
             parameters=parameters, return_annotation=returned
         )
-        return form
+        return checked
 
     return shape
 
@@ -155,6 +168,8 @@ def declare(tensors: str | Mapping[str, torch.Tensor], *, fuse: bool = True, tim
     """Fix dtype and shape of several names ahead of their first use; see `gradlane.declare`."""
     session = _session.session()
     if not isinstance(tensors, str):
+        for name, tensor in tensors.items():
+            located(name, _tensors.check_place, tensor)
         _tensors.declare_tensors(session, tensors.items(), fuse=fuse, timeout=timeout)
 
 
@@ -181,7 +196,7 @@ def reduce_in_place(
         op.native,
         weight=weight,
         priority=priority,
-        codec=compression.codec,
+        codec=check_compression(compression).codec,
         timeout=timeout,
         waits=waits,
     )
@@ -251,7 +266,9 @@ class _Reduction(torch.autograd.Function):
     """The gradient of a mean (or sum) over workers is the mean (or sum) of their gradients."""
 
     @staticmethod
-    def forward(ctx: Any, reduced: list[torch.Tensor], again: Again, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def forward(
+        ctx: Any, reduced: list[torch.Tensor], again: Again, *tensors: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
         ctx.again = again
         ctx.mark_non_differentiable(
             *[mean for mean, tensor in zip(reduced, tensors, strict=True) if not tensor.requires_grad]

@@ -49,7 +49,7 @@ def DistributedOptimizer(
         backward_passes_per_step: how many backward passes accumulate before they are averaged. Their sum is averaged:
             divide the loss by this number if you want their mean.
         op: `Average` or `Sum`.
-        sparse_as_dense: whether sparse gradients are made dense instead of gathered.
+        sparse_as_dense: whether sparse gradients travel dense instead of gathered. They are sparse again afterwards.
         name: a prefix of the tensors' names; needed only if workers make optimizers in different orders.
     Raises:
         InvalidArgumentError: two parameters have the same name, a parameter of the optimizer has none, or something else
@@ -66,6 +66,7 @@ def DistributedOptimizer(
         backward_passes_per_step,
         op,
         sparse_as_dense,
+        isinstance(optimizer, torch.optim.SparseAdam),
     )
     # Changes the class of the object instead of making a new one, because constructors differ, and an earlier learning
     # rate scheduler refers to this object.
@@ -78,6 +79,16 @@ def DistributedOptimizer(
 
 class Averaging(torch.optim.Optimizer):
     """Marks optimizers that average their gradients; wrapping one again would average averages."""
+
+    def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
+        """Makes a copy (`copy.deepcopy`, `pickle`, `torch.save`) a plain optimizer of the own class."""
+        own = next(kind for kind in type(self).__mro__ if not issubclass(kind, Averaging))
+        return _blank, (own,), self.__getstate__()
+
+
+def _blank(kind: type[torch.optim.Optimizer]) -> torch.optim.Optimizer:
+    """An optimizer without state, for a copy."""
+    return kind.__new__(kind)
 
 
 class _Distributed(Averaging):
@@ -126,6 +137,7 @@ class _Synchronizer:
         passes: int,
         op: ReduceOp,
         sparse_as_dense: bool,
+        takes_only_sparse: bool,
     ) -> None:
         self.passes = check_passes(passes)
         self._passed: Counter[int] = Counter()
@@ -140,6 +152,8 @@ class _Synchronizer:
             sparse_parameters=frozenset(),
             priority=forward_order,
             refuse_unused=False,
+            # That optimizer takes no other gradients, also from a worker that had none itself.
+            sparse_again=range(len(named)) if takes_only_sparse else (),
         )
         watch(self, [parameter for _, parameter in named], _Synchronizer._gradient_is_ready)
 

@@ -140,11 +140,12 @@ impl Barriers {
 
     fn check(&self, worker: WorkerId, request: u64, name: &str) -> Result<()> {
         limits::check_name("a barrier", name)?;
-        if let Some(who) = &self.broken {
-            return Err(broken(name, who));
-        }
+        // Before `broken`: a worker may leave because of the failure.
         if let Some(cause) = self.failed.get(name) {
             return Err(cause.clone());
+        }
+        if let Some(who) = &self.broken {
+            return Err(broken(name, who));
         }
         let waits = self.open.values().filter(|open| open.arrived.contains_key(&worker)).count();
         match self.open.get(name).and_then(|open| open.arrived.get(&worker)) {
