@@ -38,11 +38,11 @@ fn a_server_that_is_killed_while_it_reads_what_is_staged_is_lost_to_its_workers(
     let mut tensor = Tensor::new("large", vec![1_f32; 4 << 20]);
     let handle = workers[0].push_pull(tensor.on_device(Op::Sum), |_| {}).unwrap();
     eventually("a contribution is staged", || (metric(&workers[0], "pushes") > 1).then_some(()));
+    assert_eq!(workers[0].metrics().copied_bytes(), 0, "it is lent");
     kill(&mut victim);
     let error = handle.wait(Some(PATIENCE)).expect_err("nobody adds it");
     assert_eq!(error.code(), Code::Aborted, "{error}");
     assert!(error.to_string().contains("server 0"), "{error}");
-    assert_eq!(workers[0].metrics().copied_bytes(), 0);
     drop(workers);
     assert_eq!(tensor.data, vec![1_f32; 4 << 20], "no sum, and no other bytes either");
 }
