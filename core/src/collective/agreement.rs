@@ -283,8 +283,8 @@ impl<L> Agreement<L> {
         while self.due.first().is_some_and(|(_, slot)| !self.pending.contains_key(slot)) {
             self.due.pop_first();
         }
-        let look = self.order.as_ref().filter(|_| self.closed.is_none());
-        let look = look.and_then(|order| self.stall_watch.poll_timeout(order));
+        let is_pending = self.order.as_ref().map_or(!self.pending.is_empty(), Order::has_pending);
+        let look = self.stall_watch.poll_timeout(is_pending).filter(|_| self.closed.is_none());
         self.due.first().map(|(due, _)| *due).into_iter().chain(look).min()
     }
 
@@ -317,7 +317,10 @@ impl<L> Agreement<L> {
     }
 
     fn look_for_stalls(&mut self, now: Time) {
-        let Some(order) = &self.order else { return };
+        let Some(order) = &self.order else {
+            self.urgent |= self.stall_watch.wakes_leader(now, !self.pending.is_empty());
+            return;
+        };
         for Waiting { slot: (part, place), missing, waited } in self.stall_watch.handle_timeout(now, order) {
             let ranks = (0..).zip(&self.party.ranks).filter(|(bit, _)| missing & (1 << bit) != 0);
             let missing = ranks.map(|(_, of)| of.rank).collect();

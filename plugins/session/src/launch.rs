@@ -80,18 +80,21 @@ impl Launch {
     /// a past job is used again.
     ///
     /// # Errors
-    /// [`Error::Config`] if the job has other workers, and the coordinator is unknown.
+    /// [`Error::Config`] if the job has other workers, and the coordinator is unknown. As [`read_join`] for a later job of a launcher.
     pub fn entrance(&self, generation: u64) -> Result<Entrance> {
+        // A job ends for good when all of its workers have left, and its servers end with it. The first worker brings those of the next job,
+        // as it does under launchers that start no servers.
+        let is_next = generation > 0 && self.is_whole_host();
+        let next = |join: &JoinString| self.embed_or_find(true, format!("{}.{generation}", next_jobs(join)));
         if let Some(join) = &self.config.join {
-            if generation == 0 || !self.is_whole_host() {
-                return Ok(Entrance::Join(join.clone()));
-            }
-            // A job ends for good when all of its workers have left, and its servers end with it. The first worker brings those of the
-            // next job, as it does under launchers that start no servers.
-            return Ok(self.embed_or_find(true, format!("{}.{generation}", next_jobs(join))));
+            return Ok(if is_next { next(join) } else { Entrance::Join(join.clone()) });
         }
         if let Some(path) = &self.config.join_file {
-            return Ok(Entrance::Read(path.clone()));
+            return if is_next {
+                read_join(path, Duration::ZERO).map(|join| next(&join))
+            } else {
+                Ok(Entrance::Read(path.clone()))
+            };
         }
         // Server tasks of `TF_CONFIG` are separate processes, without a coordinator.
         let has_server_tasks = self.source == "tf_config" && self.config.servers > 0;
@@ -245,17 +248,27 @@ mod tests {
                 ("SERVERS", "3"),
             ]
         };
-        let entered = |rank, generation| {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("join");
+        std::fs::write(&path, &text).unwrap();
+        std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
+        let entered = |rank, generation, way: (&'static str, &str)| {
             let own = place(rank).map(|(name, value)| (format!("GRADLANE_{name}"), value));
             let mut variables: Vec<(&str, &str)> = own.iter().map(|(name, value)| (name.as_str(), *value)).collect();
-            variables.push(("GRADLANE_JOIN", &text));
+            variables.push(way);
             entrance(&variables, generation).unwrap()
         };
-        assert_eq!([entered("0", 0), entered("1", 0)], [Entrance::Join(join.clone()), Entrance::Join(join.clone())]);
-        let job = "after_0101010101010101.1".to_owned();
-        assert_eq!(entered("1", 1), Entrance::Find { job: job.clone() });
-        let Entrance::Embed(plan) = entered("0", 1) else { panic!("rank 0 brings the servers") };
-        assert_eq!((plan.job, plan.servers, plan.workers), (job, 3, 2));
+        let ways = [
+            (("GRADLANE_JOIN", text.as_str()), Entrance::Join(join)),
+            (("GRADLANE_JOIN_FILE", path.to_str().unwrap()), Entrance::Read(path.clone())),
+        ];
+        for (way, first) in ways {
+            assert_eq!([entered("0", 0, way), entered("1", 0, way)], [first.clone(), first]);
+            let job = "after_0101010101010101.1".to_owned();
+            assert_eq!(entered("1", 1, way), Entrance::Find { job: job.clone() });
+            let Entrance::Embed(plan) = entered("0", 1, way) else { panic!("rank 0 brings the servers") };
+            assert_eq!((plan.job, plan.servers, plan.workers), (job, 3, 2));
+        }
     }
 
     #[test]

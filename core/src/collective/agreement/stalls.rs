@@ -37,14 +37,24 @@ impl StallWatch {
     }
 
     /// When to look next. `None` while nothing waits.
-    pub(super) fn poll_timeout(&self, order: &Order) -> Option<Time> {
+    pub(super) fn poll_timeout(&self, is_pending: bool) -> Option<Time> {
         // Without a time it looks at once, which sets the time of the next look.
-        (!self.warn_after.is_zero() && order.has_pending()).then(|| self.next.unwrap_or(Time::ZERO))
+        (!self.warn_after.is_zero() && is_pending).then(|| self.next.unwrap_or(Time::ZERO))
+    }
+
+    /// On a rank that does not lead: whether it is time to make the leader look. A leader that waits for nothing itself sleeps, and does not
+    /// know what others wait for.
+    pub(super) fn wakes_leader(&mut self, now: Time, is_pending: bool) -> bool {
+        let is_due = self.poll_timeout(is_pending).is_some_and(|due| due <= now);
+        if is_due {
+            self.next = Some(now + self.warn_after / LOOKS);
+        }
+        is_due
     }
 
     /// Looks if it is time, and returns the operations that wait for too long, also those that it has reported before.
     pub(super) fn handle_timeout(&mut self, now: Time, order: &Order) -> Vec<Waiting> {
-        if self.poll_timeout(order).is_none_or(|due| now < due) {
+        if self.poll_timeout(order.has_pending()).is_none_or(|due| now < due) {
             return Vec::new();
         }
         self.next = Some(now + self.warn_after / LOOKS);

@@ -43,7 +43,8 @@ fn who_does_not_want_a_broadcast_lets_go_of_its_memory_and_looks_on() {
     ranks[1].handle_wish(NOW, wish.clone(), 1, Brought::AsClaimed);
     ranks[1].handle_abandoned(NOW, wish.slot());
     assert!(matches!(acts(&mut ranks[1])[..], [Act::End { load: 1, error: Error::Cancelled }]));
-    assert_eq!(ranks[1].poll_timeout(), None, "it waits as long as the owner lives");
+    let much_later = NOW + Duration::from_secs(3600);
+    assert_eq!(ranks[1].handle_timeout(much_later), Ok(()), "it waits as long as the owner lives");
     ranks[0].handle_wish(NOW, wish, 1, Brought::AsClaimed);
     settle(&mut ranks);
     assert!(matches!(acts(&mut ranks[1])[..], [Act::Run { load: None, .. }]));
@@ -85,7 +86,9 @@ fn what_waits_too_long_is_complained_of_and_then_the_leader_answers_or_is_stuck(
     let mut ranks = machine(2);
     let late = NOW + Duration::from_secs(5);
     ranks[1].handle_wish(NOW, all_reduce(1), 1, Brought::AsClaimed);
-    assert_eq!(ranks[1].poll_timeout(), Some(late));
+    assert_eq!(ranks[1].handle_timeout(NOW), Ok(()));
+    assert!(ranks[1].take_urgency(), "a leader that waits for nothing itself hears of it");
+    assert_eq!(ranks[1].poll_timeout(), Some(NOW + STALL_WARN / 4));
     assert_eq!(ranks[1].handle_timeout(late), Ok(()));
     assert_eq!(ranks[1].handle_timeout(late + ANSWER_PATIENCE), Err(Breakage::Stuck(0)));
     settle(&mut ranks);

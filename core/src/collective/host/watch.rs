@@ -28,6 +28,9 @@ struct Peer {
 
 const GOODBYE: &[u8] = b"bye";
 
+/// The coordinator may say more about the end of a process than that it ended. Its words are on their way then.
+const CAUSE_PATIENCE: Duration = Duration::from_millis(250);
+
 impl Watch {
     pub(super) fn new(peers: Vec<(usize, Connection)>) -> Result<Self> {
         let (stop, stopped) = Connection::pair()?;
@@ -58,7 +61,7 @@ impl Watch {
                 let goodbye = spoke && matches!(peer.connection.recv(&mut [0; 8], Duration::ZERO), Ok(Some(_)));
                 if goodbye {
                     left(peer.rank);
-                } else if !has_news(self.stopped.fd()) {
+                } else if !socket::wait_any(&[self.stopped.fd()], CAUSE_PATIENCE).is_ok_and(|ready| ready[0]) {
                     // This rank closes `stop` before it closes its connections. It has not done so yet, so the peer has ended.
                     board.break_down(Breakage::Lost(peer.rank));
                 }
