@@ -53,7 +53,8 @@ mod tests {
         let inner = "sys/fs/cgroup/system.slice/job.service/memory.max";
         let outer = "sys/fs/cgroup/system.slice/memory.max";
         let mixed = ("proc/self/cgroup", "12:pids:/a\n5:cpu,memory:/slurm/job_7\n0::/\n");
-        let tables: [(&[(&str, &str)], Option<u64>); 8] = [
+        type Files<'a> = &'a [(&'a str, &'a str)];
+        let tables: [(Files<'_>, Option<u64>); 8] = [
             (&[], None),
             (&[host], Some(16 * GIB)),
             (&[host, nested, (inner, "max\n"), (outer, "8589934592\n")], Some(8 * GIB)),

@@ -224,6 +224,7 @@ fn the_units_of_systemd_start_what_they_say() {
         let mut command = command(home.path(), &arguments);
         command.envs(settings.iter().copied()).env("GRADLANE_JOB", "resnet");
         command.env("GRADLANE_BIND", "127.0.0.1:0").env("GRADLANE_FORM_TIMEOUT", "300ms");
+        command.env("GRADLANE_JOIN_TIMEOUT", "500ms");
         command.env("GRADLANE_STATE_DIR", home.path()).output().unwrap()
     };
     let early = start("gradlane-server@.service");

@@ -82,9 +82,8 @@ fn texts(list: &toml::Value) -> Vec<&str> {
 }
 
 fn packages() -> Vec<Package> {
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let platform = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
-    let output = Command::new(cargo)
+    let output = Command::new(env!("CARGO"))
         .args(["metadata", "--format-version=1", "--locked", "--offline", "--filter-platform", &platform])
         .current_dir(env!("CARGO_MANIFEST_DIR"))
         .output()
