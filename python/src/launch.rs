@@ -84,7 +84,7 @@ fn find_join(py: Python<'_>, job: &str, timeout: f64) -> PyResult<String> {
 /// Waits up to `timeout` seconds for the join string in this file.
 #[pyfunction]
 fn read_join(py: Python<'_>, path: PathBuf, timeout: f64) -> PyResult<String> {
-    let found = py.detach(|| gradlane_session::read_join(&path, duration(timeout)));
+    let found = in_background(py, move || gradlane_session::read_join(&path, duration(timeout)))?;
     found.map(|join| join.to_string()).map_err(|error| errors::raise(py, &error))
 }
 

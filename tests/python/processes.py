@@ -30,6 +30,14 @@ TRANSPORTS = {
 these settings, for tests that are about that; only `local_reduce` is off.
 """
 
+SAY = """
+import os
+
+def say(line):
+    os.write(1, f"{line}\\n".encode())
+"""
+"""The beginning of a script for several workers: `say` prints whole lines, as all workers write to one place."""
+
 
 @dataclass(frozen=True)
 class Ended:

@@ -5,18 +5,15 @@ import socket
 import sys
 
 import pytest
-from processes import Running, over, run_all
+from processes import SAY, Running, over, run_all
 
 pytestmark = pytest.mark.over("local", "shm", "quic")
 
 SOON = 9.0
 """Seconds; a process that leaves in order waits longer for the others, and a sum much longer for a contribution."""
 
-WORK = """
-import os, sys, gradlane
-
-def say(line):
-    os.write(1, f"{line}\\n".encode())  # whole lines, as all workers write to one place
+WORK = SAY + """
+import sys, gradlane
 
 gradlane.init()
 rank = gradlane.rank()

@@ -6,7 +6,7 @@ import sys
 import time
 
 import pytest
-from processes import Running, children, lives, over
+from processes import SAY, Running, children, lives, over
 
 pytestmark = pytest.mark.over("quic")
 
@@ -22,11 +22,8 @@ SETTINGS = {"GRADLANE_SUSPECT_TIMEOUT": "1s", "GRADLANE_DEAD_TIMEOUT": f"{DEAD_T
 FAILED = (1, 3)
 """The codes of a job whose members gave up: a server's or a worker's, whichever ended first."""
 
-ENDLESS_WORK = """
-import os, sys, time, gradlane
-
-def say(line):
-    os.write(1, f"{line}\\n".encode())  # whole lines, as all workers write to one place
+ENDLESS_WORK = SAY + """
+import sys, time, gradlane
 
 gradlane.init()
 rank = gradlane.rank()

@@ -5,12 +5,12 @@ import socket
 import sys
 
 import pytest
-from processes import over, run_all
+from processes import SAY, over, run_all
 
 pytestmark = pytest.mark.over("local", "shm", "quic")
 
-WORK = """
-import os, sys, gradlane
+WORK = SAY + """
+import sys, gradlane
 
 gradlane.init()
 values = bytearray(1 << 16)
@@ -21,7 +21,7 @@ if gradlane.rank() == int(sys.argv[1]):
 try:
     gradlane.push_pull(values, "work", op=gradlane.Sum)
 except gradlane.StallError as error:
-    os.write(1, f"told: {error.missing_ranks} {error}\\n".encode())  # a whole line, as all workers write to one place
+    say(f"told: {error.missing_ranks} {error}")
 gradlane.barrier("after", timeout=60.0)
 """
 

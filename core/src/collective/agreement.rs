@@ -27,7 +27,7 @@ use self::stalls::{StallWatch, Waiting};
 pub use self::words::{Act, Announcement, Brought, Party, Wish};
 
 use super::dataflow::Dataflow;
-use super::explain::broken;
+use super::explain::{broken, named};
 use super::group::{self, Room};
 use super::order::{Breach, Claim, Decision, Order, Slot};
 use super::ranks::Breakage;
@@ -318,12 +318,12 @@ impl<L> Agreement<L> {
 
     fn look_for_stalls(&mut self, now: Time) {
         let Some(order) = &self.order else {
-            self.urgent |= self.stall_watch.wakes_leader(now, !self.pending.is_empty());
+            // A leader that waits for nothing itself sleeps, and does not know what others wait for.
+            self.urgent |= self.stall_watch.is_due(now, !self.pending.is_empty());
             return;
         };
         for Waiting { slot: (part, place), missing, waited } in self.stall_watch.handle_timeout(now, order) {
-            let ranks = (0..).zip(&self.party.ranks).filter(|(bit, _)| missing & (1 << bit) != 0);
-            let missing = ranks.map(|(_, of)| of.rank).collect();
+            let missing = named(&self.party.ranks, missing);
             self.stalls.push(Stall { part, round: Goal::round(place), missing, waited });
         }
     }

@@ -15,7 +15,7 @@ pub(super) fn explain(ranks: &[LocalRank], (part, place): Slot, failure: Failure
     let stalled = |missing: u64, waited: Duration, detail: String| Error::Stalled {
         tensor: tensor.clone(),
         round,
-        missing: (0..).zip(ranks).filter(|(bit, _)| missing & (1 << bit) != 0).map(|(_, of)| of.rank).collect(),
+        missing: named(ranks, missing),
         waited,
         detail,
     };
@@ -43,6 +43,11 @@ pub(super) fn explain(ranks: &[LocalRank], (part, place): Slot, failure: Failure
         }
         Failure::Left { missing } => stalled(missing, waited, "left the job before".to_owned()),
     }
+}
+
+/// The ranks of a set that has one bit for each of `ranks`.
+pub(super) fn named(ranks: &[LocalRank], bits: u64) -> Vec<WorkerId> {
+    (0..).zip(ranks).filter(|(bit, _)| bits & (1 << bit) != 0).map(|(_, of)| of.rank).collect()
 }
 
 /// The error for all operations once the ranks cannot work together any more.

@@ -16,6 +16,12 @@ pub use table::{Code, ERRORS, Error, ErrorKind};
 /// The result of everything in Gradlane that can fail.
 pub type Result<T> = std::result::Result<T, Error>;
 
+/// The text of a panic; `None` if it has none.
+pub fn panic_text(panic: &(dyn std::any::Any + Send)) -> Option<&str> {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    text.or_else(|| panic.downcast_ref::<&str>().copied())
+}
+
 impl Error {
     /// The class of this failure.
     pub fn code(&self) -> Code {
@@ -24,9 +30,7 @@ impl Error {
 
     /// The error of `what`, such as `thread gl-push`, which ended with this panic.
     pub fn of_panic(what: &str, panic: &(dyn std::any::Any + Send)) -> Self {
-        let text = panic.downcast_ref::<String>().map(String::as_str);
-        let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
-        Self::Internal { what: format!("{what} panicked: {text}") }
+        Self::Internal { what: format!("{what} panicked: {}", panic_text(panic).unwrap_or("no message")) }
     }
 
     /// Whether the same call may succeed later without anything else being changed.

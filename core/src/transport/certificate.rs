@@ -28,7 +28,7 @@ impl PeerIdentity {
                 [job, role, id] => (job, role, id),
                 _ => return None,
             };
-            let role = (1..=u8::MAX).map_while(Role::from_code).find(|known| known.to_string() == role)?;
+            let role = Role::named(role)?;
             (id == HEXLOWER.encode(&node.0)).then(|| Self { node, role, job: job.to_owned() })
         });
         named.ok_or_else(|| Error::Auth {

@@ -38,8 +38,7 @@ impl Invitation {
 
     fn parse(text: &str) -> Option<Self> {
         let mut words = text.strip_prefix(MAGIC)?.split_whitespace();
-        let role = words.next()?;
-        let role = [Role::Worker, Role::Server].into_iter().find(|known| known.to_string() == role)?;
+        let role = Role::named(words.next()?).filter(|role| matches!(role, Role::Worker | Role::Server))?;
         let (uses, until) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
         let secret = HEXLOWER.decode(words.next()?.as_bytes()).ok()?.try_into().ok()?;
         words.next().is_none().then_some(Self { role, uses, until, secret })

@@ -17,9 +17,16 @@ pub enum Role {
 }
 
 impl Role {
+    const ALL: [Self; 4] = [Self::Worker, Self::Server, Self::Coordinator, Self::Observer];
+
     /// The role with this wire code.
     pub fn from_code(code: u8) -> Option<Self> {
-        [Self::Worker, Self::Server, Self::Coordinator, Self::Observer].into_iter().find(|role| *role as u8 == code)
+        Self::ALL.into_iter().find(|role| *role as u8 == code)
+    }
+
+    /// The role that is displayed like this.
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|role| role.to_string() == name)
     }
 }
 

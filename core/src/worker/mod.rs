@@ -6,6 +6,7 @@
 //! | `formation` | what follows from a view: the stages of this rank, its team, the servers to reach |
 //! | `submissions` | which submission is accepted, which waits for a declaration, which fails |
 //! | `links` | which server is dialled, and when |
+//! | `silence` | since when a server has not answered, and what is said of it |
 //! | `withdrawals` | which round this worker withdraws from, and what it tells the others |
 //! | `steps` | what a stage does with a task, and what its end means |
 //! | `records` | what the worker keeps of a submission and of a task |
@@ -13,10 +14,9 @@
 
 mod command;
 mod formation;
-mod silence;
-
 mod links;
 mod records;
+mod silence;
 
 pub mod machine;
 

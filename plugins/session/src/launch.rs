@@ -96,12 +96,10 @@ impl Launch {
                 Ok(Entrance::Read(path.clone()))
             };
         }
-        // Server tasks of `TF_CONFIG` are separate processes, without a coordinator.
-        let has_server_tasks = self.source == "tf_config" && self.config.servers > 0;
         match self.source {
             // The launcher runs the coordinator, and has published its join string.
             "gradlane" | "dmlc" => return Ok(Entrance::Find { job: self.job.clone() }),
-            _ if self.size == 1 && !has_server_tasks => return Ok(Entrance::Alone),
+            _ if self.size == 1 && !self.has_server_tasks() => return Ok(Entrance::Alone),
             "single" => {
                 return Err(Error::Config {
                     knob: "size".to_owned(),
@@ -119,7 +117,7 @@ impl Launch {
             _ => format!("{}.{generation}", self.job),
         };
         // The coordinator needs to be reachable from other hosts only if the job has several, including those of server tasks.
-        let is_local = self.config.num_nodes.unwrap_or(1) == 1 && !has_server_tasks;
+        let is_local = self.config.num_nodes.unwrap_or(1) == 1 && !self.has_server_tasks();
         Ok(self.embed_or_find(is_local, job))
     }
 
@@ -133,8 +131,13 @@ impl Launch {
             workers: self.size,
             servers: self.config.servers.max(1),
             job,
-            coordinator_only: self.source == "tf_config" && self.config.servers > 0,
+            coordinator_only: self.has_server_tasks(),
         })
+    }
+
+    /// Whether `TF_CONFIG` has server tasks, which are separate processes without a coordinator.
+    fn has_server_tasks(&self) -> bool {
+        self.source == "tf_config" && self.config.servers > 0
     }
 
     /// Whether a launcher says that all workers of the job are on this host, and which of them this one is.

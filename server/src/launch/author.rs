@@ -35,19 +35,17 @@ impl Author {
 
     /// Whether it is known to run on this host, and is another process than this one.
     pub(super) fn lives_beside_this(&self) -> bool {
-        self.start != 0
-            && self.pid != std::process::id()
-            && self.host == process::host()
-            && self.namespace == namespace()
-            && start_of(self.pid) == Some(self.start)
+        self.is_seen_from_here() && self.pid != std::process::id() && start_of(self.pid) == Some(self.start)
     }
 
     /// Whether it is known to have ended. Nothing is known about processes of other hosts.
     pub(super) fn is_gone(&self) -> bool {
-        self.start != 0
-            && self.host == process::host()
-            && self.namespace == namespace()
-            && start_of(self.pid) != Some(self.start)
+        self.is_seen_from_here() && start_of(self.pid) != Some(self.start)
+    }
+
+    /// Whether this process can tell if it runs: it is of this host and of the same process namespace.
+    fn is_seen_from_here(&self) -> bool {
+        self.start != 0 && self.host == process::host() && self.namespace == namespace()
     }
 }
 

@@ -22,6 +22,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use gradlane_core::error::panic_text;
 use gradlane_core::types::{Defect, Time};
 
 use self::workload::Plan;
@@ -71,11 +72,7 @@ pub fn run(seed: u64, defect: Option<Defect>, verbose: bool) -> Result<u64, Fail
         Ok(Ok(log)) => return Ok(log.hash()),
         Ok(Err(violation)) => *violation,
         Err(panic) => {
-            let text = panic
-                .downcast_ref::<String>()
-                .cloned()
-                .or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()))
-                .unwrap_or_default();
+            let text = panic_text(&*panic).unwrap_or_default().to_owned();
             Violation { checker: Checker::Panic, at: Time::ZERO, text }
         }
     };

@@ -42,9 +42,8 @@ impl StallWatch {
         (!self.warn_after.is_zero() && is_pending).then(|| self.next.unwrap_or(Time::ZERO))
     }
 
-    /// On a rank that does not lead: whether it is time to make the leader look. A leader that waits for nothing itself sleeps, and does not
-    /// know what others wait for.
-    pub(super) fn wakes_leader(&mut self, now: Time, is_pending: bool) -> bool {
+    /// Whether it is time to look. Then sets the time of the next look. Only the leader can look; another rank makes it look.
+    pub(super) fn is_due(&mut self, now: Time, is_pending: bool) -> bool {
         let is_due = self.poll_timeout(is_pending).is_some_and(|due| due <= now);
         if is_due {
             self.next = Some(now + self.warn_after / LOOKS);
@@ -54,10 +53,9 @@ impl StallWatch {
 
     /// Looks if it is time, and returns the operations that wait for too long, also those that it has reported before.
     pub(super) fn handle_timeout(&mut self, now: Time, order: &Order) -> Vec<Waiting> {
-        if self.poll_timeout(order.has_pending()).is_none_or(|due| now < due) {
+        if !self.is_due(now, order.has_pending()) {
             return Vec::new();
         }
-        self.next = Some(now + self.warn_after / LOOKS);
         let waiting: BTreeMap<Slot, u64> = order.waiting().collect();
         self.seen.retain(|slot, _| waiting.contains_key(slot));
         let mut reports = Vec::new();

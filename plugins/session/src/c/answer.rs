@@ -5,6 +5,7 @@ use std::any::Any;
 use std::ffi::c_char;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use gradlane_core::error::panic_text;
 use gradlane_core::{Error, Result};
 
 use super::status::{GradlaneError, GradlaneStatus};
@@ -59,8 +60,7 @@ pub(super) unsafe fn write_text(text: &str, to: *mut c_char, capacity: usize) ->
 }
 
 fn message(panic: &(dyn Any + Send)) -> &str {
-    let text = panic.downcast_ref::<String>().map(String::as_str);
-    text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("without a message")
+    panic_text(panic).unwrap_or("without a message")
 }
 
 #[cfg(test)]
