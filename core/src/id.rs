@@ -49,7 +49,7 @@ impl fmt::Display for TensorKey {
 pub struct PartId {
     /// The tensor, or the first of the tensors that share the part.
     pub key: TensorKey,
-    /// Counts the parts of a tensor from 0.
+    /// Counts the parts of a tensor; from 0, or higher if other tensors of the job have ended.
     pub index: u32,
 }
 

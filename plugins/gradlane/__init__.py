@@ -17,7 +17,7 @@ from gradlane._core import __version__
 from gradlane._groups import grouped_push_pull, grouped_push_pull_async
 from gradlane._handle import Handle
 from gradlane._objects import allgather, broadcast_object
-from gradlane._operations import barrier, broadcast, declare, push_pull, push_pull_async
+from gradlane._operations import barrier, broadcast, declare, push_pull, push_pull_async, undeclare
 from gradlane._reduction import Average, Max, Min, ReduceOp, Sum, WeightedAverage
 from gradlane._server import Server
 from gradlane._session import (
@@ -107,4 +107,5 @@ __all__ = [
     "start_timeline",
     "stop_timeline",
     "timeline",
+    "undeclare",
 ]

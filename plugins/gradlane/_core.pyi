@@ -99,6 +99,8 @@ class Session:
         codec: str = "none",
     ) -> None:
         """Fixes dtype, shape and codec of names ahead of their first use; with `fuse`, small ones may share a part."""
+    def undeclare(self, names: list[str], timeout: float | None) -> None:
+        """Says that this worker uses these names no more."""
     def submit(
         self,
         name: str,

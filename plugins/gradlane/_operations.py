@@ -134,6 +134,27 @@ def declare(tensors: str | Mapping[str, Any], *, fuse: bool = True, timeout: flo
         declare_places(session, described, fuse=fuse, timeout=timeout)
 
 
+def undeclare(names: str | Iterable[str], *, timeout: float | None = None) -> None:
+    """Say that this worker uses these names no more.
+
+    A name lives as long as the job, and a job has at most 65,536. Names that are used once, such as one for each
+    step, can end: when every worker has undeclared a name, it costs nothing any more, and may be used again for a
+    tensor of another dtype or shape. A worker that uses it again earlier waits for the others. This call does not wait
+    for them.
+
+    Args:
+        names: one or several; those that were declared together and share messages must be given in one call.
+        timeout: seconds to wait for what is left of operations that ended; None takes the job's setting.
+    Raises:
+        InvalidArgumentError: a name is not declared on this worker, or shares messages with one that is not given.
+        FailedPreconditionError: an operation on one of them has not ended; wait for its handle first.
+    """
+    session = _session.session()
+    listed = [check_name(name) for name in ([names] if isinstance(names, str) else names)]
+    if listed:
+        session.undeclare(listed, timeout)
+
+
 def barrier(name: str = "barrier", *, timeout: float | None = None) -> None:
     """Wait until every worker has called `barrier` with this name.
 

@@ -88,6 +88,11 @@ impl Session {
         declared.map_err(|error| errors::raise(py, &error))
     }
 
+    /// Says that this worker uses these names no more.
+    fn undeclare(&self, py: Python<'_>, names: Vec<String>, timeout: Option<f64>) -> PyResult<()> {
+        py.detach(|| self.inner.undeclare(&names, timeout.map(duration))).map_err(|error| errors::raise(py, &error))
+    }
+
     /// Submits a reduction. `source` and `destination` are addresses; the shape gives their length, and `owner` keeps them valid. With
     /// `waits` the caller waits for it next, and this thread does a part of the work. The memory is on `device`, or on the host; the work
     /// so far of `streams` must end before source and destination are used. `codec` encodes the tensor on the wire.

@@ -13,6 +13,7 @@ mod devices_cuda;
 mod devices_nccl;
 mod devices_pcie;
 mod devices_tiers;
+mod endings;
 mod errors;
 mod flow;
 mod handles;

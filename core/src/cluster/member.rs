@@ -138,6 +138,11 @@ impl Member {
                 let answer = self.requests.barrier_done(request, outcome);
                 self.settle(answer);
             }
+            Frame::Undeclared { request } => {
+                let answer = self.requests.undeclared(request);
+                self.settle(answer);
+            }
+            Frame::Ended { keys, below } => self.tell(MemberEvent::Ended { keys, below }),
             Frame::Forget { key, error } => self.tell(MemberEvent::Forget { key, error }),
             Frame::StallNotice { tensor, stall, detail } => {
                 self.tell(MemberEvent::StallNotice { tensor, stall, detail });
@@ -145,6 +150,7 @@ impl Member {
             Frame::Join(_)
             | Frame::Heartbeat { .. }
             | Frame::Declare { .. }
+            | Frame::Undeclare { .. }
             | Frame::Barrier { .. }
             | Frame::Stall(_)
             | Frame::Leave
@@ -189,6 +195,16 @@ impl Member {
             Err(error) => self.tell(MemberEvent::Declared { request, outcome: Err(error) }),
         }
         request
+    }
+
+    /// This process uses these names no more, and has nothing under way for them. Their declarations were answered. If the membership has
+    /// ended, nothing happens.
+    pub fn undeclare(&mut self, names: Vec<String>) {
+        let request = self.requests.number();
+        if self.may_ask().is_ok() {
+            let frame = self.requests.undeclare(request, names);
+            self.ask(frame);
+        }
     }
 
     /// Arrives at the barrier `name`. Ends in [`MemberEvent::BarrierDone`] with the returned number: when all workers have arrived, or with

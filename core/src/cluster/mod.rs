@@ -85,6 +85,13 @@ pub enum MemberEvent {
         /// Passed, or the error.
         outcome: Result<()>,
     },
+    /// These tensors have ended: no worker uses their names any more. Comes to servers, and may be repeated after a reconnection.
+    Ended {
+        /// The tensors.
+        keys: Vec<TensorKey>,
+        /// All their parts lie below this index. If a name is declared again, its parts lie above.
+        below: u32,
+    },
     /// This tensor failed for good on every worker. May be repeated after a reconnection.
     Forget {
         /// The tensor.

@@ -13,12 +13,14 @@ use super::declarations::{Answered, Declarations};
 /// How much later than its timeout a barrier's answer may come: enough for a round trip and a reconnection.
 const ANSWER_MARGIN: Duration = Duration::from_secs(2);
 
-/// Unanswered requests by number. Declarations and barriers share one rising sequence of numbers, and no number is used twice.
+/// Unanswered requests by number. All kinds share one rising sequence of numbers, and no number is used twice.
 #[derive(Default, Debug)]
 pub(super) struct Requests {
     last: u64,
     declarations: Declarations,
     barriers: BTreeMap<u64, Barrier>,
+    /// Names that are used no more.
+    undeclared: BTreeMap<u64, Vec<String>>,
 }
 
 #[derive(Debug)]
@@ -38,6 +40,12 @@ impl Requests {
     /// Keeps a declaration until it is answered. See [`Declarations::declare`].
     pub(super) fn declare(&mut self, request: u64, tensors: Vec<TensorSpec>, fuse: bool) -> Result<Option<Frame>> {
         self.declarations.declare(request, tensors, fuse)
+    }
+
+    /// Keeps the news that these names are used no more until it is confirmed. Returns its frame.
+    pub(super) fn undeclare(&mut self, request: u64, names: Vec<String>) -> Frame {
+        self.undeclared.insert(request, names.clone());
+        Frame::Undeclare { request, names }
     }
 
     /// Keeps an arrival at a barrier until it is answered. Returns its frame.
@@ -62,7 +70,10 @@ impl Requests {
     /// The frames of all unanswered requests, each with its remaining time.
     pub(super) fn frames(&self, now: Time) -> Vec<Frame> {
         let barriers = self.barriers.iter().map(|(request, barrier)| barrier.frame(now, *request));
-        self.declarations.frames().chain(barriers).collect()
+        // These go first: no declaration that was made before one of them, of the same name, is unanswered.
+        let undeclare =
+            |(request, names): (&u64, &Vec<String>)| Frame::Undeclare { request: *request, names: names.clone() };
+        self.undeclared.iter().map(undeclare).chain(self.declarations.frames()).chain(barriers).collect()
     }
 
     /// Takes the answer to a frame of declarations. Does nothing if they were given up before.
@@ -91,6 +102,14 @@ impl Requests {
         }
     }
 
+    /// Takes the confirmation that names are used no more, like [`Requests::declared`].
+    pub(super) fn undeclared(&mut self, request: u64) -> std::result::Result<Answered, String> {
+        match self.undeclared.remove(&request) {
+            Some(_) => Ok(Answered::default()),
+            None => self.check_given_up(request),
+        }
+    }
+
     /// Gives up the barriers whose timeout passed so long ago that the coordinator's answer should have come.
     pub(super) fn expire(&mut self, now: Time) -> Vec<MemberEvent> {
         let barriers = std::mem::take(&mut self.barriers);
@@ -109,6 +128,7 @@ impl Requests {
 
     /// Ends everything with `error`.
     pub(super) fn fail_all(&mut self, error: &Error) -> Vec<MemberEvent> {
+        self.undeclared.clear();
         let declarations = self.declarations.end();
         let barriers = std::mem::take(&mut self.barriers).into_keys();
         let declared = |request| MemberEvent::Declared { request, outcome: Err(error.clone()) };
@@ -122,7 +142,8 @@ impl Requests {
     }
 
     fn check_given_up(&self, request: u64) -> std::result::Result<Answered, String> {
-        if self.declarations.knows(request) || self.barriers.contains_key(&request) {
+        let asks_else = self.declarations.knows(request) || self.barriers.contains_key(&request);
+        if asks_else || self.undeclared.contains_key(&request) {
             return Err(format!("{request} asks something else"));
         }
         if request == 0 || request > self.last {

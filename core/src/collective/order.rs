@@ -94,8 +94,9 @@ pub struct Order {
     ready: BTreeSet<(Reverse<Priority>, u64, Slot)>,
     /// The same operations by age.
     ages: BTreeSet<(u64, Slot)>,
-    /// The announcements of each rank, by part.
-    announcements: BTreeMap<PartId, Vec<Announced>>,
+    announcements: BTreeMap<PartId, Announcements>,
+    /// The number of parts at which [`forget_quiet_parts`](Self::forget_quiet_parts) looks for quiet ones.
+    look_at: usize,
     /// Failures that some ranks may not know yet.
     failed: BTreeMap<Slot, Failure>,
     failures: VecDeque<(Slot, Failure)>,
@@ -120,6 +121,14 @@ struct Pending {
     weights: Vec<f64>,
 }
 
+/// The announcements of all ranks for one part.
+#[derive(Clone, Debug)]
+struct Announcements {
+    ranks: Vec<Announced>,
+    /// Whether there were any since the last look for quiet parts.
+    is_new: bool,
+}
+
 /// The announcements of one rank for one part.
 #[derive(Clone, Default, Debug)]
 struct Announced {
@@ -137,6 +146,9 @@ impl Announced {
 
 /// The most that the ranks may have announced without a decision that all know: some 200 MB. A worker has fewer parts at a time.
 const OPEN_MAX: usize = 1 << 20;
+/// From this number of parts on, parts whose names may have ended are looked for. A message about one that is quiet must not be under way any
+/// more when it is forgotten, so this is many.
+const QUIET_PARTS_MIN: usize = 1 << 16;
 /// The most parts of which the order knows what each rank did last. A server takes no more either.
 const PARTS_MAX: usize = 1 << 20;
 
@@ -158,6 +170,7 @@ impl Order {
             ready: BTreeSet::new(),
             ages: BTreeSet::new(),
             announcements: BTreeMap::new(),
+            look_at: QUIET_PARTS_MIN,
             failed: BTreeMap::new(),
             failures: VecDeque::new(),
             left: 0,
@@ -276,7 +289,7 @@ impl Order {
 
     /// Whether `rank` has come to `slot`, has said that it will not, or has gone beyond it.
     pub fn has_announced(&self, rank: u32, (part, round): Slot) -> bool {
-        self.announcements.get(&part).is_some_and(|ranks| ranks[rank as usize].has(round))
+        self.announcements.get(&part).is_some_and(|part| part.ranks[rank as usize].has(round))
     }
 
     /// Whether [`next_decision`](Self::next_decision) has one.
@@ -399,13 +412,33 @@ impl Order {
 
     /// The ranks that announce nothing more about a slot, one bit each.
     fn announced(&self, (part, round): Slot) -> u64 {
-        let announced = self.announcements.get(&part).into_iter().flatten();
+        let announced = self.announcements.get(&part).into_iter().flat_map(|part| &part.ranks);
         announced.enumerate().fold(0, |ranks, (rank, announced)| ranks | u64::from(announced.has(round)) << rank)
     }
 
     fn announced_by(&mut self, rank: u32, part: PartId) -> &mut Announced {
-        let ranks = self.ranks as usize;
-        &mut self.announcements.entry(part).or_insert_with(|| vec![Announced::default(); ranks])[rank as usize]
+        if self.announcements.len() >= self.look_at && !self.announcements.contains_key(&part) {
+            self.forget_quiet_parts();
+        }
+        let none = || Announcements { ranks: vec![Announced::default(); self.ranks as usize], is_new: true };
+        let announcements = self.announcements.entry(part).or_insert_with(none);
+        announcements.is_new = true;
+        &mut announcements.ranks[rank as usize]
+    }
+
+    /// Forgets the parts of which nothing was announced since the last look and for which no rank waits: their names may have ended. If a
+    /// later round of one comes after all, it begins as the first one does.
+    fn forget_quiet_parts(&mut self) {
+        let Self { announcements, pending, failed, .. } = self;
+        announcements.retain(|part, announced| {
+            let rounds = (*part, Round(0))..=(*part, Round(u64::MAX));
+            let is_settled =
+                announced.ranks.iter().all(|rank| rank.passed == announced.ranks[0].passed && rank.early.is_empty());
+            let is_over =
+                is_settled && pending.range(rounds.clone()).next().is_none() && failed.range(rounds).next().is_none();
+            std::mem::take(&mut announced.is_new) || !is_over
+        });
+        self.look_at = QUIET_PARTS_MIN.max(self.announcements.len() * 2);
     }
 
     fn remove(&mut self, slot: Slot) -> Option<Pending> {

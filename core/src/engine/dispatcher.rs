@@ -107,6 +107,7 @@ impl Dispatch for Dispatcher {
                 }
                 Effect::Resolve(done, outcome, tensors) => resolve(shared, done, outcome, tensors),
                 Effect::Declare { request, tensors, fuse } => declare(shared, request, tensors, fuse),
+                Effect::Undeclare { request, names } => undeclare(shared, request, names),
                 Effect::Dial(to) => dial(shared, to),
                 Effect::Disconnect(link) => shared.transport.disconnect(link),
                 Effect::Warn(stuck) => warn(&stuck),
@@ -158,6 +159,19 @@ fn declare(shared: &Arc<Shared>, request: u64, tensors: Vec<TensorSpec>, fuse: b
     });
     if let Some(membership) = &*shared.membership.lock().unwrap_or_else(PoisonError::into_inner) {
         membership.declare(tensors, fuse, declared);
+    }
+}
+
+fn undeclare(shared: &Arc<Shared>, request: u64, names: Vec<String>) {
+    if let Some(membership) = &*shared.membership.lock().unwrap_or_else(PoisonError::into_inner) {
+        membership.undeclare(names);
+    }
+    let waiter = shared.with(|state, _| {
+        state.worker.handle_undeclared(request);
+        state.take_waiter(request)
+    });
+    if let Ok(Some(waiter)) = waiter {
+        waiter.ok(());
     }
 }
 

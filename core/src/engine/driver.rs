@@ -260,9 +260,27 @@ impl Engine {
         let asked = self.shared.with(|state, _| {
             let request = state.worker.declare(tensors, fuse)?;
             match request {
-                Some(request) => state.await_declaration(request, done),
+                Some(request) => state.await_answer(request, done),
                 None => done.ok(()),
             }
+            Ok(())
+        });
+        asked.flatten()?;
+        handle.wait(timeout)
+    }
+
+    /// Says that this worker uses these names no more. When every worker has said so, the names cost nothing any more, and may be declared
+    /// again as other tensors. A declaration that comes earlier waits for the other workers. Does not wait for them itself.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if a name is not declared, or shares a part with one that is not among
+    /// them; [`Error::FailedPrecondition`](crate::Error::FailedPrecondition) if a tensor is still being declared or reduced; or why the
+    /// job ended.
+    pub fn undeclare(&self, names: &[String], timeout: Option<Duration>) -> Result<()> {
+        let (handle, done) = Handle::new(0, None, |_| {});
+        let asked = self.shared.with(|state, _| {
+            let request = state.worker.undeclare(names)?;
+            state.await_answer(request, done);
             Ok(())
         });
         asked.flatten()?;
@@ -449,6 +467,8 @@ fn on_event(shared: &Arc<Shared>, event: MemberEvent) {
             shared.milestones.change(|reached| reached.failed = Some(error));
         }
         MemberEvent::Left => shared.milestones.change(|reached| reached.left = true),
+        // For servers alone.
+        MemberEvent::Ended { .. } => {}
         MemberEvent::Declared { .. } | MemberEvent::BarrierDone { .. } => {
             unreachable!("the membership reports these errors to the waiting callers")
         }

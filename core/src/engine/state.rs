@@ -41,6 +41,10 @@ pub(super) enum Effect {
         tensors: Vec<TensorSpec>,
         fuse: bool,
     },
+    Undeclare {
+        request: u64,
+        names: Vec<String>,
+    },
     Dial(Dial),
     Disconnect(LinkId),
     Warn(Stuck),
@@ -96,12 +100,12 @@ impl State {
         }
     }
 
-    /// Reports the answer to a declaration to `done`.
-    pub(super) fn await_declaration(&mut self, request: u64, done: Done<()>) {
+    /// Reports the answer to this request, or that it is done, to `done`.
+    pub(super) fn await_answer(&mut self, request: u64, done: Done<()>) {
         self.waiters.insert(request, done);
     }
 
-    /// Handles the answer to a declaration; returns the caller that waits for it, if any.
+    /// The caller that waits for this request, if any.
     pub(super) fn take_waiter(&mut self, request: u64) -> Option<Done<()>> {
         self.waiters.remove(&request)
     }
@@ -134,6 +138,7 @@ impl State {
                 Command::Abandon(held) => Effect::Abandon(held),
                 Command::Decline(slot) => Effect::Decline(slot),
                 Command::Declare { request, tensors, fuse } => Effect::Declare { request, tensors, fuse },
+                Command::Undeclare { request, names } => Effect::Undeclare { request, names },
                 Command::Dial(dial) => Effect::Dial(dial),
                 Command::Disconnect(link) => Effect::Disconnect(link),
                 Command::Warn(stuck) => Effect::Warn(stuck),

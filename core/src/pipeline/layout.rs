@@ -1,6 +1,7 @@
 //! The layout of all tensors of a job: its parts, what lies in each part, and which server sums it.
 //!
-//! The coordinator owns one [`Layouter`] and asks it at the first declaration of each name. An answer never changes later. This module does
+//! The coordinator owns one [`Layouter`] and asks it at the first declaration of each name. An answer never changes while the name lives. If
+//! a name ends and is declared again, it gets parts that no name had before, so that nobody can take the old for the new. This module does
 //! not check whether a declaration agrees with an earlier one.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -12,6 +13,9 @@ use crate::error::{Error, Result};
 use crate::types::{PartId, PartLayout, Piece, ServerId, Span, TensorKey, TensorSpec};
 use crate::wire::limits::PARTS_MAX;
 
+/// Above this, the index of a part of a new tensor might not fit in 32 bits.
+const FIRST_INDEX_MAX: u32 = u32::MAX - PARTS_MAX as u32;
+
 /// Cuts, fuses and places tensors as they are declared.
 #[derive(Clone, Debug)]
 pub struct Layouter {
@@ -20,6 +24,8 @@ pub struct Layouter {
     /// The parts of each tensor, in the order of its bytes.
     tensors: BTreeMap<TensorKey, Vec<PartId>>,
     parts: BTreeMap<PartId, PartLayout>,
+    /// The index of the first part of a new tensor: above that of every part that has ended.
+    first_index: u32,
 }
 
 impl Layouter {
@@ -29,7 +35,7 @@ impl Layouter {
     /// If a weight is negative or not finite, or none is positive.
     pub fn new(config: LayoutConfig, weights: Vec<f64>) -> Self {
         let placement = Placement::new(&weights);
-        Self { config, placement, tensors: BTreeMap::new(), parts: BTreeMap::new() }
+        Self { config, placement, tensors: BTreeMap::new(), parts: BTreeMap::new(), first_index: 0 }
     }
 
     /// Every part that holds bytes of these tensors, in the order of `specs`. Each part is listed once. Tensors that are not known yet are
@@ -54,6 +60,24 @@ impl Layouter {
     pub fn parts_of(&self, key: TensorKey) -> impl Iterator<Item = &PartLayout> {
         let parts = self.tensors.get(&key).into_iter().flatten();
         parts.map(|part| self.parts.get(part).expect("a tensor's parts exist"))
+    }
+
+    /// Ends these tensors. Tensors that share a part end together. Returns the index below which all their parts lie; no tensor that is
+    /// declared from now on has parts below it.
+    ///
+    /// # Panics
+    /// If one is unknown.
+    pub fn remove(&mut self, keys: &[TensorKey]) -> u32 {
+        for key in keys {
+            for part in self.tensors.remove(key).expect("a tensor ends once") {
+                // Another tensor may have shared it.
+                if self.parts.remove(&part).is_some() {
+                    self.placement.remove(part);
+                    self.first_index = self.first_index.max(part.index + 1);
+                }
+            }
+        }
+        self.first_index
     }
 
     /// Loads of the servers, imbalance and hot servers.
@@ -86,6 +110,13 @@ impl Layouter {
                 hint: "raise partition_bytes, or reduce fewer bytes".to_owned(),
             });
         }
+        if self.first_index > FIRST_INDEX_MAX {
+            return Err(Error::Exhausted {
+                what: "parts of this job, with those of names that ended".to_owned(),
+                limit: format!("{FIRST_INDEX_MAX} parts"),
+                hint: "use names again instead of ending them".to_owned(),
+            });
+        }
         let groups = if fuse {
             partition::fuse(&items, &self.config)
         } else {
@@ -96,7 +127,7 @@ impl Layouter {
             let (spec, item) = fresh[group[0]];
             match group.as_slice() {
                 [_] => drafts.extend(
-                    (0u32..)
+                    (self.first_index..)
                         .zip(partition::cut(item.bytes, item.dtype, shares, &self.config))
                         .map(|(index, span)| draft(spec, index, vec![Piece { tensor: spec.key(), span }])),
                 ),
@@ -105,7 +136,7 @@ impl Layouter {
                         let (spec, item) = fresh[*position];
                         Piece { tensor: spec.key(), span: Span { offset: 0, bytes: item.bytes } }
                     };
-                    drafts.push(draft(spec, 0, shared.iter().map(whole).collect()));
+                    drafts.push(draft(spec, self.first_index, shared.iter().map(whole).collect()));
                 }
             }
         }
@@ -257,6 +288,37 @@ mod tests {
         let wide = TensorSpec { shape: vec![1 << 40, 1 << 40], ..tensor("wide", 0) };
         assert!(matches!(layouter.declare(&[wide], false), Err(Error::InvalidArgument { .. })));
         assert_eq!(layouter.parts_of(TensorKey::of("a")).count(), 0);
+    }
+
+    #[test]
+    fn the_parts_of_an_ended_tensor_cost_nothing_and_never_come_again() {
+        let mut layouter = layouter(2);
+        let both = [tensor("a", 1 << 22), tensor("b", 10)];
+        let before = layouter.declare(&both, true).unwrap();
+        let below = layouter.remove(&[TensorKey::of("a"), TensorKey::of("b")]);
+        assert!(before.iter().all(|part| part.part.index < below));
+        assert!(layouter.placement().loads().iter().all(|load| (load.bytes, load.parts) == (0, 0)));
+        let again = layouter.declare(&both, true).unwrap();
+        assert_eq!(again.len(), before.len());
+        assert!(again.iter().all(|part| part.part.index >= below));
+    }
+
+    #[test]
+    fn a_hundred_thousand_names_that_end_leave_nothing_behind() {
+        let mut layouter = layouter(2);
+        for name in 0..100_000 {
+            let spec = tensor(&format!("metric {name}"), 10);
+            layouter.declare(std::slice::from_ref(&spec), false).unwrap();
+            layouter.remove(&[spec.key()]);
+        }
+        assert_eq!((layouter.tensors.len(), layouter.parts.len()), (0, 0));
+    }
+
+    #[test]
+    fn parts_run_out_before_their_index_overflows() {
+        let mut layouter = layouter(1);
+        layouter.first_index = FIRST_INDEX_MAX + 1;
+        assert!(matches!(layouter.declare(&[tensor("a", 1)], false), Err(Error::Exhausted { .. })));
     }
 
     proptest! {

@@ -20,8 +20,8 @@ pub struct Placement {
     servers: Vec<Load>,
     /// The number of equal parts with which every server can have exactly its share.
     shares: u64,
-    /// The bytes of every placed part.
-    parts: BTreeMap<PartId, u64>,
+    /// The server and the bytes of every placed part.
+    parts: BTreeMap<PartId, (ServerId, u64)>,
 }
 
 /// The load of one server.
@@ -64,6 +64,17 @@ impl Placement {
         servers
     }
 
+    /// A part has ended.
+    ///
+    /// # Panics
+    /// If it is not placed.
+    pub fn remove(&mut self, part: PartId) {
+        let (server, bytes) = self.parts.remove(&part).expect("only placed parts end");
+        let load = &mut self.servers[server.0 as usize];
+        load.bytes -= bytes;
+        load.parts -= 1;
+    }
+
     /// The servers' loads, by index.
     pub fn loads(&self) -> &[Load] {
         &self.servers
@@ -93,7 +104,7 @@ impl Placement {
             return None;
         }
         let bytes = self.servers[server.0 as usize].bytes;
-        let largest = self.parts.values().copied().max().unwrap_or(0);
+        let largest = self.parts.values().map(|(_, bytes)| *bytes).max().unwrap_or(0);
         Some(format!(
             "hot server: {server} sums {} of {} ({imbalance:.2} times its share among {}); the largest part is {}; \
              smaller parts (partition_bytes) or fewer servers would even the load",
@@ -127,7 +138,7 @@ impl Placement {
     }
 
     fn load(&mut self, server: ServerId, part: PartId, bytes: u64) {
-        let before = self.parts.insert(part, bytes);
+        let before = self.parts.insert(part, (server, bytes));
         assert!(before.is_none(), "part {part} was placed before");
         let load = &mut self.servers[server.0 as usize];
         load.bytes += bytes;

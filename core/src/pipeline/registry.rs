@@ -6,7 +6,8 @@
 //!                             │                               │
 //!                             └──handle_declared(Err)──► Failed ◄── handle_forget
 //! ```
-//! `Failed` is final, with one exception: a tensor may be declared again if its declaration failed for a cause that may pass. The scheduler
+//! `Failed` is final, with two exceptions: a tensor may be declared again if its declaration failed for a cause that may pass, or after its
+//! name has ended (`ending`). The scheduler
 //! decides the deadline of a submission and its outcome.
 //!
 //! **Incomplete parts.** A round of a shared part is sent when all its tensors were submitted. If some of them do not come, the worker
@@ -32,6 +33,8 @@ pub struct Registry {
     fusing: BTreeMap<(PartId, Round), Assembly>,
     /// The entries of `fusing` that were not given up, by the time at which their first tensor came.
     incomplete: BTreeSet<(Time, PartId, Round)>,
+    /// Tensors that are used no more, and of which the coordinator has not heard yet.
+    ending: BTreeSet<TensorKey>,
 }
 
 #[derive(Debug)]
@@ -132,20 +135,22 @@ impl Registry {
             requests: BTreeMap::new(),
             fusing: BTreeMap::new(),
             incomplete: BTreeSet::new(),
+            ending: BTreeSet::new(),
         }
     }
 
     /// What is known about this tensor.
     ///
     /// # Errors
-    /// [`Error::Mismatch`] if this worker declared the name with another dtype, shape or codec before, else the tensor's own failure.
+    /// [`Error::Mismatch`] if this worker declared the name with another dtype, shape or codec before,
+    /// [`Error::FailedPrecondition`] if it is ending, else the tensor's own failure.
     pub fn lookup(&self, spec: &TensorSpec) -> Result<Lookup> {
         self.known(self.tensors.get(&spec.key()), spec)
     }
 
     fn known(&self, known: Option<&Tensor>, spec: &TensorSpec) -> Result<Lookup> {
         let Some(known) = known else {
-            return Ok(Lookup::Unknown);
+            return self.check_not_ending(spec).map(|()| Lookup::Unknown);
         };
         match &known.state {
             State::Failed { declare_again: true, .. } => Ok(Lookup::Unknown),
@@ -480,6 +485,7 @@ fn broken(problem: String) -> Error {
     Error::Protocol { peer: "the coordinator".to_owned(), field: "layout".to_owned(), problem }
 }
 
+mod ending;
 mod together;
 
 pub use together::{Unit, Whole};

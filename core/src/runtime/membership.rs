@@ -37,6 +37,7 @@ pub struct MembershipOptions {
 enum Input {
     Control { dial: u64, event: ControlEvent },
     Declare { tensors: Vec<TensorSpec>, fuse: bool, done: Done<Vec<PartLayout>> },
+    Undeclare { names: Vec<String> },
     Barrier { name: String, timeout: Duration, done: Done<()> },
     Stall(Stall),
     Leave,
@@ -81,6 +82,12 @@ impl Membership {
     /// Declares tensors. `done` gets every part that holds bytes of them.
     pub fn declare(&self, tensors: Vec<TensorSpec>, fuse: bool, done: Done<Vec<PartLayout>>) {
         self.send(Input::Declare { tensors, fuse, done });
+    }
+
+    /// Tells the coordinator that this process uses these names no more. It hears of them before it hears of a declaration that is made
+    /// after this call.
+    pub fn undeclare(&self, names: Vec<String>) {
+        self.send(Input::Undeclare { names });
     }
 
     /// Arrives at a barrier.
@@ -184,6 +191,7 @@ impl Driver {
                 let request = self.member.declare(tensors, fuse);
                 self.declarations.insert(request, done);
             }
+            Input::Undeclare { names } => self.member.undeclare(names),
             Input::Barrier { name, timeout, done } => {
                 let request = self.member.barrier(now, name, timeout);
                 self.barriers.insert(request, done);
@@ -239,6 +247,7 @@ impl Driver {
             }
             MemberEvent::Joined { .. }
             | MemberEvent::View(_)
+            | MemberEvent::Ended { .. }
             | MemberEvent::Forget { .. }
             | MemberEvent::StallNotice { .. }
             | MemberEvent::Failed(_)

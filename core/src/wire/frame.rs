@@ -30,6 +30,14 @@ pub enum Frame {
         /// Whether small neighbours of this list may share parts. All of them must then be submitted in every round.
         fuse: bool,
     },
+    /// This worker uses these names no more; answered by [`Frame::Undeclared`] with the same `request`. A name ends when every worker has
+    /// said so. Declared again, it is a new tensor. Repeating it is harmless.
+    Undeclare {
+        /// Chosen by the sender, unique within its incarnation, and higher in each further [`Frame::Undeclare`].
+        request: u64,
+        /// The names. Tensors that share a part end together.
+        names: Vec<String>,
+    },
     /// Arrives at the barrier `name`; answered by [`Frame::BarrierDone`] once all workers arrived. Repeating it is harmless.
     Barrier {
         /// Chosen by the sender, unique within its incarnation.
@@ -67,6 +75,18 @@ pub enum Frame {
         request: u64,
         /// The parts, or why the names cannot be used.
         outcome: Result<Vec<PartLayout>>,
+    },
+    /// The coordinator has noted that a worker uses some names no more.
+    Undeclared {
+        /// The request number.
+        request: u64,
+    },
+    /// To servers: these tensors have ended. No worker has anything under way for them. May be repeated after a reconnection.
+    Ended {
+        /// Which tensors.
+        keys: Vec<TensorKey>,
+        /// All their parts lie below this index. If a name is declared again, its parts lie above.
+        below: u32,
     },
     /// This tensor failed for good on every worker.
     Forget {

@@ -43,6 +43,14 @@ pub enum Command {
         /// How it ended.
         outcome: Result<()>,
     },
+    /// Tell the coordinator that this worker uses these names no more, then call
+    /// [`handle_undeclared`](super::Worker::handle_undeclared).
+    Undeclare {
+        /// The number of the request.
+        request: u64,
+        /// The names.
+        names: Vec<String>,
+    },
     /// Ask the coordinator for the layout of these tensors; report by [`handle_declared`](super::Worker::handle_declared).
     Declare {
         /// Names the declaration in the report.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::command::{Command, Stuck};
 use super::formation::Formation;
 use super::links::{Changes, DIAL_TIMEOUT, Links};
-use super::records::{Parked, Record, Submission};
+use super::records::{Ending, Parked, Record, Submission};
 use crate::error::{Error, Result};
 use crate::pipeline::Pipeline;
 use crate::pipeline::registry::{ReadyPart, Registry};
@@ -30,6 +30,7 @@ use crate::wire::frame::Progress;
 /// | got another view | [`handle_view`](Self::handle_view) |
 /// | hears that a tensor, or the job, failed | [`handle_forget`](Self::handle_forget), [`handle_failed`](Self::handle_failed) |
 /// | has a tensor to reduce | [`submit`](Self::submit), [`submit_all`](Self::submit_all), [`declare`](Self::declare), [`cancel`](Self::cancel) |
+/// | has names that are used no more, and carried out [`Command::Undeclare`] | [`undeclare`](Self::undeclare), [`handle_undeclared`](Self::handle_undeclared) |
 /// | carried out [`Command::Declare`] | [`handle_declared`](Self::handle_declared) |
 /// | carried out [`Command::Dial`] | [`handle_dialled`](Self::handle_dialled), and [`handle_link_lost`](Self::handle_link_lost) later |
 /// | was woken for a stage by [`Command::Wake`] | [`take`](Self::take) until it answers `None`, and executes each [`Step`](super::Step) |
@@ -65,6 +66,8 @@ pub struct Worker {
     pub(super) parked_until: BTreeSet<(Time, u64)>,
     pub(super) groups: SideTable<GroupId, u64>,
     pub(super) tasks: SideTable<TaskId, Record>,
+    /// By request.
+    pub(super) endings: BTreeMap<u64, Ending>,
     /// The number of tasks that tell a server that this worker withdraws.
     pub(super) withdrawals: usize,
     /// Number of the latest declaration.
@@ -138,6 +141,7 @@ impl Worker {
             parked_until: BTreeSet::new(),
             groups: SideTable::new(),
             tasks: SideTable::new(),
+            endings: BTreeMap::new(),
             withdrawals: 0,
             requests: 0,
             exchanges: 0,
@@ -298,6 +302,7 @@ impl Worker {
             sched::Command::Release(task) => {
                 let record = self.tasks.remove(task)?;
                 self.withdrawals -= usize::from(record.message.is_some());
+                self.release_ending(task);
                 Some(Command::Release(task))
             }
             sched::Command::Resolved { group, outcome } => {

@@ -5,6 +5,7 @@
 //! | `machine` | what an input means for all modules here; its doc explains how to drive the worker |
 //! | `formation` | what follows from a view: the stages of this rank, its team, the servers to reach |
 //! | `submissions` | which submission is accepted, which waits for a declaration, which fails |
+//! | `endings` | when a name that is used no more has ended here |
 //! | `links` | which server is dialled, and when |
 //! | `silence` | since when a server has not answered, and what is said of it |
 //! | `withdrawals` | which round this worker withdraws from, and what it tells the others |
@@ -13,6 +14,7 @@
 //! | `command` | the messages of the worker: commands out, steps out, outcomes in |
 
 mod command;
+mod endings;
 mod formation;
 mod links;
 mod records;

@@ -1,5 +1,6 @@
 //! The records that the worker keeps of submissions and tasks, and the facts that it gets about tensors.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use super::command::Held;
@@ -7,7 +8,7 @@ use crate::codec::{self, Coding};
 use crate::error::{Error, Result};
 use crate::mem::Ordinal;
 use crate::pipeline::registry::ReadyPart;
-use crate::sched::GroupId;
+use crate::sched::{GroupId, TaskId};
 use crate::types::{Defect, DeviceKind, Encoding, Op, Priority, TensorKey, Time, planted};
 use crate::wire::Body;
 
@@ -128,6 +129,16 @@ pub(super) struct Parked {
     pub(super) submission: u64,
     pub(super) op: Op,
     pub(super) weight: f64,
+}
+
+/// Names that this worker uses no more, until the coordinator will hear of it.
+#[derive(Debug)]
+pub(super) struct Ending {
+    /// Empty once the driver has them.
+    pub(super) names: Vec<String>,
+    pub(super) keys: BTreeSet<TensorKey>,
+    /// What is left to do for them.
+    pub(super) tasks: BTreeSet<TaskId>,
 }
 
 /// The body of a part on its way to its server and back.

@@ -318,7 +318,10 @@ impl Worker {
             let submission = self.submissions.get(&id).expect("a deadline leaves with its submission");
             let key = submission.tensors.as_slice()[0].key;
             let name = self.registry.name_of(key).expect("a parked tensor was declared on this worker");
-            let what = format!("tensor {name}: waiting for its declaration");
+            let what = format!(
+                "tensor {name}: waiting for its declaration (a name that was undeclared comes again once every worker has \
+                 undeclared it)"
+            );
             let waited = now.since(submission.submitted);
             self.resolve(id, Err(Error::Timeout { what, waited }));
         }

@@ -14,6 +14,7 @@ use crate::types::{
 };
 use crate::wire::{Body, Contribution, Request};
 
+mod ending;
 mod unreachable;
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -154,7 +155,7 @@ fn a_submission_whose_declaration_is_not_answered_in_time_fails() {
     assert_eq!(world.worker.poll_timeout(), Some(world.now + SECOND));
     world.now = world.now + SECOND;
     world.worker.handle_timeout(world.now);
-    let what = "tensor w: waiting for its declaration".to_owned();
+    let what = "tensor w: waiting for its declaration (a name that was undeclared comes again once every worker has undeclared it)".to_owned();
     assert_eq!(world.commands(), [resolved(id, Err(Error::Timeout { what, waited: SECOND }))]);
 }
 

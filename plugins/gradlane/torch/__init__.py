@@ -43,6 +43,7 @@ from gradlane import (
     start_timeline,
     stop_timeline,
     timeline,
+    undeclare,
 )
 from gradlane.errors import UnusedParametersError
 from gradlane.torch.broadcast import (
@@ -131,4 +132,5 @@ __all__ = [
     "stop_timeline",
     "synchronize",
     "timeline",
+    "undeclare",
 ]

@@ -109,6 +109,17 @@ impl Session {
         }
     }
 
+    /// Says that this worker uses these names no more; see [`Engine::undeclare`].
+    ///
+    /// # Errors
+    /// As [`Engine::undeclare`].
+    pub fn undeclare(&self, names: &[String], timeout: Option<Duration>) -> Result<()> {
+        match &*self.place {
+            Place::Joined(engine) => engine.undeclare(names, timeout),
+            Place::Alone(_) => Ok(()),
+        }
+    }
+
     /// A lender of memory for submissions to this session: host memory, or memory of the device with this number.
     pub fn lender(&self, device: Option<u16>) -> Lender<'_> {
         let devices: &dyn Device = match &*self.place {

@@ -20,6 +20,8 @@ fn every_pointer_may_be_null_and_is_then_refused() {
         assert_eq!(gradlane_submit(job.0, null(), &mut 0, told.error()), GradlaneStatus::InvalidArgument);
         assert_eq!(gradlane_submit_all(job.0, null(), 3, &mut 0, told.error()), GradlaneStatus::InvalidArgument);
         assert_eq!(gradlane_declare(job.0, null(), 1, 0, 0, told.error()), GradlaneStatus::InvalidArgument);
+        assert_eq!(gradlane_undeclare(job.0, null(), 1, 0, told.error()), GradlaneStatus::InvalidArgument);
+        assert_eq!(gradlane_undeclare(job.0, [null()].as_ptr(), 1, 0, told.error()), GradlaneStatus::InvalidArgument);
         assert_eq!(gradlane_barrier(job.0, null(), 0, told.error()), GradlaneStatus::InvalidArgument);
         assert_eq!(gradlane_barrier(job.0, null(), 0, null_mut()), GradlaneStatus::InvalidArgument);
         assert_eq!(gradlane_metrics(job.0, null_mut(), 100, null_mut(), told.error()), GradlaneStatus::Ok);

@@ -397,6 +397,7 @@ impl Node {
             MemberEvent::Left => self.end(now, Ok(()), last_end),
             MemberEvent::Joined { .. }
             | MemberEvent::View(_)
+            | MemberEvent::Ended { .. }
             | MemberEvent::Forget { .. }
             | MemberEvent::StallNotice { .. } => {}
         }

@@ -1,6 +1,5 @@
 //! Handles each input, according to the stage of the job.
 
-use gradlane_core::cluster::empty_barrier;
 use gradlane_core::error::{Error, Result};
 use gradlane_core::types::defect::{Defect, planted};
 use gradlane_core::types::{Epoch, LinkId, NodeId, Role, Time, View, WorkerId, WorkerSet};
@@ -9,6 +8,7 @@ use gradlane_core::wire::{Frame, limits};
 
 use super::barrier::{Answer, Arrival, Barriers};
 use super::connections::{Connections, Link};
+use super::endings::{Endings, Waiting};
 use super::health::{FailureDetector, Silent};
 use super::registry::{Forgotten, Registry};
 use super::roster::{Change, Identity, Line, Roster, Seat, Size};
@@ -17,6 +17,7 @@ use super::stall::{Notice, Stalls};
 use super::verdict::{Lost, Verdict, verdict};
 use super::{Command, CoordinatorConfig, Event, questions};
 
+mod declaring;
 mod leaving;
 
 /// The job's single decider.
@@ -45,6 +46,7 @@ pub struct Coordinator {
     barriers: Barriers,
     /// Exists since the job formed.
     registry: Option<Registry>,
+    endings: Endings,
     stalls: Stalls,
 }
 
@@ -67,6 +69,8 @@ impl Coordinator {
             failure_detector: FailureDetector::new(config.suspect_timeout, config.dead_timeout),
             barriers: Barriers::new(config.workers, config.defect),
             registry: None,
+            // Twice, because the end of a connection may be noticed late.
+            endings: Endings::new(config.dead_timeout * 2),
             stalls: Stalls::new(config.stall_interval),
             config,
         }
@@ -146,21 +150,10 @@ impl Coordinator {
                 self.connections.send(link, Frame::HeartbeatAck { sent });
             }
             (Frame::Declare { request, tensors, fuse }, Some(identity)) => {
-                let (outcome, forgotten) = match questions::asking_worker(&self.stage, &self.roster, identity) {
-                    Ok(worker) => {
-                        let registry = self.registry.as_mut().expect("a job that runs has a registry");
-                        registry.declare(now, worker, &tensors, fuse)
-                    }
-                    Err(error) => (Err(error), Vec::new()),
-                };
-                self.connections.send(link, Frame::Declared { request, outcome });
-                for Forgotten { key, error } in forgotten {
-                    let name =
-                        self.registry.as_ref().map_or_else(|| key.to_string(), |registry| registry.tensor_name(key));
-                    let answers = self.barriers.fail(empty_barrier(&name), &error);
-                    self.answer(answers);
-                    self.broadcast(&Frame::Forget { key, error });
-                }
+                self.handle_declare(now, link, identity, request, Waiting { tensors, fuse });
+            }
+            (Frame::Undeclare { request, names }, Some(identity)) => {
+                self.handle_undeclare(now, link, identity, request, &names);
             }
             (Frame::Barrier { request, name, timeout }, Some(identity)) => {
                 match questions::asking_worker(&self.stage, &self.roster, identity) {
@@ -180,6 +173,8 @@ impl Coordinator {
                 | Frame::Refused(_)
                 | Frame::HeartbeatAck { .. }
                 | Frame::Declared { .. }
+                | Frame::Undeclared { .. }
+                | Frame::Ended { .. }
                 | Frame::Forget { .. }
                 | Frame::BarrierDone { .. }
                 | Frame::StallNotice { .. }
@@ -303,6 +298,10 @@ impl Coordinator {
         let view = self.view();
         self.connections.send(link, Frame::View(view));
         if matches!(self.stage, Stage::Running) {
+            let role = self.connections.get(link).map(|link| link.role);
+            if role == Some(Role::Server) {
+                self.greet_server(link);
+            }
             for Forgotten { key, error } in self.registry.iter().flat_map(Registry::forgotten) {
                 self.connections.send(link, Frame::Forget { key, error });
             }
@@ -370,6 +369,7 @@ impl Coordinator {
         self.broadcast(&Frame::View(view));
         let answers = self.barriers.set_due(workers);
         self.answer(answers);
+        self.end_names_without_lost(now);
     }
 
     /// Ends the job, once: open barriers get the cause, and every member is told.

@@ -14,6 +14,7 @@
 //! | `roster` | which processes are admitted, with which rank, and how a member goes |
 //! | `health` | which member is suspect or dead by silence |
 //! | `registry` | which declarations agree |
+//! | `machine::declaring`, `endings` | what it means that a worker declares names or undeclares them; when a name ends |
 //! | `barrier` | which barriers are complete |
 //! | `questions` | what may be asked at which time, and the status |
 //! | `stall` | what is told of a sum that waits |
@@ -32,6 +33,7 @@ use gradlane_core::wire::frame::Stall;
 mod barrier;
 mod connections;
 pub mod driver;
+mod endings;
 mod health;
 mod machine;
 mod questions;

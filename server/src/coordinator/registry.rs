@@ -3,12 +3,14 @@
 //!
 //! A declaration succeeds whole or declares nothing. How tensors are cut and placed is the business of [`Layouter`].
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use gradlane_core::error::{Claim, Error, Result};
 use gradlane_core::pipeline::{LayoutConfig, Layouter, Placement, weights_for};
-use gradlane_core::types::{MachineId, Member, PartId, PartLayout, TensorKey, TensorSpec, Time, View, WorkerId};
+use gradlane_core::types::{
+    MachineId, Member, PartId, PartLayout, TensorKey, TensorSpec, Time, View, WorkerId, WorkerSet,
+};
 use gradlane_core::wire::limits;
 
 /// Every tensor that was declared.
@@ -28,6 +30,8 @@ struct Entry {
     /// The worker that declared it first.
     by: WorkerId,
     failed: Option<Error>,
+    /// The workers that use the name no more.
+    released: WorkerSet,
 }
 
 /// A tensor that failed for good.
@@ -35,6 +39,14 @@ struct Entry {
 pub(super) struct Forgotten {
     pub(super) key: TensorKey,
     pub(super) error: Error,
+}
+
+/// Tensors that ended.
+#[derive(Clone, PartialEq, Debug)]
+pub(super) struct Ended {
+    pub(super) keys: Vec<TensorKey>,
+    /// All their parts lie below this index.
+    pub(super) below: u32,
 }
 
 impl Registry {
@@ -78,9 +90,61 @@ impl Registry {
         let layouts = self.layouter.declare(specs, fuse);
         if layouts.is_ok() && !new.is_empty() {
             self.warn_at = Some(now + self.quiet);
-            self.tensors.extend(new.into_iter().map(|(key, spec)| (key, Entry { spec, by: worker, failed: None })));
+            self.tensors.extend(new.into_iter().map(|(key, spec)| (key, Entry::new(spec, worker))));
         }
         (layouts, Vec::new())
+    }
+
+    /// `worker` uses these names no more. Returns the keys of those that are known.
+    pub(super) fn release(&mut self, worker: WorkerId, names: &[String]) -> Vec<TensorKey> {
+        let mut keys = Vec::new();
+        for name in names {
+            let key = TensorKey::of(name);
+            if let Some(entry) = self.tensors.get_mut(&key).filter(|entry| entry.spec.name == *name) {
+                entry.released.insert(worker);
+                keys.push(key);
+            }
+        }
+        keys
+    }
+
+    /// The tensors that some workers use no more.
+    pub(super) fn released(&self) -> Vec<TensorKey> {
+        self.tensors.iter().filter(|(_, entry)| !entry.released.is_empty()).map(|(key, _)| *key).collect()
+    }
+
+    /// The workers that use the name of a tensor no more.
+    pub(super) fn released_by(&self, key: TensorKey) -> WorkerSet {
+        self.tensors.get(&key).map(|entry| entry.released.clone()).unwrap_or_default()
+    }
+
+    /// Whether `worker` has said that it does not use one of these names any more.
+    pub(super) fn is_released(&self, worker: WorkerId, specs: &[TensorSpec]) -> bool {
+        let is_released =
+            |spec: &TensorSpec| self.tensors.get(&spec.key()).is_some_and(|entry| entry.released.contains(worker));
+        specs.iter().any(is_released)
+    }
+
+    /// Ends those of `keys` that none of `workers` uses any more. Tensors that share a part end together. `None` if there are none.
+    pub(super) fn end(&mut self, keys: &[TensorKey], workers: &WorkerSet) -> Option<Ended> {
+        let mut ended = BTreeSet::new();
+        for key in keys.iter().filter(|key| self.tensors.contains_key(key)) {
+            if !ended.contains(key) {
+                let together = self.together(*key);
+                if together.iter().all(|key| self.tensors[key].released.contains_all(workers)) {
+                    ended.extend(together);
+                }
+            }
+        }
+        if ended.is_empty() {
+            return None;
+        }
+        for key in &ended {
+            self.tensors.remove(key);
+        }
+        let keys: Vec<TensorKey> = ended.into_iter().collect();
+        let below = self.layouter.remove(&keys);
+        Some(Ended { keys, below })
     }
 
     /// The tensors that failed, for a member that may have missed it.
@@ -141,17 +205,26 @@ impl Registry {
     /// Fails a tensor and those that share a part with it: their sums could not complete without its bytes.
     fn fail(&mut self, key: TensorKey, error: &Error) -> Vec<Forgotten> {
         let mut forgotten = Vec::new();
-        let mut affected = vec![key];
-        while let Some(key) = affected.pop() {
+        for key in self.together(key) {
             let entry = self.tensors.get_mut(&key).expect("pieces and disagreements are about declared tensors");
-            if entry.failed.is_some() {
-                continue;
+            if entry.failed.is_none() {
+                entry.failed = Some(error.clone());
+                forgotten.push(Forgotten { key, error: error.clone() });
             }
-            entry.failed = Some(error.clone());
-            forgotten.push(Forgotten { key, error: error.clone() });
-            affected.extend(self.layouter.parts_of(key).flat_map(|layout| &layout.pieces).map(|piece| piece.tensor));
         }
         forgotten
+    }
+
+    /// A tensor, and all that share a part with it, or with one that does.
+    fn together(&self, key: TensorKey) -> BTreeSet<TensorKey> {
+        let mut together = BTreeSet::new();
+        let mut next = vec![key];
+        while let Some(key) = next.pop() {
+            if together.insert(key) {
+                next.extend(self.layouter.parts_of(key).flat_map(|layout| &layout.pieces).map(|piece| piece.tensor));
+            }
+        }
+        together
     }
 }
 
@@ -171,6 +244,10 @@ enum Refusal {
 }
 
 impl Entry {
+    fn new(spec: TensorSpec, by: WorkerId) -> Self {
+        Self { spec, by, failed: None, released: WorkerSet::default() }
+    }
+
     fn check(&self, worker: WorkerId, spec: &TensorSpec) -> std::result::Result<(), Refusal> {
         let mismatch = |field: &str, first: String, second: String| Error::Mismatch {
             tensor: spec.name.clone(),
@@ -204,8 +281,6 @@ impl Entry {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
-
     use gradlane_core::types::{DType, Encoding, Epoch, Incarnation, NodeId, Phase, Process, Role, Round};
 
     use super::*;
@@ -289,8 +364,7 @@ mod tests {
     fn two_names_with_one_key_are_told_apart() {
         let mut registry = registry();
         // As if the hash of "stranger" were that of "a".
-        let entry = Entry { spec: spec("stranger", &[1]), by: WorkerId(3), failed: None };
-        registry.tensors.insert(TensorKey::of("a"), entry);
+        registry.tensors.insert(TensorKey::of("a"), Entry::new(spec("stranger", &[1]), WorkerId(3)));
         let (outcome, forgotten) = registry.declare(Time::ZERO, WorkerId(1), &[spec("a", &[1])], false);
         assert!(matches!(outcome, Err(Error::Mismatch { field, .. }) if field == "name"));
         assert_eq!(forgotten, [], "the first of them lives on");

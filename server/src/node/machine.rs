@@ -171,6 +171,7 @@ impl Node {
                 self.turn(Turn::Joined);
             }
             MemberEvent::View(view) => self.follow(view),
+            MemberEvent::Ended { keys, below } => self.dense_sum.handle_ended(&keys, below),
             MemberEvent::Forget { key, error } => self.dense_sum.handle_forget(key, error),
             MemberEvent::Failed(error) => {
                 self.end(Phase::Aborted(for_workers(&error)));

@@ -189,6 +189,7 @@ fn follow(plane: &Arc<DataPlane>, event: MemberEvent) {
         MemberEvent::Joined { index, view } => tracing::info!(server = index, epoch = %view.epoch, "joined"),
         MemberEvent::Failed(error) => tracing::error!(%error, "the job failed"),
         MemberEvent::View(_)
+        | MemberEvent::Ended { .. }
         | MemberEvent::Forget { .. }
         | MemberEvent::Left
         | MemberEvent::StallNotice { .. }

@@ -165,7 +165,7 @@ impl WorkerProcess {
                 self.wake_if_waiting(context, Awaited::Barrier(request));
             }
             MemberEvent::Forget { key, error } => self.worker.handle_forget(now, key, &error),
-            MemberEvent::StallNotice { .. } => {}
+            MemberEvent::StallNotice { .. } | MemberEvent::Ended { .. } => {}
             MemberEvent::Failed(error) => {
                 self.worker.handle_failed(now, error.clone());
                 self.ended = Some(Err(error));
@@ -218,6 +218,11 @@ impl WorkerProcess {
             Command::Declare { request, tensors, fuse } => {
                 let number = self.member.member.declare(tensors, fuse);
                 self.declarations.insert(number, request);
+            }
+            Command::Undeclare { request, names } => {
+                self.member.member.undeclare(names);
+                self.worker.handle_undeclared(request);
+                self.wake_if_waiting(context, Awaited::Ending(request));
             }
             Command::Leave => self.member.member.leave(),
             Command::Abandon(Held::Operation(slot)) => self.abandon_meeting(context, slot),

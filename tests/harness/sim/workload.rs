@@ -99,6 +99,8 @@ pub(super) mod timing {
 
 /// Numbers of the lists of names that are used once.
 const ONE_SHOT_LISTS: u32 = 1000;
+/// Tells the draw whether names end from others.
+const ENDING: u64 = 0x656e_6469_6e67;
 
 /// One tensor of the job.
 #[derive(Clone, Debug)]
@@ -113,6 +115,8 @@ pub(super) struct Tensor {
     pub(super) in_place: bool,
     /// The only step in which it is reduced, if it is a name that is used once.
     pub(super) only_step: Option<u64>,
+    /// Whether its name ends after that step, and comes again for another tensor.
+    pub(super) ends: bool,
     /// Whether it lies in memory of a device.
     pub(super) on_device: bool,
     /// Whether that device knows its codec.
@@ -134,6 +138,8 @@ pub(super) enum Action {
     Cancel { tensor: usize, round: u64 },
     /// Waits for all submissions up to this round.
     Await { round: u64 },
+    /// Uses the names of these tensors no more.
+    Undeclare { tensors: Vec<usize> },
     /// Waits at a barrier.
     Barrier { name: String, timeout: Duration },
     /// Computes.
@@ -181,8 +187,24 @@ impl Plan {
             forgets,
         };
         let barriers: BTreeSet<u64> = (0..steps).filter(|_| random.chance(25)).collect();
+        if mix(seed ^ ENDING).is_multiple_of(2) {
+            plan.end_one_shot_names();
+        }
         plan.scripts = (0..workers).map(|worker| plan.script(&mut random, worker, &barriers)).collect();
         plan
+    }
+
+    /// The names that are used once come again, for other tensors, as soon as they have ended.
+    fn end_one_shot_names(&mut self) {
+        // Those that fail, or that some worker does not use, do not end.
+        let special = [self.mismatch, self.forgets].map(|who| who.map(|(_, tensor)| tensor));
+        for (index, tensor) in self.tensors.iter_mut().enumerate() {
+            if let Some(step) = tensor.only_step.filter(|_| !special.contains(&Some(index))) {
+                let (_, number) = tensor.spec.name.split_once('.').expect("named by step and number");
+                tensor.spec.name = format!("again{}.{number}", step % self.depth);
+                tensor.ends = true;
+            }
+        }
     }
 
     /// How a round of a tensor is reduced: alike for all tensors of a list, so that they may share parts.
@@ -252,6 +274,12 @@ impl Plan {
         for step in 0..self.steps {
             if let Some(before) = step.checked_sub(self.depth) {
                 script.push(Action::Await { round: before });
+                let over =
+                    |tensor: &usize| self.tensors[*tensor].ends && self.tensors[*tensor].only_step == Some(before);
+                let tensors: Vec<usize> = (0..self.tensors.len()).filter(over).collect();
+                if !tensors.is_empty() {
+                    script.push(Action::Undeclare { tensors });
+                }
             }
             let mut order: Vec<usize> = (0..self.tensors.len()).filter(|tensor| self.is_due(*tensor, step)).collect();
             random.shuffle(&mut order);
@@ -347,6 +375,7 @@ fn tensors(random: &mut Random, topology: &Topology, deterministic: bool) -> Vec
                 priority,
                 in_place: random.chance(60),
                 only_step: None,
+                ends: false,
                 on_device,
                 device_encodes,
                 rough,
@@ -368,6 +397,7 @@ fn add_one_shot_names(tensors: &mut Vec<Tensor>, steps: u64, per_step: u64) {
             priority,
             in_place: true,
             only_step: Some(step),
+            ends: false,
             on_device: false,
             device_encodes: false,
             rough: false,

@@ -43,6 +43,24 @@ fn what_is_upcoming_is_what_is_decided_next() {
 }
 
 #[test]
+fn parts_of_names_that_ended_are_forgotten_and_begin_anew() {
+    let mut order = Order::new(2, 0);
+    order.handle_ready(0, slot(u64::MAX, 0), claim()).unwrap();
+    for part in 0..1_000_000 {
+        for rank in [0, 1] {
+            order.handle_ready(rank, slot(part, 0), claim()).unwrap();
+        }
+        order.next_decision().expect("both came");
+    }
+    assert!(order.announcements.len() < 4 * QUIET_PARTS_MIN, "{} parts", order.announcements.len());
+    assert!(order.has_announced(0, slot(u64::MAX, 0)), "rank 1 has not come to it");
+    for rank in [0, 1] {
+        order.handle_ready(rank, slot(7, 1), claim()).unwrap();
+    }
+    assert!(order.next_decision().is_some(), "a later round of a part that was forgotten");
+}
+
+#[test]
 fn every_rank_hears_of_a_mismatch_and_so_does_who_comes_later() {
     let mut order = Order::new(3, 0);
     let other = Claim { op: Op::Max, ..claim() };

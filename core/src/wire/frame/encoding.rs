@@ -33,6 +33,10 @@ impl Frame {
                 writer.list(tensors, |writer, tensor| tensor.write(writer));
                 writer.u8(u8::from(*fuse));
             }
+            Self::Undeclare { request, names } => {
+                writer.u64(*request);
+                writer.list(names, |writer, name| writer.text(name, usize::MAX));
+            }
             Self::Barrier { request, name, timeout } => {
                 writer.u64(*request);
                 writer.text(name, usize::MAX);
@@ -49,6 +53,11 @@ impl Frame {
                 write_outcome(&mut writer, outcome, |writer, parts| {
                     writer.list(parts, |writer, part| part.write(writer))
                 });
+            }
+            Self::Undeclared { request } => writer.u64(*request),
+            Self::Ended { keys, below } => {
+                writer.list(keys, |writer, key| writer.u64(key.0));
+                writer.u32(*below);
             }
             Self::Forget { key, error } => {
                 writer.u64(key.0);
@@ -86,6 +95,10 @@ impl Frame {
                 tensors: reader.list(TENSORS_MAX, "tensors", TensorSpec::read)?,
                 fuse: read_bool(&mut reader, "fuse")?,
             },
+            kind::UNDECLARE => Self::Undeclare {
+                request: reader.u64("request")?,
+                names: reader.list(TENSORS_MAX, "names", |reader| reader.text(NAME_BYTES_MAX, "tensor name"))?,
+            },
             kind::BARRIER => Self::Barrier {
                 request: reader.u64("request")?,
                 name: reader.text(NAME_BYTES_MAX, "barrier name")?,
@@ -101,6 +114,11 @@ impl Frame {
             kind::DECLARED => Self::Declared {
                 request: reader.u64("request")?,
                 outcome: read_outcome(&mut reader, |reader| reader.list(PARTS_MAX, "parts", PartLayout::read))?,
+            },
+            kind::UNDECLARED => Self::Undeclared { request: reader.u64("request")? },
+            kind::ENDED => Self::Ended {
+                keys: reader.list(TENSORS_MAX, "tensors", |reader| Ok(TensorKey(reader.u64("tensor key")?)))?,
+                below: reader.u32("first part")?,
             },
             kind::FORGET => {
                 Self::Forget { key: TensorKey(reader.u64("tensor key")?), error: decode_error(&mut reader)? }
@@ -125,6 +143,7 @@ impl Frame {
             Self::Join(_) => kind::JOIN,
             Self::Heartbeat { .. } => kind::HEARTBEAT,
             Self::Declare { .. } => kind::DECLARE,
+            Self::Undeclare { .. } => kind::UNDECLARE,
             Self::Barrier { .. } => kind::BARRIER,
             Self::Stall(_) => kind::STALL,
             Self::Leave => kind::LEAVE,
@@ -134,6 +153,8 @@ impl Frame {
             Self::Refused(_) => kind::REFUSED,
             Self::HeartbeatAck { .. } => kind::HEARTBEAT_ACK,
             Self::Declared { .. } => kind::DECLARED,
+            Self::Undeclared { .. } => kind::UNDECLARED,
+            Self::Ended { .. } => kind::ENDED,
             Self::Forget { .. } => kind::FORGET,
             Self::BarrierDone { .. } => kind::BARRIER_DONE,
             Self::StallNotice { .. } => kind::STALL_NOTICE,
@@ -152,6 +173,7 @@ mod kind {
     pub(super) const LEAVE: u8 = 6;
     pub(super) const STATUS_REQUEST: u8 = 7;
     pub(super) const FAIL: u8 = 8;
+    pub(super) const UNDECLARE: u8 = 9;
     pub(super) const VIEW: u8 = 129;
     pub(super) const REFUSED: u8 = 130;
     pub(super) const HEARTBEAT_ACK: u8 = 131;
@@ -160,6 +182,8 @@ mod kind {
     pub(super) const BARRIER_DONE: u8 = 134;
     pub(super) const STALL_NOTICE: u8 = 135;
     pub(super) const STATUS: u8 = 136;
+    pub(super) const UNDECLARED: u8 = 137;
+    pub(super) const ENDED: u8 = 138;
 }
 
 fn write_outcome<T>(writer: &mut Writer, outcome: &Result<T>, ok: impl FnOnce(&mut Writer, &T)) {

@@ -25,7 +25,7 @@ pub use operations::{
 };
 pub use sessions::{
     gradlane_abi_version, gradlane_barrier, gradlane_declare, gradlane_init, gradlane_metrics, gradlane_rank,
-    gradlane_shutdown, gradlane_size, gradlane_version,
+    gradlane_shutdown, gradlane_size, gradlane_undeclare, gradlane_version,
 };
 pub use status::{GradlaneError, GradlaneStatus};
 pub use types::{

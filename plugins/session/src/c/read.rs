@@ -82,6 +82,27 @@ pub(super) unsafe fn text(text: *const c_char, noun: &str) -> Result<String> {
     text.to_str().map(str::to_owned).map_err(|_| invalid("is not UTF-8"))
 }
 
+/// The texts in the caller's array of addresses.
+///
+/// # Errors
+/// [`Error::InvalidArgument`] for null, and for what is not UTF-8.
+///
+/// # Safety
+/// `first` is null, or leads to `count` addresses, each of which is null or leads to a zero-terminated text.
+pub(super) unsafe fn texts(first: *const *const c_char, count: usize, noun: &str) -> Result<Vec<String>> {
+    if count == 0 {
+        return Ok(Vec::new());
+    }
+    if first.is_null() || !first.is_aligned() {
+        return Err(Error::InvalidArgument {
+            what: format!("{count} texts at {first:p}"),
+            hint: "give the address of an array of texts".to_owned(),
+        });
+    }
+    // SAFETY: the caller of this function promises `count` addresses, and each of them.
+    (0..count).map(|index| unsafe { text(first.add(index).read(), noun) }).collect()
+}
+
 /// Writes a result of a call to the caller's variable.
 ///
 /// # Errors

@@ -12,7 +12,7 @@ use gradlane_core::{Error, Result};
 
 use super::answer::{answer, write_text};
 use super::callbacks::Callbacks;
-use super::read::{present, structures, tensor, text, write};
+use super::read::{present, structures, tensor, text, texts, write};
 use super::status::{GradlaneError, GradlaneStatus};
 use super::table::Table;
 use super::types::{GRADLANE_ABI_VERSION, GRADLANE_FOREVER, GradlaneSession, GradlaneSetting, GradlaneTensor};
@@ -187,6 +187,33 @@ pub unsafe extern "C" fn gradlane_declare(
         let tensors: Vec<_> = tensors.into_iter().filter(|tensor| !tensor.shape.contains(&0)).collect();
         if !tensors.is_empty() {
             member.job.session().declare(tensors, fuse != 0, limit(timeout_ms))?;
+        }
+        Ok(GradlaneStatus::Ok)
+    };
+    // SAFETY: promised by the caller of this function.
+    unsafe { answer(error, call) }
+}
+
+/// Says that this worker uses these names no more. When every worker has said so, they cost nothing any more, and may be used again for
+/// tensors of another dtype or shape.
+///
+/// Names whose tensors share messages must be given in one call. The operations on them must have ended. A call that uses one of the names
+/// again waits until every worker has said that it does not. `timeout_ms` bounds the wait for what is left of ended operations, not for the
+/// other workers; 0 waits as long as the job lives.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gradlane_undeclare(
+    session: GradlaneSession,
+    names: *const *const c_char,
+    count: usize,
+    timeout_ms: u64,
+    error: *mut GradlaneError,
+) -> GradlaneStatus {
+    let call = || {
+        let member = member(session)?;
+        // SAFETY: promised by the caller of this function.
+        let names = unsafe { texts(names, count, "a tensor's name") }?;
+        if !names.is_empty() {
+            member.job.session().undeclare(&names, limit(timeout_ms))?;
         }
         Ok(GradlaneStatus::Ok)
     };

@@ -8,6 +8,7 @@ use gradlane_core::types::{DType, Defect, ExchangeId, PartId, Round, TensorKey, 
 use gradlane_core::wire::frame::{Progress, Stall};
 use gradlane_core::wire::{Contribute, Withdraw};
 
+use super::ended::Ended;
 use super::refusals::lost;
 use super::round::{Open, RoundState, Slot};
 use crate::node::budget::Budget;
@@ -28,7 +29,8 @@ pub(in crate::node) struct Aggregator {
     pub(super) parts: BTreeMap<PartId, Part>,
     pub(super) exchanges: BTreeMap<ExchangeId, Exchange>,
     /// Tensors that failed for good.
-    forgotten: BTreeMap<TensorKey, Error>,
+    pub(super) forgotten: BTreeMap<TensorKey, Error>,
+    pub(super) ended: Ended,
     /// Open rounds with a contribution, the oldest first.
     pub(super) waiting: BTreeSet<(Time, SlotId)>,
     warned: Option<Time>,
@@ -98,6 +100,7 @@ impl Aggregator {
             parts: BTreeMap::new(),
             exchanges: BTreeMap::new(),
             forgotten: BTreeMap::new(),
+            ended: Ended::default(),
             waiting: BTreeSet::new(),
             warned: None,
             look_at_sums: None,
@@ -128,7 +131,7 @@ impl Aggregator {
         header: &Contribute,
     ) {
         if let Err(error) =
-            self.check_remembered(header.target.part.key).and_then(|()| self.open(now, worker, exchange, header))
+            self.check_remembered(header.target.part).and_then(|()| self.open(now, worker, exchange, header))
         {
             self.say_reject(exchange, &header.target, error);
         }
@@ -144,7 +147,7 @@ impl Aggregator {
         header: &Withdraw,
         error: &Error,
     ) {
-        let known = self.check_remembered(header.target.part.key);
+        let known = self.check_remembered(header.target.part);
         let answer = known.and_then(|()| self.withdraw(now, worker, header, error)).unwrap_or_else(|refusal| refusal);
         self.say_reject(exchange, &header.target, answer);
     }
@@ -310,8 +313,9 @@ impl Aggregator {
         self.budget.give_back(before - bytes);
     }
 
-    fn check_remembered(&self, key: TensorKey) -> Result<(), Error> {
-        self.forgotten.get(&key).map_or(Ok(()), |error| Err(error.clone()))
+    fn check_remembered(&self, part: PartId) -> Result<(), Error> {
+        self.ended.check(part)?;
+        self.forgotten.get(&part.key).map_or(Ok(()), |error| Err(error.clone()))
     }
 
     /// The route of an exchange is needed no more.

@@ -3,10 +3,13 @@
 use std::sync::Arc;
 
 use gradlane_core::error::Error;
-use gradlane_core::types::{Defect, Epoch, ExchangeId, Op, PartId, Round, Time, WorkerId, WorkerSet, planted};
+use gradlane_core::types::{
+    Defect, Epoch, ExchangeId, Op, PartId, Round, TensorKey, Time, WorkerId, WorkerSet, planted,
+};
 use gradlane_core::wire::{Contribution, Contributors, Sum, Target};
 
 use super::aggregator::{Aggregator, Exchange, ExchangeState, Part, parity};
+use super::ended::undeclared;
 use super::refusals::over;
 use super::round::{Open, Published, RoundState, Slot};
 use crate::node::command::{Command, SlotId, Step};
@@ -131,6 +134,19 @@ impl Aggregator {
         self.budget.give_back(slot.booked);
         if let RoundState::Published(_) = slot.state {
             self.step(id, Step::Drop);
+        }
+    }
+
+    /// These tensors have ended, with all parts below this index. Exchanges of them that are still open are rejected.
+    pub(in crate::node) fn handle_ended(&mut self, keys: &[TensorKey], below: u32) {
+        for key in keys.iter().copied() {
+            let over = PartId { key, index: 0 }..PartId { key, index: below };
+            let parts: Vec<PartId> = self.parts.range(over).map(|(part, _)| *part).collect();
+            for part in parts {
+                self.forget_part(part, &undeclared(key));
+            }
+            self.forgotten.remove(&key);
+            self.ended.insert(key, below);
         }
     }
 

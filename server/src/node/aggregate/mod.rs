@@ -27,6 +27,7 @@
 
 mod aggregator;
 mod closing;
+mod ended;
 mod keeping;
 mod opening;
 mod refusals;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use gradlane_core::error::{Error, Result};
 use gradlane_core::types::{DType, Defect, Encoding, ExchangeId, Machines, Op, PartId, Round, Time, WorkerId, planted};
-use gradlane_core::wire::{Contribute, Contribution, Target, limits};
+use gradlane_core::wire::{Contribute, Contribution, Target};
 
 use super::aggregator::{Aggregator, Exchange, ExchangeState, PARTS_SEEN_MAX, Part, parity};
 use super::refusals::{gave_up, lost, no_root, over};
@@ -30,7 +30,7 @@ impl Aggregator {
         let encoding = header.body().map_or(Encoding::Plain, |body| body.encoding);
         let claim = Spec::of(worker, target.part, *dtype, *op, &membership.machines);
         let claim = Spec { bytes: *part_bytes, encoding, ..claim };
-        self.check_target(worker, target)?;
+        self.check_attempt(worker, target)?;
         check_body(worker, header, claim.sends_body(worker))?;
         let callers = self.due_callers(target.part, *dtype, target.round);
         check_caller(worker, target, *dtype, &callers, &membership.machines)?;
@@ -50,19 +50,16 @@ impl Aggregator {
         outcome
     }
 
-    /// Refuses a part that cannot be, and an attempt that the round is not in. A request may leave the attempt at 0, because its epoch
-    /// tells the attempts of a round apart.
-    pub(super) fn check_target(&self, worker: WorkerId, target: &Target) -> Result<()> {
+    /// Refuses an attempt that the round is not in. A request may leave the attempt at 0, because its epoch tells the attempts of a round
+    /// apart.
+    pub(super) fn check_attempt(&self, worker: WorkerId, target: &Target) -> Result<()> {
         let Target { part, round, attempt, .. } = *target;
         let own = self.slot(SlotId { part, round }).map_or(0, |slot| slot.attempt);
-        let (field, problem) = if part.index as usize >= limits::PARTS_MAX {
-            ("part", "is beyond the parts a tensor may have".to_owned())
-        } else if attempt != 0 && attempt != own && !planted(self.config.defect, Defect::AttemptIgnored) {
-            ("attempt", format!("is {attempt}, and {round} is in attempt {own}"))
-        } else {
+        if attempt == 0 || attempt == own || planted(self.config.defect, Defect::AttemptIgnored) {
             return Ok(());
-        };
-        Err(Error::Protocol { peer: worker.to_string(), field: field.to_owned(), problem })
+        }
+        let problem = format!("is {attempt}, and {round} is in attempt {own}");
+        Err(Error::Protocol { peer: worker.to_string(), field: "attempt".to_owned(), problem })
     }
 
     /// The callers from which a round is due, of a part that may be new.

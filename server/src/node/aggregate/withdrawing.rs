@@ -16,7 +16,7 @@ impl Aggregator {
     /// Takes a withdrawal; the error that the other workers get of it.
     pub(super) fn withdraw(&mut self, now: Time, worker: WorkerId, header: &Withdraw, error: &Error) -> Result<Error> {
         let Withdraw { target, dtype, op, error_bytes: _ } = header;
-        self.check_target(worker, target)?;
+        self.check_attempt(worker, target)?;
         let callers = self.due_callers(target.part, *dtype, target.round);
         let membership = self.membership.as_ref().expect("it admitted the worker");
         check_caller(worker, target, *dtype, &callers, &membership.machines)?;

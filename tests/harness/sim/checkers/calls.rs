@@ -4,6 +4,7 @@
 //! |---|---|
 //! | cancelled | this worker's caller gave up a tensor that shares parts with it, in this round |
 //! | timeout | the call's own timeout passed |
+//! | timeout of a declaration | the name has not ended, because another worker was held up or still waits for something |
 //! | given up before | another call of this worker that shares parts with it failed in this round |
 //! | share a part | a tensor that the error names was not submitted within a step timeout of one that shares its part |
 //! | stalled, told by a withdrawal | the missing rank's own call of this round failed or was given up |
@@ -27,7 +28,7 @@ use gradlane_core::error::{Error, Result};
 use gradlane_core::types::{DType, PartLayout, TensorKey, Time, WorkerId};
 
 use super::{Checker, Witness};
-use crate::sim::workload::{Plan, timing};
+use crate::sim::workload::{Plan, Tensor, timing};
 use crate::sim::world::{Address, Who};
 
 /// Which call: whose, of which tensor and round.
@@ -77,8 +78,13 @@ const DRIFT: f64 = 1.02;
 
 impl Calls {
     pub(super) fn new(plan: &Plan) -> Self {
+        // Tensors of one name that follow each other share no fate, and no part with any other.
+        let of_life = |(index, tensor): (usize, &Tensor)| match tensor.ends {
+            true => TensorKey::of(&format!("{} of tensor {index}", tensor.spec.name)),
+            false => tensor.spec.key(),
+        };
         Self {
-            keys: plan.tensors.iter().map(|tensor| tensor.spec.key()).collect(),
+            keys: plan.tensors.iter().enumerate().map(of_life).collect(),
             names: plan.tensors.iter().map(|tensor| tensor.spec.name.clone()).collect(),
             meets: {
                 let alone = |dtype| dtype == DType::F16 && !plan.topology.is_one_machine();
@@ -100,7 +106,8 @@ impl Calls {
     /// The tensors that share the fate of a tensor's rounds, itself among them.
     pub(super) fn partners_of(&self, tensor: usize) -> BTreeSet<TensorKey> {
         let key = self.keys[tensor];
-        self.partners.get(&key).cloned().unwrap_or_else(|| BTreeSet::from([key]))
+        // What is known of a name may be about any of its lives.
+        self.partners.get(&key).cloned().unwrap_or_else(|| BTreeSet::from([key, TensorKey::of(&self.names[tensor])]))
     }
 
     /// The calls of one worker that share the fate of this round.
@@ -274,9 +281,10 @@ impl Witness {
         }
         match error {
             Error::Cancelled => self.calls.of_round(me.who, tensor, round).any(|call| call.cancelled.is_some()),
-            Error::Timeout { .. } => {
+            Error::Timeout { what, .. } => {
                 let call = &self.calls.calls[&(me.who, tensor, round)];
                 call.timeout.is_some_and(|timeout| call.submitted + timeout.mul_f64(2.0 - DRIFT) <= now)
+                    || what.contains("waiting for its declaration") && self.is_name_in_use(me.who, tensor)
             }
             Error::ServerUnreachable { server, waited, .. } => self.is_out_of_reach(me.who, server, *waited),
             Error::FailedPrecondition { what, .. } if what.contains("was given up before") => own(),
@@ -334,6 +342,14 @@ impl Witness {
             | Error::OtherTerm { .. }
             | Error::Internal { .. } => false,
         }
+    }
+
+    /// Whether the name of a tensor comes again, and another worker may not have come so far as to undeclare it.
+    fn is_name_in_use(&self, who: Who, tensor: usize) -> bool {
+        let waits =
+            |other: Who| self.why_late(other, self.world).is_some() || self.calls.open_of(other).next().is_some();
+        self.calls.keys[tensor] != TensorKey::of(&self.calls.names[tensor])
+            && self.job.workers().any(|other| other != who && waits(other))
     }
 
     /// Whether a worker waited long enough for a server that it could not reach.

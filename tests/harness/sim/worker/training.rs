@@ -4,11 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::time::Duration;
 
-use gradlane_core::error::Result;
+use gradlane_core::error::{Error, Result};
 use gradlane_core::mem::Ordinal;
 use gradlane_core::types::{DeviceKind, TensorSpec};
 use gradlane_core::worker::{Accepted, Tally, Tensor, Terms};
 
+use super::super::checkers::Checker;
 use super::super::oracle;
 use super::super::workload::{self, Action, timing};
 use super::super::world::{Context, Input, Who};
@@ -28,13 +29,15 @@ pub(super) struct Script {
     pub(super) batches: BTreeMap<u64, Batch>,
 }
 
-/// An answer of the coordinator.
+/// An answer of the coordinator, or of the machine.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Awaited {
     /// To a declaration of the machine.
     Declaration(u64),
     /// To an arrival at a barrier.
     Barrier(u64),
+    /// The machine has nothing left for names that end.
+    Ending(u64),
 }
 
 /// One submission.
@@ -96,6 +99,24 @@ impl WorkerProcess {
             context.log.note(context.now, self.me.who, "script", &[self.script.at as u64], || format!("{action:?}"));
             match action {
                 Action::Await { .. } => {}
+                Action::Undeclare { tensors } => {
+                    let name = |tensor: &usize| context.plan.tensors[*tensor].spec.name.clone();
+                    let names: Vec<String> = tensors.iter().map(name).collect();
+                    match self.worker.undeclare(&names) {
+                        Ok(request) => self.script.waits_for = Some(Awaited::Ending(request)),
+                        // The declaration of one has no answer yet, though its submission has ended.
+                        Err(Error::FailedPrecondition { .. }) => {
+                            self.script.at -= 1;
+                            self.script.woken = true;
+                            return context.post(self.me, Duration::from_millis(50), Input::Script);
+                        }
+                        Err(_) if self.worker.ended().is_some() => {}
+                        Err(error) => {
+                            let text = format!("{}: {names:?} cannot end: {error}", self.me.who);
+                            context.witness.fail(context.now, Checker::Failure, text);
+                        }
+                    }
+                }
                 Action::Think(pause) => {
                     self.script.woken = true;
                     return context.post(self.me, pause, Input::Script);
