@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-rust test-sim test-lasting test-python lint bench deny fuzz fakes gpu-bundle gpu-check ptx clean
+.PHONY: help demo test test-rust test-sim test-faults test-lasting test-python lint bench deny fuzz fakes gpu-bundle gpu-check ptx clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -32,6 +32,9 @@ test-rust: ## without Python: the same as a plain `cargo test`
 
 test-sim: ## the deterministic simulation alone: SEEDS=20000 for more, FROM=4000 for others, SEED=7 to replay one with its history
 	cargo test -p gradlane-tests --test it sim:: -- --nocapture
+
+test-faults: ## how long survivors wait for their typed error, for each kind of fault; TRIALS=20
+	GRADLANE_TEST_REPETITIONS=$(or $(TRIALS),20) cargo test -p gradlane-tests --test it fault_times:: -- --nocapture --test-threads=1
 
 test-lasting: ## memory over 100,000 names that end and 10,000,000 sums, on each transport (an hour); NAMES= and SUMS= for fewer
 	LASTING_NAMES=$(or $(NAMES),100000) LASTING_SUMS=$(or $(SUMS),10000000) cargo test --release -p gradlane-tests --test lasting -- --nocapture

@@ -8,7 +8,7 @@ use gradlane_server::{Embedded, EmbeddedOptions};
 use gradlane_tests::cluster::config;
 use gradlane_tests::over::Over;
 use gradlane_tests::patience::eventually;
-use gradlane_tests::processes::{Process, variables};
+use gradlane_tests::processes::{Process, environment, variables};
 
 /// The program that plays all parts: `tests/bin/actor.rs`.
 pub(crate) const ACTOR: &str = env!("CARGO_BIN_EXE_gradlane-actor");
@@ -73,4 +73,27 @@ pub(crate) fn server(over: Over, join: &JoinString, index: u32, settings: &[(&st
     let index = index.to_string();
     let settings = over.with(&[settings, &[("server_index", &index), ("bind", "127.0.0.1:0")]].concat());
     Process::start(Path::new(ACTOR), &["server"], Path::new("/tmp"), &variables(join, &settings))
+}
+
+/// Starts a coordinator in a home of its own, for this many workers and servers. Returns the string that lets processes join.
+pub(crate) fn coordinator(home: &Path, workers: u32, servers: u32, settings: &[(&str, &str)]) -> (Process, JoinString) {
+    let (workers, servers) = (workers.to_string(), servers.to_string());
+    let line = ["coordinator", "-n", &workers, "-s", &servers, "--bind", "127.0.0.1:0"];
+    let mut coordinator = Process::start(Path::new(ACTOR), &line, home, &environment(settings));
+    let join = announced(&mut coordinator);
+    (coordinator, join)
+}
+
+/// The join string in the file that a coordinator names first.
+pub(crate) fn announced(coordinator: &mut Process) -> JoinString {
+    let line = coordinator.line();
+    let path = line.strip_prefix("GRADLANE_JOIN_FILE=").expect("its first word");
+    std::fs::read_to_string(path).unwrap().lines().next().unwrap().parse().unwrap()
+}
+
+/// How often a fault is tried: `usual` times, or as `GRADLANE_TEST_REPETITIONS` says.
+pub(crate) fn repetitions(usual: u32) -> u32 {
+    #[expect(clippy::disallowed_methods, reason = "it is the test that is told, not Gradlane")]
+    let told = std::env::var("GRADLANE_TEST_REPETITIONS");
+    told.map_or(usual, |count| count.parse().expect("a number of repetitions"))
 }

@@ -15,6 +15,7 @@ mod devices_pcie;
 mod devices_tiers;
 mod endings;
 mod errors;
+mod fault_times;
 mod flow;
 mod handles;
 mod hostile;

@@ -20,7 +20,7 @@ use gradlane_tests::over::Over;
 use gradlane_tests::patience::{elapsed, eventually};
 use gradlane_tests::processes::Process;
 
-use crate::actors::{ACTOR, Job, server, worker};
+use crate::actors::{ACTOR, Job, announced, repetitions, server, worker};
 
 matrix! {
     [over_shm, over_quic]:
@@ -182,7 +182,7 @@ fn everybody_hears_the_original_cause_when_a_worker_is_killed_in_a_round(over: O
     // What takes long is the silence, and jobs can be silent beside each other.
     std::thread::scope(|scope| {
         for _ in 0..JOBS_AT_ONCE {
-            scope.spawn(|| (0..repetitions().div_ceil(JOBS_AT_ONCE)).for_each(|_| kill_one_of_three(over)));
+            scope.spawn(|| (0..repetitions(JOBS_AT_ONCE).div_ceil(JOBS_AT_ONCE)).for_each(|_| kill_one_of_three(over)));
         }
     });
 }
@@ -370,13 +370,6 @@ fn a_life_that_was_replaced_is_fenced() {
     assert!(matches!(last, MemberEvent::Failed(Error::Fenced { .. })), "{last:?}");
 }
 
-/// The join string in the file that a coordinator names first.
-fn announced(coordinator: &mut Process) -> JoinString {
-    let line = coordinator.line();
-    let path = line.strip_prefix("GRADLANE_JOIN_FILE=").expect("its first word");
-    std::fs::read_to_string(path).unwrap().lines().next().unwrap().parse().unwrap()
-}
-
 /// One life of a process: joins, and is told what comes of it.
 fn live(
     join: &JoinString,
@@ -392,13 +385,6 @@ fn live(
 
 fn embed(workers: u32, settings: &[(&str, &str)]) -> Embedded {
     Embedded::start(EmbeddedOptions { config: config(Over::Quic, settings), workers, servers: 1 }).expect("starts")
-}
-
-/// How often a worker is killed: a few times, or as `GRADLANE_TEST_REPETITIONS` says.
-fn repetitions() -> u32 {
-    #[expect(clippy::disallowed_methods, reason = "it is the test that is told, not Gradlane")]
-    let told = std::env::var("GRADLANE_TEST_REPETITIONS");
-    told.map_or(JOBS_AT_ONCE, |count| count.parse().expect("a number of repetitions"))
 }
 
 /// For the record: seconds are not asserted where a busy machine could stretch them.

@@ -225,48 +225,6 @@ impl Member {
         self.ask(Frame::Stall(stall));
     }
 
-    /// Leaves in order. Ends in [`MemberEvent::Left`] once all workers have left, or at once if the job has not formed. Unanswered requests
-    /// fail. Calling it again changes nothing.
-    pub fn leave(&mut self) {
-        match self.standing {
-            Standing::Joining => {
-                if self.line.is_up() {
-                    self.send(Frame::Leave);
-                }
-                self.end_in_order();
-            }
-            Standing::Active => {
-                self.standing = Standing::Leaving;
-                self.fail_requests(&left());
-                self.ask(Frame::Leave);
-            }
-            Standing::Leaving | Standing::GivingUp(_) | Standing::Ended(_) => {}
-        }
-    }
-
-    /// Ends the work of this process because of `cause`. The coordinator counts the process as lost, with this cause. Ends in
-    /// [`MemberEvent::Left`] once the coordinator has answered, or is lost too. Unanswered requests fail. A process that has left has
-    /// nothing to give up; a process that has not joined just leaves.
-    pub fn give_up(&mut self, cause: String) {
-        match self.standing {
-            Standing::Joining => self.leave(),
-            Standing::Active => {
-                self.standing = Standing::GivingUp(cause.clone());
-                self.fail_requests(&left());
-                self.ask(Frame::Fail { cause });
-            }
-            Standing::Leaving | Standing::GivingUp(_) | Standing::Ended(_) => {}
-        }
-    }
-
-    /// This process cannot go on, because of `cause`. The coordinator is told, and the membership ends with [`MemberEvent::Failed`].
-    pub fn break_down(&mut self, cause: Error) {
-        if self.line.is_up() && !matches!(self.standing, Standing::Ended(_)) {
-            self.send(Frame::Fail { cause: cause.to_string() });
-        }
-        self.fail(cause);
-    }
-
     /// The last view of the membership. `None` before the job formed.
     pub fn view(&self) -> Option<&View> {
         self.view.as_ref()
@@ -506,6 +464,8 @@ fn left() -> Error {
         hint: "join again with a new member".to_owned(),
     }
 }
+
+mod leaving;
 
 #[cfg(test)]
 mod tests;

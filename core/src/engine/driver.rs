@@ -108,6 +108,8 @@ impl Engine {
             stall_warn: config.stall_warn,
             // QUIC gives a silent connection up after twice this timeout.
             steady: config.dead_timeout * 6,
+            // The bound that is promised for every call.
+            stuck: config.step_timeout + config.dead_timeout * 2,
             device: if options.device.is_some() { DeviceKind::Cuda } else { DeviceKind::Host },
         };
         let dispatcher = Arc::new(Dispatcher::default());

@@ -47,6 +47,8 @@ pub enum Defect {
     FencedAccepted,
     /// A barrier counts requests instead of workers. Shows when a worker repeats its arrival after a reconnection.
     BarrierCountsRequests,
+    /// A name ends as soon as one worker has undeclared it.
+    NameEndsEarly,
     /// The answer of a barrier is not remembered: a repeat opens the barrier anew. Shows when the answer was lost.
     BarrierAnswerForgotten,
     /// A rank executes two orders of its machine in the wrong order.
@@ -141,6 +143,7 @@ impl Defect {
         Self::FirstRoundUnchecked,
         Self::AttemptIgnored,
         Self::QuietSumKept,
+        Self::NameEndsEarly,
         Self::FailureUntold,
         Self::AddedByArrival,
         Self::RestartSkipped,

@@ -10,12 +10,15 @@
 //! A server is *silent* from its first dial, or from the loss of its connection, until it answers an exchange or has kept a connection for
 //! `steady`. A connection alone does not end the silence: it may come up and go down for ever without carrying anything. What waits for a
 //! silent server fails after the step timeout, unless it has a connection at that time.
+//!
+//! A server with a connection may be *stuck*: its process lives, and it answers nothing. A server that works answers each exchange within the
+//! step timeout, if only with an error. So what was asked for longer ago than that and a margin fails, if nothing was answered meanwhile.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::command::{Destination, Dial};
-use super::silence::Silence;
+use super::silence::{Silence, stuck};
 use crate::error::Error;
 use crate::types::{LinkId, ServerId, Time};
 
@@ -34,6 +37,8 @@ pub(super) struct Links {
     patience: Duration,
     /// A connection that was up for so long ends a silence.
     steady: Duration,
+    /// How long a server that is connected may answer nothing.
+    stuck: Duration,
 }
 
 #[derive(Debug)]
@@ -45,6 +50,10 @@ struct Link {
     backoff: Duration,
     /// Absent if the server has answered since it was last lost.
     silence: Option<Silence>,
+    /// When the server answered last.
+    heard: Option<Time>,
+    /// When to look whether it is stuck; absent if nothing was asked since the last look.
+    look_at: Option<Time>,
 }
 
 #[derive(Debug)]
@@ -66,9 +75,9 @@ pub(super) struct Changes {
 
 impl Links {
     /// No servers. A submission waits for `patience` for a server that does not answer. A connection that was up for `steady` ends the
-    /// silence of its server.
-    pub(super) fn new(patience: Duration, steady: Duration) -> Self {
-        Self { servers: BTreeMap::new(), attempts: 0, patience, steady }
+    /// silence of its server. A server that is connected may answer nothing for `stuck`.
+    pub(super) fn new(patience: Duration, steady: Duration, stuck: Duration) -> Self {
+        Self { servers: BTreeMap::new(), attempts: 0, patience, steady, stuck }
     }
 
     /// The connection to `server`, if there is one now.
@@ -93,7 +102,8 @@ impl Links {
             if !self.servers.contains_key(server) {
                 let (state, backoff, silence) =
                     (LinkState::Dialling, BACKOFF_MIN, Some(Silence::new(now, self.patience)));
-                self.servers.insert(*server, Link { to: to.clone(), state, attempt: 0, backoff, silence });
+                let link = Link { to: to.clone(), state, attempt: 0, backoff, silence, heard: None, look_at: None };
+                self.servers.insert(*server, link);
                 changes.dials.extend(self.dial(*server));
             }
         }
@@ -115,7 +125,8 @@ impl Links {
             LinkState::Dialling | LinkState::Up { .. } => None,
         });
         let checks = self.servers.values().filter_map(|link| Some(link.silence()?.check_at));
-        waiting.chain(checks).min()
+        let looks = self.servers.values().filter_map(|link| link.look_at);
+        waiting.chain(checks).chain(looks).min()
     }
 
     /// The silent servers that must be looked at now, with the time since when each is silent and the error of what waited in vain.
@@ -140,11 +151,38 @@ impl Links {
         Some(link.silence()?.error(now, &link.to))
     }
 
+    /// An exchange begins.
+    pub(super) fn asked(&mut self, now: Time, server: ServerId) {
+        let look_at = now + self.stuck;
+        if let Some(link) = self.servers.get_mut(&server) {
+            link.look_at.get_or_insert(look_at);
+        }
+    }
+
     /// A server answered an exchange.
-    pub(super) fn answered(&mut self, server: ServerId) {
+    pub(super) fn answered(&mut self, now: Time, server: ServerId) {
         if let Some(link) = self.servers.get_mut(&server) {
             link.silence = None;
+            link.heard = Some(now);
         }
+    }
+
+    /// Servers of which it is time to look whether they are stuck.
+    pub(super) fn to_look_at(&self, now: Time) -> Vec<ServerId> {
+        let is_due = |link: &Link| link.look_at.is_some_and(|at| at <= now);
+        self.servers.iter().filter(|(_, link)| is_due(link)).map(|(server, _)| *server).collect()
+    }
+
+    /// The error of what `server` has not answered, if the server is stuck. `oldest` is when the oldest exchange began that is open; absent if
+    /// none is.
+    pub(super) fn look(&mut self, now: Time, server: ServerId, oldest: Option<Time>) -> Option<Error> {
+        let link = self.servers.get_mut(&server)?;
+        let since = oldest.map(|oldest| link.heard.map_or(oldest, |heard| heard.max(oldest)));
+        let due = since.map(|since| since + self.stuck);
+        let is_stuck = due.is_some_and(|due| due <= now);
+        // What was asked later than the oldest is looked at later.
+        link.look_at = if is_stuck { Some(now + self.stuck) } else { due };
+        since.filter(|_| is_stuck).map(|since| stuck(&link.to, now.since(since)))
     }
 
     /// An attempt succeeded. Returns whether it is the current attempt.
@@ -215,11 +253,12 @@ mod tests {
     const ONE: ServerId = ServerId(0);
     const STEP: Duration = Duration::from_secs(60);
     const STEADY: Duration = Duration::from_secs(20);
+    const STUCK: Duration = Duration::from_secs(70);
     const SECOND: Duration = Duration::from_secs(1);
 
     #[test]
     fn a_server_that_is_not_reached_is_dialled_again_after_a_pause_that_doubles() {
-        let mut links = Links::new(STEP, STEADY);
+        let mut links = Links::new(STEP, STEADY, STUCK);
         let mut dial = links.follow(Time::ZERO, &servers("a")).dials.remove(0);
         let mut now = Time::ZERO;
         for pause_ms in [50, 100, 200] {
@@ -235,7 +274,7 @@ mod tests {
 
     #[test]
     fn a_server_that_moved_is_dialled_anew_and_a_report_about_its_old_place_changes_nothing() {
-        let mut links = Links::new(STEP, STEADY);
+        let mut links = Links::new(STEP, STEADY, STUCK);
         let old = links.follow(Time::ZERO, &servers("a")).dials.remove(0);
         let new = links.follow(Time::ZERO, &servers("b")).dials.remove(0);
         assert!(!links.established(Time::ZERO, ONE, old.attempt, LinkId(1)));
@@ -246,7 +285,7 @@ mod tests {
 
     #[test]
     fn a_server_that_left_the_view_is_forgotten_and_its_link_closed() {
-        let mut links = Links::new(STEP, STEADY);
+        let mut links = Links::new(STEP, STEADY, STUCK);
         let dial = links.follow(Time::ZERO, &servers("a")).dials.remove(0);
         links.established(Time::ZERO, ONE, dial.attempt, LinkId(1));
         let changes = links.follow(Time::ZERO, &BTreeMap::new());
@@ -257,7 +296,7 @@ mod tests {
 
     #[test]
     fn a_connection_that_is_lost_before_it_was_reported_is_not_used() {
-        let mut links = Links::new(STEP, STEADY);
+        let mut links = Links::new(STEP, STEADY, STUCK);
         let dial = links.follow(Time::ZERO, &servers("a")).dials.remove(0);
         assert!(links.lost(Time::ZERO, ONE, dial.attempt, gone()));
         assert!(!links.established(Time::ZERO, ONE, dial.attempt, LinkId(1)));
@@ -266,7 +305,7 @@ mod tests {
 
     #[test]
     fn a_server_is_silent_from_its_first_dial_until_it_answers() {
-        let mut links = Links::new(STEP, STEADY);
+        let mut links = Links::new(STEP, STEADY, STUCK);
         let dial = links.follow(Time::ZERO, &servers("a")).dials.remove(0);
         let due = Time::ZERO + STEP;
         assert_eq!(links.poll_timeout(), Some(due));
@@ -278,14 +317,14 @@ mod tests {
         assert_eq!((links.overdue(due), links.poll_timeout()), (Vec::new(), Some(due + STEP)));
         links.established(due, ONE, dial.attempt, LinkId(1));
         assert_eq!((links.unreachable(due, ONE), links.poll_timeout()), (None, None), "it has a connection");
-        links.answered(ONE);
+        links.answered(due, ONE);
         assert!(links.lost(due, ONE, dial.attempt, gone()));
         assert_eq!(links.overdue(due + STEP)[0].1, due, "a new silence");
     }
 
     #[test]
     fn connections_that_carry_nothing_do_not_end_a_silence() {
-        let mut links = Links::new(STEP, STEADY);
+        let mut links = Links::new(STEP, STEADY, STUCK);
         let mut dial = links.follow(Time::ZERO, &servers("a")).dials.remove(0);
         let mut now = Time::ZERO;
         for _ in 0..10 {
@@ -303,8 +342,29 @@ mod tests {
     }
 
     #[test]
+    fn a_server_that_is_connected_is_stuck_if_it_answers_nothing_of_what_was_asked() {
+        let mut links = Links::new(STEP, STEADY, STUCK);
+        let dial = links.follow(Time::ZERO, &servers("a")).dials.remove(0);
+        links.established(Time::ZERO, ONE, dial.attempt, LinkId(1));
+        links.answered(Time::ZERO, ONE);
+        assert_eq!(links.poll_timeout(), None, "nothing was asked");
+        let at = |seconds: u64| Time::ZERO + SECOND * seconds as u32;
+        links.asked(at(100), ONE);
+        assert_eq!((links.poll_timeout(), links.to_look_at(at(170))), (Some(at(170)), vec![ONE]));
+        links.answered(at(120), ONE);
+        assert_eq!(links.look(at(170), ONE, Some(at(110))), None, "it has answered another exchange meanwhile");
+        assert_eq!(links.poll_timeout(), Some(at(190)));
+        let Some(Error::ServerUnreachable { server, waited, .. }) = links.look(at(190), ONE, Some(at(110))) else {
+            panic!("it is stuck")
+        };
+        assert_eq!((server.as_str(), waited), ("server 0 at a", STUCK));
+        assert_eq!(links.look(at(260), ONE, None), None);
+        assert_eq!(links.poll_timeout(), None, "nothing is open");
+    }
+
+    #[test]
     fn the_last_failure_is_the_cause_and_one_that_we_caused_is_none() {
-        let mut links = Links::new(STEP, STEADY);
+        let mut links = Links::new(STEP, STEADY, STUCK);
         let dial = links.follow(Time::ZERO, &servers("a")).dials.remove(0);
         let refused = Error::Auth { problem: "expired".to_owned(), hint: "renew it".to_owned() };
         links.lost(Time::ZERO, ONE, dial.attempt, refused);

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
-use super::command::{Command, Stuck};
+use super::command::{Command, Held, Stuck};
 use super::formation::Formation;
 use super::links::{Changes, DIAL_TIMEOUT, Links};
 use super::records::{Ending, Parked, Record, Submission};
@@ -97,6 +97,8 @@ pub struct WorkerSettings {
     /// A connection that was up for so long has carried something from its server after the handshake: more than twice the time after which
     /// the transport gives a silent connection up.
     pub steady: Duration,
+    /// A server with a connection that has answered nothing for so long is stuck: more than the step timeout, within which it answers.
+    pub stuck: Duration,
     /// The device that may hold tensors, besides host memory.
     pub device: DeviceKind,
 }
@@ -131,7 +133,7 @@ impl Worker {
             registry: Registry::new(WorkerId(0)),
             // An empty pipeline until the view says where each process is. Nothing is submitted before.
             scheduler: Scheduler::new(settings.scheduler, Pipeline::of(Vec::new())),
-            links: Links::new(settings.patience(), settings.steady),
+            links: Links::new(settings.patience(), settings.steady, settings.stuck),
             stalls: StallDetector::new(now, settings.stall_warn),
             ended: None,
             leaving: Leaving::Staying,
@@ -242,11 +244,33 @@ impl Worker {
             let next = self.scheduler.fail_unanswered(now, server, since, self.settings.patience(), &error);
             self.links.checked(now, server, next);
         }
+        for server in self.links.to_look_at(now) {
+            self.fail_if_stuck(now, server);
+        }
         self.commands.extend(self.links.due(now).into_iter().map(Command::Dial));
         self.fail_parked(now);
         self.withdraw_overdue(now);
         if matches!(self.leaving, Leaving::Withdrawing { until } if until <= now) {
             self.leave(now);
+        }
+    }
+
+    /// Fails what waits for a server that is connected, if the server answers nothing.
+    fn fail_if_stuck(&mut self, now: Time, server: ServerId) {
+        let asked = |record: &Record| {
+            record
+                .asked
+                .filter(|_| matches!(record.held, Some(Held::Exchange(_))) && record.part.layout.server == server)
+        };
+        let oldest = self.tasks.iter().filter_map(|(_, record)| asked(record)).min();
+        let Some(error) = self.links.look(now, server, oldest) else { return };
+        let is_due = |record: &Record| asked(record).is_some_and(|asked| asked + self.settings.stuck <= now);
+        let due = self.tasks.iter().map(|(_, record)| record).filter(|record| is_due(record));
+        let submissions: BTreeSet<u64> = due.flat_map(|record| record.part.tickets.iter().copied()).collect();
+        for submission in submissions {
+            if let Some(group) = self.submissions.get(&submission).and_then(|submission| submission.group) {
+                self.scheduler.fail_group(now, group, error.clone());
+            }
         }
     }
 

@@ -159,6 +159,8 @@ pub(super) struct Record {
     pub(super) coded_by_device: bool,
     pub(super) priority: Priority,
     pub(super) held: Option<Held>,
+    /// When its latest exchange began.
+    pub(super) asked: Option<Time>,
     /// Whether its current stage should end early.
     pub(super) abandoned: bool,
     /// The length of the message, if the task only carries a message that tells a server that this worker withdraws.

@@ -48,5 +48,15 @@ impl Silence {
     }
 }
 
+/// The error of what waited in vain for a server that is connected.
+pub(super) fn stuck(to: &Destination, waited: Duration) -> Error {
+    Error::ServerUnreachable {
+        server: format!("{} at {}", to.name, to.address),
+        waited,
+        cause: "it is connected and its process lives, but it has answered nothing".to_owned(),
+        hint: "look at what its threads do (py-spy, gdb) and at its log, and start the job again".to_owned(),
+    }
+}
+
 const UNREACHED: &str = "check that the server runs, that this host can reach that address (set `advertise` on the server if \
                          not), and that no firewall drops UDP to or from it";

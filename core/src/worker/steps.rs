@@ -51,7 +51,7 @@ impl Worker {
     pub fn handle_pulled(&mut self, now: Time, task: TaskId, outcome: Exchanged) {
         if let Exchanged::Sum | Exchanged::Rejected(_) = outcome {
             let server = self.part(task).layout.server;
-            self.links.answered(server);
+            self.links.answered(now, server);
         }
         let outcome = match outcome {
             Exchanged::Sum => Outcome::Done,
@@ -154,7 +154,9 @@ impl Worker {
         self.exchanges += 1;
         let exchange = ExchangeId(self.exchanges);
         let header = self.request(task);
-        self.record_mut(task.id).held = Some(Held::Exchange(exchange));
+        self.links.asked(now, task.server);
+        let record = self.record_mut(task.id);
+        (record.held, record.asked) = (Some(Held::Exchange(exchange)), Some(now));
         Some(Action::Push { link, exchange, header })
     }
 

@@ -257,7 +257,7 @@ impl Worker {
         let task = self.scheduler.submit(now, spec);
         self.most_urgent = self.most_urgent.max(priority);
         let (held, abandoned, message) = (None, false, None);
-        let record = Record { part, memory, coding, coded_by_device, priority, held, abandoned, message };
+        let record = Record { part, memory, coding, coded_by_device, priority, held, asked: None, abandoned, message };
         self.tasks.insert(task, record);
         self.commands.push_back(Command::Carry { task, load: Load::Pieces });
     }

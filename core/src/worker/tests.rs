@@ -341,7 +341,8 @@ impl World {
     /// Has joined, and warns of stalls after `stall_warn`.
     fn warning(view: View, stall_warn: Duration) -> Self {
         let scheduler = SchedulerConfig { step_timeout: STEP, ..SchedulerConfig::default() };
-        let settings = WorkerSettings { scheduler, stall_warn, steady: STEP, device: DeviceKind::Cuda };
+        let settings =
+            WorkerSettings { scheduler, stall_warn, steady: STEP, stuck: STEP * 2, device: DeviceKind::Cuda };
         let mut world = Self { worker: Worker::new(Time::ZERO, settings), now: Time::ZERO, carried: Vec::new() };
         world.worker.handle_joined(world.now, WorkerId(0), view);
         world

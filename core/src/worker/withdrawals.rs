@@ -111,7 +111,10 @@ impl Worker {
         let body = reject::to_body(error);
         let (memory, message) = (DeviceKind::Host, Some(body.len() as u64));
         let (coding, coded_by_device, held, abandoned) = (None, false, None, false);
-        self.tasks.insert(task, Record { part, memory, coding, coded_by_device, priority, held, abandoned, message });
+        self.tasks.insert(
+            task,
+            Record { part, memory, coding, coded_by_device, priority, held, asked: None, abandoned, message },
+        );
         self.withdrawals += 1;
         self.commands.push_back(Command::Carry { task, load: Load::Message(body) });
     }

@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use gradlane_core::error::{Error, Result};
-use gradlane_core::types::{TensorKey, TensorSpec, Time, WorkerId, WorkerSet};
+use gradlane_core::types::{Defect, TensorKey, TensorSpec, Time, WorkerId, WorkerSet, planted};
 use gradlane_core::wire::limits;
 
 use super::registry::{Ended, Registry};
@@ -28,6 +28,7 @@ pub(super) struct Endings {
     told: VecDeque<(Time, Ended)>,
     /// How long a server may be away before it is given up.
     remember: Duration,
+    defect: Option<Defect>,
 }
 
 /// A declaration that waits until names end.
@@ -39,8 +40,8 @@ pub(super) struct Waiting {
 
 impl Endings {
     /// Nothing ended. A server that was away for `remember` is given up.
-    pub(super) fn new(remember: Duration) -> Self {
-        Self { latest: BTreeMap::new(), waiting: BTreeMap::new(), told: VecDeque::new(), remember }
+    pub(super) fn new(remember: Duration, defect: Option<Defect>) -> Self {
+        Self { latest: BTreeMap::new(), waiting: BTreeMap::new(), told: VecDeque::new(), remember, defect }
     }
 
     /// `worker` uses these names no more. Returns what ended because of it, in a job of these `workers`. A repeat of a request changes
@@ -59,7 +60,9 @@ impl Endings {
         }
         self.latest.insert(worker, request);
         let keys = registry.release(worker, names);
-        self.end(now, registry, &keys, workers)
+        let only_this = WorkerSet::from_iter([worker]);
+        let due = if planted(self.defect, Defect::NameEndsEarly) { &only_this } else { workers };
+        self.end(now, registry, &keys, due)
     }
 
     /// Only these workers are left. Returns what ended because of it.
@@ -244,7 +247,7 @@ mod tests {
                 members: vec![member(Role::Worker, 1), member(Role::Server, 2)],
             };
             let registry = Registry::new(LayoutConfig::default(), &view, Duration::from_secs(10));
-            Self { registry, endings: Endings::new(Duration::from_secs(10)) }
+            Self { registry, endings: Endings::new(Duration::from_secs(10), None) }
         }
 
         /// Returns the index of the tensor's only part.

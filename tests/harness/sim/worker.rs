@@ -251,7 +251,8 @@ fn settings(plan: &Plan) -> WorkerSettings {
     let (credit_bytes, step_timeout) = (plan.settings.credit_bytes, timing::STEP);
     let scheduler = SchedulerConfig { credit_bytes, step_timeout, defect: plan.defect, ..SchedulerConfig::default() };
     let (stall_warn, steady) = (Duration::from_secs(10), plan.settings.idle_timeout * 3);
-    WorkerSettings { scheduler, stall_warn, steady, device: plan.topology.device }
+    let stuck = timing::STEP + timing::DEAD * 2;
+    WorkerSettings { scheduler, stall_warn, steady, stuck, device: plan.topology.device }
 }
 
 impl Process for WorkerProcess {

@@ -54,6 +54,26 @@ fn a_server_that_is_lost_has_the_step_timeout_from_its_loss() {
 }
 
 #[test]
+fn a_call_does_not_wait_for_ever_for_a_server_that_is_connected_and_answers_nothing() {
+    let mut world = World::joined();
+    let first = world.submit("w");
+    let Some(Command::Declare { request, tensors, .. }) = world.commands().pop() else { panic!("unknown") };
+    world.declared(request, &tensors);
+    let task = world.worker.take(world.now, Stage::Push).unwrap().task.id;
+    world.worker.handle_pushed(world.now, task, Ok(()));
+    world.worker.take(world.now, Stage::Pull).expect("its turn");
+    world.commands();
+    for (wait, ends) in [(STEP * 2 - SECOND, false), (SECOND, true)] {
+        world.now = world.now + wait;
+        world.worker.handle_timeout(world.now);
+        let commands = world.commands();
+        assert_eq!(commands.iter().any(|command| matches!(command, Command::Abandon(_))), ends, "{commands:?}");
+    }
+    world.worker.handle_pulled(world.now, task, Exchanged::Torn { error: Error::Cancelled, landed: 0 });
+    assert_eq!(world.commands().iter().find_map(failed_with("it has answered nothing")), Some(first));
+}
+
+#[test]
 fn the_other_ranks_of_the_machine_hear_which_rank_does_not_reach_the_server() {
     let error = unreachable(STEP);
     assert!(error.concerns_one_worker());
@@ -89,7 +109,7 @@ fn however_short_the_step_timeout_a_server_has_the_time_of_two_attempts() {
     let step_timeout = Duration::from_millis(1);
     let scheduler = SchedulerConfig { step_timeout, ..SchedulerConfig::default() };
     let (stall_warn, device) = (Duration::ZERO, DeviceKind::Host);
-    assert_eq!(WorkerSettings { scheduler, stall_warn, steady: STEP, device }.patience(), SECOND * 6);
+    assert_eq!(WorkerSettings { scheduler, stall_warn, steady: STEP, stuck: STEP, device }.patience(), SECOND * 6);
 }
 
 /// A worker in whose job the tensor `w` is declared, and whose only server is reachable or not.
