@@ -121,8 +121,12 @@ fn argument(argument: &FnArg) -> String {
 fn declared(of: &Type, name: &str) -> String {
     match of {
         Type::Ptr(pointer) => {
-            let constant = if matches!(pointer.mutability, syn::PointerMutability::Const(_)) { "const " } else { "" };
-            format!("{constant}{}", declared(&pointer.elem, &format!("*{name}")))
+            let is_constant = matches!(pointer.mutability, syn::PointerMutability::Const(_));
+            match &*pointer.elem {
+                // What is constant of a pointer stands behind its star.
+                elem @ syn::Type::Ptr(_) if is_constant => declared(elem, &format!("const *{name}")),
+                elem => format!("{}{}", if is_constant { "const " } else { "" }, declared(elem, &format!("*{name}"))),
+            }
         }
         Type::Path(path) => {
             let last = path.path.segments.last().expect("a path is not empty");

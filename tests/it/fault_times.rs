@@ -31,6 +31,7 @@ const SETTINGS: &[(&str, &str)] = &[
     ("heartbeat_interval", "50ms"),
     ("suspect_timeout", "500ms"),
     ("dead_timeout", "1s"),
+    ("stall_warn", "500ms"),
     ("step_timeout", "2s"),
     ("control_lost_timeout", "2s"),
 ];

@@ -259,6 +259,14 @@ GradlaneStatus gradlane_size(GradlaneSession session, uint32_t *size, GradlaneEr
 // elements are left out. `timeout_ms` bounds the wait; 0 waits as long as the job lives.
 GradlaneStatus gradlane_declare(GradlaneSession session, const GradlaneTensor *tensors, size_t count, int32_t fuse, uint64_t timeout_ms, GradlaneError *error);
 
+// Says that this worker uses these names no more. When every worker has said so, they cost nothing any more, and may be used again for
+// tensors of another dtype or shape.
+//
+// Names whose tensors share messages must be given in one call. The operations on them must have ended. A call that uses one of the names
+// again waits until every worker has said that it does not. `timeout_ms` bounds the wait for what is left of ended operations, not for the
+// other workers; 0 waits as long as the job lives.
+GradlaneStatus gradlane_undeclare(GradlaneSession session, const char *const *names, size_t count, uint64_t timeout_ms, GradlaneError *error);
+
 // Waits until every worker has called the barrier `name`, at most `timeout_ms`; 0 takes the job's step timeout.
 GradlaneStatus gradlane_barrier(GradlaneSession session, const char *name, uint64_t timeout_ms, GradlaneError *error);
 
