@@ -1,0 +1,74 @@
+//! What is fuzzed: every decoder that reads bytes of another process or of a person, and the machines under hostile sequences of events.
+//!
+//! A [`Target`] takes any bytes and asserts what must hold of them. libFuzzer feeds the targets (`fuzz/`, `make fuzz`), and `cargo test`
+//! replays the corpus with the same functions (`tests/corpus`). So each rule is written down once.
+//!
+//! What holds for all targets: no panic, and memory within [`Target::bytes_max`].
+
+pub mod corpus;
+pub mod hostile;
+
+mod input;
+mod members;
+
+mod wire;
+
+use crate::allocation::most_bytes_held;
+
+/// One thing to fuzz.
+#[derive(Clone, Copy, Debug)]
+pub struct Target {
+    /// The name of its program in `fuzz/targets` and of its file in `tests/corpus`.
+    pub name: &'static str,
+    /// Whether the inputs of `hostile` are made of its seeds.
+    pub kind: Kind,
+    /// Takes an input, and panics if a rule is broken.
+    pub check: fn(&[u8]),
+    /// Good inputs, from which the fuzzer and [`hostile`] begin.
+    pub seeds: fn() -> Vec<Vec<u8>>,
+    /// The most memory that an input of no bytes may take, and how much more each of its bytes may.
+    pub memory: Memory,
+}
+
+/// What reads the input.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    /// A decoder: damaged messages are inputs of their own kind.
+    Decoder,
+    /// A machine: the bytes choose events, so any bytes are as good as damaged ones.
+    Machine,
+}
+
+/// A bound of memory.
+#[derive(Clone, Copy, Debug)]
+pub struct Memory {
+    /// For any input: error messages, fixed tables.
+    pub bytes: u64,
+    /// For each byte of the input.
+    pub times: u64,
+}
+
+/// All targets.
+pub const TARGETS: &[Target] = &[wire::HEADER, wire::FRAME, wire::REJECT, wire::WITHDRAWAL];
+
+/// Gives `bytes` to the target `name`.
+///
+/// # Panics
+/// If a rule is broken.
+pub fn run(name: &str, bytes: &[u8]) {
+    let target = TARGETS.iter().find(|target| target.name == name).expect("the name of a target");
+    target.run(bytes);
+}
+
+impl Target {
+    /// Gives `bytes` to this target.
+    ///
+    /// # Panics
+    /// If a rule is broken.
+    pub fn run(&self, bytes: &[u8]) {
+        let held = most_bytes_held(|| (self.check)(bytes));
+        let Memory { bytes: base, times } = self.memory;
+        let allowed = base + times * bytes.len() as u64;
+        assert!(held <= allowed, "{}: {held} bytes were allocated for {} bytes of input", self.name, bytes.len());
+    }
+}
