@@ -8,6 +8,9 @@
 mod choices;
 mod cluster_file;
 mod job_name;
+#[cfg(any(test, feature = "testing"))]
+#[doc(hidden)]
+pub mod fuzzing;
 pub mod kinds;
 pub mod knobs;
 pub mod launch;

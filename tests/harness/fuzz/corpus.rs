@@ -12,7 +12,7 @@ use super::{Kind, Target, hostile};
 /// The inputs of a target that were found, without its seeds.
 ///
 /// # Panics
-/// If its file is damaged.
+/// If its file cannot be read or is damaged.
 pub fn found(target: &Target) -> Vec<Vec<u8>> {
     let path = path(target);
     let text = match fs::read_to_string(&path) {
@@ -20,7 +20,15 @@ pub fn found(target: &Target) -> Vec<Vec<u8>> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
         Err(error) => panic!("{}: {error}", path.display()),
     };
-    text.lines().map(|line| bytes(line).unwrap_or_else(|| panic!("{}: {line:?}", path.display()))).collect()
+    inputs(&text)
+}
+
+/// The inputs in the lines of a text.
+///
+/// # Panics
+/// If a line is damaged.
+pub fn inputs(text: &str) -> Vec<Vec<u8>> {
+    text.lines().map(|line| bytes(line).unwrap_or_else(|| panic!("no input: {line}"))).collect()
 }
 
 /// Everything that the tests replay: the target's seeds, these damaged in every way, what strangers send, and what was found.

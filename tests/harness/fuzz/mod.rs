@@ -11,6 +11,8 @@ pub mod hostile;
 mod input;
 mod members;
 
+mod peers;
+mod texts;
 mod wire;
 
 use crate::allocation::most_bytes_held;
@@ -49,7 +51,25 @@ pub struct Memory {
 }
 
 /// All targets.
-pub const TARGETS: &[Target] = &[wire::HEADER, wire::FRAME, wire::REJECT, wire::WITHDRAWAL];
+pub const TARGETS: &[Target] = &[
+    wire::HEADER,
+    wire::FRAME,
+    wire::REJECT,
+    wire::WITHDRAWAL,
+    peers::CERTIFICATE,
+    peers::ENROLMENT_REQUEST,
+    peers::ENROLMENT_ANSWER,
+    peers::ANSWER,
+    peers::SHM_MESSAGE,
+    peers::CODEC,
+    texts::JOIN_STRING,
+    texts::INVITATION,
+    texts::JOURNAL,
+    texts::RENDEZVOUS,
+    texts::SETTINGS,
+    texts::TF_CONFIG,
+    texts::CLUSTER_FILE,
+];
 
 /// Gives `bytes` to the target `name`.
 ///

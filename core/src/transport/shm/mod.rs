@@ -31,6 +31,9 @@ mod seats;
 mod server_state;
 mod server_tables;
 #[cfg(any(test, feature = "testing"))]
+#[doc(hidden)]
+pub mod fuzzing;
+#[cfg(any(test, feature = "testing"))]
 pub mod vandal;
 
 pub use client::ShmTransport;

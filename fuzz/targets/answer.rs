@@ -1,0 +1,2 @@
+#![no_main]
+gradlane_fuzz::target!("answer");
