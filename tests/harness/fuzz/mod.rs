@@ -11,16 +11,20 @@ pub mod hostile;
 mod input;
 mod members;
 
+mod coordinator;
+mod node;
 mod peers;
+mod ranks;
 mod texts;
 mod wire;
 
 use crate::allocation::most_bytes_held;
+use crate::random::Random;
 
 /// One thing to fuzz.
 #[derive(Clone, Copy, Debug)]
 pub struct Target {
-    /// The name of its program in `fuzz/targets` and of its file in `tests/corpus`.
+    /// Its name, also that of its file in `tests/corpus`.
     pub name: &'static str,
     /// Whether the inputs of `hostile` are made of its seeds.
     pub kind: Kind,
@@ -69,15 +73,19 @@ pub const TARGETS: &[Target] = &[
     texts::SETTINGS,
     texts::TF_CONFIG,
     texts::CLUSTER_FILE,
+    node::NODE,
+    coordinator::COORDINATOR,
+    ranks::ORDER,
+    ranks::AGREEMENT,
 ];
 
-/// Gives `bytes` to the target `name`.
+/// The target of this name.
 ///
-/// # Panics
-/// If a rule is broken.
-pub fn run(name: &str, bytes: &[u8]) {
-    let target = TARGETS.iter().find(|target| target.name == name).expect("the name of a target");
-    target.run(bytes);
+/// # Errors
+/// The names of all targets, if there is none.
+pub fn named(name: &str) -> Result<&'static Target, String> {
+    let names = || TARGETS.iter().map(|target| target.name).collect::<Vec<_>>().join(", ");
+    TARGETS.iter().find(|target| target.name == name).ok_or_else(names)
 }
 
 impl Target {
@@ -91,4 +99,11 @@ impl Target {
         let allowed = base + times * bytes.len() as u64;
         assert!(held <= allowed, "{}: {held} bytes were allocated for {} bytes of input", self.name, bytes.len());
     }
+}
+
+/// Inputs for machines: `count` of random bytes, the same in every run, up to `bytes_max` long.
+fn random_inputs(count: usize, bytes_max: u64) -> Vec<Vec<u8>> {
+    let mut random = Random::new(1);
+    let mut input = || (0..random.between(1, bytes_max)).map(|_| random.bits() as u8).collect();
+    (0..count).map(|_| input()).collect()
 }

@@ -1,2 +1,0 @@
-#![no_main]
-gradlane_fuzz::target!("rendezvous");
