@@ -13,7 +13,7 @@ use crate::mem::{Loan, Returned};
 use crate::types::Role;
 use crate::wire;
 
-pub use super::shm::fuzzing::{shm_link, shm_message};
+pub use super::shm::fuzzing::{Deed, Wanted, shm_link, shm_message};
 
 /// The file of an invitation has one form, but for space.
 pub fn invitation(bytes: &[u8]) {

@@ -15,6 +15,7 @@ mod coordinator;
 mod node;
 mod peers;
 mod ranks;
+mod shm;
 mod texts;
 mod wire;
 
@@ -77,6 +78,7 @@ pub const TARGETS: &[Target] = &[
     coordinator::COORDINATOR,
     ranks::ORDER,
     ranks::AGREEMENT,
+    shm::SHM_LINK,
 ];
 
 /// The target of this name.
