@@ -10,6 +10,7 @@ use gradlane_core::types::{
     WorkerId,
 };
 use gradlane_core::wire::Frame;
+use gradlane_core::wire::limits::FRAME_BYTES_MAX;
 use gradlane_core::wire::frame::{Join, Progress, Stall};
 use gradlane_server::coordinator::{Command, Coordinator, CoordinatorConfig, Event, Policy};
 
@@ -22,7 +23,8 @@ pub(super) const COORDINATOR: Target = Target {
     kind: Kind::Machine,
     check: coordinator,
     seeds: || random_inputs(24, 300),
-    memory: Memory { bytes: 8 << 20, times: 64 << 10 },
+    // A tensor of as many parts as a job may have.
+    memory: Memory { bytes: 256 << 20, times: 64 << 10 },
 };
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -231,7 +233,9 @@ impl World {
 
     fn sent(&mut self, link: LinkId, frame: &Frame) {
         assert!(self.links.contains_key(&link), "{frame:?} for a connection that has ended");
-        assert_eq!(Frame::decode(&frame.encode(), "us").as_ref(), Ok(frame), "its reader would refuse it");
+        let bytes = frame.encode();
+        assert!(bytes.len() <= FRAME_BYTES_MAX, "a frame of {} bytes", bytes.len());
+        assert_eq!(Frame::decode(&bytes, "us").as_ref(), Ok(frame), "its reader would refuse it");
         let Frame::View(view) = frame else { return };
         let seats: BTreeSet<(Role, u32)> =
             view.members.iter().map(|member| (member.process.role, member.index)).collect();
@@ -306,7 +310,7 @@ fn changed(mut join: Join, input: &mut Input<'_>) -> Join {
 fn tensor(input: &mut Input<'_>) -> TensorSpec {
     let name = ["a", "b", "c", ""][usize::from(input.below(4))];
     let dtype = input.pick(&[DType::F32, DType::F32, DType::I64, DType::U8]);
-    let sizes = [1, 10, 100_000, 0, 1 << 40, u64::MAX];
+    let sizes = [1, 10, 100_000, 0, 1 << 44, u64::MAX];
     let shape = (0..input.below(3)).map(|_| input.pick(&sizes)).collect();
     TensorSpec::new(name, dtype, shape)
 }
