@@ -7,10 +7,10 @@
 
 mod choices;
 mod cluster_file;
-mod job_name;
 #[cfg(any(test, feature = "testing"))]
 #[doc(hidden)]
 pub mod fuzzing;
+mod job_name;
 pub mod kinds;
 pub mod knobs;
 pub mod launch;

@@ -8,7 +8,10 @@ pub fn rendezvous(bytes: &[u8]) {
     let (join, author) = (published(text), author(text));
     if let (Ok(join), Some(found)) = (&join, &author) {
         let written = content(join, found);
-        assert_eq!((published(&written).as_ref(), super::rendezvous::author(&written).as_ref()), (Ok(join), Some(found)));
+        assert_eq!(
+            (published(&written).as_ref(), super::rendezvous::author(&written).as_ref()),
+            (Ok(join), Some(found))
+        );
     }
     match join_in(text) {
         Ok(Some(named)) => assert_eq!(Ok(named), join),
@@ -19,7 +22,11 @@ pub fn rendezvous(bytes: &[u8]) {
 
 /// A file that this process would publish.
 pub fn a_rendezvous(join: &gradlane_core::types::join::JoinString) -> Vec<u8> {
-    let author =
-        super::author::Author { pid: 77, start: 123_456, namespace: "pid:[4026531836]".to_owned(), host: "n1".to_owned() };
+    let author = super::author::Author {
+        pid: 77,
+        start: 123_456,
+        namespace: "pid:[4026531836]".to_owned(),
+        host: "n1".to_owned(),
+    };
     content(join, &author).into_bytes()
 }

@@ -10,8 +10,8 @@ use gradlane_core::types::{
     WorkerId,
 };
 use gradlane_core::wire::Frame;
-use gradlane_core::wire::limits::FRAME_BYTES_MAX;
 use gradlane_core::wire::frame::{Join, Progress, Stall};
+use gradlane_core::wire::limits::FRAME_BYTES_MAX;
 use gradlane_server::coordinator::{Command, Coordinator, CoordinatorConfig, Event, Policy};
 
 use super::input::Input;

@@ -21,7 +21,8 @@ pub fn damaged(seed: &[u8]) -> Vec<Vec<u8>> {
 pub fn probes() -> Vec<Vec<u8>> {
     let mut quic = vec![0xc3, 0, 0, 0, 1, 8, 1, 2, 3, 4, 5, 6, 7, 8, 0, 0, 0x44, 0x9e];
     quic.resize(1200, 0);
-    let other_version: Vec<u8> = [0xc0, 0xba, 0xba, 0xba, 0xba].into_iter().chain(std::iter::repeat_n(7, 1195)).collect();
+    let other_version: Vec<u8> =
+        [0xc0, 0xba, 0xba, 0xba, 0xba].into_iter().chain(std::iter::repeat_n(7, 1195)).collect();
     vec![
         Vec::new(),
         vec![0; 64],

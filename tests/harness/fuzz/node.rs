@@ -260,7 +260,8 @@ impl World {
         self.exchanges.insert(exchange, Exchange { link, header, sent: 0, accepted, answer: Answer::None });
         self.node.handle_opened(self.now, link, exchange, &header);
         self.settle();
-        if header.body_bytes() == 0 && matches!(header, Request::Withdraw(_)) && self.exchanges.contains_key(&exchange) {
+        if header.body_bytes() == 0 && matches!(header, Request::Withdraw(_)) && self.exchanges.contains_key(&exchange)
+        {
             self.node.handle_body(self.now, exchange, &[]);
         }
     }
@@ -365,19 +366,26 @@ impl World {
         assert!(rounds.values().all(|alive| *alive <= 2), "more than two rounds of a part: {rounds:?}");
         let progress = self.node.progress();
         assert!(progress.pending as usize <= self.exchanges.len(), "it remembers exchanges that have ended");
-        assert!(progress.bytes_in_flight <= node_config().memory_bytes_max, "{} bytes booked", progress.bytes_in_flight);
+        assert!(
+            progress.bytes_in_flight <= node_config().memory_bytes_max,
+            "{} bytes booked",
+            progress.bytes_in_flight
+        );
     }
 
     fn carry_out(&mut self, command: Command) {
         match command {
             Command::Sum { slot, step } => {
                 if let Step::Receive { worker, exchange, .. } = &step {
-                    self.check_admitted(*exchange, *worker);
+                    self.check_sender(*exchange, *worker);
+                    let epoch = self.exchanges[exchange].header.target().epoch;
+                    assert_eq!(Some(epoch), self.node.view().map(|view| view.epoch), "a push of another epoch");
                     self.routes.insert(*exchange, (slot, *worker));
                     self.exchanges.get_mut(exchange).expect("nothing is received of what has ended").accepted = true;
                 }
+                // What was admitted goes on in a later epoch with the same workers.
                 if let Step::Answer { worker, exchange, .. } = &step {
-                    self.check_admitted(*exchange, *worker);
+                    self.check_sender(*exchange, *worker);
                 }
                 let mut events = Vec::new();
                 self.sums.step(slot, step, &mut |event| events.push(event));
@@ -418,7 +426,8 @@ impl World {
                 Event::Send(Outgoing::Block { exchange, block }) => {
                     let Some(open) = self.exchanges.get_mut(&exchange) else { continue };
                     let Answer::Begun(header, sent) = &mut open.answer else { panic!("a block without an answer") };
-                    check_sum(&open.header, header, &self.view, *sent, &block);
+                    let view = self.node.view().expect("it has joined");
+                    check_sum(&open.header, header, view, *sent, &block);
                     *sent += block.len() as u64;
                     assert!(*sent <= header.body.bytes, "more blocks than were announced");
                 }
@@ -448,13 +457,13 @@ impl World {
         }
     }
 
-    /// Nothing has an effect but what members send in the epoch that they share with the server.
-    fn check_admitted(&self, exchange: ExchangeId, worker: WorkerId) {
+    /// Nothing has an effect but what a member sends, and it counts as that member's.
+    fn check_sender(&self, exchange: ExchangeId, worker: WorkerId) {
         let open = self.exchanges.get(&exchange).expect("it is open");
-        let target = open.header.target();
-        assert_eq!((target.epoch, target.attempt), (self.view.epoch, 0), "a push of another epoch");
+        assert_eq!(open.header.target().attempt, 0, "a push of another attempt");
         let node = node_id(self.links[&open.link]);
-        let member = self.view.workers().find(|member| member.node == node);
+        let view = self.node.view().expect("it has joined");
+        let member = view.workers().find(|member| member.node == node);
         assert_eq!(member.map(|member| member.index), Some(worker.0), "a push of a stranger");
     }
 
@@ -500,9 +509,9 @@ fn check_sum(request: &Request, header: &Sum, view: &View, from: u64, block: &[u
         Contributors::Only(workers) => workers.iter().map(|worker| worker.0).collect(),
     };
     let node_of = |index: u32| view.workers().find(|member| member.index == index).map(|member| member.node.0[0]);
-    // A worker that died is in the sum, and not in the view any more; its rank is its number here.
+    // A worker that died is in the sum, and not in the view any more. Its rank was its number, unless a view gave it the last rank.
     let values = members.iter().map(|index| {
-        let who = node_of(*index).unwrap_or(u8::try_from(*index).unwrap_or(0));
+        let who = node_of(*index).unwrap_or(u8::try_from(*index).unwrap_or(1));
         f32::from(1_u8 << who) + 32.0 * header.target.round.0 as f32
     });
     let expected = values.sum::<f32>().to_le_bytes();

@@ -68,7 +68,8 @@ pub(super) const CODEC: Target = Target {
     memory: Memory { bytes: 4 << 10, times: 32 },
 };
 
-static AUTHORITY: LazyLock<Authority> = LazyLock::new(|| Authority::create("fuzz").expect("the library has randomness"));
+static AUTHORITY: LazyLock<Authority> =
+    LazyLock::new(|| Authority::create("fuzz").expect("the library has randomness"));
 
 /// A body of any bytes: its decoded elements are those that encode to it again, but for NaNs, whose payload may change.
 fn decode(bytes: &[u8]) {

@@ -3,12 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use gradlane_core::collective::Goal;
 use gradlane_core::collective::agreement::{Act, Agreement, Announcement, Brought, Party, Wish};
 use gradlane_core::collective::fuzzing as words;
 use gradlane_core::collective::group::{Room, is_sound};
 use gradlane_core::collective::order::{Claim, Decision, Order, Slot};
 use gradlane_core::collective::ranks::{Breakage, LocalRank};
-use gradlane_core::collective::Goal;
 use gradlane_core::error::Error;
 use gradlane_core::types::{DType, DeviceKind, Incarnation, Op, PartId, Priority, Round, TensorKey, Time, WorkerId};
 
@@ -64,7 +64,11 @@ fn order(bytes: &[u8]) {
             0..=4 => {
                 let (slot, claim) = (slot(&mut input), claim(&mut input));
                 let known = order.has_announced(rank, slot);
-                assert_eq!(order.handle_ready(rank, slot, claim).is_err(), known, "what was announced is announced once");
+                assert_eq!(
+                    order.handle_ready(rank, slot, claim).is_err(),
+                    known,
+                    "what was announced is announced once"
+                );
             }
             5 => assert!(order.handle_withdrawn(rank, slot(&mut input)).is_ok()),
             6 => order.handle_overdue(slot(&mut input), Duration::from_millis(3)),
@@ -200,7 +204,8 @@ impl Machine {
         let round = Round(next.div_ceil(4));
         let wish = Wish { part, round, goal, failure: claim.failed.then_some(Error::Cancelled), claim };
         *next = wish.slot().1.0 + 1;
-        let brought = input.pick(&[Brought::AsClaimed, Brought::AsClaimed, Brought::AsClaimed, Brought::Nothing, Brought::Other]);
+        let brought =
+            input.pick(&[Brought::AsClaimed, Brought::AsClaimed, Brought::AsClaimed, Brought::Nothing, Brought::Other]);
         self.given += 1;
         self.honest[who].handle_wish(self.now, wish, self.given, brought);
     }

@@ -136,7 +136,8 @@ impl World {
         let copies = Copies::default();
         let shared = Arc::new(SharedBacking::new());
         let state = ServerState::new(credentials, &shared, &copies, Box::new(inbox))?;
-        let [own, segment] = [Segment::create_to_show(SEGMENT_BYTES as u64)?, Segment::create_to_show(SEGMENT_BYTES as u64)?];
+        let [own, segment] =
+            [Segment::create_to_show(SEGMENT_BYTES as u64)?, Segment::create_to_show(SEGMENT_BYTES as u64)?];
         let fd = segment.fd().try_clone_to_owned().expect("a descriptor");
         let memory = Memory::new(own, Shown::map(fd, SEGMENT_BYTES as u64)?, vandal::bell(), copies);
         let (ours, connection) = Connection::pair()?;

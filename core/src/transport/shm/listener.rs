@@ -151,7 +151,6 @@ impl Serving {
             tracing::warn!(%error, "a process of this machine cannot connect");
         }
     }
-
 }
 
 impl Side for Serving {

@@ -19,6 +19,9 @@ pub mod listener;
 mod cells;
 mod client_state;
 mod client_tables;
+#[cfg(any(test, feature = "testing"))]
+#[doc(hidden)]
+pub mod fuzzing;
 mod greeting;
 mod inbound;
 mod landing;
@@ -30,9 +33,6 @@ mod poller;
 mod seats;
 mod server_state;
 mod server_tables;
-#[cfg(any(test, feature = "testing"))]
-#[doc(hidden)]
-pub mod fuzzing;
 #[cfg(any(test, feature = "testing"))]
 pub mod vandal;
 

@@ -71,7 +71,8 @@ fn the_answer_to_the_largest_declaration_fits_one_frame() {
     // Every tensor shares one part with others; the other parts have one piece each.
     let layout = samples::part();
     let piece = layout.pieces[0];
-    let shared = PartLayout { pieces: vec![Piece { span: Span { offset: 0, bytes: 0 }, ..piece }; TENSORS_MAX], ..layout };
+    let shared =
+        PartLayout { pieces: vec![Piece { span: Span { offset: 0, bytes: 0 }, ..piece }; TENSORS_MAX], ..layout };
     let alone = PartLayout { pieces: vec![piece], ..shared.clone() };
     let parts = std::iter::once(shared).chain(std::iter::repeat_n(alone, PARTS_MAX - 1)).collect();
     let bytes = Frame::Declared { request: 1, outcome: Ok(parts) }.encode().len();
