@@ -53,27 +53,31 @@ pub fn unpack(target: &Target, folder: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Keeps the inputs in `folder` for a target, without its seeds and those longer than [`BYTES_MAX`]. Returns how many there are.
+/// Keeps the inputs in `folder` for a target, without its seeds: the shortest ones, [`BYTES_MAX`] in all. Returns how many there are.
 ///
 /// # Errors
 /// If the folder cannot be read or the file not written.
 pub fn pack(target: &Target, folder: &Path) -> io::Result<usize> {
     let seeds = [(target.seeds)(), hostile::probes()].concat();
-    let mut lines = Vec::new();
+    let mut inputs = Vec::new();
     for entry in fs::read_dir(folder)? {
-        let input = fs::read(entry?.path())?;
-        if input.len() <= BYTES_MAX && !seeds.contains(&input) {
-            lines.push(line(&input));
-        }
+        inputs.push(fs::read(entry?.path())?);
     }
-    lines.sort_by(|one, other| (one.len(), one).cmp(&(other.len(), other)));
-    lines.dedup();
+    inputs.retain(|input| !input.is_empty() && !seeds.contains(input));
+    inputs.sort_by(|one, other| (one.len(), one).cmp(&(other.len(), other)));
+    inputs.dedup();
+    let mut bytes = 0;
+    let is_kept = |input: &&Vec<u8>| {
+        bytes += input.len();
+        bytes <= BYTES_MAX
+    };
+    let lines: Vec<String> = inputs.iter().take_while(is_kept).map(|input| line(input)).collect();
     fs::write(path(target), lines.concat())?;
     Ok(lines.len())
 }
 
-/// The longest input that the repository keeps.
-const BYTES_MAX: usize = 2 << 10;
+/// The inputs of a target that the repository keeps; their lines have twice as many bytes.
+const BYTES_MAX: usize = 40 << 10;
 
 fn path(target: &Target) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(format!("{}.hex", target.name))
