@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-rust test-sim test-faults test-lasting test-python lint bench deny fuzz fakes gpu-bundle gpu-check ptx clean
+.PHONY: help demo test test-rust test-sim test-faults test-lasting test-python lint bench deny fuzz fuzz-run fakes gpu-bundle gpu-check ptx clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -68,8 +68,22 @@ bench: ## the whole table of figures against peers, into bench/results (20 minut
 deny: ## dependencies against deny.toml and the database of advisories; needs cargo-deny (`cargo install --locked cargo-deny`) and network
 	cargo deny check
 
-fuzz: ## the decoders against mutated frames, for minutes instead of seconds
-	GRADLANE_FUZZ_ITERATIONS=$(or $(ITERATIONS),200000000) cargo test --release -p gradlane-core fuzz -- --nocapture
+# Inputs that cover something new are kept in fuzz/found; fuzz/README.md says how they become part of the corpus.
+TARGETS_TO_FUZZ = $(or $(TARGET),$(shell target/debug/gradlane-corpus names))
+fuzz: ## the decoders and machines against libFuzzer: TARGET=frame for one of them, SECONDS=600 for each; needs cargo-fuzz (`cargo install --locked cargo-fuzz`) and a C++ compiler
+	cargo build --quiet -p gradlane-tests --bin gradlane-corpus
+	target/debug/gradlane-corpus unpack fuzz/corpus
+	cargo fuzz build --sanitizer none
+	@$(MAKE) --no-print-directory fuzz-run
+
+fuzz-run:
+	@set -e; for target in $(TARGETS_TO_FUZZ); do \
+		mkdir -p fuzz/found/$$target fuzz/artifacts/$$target; \
+		echo "$$target"; \
+		FUZZ_TARGET=$$target cargo fuzz run --sanitizer none targets fuzz/found/$$target fuzz/corpus/$$target -- \
+			-max_total_time=$(or $(SECONDS),60) -max_len=2048 -timeout=20 -rss_limit_mb=2048 -print_final_stats=1 \
+			-artifact_prefix=fuzz/artifacts/$$target/; \
+	done
 
 ptx: $(VENV)/requirements ## the PTX of the kernels for devices, after a change of their source; needs no GPU
 	$(BIN)/python core/src/cuda/kernels/generate.py
@@ -92,6 +106,6 @@ $(VENV)/installed: $(VENV)/requirements $(RUST_SOURCES)
 	touch $@
 
 clean: ## forget everything that was built or installed
-	rm -rf target $(VENV) dist
+	rm -rf target fuzz/target $(VENV) dist
 	rm -rf plugins/gradlane/bin
 	find plugins -name '*.so' -delete

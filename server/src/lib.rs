@@ -12,6 +12,10 @@ pub mod doctor;
 pub mod launch;
 pub mod log;
 
+#[cfg(any(test, feature = "testing"))]
+#[doc(hidden)]
+pub mod fuzzing;
+
 mod ending;
 mod exit;
 mod memory_limit;

@@ -1,5 +1,6 @@
 //! What the tests share.
 
+pub mod allocation;
 pub mod cluster;
 pub mod device_actor;
 pub mod device_crowd;
@@ -7,6 +8,7 @@ pub mod devices;
 pub mod digits;
 pub mod element;
 pub mod fakes;
+pub mod fuzz;
 pub mod gated_device;
 pub mod outage;
 pub mod over;

@@ -16,6 +16,9 @@ mod operation;
 
 pub mod device;
 pub mod devices;
+#[cfg(any(test, feature = "testing"))]
+#[doc(hidden)]
+pub mod fuzzing;
 pub mod host;
 #[cfg(feature = "cuda")]
 pub mod nccl;

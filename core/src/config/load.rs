@@ -7,6 +7,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use super::kinds::Unit;
 use super::knobs::{Config, KNOBS, Knob, variable};
@@ -177,16 +178,16 @@ impl Config {
     fn follow(&mut self) {
         let chosen = |config: &Self, name| *config.origin(name) != Origin::Default;
         if !chosen(self, "stall_warn") && self.stall_warn >= self.step_timeout {
-            self.stall_warn = self.step_timeout / 2;
+            self.stall_warn = (self.step_timeout / 2).max(SHORTEST);
         }
         if !chosen(self, "suspect_timeout") && self.suspect_timeout >= self.dead_timeout {
-            self.suspect_timeout = self.dead_timeout / 2;
+            self.suspect_timeout = (self.dead_timeout / 2).max(SHORTEST);
         }
         if !chosen(self, "fuse_bytes") {
             self.fuse_bytes = self.fuse_bytes.min(self.partition_bytes);
         }
         if !chosen(self, "heartbeat_interval") && self.heartbeat_interval >= self.suspect_timeout {
-            self.heartbeat_interval = self.suspect_timeout / 4;
+            self.heartbeat_interval = (self.suspect_timeout / 4).max(SHORTEST);
         }
     }
 
@@ -209,6 +210,9 @@ impl Config {
         Ok(())
     }
 }
+
+/// The least value of all timeouts: what follows from a choice obeys the limits of a choice.
+const SHORTEST: Duration = Duration::from_millis(1);
 
 /// Two knobs whose values contradict each other.
 struct Conflict {

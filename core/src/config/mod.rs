@@ -7,6 +7,9 @@
 
 mod choices;
 mod cluster_file;
+#[cfg(any(test, feature = "testing"))]
+#[doc(hidden)]
+pub mod fuzzing;
 mod job_name;
 pub mod kinds;
 pub mod knobs;

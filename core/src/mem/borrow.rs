@@ -337,7 +337,7 @@ impl Landing {
 }
 
 /// `memory` as a region, for tests. They keep `memory` alive and do not use it before the operation has reported its end.
-#[cfg(test)]
+#[cfg(any(test, feature = "testing"))]
 pub(crate) fn region_of(memory: &mut [u8]) -> Region {
     // SAFETY: upheld by the tests, see above.
     unsafe { Region::new(memory.as_mut_ptr(), memory.len()) }

@@ -36,7 +36,8 @@ impl Invitation {
         format!("{MAGIC} {role} {uses} {until} {}\n", HEXLOWER.encode(secret))
     }
 
-    fn parse(text: &str) -> Option<Self> {
+    /// The invitation in the text of a file.
+    pub(super) fn parse(text: &str) -> Option<Self> {
         let mut words = text.strip_prefix(MAGIC)?.split_whitespace();
         let role = Role::named(words.next()?).filter(|role| matches!(role, Role::Worker | Role::Server))?;
         let (uses, until) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);

@@ -16,6 +16,7 @@ use crate::wire::{Request, Sum, Target};
 
 mod capabilities;
 mod certificate;
+mod enrolment;
 mod exchange;
 pub mod identity;
 mod invitation;
@@ -25,6 +26,10 @@ pub mod router;
 pub mod shm;
 
 pub use capabilities::Capabilities;
+
+#[cfg(any(test, feature = "testing"))]
+#[doc(hidden)]
+pub mod fuzzing;
 
 #[cfg(test)]
 mod contract;

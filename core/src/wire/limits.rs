@@ -9,8 +9,8 @@ pub const NAME_BYTES_MAX: usize = 256;
 pub const DIMENSIONS_MAX: usize = 64;
 /// Tensors of one job.
 pub const TENSORS_MAX: usize = 65_536;
-/// Parts of one tensor: at 64 KiB, the smallest part, this allows tensors of 64 GiB.
-pub const PARTS_MAX: usize = 1 << 20;
+/// Parts of one job: at 64 KiB, the smallest part, this allows 32 GiB of tensors. One frame can answer a declaration of all of them.
+pub const PARTS_MAX: usize = 1 << 19;
 /// The last round of a part: 8,900 years at 1,000 rounds a second. Rounds can be added to without an overflow.
 pub const ROUND_MAX: u64 = 1 << 48;
 /// Members of one job, workers and servers together.

@@ -47,10 +47,9 @@ pub mod header;
 pub mod limits;
 pub mod reject;
 
-#[cfg(test)]
-mod fuzz;
-#[cfg(test)]
-mod samples;
+#[cfg(any(test, feature = "testing"))]
+#[doc(hidden)]
+pub mod samples;
 
 pub use checksum::checksum;
 pub use frame::Frame;

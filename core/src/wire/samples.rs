@@ -11,7 +11,7 @@ use crate::types::{
 };
 
 /// At least one frame of each kind, in the order of the declaration.
-pub(super) fn frames() -> Vec<Frame> {
+pub fn frames() -> Vec<Frame> {
     vec![
         Frame::Join(Join {
             process: Process { wiring: Wiring { pcie_group: 2, holds: false }, ..process(Role::Worker) },
@@ -62,7 +62,7 @@ pub(super) fn frames() -> Vec<Frame> {
 }
 
 /// Headers of each kind, with each form of what follows them.
-pub(super) fn headers() -> Vec<Header> {
+pub fn headers() -> Vec<Header> {
     let body = Body::plain(4096);
     let contribute = Contribute {
         target: target(),
@@ -115,7 +115,7 @@ fn target() -> Target {
 }
 
 /// One error of each variant, in the order of the declaration. Each text is the name of its field.
-pub(super) fn errors() -> Vec<Error> {
+pub fn errors() -> Vec<Error> {
     let error = |kind: &ErrorKind| Error::from_fields(kind.wire_code, &mut SampleFields).expect("samples never end");
     ERRORS.iter().filter_map(error).collect()
 }

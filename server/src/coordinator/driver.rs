@@ -18,7 +18,7 @@ use gradlane_core::{Error, Result};
 
 use super::{Command, Coordinator, CoordinatorConfig, Event};
 
-mod term;
+pub(crate) mod term;
 
 /// A running coordinator.
 pub struct CoordinatorNode {

@@ -23,6 +23,9 @@ use crate::private_file;
 use crate::signals::Interrupts;
 
 mod author;
+#[cfg(any(test, feature = "testing"))]
+#[doc(hidden)]
+pub mod fuzzing;
 pub mod rendezvous;
 mod supervision;
 mod supervisor;

@@ -49,7 +49,7 @@ impl Drop for Published {
 /// [`Error::FailedPrecondition`] if one does; [`Error::Auth`] for a file that others could have written.
 pub fn check_free(state_dir: &Path, job: &str) -> Result<()> {
     let content = read_private(&job_dir(state_dir, job)?.join(JOIN))?.unwrap_or_default();
-    match content.lines().nth(1).and_then(Author::parse) {
+    match author(&content) {
         Some(author) if author.lives_beside_this() => Err(Error::FailedPrecondition {
             what: format!("process {} of this host leads job {job} already", author.pid),
             hint: "give this job another name (--job or GRADLANE_JOB), or end the other one".to_owned(),
@@ -67,7 +67,7 @@ pub fn publish(state_dir: &Path, job: &str, join: &JoinString) -> Result<Publish
     let directory = job_dir(state_dir, job)?;
     create_private_dir(&directory)?;
     let path = directory.join(JOIN);
-    let content = format!("{join}\n{}\n", Author::this());
+    let content = content(join, &Author::this());
     private_file::write(&path, &content)?;
     Ok(Published { path, content })
 }
@@ -84,12 +84,12 @@ pub fn find(state_dir: &Path, job: &str, patience: Duration) -> Result<JoinStrin
     let mut dead = None;
     let found = within(patience, || {
         let Some(content) = read_private(&path)? else { return Ok(None) };
-        match content.lines().nth(1).and_then(Author::parse) {
+        match author(&content) {
             Some(author) if author.is_gone() => {
                 dead = Some(author.pid);
                 Ok(None)
             }
-            Some(_) | None => content.lines().next().unwrap_or_default().parse().map(Some),
+            Some(_) | None => published(&content).map(Some),
         }
     })?;
     found.ok_or_else(|| {
@@ -189,10 +189,7 @@ pub fn read_join_file(path: &Path, patience: Duration) -> Result<JoinString> {
         }
         let content = read_bounded(&mut file).map_err(failed)?;
         // It may be written by hand, and not at once.
-        match content.lines().next() {
-            Some(line) if !line.trim().is_empty() => line.parse().map(Some),
-            Some(_) | None => Ok(None),
-        }
+        join_in(&content)
     })?;
     found.ok_or_else(|| Error::Unavailable {
         what: format!("the join file {}", path.display()),
@@ -201,6 +198,29 @@ pub fn read_join_file(path: &Path, patience: Duration) -> Result<JoinString> {
             patience.as_secs_f64()
         ),
     })
+}
+
+/// What is published: the join string, and who wrote it.
+pub(super) fn content(join: &JoinString, author: &Author) -> String {
+    format!("{join}\n{author}\n")
+}
+
+/// The author of what was published, if it names one.
+pub(super) fn author(content: &str) -> Option<Author> {
+    content.lines().nth(1).and_then(Author::parse)
+}
+
+/// The join string that was published.
+pub(super) fn published(content: &str) -> Result<JoinString> {
+    content.lines().next().unwrap_or_default().parse()
+}
+
+/// The join string in a file that the user has named; nothing while it is not written.
+pub(super) fn join_in(content: &str) -> Result<Option<JoinString>> {
+    match content.lines().next() {
+        Some(line) if !line.trim().is_empty() => line.parse().map(Some),
+        Some(_) | None => Ok(None),
+    }
 }
 
 /// Why a file with this owner and mode may hold what others wrote; `None` if it cannot.

@@ -15,6 +15,8 @@ mod board;
 mod bulletin;
 mod devices;
 mod driver;
+#[cfg(any(test, feature = "testing"))]
+pub(super) mod fuzzing;
 mod layout;
 mod options;
 mod pending;

@@ -169,6 +169,16 @@ fn a_default_gives_way_to_what_was_chosen() {
 }
 
 #[test]
+fn what_follows_from_a_choice_obeys_the_limits_of_a_choice() {
+    let (config, _) = load("dead_timeout=6ms", "", "").unwrap();
+    assert_eq!((config.suspect_timeout, config.heartbeat_interval), (Duration::from_millis(3), SHORTEST));
+    for arguments in ["dead_timeout=1ms", "dead_timeout=3ms", "suspect_timeout=1ms"] {
+        let error = load(arguments, "", "").unwrap_err().to_string();
+        assert!(error.contains("timeout"), "{arguments}: {error}");
+    }
+}
+
+#[test]
 fn what_looks_odd_but_works_is_accepted() {
     // A part larger than the credit runs alone; equal limits leave no gap.
     for arguments in ["credit_bytes=1", "step_timeout=10s", "fuse_bytes=0", "oldest_every=0", "servers=0"] {

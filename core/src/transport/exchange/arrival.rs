@@ -92,6 +92,15 @@ impl Arrival {
         matches!(self, Self::Announced(_))
     }
 
+    /// The length of an announced sum that has no place yet.
+    #[cfg(any(test, feature = "testing"))]
+    pub(in crate::transport) fn announced_bytes(&self) -> Option<u64> {
+        match self {
+            Self::Announced(header) => Some(header.body.bytes),
+            Self::Header(_) | Self::Reject { .. } | Self::Landing { .. } => None,
+        }
+    }
+
     /// Whether the server has begun to answer and needs no more of the contribution.
     pub(in crate::transport) fn refuses_body(&self) -> bool {
         match self {
@@ -108,7 +117,7 @@ impl Arrival {
     }
 
     /// Gives an announced sum its place, which was checked. `proof` says that nobody reads there any more.
-    pub(super) fn place(&mut self, into: Vec<Region>, proof: Returned) {
+    pub(in crate::transport) fn place(&mut self, into: Vec<Region>, proof: Returned) {
         if let Self::Announced(header) = self {
             let (header, landing) = (header.clone(), Landing::new(into, proof));
             *self = Self::Landing { header, landing, crc: 0, trailer: Vec::new() };

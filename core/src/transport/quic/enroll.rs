@@ -32,10 +32,10 @@ use super::tls::certified;
 use super::{socket, tls};
 use crate::error::{Error, Result};
 use crate::transport::certificate::public_key_hash;
+use crate::transport::enrolment::{Answer, Request};
 use crate::transport::identity::{Authority, Credentials};
 use crate::types::Role;
 use crate::types::join::JoinString;
-use crate::wire::reject;
 
 impl Credentials {
     /// Makes a key and has the coordinator certify it as `role`: a worker, a server or an observer. Blocks at most `patience`.
@@ -89,28 +89,23 @@ async fn ask(dialer: &Dialer, join: &JoinString, role: Role, patience: Duration)
     let key = KeyPair::generate().map_err(internal)?;
     let request = CertificateParams::default().serialize_request(&key).map_err(internal)?;
 
-    let mut message = vec![VERSION, role as u8];
-    message.extend_from_slice(proof(&dialed.connection, &join.secret, role)?.as_ref());
-    message.extend_from_slice(request.der());
+    let proof = proof(&dialed.connection, &join.secret, role)?;
+    let proof = proof.as_ref().try_into().expect("HMAC-SHA256 has 32 bytes");
+    let message = Request { role, proof, signing_request: request.der() }.bytes();
     let (mut sender, mut receiver) = dialed.stream;
     written(sender.write_all(&message).await, COORDINATOR)?;
     let _ = sender.finish();
 
     let answer = read_all(&mut receiver, COORDINATOR).await?;
-    match answer.split_first() {
-        Some((&ISSUED, rest)) => {
-            let bad = || early_end("certificate", "is cut short", COORDINATOR);
-            let (length, rest) = rest.split_first_chunk::<4>().ok_or_else(bad)?;
-            let length = u32::from_le_bytes(*length) as usize;
-            let (certificate, authority) = rest.split_at_checked(length).ok_or_else(bad)?;
+    match Answer::read(&answer, COORDINATOR)? {
+        Answer::Issued { certificate, authority } => {
             let authority = CertificateDer::from(authority.to_vec());
             if public_key_hash(&authority)? != join.ca_hash {
                 return Err(early_end("authority", "is not that of the join string", COORDINATOR));
             }
             Credentials::new(key.serialize_der(), CertificateDer::from(certificate.to_vec()), authority)
         }
-        Some((&REFUSED, body)) => Err(reject::from_body(body, COORDINATOR)?),
-        Some(_) | None => Err(early_end("answer", "is neither a certificate nor a refusal", COORDINATOR)),
+        Answer::Refused(error) => Err(error),
     }
 }
 
@@ -179,16 +174,10 @@ pub(super) async fn serve(terms: &Terms, connection: &Connection) -> Result<()> 
         Err(error) => Err(error),
     };
     let answer = match &issued {
-        Ok(certificate) => {
-            let mut answer = vec![ISSUED];
-            let length = u32::try_from(certificate.len()).expect("a certificate is short");
-            answer.extend_from_slice(&length.to_le_bytes());
-            answer.extend_from_slice(certificate);
-            answer.extend_from_slice(terms.authority.certificate());
-            answer
-        }
-        Err(error) => [vec![REFUSED], reject::to_body(&error.told_to_peer())].concat(),
+        Ok(certificate) => Answer::Issued { certificate, authority: terms.authority.certificate() },
+        Err(error) => Answer::Refused(error.told_to_peer()),
     };
+    let answer = answer.bytes();
     say_goodbye(connection, sender, &answer, &peer).await?;
     issued.map(drop)
 }
@@ -207,25 +196,7 @@ fn issue(
     message: &[u8],
     peer: &str,
 ) -> Result<CertificateDer<'static>> {
-    let bad = |field, problem: String| early_end(field, &problem, peer);
-    let Some((&[version, role], rest)) = message.split_first_chunk::<2>() else {
-        return Err(bad("request", "is cut short".to_owned()));
-    };
-    if version != VERSION {
-        return Err(Error::Incompatible {
-            field: "enrolment version".to_owned(),
-            ours: VERSION.to_string(),
-            peer: peer.to_owned(),
-            theirs: version.to_string(),
-        });
-    }
-    let role = match Role::from_code(role) {
-        Some(role @ (Role::Worker | Role::Server | Role::Observer)) => role,
-        Some(Role::Coordinator) | None => return Err(bad("role", format!("is {role}"))),
-    };
-    let Some((theirs, request)) = rest.split_first_chunk::<PROOF_BYTES>() else {
-        return Err(bad("proof", "is cut short".to_owned()));
-    };
+    let Request { role, proof: theirs, signing_request: request } = Request::read(message, peer)?;
     let proven = proven(connection, role)?;
     // Compared in constant time.
     let knows = |secret: &[u8; 16]| hmac::verify(&hmac::Key::new(hmac::HMAC_SHA256, secret), &proven, theirs).is_ok();
@@ -259,11 +230,6 @@ async fn read_all(receiver: &mut RecvStream, peer: &str) -> Result<Vec<u8>> {
     })
 }
 
-/// Of the messages above.
-const VERSION: u8 = 1;
-const ISSUED: u8 = 1;
-const REFUSED: u8 = 2;
-const PROOF_BYTES: usize = 32;
 const COORDINATOR: &str = "the coordinator";
 /// A request or an answer: two certificates and change.
 const MESSAGE_BYTES_MAX: usize = 8 << 10;

@@ -364,4 +364,4 @@ const LENT_BYTES: usize = 256 << 10;
 
 /// Messages by the socket: why the link ends, and another segment with its number and length.
 pub(super) const REASON: u8 = 1;
-const SHOWN: u8 = 2;
+pub(super) const SHOWN: u8 = 2;

@@ -151,10 +151,6 @@ impl Serving {
             tracing::warn!(%error, "a process of this machine cannot connect");
         }
     }
-
-    fn drain(&self, link: &Link) -> bool {
-        link.drain(|received| self.state.receive(link, received))
-    }
 }
 
 impl Side for Serving {
@@ -168,19 +164,7 @@ impl Side for Serving {
 
     fn turn(&self, links: &[Arc<Link>]) -> bool {
         let state = &self.state;
-        let mut any = false;
-        for link in links {
-            any |= self.drain(link);
-            if link.outbound().has_work() {
-                state.pump(link, false);
-            }
-            if let Some(error) = link.defect() {
-                tracing::warn!(peer = %link.peer, %error, "closing a link");
-                link.close(Some(&error));
-                state.down(link, &error);
-                any = true;
-            }
-        }
+        let mut any = links.iter().filter(|link| serve(state, link)).count() > 0;
         any |= state.deliver();
         state.ended.let_go();
         if state.tables().stopping {
@@ -210,7 +194,7 @@ impl Side for Serving {
                 let Some(link) = self.state.tables().links.get(&id).map(|entry| Arc::clone(&entry.link)) else {
                     return;
                 };
-                self.drain(&link);
+                drain(&self.state, &link);
                 // The next turn ends a link with a defect, and tells the peer of it.
                 let Some(reason) = link.farewell().filter(|_| link.defect().is_none()) else { return };
                 link.close(None);
@@ -222,6 +206,25 @@ impl Side for Serving {
     fn is_over(&self) -> bool {
         self.state.over.load(Ordering::Acquire)
     }
+}
+
+/// Does all work of a link. Returns whether there was any.
+pub(super) fn serve(state: &ServerState, link: &Arc<Link>) -> bool {
+    let mut any = drain(state, link);
+    if link.outbound().has_work() {
+        state.pump(link, false);
+    }
+    if let Some(error) = link.defect() {
+        tracing::warn!(peer = %link.peer, %error, "closing a link");
+        link.close(Some(&error));
+        state.down(link, &error);
+        any = true;
+    }
+    any
+}
+
+fn drain(state: &ServerState, link: &Link) -> bool {
+    link.drain(|received| state.receive(link, received))
 }
 
 /// How many processes may be greeted at the same time.

@@ -19,6 +19,9 @@ pub mod listener;
 mod cells;
 mod client_state;
 mod client_tables;
+#[cfg(any(test, feature = "testing"))]
+#[doc(hidden)]
+pub mod fuzzing;
 mod greeting;
 mod inbound;
 mod landing;

@@ -19,22 +19,35 @@ use crate::private_file;
 pub(super) fn next(state_dir: Option<&Path>) -> Result<u32> {
     let Some(dir) = state_dir else { return Ok(clock()) };
     let path = dir.join("term");
-    let last = match fs::read_to_string(&path) {
-        Ok(text) => text.trim().parse::<u32>().ok(),
-        Err(error) if error.kind() == ErrorKind::NotFound => Some(0),
+    let term = match fs::read_to_string(&path) {
+        Ok(text) => after(&text),
+        Err(error) if error.kind() == ErrorKind::NotFound => Some(FIRST),
         Err(error) => {
             return Err(Error::Io { what: format!("reading {}", path.display()), cause: error.to_string() });
         }
     };
-    let Some(term) = last.and_then(|last| last.checked_add(1)) else {
+    let Some(term) = term else {
         return Err(Error::FailedPrecondition {
             what: format!("the term in {} is damaged", path.display()),
             hint: "remove the file once no process of the job is left".to_owned(),
         });
     };
-    private_file::write(&path, &format!("{term}\n"))?;
+    private_file::write(&path, &text(term))?;
     Ok(term)
 }
+
+/// The term after the one in the text of a journal; `None` if it is damaged.
+pub(crate) fn after(text: &str) -> Option<u32> {
+    text.trim().parse::<u32>().ok()?.checked_add(1)
+}
+
+/// The text of a journal.
+pub(crate) fn text(term: u32) -> String {
+    format!("{term}\n")
+}
+
+/// The term of the first start in a directory.
+const FIRST: u32 = 1;
 
 /// Seconds since 1970, at least 1.
 #[expect(clippy::disallowed_methods, reason = "the driver reads the wall clock once, at the start of a coordinator")]

@@ -3,7 +3,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::error::Error;
 use crate::types::{DType, Encoding, Piece, Role, Span};
-use crate::wire::limits::PART_BYTES_MAX;
+use crate::wire::limits::{FRAME_BYTES_MAX, PART_BYTES_MAX};
 use crate::wire::samples;
 
 #[test]
@@ -64,6 +64,19 @@ fn extreme_integers_anywhere_never_panic() {
             }
         }
     }
+}
+
+#[test]
+fn the_answer_to_the_largest_declaration_fits_one_frame() {
+    // Every tensor shares one part with others; the other parts have one piece each.
+    let layout = samples::part();
+    let piece = layout.pieces[0];
+    let shared =
+        PartLayout { pieces: vec![Piece { span: Span { offset: 0, bytes: 0 }, ..piece }; TENSORS_MAX], ..layout };
+    let alone = PartLayout { pieces: vec![piece], ..shared.clone() };
+    let parts = std::iter::once(shared).chain(std::iter::repeat_n(alone, PARTS_MAX - 1)).collect();
+    let bytes = Frame::Declared { request: 1, outcome: Ok(parts) }.encode().len();
+    assert!(bytes <= FRAME_BYTES_MAX, "{bytes} bytes");
 }
 
 #[test]

@@ -1,0 +1,39 @@
+//! What the fuzzer reaches of this module, whose parsers are private. Each function panics if a rule is broken.
+
+use super::cluster_file::ClusterFile;
+use super::kinds::{ProcessRole, Unit};
+use super::knobs::{Config, KNOBS, Knob};
+use super::load::File;
+use super::origin::Origin;
+
+/// Every value that can be shown reads back as itself.
+pub fn values_read_back(config: &Config) {
+    let mut copy = Config::default();
+    for knob in KNOBS.iter().filter(|knob| knob.unit != Unit::Secret) {
+        let text = knob.value(config);
+        // What is absent has no text.
+        if !text.is_empty() {
+            let set = copy.set(knob, &text, Origin::Argument);
+            assert_eq!(set, Ok(()), "{} is {text:?}", knob.name);
+            assert_eq!(knob.value(&copy), text, "{}", knob.name);
+        }
+    }
+}
+
+/// The text of a cluster file, as a process of this role and index takes it.
+pub fn cluster_file(role: ProcessRole, index: Option<u32>, text: &str) {
+    let file = File { path: "cluster.toml".to_owned(), text: text.to_owned() };
+    let Ok(cluster) = ClusterFile::parse(&file) else { return };
+    let mut config = Config { role, rank: index, server_index: index, ..Config::default() };
+    for (name, value) in cluster.values(&config).unwrap_or_default() {
+        let knob = Knob::find(name).expect("places are knobs");
+        // Some values are out of the range of their setting, such as a job without workers.
+        if config.set(knob, &value, Origin::Cluster(file.path.clone())).is_err() {
+            return;
+        }
+    }
+    if let (ProcessRole::Worker, Some(rank), Some(size)) = (role, config.rank, config.size) {
+        assert!(index.is_none() || rank < size, "rank {rank} of {size}");
+    }
+    values_read_back(&config);
+}

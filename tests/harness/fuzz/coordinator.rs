@@ -1,0 +1,316 @@
+//! The coordinator under any sequence of events, from members, from further lives of them, and from strangers.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use gradlane_core::error::Error;
+use gradlane_core::pipeline::LayoutConfig;
+use gradlane_core::types::{
+    DType, Epoch, Incarnation, LinkId, NodeId, PartId, Phase, Process, Role, Round, TensorKey, TensorSpec, Time, View,
+    WorkerId,
+};
+use gradlane_core::wire::Frame;
+use gradlane_core::wire::frame::{Join, Progress, Stall};
+use gradlane_core::wire::limits::FRAME_BYTES_MAX;
+use gradlane_server::coordinator::{Command, Coordinator, CoordinatorConfig, Event, Policy};
+
+use super::input::Input;
+use super::members::node_id;
+use super::{Kind, Memory, Target, random_inputs};
+
+pub(super) const COORDINATOR: Target = Target {
+    name: "coordinator",
+    kind: Kind::Machine,
+    check: coordinator,
+    seeds: || random_inputs(24, 300),
+    // A tensor of as many parts as a job may have.
+    memory: Memory { bytes: 256 << 20, times: 64 << 10 },
+};
+
+const SECOND: Duration = Duration::from_secs(1);
+const WORKERS: u32 = 2;
+const EVENTS_MAX: usize = 300;
+
+fn coordinator(bytes: &[u8]) {
+    let mut input = Input::new(bytes);
+    let mut world = World::new(&mut input);
+    for _ in 0..EVENTS_MAX {
+        if input.is_empty() {
+            break;
+        }
+        world.event(&mut input);
+        world.drain();
+    }
+    world.end();
+}
+
+struct World {
+    coordinator: Coordinator,
+    policy: Policy,
+    now: Time,
+    links: BTreeMap<LinkId, (u8, Role)>,
+    links_made: u64,
+    /// By epoch number.
+    views: BTreeMap<u32, View>,
+    epoch: Epoch,
+    finished: usize,
+}
+
+impl World {
+    fn new(input: &mut Input<'_>) -> Self {
+        let policy = input.pick(&[Policy::Abort, Policy::Continue]);
+        let config = CoordinatorConfig {
+            job: "fuzz".to_owned(),
+            workers: WORKERS,
+            servers: 1,
+            form_timeout: 30 * SECOND,
+            suspect_timeout: 2 * SECOND,
+            dead_timeout: 5 * SECOND,
+            leave_grace: 3 * SECOND,
+            stall_interval: 10 * SECOND,
+            policy,
+            layout: LayoutConfig::default(),
+            defect: None,
+        };
+        let coordinator = Coordinator::new(config, TERM, Time(1));
+        let epoch = coordinator.view().epoch;
+        let mut world = Self {
+            coordinator,
+            policy,
+            now: Time(1),
+            links: BTreeMap::new(),
+            links_made: 0,
+            views: BTreeMap::new(),
+            epoch,
+            finished: 0,
+        };
+        // Half of the inputs begin with a job that runs.
+        if input.byte() & 1 == 0 {
+            for (number, role) in [(9, Role::Server), (0, Role::Worker), (1, Role::Worker)] {
+                let link = world.connect(number, role);
+                world.frame(link, Frame::Join(join(number, role)));
+            }
+            world.drain();
+            assert_eq!(world.coordinator.view().phase, Phase::Running);
+        }
+        world
+    }
+
+    fn event(&mut self, input: &mut Input<'_>) {
+        match input.below(20) {
+            0 | 1 => {
+                let (number, role) = who(input);
+                self.connect(number, role);
+            }
+            2..=4 => {
+                let (number, role) = who(input);
+                let link = self.connect(number, role);
+                let join = changed(join(number, role), input);
+                self.frame(link, Frame::Join(join));
+            }
+            5 | 6 => {
+                let progress = Progress {
+                    last: Some((TensorKey(u64::from(input.byte())), Round(u64::from(input.byte())))),
+                    pending: u32::from(input.byte()),
+                    bytes_in_flight: input.word(),
+                };
+                self.said(input, Frame::Heartbeat { sent: Time(self.now.0), progress });
+            }
+            7 | 8 => {
+                let tensors = (0..input.below(4)).map(|_| tensor(input)).collect();
+                let fuse = input.byte() & 1 == 0;
+                let request = u64::from(input.byte());
+                self.said(input, Frame::Declare { request, tensors, fuse });
+            }
+            9 | 10 => {
+                let name = ["end", "begin", ""][usize::from(input.below(3))].to_owned();
+                let timeout = Duration::from_nanos(input.pick(&[0, 1, 5_000_000_000, u64::MAX]));
+                self.said(input, Frame::Barrier { request: 7, name, timeout });
+            }
+            11 => {
+                let stall = Stall {
+                    part: PartId { key: TensorKey(u64::from(input.byte())), index: 0 },
+                    round: Round(u64::from(input.byte())),
+                    missing: (0..input.below(4)).map(|_| WorkerId(u32::from(input.byte()))).collect(),
+                    waited: Duration::from_nanos(input.word()),
+                };
+                self.said(input, Frame::Stall(stall));
+            }
+            12 => self.said(input, Frame::Leave),
+            13 => {
+                let frame = input.pick(&[0, 1, 2]);
+                let frame = match frame {
+                    0 => Frame::Fail { cause: "out of memory".to_owned() },
+                    1 => Frame::StatusRequest,
+                    _ => Frame::HeartbeatAck { sent: Time(3) },
+                };
+                self.said(input, frame);
+            }
+            14 => {
+                // Any frame that can be read.
+                let bytes = [&[gradlane_core::wire::VERSION][..], input.short()].concat();
+                if let Ok(frame) = Frame::decode(&bytes, "a peer") {
+                    self.said(input, frame);
+                }
+            }
+            15 => {
+                if let Some(link) = self.link(input) {
+                    self.links.remove(&link);
+                    let cause = Error::Io { what: "receive".to_owned(), cause: "connection reset".to_owned() };
+                    self.coordinator.handle_disconnected(link, cause);
+                }
+            }
+            16 => {
+                let number = input.below(3);
+                self.coordinator.handle_death(self.now, pid(number), &host(number), "killed".to_owned());
+            }
+            17 | 18 => {
+                let until = self.now + Duration::from_millis(u64::from(input.byte()) * 40);
+                self.pass(until);
+            }
+            _ => {
+                if input.byte() == 0 {
+                    self.coordinator.stop(self.now, Error::Cancelled);
+                }
+            }
+        }
+    }
+
+    fn connect(&mut self, number: u8, role: Role) -> LinkId {
+        self.links_made += 1;
+        let link = LinkId(self.links_made);
+        self.links.insert(link, (number, role));
+        self.coordinator.handle_connected(link, identity(number), role);
+        link
+    }
+
+    fn link(&self, input: &mut Input<'_>) -> Option<LinkId> {
+        let back = usize::from(input.below(8));
+        self.links.keys().rev().nth(back % self.links.len().max(1)).copied()
+    }
+
+    fn said(&mut self, input: &mut Input<'_>, frame: Frame) {
+        if let Some(link) = self.link(input) {
+            self.frame(link, frame);
+        }
+    }
+
+    /// As a connection reads it.
+    fn frame(&mut self, link: LinkId, frame: Frame) {
+        if let Ok(frame) = Frame::decode(&frame.encode(), "a peer") {
+            self.coordinator.handle_frame(self.now, link, frame);
+        }
+    }
+
+    fn pass(&mut self, until: Time) {
+        let mut turns = 0;
+        while let Some(due) = self.coordinator.poll_timeout().filter(|due| *due <= until) {
+            self.now = self.now.max(due);
+            self.coordinator.handle_timeout(self.now);
+            self.drain();
+            turns += 1;
+            assert!(turns < 10_000, "a timeout that is due again at once");
+        }
+        self.now = until;
+    }
+
+    fn drain(&mut self) {
+        while let Some(command) = self.coordinator.next_command() {
+            match command {
+                Command::Send { link, frame } => self.sent(link, &frame),
+                Command::Close { link, .. } => {
+                    assert!(self.links.remove(&link).is_some(), "{link:?} was closed before");
+                }
+                Command::Event(Event::Finished(_)) => self.finished += 1,
+                Command::Event(_) => assert_eq!(self.finished, 0, "nothing is told after the end"),
+            }
+        }
+        let epoch = self.coordinator.view().epoch;
+        assert!(epoch >= self.epoch && epoch.term == TERM, "{epoch} after {}", self.epoch);
+        self.epoch = epoch;
+        assert!(self.finished <= 1, "the job ends once");
+    }
+
+    fn sent(&mut self, link: LinkId, frame: &Frame) {
+        assert!(self.links.contains_key(&link), "{frame:?} for a connection that has ended");
+        let bytes = frame.encode();
+        assert!(bytes.len() <= FRAME_BYTES_MAX, "a frame of {} bytes", bytes.len());
+        assert_eq!(Frame::decode(&bytes, "us").as_ref(), Ok(frame), "its reader would refuse it");
+        let Frame::View(view) = frame else { return };
+        let seats: BTreeSet<(Role, u32)> =
+            view.members.iter().map(|member| (member.process.role, member.index)).collect();
+        assert_eq!(seats.len(), view.members.len(), "two members in one place: {view:?}");
+        assert!(view.workers().all(|member| member.index < WORKERS), "a rank beyond the job: {view:?}");
+        let shown = self.views.entry(view.epoch.number).or_insert_with(|| view.clone());
+        assert_eq!(shown, view, "one epoch, two views");
+        if let Some((_, before)) = self.views.range(..view.epoch.number).next_back() {
+            let is_old = |member| before.members.contains(member);
+            assert!(view.members.iter().all(is_old), "a stranger is in: {view:?} after {before:?}");
+            let is_whole = before.members.len() == view.members.len();
+            assert!(is_whole || self.policy == Policy::Continue, "a job that goes on without some: {view:?}");
+        }
+    }
+
+    /// Whatever was, the job can be ended, and ends once.
+    fn end(mut self) {
+        self.coordinator.stop(self.now, Error::Cancelled);
+        self.drain();
+        self.pass(self.now + 60 * SECOND);
+        assert_eq!((self.finished, self.coordinator.poll_timeout()), (1, None));
+    }
+}
+
+const TERM: u32 = 3;
+
+fn who(input: &mut Input<'_>) -> (u8, Role) {
+    let role = input.pick(&[Role::Worker, Role::Worker, Role::Worker, Role::Server, Role::Observer]);
+    let number = input.below(3);
+    (if role == Role::Server { 9 + number } else { number }, role)
+}
+
+fn identity(number: u8) -> NodeId {
+    node_id(number)
+}
+
+fn pid(number: u8) -> u32 {
+    10 + u32::from(number)
+}
+
+fn host(number: u8) -> String {
+    format!("n{number}")
+}
+
+fn join(number: u8, role: Role) -> Join {
+    let role = if role == Role::Observer { Role::Worker } else { role };
+    let process = Process {
+        host: host(number),
+        pid: pid(number),
+        address: if role == Role::Server { format!("n{number}:7000") } else { String::new() },
+        ..Process::new(role, Incarnation(u128::from(number)))
+    };
+    Join { process, requested: None, epoch: None, workers: 0, servers: 0 }
+}
+
+fn changed(mut join: Join, input: &mut Input<'_>) -> Join {
+    match input.below(12) {
+        0 => join.process.incarnation = Incarnation(u128::from(input.byte())),
+        1 => join.requested = Some(u32::from(input.byte())),
+        2 => join.requested = Some(u32::MAX),
+        3 => join.epoch = Some(Epoch { term: u32::from(input.below(5)), number: u32::from(input.byte()) }),
+        4 => join.workers = u32::from(input.below(4)),
+        5 => join.servers = u32::from(input.below(4)),
+        6 => join.process.address = "n9:1".to_owned(),
+        7 => join.process.host = "n0".to_owned(),
+        8 => join.process.role = Role::Server,
+        _ => {}
+    }
+    join
+}
+
+fn tensor(input: &mut Input<'_>) -> TensorSpec {
+    let name = ["a", "b", "c", ""][usize::from(input.below(4))];
+    let dtype = input.pick(&[DType::F32, DType::F32, DType::I64, DType::U8]);
+    let sizes = [1, 10, 100_000, 0, 1 << 44, u64::MAX];
+    let shape = (0..input.below(3)).map(|_| input.pick(&sizes)).collect();
+    TensorSpec::new(name, dtype, shape)
+}

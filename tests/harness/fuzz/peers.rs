@@ -1,0 +1,129 @@
+//! What processes send each other beside headers and frames: certificates, enrolment, answers, messages in shared memory, bodies.
+
+use std::sync::LazyLock;
+
+use gradlane_core::codec;
+use gradlane_core::reduce::Kernels;
+use gradlane_core::transport::fuzzing as transport;
+use gradlane_core::transport::identity::Authority;
+use gradlane_core::types::{DType, Encoding, Op};
+use gradlane_core::wire::{Header, Reject, reject, samples};
+
+use super::input::Input;
+use super::{Kind, Memory, Target, corpus};
+
+pub(super) const CERTIFICATE: Target = Target {
+    name: "certificate",
+    kind: Kind::Decoder,
+    check: transport::certificate,
+    seeds: || corpus::inputs(include_str!("seeds/certificate.hex")),
+    memory: Memory { bytes: 64 << 10, times: 256 },
+};
+
+pub(super) const ENROLMENT_REQUEST: Target = Target {
+    name: "enrolment_request",
+    kind: Kind::Decoder,
+    check: |bytes| transport::enrolment_request(&AUTHORITY, bytes),
+    seeds: || corpus::inputs(include_str!("seeds/enrolment_request.hex")),
+    memory: Memory { bytes: 64 << 10, times: 256 },
+};
+
+pub(super) const ENROLMENT_ANSWER: Target = Target {
+    name: "enrolment_answer",
+    kind: Kind::Decoder,
+    check: transport::enrolment_answer,
+    seeds: || corpus::inputs(include_str!("seeds/enrolment_answer.hex")),
+    memory: Memory { bytes: 64 << 10, times: 256 },
+};
+
+pub(super) const ANSWER: Target = Target {
+    name: "answer",
+    kind: Kind::Decoder,
+    check: |bytes| {
+        let mut input = Input::new(bytes);
+        let (piece, room) = (input.byte(), input.byte());
+        transport::answer(piece.into(), usize::from(room) * 16, input.rest());
+    },
+    seeds: answer_seeds,
+    memory: Memory { bytes: 32 << 10, times: 40 },
+};
+
+pub(super) const SHM_MESSAGE: Target = Target {
+    name: "shm_message",
+    kind: Kind::Decoder,
+    check: transport::shm_message,
+    seeds: || (1..=8).map(|kind: u64| [kind, 7, 3, 5].iter().flat_map(|word| word.to_le_bytes()).collect()).collect(),
+    memory: Memory { bytes: 4 << 10, times: 1 },
+};
+
+pub(super) const CODEC: Target = Target {
+    name: "codec",
+    kind: Kind::Decoder,
+    check: decode,
+    seeds: || {
+        let body = [0, 0x7c, 1, 0x7c, 0xff, 0xff, 0, 0x80, 1, 0, 0xc0, 0x7f, 0x80, 0xff, 0x34, 0x12];
+        let chosen = (0..4).flat_map(|form| (0..5).map(move |op| [form, op, 3]));
+        chosen.map(|chosen| [&chosen[..], &body].concat()).collect()
+    },
+    memory: Memory { bytes: 4 << 10, times: 32 },
+};
+
+static AUTHORITY: LazyLock<Authority> =
+    LazyLock::new(|| Authority::create("fuzz").expect("the library has randomness"));
+
+/// A body of any bytes: its decoded elements are those that encode to it again, but for NaNs, whose payload may change.
+fn decode(bytes: &[u8]) {
+    let mut input = Input::new(bytes);
+    let encoding = input.pick(&[Encoding::F16, Encoding::BF16]);
+    let dtype = input.pick(&[DType::F32, DType::F64]);
+    let op = input.pick(&[Op::Sum, Op::Mean, Op::Min, Op::Max, Op::WeightedMean]);
+    let weight = f64::from(input.byte());
+    let body = input.rest();
+    let codec = codec::of(encoding, dtype).expect("not plain");
+    let len = body.len() as u64 / 2;
+    if codec.body_bytes(len).check(body.len() as u64).is_err() {
+        return;
+    }
+    let kernels = Kernels::portable();
+    let mut elements = vec![0; usize::try_from(len * dtype.bytes()).expect("small")];
+    if codec.decode(kernels, body, &mut elements).is_err() {
+        return;
+    }
+    let mut again = vec![0; body.len()];
+    assert_eq!(codec.encode(kernels, 1.0, &elements, &mut again), body.len());
+    let is_nan = |pair: &[u8]| {
+        let bits = u16::from_le_bytes([pair[0], pair[1]]) & 0x7fff;
+        bits > if encoding == Encoding::F16 { 0x7c00 } else { 0x7f80 }
+    };
+    for (was, is) in body.chunks(2).zip(again.chunks(2)) {
+        assert!(was == is || is_nan(was) && is_nan(is), "{was:?} became {is:?}");
+    }
+    let mut sum = vec![0; usize::try_from(len * 4).expect("small")];
+    codec.start(kernels, op, weight, body, &mut sum).expect("it was decoded");
+    codec.add(kernels, op, weight, body, &mut sum).expect("it was decoded");
+    assert_eq!(codec.finish(kernels, op, 2.0, &sum, &mut again), body.len());
+}
+
+fn answer_seeds() -> Vec<Vec<u8>> {
+    let mut seeds = Vec::new();
+    for header in samples::headers() {
+        match header {
+            Header::Sum(mut sum) => {
+                (sum.part_bytes, sum.body.bytes) = (64, 64);
+                let body = [7; 64];
+                let checksum = gradlane_core::wire::checksum(0, &body).to_le_bytes();
+                let trailer: &[u8] = if sum.checksum { &checksum } else { &[] };
+                seeds.push([&[9, 4], &sum.encode()[..], &body, trailer].concat());
+            }
+            Header::Reject(header) => {
+                for error in samples::errors() {
+                    let body = reject::to_body(&error);
+                    let header = Reject { error_bytes: body.len() as u64, ..header };
+                    seeds.push([&[9, 4], &header.encode()[..], &body].concat());
+                }
+            }
+            Header::Contribute(_) | Header::Withdraw(_) => {}
+        }
+    }
+    seeds
+}
