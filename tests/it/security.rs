@@ -1,6 +1,5 @@
 //! Who is let in, and what somebody on the wire sees.
 
-use std::net::SocketAddr;
 use std::sync::Arc;
 
 use gradlane_core::Error;
@@ -15,9 +14,9 @@ use gradlane_server::coordinator::CoordinatorConfig;
 use gradlane_server::coordinator::driver::CoordinatorNode;
 use gradlane_server::{Embedded, EmbeddedOptions};
 use gradlane_tests::cluster::{Cluster, PATIENCE, Tensor, all, config, worker};
+use gradlane_tests::network::Relay;
 use gradlane_tests::over::Over;
 use gradlane_tests::patience::eventually;
-use gradlane_tests::relay::Relay;
 use gradlane_tests::rounds;
 
 #[test]
@@ -125,9 +124,9 @@ fn somebody_on_the_wire_sees_nothing_of_a_tensor_or_of_the_secret() {
 
     let [control, bulk] = &relays;
     // There and back, for both workers.
-    let passed: usize = bulk.recording().iter().map(Vec::len).sum();
+    let passed: usize = bulk.recorded().iter().map(Vec::len).sum();
     assert!(passed > 4 * data.len() * size_of::<f32>(), "all of it went by the relay");
-    assert!(!control.recording().is_empty());
+    assert!(!control.recorded().is_empty());
     for relay in &relays {
         // Wherever a datagram began: twenty-three bytes of the tensor hold it whole.
         assert!(!relay.saw(&bytes), "the marker is on the wire");
@@ -165,7 +164,7 @@ fn what_passed_once_counts_for_nothing_when_it_comes_again() {
     let targets = [&join.address, embedded.servers()[0].address()];
     for (relay, target) in relays.iter().zip(targets) {
         let stranger = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
-        for datagram in relay.recording() {
+        for datagram in relay.recorded() {
             stranger.send_to(&datagram, target).unwrap();
         }
     }
@@ -183,13 +182,10 @@ struct Relayed {
 
 impl Relayed {
     fn start() -> Self {
-        let settings = [("advertise", "127.0.0.2"), ("form_timeout", "60s"), ("join_timeout", "60s")];
+        let settings = [("advertise", Relay::HOST), ("form_timeout", "60s"), ("join_timeout", "60s")];
         let config = config(Over::Quic, &settings);
         let embedded = Embedded::start(EmbeddedOptions { config: config.clone(), workers: 2, servers: 1 }).unwrap();
-        let relays = [&embedded.join_string().address, embedded.servers()[0].address()].map(|announced| {
-            let relay: SocketAddr = announced.parse().unwrap();
-            Relay::start(relay, SocketAddr::new("127.0.0.1".parse().unwrap(), relay.port()))
-        });
+        let relays = [&embedded.join_string().address, embedded.servers()[0].address()].map(|announced| Relay::before(announced).recording());
         Self { config, embedded, relays }
     }
 }
