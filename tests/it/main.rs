@@ -21,6 +21,7 @@ mod lifecycle;
 mod membership;
 mod mismatch;
 mod near;
+mod networks;
 mod ops;
 mod parts;
 mod process;

@@ -6,7 +6,7 @@ mod path;
 mod relay;
 mod trial;
 
-pub use cases::{CASES, Case, Due, QUICK};
+pub use cases::{CASES, Case, Due};
 pub use path::{CLEAR, CUT, Conditions, Loss, Rate};
 pub use relay::Relay;
 pub use trial::{Moment, Outcome, run};

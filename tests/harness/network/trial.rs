@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use crossbeam_channel::{Sender, after, bounded};
+use crossbeam_channel::{Receiver, Sender, after, bounded};
 use gradlane_core::config::Config;
 use gradlane_core::engine::Engine;
 use gradlane_core::runtime::Clock;
@@ -16,7 +16,7 @@ use gradlane_server::coordinator::driver::CoordinatorNode;
 use gradlane_server::{Server, ServerOptions};
 
 use super::cases::{Between, Case, Due, Phase};
-use super::path::CLEAR;
+use super::path::{CLEAR, CUT};
 use super::relay::Relay;
 use crate::cluster::{Tensor, config, worker};
 use crate::digits;
@@ -62,8 +62,10 @@ pub fn run(case: &Case, moment: Moment, seed: u64) -> Outcome {
         let workers = [(0, Some(warm)), (1, None)].map(|(rank, warm)| scope.spawn(move || job.work(rank, warm, watch)));
         scope.spawn(move || {
             // It is never warm if a worker could not join.
-            if moment == Moment::EpochChange || warmed.recv().is_ok() {
-                job.be_bad(watch);
+            match moment {
+                Moment::Steady if warmed.recv().is_err() => {}
+                Moment::Steady => job.be_bad(watch, None),
+                Moment::EpochChange => job.be_bad(watch, Some(&warmed)),
             }
         });
         workers.map(|worker| worker.join().expect("no panic"))
@@ -184,7 +186,8 @@ impl<'a> Job<'a> {
                 Err(error) => end.error = Some((error, began, self.clock.now())),
             }
             if step == WARM_UP {
-                warm.iter().for_each(|warm| warm.send(()).expect("it is waited for"));
+                // Not everybody waits for it.
+                let _ = warm.as_ref().map(|warm| warm.send(()));
             }
             if end.steps.len() as u64 != step + 1 || step == watch.last.load(Ordering::SeqCst) {
                 break;
@@ -215,14 +218,20 @@ impl<'a> Job<'a> {
         Ok(Some(tensors.iter().try_for_each(check)))
     }
 
-    /// Makes the network as bad as the case wants it, and good again unless the case says otherwise.
-    fn be_bad(&self, watch: &Watch) {
+    /// Makes the network as bad as the case wants it, and good again unless the case says otherwise. The last phase lasts until the job
+    /// is `warm`, if that is waited for and anything passes.
+    fn be_bad(&self, watch: &Watch, warm: Option<&Receiver<()>>) {
         watch.bad_at.store(self.clock.now().0, Ordering::SeqCst);
         for phase in self.case.phases {
             self.relays.iter().for_each(|relay| self.case.set(relay, phase));
             if let Phase::Hold(lasts, ..) = phase {
                 after(*lasts).recv().expect("a timer fires");
             }
+        }
+        if let (Some(warm), Some(Phase::Hold(_, there, back))) = (warm, self.case.phases.last())
+            && ![there, back].contains(&&CUT)
+        {
+            let _ = warm.recv();
         }
         if self.case.due == Due::Sums {
             self.relays.iter().for_each(|(_, relay)| relay.set(CLEAR, CLEAR));
@@ -236,7 +245,7 @@ impl<'a> Job<'a> {
         let took = |error| (error, self.clock.now().since(began));
         std::thread::scope(|scope| {
             if moment == Moment::EpochChange {
-                scope.spawn(|| self.be_bad(&Watch::default()));
+                scope.spawn(|| self.be_bad(&Watch::default(), None));
             }
             let engines = ends.into_iter().filter_map(|end| end.engine);
             let leaving: Vec<_> = engines.map(|engine| scope.spawn(move || engine.shutdown(LEAVING_ENDS))).collect();
