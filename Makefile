@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-rust test-sim test-python lint bench deny fuzz fakes gpu-bundle gpu-check ptx clean
+.PHONY: help demo test test-rust test-sim test-net test-hostile test-python lint bench deny fuzz fakes gpu-bundle gpu-check ptx clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -32,6 +32,13 @@ test-rust: ## without Python: the same as a plain `cargo test`
 
 test-sim: ## the deterministic simulation alone: SEEDS=20000 for more, FROM=4000 for others, SEED=7 to replay one with its history
 	cargo test -p gradlane-tests --test it sim:: -- --nocapture
+
+# An idle machine, please: the figures are those of the machine. What is wrong or hangs fails on any.
+test-net: ## jobs on every bad network, with a table (30 minutes): SEEDS=1 for a third of it, ONLY=loss,MTU for some
+	cargo test -p gradlane-tests --test suites -- net
+
+test-hostile: ## a job that trains under every attack on its ports, with a table (5 minutes): ONLY=Initials,gaps for some
+	cargo test -p gradlane-tests --test suites -- hostile
 
 # What Python's tests of CUDA tensors load by path: target/release/libfakecuda.so and target/release/libfakenccl.so.
 fakes:

@@ -14,6 +14,7 @@ pub mod patience;
 pub mod processes;
 pub mod random;
 pub mod rounds;
+pub mod siege;
 pub mod sim;
 pub mod skip;
 pub mod tap;

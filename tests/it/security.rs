@@ -8,7 +8,7 @@ use gradlane_core::engine::{Engine, EngineOptions};
 use gradlane_core::mem::Copies;
 use gradlane_core::runtime::process;
 use gradlane_core::transport::identity::{Authority, Credentials};
-use gradlane_core::transport::quic::{QuicTransport, Settings};
+use gradlane_core::transport::quic::{QuicTransport, Settings, vandal};
 use gradlane_core::types::{JoinString, Op, Role};
 use gradlane_server::coordinator::CoordinatorConfig;
 use gradlane_server::coordinator::driver::CoordinatorNode;
@@ -170,6 +170,26 @@ fn what_passed_once_counts_for_nothing_when_it_comes_again() {
     }
     reduce(1);
     assert_eq!(embedded.servers()[0].stats().received_bytes(), 2 * counted, "two rounds, and nothing else");
+}
+
+#[test]
+fn nothing_is_accepted_before_the_handshake_is_over() {
+    let cluster = Cluster::start(Over::Quic, 1, 1);
+    let member = cluster.embedded.coordinator().credentials(Role::Worker).unwrap();
+    for port in [&*cluster.embedded.join_string().address, cluster.embedded.servers()[0].address()] {
+        assert_eq!(vandal::sends_early(port, &member, PATIENCE), Ok(false), "early data can be sent again by a thief");
+    }
+}
+
+#[test]
+fn a_connection_that_moves_to_another_address_is_not_heard() {
+    let cluster = Cluster::start(Over::Quic, 1, 1);
+    let member = cluster.embedded.coordinator().credentials(Role::Worker).unwrap();
+    let second = std::time::Duration::from_secs(1);
+    for port in [&*cluster.embedded.join_string().address, cluster.embedded.servers()[0].address()] {
+        assert_eq!(vandal::is_heard_after(false, port, &member, PATIENCE), Ok(true), "what is written is refused");
+        assert_eq!(vandal::is_heard_after(true, port, &member, second), Ok(false));
+    }
 }
 
 /// A job of two workers and a server whose announced addresses are those of relays.

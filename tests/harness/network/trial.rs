@@ -219,7 +219,7 @@ impl<'a> Job<'a> {
     }
 
     /// Makes the network as bad as the case wants it, and good again unless the case says otherwise. The last phase lasts until the job
-    /// is `warm`, if that is waited for and anything passes.
+    /// is `warm`, if that is waited for and anything passes, but at most [`WARM_MAX`] longer.
     fn be_bad(&self, watch: &Watch, warm: Option<&Receiver<()>>) {
         watch.bad_at.store(self.clock.now().0, Ordering::SeqCst);
         for phase in self.case.phases {
@@ -231,7 +231,7 @@ impl<'a> Job<'a> {
         if let (Some(warm), Some(Phase::Hold(_, there, back))) = (warm, self.case.phases.last())
             && ![there, back].contains(&&CUT)
         {
-            let _ = warm.recv();
+            let _ = warm.recv_timeout(WARM_MAX);
         }
         if self.case.due == Due::Sums {
             self.relays.iter().for_each(|(_, relay)| relay.set(CLEAR, CLEAR));
@@ -301,16 +301,18 @@ impl Default for Watch {
 /// Short times, in the proportions of the defaults. Packets are those of an Ethernet.
 const SETTINGS: [(&str, &str); 6] = [
     ("datagram_bytes_max", "1452"),
-    ("suspect_timeout", "1 s"),
-    ("dead_timeout", "2 s"),
-    ("step_timeout", "8 s"),
+    ("suspect_timeout", "1200 ms"),
+    ("dead_timeout", "3 s"),
+    ("step_timeout", "10 s"),
     ("stall_warn", "2 s"),
     ("log", "error"),
 ];
 /// The promise of reliability.md, 3.1: the step timeout and twice the dead timeout. And what a busy machine takes to run a thread.
-const CALL_ENDS: Duration = Duration::from_secs(8 + 2 * 2 + 2);
+const CALL_ENDS: Duration = Duration::from_secs(10 + 2 * 3 + 2);
 const LEAVING_ENDS: Duration = Duration::from_secs(20);
 /// Aimed at are 3 s; more is what a busy machine may take.
 const RECOVERY_MAX: Duration = Duration::from_secs(10);
 /// Steps before the network turns bad.
 const WARM_UP: u64 = 3;
+/// How long a bad network waits for them, if the job begins on it.
+const WARM_MAX: Duration = Duration::from_secs(5);

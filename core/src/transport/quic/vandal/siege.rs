@@ -70,8 +70,8 @@ pub struct Plan {
     pub manner: Manner,
     /// How many connections it has or tries to have at once.
     pub at_once: usize,
-    /// The time between two attempts.
-    pub pace: Duration,
+    /// How many attempts it makes in a second.
+    pub rate: u32,
 }
 
 impl Siege {
@@ -85,17 +85,18 @@ impl Siege {
         let socket = socket::bind(SocketAddr::new(plan.from, 0), 1 << 20)?;
         let counts = Arc::new(Counts::default());
         let shared = Arc::clone(&counts);
+        // Timers are no finer than this.
+        let batch = (plan.rate / 100).max(1);
+        let pace = Duration::from_secs(1) * batch / plan.rate;
         let serve = move |mut endpoint: Endpoint| async move {
             endpoint.set_default_client_config(client);
             let mut clients = JoinSet::new();
             while !shared.over.load(Ordering::Relaxed) {
-                if clients.len() < plan.at_once {
-                    clients.spawn(visit(endpoint.clone(), remote, plan.manner.clone(), Arc::clone(&shared)));
-                    sleep(plan.pace).await;
-                } else {
-                    let _ = timeout(LOOK_FOR_THE_END, clients.join_next()).await;
-                }
                 while clients.try_join_next().is_some() {}
+                for _ in 0..batch.min(u32::try_from(plan.at_once - clients.len()).unwrap_or(batch)) {
+                    clients.spawn(visit(endpoint.clone(), remote, plan.manner.clone(), Arc::clone(&shared)));
+                }
+                sleep(pace).await;
             }
             endpoint.close(CLOSE_ORDERLY, b"");
         };
@@ -174,7 +175,7 @@ pub fn initials(count: usize) -> Result<Vec<Vec<u8>>> {
         pass: Pass::Nothing([0; 32]),
         manner: Manner::Idle,
         at_once: count,
-        pace: Duration::ZERO,
+        rate: 100_000,
     })?;
     let (mut found, mut buffer) = (BTreeMap::new(), vec![0; 1 << 16]);
     while found.len() < count {
