@@ -89,7 +89,11 @@ pub const ATTACKS: [Attack; 13] = [
     on(Victim::Server, "handshakes without certificate", flood(Who::Nobody)),
     on(Victim::Coordinator, "handshakes without certificate", flood(Who::Nobody)),
     on(Victim::Server, "another job's certificate", flood(Who::OtherJob)),
-    on(Victim::Coordinator, "5,000 half-open newcomers", Means::Connections(Who::Newcomer, Doing::Nothing, 5_000, 2_000)),
+    on(
+        Victim::Coordinator,
+        "5,000 half-open newcomers",
+        Means::Connections(Who::Newcomer, Doing::Nothing, 5_000, 2_000),
+    ),
     on(Victim::Server, "connections of no member", Means::Connections(Who::NoMember, Doing::Nothing, 64, 100)),
     on(Victim::Server, "streams that never end", Means::Connections(Who::NoMember, Doing::Hoarding, 4, 10)),
     on(Victim::Coordinator, "streams that never end", Means::Connections(Who::NoMember, Doing::Hoarding, 4, 10)),
@@ -155,7 +159,9 @@ impl Cost {
     /// What is wrong, but for how fast the job was.
     pub fn faults(&self, attack: &Attack) -> Vec<String> {
         let has_no_pass = match attack.means {
-            Means::Connections(who, ..) | Means::GappedConnections(who, ..) => matches!(who, Who::Nobody | Who::OtherJob),
+            Means::Connections(who, ..) | Means::GappedConnections(who, ..) => {
+                matches!(who, Who::Nobody | Who::OtherJob)
+            }
             Means::ForgedInitials | Means::Garbage => true,
         };
         let mut faults = self.faults.clone();
@@ -217,7 +223,17 @@ impl Job {
         for worker in &mut workers {
             assert!(worker.line().starts_with("joined"));
         }
-        Self { workers: workers.into(), server, coordinator, join, observer, no_member, step: 0, _home: home, peaks: Vec::new() }
+        Self {
+            workers: workers.into(),
+            server,
+            coordinator,
+            join,
+            observer,
+            no_member,
+            step: 0,
+            _home: home,
+            peaks: Vec::new(),
+        }
     }
 
     /// Takes steps for so long, and looks at the memory after each; returns how many a second.
@@ -321,7 +337,7 @@ impl Attacker {
                     return;
                 }
                 // From 127.1.0.0 on: nobody else uses these addresses of the host.
-                let forger = Ipv4Addr::from_bits(0x7F01_0000 | number % FORGED_ADDRESSES);
+                let forger = Ipv4Addr::from_bits(0x7F01_0000 | (number % FORGED_ADDRESSES));
                 let socket = if forged { UdpSocket::bind((forger, 0)) } else { own.try_clone() };
                 let _ = socket.and_then(|socket| socket.send_to(datagram, &address));
                 count.fetch_add(1, Ordering::Relaxed);
@@ -389,8 +405,15 @@ fn contribution() -> Vec<u8> {
         attempt: 0,
     };
     let contribution = Contribution::First { body: Body::plain(1 << 22), checksum: None };
-    let header =
-        Contribute { target, dtype: DType::F32, op: Op::Sum, weight: 1.0, urgency: 0, part_bytes: 1 << 22, contribution };
+    let header = Contribute {
+        target,
+        dtype: DType::F32,
+        op: Op::Sum,
+        weight: 1.0,
+        urgency: 0,
+        part_bytes: 1 << 22,
+        contribution,
+    };
     Request::Contribute(header).encode().to_vec()
 }
 

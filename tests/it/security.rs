@@ -205,7 +205,8 @@ impl Relayed {
         let settings = [("advertise", Relay::HOST), ("form_timeout", "60s"), ("join_timeout", "60s")];
         let config = config(Over::Quic, &settings);
         let embedded = Embedded::start(EmbeddedOptions { config: config.clone(), workers: 2, servers: 1 }).unwrap();
-        let relays = [&embedded.join_string().address, embedded.servers()[0].address()].map(|announced| Relay::before(announced).recording());
+        let relays = [&embedded.join_string().address, embedded.servers()[0].address()]
+            .map(|announced| Relay::before(announced).recording());
         Self { config, embedded, relays }
     }
 }

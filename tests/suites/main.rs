@@ -23,7 +23,9 @@ fn main() -> ExitCode {
 
 /// Returns how many runs failed.
 fn net() -> usize {
-    println!("case                  moment        seed   steps  wrong  hangs  errors  recovery   longest error  datagrams harmed");
+    println!(
+        "case                  moment        seed   steps  wrong  hangs  errors  recovery   longest error  datagrams harmed"
+    );
     let mut failed = 0;
     let seeds = environment("SEEDS").map_or(3, |seeds| seeds.parse().expect("a number"));
     for case in CASES.iter().filter(|case| is_chosen(case.name)) {
@@ -61,7 +63,9 @@ fn print(case: &Case, moment: Moment, seed: u64, outcome: &Outcome) {
 
 /// Returns how many attacks did harm. How fast the job was is a figure: it depends on what else the machine does.
 fn hostile() -> usize {
-    println!("attack                               on           steps/s  during       after        memory    attempts  admitted");
+    println!(
+        "attack                               on           steps/s  during       after        memory    attempts  admitted"
+    );
     let times = Times { each: Duration::from_secs(4), pause: Duration::from_secs(5) };
     let mut failed = 0;
     for attack in ATTACKS.iter().filter(|attack| is_chosen(attack.name)) {

@@ -37,6 +37,7 @@ pub enum Between {
 }
 
 /// What happens to the paths.
+#[expect(clippy::large_enum_variant, reason = "of a table of constants")]
 #[derive(Clone, Copy, Debug)]
 pub enum Phase {
     /// These conditions hold for so long, towards the server or the coordinator and back.

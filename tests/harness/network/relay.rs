@@ -11,7 +11,7 @@ use gradlane_core::runtime::Clock;
 use gradlane_core::types::Time;
 use rustix::net::sockopt;
 
-use super::path::{CUT, Conditions, Path};
+use super::path::{CLEAR, CUT, Conditions, Path};
 
 /// Forwards datagrams between its clients and one server, with a socket of its own towards the server for each client. Dropping it ends
 /// it.
@@ -156,52 +156,58 @@ impl Drop for Relay {
 impl Shared {
     /// Carries what clients send.
     fn listen(self: Arc<Self>, threads: &Mutex<Vec<JoinHandle<()>>>) {
-        self.receive(&self.front, || true, |state, now, datagram, client| {
+        let open_path = |state: &mut State, client| {
+            let socket = Arc::new(open(SocketAddr::new(self.server.ip(), 0)));
+            state.upstream.insert(client, Arc::clone(&socket));
+            let shared = Arc::clone(&self);
+            let thread = std::thread::spawn(move || shared.carry_back(&socket, client));
+            threads.lock().expect(LOCK).push(thread);
+        };
+        let pass = |state: &mut State, now, datagram: &[u8], client| {
             if !state.upstream.contains_key(&client) {
-                let socket = Arc::new(open(SocketAddr::new(self.server.ip(), 0)));
-                state.upstream.insert(client, Arc::clone(&socket));
-                let shared = Arc::clone(&self);
-                let thread = std::thread::spawn(move || shared.carry_back(&socket, client));
-                threads.lock().expect(LOCK).push(thread);
+                open_path(state, client);
             }
             if state.cut_until_dialled && is_initial(datagram) {
                 state.cut_until_dialled = false;
-                state.there.set(super::CLEAR);
-                state.back.set(super::CLEAR);
+                state.there.set(CLEAR);
+                state.back.set(CLEAR);
             }
             state.there.offer(now, datagram, client);
-        });
+        };
+        self.receive(&self.front, |_| true, pass);
     }
 
     /// Carries what the server sends to one client, until a restart.
     fn carry_back(&self, socket: &Arc<UdpSocket>, client: SocketAddr) {
-        let is_used = || self.state().upstream.get(&client).is_some_and(|used| Arc::ptr_eq(used, socket));
-        self.receive(socket, is_used, |state, now, datagram, _| state.back.offer(now, datagram, client));
+        let is_used = |state: &State| state.upstream.get(&client).is_some_and(|used| Arc::ptr_eq(used, socket));
+        let pass = |state: &mut State, now, datagram: &[u8], _| state.back.offer(now, datagram, client);
+        self.receive(socket, is_used, pass);
     }
 
-    /// Hands each datagram that `socket` receives to `pass`, while `is_used` at the latest time that it fell silent.
+    /// Hands each datagram that `socket` receives to `pass`, as long as it `is_used`.
     fn receive(
         &self,
         socket: &UdpSocket,
-        is_used: impl Fn() -> bool,
+        is_used: impl Fn(&State) -> bool,
         mut pass: impl FnMut(&mut State, Time, &[u8], SocketAddr),
     ) {
         let mut buffer = vec![0; 1 << 16];
         while !self.ended.load(Ordering::Relaxed) {
-            let Ok((length, sender)) = socket.recv_from(&mut buffer) else {
-                // The end of the time-out, or a datagram that nobody took.
-                if is_used() { continue } else { return }
-            };
-            let datagram = &buffer[..length];
+            let received = socket.recv_from(&mut buffer);
             let mut state = self.state();
+            if !is_used(&state) {
+                return;
+            }
+            // An error is the end of the time-out, or a datagram that nobody took.
+            let Ok((length, sender)) = received else { continue };
+            let datagram = &buffer[..length];
             if let Some(seen) = &mut state.seen {
                 seen.push(datagram.to_vec());
             }
-            let due = state.poll_timeout();
-            let now = self.clock.now();
+            let (due, now) = (state.poll_timeout(), self.clock.now());
             pass(&mut state, now, datagram, sender);
             self.deliver(&mut state, now);
-            if state.poll_timeout() < due || due.is_none() {
+            if state.poll_timeout().is_some_and(|next| due.is_none_or(|due| next < due)) {
                 self.earlier.notify_one();
             }
         }

@@ -168,7 +168,8 @@ impl<'a> Job<'a> {
     fn work(&self, rank: u32, warm: Option<Sender<()>>, watch: &Watch) -> End {
         let mut end = End::default();
         let began = self.clock.now();
-        let join = JoinString { address: self.relays[rank as usize].1.address(), ..self.coordinator.join_string().clone() };
+        let join =
+            JoinString { address: self.relays[rank as usize].1.address(), ..self.coordinator.join_string().clone() };
         let engine = match worker(&self.config, &join, Some(rank), 2) {
             Ok(engine) => engine,
             Err(error) => return End { error: Some((error, began, self.clock.now())), ..end },
@@ -316,3 +317,42 @@ const RECOVERY_MAX: Duration = Duration::from_secs(10);
 const WARM_UP: u64 = 3;
 /// How long a bad network waits for them, if the job begins on it.
 const WARM_MAX: Duration = Duration::from_secs(5);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::network::CASES;
+
+    #[test]
+    fn what_a_job_may_not_do_is_a_fault() {
+        let heals = &CASES[0];
+        let good = || Outcome { recovery: Some(Duration::ZERO), harmed: 1, ..Outcome::default() };
+        let late = || (Error::Cancelled, Duration::ZERO);
+        let faults = [
+            (Outcome { wrong: vec!["counted twice".to_owned()], ..good() }, "counted twice"),
+            (Outcome { hangs: 1, ..good() }, "did not end"),
+            (Outcome { errors: vec![late()], ..good() }, "cancelled"),
+            (Outcome { harmed: 0, ..good() }, "no harm"),
+            (Outcome { recovery: None, ..good() }, "None"),
+            (Outcome { recovery: Some(2 * RECOVERY_MAX), ..good() }, "20s"),
+        ];
+        assert_eq!(good().fault(heals), None);
+        for (outcome, names) in faults {
+            let fault = outcome.fault(heals).unwrap_or_else(|| panic!("{names}"));
+            assert!(fault.contains(names), "{fault}");
+        }
+    }
+
+    #[test]
+    fn a_network_that_does_not_heal_owes_every_rank_the_right_error_in_time() {
+        let lasts = CASES.iter().find(|case| case.name == "W|S for good").expect("it is in the table");
+        let silent = || Error::Timeout { what: "a sum".to_owned(), waited: CALL_ENDS };
+        let after =
+            |error, time| Outcome { errors: vec![(error, time), (silent(), time)], harmed: 1, ..Outcome::default() };
+        assert_eq!(after(silent(), CALL_ENDS).fault(lasts), None);
+        assert!(after(silent(), 2 * CALL_ENDS).fault(lasts).is_some(), "too late");
+        assert!(after(Error::Cancelled, CALL_ENDS).fault(lasts).is_some(), "another error");
+        let one = Outcome { errors: vec![(silent(), CALL_ENDS)], harmed: 1, ..Outcome::default() };
+        assert!(one.fault(lasts).is_some(), "one rank has none");
+    }
+}
