@@ -183,7 +183,7 @@ pub fn initials(count: usize) -> Result<Vec<Vec<u8>>> {
         // RFC 9000, section 17.2: flags, version, then the length of the destination's name and the name. An Initial that is sent again
         // has the same.
         let datagram = &buffer[..length];
-        found.insert(datagram[6..6 + usize::from(datagram[5])].to_vec(), datagram.to_vec());
+        found.insert(Vec::from(&datagram[6..6 + usize::from(datagram[5])]), Vec::from(datagram));
     }
     drop(siege);
     Ok(found.into_values().collect())
