@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-rust test-sim test-faults test-lasting test-python lint bench deny fuzz fuzz-run fakes gpu-bundle gpu-check ptx clean
+.PHONY: help demo test test-rust test-sim test-net test-hostile test-faults test-lasting test-python lint bench deny fuzz fuzz-run fakes gpu-bundle gpu-check ptx clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -38,6 +38,13 @@ test-faults: ## how long survivors wait for their typed error, for each kind of 
 
 test-lasting: ## memory over 100,000 names that end and 10,000,000 sums, on each transport (an hour); NAMES= and SUMS= for fewer
 	LASTING_NAMES=$(or $(NAMES),100000) LASTING_SUMS=$(or $(SUMS),10000000) cargo test --release -p gradlane-tests --test lasting -- --nocapture
+
+# An idle machine, please: the figures are those of the machine. What is wrong or hangs fails on any.
+test-net: ## jobs on every bad network, with a table (30 minutes): SEEDS=1 for a third of it, ONLY=loss,MTU for some
+	cargo test -p gradlane-tests --test suites -- net
+
+test-hostile: ## a job that trains under every attack on its ports, with a table (5 minutes): ONLY=Initials,gaps for some
+	cargo test -p gradlane-tests --test suites -- hostile
 
 # What Python's tests of CUDA tensors load by path: target/release/libfakecuda.so and target/release/libfakenccl.so.
 fakes:

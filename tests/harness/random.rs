@@ -28,6 +28,11 @@ impl Random {
         (self.bits() >> 11) as f64 / (1_u64 << 52) as f64 - 1.0
     }
 
+    /// A number from 0 to below 1.
+    pub fn share(&mut self) -> f64 {
+        (self.bits() >> 11) as f64 / (1_u64 << 53) as f64
+    }
+
     /// A random order of the numbers below `count`.
     pub fn order(&mut self, count: usize) -> Vec<usize> {
         let mut order: Vec<usize> = (0..count).collect();

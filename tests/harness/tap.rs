@@ -1,5 +1,6 @@
 //! A transport with somebody at the tap: what is pushed can be held up, damaged or made to fail, by its number.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -31,12 +32,20 @@ pub struct Tap<F> {
     pushes: AtomicU64,
     before: F,
     watchers: Mutex<Vec<Ended>>,
+    /// The answers that nobody reads, if it reads none.
+    unread: Option<Mutex<BTreeMap<ExchangeId, Done<Answer, Torn>>>>,
 }
 
 impl<F: Fn(u64) -> Fate + Send + Sync> Tap<F> {
     /// Over `inner`.
     pub fn new(inner: Arc<dyn Transport>, before: F) -> Self {
-        Self { inner, pushes: AtomicU64::new(0), before, watchers: Mutex::default() }
+        Self { inner, pushes: AtomicU64::new(0), before, watchers: Mutex::default(), unread: None }
+    }
+
+    /// Reads no answer at all.
+    #[must_use]
+    pub fn deaf(self) -> Self {
+        Self { unread: Some(Mutex::default()), ..self }
     }
 
     /// Says that the transport's thread ended because of `cause`.
@@ -82,6 +91,10 @@ impl<F: Fn(u64) -> Fate + Send + Sync> Transport for Tap<F> {
     }
 
     fn pull(&self, exchange: ExchangeId, into: Vec<Region>, done: Done<Answer, Torn>) {
+        if let Some(unread) = &self.unread {
+            unread.lock().expect("nobody panics while holding it").insert(exchange, done);
+            return;
+        }
         let done = move |outcome: Result<_, Torn>| {
             done.report(outcome.map_err(|Torn { error, landed }| Torn { error: lost(error), landed }));
         };
@@ -89,6 +102,12 @@ impl<F: Fn(u64) -> Fate + Send + Sync> Transport for Tap<F> {
     }
 
     fn abandon(&self, exchange: ExchangeId) {
+        if let Some(unread) = &self.unread {
+            let done = unread.lock().expect("nobody panics while holding it").remove(&exchange);
+            if let Some(done) = done {
+                done.report(Err(Error::Cancelled.into()));
+            }
+        }
         self.inner.abandon(exchange);
     }
 

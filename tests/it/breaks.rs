@@ -15,7 +15,7 @@ use gradlane_server::{Embedded, EmbeddedOptions, Server, ServerOptions};
 use gradlane_tests::cluster::{Cluster, PATIENCE, SMALL_PARTS, Tensor, all, config, worker, worker_over};
 use gradlane_tests::digits;
 use gradlane_tests::matrix;
-use gradlane_tests::outage::Outage;
+use gradlane_tests::network::Relay;
 use gradlane_tests::over::Over;
 use gradlane_tests::tap::{Fate, Tap};
 
@@ -93,13 +93,13 @@ fn sums_stay_exact_when_the_network_goes_silent_for_a_while() {
     let join = coordinator.join_string();
     let server = Server::start(ServerOptions {
         // The relay takes the server's port at another address of this host.
-        config: Config { advertise: Some(Outage::HOST.to_owned()), ..config.clone() },
+        config: Config { advertise: Some(Relay::HOST.to_owned()), ..config.clone() },
         coordinator: join.address.clone(),
         credentials: Arc::new(coordinator.credentials(Role::Server).unwrap()),
         index: None,
     })
     .unwrap();
-    let relay = Outage::before(server.address());
+    let relay = Arc::new(Relay::before(server.address()));
     // What goes silent is given up soon.
     let settings = Settings {
         idle_timeout: Duration::from_millis(600),
@@ -108,10 +108,10 @@ fn sums_stay_exact_when_the_network_goes_silent_for_a_while() {
     };
     let start = |rank| {
         worker_over(&config, join, Some(rank), 2, |credentials, _| {
-            let relay = relay.clone();
+            let relay = Arc::clone(&relay);
             let silence = move |push| {
                 if push == 40 {
-                    relay.fall_silent_until_dialled();
+                    relay.cut_until_dialled();
                 }
                 Fate::Stay
             };
@@ -126,7 +126,7 @@ fn sums_stay_exact_when_the_network_goes_silent_for_a_while() {
     let wrong = all(&workers, |engine| rounds(engine, 2, 12));
     assert_eq!(wrong, vec![Ok(()); 2]);
     let repeats: u64 = workers.iter().map(|engine| engine.metrics().repeats.load(Relaxed)).sum();
-    assert!(repeats > 0 && relay.dropped() > 0);
+    assert!(repeats > 0 && relay.harmed() > 0);
     drop(workers);
 }
 

@@ -1,10 +1,13 @@
 //! Bad input costs its sender, with an error that names it, and disturbs nobody else: the victims' sums travel over the transport that is
-//! attacked. Here are QUIC and the control stream; [`shm`] attacks shared memory.
+//! attacked. Here are QUIC and the control stream; [`shm`] attacks shared memory, and [`siege`] attacks ports with many connections. The table
+//! of all attacks is in `tests/README.md`.
 
 mod shm;
+mod siege;
 
 use std::cell::Cell;
 use std::net::UdpSocket;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crossbeam_channel::unbounded;
@@ -24,10 +27,12 @@ use gradlane_core::wire::{
     Body, Contribute, Contribution, Contributors, Frame, Request, Service, Sum, Target, VERSION,
 };
 use gradlane_server::{Embedded, EmbeddedOptions};
-use gradlane_tests::cluster::{Cluster, PATIENCE, Tensor, all, config};
+use gradlane_tests::cluster::{Cluster, PATIENCE, Tensor, all, config, worker_over};
 use gradlane_tests::matrix;
 use gradlane_tests::over::Over;
+use gradlane_tests::patience::eventually;
 use gradlane_tests::rounds;
+use gradlane_tests::tap::{Fate, Tap};
 
 matrix! {
     [over_shm, over_quic]:
@@ -169,6 +174,65 @@ fn frames_that_nobody_may_send_end_their_link_and_nothing_else() {
             assert!(matches!(reason, Some(Error::Protocol { .. })), "{frame:?}: {reason:?}");
         }
     });
+}
+
+#[test]
+fn who_claims_the_rank_of_a_worker_takes_no_place() {
+    let cluster = Cluster::start(Over::Quic, 2, 1);
+    let join = cluster.embedded.join_string();
+    let stranger = enrolled(&cluster);
+    let before = cluster.embedded.status().unwrap().view;
+    let worker = before.workers().next().unwrap().process.clone();
+    beside(&cluster, || {
+        // As somebody else of its rank, and as the very process that has it: only the connection tells who it is.
+        for process in [Process::new(Role::Worker, Incarnation(1)), worker] {
+            let (sender, events) = unbounded();
+            let tell = Box::new(move |event| drop(sender.send(event)));
+            let link = ControlLink::dial(&join.address, &stranger, PATIENCE, tell).unwrap();
+            link.send(&Frame::Join(Join {
+                process,
+                requested: Some(0),
+                epoch: Some(before.epoch),
+                workers: 2,
+                servers: 1,
+            }));
+            let answer = events.iter().find_map(|event| match event {
+                ControlEvent::Frame(frame) => Some(frame),
+                ControlEvent::Connected | ControlEvent::Closed(_) => None,
+            });
+            let Some(Frame::Refused(error)) = &answer else { panic!("{answer:?}") };
+            assert!(error.to_string().contains("worker 0 is taken"), "{error}");
+        }
+    });
+    assert_eq!(cluster.embedded.status().unwrap().view, before);
+}
+
+#[test]
+fn who_reads_no_sum_keeps_nobody_from_theirs_over_quic() {
+    // Longer than what a connection takes without being read.
+    const LEN: usize = 2 << 20;
+    let config = config(Over::Quic, &[("partition_bytes", "8 MiB")]);
+    let embedded = Embedded::start(EmbeddedOptions { config: config.clone(), workers: 3, servers: 1 }).unwrap();
+    let start = |rank| {
+        worker_over(&config, embedded.join_string(), Some(rank), 3, |credentials, copies| {
+            let tap = Tap::new(Arc::new(Router::new(&config, credentials, copies)?), |_| Fate::Stay);
+            Ok(Arc::new(if rank == 2 { tap.deaf() } else { tap }))
+        })
+        .unwrap()
+    };
+    let workers = std::thread::scope(|scope| {
+        let starting = [0, 1, 2].map(|rank| scope.spawn(move || start(rank)));
+        starting.map(|worker| worker.join().unwrap())
+    });
+    let sums = all(&workers, |engine| {
+        let sums = ["a", "b"].map(|name| rounds::begin(engine, name, 0, LEN).unwrap());
+        if engine.rank().0 == 2 { (vec![], Some(sums)) } else { (sums.map(rounds::Reduction::check).to_vec(), None) }
+    });
+    assert_eq!(sums[0].0, [Ok(()), Ok(())]);
+    assert_eq!(sums[1].0, [Ok(()), Ok(())]);
+    let bytes = (2 * LEN * size_of::<f32>()) as u64;
+    let server = &embedded.servers()[0];
+    eventually("the server keeps the sums and nothing else", || (server.memory_bytes().0 <= bytes).then_some(()));
 }
 
 /// Does `harm` while the workers reduce, and expects every sum to be right.

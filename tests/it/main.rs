@@ -23,6 +23,7 @@ mod lifecycle;
 mod membership;
 mod mismatch;
 mod near;
+mod networks;
 mod ops;
 mod parts;
 mod process;

@@ -1,6 +1,5 @@
 //! Who is let in, and what somebody on the wire sees.
 
-use std::net::SocketAddr;
 use std::sync::Arc;
 
 use gradlane_core::Error;
@@ -9,15 +8,15 @@ use gradlane_core::engine::{Engine, EngineOptions};
 use gradlane_core::mem::Copies;
 use gradlane_core::runtime::process;
 use gradlane_core::transport::identity::{Authority, Credentials};
-use gradlane_core::transport::quic::{QuicTransport, Settings};
+use gradlane_core::transport::quic::{QuicTransport, Settings, vandal};
 use gradlane_core::types::{JoinString, Op, Role};
 use gradlane_server::coordinator::CoordinatorConfig;
 use gradlane_server::coordinator::driver::CoordinatorNode;
 use gradlane_server::{Embedded, EmbeddedOptions};
 use gradlane_tests::cluster::{Cluster, PATIENCE, Tensor, all, config, worker};
+use gradlane_tests::network::Relay;
 use gradlane_tests::over::Over;
 use gradlane_tests::patience::eventually;
-use gradlane_tests::relay::Relay;
 use gradlane_tests::rounds;
 
 #[test]
@@ -125,9 +124,9 @@ fn somebody_on_the_wire_sees_nothing_of_a_tensor_or_of_the_secret() {
 
     let [control, bulk] = &relays;
     // There and back, for both workers.
-    let passed: usize = bulk.recording().iter().map(Vec::len).sum();
+    let passed: usize = bulk.recorded().iter().map(Vec::len).sum();
     assert!(passed > 4 * data.len() * size_of::<f32>(), "all of it went by the relay");
-    assert!(!control.recording().is_empty());
+    assert!(!control.recorded().is_empty());
     for relay in &relays {
         // Wherever a datagram began: twenty-three bytes of the tensor hold it whole.
         assert!(!relay.saw(&bytes), "the marker is on the wire");
@@ -165,12 +164,32 @@ fn what_passed_once_counts_for_nothing_when_it_comes_again() {
     let targets = [&join.address, embedded.servers()[0].address()];
     for (relay, target) in relays.iter().zip(targets) {
         let stranger = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
-        for datagram in relay.recording() {
+        for datagram in relay.recorded() {
             stranger.send_to(&datagram, target).unwrap();
         }
     }
     reduce(1);
     assert_eq!(embedded.servers()[0].stats().received_bytes(), 2 * counted, "two rounds, and nothing else");
+}
+
+#[test]
+fn nothing_is_accepted_before_the_handshake_is_over() {
+    let cluster = Cluster::start(Over::Quic, 1, 1);
+    let member = cluster.embedded.coordinator().credentials(Role::Worker).unwrap();
+    for port in [&*cluster.embedded.join_string().address, cluster.embedded.servers()[0].address()] {
+        assert_eq!(vandal::sends_early(port, &member, PATIENCE), Ok(false), "early data can be sent again by a thief");
+    }
+}
+
+#[test]
+fn a_connection_that_moves_to_another_address_is_not_heard() {
+    let cluster = Cluster::start(Over::Quic, 1, 1);
+    let member = cluster.embedded.coordinator().credentials(Role::Worker).unwrap();
+    let second = std::time::Duration::from_secs(1);
+    for port in [&*cluster.embedded.join_string().address, cluster.embedded.servers()[0].address()] {
+        assert_eq!(vandal::is_heard_after(false, port, &member, PATIENCE), Ok(true), "what is written is refused");
+        assert_eq!(vandal::is_heard_after(true, port, &member, second), Ok(false));
+    }
 }
 
 /// A job of two workers and a server whose announced addresses are those of relays.
@@ -183,13 +202,11 @@ struct Relayed {
 
 impl Relayed {
     fn start() -> Self {
-        let settings = [("advertise", "127.0.0.2"), ("form_timeout", "60s"), ("join_timeout", "60s")];
+        let settings = [("advertise", Relay::HOST), ("form_timeout", "60s"), ("join_timeout", "60s")];
         let config = config(Over::Quic, &settings);
         let embedded = Embedded::start(EmbeddedOptions { config: config.clone(), workers: 2, servers: 1 }).unwrap();
-        let relays = [&embedded.join_string().address, embedded.servers()[0].address()].map(|announced| {
-            let relay: SocketAddr = announced.parse().unwrap();
-            Relay::start(relay, SocketAddr::new("127.0.0.1".parse().unwrap(), relay.port()))
-        });
+        let relays = [&embedded.join_string().address, embedded.servers()[0].address()]
+            .map(|announced| Relay::before(announced).recording());
         Self { config, embedded, relays }
     }
 }

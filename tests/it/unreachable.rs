@@ -11,7 +11,7 @@ use gradlane_server::coordinator::CoordinatorConfig;
 use gradlane_server::coordinator::driver::CoordinatorNode;
 use gradlane_server::{Server, ServerOptions};
 use gradlane_tests::cluster::{Tensor, all, config, worker};
-use gradlane_tests::outage::Outage;
+use gradlane_tests::network::Relay;
 use gradlane_tests::over::Over;
 
 const STEP: Duration = Duration::from_secs(5);
@@ -36,10 +36,10 @@ fn a_server_that_announces_a_wrong_address_is_named_with_the_refusal_over_quic()
 
 #[test]
 fn a_path_that_drops_everything_from_some_time_on_ends_calls_on_every_rank_over_quic() {
-    let job = Job::start(Outage::HOST);
-    let relay = Outage::before(job.server.address());
+    let job = Job::start(Relay::HOST);
+    let relay = Relay::before(job.server.address());
     assert_eq!(job.reduce("before"), [Ok(()), Ok(())]);
-    relay.fall_silent();
+    relay.cut();
     let began = now();
     for error in job.reduce("after").map(Result::unwrap_err) {
         let Error::ServerUnreachable { server, cause, hint, .. } = &error else { panic!("{error}") };
@@ -47,7 +47,7 @@ fn a_path_that_drops_everything_from_some_time_on_ends_calls_on_every_rank_over_
         assert!(cause.contains("nothing answers at") && hint.contains("firewall"), "{error}");
     }
     println!("from the cut to the error: {:.2} s", began.elapsed().as_secs_f64());
-    assert!(relay.dropped() > 0);
+    assert!(relay.harmed() > 0);
 }
 
 /// A coordinator, a server that announces the address of some host, and two workers.

@@ -12,6 +12,7 @@ use super::MemberConfig;
 pub(super) struct Line {
     state: State,
     heartbeat_interval: Duration,
+    silence_max: Duration,
     /// The pause before the next attempt to connect. It doubles with each failure.
     pause: Duration,
     redial_min: Duration,
@@ -21,12 +22,14 @@ pub(super) struct Line {
 }
 
 /// ```text
-///            pause over   connected   disconnected   cut
-/// Resting    Dialling     -           -              Cut
-/// Dialling   -            Up          Resting        Cut
-/// Up         -            -           Resting        Cut
-/// Cut        -            -           -              -
+///            pause over   connected   disconnected   silent     cut
+/// Resting    Dialling     -           -              -          Cut
+/// Dialling   -            Up          Resting        -          Cut
+/// Up         -            -           Resting        Dialling   Cut
+/// Cut        -            -           -              -          -
 /// ```
+/// A silent connection may be one whose path has changed: without migration (RFC 9000, section 9) the coordinator ignores what comes from
+/// another address. The member must be back before the coordinator counts it as dead.
 #[derive(Debug)]
 enum State {
     Resting {
@@ -35,6 +38,8 @@ enum State {
     Dialling,
     Up {
         heartbeat_at: Time,
+        /// When the coordinator sent something, or the connection came up.
+        heard_at: Time,
         /// Whether the coordinator showed a formed view on this connection, so that it knows the member. The member sends no requests
         /// before.
         welcomed: bool,
@@ -56,6 +61,7 @@ impl Line {
         Self {
             state: State::Dialling,
             heartbeat_interval: config.heartbeat_interval,
+            silence_max: config.silence_max,
             pause: config.redial_min,
             redial_min: config.redial_min,
             redial_max: config.redial_max,
@@ -67,7 +73,8 @@ impl Line {
     pub(super) fn connected(&mut self, now: Time) -> bool {
         match self.state {
             State::Dialling => {
-                self.state = State::Up { heartbeat_at: now + self.heartbeat_interval, welcomed: false };
+                let heartbeat_at = now + self.heartbeat_interval;
+                self.state = State::Up { heartbeat_at, heard_at: now, welcomed: false };
                 true
             }
             State::Resting { .. } | State::Up { .. } | State::Cut => false,
@@ -87,8 +94,11 @@ impl Line {
     }
 
     /// The coordinator sent a frame, so the next attempt to connect follows after the shortest pause.
-    pub(super) fn heard(&mut self) {
+    pub(super) fn heard(&mut self, now: Time) {
         self.pause = self.redial_min;
+        if let State::Up { heard_at, .. } = &mut self.state {
+            *heard_at = now;
+        }
     }
 
     /// The coordinator showed a formed view. Returns whether that is the first one on this connection.
@@ -114,6 +124,12 @@ impl Line {
                 self.state = State::Dialling;
                 Some(Due::Dial)
             }
+            State::Up { heard_at, .. } if *heard_at + self.silence_max <= now => {
+                let cause = format!("silent for {:.1} s", now.since(*heard_at).as_secs_f64());
+                self.error = Some(Error::Unavailable { what: "the coordinator".to_owned(), cause });
+                self.state = State::Dialling;
+                Some(Due::Dial)
+            }
             State::Up { heartbeat_at, .. } if *heartbeat_at <= now => {
                 *heartbeat_at = now + self.heartbeat_interval;
                 Some(Due::Heartbeat)
@@ -126,7 +142,7 @@ impl Line {
     pub(super) fn poll_timeout(&self) -> Option<Time> {
         match self.state {
             State::Resting { until } => Some(until),
-            State::Up { heartbeat_at, .. } => Some(heartbeat_at),
+            State::Up { heartbeat_at, heard_at, .. } => Some(heartbeat_at.min(heard_at + self.silence_max)),
             State::Dialling | State::Cut => None,
         }
     }

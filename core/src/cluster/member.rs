@@ -21,8 +21,8 @@ use super::{MemberCommand, MemberConfig, MemberEvent};
 /// Report each event through a `handle_*` method, and call the methods for requests of the process. Then drain [`Member::next_command`]
 /// completely, and wait no longer than [`Member::poll_timeout`]. The first command is [`MemberCommand::Dial`].
 ///
-/// - After a lost connection the member dials again, and sends every request without an answer again. The job goes on meanwhile, until the
-///   coordinator was silent for `control_lost_timeout`.
+/// - After a lost connection, and when the coordinator was silent for `silence_max`, the member dials again, and sends every request
+///   without an answer again. The job goes on meanwhile, until the coordinator was silent for `control_lost_timeout`.
 /// - Every [`Member::declare`] and [`Member::barrier`] ends in exactly one event with its number.
 /// - A view replaces the one before as a whole, and only if its (term, number) is newer. The member tells the process of each view once. A
 ///   view that is older, or that has the number of the known view but other contents, ends the membership with an error.
@@ -124,7 +124,7 @@ impl Member {
             return;
         }
         self.heard = Some(now);
-        self.line.heard();
+        self.line.heard(now);
         match frame {
             Frame::View(view) => self.handle_view(now, view),
             Frame::Refused(error) => self.conclude(error, Some(Frame::Leave)),

@@ -34,6 +34,9 @@ pub struct MemberConfig {
     pub coordinator: String,
     /// The time between two heartbeats.
     pub heartbeat_interval: Duration,
+    /// A connection on which the coordinator was silent for so long is given up, and the coordinator is dialled again. Longer than
+    /// `heartbeat_interval`, because the coordinator answers each heartbeat.
+    pub silence_max: Duration,
     /// The time from the start until the job must have formed.
     pub join_timeout: Duration,
     /// How long a formed job goes on without a frame from the coordinator.
@@ -47,7 +50,8 @@ pub struct MemberConfig {
 /// A command of a [`Member`] for its driver. The driver carries them out in order.
 #[derive(Clone, PartialEq, Debug)]
 pub enum MemberCommand {
-    /// Connect to the coordinator. Report the outcome with `handle_connected` or `handle_disconnected`.
+    /// Connect to the coordinator. Report the outcome with `handle_connected` or `handle_disconnected`. If there is a connection, the
+    /// coordinator does not answer on it: give it up without waiting, and report nothing more of it.
     Dial,
     /// Send on the current connection.
     Send(Frame),

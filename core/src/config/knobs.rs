@@ -225,7 +225,7 @@ knobs! {
         form_timeout: TimeSpan = "290 s" in "1 ms" to "24 h";
         /// How often a process says that it lives.
         heartbeat_interval: TimeSpan = "250 ms" in "1 ms" to "60 s";
-        /// Silence after which a member is suspect.
+        /// Silence after which a member is suspect. A member dials a coordinator again that was silent for so long.
         suspect_timeout: TimeSpan = "2 s" in "1 ms" to "10 min";
         /// Silence after which a member is dead.
         dead_timeout: TimeSpan = "5 s" in "1 ms" to "1 h";

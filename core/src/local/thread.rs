@@ -58,6 +58,11 @@ impl OwnThread {
         self.process == std::process::id()
     }
 
+    /// Nobody waits for the thread any more. It was told to end.
+    pub(crate) fn leave(&self) {
+        drop(self.thread.lock().unwrap_or_else(PoisonError::into_inner).take());
+    }
+
     /// Waits for the thread, which was told to end within `patience`. If it does not end in time, logs a warning and leaves it running.
     /// Does not wait on the thread itself, for example when a callback drops its driver.
     pub(crate) fn join(&self, patience: Duration) {

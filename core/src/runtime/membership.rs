@@ -222,6 +222,9 @@ impl Driver {
 
     fn dial(&mut self) {
         const PATIENCE: Duration = Duration::from_secs(3);
+        if let Some(silent) = self.link.take() {
+            silent.abandon();
+        }
         self.dials += 1;
         let (dial, inputs) = (self.dials, self.inputs.clone());
         let events = Box::new(move |event| {

@@ -20,6 +20,7 @@ pub fn member(role: Role, config: &Config) -> MemberConfig {
         servers: 0,
         coordinator: String::new(),
         heartbeat_interval: config.heartbeat_interval,
+        silence_max: config.suspect_timeout,
         join_timeout: config.join_timeout,
         control_lost_timeout: config.control_lost_timeout,
         redial_min: std::time::Duration::from_millis(50),

@@ -362,6 +362,7 @@ impl Node {
             servers: 0,
             coordinator: "n0:6000".to_owned(),
             heartbeat_interval: Duration::from_millis(250),
+            silence_max: Duration::from_secs(2),
             join_timeout: Duration::from_secs(60),
             control_lost_timeout: Duration::from_secs(120),
             redial_min: Duration::from_millis(100),

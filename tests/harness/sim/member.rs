@@ -35,6 +35,7 @@ impl MemberDriver {
             servers: context.plan.servers,
             coordinator: "coordinator:1".to_owned(),
             heartbeat_interval: timing::HEARTBEAT,
+            silence_max: timing::SUSPECT,
             join_timeout: timing::FORM * 2,
             control_lost_timeout: timing::CONTROL_LOST,
             redial_min: std::time::Duration::from_millis(50),

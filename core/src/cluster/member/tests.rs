@@ -72,6 +72,30 @@ fn a_job_goes_on_without_its_coordinator_for_a_while() {
 }
 
 #[test]
+fn a_coordinator_that_falls_silent_is_dialled_again() {
+    let mut member = active();
+    reconnect(&mut member, 1, 2);
+    member.handle_frame(at(2), Frame::View(view(1)));
+    commands(&mut member);
+    let mut heartbeats = |until| {
+        let mut sent = Vec::new();
+        while let Some(due) = member.poll_timeout().filter(|due| *due <= until) {
+            member.handle_timeout(due);
+            sent.extend(commands(&mut member).into_iter().map(|command| (due, command)));
+        }
+        sent
+    };
+    let told = heartbeats(at(5));
+    let Some(((last, MemberCommand::Dial), heartbeats)) = told.split_last() else { panic!("{told:?}") };
+    assert_eq!(*last, at(5), "3 s after the last word");
+    assert!(heartbeats.iter().all(|(_, command)| matches!(command, MemberCommand::Send(Frame::Heartbeat { .. }))));
+    member.handle_frame(at(5), Frame::Refused(Error::Cancelled));
+    assert_eq!(commands(&mut member), [], "what comes late on the old connection counts for nothing");
+    member.handle_connected(at(6));
+    assert!(matches!(&sent(&mut member)[..], [Frame::Join(_)]));
+}
+
+#[test]
 fn joining_ends_in_time_and_says_what_it_waited_for() {
     let mut unreached = worker();
     unreached.handle_disconnected(at(0), down());
@@ -220,6 +244,7 @@ fn config() -> MemberConfig {
         servers: 1,
         coordinator: "n0:7000".to_owned(),
         heartbeat_interval: SECOND,
+        silence_max: 3 * SECOND,
         join_timeout: 30 * SECOND,
         control_lost_timeout: 100 * SECOND,
         redial_min: SECOND,

@@ -1,8 +1,16 @@
-//! A member that breaks the rules: an authenticated connection on which tests send any bytes at all.
+//! A peer that breaks the rules: an authenticated connection on which tests send any bytes at all, and ways to use QUIC that Gradlane does
+//! not allow. [`siege`] attacks with many connections.
 
+pub mod siege;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crossbeam_channel::bounded;
+use quinn::crypto::rustls::QuicClientConfig;
+use quinn::{ClientConfig, ConnectionError, Endpoint};
+use rustls::client::Resumption;
 use tokio::time::timeout;
 
 use super::closing::{CLOSE_ORDERLY, connection_error};
@@ -11,6 +19,7 @@ use super::endpoint;
 use super::settings::Settings;
 use super::{socket, tls};
 use crate::error::{Error, Result};
+use crate::transport::certificate::SERVER_NAME;
 use crate::transport::identity::Credentials;
 
 /// Writes `bytes` on a stream to `address` and ends it; says why the other side closed the connection. Blocks at most `patience`.
@@ -19,29 +28,86 @@ pub fn write(address: &str, credentials: &Credentials, bytes: Vec<u8>, patience:
 }
 
 fn converse(address: &str, credentials: &Credentials, bytes: Vec<u8>, patience: Duration) -> Result<Error> {
-    let settings = Settings::default();
     let tls = tls::client(credentials)?;
+    let of_dialer = address.to_owned();
+    attempt(address, patience, move |endpoint| async move {
+        let dialer = Dialer { endpoint, tls, settings: Settings::default() };
+        let dialed = dialer.dial(&of_dialer, VICTIM, patience).await?;
+        let (mut stream, _answer) = dialed.stream;
+        // The other side may close before all is written; why, is heard below.
+        let _ = stream.write_all(&bytes).await;
+        let _ = stream.finish();
+        Ok(connection_error(&dialed.connection.closed().await, VICTIM))
+    })
+}
+
+/// Connects to `address` twice, and the second time tries to send with its first packet what a thief could send again (0-RTT). Says whether
+/// it had what it takes.
+///
+/// # Errors
+/// Why it could not connect. [`Error::Timeout`] after `patience`.
+pub fn sends_early(address: &str, credentials: &Credentials, patience: Duration) -> Result<bool> {
+    let mut tls = tls::client_config(credentials, tls::ALPN)?;
+    tls.resumption = Resumption::in_memory_sessions(8);
+    tls.enable_early_data = true;
+    let tls = QuicClientConfig::try_from(tls).map_err(|error| internal(&error))?;
+    let (config, remote) = (ClientConfig::new(Arc::new(tls)), parse(address)?);
+    attempt(address, patience, move |endpoint| async move {
+        let connect = || endpoint.connect_with(config.clone(), remote, SERVER_NAME).map_err(|error| internal(&error));
+        let first = connect()?.await.map_err(|error| connection_error(&error, VICTIM))?;
+        // Tickets for later connections come after the handshake, and a stream is granted after them.
+        let _stream = first.open_bi().await.map_err(|error| connection_error(&error, VICTIM))?;
+        Ok(connect()?.into_0rtt().is_ok())
+    })
+}
+
+/// Writes what ends any connection, and before that `moves` to another address or not. Says whether the peer took notice.
+///
+/// # Errors
+/// Why it could not connect.
+pub fn is_heard_after(moves: bool, address: &str, credentials: &Credentials, patience: Duration) -> Result<bool> {
+    let (tls, of_dialer) = (tls::client(credentials)?, address.to_owned());
+    let elsewhere = socket::bind_any(1 << 20)?;
+    attempt(address, patience * 2, move |endpoint| async move {
+        let dialer = Dialer { endpoint: endpoint.clone(), tls, settings: Settings::default() };
+        let dialed = dialer.dial(&of_dialer, VICTIM, patience).await?;
+        if moves {
+            endpoint.rebind(elsewhere).map_err(|error| internal(&error))?;
+        }
+        let (mut stream, _answer) = dialed.stream;
+        let _ = stream.write_all(&[0xAA; 64]).await;
+        let told = timeout(patience, dialed.connection.closed()).await;
+        Ok(matches!(told, Ok(ConnectionError::ApplicationClosed(_) | ConnectionError::ConnectionClosed(_))))
+    })
+}
+
+/// What becomes of `act`, with an endpoint of its own, within `patience`.
+fn attempt<T: Send + 'static, F: Future<Output = Result<T>>>(
+    address: &str,
+    patience: Duration,
+    act: impl FnOnce(Endpoint) -> F + Send + 'static,
+) -> Result<T> {
     let (sender, outcome) = bounded(1);
-    let (address, of_dialer) = (address.to_owned(), settings.clone());
-    let serve = move |endpoint: quinn::Endpoint| async move {
-        let dialer = Dialer { endpoint: endpoint.clone(), tls, settings: of_dialer };
-        let told = timeout(patience, async {
-            let dialed = dialer.dial(&address, VICTIM, patience).await?;
-            let (mut stream, _answer) = dialed.stream;
-            // The other side may close before all is written; why, is heard below.
-            let _ = stream.write_all(&bytes).await;
-            let _ = stream.finish();
-            Ok(connection_error(&dialed.connection.closed().await, VICTIM))
-        });
+    let address = address.to_owned();
+    let serve = move |endpoint: Endpoint| async move {
+        let told = timeout(patience, act(endpoint.clone()));
         let timed_out = |_| Err(Error::Timeout { what: format!("harming {address}"), waited: patience });
         let _ = sender.send(told.await.unwrap_or_else(timed_out));
         endpoint.close(CLOSE_ORDERLY, b"");
         endpoint.wait_idle().await;
     };
-    let thread = endpoint::start("vandal", socket::bind_any(1 << 20)?, &settings, None, serve)?;
+    let thread = endpoint::start("vandal", socket::bind_any(1 << 20)?, &Settings::default(), None, serve)?;
     let outcome = outcome.recv().map_err(|_| Error::Internal { what: "the vandal fell silent".to_owned() })?;
     thread.join(patience);
     outcome
+}
+
+fn parse(address: &str) -> Result<SocketAddr> {
+    address.parse().map_err(|error| internal(&error))
+}
+
+fn internal(error: &dyn std::fmt::Display) -> Error {
+    Error::Internal { what: format!("the vandal: {error}") }
 }
 
 const VICTIM: &str = "the victim";

@@ -67,6 +67,15 @@ impl ControlLink {
         }
     }
 
+    /// Ends the link to a peer that does not answer, without waiting for it.
+    pub fn abandon(self) {
+        if self.thread.is_ours() {
+            self.outbox.close(None);
+            self.closing.notify_one();
+            self.thread.leave();
+        }
+    }
+
     /// Ends the link once the frames sent before were heard, and waits for that, at most `patience`.
     pub fn close(&self, patience: Duration) {
         if self.thread.is_ours() {
