@@ -6,6 +6,7 @@ mod batches;
 mod breakdown;
 mod breaks;
 mod c_interface;
+mod certificates;
 mod codecs;
 mod copies;
 mod devices;

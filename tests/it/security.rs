@@ -94,11 +94,12 @@ fn an_expired_certificate_is_refused_with_both_times() {
     let credentials = Arc::new(authority.credentials(Role::Worker).unwrap());
     // A certificate's times are whole seconds: it is good for the rest of this one.
     let error = eventually("it expires", || match join(&coordinator.join_string().address, &credentials) {
-        Err(error @ Error::Auth { .. }) => Some(error),
+        Err(error @ Error::CertExpired { .. }) => Some(error),
         Err(_) | Ok(_) => None,
     });
-    let Error::Auth { problem, hint } = &error else { unreachable!("matched above") };
-    assert!(problem.contains("expired: verification time") && problem.contains("not valid after"), "{problem}");
+    let Error::CertExpired { holder, times, hint } = &error else { unreachable!("matched above") };
+    assert_eq!(holder, "this process");
+    assert!(times.contains("expired: verification time") && times.contains("not valid after"), "{times}");
     assert!(hint.contains("clocks"), "{hint}");
 }
 

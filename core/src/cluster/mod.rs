@@ -85,6 +85,11 @@ pub enum MemberEvent {
         /// Passed, or the error.
         outcome: Result<()>,
     },
+    /// Answers [`Member::renew`].
+    Renewed {
+        /// The next certificate of this process, in DER, or the error.
+        outcome: Result<Vec<u8>>,
+    },
     /// This tensor failed for good on every worker. May be repeated after a reconnection.
     Forget {
         /// The tensor.

@@ -142,6 +142,8 @@ knobs! {
         cluster_file: Optional<Path> = "";
         /// Where state is kept, one directory a job below it; none where there is no home directory.
         state_dir: Optional<Path> = "~/.gradlane";
+        /// How long the certificate of a process is good; renewed at two thirds of it while the process runs. Set it at the coordinator.
+        certificate_lifetime: TimeSpan = "24 h" in "2 s" to "720 h";
         /// A coordinator takes up the job of its last start again, with the same join string and certificates; else every start has new ones.
         resume: Flag = "false";
     }

@@ -449,7 +449,7 @@ fn on_event(shared: &Arc<Shared>, event: MemberEvent) {
             shared.milestones.change(|reached| reached.failed = Some(error));
         }
         MemberEvent::Left => shared.milestones.change(|reached| reached.left = true),
-        MemberEvent::Declared { .. } | MemberEvent::BarrierDone { .. } => {
+        MemberEvent::Declared { .. } | MemberEvent::BarrierDone { .. } | MemberEvent::Renewed { .. } => {
             unreachable!("the membership reports these errors to the waiting callers")
         }
     }

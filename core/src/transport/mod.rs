@@ -16,6 +16,7 @@ use crate::wire::{Request, Sum, Target};
 
 mod capabilities;
 mod certificate;
+mod credentials;
 mod exchange;
 pub mod identity;
 mod invitation;
@@ -23,6 +24,7 @@ pub mod mem;
 pub mod quic;
 pub mod router;
 pub mod shm;
+mod validity;
 
 pub use capabilities::Capabilities;
 

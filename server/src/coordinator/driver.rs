@@ -52,11 +52,12 @@ impl CoordinatorNode {
     /// [`Error::Io`] if the address cannot be bound or the directory cannot be used.
     pub fn start(machine: CoordinatorConfig, config: &Config, state_dir: Option<&Path>) -> Result<Self> {
         let clock = Clock::start();
-        let authority = Arc::new(match state_dir {
+        let authority = match state_dir {
             Some(dir) if config.resume => Authority::resume(dir, &machine.job)?,
             Some(dir) => Authority::begin(dir, &machine.job)?,
             None => Authority::create(&machine.job)?,
-        });
+        };
+        let authority = Arc::new(authority.with_lifetime(config.certificate_lifetime));
         let term = term::next(state_dir)?;
         let (inputs, received) = unbounded();
         let events = inputs.clone();
@@ -260,6 +261,7 @@ impl Driver {
             match command {
                 Command::Send { link, frame } => self.listener.send(link, frame),
                 Command::Close { link, error } => self.listener.close(link, error),
+                Command::Certify { link } => self.listener.certify(link),
                 Command::Event(Event::Finished(outcome)) => {
                     ended = true;
                     self.end.set(outcome);

@@ -51,7 +51,7 @@ impl Credentials {
         let (sender, outcome) = mpsc::channel();
         let (join, of_dialer) = (join.clone(), settings.clone());
         let serve = move |endpoint: Endpoint| async move {
-            let dialer = Dialer { endpoint: endpoint.clone(), tls, settings: of_dialer };
+            let dialer = Dialer { endpoint: endpoint.clone(), tls, credentials: None, settings: of_dialer };
             let enrolled = timeout(patience, insist(&dialer, &join, role, patience)).await;
             let timed_out = || Error::Timeout { what: format!("enrolling at {}", join.address), waited: patience };
             let _ = sender.send(enrolled.unwrap_or_else(|_| Err(timed_out())));

@@ -9,7 +9,7 @@ use quinn::crypto::rustls::{HandshakeData, QuicClientConfig, QuicServerConfig};
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::client::{Resumption, WebPkiServerVerifier};
 use rustls::crypto::{CryptoProvider, aws_lc_rs};
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, ServerName, UnixTime};
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 use rustls::{CertificateError, CipherSuite, DigitallySignedStruct, RootCertStore, SignatureScheme};
 
@@ -46,8 +46,7 @@ pub(in crate::transport) fn client_config(credentials: &Credentials, protocol: &
         .with_protocol_versions(&[&rustls::version::TLS13])
         .map_err(broken)?
         .with_webpki_verifier(verifier)
-        .with_client_auth_cert(credentials.chain(), key(credentials))
-        .map_err(broken)?;
+        .with_client_cert_resolver(credentials.resolver());
     config.alpn_protocols = vec![protocol.to_vec()];
     config.resumption = Resumption::disabled();
     Ok(config)
@@ -95,8 +94,7 @@ pub(in crate::transport) fn server_config(
         .with_protocol_versions(&[&rustls::version::TLS13])
         .map_err(broken)?
         .with_client_cert_verifier(verifier.map_err(broken)?)
-        .with_single_cert(credentials.chain(), key(credentials))
-        .map_err(broken)?;
+        .with_cert_resolver(credentials.resolver());
     config.alpn_protocols = protocols.iter().map(|protocol| protocol.to_vec()).collect();
     config.session_storage = Arc::new(NoServerSessionStorage {});
     config.send_tls13_tickets = 0;
@@ -124,9 +122,14 @@ pub(super) fn peer_of(handshake: Option<Box<dyn Any>>, identity: Option<Box<dyn 
 
 /// What the certificate says that a peer has shown.
 pub(super) fn certified(identity: Option<Box<dyn Any>>) -> Result<PeerIdentity> {
+    PeerIdentity::of(&certificate(identity)?)
+}
+
+/// The certificate that a peer has shown.
+pub(super) fn certificate(identity: Option<Box<dyn Any>>) -> Result<CertificateDer<'static>> {
     let chain = identity.and_then(|chain| chain.downcast::<Vec<CertificateDer<'static>>>().ok());
     match chain.as_deref().and_then(|chain| chain.first()) {
-        Some(certificate) => PeerIdentity::of(certificate),
+        Some(certificate) => Ok(certificate.clone()),
         None => Err(Error::Auth {
             problem: "the process showed no certificate".to_owned(),
             hint: "start it with the job's join string".to_owned(),
@@ -208,10 +211,6 @@ fn roots(credentials: &Credentials) -> Result<Arc<RootCertStore>> {
     let mut roots = RootCertStore::empty();
     roots.add(credentials.authority().clone()).map_err(broken)?;
     Ok(Arc::new(roots))
-}
-
-fn key(credentials: &Credentials) -> PrivateKeyDer<'static> {
-    PrivatePkcs8KeyDer::from(credentials.key().to_vec()).into()
 }
 
 fn broken(error: impl std::fmt::Display) -> Error {

@@ -24,7 +24,7 @@ fn converse(address: &str, credentials: &Credentials, bytes: Vec<u8>, patience: 
     let (sender, outcome) = bounded(1);
     let (address, of_dialer) = (address.to_owned(), settings.clone());
     let serve = move |endpoint: quinn::Endpoint| async move {
-        let dialer = Dialer { endpoint: endpoint.clone(), tls, settings: of_dialer };
+        let dialer = Dialer { endpoint: endpoint.clone(), tls, credentials: None, settings: of_dialer };
         let told = timeout(patience, async {
             let dialed = dialer.dial(&address, VICTIM, patience).await?;
             let (mut stream, _answer) = dialed.stream;

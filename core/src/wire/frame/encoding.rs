@@ -9,7 +9,7 @@ use super::{Frame, Join, Progress, Stall, Status};
 use crate::error::Result;
 use crate::types::{PartLayout, TensorKey, TensorSpec, Time, View};
 use crate::wire::codec::{Reader, Writer};
-use crate::wire::limits::{NAME_BYTES_MAX, PARTS_MAX, TENSORS_MAX, TEXT_BYTES_MAX};
+use crate::wire::limits::{CERTIFICATE_BYTES_MAX, NAME_BYTES_MAX, PARTS_MAX, TENSORS_MAX, TEXT_BYTES_MAX};
 use crate::wire::reject::{decode_error, encode_error};
 use crate::wire::{VERSION, check_version};
 
@@ -39,7 +39,7 @@ impl Frame {
                 writer.duration(*timeout);
             }
             Self::Stall(stall) => stall.write(&mut writer),
-            Self::Leave | Self::StatusRequest => {}
+            Self::Leave | Self::StatusRequest | Self::Renew => {}
             Self::Fail { cause } => writer.text(cause, TEXT_BYTES_MAX),
             Self::View(view) => view.write(&mut writer),
             Self::Refused(error) => encode_error(error, &mut writer),
@@ -64,6 +64,10 @@ impl Frame {
                 writer.text(detail, TEXT_BYTES_MAX);
             }
             Self::Status(status) => status.write(&mut writer),
+            Self::Renewed { outcome } => write_outcome(&mut writer, outcome, |writer, certificate| {
+                writer.list_len(certificate.len());
+                writer.raw(certificate);
+            }),
         }
         writer.into_bytes()
     }
@@ -95,6 +99,7 @@ impl Frame {
             kind::LEAVE => Self::Leave,
             kind::FAIL => Self::Fail { cause: reader.text(TEXT_BYTES_MAX, "cause")? },
             kind::STATUS_REQUEST => Self::StatusRequest,
+            kind::RENEW => Self::Renew,
             kind::VIEW => Self::View(View::read(&mut reader)?),
             kind::REFUSED => Self::Refused(decode_error(&mut reader)?),
             kind::HEARTBEAT_ACK => Self::HeartbeatAck { sent: Time(reader.u64("clock")?) },
@@ -114,6 +119,7 @@ impl Frame {
                 detail: reader.text(TEXT_BYTES_MAX, "detail")?,
             },
             kind::STATUS => Self::Status(Status::read(&mut reader)?),
+            kind::RENEWED => Self::Renewed { outcome: read_outcome(&mut reader, read_certificate)? },
             code => return Err(reader.bad("kind", format!("is {code}"))),
         };
         reader.finish()?;
@@ -130,6 +136,7 @@ impl Frame {
             Self::Leave => kind::LEAVE,
             Self::Fail { .. } => kind::FAIL,
             Self::StatusRequest => kind::STATUS_REQUEST,
+            Self::Renew => kind::RENEW,
             Self::View(_) => kind::VIEW,
             Self::Refused(_) => kind::REFUSED,
             Self::HeartbeatAck { .. } => kind::HEARTBEAT_ACK,
@@ -138,6 +145,7 @@ impl Frame {
             Self::BarrierDone { .. } => kind::BARRIER_DONE,
             Self::StallNotice { .. } => kind::STALL_NOTICE,
             Self::Status(_) => kind::STATUS,
+            Self::Renewed { .. } => kind::RENEWED,
         }
     }
 }
@@ -152,6 +160,7 @@ mod kind {
     pub(super) const LEAVE: u8 = 6;
     pub(super) const STATUS_REQUEST: u8 = 7;
     pub(super) const FAIL: u8 = 8;
+    pub(super) const RENEW: u8 = 9;
     pub(super) const VIEW: u8 = 129;
     pub(super) const REFUSED: u8 = 130;
     pub(super) const HEARTBEAT_ACK: u8 = 131;
@@ -160,6 +169,7 @@ mod kind {
     pub(super) const BARRIER_DONE: u8 = 134;
     pub(super) const STALL_NOTICE: u8 = 135;
     pub(super) const STATUS: u8 = 136;
+    pub(super) const RENEWED: u8 = 137;
 }
 
 fn write_outcome<T>(writer: &mut Writer, outcome: &Result<T>, ok: impl FnOnce(&mut Writer, &T)) {
@@ -181,6 +191,11 @@ fn read_outcome<T>(reader: &mut Reader<'_>, ok: impl FnOnce(&mut Reader<'_>) -> 
         1 => decode_error(reader).map(Err),
         code => Err(reader.bad("outcome", format!("is {code}"))),
     }
+}
+
+fn read_certificate(reader: &mut Reader<'_>) -> Result<Vec<u8>> {
+    let len = reader.list_len(CERTIFICATE_BYTES_MAX, "certificate")?;
+    reader.raw(len, "certificate").map(<[u8]>::to_vec)
 }
 
 fn read_bool(reader: &mut Reader<'_>, field: &str) -> Result<bool> {

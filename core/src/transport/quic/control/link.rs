@@ -49,8 +49,9 @@ impl ControlLink {
         let (outbox, posted) = outbox();
         let closing = Arc::new(Notify::new());
         let (address, closed, of_dialer) = (address.to_owned(), Arc::clone(&closing), settings.clone());
+        let credentials = Some(credentials.clone());
         let serve = move |endpoint: Endpoint| async move {
-            let dialer = Dialer { endpoint: endpoint.clone(), tls, settings: of_dialer };
+            let dialer = Dialer { endpoint: endpoint.clone(), tls, credentials, settings: of_dialer };
             let reason = live(&dialer, &address, patience, posted, &closed, &*events).await;
             endpoint.close(CLOSE_ORDERLY, b"");
             events(ControlEvent::Closed(reason));
