@@ -26,6 +26,7 @@ mod ops;
 mod parts;
 mod process;
 mod push_pull;
+mod rendezvous;
 mod rounds;
 mod seats;
 mod security;

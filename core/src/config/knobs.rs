@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 
 use super::choices::{Checksum, Congestion, LocalReduce, TransportChoice};
 use super::kinds::{
-    Address, Bytes, Count, Flag, Indices, Join, Kind, LogFilter, Name, Optional, Path, Role, Text, TimeSpan, Unit,
+    Address, Bytes, Count, Flag, Indices, Join, Kind, LogFilter, Name, Optional, Path, PreShared, Role, Text, TimeSpan,
+    Unit,
 };
 use super::origin::{Origin, PREFIX};
 
@@ -134,6 +135,10 @@ knobs! {
         join: Optional<Join> = "";
         /// File with the join string: written by a coordinator, read by the others unless `join` is given.
         join_file: Optional<Path> = "";
+        /// Secret that all hosts of a torchrun job were given: the join string travels sealed with it. `secret_file` is safer than a variable.
+        secret: Optional<PreShared> = "";
+        /// File with that secret, which others cannot read.
+        secret_file: Optional<Path> = "";
         /// Host of the coordinator, where no join string names it.
         coordinator_host: Optional<Text> = "", alias "DMLC_PS_ROOT_URI";
         /// Port of the coordinator, where no join string names it.
@@ -313,7 +318,7 @@ mod tests {
         fn any_text_is_taken_or_refused_but_never_panics(text in "\\PC{0,12}|[0-9.]{0,30} ?[a-zA-Zµ]{0,3}") {
             let mut config = Config::default();
             for knob in KNOBS {
-                if (knob.set)(&mut config, &text).is_ok() && knob.unit != Unit::Secret {
+                if (knob.set)(&mut config, &text).is_ok() && !knob.unit.is_secret() {
                     let printed = knob.value(&config);
                     prop_assert_eq!((knob.set)(&mut config, &printed), Ok(()));
                     prop_assert_eq!(knob.value(&config), printed);

@@ -17,6 +17,7 @@ use crate::wire::{Request, Sum, Target};
 mod capabilities;
 mod certificate;
 mod credentials;
+pub mod envelope;
 mod exchange;
 pub mod identity;
 mod invitation;

@@ -23,9 +23,12 @@ use crate::private_file;
 use crate::signals::Interrupts;
 
 mod author;
+pub mod entering;
 pub mod rendezvous;
+pub mod sealed;
 mod supervision;
 mod supervisor;
+mod trusted_file;
 
 pub use crate::ending::Ending;
 
