@@ -56,7 +56,7 @@ fn a_job_outlives_the_certificates_that_it_began_with(over: Over) {
     engine.shutdown(PATIENCE).unwrap();
 }
 
-fn is_over(validity: Validity) -> bool {
+pub(crate) fn is_over(validity: Validity) -> bool {
     #[expect(clippy::disallowed_methods, reason = "certificates are dated by the calendar")]
     let now = SystemTime::now();
     // A certificate is good to the end of its last second.

@@ -211,13 +211,12 @@ impl Member {
         self.ask(Frame::Stall(stall));
     }
 
-    /// Asks for the next certificate of this process; [`MemberEvent::Renewed`] is the answer. Returns whether it was asked for: without a
-    /// connection it is not. The request is not repeated.
-    pub fn renew(&mut self) -> bool {
+    /// Asks for the next certificate of this process; [`MemberEvent::Renewed`] is the answer. Without a connection this does nothing, and a
+    /// request that is lost is not repeated: the caller asks again.
+    pub fn renew(&mut self) {
         if self.line.is_up() {
             self.send(Frame::Renew);
         }
-        self.line.is_up()
     }
 
     /// Leaves in order. Ends in [`MemberEvent::Left`] once all workers have left, or at once if the job has not formed. Unanswered requests

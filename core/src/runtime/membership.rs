@@ -182,12 +182,13 @@ impl Driver {
         Some(next.min(renewal))
     }
 
-    /// Asks for the next certificate if that is due and the coordinator is connected.
+    /// Asks for the next certificate if that is due. An attempt without a connection counts as one that failed, so that it has a pause too.
     fn renew(&mut self) {
         let now = self.clock.now();
-        if self.renewal.next(now, self.credentials.renewal_in()) > now || !self.member.renew() {
+        if self.renewal.next(now, self.credentials.renewal_in()) > now {
             return;
         }
+        self.member.renew();
         let validity = self.credentials.validity();
         if self.renewal.attempted(now, validity.lifetime()) {
             tracing::warn!(certificate = %validity, "not renewed yet; look at the coordinator and at the clocks of both hosts");

@@ -76,7 +76,7 @@ impl Renewal {
     pub fn attempted(&mut self, now: Time, lifetime: Duration) -> bool {
         let pause = PAUSE_MIN.saturating_mul(1 << self.attempts.min(20)).min(PAUSE_MAX);
         // A third of the lifetime is left for attempts.
-        self.rests_until = Some(now + pause.min(lifetime / 24));
+        self.rests_until = Some(now + pause.min((lifetime / 24).max(PAUSE_LEAST)));
         let failed = self.attempts;
         self.attempts = self.attempts.saturating_add(1);
         failed >= FAILURES_TOLD && failed.is_power_of_two()
@@ -110,6 +110,8 @@ pub(super) const BACKDATED: Duration = Duration::from_secs(3600);
 /// The pause after the first attempt that failed; it doubles with each further one.
 const PAUSE_MIN: Duration = Duration::from_secs(1);
 const PAUSE_MAX: Duration = Duration::from_secs(600);
+/// However short the lifetime, so that nobody asks without end.
+const PAUSE_LEAST: Duration = Duration::from_millis(20);
 /// So many failures may be a coordinator that is busy or is started again.
 const FAILURES_TOLD: u32 = 4;
 
@@ -175,6 +177,8 @@ mod tests {
         assert_eq!(renewal.next(now, HOUR), now + HOUR);
         assert!(!renewal.attempted(now, 3 * SECOND));
         assert_eq!(renewal.next(now, Duration::ZERO), now + 3 * SECOND / 24, "a short life has short pauses");
+        renewal.attempted(now, Duration::ZERO);
+        assert!(renewal.next(now, Duration::ZERO) > now, "but there is always one");
     }
 
     #[test]
