@@ -237,7 +237,10 @@ def detect_launch(arguments: dict[str, str], generation: int = 0) -> _Launch: ..
 def find_join(job: str, timeout: float) -> str: ...
 def read_join(path: Path, timeout: float) -> str: ...
 def wrap_join(settings: dict[str, str], job: str, join: str) -> str:
-    """What rank 0 of `job` puts into a store that others can read: the join string, sealed if the settings have a secret."""
+    """What rank 0 of `job` puts into a store that others can read.
+
+    It is the join string, sealed if the settings have a secret.
+    """
 
 def unwrap_join(settings: dict[str, str], job: str, text: str) -> str:
     """The join string that rank 0 of `job` has wrapped."""

@@ -160,8 +160,8 @@ def test_with_a_secret_nothing_in_the_store_of_torchrun_lets_anybody_in(monkeypa
     def find(settings):
         return meet(settings, way="find", job="night")[1]
 
-    plan = {"way": "embed", "bind": "127.0.0.1:0", "workers": 2, "servers": 1, "job": "night", "coordinator_only": False}
-    embedded, join, _ = meet({"secret": SECRET}, **plan)
+    plan = {"bind": "127.0.0.1:0", "workers": 2, "servers": 1, "coordinator_only": False}
+    embedded, join, _ = meet({"secret": SECRET}, way="embed", job="night", **plan)
     try:
         secret_of_job = join.rsplit(".", 1)[1]
         assert not any(part in store.values["join"] for part in (secret_of_job, "127.0.0.1", SECRET))
