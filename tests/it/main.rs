@@ -32,6 +32,7 @@ mod seats;
 mod security;
 mod shapes;
 mod sim;
+mod site;
 mod skips;
 mod supply_chain;
 mod tidy;

@@ -27,7 +27,7 @@ fn a_file_that_a_killed_coordinator_of_another_host_left_keeps_nobody_from_the_n
     let config = config(Over::Quic, &[]);
     let coordinator = CoordinatorNode::start(CoordinatorConfig::from_config(&config, 1, 1), &config, None).unwrap();
     let _published = publish(home.path(), "night", coordinator.join_string()).unwrap();
-    let (join, credentials) = found.enrol(Role::Worker, PATIENCE).unwrap();
+    let (join, credentials) = found.enrol(&config, Role::Worker, PATIENCE).unwrap();
     assert_eq!(&join, coordinator.join_string());
     assert_eq!(credentials.identity().role, Role::Worker);
 }

@@ -224,6 +224,27 @@ impl Kind for Name {
     }
 }
 
+/// Texts, separated by commas; possibly none.
+#[derive(Debug)]
+pub struct Names;
+
+impl Kind for Names {
+    type Value = Vec<String>;
+    const UNIT: Unit = Unit::Text;
+
+    fn parse(text: &str) -> Result<Vec<String>, String> {
+        let words: Vec<&str> = text.split(',').map(str::trim).filter(|_| !text.trim().is_empty()).collect();
+        if words.contains(&"") {
+            return Err("has a comma with nothing before or behind it".to_owned());
+        }
+        Ok(words.into_iter().map(str::to_owned).collect())
+    }
+
+    fn print(value: &Vec<String>) -> String {
+        value.join(",")
+    }
+}
+
 /// `host:port`.
 #[derive(Debug)]
 pub struct Address;

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 
 use super::choices::{Checksum, Congestion, LocalReduce, TransportChoice};
 use super::kinds::{
-    Address, Bytes, Count, Flag, Indices, Join, Kind, LogFilter, Name, Optional, Path, PreShared, Role, Text, TimeSpan,
-    Unit,
+    Address, Bytes, Count, Flag, Indices, Join, Kind, LogFilter, Name, Names, Optional, Path, PreShared, Role, Text,
+    TimeSpan, Unit,
 };
 use super::origin::{Origin, PREFIX};
 
@@ -139,6 +139,14 @@ knobs! {
         secret: Optional<PreShared> = "";
         /// File with that secret, which others cannot read.
         secret_file: Optional<Path> = "";
+        /// Certificate of this process from the site's own authority, in PEM: it proves who may enrol, and no join string does.
+        tls_cert: Optional<Path> = "";
+        /// Key of that certificate, in PEM; a file that others cannot read.
+        tls_key: Optional<Path> = "";
+        /// Certificates of the site's authorities, in PEM.
+        tls_ca: Optional<Path> = "";
+        /// Names of the certificates that take part in the job: DNS names and URIs, or the beginning of a URI with /* behind it.
+        tls_peer: Names = "";
         /// Host of the coordinator, where no join string names it.
         coordinator_host: Optional<Text> = "", alias "DMLC_PS_ROOT_URI";
         /// Port of the coordinator, where no join string names it.

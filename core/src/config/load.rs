@@ -156,6 +156,9 @@ impl Config {
         self.cluster_file = self.expanded("cluster_file", self.cluster_file.as_deref(), home)?;
         self.join_file = self.expanded("join_file", self.join_file.as_deref(), home)?;
         self.secret_file = self.expanded("secret_file", self.secret_file.as_deref(), home)?;
+        self.tls_cert = self.expanded("tls_cert", self.tls_cert.as_deref(), home)?;
+        self.tls_key = self.expanded("tls_key", self.tls_key.as_deref(), home)?;
+        self.tls_ca = self.expanded("tls_ca", self.tls_ca.as_deref(), home)?;
         Ok(())
     }
 

@@ -76,6 +76,17 @@ pub(super) fn unreadable() -> Error {
     }
 }
 
+/// The DNS names and URIs of a certificate; none if it cannot be read.
+pub(super) fn names_of(certificate: &CertificateDer<'_>) -> Vec<String> {
+    let Ok((_, parsed)) = X509Certificate::from_der(certificate) else { return Vec::new() };
+    let Ok(Some(names)) = parsed.subject_alternative_name() else { return Vec::new() };
+    let name = |name: &GeneralName<'_>| match name {
+        GeneralName::URI(name) | GeneralName::DNSName(name) => Some((*name).to_owned()),
+        _ => None,
+    };
+    names.value.general_names.iter().filter_map(name).collect()
+}
+
 fn uri_of(certificate: &CertificateDer<'_>) -> Option<String> {
     let (_, parsed) = X509Certificate::from_der(certificate).ok()?;
     let names = parsed.subject_alternative_name().ok()??;

@@ -173,7 +173,7 @@ impl Authority {
     /// # Errors
     /// [`Error::Internal`] if the cryptographic library fails.
     pub fn credentials(&self, role: Role) -> Result<Credentials> {
-        self.credentials_for(role, self.from_now_on())
+        self.credentials_for(role, self.new_validity())
     }
 
     pub(super) fn credentials_for(&self, role: Role, validity: Validity) -> Result<Credentials> {
@@ -236,26 +236,26 @@ impl Authority {
         }
         let key = SubjectPublicKeyInfo::from_der(&public_key(certificate)?)
             .map_err(|error| failed("reading a certified key", error))?;
-        self.certify(&key, holder.role, self.from_now_on())
+        self.certify(&key, holder.role, self.new_validity())
     }
 
     pub(super) fn certificate(&self) -> &CertificateDer<'static> {
         &self.certificate
     }
 
-    fn from_now_on(&self) -> Validity {
+    fn new_validity(&self) -> Validity {
         Validity::begin(wall_clock(), self.lifetime)
     }
 
     /// Certifies the key of a signing request, whose signature proves that the requester has it. Nothing else of it is believed.
-    fn sign(&self, request: &[u8], role: Role, peer: &str) -> Result<CertificateDer<'static>> {
+    pub(super) fn sign(&self, request: &[u8], role: Role, peer: &str) -> Result<CertificateDer<'static>> {
         let request = CertificateSigningRequestDer::from(request.to_vec());
         let request = CertificateSigningRequestParams::from_der(&request).map_err(|error| Error::Protocol {
             peer: peer.to_owned(),
             field: "signing request".to_owned(),
             problem: format!("is not valid: {error}"),
         })?;
-        self.certify(&request.public_key, role, self.from_now_on())
+        self.certify(&request.public_key, role, self.new_validity())
     }
 
     fn certify(&self, key: &impl PublicKeyData, role: Role, validity: Validity) -> Result<CertificateDer<'static>> {

@@ -25,6 +25,7 @@ pub mod mem;
 pub mod quic;
 pub mod router;
 pub mod shm;
+pub mod site;
 mod validity;
 
 pub use capabilities::Capabilities;

@@ -51,7 +51,7 @@ impl Session {
     /// As [`Found::enrol`] and [`Engine::start`].
     pub fn join(found: Found, request: JoinRequest, config: Config) -> Result<Self> {
         let JoinRequest { rank, workers, servers, patience } = request;
-        let (join, credentials) = found.enrol(Role::Worker, patience)?;
+        let (join, credentials) = found.enrol(&config, Role::Worker, patience)?;
         let credentials = Arc::new(credentials);
         let copies = Copies::default();
         let devices = devices(&config);

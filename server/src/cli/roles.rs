@@ -90,7 +90,7 @@ fn interrupted(signal: std::result::Result<i32, crossbeam_channel::RecvError>) -
 
 fn start_server(config: Config) -> Result<Server> {
     let patience = config.join_timeout;
-    let (join, credentials) = Found::by_settings(&config, patience)?.enrol(Role::Server, patience)?;
+    let (join, credentials) = Found::by_settings(&config, patience)?.enrol(&config, Role::Server, patience)?;
     let index = config.server_index;
     Server::start(ServerOptions { config, coordinator: join.address, credentials: Arc::new(credentials), index })
 }

@@ -19,7 +19,7 @@ use crate::launch::entering::Found;
 pub(super) fn ask(config: &Config) -> Result<Status> {
     const PATIENCE: Duration = Duration::from_secs(5);
     let patience = config.join_timeout.min(PATIENCE);
-    let (join, credentials) = Found::by_settings(config, Duration::ZERO)?.enrol(Role::Observer, patience)?;
+    let (join, credentials) = Found::by_settings(config, Duration::ZERO)?.enrol(config, Role::Observer, patience)?;
     runtime::status(&join.address, &credentials, patience)
 }
 

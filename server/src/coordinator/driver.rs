@@ -17,6 +17,7 @@ use gradlane_core::wire::frame::Status;
 use gradlane_core::{Error, Result};
 
 use super::{Command, Coordinator, CoordinatorConfig, Event};
+use crate::site;
 
 mod term;
 
@@ -65,6 +66,7 @@ impl CoordinatorNode {
             &config.bind,
             Arc::clone(&authority),
             &Settings::from_config(config),
+            site::by_settings(config)?.as_ref(),
             Box::new(move |incoming| {
                 let _ = events.send(Input::Control(incoming));
             }),

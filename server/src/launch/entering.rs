@@ -14,6 +14,7 @@ use gradlane_core::types::{JoinString, Role, Time};
 use gradlane_core::{Error, Result};
 
 use super::rendezvous;
+use crate::site;
 
 /// A join string, and where it was found.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -72,13 +73,15 @@ impl Found {
         Ok(Self { join, place })
     }
 
-    /// Makes a key and has the coordinator certify it as `role`, within `patience`. Returns the join string that was good, too.
+    /// Makes a key and has the coordinator certify it as `role`, within `patience`. Returns the join string that was good, too. Where the
+    /// settings have certificates of the site, these prove who both sides are.
     ///
     /// # Errors
     /// As [`Credentials::enroll`]. A join string that is not that of the coordinator which answers is refused only after a short while in
     /// which no newer one was found.
-    pub fn enrol(self, role: Role, patience: Duration) -> Result<(JoinString, Credentials)> {
-        self.try_each(patience, |join, patience| Credentials::enroll(join, role, patience))
+    pub fn enrol(self, config: &Config, role: Role, patience: Duration) -> Result<(JoinString, Credentials)> {
+        let site = site::by_settings(config)?;
+        self.try_each(patience, |join, patience| Credentials::enroll_by(site.as_ref(), join, role, patience))
     }
 
     /// Calls `attempt` with the newest join string until it succeeds.

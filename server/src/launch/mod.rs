@@ -28,7 +28,6 @@ pub mod rendezvous;
 pub mod sealed;
 mod supervision;
 mod supervisor;
-mod trusted_file;
 
 pub use crate::ending::Ending;
 

@@ -17,7 +17,7 @@ use gradlane_core::types::join::JoinString;
 use gradlane_core::{Error, Result};
 
 use super::author::Author;
-use super::trusted_file::{self, Purpose};
+use crate::trusted_file::{self, LINES_BYTES_MAX, Purpose};
 use crate::{os, private_file};
 
 /// A published join string. Dropping it removes the file.
@@ -180,6 +180,7 @@ const JOIN_FILE: Purpose = Purpose {
     name: "join file",
     forbidden: 0o022,
     hint: "who writes it decides which coordinator this process obeys: let it belong to this user or to root, and chmod go-w",
+    bytes_max: LINES_BYTES_MAX,
 };
 
 /// Polls until there is a result, at least once and at most for `patience`.
@@ -225,7 +226,7 @@ fn read_private(path: &Path) -> Result<Option<String>> {
     if metadata.mode() & 0o077 != 0 {
         return Err(untrusted(path, &format!("can be read or written by others (mode {:o})", metadata.mode() & 0o777)));
     }
-    trusted_file::bounded(&mut file).map(Some).map_err(|error| failed(&error))
+    trusted_file::bounded(&mut file, LINES_BYTES_MAX).map(Some).map_err(|error| failed(&error))
 }
 
 fn untrusted(path: &Path, problem: &str) -> Error {

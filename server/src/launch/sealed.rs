@@ -7,7 +7,7 @@ use gradlane_core::transport::envelope;
 use gradlane_core::types::{JoinString, SharedSecret};
 use gradlane_core::{Error, Result};
 
-use super::trusted_file::{self, Purpose};
+use crate::trusted_file::{self, LINES_BYTES_MAX, Purpose};
 
 /// The secret of this process's settings, if they give one.
 ///
@@ -30,7 +30,8 @@ pub fn wrap(config: &Config, job: &str, join: &JoinString, hosts: u32) -> Result
     match secret(config)? {
         Some(secret) => envelope::seal(&secret, job, join),
         None => {
-            if hosts > 1 {
+            // With certificates of the site the join string lets nobody in.
+            if hosts > 1 && config.tls_cert.is_none() {
                 tracing::warn!("{EXPOSED}");
             }
             Ok(join.to_string())
@@ -68,6 +69,7 @@ const SECRET_FILE: Purpose = Purpose {
     name: "secret file",
     forbidden: 0o026,
     hint: "everybody who can read it can join the job: let it belong to this user or to root, and chmod 600",
+    bytes_max: LINES_BYTES_MAX,
 };
 
 const EXPOSED: &str = "the join string travels unencrypted through torchrun's store: whoever reaches MASTER_PORT while the job forms can \

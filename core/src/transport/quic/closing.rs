@@ -153,7 +153,11 @@ pub(in crate::transport) fn auth_error(alert: u8, problem: String) -> Error {
             "it belongs to another job or to an earlier run: use the join string that the coordinator prints now"
         }
         116 => "it has no certificate: start it with the job's join string",
-        120 => "it speaks another version of Gradlane's protocol: start all processes of a job with one version",
+        49 => "no name in it is in the setting tls_peer of the process that refused it",
+        120 => {
+            "it speaks another version of Gradlane's protocol, or only one side has certificates of the site (tls_cert): start all \
+             processes of a job with one version and alike"
+        }
         _ => "start it again with the join string that the coordinator prints now",
     };
     Error::Auth { problem, hint: hint.to_owned() }

@@ -13,6 +13,7 @@ use super::*;
 use crate::error::{Error, Result};
 use crate::transport::contract::{self, Due, SOON, Server, Worker, World, connect, connected};
 use crate::transport::identity::{Authority, Credentials, Validity};
+use crate::transport::site::Site;
 use crate::transport::validity::wall_clock;
 use crate::transport::{Inbox, Incoming, Listener, Peer, Transport};
 use crate::types::{ExchangeId, LinkId, NodeId, Role, Time};
@@ -20,6 +21,7 @@ use crate::wire::Frame;
 use crate::wire::frame::Progress;
 
 mod flood;
+mod site;
 mod versions;
 
 contract::promises!(Loopback::new());
@@ -426,11 +428,19 @@ impl Coordinator {
         Self::with(job, &Settings::default())
     }
 
+    fn at(site: &Site) -> Self {
+        Self::bound("resnet", &Settings::default(), Some(site))
+    }
+
     fn with(job: &str, settings: &Settings) -> Self {
+        Self::bound(job, settings, None)
+    }
+
+    fn bound(job: &str, settings: &Settings, site: Option<&Site>) -> Self {
         let authority = Arc::new(Authority::create(job).unwrap());
         let (sender, events) = channel();
         let tell = Box::new(move |event| drop(sender.send(event)));
-        let listener = ControlListener::bind("127.0.0.1:0", Arc::clone(&authority), settings, tell).unwrap();
+        let listener = ControlListener::bind("127.0.0.1:0", Arc::clone(&authority), settings, site, tell).unwrap();
         Self { authority, listener, events: Due(events) }
     }
 

@@ -109,7 +109,7 @@ async fn live(
     let wrong = match dialed.peer() {
         Ok(PeerOf::Member(identity)) if identity.role == Role::Coordinator => None,
         Ok(PeerOf::Member(identity)) => Some(format!("the process at {address} is a {}", identity.role)),
-        Ok(PeerOf::Newcomer) => Some(format!("the process at {address} is no member of the job")),
+        Ok(PeerOf::Newcomer(_)) => Some(format!("the process at {address} is no member of the job")),
         Err(error) => return error,
     };
     if let Some(problem) = wrong {

@@ -20,13 +20,14 @@ use super::super::endpoint;
 use super::super::enroll::{self, Registrar};
 use super::super::settings::Settings;
 use super::super::socket;
-use super::super::tls::{Admission, certificate};
+use super::super::tls::{Admission, Vouched, certificate};
 use super::ControlIncoming;
 use super::frames::{Outbox, converse, outbox};
 use super::link::BUFFER_BYTES;
 use crate::error::{Error, Result};
 use crate::local::OwnThread;
 use crate::transport::identity::{Authority, Credentials, PeerIdentity, Renewal};
+use crate::transport::site::Site;
 use crate::types::{LinkId, Role, Time};
 use crate::wire::{Frame, check_version};
 
@@ -39,7 +40,8 @@ pub struct ControlListener {
 }
 
 impl ControlListener {
-    /// Listens at `address`, `ip:port`; port 0 takes any free one. Members of the authority's job are let in, and newcomers may enrol.
+    /// Listens at `address`, `ip:port`; port 0 takes any free one. Members of the authority's job are let in, and newcomers may enrol: those
+    /// that know a secret, or, if there is a `site`, those that have a certificate of it.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] if `address` is not one, [`Error::Io`] if it is taken.
@@ -47,6 +49,7 @@ impl ControlListener {
         address: &str,
         authority: Arc<Authority>,
         settings: &Settings,
+        site: Option<&Site>,
         events: Box<dyn Fn(ControlIncoming) + Send + Sync>,
     ) -> Result<Self> {
         let settings = Settings { socket_buffer_bytes: BUFFER_BYTES, ..settings.clone() };
@@ -55,8 +58,8 @@ impl ControlListener {
         let socket = socket::bind(socket::parse(address)?, settings.socket_buffer_bytes)?;
         let io = |error: std::io::Error| Error::Io { what: address.to_owned(), cause: error.to_string() };
         let address = socket.local_addr().map_err(io)?.to_string();
-        let (admission_control, server) =
-            AdmissionControl::new(&credentials, &settings, Admission::MembersAndNewcomers)?;
+        let admission = site.map_or(Admission::MembersAndNewcomers, Admission::MembersAndSite);
+        let (admission_control, server) = AdmissionControl::new(&credentials, &settings, admission)?;
         let (commands, inbox) = mpsc::unbounded_channel();
         let registrar = Arc::new(Mutex::new(Registrar::new(Arc::clone(&authority))));
         let state = ServerState {
@@ -186,7 +189,7 @@ async fn run(
             },
             Some(arrival) = arrivals.recv() => match arrival {
                 Arrival::Member(connection, identity) => state.member(connection, identity, own_commands.clone()),
-                Arrival::Newcomer(connection, began) => state.newcomer(connection, began),
+                Arrival::Newcomer(connection, began, vouched) => state.newcomer(connection, began, vouched),
             },
         }
         while state.tasks.try_join_next().is_some() {}
@@ -237,7 +240,7 @@ impl ServerState {
         });
     }
 
-    fn newcomer(&mut self, connection: Connection, began: Instant) {
+    fn newcomer(&mut self, connection: Connection, began: Instant, vouched: Vouched) {
         let Some(admitted) = self.gatekeeper.enrol(now(), began) else {
             let hint = "this process asks again by itself".to_owned();
             let (what, limit) = ("enrolments at once".to_owned(), "as many as there are places for".to_owned());
@@ -257,7 +260,7 @@ impl ServerState {
                 return close_with(&connection, &error);
             }
             let terms = lock().terms();
-            let served = timeout_at(held.until.into(), enroll::serve(&terms, &connection)).await;
+            let served = timeout_at(held.until.into(), enroll::serve(&terms, vouched, &connection)).await;
             match served.unwrap_or_else(|_| Err(early_end("enrolment", "is not done in time", &remote.to_string()))) {
                 Ok(()) => {
                     gatekeeper.proven(address);

@@ -11,13 +11,15 @@ use crate::os;
 
 /// What a file is for, which decides who else may use it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Purpose {
+pub(crate) struct Purpose {
     /// Its name in messages, such as `join file`.
-    pub(super) name: &'static str,
+    pub(crate) name: &'static str,
     /// The bits of the mode that it must not have.
-    pub(super) forbidden: u32,
+    pub(crate) forbidden: u32,
     /// What to do if it has one of them, or another owner.
-    pub(super) hint: &'static str,
+    pub(crate) hint: &'static str,
+    /// How much of it is read at most.
+    pub(crate) bytes_max: u64,
 }
 
 /// The content of `path`; `None` if there is no such file. The file must belong to this user or to root, as secrets do that are mounted into
@@ -25,7 +27,7 @@ pub(super) struct Purpose {
 ///
 /// # Errors
 /// [`Error::Auth`] for a file of another user, or that others may use in a way that its purpose forbids; [`Error::Io`].
-pub(super) fn read(path: &Path, purpose: Purpose) -> Result<Option<String>> {
+pub(crate) fn read(path: &Path, purpose: Purpose) -> Result<Option<String>> {
     let failed = |error: io::Error| Error::Io { what: format!("reading {}", path.display()), cause: error.to_string() };
     // Does not wait for a writer if it is a pipe. Checks the opened file, so that it cannot be replaced between check and use.
     let mut file = match OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path) {
@@ -38,16 +40,18 @@ pub(super) fn read(path: &Path, purpose: Purpose) -> Result<Option<String>> {
         let problem = format!("the {} {} {problem}", purpose.name, path.display());
         return Err(Error::Auth { problem, hint: purpose.hint.to_owned() });
     }
-    bounded(&mut file).map(Some).map_err(failed)
+    bounded(&mut file, purpose.bytes_max).map(Some).map_err(failed)
 }
 
-/// What is read of a file at most: a join string and an author are some 300 bytes.
-pub(super) fn bounded(file: &mut File) -> io::Result<String> {
-    const BYTES_MAX: u64 = 4096;
+/// The first `bytes_max` bytes of a file.
+pub(crate) fn bounded(file: &mut File, bytes_max: u64) -> io::Result<String> {
     let mut content = String::new();
-    file.take(BYTES_MAX).read_to_string(&mut content)?;
+    file.take(bytes_max).read_to_string(&mut content)?;
     Ok(content)
 }
+
+/// Of a file that holds a line or two: a join string and an author are some 300 bytes.
+pub(crate) const LINES_BYTES_MAX: u64 = 4096;
 
 /// Why a file with this owner and mode is not trusted; `None` if it is.
 fn open_to_others(owner: u32, mode: u32, this_user: u32, forbidden: u32) -> Option<String> {
