@@ -35,6 +35,7 @@ from gradlane._status import layout, metrics, metrics_text, print_config
 from gradlane.errors import (
     AbortedError,
     AuthError,
+    CertExpiredError,
     ConfigError,
     DeviceError,
     Error,
@@ -58,6 +59,7 @@ __all__ = [
     "AbortedError",
     "AuthError",
     "Average",
+    "CertExpiredError",
     "ConfigError",
     "DeviceError",
     "Error",

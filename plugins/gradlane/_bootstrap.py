@@ -3,7 +3,7 @@
 In this order: explicit arguments, `GRADLANE_*`, `DMLC_*` (BytePS and ps-lite launch scripts), torchrun, `TF_CONFIG`,
 MPI, Slurm, and else a single process. The native `detect_launch` interprets the variables and decides how the process
 enters its job; this file carries that out. It adds one thing: under torchrun the join string travels through the store
-of torchrun's agent, which works on several hosts without a common directory.
+of torchrun's agent, which works on several hosts without a common directory. It is sealed if the job has a secret.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, TypedDict
 
 from gradlane import _core
 from gradlane.errors import Error, TimeoutError
@@ -25,6 +26,13 @@ if TYPE_CHECKING:
 _STORE_KEY = "join"
 _GIVE_UP_TIMEOUT = 2.0
 """Seconds for the members to hear that this process gives up. One that does not answer hears of it by itself later."""
+
+
+class _Place(TypedDict, total=False):
+    """Where a join string was found."""
+
+    file: Path
+    job: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +108,7 @@ def enter(arguments: Mapping[str, str], settings: Mapping[str, str], timeout: fl
         raise entrance
     if entrance["way"] == "alone":
         return Job(_core.Session.local(dict(settings)), launch, None, rank=0, size=1)
-    embedded, join = _meet(launch, entrance, dict(settings), generation)
+    embedded, join, place = _meet(launch, entrance, dict(settings), generation)
     try:
         session = _core.Session.join(
             join,
@@ -113,6 +121,7 @@ def enter(arguments: Mapping[str, str], settings: Mapping[str, str], timeout: fl
             num_nodes=launch.num_nodes,
             settings=dict(settings),
             timeout=timeout,
+            **place,
         )
     except BaseException:
         if embedded is not None:
@@ -131,33 +140,39 @@ def _meet(
     entrance: _core._Join | _core._Read | _core._Find | _core._Embed,
     settings: dict[str, str],
     generation: int,
-) -> tuple[_core.Embedded | None, str]:
-    """Obtains the join string; rank 0 may have to start the coordinator and servers for it."""
+) -> tuple[_core.Embedded | None, str, _Place]:
+    """Obtains the join string, and where a newer one would be.
+
+    Rank 0 may have to start the coordinator and servers for it.
+    """
     if entrance["way"] == "join":
-        return None, entrance["join"]
+        return None, entrance["join"], {}
     if entrance["way"] == "read":
-        return None, _core.read_join(entrance["path"], launch.join_timeout)
+        path = entrance["path"]
+        return None, _core.read_join(path, launch.join_timeout), {"file": path}
+    job = entrance["job"]
     store = _agent_store(launch.join_timeout, generation) if launch.source == "torchrun" else None
     if entrance["way"] == "find":
-        job = entrance["job"]
-        return None, _core.find_join(job, launch.join_timeout) if store is None else _read(store, launch.join_timeout)
+        if store is None:
+            return None, _core.find_join(job, launch.join_timeout), {"job": job}
+        return None, _core.unwrap_join(settings, job, _read(store, launch.join_timeout)), {}
     embedded = _core.Embedded(
         bind=entrance["bind"],
         workers=entrance["workers"],
         servers=entrance["servers"],
-        job=entrance["job"],
+        job=job,
         settings=settings,
         coordinator_only=entrance["coordinator_only"],
     )
     if store is None:
-        embedded.publish(entrance["job"])
+        embedded.publish(job)
     else:
-        store.set(_STORE_KEY, embedded.join)
-    return embedded, embedded.join
+        store.set(_STORE_KEY, _core.wrap_join(settings, job, embedded.join))
+    return embedded, embedded.join, {}
 
 
 def _read(store: Store, timeout: float) -> str:
-    """The join string from the agent's store. Asks again and again, because its own wait does not notice Ctrl-C."""
+    """What rank 0 put into the agent's store. Asks again and again, because its own wait does not notice Ctrl-C."""
     deadline = time.monotonic() + timeout
     while not store.check([_STORE_KEY]):
         if time.monotonic() > deadline:

@@ -82,8 +82,15 @@ class Session:
         num_nodes: int,
         settings: dict[str, str],
         timeout: float,
+        file: Path | None = None,
+        job: str | None = None,
     ) -> Session:
-        """Joins the job that `join` names and waits until it has formed."""
+        """Joins the job that `join` names and waits until it has formed.
+
+        Args:
+            file, job: the file, or the job of this user's state directory, where `join` was found. If its coordinator
+                does not answer, a newer one is looked for there.
+        """
     @staticmethod
     def local(settings: dict[str, str]) -> Session:
         """A job of one: no server, and every reduction is a copy."""
@@ -231,5 +238,14 @@ def error_table() -> list[_ErrorRow]:
 def detect_launch(arguments: dict[str, str], generation: int = 0) -> _Launch: ...
 def find_join(job: str, timeout: float) -> str: ...
 def read_join(path: Path, timeout: float) -> str: ...
+def wrap_join(settings: dict[str, str], job: str, join: str) -> str:
+    """What rank 0 of `job` puts into a store that others can read.
+
+    It is the join string, sealed if the settings have a secret.
+    """
+
+def unwrap_join(settings: dict[str, str], job: str, text: str) -> str:
+    """The join string that rank 0 of `job` has wrapped."""
+
 def config_report(arguments: dict[str, str]) -> str: ...
 def cli_main(argv: list[str]) -> int: ...

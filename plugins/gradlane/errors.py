@@ -22,6 +22,7 @@ __all__ = [
     "AbortedError",
     "AuthError",
     "CancelledError",
+    "CertExpiredError",
     "ChecksumError",
     "ConfigError",
     "DeviceError",
@@ -245,6 +246,15 @@ class AuthError(Error):
     """The peer could not prove its identity, or may not do this."""
 
     code = "Unauthenticated"
+
+
+class CertExpiredError(AuthError):
+    """A certificate has expired, or is not good yet by the clock of the host that looked at it."""
+
+    def __init__(self, message: str, **fields: Any) -> None:
+        super().__init__(message, **fields)
+        self.holder: str | None = fields.get("holder")
+        self.times: str | None = fields.get("times")
 
 
 class ChecksumError(Error):

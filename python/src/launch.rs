@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
+use gradlane_core::types::JoinString;
 use gradlane_session::{Entrance, Launch, Settings, config};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -14,6 +15,8 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(detect_launch, module)?)?;
     module.add_function(wrap_pyfunction!(find_join, module)?)?;
     module.add_function(wrap_pyfunction!(read_join, module)?)?;
+    module.add_function(wrap_pyfunction!(wrap_join, module)?)?;
+    module.add_function(wrap_pyfunction!(unwrap_join, module)?)?;
     module.add_function(wrap_pyfunction!(config_report, module)?)?;
     module.add_function(wrap_pyfunction!(cli_main, module)?)
 }
@@ -78,14 +81,29 @@ fn find_join(py: Python<'_>, job: &str, timeout: f64) -> PyResult<String> {
     let job = job.to_owned();
     let found =
         in_background(py, move || gradlane_session::find_join(&config(&Settings::new())?, &job, duration(timeout)))?;
-    found.map(|join| join.to_string()).map_err(|error| errors::raise(py, &error))
+    found.map(|found| found.join.to_string()).map_err(|error| errors::raise(py, &error))
 }
 
 /// Waits up to `timeout` seconds for the join string in this file.
 #[pyfunction]
 fn read_join(py: Python<'_>, path: PathBuf, timeout: f64) -> PyResult<String> {
     let found = in_background(py, move || gradlane_session::read_join(&path, duration(timeout)))?;
-    found.map(|join| join.to_string()).map_err(|error| errors::raise(py, &error))
+    found.map(|found| found.join.to_string()).map_err(|error| errors::raise(py, &error))
+}
+
+/// What rank 0 of `job` puts into a store that others can read: the join string, sealed if the settings have a secret.
+#[pyfunction]
+fn wrap_join(py: Python<'_>, settings: Settings, job: &str, join: &str) -> PyResult<String> {
+    let wrapped =
+        config(&settings).and_then(|config| gradlane_session::wrap_join(&config, job, &join.parse::<JoinString>()?));
+    wrapped.map_err(|error| errors::raise(py, &error))
+}
+
+/// The join string that rank 0 of `job` has wrapped.
+#[pyfunction]
+fn unwrap_join(py: Python<'_>, settings: Settings, job: &str, text: &str) -> PyResult<String> {
+    let join = config(&settings).and_then(|config| gradlane_session::unwrap_join(&config, job, text));
+    join.map(|join| join.to_string()).map_err(|error| errors::raise(py, &error))
 }
 
 /// Every setting, its value and where it came from.

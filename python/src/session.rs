@@ -8,7 +8,7 @@ use gradlane_core::engine::{self, BatchSubmission, Submission, Thread};
 use gradlane_core::metrics::prometheus;
 use gradlane_core::types::{Op, Priority, TensorSpec, WorkerId};
 use gradlane_core::{Error, Result};
-use gradlane_session::{Completions, JoinRequest, Lent, config, tensor_bytes};
+use gradlane_session::{Completions, Found, JoinRequest, Lent, Place, config, published, tensor_bytes};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -29,9 +29,10 @@ pub(crate) struct Session {
 
 #[pymethods]
 impl Session {
-    /// Joins a job and returns once it runs.
+    /// Joins a job and returns once it runs. `file`, or the `job` of this user's state directory, is where the join string was found, and
+    /// where a newer one is looked for if its coordinator does not answer.
     #[staticmethod]
-    #[pyo3(signature = (join, *, rank, size, servers, local_rank, local_size, node_rank, num_nodes, settings, timeout))]
+    #[pyo3(signature = (join, *, rank, size, servers, local_rank, local_size, node_rank, num_nodes, settings, timeout, file = None, job = None))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of a Python call")]
     fn join(
         py: Python<'_>,
@@ -45,12 +46,20 @@ impl Session {
         num_nodes: u32,
         settings: BTreeMap<String, String>,
         timeout: f64,
+        file: Option<PathBuf>,
+        job: Option<String>,
     ) -> PyResult<Self> {
         let _ = (local_rank, local_size, node_rank, num_nodes);
         let request = JoinRequest { rank, workers: size, servers, patience: duration(timeout) };
         let join = join.to_owned();
         let joined = in_background(py, move || {
-            config(&settings).and_then(|config| gradlane_session::Session::join(&join.parse()?, request, config))
+            let config = config(&settings)?;
+            let place = match (file, job) {
+                (Some(path), _) => Place::File(path),
+                (None, Some(job)) => published(&config, &job)?,
+                (None, None) => Place::Given,
+            };
+            gradlane_session::Session::join(Found { join: join.parse()?, place }, request, config)
         })?;
         joined.map(Self::new).map_err(|error| errors::raise(py, &error))
     }

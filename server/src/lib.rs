@@ -22,6 +22,8 @@ mod memory_limit;
 mod os;
 mod private_file;
 mod signals;
+mod site;
+mod trusted_file;
 
 pub use embedded::{Embedded, EmbeddedOptions};
 pub use node::{Server, ServerOptions, ServerState};

@@ -18,7 +18,7 @@ use gradlane_core::Result;
 use gradlane_core::config::Launcher;
 use gradlane_core::config::{Config, Origin};
 use gradlane_core::engine::Engine;
-use gradlane_server::launch::rendezvous;
+use gradlane_server::launch::entering::Found;
 use gradlane_tests::{cluster, device_actor, rounds};
 
 fn main() {
@@ -49,7 +49,7 @@ fn outcome(outcome: Result<i32>) -> i32 {
 
 fn join() -> Result<Engine> {
     let (config, _) = Config::from_process(&BTreeMap::from([("role".to_owned(), "worker".to_owned())]))?;
-    let join = rendezvous::join_string(&config, config.join_timeout)?;
+    let join = Found::by_settings(&config, config.join_timeout)?.join;
     // A worker that nobody gave a rank asks for one, and does not know the size of the job either.
     let unplaced = *config.origin("rank") == Origin::Launcher(Launcher::Single);
     let (rank, size) = if unplaced { (None, None) } else { (config.rank, config.size) };

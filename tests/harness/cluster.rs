@@ -15,6 +15,7 @@ use gradlane_core::transport::Transport;
 use gradlane_core::transport::identity::Credentials;
 use gradlane_core::transport::router::Router;
 use gradlane_core::types::{JoinString, Op, Priority, Role, TensorSpec};
+use gradlane_server::launch::entering::Found;
 use gradlane_server::{Embedded, EmbeddedOptions};
 
 use crate::element::Element;
@@ -204,7 +205,8 @@ fn enter(
     device: Option<Arc<dyn Device>>,
     transport: impl FnOnce(&Credentials, &Copies) -> Result<Arc<dyn Transport>>,
 ) -> Result<Engine> {
-    let credentials = Arc::new(Credentials::enroll(join, Role::Worker, config.join_timeout)?);
+    let (_, credentials) = Found::from(join.clone()).enrol(config, Role::Worker, config.join_timeout)?;
+    let credentials = Arc::new(credentials);
     let copies = Copies::default();
     let transport = transport(&credentials, &copies)?;
     let member = MemberConfig { requested: rank, workers, ..process::member(Role::Worker, config) };

@@ -19,6 +19,8 @@ use gradlane_tests::over::Over;
 use gradlane_tests::patience::eventually;
 use gradlane_tests::rounds;
 
+use crate::certificates::is_over;
+
 #[test]
 fn a_join_string_that_is_wrong_in_any_part_is_refused() {
     let cluster = Cluster::start(Over::Quic, 1, 1);
@@ -91,13 +93,12 @@ fn an_expired_certificate_is_refused_with_both_times() {
     let authority = Authority::resume(&directory, &machine.job).unwrap().with_lifetime(std::time::Duration::ZERO);
     let coordinator = CoordinatorNode::start(machine, &config, Some(&directory)).unwrap();
     let credentials = Arc::new(authority.credentials(Role::Worker).unwrap());
-    // A certificate's times are whole seconds: it is good for the rest of this one.
-    let error = eventually("it expires", || match join(&coordinator.join_string().address, &credentials) {
-        Err(error @ Error::Auth { .. }) => Some(error),
-        Err(_) | Ok(_) => None,
-    });
-    let Error::Auth { problem, hint } = &error else { unreachable!("matched above") };
-    assert!(problem.contains("expired: verification time") && problem.contains("not valid after"), "{problem}");
+    // A member would renew it, so nobody joins with it before.
+    eventually("it expires", || is_over(credentials.validity()).then_some(()));
+    let error = join(&coordinator.join_string().address, &credentials).err().expect("refused");
+    let Error::CertExpired { holder, times, hint } = &error else { panic!("{error}") };
+    assert_eq!(holder, "this process");
+    assert!(times.contains("expired: verification time") && times.contains("not valid after"), "{times}");
     assert!(hint.contains("clocks"), "{hint}");
 }
 

@@ -8,7 +8,7 @@ import sys
 
 import gradlane
 import pytest
-from gradlane import _core
+from gradlane import _bootstrap, _core
 from processes import LAUNCH_NAMES, LAUNCH_VARIABLES, over, run_all
 
 TORCHRUN = {
@@ -49,6 +49,8 @@ TENSORFLOW = {
         {"cluster": {"chief": ["n0:1"], "worker": ["n1:1", "n2:1"]}, "task": {"type": "worker", "index": 1}}
     )
 }
+
+SECRET = "0123456789abcdef0123456789abcdef"
 
 
 @pytest.fixture(autouse=True)
@@ -134,12 +136,46 @@ def test_gradlane_run_returns_the_code_of_the_worker_that_failed():
     assert run_all([(command, {})], timeout=60)[0].code == 5
 
 
-def test_torchrun_needs_no_server(tmp_path):
+@pytest.mark.parametrize("sealed", [False, True])
+def test_torchrun_needs_no_server(tmp_path, sealed):
     pytest.importorskip("torch")
+    secret = tmp_path / "secret"
+    secret.write_text(SECRET + "\n")
+    secret.chmod(0o600)
+    environment = {"OMP_NUM_THREADS": "1"} | ({"GRADLANE_SECRET_FILE": str(secret)} if sealed else {})
     script = tmp_path / "worker.py"
     script.write_text(SUM_OF_RANKS)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
-    check_sums(run_all([(command, {"OMP_NUM_THREADS": "1"})], timeout=90), workers=2)
+    check_sums(run_all([(command, environment)], timeout=90), workers=2)
+
+
+def test_with_a_secret_nothing_in_the_store_of_torchrun_lets_anybody_in(monkeypatch):
+    store = Store()
+    monkeypatch.setattr(_bootstrap, "_agent_store", lambda timeout, generation: store)
+
+    def meet(settings, **entrance):
+        launch = _bootstrap.Launch("torchrun", 0, 2, 0, 1, 0, 2, 0, 1.0, entrance)
+        return _bootstrap._meet(launch, entrance, settings, 0)
+
+    def find(settings):
+        return meet(settings, way="find", job="night")[1]
+
+    plan = {"bind": "127.0.0.1:0", "workers": 2, "servers": 1, "coordinator_only": False}
+    embedded, join, _ = meet({"secret": SECRET}, way="embed", job="night", **plan)
+    try:
+        secret_of_job = join.rsplit(".", 1)[1]
+        assert not any(part in store.values["join"] for part in (secret_of_job, "127.0.0.1", SECRET))
+        assert find({"secret": SECRET}) == join
+        for settings in ({}, {"secret": SECRET[::-1]}):
+            with pytest.raises(gradlane.AuthError, match="GRADLANE_SECRET"):
+                find(settings)
+        store.set("join", join)
+        with pytest.raises(gradlane.AuthError, match="not sealed"):
+            find({"secret": SECRET})
+    finally:
+        embedded.stop(0.0)
+    with pytest.raises(gradlane.ConfigError, match="has 5 bytes"):
+        find({"secret": "short"})
 
 
 def test_a_byteps_launch_script_needs_no_change(tmp_path):
@@ -278,3 +314,19 @@ def free_port():
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
+
+
+class Store:
+    """A store of torchrun's agent, as far as it is used."""
+
+    def __init__(self):
+        self.values = {}
+
+    def set(self, key, value):
+        self.values[key] = value
+
+    def check(self, keys):
+        return all(key in self.values for key in keys)
+
+    def get(self, key):
+        return self.values[key].encode()

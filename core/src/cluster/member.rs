@@ -13,7 +13,7 @@ use crate::wire::frame::{Join, Progress, Stall};
 
 use super::declarations::Answered;
 use super::line::{Due, Line};
-use super::requests::Requests;
+use super::requests::{Requests, left};
 use super::{MemberCommand, MemberConfig, MemberEvent};
 
 /// A node's membership in a job.
@@ -110,7 +110,7 @@ impl Member {
     pub fn handle_disconnected(&mut self, now: Time, error: Error) {
         // If the coordinator refuses a process, or the versions differ, a second attempt does not help. A member of a formed job was
         // accepted before, so there the connection is at fault.
-        let refused = matches!(error, Error::Auth { .. } | Error::Incompatible { .. });
+        let refused = matches!(error, Error::Auth { .. } | Error::CertExpired { .. } | Error::Incompatible { .. });
         if refused && matches!(self.standing, Standing::Joining) && self.line.is_in_use() {
             return self.fail(error);
         }
@@ -144,6 +144,7 @@ impl Member {
             }
             Frame::Ended { keys, below } => self.tell(MemberEvent::Ended { keys, below }),
             Frame::Forget { key, error } => self.tell(MemberEvent::Forget { key, error }),
+            Frame::Renewed { outcome } => self.tell(MemberEvent::Renewed { outcome }),
             Frame::StallNotice { tensor, stall, detail } => {
                 self.tell(MemberEvent::StallNotice { tensor, stall, detail });
             }
@@ -156,6 +157,7 @@ impl Member {
             | Frame::Leave
             | Frame::Fail { .. }
             | Frame::StatusRequest
+            | Frame::Renew
             | Frame::Status(_) => self.fail_protocol("kind", "nobody sends to a member"),
         }
     }
@@ -223,6 +225,14 @@ impl Member {
     /// again.
     pub fn report_stall(&mut self, stall: Stall) {
         self.ask(Frame::Stall(stall));
+    }
+
+    /// Asks for the next certificate of this process; [`MemberEvent::Renewed`] is the answer. Without a connection this does nothing, and a
+    /// request that is lost is not repeated: the caller asks again.
+    pub fn renew(&mut self) {
+        if self.line.is_up() {
+            self.send(Frame::Renew);
+        }
     }
 
     /// The last view of the membership. `None` before the job formed.
@@ -455,13 +465,6 @@ impl Member {
 
     fn tell(&mut self, event: MemberEvent) {
         self.commands.push_back(MemberCommand::Event(event));
-    }
-}
-
-fn left() -> Error {
-    Error::FailedPrecondition {
-        what: "this process left the job".to_owned(),
-        hint: "join again with a new member".to_owned(),
     }
 }
 

@@ -96,6 +96,11 @@ pub enum MemberEvent {
         /// All their parts lie below this index. If a name is declared again, its parts lie above.
         below: u32,
     },
+    /// Answers [`Member::renew`].
+    Renewed {
+        /// The next certificate of this process, in DER, or the error.
+        outcome: Result<Vec<u8>>,
+    },
     /// This tensor failed for good on every worker. May be repeated after a reconnection.
     Forget {
         /// The tensor.

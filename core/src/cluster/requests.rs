@@ -162,3 +162,11 @@ impl Barrier {
         self.until + ANSWER_MARGIN
     }
 }
+
+/// The answer to every request of a process that has left.
+pub(super) fn left() -> Error {
+    Error::FailedPrecondition {
+        what: "this process left the job".to_owned(),
+        hint: "join again with a new member".to_owned(),
+    }
+}

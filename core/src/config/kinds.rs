@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::units::{parse_bytes, parse_duration, print_bytes, print_duration};
 use crate::error::Error;
-use crate::types::JoinString;
+use crate::types::{JoinString, SharedSecret};
 
 /// A kind of value. Types that implement it are named in the table of knobs; no value of these types is ever made.
 pub trait Kind {
@@ -50,6 +50,15 @@ pub enum Unit {
     Path,
     /// A text that is masked wherever it is shown.
     Secret,
+    /// As [`Secret`](Self::Secret), chosen by a site and not by a coordinator.
+    SharedSecret,
+}
+
+impl Unit {
+    /// Whether values are masked wherever they are shown.
+    pub fn is_secret(self) -> bool {
+        matches!(self, Self::Secret | Self::SharedSecret)
+    }
 }
 
 impl fmt::Display for Unit {
@@ -65,6 +74,7 @@ impl fmt::Display for Unit {
             Self::Choice(words) => write!(f, "one of {}", words.join(", ")),
             Self::Path => f.write_str("a path"),
             Self::Secret => f.write_str("the whole string that the coordinator printed"),
+            Self::SharedSecret => f.write_str("at least 16 bytes, such as `openssl rand -hex 32` prints"),
         }
     }
 }
@@ -214,6 +224,27 @@ impl Kind for Name {
     }
 }
 
+/// Texts, separated by commas; possibly none.
+#[derive(Debug)]
+pub struct Names;
+
+impl Kind for Names {
+    type Value = Vec<String>;
+    const UNIT: Unit = Unit::Text;
+
+    fn parse(text: &str) -> Result<Vec<String>, String> {
+        let words: Vec<&str> = text.split(',').map(str::trim).filter(|_| !text.trim().is_empty()).collect();
+        if words.contains(&"") {
+            return Err("has a comma with nothing before or behind it".to_owned());
+        }
+        Ok(words.into_iter().map(str::to_owned).collect())
+    }
+
+    fn print(value: &Vec<String>) -> String {
+        value.join(",")
+    }
+}
+
 /// `host:port`.
 #[derive(Debug)]
 pub struct Address;
@@ -289,6 +320,23 @@ impl Kind for Join {
 
     fn print(value: &JoinString) -> String {
         value.masked()
+    }
+}
+
+/// A secret that all hosts of a job were given.
+#[derive(Debug)]
+pub struct PreShared;
+
+impl Kind for PreShared {
+    type Value = SharedSecret;
+    const UNIT: Unit = Unit::SharedSecret;
+
+    fn parse(text: &str) -> Result<SharedSecret, String> {
+        text.parse()
+    }
+
+    fn print(_: &SharedSecret) -> String {
+        "****".to_owned()
     }
 }
 

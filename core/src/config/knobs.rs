@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 
 use super::choices::{Checksum, Congestion, LocalReduce, TransportChoice};
 use super::kinds::{
-    Address, Bytes, Count, Flag, Indices, Join, Kind, LogFilter, Name, Optional, Path, Role, Text, TimeSpan, Unit,
+    Address, Bytes, Count, Flag, Indices, Join, Kind, LogFilter, Name, Names, Optional, Path, PreShared, Role, Text,
+    TimeSpan, Unit,
 };
 use super::origin::{Origin, PREFIX};
 
@@ -134,6 +135,18 @@ knobs! {
         join: Optional<Join> = "";
         /// File with the join string: written by a coordinator, read by the others unless `join` is given.
         join_file: Optional<Path> = "";
+        /// Secret that all hosts of a torchrun job were given: the join string travels sealed with it. `secret_file` is safer than a variable.
+        secret: Optional<PreShared> = "";
+        /// File with that secret, which others cannot read.
+        secret_file: Optional<Path> = "";
+        /// Certificate of this process from the site's own authority, in PEM: it proves who may enrol, and no join string does.
+        tls_cert: Optional<Path> = "";
+        /// Key of that certificate, in PEM; a file that others cannot read.
+        tls_key: Optional<Path> = "";
+        /// Certificates of the site's authorities, in PEM.
+        tls_ca: Optional<Path> = "";
+        /// Names of the certificates that take part in the job: DNS names and URIs, or the beginning of a URI with /* behind it.
+        tls_peer: Names = "";
         /// Host of the coordinator, where no join string names it.
         coordinator_host: Optional<Text> = "", alias "DMLC_PS_ROOT_URI";
         /// Port of the coordinator, where no join string names it.
@@ -142,6 +155,8 @@ knobs! {
         cluster_file: Optional<Path> = "";
         /// Where state is kept, one directory a job below it; none where there is no home directory.
         state_dir: Optional<Path> = "~/.gradlane";
+        /// How long the certificate of a process is good; renewed at two thirds of it while the process runs. Set it at the coordinator.
+        certificate_lifetime: TimeSpan = "24 h" in "2 s" to "720 h";
         /// A coordinator takes up the job of its last start again, with the same join string and certificates; else every start has new ones.
         resume: Flag = "false";
     }
@@ -311,7 +326,7 @@ mod tests {
         fn any_text_is_taken_or_refused_but_never_panics(text in "\\PC{0,12}|[0-9.]{0,30} ?[a-zA-Zµ]{0,3}") {
             let mut config = Config::default();
             for knob in KNOBS {
-                if (knob.set)(&mut config, &text).is_ok() && knob.unit != Unit::Secret {
+                if (knob.set)(&mut config, &text).is_ok() && !knob.unit.is_secret() {
                     let printed = knob.value(&config);
                     prop_assert_eq!((knob.set)(&mut config, &printed), Ok(()));
                     prop_assert_eq!(knob.value(&config), printed);

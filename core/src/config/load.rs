@@ -136,7 +136,7 @@ impl Config {
     pub(super) fn set(&mut self, knob: &'static Knob, text: &str, origin: Origin) -> Result<()> {
         (knob.set)(self, text).map_err(|problem| {
             let problem = match knob.unit {
-                Unit::Secret => format!("is malformed: {problem}"),
+                Unit::Secret | Unit::SharedSecret => format!("is malformed: {problem}"),
                 Unit::Bytes
                 | Unit::Duration
                 | Unit::Count
@@ -156,6 +156,10 @@ impl Config {
         self.state_dir = self.expanded("state_dir", self.state_dir.as_deref(), home)?;
         self.cluster_file = self.expanded("cluster_file", self.cluster_file.as_deref(), home)?;
         self.join_file = self.expanded("join_file", self.join_file.as_deref(), home)?;
+        self.secret_file = self.expanded("secret_file", self.secret_file.as_deref(), home)?;
+        self.tls_cert = self.expanded("tls_cert", self.tls_cert.as_deref(), home)?;
+        self.tls_key = self.expanded("tls_key", self.tls_key.as_deref(), home)?;
+        self.tls_ca = self.expanded("tls_ca", self.tls_ca.as_deref(), home)?;
         Ok(())
     }
 

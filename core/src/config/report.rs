@@ -44,7 +44,7 @@ impl Config {
             }
             let value = knob.value(self);
             let own =
-                knob.unit == Unit::Secret || matches!(self.origin(knob.name), Origin::Launcher(_) | Origin::Cluster(_));
+                knob.unit.is_secret() || matches!(self.origin(knob.name), Origin::Launcher(_) | Origin::Cluster(_));
             let comment = if own || value.is_empty() { "# " } else { "" };
             let value = if own { String::new() } else { value };
             writeln!(text, "\n# {}\n{comment}{} = {}", knob.doc, knob.name, literal(knob, value))
@@ -66,7 +66,8 @@ fn literal(knob: &Knob, value: String) -> String {
         | Unit::Text
         | Unit::Choice(_)
         | Unit::Path
-        | Unit::Secret => toml::Value::String(value).to_string(),
+        | Unit::Secret
+        | Unit::SharedSecret => toml::Value::String(value).to_string(),
     }
 }
 

@@ -471,7 +471,7 @@ fn on_event(shared: &Arc<Shared>, event: MemberEvent) {
         MemberEvent::Left => shared.milestones.change(|reached| reached.left = true),
         // For servers alone.
         MemberEvent::Ended { .. } => {}
-        MemberEvent::Declared { .. } | MemberEvent::BarrierDone { .. } => {
+        MemberEvent::Declared { .. } | MemberEvent::BarrierDone { .. } | MemberEvent::Renewed { .. } => {
             unreachable!("the membership reports these errors to the waiting callers")
         }
     }

@@ -290,6 +290,16 @@ errors! {
         /// What to check.
         hint: String,
     }
+    /// A certificate is not good at this time: it has expired, or is not good yet by the clock of the host that looked at it.
+    #[error("the certificate of {holder} is not good now: {times}; {hint}")]
+    24: CertExpired of Unauthenticated, raised as "CertExpiredError"("AuthError") {
+        /// Whose certificate it is: `this process`, or the peer's name.
+        holder: String,
+        /// From when until when it is good, and what time it is on the hosts that know of it.
+        times: String,
+        /// What to do.
+        hint: String,
+    }
 }
 
 /// The classes of failure, equal in Rust and Python; gRPC's well-known names.

@@ -11,9 +11,9 @@ use crossbeam_channel::{Sender, unbounded};
 use super::{Clock, Heard, Inputs};
 use crate::cluster::{Member, MemberCommand, MemberConfig, MemberEvent};
 use crate::error::{Error, Result};
-use crate::transport::identity::Credentials;
+use crate::transport::identity::{Credentials, Renewal};
 use crate::transport::quic::control::{ControlEvent, ControlLink};
-use crate::types::{Done, PartLayout, TensorSpec};
+use crate::types::{Done, PartLayout, TensorSpec, Time};
 use crate::wire::frame::{Frame, Progress, Stall, Status};
 
 /// The membership of this process in a job: its connection to the coordinator, and the thread that drives it.
@@ -64,6 +64,7 @@ impl Membership {
             clock,
             coordinator: options.coordinator,
             credentials: options.credentials,
+            renewal: Renewal::default(),
             inputs: inputs.clone(),
             link: None,
             dials: 0,
@@ -142,6 +143,8 @@ struct Driver {
     clock: Clock,
     coordinator: String,
     credentials: Arc<Credentials>,
+    /// Of the certificate in `credentials`.
+    renewal: Renewal,
     inputs: Sender<Input>,
     link: Option<ControlLink>,
     /// Counts dials, so that late events of an earlier connection can be recognised.
@@ -166,14 +169,48 @@ impl Driver {
     fn run(&mut self, mut inputs: Inputs<Input>) {
         loop {
             self.drain();
-            match inputs.next(self.member.poll_timeout()) {
+            match inputs.next(self.due()) {
                 Heard::Input(Input::Stop) | Heard::Closed => return,
                 Heard::Input(input) => self.handle(input),
                 Heard::Due => {
                     self.member.set_progress((self.progress)());
                     self.member.handle_timeout(self.clock.now());
+                    self.renew();
                 }
             }
+        }
+    }
+
+    /// When to look at the machine and at the certificate. `None` once the membership ended.
+    fn due(&self) -> Option<Time> {
+        let next = self.member.poll_timeout()?;
+        // A heartbeat is never far, unless the setting says so.
+        let renewal = self.renewal.next(self.clock.now(), self.credentials.renewal_in());
+        Some(next.min(renewal))
+    }
+
+    /// Asks for the next certificate if that is due. An attempt without a connection counts as one that failed, so that it has a pause too.
+    fn renew(&mut self) {
+        let now = self.clock.now();
+        if self.renewal.next(now, self.credentials.renewal_in()) > now {
+            return;
+        }
+        self.member.renew();
+        let validity = self.credentials.validity();
+        if self.renewal.attempted(now, validity.lifetime()) {
+            tracing::warn!(certificate = %validity, "not renewed yet; look at the coordinator and at the clocks of both hosts");
+        }
+    }
+
+    fn renewed(&mut self, outcome: Result<Vec<u8>>) {
+        match outcome.and_then(|certificate| self.credentials.renew(certificate)) {
+            // A clock that differs from the coordinator's may find also the new one too old. Then the pauses go on growing.
+            Ok(()) if !self.credentials.renewal_in().is_zero() => {
+                tracing::info!(certificate = %self.credentials.validity(), "renewed");
+                self.renewal.succeeded();
+            }
+            Ok(()) => tracing::debug!(certificate = %self.credentials.validity(), "renewed, but due again"),
+            Err(error) => tracing::debug!(%error, "no new certificate"),
         }
     }
 
@@ -243,6 +280,7 @@ impl Driver {
                     done.report(outcome);
                 }
             }
+            MemberEvent::Renewed { outcome } => self.renewed(outcome),
             MemberEvent::BarrierDone { request, outcome } => {
                 if let Some(done) = self.barriers.remove(&request) {
                     done.report(outcome);

@@ -59,11 +59,32 @@ impl PeerIdentity {
 
 /// The hash of a certificate's public key (SPKI).
 pub(super) fn public_key_hash(certificate: &CertificateDer<'_>) -> Result<[u8; 32]> {
-    let (_, parsed) = X509Certificate::from_der(certificate).map_err(|_| Error::Auth {
+    Ok(sha256(&public_key(certificate)?))
+}
+
+/// A certificate's public key (SPKI, in DER).
+pub(super) fn public_key(certificate: &CertificateDer<'_>) -> Result<Vec<u8>> {
+    let (_, parsed) = X509Certificate::from_der(certificate).map_err(|_| unreadable())?;
+    Ok(parsed.public_key().raw.to_owned())
+}
+
+/// The error of a certificate that is none.
+pub(super) fn unreadable() -> Error {
+    Error::Auth {
         problem: "a certificate cannot be read".to_owned(),
         hint: "use certificates that the job's coordinator issued".to_owned(),
-    })?;
-    Ok(sha256(parsed.public_key().raw))
+    }
+}
+
+/// The DNS names and URIs of a certificate; none if it cannot be read.
+pub(super) fn names_of(certificate: &CertificateDer<'_>) -> Vec<String> {
+    let Ok((_, parsed)) = X509Certificate::from_der(certificate) else { return Vec::new() };
+    let Ok(Some(names)) = parsed.subject_alternative_name() else { return Vec::new() };
+    let name = |name: &GeneralName<'_>| match name {
+        GeneralName::URI(name) | GeneralName::DNSName(name) => Some((*name).to_owned()),
+        _ => None,
+    };
+    names.value.general_names.iter().filter_map(name).collect()
 }
 
 fn uri_of(certificate: &CertificateDer<'_>) -> Option<String> {

@@ -1,26 +1,30 @@
 //! Who is who: the job's certificate authority, the credentials of a process, and the identity that a peer's certificate proves.
 //!
 //! Every job has its own authority, which only the coordinator holds. A certificate names its holder in one URI,
-//! `gradlane://<job>/<role>/<node id>`, and is good for 30 days; a process's [`NodeId`] is the hash of its public key and outlives it.
+//! `gradlane://<job>/<role>/<node id>`, and is good for a day. A process's [`NodeId`] is the hash of its public key: key and id stay when the
+//! certificate is renewed.
 
 use std::fmt;
 use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use aws_lc_rs::rand;
 use data_encoding::HEXLOWER;
 use rcgen::{
     BasicConstraints, CertificateParams, CertificateSigningRequestParams, DistinguishedName, DnType,
-    ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose, PublicKeyData, SanType,
+    ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose, PublicKeyData, SanType, SubjectPublicKeyInfo,
 };
 use rustls::pki_types::{CertificateDer, CertificateSigningRequestDer};
 
 pub use super::certificate::PeerIdentity;
-use super::certificate::{SERVER_NAME, public_key_hash, sha256};
+use super::certificate::{SERVER_NAME, public_key, public_key_hash, sha256};
+pub use super::credentials::Credentials;
 use super::invitation::{self, Invitation};
+use super::validity::{BACKDATED, wall_clock};
+pub use super::validity::{Renewal, Validity};
 use crate::error::{Error, Result};
 use crate::types::join::JoinString;
 use crate::types::{NodeId, Role};
@@ -143,7 +147,7 @@ impl Authority {
         Ok(())
     }
 
-    /// Certificates issued from now on are good for `lifetime` instead of 30 days.
+    /// Certificates issued from now on are good for `lifetime` instead of a day.
     #[must_use]
     pub fn with_lifetime(mut self, lifetime: Duration) -> Self {
         self.lifetime = lifetime;
@@ -169,13 +173,12 @@ impl Authority {
     /// # Errors
     /// [`Error::Internal`] if the cryptographic library fails.
     pub fn credentials(&self, role: Role) -> Result<Credentials> {
-        let now = wall_clock();
-        self.credentials_for(role, now - BACKDATED, now + self.lifetime)
+        self.credentials_for(role, self.new_validity())
     }
 
-    pub(super) fn credentials_for(&self, role: Role, from: SystemTime, to: SystemTime) -> Result<Credentials> {
+    pub(super) fn credentials_for(&self, role: Role, validity: Validity) -> Result<Credentials> {
         let key = KeyPair::generate().map_err(|error| failed("making a key", error))?;
-        let certificate = self.certify(&key, role, from, to)?;
+        let certificate = self.certify(&key, role, validity)?;
         Credentials::new(key.serialize_der(), certificate, self.certificate.clone())
     }
 
@@ -218,29 +221,44 @@ impl Authority {
         Ok(certificate)
     }
 
+    /// The next certificate of the holder of `certificate`, which has proven that it has the key. Role and job stay, whether the job admits
+    /// newcomers or not: who may ask, the caller decides.
+    ///
+    /// # Errors
+    /// [`Error::Auth`] if `certificate` is not one of this job.
+    pub(super) fn renew(&self, certificate: &CertificateDer<'_>) -> Result<CertificateDer<'static>> {
+        let holder = PeerIdentity::of(certificate)?;
+        if holder.job != self.job {
+            return Err(Error::Auth {
+                problem: format!("a certificate of job {} cannot be renewed by job {}", holder.job, self.job),
+                hint: "join the job with its join string".to_owned(),
+            });
+        }
+        let key = SubjectPublicKeyInfo::from_der(&public_key(certificate)?)
+            .map_err(|error| failed("reading a certified key", error))?;
+        self.certify(&key, holder.role, self.new_validity())
+    }
+
     pub(super) fn certificate(&self) -> &CertificateDer<'static> {
         &self.certificate
     }
 
+    fn new_validity(&self) -> Validity {
+        Validity::begin(wall_clock(), self.lifetime)
+    }
+
     /// Certifies the key of a signing request, whose signature proves that the requester has it. Nothing else of it is believed.
-    fn sign(&self, request: &[u8], role: Role, peer: &str) -> Result<CertificateDer<'static>> {
+    pub(super) fn sign(&self, request: &[u8], role: Role, peer: &str) -> Result<CertificateDer<'static>> {
         let request = CertificateSigningRequestDer::from(request.to_vec());
         let request = CertificateSigningRequestParams::from_der(&request).map_err(|error| Error::Protocol {
             peer: peer.to_owned(),
             field: "signing request".to_owned(),
             problem: format!("is not valid: {error}"),
         })?;
-        let now = wall_clock();
-        self.certify(&request.public_key, role, now - BACKDATED, now + self.lifetime)
+        self.certify(&request.public_key, role, self.new_validity())
     }
 
-    fn certify(
-        &self,
-        key: &impl PublicKeyData,
-        role: Role,
-        from: SystemTime,
-        to: SystemTime,
-    ) -> Result<CertificateDer<'static>> {
+    fn certify(&self, key: &impl PublicKeyData, role: Role, validity: Validity) -> Result<CertificateDer<'static>> {
         let node = NodeId(sha256(&key.subject_public_key_info()));
         let uri = format!("gradlane://{}/{role}/{}", self.job, HEXLOWER.encode(&node.0));
         let mut params =
@@ -249,7 +267,7 @@ impl Authority {
         params.distinguished_name = named(&format!("gradlane {role} {node}"));
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
-        (params.not_before, params.not_after) = (from.into(), to.into());
+        (params.not_before, params.not_after) = (validity.from.into(), validity.to.into());
         let issuer = Issuer::from_ca_cert_der(&self.certificate, &self.key)
             .map_err(|error| failed("reading the authority", error))?;
         let certificate = params.signed_by(key, &issuer).map_err(|error| failed("signing a certificate", error))?;
@@ -261,61 +279,6 @@ impl fmt::Debug for Authority {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Authority({})", self.job)
     }
-}
-
-/// What a process proves its identity with. Clones share nothing secret with anybody else: keep them in the process.
-#[derive(Clone)]
-pub struct Credentials {
-    key: Vec<u8>,
-    certificate: CertificateDer<'static>,
-    authority: CertificateDer<'static>,
-    identity: PeerIdentity,
-}
-
-impl Credentials {
-    /// `key` is a PKCS #8 document and `certificate` that of the same key, issued by `authority`; all in DER.
-    ///
-    /// # Errors
-    /// [`Error::Auth`] if the certificate does not name a member of a job.
-    pub fn new(key: Vec<u8>, certificate: CertificateDer<'static>, authority: CertificateDer<'static>) -> Result<Self> {
-        let identity = PeerIdentity::of(&certificate)?;
-        Ok(Self { key, certificate, authority, identity })
-    }
-
-    /// This process's identity.
-    pub fn node(&self) -> NodeId {
-        self.identity.node
-    }
-
-    /// What it was certified as.
-    pub fn identity(&self) -> &PeerIdentity {
-        &self.identity
-    }
-
-    pub(super) fn key(&self) -> &[u8] {
-        &self.key
-    }
-
-    /// Own certificate first. The authority's own is sent as well: who enrols knows it only by its hash.
-    pub(super) fn chain(&self) -> Vec<CertificateDer<'static>> {
-        vec![self.certificate.clone(), self.authority.clone()]
-    }
-
-    pub(super) fn authority(&self) -> &CertificateDer<'static> {
-        &self.authority
-    }
-}
-
-impl fmt::Debug for Credentials {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Credentials({:?})", self.identity)
-    }
-}
-
-/// The wall clock, for certificates only.
-pub(super) fn wall_clock() -> SystemTime {
-    #[expect(clippy::disallowed_methods, reason = "certificates are dated by the calendar")]
-    SystemTime::now()
 }
 
 fn certify_authority(job: &str, key: &KeyPair) -> Result<CertificateDer<'static>> {
@@ -389,14 +352,10 @@ fn failed(what: &str, error: impl fmt::Display) -> Error {
     Error::Internal { what: format!("{what}: {error}") }
 }
 
-/// Of a process's certificate. As long as the longest trainings last: certificates are not renewed, and a process that must dial anew
-/// after the end of its own would be locked out of a job that still runs. What a shorter time would protect from, a stolen key, ends with
-/// the job in any case, because every job has its own authority.
-const LIFETIME: Duration = Duration::from_secs(30 * 24 * 3600);
+/// Of a process's certificate. It is renewed while the process is connected, so a stolen key is soon worth nothing.
+const LIFETIME: Duration = Duration::from_secs(24 * 3600);
 /// Of an authority: longer than any job.
 const AUTHORITY_LIFETIME: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
-/// Certificates begin this much earlier, for hosts whose clock is behind.
-const BACKDATED: Duration = Duration::from_secs(3600);
 const JOB_BYTES_MAX: usize = 64;
 
 #[cfg(test)]
@@ -407,7 +366,7 @@ mod tests {
     fn a_certificate_names_role_job_and_key() {
         let authority = Authority::create("resnet-50").unwrap();
         let worker = authority.credentials(Role::Worker).unwrap();
-        let identity = PeerIdentity::of(&worker.certificate).unwrap();
+        let identity = PeerIdentity::of(&worker.certificate()).unwrap();
         assert_eq!((identity.role, identity.job.as_str(), identity.node), (Role::Worker, "resnet-50", worker.node()));
         assert_ne!(authority.credentials(Role::Worker).unwrap().node(), worker.node(), "a key of its own");
     }

@@ -16,7 +16,9 @@ use crate::wire::{Request, Sum, Target};
 
 mod capabilities;
 mod certificate;
+mod credentials;
 mod enrolment;
+pub mod envelope;
 mod exchange;
 pub mod identity;
 mod invitation;
@@ -24,6 +26,8 @@ pub mod mem;
 pub mod quic;
 pub mod router;
 pub mod shm;
+pub mod site;
+mod validity;
 
 pub use capabilities::Capabilities;
 

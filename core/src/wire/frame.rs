@@ -58,6 +58,9 @@ pub enum Frame {
     },
     /// Asks for [`Frame::Status`]; allowed to every enrolled node, member or not.
     StatusRequest,
+    /// Asks for the next certificate of this process: for the same key, role and job, which the connection's own certificate names. Only a
+    /// member of the job gets one. Answered by [`Frame::Renewed`].
+    Renew,
 
     // From the coordinator to a node.
     /// The membership. The node finds itself in it by its incarnation.
@@ -113,6 +116,11 @@ pub enum Frame {
     },
     /// The state of the job.
     Status(Status),
+    /// Answers [`Frame::Renew`].
+    Renewed {
+        /// The certificate in DER, or why there is none.
+        outcome: Result<Vec<u8>>,
+    },
 }
 
 /// A process asks for a place in the job, or for the place that it has.

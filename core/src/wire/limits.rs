@@ -21,6 +21,8 @@ pub const PART_BYTES_MAX: u64 = 64 << 20;
 pub const FRAME_BYTES_MAX: usize = 32 << 20;
 /// Bytes of a free text in a frame: a cause, a host name, an address.
 pub const TEXT_BYTES_MAX: usize = 4_096;
+/// Bytes of a certificate; those of a job's authority have some 500.
+pub const CERTIFICATE_BYTES_MAX: usize = 4_096;
 /// Bytes of an error that follows a header: the body of a reject or of a withdrawal.
 pub const REJECT_BYTES_MAX: u64 = 64 << 10;
 /// Barriers at which one worker waits at once.

@@ -197,6 +197,7 @@ mod tests {
         ("15060000006465766963650400000077686174050000006361757365", "device: what failed: cause"),
         ("160500000005000000", "this process belongs to the job of term 5, but the coordinator leads that of term 5: it was started again, which begins a new job; start all processes of the job again"),
         ("170600000073657276657280969800000000000500000063617573650400000068696e74", "server has not answered this worker for 0.0 s: cause; hint"),
+        ("1806000000686f6c6465720500000074696d65730400000068696e74", "the certificate of holder is not good now: times; hint"),
     ];
 
     #[test]

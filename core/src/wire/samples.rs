@@ -35,6 +35,7 @@ pub fn frames() -> Vec<Frame> {
         Frame::Leave,
         Frame::Fail { cause: "c".to_owned() },
         Frame::StatusRequest,
+        Frame::Renew,
         Frame::View(view(Phase::Running)),
         Frame::View(view(Phase::Aborted(Error::Cancelled))),
         Frame::Refused(Error::Fenced { current: Epoch { term: 1, number: 2 } }),
@@ -58,6 +59,8 @@ pub fn frames() -> Vec<Frame> {
             }],
             imbalance_milli: 1250,
         }),
+        Frame::Renewed { outcome: Ok(vec![0x30, 0x82]) },
+        Frame::Renewed { outcome: Err(Error::Cancelled) },
     ]
 }
 

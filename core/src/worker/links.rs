@@ -374,6 +374,15 @@ mod tests {
             panic!("silent")
         };
         assert_eq!((cause.as_str(), hint.as_str()), ("expired", "renew it"));
+
+        let dial = links.due(Time::ZERO + 2 * SECOND).remove(0);
+        let [holder, times, hint] = ["server 0", "good until noon", "compare the clocks"].map(str::to_owned);
+        links.lost(Time::ZERO + 2 * SECOND, ONE, dial.attempt, Error::CertExpired { holder, times, hint });
+        let Some(Error::ServerUnreachable { cause, hint, .. }) = links.unreachable(Time::ZERO + 2 * SECOND, ONE) else {
+            panic!("silent")
+        };
+        assert_eq!(cause, "the certificate of server 0 is not good now: good until noon");
+        assert_eq!(hint, "compare the clocks");
     }
 
     fn gone() -> Error {

@@ -36,6 +36,9 @@ impl Silence {
         let (cause, hint) = match &self.cause {
             Some(Error::Unavailable { cause, .. }) => (cause.clone(), UNREACHED),
             Some(Error::Auth { problem, hint }) => (problem.clone(), hint.as_str()),
+            Some(Error::CertExpired { holder, times, hint }) => {
+                (format!("the certificate of {holder} is not good now: {times}"), hint.as_str())
+            }
             Some(other) => (other.to_string(), UNREACHED),
             None => ("the first attempt to connect has not ended".to_owned(), UNREACHED),
         };

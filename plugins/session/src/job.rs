@@ -24,9 +24,9 @@ impl Job {
     pub fn enter(arguments: Settings, generation: u64) -> Result<Self> {
         let launch = Launch::detect(arguments)?;
         let (config, patience) = (&launch.config, launch.config.join_timeout);
-        let (embedded, join) = match launch.entrance(generation)? {
+        let (embedded, found) = match launch.entrance(generation)? {
             Entrance::Alone => return Ok(Self { session: Session::alone(config)?, embedded: None }),
-            Entrance::Join(join) => (None, join),
+            Entrance::Join(join) => (None, join.into()),
             Entrance::Read(path) => (None, read_join(&path, patience)?),
             Entrance::Find { job } => (None, find_join(config, &job, patience)?),
             Entrance::Embed(plan) => {
@@ -34,12 +34,12 @@ impl Job {
                 let embedded = Embedded::start(plan, config.clone())?;
                 embedded.publish(config, &job)?;
                 let join = embedded.join().clone();
-                (Some(embedded), join)
+                (Some(embedded), join.into())
             }
         };
         let request = JoinRequest { rank: launch.rank, workers: launch.size, servers: config.servers, patience };
         // An embedded server stops when it is dropped, as after a failure here.
-        Ok(Self { session: Session::join(&join, request, config.clone())?, embedded })
+        Ok(Self { session: Session::join(found, request, config.clone())?, embedded })
     }
 
     /// The session.

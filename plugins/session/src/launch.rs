@@ -6,7 +6,8 @@ use std::time::Duration;
 use gradlane_core::config::{Config, Launcher, Origin, ProcessRole};
 use gradlane_core::types::JoinString;
 use gradlane_core::{Error, Result};
-use gradlane_server::launch::rendezvous;
+use gradlane_server::launch::entering::{Found, Place};
+use gradlane_server::launch::{rendezvous, sealed};
 
 use crate::embedded::EmbeddedPlan;
 use crate::settings::{Settings, config_with_warnings};
@@ -91,7 +92,7 @@ impl Launch {
         }
         if let Some(path) = &self.config.join_file {
             return if is_next {
-                read_join(path, Duration::ZERO).map(|join| next(&join))
+                read_join(path, Duration::ZERO).map(|found| next(&found.join))
             } else {
                 Ok(Entrance::Read(path.clone()))
             };
@@ -157,16 +158,41 @@ fn next_jobs(join: &JoinString) -> String {
 ///
 /// # Errors
 /// As [`rendezvous::find`] and [`rendezvous::state_dir`].
-pub fn find_join(config: &Config, job: &str, patience: Duration) -> Result<JoinString> {
-    rendezvous::find(rendezvous::state_dir(config)?, job, patience)
+pub fn find_join(config: &Config, job: &str, patience: Duration) -> Result<Found> {
+    Found::at(published(config, job)?, patience)
+}
+
+/// Where the coordinator of `job` publishes its join string.
+///
+/// # Errors
+/// As [`rendezvous::state_dir`].
+pub fn published(config: &Config, job: &str) -> Result<Place> {
+    Ok(Place::Published { state_dir: rendezvous::state_dir(config)?.to_owned(), job: job.to_owned() })
 }
 
 /// Waits up to `patience` for the join string in this file.
 ///
 /// # Errors
 /// As [`rendezvous::read_join_file`].
-pub fn read_join(path: &Path, patience: Duration) -> Result<JoinString> {
-    rendezvous::read_join_file(path, patience)
+pub fn read_join(path: &Path, patience: Duration) -> Result<Found> {
+    Found::at(Place::File(path.to_owned()), patience)
+}
+
+/// What rank 0 of `job` gives to the other processes through the store of torchrun's agents: the join string, sealed if the settings have a
+/// secret.
+///
+/// # Errors
+/// As [`sealed::wrap`].
+pub fn wrap_join(config: &Config, job: &str, join: &JoinString) -> Result<String> {
+    sealed::wrap(config, job, join, config.num_nodes.unwrap_or(1))
+}
+
+/// The join string that rank 0 of `job` has wrapped.
+///
+/// # Errors
+/// As [`sealed::unwrap`].
+pub fn unwrap_join(config: &Config, job: &str, text: &str) -> Result<JoinString> {
+    sealed::unwrap(config, job, text)
 }
 
 /// Whether the process was given a join string, or the file in which it is.

@@ -11,9 +11,9 @@ use gradlane_core::engine::{self, BatchSubmission, Engine, EngineOptions, Handle
 use gradlane_core::mem::Copies;
 use gradlane_core::metrics::Instance;
 use gradlane_core::runtime::process;
-use gradlane_core::transport::identity::Credentials;
 use gradlane_core::transport::router::Router;
-use gradlane_core::types::{JoinString, Role, TensorSpec, WorkerId};
+use gradlane_core::types::{Role, TensorSpec, WorkerId};
+use gradlane_server::launch::entering::Found;
 
 use crate::alone::Alone;
 use crate::devices::devices;
@@ -45,13 +45,14 @@ pub struct JoinRequest {
 }
 
 impl Session {
-    /// Joins the job that `join` names and returns once it runs.
+    /// Joins the job whose join string was found and returns once it runs.
     ///
     /// # Errors
-    /// As [`Credentials::enroll`] and [`Engine::start`].
-    pub fn join(join: &JoinString, request: JoinRequest, config: Config) -> Result<Self> {
+    /// As [`Found::enrol`] and [`Engine::start`].
+    pub fn join(found: Found, request: JoinRequest, config: Config) -> Result<Self> {
         let JoinRequest { rank, workers, servers, patience } = request;
-        let credentials = Arc::new(Credentials::enroll(join, Role::Worker, patience)?);
+        let (join, credentials) = found.enrol(&config, Role::Worker, patience)?;
+        let credentials = Arc::new(credentials);
         let copies = Copies::default();
         let devices = devices(&config);
         let transport = Router::new(&config, &credentials, &copies)?;
@@ -65,7 +66,7 @@ impl Session {
         let engine = Engine::start(EngineOptions {
             config,
             member,
-            coordinator: join.address.clone(),
+            coordinator: join.address,
             credentials,
             transport: Arc::new(transport),
             copies,

@@ -8,7 +8,6 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, bounded, select, unbounded};
 use gradlane_core::config::{Config, Origin, ProcessRole};
-use gradlane_core::transport::identity::Credentials;
 use gradlane_core::types::Role;
 use gradlane_core::types::join::JoinString;
 use gradlane_core::{Error, Result};
@@ -17,6 +16,7 @@ use crate::coordinator::CoordinatorConfig;
 use crate::coordinator::driver::CoordinatorNode;
 use crate::embedded::{Embedded, EmbeddedOptions};
 use crate::exit;
+use crate::launch::entering::Found;
 use crate::launch::rendezvous::{self, Published};
 use crate::node::{Server, ServerOptions};
 use crate::private_file;
@@ -90,10 +90,9 @@ fn interrupted(signal: std::result::Result<i32, crossbeam_channel::RecvError>) -
 
 fn start_server(config: Config) -> Result<Server> {
     let patience = config.join_timeout;
-    let join = rendezvous::join_string(&config, patience)?;
-    let credentials = Arc::new(Credentials::enroll(&join, Role::Server, patience)?);
+    let (join, credentials) = Found::by_settings(&config, patience)?.enrol(&config, Role::Server, patience)?;
     let index = config.server_index;
-    Server::start(ServerOptions { config, coordinator: join.address, credentials, index })
+    Server::start(ServerOptions { config, coordinator: join.address, credentials: Arc::new(credentials), index })
 }
 
 impl Live for Server {

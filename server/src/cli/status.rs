@@ -7,11 +7,10 @@ use std::time::Duration;
 use gradlane_core::Result;
 use gradlane_core::config::Config;
 use gradlane_core::runtime;
-use gradlane_core::transport::identity::Credentials;
 use gradlane_core::types::{MachineId, Phase, Role};
 use gradlane_core::wire::frame::{Health, Status};
 
-use crate::launch::rendezvous;
+use crate::launch::entering::Found;
 
 /// Asks the coordinator of the job that `config` names.
 ///
@@ -20,8 +19,7 @@ use crate::launch::rendezvous;
 pub(super) fn ask(config: &Config) -> Result<Status> {
     const PATIENCE: Duration = Duration::from_secs(5);
     let patience = config.join_timeout.min(PATIENCE);
-    let join = rendezvous::join_string(config, Duration::ZERO)?;
-    let credentials = Credentials::enroll(&join, Role::Observer, patience)?;
+    let (join, credentials) = Found::by_settings(config, Duration::ZERO)?.enrol(config, Role::Observer, patience)?;
     runtime::status(&join.address, &credentials, patience)
 }
 

@@ -108,6 +108,11 @@ impl Connections {
         self.remove(link)
     }
 
+    /// The node at the other end gets its next certificate.
+    pub(super) fn certify(&mut self, link: LinkId) {
+        self.commands.push_back(Command::Certify { link });
+    }
+
     pub(super) fn send(&mut self, link: LinkId, frame: Frame) {
         self.commands.push_back(Command::Send { link, frame });
     }

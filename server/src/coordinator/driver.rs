@@ -17,6 +17,7 @@ use gradlane_core::wire::frame::Status;
 use gradlane_core::{Error, Result};
 
 use super::{Command, Coordinator, CoordinatorConfig, Event};
+use crate::site;
 
 pub(crate) mod term;
 
@@ -52,11 +53,12 @@ impl CoordinatorNode {
     /// [`Error::Io`] if the address cannot be bound or the directory cannot be used.
     pub fn start(machine: CoordinatorConfig, config: &Config, state_dir: Option<&Path>) -> Result<Self> {
         let clock = Clock::start();
-        let authority = Arc::new(match state_dir {
+        let authority = match state_dir {
             Some(dir) if config.resume => Authority::resume(dir, &machine.job)?,
             Some(dir) => Authority::begin(dir, &machine.job)?,
             None => Authority::create(&machine.job)?,
-        });
+        };
+        let authority = Arc::new(authority.with_lifetime(config.certificate_lifetime));
         let term = term::next(state_dir)?;
         let (inputs, received) = unbounded();
         let events = inputs.clone();
@@ -64,6 +66,7 @@ impl CoordinatorNode {
             &config.bind,
             Arc::clone(&authority),
             &Settings::from_config(config),
+            site::by_settings(config)?.as_ref(),
             Box::new(move |incoming| {
                 let _ = events.send(Input::Control(incoming));
             }),
@@ -260,6 +263,7 @@ impl Driver {
             match command {
                 Command::Send { link, frame } => self.listener.send(link, frame),
                 Command::Close { link, error } => self.listener.close(link, error),
+                Command::Certify { link } => self.listener.certify(link),
                 Command::Event(Event::Finished(outcome)) => {
                     ended = true;
                     self.end.set(outcome);

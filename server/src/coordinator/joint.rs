@@ -258,6 +258,7 @@ impl World {
             match command {
                 Command::Send { link, frame } => self.carry_to_member(link, Delivery::Frame(frame)),
                 Command::Close { link, error } => self.carry_to_member(link, Delivery::Down(error)),
+                Command::Certify { .. } => unreachable!("nobody asks for a certificate"),
                 Command::Event(Event::Finished(outcome)) => {
                     assert_eq!(self.finished.replace(outcome), None, "finished once");
                 }
@@ -397,6 +398,7 @@ impl Node {
             MemberEvent::Failed(error) => self.end(now, Err(error), last_end),
             MemberEvent::Left => self.end(now, Ok(()), last_end),
             MemberEvent::Joined { .. }
+            | MemberEvent::Renewed { .. }
             | MemberEvent::View(_)
             | MemberEvent::Ended { .. }
             | MemberEvent::Forget { .. }

@@ -166,6 +166,7 @@ impl Coordinator {
             }
             // From a server, or from a worker on behalf of the workers of its machine, who sum without a server.
             (Frame::Stall(stall), Some(_)) => self.handle_stall(now, link, stall),
+            (Frame::Renew, Some(identity)) => self.handle_renewal(link, identity),
             (Frame::Leave, Some(identity)) => self.handle_leave(now, link, identity, None),
             (Frame::Fail { cause }, Some(identity)) => self.handle_leave(now, link, identity, Some(cause)),
             (
@@ -178,7 +179,8 @@ impl Coordinator {
                 | Frame::Forget { .. }
                 | Frame::BarrierDone { .. }
                 | Frame::StallNotice { .. }
-                | Frame::Status(_),
+                | Frame::Status(_)
+                | Frame::Renewed { .. },
                 Some(_),
             ) => self.close_protocol(link, "kind", "only a coordinator sends"),
         }
@@ -414,6 +416,14 @@ impl Coordinator {
             self.connections.send(link, notice.clone());
         }
         self.connections.event(Event::Stall { tensor, stall, detail });
+    }
+
+    /// A member keeps its key and its role as long as it is one, so its next certificate is a matter of the job's authority alone.
+    fn handle_renewal(&mut self, link: LinkId, identity: Identity) {
+        match questions::renewal(&self.stage, &self.roster, identity) {
+            Ok(()) => self.connections.certify(link),
+            Err(error) => self.connections.send(link, Frame::Renewed { outcome: Err(error) }),
+        }
     }
 
     fn refuse(&mut self, link: LinkId, join: &Join, error: Error) {

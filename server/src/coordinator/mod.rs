@@ -120,6 +120,12 @@ pub enum Command {
         /// Why; the peer is told.
         error: Error,
     },
+    /// Make the next certificate of the node at the other end, for the key, role and job of the one that it showed, and send it as
+    /// [`Frame::Renewed`].
+    Certify {
+        /// The connection.
+        link: LinkId,
+    },
     /// An event for the log and the exit code.
     Event(Event),
 }

@@ -45,6 +45,24 @@ pub(super) fn newcomers(stage: &Stage, roster: &Roster) -> Result<()> {
     }
 }
 
+/// Whether a process whose connection speaks for this member gets its next certificate. That enrolment is closed does not matter.
+///
+/// # Errors
+/// Why not: it is given up or has left, or the job is over.
+pub(super) fn renewal(stage: &Stage, roster: &Roster, identity: Identity) -> Result<()> {
+    match stage {
+        Stage::Forming { .. } | Stage::Running => {}
+        Stage::Closing { outcome, .. } | Stage::Finished { outcome } => return Err(over(outcome)),
+    }
+    match roster.seat(identity).map(|seat| seat.health) {
+        Some(Health::Alive | Health::Suspect) => Ok(()),
+        Some(Health::Dead | Health::Left) | None => Err(Error::FailedPrecondition {
+            what: "this process is no member of the job any more".to_owned(),
+            hint: "its certificate ends with it".to_owned(),
+        }),
+    }
+}
+
 /// The answer to every request after the end.
 pub(super) fn over(outcome: &Result<()>) -> Error {
     match outcome {

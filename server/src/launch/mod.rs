@@ -23,10 +23,12 @@ use crate::private_file;
 use crate::signals::Interrupts;
 
 mod author;
+pub mod entering;
 #[cfg(any(test, feature = "testing"))]
 #[doc(hidden)]
 pub mod fuzzing;
 pub mod rendezvous;
+pub mod sealed;
 mod supervision;
 mod supervisor;
 

@@ -4,8 +4,8 @@
 //! the coordinator writes its join string to `<state_dir>/jobs/<job>/join`, readable by the user alone, and the others wait for it. The
 //! caller decides whether a process needs this, and the job's name.
 
-use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
-use std::io::{self, Read};
+use std::fs::{self, DirBuilder, OpenOptions, Permissions};
+use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -17,6 +17,7 @@ use gradlane_core::types::join::JoinString;
 use gradlane_core::{Error, Result};
 
 use super::author::Author;
+use crate::trusted_file::{self, LINES_BYTES_MAX, Purpose};
 use crate::{os, private_file};
 
 /// A published join string. Dropping it removes the file.
@@ -106,19 +107,6 @@ pub fn find(state_dir: &Path, job: &str, patience: Duration) -> Result<JoinStrin
     })
 }
 
-/// The join string of this process: from its settings, else from its join file, else from the user's coordinator of its job. Waits up to
-/// `patience` for the file.
-///
-/// # Errors
-/// As [`find`]; [`Error::Config`] without a directory to look into.
-pub fn join_string(config: &Config, patience: Duration) -> Result<JoinString> {
-    match (&config.join, &config.join_file) {
-        (Some(join), _) => Ok(join.clone()),
-        (None, Some(path)) => read_join_file(path, patience),
-        (None, None) => find(state_dir(config)?, &job(config), patience),
-    }
-}
-
 /// The job of this process: the name from its settings, else a name made of the coordinator's `host:port`, which is the same for all
 /// processes of the job.
 pub fn job(config: &Config) -> String {
@@ -171,23 +159,7 @@ pub fn job_dir(state_dir: &Path, job: &str) -> Result<PathBuf> {
 /// [`Error::Auth`] for a file that others could have written, or that holds no join string, [`Error::Unavailable`] after `patience`.
 pub fn read_join_file(path: &Path, patience: Duration) -> Result<JoinString> {
     let found = within(patience, || {
-        let failed = |error: io::Error| io_error("reading", path, &error);
-        // Does not wait for a writer if it is a pipe. Checks the opened file, so that it cannot be replaced between check and use.
-        let mut file = match OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path) {
-            Ok(file) => file,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(failed(error)),
-        };
-        let metadata = file.metadata().map_err(failed)?;
-        if let Some(problem) = written_by_others(metadata.uid(), metadata.mode(), os::effective_user()) {
-            return Err(Error::Auth {
-                problem: format!("the join file {} {problem}", path.display()),
-                hint: "who writes it decides which coordinator this process obeys: let it belong to this user or to root, \
-                       and chmod go-w"
-                    .to_owned(),
-            });
-        }
-        let content = read_bounded(&mut file).map_err(failed)?;
+        let Some(content) = trusted_file::read(path, JOIN_FILE)? else { return Ok(None) };
         // It may be written by hand, and not at once.
         join_in(&content)
     })?;
@@ -223,13 +195,13 @@ pub(super) fn join_in(content: &str) -> Result<Option<JoinString>> {
     }
 }
 
-/// Why a file with this owner and mode may hold what others wrote; `None` if it cannot.
-fn written_by_others(owner: u32, mode: u32, this_user: u32) -> Option<String> {
-    if owner != this_user && owner != 0 {
-        return Some(format!("belongs to user {owner}"));
-    }
-    (mode & 0o022 != 0).then(|| format!("can be written by others (mode {:o})", mode & 0o777))
-}
+/// Others may read it, because such secrets often can be read by a group.
+const JOIN_FILE: Purpose = Purpose {
+    name: "join file",
+    forbidden: 0o022,
+    hint: "who writes it decides which coordinator this process obeys: let it belong to this user or to root, and chmod go-w",
+    bytes_max: LINES_BYTES_MAX,
+};
 
 /// Polls until there is a result, at least once and at most for `patience`.
 fn within<T>(patience: Duration, mut look: impl FnMut() -> Result<Option<T>>) -> Result<Option<T>> {
@@ -274,15 +246,7 @@ fn read_private(path: &Path) -> Result<Option<String>> {
     if metadata.mode() & 0o077 != 0 {
         return Err(untrusted(path, &format!("can be read or written by others (mode {:o})", metadata.mode() & 0o777)));
     }
-    read_bounded(&mut file).map(Some).map_err(|error| failed(&error))
-}
-
-fn read_bounded(file: &mut File) -> io::Result<String> {
-    /// A join string and an author are some 300 bytes.
-    const BYTES_MAX: u64 = 4096;
-    let mut content = String::new();
-    file.take(BYTES_MAX).read_to_string(&mut content)?;
-    Ok(content)
+    trusted_file::bounded(&mut file, LINES_BYTES_MAX).map(Some).map_err(|error| failed(&error))
 }
 
 fn untrusted(path: &Path, problem: &str) -> Error {
@@ -395,20 +359,6 @@ mod tests {
 
     #[test]
     fn a_join_file_counts_only_if_nobody_else_can_have_written_it() {
-        let (me, root, other) = (1000, 0, 1001);
-        for (owner, mode, problem) in [
-            (me, 0o600, None),
-            (me, 0o644, None),
-            (root, 0o440, None),
-            (other, 0o600, Some("belongs to user 1001")),
-            (me, 0o620, Some("mode 620")),
-            (root, 0o666, Some("mode 666")),
-        ] {
-            let found = written_by_others(owner, 0o100_000 | mode, me);
-            assert_eq!(found.is_some(), problem.is_some(), "{owner} {mode:o}");
-            assert!(found.unwrap_or_default().contains(problem.unwrap_or_default()), "{owner} {mode:o}");
-        }
-
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("join-file");
         fs::write(&path, format!("{}\n", join())).unwrap();
@@ -447,19 +397,6 @@ mod tests {
         assert_eq!(job(&config(&[("DMLC_PS_ROOT_URI", "::1"), coordinator[1]])), "__1_9000");
         assert_eq!(job(&config(&[coordinator[0], coordinator[1], ("GRADLANE_JOB", "night")])), "night");
         assert_eq!(job(&config(&[])), "default");
-    }
-
-    #[test]
-    fn what_was_given_goes_before_the_file_and_the_file_before_the_search() {
-        let dir = tempfile::tempdir().unwrap();
-        let (file, given) = (dir.path().join("join-file"), JoinString { secret: [9; 16], ..join() });
-        fs::write(&file, format!("{}\n", join())).unwrap();
-        let config = Config { join_file: Some(file), ..Config::default() };
-        assert_eq!(join_string(&config, Duration::ZERO), Ok(join()));
-        let config = Config { join: Some(given.clone()), ..config };
-        assert_eq!(join_string(&config, Duration::ZERO), Ok(given));
-        let nowhere = Config { state_dir: None, ..Config::default() };
-        assert!(matches!(join_string(&nowhere, Duration::ZERO), Err(Error::Config { .. })));
     }
 
     fn join() -> JoinString {

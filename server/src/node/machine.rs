@@ -181,7 +181,10 @@ impl Node {
                 self.end(Phase::Ended);
                 self.turn(Turn::End);
             }
-            MemberEvent::StallNotice { .. } | MemberEvent::Declared { .. } | MemberEvent::BarrierDone { .. } => {}
+            MemberEvent::StallNotice { .. }
+            | MemberEvent::Declared { .. }
+            | MemberEvent::BarrierDone { .. }
+            | MemberEvent::Renewed { .. } => {}
         }
     }
 

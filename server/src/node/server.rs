@@ -194,7 +194,8 @@ fn follow(plane: &Arc<DataPlane>, event: MemberEvent) {
         | MemberEvent::Left
         | MemberEvent::StallNotice { .. }
         | MemberEvent::Declared { .. }
-        | MemberEvent::BarrierDone { .. } => {}
+        | MemberEvent::BarrierDone { .. }
+        | MemberEvent::Renewed { .. } => {}
     }
     plane.handle_member(event);
 }

@@ -221,6 +221,9 @@ impl World {
                 Command::Close { link, .. } => {
                     assert!(self.links.remove(&link).is_some(), "{link:?} was closed before");
                 }
+                Command::Certify { link } => {
+                    assert!(self.links.contains_key(&link), "a certificate for a connection that has ended");
+                }
                 Command::Event(Event::Finished(_)) => self.finished += 1,
                 Command::Event(_) => assert_eq!(self.finished, 0, "nothing is told after the end"),
             }

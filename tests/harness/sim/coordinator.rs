@@ -77,6 +77,8 @@ impl CoordinatorProcess {
                     self.controls.remove(&link.0);
                     context.send_control(self.me, link.0, Input::ControlClosed { control: link.0, error });
                 }
+                // Members of the simulation have no certificates, and ask for none.
+                Command::Certify { .. } => unreachable!("nobody asks for a certificate"),
                 Command::Event(event) => self.note(context, event),
             }
         }

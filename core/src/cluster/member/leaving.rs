@@ -1,6 +1,7 @@
 //! A member leaves, gives up its work, or breaks down.
 
-use super::{Member, Standing, left};
+use super::super::requests::left;
+use super::{Member, Standing};
 use crate::error::Error;
 use crate::wire::Frame;
 

@@ -16,7 +16,7 @@ use super::closing::{close_with, connection_error};
 pub(super) use super::gate::{Admitted, Place, Verdict};
 use super::gate::{Gate, Repeated};
 use super::settings::Settings;
-use super::tls::{self, Admission, PeerOf, peer_of};
+use super::tls::{self, Admission, Authorities, PeerOf, Vouched, peer_of};
 use crate::error::{Error, Result};
 use crate::transport::identity::{Credentials, PeerIdentity};
 use crate::types::Time;
@@ -26,7 +26,7 @@ pub(super) enum Arrival {
     /// A member; it may not open a stream before it is given some.
     Member(Connection, PeerIdentity),
     /// A process that wants to enrol, and when its handshake began.
-    Newcomer(Connection, Instant),
+    Newcomer(Connection, Instant, Vouched),
 }
 
 /// Admits peers. Has a configuration for peers of this host and one for others, because their datagrams differ in size.
@@ -34,6 +34,8 @@ pub(super) struct AdmissionControl {
     near: Arc<ServerConfig>,
     far: Arc<ServerConfig>,
     gatekeeper: Gatekeeper,
+    /// If there is more than one whose certificates are accepted.
+    authorities: Option<Arc<Authorities>>,
 }
 
 /// The gate of an endpoint with its clock, and the tasks that hold its places. Clones share all of it.
@@ -62,8 +64,12 @@ impl AdmissionControl {
     pub(super) fn new(
         credentials: &Credentials,
         settings: &Settings,
-        admission: Admission,
+        admission: Admission<'_>,
     ) -> Result<(Self, ServerConfig)> {
+        let authorities = match admission {
+            Admission::Members | Admission::MembersAndNewcomers => None,
+            Admission::MembersAndSite(site) => Some(Arc::new(Authorities::new(credentials, site)?)),
+        };
         let tls = tls::server(credentials, admission)?;
         let config = |remote: IpAddr| {
             let mut config = ServerConfig::with_crypto(Arc::clone(&tls) as _);
@@ -83,6 +89,7 @@ impl AdmissionControl {
             near: Arc::new(near),
             far: Arc::new(far.clone()),
             gatekeeper: Gatekeeper::new(settings.handshake_timeout),
+            authorities,
         };
         Ok((control, far))
     }
@@ -122,6 +129,7 @@ impl AdmissionControl {
             Err(error) => return tracing::debug!(%remote, %error, "handshake not begun"),
         };
         let (arrivals, gatekeeper) = (arrivals.clone(), self.gatekeeper.clone());
+        let authorities = self.authorities.clone();
         let task = tokio::spawn(async move {
             let connection = match timeout_at(held.until.into(), connecting).await {
                 Ok(Ok(connection)) => connection,
@@ -131,12 +139,17 @@ impl AdmissionControl {
                 }
                 Err(_) => return tracing::debug!(%remote, "handshake not finished in time"),
             };
-            let arrival = match peer_of(connection.handshake_data(), connection.peer_identity()) {
+            let (handshake, identity) = (connection.handshake_data(), connection.peer_identity());
+            let peer = match authorities {
+                Some(authorities) => authorities.judge(handshake, identity),
+                None => peer_of(handshake, identity),
+            };
+            let arrival = match peer {
                 Ok(PeerOf::Member(identity)) => {
                     gatekeeper.proven(remote.ip());
                     Arrival::Member(connection, identity)
                 }
-                Ok(PeerOf::Newcomer) => Arrival::Newcomer(connection, began),
+                Ok(PeerOf::Newcomer(vouched)) => Arrival::Newcomer(connection, began, vouched),
                 Err(error) => {
                     gatekeeper.log_refusal(now(), remote, &error);
                     return close_with(&connection, &error);

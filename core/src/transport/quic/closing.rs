@@ -3,6 +3,8 @@
 use quinn::{Connection, ConnectionError, ReadError, ReadExactError, TransportErrorCode, VarInt, WriteError};
 
 use crate::error::{Error, Result};
+use crate::transport::credentials::THIS_PROCESS;
+use crate::transport::validity::{calendar, wall_clock};
 use crate::types::printable;
 use crate::wire::reject;
 
@@ -43,16 +45,11 @@ pub(super) fn connection_error(error: &ConnectionError, peer: &str) -> Error {
     let unavailable = |cause: String| Error::Unavailable { what: peer.to_owned(), cause };
     match error {
         ConnectionError::TransportError(local) => match alert_of(local.code) {
-            Some(alert) => {
-                auth_error(alert, format!("this process refused the certificate of {peer}: {}", local.reason))
-            }
+            Some(alert) => refused_by_us(alert, peer, &local.reason),
             None => unavailable(format!("connection failed: {local}")),
         },
         ConnectionError::ConnectionClosed(remote) => match alert_of(remote.error_code) {
-            Some(alert) => {
-                let reason = printable(&String::from_utf8_lossy(&remote.reason));
-                auth_error(alert, format!("{peer} refused the certificate of this process: {reason}"))
-            }
+            Some(alert) => refused_by_peer(alert, peer, &printable(&String::from_utf8_lossy(&remote.reason))),
             None => unavailable(printable(&format!("it closed the connection: {remote}"))),
         },
         ConnectionError::ApplicationClosed(remote) if remote.error_code == CLOSE_ERROR => {
@@ -120,16 +117,51 @@ fn alert_of(code: TransportErrorCode) -> Option<u8> {
     (0x100..0x200).contains(&code).then_some((code & 0xff) as u8)
 }
 
+/// This process ended a handshake with this alert, because of the certificate of `peer`.
+pub(in crate::transport) fn refused_by_us(alert: u8, peer: &str, reason: &str) -> Error {
+    match alert {
+        CERTIFICATE_EXPIRED => not_good_now(peer, reason),
+        alert => auth_error(alert, format!("this process refused the certificate of {peer}: {reason}")),
+    }
+}
+
+/// `peer` ended a handshake with this alert, because of the certificate of this process.
+pub(in crate::transport) fn refused_by_peer(alert: u8, peer: &str, reason: &str) -> Error {
+    match alert {
+        CERTIFICATE_EXPIRED => not_good_now(THIS_PROCESS, &format!("{peer} says: {reason}")),
+        alert => auth_error(alert, format!("{peer} refused the certificate of this process: {reason}")),
+    }
+}
+
+/// `reason` has the time of the clock that did not accept the certificate. [`Credentials::explain`] adds when the own certificate is good.
+///
+/// [`Credentials::explain`]: crate::transport::identity::Credentials
+fn not_good_now(holder: &str, reason: &str) -> Error {
+    Error::CertExpired {
+        holder: holder.to_owned(),
+        times: format!("{reason}; the clock of this process shows {}", calendar(wall_clock())),
+        hint: "compare the clocks of both hosts (NTP); a process renews its certificate at two thirds of \
+               `certificate_lifetime` while the coordinator reaches it, and one that was cut off for longer must be started again"
+            .to_owned(),
+    }
+}
+
 /// Alerts are those of RFC 8446, section 6.
 pub(in crate::transport) fn auth_error(alert: u8, problem: String) -> Error {
     let hint = match alert {
-        45 => "compare the clocks of both hosts; then start it again with the join string to renew its certificate",
         48 | 42 | 51 => {
             "it belongs to another job or to an earlier run: use the join string that the coordinator prints now"
         }
         116 => "it has no certificate: start it with the job's join string",
-        120 => "it speaks another version of Gradlane's protocol: start all processes of a job with one version",
+        49 => "no name in it is in the setting tls_peer of the process that refused it",
+        120 => {
+            "it speaks another version of Gradlane's protocol, or only one side has certificates of the site (tls_cert): start all \
+             processes of a job with one version and alike"
+        }
         _ => "start it again with the join string that the coordinator prints now",
     };
     Error::Auth { problem, hint: hint.to_owned() }
 }
+
+/// The alert for a certificate that is not good at this time, before or after.
+pub(in crate::transport) const CERTIFICATE_EXPIRED: u8 = 45;

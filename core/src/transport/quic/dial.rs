@@ -14,12 +14,15 @@ use super::endpoint::resolve;
 use super::settings::Settings;
 use super::tls::{PeerOf, peer_of};
 use crate::error::{Error, Result};
+use crate::transport::identity::Credentials;
 
 /// How to connect.
 #[derive(Clone)]
 pub(super) struct Dialer {
     pub(super) endpoint: Endpoint,
     pub(super) tls: Arc<QuicClientConfig>,
+    /// What `tls` shows; a newcomer has none.
+    pub(super) credentials: Option<Credentials>,
     pub(super) settings: Settings,
 }
 
@@ -79,7 +82,10 @@ impl Dialer {
         config.transport_config(self.settings.transport(remote.ip().to_canonical(), 0));
         let connecting = self.endpoint.connect_with(config, remote, crate::transport::certificate::SERVER_NAME);
         let connecting = connecting.map_err(|error| connect_error(&error, remote, peer))?;
-        let failed = |error| connection_error(&error, peer);
+        let failed = |error| {
+            let error = connection_error(&error, peer);
+            self.credentials.iter().fold(error, |error, own| own.explain(error))
+        };
         let connection = connecting.await.map_err(failed)?;
         let stream = connection.open_bi().await.map_err(failed)?;
         Ok(Dialed { connection, stream })

@@ -9,6 +9,9 @@
 //! ```
 //! Members are certified until the job has formed. Later the coordinator certifies observers alone, which may ask for the job's state.
 //!
+//! Where a site has certificates of its own ([`Site`]), the protocol is `gradlane-site/1`: both sides show such a certificate in the handshake.
+//! The proof is sent and does not count.
+//!
 //! The secret is never sent. The proof is bound to this one connection by the exporter, so that it cannot be relayed or used again.
 //! The key is made by the newcomer and never leaves it; the signature of the signing request (CSR) shows that it has it.
 
@@ -28,12 +31,13 @@ use super::closing::{CLOSE_ORDERLY, connection_error, early_end, written};
 use super::dial::Dialer;
 use super::endpoint;
 use super::settings::Settings;
-use super::tls::certified;
+use super::tls::{Vouched, certified};
 use super::{socket, tls};
 use crate::error::{Error, Result};
 use crate::transport::certificate::public_key_hash;
 use crate::transport::enrolment::{Answer, Request};
 use crate::transport::identity::{Authority, Credentials};
+use crate::transport::site::Site;
 use crate::types::Role;
 use crate::types::join::JoinString;
 
@@ -45,14 +49,25 @@ impl Credentials {
     /// [`Error::Auth`] if the coordinator is not the one of the join string or does not accept the secret, [`Error::Unavailable`] if it
     /// cannot be reached in time.
     pub fn enroll(join: &JoinString, role: Role, patience: Duration) -> Result<Self> {
+        Self::enroll_by(None, join, role, patience)
+    }
+
+    /// The same. If there is a `site`, its certificates vouch for both sides in place of the join string's secret.
+    ///
+    /// # Errors
+    /// As [`enroll`](Self::enroll).
+    pub fn enroll_by(site: Option<&Site>, join: &JoinString, role: Role, patience: Duration) -> Result<Self> {
         let settings = Settings::default();
-        let tls = tls::newcomer(join.ca_hash)?;
+        let (tls, vouched) = match site {
+            Some(site) => (tls::site_newcomer(site)?, Vouched::BySite),
+            None => (tls::newcomer(join.ca_hash)?, Vouched::BySecret),
+        };
         let socket = socket::bind_any(settings.socket_buffer_bytes)?;
         let (sender, outcome) = mpsc::channel();
         let (join, of_dialer) = (join.clone(), settings.clone());
         let serve = move |endpoint: Endpoint| async move {
-            let dialer = Dialer { endpoint: endpoint.clone(), tls, settings: of_dialer };
-            let enrolled = timeout(patience, insist(&dialer, &join, role, patience)).await;
+            let dialer = Dialer { endpoint: endpoint.clone(), tls, credentials: None, settings: of_dialer };
+            let enrolled = timeout(patience, insist(&dialer, vouched, &join, role, patience)).await;
             let timed_out = || Error::Timeout { what: format!("enrolling at {}", join.address), waited: patience };
             let _ = sender.send(enrolled.unwrap_or_else(|_| Err(timed_out())));
             endpoint.close(CLOSE_ORDERLY, b"");
@@ -67,10 +82,16 @@ impl Credentials {
 }
 
 /// Asks again if the coordinator gave the place of this process to another one, or had none.
-async fn insist(dialer: &Dialer, join: &JoinString, role: Role, patience: Duration) -> Result<Credentials> {
+async fn insist(
+    dialer: &Dialer,
+    vouched: Vouched,
+    join: &JoinString,
+    role: Role,
+    patience: Duration,
+) -> Result<Credentials> {
     let until = Instant::now() + patience;
     loop {
-        let error = match ask(dialer, join, role, until - Instant::now()).await {
+        let error = match ask(dialer, vouched, join, role, until - Instant::now()).await {
             Err(error) if error.retryable() => error,
             outcome => return outcome,
         };
@@ -81,10 +102,20 @@ async fn insist(dialer: &Dialer, join: &JoinString, role: Role, patience: Durati
     }
 }
 
-async fn ask(dialer: &Dialer, join: &JoinString, role: Role, patience: Duration) -> Result<Credentials> {
+async fn ask(
+    dialer: &Dialer,
+    vouched: Vouched,
+    join: &JoinString,
+    role: Role,
+    patience: Duration,
+) -> Result<Credentials> {
     let dialed = dialer.dial(&join.address, COORDINATOR, patience).await?;
-    // Every member of the job has a certificate of its authority, and could listen here.
-    certified(dialed.connection.peer_identity())?.must_be(Role::Coordinator)?;
+    match vouched {
+        // Every member of the job has a certificate of its authority, and could listen here.
+        Vouched::BySecret => certified(dialed.connection.peer_identity())?.must_be(Role::Coordinator)?,
+        // TLS has checked the name. What the coordinator issues is checked against the join string below.
+        Vouched::BySite => {}
+    }
     let internal = |error: rcgen::Error| Error::Internal { what: format!("making a signing request: {error}") };
     let key = KeyPair::generate().map_err(internal)?;
     let request = CertificateParams::default().serialize_request(&key).map_err(internal)?;
@@ -165,12 +196,12 @@ pub(super) struct Terms {
 ///
 /// # Errors
 /// [`Error::Auth`] for a wrong proof; the newcomer was told.
-pub(super) async fn serve(terms: &Terms, connection: &Connection) -> Result<()> {
+pub(super) async fn serve(terms: &Terms, vouched: Vouched, connection: &Connection) -> Result<()> {
     let peer = format!("the process at {}", connection.remote_address());
     connection.set_max_concurrent_bi_streams(VarInt::from_u32(1));
     let (sender, mut receiver) = connection.accept_bi().await.map_err(|lost| connection_error(&lost, &peer))?;
     let issued = match read_all(&mut receiver, &peer).await {
-        Ok(message) => issue(terms, connection, &message, &peer),
+        Ok(message) => issue(terms, vouched, connection, &message, &peer),
         Err(error) => Err(error),
     };
     let answer = match &issued {
@@ -192,6 +223,7 @@ async fn say_goodbye(connection: &Connection, mut sender: SendStream, answer: &[
 
 fn issue(
     Terms { authority, closed }: &Terms,
+    vouched: Vouched,
     connection: &Connection,
     message: &[u8],
     peer: &str,
@@ -200,6 +232,13 @@ fn issue(
     let proven = proven(connection, role)?;
     // Compared in constant time.
     let knows = |secret: &[u8; 16]| hmac::verify(&hmac::Key::new(hmac::HMAC_SHA256, secret), &proven, theirs).is_ok();
+    if vouched == Vouched::BySite {
+        // Who is vouched for by a certificate is no stranger, and needs no secret. Its certificate permits every role.
+        return match closed {
+            Some(why) if role != Role::Observer => Err(why.clone()),
+            Some(_) | None => authority.sign(request, role, peer),
+        };
+    }
     match closed {
         // After the proof, so that a stranger does not learn how far the job is. This uses up no invitation.
         Some(why) if role != Role::Observer => {

@@ -12,13 +12,16 @@ use super::endpoint;
 use super::*;
 use crate::error::{Error, Result};
 use crate::transport::contract::{self, Due, SOON, Server, Worker, World, connect, connected};
-use crate::transport::identity::{Authority, Credentials, wall_clock};
+use crate::transport::identity::{Authority, Credentials, Validity};
+use crate::transport::site::Site;
+use crate::transport::validity::wall_clock;
 use crate::transport::{Inbox, Incoming, Listener, Peer, Transport};
 use crate::types::{ExchangeId, LinkId, NodeId, Role, Time};
 use crate::wire::Frame;
 use crate::wire::frame::Progress;
 
 mod flood;
+mod site;
 mod versions;
 
 contract::promises!(Loopback::new());
@@ -100,13 +103,83 @@ fn an_expired_certificate_is_refused_with_both_times() {
     let world = Loopback::new();
     let server = Server::new(&world);
     let now = wall_clock();
-    let (from, to) = (now - Duration::from_secs(7200), now - Duration::from_secs(3600));
-    let expired = world.authority.credentials_for(Role::Worker, from, to).unwrap();
-    let transport = QuicTransport::new(&expired, &Settings::default()).unwrap();
-    let error = connect(&transport, server.peer.clone()).0.soon().unwrap_err();
-    let Error::Auth { problem, hint } = &error else { panic!("{error}") };
-    assert!(problem.contains("expired: verification time") && problem.contains("not valid after"), "{problem}");
-    assert!(hint.contains("clocks"), "{hint}");
+    let hour = Duration::from_secs(3600);
+    let past = Validity { from: now - 2 * hour, to: now - hour };
+    let future = Validity { from: now + hour, to: now + 2 * hour };
+    for (wrong, said, limit) in
+        [(past, "expired: verification time", "not valid after"), (future, "not valid yet", "not valid before")]
+    {
+        let own = world.authority.credentials_for(Role::Worker, wrong).unwrap();
+        let transport = QuicTransport::new(&own, &Settings::default()).unwrap();
+        let error = connect(&transport, server.peer.clone()).0.soon().unwrap_err();
+        let Error::CertExpired { holder, times, hint } = &error else { panic!("{error}") };
+        assert_eq!(holder, "this process");
+        // When the certificate is good, what the other side's clock shows, and what this one's does.
+        assert!(times.starts_with(&format!("{}; server 0 says: ", own.validity())), "{times}");
+        assert!(times.contains(said) && times.contains(limit), "{times}");
+        assert!(times.contains("the clock of this process shows"), "{times}");
+        assert!(hint.contains("clocks") && hint.contains("certificate_lifetime"), "{hint}");
+
+        let theirs = world.authority.credentials_for(Role::Server, wrong).unwrap();
+        let listener = bind("127.0.0.1:0", &theirs, &Settings::default(), Box::new(|_| {})).unwrap();
+        let peer = Peer { address: listener.address.clone(), node: theirs.node(), ..server.peer.clone() };
+        let error = connect(&*world.transport(), peer).0.soon().unwrap_err();
+        let Error::CertExpired { holder, times, .. } = &error else { panic!("{error}") };
+        assert_eq!(holder, "server 0");
+        assert!(times.contains(said) && times.contains("the clock of this process shows"), "{times}");
+    }
+}
+
+#[test]
+fn a_renewed_certificate_counts_from_the_next_handshake_on_and_links_stay() {
+    let world = Loopback::new();
+    let now = wall_clock();
+    let past = Validity { from: now - Duration::from_secs(7200), to: now - Duration::from_secs(1) };
+    let [worker, server] =
+        [Role::Worker, Role::Server].map(|role| world.authority.credentials_for(role, past).unwrap());
+    let transport = QuicTransport::new(&worker, &Settings::default()).unwrap();
+    let (sender, arrived) = channel();
+    let arrived = Due(arrived);
+    let inbox = Box::new(move |incoming| drop(sender.send(incoming)));
+    let listener = bind("127.0.0.1:0", &server, &Settings::default(), inbox).unwrap();
+    let peer = Peer {
+        address: listener.address.clone(),
+        socket_path: String::new(),
+        node: server.node(),
+        name: "server 0".to_owned(),
+    };
+    let mut links = Vec::new();
+    for (renewed, holder) in [(&server, Some("server 0")), (&worker, Some("this process")), (&worker, None)] {
+        let (outcome, lost) = connect(&transport, peer.clone());
+        match (outcome.soon(), holder) {
+            (Err(Error::CertExpired { holder, .. }), Some(expected)) => assert_eq!(holder, expected),
+            (Ok(link), None) => links.push((link, lost)),
+            (other, _) => panic!("{other:?}"),
+        }
+        let next = world.authority.renew(&renewed.certificate()).unwrap();
+        renewed.renew(next.to_vec()).unwrap();
+        assert!(renewed.validity().to > now);
+    }
+    let Incoming::LinkUp { node, .. } = arrived.soon() else { panic!("a link") };
+    assert_eq!(node, worker.node(), "key and identity stay");
+    assert!(links[0].1.0.try_recv().is_err(), "the link outlives the certificate that it began with");
+}
+
+#[test]
+fn only_a_certificate_of_the_same_key_and_role_takes_the_place_of_another() {
+    let world = Loopback::new();
+    let own = world.credentials(Role::Worker);
+    let before = own.certificate();
+    let key = Authority::create("resnet").unwrap();
+    for other in [
+        world.credentials(Role::Worker).certificate().to_vec(),
+        key.credentials(Role::Worker).unwrap().certificate().to_vec(),
+        vec![0x30],
+    ] {
+        assert!(matches!(own.renew(other), Err(Error::Auth { .. })));
+    }
+    assert_eq!(own.certificate(), before);
+    assert!(matches!(key.renew(&before), Err(Error::Auth { .. })), "of another job");
 }
 
 #[test]
@@ -355,11 +428,19 @@ impl Coordinator {
         Self::with(job, &Settings::default())
     }
 
+    fn at(site: &Site) -> Self {
+        Self::bound("resnet", &Settings::default(), Some(site))
+    }
+
     fn with(job: &str, settings: &Settings) -> Self {
+        Self::bound(job, settings, None)
+    }
+
+    fn bound(job: &str, settings: &Settings, site: Option<&Site>) -> Self {
         let authority = Arc::new(Authority::create(job).unwrap());
         let (sender, events) = channel();
         let tell = Box::new(move |event| drop(sender.send(event)));
-        let listener = ControlListener::bind("127.0.0.1:0", Arc::clone(&authority), settings, tell).unwrap();
+        let listener = ControlListener::bind("127.0.0.1:0", Arc::clone(&authority), settings, site, tell).unwrap();
         Self { authority, listener, events: Due(events) }
     }
 
@@ -426,7 +507,7 @@ where
     let (settings, address) = (Settings::default(), address.to_owned());
     let of_dialer = settings.clone();
     let serve = move |endpoint| async move {
-        let dialer = Dialer { endpoint, tls, settings: of_dialer };
+        let dialer = Dialer { endpoint, tls, credentials: None, settings: of_dialer };
         let outcome = match dialer.dial(&address, "the victim", SOON).await {
             Ok(dialed) => Ok(act(dialed).await),
             Err(error) => Err(error),

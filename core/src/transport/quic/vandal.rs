@@ -31,7 +31,7 @@ fn converse(address: &str, credentials: &Credentials, bytes: Vec<u8>, patience: 
     let tls = tls::client(credentials)?;
     let of_dialer = address.to_owned();
     attempt(address, patience, move |endpoint| async move {
-        let dialer = Dialer { endpoint, tls, settings: Settings::default() };
+        let dialer = Dialer { endpoint, tls, credentials: None, settings: Settings::default() };
         let dialed = dialer.dial(&of_dialer, VICTIM, patience).await?;
         let (mut stream, _answer) = dialed.stream;
         // The other side may close before all is written; why, is heard below.
@@ -69,7 +69,7 @@ pub fn is_heard_after(moves: bool, address: &str, credentials: &Credentials, pat
     let (tls, of_dialer) = (tls::client(credentials)?, address.to_owned());
     let elsewhere = socket::bind_any(1 << 20)?;
     attempt(address, patience * 2, move |endpoint| async move {
-        let dialer = Dialer { endpoint: endpoint.clone(), tls, settings: Settings::default() };
+        let dialer = Dialer { endpoint: endpoint.clone(), tls, credentials: None, settings: Settings::default() };
         let dialed = dialer.dial(&of_dialer, VICTIM, patience).await?;
         if moves {
             endpoint.rebind(elsewhere).map_err(|error| internal(&error))?;

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::event::EventfdFlags;
-use rustls::CertificateError;
+use rustls::AlertDescription;
 
 use super::layout::{LAYOUT, SEGMENT_BYTES};
 use super::link::Parts;
@@ -28,7 +28,7 @@ use crate::mem::Copies;
 use crate::transport::certificate::SERVER_NAME;
 use crate::transport::exchange::bad;
 use crate::transport::identity::{Credentials, PeerIdentity};
-use crate::transport::quic::closing::auth_error;
+use crate::transport::quic::closing::{auth_error, refused_by_peer, refused_by_us};
 use crate::transport::quic::tls::{Admission, client_config, server_config};
 use crate::types::Role;
 use crate::wire::reject;
@@ -51,12 +51,16 @@ pub(super) fn connect(
     copies: &Copies,
     judge: impl FnOnce(&PeerIdentity) -> Result<()>,
 ) -> Result<Parts> {
-    let (mut talk, identity) = Talk::with_server(socket_path, name, credentials)?;
-    judge(&identity)?;
-    let ours = Ours::new()?;
-    talk.present(&ours)?;
-    let theirs = talk.receive()?;
-    Ok(talk.link(ours, theirs, copies))
+    let present = || {
+        let (mut talk, identity) = Talk::with_server(socket_path, name, credentials)?;
+        judge(&identity)?;
+        let ours = Ours::new()?;
+        talk.present(&ours)?;
+        let theirs = talk.receive()?;
+        Ok(talk.link(ours, theirs, copies))
+    };
+    // The server has looked at this process's certificate only when it answers.
+    present().map_err(|error| credentials.explain(error))
 }
 
 /// Greets a process that came to the socket. Once it has told who it is, `name` names it for messages.
@@ -256,14 +260,9 @@ const REFUSE: u8 = 2;
 
 fn tls_error(error: &rustls::Error, peer: &str) -> Error {
     match error {
-        rustls::Error::AlertReceived(alert) => {
-            auth_error(u8::from(*alert), format!("{peer} refused the certificate of this process: {alert:?}"))
-        }
-        rustls::Error::InvalidCertificate(CertificateError::Expired | CertificateError::ExpiredContext { .. }) => {
-            auth_error(45, format!("this process refused the certificate of {peer}: {error}"))
-        }
-        rustls::Error::InvalidCertificate(_) => {
-            auth_error(48, format!("this process refused the certificate of {peer}: {error}"))
+        rustls::Error::AlertReceived(alert) => refused_by_peer(u8::from(*alert), peer, &format!("{alert:?}")),
+        rustls::Error::InvalidCertificate(cause) => {
+            refused_by_us(u8::from(AlertDescription::from(cause.clone())), peer, &error.to_string())
         }
         rustls::Error::NoCertificatesPresented => auth_error(116, format!("{peer} showed no certificate")),
         other => bad(peer, "TLS record", other.to_string()),

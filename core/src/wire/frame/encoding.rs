@@ -9,7 +9,7 @@ use super::{Frame, Join, Progress, Stall, Status};
 use crate::error::Result;
 use crate::types::{PartLayout, TensorKey, TensorSpec, Time, View};
 use crate::wire::codec::{Reader, Writer};
-use crate::wire::limits::{NAME_BYTES_MAX, PARTS_MAX, TENSORS_MAX, TEXT_BYTES_MAX};
+use crate::wire::limits::{CERTIFICATE_BYTES_MAX, NAME_BYTES_MAX, PARTS_MAX, TENSORS_MAX, TEXT_BYTES_MAX};
 use crate::wire::reject::{decode_error, encode_error};
 use crate::wire::{VERSION, check_version};
 
@@ -43,7 +43,7 @@ impl Frame {
                 writer.duration(*timeout);
             }
             Self::Stall(stall) => stall.write(&mut writer),
-            Self::Leave | Self::StatusRequest => {}
+            Self::Leave | Self::StatusRequest | Self::Renew => {}
             Self::Fail { cause } => writer.text(cause, TEXT_BYTES_MAX),
             Self::View(view) => view.write(&mut writer),
             Self::Refused(error) => encode_error(error, &mut writer),
@@ -73,6 +73,10 @@ impl Frame {
                 writer.text(detail, TEXT_BYTES_MAX);
             }
             Self::Status(status) => status.write(&mut writer),
+            Self::Renewed { outcome } => write_outcome(&mut writer, outcome, |writer, certificate| {
+                writer.list_len(certificate.len());
+                writer.raw(certificate);
+            }),
         }
         writer.into_bytes()
     }
@@ -108,6 +112,7 @@ impl Frame {
             kind::LEAVE => Self::Leave,
             kind::FAIL => Self::Fail { cause: reader.text(TEXT_BYTES_MAX, "cause")? },
             kind::STATUS_REQUEST => Self::StatusRequest,
+            kind::RENEW => Self::Renew,
             kind::VIEW => Self::View(View::read(&mut reader)?),
             kind::REFUSED => Self::Refused(decode_error(&mut reader)?),
             kind::HEARTBEAT_ACK => Self::HeartbeatAck { sent: Time(reader.u64("clock")?) },
@@ -132,6 +137,7 @@ impl Frame {
                 detail: reader.text(TEXT_BYTES_MAX, "detail")?,
             },
             kind::STATUS => Self::Status(Status::read(&mut reader)?),
+            kind::RENEWED => Self::Renewed { outcome: read_outcome(&mut reader, read_certificate)? },
             code => return Err(reader.bad("kind", format!("is {code}"))),
         };
         reader.finish()?;
@@ -149,6 +155,7 @@ impl Frame {
             Self::Leave => kind::LEAVE,
             Self::Fail { .. } => kind::FAIL,
             Self::StatusRequest => kind::STATUS_REQUEST,
+            Self::Renew => kind::RENEW,
             Self::View(_) => kind::VIEW,
             Self::Refused(_) => kind::REFUSED,
             Self::HeartbeatAck { .. } => kind::HEARTBEAT_ACK,
@@ -159,6 +166,7 @@ impl Frame {
             Self::BarrierDone { .. } => kind::BARRIER_DONE,
             Self::StallNotice { .. } => kind::STALL_NOTICE,
             Self::Status(_) => kind::STATUS,
+            Self::Renewed { .. } => kind::RENEWED,
         }
     }
 }
@@ -174,6 +182,7 @@ mod kind {
     pub(super) const STATUS_REQUEST: u8 = 7;
     pub(super) const FAIL: u8 = 8;
     pub(super) const UNDECLARE: u8 = 9;
+    pub(super) const RENEW: u8 = 10;
     pub(super) const VIEW: u8 = 129;
     pub(super) const REFUSED: u8 = 130;
     pub(super) const HEARTBEAT_ACK: u8 = 131;
@@ -184,6 +193,7 @@ mod kind {
     pub(super) const STATUS: u8 = 136;
     pub(super) const UNDECLARED: u8 = 137;
     pub(super) const ENDED: u8 = 138;
+    pub(super) const RENEWED: u8 = 139;
 }
 
 fn write_outcome<T>(writer: &mut Writer, outcome: &Result<T>, ok: impl FnOnce(&mut Writer, &T)) {
@@ -205,6 +215,11 @@ fn read_outcome<T>(reader: &mut Reader<'_>, ok: impl FnOnce(&mut Reader<'_>) -> 
         1 => decode_error(reader).map(Err),
         code => Err(reader.bad("outcome", format!("is {code}"))),
     }
+}
+
+fn read_certificate(reader: &mut Reader<'_>) -> Result<Vec<u8>> {
+    let len = reader.list_len(CERTIFICATE_BYTES_MAX, "certificate")?;
+    reader.raw(len, "certificate").map(<[u8]>::to_vec)
 }
 
 fn read_bool(reader: &mut Reader<'_>, field: &str) -> Result<bool> {

@@ -32,6 +32,7 @@ struct Job {
     unread: Vec<(u64, Frame)>,
     closed: Vec<(u64, Error)>,
     events: Vec<Event>,
+    certified: Vec<u64>,
 }
 
 impl Job {
@@ -91,6 +92,7 @@ impl Job {
             match command {
                 Command::Send { link, frame } => self.unread.push((link.0, frame)),
                 Command::Close { link, error } => self.closed.push((link.0, error)),
+                Command::Certify { link } => self.certified.push(link.0),
                 Command::Event(event) => self.events.push(event),
             }
         }
@@ -150,7 +152,7 @@ fn job(workers: u32) -> Job {
 
 fn job_of(config: CoordinatorConfig) -> Job {
     let coordinator = Coordinator::new(config, TERM, at(0));
-    Job { coordinator, now: at(0), unread: Vec::new(), closed: Vec::new(), events: Vec::new() }
+    Job { coordinator, now: at(0), unread: Vec::new(), closed: Vec::new(), events: Vec::new(), certified: Vec::new() }
 }
 
 /// A job that runs, with nothing unread. The rank of a worker is its link.

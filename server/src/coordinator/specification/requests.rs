@@ -3,6 +3,35 @@
 use super::*;
 
 #[test]
+fn members_get_their_next_certificate_while_the_job_forms_and_when_nobody_else_gets_in() {
+    let mut job = job(2);
+    job.join(0, worker(0));
+    job.frame(0, Frame::Renew);
+    job.join(1, worker(1));
+    job.join(SERVER, server(0));
+    assert!(job.coordinator.admits_newcomers().is_err());
+    for link in [1, SERVER] {
+        job.frame(link, Frame::Renew);
+    }
+    job.drain();
+    assert_eq!(job.certified, [0, 1, SERVER]);
+}
+
+#[test]
+fn nobody_else_gets_a_certificate() {
+    let mut job = formed(2);
+    job.connect_as(7, 7, Role::Observer);
+    job.frame(7, Frame::Renew);
+    assert!(matches!(job.closed(7), Error::Protocol { .. }));
+    job.frame(0, Frame::Leave);
+    job.frame(0, Frame::Renew);
+    let answers = job.received(0);
+    let Some(Frame::Renewed { outcome: Err(error) }) = answers.last() else { panic!("{answers:?}") };
+    assert!(error.to_string().contains("no member"), "{error}");
+    assert!(job.certified.is_empty());
+}
+
+#[test]
 fn a_barrier_is_answered_to_everybody_who_arrived() {
     let mut job = formed(2);
     job.frame(0, barrier(1));

@@ -333,6 +333,7 @@ impl Witness {
             | Error::DuplicateRank { .. }
             | Error::Incompatible { .. }
             | Error::Auth { .. }
+            | Error::CertExpired { .. }
             | Error::Protocol { .. }
             | Error::Exhausted { .. }
             | Error::Unavailable { .. }

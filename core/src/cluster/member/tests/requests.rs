@@ -24,6 +24,21 @@ fn what_has_no_answer_is_asked_again_on_the_next_connection_once_the_coordinator
 }
 
 #[test]
+fn a_certificate_is_asked_for_on_a_connection_that_is_up_and_the_answer_is_told() {
+    let mut member = worker();
+    member.renew();
+    assert_eq!(sent(&mut member), [], "it dials");
+    member.handle_connected(at(0));
+    sent(&mut member);
+    member.renew();
+    assert_eq!(sent(&mut member), [Frame::Renew], "also while the job forms");
+    for outcome in [Ok(vec![1, 2]), Err(Error::Cancelled)] {
+        member.handle_frame(at(1), Frame::Renewed { outcome: outcome.clone() });
+        assert_eq!(events(&mut member), [MemberEvent::Renewed { outcome }]);
+    }
+}
+
+#[test]
 fn what_is_asked_before_the_job_formed_is_sent_when_it_did() {
     let mut member = worker();
     member.handle_connected(at(0));

@@ -49,8 +49,9 @@ impl ControlLink {
         let (outbox, posted) = outbox();
         let closing = Arc::new(Notify::new());
         let (address, closed, of_dialer) = (address.to_owned(), Arc::clone(&closing), settings.clone());
+        let credentials = Some(credentials.clone());
         let serve = move |endpoint: Endpoint| async move {
-            let dialer = Dialer { endpoint: endpoint.clone(), tls, settings: of_dialer };
+            let dialer = Dialer { endpoint: endpoint.clone(), tls, credentials, settings: of_dialer };
             let reason = live(&dialer, &address, patience, posted, &closed, &*events).await;
             endpoint.close(CLOSE_ORDERLY, b"");
             events(ControlEvent::Closed(reason));
@@ -117,7 +118,7 @@ async fn live(
     let wrong = match dialed.peer() {
         Ok(PeerOf::Member(identity)) if identity.role == Role::Coordinator => None,
         Ok(PeerOf::Member(identity)) => Some(format!("the process at {address} is a {}", identity.role)),
-        Ok(PeerOf::Newcomer) => Some(format!("the process at {address} is no member of the job")),
+        Ok(PeerOf::Newcomer(_)) => Some(format!("the process at {address} is no member of the job")),
         Err(error) => return error,
     };
     if let Some(problem) = wrong {

@@ -6,10 +6,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use quinn::{Connection, Endpoint, RecvStream, SendStream, VarInt};
+use rustls::pki_types::CertificateDer;
 use tokio::select;
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 use tokio::task::JoinSet;
-use tokio::time::{timeout, timeout_at};
+use tokio::time::{sleep, timeout, timeout_at};
 
 use super::super::admission::{AdmissionControl, Arrival, Gatekeeper, now};
 use super::super::closing::{
@@ -19,14 +20,15 @@ use super::super::endpoint;
 use super::super::enroll::{self, Registrar};
 use super::super::settings::Settings;
 use super::super::socket;
-use super::super::tls::Admission;
+use super::super::tls::{Admission, Vouched, certificate};
 use super::ControlIncoming;
 use super::frames::{Outbox, converse, outbox};
 use super::link::BUFFER_BYTES;
 use crate::error::{Error, Result};
 use crate::local::OwnThread;
-use crate::transport::identity::{Authority, PeerIdentity};
-use crate::types::{LinkId, Role};
+use crate::transport::identity::{Authority, Credentials, PeerIdentity, Renewal};
+use crate::transport::site::Site;
+use crate::types::{LinkId, Role, Time};
 use crate::wire::{Frame, check_version};
 
 /// The coordinator's listener for control streams, on a thread of its own. Dropping it closes all links.
@@ -38,7 +40,8 @@ pub struct ControlListener {
 }
 
 impl ControlListener {
-    /// Listens at `address`, `ip:port`; port 0 takes any free one. Members of the authority's job are let in, and newcomers may enrol.
+    /// Listens at `address`, `ip:port`; port 0 takes any free one. Members of the authority's job are let in, and newcomers may enrol: those
+    /// that know a secret, or, if there is a `site`, those that have a certificate of it.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] if `address` is not one, [`Error::Io`] if it is taken.
@@ -46,27 +49,34 @@ impl ControlListener {
         address: &str,
         authority: Arc<Authority>,
         settings: &Settings,
+        site: Option<&Site>,
         events: Box<dyn Fn(ControlIncoming) + Send + Sync>,
     ) -> Result<Self> {
         let settings = Settings { socket_buffer_bytes: BUFFER_BYTES, ..settings.clone() };
         let credentials = authority.credentials(Role::Coordinator)?;
+        let renewing = keep_certified(credentials.clone(), Arc::clone(&authority));
         let socket = socket::bind(socket::parse(address)?, settings.socket_buffer_bytes)?;
         let io = |error: std::io::Error| Error::Io { what: address.to_owned(), cause: error.to_string() };
         let address = socket.local_addr().map_err(io)?.to_string();
-        let (admission_control, server) =
-            AdmissionControl::new(&credentials, &settings, Admission::MembersAndNewcomers)?;
+        let admission = site.map_or(Admission::MembersAndNewcomers, Admission::MembersAndSite);
+        let (admission_control, server) = AdmissionControl::new(&credentials, &settings, admission)?;
         let (commands, inbox) = mpsc::unbounded_channel();
-        let registrar = Arc::new(Mutex::new(Registrar::new(authority)));
+        let registrar = Arc::new(Mutex::new(Registrar::new(Arc::clone(&authority))));
         let state = ServerState {
             events: events.into(),
             registrar: Arc::clone(&registrar),
             gatekeeper: admission_control.gatekeeper().clone(),
+            authority,
             outboxes: BTreeMap::new(),
             tasks: JoinSet::new(),
             links: 0,
         };
         let weak = commands.downgrade();
-        let serve = move |endpoint| run(endpoint, admission_control, state, weak, inbox);
+        let serve = move |endpoint| async move {
+            // Ends with the thread's runtime.
+            tokio::spawn(renewing);
+            run(endpoint, admission_control, state, weak, inbox).await;
+        };
         let thread = endpoint::start("gradlane-coord", socket, &settings, Some(server), serve)?;
         Ok(Self { address, commands, registrar, thread })
     }
@@ -79,6 +89,11 @@ impl ControlListener {
     /// Sends a frame to a node, after those sent before. Never blocks; a link that has ended is ignored.
     pub fn send(&self, link: LinkId, frame: Frame) {
         let _ = self.commands.send(Command::Send { link, frame });
+    }
+
+    /// Sends a node its next certificate, as [`Frame::Renewed`]. It is for the key, the role and the job of the one that the node showed.
+    pub fn certify(&self, link: LinkId) {
+        let _ = self.commands.send(Command::Certify { link });
     }
 
     /// Certifies no more members; processes that enrol from now on are told `why`.
@@ -115,9 +130,17 @@ impl fmt::Debug for ControlListener {
 enum Command {
     Send { link: LinkId, frame: Frame },
     Close { link: LinkId, reason: Error },
+    Certify { link: LinkId },
     Stop(Duration),
     // From the tasks of the listener itself.
     Down { link: LinkId },
+}
+
+/// A node that is connected.
+struct Addressee {
+    outbox: Outbox,
+    /// What it showed.
+    certificate: CertificateDer<'static>,
 }
 
 /// All links; owned by the listener's thread.
@@ -126,7 +149,8 @@ struct ServerState {
     /// Locked for a look-up at a time, never while anything is called or awaited.
     registrar: Arc<Mutex<Registrar>>,
     gatekeeper: Gatekeeper,
-    outboxes: BTreeMap<LinkId, Outbox>,
+    authority: Arc<Authority>,
+    outboxes: BTreeMap<LinkId, Addressee>,
     tasks: JoinSet<()>,
     links: u64,
 }
@@ -144,13 +168,19 @@ async fn run(
         select! {
             command = commands.recv() => match command {
                 Some(Command::Send { link, frame }) => {
-                    if let Some(outbox) = state.outboxes.get(&link) {
-                        outbox.send(&frame);
+                    if let Some(to) = state.outboxes.get(&link) {
+                        to.outbox.send(&frame);
                     }
                 }
                 Some(Command::Close { link, reason }) => {
-                    if let Some(outbox) = state.outboxes.get(&link) {
-                        outbox.close(Some(reason));
+                    if let Some(to) = state.outboxes.get(&link) {
+                        to.outbox.close(Some(reason));
+                    }
+                }
+                Some(Command::Certify { link }) => {
+                    if let Some(to) = state.outboxes.get(&link) {
+                        let outcome = state.authority.renew(&to.certificate).map(|certificate| certificate.to_vec());
+                        to.outbox.send(&Frame::Renewed { outcome });
                     }
                 }
                 Some(Command::Down { link }) => drop(state.outboxes.remove(&link)),
@@ -159,13 +189,13 @@ async fn run(
             },
             Some(arrival) = arrivals.recv() => match arrival {
                 Arrival::Member(connection, identity) => state.member(connection, identity, own_commands.clone()),
-                Arrival::Newcomer(connection, began) => state.newcomer(connection, began),
+                Arrival::Newcomer(connection, began, vouched) => state.newcomer(connection, began, vouched),
             },
         }
         while state.tasks.try_join_next().is_some() {}
     };
     let closing = async {
-        state.outboxes.values().for_each(|outbox| outbox.close(None));
+        state.outboxes.values().for_each(|to| to.outbox.close(None));
         while state.tasks.join_next().await.is_some() {}
         endpoint.close(CLOSE_ORDERLY, b"");
         endpoint.wait_idle().await;
@@ -177,10 +207,14 @@ async fn run(
 
 impl ServerState {
     fn member(&mut self, connection: Connection, identity: PeerIdentity, commands: mpsc::WeakUnboundedSender<Command>) {
+        let certificate = match certificate(connection.peer_identity()) {
+            Ok(certificate) => certificate,
+            Err(error) => return close_with(&connection, &error),
+        };
         self.links += 1;
         let link = LinkId(self.links);
         let (outbox, posted) = outbox();
-        self.outboxes.insert(link, outbox);
+        self.outboxes.insert(link, Addressee { outbox, certificate });
         let events = Arc::clone(&self.events);
         self.tasks.spawn(async move {
             let address = connection.remote_address().to_string();
@@ -206,7 +240,7 @@ impl ServerState {
         });
     }
 
-    fn newcomer(&mut self, connection: Connection, began: Instant) {
+    fn newcomer(&mut self, connection: Connection, began: Instant, vouched: Vouched) {
         let Some(admitted) = self.gatekeeper.enrol(now(), began) else {
             let hint = "this process asks again by itself".to_owned();
             let (what, limit) = ("enrolments at once".to_owned(), "as many as there are places for".to_owned());
@@ -226,7 +260,7 @@ impl ServerState {
                 return close_with(&connection, &error);
             }
             let terms = lock().terms();
-            let served = timeout_at(held.until.into(), enroll::serve(&terms, &connection)).await;
+            let served = timeout_at(held.until.into(), enroll::serve(&terms, vouched, &connection)).await;
             match served.unwrap_or_else(|_| Err(early_end("enrolment", "is not done in time", &remote.to_string()))) {
                 Ok(()) => {
                     gatekeeper.proven(address);
@@ -246,6 +280,25 @@ impl ServerState {
     }
 }
 
+/// Renews the coordinator's own certificate for ever.
+async fn keep_certified(own: Credentials, authority: Arc<Authority>) {
+    let (began, mut renewal) = (now(), Renewal::default());
+    loop {
+        let time = Time::ZERO + now().saturating_duration_since(began);
+        let due = renewal.next(time, own.renewal_in()).since(time);
+        if !due.is_zero() {
+            // The calendar may jump, a sleep does not.
+            sleep(due.min(LOOK_EVERY)).await;
+            continue;
+        }
+        renewal.attempted(time, own.validity().lifetime());
+        match authority.renew(&own.certificate()).and_then(|certificate| own.renew(certificate.to_vec())) {
+            Ok(()) => renewal.succeeded(),
+            Err(error) => tracing::warn!(%error, "the coordinator's certificate is not renewed"),
+        }
+    }
+}
+
 /// The stream of a node that has said which version it speaks.
 async fn greeted(connection: &Connection, peer: &str) -> Result<(SendStream, RecvStream)> {
     let (sender, mut receiver) = connection.accept_bi().await.map_err(|lost| connection_error(&lost, peer))?;
@@ -257,6 +310,8 @@ async fn greeted(connection: &Connection, peer: &str) -> Result<(SendStream, Rec
 
 /// A join holds two texts of up to 4 KiB; nothing longer is believed before it.
 const FIRST_FRAME_BYTES_MAX: usize = 16 << 10;
+/// How often to compare the coordinator's own certificate with the calendar.
+const LOOK_EVERY: Duration = Duration::from_secs(60);
 /// For a member to open its stream.
 const FIRST_WORD: Duration = Duration::from_secs(3);
 /// How long a thread that nobody waits for lets its peers hear of the end.

@@ -18,7 +18,7 @@ use super::calls::Call;
 use super::commands::{self, Commands};
 use super::settings::Settings;
 use super::socket;
-use super::tls::{self, Admission};
+use super::tls::Admission;
 use crate::error::{Error, Result};
 use crate::local::{Obituary, OwnThread};
 use crate::transport::identity::Credentials;
@@ -56,10 +56,9 @@ pub(super) struct Driven {
 }
 
 fn connect_on(wire: Wire, credentials: &Credentials, settings: &Settings) -> Result<Driven> {
-    let tls = tls::client(credentials)?;
     let (calls, inbox) = commands::channel().map_err(|error| no_queue(&error))?;
     let net = Net::new(wire, settings.endpoint(), None);
-    let worker = Worker::new(tls, settings.clone(), calls.downgrade());
+    let worker = Worker::new(credentials, settings.clone(), calls.downgrade())?;
     let obituary = Obituary::default();
     let run = move || driver::run(net, worker, inbox);
     let thread = OwnThread::start_watched("gradlane-quic", obituary.clone(), run)?;

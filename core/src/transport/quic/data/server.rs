@@ -204,7 +204,7 @@ impl Role for Server {
 fn only_a_worker(peer: PeerOf) -> Result<PeerIdentity, Error> {
     match peer {
         PeerOf::Member(identity) => identity.must_be(types::Role::Worker).map(|()| identity),
-        PeerOf::Newcomer => Err(Error::Auth {
+        PeerOf::Newcomer(_) => Err(Error::Auth {
             problem: "a process without a certificate begins exchanges".to_owned(),
             hint: "enrol at the coordinator first".to_owned(),
         }),

@@ -14,7 +14,7 @@ use super::super::calls::Call;
 use super::super::closing::{CLOSE_ERROR, CLOSE_ORDERLY, connection_error, encode_reason};
 use super::super::commands::WeakCommands;
 use super::super::settings::Settings;
-use super::super::tls::{check_server, peer_of};
+use super::super::tls::{self, check_server, peer_of};
 use super::dialing::{Dial, Phase, Then, resolve};
 use super::driver::{Net, Role};
 use super::exchange::{Exchange, Step};
@@ -24,12 +24,15 @@ use crate::error::{Error, Result};
 use crate::mem::{Loan, Returned};
 use crate::transport::certificate::SERVER_NAME;
 use crate::transport::exchange::{Pull, link_gone, unknown_exchange};
+use crate::transport::identity::Credentials;
 use crate::transport::{LinkLost, Peer, Push};
 use crate::types::{Done, ExchangeId, LinkId};
 
 /// All links and exchanges of a worker.
 pub(super) struct Worker {
     tls: Arc<QuicClientConfig>,
+    /// What `tls` shows.
+    credentials: Credentials,
     settings: Settings,
     /// For the threads that ask for names.
     calls: WeakCommands<Call>,
@@ -93,7 +96,7 @@ impl Role for Worker {
                 if let Some(known) = self.dials.get_mut(&dial) {
                     let error = match reason {
                         ConnectionError::TimedOut => known.silence(),
-                        reason => connection_error(&reason, &known.peer.name),
+                        reason => self.credentials.explain(connection_error(&reason, &known.peer.name)),
                     };
                     let then = known.failed(error, net.now());
                     self.follow(net, dial, then);
@@ -201,10 +204,13 @@ impl Role for Worker {
 }
 
 impl Worker {
-    pub(super) fn new(tls: Arc<QuicClientConfig>, settings: Settings, calls: WeakCommands<Call>) -> Self {
+    /// # Errors
+    /// [`Error::Auth`] if the credentials are unusable.
+    pub(super) fn new(credentials: &Credentials, settings: Settings, calls: WeakCommands<Call>) -> Result<Self> {
         let (returning, returned) = unbounded();
-        Self {
-            tls,
+        Ok(Self {
+            tls: tls::client(credentials)?,
+            credentials: credentials.clone(),
             settings,
             calls,
             dials: BTreeMap::new(),
@@ -217,7 +223,7 @@ impl Worker {
             returning,
             returned,
             woken: Vec::new(),
-        }
+        })
     }
 
     fn connect(&mut self, net: &mut Net, peer: Peer, patience: Duration, lost: LinkLost, done: Done<LinkId>) {

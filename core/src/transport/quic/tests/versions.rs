@@ -108,7 +108,7 @@ fn answering(credentials: &Credentials, bytes: Vec<u8>) -> (String, Due<Error>) 
 }
 
 /// As [`answering`], for peers that `admission` lets in.
-pub(super) fn listening(credentials: &Credentials, admission: Admission, bytes: Vec<u8>) -> (String, Due<Error>) {
+pub(super) fn listening(credentials: &Credentials, admission: Admission<'_>, bytes: Vec<u8>) -> (String, Due<Error>) {
     let (sender, told) = channel();
     let settings = Settings::default();
     let (_, config) = AdmissionControl::new(credentials, &settings, admission).unwrap();

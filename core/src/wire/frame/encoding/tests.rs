@@ -105,6 +105,15 @@ fn a_long_name_is_refused_and_not_cut() {
 }
 
 #[test]
+fn a_certificate_that_is_too_long_is_refused_before_it_is_read() {
+    for (len, fits) in [(CERTIFICATE_BYTES_MAX, true), (CERTIFICATE_BYTES_MAX + 1, false)] {
+        let frame = Frame::Renewed { outcome: Ok(vec![0x30; len]) };
+        let decoded = Frame::decode(&frame.encode(), PEER);
+        assert_eq!(decoded.is_ok(), fits, "{len} bytes");
+    }
+}
+
+#[test]
 fn a_part_that_cannot_exist_is_refused() {
     let of = |pieces: &[(u64, u64)]| PartLayout {
         pieces: pieces
@@ -192,7 +201,7 @@ const PEER: &str = "worker 0";
 
 /// The bytes of [`samples::frames`], spaced at their fields. If these bytes change, the version, which is their first byte, must change.
 #[rustfmt::skip]
-const GOLDEN: [&str; 23] = [
+const GOLDEN: [&str; 26] = [
     "05 01 01 07000000000000000000000000000000 02000000 6e31 4d000000 00000000 0600000000000000 02000000 2f73 02000000 00 \
      01 01000000 00 02000000 00000000",
     "05 01 02 07000000000000000000000000000000 02000000 6e31 4d000000 04000000 6e313a39 0600000000000000 02000000 2f73 00000000 01 \
@@ -205,6 +214,7 @@ const GOLDEN: [&str; 23] = [
     "05 06",
     "05 08 01000000 63",
     "05 07",
+    "05 0a",
     "05 81 01000000 6a 01000000 02000000 02 02000000 \
      01 07000000000000000000000000000000 02000000 6e31 4d000000 00000000 0600000000000000 02000000 2f73 00000000 01 \
      abababababababababababababababababababababababababababababababab 00000000 0900000000000000 \
@@ -231,4 +241,6 @@ const GOLDEN: [&str; 23] = [
      01 07000000000000000000000000000000 02000000 6e31 4d000000 00000000 0600000000000000 02000000 2f73 00000000 01 \
      abababababababababababababababababababababababababababababababab 00000000 0900000000000000 \
      01000000 02 0300000000000000 00 00000000 0000000000000000 0010000000000000 0200000000000000 e204000000000000",
+    "05 8b 00 02000000 3082",
+    "05 8b 01 12",
 ];
