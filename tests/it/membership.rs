@@ -323,6 +323,34 @@ fn the_members_of_a_job_whose_coordinator_was_started_again_end_at_once_and_the_
     assert_eq!(workers.each_mut().map(Process::line), ["ok", "ok"]);
 }
 
+#[test]
+fn the_members_of_a_job_whose_coordinator_was_replaced_do_not_wait_for_it() {
+    let home = tempfile::tempdir().unwrap();
+    let settings = &[("control_lost_timeout", "1h"), ("suspect_timeout", "500ms"), ("dead_timeout", "1s")];
+    let start = |bind: &str| {
+        let line = ["coordinator", "-n", "1", "-s", "1", "--bind", bind];
+        let mut coordinator = Process::start(Path::new(ACTOR), &line, home.path(), &[]);
+        let join = announced(&mut coordinator);
+        (coordinator, join)
+    };
+    let (mut former, join) = start("127.0.0.1:0");
+    let mut server = server(Over::Quic, &join, 0, settings);
+    let mut worker = worker(Over::Quic, &["puppet"], &join, Some(0), 1, settings);
+    assert_eq!(worker.line(), "joined 0");
+    former.signal("KILL");
+    former.end();
+
+    let (_coordinator, other) = start(&join.address);
+    assert_eq!(other.address, join.address, "members dial it where the former one was");
+    let clock = Clock::start();
+    worker.order("barrier epoch 3600000");
+    let answer = worker.line();
+    assert!(answer.starts_with("failed Aborted lost coordinator on "), "{answer}");
+    assert!(answer.contains("certificate"), "{answer}");
+    report("members heard that their coordinator was replaced", elapsed(clock));
+    assert_eq!(server.end().code, Some(1));
+}
+
 fn who_comes_back_from_the_dead_changes_no_sum(over: Over) {
     let mut job = Job::start(over, 2, 1, SWIFT);
     job.all_do("sum weight 0");

@@ -165,6 +165,11 @@ impl Line {
         matches!(self.state, State::Cut)
     }
 
+    /// Whether the last connection ended, or did not come up, because who answered is another one than before, or does not know this process.
+    pub(super) fn is_refused(&self) -> bool {
+        matches!(self.error, Some(Error::Auth { .. } | Error::CertExpired { .. }))
+    }
+
     /// Why there is no connection, in words.
     pub(super) fn trouble(&self) -> String {
         self.error.as_ref().map_or_else(|| "no answer".to_owned(), Error::to_string)

@@ -359,7 +359,9 @@ impl Member {
         match self.standing {
             Standing::Joining => Some(self.started + self.config.join_timeout),
             Standing::Active | Standing::Leaving | Standing::GivingUp(_) => {
-                Some(self.heard.unwrap_or(self.started) + self.config.control_lost_timeout)
+                let MemberConfig { control_lost_timeout: lost, replaced_timeout: replaced, .. } = self.config;
+                let patience = if self.line.is_refused() { lost.min(replaced) } else { lost };
+                Some(self.heard.unwrap_or(self.started) + patience)
             }
             Standing::Ended(_) => None,
         }

@@ -41,6 +41,8 @@ pub struct MemberConfig {
     pub join_timeout: Duration,
     /// How long a formed job goes on without a frame from the coordinator.
     pub control_lost_timeout: Duration,
+    /// How long it goes on if another coordinator answers in the place of its own: by then its own would have given it up, if it lived.
+    pub replaced_timeout: Duration,
     /// The pause before the second attempt to connect. It doubles with each failure.
     pub redial_min: Duration,
     /// The longest pause between two attempts.

@@ -23,6 +23,7 @@ pub fn member(role: Role, config: &Config) -> MemberConfig {
         silence_max: config.suspect_timeout,
         join_timeout: config.join_timeout,
         control_lost_timeout: config.control_lost_timeout,
+        replaced_timeout: config.dead_timeout * 2,
         redial_min: std::time::Duration::from_millis(50),
         redial_max: std::time::Duration::from_secs(2),
     }

@@ -366,6 +366,7 @@ impl Node {
             silence_max: Duration::from_secs(2),
             join_timeout: Duration::from_secs(60),
             control_lost_timeout: Duration::from_secs(120),
+            replaced_timeout: Duration::from_secs(10),
             redial_min: Duration::from_millis(100),
             redial_max: Duration::from_secs(1),
         };

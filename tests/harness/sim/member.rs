@@ -38,6 +38,7 @@ impl MemberDriver {
             silence_max: timing::SUSPECT,
             join_timeout: timing::FORM * 2,
             control_lost_timeout: timing::CONTROL_LOST,
+            replaced_timeout: timing::DEAD * 2,
             redial_min: std::time::Duration::from_millis(50),
             redial_max: std::time::Duration::from_secs(2),
         };

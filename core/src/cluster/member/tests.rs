@@ -72,6 +72,23 @@ fn a_job_goes_on_without_its_coordinator_for_a_while() {
 }
 
 #[test]
+fn a_member_does_not_wait_long_for_its_coordinator_where_another_one_answers() {
+    let mut member = active();
+    let stranger = Error::Auth { problem: "another authority".to_owned(), hint: "look at the join string".to_owned() };
+    let mut now = at(1);
+    member.handle_disconnected(now, stranger.clone());
+    while let Some(due) = member.poll_timeout() {
+        now = due;
+        member.handle_timeout(now);
+        member.handle_disconnected(now, stranger.clone());
+    }
+    assert_eq!(now, at(11), "10 s after the last word");
+    let told = events(&mut member);
+    let [MemberEvent::Failed(Error::PeerLost { cause, .. })] = &told[..] else { panic!("{told:?}") };
+    assert!(cause.contains("another authority"), "{cause}");
+}
+
+#[test]
 fn a_coordinator_that_falls_silent_is_dialled_again() {
     let mut member = active();
     reconnect(&mut member, 1, 2);
@@ -247,6 +264,7 @@ fn config() -> MemberConfig {
         silence_max: 3 * SECOND,
         join_timeout: 30 * SECOND,
         control_lost_timeout: 100 * SECOND,
+        replaced_timeout: 10 * SECOND,
         redial_min: SECOND,
         redial_max: 4 * SECOND,
     }
