@@ -1,7 +1,7 @@
 //! What the fuzzer reaches of this module, whose parsers are private. Each function panics if a rule is broken.
 
 use super::cluster_file::ClusterFile;
-use super::kinds::{ProcessRole, Unit};
+use super::kinds::ProcessRole;
 use super::knobs::{Config, KNOBS, Knob};
 use super::load::File;
 use super::origin::Origin;
@@ -9,7 +9,7 @@ use super::origin::Origin;
 /// Every value that can be shown reads back as itself.
 pub fn values_read_back(config: &Config) {
     let mut copy = Config::default();
-    for knob in KNOBS.iter().filter(|knob| knob.unit != Unit::Secret) {
+    for knob in KNOBS.iter().filter(|knob| !knob.unit.is_secret()) {
         let text = knob.value(config);
         // What is absent has no text.
         if !text.is_empty() {

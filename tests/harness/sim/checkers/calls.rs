@@ -349,8 +349,12 @@ impl Witness {
     fn is_name_in_use(&self, who: Who, tensor: usize) -> bool {
         let waits =
             |other: Who| self.why_late(other, self.world).is_some() || self.calls.open_of(other).next().is_some();
+        self.comes_again(tensor) && self.job.workers().any(|other| other != who && waits(other))
+    }
+
+    /// Whether the name of a tensor ends and comes again.
+    fn comes_again(&self, tensor: usize) -> bool {
         self.calls.keys[tensor] != TensorKey::of(&self.calls.names[tensor])
-            && self.job.workers().any(|other| other != who && waits(other))
     }
 
     /// Whether a worker waited long enough for a server that it could not reach.
@@ -436,7 +440,10 @@ impl Witness {
                 || self.is_cut_off(who, since, now)
                 || self.opens_late(tensor, round, since)
         });
+        // It gave up before the name had parts in its new life, and then left, so there was nobody whom it could tell.
+        let without_parts = given_up.is_some() && self.comes_again(tensor) && self.job.left.contains_key(&who);
         unheard
+            || without_parts
             || self.calls.forgetter_of(tensor, round) == Some(who)
             || self.is_short(Some(who), tensor)
             || self.why_late(who, now).is_some()
