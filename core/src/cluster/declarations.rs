@@ -2,7 +2,8 @@
 //!
 //! A training loop without explicit declarations declares each tensor at its first submission, one after the other. While one frame is
 //! under way, further declarations wait and share the next frame. So a model takes two or three round trips instead of one for each tensor.
-//! A declaration whose tensors may share parts has its own frame.
+//! A declaration whose tensors may share parts has its own frame. So has one of a name that this process has undeclared: its answer may have
+//! to wait for other processes, and other declarations must not wait for it.
 //!
 //! The coordinator accepts a frame as a whole or not at all. A refused frame of several declarations is sent again in halves, so that one
 //! refused tensor does not fail the others.
@@ -23,6 +24,10 @@ pub(super) struct Declarations {
     asked: BTreeMap<u64, Vec<u64>>,
     /// Requests that wait until an earlier frame of the same kind is answered, in order.
     waiting: VecDeque<u64>,
+    /// Names that were undeclared and not declared since then, as many as a job has.
+    undeclared: BTreeSet<TensorKey>,
+    /// The same, in order; some may have been declared since then.
+    undeclared_first: VecDeque<TensorKey>,
 }
 
 // It has no deadline of its own. A connected coordinator answers at once. For a lost one the member has `control_lost_timeout`.
@@ -30,6 +35,8 @@ pub(super) struct Declarations {
 struct Declaration {
     tensors: Vec<TensorSpec>,
     fuse: bool,
+    /// Whether it shares a frame with others, and others wait for its answer.
+    joins: bool,
 }
 
 /// The consequences of an answer.
@@ -51,12 +58,31 @@ impl Declarations {
     /// If the coordinator would refuse the declaration as malformed. Sending it would end the connection, again after each reconnection.
     pub(super) fn declare(&mut self, request: u64, tensors: Vec<TensorSpec>, fuse: bool) -> Result<Option<Frame>> {
         limits::check_tensors(&tensors)?;
-        self.unanswered.insert(request, Declaration { tensors, fuse });
-        if !fuse && self.joinable_under_way() {
+        let mut comes_again = false;
+        for tensor in &tensors {
+            comes_again |= self.undeclared.remove(&tensor.key());
+        }
+        let joins = !fuse && !comes_again;
+        let waits = joins && self.joinable_under_way();
+        self.unanswered.insert(request, Declaration { tensors, fuse, joins });
+        if waits {
             self.waiting.push_back(request);
             return Ok(None);
         }
         Ok(Some(self.ask(vec![request])))
+    }
+
+    /// This process uses these names no more.
+    pub(super) fn undeclare(&mut self, names: &[String]) {
+        for key in names.iter().map(|name| TensorKey::of(name)) {
+            if self.undeclared.insert(key) {
+                self.undeclared_first.push_back(key);
+            }
+        }
+        while self.undeclared_first.len() > limits::TENSORS_MAX {
+            let oldest = self.undeclared_first.pop_front().expect("it is longer");
+            self.undeclared.remove(&oldest);
+        }
     }
 
     /// The frames of all unanswered declarations, to be sent again.
@@ -114,7 +140,7 @@ impl Declarations {
     }
 
     fn joinable_under_way(&self) -> bool {
-        self.asked.keys().any(|number| !self.unanswered[number].fuse)
+        self.asked.keys().any(|number| self.unanswered[number].joins)
     }
 
     /// The next waiting requests, as many as one frame may carry.

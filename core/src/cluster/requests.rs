@@ -44,6 +44,7 @@ impl Requests {
 
     /// Keeps the news that these names are used no more until it is confirmed. Returns its frame.
     pub(super) fn undeclare(&mut self, request: u64, names: Vec<String>) -> Frame {
+        self.declarations.undeclare(&names);
         self.undeclared.insert(request, names.clone());
         Frame::Undeclare { request, names }
     }

@@ -75,6 +75,41 @@ fn declarations_that_may_share_parts_go_alone_and_at_once() {
 }
 
 #[test]
+fn a_name_that_comes_again_goes_alone_because_its_answer_may_have_to_wait() {
+    let mut member = active();
+    let names = ["again".to_owned(), "other".to_owned()];
+    member.undeclare(vec![names[0].clone()]);
+    sent(&mut member);
+    let requests = names.each_ref().map(|name| member.declare(vec![spec(name)], false));
+    let frames = [declare(requests[0], &names[..1]), declare(requests[1], &names[1..])];
+    assert_eq!(sent(&mut member), frames, "neither waits for the other");
+    member.handle_frame(at(1), Frame::Declared { request: requests[1], outcome: Ok(layouts(&names[1..])) });
+    assert_eq!(events(&mut member), [declared(requests[1], &names[1])]);
+    member.handle_frame(at(1), Frame::Declared { request: requests[0], outcome: Ok(layouts(&names[..1])) });
+    assert_eq!(events(&mut member), [declared(requests[0], &names[0])]);
+}
+
+#[test]
+fn names_that_are_used_no_more_are_told_again_before_they_come_again() {
+    let mut member = active();
+    let names = ["a".to_owned()];
+    member.undeclare(names.to_vec());
+    let again = member.declare(vec![spec("a")], false);
+    let told = sent(&mut member);
+    assert!(matches!(told[..], [Frame::Undeclare { .. }, Frame::Declare { .. }]), "{told:?}");
+    reconnect(&mut member, 2, 4);
+    sent(&mut member);
+    member.handle_frame(at(4), Frame::View(view(1)));
+    assert_eq!(sent(&mut member), told);
+    let Frame::Undeclare { request, .. } = told[0] else { panic!("the first") };
+    for _ in 0..2 {
+        member.handle_frame(at(5), Frame::Undeclared { request });
+    }
+    member.handle_frame(at(5), Frame::Declared { request: again, outcome: Ok(layouts(&names)) });
+    assert_eq!(events(&mut member), [declared(again, "a")]);
+}
+
+#[test]
 fn a_refused_declaration_fails_no_other_that_shared_its_frame() {
     let mut member = active();
     let names = ["a", "b", "bad", "c"].map(str::to_owned);
