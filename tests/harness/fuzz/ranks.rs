@@ -181,9 +181,15 @@ impl Machine {
             11 => self.mislead(input),
             _ => match input.below(16) {
                 0 => self.honest[0].handle_left(2),
-                1 => self.honest[1].handle_left(0),
+                // A leader that has left orders nothing any more.
+                1 => {
+                    self.honest[1].handle_left(0);
+                    self.honest[1].settle_orphans(self.now);
+                    self.act();
+                    assert!(!self.honest[1].has_orphans(), "what the leader did not order has ended");
+                    (0..2).for_each(|who| self.break_down(who, Breakage::Lost(0)));
+                }
                 2 => self.honest[who].handle_closed(self.now),
-                3 => drop(self.honest[1].settle_orphans(self.now)),
                 _ => drop((self.honest[who].take_stalls(), self.honest[who].take_urgency())),
             },
         }
