@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.over("local", "shm", "quic"), pytest.mark.workers(2)]
 def test_a_name_for_each_step():
     for step in range(50):
         value = np.full(step + 1, step, np.float32)
-        np.testing.assert_array_equal(gradlane.push_pull(value, "metric", op="sum"), np.full(step + 1, 2 * step))
+        np.testing.assert_array_equal(gradlane.push_pull(value, "metric", op=gradlane.Sum), np.full(step + 1, 2 * step))
         gradlane.undeclare("metric")
 
 

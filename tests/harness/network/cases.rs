@@ -77,12 +77,12 @@ pub const CASES: [Case; 27] = [
     // A packet of 1,280 bytes holds a datagram of 1,252 over IPv4.
     Case { name: "MTU 1500 to 1280", phases: &[two_seconds(Conditions { bytes_max: 1_252, ..CLEAR })], ..USUAL },
     // Longer than a connection lives without a word, shorter than the step timeout.
-    Case { name: "cut W|S", paths: &[Between::WorkersAndServer], phases: &[cut(7_000)], ..USUAL },
+    Case { name: "cut W|S", paths: &[Between::WorkersAndServer], phases: &[cut(12_000)], ..USUAL },
     // Longer than the suspect timeout, shorter than the dead timeout.
-    Case { name: "cut W|C", paths: &[Between::SecondWorkerAndCoordinator], phases: &[cut(2_000)], ..USUAL },
-    Case { name: "cut S|C", paths: &[Between::ServerAndCoordinator], phases: &[cut(2_000)], ..USUAL },
-    Case { name: "cut W->S", paths: &[Between::WorkersAndServer], phases: &[hold(7_000, CUT, CLEAR)], ..USUAL },
-    Case { name: "cut S->W", paths: &[Between::WorkersAndServer], phases: &[hold(7_000, CLEAR, CUT)], ..USUAL },
+    Case { name: "cut W|C", paths: &[Between::SecondWorkerAndCoordinator], phases: &[cut(3_000)], ..USUAL },
+    Case { name: "cut S|C", paths: &[Between::ServerAndCoordinator], phases: &[cut(3_000)], ..USUAL },
+    Case { name: "cut W->S", paths: &[Between::WorkersAndServer], phases: &[hold(12_000, CUT, CLEAR)], ..USUAL },
+    Case { name: "cut S->W", paths: &[Between::WorkersAndServer], phases: &[hold(12_000, CLEAR, CUT)], ..USUAL },
     Case { name: "flaps of 1 s", phases: &[cut(1_000), clear(1_000), cut(1_000), clear(1_000), cut(1_000)], ..USUAL },
     Case { name: "new addresses", phases: &[Phase::Restart], ..USUAL },
     Case {

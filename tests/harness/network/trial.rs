@@ -299,20 +299,20 @@ impl Default for Watch {
     }
 }
 
-/// Short times, in the proportions of the defaults. Packets are those of an Ethernet.
+/// The defaults for silence, and a short step. Packets are those of an Ethernet.
 const SETTINGS: [(&str, &str); 6] = [
     ("datagram_bytes_max", "1452"),
-    ("suspect_timeout", "1200 ms"),
-    ("dead_timeout", "3 s"),
-    ("step_timeout", "10 s"),
+    ("suspect_timeout", "2 s"),
+    ("dead_timeout", "5 s"),
+    ("step_timeout", "15 s"),
     ("stall_warn", "2 s"),
     ("log", "error"),
 ];
 /// The promise of reliability.md, 3.1: the step timeout and twice the dead timeout. And what a busy machine takes to run a thread.
-const CALL_ENDS: Duration = Duration::from_secs(10 + 2 * 3 + 2);
+const CALL_ENDS: Duration = Duration::from_secs(15 + 2 * 5 + 2);
 const LEAVING_ENDS: Duration = Duration::from_secs(20);
 /// Aimed at are 3 s; more is what a busy machine may take.
-const RECOVERY_MAX: Duration = Duration::from_secs(10);
+const RECOVERY_MAX: Duration = Duration::from_secs(20);
 /// Steps before the network turns bad.
 const WARM_UP: u64 = 3;
 /// How long a bad network waits for them, if the job begins on it.

@@ -14,7 +14,7 @@ fn a_name_that_is_used_no_more_is_declared_anew() {
     let other = TensorSpec { shape: vec![2, 2], ..spec("w") };
     let id = world.submit_spec(&other, tensor(&other, None));
     let Some(Command::Declare { request, tensors, .. }) = world.commands().pop() else { panic!("not asked") };
-    assert_eq!(tensors, [other.clone()]);
+    assert_eq!(tensors, std::slice::from_ref(&other));
     world.declared(request, &tensors);
     let step = world.worker.take(world.now, Stage::Push).unwrap();
     assert_eq!(step.task.round, Round(0));
