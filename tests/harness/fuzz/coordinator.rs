@@ -138,10 +138,13 @@ impl World {
             }
             12 => self.said(input, Frame::Leave),
             13 => {
-                let frame = input.pick(&[0, 1, 2]);
-                let frame = match frame {
+                let frame = match input.pick(&[0, 1, 2, 3, 4]) {
                     0 => Frame::Fail { cause: "out of memory".to_owned() },
                     1 => Frame::StatusRequest,
+                    2 | 3 => {
+                        let names = (0..input.below(4)).map(|_| tensor(input).name).collect();
+                        Frame::Undeclare { request: u64::from(input.byte()), names }
+                    }
                     _ => Frame::HeartbeatAck { sent: Time(3) },
                 };
                 self.said(input, frame);
