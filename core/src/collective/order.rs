@@ -148,7 +148,7 @@ impl Announced {
 const OPEN_MAX: usize = 1 << 20;
 /// From this number of parts on, parts whose names may have ended are looked for. A message about one that is quiet must not be under way any
 /// more when it is forgotten, so this is many.
-const QUIET_PARTS_MIN: usize = 1 << 16;
+const QUIET_PARTS_MIN: usize = 1 << 13;
 /// The most parts of which the order knows what each rank did last. A server takes no more either.
 const PARTS_MAX: usize = 1 << 20;
 
