@@ -334,7 +334,7 @@ mod tests {
             (Outcome { errors: vec![late()], ..good() }, "cancelled"),
             (Outcome { harmed: 0, ..good() }, "no harm"),
             (Outcome { recovery: None, ..good() }, "None"),
-            (Outcome { recovery: Some(2 * RECOVERY_MAX), ..good() }, "20s"),
+            (Outcome { recovery: Some(2 * RECOVERY_MAX), ..good() }, "40s"),
         ];
         assert_eq!(good().fault(heals), None);
         for (outcome, names) in faults {
