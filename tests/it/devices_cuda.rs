@@ -127,7 +127,7 @@ fn a_direction_that_waits_does_not_hold_the_others_up() {
     let order = unbounded();
     let tell = |name: &'static str| {
         let order = order.0.clone();
-        Done::new(move |outcome: Result<()>| order.send((name, outcome)).unwrap())
+        Done::new(move |outcome: Result<()>| drop(order.send((name, outcome))))
     };
     world.cuda.copy(Transfer::Out { from: vec![world.memory(late, MIB)], to }, &[mark], tell("out"));
     world.cuda.copy(Transfer::In { from, to: vec![world.memory(ready, MIB)] }, &[], tell("in"));
@@ -160,7 +160,9 @@ fn a_fault_of_the_device_ends_all_that_is_pending_there_and_nothing_elsewhere() 
         let error = outcome.recv_timeout(PATIENCE).expect("told in time").unwrap_err();
         let Error::Device { device, what, cause } = &error else { panic!("{error}") };
         assert_eq!((device.as_str(), error.code()), (world.cuda.name(world.device).as_str(), Code::Aborted));
-        assert!(what.starts_with("a copy") || what.starts_with("letting a stream wait"), "{error}");
+        // The steps of a copy; the fault meets each of the six in another one.
+        let steps = ["letting a stream wait", "a copy", "creating an event", "recording an event"];
+        assert!(steps.iter().any(|step| what.starts_with(step)), "{error}");
         assert!(cause.contains("illegal address") && cause.contains("700"), "{error}");
     }
     let mut host = vec![0; 4];
@@ -439,7 +441,8 @@ impl World {
 
     fn begin(&self, transfer: Transfer, after: &[Mark]) -> Receiver<Result<()>> {
         let (sender, outcome) = unbounded();
-        self.cuda.copy(transfer, after, Done::new(move |result| sender.send(result).expect("waited for")));
+        // A test that has failed no longer listens.
+        self.cuda.copy(transfer, after, Done::new(move |result| drop(sender.send(result))));
         outcome
     }
 
