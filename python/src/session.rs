@@ -263,7 +263,8 @@ impl Session {
 
 impl Session {
     fn new(inner: gradlane_session::Session) -> Self {
-        Self { inner: Arc::new(inner), owners: Arc::default(), completions: Completions::default() }
+        let owners = Arc::new(Owners::new(inner.doubt().clone()));
+        Self { inner: Arc::new(inner), owners, completions: Completions::default() }
     }
 
     /// Calls `submit` with the function for the end of the operation, and holds `owner` until then.

@@ -10,7 +10,13 @@
 //!   - `go-on [<count>]`: lets so many go on, or all, and says `going`;
 //!   - `abort`: ends the job and says `aborted`;
 //!   - `outcomes`: says how they ended;
-//! - `leave`: leaves the others and says what is left.
+//! - `abort-slowly`: lets NCCL go on with what is under way when it is aborted, and says `slow`; then
+//!   - `reuse`: does as a framework whose operation has failed: writes something else to its memory and says `reused`, or `kept` if it must
+//!     not yet;
+//!   - `stop`: lets NCCL stop, waits until it has, and says whether what was written there is `intact`;
+//! - `contexts`: waits until NCCL has ended its communicators, and says how many contexts it made because a thread had none;
+//! - `leave`: leaves the others and says what is left;
+//! - `pin`: pins memory of the host and says `pinned`; `end`: ends everything, says `ended`, and takes no more orders.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -44,6 +50,7 @@ pub fn play(words: &[&str], say: &dyn Fn(&str)) {
     let nccl = fakenccl::Control::open(&fakes::fakenccl());
     say("joined");
     let mut crowd: Option<Crowd<'_>> = None;
+    let mut lent = 0;
     for line in std::io::stdin().lines() {
         let line = line.expect("the test writes text");
         match line.split(' ').collect::<Vec<_>>()[..] {
@@ -59,6 +66,7 @@ pub fn play(words: &[&str], say: &dyn Fn(&str)) {
             }
             [begin @ ("begin" | "begin-late"), key] => {
                 let runs = [(member.place(&contribution(rank)), 4 * LEN)];
+                lent = runs[0].0;
                 let stream = member.control.user_stream(i32::from(member.device.0));
                 if begin == "begin-late" {
                     member.control.lag(stream, HOURS_US);
@@ -82,6 +90,31 @@ pub fn play(words: &[&str], say: &dyn Fn(&str)) {
             ["crowd" | "finish" | "go-on" | "outcomes", ..] => {
                 direct(crowd.as_mut().expect("the queue is held"), &line, say);
             }
+            ["abort-slowly"] => {
+                nccl.set("ABORT_US", &HOURS_US.to_string());
+                say("slow");
+            }
+            ["reuse"] if member.doubt.exists() => say("kept"),
+            ["reuse"] => {
+                member.control.produce(i32::from(member.device.0), 0, lent, &another(rank));
+                say("reused");
+            }
+            ["stop"] => {
+                nccl.set("ABORT_US", "0");
+                eventually("it has stopped", || (nccl.counter("live_comms") == 0).then_some(()));
+                eventually("nothing is in doubt", || (!member.doubt.exists()).then_some(()));
+                let is_intact = member.bytes(lent, 4 * LEN) == another(rank);
+                say(if is_intact { "intact" } else { "written" });
+            }
+            ["contexts"] => {
+                eventually("it has ended", || (nccl.counter("live_comms") == 0).then_some(()));
+                say(&format!("{} contexts", nccl.counter("contexts_made")));
+            }
+            ["pin"] => {
+                member.pin();
+                say("pinned");
+            }
+            ["end"] => break,
             ["leave"] => {
                 member.collective.shutdown();
                 say(&format!("left, {} communicators are alive", nccl.counter("live_comms")));
@@ -89,6 +122,9 @@ pub fn play(words: &[&str], say: &dyn Fn(&str)) {
             _ => panic!("{line:?} is no order"),
         }
     }
+    member.leave();
+    drop(member);
+    say("ended");
 }
 
 fn direct(crowd: &mut Crowd<'_>, order: &str, say: &dyn Fn(&str)) {
@@ -130,6 +166,11 @@ fn reduced(member: &DeviceRank, wanted: &Wanted, data: &[u8], expected: &[u8]) -
 /// What all contributions add up to.
 fn all(ranks: usize) -> f64 {
     (1 << ranks) as f64 - 1.0
+}
+
+/// What a framework writes next where a contribution was.
+fn another(rank: usize) -> Vec<u8> {
+    element(DType::F32, -f64::from(1_u32 << rank)).repeat(LEN)
 }
 
 fn contribution(rank: usize) -> Vec<u8> {

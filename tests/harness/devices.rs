@@ -15,7 +15,7 @@ use gradlane_core::config::Config;
 use gradlane_core::cuda::Mark;
 use gradlane_core::device::{CudaDevice, Device};
 use gradlane_core::local::PrivateSocket;
-use gradlane_core::mem::{Copies, DeviceRegion, Ordinal};
+use gradlane_core::mem::{Copies, DeviceRegion, Doubt, Ordinal};
 use gradlane_core::runtime::Clock;
 use gradlane_core::types::{
     DType, DeviceKind, Done, Epoch, Incarnation, Op, PartId, Priority, Round, TensorKey, WorkerId,
@@ -33,6 +33,8 @@ pub struct DeviceRank {
     pub control: Control,
     /// Its device.
     pub device: Ordinal,
+    /// Whether NCCL may still write memory of operations that have ended: a framework keeps it as long.
+    pub doubt: Doubt,
     cuda: CudaDevice,
 }
 
@@ -83,7 +85,7 @@ impl DeviceRank {
             place: "here".to_owned(),
             socket_path: place.to_owned(),
         };
-        let clock = Clock::start();
+        let (clock, doubt) = (Clock::start(), Doubt::default());
         let options = HostOptions {
             job: "devices".to_owned(),
             epoch: Epoch::default(),
@@ -98,10 +100,25 @@ impl DeviceRank {
             oldest_every: 16,
             copies: Copies::default(),
             devices: device_collective(config),
+            doubt: doubt.clone(),
             clock: Arc::new(move || clock.now()),
         };
         let collective = HostCollective::join(options, &|| None)?;
-        Ok(Self { collective, control, device: Ordinal(device), cuda: CudaDevice::load(config)? })
+        Ok(Self { collective, control, device: Ordinal(device), doubt, cuda: CudaDevice::load(config)? })
+    }
+
+    /// Pins memory of the host, as copies of this device do, until the end.
+    ///
+    /// # Panics
+    /// If there is none.
+    pub fn pin(&self) {
+        drop(self.cuda.lease(self.device, 4096, false).expect("little enough"));
+    }
+
+    /// Ends what it has in the order of an engine.
+    pub fn leave(&self) {
+        self.collective.shutdown();
+        self.cuda.shutdown(&self.doubt);
     }
 
     /// Memory of the device with these bytes; its address.

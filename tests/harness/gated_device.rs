@@ -6,7 +6,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use gradlane_core::cuda::Mark;
 use gradlane_core::device::{Device, HostDevice, Transfer};
 use gradlane_core::engine::{Memory, Submission};
-use gradlane_core::mem::{Copies, DeviceRegion, Lease, Ordinal};
+use gradlane_core::mem::{Copies, DeviceRegion, Doubt, Lease, Ordinal};
 use gradlane_core::types::{DType, Done, Encoding, Op};
 use gradlane_core::{Error, Result};
 
@@ -149,9 +149,9 @@ impl Device for TestDevice {
         self.inner.copy(transfer, after, done);
     }
 
-    fn shutdown(&self) {
+    fn shutdown(&self, doubt: &Doubt) {
         self.open();
-        self.inner.shutdown();
+        self.inner.shutdown(doubt);
     }
 }
 

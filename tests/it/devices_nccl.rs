@@ -2,7 +2,7 @@
 //! NCCL are the fakes; the code that calls them is the one that calls the real ones. What concerns the whole of a process, such as faults
 //! and a violent end, happens in processes of its own.
 
-use std::path::Path;
+use std::ops::{Deref, DerefMut};
 use std::time::Duration;
 
 use gradlane_core::Error;
@@ -17,9 +17,8 @@ use gradlane_tests::cluster::PATIENCE;
 use gradlane_tests::devices::{DeviceRank, Wanted, config, element, ended};
 use gradlane_tests::fakes;
 use gradlane_tests::patience::elapsed;
-use gradlane_tests::processes::Process;
 
-use crate::actors::ACTOR;
+use crate::device_teams::{CROWD, Team};
 
 /// Longer than any pause of a busy machine between two calls: a wait that is missing shows every time.
 const LAG_US: u64 = 100_000;
@@ -246,9 +245,9 @@ fn without_the_library_every_rank_is_told_what_was_searched_and_what_to_do() {
 
 #[test]
 fn a_library_that_is_too_old_is_named_with_what_is_needed() {
-    let mut team = Team::start(2, &[("FAKENCCL_VERSION", "21003")]);
+    let mut team = Team::start(2, &[("FAKENCCL_VERSION", "21903")]);
     for outcome in team.all("sum 0") {
-        assert!(outcome.contains("NCCL 2.10.3") && outcome.contains("2.14.0"), "{outcome}");
+        assert!(outcome.contains("NCCL 2.19.3") && outcome.contains("2.20.0"), "{outcome}");
     }
 }
 
@@ -390,8 +389,6 @@ fn what_takes_longer_than_a_step_may_is_aborted() {
 }
 
 const OPS: [Op; 6] = [Op::Sum, Op::Mean, Op::Min, Op::Max, Op::WeightedMean, Op::Broadcast { root: WorkerId(1) }];
-/// Operations that are ready at once: three groups.
-const CROWD: usize = 24;
 /// Two of them make 4, four of them make 8: shares that every type holds.
 const WEIGHTS: [f64; 4] = [1.0, 3.0, 0.0, 4.0];
 /// Odd, and no multiple of anything.
@@ -440,7 +437,7 @@ fn there_and_back(key: u64, owner: u32, op: Op) -> (Wanted, Wanted) {
 }
 
 /// Ranks of a machine, in this process and with a device each.
-fn ranks(count: usize, config: &Config) -> Vec<DeviceRank> {
+fn ranks(count: usize, config: &Config) -> Ranks {
     let listener = PrivateSocket::listen(&std::env::temp_dir()).unwrap();
     let path = listener.path().to_owned();
     let mut listener = Some(listener);
@@ -454,8 +451,31 @@ fn ranks(count: usize, config: &Config) -> Vec<DeviceRank> {
                 scope.spawn(move || DeviceRank::join((me, count), (listener, path), device, config, PATIENCE).unwrap())
             })
             .collect();
-        joining.into_iter().map(|rank| rank.join().unwrap()).collect()
+        Ranks(joining.into_iter().map(|rank| rank.join().unwrap()).collect())
     })
+}
+
+/// Ranks that leave together, because whoever frees a communicator waits for the others.
+struct Ranks(Vec<DeviceRank>);
+
+impl Deref for Ranks {
+    type Target = [DeviceRank];
+
+    fn deref(&self) -> &Self::Target {
+        &self.0
+    }
+}
+
+impl DerefMut for Ranks {
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        &mut self.0
+    }
+}
+
+impl Drop for Ranks {
+    fn drop(&mut self) {
+        std::thread::scope(|scope| self.0.drain(..).for_each(|rank| drop(scope.spawn(move || drop(rank)))));
+    }
 }
 
 fn each<T: Send>(ranks: &[DeviceRank], run: impl Fn(usize, &DeviceRank) -> T + Sync) -> Vec<T> {
@@ -465,47 +485,4 @@ fn each<T: Send>(ranks: &[DeviceRank], run: impl Fn(usize, &DeviceRank) -> T + S
             ranks.iter().enumerate().map(|(rank, member)| scope.spawn(move || run(rank, member))).collect();
         running.into_iter().map(|thread| thread.join().unwrap()).collect()
     })
-}
-
-/// Ranks of a machine, each in a process of its own, which does what the test orders.
-struct Team(Vec<Process>);
-
-impl Team {
-    fn start(ranks: usize, variables: &[(&str, &str)]) -> Self {
-        Self::start_with(ranks, PATIENCE, variables)
-    }
-
-    fn start_with(ranks: usize, step_timeout: Duration, variables: &[(&str, &str)]) -> Self {
-        let mut variables: Vec<(String, String)> =
-            variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
-        variables.push(("FAKECUDA_DEVICES".to_owned(), ranks.to_string()));
-        let step = step_timeout.as_millis().to_string();
-        let start = |rank: usize, path: &str| {
-            let arguments = ["devices", &rank.to_string(), &ranks.to_string(), &step, path];
-            Process::start(Path::new(ACTOR), &arguments, &std::env::temp_dir(), &variables)
-        };
-        let mut first = start(0, "");
-        let path = first.line();
-        let mut team = vec![first];
-        team.extend((1..ranks).map(|rank| start(rank, &path)));
-        for rank in &mut team {
-            assert_eq!(rank.line(), "joined");
-        }
-        Self(team)
-    }
-
-    /// Ranks with many operations that are ready at once and do not go on.
-    fn crowded(ranks: usize, variables: &[(&str, &str)]) -> Self {
-        // A rank that is held back is waited for.
-        let mut team = Self::start(ranks, &[variables, &[("FAKENCCL_TIMEOUT", "60")]].concat());
-        assert_eq!(team.all("hold"), vec!["held"; ranks]);
-        assert_eq!(team.all(&format!("crowd {CROWD}")), vec!["ready"; ranks]);
-        team
-    }
-
-    /// Orders all ranks to do the same; what each says.
-    fn all(&mut self, order: &str) -> Vec<String> {
-        self.0.iter_mut().for_each(|rank| rank.order(order));
-        self.0.iter_mut().map(Process::line).collect()
-    }
 }

@@ -8,7 +8,7 @@ use super::dataflow::Dataflow;
 use crate::collective::order::Claim;
 use crate::cuda::Mark;
 use crate::error::{Error, Result};
-use crate::mem::DeviceRegion;
+use crate::mem::{DeviceRegion, Doubt};
 use crate::types::{Done, Time};
 
 /// Contribution and result in memory of one device.
@@ -47,6 +47,7 @@ pub trait DeviceCollective: Send + Sync {
 
     /// Takes the next operations in the order, without waiting: one, or several of different parts on one device, which run side by side.
     /// The group is the same on all ranks. Each `done` is called at the end of its operation, when the memory is not used any more.
+    /// Exception: after a failure, the memory may still be used as long as [`Team::doubt`] exists.
     ///
     /// An error of any operation ends the collective on all ranks, because they are no longer in step.
     fn issue(&self, group: Vec<(Ordered, Done<()>)>);
@@ -92,6 +93,8 @@ pub struct Team {
     pub join_timeout: Duration,
     /// How long an operation may take.
     pub step_timeout: Duration,
+    /// Raised before operations are reported whose memory may still be written.
+    pub doubt: Doubt,
     /// A monotonic clock.
     pub clock: Arc<dyn Fn() -> Time + Send + Sync>,
 }

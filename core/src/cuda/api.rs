@@ -1,13 +1,13 @@
 //! The functions of the driver that Gradlane calls, as one table. They are called through this table only.
 //!
-//! Types and constants are cudarc's; so is the library, unless a path names another. The functions are bound here for two reasons: cudarc's
-//! functions panic if a symbol is missing, and they return a Rust enum, for which an unlisted code is undefined behaviour.
+//! Types and constants are cudarc's. The functions are bound here for two reasons: cudarc's functions panic if a symbol is missing, and
+//! they return a Rust enum, for which an unlisted code is undefined behaviour. Its loader would also take the stub for linking.
 #![expect(unsafe_code, reason = "symbols of a library have the types that its header says")]
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
 use cudarc::driver::sys::{CUcontext, CUdevice, CUdeviceptr, CUevent, CUfunction, CUmodule, CUstream};
-use libloading::Library;
+use libloading::os::unix::Library;
 
 use super::codes::{self, Code};
 

@@ -1,17 +1,17 @@
 //! The CUDA driver, found at run time. A missing driver is an error value, never a panic.
-#![expect(unsafe_code, reason = "a library is opened and its functions are called")]
+#![expect(unsafe_code, reason = "functions of the driver are called")]
 
 use std::ffi::{CStr, c_char, c_int};
 use std::fmt;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use cudarc::driver::sys::{self, CUdevice};
-use libloading::Library;
+use cudarc::driver::sys::CUdevice;
 
 use super::api::Api;
 use super::codes::{self, Code, checked, fault, name};
 use super::context::Context;
+use super::loader::{Place, find};
 use crate::error::{Error, Result};
 use crate::mem::Ordinal;
 
@@ -20,10 +20,8 @@ use crate::mem::Ordinal;
 pub(crate) enum Absent {
     /// No library.
     NoLibrary {
-        /// The names or the path that were tried.
-        searched: String,
-        /// The loader's message, if there is one.
-        cause: String,
+        /// The places that were searched, each with the loader's message.
+        searched: Vec<String>,
     },
     /// The library is no driver, or a driver that is too old.
     MissingSymbol {
@@ -68,10 +66,7 @@ impl Absent {
 impl fmt::Display for Absent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NoLibrary { searched, cause } if cause.is_empty() => {
-                write!(f, "no CUDA driver: looked for {searched}")
-            }
-            Self::NoLibrary { searched, cause } => write!(f, "no CUDA driver: looked for {searched} ({cause})"),
+            Self::NoLibrary { searched } => write!(f, "no CUDA driver: looked for {}", searched.join("; ")),
             Self::MissingSymbol { library, name } => {
                 write!(f, "{library} is no usable CUDA driver: it has no {name}")
             }
@@ -95,15 +90,14 @@ pub(crate) struct Driver {
 }
 
 impl Driver {
-    /// Looks for the driver: at `path` if it is given, else under its usual names on the loader's path.
+    /// Looks for the driver: at `path` if it is given; else the one that this process has mapped; else under its usual names on the loader's
+    /// path. Stops at the first library that exists.
     ///
     /// # Errors
     /// Why there is no driver, or no device.
     pub(crate) fn load(path: Option<&Path>) -> std::result::Result<Arc<Self>, Absent> {
-        let (library, name) = match path {
-            Some(path) => (open(path)?, path.display().to_string()),
-            None => (usual()?, USUAL.to_owned()),
-        };
+        let (library, place) = find(&Place::list(path, &NAMES)).map_err(|searched| Absent::NoLibrary { searched })?;
+        let name = place.to_string();
         let api =
             Api::bind(library).map_err(|missing| Absent::MissingSymbol { library: name.clone(), name: missing })?;
         let refused = |call| {
@@ -246,37 +240,9 @@ pub(crate) struct Facts {
     pub(crate) bytes: u64,
 }
 
-/// The library at `path`.
-fn open(path: &Path) -> std::result::Result<&'static Library, Absent> {
-    // SAFETY: the user named the library in the settings, and so agreed that its initialisers run.
-    match unsafe { Library::new(path) } {
-        // Never closed; see `Driver`.
-        Ok(library) => Ok(Box::leak(Box::new(library))),
-        Err(error) => {
-            // Removes the path, which the loader repeats.
-            let searched = path.display().to_string();
-            let cause = innermost(&error).trim_start_matches(&format!("{searched}: ")).to_owned();
-            Err(Absent::NoLibrary { searched, cause })
-        }
-    }
-}
-
-/// The library that cudarc finds. cudarc keeps it open for the whole process.
-fn usual() -> std::result::Result<&'static Library, Absent> {
-    // SAFETY: the driver's initialisers may run at any time.
-    if !unsafe { sys::is_culib_present() } {
-        return Err(Absent::NoLibrary { searched: USUAL.to_owned(), cause: String::new() });
-    }
-    // SAFETY: as above; that it is there was seen just now.
-    Ok(unsafe { sys::culib() })
-}
-
-/// The names that cudarc tries, shortened.
-const USUAL: &str = "libcuda.so and libcuda.so.1 on the loader's path";
-
-fn innermost(error: &dyn std::error::Error) -> String {
-    error.source().map_or_else(|| error.to_string(), innermost)
-}
+/// The names of the driver's library, the best first. Programs are linked with a stub that has the last name, so a folder with stubs on the
+/// loader's path hides the driver from who asks for that name.
+const NAMES: [&str; 2] = ["libcuda.so.1", "libcuda.so"];
 
 #[cfg(test)]
 mod tests {
@@ -285,9 +251,9 @@ mod tests {
     #[test]
     fn a_path_where_nothing_is_gives_an_error_that_names_it() {
         let absent = Driver::load(Some(Path::new("/nowhere/libcuda.so.1"))).unwrap_err();
-        let Absent::NoLibrary { searched, cause } = &absent else { panic!("{absent}") };
-        assert_eq!(searched, "/nowhere/libcuda.so.1");
-        assert!(cause.starts_with("cannot open shared object file"), "{cause}");
+        let Absent::NoLibrary { searched } = &absent else { panic!("{absent}") };
+        assert_eq!(searched.len(), 1, "a configured path is the only one: {searched:?}");
+        assert!(searched[0].starts_with("/nowhere/libcuda.so.1 (cannot open shared object file"), "{searched:?}");
         let error = absent.error();
         assert!(matches!(error, Error::Unavailable { .. }));
         assert!(

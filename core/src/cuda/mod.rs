@@ -2,8 +2,8 @@
 //!
 //! `device` and `collective` use this module and do not see each other. [`Driver::load`] looks for the driver. A [`Context`] is a device,
 //! [`Stream`] and [`Event`] order work on it, and [`Kernels`] are our own work. Only the [`Reaper`] turns the end of work on a device into
-//! an outcome. Functions are called through one table (`api`), and one list has the texts of result codes (`codes`). The only static is the
-//! library that cudarc keeps open if no path names one.
+//! an outcome. Functions are called through one table (`api`), and one list has the texts of result codes (`codes`). `loader` finds the
+//! libraries of NVIDIA, also for `collective`.
 //!
 //! Without the feature `cuda`, only the names of devices and [`describe()`] remain.
 
@@ -22,6 +22,8 @@ mod event;
 pub(crate) mod fake;
 #[cfg(feature = "cuda")]
 mod kernels;
+#[cfg(feature = "cuda")]
+pub(crate) mod loader;
 mod mark;
 #[cfg(feature = "cuda")]
 mod memory;

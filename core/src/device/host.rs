@@ -15,7 +15,7 @@ use crate::codec;
 use crate::cuda::Mark;
 use crate::error::{Error, Result};
 use crate::local::SharedBacking;
-use crate::mem::{Copies, DeviceRegion, Lease, Ordinal, Pool, Region};
+use crate::mem::{Copies, DeviceRegion, Doubt, Lease, Ordinal, Pool, Region};
 use crate::reduce::Kernels;
 use crate::types::{DType, Done, Encoding};
 
@@ -103,7 +103,7 @@ impl Device for HostDevice {
         }
     }
 
-    fn shutdown(&self) {
+    fn shutdown(&self, _doubt: &Doubt) {
         // Finishes all submitted copies, which is quick because they only copy memory.
         let queues = self.queues.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some(CopyQueues { submit, threads }) = queues else { return };
@@ -119,7 +119,7 @@ impl Device for HostDevice {
 
 impl Drop for HostDevice {
     fn drop(&mut self) {
-        self.shutdown();
+        self.shutdown(&Doubt::default());
     }
 }
 
@@ -243,7 +243,7 @@ mod tests {
         let (sender, outcome) = mpsc::channel();
         let transfer = Transfer::Out { from: vec![run(&mut there)], to: region_of(&mut here) };
         device.copy(transfer, &[], Done::new(move |outcome| sender.send(outcome).unwrap()));
-        device.shutdown();
+        device.shutdown(&Doubt::default());
         assert_eq!((outcome.recv(), here), (Ok(Ok(())), [7; 4]));
         let (sender, outcome) = mpsc::channel();
         let transfer = Transfer::Within { from: run(&mut there), to: run(&mut there) };

@@ -11,7 +11,7 @@ use std::fmt;
 use crate::codec::Coding;
 use crate::cuda::Mark;
 use crate::error::Result;
-use crate::mem::{DeviceRegion, Lease, Ordinal, Region};
+use crate::mem::{DeviceRegion, Doubt, Lease, Ordinal, Region};
 use crate::types::{DType, Done, Encoding};
 
 #[cfg(feature = "cuda")]
@@ -48,8 +48,9 @@ pub trait Device: Send + Sync + fmt::Debug {
     /// device fails, the error is [`Device`](crate::Error::Device).
     fn copy(&self, transfer: Transfer, after: &[Mark], done: Done<()>);
 
-    /// Ends all copies with an error, and ends the threads. Idempotent.
-    fn shutdown(&self);
+    /// Ends all copies with an error, and ends the threads. If a device does not stop in time, raises `doubt` for ever: the device may still
+    /// use memory of these copies. As long as `doubt` exists, the device's own memory is not freed. Idempotent.
+    fn shutdown(&self, doubt: &Doubt);
 }
 
 /// A copy. Both sides hold the same number of elements, and all its device regions belong to one device.

@@ -20,7 +20,7 @@ use crate::config::Config;
 use crate::device::Device;
 use crate::error::Result;
 use crate::local::{PrivateSocket, Progress};
-use crate::mem::Copies;
+use crate::mem::{Copies, Doubt};
 use crate::pipeline::Stage;
 use crate::runtime::{Clock, Membership, MembershipOptions, Timer};
 use crate::sched::SchedulerConfig;
@@ -196,7 +196,8 @@ impl Engine {
                     membership.report_stall(stall);
                 }
             });
-            let collective = local_peers::meet(&self.config, &formation, socket, copies, clock, on_stall, &failed)?;
+            let shared = (copies, self.shared.doubt.clone());
+            let collective = local_peers::meet(&self.config, &formation, socket, shared, clock, on_stall, &failed)?;
             let first = self.shared.collective.set(collective).is_ok();
             assert!(first, "an engine starts once");
         }
@@ -226,6 +227,11 @@ impl Engine {
     /// The devices of this process, if it has any. A caller that submits device memory marks its stream with them.
     pub fn device(&self) -> Option<&Arc<dyn Device>> {
         self.shared.device.as_ref()
+    }
+
+    /// Whether a device may still write memory of operations that have ended. As long as this doubt exists, owners keep their memory.
+    pub fn doubt(&self) -> &Doubt {
+        &self.shared.doubt
     }
 
     /// The parts of every declared tensor, one per line, for people.
@@ -290,7 +296,7 @@ impl Engine {
     }
 
     /// Reduces a tensor over all workers. `then` runs when the handle resolves, with its id, on an engine thread;
-    /// it must not use the handle.
+    /// it must not use the handle. The memory is free then, unless [`doubt`](Self::doubt) exists.
     ///
     /// Waits while more than `submit_bytes_max` bytes are unresolved.
     ///

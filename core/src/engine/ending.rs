@@ -76,7 +76,7 @@ impl Engine {
         self.shared.transport.shutdown(Duration::from_secs(1));
         // Ends the copies under way, and with them the last handles.
         if let Some(device) = &self.shared.device {
-            device.shutdown();
+            device.shutdown(&self.shared.doubt);
         }
         // Only now, because a sum that came meanwhile, and for which other ranks wait, is still copied to its device.
         self.shared.close();

@@ -6,7 +6,7 @@ use crate::collective::{Collective, HostCollective, HostOptions, LocalRank, devi
 use crate::config::{Config, LocalReduce};
 use crate::error::{Error, Result};
 use crate::local::PrivateSocket;
-use crate::mem::Copies;
+use crate::mem::{Copies, Doubt};
 use crate::runtime::Clock;
 use crate::types::{MachineId, Wiring, WorkerId};
 use crate::wire::frame::Stall;
@@ -50,7 +50,7 @@ pub(super) fn meet(
     config: &Config,
     formation: &Formation,
     socket: Option<PrivateSocket>,
-    copies: Copies,
+    (copies, doubt): (Copies, Doubt),
     clock: Clock,
     on_stall: Box<dyn Fn(Stall) + Send>,
     failed: &dyn Fn() -> Option<Error>,
@@ -78,6 +78,7 @@ pub(super) fn meet(
         oldest_every: config.oldest_every,
         copies,
         devices: device_collective(config),
+        doubt,
         clock: Arc::new(move || clock.now()),
     };
     Ok(Arc::new(HostCollective::join(options, failed)?))

@@ -13,6 +13,7 @@ use crate::config::Checksum;
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::local::Progress;
+use crate::mem::Doubt;
 use crate::runtime::{Clock, Membership, Timer};
 use crate::transport::Transport;
 use crate::types::Time;
@@ -23,6 +24,8 @@ pub(super) struct Shared {
     pub(super) clock: Clock,
     pub(super) transport: Arc<dyn Transport>,
     pub(super) device: Option<Arc<dyn Device>>,
+    /// Whether a device may still write memory of operations that have ended.
+    pub(super) doubt: Doubt,
     pub(super) metrics: Metrics,
     pub(super) wire: Wire,
     /// Which contributions carry a checksum.
@@ -63,6 +66,7 @@ impl Shared {
             clock,
             transport,
             device,
+            doubt: Doubt::default(),
             metrics,
             wire: Wire::new(),
             checksum,
@@ -174,7 +178,7 @@ impl Shared {
             }
             end(&|| shared.transport.shutdown(PATIENCE));
             if let Some(device) = &shared.device {
-                end(&|| device.shutdown());
+                end(&|| device.shutdown(&shared.doubt));
             }
             drop(shared.memory.write());
             wreck.report(&cause);

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use gradlane_core::config::Config;
 use gradlane_core::device::Device;
 use gradlane_core::engine::{self, Submission, Timeline};
+use gradlane_core::mem::Doubt;
 use gradlane_core::types::WorkerId;
 use gradlane_core::{Error, Result};
 
@@ -15,6 +16,7 @@ pub(crate) struct Alone {
     closed: AtomicBool,
     timeline: Timeline,
     devices: Arc<dyn Device>,
+    doubt: Doubt,
 }
 
 impl Alone {
@@ -24,7 +26,8 @@ impl Alone {
         if let Some(place) = &config.timeline {
             timeline.start(place, WorkerId(0))?;
         }
-        Ok(Self { handles: AtomicU64::new(1), closed: AtomicBool::new(false), timeline, devices })
+        let (handles, closed) = (AtomicU64::new(1), AtomicBool::new(false));
+        Ok(Self { handles, closed, timeline, devices, doubt: Doubt::default() })
     }
 
     /// Reduces all tensors or none; `then` runs when they are done.
@@ -52,10 +55,15 @@ impl Alone {
         &self.devices
     }
 
+    /// Whether a device may still write memory of operations that have ended.
+    pub(crate) fn doubt(&self) -> &Doubt {
+        &self.doubt
+    }
+
     /// Ends the job; device copies under way fail. Idempotent.
     pub(crate) fn leave(&self) {
         self.closed.store(true, Ordering::Relaxed);
-        self.devices.shutdown();
+        self.devices.shutdown(&self.doubt);
         self.timeline.stop();
     }
 }

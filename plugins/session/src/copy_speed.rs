@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crossbeam_channel::Sender;
 use gradlane_core::device::{Device, Transfer};
-use gradlane_core::mem::{DeviceRegion, Lease, Ordinal};
+use gradlane_core::mem::{DeviceRegion, Doubt, Lease, Ordinal};
 use gradlane_core::runtime::Clock;
 use gradlane_core::types::{Done, Span, Time};
 use gradlane_core::{Error, Result};
@@ -61,7 +61,7 @@ pub fn measure(settings: &Settings, order: CopyOrder) -> Result<Duration> {
         Direction::Both => vec![(true, part(0, half)), (false, part(half, bytes as u64 - half))],
     };
     let measured = run(&devices, &ways, chunk_bytes, in_flight);
-    devices.shutdown();
+    devices.shutdown(&Doubt::default());
     measured
 }
 

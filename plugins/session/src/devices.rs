@@ -8,7 +8,7 @@ use gradlane_core::config::Config;
 use gradlane_core::cuda::Mark;
 use gradlane_core::device::cuda::CudaDevice;
 use gradlane_core::device::{Device, Transfer};
-use gradlane_core::mem::{Lease, Ordinal};
+use gradlane_core::mem::{Doubt, Lease, Ordinal};
 use gradlane_core::types::{DType, Done, Encoding};
 
 /// The CUDA devices of this process, with these settings.
@@ -62,9 +62,9 @@ impl<Open: Fn() -> Result<Arc<dyn Device>> + Send + Sync> Device for Late<Open> 
         }
     }
 
-    fn shutdown(&self) {
+    fn shutdown(&self, doubt: &Doubt) {
         if let Some(Ok(devices)) = self.opened.get() {
-            devices.shutdown();
+            devices.shutdown(doubt);
         }
     }
 }

@@ -8,7 +8,7 @@ use gradlane_core::Result;
 use gradlane_core::config::Config;
 use gradlane_core::device::Device;
 use gradlane_core::engine::{self, BatchSubmission, Engine, EngineOptions, Handle, Member, Submission, Timeline};
-use gradlane_core::mem::Copies;
+use gradlane_core::mem::{Copies, Doubt};
 use gradlane_core::metrics::Instance;
 use gradlane_core::runtime::process;
 use gradlane_core::transport::router::Router;
@@ -189,6 +189,15 @@ impl Session {
         match &*self.place {
             Place::Joined(engine) => engine.arrive(name, timeout),
             Place::Alone(_) => Handle::resolved(0, Ok(())),
+        }
+    }
+
+    /// Whether a device may still write memory of operations that have ended. As long as this doubt exists, [`Owners`](crate::Owners) keeps
+    /// the owners of that memory.
+    pub fn doubt(&self) -> &Doubt {
+        match &*self.place {
+            Place::Joined(engine) => engine.doubt(),
+            Place::Alone(alone) => alone.doubt(),
         }
     }
 

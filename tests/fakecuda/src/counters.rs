@@ -34,6 +34,7 @@ counters! {
     pageable_copies: "Copies that made their caller wait because the host's memory was not pinned.",
     host_functions: "Host functions that were executed.",
     kernels: "Kernels that were executed.",
+    implicit_waits: "Calls that wait for all work of the device before they load code or pin memory.",
     waits: "Calls that made their caller wait for a stream, an event or the context.",
     released_in_use: "Device or pinned memory that was freed or unregistered with work under way that uses it.",
 }

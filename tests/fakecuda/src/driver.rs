@@ -4,7 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use crate::capture::Captures;
 use crate::codes::{Code, Outcome};
@@ -48,6 +48,9 @@ pub(crate) struct Device {
     retaining: Mutex<()>,
     /// The code that everything answers since the device failed; 0 while it has not.
     failed: AtomicU32,
+    /// How many kernels run.
+    running: Mutex<usize>,
+    ended: Condvar,
     legacy: Arc<Stream>,
     per_thread: Arc<Stream>,
 }
@@ -245,6 +248,19 @@ impl Driver {
         }
     }
 
+    /// Lets a call that puts work into a stream take as long as it should.
+    pub(crate) fn take_time(&self) {
+        crate::time::pass(self.settings.get().call);
+    }
+
+    /// What the driver does before it loads code or pins memory: it waits for all work of the device.
+    pub(crate) fn synchronize_implicitly(&self, device: &Device) {
+        if self.settings.get().is_strict {
+            device.counters.implicit_waits.add(1);
+            self.drain(device);
+        }
+    }
+
     /// Memory of a device, if it has as much left.
     pub(crate) fn allocate(&self, device: &Device, bytes: usize) -> Outcome<u64> {
         let settings = self.settings.get();
@@ -252,7 +268,7 @@ impl Driver {
         if bytes as u64 > settings.memory.saturating_sub(device.counters.device_bytes.get()) {
             return Err(Code::OUT_OF_MEMORY);
         }
-        let allocation = memory.allocate(device.ordinal, bytes, settings.hidden)?;
+        let allocation = memory.allocate(device.ordinal, bytes, (settings.hidden, settings.is_strict))?;
         device.counters.live_allocations.add(1);
         device.counters.device_bytes.add(bytes as u64);
         Ok(allocation.address)
@@ -323,12 +339,15 @@ impl Driver {
             Work::Copy(copy) => copy.execute(device, self.settings.get().rate),
             Work::Fill(fill) => fill.execute(),
             Work::Kernel(launch) => {
+                let _slot = device.slot(self.settings.get().slots);
                 device.counters.kernels.add(1);
                 if let Err(code) = launch.execute(self) {
                     device.fail(code.0);
                 }
             }
             Work::Call(call) => {
+                // Whoever stands in for a library puts its kernels into the stream as host functions.
+                let _slot = device.slot(self.settings.get().slots);
                 device.counters.host_functions.add(1);
                 IS_CALLED_BACK.set(true);
                 (call.function)(call.argument as *mut c_void);
@@ -347,6 +366,8 @@ impl Device {
             retained: AtomicUsize::new(0),
             retaining: Mutex::default(),
             failed: AtomicU32::new(0),
+            running: Mutex::default(),
+            ended: Condvar::new(),
             legacy: Stream::new(ordinal, Kind::Legacy, 0, 0),
             per_thread: Stream::new(ordinal, Kind::PerThread, 0, 0),
         }
@@ -366,6 +387,14 @@ impl Device {
         self.retaining.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Waits until fewer than `slots` kernels run here. The kernel that has the result runs until it is dropped.
+    fn slot(&self, slots: usize) -> Slot<'_> {
+        let running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        let full = |running: &mut usize| *running >= slots;
+        *self.ended.wait_while(running, full).unwrap_or_else(PoisonError::into_inner) += 1;
+        Slot(self)
+    }
+
     fn is_unused(&self) -> bool {
         self.retained.load(Ordering::Acquire) == 0
     }
@@ -381,6 +410,16 @@ impl Device {
     /// From now on everything about it answers this; 0 makes it well again.
     pub(crate) fn fail(&self, code: u32) {
         self.failed.store(code, Ordering::Release);
+    }
+}
+
+/// A running kernel's place on its device.
+struct Slot<'a>(&'a Device);
+
+impl Drop for Slot<'_> {
+    fn drop(&mut self) {
+        *self.0.running.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
+        self.0.ended.notify_all();
     }
 }
 

@@ -24,6 +24,10 @@
 //! | `FAKECUDA_HIDDEN` | 1: device addresses are not those of the host, and whoever reads them there crashes as he should | 0 |
 //! | `FAKECUDA_PCI` | PCI addresses of the devices, with commas | `0000:01:00.0` and on |
 //! | `FAKECUDA_PEERS` | devices reach each other in groups of so many; 0 is all | 0 |
+//! | `FAKECUDA_STRICT` | 0: what was freed is never at the address of something new, and neither loading a module nor pinning memory waits for running work | 1 |
+//! | `FAKECUDA_CALL_US` | how long each call takes that puts a copy, a kernel or a host function into a stream | 0 |
+//! | `FAKECUDA_SLOTS` | how many kernels and host functions a device runs at a time | 8 |
+//! | `FAKECUDA_REGISTER_SHARED` | 0: memory that processes share is not registered (801) | 1 |
 //!
 //! In a fork of the process every call answers 3, as there are no threads and whoever held a lock is gone.
 //!

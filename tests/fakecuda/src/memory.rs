@@ -1,7 +1,8 @@
 //! Device memory, pinned ranges of host memory, and what lies where.
 //!
-//! Each device has a range of addresses that is given out once: what was freed is never at the address of something new, so that whoever
-//! uses it afterwards is always refused. Between two allocations lies a page that nobody may touch.
+//! Each device has a range of addresses. What was freed is at the address of the next allocation of its size, as with every allocator, so
+//! that whoever uses it afterwards harms somebody. If it is not strict, addresses are given out once, and whoever uses what was freed is
+//! always refused. Between two allocations lies a page that nobody may touch.
 
 #![expect(unsafe_code, reason = "memory is mapped and protected by address")]
 
@@ -28,6 +29,19 @@ pub(crate) fn prefers_a_node() -> bool {
     let code =
         unsafe { libc::syscall(libc::SYS_get_mempolicy, &raw mut mode, null_mut::<u64>(), 0_usize, 0_usize, 0_usize) };
     code == 0 && mode == libc::MPOL_PREFERRED
+}
+
+/// Whether the memory at `address` of the host is a mapping that other processes may have too.
+pub(crate) fn is_shared(address: usize) -> bool {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
+    // `start-end rw-s ...` (`proc_pid_maps(5)`).
+    let mapping = maps.lines().find_map(|line| {
+        let mut words = line.split(' ');
+        let (start, end) = words.next()?.split_once('-')?;
+        let [start, end] = [start, end].map(|text| usize::from_str_radix(text, 16).unwrap_or(0));
+        (start..end).contains(&address).then(|| words.next().unwrap_or_default().to_owned())
+    });
+    mapping.is_some_and(|access| access.ends_with('s'))
 }
 
 /// Memory of a device.
@@ -105,10 +119,18 @@ struct Arena {
     file: OwnedFd,
     hidden_by: u64,
     next: usize,
+    /// What was freed: offset and length, the last one last.
+    freed: Vec<(usize, usize)>,
 }
 
 impl Memory {
-    pub(crate) fn allocate(&mut self, device: usize, bytes: usize, hidden: bool) -> Outcome<Arc<Allocation>> {
+    /// Memory of `device`, at an address that was freed if `again` says so and there is one.
+    pub(crate) fn allocate(
+        &mut self,
+        device: usize,
+        bytes: usize,
+        (hidden, again): (bool, bool),
+    ) -> Outcome<Arc<Allocation>> {
         if bytes == 0 {
             return Err(Code::INVALID_VALUE);
         }
@@ -117,15 +139,18 @@ impl Memory {
             std::collections::btree_map::Entry::Vacant(place) => place.insert(Arena::new(hidden)?),
         };
         let span = bytes.checked_next_multiple_of(PAGE).ok_or(Code::OUT_OF_MEMORY)?;
-        let offset = arena.next;
+        let freed = arena.freed.iter().rposition(|(_, freed)| again && *freed == span);
+        let offset = freed.map_or(arena.next, |at| arena.freed.remove(at).0);
         if span > ARENA_BYTES - offset - PAGE {
             return Err(Code::OUT_OF_MEMORY);
         }
         let host = arena.base + offset;
-        // SAFETY: within the arena, whose mapping nobody else uses; these addresses were never given out.
+        // SAFETY: within the arena, whose mapping nobody else uses; these addresses were never given out, or were given back.
         unsafe { mprotect(host as *mut _, span, MprotectFlags::READ | MprotectFlags::WRITE) }
             .map_err(|_| Code::OUT_OF_MEMORY)?;
-        arena.next += span + PAGE;
+        if freed.is_none() {
+            arena.next += span + PAGE;
+        }
         let address = host as u64 - arena.hidden_by;
         let allocation = self.known(Allocation { device, address, bytes, id: 0, host, offset: Some(offset) });
         Ok(allocation)
@@ -155,7 +180,7 @@ impl Memory {
         self.allocations.remove(&allocation.address);
         match allocation.offset {
             Some(offset) => {
-                let arena = &self.arenas[&allocation.device];
+                let Some(arena) = self.arenas.get_mut(&allocation.device) else { return };
                 let span = allocation.bytes.next_multiple_of(PAGE);
                 // SAFETY: it is within the arena; what still reads there is what should be found out.
                 let closed = unsafe { mprotect(allocation.host as *mut _, span, MprotectFlags::empty()) };
@@ -163,6 +188,7 @@ impl Memory {
                 let given_back = fallocate(&arena.file, flags, offset as u64, span as u64);
                 // Both fail only for ranges that are none.
                 assert!(closed.is_ok() && given_back.is_ok(), "device memory is within its arena");
+                arena.freed.push((offset, span));
             }
             // SAFETY: it was mapped by `open`, and leaves the table with this.
             None => unsafe {
@@ -296,6 +322,6 @@ impl Arena {
             Ok((base as usize, file))
         };
         let (base, file) = map().map_err(|_| Code::OUT_OF_MEMORY)?;
-        Ok(Self { base, file, hidden_by: if hidden { HIDDEN_BY } else { 0 }, next: 0 })
+        Ok(Self { base, file, hidden_by: if hidden { HIDDEN_BY } else { 0 }, next: 0, freed: Vec::new() })
     }
 }

@@ -15,6 +15,14 @@ pub(crate) struct Settings {
     pub(crate) hidden: bool,
     pub(crate) pci: Vec<String>,
     pub(crate) peers: usize,
+    /// Whether freed addresses are used again at once, and what waits for running work does so.
+    pub(crate) is_strict: bool,
+    /// How long a call takes that puts work into a stream.
+    pub(crate) call: Duration,
+    /// How many kernels a device runs at a time.
+    pub(crate) slots: usize,
+    /// Whether memory that processes share may be registered.
+    pub(crate) registers_shared: bool,
 }
 
 /// Which streams are slow.
@@ -29,7 +37,20 @@ pub(crate) enum Lagging {
 pub(crate) struct Held(Mutex<Settings>);
 
 /// Names of all settings but `FAIL`, which the faults understand.
-const NAMES: [&str; 8] = ["DEVICES", "MEMORY", "LAG_US", "LAG_STREAM", "GB_PER_S", "HIDDEN", "PCI", "PEERS"];
+const NAMES: [&str; 12] = [
+    "DEVICES",
+    "MEMORY",
+    "LAG_US",
+    "LAG_STREAM",
+    "GB_PER_S",
+    "HIDDEN",
+    "PCI",
+    "PEERS",
+    "STRICT",
+    "CALL_US",
+    "SLOTS",
+    "REGISTER_SHARED",
+];
 
 impl Held {
     pub(crate) fn from_environment() -> Self {
@@ -42,6 +63,10 @@ impl Held {
             hidden: false,
             pci: Vec::new(),
             peers: 0,
+            is_strict: true,
+            call: Duration::ZERO,
+            slots: 8,
+            registers_shared: true,
         };
         for name in NAMES {
             if let Some(value) = variable(name) {
@@ -67,6 +92,7 @@ impl Settings {
         fn put<T>(to: &mut T, value: Option<T>) -> bool {
             value.map(|value| *to = value).is_some()
         }
+        let yes_or_no = || ["0", "1"].iter().position(|known| *known == value).map(|at| at == 1);
         match name {
             "DEVICES" => put(&mut self.devices, value.parse().ok().filter(|devices| *devices <= 128)),
             "MEMORY" => put(&mut self.memory, value.parse().ok()),
@@ -76,7 +102,11 @@ impl Settings {
                 let rate = value.parse().ok().filter(|rate: &f64| rate.is_finite() && *rate >= 0.0);
                 put(&mut self.rate, rate.map(|rate| rate * 1e9))
             }
-            "HIDDEN" => put(&mut self.hidden, ["0", "1"].iter().position(|known| *known == value).map(|at| at == 1)),
+            "HIDDEN" => put(&mut self.hidden, yes_or_no()),
+            "STRICT" => put(&mut self.is_strict, yes_or_no()),
+            "CALL_US" => put(&mut self.call, value.parse().ok().map(Duration::from_micros)),
+            "SLOTS" => put(&mut self.slots, value.parse().ok().filter(|slots| *slots > 0)),
+            "REGISTER_SHARED" => put(&mut self.registers_shared, yes_or_no()),
             "PCI" => put(&mut self.pci, Some(value.split(',').map(|one| one.trim().to_owned()).collect())),
             "PEERS" => put(&mut self.peers, value.parse().ok()),
             _ => false,

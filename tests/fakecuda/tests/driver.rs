@@ -286,7 +286,80 @@ fn memory_outside_of_an_allocation_is_refused() {
     assert_eq!(cu!(cuMemFree_v2(device)), 0);
     assert_eq!(copy(device, 16), 1, "freed");
     assert_eq!(cu!(cuMemFree_v2(device)), 1);
-    assert_ne!(world.allocate(4096), device, "an address is given once");
+}
+
+#[test]
+fn what_was_freed_is_given_out_again_at_once() {
+    let world = World::new();
+    let (first, other) = (world.allocate(5000), world.allocate(9000));
+    world.control.free(first);
+    assert_ne!(world.allocate(9000), other);
+    assert_eq!(world.allocate(8000), first, "as many pages");
+    assert_eq!(world.words(first, 1), [0], "and nothing of what was there");
+}
+
+#[test]
+fn code_is_loaded_and_memory_is_pinned_after_all_running_work() {
+    let world = World::new();
+    let address = world.allocate(4);
+    let mut own = vec![0_u8; 4096];
+    let start = own.as_mut_ptr();
+    let pin = || assert!(!world.pinned(4).is_null());
+    let load = || assert!(!world.kernel().0.is_null());
+    let register = || assert_eq!(cu!(cuMemHostRegister_v2(start.cast(), 4096, 1)), 0);
+    let waiting: [&dyn Fn(); 3] = [&pin, &load, &register];
+    for (at, call) in waiting.into_iter().enumerate() {
+        let stream = world.producer(address, &[7]);
+        assert_eq!(cu!(cuStreamQuery(stream)), 600, "call {at}");
+        call();
+        assert_eq!(cu!(cuStreamQuery(stream)), 0, "call {at}");
+    }
+    assert_eq!(cu!(cuMemHostUnregister(start.cast())), 0);
+    assert_eq!(world.control.counter(world.device, "implicit_waits"), 3);
+}
+
+#[test]
+fn kernels_of_a_device_wait_for_a_free_place() {
+    extern "C" fn first(order: *mut c_void) {
+        let Order { begun, go_on, said } = order_of(order);
+        begun.wait();
+        go_on.wait();
+        said.lock().expect("no panic").push("the first ends");
+    }
+    extern "C" fn second(order: *mut c_void) {
+        order_of(order).said.lock().expect("no panic").push("the second begins");
+    }
+    let world = World::new();
+    world.control.set("SLOTS", "1");
+    let order = Order::default();
+    let argument = (&raw const order).cast_mut().cast();
+    let streams = [world.stream(1), world.stream(1)];
+    assert_eq!(cu!(cuLaunchHostFunc(streams[0], Some(first), argument)), 0);
+    order.begun.wait();
+    assert_eq!(cu!(cuLaunchHostFunc(streams[1], Some(second), argument)), 0);
+    order.go_on.wait();
+    assert!(streams.iter().all(|stream| cu!(cuStreamSynchronize(*stream)) == 0));
+    world.control.set("SLOTS", "8");
+    assert_eq!(*order.said.lock().expect("no panic"), ["the first ends", "the second begins"]);
+}
+
+/// What two host functions and their test tell each other.
+struct Order {
+    begun: std::sync::Barrier,
+    go_on: std::sync::Barrier,
+    said: std::sync::Mutex<Vec<&'static str>>,
+}
+
+impl Default for Order {
+    fn default() -> Self {
+        let both = || std::sync::Barrier::new(2);
+        Self { begun: both(), go_on: both(), said: std::sync::Mutex::default() }
+    }
+}
+
+fn order_of<'a>(order: *mut c_void) -> &'a Order {
+    // SAFETY: the test that passes it waits for the streams before it ends.
+    unsafe { &*order.cast_const().cast::<Order>() }
 }
 
 #[test]

@@ -5,13 +5,14 @@
     reason = "a C interface: names are exported, and results are written to where the caller's pointers point"
 )]
 
-use std::ffi::{CStr, c_char, c_int, c_uint};
+use std::ffi::{CStr, c_char, c_int};
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::arithmetic::{Combine, Type};
 use crate::codes::{Failure, IN_PROGRESS, INVALID_USAGE, Outcome, SUCCESS, SYSTEM_ERROR, text as error_text};
 use crate::comm::Comm;
+use crate::config::Config;
 use crate::group::{self, Ended};
 use crate::library::Library;
 use crate::operation::{Factor, Kind, Reduction, Task};
@@ -20,20 +21,6 @@ use crate::operation::{Factor, Kind, Reduction, Task};
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct UniqueId([u8; 128]);
-
-/// As much of `ncclConfig_t` as is read; its size says how much there is.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Config {
-    size: usize,
-    magic: c_uint,
-    version: c_uint,
-    blocking: c_int,
-}
-
-const CONFIG_MAGIC: c_uint = 0xcafe_beef;
-/// `NCCL_CONFIG_UNDEF_INT`.
-const UNDEFINED: c_int = c_int::MIN;
 
 /// Exported functions: `fn name(arguments) |library| { body }`; the body gives the code of success, which may be that of progress.
 macro_rules! exported {
@@ -81,6 +68,7 @@ exported! {
         meet(library, new, child, path)
     }
     fn ncclCommFinalize(comm: usize) |library| {
+        library.look_at_the_context();
         let comm = library.comm(comm)?;
         comm.finalize()?;
         if comm.blocks {
@@ -89,16 +77,18 @@ exported! {
         Ok(if comm.blocks { SUCCESS } else { IN_PROGRESS })
     }
     fn ncclCommDestroy(comm: usize) |library| {
+        library.look_at_the_context();
         let found = library.comm(comm)?;
         let outcome = found.wait_until_idle().and_then(|()| found.drain());
-        library.forget(comm);
         found.leave();
+        library.forget(comm);
         outcome.map(|()| SUCCESS)
     }
     fn ncclCommAbort(comm: usize) |library| {
+        library.look_at_the_context();
         let found = library.comm(comm)?;
-        library.forget(comm);
         found.abort();
+        library.forget(comm);
         Ok(SUCCESS)
     }
     fn ncclCommGetAsyncError(comm: usize, result: *mut u32) |library| { put(result, library.comm(comm)?.result()) }
@@ -207,7 +197,15 @@ fn init(library: &Library, to: *mut usize, ranks: c_int, id: UniqueId, rank: c_i
     if rank >= ranks {
         return Err(Failure::argument(format!("rank {rank} of {ranks}")));
     }
-    meet(library, to, Comm::new(rank, ranks, blocks)?, PathBuf::from(path))
+    let comm = Comm::new(rank, ranks, blocks)?;
+    match library.settings().init_code {
+        0 => meet(library, to, comm, PathBuf::from(path)),
+        code => {
+            // As NCCL does where it fails after it has made the communicator: whoever called has it, and must abort it.
+            put(to, library.enter(comm))?;
+            Err(Failure::new(code, "ncclCommInitRankConfig fails at once because a test wants it to"))
+        }
+    }
 }
 
 /// Begins to meet; whether that has ended is for the group to say.
@@ -239,6 +237,7 @@ fn call(
 }
 
 fn ended() -> Outcome<u32> {
+    Library::get().look_at_the_context();
     group::end().map(|ended| if ended == Ended::Later { IN_PROGRESS } else { SUCCESS })
 }
 
@@ -262,17 +261,12 @@ fn blocks(config: *const Config, otherwise: bool) -> Outcome<bool> {
     if config.is_null() {
         return Ok(otherwise);
     }
-    // SAFETY: the caller passes a configuration, whose first fields are the same in all versions.
-    let config = unsafe { config.read() };
-    if config.magic != CONFIG_MAGIC || config.size < size_of::<Config>() {
-        return Err(Failure::argument("ncclConfig_t argument not initialized via NCCL_CONFIG_INITIALIZER"));
-    }
-    match config.blocking {
-        0 => Ok(false),
-        1 => Ok(true),
-        UNDEFINED => Ok(otherwise),
-        other => Err(Failure::argument(format!("Invalid config blocking attribute value {other}"))),
-    }
+    let mut known = Config::NOTHING;
+    // SAFETY: the size comes first in all versions, and the caller passes as many bytes as it says.
+    let given = unsafe { config.cast::<usize>().read() }.min(size_of::<Config>());
+    // SAFETY: the same bytes, no more than `known` has. The fields are numbers and pointers, which are not followed.
+    unsafe { std::ptr::copy_nonoverlapping(config.cast::<u8>(), (&raw mut known).cast::<u8>(), given) };
+    known.blocks(otherwise)
 }
 
 fn put<T>(to: *mut T, value: T) -> Outcome<u32> {

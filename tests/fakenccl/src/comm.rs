@@ -14,7 +14,7 @@ use crate::mail::exchange;
 use crate::meeting::{BarrierKind, Meeting};
 use crate::operation::{Factor, Memory, Reduction, Task, Turn, collective};
 use crate::settings::pass;
-use crate::shared::{Own, read};
+use crate::shared::{Own, read, write};
 
 pub(crate) struct Comm {
     pub(crate) rank: usize,
@@ -53,6 +53,9 @@ pub(crate) struct Job {
     pub(crate) tasks: Vec<Task>,
 }
 
+/// The bytes that an operation leaves that was stopped.
+const ANYTHING: u8 = 0xa5;
+
 /// The first op that is a communicator's own (`ncclNumOps`).
 const SCALED_FIRST: u32 = 5;
 
@@ -88,7 +91,8 @@ impl Comm {
             let settings = Library::get().settings();
             pass(settings.init);
             let device = (!settings.duplicates).then_some(comm.place.pci_address.as_str());
-            let meeting = Meeting::join(&path, comm.rank, comm.ranks, device, settings.timeout, &comm.aborted)?;
+            let manner = (settings.timeout, settings.is_strict);
+            let meeting = Meeting::join(&path, comm.rank, comm.ranks, device, manner, &comm.aborted)?;
             if comm.aborted.load(Ordering::Acquire) {
                 meeting.leave(false);
             }
@@ -205,7 +209,13 @@ impl Comm {
             let factor = self.factor(task)?;
             let number = self.operations.fetch_add(1, Ordering::AcqRel);
             let turn = Turn { number, group, grouped };
-            collective(meeting, task, memory, factor.as_deref(), turn, &self.aborted)?;
+            let done = collective(meeting, task, memory, factor.as_deref(), turn, &self.aborted);
+            if done.is_err() && self.aborted.load(Ordering::Acquire) && library.settings().is_strict {
+                // What a kernel that is stopped leaves is anything, and it is written until the abort has returned.
+                let (_, writes) = task.bytes(self.rank, self.ranks);
+                write(memory.receive, &vec![ANYTHING; writes]);
+            }
+            done?;
             library.executed.fetch_add(1, Ordering::AcqRel);
         }
         exchange(meeting, &letters, &self.aborted)?;
@@ -298,15 +308,19 @@ impl Comm {
         Ok(())
     }
 
-    /// Ends in order: nothing is under way.
+    /// Ends in order: nothing is under way. If it is strict, this waits for the other ranks.
     pub(crate) fn leave(&self) {
         if let Some(meeting) = self.meeting.get() {
             meeting.leave(true);
+            if Library::get().settings().is_strict {
+                meeting.part();
+            }
         }
     }
 
-    /// Ends at once: whatever waits for other ranks stops, and the others hear of it.
+    /// Ends at once: whatever waits for other ranks stops. The others hear of it, unless it is strict.
     pub(crate) fn abort(&self) {
+        Library::get().let_go_on();
         self.aborted.store(true, Ordering::Release);
         if let Some(meeting) = self.meeting.get() {
             meeting.leave(false);

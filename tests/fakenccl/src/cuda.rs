@@ -39,6 +39,8 @@ functions! {
     context_device = "cuCtxGetDevice": fn(*mut c_int);
     context_push = "cuCtxPushCurrent_v2": fn(usize);
     context_pop = "cuCtxPopCurrent_v2": fn(*mut usize);
+    context_set = "cuCtxSetCurrent": fn(usize);
+    primary_retain = "cuDevicePrimaryCtxRetain": fn(*mut usize, c_int);
     pci_bus_id = "cuDeviceGetPCIBusId": fn(*mut c_char, c_int, c_int);
     stream_context = "cuStreamGetCtx": fn(usize, *mut usize);
     stream_capturing = "cuStreamIsCapturing": fn(usize, *mut c_uint);
@@ -70,6 +72,15 @@ impl Cuda {
         // SAFETY: the last of the 32 is never written, so that the text ends.
         let name = unsafe { CStr::from_ptr(name.as_ptr()) };
         Ok(Place { device, context, pci_address: name.to_string_lossy().into_owned() })
+    }
+
+    /// What CUDA's runtime does in a thread without a context: it makes one on the first device. Whether it did.
+    pub(crate) fn enters_the_first_device(&self) -> bool {
+        let mut context = 0;
+        if (self.context_current)(&raw mut context) != 0 || context != 0 {
+            return false;
+        }
+        (self.primary_retain)(&raw mut context, 0) == 0 && (self.context_set)(context) == 0
     }
 
     /// Whether operations of a communicator at `place` can go into the stream.

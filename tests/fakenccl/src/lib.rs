@@ -11,8 +11,12 @@
 //! * Ranks that call different things, in a different order or of different lengths, are told: 5 on all of them, with both calls in
 //!   `ncclGetLastError`. So are ranks that group their collective calls differently. NCCL would hang or mix up bytes. What two ranks send
 //!   each other may be in any groups, as in NCCL, which does it after the collective operations of a group.
-//! * A rank that ended, left or gave up is noticed at once, one that does not come after `FAKENCCL_TIMEOUT`: 6. So is an abort by the
-//!   others. NCCL notices some of it, and waits otherwise.
+//! * A rank that ended, left or gave up, or that does not come, is waited for without end, as NCCL's kernels do within a machine: only an
+//!   abort ends it. What an operation that is stopped has written is anything. With `FAKENCCL_STRICT=0` a rank that is gone is noticed at
+//!   once, and one that does not come after `FAKENCCL_TIMEOUT`: 6. So is an abort by the others.
+//! * Whoever calls without a current context gets one on the first device, as from CUDA's runtime; the counter `contexts_made` counts them.
+//! * `ncclCommDestroy` waits for the other ranks.
+//! * Every field of `ncclConfig_t` is checked.
 //! * Two ranks on one device (by PCI address, unless `NCCL_HOSTID` differs) are refused with 5, as before NCCL 2.30.
 //! * Buffers are device memory of the communicator's device, and overlap as NCCL's in-place rules say or not at all; else 4.
 //! * Sums are made in the order of ranks, those of f16 and bf16 in f32, rounded once. An average of floats is the sum of contributions
@@ -23,11 +27,14 @@
 //!
 //! | name | meaning | default |
 //! |---|---|---|
+//! | `FAKENCCL_STRICT` | 0: more is noticed and forgiven than NCCL does, see above | 1 |
 //! | `FAKENCCL_TIMEOUT` | seconds until a rank that does not come is an error; six times as much to meet | 5 |
 //! | `FAKENCCL_VERSION` | what `ncclGetVersion` says | 22809 |
 //! | `FAKENCCL_FAIL` | calls that fail, such as `ncclAllReduce=3@2`, and operations that fail in the stream, such as `AllReduce:1=6` on rank 1; the form is that of `fakecuda` | |
 //! | `FAKENCCL_INIT_US` | how long meeting takes at least, so that 7 can be seen | 0 |
 //! | `FAKENCCL_LAUNCH_US` | how much later a communicator that does not block puts its work into the stream | 0 |
+//! | `FAKENCCL_ABORT_US` | how long an abort lets operations go on before it stops them; a smaller number ends that at once | 0 |
+//! | `FAKENCCL_INIT_CODE` | with which code a new communicator fails at once, though there is one | 0 |
 //! | `FAKENCCL_HOLD` | after so many operations of the process the next one waits in its stream, until this is larger or empty | |
 //! | `FAKENCCL_DUPLICATES` | 1: several ranks may have one device | 0 |
 //!
@@ -40,6 +47,7 @@ mod built;
 mod client;
 mod codes;
 mod comm;
+mod config;
 mod cuda;
 #[path = "../../fakecuda/src/faults.rs"]
 mod faults;

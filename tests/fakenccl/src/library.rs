@@ -9,8 +9,9 @@ use std::time::Duration;
 
 use crate::codes::{Failure, Outcome};
 use crate::comm::Comm;
+use crate::cuda::Cuda;
 use crate::faults::Faults;
-use crate::settings::{Settings, variable};
+use crate::settings::{Settings, now, variable};
 
 // One library in a process is what the interface means; see the head of the crate.
 static LIBRARY: OnceLock<Library> = OnceLock::new();
@@ -25,6 +26,10 @@ pub(crate) struct Library {
     errors: Mutex<Errors>,
     /// Operations that were executed to their end.
     pub(crate) executed: AtomicU64,
+    /// The driver, once it was looked for.
+    cuda: OnceLock<Outcome<Cuda>>,
+    /// Contexts that were made on the first device because a thread had none.
+    contexts_made: AtomicU64,
 }
 
 /// How often whoever is held looks for an abort.
@@ -62,8 +67,33 @@ impl Library {
                 calls: Mutex::default(),
                 errors: Mutex::default(),
                 executed: AtomicU64::new(0),
+                cuda: OnceLock::new(),
+                contexts_made: AtomicU64::new(0),
             }
         })
+    }
+
+    /// Every call that works on a device does this first: it looks which context the thread has, and makes one if it has none.
+    pub(crate) fn look_at_the_context(&self) {
+        if self.settings().is_strict
+            && let Ok(cuda) = self.cuda.get_or_init(Cuda::find)
+            && cuda.enters_the_first_device()
+        {
+            self.contexts_made.fetch_add(1, Ordering::AcqRel);
+        }
+    }
+
+    /// Waits as long as an abort lets operations go on.
+    pub(crate) fn let_go_on(&self) {
+        let begin = now();
+        let mut settings = self.settings.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            let left = settings.abort.saturating_sub(begin.elapsed());
+            if left.is_zero() {
+                return;
+            }
+            settings = self.changed.wait_timeout(settings, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
     }
 
     pub(crate) fn settings(&self) -> Settings {
@@ -97,11 +127,12 @@ impl Library {
         self.faults.strike(name, None)
     }
 
-    /// A number by name: `live_comms`, `executed`, or the name of a function for how often it was called.
+    /// A number by name: `live_comms`, `executed`, `contexts_made`, or the name of a function for how often it was called.
     pub(crate) fn counter(&self, name: &str) -> u64 {
         match name {
             "live_comms" => self.comms.lock().unwrap_or_else(PoisonError::into_inner).live.len() as u64,
             "executed" => self.executed.load(Ordering::Acquire),
+            "contexts_made" => self.contexts_made.load(Ordering::Acquire),
             function => self.calls.lock().unwrap_or_else(PoisonError::into_inner).get(function).copied().unwrap_or(0),
         }
     }

@@ -11,15 +11,32 @@ pub(crate) struct Settings {
     pub(crate) duplicates: bool,
     /// How many operations are done before the next one waits.
     pub(crate) hold: Option<u64>,
+    /// Whether ranks that are gone are not noticed, and what else NCCL does not forgive.
+    pub(crate) is_strict: bool,
+    /// How long an abort lets operations go on before it stops them.
+    pub(crate) abort: Duration,
+    /// The code with which a new communicator fails at once; 0 for none.
+    pub(crate) init_code: u32,
 }
 
-const NAMES: [&str; 6] = ["TIMEOUT", "VERSION", "INIT_US", "LAUNCH_US", "DUPLICATES", "HOLD"];
+const NAMES: [&str; 9] =
+    ["TIMEOUT", "VERSION", "INIT_US", "LAUNCH_US", "DUPLICATES", "HOLD", "STRICT", "ABORT_US", "INIT_CODE"];
 
 impl Settings {
     pub(crate) fn from_environment() -> Self {
         let none = Duration::ZERO;
         let timeout = Duration::from_secs(5);
-        let mut settings = Self { timeout, version: 22_809, init: none, launch: none, duplicates: false, hold: None };
+        let mut settings = Self {
+            timeout,
+            version: 22_809,
+            init: none,
+            launch: none,
+            duplicates: false,
+            hold: None,
+            is_strict: true,
+            abort: none,
+            init_code: 0,
+        };
         for name in NAMES {
             if let Some(value) = variable(&format!("FAKENCCL_{name}")) {
                 // A C library has nobody to tell; a test that misspells a value should not run with another one.
@@ -35,6 +52,7 @@ impl Settings {
             value.map(|value| *to = value).is_some()
         }
         let micros = || value.parse().ok().map(Duration::from_micros);
+        let yes_or_no = || ["0", "1"].iter().position(|known| *known == value).map(|at| at == 1);
         match name {
             "TIMEOUT" => {
                 put(&mut self.timeout, value.parse().ok().and_then(|secs| Duration::try_from_secs_f64(secs).ok()))
@@ -42,9 +60,10 @@ impl Settings {
             "VERSION" => put(&mut self.version, value.parse().ok()),
             "INIT_US" => put(&mut self.init, micros()),
             "LAUNCH_US" => put(&mut self.launch, micros()),
-            "DUPLICATES" => {
-                put(&mut self.duplicates, ["0", "1"].iter().position(|known| *known == value).map(|at| at == 1))
-            }
+            "DUPLICATES" => put(&mut self.duplicates, yes_or_no()),
+            "STRICT" => put(&mut self.is_strict, yes_or_no()),
+            "ABORT_US" => put(&mut self.abort, micros()),
+            "INIT_CODE" => put(&mut self.init_code, value.parse().ok()),
             "HOLD" if value.is_empty() => put(&mut self.hold, Some(None)),
             "HOLD" => put(&mut self.hold, value.parse().ok().map(Some)),
             _ => false,

@@ -21,12 +21,15 @@ fn processes_add_up_and_notice_the_end_of_one() {
         return other_process(&name);
     }
     let (nccl, _) = libraries();
+    // What is noticed here is not noticed by NCCL.
+    fakenccl::Control::open(&fakenccl::library()).set("STRICT", "0");
     let id = unique_id(&nccl);
     let end = id.0.iter().position(|byte| *byte == 0).expect("a text");
     let name = std::str::from_utf8(&id.0[..end]).expect("a path").to_owned();
     let mut child = Command::new(std::env::current_exe().expect("this program"))
         .args(["--exact", "processes_add_up_and_notice_the_end_of_one", "--nocapture"])
         .env(OTHER, name)
+        .env("FAKENCCL_STRICT", "0")
         .stdout(Stdio::piped())
         .spawn()
         .expect("it starts");
@@ -70,6 +73,7 @@ fn other_process(name: &str) {
 fn settings() {
     let control = fakenccl::Control::open(&fakenccl::library());
     a_rank_that_does_not_come_is_an_error_after_a_while(&control);
+    the_others_hear_of_a_rank_that_gave_up();
     what_is_launched_later_is_missed_by_an_event_before_it(&control);
     a_call_that_comes_too_early_spoils_the_communicator(&control);
     what_a_test_wants_to_fail_fails(&control);
@@ -100,6 +104,24 @@ fn a_rank_that_does_not_come_is_an_error_after_a_while(control: &fakenccl::Contr
         assert_eq!((member.nccl.ncclCommAbort)(member.comm), 0);
     });
     control.set("TIMEOUT", "5");
+}
+
+fn the_others_hear_of_a_rank_that_gave_up() {
+    let said = team::team(2, |member| {
+        if member.rank == 1 {
+            assert_eq!((member.nccl.ncclCommAbort)(member.comm), 0);
+            member.comm = 0;
+            return (6, "rank 1 gave up".to_owned());
+        }
+        let address = member.floats([1.0]);
+        assert_eq!(member.all_reduce(address, 1), 0);
+        let said = (member.failure(), member.last_error());
+        assert_eq!((member.nccl.ncclCommAbort)(member.comm), 0);
+        member.comm = 0;
+        said
+    });
+    assert_eq!(said[0].0, 6);
+    assert!(said[0].1.contains("rank 1 gave up"), "{}", said[0].1);
 }
 
 fn what_is_launched_later_is_missed_by_an_event_before_it(control: &fakenccl::Control) {

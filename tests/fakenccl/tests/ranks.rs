@@ -268,25 +268,6 @@ fn an_abort_releases_whoever_waits() {
 }
 
 #[test]
-fn the_others_hear_of_a_rank_that_gave_up() {
-    let said = team(2, |member| {
-        if member.rank == 1 {
-            assert_eq!((member.nccl.ncclCommAbort)(member.comm), 0);
-            member.comm = 0;
-            return (6, "rank 1 gave up".to_owned());
-        }
-        let address = member.floats([1.0]);
-        assert_eq!(member.all_reduce(address, 1), 0);
-        let said = (member.failure(), member.last_error());
-        assert_eq!((member.nccl.ncclCommAbort)(member.comm), 0);
-        member.comm = 0;
-        said
-    });
-    assert_eq!(said[0].0, 6);
-    assert!(said[0].1.contains("rank 1 gave up"), "{}", said[0].1);
-}
-
-#[test]
 fn a_communicator_that_does_not_block_says_when_it_is_done() {
     let id = unique_id(&libraries().0);
     let sums = apart(2, |member| {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::collective::{LocalRank, MakeDeviceCollective};
 use crate::error::Result;
 use crate::local::PrivateSocket;
-use crate::mem::Copies;
+use crate::mem::{Copies, Doubt};
 use crate::types::{Epoch, Time};
 use crate::wire::frame::Stall;
 
@@ -39,6 +39,8 @@ pub struct HostOptions {
     pub copies: Copies,
     /// Makes the transport for device memory. If there is none, this is the error for callers that submit an operation on device memory.
     pub devices: Result<MakeDeviceCollective>,
+    /// Raised as long as a device may still write memory of an operation that was reported.
+    pub doubt: Doubt,
     /// A monotonic clock.
     pub clock: Arc<dyn Fn() -> Time + Send + Sync>,
 }

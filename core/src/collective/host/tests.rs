@@ -7,9 +7,8 @@ use super::*;
 use crate::collective::order::Claim;
 use crate::collective::{Goal, LocalRank, Memory};
 use crate::local::PrivateSocket;
-use crate::mem::Copies;
-use crate::mem::Region;
 use crate::mem::borrow::region_of;
+use crate::mem::{Copies, Doubt, Region};
 use crate::types::{DType, DeviceKind, Epoch, Incarnation, Op, PartId, Priority, Round, TensorKey, WorkerId};
 
 mod devices;
@@ -281,6 +280,7 @@ fn a_stranger_that_connects_is_refused_and_a_rank_that_does_not_come_is_named() 
         oldest_every: 16,
         copies: Copies::default(),
         devices: Err(no_devices()),
+        doubt: Doubt::default(),
         clock: clock().0,
     };
     std::thread::scope(|scope| {
@@ -416,6 +416,7 @@ impl Machine {
                 oldest_every: 16,
                 copies: Copies::default(),
                 devices: devices(me),
+                doubt: Doubt::default(),
                 clock: Arc::clone(&clock),
             };
             Member(HostCollective::join(options, &|| None).unwrap())

@@ -78,22 +78,22 @@ pub(super) fn copy_within(from: &DeviceRegion, to: &DeviceRegion, stream: &Strea
 impl Comm {
     /// Begins to connect with the other ranks; `id` comes from the first rank. This thread must have bound the device's context.
     ///
-    /// # Errors
-    /// [`Error::Device`].
+    /// There may be a communicator although the call failed. It must be aborted like any other.
     pub(super) fn meet(
         library: &Arc<Library>,
         device: Ordinal,
         id: [u8; ID_BYTES],
         me: usize,
         ranks: usize,
-    ) -> Result<Self> {
+    ) -> (Option<Self>, Result<()>) {
         let id = ncclUniqueId { internal: id.map(byte_to_c_char) };
         let mut config = config();
         let mut raw = ptr::null_mut();
         // SAFETY: it reads the configuration, which is laid out as its size and version say, and writes one handle.
         let code = unsafe { (library.table.init)(&raw mut raw, count(ranks), id, count(me), &raw mut config) };
-        checked(library, device, ptr::null_mut(), "ncclCommInitRankConfig", code)?;
-        Ok(Self { library: Arc::clone(library), device, raw })
+        let begun = checked(library, device, ptr::null_mut(), "ncclCommInitRankConfig", code);
+        let comm = (!raw.is_null()).then(|| Self { library: Arc::clone(library), device, raw });
+        (comm, begun)
     }
 
     /// Whether all calls are done or on their stream. Until then, only [`abort`](Self::abort) may be called.
@@ -191,7 +191,8 @@ impl Comm {
         self.checked("ncclCommFinalize", unsafe { (self.library.table.finalize)(self.raw) })
     }
 
-    /// Frees it after [`finalize`](Self::finalize) is done.
+    /// Frees it after [`finalize`](Self::finalize) is done. Waits for the other ranks, so it may take for ever. The thread must have bound
+    /// the device's context.
     pub(super) fn destroy(self) {
         // SAFETY: the communicator lives, and is not used after this.
         let code = unsafe { (self.library.table.destroy)(self.raw) };
@@ -200,7 +201,8 @@ impl Comm {
         }
     }
 
-    /// Ends the operations under way and frees the communicator, without waiting for other ranks. May take long.
+    /// Ends the operations under way and frees the communicator, without waiting for other ranks. May take long, or for ever. The thread
+    /// must have bound the device's context: in a thread without one, NCCL makes a context on the first device.
     pub(super) fn abort(self) {
         // SAFETY: the communicator lives, and is not used after this. It may be called at any time between two other calls.
         let code = unsafe { (self.library.table.abort)(self.raw) };
@@ -231,7 +233,6 @@ const fn operator(reduction: Reduction) -> u32 {
         Reduction::Sum => ncclRedOp_t::ncclSum,
         Reduction::Min => ncclRedOp_t::ncclMin,
         Reduction::Max => ncclRedOp_t::ncclMax,
-        Reduction::Mean => ncclRedOp_t::ncclAvg,
     }) as u32
 }
 

@@ -84,7 +84,11 @@ impl DeviceCollective for NcclDevices {
     }
 
     fn shutdown(&self) {
-        self.queues().iter().for_each(|queue| queue.shutdown());
+        let queues = self.queues();
+        queues.iter().for_each(|queue| queue.close());
+        // One deadline for all of them.
+        let deadline = DeviceQueue::deadline((self.team.clock)());
+        queues.iter().for_each(|queue| queue.shutdown(deadline));
     }
 }
 

@@ -1,20 +1,24 @@
 //! The one thread that calls NCCL: connects with the other ranks, issues operations, and polls for errors that NCCL does not report by
 //! itself.
 
+use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::comm::{Call, Comm, ID_BYTES, copy_within, unique_id};
 use super::library::Library;
 use super::program::{self, Step};
-use super::work::{ABORT_PATIENCE, FINALIZE_PATIENCE, Flying, GRACE, LOCK, LOOK, State, Work};
+use super::work::{ABORT_PATIENCE, FINALIZE_PATIENCE, Flying, GRACE, LOCK, LOOK, Work};
 use crate::collective::{DeviceMemory, Ordered, Team};
 use crate::cuda::{Context, Event, Kernels, Reaper, Stream, name};
 use crate::error::{Error, Result};
 use crate::mem::DeviceRegion;
 use crate::types::{DType, Done};
 
-/// The time between two checks whether NCCL is done with a call.
+/// How long this thread only yields its core between two checks whether NCCL is done with a call. NCCL puts a group on the stream in some
+/// ten microseconds, with a thread of its own, and a sleep takes longer than that.
+const EAGER: Duration = Duration::from_micros(200);
+/// The time between two checks after that, for example while ranks connect.
 const ASK: Duration = Duration::from_micros(50);
 
 /// The state of the thread.
@@ -26,7 +30,7 @@ pub(super) struct Issuer {
 
 /// The handles of the device.
 struct Lines {
-    stream: Stream,
+    stream: Arc<Stream>,
     reaper: Reaper,
     /// Loaded before the first operation, because loading may wait for all work of the device. An error fails the operations that need
     /// them.
@@ -57,15 +61,20 @@ impl Lines {
         Ok(DeviceMemory { source: weighed, destination, after: Vec::new() })
     }
 
-    /// Divides the result in place.
+    /// Divides the result in place. Floats are multiplied by the reciprocal.
     fn divide(&self, divisor: u32, dtype: DType, result: &[DeviceRegion]) -> Result<()> {
         let kernels = self.kernels.as_ref().map_err(Clone::clone)?;
-        result.iter().try_for_each(|run| kernels.divide(&self.stream, divisor, dtype, run))
+        result.iter().try_for_each(|run| match dtype.is_float() {
+            true => kernels.scale(&self.stream, f64::from(divisor).recip(), (dtype, run), (dtype, run)),
+            false => kernels.divide(&self.stream, divisor, dtype, run),
+        })
     }
 }
 
 impl Issuer {
     pub(super) fn run(self) {
+        // By default the kernel adds up to 50 µs to every sleep of a thread.
+        let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
         let lines = match self.lines() {
             Ok(lines) => lines,
             Err(error) => return self.work.fail(error),
@@ -75,13 +84,19 @@ impl Issuer {
         }
         // Keeps the stream until all operations on it have ended.
         let patience = GRACE + ABORT_PATIENCE + LOOK;
-        drop(self.work.bell.wait_timeout_while(self.work.lock(), patience, |state: &mut State| state.is_busy()));
+        self.work.settles(patience);
+        if self.work.team.doubt.exists() {
+            // Unloading kernels waits for all that run, with the driver's lock held.
+            std::mem::forget(lines.kernels);
+        }
     }
 
     fn lines(&self) -> Result<Lines> {
         self.context.bind()?;
         let kernels = Kernels::load(&self.context);
-        Ok(Lines { stream: self.context.stream()?, reaper: Reaper::start()?, kernels })
+        let stream = Arc::new(self.context.stream()?);
+        let stream = Arc::clone(self.work.stream.get_or_init(|| stream));
+        Ok(Lines { stream, reaper: Reaper::start()?, kernels })
     }
 
     fn serve(&self, lines: &Lines) -> Result<()> {
@@ -227,8 +242,11 @@ impl Issuer {
         if self.work.is_over() {
             return Ok(());
         }
-        *comm = Some(Comm::meet(&self.library, device, id, *me, *ranks)?);
+        let (made, begun) = Comm::meet(&self.library, device, id, *me, *ranks);
+        // Also if it failed, so that it is aborted with everything else.
+        *comm = made;
         drop(comm);
+        begun?;
         self.settle("meeting the devices of this machine", *join_timeout)
     }
 
@@ -239,13 +257,18 @@ impl Issuer {
 
     /// Waits until NCCL is done with its calls, or everything has ended.
     fn settle(&self, what: &str, patience: Duration) -> Result<()> {
-        let deadline = self.work.now() + patience;
+        let begun = self.work.now();
         loop {
             if self.with_comm(Comm::state)?.unwrap_or(true) {
                 return Ok(());
             }
-            if self.work.now() >= deadline {
+            let waited = self.work.now().since(begun);
+            if waited >= patience {
                 return Err(self.late(what, patience));
+            }
+            if waited < EAGER && !self.work.is_over() {
+                std::thread::yield_now();
+                continue;
             }
             let state = self.work.lock();
             if state.over.is_some() {
@@ -284,13 +307,17 @@ impl Issuer {
             self.with_comm(Comm::finalize).and_then(|_| self.settle("ending the communicator", FINALIZE_PATIENCE));
         // Taken out first, because a thread that only needs the lock must not wait for the end.
         let comm = self.work.comm.lock().expect(LOCK).take();
-        match (comm, ended) {
-            (None, _) => {}
-            (Some(comm), Ok(())) => comm.destroy(),
+        let freed = match (comm, ended) {
+            (None, _) => true,
+            // It waits for the other ranks. One of them may have died by now, and nothing can abort it any more.
+            (Some(comm), Ok(())) => self.work.apart("gl-nccl-destroy", FINALIZE_PATIENCE, || comm.destroy()),
             (Some(comm), Err(error)) => {
                 tracing::debug!(%error, "the communicator is aborted");
-                comm.abort();
+                self.work.apart("gl-nccl-abort", FINALIZE_PATIENCE, || comm.abort())
             }
+        };
+        if !freed {
+            tracing::warn!("NCCL does not free a communicator; this process goes on without waiting for it");
         }
     }
 }

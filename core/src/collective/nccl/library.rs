@@ -1,13 +1,10 @@
 //! Finds NCCL, and checks its version.
-#![expect(unsafe_code, reason = "a library is opened")]
 
-use std::ffi::OsStr;
 use std::fmt;
-use std::path::{Path, PathBuf};
-
-use libloading::os::unix::{Library as Opened, RTLD_LOCAL, RTLD_NOW};
+use std::path::Path;
 
 use super::table::Table;
+use crate::cuda::loader::{self, Place};
 use crate::error::Error;
 
 /// The library, found and bound. It stays mapped for ever, because its threads outlive all its users.
@@ -23,8 +20,8 @@ pub(super) struct Library {
 pub(super) struct Version(pub(super) u32);
 
 impl Version {
-    /// The first version with non-blocking communicators, an orderly end of them, sums with a factor, and texts for errors.
-    pub(super) const NEEDED: Self = Self(21400);
+    /// The first version that is used. Communicators that do not block exist since 2.14, and groups of them had faults up to 2.19.
+    pub(super) const NEEDED: Self = Self(22000);
 }
 
 impl fmt::Display for Version {
@@ -92,10 +89,8 @@ impl Absent {
     }
 }
 
-/// The name under which it is shipped.
-const NAME: &str = "libnccl.so.2";
-/// The name that development packages use, for systems without the other name.
-const PLAIN_NAME: &str = "libnccl.so";
+/// The name under which it is shipped, and the one that development packages use, for systems without the other name.
+const NAMES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
 
 impl Library {
     /// Looks for NCCL: at `path` if it is given; else the copy that this process has mapped, which is the framework's; else on the loader's
@@ -104,23 +99,9 @@ impl Library {
     /// # Errors
     /// Why there is none.
     pub(super) fn find(path: Option<&Path>) -> Result<Self, Absent> {
-        let places: Vec<Place> = match path {
-            Some(path) => vec![Place::Named(path.to_owned())],
-            None => vec![Place::Mapped(NAME), Place::Named(NAME.into()), Place::Named(PLAIN_NAME.into())],
-        };
-        let mut searched = Vec::new();
-        for place in places {
-            match place.open() {
-                Ok(library) => return Self::of(library, place.to_string()),
-                Err(cause) => searched.push(format!("{place} ({cause})")),
-            }
-        }
-        Err(Absent::NoLibrary { searched })
-    }
-
-    fn of(library: Opened, place: String) -> Result<Self, Absent> {
-        // Never closed, even if a symbol is missing, because its initialisers ran.
-        let library: &'static Opened = Box::leak(Box::new(library));
+        let (library, place) =
+            loader::find(&Place::list(path, &NAMES)).map_err(|searched| Absent::NoLibrary { searched })?;
+        let place = place.to_string();
         let table = Table::bind(library).map_err(|name| Absent::MissingSymbol { library: place.clone(), name })?;
         let version = Version(table.version_code());
         if version < Version::NEEDED {
@@ -134,45 +115,6 @@ impl fmt::Display for Library {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "NCCL {} ({})", self.version, self.place)
     }
-}
-
-/// One place where NCCL may be.
-enum Place {
-    /// Already mapped into this process, under this name.
-    Mapped(&'static str),
-    /// On the loader's path, under this name or path.
-    Named(PathBuf),
-}
-
-impl Place {
-    fn open(&self) -> Result<Opened, String> {
-        /// Finds only a library that is mapped already.
-        const RTLD_NOLOAD: i32 = libc::RTLD_NOLOAD;
-        let (name, flags) = match self {
-            Self::Mapped(name) => (OsStr::new(name), RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD),
-            Self::Named(name) => (name.as_os_str(), RTLD_NOW | RTLD_LOCAL),
-        };
-        // SAFETY: NCCL's initialisers may run at any time, and a user that names another library in the settings wants its initialisers to run.
-        let opened = unsafe { Opened::open(Some(name), flags) };
-        opened.map_err(|error| match self {
-            Self::Mapped(_) => "nobody has".to_owned(),
-            // Removes the name, which the loader repeats.
-            Self::Named(name) => innermost(&error).trim_start_matches(&format!("{}: ", name.display())).to_owned(),
-        })
-    }
-}
-
-impl fmt::Display for Place {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Mapped(name) => write!(f, "{name} that the process has loaded"),
-            Self::Named(name) => write!(f, "{}", name.display()),
-        }
-    }
-}
-
-fn innermost(error: &dyn std::error::Error) -> String {
-    error.source().map_or_else(|| error.to_string(), innermost)
 }
 
 #[cfg(test)]
@@ -210,16 +152,10 @@ mod tests {
     }
 
     #[test]
-    fn what_is_mapped_already_is_found_under_its_name_without_loading_it() {
-        assert!(Place::Mapped("libc.so.6").open().is_ok());
-        assert_eq!(Place::Mapped("libnobody.so.7").open().map(drop), Err("nobody has".to_owned()));
-    }
-
-    #[test]
     fn versions_are_written_as_their_makers_do() {
         assert_eq!(Version(22809).to_string(), "2.28.9");
         assert_eq!(Version(2708).to_string(), "2.7.8");
         let old = Absent::TooOld { library: "x.so".to_owned(), found: Version(21003) };
-        assert_eq!(old.to_string(), "x.so is NCCL 2.10.3, and at least 2.14.0 is needed");
+        assert_eq!(old.to_string(), "x.so is NCCL 2.10.3, and at least 2.20.0 is needed");
     }
 }

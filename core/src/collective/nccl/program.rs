@@ -2,10 +2,10 @@
 //!
 //! # Numbers
 //! - NCCL adds in the element's own type along rings and trees, so f16 and bf16 are rounded at every step. Host memory rounds once.
-//! - A mean of floats multiplies each contribution by the reciprocal of the number of ranks, rounded to the element's type, and adds. Host
-//!   memory adds first and divides once. With 2, 4 or 8 ranks both give the same result except at the ends of the range, because such
-//!   products are exact. With other numbers of ranks the rounded reciprocal changes the last place. We accept this, because a sum of f16
-//!   may be infinite although the mean is not, and because a division would be another pass over the memory.
+//! - A mean is a sum that a kernel of ours divides, never `ncclAvg`: to NCCL, a mean of floats is a sum with a factor, and switches of
+//!   NVLink add no such sums (NVLS), so it loses a fifth of the bandwidth. The kernel multiplies floats by the reciprocal of the number of
+//!   ranks. Host memory divides. With 2, 4 or 8 ranks both give the same result; with other numbers the last place may differ.
+//! - A sum of f16 may be infinite although the mean is not. So contributions of f16 are multiplied before they are added.
 //! - For a weighted mean, a kernel of ours first multiplies each contribution by its share of the weights. As in host memory, a
 //!   contribution with weight zero becomes zeros, even if it is not finite; NCCL's own `ncclRedOpCreatePreMulSum` would multiply a NaN by
 //!   zero.
@@ -50,8 +50,6 @@ pub(super) enum Reduction {
     Sum,
     Min,
     Max,
-    /// The sum of floats, divided by the number of ranks.
-    Mean,
 }
 
 /// The factor of the contribution of the rank at position `me`, if there is one. `weights` are those of all ranks.
@@ -60,14 +58,17 @@ pub(super) fn share(dataflow: Dataflow, claim: &Claim, weights: &[f64], me: usiz
     match (dataflow, claim.op) {
         // If all weights here are zero, other machines may have weights.
         (Dataflow::Reduce { .. }, Op::WeightedMean) => Some(if total > 0.0 { weights[me] / total } else { 0.0 }),
+        (Dataflow::Reduce { taker: None, .. }, Op::Mean) if claim.dtype == DType::F16 => {
+            Some((weights.len() as f64).recip())
+        }
         _ => None,
     }
 }
 
-/// The divisor of the sum that all ranks get; `None` if there is none, or if NCCL divides. `ranks` is the number of contributions.
+/// The divisor of the sum that all ranks get; `None` if there is none. `ranks` is the number of contributions.
 pub(super) fn divisor(dataflow: Dataflow, claim: &Claim, ranks: usize) -> Option<u32> {
     match (dataflow, claim.op) {
-        (Dataflow::Reduce { taker: None, .. }, Op::Mean) if !claim.dtype.is_float() => {
+        (Dataflow::Reduce { taker: None, .. }, Op::Mean) if claim.dtype != DType::F16 => {
             Some(u32::try_from(ranks).expect("at most RANKS_MAX"))
         }
         _ => None,
@@ -77,9 +78,6 @@ pub(super) fn divisor(dataflow: Dataflow, claim: &Claim, ranks: usize) -> Option
 /// The calls of the rank at position `me` for an operation.
 pub(super) fn step(dataflow: Dataflow, claim: &Claim, me: usize) -> Step {
     match dataflow {
-        Dataflow::Reduce { taker: None, .. } if claim.op == Op::Mean && claim.dtype.is_float() => {
-            Step::AllReduce(Reduction::Mean)
-        }
         Dataflow::Reduce { taker: None, .. } => Step::AllReduce(reduction(claim.op)),
         Dataflow::Reduce { taker: Some(root), .. } => Step::Reduce { reduction: reduction(claim.op), root },
         Dataflow::Show { from, taker: None } => Step::Broadcast { root: from },
@@ -90,10 +88,10 @@ pub(super) fn step(dataflow: Dataflow, claim: &Claim, me: usize) -> Step {
     }
 }
 
-/// How contributions are added if NCCL does not divide.
+/// How contributions are added.
 fn reduction(op: Op) -> Reduction {
     match op {
-        // A later step, which knows all workers, divides a mean. Contributions to a weighted mean are shares already.
+        // A mean is divided later, by the rank that knows all workers. Contributions to a weighted mean are shares already.
         Op::Sum | Op::Mean | Op::WeightedMean => Reduction::Sum,
         Op::Min => Reduction::Min,
         Op::Max => Reduction::Max,
@@ -132,7 +130,7 @@ mod tests {
         let reduced = |reduction| [Step::Reduce { reduction, root: 1 }; 3];
         let table = [
             (&whole, Op::Sum, [Step::AllReduce(Reduction::Sum); 3]),
-            (&whole, Op::Mean, [Step::AllReduce(Reduction::Mean); 3]),
+            (&whole, Op::Mean, [Step::AllReduce(Reduction::Sum); 3]),
             (&whole, Op::Min, [Step::AllReduce(Reduction::Min); 3]),
             (&whole, Op::Max, [Step::AllReduce(Reduction::Max); 3]),
             (&whole, Op::WeightedMean, [Step::AllReduce(Reduction::Sum); 3]),
@@ -173,17 +171,23 @@ mod tests {
     }
 
     #[test]
-    fn a_mean_of_integers_is_a_sum_that_is_divided_after_it_and_one_of_floats_is_left_to_nccl() {
+    fn a_mean_is_a_sum_that_is_divided_after_it_and_one_of_f16_is_divided_before() {
         let dataflow = Dataflow::Reduce { of: 0b111, taker: None };
         for dtype in DType::ALL {
             let claim = claim(Op::Mean, dtype);
-            let (reduction, divisor) = match dtype {
-                DType::F32 | DType::F64 | DType::F16 | DType::BF16 => (Reduction::Mean, None),
-                DType::I32 | DType::I64 | DType::I8 | DType::U8 => (Reduction::Sum, Some(3)),
+            let (before, after) = match dtype {
+                DType::F16 => (Some(1.0 / 3.0), None),
+                DType::F32 | DType::F64 | DType::BF16 | DType::I32 | DType::I64 | DType::I8 | DType::U8 => {
+                    (None, Some(3))
+                }
             };
-            assert_eq!(step(dataflow, &claim, 0), Step::AllReduce(reduction), "{dtype}");
-            assert_eq!(super::divisor(dataflow, &claim, 3), divisor, "{dtype}");
+            assert_eq!(step(dataflow, &claim, 0), Step::AllReduce(Reduction::Sum), "{dtype}");
+            assert_eq!(share(dataflow, &claim, &[1.0; 3], 0), before, "{dtype}");
+            assert_eq!(divisor(dataflow, &claim, 3), after, "{dtype}");
         }
+        // Of several machines, the sums of each are divided with the others.
+        let part = Dataflow::Reduce { of: 0b111, taker: Some(0) };
+        assert_eq!(share(part, &claim(Op::Mean, DType::F16), &[1.0; 3], 0), None);
     }
 
     #[test]

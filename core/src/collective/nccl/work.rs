@@ -4,16 +4,19 @@
 //!   (nothing) ──first operation──► Meeting ──all ranks there──► Issuing ──shutdown, nothing under way──► Ended
 //!                                     └──── abort, error, deadline ────┴──► Ending ──► Ended
 //! ```
-//! In `Ending`, a separate thread aborts the communicator, because that may hang if a device does. The waiting operations get the cause
-//! after the abort, or after [`ABORT_PATIENCE`].
+//! In `Ending`, a separate thread aborts the communicator, because that may hang if a device does, and then waits until the stream is empty.
+//! The waiting operations get the cause after that, or after [`ABORT_PATIENCE`]. Until the stream is empty, a device may still write the
+//! memory of the operations, so there is [`Doubt`](crate::mem::Doubt) about it, for ever if need be.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
 use super::comm::Comm;
 use crate::collective::{Ordered, Team};
+use crate::cuda::{Context, Stream};
 use crate::error::{Error, Result};
+use crate::mem::doubt::Reason;
 use crate::types::{Done, Time};
 
 /// How often the operations under way are checked for errors that NCCL does not report by itself, and for deadlines.
@@ -22,17 +25,22 @@ pub(super) const LOOK: Duration = Duration::from_millis(50);
 pub(super) const GRACE: Duration = Duration::from_secs(1);
 /// How long NCCL may take to abort before the waiting operations fail anyway.
 pub(super) const ABORT_PATIENCE: Duration = Duration::from_secs(5);
-/// How long the other ranks may take to end the communicator in order.
+/// How long the other ranks may take to end the communicator in order, and how long NCCL may then take to free it.
 pub(super) const FINALIZE_PATIENCE: Duration = Duration::from_secs(1);
+/// How soon a stream is asked again whether it is empty after an abort; later less often, up to [`LOOK`].
+const DRAIN: Duration = Duration::from_millis(1);
 
 /// The shared state of a queue's threads.
 pub(super) struct Work {
     pub(super) team: Team,
+    context: Arc<Context>,
     state: Mutex<State>,
     /// Notified when the state changes.
     pub(super) bell: Condvar,
     /// Held only during a call.
     pub(super) comm: Mutex<Option<Comm>>,
+    /// The stream of all operations, once there is one.
+    pub(super) stream: OnceLock<Arc<Stream>>,
 }
 
 #[derive(Default)]
@@ -76,8 +84,9 @@ impl State {
 }
 
 impl Work {
-    pub(super) fn new(team: Team) -> Self {
-        Self { team, state: Mutex::default(), bell: Condvar::new(), comm: Mutex::new(None) }
+    pub(super) fn new(team: Team, context: Arc<Context>) -> Self {
+        let (bell, comm, stream) = (Condvar::new(), Mutex::new(None), OnceLock::new());
+        Self { team, context, state: Mutex::default(), bell, comm, stream }
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
@@ -90,6 +99,31 @@ impl Work {
 
     pub(super) fn is_over(&self) -> bool {
         self.lock().over.is_some()
+    }
+
+    /// Runs `call`, which may take for ever, on a thread of its own that has the device's context. Waits for it for `patience`; returns
+    /// whether it ended by then. If it cannot be run, `call` is dropped.
+    pub(super) fn apart(&self, name: &'static str, patience: Duration, call: impl FnOnce() + Send + 'static) -> bool {
+        let (calling, called) = crossbeam_channel::bounded::<()>(0);
+        let context = Arc::clone(&self.context);
+        let run = move || {
+            // Its drop signals the end.
+            let _calling = calling;
+            match context.bind() {
+                Ok(()) => call(),
+                // Without a context, NCCL would make one on the first device.
+                Err(error) => tracing::error!(%error, thread = name, "a communicator is not ended"),
+            }
+        };
+        std::thread::Builder::new().name(name.to_owned()).spawn(run).is_ok()
+            && called.recv_timeout(patience) != Err(crossbeam_channel::RecvTimeoutError::Timeout)
+    }
+
+    /// Waits until no operation is under way, for `patience` at most; returns whether none is.
+    pub(super) fn settles(&self, patience: Duration) -> bool {
+        let busy = |state: &mut State| state.is_busy();
+        let (state, _) = self.bell.wait_timeout_while(self.lock(), patience, busy).expect(LOCK);
+        !state.is_busy()
     }
 
     /// Ends everything with `cause`, unless it has ended. Does not wait.
@@ -113,27 +147,40 @@ impl Work {
         };
         // No thread needs to wait for it, because it ends within its patience.
         if std::thread::Builder::new().name("gl-nccl-end".to_owned()).spawn(finish).is_err() {
+            self.team.doubt.raise().keep();
             self.report_all(&cause);
         }
     }
 
-    /// Aborts the communicator, so that no memory is used any more; gives up after a while.
+    /// Aborts the communicator, so that no memory is used any more. Gives up after a while, with doubt about the memory.
     fn abort_comm(self: &Arc<Self>) {
-        let (aborting, aborted) = crossbeam_channel::bounded::<()>(0);
+        // Before anything is reported. The thread that aborts ends it.
+        let reason = KeptUnlessEnded(Some(self.team.doubt.raise()));
         let work = Arc::clone(self);
         let abort = move || {
-            // Its drop signals the end of the abort.
-            let _aborting = aborting;
             // Taken out first, because a thread that only needs the lock must not wait for the abort.
             let comm = work.comm.lock().expect(LOCK).take();
             if let Some(comm) = comm {
                 comm.abort();
             }
+            work.drain();
+            reason.end();
         };
-        if std::thread::Builder::new().name("gl-nccl-abort".to_owned()).spawn(abort).is_ok()
-            && aborted.recv_timeout(ABORT_PATIENCE) == Err(crossbeam_channel::RecvTimeoutError::Timeout)
-        {
-            tracing::error!("NCCL does not end what is under way; its memory may still be written");
+        if !self.apart("gl-nccl-abort", ABORT_PATIENCE, abort) {
+            tracing::error!("NCCL does not end what is under way; its memory may still be written, so it is not freed");
+        }
+    }
+
+    /// Waits until the stream is empty: kernels and copies of ours wait there for work of the framework, and write memory after it. The
+    /// thread has the device's context.
+    fn drain(&self) {
+        let Some(stream) = self.stream.get() else { return };
+        // After a fault of the device nothing runs there any more.
+        let Ok(end) = stream.record() else { return };
+        let mut nap = DRAIN;
+        while let Ok(false) = end.is_reached("what was under way at an abort") {
+            drop(self.bell.wait_timeout(self.lock(), nap));
+            nap = (nap * 2).min(LOOK);
         }
     }
 
@@ -192,6 +239,24 @@ impl Work {
         // On a separate thread, because this one may be the reaper's.
         if let Err(refused) = std::thread::Builder::new().name("gl-nccl-fail".to_owned()).spawn(wait) {
             self.end(Error::Io { what: "starting a thread".to_owned(), cause: refused.to_string() });
+        }
+    }
+}
+
+/// A reason for doubt that lasts for ever if the thread that has it does not come to the end of its work.
+struct KeptUnlessEnded(Option<Reason>);
+
+impl KeptUnlessEnded {
+    /// The memory is not used any more.
+    fn end(mut self) {
+        drop(self.0.take());
+    }
+}
+
+impl Drop for KeptUnlessEnded {
+    fn drop(&mut self) {
+        if let Some(reason) = self.0.take() {
+            reason.keep();
         }
     }
 }

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::{Device, Transfer};
 use crate::codec::Coding;
@@ -16,7 +16,7 @@ use crate::config::Config;
 use crate::config::units::print_bytes;
 use crate::cuda::{self, Driver, Mark, Reaper};
 use crate::error::{Error, Result};
-use crate::mem::{DeviceRegion, Lease, Ordinal, Pool};
+use crate::mem::{DeviceRegion, Doubt, Lease, Ordinal, Pool};
 use crate::types::{DType, Done, Encoding};
 use backing::{Kind, OfKind, PinnedBacking};
 use copy_queue::{CopyQueue, Direction, Job, ended};
@@ -137,16 +137,22 @@ impl Device for CudaDevice {
         }
     }
 
-    fn shutdown(&self) {
+    fn shutdown(&self, doubt: &Doubt) {
         let open = {
             let mut queues = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
             queues.closed = true;
             std::mem::take(&mut queues.open)
         };
-        // Ends all threads before it waits for any.
+        // Ends all threads before it waits for any. The deadline is one for all of them.
         let ends: Vec<_> = open.into_values().map(CopyQueue::close).collect();
-        ends.iter().for_each(|thread| thread.join(self.patience));
-        if !self.reaper.shutdown(self.patience) {
+        let deadline = now() + self.patience;
+        let left = || deadline.saturating_duration_since(now());
+        ends.iter().for_each(|thread| thread.join(left()));
+        if !self.reaper.shutdown(left()) {
+            doubt.raise().keep();
+        }
+        // Freeing it would also wait for all work of the device, which may not end.
+        if doubt.exists() {
             self.backing.keep();
         }
     }
@@ -154,7 +160,7 @@ impl Device for CudaDevice {
 
 impl Drop for CudaDevice {
     fn drop(&mut self) {
-        self.shutdown();
+        self.shutdown(&Doubt::default());
     }
 }
 
@@ -196,6 +202,11 @@ fn decoded_bytes(coding: &Coding, bytes: usize) -> Result<usize> {
     };
     let elements = bytes as u64 / wire.bytes();
     Ok(usize::try_from(elements * coding.dtype.bytes()).expect("within a part"))
+}
+
+#[expect(clippy::disallowed_methods, reason = "how long a device takes is measured where it is waited for")]
+fn now() -> Instant {
+    Instant::now()
 }
 
 fn unequal(what: String) -> Error {

@@ -81,6 +81,7 @@ fn copy(driver: &'static Driver, to: End, from: End, bytes: usize, stream: usize
     if waits && driver.captures.of(stream).is_some() {
         driver.captures.refuse(stream)?;
     }
+    driver.take_time();
     driver.submit(stream, &found, Step::Work(Work::Copy(copy)));
     if waits {
         let device = &driver.devices()[found.device];

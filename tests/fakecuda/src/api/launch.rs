@@ -12,7 +12,7 @@ use crate::stream::{Step, Work};
 exported! {
     fn cuModuleLoadData(module: *mut usize, image: *const c_char) |driver| {
         driver.captures.forbid()?;
-        driver.current()?;
+        driver.synchronize_implicitly(driver.current()?);
         // Compiled images are no PTX and have nothing that could be run here.
         let parsed = Module::parse(&text(image)?).map_err(|_| Code::INVALID_PTX)?;
         let mut tables = driver.tables();
@@ -54,6 +54,7 @@ exported! {
             bits[..*size].copy_from_slice(&bytes(get(arguments.wrapping_add(at))?, *size)?);
             Ok(u64::from_le_bytes(bits))
         };
+        driver.take_time();
         let arguments = kernel.params().iter().enumerate().map(argument).collect::<Result<_, Code>>()?;
         driver.submit(stream, &found, Step::Work(Work::Kernel(Launch { kernel, blocks, threads, arguments })));
         Ok(())

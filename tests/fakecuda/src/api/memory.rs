@@ -5,7 +5,7 @@ use std::ffi::{c_int, c_uint, c_void};
 use super::{exported, get, put};
 use crate::codes::{Code, Outcome};
 use crate::driver::Driver;
-use crate::memory::{Pinned, prefers_a_node};
+use crate::memory::{Pinned, is_shared, prefers_a_node};
 
 /// Of `cuMemHostAlloc`.
 const WRITE_COMBINED: c_uint = 4;
@@ -50,6 +50,10 @@ exported! {
         if flags & !0xf != 0 {
             return Err(Code::INVALID_VALUE);
         }
+        if !driver.settings.get().registers_shared && is_shared(address) {
+            return Err(Code::NOT_SUPPORTED);
+        }
+        driver.synchronize_implicitly(device);
         driver.memory().register(device.ordinal, address, bytes, flags)?;
         device.counters.pinned_ranges.add(1);
         device.counters.pinned_bytes.add(bytes as u64);
@@ -126,6 +130,7 @@ fn pin(driver: &Driver, bytes: usize, flags: c_uint) -> Outcome<usize> {
     if flags & !7 != 0 {
         return Err(Code::INVALID_VALUE);
     }
+    driver.synchronize_implicitly(device);
     let pinned = driver.memory().allocate_pinned(device.ordinal, bytes, flags)?;
     device.counters.write_combined.add(u64::from(flags & WRITE_COMBINED != 0));
     device.counters.pinned_near.add(u64::from(prefers_a_node()));

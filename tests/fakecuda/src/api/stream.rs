@@ -64,6 +64,7 @@ exported! {
         let found = driver.stream(stream)?;
         driver.devices()[found.device].healthy()?;
         let function = function.ok_or(Code::INVALID_VALUE)?;
+        driver.take_time();
         driver.submit(stream, &found, Step::Work(Work::Call(Call { function, argument })));
         Ok(())
     }

@@ -54,12 +54,30 @@ pub(crate) struct Config {
     pub(crate) magic: u32,
     pub(crate) version: u32,
     pub(crate) blocking: c_int,
-    pub(crate) rest: [u64; 8],
+    /// `cgaClusterSize`, `minCTAs`, `maxCTAs`.
+    pub(crate) ctas: [c_int; 3],
+    pub(crate) net_name: *const c_char,
+    /// `splitShare`, `trafficClass`.
+    pub(crate) shares: [c_int; 2],
+    pub(crate) comm_name: *const c_char,
+    /// From `collnetEnable` to `nvlinkCentricSched`.
+    pub(crate) others: [c_int; 6],
 }
 
 impl Config {
     pub(crate) fn not_blocking() -> Self {
-        Self { size: 88, magic: 0xcafe_beef, version: 22_800, blocking: 0, rest: [0; 8] }
+        const NONE: c_int = c_int::MIN;
+        Self {
+            size: size_of::<Self>(),
+            magic: 0xcafe_beef,
+            version: 22_800,
+            blocking: 0,
+            ctas: [NONE; 3],
+            net_name: std::ptr::null(),
+            shares: [NONE; 2],
+            comm_name: std::ptr::null(),
+            others: [NONE; 6],
+        }
     }
 }
 

@@ -1,0 +1,128 @@
+//! What the library does not forgive, as the real one: settings are the process's, so one test after the other in one.
+
+#![expect(unsafe_code, reason = "NCCL's interface is C")]
+
+#[expect(dead_code, reason = "shared with tests that need more of it")]
+mod team;
+
+use std::ffi::c_int;
+use std::ptr::null_mut;
+use std::sync::Barrier;
+
+use team::{Config, PATIENCE, apart, cu, libraries, now, team, unique_id};
+
+#[test]
+fn nothing_is_forgiven() {
+    let control = fakenccl::Control::open(&fakenccl::library());
+    libraries();
+    a_rank_that_is_gone_is_waited_for_until_an_abort_which_leaves_anything();
+    an_abort_takes_as_long_as_it_is_told(&control);
+    a_thread_without_a_context_gets_one_on_the_first_device(&control);
+    a_communicator_that_fails_at_once_is_there_all_the_same(&control);
+    whoever_frees_a_communicator_waits_for_the_others(&control);
+    assert_eq!(control.counter("live_comms"), 0);
+}
+
+fn a_rank_that_is_gone_is_waited_for_until_an_abort_which_leaves_anything() {
+    let gone = Barrier::new(2);
+    team(2, |member| {
+        let address = member.floats([1.0]);
+        if member.rank == 1 {
+            assert_eq!((member.nccl.ncclCommAbort)(member.comm), 0);
+            gone.wait();
+        } else {
+            gone.wait();
+            assert_eq!(member.all_reduce(address, 1), 0);
+            for _ in 0..1000 {
+                assert_eq!((member.state(), cu!(cuStreamQuery(member.stream))), (0, 600));
+                std::thread::yield_now();
+            }
+            assert_eq!((member.nccl.ncclCommAbort)(member.comm), 0);
+            assert_eq!(member.bytes(address, 4), [0xa5; 4]);
+        }
+        member.comm = 0;
+    });
+}
+
+fn an_abort_takes_as_long_as_it_is_told(control: &fakenccl::Control) {
+    const FOR_EVER: &str = "3600000000";
+    team(2, |member| {
+        let address = member.floats([1.0]);
+        if member.rank == 0 {
+            control.set("ABORT_US", FOR_EVER);
+            assert_eq!(member.all_reduce(address, 1), 0);
+            std::thread::scope(|scope| {
+                let (nccl, comm) = (member.nccl.clone(), member.comm);
+                let before = control.counter("ncclCommAbort");
+                let aborting = scope.spawn(move || (nccl.ncclCommAbort)(comm));
+                let begin = now();
+                while control.counter("ncclCommAbort") == before {
+                    assert!(begin.elapsed() < PATIENCE);
+                    std::thread::yield_now();
+                }
+                assert_eq!(cu!(cuStreamQuery(member.stream)), 600, "the operation goes on");
+                control.set("ABORT_US", "0");
+                assert_eq!(aborting.join().expect("no panic"), 0);
+            });
+            assert_eq!(cu!(cuStreamSynchronize(member.stream)), 0);
+        } else {
+            assert_eq!((member.nccl.ncclCommAbort)(member.comm), 0);
+        }
+        member.comm = 0;
+    });
+    control.set("ABORT_US", "0");
+}
+
+fn a_thread_without_a_context_gets_one_on_the_first_device(control: &fakenccl::Control) {
+    let before = control.counter("contexts_made");
+    let id = unique_id(&libraries().0);
+    apart(2, |member| {
+        let (ranks, rank) = (member.ranks as c_int, member.rank as c_int);
+        assert_eq!((member.nccl.ncclCommInitRankConfig)(&mut member.comm, ranks, id, rank, &Config::not_blocking()), 7);
+        assert_eq!(member.settled(), 0);
+        if member.rank == 0 {
+            assert_eq!(cu!(cuCtxSetCurrent(null_mut())), 0);
+        }
+        assert_eq!((member.nccl.ncclCommAbort)(member.comm), 0);
+    });
+    assert_eq!(control.counter("contexts_made") - before, 1);
+}
+
+fn a_communicator_that_fails_at_once_is_there_all_the_same(control: &fakenccl::Control) {
+    control.set("INIT_CODE", "3");
+    let id = unique_id(&libraries().0);
+    apart(1, |member| {
+        let code = (member.nccl.ncclCommInitRankConfig)(&mut member.comm, 1, id, 0, &Config::not_blocking());
+        assert_eq!((code, control.counter("live_comms")), (3, 1));
+        assert_eq!((member.nccl.ncclCommAbort)(member.comm), 0);
+    });
+    control.set("INIT_CODE", "0");
+}
+
+fn whoever_frees_a_communicator_waits_for_the_others(control: &fakenccl::Control) {
+    let together = Barrier::new(2);
+    team(2, |member| {
+        if member.rank == 0 {
+            let (nccl, comm) = (member.nccl.clone(), member.comm);
+            let before = control.counter("ncclCommDestroy");
+            std::thread::scope(|scope| {
+                let freeing = scope.spawn(|| {
+                    // It has no context, which is another matter.
+                    (nccl.ncclCommDestroy)(comm)
+                });
+                let begin = now();
+                while control.counter("ncclCommDestroy") == before {
+                    assert!(begin.elapsed() < PATIENCE);
+                    std::thread::yield_now();
+                }
+                assert!(!freeing.is_finished() && control.counter("live_comms") == 2);
+                together.wait();
+                assert_eq!(freeing.join().expect("no panic"), 0);
+            });
+        } else {
+            together.wait();
+            assert_eq!((member.nccl.ncclCommDestroy)(member.comm), 0);
+        }
+        member.comm = 0;
+    });
+}
