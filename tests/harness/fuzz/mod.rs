@@ -71,6 +71,7 @@ pub const TARGETS: &[Target] = &[
     texts::INVITATION,
     texts::JOURNAL,
     texts::RENDEZVOUS,
+    texts::SETTING,
     texts::SETTINGS,
     texts::TF_CONFIG,
     texts::CLUSTER_FILE,
