@@ -11,6 +11,7 @@ pub mod hostile;
 mod input;
 mod members;
 
+mod c_calls;
 mod coordinator;
 mod node;
 mod peers;
@@ -80,6 +81,7 @@ pub const TARGETS: &[Target] = &[
     ranks::ORDER,
     ranks::AGREEMENT,
     shm::SHM_LINK,
+    c_calls::C_CALLS,
 ];
 
 /// The target of this name.
