@@ -3,13 +3,12 @@
 import json
 import os
 import re
-import socket
 import sys
 
 import gradlane
 import pytest
 from gradlane import _bootstrap, _core
-from processes import LAUNCH_NAMES, LAUNCH_VARIABLES, over, run_all
+from processes import LAUNCH_NAMES, LAUNCH_VARIABLES, free_port, over, run_all
 
 TORCHRUN = {
     "RANK": "3",
@@ -308,12 +307,6 @@ def check_sums(ended, workers):
     total = workers * (workers + 1) // 2
     got = sorted(re.findall(r"rank \d+ of \d+ got \d+\.", output))
     assert got == [f"rank {rank} of {workers} got {total}." for rank in range(workers)], output
-
-
-def free_port():
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 class Store:
