@@ -43,10 +43,12 @@ class Handle(Generic[T]):
             MismatchError: the workers disagree about the tensor; both sides are named.
             PeerLostError: a member of the job died.
         """
-        if self._finish is not None:
+        finish = self._finish
+        if finish is not None:
             if self._native is not None:
                 self._native.wait(timeout)
-            self._result, self._finish = self._finish(), None
+            self._result = finish()  # by each thread that waits at once; so it must do no harm twice
+            self._finish = None
         return self._result  # type: ignore[return-value]  # T may include None
 
     def poll(self) -> bool:

@@ -8,7 +8,7 @@ import sys
 import gradlane
 import pytest
 from gradlane import _bootstrap, _core
-from processes import LAUNCH_NAMES, LAUNCH_VARIABLES, free_port, over, run_all
+from processes import LAUNCH_NAMES, LAUNCH_VARIABLES, SAY, free_port, over, run_all
 
 TORCHRUN = {
     "RANK": "3",
@@ -146,6 +146,30 @@ def test_torchrun_needs_no_server(tmp_path, sealed):
     script.write_text(SUM_OF_RANKS)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
     check_sums(run_all([(command, environment)], timeout=90), workers=2)
+
+
+def test_torchrun_starts_a_process_group(tmp_path):
+    pytest.importorskip("torch")
+    script = tmp_path / "worker.py"
+    script.write_text(
+        SAY
+        + """
+import torch
+import torch.distributed as dist
+import gradlane.torch as gl
+
+dist.init_process_group("gradlane")
+tensor = torch.full((2,), 1.0 + dist.get_rank())
+dist.all_reduce(tensor)
+say(f"rank {dist.get_rank()} is {gl.rank()}: {tensor.tolist()}")
+dist.destroy_process_group()
+"""
+    )
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
+    [ended] = run_all([(command, {"OMP_NUM_THREADS": "1"})], timeout=90)
+    assert ended.code == 0, ended.output
+    for rank in range(2):
+        assert f"rank {rank} is {rank}: [3.0, 3.0]" in ended.output
 
 
 def test_with_a_secret_nothing_in_the_store_of_torchrun_lets_anybody_in(monkeypatch):
