@@ -47,6 +47,7 @@ from gradlane import (
     undeclare,
 )
 from gradlane.errors import UnusedParametersError
+from gradlane.torch import library as _library  # noqa: F401  defines torch.ops.gradlane
 from gradlane.torch.broadcast import (
     allgather_object,
     broadcast_object,
