@@ -96,19 +96,26 @@ impl Node {
     /// Time passed.
     pub fn handle_timeout(&mut self, now: Time) {
         self.dense_sum.handle_timeout(now);
+        for (worker, waited) in self.dense_sum.given_up() {
+            let node = self.membership.as_ref().and_then(|ours| ours.node(worker));
+            let link = self.links.iter().find(|(_, of)| Some(**of) == node).map(|(link, _)| *link);
+            if let Some(link) = link {
+                self.disconnect(link, Error::Timeout { what: format!("{worker} to read its sums"), waited });
+            }
+        }
     }
 
     /// A process connected, and proved that it is `node`. It has one link: a worker opens another one only when it has lost the one before.
     pub fn handle_link_up(&mut self, link: LinkId, node: NodeId) {
         let before = self.links.iter().find(|(_, of)| **of == node).map(|(before, _)| *before);
         if let Some(before) = before.filter(|before| *before != link) {
-            self.disconnect(before, "the same process has opened a newer one");
+            self.disconnect(before, closed("the same process has opened a newer one"));
         }
         self.links.insert(link, node);
         let strangers = self.links.iter().filter(|(_, of)| !self.is_member(**of));
         if strangers.clone().count() > STRANGERS_MAX {
             let oldest = *strangers.map(|(link, _)| link).next().expect("there are several");
-            self.disconnect(oldest, "too many processes that are not in the job are connected");
+            self.disconnect(oldest, closed("too many processes that are not in the job are connected"));
         }
     }
 
@@ -226,9 +233,7 @@ impl Node {
 
     /// Admits an exchange and hands it to its service; an error is for the caller to send.
     fn open(&mut self, now: Time, link: LinkId, exchange: ExchangeId, header: &Request) -> Result<()> {
-        let closed =
-            || Error::Unavailable { what: "the connection".to_owned(), cause: "this server has closed it".to_owned() };
-        let node = *self.links.get(&link).ok_or_else(closed)?;
+        let node = *self.links.get(&link).ok_or_else(|| closed("this server has closed it"))?;
         match header.target().service {
             Service::DenseSum => {}
             Service::Unknown(code) => return Err(Service::refusal(code, &format!("node {node}"))),
@@ -245,9 +250,8 @@ impl Node {
         self.view.as_ref().is_some_and(|view| view.workers().any(|member| member.node == node))
     }
 
-    fn disconnect(&mut self, link: LinkId, cause: &str) {
+    fn disconnect(&mut self, link: LinkId, reason: Error) {
         self.links.remove(&link);
-        let reason = Error::Unavailable { what: "the connection".to_owned(), cause: cause.to_owned() };
         self.commands.push_back(Command::Disconnect { link, reason });
     }
 
@@ -303,6 +307,10 @@ impl Node {
             self.state = next;
         }
     }
+}
+
+fn closed(cause: &str) -> Error {
+    Error::Unavailable { what: "the connection".to_owned(), cause: cause.to_owned() }
 }
 
 /// The error for workers when this server has ended. Workers must not restart because this server was fenced; the coordinator will tell
