@@ -395,6 +395,12 @@ impl World {
                 self.exchanges.get_mut(&exchange).expect("what is accepted is open").accepted = true;
             }
             Command::Unroute { exchange } => drop(self.routes.remove(&exchange)),
+            Command::Grant { link, .. } => {
+                let node = self.links.get(&link).map(|who| node_id(*who));
+                let is_worker =
+                    self.node.view().is_some_and(|view| view.workers().any(|member| Some(member.node) == node));
+                assert!(is_worker, "memory for a stranger");
+            }
             Command::Reject { exchange, target, error } => self.reject(exchange, target, &error),
             Command::Disconnect { link, .. } => {
                 let known = self.links.contains_key(&link);
@@ -438,7 +444,7 @@ impl World {
                     open.answer = Answer::Whole;
                 }
                 Event::Send(Outgoing::Reject { error, .. }) => panic!("a sum was lost: {error}"),
-                Event::Send(Outgoing::Accept { .. } | Outgoing::Disconnect { .. }) => {}
+                Event::Send(Outgoing::Accept { .. } | Outgoing::Grant { .. } | Outgoing::Disconnect { .. }) => {}
             }
         }
     }
@@ -456,6 +462,17 @@ impl World {
                 self.node.handle_torn(exchange);
             }
         }
+    }
+
+    /// Whether the worker of an exchange asks for the round two after it, or a later one, so that it has the sum.
+    fn has_gone_on(&self, exchange: &Exchange) -> bool {
+        let (before, who) = (exchange.header.target(), self.links.get(&exchange.link));
+        self.exchanges.values().any(|other| {
+            let next = other.header.target();
+            next.part == before.part
+                && next.round.0.saturating_sub(before.round.0) >= 2
+                && self.links.get(&other.link) == who
+        })
     }
 
     /// Nothing has an effect but what a member sends, and it counts as that member's.
@@ -488,17 +505,6 @@ impl World {
         if self.node.view().is_some() {
             let progress = self.node.progress();
             assert_eq!((self.sums.len(), progress.pending, progress.bytes_in_flight), (0, 0, 0), "something is left");
-    /// Whether the worker of an exchange asks for the round two after it, or a later one, so that it has the sum.
-    fn has_gone_on(&self, exchange: &Exchange) -> bool {
-        let (before, who) = (exchange.header.target(), self.links.get(&exchange.link));
-        self.exchanges.values().any(|other| {
-            let next = other.header.target();
-            next.part == before.part
-                && next.round.0.saturating_sub(before.round.0) >= 2
-                && self.links.get(&other.link) == who
-        })
-    }
-
         }
     }
 }

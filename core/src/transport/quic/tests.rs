@@ -223,6 +223,27 @@ fn garbage_on_the_port_disturbs_nobody() {
 }
 
 #[test]
+fn a_worker_sends_no_more_that_is_not_read_than_it_was_granted() {
+    let mut world = Loopback::new();
+    world.settings = Settings { bytes_in_flight_max: 64 << 10, ..Settings::default() };
+    let server = Server::new(&world);
+    let transport = world.transport();
+    let (connected, lost) = connect(&*transport, server.peer.clone());
+    let link = server.up();
+    let worker = Worker { link: connected.soon().unwrap(), transport, lost };
+    let other = server.connect(world.transport());
+    let mut body = contract::pattern(1 << 20, 1);
+    let sent = worker.push(ExchangeId(1), &mut body);
+    server.opened();
+    // A round trip, in which all could have been sent.
+    server.still_serves(&other);
+    assert!(sent.0.try_recv().is_err(), "more was sent than was granted");
+    server.send(crate::transport::Outgoing::Grant { link, unread_bytes_max: 2 << 20 });
+    assert_eq!(sent.soon(), Ok(()));
+    worker.transport.shutdown(SOON);
+}
+
+#[test]
 fn garbage_on_a_stream_costs_only_its_own_link() {
     let world = Loopback::new();
     let (server, worker) = connected(&world);
@@ -515,6 +536,6 @@ where
         sender.send(outcome).unwrap();
     };
     let socket = socket::bind_any(1 << 20).unwrap();
-    endpoint::start("vandal", socket, &settings, None, serve).unwrap();
+    endpoint::start("vandal", socket, settings.endpoint(), None, serve).unwrap();
     Due(outcome)
 }

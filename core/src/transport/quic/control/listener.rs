@@ -52,7 +52,7 @@ impl ControlListener {
         site: Option<&Site>,
         events: Box<dyn Fn(ControlIncoming) + Send + Sync>,
     ) -> Result<Self> {
-        let settings = Settings { socket_buffer_bytes: BUFFER_BYTES, ..settings.clone() };
+        let settings = Settings { socket_buffer_bytes: BUFFER_BYTES, ..settings.clone() }.for_control();
         let credentials = authority.credentials(Role::Coordinator)?;
         let renewing = keep_certified(credentials.clone(), Arc::clone(&authority));
         let socket = socket::bind(socket::parse(address)?, settings.socket_buffer_bytes)?;
