@@ -206,7 +206,8 @@ impl Node {
             MemberEvent::StallNotice { .. }
             | MemberEvent::Declared { .. }
             | MemberEvent::BarrierDone { .. }
-            | MemberEvent::Renewed { .. } => {}
+            | MemberEvent::Renewed { .. }
+            | MemberEvent::WorkersKey(_) => {}
         }
     }
 

@@ -199,7 +199,8 @@ fn follow(plane: &Arc<DataPlane>, event: MemberEvent) {
         | MemberEvent::StallNotice { .. }
         | MemberEvent::Declared { .. }
         | MemberEvent::BarrierDone { .. }
-        | MemberEvent::Renewed { .. } => {}
+        | MemberEvent::Renewed { .. }
+        | MemberEvent::WorkersKey(_) => {}
     }
     plane.handle_member(event);
 }
