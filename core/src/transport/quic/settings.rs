@@ -4,8 +4,10 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use aws_lc_rs::hmac;
 use quinn::congestion::{BbrConfig, ControllerFactory, CubicConfig, NewRenoConfig};
 use quinn::{AckFrequencyConfig, EndpointConfig, IdleTimeout, MtuDiscoveryConfig, TransportConfig, VarInt};
+use quinn_proto::HashedConnectionIdGenerator;
 
 use super::delay::DelayConfig;
 use crate::config::Config;
@@ -137,6 +139,19 @@ impl Settings {
     pub(super) fn endpoint(&self) -> EndpointConfig {
         let mut endpoint = EndpointConfig::default();
         endpoint.max_udp_payload_size(DATAGRAM_BYTES_MAX).expect("a UDP datagram can be this long");
+        endpoint
+    }
+
+    /// The same for one that may be started again at its address with the same key. It tells the peers of the former one by stateless
+    /// resets that their connections are no more. quinn-proto answers only to connection ids that it takes for its own, so these have a key
+    /// too. Connection ids may give that one away, and it says nothing about the key of the resets.
+    pub(super) fn endpoint_with(&self, reset_key: &[u8]) -> EndpointConfig {
+        let key = hmac::Key::new(hmac::HMAC_SHA256, reset_key);
+        let of_ids = hmac::sign(&key, b"connection ids");
+        let of_ids = u64::from_le_bytes(*of_ids.as_ref().first_chunk().expect("SHA-256 has 32 bytes"));
+        let mut endpoint = self.endpoint();
+        endpoint.reset_key(Arc::new(key));
+        endpoint.cid_generator(move || Box::new(HashedConnectionIdGenerator::from_key(of_ids)));
         endpoint
     }
 }

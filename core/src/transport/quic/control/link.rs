@@ -57,7 +57,7 @@ impl ControlLink {
             events(ControlEvent::Closed(reason));
             let _ = timeout(GOODBYE, endpoint.wait_idle()).await;
         };
-        let thread = endpoint::start("gradlane-control", socket, &settings, None, serve)?;
+        let thread = endpoint::start("gradlane-control", socket, settings.endpoint(), None, serve)?;
         Ok(Self { outbox, closing, thread })
     }
 
