@@ -182,7 +182,8 @@ pub fn bind(
     inbox: Inbox,
 ) -> Result<(Listener, String)> {
     let inbox: Arc<dyn Fn(Incoming) + Send + Sync> = inbox.into();
-    let quic = quic::bind(&config.bind, credentials, &Settings::from_config(config), Half::Quic.inbox(&inbox))?;
+    let settings = Settings::from_config(config).for_server();
+    let quic = quic::bind(&config.bind, credentials, &settings, Half::Quic.inbox(&inbox))?;
     let shm = match config.transport {
         TransportChoice::Quic => None,
         TransportChoice::Shm => Some(bind_shm(config, credentials, shared_memory, copies, &inbox)?),
@@ -301,6 +302,9 @@ fn inward(outgoing: Outgoing) -> (Half, Outgoing) {
         }
         Outgoing::Reject { exchange, target, error } => {
             (Half::of(exchange.0), Outgoing::Reject { exchange: name(exchange), target, error })
+        }
+        Outgoing::Grant { link, unread_bytes_max } => {
+            (Half::of(link.0), Outgoing::Grant { link: LinkId(Half::inner(link.0)), unread_bytes_max })
         }
         Outgoing::Disconnect { link, reason } => {
             (Half::of(link.0), Outgoing::Disconnect { link: LinkId(Half::inner(link.0)), reason })

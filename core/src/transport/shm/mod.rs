@@ -16,6 +16,7 @@
 pub mod client;
 pub mod listener;
 
+mod bell;
 mod cells;
 mod client_state;
 mod client_tables;
