@@ -4,6 +4,9 @@
 //! nobody has read it for a step timeout. A worker that lost its answer asks again at once, and gives up before that time is over. Whoever
 //! asks later hears that the sum is gone.
 //!
+//! An open round to which nobody was counted, because the contributions that began broke off, goes in the same time. The workers that
+//! began it have given up by then.
+//!
 //! A worker that is connected and takes no sums reads nothing either. It is given up after a step timeout, its link is closed, and the sums
 //! that no other worker reads go at once. If it comes back for one of them, it gets an error that names it. Whether the job goes on without
 //! it is not decided here: its error makes it withdraw from the next rounds or end, and the coordinator decides about a member that ends.
@@ -15,7 +18,7 @@ use gradlane_core::types::{Defect, Time, planted};
 
 use super::aggregator::Aggregator;
 use super::readers::Slow;
-use super::refusals::{not_taken, over};
+use super::refusals::{broke_off, not_taken, over};
 use super::round::{RoundState, Slot};
 use crate::node::command::{SlotId, Step};
 
@@ -39,7 +42,7 @@ impl Aggregator {
         untaken
     }
 
-    /// Frees the sums that nobody has read for a step timeout.
+    /// Frees the sums that nobody has read for a step timeout, and the rounds that nobody contributes to any more.
     pub(super) fn free_quiet_sums(&mut self, now: Time) {
         if self.look_at_sums.is_none_or(|due| due > now) {
             return;
@@ -50,17 +53,18 @@ impl Aggregator {
         let mut quiet = Vec::new();
         let mut is_watched = !self.readers.is_empty();
         for slot in self.parts.values_mut().flat_map(|part| part.slots.iter_mut().flatten()) {
-            let is_quiet = match slot.state {
+            let is_in_use = match &slot.state {
                 RoundState::Failed(_) => continue,
-                RoundState::Open(_) | RoundState::Restarted => false,
-                RoundState::Published(_) if read.contains(&slot.id) => {
-                    slot.is_read();
-                    false
-                }
-                RoundState::Published(_) => {
-                    untaken.contains_key(&slot.id) || *slot.quiet_since.get_or_insert(now) + keep <= now
-                }
+                RoundState::Restarted => true,
+                // Once somebody was counted, the round has a deadline.
+                RoundState::Open(open) => open.since.is_some() || read.contains(&slot.id),
+                RoundState::Published(_) => read.contains(&slot.id),
             };
+            if is_in_use {
+                slot.is_read();
+            }
+            let is_quiet =
+                !is_in_use && (untaken.contains_key(&slot.id) || *slot.quiet_since.get_or_insert(now) + keep <= now);
             if is_quiet && !planted(self.config.defect, Defect::QuietSumKept) {
                 quiet.push(slot.id);
             } else {
@@ -68,6 +72,11 @@ impl Aggregator {
             }
         }
         for id in quiet {
+            if let Some(RoundState::Open(open)) = self.slot(id).map(|slot| &slot.state) {
+                let error = broke_off(id, open.uploads.keys().copied().collect(), keep);
+                self.fail(id, error);
+                continue;
+            }
             let error = untaken.remove(&id).unwrap_or_else(|| over(id));
             self.slot_mut(id).expect("found above").state = RoundState::Failed(error);
             self.step(id, Step::Drop);

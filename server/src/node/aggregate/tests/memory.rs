@@ -68,6 +68,24 @@ fn a_sum_that_nobody_reads_any_more_is_freed_after_a_step_timeout() {
 }
 
 #[test]
+fn a_round_whose_only_contribution_broke_off_ends_after_a_step_timeout() {
+    let mut world = World::of(2);
+    let lost = world.open(1, header(0));
+    world.torn(lost);
+    world.commands();
+    for (freed, booked) in [(vec![], 16), (vec![], 16), (vec![drops(0)], 0)] {
+        world.pass(Duration::from_secs(30));
+        assert_eq!((world.commands(), world.progress().bytes_in_flight), (freed, booked));
+    }
+    world.open(0, header(0));
+    let commands = world.commands();
+    let named = |error: &Error| matches!(error, Error::Stalled { missing, .. } if *missing == [WorkerId(1)]);
+    assert!(errors(&commands).all(named) && rejected(&commands).len() == 1, "{commands:?}");
+    let next = world.everybody(header(1));
+    assert_eq!(answered(&world.commands()), next, "the name can be used again");
+}
+
+#[test]
 fn a_worker_that_takes_no_sums_is_given_up_after_a_step_timeout_and_they_are_freed() {
     let mut world = World::of(2);
     let [first, second] = world.everybody(header(0))[..] else { panic!("two workers") };
