@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any, TypeVar
 
 import torch
 
 import gradlane.torch as gl
 from gradlane import Handle
+from gradlane.compat._unnamed import free_name, hold
 from gradlane.compat.byteps.common import (
     init,
     local_rank,
@@ -61,12 +61,13 @@ def push_pull(
     Args:
         tensor: see `gradlane.torch.push_pull`, also for errors.
         average: whether the sum is divided by the number of workers.
-        name: equal on all workers. Without one, tensors are told apart by dtype, shape and the order of the calls.
+        name: equal on all workers. Without one, tensors are told apart by dtype, shape and the order of the calls. BytePS
+            gives one name to all of them, so two with different shapes overwrite each other's memory.
         version: has no effect; the engine counts rounds itself.
         priority: higher goes first; only the order matters.
         compression: the element type on the wire.
     """
-    chosen = name or _free_name(tensor)
+    chosen = name or free_name(tensor)
     return gl.push_pull(tensor, chosen, average=average, version=version, priority=priority, compression=compression)
 
 
@@ -74,16 +75,16 @@ def push_pull_async(
     tensor: torch.Tensor, average: bool = True, name: str | None = None, version: int = 0, priority: int = 0
 ) -> Handle[torch.Tensor]:
     """Like `push_pull`, but returns at once; `synchronize(handle)` yields the new tensor."""
-    chosen = name or _free_name(tensor)
+    chosen = name or free_name(tensor)
     handle = gl.push_pull_async(tensor, chosen, average=average, version=version, priority=priority)
-    return handle if name else _hold(chosen, handle)
+    return handle if name else hold(chosen, handle)
 
 
 def push_pull_inplace(
     tensor: torch.Tensor, average: bool = True, name: str | None = None, version: int = 0, priority: int = 0
 ) -> torch.Tensor:
     """Like `push_pull`, but the result replaces `tensor`."""
-    chosen = name or _free_name(tensor)
+    chosen = name or free_name(tensor)
     return gl.push_pull_inplace(tensor, chosen, average=average, version=version, priority=priority)
 
 
@@ -91,9 +92,9 @@ def push_pull_async_inplace(
     tensor: torch.Tensor, average: bool = True, name: str | None = None, version: int = 0, priority: int = 0
 ) -> Handle[torch.Tensor]:
     """Like `push_pull_inplace`, but returns at once. Do not use `tensor` before `synchronize(handle)` has returned."""
-    chosen = name or _free_name(tensor)
+    chosen = name or free_name(tensor)
     handle = gl.push_pull_async_inplace(tensor, chosen, average=average, version=version, priority=priority)
-    return handle if name else _hold(chosen, handle)
+    return handle if name else hold(chosen, handle)
 
 
 def byteps_torch_set_num_grads(num_grads: int) -> None:
@@ -139,30 +140,6 @@ def declare(name: str, **compression: str) -> None:
             f"declare({name!r}): there is no compressor {kind!r} ({known}); use compression=Compression.fp16 or .bf16"
         )
     gl.declare(name)
-
-
-_in_flight: set[str] = set()
-"""The names given to unnamed tensors whose handles were not waited for."""
-
-
-def _free_name(tensor: torch.Tensor) -> str:
-    """A name for a tensor without one, the same on workers that make the same calls in the same order.
-
-    BytePS gives one name to all of them, so two with different shapes overwrite each other's memory.
-    """
-    kind = f"noname.{str(tensor.dtype).removeprefix('torch.')}.{'x'.join(map(str, tensor.shape))}"
-    return next(name for number in itertools.count() if (name := f"{kind}.{number}") not in _in_flight)
-
-
-def _hold(name: str, handle: Handle[torch.Tensor]) -> Handle[torch.Tensor]:
-    """Keeps `name` from other tensors until the handle is waited for, which programs do in the same order."""
-    _in_flight.add(name)
-
-    def landed(tensor: torch.Tensor) -> torch.Tensor:
-        _in_flight.discard(name)
-        return tensor
-
-    return handle.then(landed)
 
 
 class _Group:
