@@ -179,8 +179,8 @@ def alltoall(*arguments: object, **options: object) -> NoReturn:
 def join(device: int = -1) -> NoReturn:
     """Refused: a worker that has no more data would change what a mean means."""
     raise UnsupportedError(
-        "join does not exist here; give all workers the same number of batches, or weigh them: gradlane.torch.push_pull "
-        "with op=WeightedAverage and weight=0 for a worker without data"
+        "join does not exist here; give all workers the same number of batches, or weigh them: gradlane.torch.push_pull"
+        " with op=WeightedAverage and weight=0 for a worker without data"
     )
 
 
