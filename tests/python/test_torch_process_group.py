@@ -73,6 +73,10 @@ def test_broadcast_keeps_every_bit():
         tensor = vector(float("nan"), -0.0, 1.0) if gl.rank() == root else torch.zeros(3)
         dist.broadcast(tensor, root)
         assert tensor.view(torch.int32).tolist() == vector(float("nan"), -0.0, 1.0).view(torch.int32).tolist()
+        of_six = torch.full((2, 3), float(gl.rank()))
+        for same_length in (of_six.clone(), of_six.t().clone(), of_six.clone().t(), of_six.flatten()):
+            dist.broadcast(same_length, root)
+            assert same_length.tolist() == torch.full_like(same_length, float(root)).tolist()
         flags = torch.tensor([gl.rank() == root, True])
         dist.broadcast(flags, root)
         assert flags.tolist() == [True, True]

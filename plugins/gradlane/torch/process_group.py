@@ -217,8 +217,9 @@ class ProcessGroupGradlane(distributed.ProcessGroup):
     # Parts of the above.
 
     def _sum(self, tensor: torch.Tensor, op: ReduceOp, kind: str) -> _Start:
-        name = self._key(f"{kind}.{op.name}", tensor)
-        flat = _flat(tensor)
+        if tensor.dtype == torch.bool:
+            raise UnsupportedError("a reduction of bool; reduce tensor.to(torch.uint8) with MAX or MIN")
+        name, flat = self._key(f"{kind}.{op.name}", tensor), _flat(tensor)
         return lambda: reduce_in_place(flat, name, op).then(lambda reduced: _back(reduced, tensor))
 
     def _part_of_sum(self, output: torch.Tensor, flat: torch.Tensor, begin: int, op: ReduceOp) -> _Start:
@@ -230,8 +231,8 @@ class ProcessGroupGradlane(distributed.ProcessGroup):
         )
 
     def _copy(self, tensor: torch.Tensor, root: int, kind: str) -> _Start:
-        name = self._key(f"{kind}.{root}", tensor)
-        return lambda: _tensors.submit_bits(tensor, name, root)
+        name, flat = self._key(f"{kind}.{root}", tensor), _flat(tensor)
+        return lambda: _tensors.submit_bits(flat, name, root).then(lambda copied: _back(copied, tensor))
 
     def _gather(self, outputs: list[torch.Tensor], own: torch.Tensor, kind: str) -> list[_Start]:
         outputs[self._rank].detach().copy_(own.detach().view(outputs[self._rank].shape))
@@ -318,10 +319,8 @@ def _device(result: Any) -> torch.device:
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    """The values of a tensor as a vector of a type that can be added, over its memory where that is possible."""
+    """The values of a tensor as a vector, over its memory where that is possible: names know lengths, not shapes."""
     values = tensor.detach()
-    if values.dtype == torch.bool:
-        raise UnsupportedError("a reduction of bool; reduce tensor.to(torch.uint8) with MAX or MIN")
     return values.view(-1) if values.is_contiguous() else values.reshape(-1)
 
 
