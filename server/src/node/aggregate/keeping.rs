@@ -34,7 +34,7 @@ impl Aggregator {
         let mut untaken = BTreeMap::new();
         for Slow { worker, owed, waited } in self.readers.look(now, self.config.step_timeout) {
             for (slot, exchange) in owed {
-                self.exchanges.remove(&exchange);
+                self.end_exchange(exchange, false);
                 untaken.insert(slot, not_taken(slot, worker, waited));
             }
             self.given_up.push((worker, waited));
