@@ -45,21 +45,8 @@ class Completions:
         self._thread = threading.Thread(target=self._run, name="gradlane-completions", daemon=True)
         self._thread.start()
 
-    def future(self, start: Callable[[], Handle[T]], device: torch.device) -> torch.futures.Future[T]:
-        """A future of the operation that `start` begins, on a tensor on `device`."""
-        # The lock delays the lookup of an operation that ends before it is entered here.
-        with self._lock:
-            return self._enter(start(), device)
-
     def of(self, handle: Handle[T], device: torch.device) -> torch.futures.Future[T]:
-        """A future of an operation that began since there are completions of this job."""
-        with self._lock:
-            future = self._enter(handle, device)
-        if handle.id is not None and handle.poll():
-            self._complete(handle.id)  # its end may have been reported before
-        return future
-
-    def _enter(self, handle: Handle[T], device: torch.device) -> torch.futures.Future[T]:
+        """A future of an operation on a tensor on `device`, which began since there are completions of this job."""
         arrived = future_on(device)
 
         def land(_: torch.futures.Future[Any]) -> T:
@@ -72,8 +59,11 @@ class Completions:
         result: torch.futures.Future[T] = arrived.then(land)
         if handle.id is None:
             arrived.set_result(None)
-        else:
+            return result
+        with self._lock:
             self._waiting[handle.id] = lambda: arrived.set_result(None)
+        if handle.poll():
+            self._complete(handle.id)  # its end may have been reported before
         return result
 
     def _complete(self, operation: int) -> None:

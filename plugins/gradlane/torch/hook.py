@@ -88,6 +88,6 @@ def ddp_comm_hook(state: State, bucket: distributed.GradBucket) -> torch.futures
         done: torch.futures.Future[torch.Tensor] = future_on(buffer.device)
         done.set_result(transfer.wait())
         return done
-    return Completions.of_this_job().future(
-        lambda: reduce_in_place(buffer, name, Average, priority=priority, compression=state.compression), buffer.device
-    )
+    completions = Completions.of_this_job()  # reports what begins from now on
+    handle = reduce_in_place(buffer, name, Average, priority=priority, compression=state.compression)
+    return completions.of(handle, buffer.device)
