@@ -1,11 +1,23 @@
 """`bpslaunch`, with the variables that BytePS's launcher wants."""
 
+import os
+import signal
 import sys
 
 import pytest
-from processes import SAY, free_port, run_all
+from processes import SAY, Running, free_port, run_all
 
 BPSLAUNCH = [sys.executable, "-m", "gradlane.compat.byteps.launch"]
+
+HOST = {
+    "DMLC_ROLE": "worker",
+    "DMLC_NUM_WORKER": "2",
+    "DMLC_WORKER_ID": "0",
+    "DMLC_PS_ROOT_URI": "127.0.0.1",
+    "DMLC_PS_ROOT_PORT": "1",
+    "NVIDIA_VISIBLE_DEVICES": "0,1",
+}
+"""The first of two hosts, with two processes."""
 
 WORKER = SAY + """
 import byteps.common as bps
@@ -70,19 +82,21 @@ def test_hosts_scheduler_and_server_form_a_job(tmp_path):
     ],
 )
 def test_the_exit_code_is_that_of_the_first_failure_and_nobody_is_left(command, code):
-    environment = {
-        "DMLC_ROLE": "worker",
-        "DMLC_NUM_WORKER": "2",
-        "DMLC_WORKER_ID": "0",
-        "DMLC_PS_ROOT_URI": "127.0.0.1",
-        "DMLC_PS_ROOT_PORT": "1",
-        "NVIDIA_VISIBLE_DEVICES": "0,1",
-    }
     # The first rank of the host waits until it is ended.
     waiting = "import os, subprocess, sys, threading\n" + (
         "if os.environ['BYTEPS_LOCAL_RANK'] == '0': threading.Event().wait()\n"
         "os.execvp(sys.argv[1], sys.argv[1:])"
     )
     line = command if code == 127 else [sys.executable, "-c", waiting, *command]
-    [ended] = run_all([([*BPSLAUNCH, *line], environment)], timeout=60)
+    [ended] = run_all([([*BPSLAUNCH, *line], HOST)], timeout=60)
     assert ended.code == code, ended.output
+
+
+def test_whoever_ends_it_ends_its_processes():
+    waiting = "import os, threading; os.write(1, b'waits\\n'); threading.Event().wait()"
+    with Running([*BPSLAUNCH, sys.executable, "-c", waiting], env=HOST) as launcher:
+        for _ in range(2):
+            launcher.line("waits")
+        os.kill(launcher.pid, signal.SIGTERM)
+        # The end of the output is that of all processes that could write to it.
+        assert launcher.end(timeout=30).code == 128 + signal.SIGTERM

@@ -10,6 +10,7 @@ The exit code is that of the first process that failed, 128+n if signal n ended 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -79,8 +80,9 @@ def _with_stand_in(path: str) -> str:
 
 
 def _run(command: Sequence[str], environment: Mapping[str, str], local_size: int) -> int:
-    """Runs the command once for each local rank. If one fails, the others are ended."""
+    """Runs the command once for each local rank. If one fails, or this process is to end, the others are ended."""
     processes: list[subprocess.Popen[bytes]] = []
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         for local_rank in range(local_size):
             place = {"BYTEPS_LOCAL_RANK": str(local_rank), "BYTEPS_LOCAL_SIZE": str(local_size)}
