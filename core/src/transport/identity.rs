@@ -63,10 +63,17 @@ impl Authority {
         Self::forget(dir)?;
         let [key, certificate, secret] = files(dir);
         // The secret is written last: its presence says that the others are whole.
-        keep(&key, authority.key.serialized_der())?;
-        keep(&certificate, &authority.certificate)?;
-        keep(&secret, &authority.secret)?;
-        Ok(authority)
+        let kept = keep(&key, authority.key.serialized_der())
+            .and_then(|()| keep(&certificate, &authority.certificate))
+            .and_then(|()| keep(&secret, &authority.secret));
+        match kept {
+            Ok(()) => Ok(authority),
+            Err(error) => {
+                // A file that was begun on a full disk would be taken for a damaged one.
+                let _ = Self::forget(dir);
+                Err(error)
+            }
+        }
     }
 
     /// The authority that an earlier start of the same job's coordinator left in `dir`; [`begin`](Self::begin) if it left none. The join

@@ -33,8 +33,12 @@ impl Router {
     /// A transport with the halves that the settings allow. Bytes that it copies are counted in `copies`.
     ///
     /// # Errors
-    /// [`Error::Auth`] if the credentials are not usable, [`Error::Io`] if the system gives no socket or thread.
+    /// [`Error::Auth`] if the credentials are not usable, [`Error::Io`] if the system gives no socket or thread. [`Error::Exhausted`] if there
+    /// must be shared memory and there is not enough for one server.
     pub fn new(config: &Config, credentials: &Credentials, copies: &Copies) -> Result<Self> {
+        if config.transport == TransportChoice::Shm {
+            shm::check_memory()?;
+        }
         let shm = match config.transport {
             TransportChoice::Quic => None,
             TransportChoice::Auto | TransportChoice::Shm => Some(ShmTransport::new(credentials, copies)?),

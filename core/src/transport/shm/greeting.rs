@@ -107,6 +107,14 @@ pub(super) fn misbehave(
     talk.receive().map(drop)
 }
 
+/// Whether there is memory for a link.
+///
+/// # Errors
+/// [`Error::Exhausted`] if there is not.
+pub(in crate::transport) fn check_memory() -> Result<()> {
+    Ours::new().map(drop)
+}
+
 /// What this side brings.
 struct Ours {
     segment: Segment,

@@ -38,6 +38,7 @@ mod server_tables;
 pub mod vandal;
 
 pub use client::ShmTransport;
+pub(super) use greeting::check_memory;
 
 #[cfg(test)]
 mod tests;
