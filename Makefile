@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-rust test-sim test-net test-hostile test-faults test-lasting test-python lint bench deny fuzz fuzz-run fakes gpu-bundle gpu-check ptx clean
+.PHONY: help demo test test-rust test-sim test-net test-hostile test-faults test-lasting test-python test-frameworks lint bench deny fuzz fuzz-run fakes gpu-bundle gpu-check ptx clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -53,6 +53,17 @@ fakes:
 test-python: $(VENV)/installed fakes
 	@mkdir -p $(SKIPS) && rm -f $(SKIPS)/python
 	SKIPPED_TESTS=$(SKIPS)/python $(BIN)/python -m pytest -q tests/python
+
+# An environment of its own, with the newest PyTorch, and this package as `$(VENV)/installed` built it.
+FRAMEWORKS := .venv-frameworks
+$(FRAMEWORKS)/installed: tests/frameworks/requirements.txt $(VENV)/installed
+	$(PYTHON) -m venv --clear $(FRAMEWORKS)
+	$(BIN)/uv pip install --quiet --python $(FRAMEWORKS)/bin/python -r $<
+	echo $(abspath plugins) > $$($(FRAMEWORKS)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/gradlane.pth
+	touch $@
+
+test-frameworks: $(FRAMEWORKS)/installed ## Lightning, Accelerate, Transformers and Ray train over Gradlane (2 minutes, and 5 GB to install)
+	$(FRAMEWORKS)/bin/python -m pytest -q tests/frameworks -o pythonpath=tests/python
 
 gpu-bundle: $(VENV)/installed ## what `gpu-check` needs on another machine with a GPU, into dist/gpu
 	mkdir -p dist/gpu && rm -f dist/gpu/*.whl

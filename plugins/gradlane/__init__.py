@@ -31,7 +31,7 @@ from gradlane._session import (
     shutdown,
     size,
 )
-from gradlane._status import layout, metrics, metrics_text, print_config
+from gradlane._status import layout, metrics, metrics_text, print_config, show_versions
 from gradlane.errors import (
     AbortedError,
     AuthError,
@@ -104,6 +104,7 @@ __all__ = [
     "push_pull",
     "push_pull_async",
     "rank",
+    "show_versions",
     "shutdown",
     "size",
     "start_timeline",

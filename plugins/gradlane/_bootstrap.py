@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,7 +24,8 @@ from gradlane.errors import Error, TimeoutError
 if TYPE_CHECKING:
     from torch.distributed import Store
 
-_STORE_KEY = "join"
+_STORE_INTERVAL = 0.02
+"""Seconds between two looks into the store of torchrun's agent."""
 _GIVE_UP_TIMEOUT = 2.0
 """Seconds for the members to hear that this process gives up. One that does not answer hears of it by itself later."""
 
@@ -108,25 +110,26 @@ def enter(arguments: Mapping[str, str], settings: Mapping[str, str], timeout: fl
         raise entrance
     if entrance["way"] == "alone":
         return Job(_core.Session.local(dict(settings)), launch, None, rank=0, size=1)
-    embedded, join, place = _meet(launch, entrance, dict(settings), generation)
-    try:
-        session = _core.Session.join(
-            join,
-            rank=launch.rank,
-            size=launch.size,
-            servers=launch.servers,
-            local_rank=launch.local_rank,
-            local_size=launch.local_size,
-            node_rank=launch.node_rank,
-            num_nodes=launch.num_nodes,
-            settings=dict(settings),
-            timeout=timeout,
-            **place,
-        )
-    except BaseException:
-        if embedded is not None:
-            embedded.stop(0.0)
-        raise
+    with contextlib.ExitStack() as while_joining:
+        embedded, join, place = _meet(launch, entrance, dict(settings), generation, while_joining)
+        try:
+            session = _core.Session.join(
+                join,
+                rank=launch.rank,
+                size=launch.size,
+                servers=launch.servers,
+                local_rank=launch.local_rank,
+                local_size=launch.local_size,
+                node_rank=launch.node_rank,
+                num_nodes=launch.num_nodes,
+                settings=dict(settings),
+                timeout=timeout,
+                **place,
+            )
+        except BaseException:
+            if embedded is not None:
+                embedded.stop(0.0)
+            raise
     return Job(session, launch, embedded, session.rank, session.size)
 
 
@@ -140,10 +143,11 @@ def _meet(
     entrance: _core._Join | _core._Read | _core._Find | _core._Embed,
     settings: dict[str, str],
     generation: int,
+    while_joining: contextlib.ExitStack,
 ) -> tuple[_core.Embedded | None, str, _Place]:
     """Obtains the join string, and where a newer one would be.
 
-    Rank 0 may have to start the coordinator and servers for it.
+    Rank 0 may have to start the coordinator and servers for it. `while_joining` ends what it does for the others.
     """
     if entrance["way"] == "join":
         return None, entrance["join"], {}
@@ -155,7 +159,7 @@ def _meet(
     if entrance["way"] == "find":
         if store is None:
             return None, _core.find_join(job, launch.join_timeout), {"job": job}
-        return None, _core.unwrap_join(settings, job, _read(store, launch.join_timeout)), {}
+        return None, _core.unwrap_join(settings, job, _ask(store, launch.rank, launch.join_timeout)), {}
     embedded = _core.Embedded(
         bind=entrance["bind"],
         workers=entrance["workers"],
@@ -167,18 +171,58 @@ def _meet(
     if store is None:
         embedded.publish(job)
     else:
-        store.set(_STORE_KEY, _core.wrap_join(settings, job, embedded.join))
+        giver = _Giver(store, _core.wrap_join(settings, job, embedded.join), launch.size)
+        while_joining.callback(giver.stop)
     return embedded, embedded.join, {}
 
 
-def _read(store: Store, timeout: float) -> str:
-    """What rank 0 put into the agent's store. Asks again and again, because its own wait does not notice Ctrl-C."""
+class _Giver:
+    """Gives the join string to the workers that ask for it through the agent's store, until they have joined.
+
+    The store outlives a job that fails and that torchrun starts again. So does what was put into it. So each worker asks
+    with a word of its own, and takes the answer to that word alone.
+    """
+
+    def __init__(self, store: Store, join: str, size: int) -> None:
+        self._store, self._join, self._size = store, join, size
+        self._joined = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="gradlane-join", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._joined.set()
+        self._thread.join(_GIVE_UP_TIMEOUT)
+
+    def _run(self) -> None:
+        answered: dict[str, str] = {}
+        while not self._joined.wait(_STORE_INTERVAL):
+            for question in (_question(rank) for rank in range(1, self._size)):
+                # Without a store nobody can join, and who waits for that says so.
+                with contextlib.suppress(RuntimeError):
+                    word = self._store.get(question).decode() if self._store.check([question]) else None
+                    if word is not None and answered.get(question) != word:
+                        self._store.set(_answer(word), self._join)
+                        answered[question] = word
+
+
+def _ask(store: Store, rank: int | None, timeout: float) -> str:
+    """Gets the join string of rank 0. Looks again and again, because the store's own wait does not notice Ctrl-C."""
+    word = os.urandom(8).hex()
+    store.set(_question(rank), word)
     deadline = time.monotonic() + timeout
-    while not store.check([_STORE_KEY]):
+    while not store.check([_answer(word)]):
         if time.monotonic() > deadline:
             raise TimeoutError(f"rank 0 gave no join string in {timeout:.0f} s; see its own error", waited=timeout)
-        time.sleep(0.01)
-    return store.get(_STORE_KEY).decode()
+        time.sleep(_STORE_INTERVAL)
+    return store.get(_answer(word)).decode()
+
+
+def _question(rank: int | None) -> str:
+    return f"rank {rank} asks"
+
+
+def _answer(word: str) -> str:
+    return f"join string for {word}"
 
 
 def _agent_store(timeout: float, generation: int) -> Store | None:
@@ -191,8 +235,6 @@ def _agent_store(timeout: float, generation: int) -> Store | None:
     if distributed.is_initialized():
         store: Store = distributed.distributed_c10d._get_default_store()
     elif os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        # The rendezvous adds the attempt number, so that a restarted job does not find the join string of the failed
-        # one.
         store, _, _ = next(distributed.rendezvous("env://", timeout=timedelta(seconds=timeout)))
     else:
         return None

@@ -98,6 +98,9 @@ class Session:
     def rank(self) -> int: ...
     @property
     def size(self) -> int: ...
+    @property
+    def workers_key(self) -> bytes:
+        """The key that only the coordinator and the workers of the job have."""
     def declare(
         self,
         tensors: list[tuple[str, str, tuple[int, ...]]],

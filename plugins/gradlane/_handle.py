@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Generic, TypeVar
@@ -19,12 +20,13 @@ class Handle(Generic[T]):
     Dropping it does not cancel the operation, because the other workers wait for this contribution.
     """
 
-    __slots__ = ("_finish", "_native", "_result")
+    __slots__ = ("_finish", "_finishing", "_native", "_result")
 
     def __init__(self, native: _core.Handle | Several | None, finish: Callable[[], T]) -> None:
         """Wraps `native`, None if the operation has ended already; `finish` makes the result once it has landed."""
         self._native = native
         self._finish: Callable[[], T] | None = finish
+        self._finishing = threading.Lock()
         self._result: T | None = None
 
     @property
@@ -46,7 +48,9 @@ class Handle(Generic[T]):
         if self._finish is not None:
             if self._native is not None:
                 self._native.wait(timeout)
-            self._result, self._finish = self._finish(), None
+            with self._finishing:
+                if self._finish is not None:  # else another thread that waits has finished it
+                    self._result, self._finish = self._finish(), None
         return self._result  # type: ignore[return-value]  # T may include None
 
     def poll(self) -> bool:

@@ -5,13 +5,16 @@ for each rank (a sum of vectors that are zero except at the own rank), then `NAM
 bytes. Padding keeps the number of names under 40 per rank and user's name, and at most doubles the bytes. With exact
 lengths, every new length would leave a name behind.
 
-Objects are pickled, and unpickling runs code that the sender chose. All members of a job have proven their identity,
-but the bytes pass through servers: whoever controls a server can then run code in every worker. With `plain=` only
-plain values are sent (`gradlane._plain`), and nothing that is received can run code.
+Objects are pickled, and unpickling runs code that the sender chose. The bytes pass through servers, which must not be
+able to choose. So before pickled bytes stands their HMAC-SHA256 under a key that only the coordinator and the workers
+of the job have, and nothing is unpickled whose MAC is wrong. The MAC also covers the operation, its name and the
+sender's rank. It does not tell an earlier object of the same name and sender from the present one. With `plain=` only
+plain values are sent (`gradlane._plain`), and nothing that is received can run code, not even code of a worker.
 """
 
 from __future__ import annotations
 
+import hmac
 import pickle
 from array import array
 from typing import Any
@@ -19,8 +22,10 @@ from typing import Any
 from gradlane import _buffers, _plain, _session
 from gradlane._handle import Handle
 from gradlane._operations import check_root, submit
+from gradlane.errors import AuthError
 
 _PADDED_BYTES_MIN = 64
+_MAC_BYTES = 32
 
 
 class Gathering:
@@ -64,9 +69,11 @@ def allgather(value: Any, name: str = "allgather", *, plain: bool = False, timeo
         name: equal on all workers.
         plain: as for `broadcast_object`.
         timeout: seconds; None takes the job's step timeout.
+    Raises:
+        AuthError: what was received was not sent by a worker of this job.
     """
-    blobs = Gathering(_dumps(value, plain), name, timeout=timeout).finish()
-    return [_loads(blob, plain) for blob in blobs]
+    blobs = Gathering(_dumps(value, plain, "allgather", name, _session.rank()), name, timeout=timeout).finish()
+    return [_loads(blob, plain, "allgather", name, rank) for rank, blob in enumerate(blobs)]
 
 
 def broadcast_object(
@@ -86,10 +93,12 @@ def broadcast_object(
     Raises:
         InvalidArgumentError: `plain` is set, and there is something else in `value`; the message says where.
         ProtocolError: `plain` is set, and something else was received.
+        AuthError: what was received was not sent by the worker of `root_rank`.
     """
     is_root = _session.rank() == check_root(root_rank)
-    received = broadcast_bytes(_dumps(value, plain) if is_root else None, root_rank, name, timeout)
-    return value if is_root else _loads(received, plain)
+    payload = _dumps(value, plain, "broadcast_object", name, root_rank) if is_root else None
+    received = broadcast_bytes(payload, root_rank, name, timeout)
+    return value if is_root else _loads(received, plain, "broadcast_object", name, root_rank)
 
 
 def broadcast_bytes(payload: bytes | None, root_rank: int, name: str, timeout: float | None = None) -> memoryview:
@@ -100,12 +109,32 @@ def broadcast_bytes(payload: bytes | None, root_rank: int, name: str, timeout: f
     return _transfer(payload, length[0], root_rank, f"{name}.{root_rank}", timeout).wait()
 
 
-def _dumps(value: Any, plain: bool) -> bytes:
-    return _plain.encode(value) if plain else pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
+def _dumps(value: Any, plain: bool, operation: str, name: str, sender: int) -> bytes:
+    if plain:
+        return _plain.encode(value)
+    pickled = pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
+    return _mac(pickled, operation, name, sender) + pickled
 
 
-def _loads(data: memoryview, plain: bool) -> Any:
-    return _plain.decode(data) if plain else pickle.loads(data)
+def _loads(data: memoryview, plain: bool, operation: str, name: str, sender: int) -> Any:
+    if plain:
+        return _plain.decode(data)
+    mac, pickled = bytes(data[:_MAC_BYTES]), data[_MAC_BYTES:]
+    if not hmac.compare_digest(mac, _mac(pickled, operation, name, sender)):
+        raise AuthError(
+            f"{operation} {name!r}: the bytes that came for rank {sender} were not sent by that worker of this job; "
+            "look at the servers of the job, and give `plain` and `name` alike on all workers"
+        )
+    return pickle.loads(pickled)
+
+
+def _mac(pickled: bytes | memoryview, operation: str, name: str, sender: int) -> bytes:
+    # Neither an operation nor a number contains a zero byte, and the name's length tells where it ends.
+    named = name.encode(errors="surrogatepass")
+    about = b"%s\0%d\0%d\0%s" % (operation.encode(), sender, len(named), named)
+    mac = hmac.new(_session.session().workers_key, about, "sha256")
+    mac.update(pickled)
+    return mac.digest()
 
 
 def _transfer(

@@ -10,7 +10,7 @@ use gradlane_core::types::{Op, Priority, TensorSpec, WorkerId};
 use gradlane_core::{Error, Result};
 use gradlane_session::{Completions, Found, JoinRequest, Lent, Place, config, published, tensor_bytes};
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::types::{PyBytes, PyDict};
 
 use crate::batch::{Batch, specs};
 use crate::errors;
@@ -75,6 +75,13 @@ impl Session {
     #[getter]
     fn rank(&self) -> u32 {
         self.inner.rank()
+    }
+
+    /// The key that only the coordinator and the workers of the job have.
+    #[getter]
+    fn workers_key<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
+        let key = self.inner.workers_key().map_err(|error| errors::raise(py, &error))?;
+        Ok(PyBytes::new(py, &key.0))
     }
 
     #[getter]

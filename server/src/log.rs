@@ -7,7 +7,7 @@ use gradlane_core::{Error, Result};
 use tracing_subscriber::EnvFilter;
 
 /// Starts the log of this process, on standard error, because standard output is for results. Keeps an existing log, such as that of a
-/// test.
+/// test. Lines that cannot be written, as on a full disk, are lost.
 ///
 /// # Errors
 /// [`Error::Config`] if the setting `log` is no filter.
@@ -18,6 +18,7 @@ pub fn start(config: &Config) -> Result<()> {
         hint: "give a level such as info, or directives such as info,gradlane_core::sched=trace".to_owned(),
     })?;
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-    let _ = log.with_ansi(std::io::stderr().is_terminal()).try_init();
+    // Errors of the log would be reported by a macro that panics if standard error cannot be written.
+    let _ = log.with_ansi(std::io::stderr().is_terminal()).log_internal_errors(false).try_init();
     Ok(())
 }

@@ -8,7 +8,7 @@ use std::path::Path;
 use gradlane_core::{Error, Result};
 
 /// Writes `content` to a file that only the user can read. The file is never seen half written, not even after a power cut: the content
-/// is on the disk before the file gets its name, and the name before this returns.
+/// is on the disk before the file gets its name, and the name before this returns. If this fails, a file that was there stays as it was.
 ///
 /// # Errors
 /// [`Error::Io`].
@@ -30,5 +30,8 @@ pub(crate) fn write(path: &Path, content: &str) -> Result<()> {
             None => Ok(()),
         }
     };
-    write().map_err(|error| Error::Io { what: format!("writing {}", path.display()), cause: error.to_string() })
+    write().map_err(|error| {
+        let _ = fs::remove_file(&draft);
+        Error::Io { what: format!("writing {}", path.display()), cause: error.to_string() }
+    })
 }

@@ -71,14 +71,25 @@ pub(crate) fn worker(
 /// Starts a summation server of the job.
 pub(crate) fn server(over: Over, join: &JoinString, index: u32, settings: &[(&str, &str)]) -> Process {
     let index = index.to_string();
-    let settings = over.with(&[settings, &[("server_index", &index), ("bind", "127.0.0.1:0")]].concat());
+    let settings = over.with(&[&[("server_index", &*index), ("bind", "127.0.0.1:0")], settings].concat());
     Process::start(Path::new(ACTOR), &["server"], Path::new("/tmp"), &variables(join, &settings))
 }
 
 /// Starts a coordinator in a home of its own, for this many workers and servers. Returns the string that lets processes join.
 pub(crate) fn coordinator(home: &Path, workers: u32, servers: u32, settings: &[(&str, &str)]) -> (Process, JoinString) {
+    coordinator_at(home, "127.0.0.1:0", workers, servers, settings)
+}
+
+/// The same at an address.
+pub(crate) fn coordinator_at(
+    home: &Path,
+    bind: &str,
+    workers: u32,
+    servers: u32,
+    settings: &[(&str, &str)],
+) -> (Process, JoinString) {
     let (workers, servers) = (workers.to_string(), servers.to_string());
-    let line = ["coordinator", "-n", &workers, "-s", &servers, "--bind", "127.0.0.1:0"];
+    let line = ["coordinator", "-n", &workers, "-s", &servers, "--bind", bind];
     let mut coordinator = Process::start(Path::new(ACTOR), &line, home, &environment(settings));
     let join = announced(&mut coordinator);
     (coordinator, join)

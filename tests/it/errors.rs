@@ -184,9 +184,13 @@ fn live(join: &JoinString, credentials: &Arc<Credentials>) -> Result<Engine> {
 
 /// The sum cannot be had any more, because a body is added as it arrives.
 fn damage_a_body() -> Error {
+    reduce(&one_that_damages_bodies(Over::Quic).workers[0]).expect_err("the server noticed")
+}
+
+/// A job of one worker whose first push arrives damaged.
+pub(crate) fn one_that_damages_bodies(over: Over) -> Cluster {
     let damage = |push| if push == 1 { Fate::Damage } else { Fate::Stay };
-    let cluster = Cluster::tapped(Over::Quic, 1, 1, &[], |transport| Arc::new(Tap::new(transport, damage)));
-    reduce(&cluster.workers[0]).expect_err("the server noticed")
+    Cluster::tapped(over, 1, 1, &[], |transport| Arc::new(Tap::new(transport, damage)))
 }
 
 fn reduce(engine: &Engine) -> Result<()> {

@@ -4,15 +4,20 @@
 //! The trials train: every survivor submits the next round as soon as it has the one before, and each round is checked. So the fault comes
 //! in the middle of whatever is under way.
 
+mod cuts;
+mod mistakes;
+
+use std::net::UdpSocket;
 use std::time::Duration;
 
 use gradlane_core::runtime::Clock;
+use gradlane_core::types::JoinString;
 use gradlane_tests::matrix;
 use gradlane_tests::over::Over;
 use gradlane_tests::patience::elapsed;
 use gradlane_tests::processes::Process;
 
-use crate::actors::{Job, coordinator, repetitions, server, worker};
+use crate::actors::{Job, coordinator, coordinator_at, repetitions, server, worker};
 
 matrix! {
     [locally, over_shm, over_quic]:
@@ -21,8 +26,10 @@ matrix! {
         f34_a_worker_leaves_a_tensor_out;
     [over_shm, over_quic]:
         f9_f10_a_server_is_killed,
+        f12_a_server_is_killed_and_started_again_at_its_address,
         f14_all_servers_are_killed,
         f15_the_coordinator_is_killed,
+        f16_the_coordinator_is_started_again_without_its_journal,
         f18_the_coordinator_and_a_worker_are_killed;
 }
 
@@ -74,6 +81,19 @@ fn f9_f10_a_server_is_killed(over: Over) {
     });
 }
 
+fn f12_a_server_is_killed_and_started_again_at_its_address(over: Over) {
+    trials("F12 a server is killed and started again at its address", over, |trial| {
+        let mut job = Apart::start(over);
+        train(&mut job.workers, trial);
+        let clock = Clock::start();
+        job.servers[1].signal("KILL");
+        job.servers[1].end();
+        let place = [SETTINGS, &[("bind", &*job.places[1])]].concat();
+        let _again = server(over, &job.join, 1, &place);
+        until_all_fail(&mut job.workers, clock, &["lost server 1"])
+    });
+}
+
 fn f14_all_servers_are_killed(over: Over) {
     trials("F14 all servers are killed", over, |trial| {
         let mut job = Apart::start(over);
@@ -98,6 +118,19 @@ fn f15_the_coordinator_is_killed(over: Over) {
     });
 }
 
+fn f16_the_coordinator_is_started_again_without_its_journal(over: Over) {
+    trials("F16 the coordinator is started again without its journal", over, |trial| {
+        let mut job = Apart::start(over);
+        train(&mut job.workers, trial);
+        let clock = Clock::start();
+        job.coordinator.signal("KILL");
+        job.coordinator.end();
+        let home = tempfile::tempdir().unwrap();
+        let _again = coordinator_at(home.path(), &job.join.address, 3, 2, SETTINGS);
+        until_all_fail(&mut job.workers, clock, &["lost coordinator"])
+    });
+}
+
 fn f18_the_coordinator_and_a_worker_are_killed(over: Over) {
     trials("F18 the coordinator and a worker are killed", over, |trial| {
         let mut job = Apart::start(over);
@@ -105,7 +138,7 @@ fn f18_the_coordinator_and_a_worker_are_killed(over: Over) {
         let clock = Clock::start();
         job.coordinator.signal("KILL");
         job.workers.pop().expect("three").signal("KILL");
-        until_all_fail(&mut job.workers, clock, &["lost coordinator", "did not contribute", "lost worker"])
+        until_all_fail(&mut job.workers, clock, &["lost coordinator", "no contribution", "lost worker"])
     });
 }
 
@@ -127,6 +160,9 @@ struct Apart {
     workers: Vec<Process>,
     servers: Vec<Process>,
     coordinator: Process,
+    join: JoinString,
+    /// Where the servers listen.
+    places: Vec<String>,
     _home: tempfile::TempDir,
 }
 
@@ -134,14 +170,22 @@ impl Apart {
     fn start(over: Over) -> Self {
         let home = tempfile::tempdir().unwrap();
         let (coordinator, join) = coordinator(home.path(), 3, 2, SETTINGS);
-        let servers = (0..2).map(|index| server(over, &join, index, SETTINGS)).collect();
+        let places = free_places();
+        let at = |place| [SETTINGS, &[("bind", place)]].concat();
+        let servers = (0..).zip(&places).map(|(index, place)| server(over, &join, index, &at(place))).collect();
         let mut workers: Vec<Process> =
             (0..3).map(|rank| worker(over, &["puppet"], &join, Some(rank), 3, SETTINGS)).collect();
         for (rank, worker) in workers.iter_mut().enumerate() {
             assert_eq!(worker.line(), format!("joined {rank}"));
         }
-        Self { workers, servers, coordinator, _home: home }
+        Self { workers, servers, coordinator, join, places, _home: home }
     }
+}
+
+/// Two addresses of which the system says that they are free.
+fn free_places() -> Vec<String> {
+    let held = [(); 2].map(|()| UdpSocket::bind("127.0.0.1:0").expect("a free port"));
+    held.iter().map(|socket| socket.local_addr().expect("it is bound").to_string()).collect()
 }
 
 /// Reduces a few rounds, as many more as trials were made before, and begins another one, whose answers are not read.
@@ -177,5 +221,5 @@ fn trials(what: &str, over: Over, trial: impl Fn(u32) -> Duration) {
     let mut took: Vec<Duration> = (0..repetitions(1)).map(trial).collect();
     took.sort_unstable();
     let at = |part: usize| took[(took.len() - 1) * part / 100].as_secs_f64();
-    println!("{what}, {over}: {} trials, p50 {:.2} s, p99 {:.2} s", took.len(), at(50), at(99));
+    println!("{what}, {over}: {} trials, p50 {:.3} s, p99 {:.3} s", took.len(), at(50), at(99));
 }

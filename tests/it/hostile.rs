@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use crossbeam_channel::unbounded;
 use gradlane_core::Error;
-use gradlane_core::engine::Memory;
+use gradlane_core::engine::{Engine, Memory};
 use gradlane_core::mem::Copies;
 use gradlane_core::transport::identity::Credentials;
 use gradlane_core::transport::quic::{ControlEvent, ControlLink, vandal};
@@ -209,9 +209,35 @@ fn who_claims_the_rank_of_a_worker_takes_no_place() {
 
 #[test]
 fn who_reads_no_sum_keeps_nobody_from_theirs_over_quic() {
-    // Longer than what a connection takes without being read.
-    const LEN: usize = 2 << 20;
-    let config = config(Over::Quic, &[("partition_bytes", "8 MiB")]);
+    let (embedded, workers) = with_a_deaf_worker(&[]);
+    let sums = all(&workers, begin_unread);
+    assert!(sums.iter().all(|(outcomes, _unread)| outcomes.iter().all(Result::is_ok)));
+    let server = &embedded.servers()[0];
+    let bytes = (2 * UNREAD_LEN * size_of::<f32>()) as u64;
+    eventually("the server keeps the sums and nothing else", || (server.memory_bytes().0 <= bytes).then_some(()));
+}
+
+#[test]
+fn who_reads_no_sum_is_given_up_after_the_step_timeout_over_quic() {
+    // The deaf worker finds out by itself that it hears nothing, but only after `step_timeout` and twice `dead_timeout`.
+    let (embedded, workers) = with_a_deaf_worker(&[("step_timeout", "6 s"), ("dead_timeout", "60 s")]);
+    let sums = all(&workers, begin_unread);
+    assert!(sums.iter().all(|(outcomes, _unread)| outcomes.iter().all(Result::is_ok)));
+    let server = &embedded.servers()[0];
+    eventually("the server frees the sums that nobody reads", || (server.memory_bytes().0 == 0).then_some(()));
+    let next = all(&workers[..2], |engine| rounds::begin(engine, "a", 1, UNREAD_LEN)?.check());
+    for outcome in next {
+        let error = outcome.unwrap_err();
+        assert!(matches!(&error, Error::Stalled { missing, .. } if *missing == [WorkerId(2)]), "{error}");
+    }
+}
+
+/// Longer than what a connection takes without being read.
+const UNREAD_LEN: usize = 2 << 20;
+
+/// A job of three workers over QUIC, of which the last reads no sums.
+fn with_a_deaf_worker(settings: &[(&str, &str)]) -> (Embedded, Vec<Engine>) {
+    let config = config(Over::Quic, &[&[("partition_bytes", "8 MiB")], settings].concat());
     let embedded = Embedded::start(EmbeddedOptions { config: config.clone(), workers: 3, servers: 1 }).unwrap();
     let start = |rank| {
         worker_over(&config, embedded.join_string(), Some(rank), 3, |credentials, copies| {
@@ -224,15 +250,13 @@ fn who_reads_no_sum_keeps_nobody_from_theirs_over_quic() {
         let starting = [0, 1, 2].map(|rank| scope.spawn(move || start(rank)));
         starting.map(|worker| worker.join().unwrap())
     });
-    let sums = all(&workers, |engine| {
-        let sums = ["a", "b"].map(|name| rounds::begin(engine, name, 0, LEN).unwrap());
-        if engine.rank().0 == 2 { (vec![], Some(sums)) } else { (sums.map(rounds::Reduction::check).to_vec(), None) }
-    });
-    assert_eq!(sums[0].0, [Ok(()), Ok(())]);
-    assert_eq!(sums[1].0, [Ok(()), Ok(())]);
-    let bytes = (2 * LEN * size_of::<f32>()) as u64;
-    let server = &embedded.servers()[0];
-    eventually("the server keeps the sums and nothing else", || (server.memory_bytes().0 <= bytes).then_some(()));
+    (embedded, workers.into())
+}
+
+/// Reduces two tensors. The deaf worker returns what it began.
+fn begin_unread(engine: &Engine) -> (Vec<Result<(), Error>>, Option<[rounds::Reduction; 2]>) {
+    let sums = ["a", "b"].map(|name| rounds::begin(engine, name, 0, UNREAD_LEN).unwrap());
+    if engine.rank().0 == 2 { (vec![], Some(sums)) } else { (sums.map(rounds::Reduction::check).to_vec(), None) }
 }
 
 /// Does `harm` while the workers reduce, and expects every sum to be right.

@@ -183,13 +183,14 @@ fn nothing_is_accepted_before_the_handshake_is_over() {
 }
 
 #[test]
-fn a_connection_that_moves_to_another_address_is_not_heard() {
+fn a_connection_that_moves_to_another_address_goes_on_there() {
     let cluster = Cluster::start(Over::Quic, 1, 1);
     let member = cluster.embedded.coordinator().credentials(Role::Worker).unwrap();
-    let second = std::time::Duration::from_secs(1);
     for port in [&*cluster.embedded.join_string().address, cluster.embedded.servers()[0].address()] {
-        assert_eq!(vandal::is_heard_after(false, port, &member, PATIENCE), Ok(true), "what is written is refused");
-        assert_eq!(vandal::is_heard_after(true, port, &member, second), Ok(false));
+        for moves in [false, true] {
+            let heard = vandal::is_heard_after(moves, port, &member, PATIENCE);
+            assert_eq!(heard, Ok(true), "what is written is refused, moves: {moves}");
+        }
     }
 }
 

@@ -6,6 +6,7 @@ import contextlib
 import os
 import queue
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -77,6 +78,13 @@ def run_all(
             output.seek(0)
             ended.append(Ended(process.returncode, output.read().decode(errors="replace")))
     return ended
+
+
+def free_port() -> int:
+    """A port of UDP that nobody uses now."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 class Running:

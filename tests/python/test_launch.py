@@ -1,15 +1,15 @@
 """How a process finds its job: which variables count, in which order, and that each launcher's way leads to a sum."""
 
+import contextlib
 import json
 import os
 import re
-import socket
 import sys
 
 import gradlane
 import pytest
 from gradlane import _bootstrap, _core
-from processes import LAUNCH_NAMES, LAUNCH_VARIABLES, over, run_all
+from processes import LAUNCH_NAMES, LAUNCH_VARIABLES, SAY, free_port, over, run_all
 
 TORCHRUN = {
     "RANK": "3",
@@ -149,33 +149,87 @@ def test_torchrun_needs_no_server(tmp_path, sealed):
     check_sums(run_all([(command, environment)], timeout=90), workers=2)
 
 
+def test_torchrun_starts_a_failed_job_again(tmp_path):
+    pytest.importorskip("torch")
+    script = tmp_path / "worker.py"
+    script.write_text(
+        SAY
+        + """
+import numpy as np
+import gradlane
+
+gradlane.init()
+attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+total = gradlane.push_pull(np.ones(2, np.float32), "ones", op=gradlane.Sum)
+if attempt == 0 and gradlane.rank() == 1:
+    os._exit(3)
+gradlane.barrier("all are there")
+say(f"attempt {attempt}, rank {gradlane.rank()}: {total.tolist()}")
+"""
+    )
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    [ended] = run_all([([*command, "--max-restarts", "1", str(script)], {"OMP_NUM_THREADS": "1"})], timeout=120)
+    assert ended.code == 0, ended.output
+    for rank in range(2):
+        assert f"attempt 1, rank {rank}: [2.0, 2.0]" in ended.output, ended.output
+
+
+def test_torchrun_starts_a_process_group(tmp_path):
+    pytest.importorskip("torch")
+    script = tmp_path / "worker.py"
+    script.write_text(
+        SAY
+        + """
+import torch
+import torch.distributed as dist
+import gradlane.torch as gl
+
+dist.init_process_group("gradlane")
+tensor = torch.full((2,), 1.0 + dist.get_rank())
+dist.all_reduce(tensor)
+say(f"rank {dist.get_rank()} is {gl.rank()}: {tensor.tolist()}")
+dist.destroy_process_group()
+"""
+    )
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
+    [ended] = run_all([(command, {"OMP_NUM_THREADS": "1"})], timeout=90)
+    assert ended.code == 0, ended.output
+    for rank in range(2):
+        assert f"rank {rank} is {rank}: [3.0, 3.0]" in ended.output
+
+
 def test_with_a_secret_nothing_in_the_store_of_torchrun_lets_anybody_in(monkeypatch):
     store = Store()
     monkeypatch.setattr(_bootstrap, "_agent_store", lambda timeout, generation: store)
 
-    def meet(settings, **entrance):
-        launch = _bootstrap.Launch("torchrun", 0, 2, 0, 1, 0, 2, 0, 1.0, entrance)
-        return _bootstrap._meet(launch, entrance, settings, 0)
+    def meet(settings, rank=0, **entrance):
+        launch = _bootstrap.Launch("torchrun", rank, 2, 0, 1, 0, 2, 0, 1.0, entrance)
+        return _bootstrap._meet(launch, entrance, settings, 0, while_joining)
 
     def find(settings):
-        return meet(settings, way="find", job="night")[1]
+        return meet(settings, rank=1, way="find", job="night")[1]
 
+    while_joining = contextlib.ExitStack()
     plan = {"bind": "127.0.0.1:0", "workers": 2, "servers": 1, "coordinator_only": False}
-    embedded, join, _ = meet({"secret": SECRET}, way="embed", job="night", **plan)
-    try:
-        secret_of_job = join.rsplit(".", 1)[1]
-        assert not any(part in store.values["join"] for part in (secret_of_job, "127.0.0.1", SECRET))
+    store.set("rank 1 asks", "a word of a job that failed")
+    with contextlib.ExitStack() as while_joining:
+        embedded, join, _ = meet({"secret": SECRET}, way="embed", job="night", **plan)
+        while_joining.callback(embedded.stop, 0.0)
         assert find({"secret": SECRET}) == join
         for settings in ({}, {"secret": SECRET[::-1]}):
             with pytest.raises(gradlane.AuthError, match="GRADLANE_SECRET"):
                 find(settings)
-        store.set("join", join)
+    secret_of_job = join.rsplit(".", 1)[1]
+    for value in store.values.values():
+        assert not any(part in value for part in (secret_of_job, "127.0.0.1", SECRET))
+    with contextlib.ExitStack() as while_joining:
+        with pytest.raises(gradlane.TimeoutError, match="rank 0 gave no join string"):
+            find({"secret": SECRET})  # the answers of the job before are not taken
+        while_joining.callback(_bootstrap._Giver(store, join, 2).stop)
         with pytest.raises(gradlane.AuthError, match="not sealed"):
             find({"secret": SECRET})
-    finally:
-        embedded.stop(0.0)
-    with pytest.raises(gradlane.ConfigError, match="has 5 bytes"):
-        find({"secret": "short"})
+        with pytest.raises(gradlane.ConfigError, match="has 5 bytes"):
+            find({"secret": "short"})
 
 
 def test_a_byteps_launch_script_needs_no_change(tmp_path):
@@ -308,12 +362,6 @@ def check_sums(ended, workers):
     total = workers * (workers + 1) // 2
     got = sorted(re.findall(r"rank \d+ of \d+ got \d+\.", output))
     assert got == [f"rank {rank} of {workers} got {total}." for rank in range(workers)], output
-
-
-def free_port():
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 class Store:

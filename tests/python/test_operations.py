@@ -1,13 +1,15 @@
 """What two workers get from the operations on buffers."""
 
 import asyncio
+import hmac
+import pickle
 import threading
 
 import gradlane
 import numpy as np
 import pytest
-from gradlane import _plain
-from gradlane.errors import InvalidArgumentError, ProtocolError
+from gradlane import _objects, _plain
+from gradlane.errors import AuthError, InvalidArgumentError, ProtocolError
 
 pytestmark = [pytest.mark.workers(2, servers=2), pytest.mark.over("local", "shm", "quic")]
 
@@ -214,9 +216,37 @@ def test_no_operation_is_left_over():
 PLAIN = [None, True, 2**70, -0.5, float("inf"), "text", b"\x00\xff", (1, [2, ()]), {1: "one", ("a", 2): {}, "b": None}]
 
 
-def test_plain_values_are_sent_without_pickle(monkeypatch):
-    import pickle
+class Trap:
+    """Runs code where it is unpickled."""
 
+    def __reduce__(self):
+        return (eval, ("1 / 0",))
+
+
+def test_an_object_that_a_server_forged_is_not_unpickled():
+    # A server sees and changes all bytes, and does not have the key of the workers.
+    forged = pickle.dumps(Trap())
+    for name, mac in {"no MAC": b"", "guessed key": hmac.digest(bytes(32), forged, "sha256")}.items():
+        if gradlane.rank() == 1:
+            _objects.broadcast_bytes(mac + forged, 1, name)
+        else:
+            with pytest.raises(AuthError, match="not sent by that worker of this job"):
+                gradlane.broadcast_object(None, 1, name)
+
+
+def test_an_object_is_good_for_one_operation_name_and_sender():
+    about = ("broadcast_object", "a", 1)
+    sealed = _objects._dumps([1, 2], False, *about)
+    assert _objects._loads(memoryview(sealed), False, *about) == [1, 2]
+    for other in [("allgather", "a", 1), ("broadcast_object", "b", 1), ("broadcast_object", "a", 0)]:
+        with pytest.raises(AuthError):
+            _objects._loads(memoryview(sealed), False, *other)
+    for damaged in (b"", sealed[:31], sealed[:-1], bytes([sealed[0] ^ 1]) + sealed[1:]):
+        with pytest.raises(AuthError):
+            _objects._loads(memoryview(damaged), False, *about)
+
+
+def test_plain_values_are_sent_without_pickle(monkeypatch):
     mine = PLAIN if gradlane.rank() == 1 else None
     with monkeypatch.context() as patch:
         patch.delattr(pickle, "loads")

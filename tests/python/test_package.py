@@ -19,6 +19,13 @@ def test_importing_gradlane_imports_neither_frameworks_nor_what_is_slow_to_impor
     assert ended.output.strip() == "[]"
 
 
+def test_versions_are_shown_without_importing_anything():
+    script = "import sys, gradlane; gradlane.show_versions(); print('torch' in sys.modules)"
+    lines = run_python(script).output.splitlines()
+    assert lines[0] == f"gradlane {_core.__version__}" and lines[1].startswith("CPython 3."), lines
+    assert any(line.startswith("numpy ") for line in lines) and lines[-1] == "False", lines
+
+
 def test_the_command_line_runs_as_a_module():
     ended = run_python("import runpy, sys; sys.argv = ['gradlane', '--version']; runpy.run_module('gradlane')")
     assert ended.code == 0 and _core.__version__ in ended.output

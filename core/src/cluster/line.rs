@@ -28,8 +28,7 @@ pub(super) struct Line {
 /// Up         -            -           Resting        Dialling   Cut
 /// Cut        -            -           -              -          -
 /// ```
-/// A silent connection may be one whose path has changed: without migration (RFC 9000, section 9) the coordinator ignores what comes from
-/// another address. The member must be back before the coordinator counts it as dead.
+/// A silent connection may be one whose path is broken. The member must be back before the coordinator counts it as dead.
 #[derive(Debug)]
 enum State {
     Resting {

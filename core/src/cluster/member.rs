@@ -145,6 +145,10 @@ impl Member {
             Frame::Ended { keys, below } => self.tell(MemberEvent::Ended { keys, below }),
             Frame::Forget { key, error } => self.tell(MemberEvent::Forget { key, error }),
             Frame::Renewed { outcome } => self.tell(MemberEvent::Renewed { outcome }),
+            Frame::WorkersKey(key) if self.config.process.role == Role::Worker => {
+                self.tell(MemberEvent::WorkersKey(key));
+            }
+            Frame::WorkersKey(_) => self.fail_protocol("kind", "is for workers alone"),
             Frame::StallNotice { tensor, stall, detail } => {
                 self.tell(MemberEvent::StallNotice { tensor, stall, detail });
             }

@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use crate::error::{Error, Result};
-use crate::types::{PartLayout, Process, TensorKey, View};
+use crate::types::{PartLayout, Process, TensorKey, View, WorkersKey};
 use crate::wire::Frame;
 use crate::wire::frame::Stall;
 use crate::wire::limits::NAME_BYTES_MAX;
@@ -103,6 +103,9 @@ pub enum MemberEvent {
         /// The next certificate of this process, in DER, or the error.
         outcome: Result<Vec<u8>>,
     },
+    /// The key that only the coordinator and the workers have. Comes to workers, before [`MemberEvent::Joined`], and is repeated after a
+    /// reconnection.
+    WorkersKey(WorkersKey),
     /// This tensor failed for good on every worker. May be repeated after a reconnection.
     Forget {
         /// The tensor.

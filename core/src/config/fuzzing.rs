@@ -1,22 +1,44 @@
 //! What the fuzzer reaches of this module, whose parsers are private. Each function panics if a rule is broken.
 
+use std::sync::LazyLock;
+
 use super::cluster_file::ClusterFile;
 use super::kinds::ProcessRole;
 use super::knobs::{Config, KNOBS, Knob};
 use super::load::File;
 use super::origin::Origin;
+use crate::error::Error;
 
-/// Every value that can be shown reads back as itself.
-pub fn values_read_back(config: &Config) {
-    let mut copy = Config::default();
-    for knob in KNOBS.iter().filter(|knob| !knob.unit.is_secret()) {
-        let text = knob.value(config);
-        // What is absent has no text.
-        if !text.is_empty() {
-            let set = copy.set(knob, &text, Origin::Argument);
-            assert_eq!(set, Ok(()), "{} is {text:?}", knob.name);
-            assert_eq!(knob.value(&copy), text, "{}", knob.name);
+/// The text of one setting: refused with a reason, or shown so that it reads back as itself.
+pub fn setting(knob: &'static Knob, text: &str) {
+    let mut config = Config::default();
+    match config.set(knob, text, Origin::Argument) {
+        Ok(()) => reads_back(knob, &config, &mut Config::default()),
+        Err(Error::Config { problem, hint, .. }) => {
+            assert!(!problem.is_empty() && !hint.is_empty(), "{problem}, {hint}")
         }
+        Err(error) => panic!("not about settings: {error}"),
+    }
+}
+
+/// Every value that can be shown reads back as itself. Defaults do so in a test of their own.
+pub fn values_read_back(config: &Config) {
+    static DEFAULTS: LazyLock<Vec<String>> = LazyLock::new(|| {
+        let config = Config::default();
+        KNOBS.iter().map(|knob| knob.value(&config)).collect()
+    });
+    let mut copy = Config::default();
+    let news = KNOBS.iter().zip(&*DEFAULTS).filter(|(knob, default)| knob.value(config) != **default);
+    news.for_each(|(knob, _)| reads_back(knob, config, &mut copy));
+}
+
+/// Whether `copy`, of which nothing else is asked, can take the value as it is shown. Secrets are not shown, and what is absent has no text.
+fn reads_back(knob: &'static Knob, config: &Config, copy: &mut Config) {
+    let text = knob.value(config);
+    if !knob.unit.is_secret() && !text.is_empty() {
+        let set = copy.set(knob, &text, Origin::Argument);
+        assert_eq!(set, Ok(()), "{} is {text:?}", knob.name);
+        assert_eq!(knob.value(copy), text, "{}", knob.name);
     }
 }
 

@@ -218,7 +218,7 @@ knobs! {
         deterministic: Flag = "false";
         /// Threads that add in a server; 0 for one per core.
         sum_threads: Count = "0" in "0" to "1024", alias "BYTEPS_SERVER_ENGINE_THREAD";
-        /// Memory of a server for sums, finished and growing: more than three times its share of the model, more if `deterministic`. Unset, three quarters of what its host and its control groups give it.
+        /// Memory of a server: seven eighths for sums, finished and growing, and one for what workers have sent over QUIC and nobody has read. The sums need more than three times its share of the model, more if `deterministic`. Unset, three quarters of what its host and its control groups give it.
         server_bytes_max: Optional<Bytes> = "" in "1 MiB" to "64 TiB";
     }
     "Devices" {

@@ -12,6 +12,7 @@ use std::time::Duration;
 use super::kinds::Unit;
 use super::knobs::{Config, KNOBS, Knob, variable};
 use super::origin::{Origin, PREFIX, written};
+use super::unread;
 use crate::error::{Error, Result};
 
 /// A setting that is probably a mistake but does no harm.
@@ -42,12 +43,6 @@ pub struct File {
 const FILE_VARIABLE: &str = "GRADLANE_CONFIG";
 /// The argument that names the configuration file.
 const FILE_ARGUMENT: &str = "config";
-
-/// Variables of BytePS that people set but that have no meaning here.
-const UNREAD: [(&str, &str); 2] = [
-    ("BYTEPS_SCHEDULING_CREDIT", "counts parts and is not read; set GRADLANE_CREDIT_BYTES, in bytes"),
-    ("BYTEPS_ENABLE_ASYNC", "is not read: every sum has the contributions of all workers"),
-];
 
 /// Settings of the previous version that no longer have an effect. They cause a warning in any source.
 const RETIRED: [(&str, &str); 1] =
@@ -366,10 +361,10 @@ fn warnings(environment: &BTreeMap<String, String>) -> Vec<Warning> {
             };
             Some(Warning { variable: name.clone(), problem })
         });
-    let unread = UNREAD
-        .into_iter()
-        .filter(|(name, _)| environment.get(*name).is_some_and(|value| value != "0"))
-        .map(|(name, problem)| Warning { variable: name.to_owned(), problem: problem.to_owned() });
+    let unread = environment
+        .iter()
+        .filter(|(name, _)| !known.contains(name))
+        .filter_map(|(name, value)| Some(Warning { variable: name.clone(), problem: unread::why(name, value)? }));
     unknown.chain(unread).collect()
 }
 

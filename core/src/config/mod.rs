@@ -21,6 +21,7 @@ mod place;
 pub mod report;
 mod tf_config;
 pub mod units;
+mod unread;
 
 pub use choices::{Checksum, Congestion, LocalReduce, TransportChoice};
 pub use kinds::ProcessRole;

@@ -26,7 +26,7 @@ use crate::runtime::{Clock, Membership, MembershipOptions, Timer};
 use crate::sched::SchedulerConfig;
 use crate::transport::Transport;
 use crate::transport::identity::Credentials;
-use crate::types::{DeviceKind, Op, Priority, TensorSpec, Time, WorkerId};
+use crate::types::{DeviceKind, Op, Priority, TensorSpec, Time, WorkerId, WorkersKey};
 use crate::worker::{Formation, Tensor, Terms, Worker, WorkerSettings};
 
 /// How to start an engine.
@@ -207,6 +207,12 @@ impl Engine {
             locked(&self.threads).push(thread);
         }
         Ok(())
+    }
+
+    /// The key that only the coordinator and the workers of the job have, for what must not be forged by servers. `None` after
+    /// [`shutdown`](Self::shutdown).
+    pub fn workers_key(&self) -> Option<WorkersKey> {
+        locked(&self.shared.membership).as_ref()?.workers_key()
     }
 
     /// This worker's rank.
@@ -477,8 +483,11 @@ fn on_event(shared: &Arc<Shared>, event: MemberEvent) {
         MemberEvent::Left => shared.milestones.change(|reached| reached.left = true),
         // For servers alone.
         MemberEvent::Ended { .. } => {}
-        MemberEvent::Declared { .. } | MemberEvent::BarrierDone { .. } | MemberEvent::Renewed { .. } => {
-            unreachable!("the membership reports these errors to the waiting callers")
+        MemberEvent::Declared { .. }
+        | MemberEvent::BarrierDone { .. }
+        | MemberEvent::Renewed { .. }
+        | MemberEvent::WorkersKey(_) => {
+            unreachable!("the membership keeps these events, or reports them to the waiting callers")
         }
     }
 }

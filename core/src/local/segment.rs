@@ -12,6 +12,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
+use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::error::{Error, Result};
@@ -60,11 +61,15 @@ impl Segment {
             rustix::fs::memfd_create(c"gradlane", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).map_err(failed)?;
         match rustix::fs::fallocate(&fd, FallocateFlags::empty(), 0, bytes) {
             Ok(()) => {}
-            Err(rustix::io::Errno::NOSPC | rustix::io::Errno::NOMEM) => {
+            Err(error @ (Errno::NOSPC | Errno::NOMEM | Errno::FBIG)) => {
+                let hint = match error {
+                    Errno::FBIG => "raise the limit of file sizes (ulimit -f), which counts for shared memory too",
+                    _ => "raise the memory limit of the container or cgroup",
+                };
                 return Err(Error::Exhausted {
                     what: "shared memory".to_owned(),
                     limit: format!("{bytes} bytes wanted"),
-                    hint: "raise the memory limit of the container or cgroup".to_owned(),
+                    hint: hint.to_owned(),
                 });
             }
             Err(error) => return Err(failed(error)),
@@ -173,7 +178,7 @@ impl Segment {
 
     fn mapped(fd: OwnedFd, bytes: u64, access: ProtFlags) -> Result<Self> {
         let failed = |error| io(format!("mapping {bytes} bytes of shared memory"), error);
-        let length = usize::try_from(bytes).map_err(|_| failed(rustix::io::Errno::OVERFLOW))?;
+        let length = usize::try_from(bytes).map_err(|_| failed(Errno::OVERFLOW))?;
         // SAFETY: a new mapping at an address of the kernel's choice touches no memory in use.
         let start = unsafe { rustix::mm::mmap(std::ptr::null_mut(), length, access, MapFlags::SHARED, &fd, 0) };
         let start = NonNull::new(start.map_err(failed)?.cast::<u8>()).expect("nothing is mapped at null");
@@ -243,7 +248,7 @@ impl Shown {
     }
 }
 
-fn io(what: String, error: rustix::io::Errno) -> Error {
+fn io(what: String, error: Errno) -> Error {
     Error::Io { what, cause: error.to_string() }
 }
 
@@ -291,7 +296,7 @@ mod tests {
     #[test]
     fn a_peer_cannot_shrink_it() {
         let segment = Segment::create(4096).unwrap();
-        assert_eq!(rustix::fs::ftruncate(segment.fd(), 0), Err(rustix::io::Errno::PERM));
+        assert_eq!(rustix::fs::ftruncate(segment.fd(), 0), Err(Errno::PERM));
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -13,13 +13,14 @@ use crate::cluster::{Member, MemberCommand, MemberConfig, MemberEvent};
 use crate::error::{Error, Result};
 use crate::transport::identity::{Credentials, Renewal};
 use crate::transport::quic::control::{ControlEvent, ControlLink};
-use crate::types::{Done, PartLayout, TensorSpec, Time};
+use crate::types::{Done, PartLayout, TensorSpec, Time, WorkersKey};
 use crate::wire::frame::{Frame, Progress, Stall, Status};
 
 /// The membership of this process in a job: its connection to the coordinator, and the thread that drives it.
 #[derive(Debug)]
 pub struct Membership {
     inputs: Sender<Input>,
+    workers_key: Arc<OnceLock<WorkersKey>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -56,6 +57,7 @@ impl Membership {
         events: impl Fn(MemberEvent) + Send + 'static,
     ) -> Result<Self> {
         let (inputs, received) = unbounded();
+        let workers_key = Arc::new(OnceLock::new());
         let mut driver = Driver {
             member: Member::new(
                 MemberConfig { coordinator: options.coordinator.clone(), ..options.member },
@@ -66,6 +68,7 @@ impl Membership {
             credentials: options.credentials,
             renewal: Renewal::default(),
             inputs: inputs.clone(),
+            workers_key: Arc::clone(&workers_key),
             link: None,
             dials: 0,
             declarations: BTreeMap::new(),
@@ -77,7 +80,12 @@ impl Membership {
             .name("gl-membership".to_owned())
             .spawn(move || driver.run_guarded(Inputs::new(received, clock)))
             .map_err(|error| Error::Io { what: "starting a thread".to_owned(), cause: error.to_string() })?;
-        Ok(Self { inputs, thread: Some(thread) })
+        Ok(Self { inputs, workers_key, thread: Some(thread) })
+    }
+
+    /// The key that the coordinator gave the workers of the job. A worker has it from [`MemberEvent::Joined`] on, other processes never.
+    pub fn workers_key(&self) -> Option<WorkersKey> {
+        self.workers_key.get().cloned()
     }
 
     /// Declares tensors. `done` gets every part that holds bytes of them.
@@ -146,6 +154,7 @@ struct Driver {
     /// Of the certificate in `credentials`.
     renewal: Renewal,
     inputs: Sender<Input>,
+    workers_key: Arc<OnceLock<WorkersKey>>,
     link: Option<ControlLink>,
     /// Counts dials, so that late events of an earlier connection can be recognised.
     dials: u64,
@@ -281,6 +290,8 @@ impl Driver {
                 }
             }
             MemberEvent::Renewed { outcome } => self.renewed(outcome),
+            // A job has one, so that a later one is the same.
+            MemberEvent::WorkersKey(key) => drop(self.workers_key.set(key)),
             MemberEvent::BarrierDone { request, outcome } => {
                 if let Some(done) = self.barriers.remove(&request) {
                     done.report(outcome);

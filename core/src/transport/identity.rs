@@ -11,7 +11,7 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use aws_lc_rs::rand;
+use aws_lc_rs::{hmac, rand};
 use data_encoding::HEXLOWER;
 use rcgen::{
     BasicConstraints, CertificateParams, CertificateSigningRequestParams, DistinguishedName, DnType,
@@ -27,7 +27,7 @@ use super::validity::{BACKDATED, wall_clock};
 pub use super::validity::{Renewal, Validity};
 use crate::error::{Error, Result};
 use crate::types::join::JoinString;
-use crate::types::{NodeId, Role};
+use crate::types::{NodeId, Role, WorkersKey};
 
 /// The certificate authority of one job, with the secret that lets a process enrol. Held by the coordinator alone.
 pub struct Authority {
@@ -63,10 +63,17 @@ impl Authority {
         Self::forget(dir)?;
         let [key, certificate, secret] = files(dir);
         // The secret is written last: its presence says that the others are whole.
-        keep(&key, authority.key.serialized_der())?;
-        keep(&certificate, &authority.certificate)?;
-        keep(&secret, &authority.secret)?;
-        Ok(authority)
+        let kept = keep(&key, authority.key.serialized_der())
+            .and_then(|()| keep(&certificate, &authority.certificate))
+            .and_then(|()| keep(&secret, &authority.secret));
+        match kept {
+            Ok(()) => Ok(authority),
+            Err(error) => {
+                // A file that was begun on a full disk would be taken for a damaged one.
+                let _ = Self::forget(dir);
+                Err(error)
+            }
+        }
     }
 
     /// The authority that an earlier start of the same job's coordinator left in `dir`; [`begin`](Self::begin) if it left none. The join
@@ -102,6 +109,23 @@ impl Authority {
         let secret = read(&secret)?.try_into().map_err(|_| damaged("join.secret"))?;
         let (job, dir) = (job.to_owned(), Some(dir.to_owned()));
         Ok(Some(Self { job, key, certificate, secret, lifetime: LIFETIME, dir }))
+    }
+
+    /// The key of this job's workers. It is derived from the authority's own key, so that a coordinator that resumes a job has the same one.
+    pub fn workers_key(&self) -> WorkersKey {
+        WorkersKey(self.derive(b"gradlane 1: key of the workers"))
+    }
+
+    /// The key of the stateless resets of this job's coordinator (RFC 9000, section 10.3). A coordinator that was killed and resumes its job
+    /// has the same one, so that its former members learn at once that it knows their connections no more.
+    pub(super) fn reset_key(&self) -> [u8; 32] {
+        self.derive(b"gradlane 1: stateless reset")
+    }
+
+    /// HMAC-SHA256 is a pseudorandom function of `purpose` to everybody who does not have the authority's key.
+    fn derive(&self, purpose: &[u8]) -> [u8; 32] {
+        let key = hmac::Key::new(hmac::HMAC_SHA256, self.key.serialized_der());
+        hmac::sign(&key, purpose).as_ref().try_into().expect("SHA-256 has 32 bytes")
     }
 
     /// Makes a further join string for the job that is led at `join`'s address and whose authority is kept in `dir`. It lets in `uses`

@@ -360,6 +360,8 @@ impl Switch {
                 exchange.state.end(Ok(Answer::Reject(error)));
                 self.answered(from, id);
             }
+            // Nothing is received before it is wanted.
+            Outgoing::Grant { .. } => {}
             Outgoing::Disconnect { link, reason } => self.close_links_by_id(link, &reason),
         }
     }

@@ -218,6 +218,14 @@ pub enum Outgoing {
         /// Why.
         error: Error,
     },
+    /// Let the peer of a connection have sent so many bytes that nobody has read. A transport that reads into memory of a fixed size
+    /// ignores this.
+    Grant {
+        /// The connection.
+        link: LinkId,
+        /// How many.
+        unread_bytes_max: u64,
+    },
     /// Close a connection.
     Disconnect {
         /// The connection.

@@ -33,8 +33,12 @@ impl Router {
     /// A transport with the halves that the settings allow. Bytes that it copies are counted in `copies`.
     ///
     /// # Errors
-    /// [`Error::Auth`] if the credentials are not usable, [`Error::Io`] if the system gives no socket or thread.
+    /// [`Error::Auth`] if the credentials are not usable, [`Error::Io`] if the system gives no socket or thread. [`Error::Exhausted`] if there
+    /// must be shared memory and there is not enough for one server.
     pub fn new(config: &Config, credentials: &Credentials, copies: &Copies) -> Result<Self> {
+        if config.transport == TransportChoice::Shm {
+            shm::check_memory()?;
+        }
         let shm = match config.transport {
             TransportChoice::Quic => None,
             TransportChoice::Auto | TransportChoice::Shm => Some(ShmTransport::new(credentials, copies)?),
@@ -182,7 +186,8 @@ pub fn bind(
     inbox: Inbox,
 ) -> Result<(Listener, String)> {
     let inbox: Arc<dyn Fn(Incoming) + Send + Sync> = inbox.into();
-    let quic = quic::bind(&config.bind, credentials, &Settings::from_config(config), Half::Quic.inbox(&inbox))?;
+    let settings = Settings::from_config(config).for_server();
+    let quic = quic::bind(&config.bind, credentials, &settings, Half::Quic.inbox(&inbox))?;
     let shm = match config.transport {
         TransportChoice::Quic => None,
         TransportChoice::Shm => Some(bind_shm(config, credentials, shared_memory, copies, &inbox)?),
@@ -301,6 +306,9 @@ fn inward(outgoing: Outgoing) -> (Half, Outgoing) {
         }
         Outgoing::Reject { exchange, target, error } => {
             (Half::of(exchange.0), Outgoing::Reject { exchange: name(exchange), target, error })
+        }
+        Outgoing::Grant { link, unread_bytes_max } => {
+            (Half::of(link.0), Outgoing::Grant { link: LinkId(Half::inner(link.0)), unread_bytes_max })
         }
         Outgoing::Disconnect { link, reason } => {
             (Half::of(link.0), Outgoing::Disconnect { link: LinkId(Half::inner(link.0)), reason })

@@ -73,7 +73,9 @@ impl FromStr for JoinString {
 const PREFIX: &str = "gradlane1";
 
 fn is_other_version(prefix: &str) -> bool {
-    prefix.strip_prefix("gradlane").is_some_and(|version| version.parse::<u32>().is_ok())
+    // Written as a version is: zeros in front would make a message of any length.
+    let is_version = |text: &str| text.parse::<u32>().is_ok_and(|version| version.to_string() == text);
+    prefix.strip_prefix("gradlane").is_some_and(is_version)
 }
 
 fn check_address(address: &str) -> Result<()> {
@@ -142,6 +144,7 @@ mod tests {
             (format!("{ca_hash}.{secret}"), "fewer than four parts"),
             (format!("swarm.n1:7000.{ca_hash}.{secret}"), "gradlane1"),
             (format!("gradlane1.{ca_hash}.{secret}"), "gradlane1"),
+            (format!("gradlane{}1.n1:7000.{ca_hash}.{secret}", "0".repeat(500)), "gradlane1"),
             (format!("gradlane1.n1.{ca_hash}.{secret}"), "without a port"),
             (format!("gradlane1.:7000.{ca_hash}.{secret}"), "without a host"),
             (format!("gradlane1.n1:0.{ca_hash}.{secret}"), "port"),

@@ -19,6 +19,7 @@ pub mod text;
 pub mod time;
 pub mod view;
 pub mod worker_set;
+pub mod workers_key;
 
 pub use crate::id::{
     Epoch, ExchangeId, Incarnation, LinkId, MachineId, NodeId, PartId, Round, ServerId, TensorKey, WorkerId,
@@ -42,3 +43,4 @@ pub use text::printable;
 pub use time::Time;
 pub use view::{Member, Phase, View};
 pub use worker_set::WorkerSet;
+pub use workers_key::WorkersKey;

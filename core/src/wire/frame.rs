@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use crate::error::{Error, Result};
-use crate::types::{Epoch, PartId, PartLayout, Process, Round, TensorKey, TensorSpec, Time, View, WorkerId};
+use crate::types::{
+    Epoch, PartId, PartLayout, Process, Round, TensorKey, TensorSpec, Time, View, WorkerId, WorkersKey,
+};
 
 mod encoding;
 mod fields;
@@ -121,6 +123,8 @@ pub enum Frame {
         /// The certificate in DER, or why there is none.
         outcome: Result<Vec<u8>>,
     },
+    /// To workers: the key that only they and the coordinator have. It comes before the first view, on each connection.
+    WorkersKey(WorkersKey),
 }
 
 /// A process asks for a place in the job, or for the place that it has.

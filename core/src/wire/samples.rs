@@ -7,7 +7,7 @@ use super::{Body, Contribute, Contribution, Contributors, Frame, Header, Reject,
 use crate::error::{Claim, ERRORS, Error, ErrorKind, FieldSource};
 use crate::types::{
     DType, Encoding, Epoch, Incarnation, MachineId, Member, NodeId, Op, PartId, PartLayout, Phase, Piece, Process,
-    Role, Round, ServerId, Span, TensorKey, TensorSpec, Time, View, Wiring, WorkerId,
+    Role, Round, ServerId, Span, TensorKey, TensorSpec, Time, View, Wiring, WorkerId, WorkersKey,
 };
 
 /// At least one frame of each kind, in the order of the declaration.
@@ -61,6 +61,7 @@ pub fn frames() -> Vec<Frame> {
         }),
         Frame::Renewed { outcome: Ok(vec![0x30, 0x82]) },
         Frame::Renewed { outcome: Err(Error::Cancelled) },
+        Frame::WorkersKey(WorkersKey([0xcd; 32])),
     ]
 }
 

@@ -129,11 +129,11 @@ impl Links {
         waiting.chain(checks).chain(looks).min()
     }
 
-    /// The silent servers that must be looked at now, with the time since when each is silent and the error of what waited in vain.
-    pub(super) fn overdue(&self, now: Time) -> Vec<(ServerId, Time, Error)> {
+    /// The silent servers that must be looked at now, each with its silence and the error of what waited in vain.
+    pub(super) fn overdue(&self, now: Time) -> Vec<(ServerId, Silence, Error)> {
         let silent = self.servers.iter().filter_map(|(server, link)| Some((*server, link, link.silence()?)));
         let overdue = silent.filter(|(_, _, silence)| silence.check_at <= now);
-        overdue.map(|(server, link, silence)| (server, silence.since, silence.error(now, &link.to))).collect()
+        overdue.map(|(server, link, silence)| (server, silence.clone(), silence.error(now, &link.to))).collect()
     }
 
     /// The silence of `server` was looked at. The next submission that waits for it is due at `next`.
@@ -205,7 +205,7 @@ impl Links {
             LinkState::Up { since, .. } if since + self.steady <= now => entry.silence = None,
             LinkState::Dialling | LinkState::Up { .. } => {}
         }
-        entry.silence.get_or_insert_with(|| Silence::new(now, self.patience)).failed(cause);
+        entry.silence.get_or_insert_with(|| Silence::new(now, self.patience)).failed(now, cause);
         entry.state = LinkState::Waiting { until: now + entry.backoff };
         entry.backoff = (entry.backoff * 2).min(BACKOFF_MAX);
         true
@@ -309,9 +309,10 @@ mod tests {
         let dial = links.follow(Time::ZERO, &servers("a")).dials.remove(0);
         let due = Time::ZERO + STEP;
         assert_eq!(links.poll_timeout(), Some(due));
-        let [(ONE, Time::ZERO, Error::ServerUnreachable { waited: STEP, server, .. })] = &links.overdue(due)[..] else {
+        let [(ONE, silence, Error::ServerUnreachable { waited: STEP, server, .. })] = &links.overdue(due)[..] else {
             panic!("{:?}", links.overdue(due))
         };
+        assert_eq!(silence.since, Time::ZERO);
         assert_eq!(server, "server 0 at a");
         links.checked(due, ONE, None);
         assert_eq!((links.overdue(due), links.poll_timeout()), (Vec::new(), Some(due + STEP)));
@@ -319,7 +320,7 @@ mod tests {
         assert_eq!((links.unreachable(due, ONE), links.poll_timeout()), (None, None), "it has a connection");
         links.answered(due, ONE);
         assert!(links.lost(due, ONE, dial.attempt, gone()));
-        assert_eq!(links.overdue(due + STEP)[0].1, due, "a new silence");
+        assert_eq!(links.overdue(due + STEP)[0].1.since, due, "a new silence");
     }
 
     #[test]
@@ -334,11 +335,11 @@ mod tests {
             now = now + BACKOFF_MAX;
             dial = links.due(now).remove(0);
         }
-        assert_eq!(links.overdue(now)[0].1, Time::ZERO);
+        assert_eq!(links.overdue(now)[0].1.since, Time::ZERO);
         links.established(now, ONE, dial.attempt, LinkId(1));
         let lost = now + STEADY;
         links.lost(lost, ONE, dial.attempt, gone());
-        assert_eq!(links.overdue(lost + STEP)[0].1, lost, "it was up for long");
+        assert_eq!(links.overdue(lost + STEP)[0].1.since, lost, "it was up for long");
     }
 
     #[test]
@@ -383,6 +384,22 @@ mod tests {
         };
         assert_eq!(cause, "the certificate of server 0 is not good now: good until noon");
         assert_eq!(hint, "compare the clocks");
+    }
+
+    #[test]
+    fn nobody_waits_for_a_server_that_these_settings_do_not_reach() {
+        let mut links = Links::new(STEP, STEADY, STUCK);
+        let dial = links.follow(Time::ZERO, &servers("a")).dials.remove(0);
+        let [what, hint] = ["it shares no memory", "use transport = auto"].map(str::to_owned);
+        links.lost(Time::ZERO, ONE, dial.attempt, Error::FailedPrecondition { what, hint });
+        assert_eq!(links.poll_timeout(), Some(Time::ZERO));
+        let [(ONE, silence, Error::ServerUnreachable { cause, hint, .. })] = &links.overdue(Time::ZERO)[..] else {
+            panic!("{:?}", links.overdue(Time::ZERO))
+        };
+        assert_eq!(
+            (silence.patience, cause.as_str(), hint.as_str()),
+            (Duration::ZERO, "it shares no memory", "use transport = auto")
+        );
     }
 
     fn gone() -> Error {

@@ -240,8 +240,8 @@ impl Worker {
             let unreachable = report.at.and_then(|(_, server)| self.links.unreachable(now, server));
             self.commands.push_back(Command::Warn(Stuck { report, missing, unreachable }));
         }
-        for (server, since, error) in self.links.overdue(now) {
-            let next = self.scheduler.fail_unanswered(now, server, since, self.settings.patience(), &error);
+        for (server, silence, error) in self.links.overdue(now) {
+            let next = self.scheduler.fail_unanswered(now, server, silence.since, silence.patience, &error);
             self.links.checked(now, server, next);
         }
         for server in self.links.to_look_at(now) {

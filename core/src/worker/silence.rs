@@ -13,6 +13,8 @@ pub(super) struct Silence {
     pub(super) since: Time,
     /// How the last attempt to reach it failed; absent before the first one has failed.
     cause: Option<Error>,
+    /// How long a submission waits for it.
+    pub(super) patience: Duration,
     /// When to look for submissions that have waited too long.
     pub(super) check_at: Time,
 }
@@ -20,11 +22,14 @@ pub(super) struct Silence {
 impl Silence {
     /// A silence that begins now. Nothing that waits for the server fails before `patience` has passed.
     pub(super) fn new(now: Time, patience: Duration) -> Self {
-        Self { since: now, cause: None, check_at: now + patience }
+        Self { since: now, cause: None, patience, check_at: now + patience }
     }
 
-    /// Another attempt failed.
-    pub(super) fn failed(&mut self, cause: Error) {
+    /// Another attempt failed now. Nothing waits for a server that cannot be reached with these settings.
+    pub(super) fn failed(&mut self, now: Time, cause: Error) {
+        if matches!(cause, Error::FailedPrecondition { .. }) {
+            (self.patience, self.check_at) = (Duration::ZERO, now);
+        }
         // What a driver reports of a dial that it gave up says nothing of the server.
         if cause != Error::Cancelled {
             self.cause = Some(cause);
@@ -35,7 +40,12 @@ impl Silence {
     pub(super) fn error(&self, now: Time, to: &Destination) -> Error {
         let (cause, hint) = match &self.cause {
             Some(Error::Unavailable { cause, .. }) => (cause.clone(), UNREACHED),
-            Some(Error::Auth { problem, hint }) => (problem.clone(), hint.as_str()),
+            Some(Error::Auth { problem: cause, hint } | Error::FailedPrecondition { what: cause, hint }) => {
+                (cause.clone(), hint.as_str())
+            }
+            Some(Error::Exhausted { what, limit, hint }) => {
+                (format!("there is no more {what}: {limit}"), hint.as_str())
+            }
             Some(Error::CertExpired { holder, times, hint }) => {
                 (format!("the certificate of {holder} is not good now: {times}"), hint.as_str())
             }

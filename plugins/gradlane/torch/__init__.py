@@ -5,9 +5,10 @@
     gl.init()
     model = gl.DistributedDataParallel(model)    # the rest of the training script stays as it is
 
-Four ways to average gradients, all over one engine: `DistributedDataParallel` wraps the model, `DistributedOptimizer`
-the optimizer, and `ddp_comm_hook` goes under PyTorch's own wrapper. `CrossBarrier` wraps both, and lets the next forward
-pass begin while gradients are still in flight.
+Ways to average gradients, all over one engine: `DistributedDataParallel` wraps the model, `DistributedOptimizer` the
+optimizer, and `ddp_comm_hook` goes under PyTorch's own wrapper. `CrossBarrier` wraps model and optimizer, and lets the
+next forward pass begin while gradients are still in flight. `torch.distributed.init_process_group("gradlane")` puts the
+engine under everything that uses process groups, such as FSDP2.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ from gradlane import (
     undeclare,
 )
 from gradlane.errors import UnusedParametersError
+from gradlane.torch import library as _library  # noqa: F401  defines torch.ops.gradlane
 from gradlane.torch.broadcast import (
     allgather_object,
     broadcast_object,
@@ -75,6 +77,7 @@ from gradlane.torch.ops import (
     synchronize,
 )
 from gradlane.torch.optimizer import DistributedOptimizer
+from gradlane.torch.process_group import ProcessGroupGradlane, register_backend
 
 __all__ = [
     "Average",
@@ -89,6 +92,7 @@ __all__ = [
     "MismatchError",
     "NotInitializedError",
     "PeerLostError",
+    "ProcessGroupGradlane",
     "ReduceOp",
     "StallError",
     "State",
@@ -126,6 +130,7 @@ __all__ = [
     "push_pull_async_inplace",
     "push_pull_inplace",
     "rank",
+    "register_backend",
     "shutdown",
     "size",
     "start_timeline",
@@ -134,3 +139,5 @@ __all__ = [
     "timeline",
     "undeclare",
 ]
+
+register_backend()

@@ -37,7 +37,7 @@ class SparseTransfer:
         self._shape, self._dtype, self._device = gradient.shape, gradient.dtype, gradient.device
         self._sparse_dim = gradient.sparse_dim()
         self._divisor = _session.size() if op is Average else 1
-        self._gathering = Gathering(_bytes(gradient.indices()) + _bytes(gradient.values()), name)
+        self._gathering = Gathering(content_of(gradient.indices()) + content_of(gradient.values()), name)
         self._handles: list[Handle[memoryview]] = []
 
     def exchange(self) -> None:
@@ -66,6 +66,7 @@ class SparseTransfer:
         return indices.view(self._sparse_dim, rows), values.view(rows, *row_shape)
 
 
-def _bytes(tensor: torch.Tensor) -> bytes:
+def content_of(tensor: torch.Tensor) -> bytes:
+    """The values of a tensor of any strides and on any device, as bytes."""
     tensor = _tensors.dense(tensor.cpu())
     return ctypes.string_at(tensor.data_ptr(), tensor.numel() * tensor.element_size()) if tensor.numel() else b""

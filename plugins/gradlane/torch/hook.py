@@ -8,18 +8,16 @@ objects, so this file cannot use `from __future__ import annotations`.
 """
 
 import hashlib
-import threading
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 import torch
 from torch import distributed
 
-from gradlane import _core, _session
-from gradlane._handle import Handle
+from gradlane import _session
 from gradlane._reduction import Average
-from gradlane.errors import Error, InvalidArgumentError, UnsupportedError
+from gradlane.errors import InvalidArgumentError, UnsupportedError
 from gradlane.torch import _names
+from gradlane.torch._futures import Completions, future_on
 from gradlane.torch._sparse import SparseTransfer
 from gradlane.torch.compression import Compression, Compressor, check_compression
 from gradlane.torch.ops import reduce_in_place
@@ -87,80 +85,9 @@ def ddp_comm_hook(state: State, bucket: distributed.GradBucket) -> torch.futures
         # Gathers the rows here and now, because their number is known only when all workers have told theirs.
         transfer = SparseTransfer(buffer, name, Average)
         transfer.exchange()
-        done: torch.futures.Future[torch.Tensor] = _future(buffer.device)
+        done: torch.futures.Future[torch.Tensor] = future_on(buffer.device)
         done.set_result(transfer.wait())
         return done
-    return _Completions.of_this_job().future(
-        lambda: reduce_in_place(buffer, name, Average, priority=priority, compression=state.compression), buffer.device
-    )
-
-
-def _future(device: torch.device) -> torch.futures.Future[Any]:
-    """A future of a tensor on this device. On CUDA, waiting for it includes the copies in its callbacks."""
-    return torch.futures.Future(devices=[device] if device.type == "cuda" else None)
-
-
-class _Completions:
-    """One thread that completes futures when the engine reports the end of their operations, in any order."""
-
-    _present: "_Completions | None" = None
-    _making = threading.Lock()
-
-    @classmethod
-    def of_this_job(cls) -> "_Completions":
-        """The completions of the current session."""
-        session = _session.session()
-        with cls._making:
-            if cls._present is None or cls._present._session is not session:
-                cls._present = cls(session)
-                _session.after_leaving(cls._present._stop)
-            return cls._present
-
-    def __init__(self, session: _core.Session) -> None:
-        self._session = session
-        self._lock = threading.Lock()
-        self._waiting: dict[int, Callable[[], None]] = {}
-        self._is_stopping = False
-        session.next_done(0.0)  # reports begin with this call; in a job of one, operations end at once
-        self._thread = threading.Thread(target=self._run, name="gradlane-completions", daemon=True)
-        self._thread.start()
-
-    def future(
-        self, start: Callable[[], Handle[torch.Tensor]], device: torch.device
-    ) -> torch.futures.Future[torch.Tensor]:
-        """A future of the operation that `start` begins, on a tensor on `device`."""
-        arrived = _future(device)
-        # The lock delays the lookup of an operation that ends before it is entered here.
-        with self._lock:
-            handle = start()
-            key = handle.id
-            if key is not None:
-                self._waiting[key] = lambda: arrived.set_result(None)
-
-        def land(_: torch.futures.Future[Any]) -> torch.Tensor:
-            try:
-                return handle.wait()
-            except Error as error:
-                # PyTorch cannot carry an exception of another type through a future of its reducer.
-                raise RuntimeError(f"{type(error).__name__}: {error}") from error
-
-        result: torch.futures.Future[torch.Tensor] = arrived.then(land)
-        if key is None:
-            arrived.set_result(None)
-        return result
-
-    def _run(self) -> None:
-        while not self._is_stopping:
-            try:
-                ended = self._session.next_done(1.0)
-            except Error:
-                return
-            for key in ended:
-                with self._lock:
-                    complete = self._waiting.pop(key, None)
-                if complete is not None:  # otherwise a caller waits for the handle itself
-                    complete()
-
-    def _stop(self) -> None:
-        self._is_stopping = True
-        self._thread.join(5.0)
+    completions = Completions.of_this_job()  # reports what begins from now on
+    handle = reduce_in_place(buffer, name, Average, priority=priority, compression=state.compression)
+    return completions.of(handle, buffer.device)

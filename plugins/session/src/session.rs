@@ -4,7 +4,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use gradlane_core::Result;
 use gradlane_core::config::Config;
 use gradlane_core::device::Device;
 use gradlane_core::engine::{self, BatchSubmission, Engine, EngineOptions, Handle, Member, Submission, Timeline};
@@ -12,7 +11,8 @@ use gradlane_core::mem::{Copies, Doubt};
 use gradlane_core::metrics::Instance;
 use gradlane_core::runtime::process;
 use gradlane_core::transport::router::Router;
-use gradlane_core::types::{Role, TensorSpec, WorkerId};
+use gradlane_core::types::{Role, TensorSpec, WorkerId, WorkersKey};
+use gradlane_core::{Error, Result};
 use gradlane_server::launch::entering::Found;
 
 use crate::alone::Alone;
@@ -89,6 +89,22 @@ impl Session {
             Place::Joined(engine) => engine.rank().0,
             Place::Alone(_) => 0,
         }
+    }
+
+    /// The key that only the coordinator and the workers of the job have, for what must not be forged by servers.
+    ///
+    /// # Errors
+    /// [`Error::FailedPrecondition`] if this worker has left the job.
+    pub fn workers_key(&self) -> Result<WorkersKey> {
+        let key = match &*self.place {
+            Place::Joined(engine) => engine.workers_key(),
+            // Nothing leaves this process.
+            Place::Alone(_) => Some(WorkersKey([0; WorkersKey::BYTES])),
+        };
+        key.ok_or_else(|| Error::FailedPrecondition {
+            what: "this worker has left the job".to_owned(),
+            hint: "call this before shutdown".to_owned(),
+        })
     }
 
     /// How many workers the job has.

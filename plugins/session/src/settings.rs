@@ -1,6 +1,7 @@
 //! Loads the settings of the process for a binding.
 
 use std::collections::BTreeMap;
+use std::io::{self, Write};
 
 use gradlane_core::Result;
 use gradlane_core::config::Config;
@@ -23,7 +24,8 @@ pub fn config(arguments: &Settings) -> Result<Config> {
 pub(crate) fn config_with_warnings(arguments: &Settings) -> Result<Config> {
     let (config, warnings) = Config::from_process(arguments)?;
     for warning in warnings {
-        eprintln!("gradlane: {warning}");
+        // A warning is lost where it cannot be written, as on a full disk.
+        let _ = writeln!(io::stderr(), "gradlane: {warning}");
     }
     Ok(config)
 }

@@ -113,6 +113,11 @@ impl Connections {
         self.commands.push_back(Command::Certify { link });
     }
 
+    /// The worker at the other end gets the key of the workers.
+    pub(super) fn share_key(&mut self, link: LinkId) {
+        self.commands.push_back(Command::ShareKey { link });
+    }
+
     pub(super) fn send(&mut self, link: LinkId, frame: Frame) {
         self.commands.push_back(Command::Send { link, frame });
     }

@@ -12,8 +12,8 @@ use gradlane_core::runtime::{Clock, Heard, Inputs, process};
 use gradlane_core::transport::identity::{Authority, Credentials};
 use gradlane_core::transport::quic::Settings;
 use gradlane_core::transport::quic::control::{ControlIncoming, ControlListener};
-use gradlane_core::types::{JoinString, Phase, Role};
-use gradlane_core::wire::frame::Status;
+use gradlane_core::types::{JoinString, Phase, Role, WorkersKey};
+use gradlane_core::wire::frame::{Frame, Status};
 use gradlane_core::{Error, Result};
 
 use super::{Command, Coordinator, CoordinatorConfig, Event};
@@ -82,6 +82,7 @@ impl CoordinatorNode {
             end: Arc::clone(&end),
             host: process::host(),
             state_dir: state_dir.map(Path::to_owned),
+            workers_key: authority.workers_key(),
             admits_newcomers: Ok(()),
         };
         let thread = std::thread::Builder::new()
@@ -169,6 +170,7 @@ struct Driver {
     host: String,
     /// The directory of the job's secrets.
     state_dir: Option<PathBuf>,
+    workers_key: WorkersKey,
     /// What the listener was told last.
     admits_newcomers: Result<()>,
 }
@@ -264,6 +266,7 @@ impl Driver {
                 Command::Send { link, frame } => self.listener.send(link, frame),
                 Command::Close { link, error } => self.listener.close(link, error),
                 Command::Certify { link } => self.listener.certify(link),
+                Command::ShareKey { link } => self.listener.send(link, Frame::WorkersKey(self.workers_key.clone())),
                 Command::Event(Event::Finished(outcome)) => {
                     ended = true;
                     self.end.set(outcome);

@@ -259,6 +259,7 @@ impl World {
                 Command::Send { link, frame } => self.carry_to_member(link, Delivery::Frame(frame)),
                 Command::Close { link, error } => self.carry_to_member(link, Delivery::Down(error)),
                 Command::Certify { .. } => unreachable!("nobody asks for a certificate"),
+                Command::ShareKey { .. } => {}
                 Command::Event(Event::Finished(outcome)) => {
                     assert_eq!(self.finished.replace(outcome), None, "finished once");
                 }
@@ -400,6 +401,7 @@ impl Node {
             MemberEvent::Left => self.end(now, Ok(()), last_end),
             MemberEvent::Joined { .. }
             | MemberEvent::Renewed { .. }
+            | MemberEvent::WorkersKey(_)
             | MemberEvent::View(_)
             | MemberEvent::Ended { .. }
             | MemberEvent::Forget { .. }

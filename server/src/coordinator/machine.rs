@@ -180,7 +180,8 @@ impl Coordinator {
                 | Frame::BarrierDone { .. }
                 | Frame::StallNotice { .. }
                 | Frame::Status(_)
-                | Frame::Renewed { .. },
+                | Frame::Renewed { .. }
+                | Frame::WorkersKey(_),
                 Some(_),
             ) => self.close_protocol(link, "kind", "only a coordinator sends"),
         }
@@ -288,6 +289,9 @@ impl Coordinator {
         self.stage = Stage::Running;
         let view = self.view();
         self.registry = Some(Registry::new(self.config.layout, &view, self.config.stall_interval));
+        for link in self.roster.links(|identity| identity.role == Role::Worker) {
+            self.connections.share_key(link);
+        }
         self.broadcast(&Frame::View(view));
         self.connections.event(Event::Formed { epoch: self.epoch });
     }
@@ -297,10 +301,13 @@ impl Coordinator {
         if matches!(self.stage, Stage::Forming { .. }) {
             return;
         }
+        let role = self.connections.get(link).map(|link| link.role);
+        if role == Some(Role::Worker) {
+            self.connections.share_key(link);
+        }
         let view = self.view();
         self.connections.send(link, Frame::View(view));
         if matches!(self.stage, Stage::Running) {
-            let role = self.connections.get(link).map(|link| link.role);
             if role == Some(Role::Server) {
                 self.greet_server(link);
             }

@@ -126,6 +126,11 @@ pub enum Command {
         /// The connection.
         link: LinkId,
     },
+    /// Send the worker at the other end the key of the workers of this job, as [`Frame::WorkersKey`].
+    ShareKey {
+        /// The connection.
+        link: LinkId,
+    },
     /// An event for the log and the exit code.
     Event(Event),
 }

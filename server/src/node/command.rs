@@ -47,6 +47,13 @@ pub enum Command {
         /// Why.
         error: Error,
     },
+    /// Let the peer of a link have sent so many bytes that nobody has read.
+    Grant {
+        /// The link.
+        link: LinkId,
+        /// How many.
+        unread_bytes_max: u64,
+    },
     /// Close a link. Its exchanges end as if it had broken, and no event of it must follow.
     Disconnect {
         /// The link.

@@ -18,6 +18,9 @@ pub struct NodeConfig {
     /// process has for them. It must be larger than three times this server's share of the model, because the last sums stay in memory
     /// while the next ones are added (half-size floats in f32). In rank order it must also be larger than the credit of all workers.
     pub memory_bytes_max: u64,
+    /// Bytes that all workers together may have sent and that were not read yet; not part of `memory_bytes_max`. Each worker gets an equal
+    /// share, but never less than 64 KiB.
+    pub unread_bytes_max: u64,
     /// A sum of at most this many bytes has one block. Its answer is not begun before the sum is complete, because that block cannot leave
     /// earlier.
     pub block_bytes: u64,

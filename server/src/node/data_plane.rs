@@ -282,7 +282,13 @@ impl DataPlane {
             Command::Accept { exchange } => self.send(Outgoing::Accept { exchange }),
             Command::Unroute { exchange } => drop(self.routes().remove(&exchange)),
             Command::Reject { exchange, target, error } => self.send(Outgoing::Reject { exchange, target, error }),
-            Command::Disconnect { link, reason } => self.send(Outgoing::Disconnect { link, reason }),
+            Command::Grant { link, unread_bytes_max } => self.send(Outgoing::Grant { link, unread_bytes_max }),
+            Command::Disconnect { link, reason } => {
+                if let Error::Timeout { .. } = reason {
+                    tracing::warn!(link = link.0, %reason, "closing a link");
+                }
+                self.send(Outgoing::Disconnect { link, reason });
+            }
             Command::Stalled { stall } => self.report(stall),
         }
     }

@@ -22,9 +22,12 @@
 //! # Admission
 //!
 //! An exchange is admitted by its header alone: the identity that the connection proved, the epoch, and the membership. Nothing is stored or
-//! booked for an exchange that is not admitted, and everything that an admitted one can make grow is booked in one budget first.
+//! booked for an exchange that is not admitted, and everything that an admitted one can make grow is booked in one budget first. What a
+//! worker has sent and nobody has read is not known here. For that, each worker is granted an equal share of memory that is set apart
+//! ([`Command::Grant`]).
 
 use std::collections::{BTreeMap, VecDeque};
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -49,6 +52,10 @@ mod tests;
 /// The most links of processes that are not in the view. A worker may be here before the view that names it.
 const STRANGERS_MAX: usize = 64;
 
+/// What a worker may have sent and not been read: within these bounds, whatever its share of the memory. More would not make it faster, and
+/// with less a link is slow.
+const UNREAD_BYTES: RangeInclusive<u64> = 64 << 10..=256 << 20;
+
 /// The machine; the module's documentation says how to drive it.
 #[derive(Debug)]
 pub struct Node {
@@ -59,6 +66,10 @@ pub struct Node {
     view: Option<View>,
     membership: Option<Arc<Membership>>,
     links: BTreeMap<LinkId, NodeId>,
+    /// What each worker may have sent and not been read. It never grows, so that all that was granted fits into the memory.
+    unread_bytes: Option<u64>,
+    /// Links to which it was granted.
+    granted: BTreeMap<LinkId, u64>,
     withdrawals: Withdrawals,
     pub(super) dense_sum: Aggregator,
     commands: VecDeque<Command>,
@@ -78,6 +89,8 @@ impl Node {
             view: None,
             membership: None,
             links: BTreeMap::new(),
+            unread_bytes: None,
+            granted: BTreeMap::new(),
             withdrawals: Withdrawals::default(),
             commands: VecDeque::new(),
         }
@@ -96,25 +109,34 @@ impl Node {
     /// Time passed.
     pub fn handle_timeout(&mut self, now: Time) {
         self.dense_sum.handle_timeout(now);
+        for (worker, waited) in self.dense_sum.given_up() {
+            let node = self.membership.as_ref().and_then(|ours| ours.node(worker));
+            let link = self.links.iter().find(|(_, of)| Some(**of) == node).map(|(link, _)| *link);
+            if let Some(link) = link {
+                self.disconnect(link, Error::Timeout { what: format!("{worker} to read its sums"), waited });
+            }
+        }
     }
 
     /// A process connected, and proved that it is `node`. It has one link: a worker opens another one only when it has lost the one before.
     pub fn handle_link_up(&mut self, link: LinkId, node: NodeId) {
         let before = self.links.iter().find(|(_, of)| **of == node).map(|(before, _)| *before);
         if let Some(before) = before.filter(|before| *before != link) {
-            self.disconnect(before, "the same process has opened a newer one");
+            self.disconnect(before, closed("the same process has opened a newer one"));
         }
         self.links.insert(link, node);
         let strangers = self.links.iter().filter(|(_, of)| !self.is_member(**of));
         if strangers.clone().count() > STRANGERS_MAX {
             let oldest = *strangers.map(|(link, _)| link).next().expect("there are several");
-            self.disconnect(oldest, "too many processes that are not in the job are connected");
+            self.disconnect(oldest, closed("too many processes that are not in the job are connected"));
         }
+        self.grant();
     }
 
     /// A connection ended. Its exchanges were reported torn before.
     pub fn handle_link_down(&mut self, link: LinkId) {
         self.links.remove(&link);
+        self.granted.remove(&link);
     }
 
     /// A header arrived.
@@ -184,7 +206,8 @@ impl Node {
             MemberEvent::StallNotice { .. }
             | MemberEvent::Declared { .. }
             | MemberEvent::BarrierDone { .. }
-            | MemberEvent::Renewed { .. } => {}
+            | MemberEvent::Renewed { .. }
+            | MemberEvent::WorkersKey(_) => {}
         }
     }
 
@@ -226,9 +249,7 @@ impl Node {
 
     /// Admits an exchange and hands it to its service; an error is for the caller to send.
     fn open(&mut self, now: Time, link: LinkId, exchange: ExchangeId, header: &Request) -> Result<()> {
-        let closed =
-            || Error::Unavailable { what: "the connection".to_owned(), cause: "this server has closed it".to_owned() };
-        let node = *self.links.get(&link).ok_or_else(closed)?;
+        let node = *self.links.get(&link).ok_or_else(|| closed("this server has closed it"))?;
         match header.target().service {
             Service::DenseSum => {}
             Service::Unknown(code) => return Err(Service::refusal(code, &format!("node {node}"))),
@@ -245,9 +266,20 @@ impl Node {
         self.view.as_ref().is_some_and(|view| view.workers().any(|member| member.node == node))
     }
 
-    fn disconnect(&mut self, link: LinkId, cause: &str) {
+    /// Grants every worker its share of the memory for what was not read.
+    fn grant(&mut self) {
+        let Some(bytes) = self.unread_bytes else { return };
+        let workers = self.links.iter().filter(|(_, node)| self.is_member(**node)).map(|(link, _)| *link);
+        for link in workers.collect::<Vec<_>>() {
+            if self.granted.insert(link, bytes) != Some(bytes) {
+                self.commands.push_back(Command::Grant { link, unread_bytes_max: bytes });
+            }
+        }
+    }
+
+    fn disconnect(&mut self, link: LinkId, reason: Error) {
         self.links.remove(&link);
-        let reason = Error::Unavailable { what: "the connection".to_owned(), cause: cause.to_owned() };
+        self.granted.remove(&link);
         self.commands.push_back(Command::Disconnect { link, reason });
     }
 
@@ -270,9 +302,13 @@ impl Node {
         }
         let membership = Arc::new(Membership::following(&view, self.membership.as_deref()));
         self.membership = Some(Arc::clone(&membership));
+        let workers = view.workers().count().max(1) as u64;
         self.view = Some(view);
         self.dense_sum.handle_membership(membership);
         self.refuse_withdrawals();
+        let share = (self.config.unread_bytes_max / workers).clamp(*UNREAD_BYTES.start(), *UNREAD_BYTES.end());
+        self.unread_bytes = Some(self.unread_bytes.map_or(share, |before| before.min(share)));
+        self.grant();
     }
 
     /// The job is over for this server: every waiter gets the reason.
@@ -303,6 +339,10 @@ impl Node {
             self.state = next;
         }
     }
+}
+
+fn closed(cause: &str) -> Error {
+    Error::Unavailable { what: "the connection".to_owned(), cause: cause.to_owned() }
 }
 
 /// The error for workers when this server has ended. Workers must not restart because this server was fenced; the coordinator will tell

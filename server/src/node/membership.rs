@@ -109,6 +109,11 @@ impl Membership {
         })
     }
 
+    /// The process of a worker.
+    pub(super) fn node(&self, worker: WorkerId) -> Option<NodeId> {
+        self.lives.iter().find(|(_, (of, _))| *of == worker).map(|(node, _)| *node)
+    }
+
     /// The workers that exchange a part.
     pub(super) fn callers(&self, part: PartId, dtype: DType) -> Callers {
         let all_alone = self.machines.len() == self.everybody.ranks.len();

@@ -93,11 +93,15 @@ impl Server {
     ) -> Result<Self> {
         let config = &options.config;
         let clock = Clock::start();
+        let bytes_max = memory_bytes_max(config);
+        // An eighth, so that a small server can take in a part of each worker at once, and a large one loses little.
+        let unread_bytes_max = bytes_max / 8;
         let node = NodeConfig {
             deterministic: config.deterministic,
             stall_warn: config.stall_warn,
             step_timeout: config.step_timeout,
-            memory_bytes_max: memory_bytes_max(config),
+            memory_bytes_max: bytes_max - unread_bytes_max,
+            unread_bytes_max,
             block_bytes: BLOCK_BYTES,
             defect: None,
         };
@@ -180,7 +184,7 @@ const FAREWELL: Duration = Duration::from_millis(500);
 
 fn memory_bytes_max(config: &Config) -> u64 {
     let bytes = config.server_bytes_max.or_else(memory_limit::default_bytes_max).unwrap_or(u64::MAX);
-    tracing::info!(bytes, "memory for sums");
+    tracing::info!(bytes, "memory for sums and for what arrives");
     bytes
 }
 
@@ -195,7 +199,8 @@ fn follow(plane: &Arc<DataPlane>, event: MemberEvent) {
         | MemberEvent::StallNotice { .. }
         | MemberEvent::Declared { .. }
         | MemberEvent::BarrierDone { .. }
-        | MemberEvent::Renewed { .. } => {}
+        | MemberEvent::Renewed { .. }
+        | MemberEvent::WorkersKey(_) => {}
     }
     plane.handle_member(event);
 }

@@ -227,6 +227,10 @@ impl World {
                 Command::Certify { link } => {
                     assert!(self.links.contains_key(&link), "a certificate for a connection that has ended");
                 }
+                Command::ShareKey { link } => {
+                    let role = self.links.get(&link).map(|(_, role)| *role);
+                    assert_eq!(role, Some(Role::Worker), "the key of the workers for another process");
+                }
                 Command::Event(Event::Finished(_)) => self.finished += 1,
                 Command::Event(_) => assert_eq!(self.finished, 0, "nothing is told after the end"),
             }

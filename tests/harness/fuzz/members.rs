@@ -38,6 +38,7 @@ pub(super) fn node_config() -> NodeConfig {
         stall_warn: Duration::from_secs(2),
         step_timeout: Duration::from_secs(10),
         memory_bytes_max: 1 << 16,
+        unread_bytes_max: 1 << 20,
         block_bytes: 64,
         defect: None,
     }

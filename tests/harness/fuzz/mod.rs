@@ -11,6 +11,7 @@ pub mod hostile;
 mod input;
 mod members;
 
+mod c_calls;
 mod coordinator;
 mod node;
 mod peers;
@@ -71,6 +72,7 @@ pub const TARGETS: &[Target] = &[
     texts::INVITATION,
     texts::JOURNAL,
     texts::RENDEZVOUS,
+    texts::SETTING,
     texts::SETTINGS,
     texts::TF_CONFIG,
     texts::CLUSTER_FILE,
@@ -79,6 +81,7 @@ pub const TARGETS: &[Target] = &[
     ranks::ORDER,
     ranks::AGREEMENT,
     shm::SHM_LINK,
+    c_calls::C_CALLS,
 ];
 
 /// The target of this name.

@@ -1,5 +1,6 @@
-//! A server's node and its sums under any sequence of events: two members, and processes that are none. Every process may send any header
-//! about any round at any time, break off anywhere, and say the same again. The driver obeys the node, as in a server.
+//! A server's node and its sums under any sequence of events: members, and processes that are none. Every process may send any header
+//! about any round at any time, break off anywhere, and say the same again. Names end and come again. The driver obeys the node, as in a
+//! server.
 //!
 //! The bodies of f32 sums say who sent them and for which round, so every byte of a sum is checked.
 
@@ -40,6 +41,8 @@ const WORKERS: u8 = 3;
 /// Nodes of the view, and strangers.
 const NODES: u16 = 5;
 const EVENTS_MAX: usize = 400;
+/// Of a life of a name.
+const PARTS: u32 = 2;
 
 fn node(bytes: &[u8]) {
     let mut input = Input::new(bytes);
@@ -65,6 +68,8 @@ struct World {
     exchanges: BTreeMap<ExchangeId, Exchange>,
     opened: u64,
     routes: BTreeMap<ExchangeId, (SlotId, WorkerId)>,
+    /// Names that have ended: all their parts lie below this index, and those of their next life lie above.
+    ended: BTreeMap<TensorKey, u32>,
     /// Receipts on their way from a lane to the node.
     receipts: VecDeque<(SlotId, WorkerId, ExchangeId, Receipt)>,
 }
@@ -112,6 +117,7 @@ impl World {
             exchanges: BTreeMap::new(),
             opened: 0,
             routes: BTreeMap::new(),
+            ended: BTreeMap::new(),
             receipts: VecDeque::new(),
         }
     }
@@ -152,9 +158,22 @@ impl World {
                 1 => self.node.handle_member(MemberEvent::Left),
                 2 => self.node.handle_member(MemberEvent::Failed(Error::Cancelled)),
                 3 => self.node.handle_stop(),
+                4..=17 => self.end_name(input),
                 _ => self.node.handle_member(MemberEvent::Forget { key: key(input), error: Error::Cancelled }),
             },
         }
+    }
+
+    /// A name ends, or the coordinator says again that it has.
+    fn end_name(&mut self, input: &mut Input<'_>) {
+        let key = key(input);
+        let is_repeat = input.byte() & 3 == 0;
+        let below = self.ended.entry(key).or_default();
+        if !is_repeat || *below == 0 {
+            *below += PARTS;
+        }
+        let below = *below;
+        self.node.handle_member(MemberEvent::Ended { keys: vec![key], below });
     }
 
     fn connect(&mut self, node: u8) {
@@ -178,10 +197,13 @@ impl World {
     fn about(&self, input: &mut Input<'_>) -> About {
         let Epoch { term, number } = self.view.epoch;
         let chosen = input.byte();
+        let key = key(input);
+        // Mostly of the present life of the name, and sometimes of one that has ended.
+        let life = if chosen & 0x0e == 0x0e { 0 } else { self.ended.get(&key).copied().unwrap_or(0) };
         About {
             service: if chosen == 0 { Service::Unknown(9) } else { Service::DenseSum },
             epoch: Epoch { term, number: if chosen & 0x70 == 0x70 { number.wrapping_sub(1) } else { number } },
-            part: PartId { key: key(input), index: u32::from(chosen & 1) },
+            part: PartId { key, index: life + u32::from(chosen & 1) },
             round: Round(u64::from(input.below(4))),
             attempt: u16::from(chosen == 1),
         }
@@ -376,6 +398,8 @@ impl World {
     fn carry_out(&mut self, command: Command) {
         match command {
             Command::Sum { slot, step } => {
+                let has_ended = self.ended.get(&slot.part.key).is_some_and(|below| slot.part.index < *below);
+                assert!(!has_ended || step == Step::Drop, "{step:?} of {slot:?}, whose name has ended");
                 if let Step::Receive { worker, exchange, .. } = &step {
                     self.check_sender(*exchange, *worker);
                     let epoch = self.exchanges[exchange].header.target().epoch;
@@ -395,6 +419,12 @@ impl World {
                 self.exchanges.get_mut(&exchange).expect("what is accepted is open").accepted = true;
             }
             Command::Unroute { exchange } => drop(self.routes.remove(&exchange)),
+            Command::Grant { link, .. } => {
+                let node = self.links.get(&link).map(|who| node_id(*who));
+                let is_worker =
+                    self.node.view().is_some_and(|view| view.workers().any(|member| Some(member.node) == node));
+                assert!(is_worker, "memory for a stranger");
+            }
             Command::Reject { exchange, target, error } => self.reject(exchange, target, &error),
             Command::Disconnect { link, .. } => {
                 let known = self.links.contains_key(&link);
@@ -438,7 +468,7 @@ impl World {
                     open.answer = Answer::Whole;
                 }
                 Event::Send(Outgoing::Reject { error, .. }) => panic!("a sum was lost: {error}"),
-                Event::Send(Outgoing::Accept { .. } | Outgoing::Disconnect { .. }) => {}
+                Event::Send(Outgoing::Accept { .. } | Outgoing::Grant { .. } | Outgoing::Disconnect { .. }) => {}
             }
         }
     }
@@ -448,13 +478,25 @@ impl World {
         // The transport ignores what has ended, and breaks off what was begun.
         if let Some(ended) = self.exchanges.remove(&exchange) {
             assert_eq!(target.part, ended.header.target().part);
-            assert!(!matches!(ended.answer, Answer::Whole), "an error after a whole sum");
+            let is_useless = || self.has_gone_on(&ended);
+            assert!(!matches!(ended.answer, Answer::Whole) || is_useless(), "an error after a whole sum");
             self.routes.remove(&exchange);
             // A sum that was begun breaks off, which the transport reports.
-            if matches!(ended.answer, Answer::Begun(..)) {
+            if matches!(ended.answer, Answer::Begun(..) | Answer::Whole) {
                 self.node.handle_torn(exchange);
             }
         }
+    }
+
+    /// Whether the worker of an exchange asks for the round two after it, or a later one, so that it has the sum.
+    fn has_gone_on(&self, exchange: &Exchange) -> bool {
+        let (before, who) = (exchange.header.target(), self.links.get(&exchange.link));
+        self.exchanges.values().any(|other| {
+            let next = other.header.target();
+            next.part == before.part
+                && next.round.0.saturating_sub(before.round.0) >= 2
+                && self.links.get(&other.link) == who
+        })
     }
 
     /// Nothing has an effect but what a member sends, and it counts as that member's.

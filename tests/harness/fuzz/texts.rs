@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use gradlane_core::config::load::File;
-use gradlane_core::config::{Config, KNOBS, ProcessRole, fuzzing as config};
+use gradlane_core::config::{Config, KNOBS, Knob, ProcessRole, fuzzing as config};
 use gradlane_core::error::Error;
 use gradlane_core::transport::fuzzing as transport;
 use gradlane_core::types::join::JoinString;
@@ -42,6 +42,14 @@ pub(super) const RENDEZVOUS: Target = Target {
     check: server::rendezvous,
     seeds: || vec![server::a_rendezvous(&join())],
     memory: Memory { bytes: 8 << 10, times: 16 },
+};
+
+pub(super) const SETTING: Target = Target {
+    name: "setting",
+    kind: Kind::Decoder,
+    check: setting,
+    seeds: setting_seeds,
+    memory: Memory { bytes: 64 << 10, times: 64 },
 };
 
 pub(super) const SETTINGS: Target = Target {
@@ -98,6 +106,12 @@ fn join_string(bytes: &[u8]) {
     }
 }
 
+/// The number of a setting, and its value.
+fn setting(bytes: &[u8]) {
+    let Some((&number, value)) = bytes.split_first() else { return };
+    config::setting(&KNOBS[usize::from(number) % KNOBS.len()], &String::from_utf8_lossy(value));
+}
+
 /// Lines `NAME=value` of an environment, then, after a line `---`, the file. `%N=value` is the Nth setting.
 fn settings(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
@@ -138,6 +152,17 @@ fn cluster_file(bytes: &[u8]) {
     let roles = [ProcessRole::Worker, ProcessRole::Server, ProcessRole::Coordinator, ProcessRole::Both];
     let (role, index) = (input.pick(&roles), input.byte());
     config::cluster_file(role, index.checked_sub(1).map(u32::from), &String::from_utf8_lossy(input.rest()));
+}
+
+/// Each setting at its default and at its limits.
+fn setting_seeds() -> Vec<Vec<u8>> {
+    let values =
+        |knob: &Knob| [Some(knob.default), knob.range.map(|(least, _)| least), knob.range.map(|(_, most)| most)];
+    let numbered = KNOBS.iter().enumerate();
+    numbered
+        .flat_map(|(number, knob)| values(knob).into_iter().flatten().map(move |value| (number, value)))
+        .map(|(number, value)| [&[number as u8], value.as_bytes()].concat())
+        .collect()
 }
 
 /// Each setting alone, at its default and beyond every limit, and a few at once.

@@ -79,6 +79,8 @@ impl CoordinatorProcess {
                 }
                 // Members of the simulation have no certificates, and ask for none.
                 Command::Certify { .. } => unreachable!("nobody asks for a certificate"),
+                // Simulated workers send no objects.
+                Command::ShareKey { .. } => {}
                 Command::Event(event) => self.note(context, event),
             }
         }

@@ -43,6 +43,8 @@ impl ServerProcess {
             stall_warn: timing::STALL_WARN,
             step_timeout: timing::STEP,
             memory_bytes_max: context.plan.settings.memory_bytes_max,
+            // The network of the simulation has no windows.
+            unread_bytes_max: 0,
             block_bytes: context.plan.settings.block_bytes,
             defect: context.plan.defect,
         };
@@ -123,6 +125,7 @@ impl ServerProcess {
             }
             Command::Accept { exchange } => context.accept(exchange),
             Command::Unroute { exchange } => drop(self.routes.remove(&exchange)),
+            Command::Grant { .. } => {}
             Command::Reject { exchange, target, error } => {
                 let is_short = matches!(&error, Error::Exhausted { .. })
                     || matches!(&error, Error::FailedPrecondition { what, .. } if what.contains("too few for this job"));

@@ -165,7 +165,10 @@ impl WorkerProcess {
                 self.wake_if_waiting(context, Awaited::Barrier(request));
             }
             MemberEvent::Forget { key, error } => self.worker.handle_forget(now, key, &error),
-            MemberEvent::StallNotice { .. } | MemberEvent::Ended { .. } | MemberEvent::Renewed { .. } => {}
+            MemberEvent::StallNotice { .. }
+            | MemberEvent::Ended { .. }
+            | MemberEvent::Renewed { .. }
+            | MemberEvent::WorkersKey(_) => {}
             MemberEvent::Failed(error) => {
                 self.worker.handle_failed(now, error.clone());
                 self.ended = Some(Err(error));

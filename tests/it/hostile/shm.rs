@@ -263,12 +263,33 @@ fn segments_that_cannot_be_shown_end_their_link_and_nothing_else() {
 fn a_bell_that_blocks_whoever_rings_it_stops_nobody() {
     let cluster = Cluster::start(Over::Shm, 2, 1);
     let vandal = Vandal::greet(&socket_path(&cluster), &enrolled(&cluster)).unwrap();
+    beside(&cluster, || starve(&vandal));
+}
+
+#[test]
+fn a_bell_that_begins_to_block_while_it_is_rung_stops_nobody() {
+    let cluster = Cluster::start(Over::Shm, 2, 1);
+    let vandal = Vandal::greet(&socket_path(&cluster), &enrolled(&cluster)).unwrap();
     beside(&cluster, || {
-        vandal.jam_bell();
-        // Waits for room, so that it is rung for whatever the server reads.
-        vandal.scribble(STARVED, 1);
-        vandal.say(0, &open(1));
+        starve(&vandal);
+        let (late, over) = (crossbeam_channel::after(PATIENCE), AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            let _stop = Stop(&over);
+            scope.spawn(|| {
+                while !over.load(Ordering::Relaxed) {
+                    vandal.toggle_bell();
+                }
+            });
+            vandal.flood(1, &[ABANDON, 1], |count| count < 20_000 && late.try_recv().is_err()).unwrap();
+        });
     });
+}
+
+/// Jams the bell, and waits for room, so that it is rung for whatever the server reads.
+fn starve(vandal: &Vandal) {
+    vandal.jam_bell();
+    vandal.scribble(STARVED, 1);
+    vandal.say(0, &open(1));
 }
 
 #[test]

@@ -140,16 +140,10 @@ impl Scheduler {
         let (stage, duty) = (work.stage, work.spec.route.duty);
         let is_needed = match stage {
             Stage::Reduce => self.pipeline.meeting_after(stage, work.spec.route).is_some(),
-            Stage::PcieReduce => true,
+            Stage::PcieReduce | Stage::AllReduce => true,
             Stage::PcieBroadcast => duty == Duty::Owner,
             Stage::Broadcast => duty != Duty::Member,
-            Stage::AllReduce
-            | Stage::CopyD2H
-            | Stage::Compress
-            | Stage::Push
-            | Stage::Pull
-            | Stage::Decompress
-            | Stage::CopyH2D => false,
+            Stage::CopyD2H | Stage::Compress | Stage::Push | Stage::Pull | Stage::Decompress | Stage::CopyH2D => false,
         };
         let (concerns_all, explains) = (self.concerns_all(id), work.purpose.failure().is_some());
         match (concerns_all, is_needed) {

@@ -76,8 +76,10 @@ impl AdmissionControl {
             config
                 // No stream before the certificate is known; see `Dialed::stream`.
                 .transport_config(settings.transport(remote, 0))
-                // Peers in a data centre do not move: another address is another connection.
-                .migration(false)
+                // A router between hosts may forget its table of addresses. Then the peer goes on at another address at once, and does not
+                // wait for the idle timeout to dial anew. quinn-proto proves the new address before it gets more than three times what came
+                // from there, and returns to the old one if the proof fails (RFC 9000, section 9).
+                .migration(true)
                 .max_incoming(INCOMING_MAX)
                 .incoming_buffer_size(INCOMING_BYTES_MAX)
                 .incoming_buffer_size_total(INCOMING_BYTES_TOTAL_MAX);

@@ -5,9 +5,8 @@ use std::net::{SocketAddr, UdpSocket};
 use std::sync::Arc;
 
 use crossbeam_channel::bounded;
-use quinn::{Endpoint, Runtime, ServerConfig, TokioRuntime};
+use quinn::{Endpoint, EndpointConfig, Runtime, ServerConfig, TokioRuntime};
 
-use super::settings::Settings;
 use super::socket::PlainSocket;
 use crate::error::{Error, Result};
 use crate::local::OwnThread;
@@ -19,14 +18,13 @@ use crate::local::OwnThread;
 pub(super) fn start<F>(
     name: &str,
     socket: UdpSocket,
-    settings: &Settings,
+    config: EndpointConfig,
     server: Option<ServerConfig>,
     serve: impl FnOnce(Endpoint) -> F + Send + 'static,
 ) -> Result<OwnThread>
 where
     F: Future<Output = ()>,
 {
-    let config = settings.endpoint();
     let (started, starting) = bounded(1);
     let thread = OwnThread::start(name, move || {
         let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {

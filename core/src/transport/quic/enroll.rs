@@ -73,7 +73,7 @@ impl Credentials {
             endpoint.close(CLOSE_ORDERLY, b"");
             let _ = timeout(GOODBYE, endpoint.wait_idle()).await;
         };
-        let thread = endpoint::start("gradlane-enroll", socket, &settings, None, serve)?;
+        let thread = endpoint::start("gradlane-enroll", socket, settings.endpoint(), None, serve)?;
         let outcome =
             outcome.recv().map_err(|_| Error::Internal { what: "enrolment ended without a word".to_owned() })?;
         thread.join(GOODBYE * 2);

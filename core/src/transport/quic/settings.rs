@@ -4,8 +4,10 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use aws_lc_rs::hmac;
 use quinn::congestion::{BbrConfig, ControllerFactory, CubicConfig, NewRenoConfig};
 use quinn::{AckFrequencyConfig, EndpointConfig, IdleTimeout, MtuDiscoveryConfig, TransportConfig, VarInt};
+use quinn_proto::HashedConnectionIdGenerator;
 
 use super::delay::DelayConfig;
 use crate::config::Config;
@@ -15,7 +17,8 @@ use crate::wire::header::HEADER_BYTES;
 /// What can be chosen about connections. The defaults suit a private network of a data centre.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Settings {
-    /// Bytes that a peer may have sent on one link and that were not read yet. Bounds what a link can cost in memory.
+    /// Bytes that a peer may have sent on one link and that were not read yet. Bounds what a link can cost in memory. A server changes it
+    /// for each link with [`Outgoing::Grant`](crate::transport::Outgoing::Grant).
     pub bytes_in_flight_max: u32,
     /// Exchanges that a peer may have open on one link.
     pub exchanges_in_flight_max: u32,
@@ -63,6 +66,17 @@ impl Settings {
             congestion: config.congestion,
             ..Self::default()
         }
+    }
+
+    /// For the listener of a server, which grants each member of its job a share of its memory. Others get enough for a first exchange.
+    #[must_use]
+    pub fn for_server(self) -> Self {
+        Self { bytes_in_flight_max: UNGRANTED_BYTES, ..self }
+    }
+
+    /// For connections that carry frames: the largest is a declaration of all tensors of a job.
+    pub(super) fn for_control(self) -> Self {
+        Self { bytes_in_flight_max: 2 * STREAM_WINDOW_BYTES, ..self }
     }
 
     /// For a connection with a peer at `remote`, which may open `streams` exchanges at once.
@@ -127,6 +141,19 @@ impl Settings {
         endpoint.max_udp_payload_size(DATAGRAM_BYTES_MAX).expect("a UDP datagram can be this long");
         endpoint
     }
+
+    /// The same for one that may be started again at its address with the same key. It tells the peers of the former one by stateless
+    /// resets that their connections are no more. quinn-proto answers only to connection ids that it takes for its own, so these have a key
+    /// too. Connection ids may give that one away, and it says nothing about the key of the resets.
+    pub(super) fn endpoint_with(&self, reset_key: &[u8]) -> EndpointConfig {
+        let key = hmac::Key::new(hmac::HMAC_SHA256, reset_key);
+        let of_ids = hmac::sign(&key, b"connection ids");
+        let of_ids = u64::from_le_bytes(*of_ids.as_ref().first_chunk().expect("SHA-256 has 32 bytes"));
+        let mut endpoint = self.endpoint();
+        endpoint.reset_key(Arc::new(key));
+        endpoint.cid_generator(move || Box::new(HashedConnectionIdGenerator::from_key(of_ids)));
+        endpoint
+    }
 }
 
 /// The largest UDP payload that is worth a try with a peer at `remote`.
@@ -134,6 +161,8 @@ fn path_limit(remote: IpAddr) -> u16 {
     if remote.is_loopback() { LOOPBACK_BYTES } else { JUMBO_BYTES }
 }
 
+/// What a peer may send to a server that does not know it: the server keeps 64 links of such peers.
+const UNGRANTED_BYTES: u32 = 256 << 10;
 /// A link that is given up after less would not survive a busy computer.
 const IDLE_MIN: Duration = Duration::from_secs(1);
 /// A UDP datagram over IPv4 holds no more. The smallest datagram (`min_mtu`) stays at QUIC's 1,200: quinn-proto asserts that a handshake

@@ -223,6 +223,60 @@ fn garbage_on_the_port_disturbs_nobody() {
 }
 
 #[test]
+fn a_member_learns_at_once_that_its_coordinator_was_killed_and_resumes_the_job() {
+    let parent = tempfile::tempdir().unwrap();
+    let dir = parent.path().join("job");
+    let listen = |address: &str, authority: Authority| {
+        ControlListener::bind(address, Arc::new(authority), &Settings::default(), None, Box::new(|_| {})).unwrap()
+    };
+    let authority = Authority::begin(&dir, "resnet").unwrap();
+    let credentials = authority.credentials(Role::Worker).unwrap();
+    let killed = listen("127.0.0.1:0", authority);
+    let address = killed.address().to_owned();
+    let (events, sender) = events();
+    let link = ControlLink::dial(&address, &credentials, SOON, sender).unwrap();
+    assert!(matches!(events.soon(), ControlEvent::Connected));
+    killed.vanish();
+    let _resumed = listen(&address, Authority::resume(&dir, "resnet").unwrap());
+    link.send(&heartbeat(1));
+    let ControlEvent::Closed(reason) = events.soon() else { panic!("nobody answers") };
+    assert!(reason.to_string().contains("it restarted"), "and not after a silence: {reason}");
+}
+
+#[test]
+fn the_keys_of_a_job_are_those_of_its_authority_and_differ_from_each_other() {
+    let parent = tempfile::tempdir().unwrap();
+    let dir = parent.path().join("job");
+    let keys = |authority: &Authority| [authority.workers_key().0, authority.reset_key()];
+    let begun = keys(&Authority::begin(&dir, "resnet").unwrap());
+    assert_eq!(keys(&Authority::resume(&dir, "resnet").unwrap()), begun);
+    let next = keys(&Authority::begin(&dir, "resnet").unwrap());
+    let all: std::collections::BTreeSet<[u8; 32]> = begun.into_iter().chain(next).collect();
+    assert_eq!(all.len(), 4);
+}
+
+#[test]
+fn a_worker_sends_no_more_that_is_not_read_than_it_was_granted() {
+    let mut world = Loopback::new();
+    world.settings = Settings { bytes_in_flight_max: 64 << 10, ..Settings::default() };
+    let server = Server::new(&world);
+    let transport = world.transport();
+    let (connected, lost) = connect(&*transport, server.peer.clone());
+    let link = server.up();
+    let worker = Worker { link: connected.soon().unwrap(), transport, lost };
+    let other = server.connect(world.transport());
+    let mut body = contract::pattern(1 << 20, 1);
+    let sent = worker.push(ExchangeId(1), &mut body);
+    server.opened();
+    // A round trip, in which all could have been sent.
+    server.still_serves(&other);
+    assert!(sent.0.try_recv().is_err(), "more was sent than was granted");
+    server.send(crate::transport::Outgoing::Grant { link, unread_bytes_max: 2 << 20 });
+    assert_eq!(sent.soon(), Ok(()));
+    worker.transport.shutdown(SOON);
+}
+
+#[test]
 fn garbage_on_a_stream_costs_only_its_own_link() {
     let world = Loopback::new();
     let (server, worker) = connected(&world);
@@ -515,6 +569,6 @@ where
         sender.send(outcome).unwrap();
     };
     let socket = socket::bind_any(1 << 20).unwrap();
-    endpoint::start("vandal", socket, &settings, None, serve).unwrap();
+    endpoint::start("vandal", socket, settings.endpoint(), None, serve).unwrap();
     Due(outcome)
 }

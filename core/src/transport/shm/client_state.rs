@@ -433,9 +433,12 @@ impl Side for ClientState {
     }
 
     fn happened(&self, happening: Happening) {
-        let Happening::End(id) = happening else { return };
+        let (Happening::End(id) | Happening::Rung(id)) = happening else { return };
         let link = self.tables().links.get(&id).map(|entry| Arc::clone(&entry.link));
         let Some(link) = link else { return };
+        if let Happening::Rung(_) = happening {
+            return link.hush();
+        }
         self.drain(&link);
         self.advance_marked();
         // The next turn ends a link with a defect, and tells the peer of it.

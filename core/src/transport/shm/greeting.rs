@@ -11,14 +11,14 @@
 //! them.
 
 use std::io::{Read, Write};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rustix::event::EventfdFlags;
 use rustls::AlertDescription;
 
+use super::bell::{Ear, Rope, bell};
 use super::layout::{LAYOUT, SEGMENT_BYTES};
 use super::link::Parts;
 use super::memory::Memory;
@@ -107,25 +107,34 @@ pub(super) fn misbehave(
     talk.receive().map(drop)
 }
 
+/// Whether there is memory for a link.
+///
+/// # Errors
+/// [`Error::Exhausted`] if there is not.
+pub(in crate::transport) fn check_memory() -> Result<()> {
+    Ours::new().map(drop)
+}
+
 /// What this side brings.
 struct Ours {
     segment: Segment,
-    bell: OwnedFd,
+    ear: Ear,
+    /// For the peer.
+    rope: Rope,
 }
 
 impl Ours {
     fn new() -> Result<Self> {
         let segment = Segment::create_to_show(SEGMENT_BYTES as u64)?;
-        let bell = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
-        let io = |error: rustix::io::Errno| Error::Io { what: "making a bell".to_owned(), cause: error.to_string() };
-        Ok(Self { segment, bell: bell.map_err(io)? })
+        let (ear, rope) = bell()?;
+        Ok(Self { segment, ear, rope })
     }
 }
 
 /// What the peer brings.
 struct Theirs {
     segment: Shown,
-    bell: OwnedFd,
+    rope: Rope,
 }
 
 struct Talk {
@@ -202,7 +211,7 @@ impl Talk {
     fn present(&mut self, ours: &Ours) -> Result<()> {
         let mut text = vec![PRESENT];
         text.extend_from_slice(&LAYOUT.to_le_bytes());
-        self.say(&text, &[ours.segment.fd(), ours.bell.as_fd()])
+        self.say(&text, &[ours.segment.fd(), ours.rope.fd()])
     }
 
     fn refuse(&mut self, error: &Error) -> Result<()> {
@@ -229,19 +238,24 @@ impl Talk {
             Some((&REFUSE, body)) => return Err(reject::from_body(body, &self.peer).unwrap_or_else(|error| error)),
             Some(_) | None => return Err(bad(&self.peer, "greeting", "is none")),
         }
-        let (Some(bell), Some(segment), None) = (fds.pop(), fds.pop(), fds.pop()) else {
+        let (Some(rope), Some(segment), None) = (fds.pop(), fds.pop(), fds.pop()) else {
             return Err(bad(&self.peer, "greeting", "comes without its two descriptors"));
         };
-        if !is_bell(&bell) {
-            return Err(bad(&self.peer, "bell", "is none"));
-        }
-        Ok(Theirs { segment: Shown::map(segment, SEGMENT_BYTES as u64)?, bell })
+        let rope = Rope::shown(rope).ok_or_else(|| bad(&self.peer, "bell", "is none"))?;
+        Ok(Theirs { segment: Shown::map(segment, SEGMENT_BYTES as u64)?, rope })
     }
 
     fn link(self, ours: Ours, theirs: Theirs, copies: &Copies) -> Parts {
         let life = self.connection.peer_process();
-        let memory = Memory::new(ours.segment, theirs.segment, theirs.bell, copies.clone());
-        Parts { connection: self.connection, bell: ours.bell, life, memory }
+        let memory = Memory::new(ours.segment, theirs.segment, theirs.rope, copies.clone());
+        Parts {
+            connection: self.connection,
+            ear: ours.ear,
+            #[cfg(any(test, feature = "testing"))]
+            rope: ours.rope,
+            life,
+            memory,
+        }
     }
 
     fn gone(&self, error: Error) -> Error {
@@ -271,14 +285,4 @@ fn tls_error(error: &rustls::Error, peer: &str) -> Error {
 
 fn failed(error: rustls::Error) -> Error {
     Error::Internal { what: format!("TLS for shared memory: {error}") }
-}
-
-/// Whether it is an event counter. Ringing writes to it, which must change nothing else.
-fn is_bell(fd: &OwnedFd) -> bool {
-    let name = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(fd));
-    match std::fs::read_link(name) {
-        Ok(target) => target == Path::new("anon_inode:[eventfd]"),
-        // Without /proc at least no file, pipe or socket: those have a type.
-        Err(_) => rustix::fs::fstat(fd).is_ok_and(|stat| stat.st_mode & libc::S_IFMT == 0),
-    }
 }

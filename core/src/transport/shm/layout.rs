@@ -20,8 +20,9 @@ use crate::wire::header::HEADER_BYTES;
 
 /// Bytes of a segment.
 pub(super) const SEGMENT_BYTES: usize = CELLS_AT + LARGE_CELLS * LARGE_BYTES + SMALL_CELLS * SMALL_BYTES;
-/// Changes whenever a segment is laid out or read in another way: processes that differ in it cannot share one.
-pub(super) const LAYOUT: u32 = 1;
+/// Changes whenever a segment is laid out or read in another way, or what comes with it changes: processes that differ in it cannot share
+/// one.
+pub(super) const LAYOUT: u32 = 2;
 
 /// Messages that a ring holds. Control messages of all the exchanges that one link may have open fit several times.
 pub(super) const RING_MESSAGES: u64 = 1024;

@@ -6,6 +6,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use super::bell::Ear;
+#[cfg(any(test, feature = "testing"))]
+use super::bell::Rope;
 use super::inbound::{self, Inbound};
 use super::layout::{Message, RING_MESSAGES, SMALL_BYTES};
 use super::memory::Memory;
@@ -26,7 +29,7 @@ pub(super) struct Link {
     pub(super) peer: Arc<str>,
     connection: Connection,
     /// Rung by the peer.
-    bell: OwnedFd,
+    ear: Ear,
     /// Ready when the peer's process has ended, also where a child of it keeps the connection open.
     life: Option<OwnedFd>,
     memory: Arc<Memory>,
@@ -44,7 +47,11 @@ pub(super) struct Link {
 /// What a connected pair of processes has: see [`greeting`](super::greeting).
 pub(super) struct Parts {
     pub(super) connection: Connection,
-    pub(super) bell: OwnedFd,
+    /// Rung by the peer.
+    pub(super) ear: Ear,
+    /// The own copy of what the peer rings with, for which only tests have a use.
+    #[cfg(any(test, feature = "testing"))]
+    pub(super) rope: Rope,
     pub(super) life: Option<OwnedFd>,
     pub(super) memory: Memory,
 }
@@ -68,14 +75,14 @@ pub(super) struct Pumped {
 
 impl Link {
     pub(super) fn new(id: LinkId, peer: Arc<str>, parts: Parts) -> Self {
-        let Parts { connection, bell, life, memory } = parts;
+        let Parts { connection, ear, life, memory, .. } = parts;
         let memory = Arc::new(memory);
         // A thread that sleeps looks at links that it knew when it woke. The peer must ring until it has seen this one.
         memory.set_asleep(true);
         Self {
             id,
             connection,
-            bell,
+            ear,
             life,
             outbound: Mutex::new(Outbound::new(Arc::clone(&memory), Arc::clone(&peer))),
             inbound: Mutex::new(Inbound::new(Arc::clone(&memory), Arc::clone(&peer))),
@@ -90,7 +97,12 @@ impl Link {
 
     /// What its side's thread waits for: the bell, then what says that the peer is gone.
     pub(super) fn fds(&self) -> (BorrowedFd<'_>, impl Iterator<Item = BorrowedFd<'_>>) {
-        (self.bell.as_fd(), [Some(self.connection.fd()), self.life.as_ref().map(AsFd::as_fd)].into_iter().flatten())
+        (self.ear.fd(), [Some(self.connection.fd()), self.life.as_ref().map(AsFd::as_fd)].into_iter().flatten())
+    }
+
+    /// The bell was rung, and this side's thread is awake.
+    pub(super) fn hush(&self) {
+        self.ear.hush();
     }
 
     /// The sending half. What it gives out is dropped without it, because dropping may call back.

@@ -190,6 +190,11 @@ impl Side for Serving {
     fn happened(&self, happening: Happening) {
         match happening {
             Happening::Socket => self.greet_all(),
+            Happening::Rung(id) => {
+                if let Some(entry) = self.state.tables().links.get(&id) {
+                    entry.link.hush();
+                }
+            }
             Happening::End(id) => {
                 let Some(link) = self.state.tables().links.get(&id).map(|entry| Arc::clone(&entry.link)) else {
                     return;

@@ -5,13 +5,12 @@
 //! contribution, which it could have sent so in the first place; a server that changes a sum could have computed it wrong.
 #![expect(unsafe_code, reason = "bytes in memory that another process maps are reached by address")]
 
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 
 use bytes::Bytes;
-use rustix::fs::OFlags;
 
+use super::bell::Rope;
 use super::layout::{
     ASLEEP_AT, CELLS, MESSAGE_WORDS, READ_AT, RELEASED_AT, RING_MESSAGES, SENT_AT, SLOTS, STARVED_AT, Words, cell_at,
     message_at,
@@ -25,8 +24,8 @@ use crate::transport::exchange::bad;
 pub(super) struct Memory {
     own: Segment,
     peer: Shown,
-    /// On which the peer's thread sleeps.
-    bell: OwnedFd,
+    /// Wakes the peer's thread.
+    rope: Rope,
     /// Which cells of the peer, and for which tickets what it lends, are being read here.
     held: Box<[AtomicBool]>,
     copies: Copies,
@@ -35,9 +34,9 @@ pub(super) struct Memory {
 }
 
 impl Memory {
-    pub(super) fn new(own: Segment, peer: Shown, bell: OwnedFd, copies: Copies) -> Self {
+    pub(super) fn new(own: Segment, peer: Shown, rope: Rope, copies: Copies) -> Self {
         let held = (0..SLOTS).map(|_| AtomicBool::new(false)).collect();
-        Self { own, peer, bell, held, copies, process: std::process::id() }
+        Self { own, peer, rope, held, copies, process: std::process::id() }
     }
 
     /// Writes the message with this number, and after it the number of messages there are.
@@ -153,7 +152,7 @@ impl Memory {
         // One that woke meanwhile, read everything and sleeps again needs no bell.
         let unread = self.peer.u64(READ_AT) != self.own.u64(SENT_AT).load(Ordering::Relaxed);
         if unread && self.peer.u32(ASLEEP_AT) != 0 {
-            self.ring();
+            self.rope.ring();
         }
     }
 
@@ -161,7 +160,7 @@ impl Memory {
     pub(super) fn relieve(&self) {
         fence(Ordering::SeqCst);
         if self.peer.u32(STARVED_AT) != 0 {
-            self.ring();
+            self.rope.ring();
         }
     }
 
@@ -169,15 +168,6 @@ impl Memory {
     #[cfg(any(test, feature = "testing"))]
     pub(super) fn scribble(&self, offset: usize, value: u64) {
         self.own.u64(offset).store(value, Ordering::SeqCst);
-    }
-
-    fn ring(&self) {
-        // Both processes can change what the bell does when its counter is full. One that would block is not rung, because this thread
-        // serves other links too.
-        if rustix::fs::fcntl_getfl(&self.bell).is_ok_and(|flags| flags.contains(OFlags::NONBLOCK)) {
-            // Fails when the counter is full, which rings as well.
-            let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
-        }
     }
 
     fn release(&self, slot: usize) {

@@ -16,6 +16,7 @@
 pub mod client;
 pub mod listener;
 
+mod bell;
 mod cells;
 mod client_state;
 mod client_tables;
@@ -37,6 +38,7 @@ mod server_tables;
 pub mod vandal;
 
 pub use client::ShmTransport;
+pub(super) use greeting::check_memory;
 
 #[cfg(test)]
 mod tests;

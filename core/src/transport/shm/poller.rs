@@ -36,6 +36,8 @@ pub(super) enum Happening {
     Socket,
     /// The peer of a link is gone, or says why it goes.
     End(LinkId),
+    /// The bell of a link was rung.
+    Rung(LinkId),
 }
 
 impl Poller {
@@ -43,8 +45,8 @@ impl Poller {
         let made = || {
             let epoll = epoll::create(CreateFlags::CLOEXEC)?;
             let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-            // Edge-triggered, so that nobody has to read the counters: one wake-up serves any number of rings.
-            epoll::add(&epoll, &wake, EventData::new_u64(BELL), EventFlags::IN | EventFlags::ET)?;
+            // Edge-triggered, so that nobody has to read the counter: one wake-up serves any number of rings.
+            epoll::add(&epoll, &wake, EventData::new_u64(WAKE), EventFlags::IN | EventFlags::ET)?;
             let (asleep, deep) = (AtomicBool::new(false), AtomicBool::new(false));
             Ok(Self { seats: Seats::new(), began: now(), epoll, wake, asleep, deep })
         };
@@ -61,9 +63,10 @@ impl Poller {
 
     /// Also waits for a link.
     pub(super) fn watch(&self, link: &Link) -> Result<()> {
-        let (bell, ends) = link.fds();
+        let (ear, ends) = link.fds();
         let add = |fd, token, flags| epoll::add(&self.epoll, fd, EventData::new_u64(token), flags);
-        let added = add(bell, BELL, EventFlags::IN | EventFlags::ET).and_then(|()| {
+        // Edge-triggered, because a bell whose other end is closed stays readable.
+        let added = add(ear, RUNG | link.id.0, EventFlags::IN | EventFlags::ET).and_then(|()| {
             ends.into_iter().try_for_each(|end| add(end, link.id.0, EventFlags::IN | EventFlags::RDHUP))
         });
         added.map_err(|error| io("watching a link", error))
@@ -71,8 +74,8 @@ impl Poller {
 
     /// Stops waiting for a link. Closing the link would not be enough, because a child process may hold its descriptors open.
     pub(super) fn forget(&self, link: &Link) {
-        let (bell, ends) = link.fds();
-        for fd in ends.into_iter().chain([bell]) {
+        let (ear, ends) = link.fds();
+        for fd in ends.into_iter().chain([ear]) {
             let _ = epoll::delete(&self.epoll, fd);
         }
     }
@@ -125,16 +128,19 @@ impl Poller {
         // It fails only because of a signal. Then the caller checks everything as well.
         let _ = epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), timeout.as_ref());
         let happening = |event: &Event| match event.data.u64() {
-            BELL => None,
+            WAKE => None,
             SOCKET => Some(Happening::Socket),
+            rung if rung & RUNG != 0 => Some(Happening::Rung(LinkId(rung & !RUNG))),
             link => Some(Happening::End(LinkId(link))),
         };
         events.iter().filter_map(happening).collect()
     }
 }
 
-const BELL: u64 = u64::MAX;
+const WAKE: u64 = u64::MAX;
 const SOCKET: u64 = u64::MAX - 1;
+/// Marks the bell of a link. Links are counted from 1, so that no number reaches this.
+const RUNG: u64 = 1 << 63;
 
 fn io(what: &str, error: rustix::io::Errno) -> Error {
     Error::Io { what: what.to_owned(), cause: error.to_string() }
@@ -151,7 +157,7 @@ pub(super) trait Side {
     fn has_work(&self) -> bool;
     /// Whether there is work that may wait for [`MOMENT`].
     fn has_leisurely_work(&self) -> bool;
-    /// Handles an event of a descriptor that is not a bell.
+    /// Handles an event of a descriptor. A bell that was rung must be hushed.
     fn happened(&self, happening: Happening);
     /// Whether the thread is to end.
     fn is_over(&self) -> bool;

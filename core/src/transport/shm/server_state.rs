@@ -78,6 +78,8 @@ impl ServerState {
                 self.block(exchange, body.len(), |_| (Bytes::from(body), None));
                 self.end(exchange, |_| None);
             }
+            // What is not read lies in the segment of the worker.
+            Outgoing::Grant { .. } => {}
             Outgoing::Disconnect { link, reason } => {
                 if let Some(entry) = self.tables().links.get(&link) {
                     entry.link.fail(reason);

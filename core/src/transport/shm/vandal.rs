@@ -4,8 +4,8 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::time::Duration;
 
-use rustix::event::EventfdFlags;
 use rustix::fs::OFlags;
+use rustix::net::{SendFlags, send};
 
 use super::layout::{LAYOUT, RING_MESSAGES, SEGMENT_BYTES, Words};
 use super::link::Parts;
@@ -76,13 +76,22 @@ impl Vandal {
     /// Makes the own bell one that blocks whoever rings it.
     ///
     /// # Panics
-    /// If the server rings it meanwhile.
+    /// If the system refuses.
     pub fn jam_bell(&self) {
-        let bell = &self.0.bell;
-        // Fails if nobody rang it, and leaves it empty in any case.
-        let _ = rustix::io::read(bell, &mut [0; 8]);
-        rustix::io::write(bell, &(u64::MAX - 1).to_ne_bytes()).expect("it is empty");
-        rustix::fs::fcntl_setfl(bell, OFlags::empty()).expect("it is ours");
+        let rope = self.0.rope.fd();
+        // Fails once nobody can ring any more.
+        while send(rope, &[0], SendFlags::DONTWAIT).is_ok() {}
+        rustix::fs::fcntl_setfl(rope, OFlags::empty()).expect("it is ours");
+    }
+
+    /// Lets the own bell block whoever rings it for a moment, and then not.
+    ///
+    /// # Panics
+    /// If the system refuses.
+    pub fn toggle_bell(&self) {
+        for flags in [OFlags::empty(), OFlags::NONBLOCK] {
+            rustix::fs::fcntl_setfl(self.0.rope.fd(), flags).expect("it is ours");
+        }
     }
 
     /// Why the server ended the link.
@@ -121,7 +130,8 @@ pub fn greeting_text() -> Vec<u8> {
 /// # Panics
 /// If the system gives none.
 pub fn bell() -> OwnedFd {
-    rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).expect("a descriptor")
+    let (_ear, rope) = super::bell::bell().expect("a descriptor");
+    rope.fd().try_clone_to_owned().expect("a descriptor")
 }
 
 /// Bytes of the segment that comes with a greeting.

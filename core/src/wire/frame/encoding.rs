@@ -7,7 +7,7 @@
 use super::fields::Field;
 use super::{Frame, Join, Progress, Stall, Status};
 use crate::error::Result;
-use crate::types::{PartLayout, TensorKey, TensorSpec, Time, View};
+use crate::types::{PartLayout, TensorKey, TensorSpec, Time, View, WorkersKey};
 use crate::wire::codec::{Reader, Writer};
 use crate::wire::limits::{CERTIFICATE_BYTES_MAX, NAME_BYTES_MAX, PARTS_MAX, TENSORS_MAX, TEXT_BYTES_MAX};
 use crate::wire::reject::{decode_error, encode_error};
@@ -77,6 +77,7 @@ impl Frame {
                 writer.list_len(certificate.len());
                 writer.raw(certificate);
             }),
+            Self::WorkersKey(key) => writer.raw(&key.0),
         }
         writer.into_bytes()
     }
@@ -138,6 +139,7 @@ impl Frame {
             },
             kind::STATUS => Self::Status(Status::read(&mut reader)?),
             kind::RENEWED => Self::Renewed { outcome: read_outcome(&mut reader, read_certificate)? },
+            kind::WORKERS_KEY => Self::WorkersKey(WorkersKey(reader.bytes32("workers' key")?)),
             code => return Err(reader.bad("kind", format!("is {code}"))),
         };
         reader.finish()?;
@@ -167,6 +169,7 @@ impl Frame {
             Self::StallNotice { .. } => kind::STALL_NOTICE,
             Self::Status(_) => kind::STATUS,
             Self::Renewed { .. } => kind::RENEWED,
+            Self::WorkersKey(_) => kind::WORKERS_KEY,
         }
     }
 }
@@ -194,6 +197,7 @@ mod kind {
     pub(super) const UNDECLARED: u8 = 137;
     pub(super) const ENDED: u8 = 138;
     pub(super) const RENEWED: u8 = 139;
+    pub(super) const WORKERS_KEY: u8 = 140;
 }
 
 fn write_outcome<T>(writer: &mut Writer, outcome: &Result<T>, ok: impl FnOnce(&mut Writer, &T)) {

@@ -33,6 +33,7 @@ struct Job {
     closed: Vec<(u64, Error)>,
     events: Vec<Event>,
     certified: Vec<u64>,
+    given_the_key: Vec<u64>,
 }
 
 impl Job {
@@ -93,6 +94,7 @@ impl Job {
                 Command::Send { link, frame } => self.unread.push((link.0, frame)),
                 Command::Close { link, error } => self.closed.push((link.0, error)),
                 Command::Certify { link } => self.certified.push(link.0),
+                Command::ShareKey { link } => self.given_the_key.push(link.0),
                 Command::Event(event) => self.events.push(event),
             }
         }
@@ -152,7 +154,15 @@ fn job(workers: u32) -> Job {
 
 fn job_of(config: CoordinatorConfig) -> Job {
     let coordinator = Coordinator::new(config, TERM, at(0));
-    Job { coordinator, now: at(0), unread: Vec::new(), closed: Vec::new(), events: Vec::new(), certified: Vec::new() }
+    Job {
+        coordinator,
+        now: at(0),
+        unread: Vec::new(),
+        closed: Vec::new(),
+        events: Vec::new(),
+        certified: Vec::new(),
+        given_the_key: Vec::new(),
+    }
 }
 
 /// A job that runs, with nothing unread. The rank of a worker is its link.

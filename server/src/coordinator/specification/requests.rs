@@ -18,6 +18,23 @@ fn members_get_their_next_certificate_while_the_job_forms_and_when_nobody_else_g
 }
 
 #[test]
+fn workers_alone_get_the_key_of_the_workers_on_every_connection() {
+    let mut job = job(2);
+    job.join(0, worker(0));
+    job.join(SERVER, server(0));
+    job.connect_as(7, 7, Role::Observer);
+    job.drain();
+    assert!(job.given_the_key.is_empty(), "while the job forms its members may change");
+    job.join(1, worker(1));
+    job.drain();
+    assert_eq!(job.given_the_key, [0, 1]);
+    job.join_as(5, 1, worker(1));
+    job.join(8, worker(8));
+    job.drain();
+    assert_eq!(job.given_the_key, [0, 1, 5], "and none that is refused");
+}
+
+#[test]
 fn nobody_else_gets_a_certificate() {
     let mut job = formed(2);
     job.connect_as(7, 7, Role::Observer);

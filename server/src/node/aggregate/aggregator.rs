@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
+use std::time::Duration;
 
 use gradlane_core::error::Error;
 use gradlane_core::types::{DType, Defect, ExchangeId, PartId, Round, TensorKey, Time, WorkerId, WorkerSet, planted};
@@ -9,6 +10,7 @@ use gradlane_core::wire::frame::{Progress, Stall};
 use gradlane_core::wire::{Contribute, Withdraw};
 
 use super::ended::Ended;
+use super::readers::Readers;
 use super::refusals::lost;
 use super::round::{Open, RoundState, Slot};
 use crate::node::budget::Budget;
@@ -36,6 +38,9 @@ pub(in crate::node) struct Aggregator {
     warned: Option<Time>,
     /// When to look for sums that nobody reads any more; absent where there are none.
     pub(super) look_at_sums: Option<Time>,
+    pub(super) readers: Readers,
+    /// Workers that take no sums, with how long they have taken none. Their links are to be closed.
+    pub(super) given_up: Vec<(WorkerId, Duration)>,
     /// The memory of the whole node.
     pub(in crate::node) budget: Budget,
     pub(super) last_counted: Option<(TensorKey, Round)>,
@@ -104,6 +109,8 @@ impl Aggregator {
             waiting: BTreeSet::new(),
             warned: None,
             look_at_sums: None,
+            readers: Readers::default(),
+            given_up: Vec::new(),
             last_counted: None,
             draining: None,
             commands: VecDeque::new(),
@@ -192,8 +199,7 @@ impl Aggregator {
 
     /// The exchange broke off. Unknown ones are ignored.
     pub(in crate::node) fn handle_torn(&mut self, exchange: ExchangeId) {
-        self.unroute(exchange);
-        let Some(Exchange { worker, slot: id, state, .. }) = self.exchanges.remove(&exchange) else { return };
+        let Some(Exchange { worker, slot: id, state, .. }) = self.end_exchange(exchange, false) else { return };
         let torn_counted = planted(self.config.defect, Defect::TornCounted) && state != ExchangeState::Waiting;
         let Some(slot) = self.slot_mut(id) else { return };
         if let RoundState::Open(open) = &mut slot.state
@@ -209,8 +215,13 @@ impl Aggregator {
 
     /// The answer of the exchange was handed over whole.
     pub(in crate::node) fn handle_answered(&mut self, exchange: ExchangeId) {
-        self.unroute(exchange);
-        self.exchanges.remove(&exchange);
+        self.end_exchange(exchange, true);
+    }
+
+    /// The workers that were given up since the last call, because they take no sums, and how long each has taken none. The driver of this
+    /// machine closes their links.
+    pub(in crate::node) fn given_up(&mut self) -> Vec<(WorkerId, Duration)> {
+        std::mem::take(&mut self.given_up)
     }
 
     /// The tensor failed for good on every worker. Every exchange of one of its parts, now or later, is rejected with `error`.
@@ -235,8 +246,13 @@ impl Aggregator {
         self.membership = Some(next);
         match succession {
             Succession::Same => {}
-            Succession::Fewer => self.go_on_with_survivors(),
+            Succession::Fewer => {
+                let workers = self.workers();
+                self.readers.keep(&workers);
+                self.go_on_with_survivors();
+            }
             Succession::End(error) => {
+                self.readers = Readers::default();
                 while let Some(part) = self.parts.keys().next().copied() {
                     self.forget_part(part, &error);
                 }
@@ -324,6 +340,14 @@ impl Aggregator {
             *routed = false;
             self.commands.push_back(Command::Unroute { exchange });
         }
+    }
+
+    /// An exchange is over; `was_answered` if its answer reached its worker whole.
+    pub(super) fn end_exchange(&mut self, exchange: ExchangeId, was_answered: bool) -> Option<Exchange> {
+        self.unroute(exchange);
+        let ended = self.exchanges.remove(&exchange)?;
+        self.readers.end(ended.worker, ended.slot, exchange, was_answered);
+        Some(ended)
     }
 
     pub(super) fn workers(&self) -> Arc<WorkerSet> {

@@ -71,7 +71,10 @@ impl Aggregator {
             return;
         }
         let published = published.clone();
-        self.close(id, RoundState::Published(published));
+        let open = self.close(id, RoundState::Published(published)).expect("it was open");
+        for (worker, exchange) in open.listeners {
+            self.readers.owe(worker, id, exchange);
+        }
         self.step(id, Step::Seal);
         self.book(id);
     }
@@ -165,6 +168,7 @@ impl Aggregator {
         let epoch = self.membership.as_ref().map_or(Epoch::default(), |ours| ours.epoch);
         self.slot_mut(id).expect("it has a sum").is_read();
         let slot = self.slot(id).expect("it has a sum");
+        let is_whole = matches!(slot.state, RoundState::Published(_));
         // A sum that was published before workers were lost is not the one that the view of `epoch` asks for.
         let as_due = published.contributors == self.due_workers(slot.spec.op, id.round);
         let contributors =
@@ -176,6 +180,10 @@ impl Aggregator {
             ExchangeState::Waiting | ExchangeState::Answering => false,
         };
         let worker = entry.worker;
+        if is_whole {
+            self.readers.owe(worker, id, exchange);
+        }
+        let entry = &self.exchanges[&exchange];
         // A worker that sends a body without a checksum wants none either. The others could not say.
         let checksum = match entry.header.contribution {
             Contribution::Nothing | Contribution::Resumed { .. } => true,
@@ -213,8 +221,7 @@ impl Aggregator {
     }
 
     pub(super) fn reject(&mut self, exchange: ExchangeId, error: Error) {
-        self.unroute(exchange);
-        if let Some(Exchange { worker, slot, header, .. }) = self.exchanges.remove(&exchange) {
+        if let Some(Exchange { worker, slot, header, .. }) = self.end_exchange(exchange, false) {
             let told = self.membership.as_ref().map(|ours| ours.told(worker, &error));
             let attempt = self.slot(slot).map_or(header.target.attempt, |slot| slot.attempt);
             self.say_reject(exchange, &Target { attempt, ..header.target }, told.unwrap_or(error));

@@ -3,13 +3,22 @@
 //! Usually until every caller has come to the next round. A name may be used once, though, and then nobody comes. So a sum also goes when
 //! nobody has read it for a step timeout. A worker that lost its answer asks again at once, and gives up before that time is over. Whoever
 //! asks later hears that the sum is gone.
+//!
+//! An open round to which nobody was counted, because the contributions that began broke off, goes in the same time. The workers that
+//! began it have given up by then.
+//!
+//! A worker that is connected and takes no sums reads nothing either. It is given up after a step timeout, its link is closed, and the sums
+//! that no other worker reads go at once. If it comes back for one of them, it gets an error that names it. Whether the job goes on without
+//! it is not decided here: its error makes it withdraw from the next rounds or end, and the coordinator decides about a member that ends.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
+use gradlane_core::error::Error;
 use gradlane_core::types::{Defect, Time, planted};
 
 use super::aggregator::Aggregator;
-use super::refusals::over;
+use super::readers::Slow;
+use super::refusals::{broke_off, not_taken, over};
 use super::round::{RoundState, Slot};
 use crate::node::command::{SlotId, Step};
 
@@ -20,25 +29,42 @@ impl Aggregator {
         self.look_at_sums.get_or_insert(due);
     }
 
-    /// Frees the sums that nobody has read for a step timeout.
+    /// Gives up the workers that take no sums. Returns the sums that they did not take, with the error of each.
+    fn give_up_slow_readers(&mut self, now: Time) -> BTreeMap<SlotId, Error> {
+        let mut untaken = BTreeMap::new();
+        for Slow { worker, owed, waited } in self.readers.look(now, self.config.step_timeout) {
+            for (slot, exchange) in owed {
+                self.end_exchange(exchange, false);
+                untaken.insert(slot, not_taken(slot, worker, waited));
+            }
+            self.given_up.push((worker, waited));
+        }
+        untaken
+    }
+
+    /// Frees the sums that nobody has read for a step timeout, and the rounds that nobody contributes to any more.
     pub(super) fn free_quiet_sums(&mut self, now: Time) {
         if self.look_at_sums.is_none_or(|due| due > now) {
             return;
         }
         let keep = self.config.step_timeout;
+        let mut untaken = self.give_up_slow_readers(now);
         let read: BTreeSet<SlotId> = self.exchanges.values().map(|exchange| exchange.slot).collect();
         let mut quiet = Vec::new();
-        let mut is_watched = false;
+        let mut is_watched = !self.readers.is_empty();
         for slot in self.parts.values_mut().flat_map(|part| part.slots.iter_mut().flatten()) {
-            let is_quiet = match slot.state {
+            let is_in_use = match &slot.state {
                 RoundState::Failed(_) => continue,
-                RoundState::Open(_) | RoundState::Restarted => false,
-                RoundState::Published(_) if read.contains(&slot.id) => {
-                    slot.is_read();
-                    false
-                }
-                RoundState::Published(_) => *slot.quiet_since.get_or_insert(now) + keep <= now,
+                RoundState::Restarted => true,
+                // Once somebody was counted, the round has a deadline.
+                RoundState::Open(open) => open.since.is_some() || read.contains(&slot.id),
+                RoundState::Published(_) => read.contains(&slot.id),
             };
+            if is_in_use {
+                slot.is_read();
+            }
+            let is_quiet =
+                !is_in_use && (untaken.contains_key(&slot.id) || *slot.quiet_since.get_or_insert(now) + keep <= now);
             if is_quiet && !planted(self.config.defect, Defect::QuietSumKept) {
                 quiet.push(slot.id);
             } else {
@@ -46,7 +72,13 @@ impl Aggregator {
             }
         }
         for id in quiet {
-            self.slot_mut(id).expect("found above").state = RoundState::Failed(over(id));
+            if let Some(RoundState::Open(open)) = self.slot(id).map(|slot| &slot.state) {
+                let error = broke_off(id, open.uploads.keys().copied().collect(), keep);
+                self.fail(id, error);
+                continue;
+            }
+            let error = untaken.remove(&id).unwrap_or_else(|| over(id));
+            self.slot_mut(id).expect("found above").state = RoundState::Failed(error);
             self.step(id, Step::Drop);
             self.book(id);
         }

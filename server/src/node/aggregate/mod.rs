@@ -17,8 +17,9 @@
 //!
 //! **Two rounds of a part are alive at most.** A worker pushes round s+1 only when it has the sum of s. So when all callers have reached
 //! s+1, nobody can ask for s again and its memory goes. It also goes when nobody has read the sum for a step timeout: a name may be used
-//! once. After a failed round a worker may run ahead without that proof. Then it is told to come back later, for at most a step timeout, so
-//! that it does not overwrite a sum that a slow worker has not read. A worker that goes on to a later round without having come to s, or that
+//! once. A worker that is owed sums and takes none for a step timeout does not read them: it is given up, with its link. After a failed
+//! round a worker may run ahead without that proof. Then it is told to come back later, for at most a step timeout, so that it does not
+//! overwrite a sum that a slow worker has not read. A worker that goes on to a later round without having come to s, or that
 //! withdraws from s, fails s for the others at once.
 //!
 //! **A lost worker.** When a view lacks workers of the one before, rounds go on with the survivors. An open round restarts: its attempt
@@ -30,6 +31,7 @@ mod closing;
 mod ended;
 mod keeping;
 mod opening;
+mod readers;
 mod refusals;
 mod round;
 mod survivors;

@@ -39,13 +39,15 @@ impl Aggregator {
             Contribution::Nothing | Contribution::First { .. } => Opener::Contribution,
         };
         let id = self.locate(now, claim, target, callers, opener)?;
+        for useless in self.readers.useless(worker, id) {
+            self.reject(useless, over(id));
+        }
         let disagreement = self.slot(id).and_then(|slot| slot.spec.disagreement(&claim, id.part));
         let state = ExchangeState::Waiting;
         self.exchanges.insert(exchange, Exchange { worker, slot: id, header: *header, state, routed: false });
         let outcome = self.enter(now, id, worker, exchange, disagreement);
         if outcome.is_err() {
-            self.unroute(exchange);
-            self.exchanges.remove(&exchange);
+            self.end_exchange(exchange, false);
         }
         outcome
     }
@@ -254,7 +256,7 @@ impl Aggregator {
             && let Some(error) = &disagreement
         {
             // Every worker of the round must learn of it, and the one that disagrees is one of them.
-            self.exchanges.remove(&exchange);
+            self.end_exchange(exchange, false);
             self.fail(id, error.clone());
         }
         let slot = self.slot_mut(id).expect("located");

@@ -15,6 +15,17 @@ pub(super) fn over(id: SlotId) -> Error {
     }
 }
 
+/// The error of a sum that was freed because `worker`, the last one to read it, took no sums for a step timeout.
+pub(super) fn not_taken(id: SlotId, worker: WorkerId, waited: Duration) -> Error {
+    Error::Timeout { what: format!("{worker} to read the sum of {} of tensor {}", id.round, id.part.key), waited }
+}
+
+/// The error of a round in which nobody was counted, because the contributions of `workers` broke off and did not go on for `waited`.
+pub(super) fn broke_off(id: SlotId, workers: Vec<WorkerId>, waited: Duration) -> Error {
+    let detail = "its contribution broke off, and it did not come back".to_owned();
+    Error::Stalled { tensor: id.part.key.to_string(), round: id.round, missing: workers, waited, detail }
+}
+
 /// The error of a round that one worker left out, for the workers that wait for it.
 pub(super) fn gave_up(id: SlotId, worker: WorkerId, waited: Duration) -> Error {
     let detail = format!("{worker} gave this round up and went on to a later one");

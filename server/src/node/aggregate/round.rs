@@ -26,6 +26,7 @@ use crate::node::membership::Callers;
 ///                            │ a caller gave up                                │                                      │
 ///                            └─────────────────────────────────────────────────┴───► Failed ──────────────────────────┘
 ///   Published ─── nobody has read the sum for a step timeout ───► Failed
+///   Open ─── nobody was counted, and nobody has sent anything for a step timeout ───► Failed
 ///   Open ─── the view lost workers ───► Restarted ─── next push ───► Open, with the next attempt
 ///   Restarted ─── a survivor will not send again ───► Failed
 ///   any ─── the tensor is forgotten, the job ends or aborts, other workers ───► (absent)

@@ -175,7 +175,7 @@ impl Played {
                 Outgoing::End { exchange, checksum } => {
                     heard.ended.insert(exchange, checksum);
                 }
-                Outgoing::Accept { .. } | Outgoing::Answer { .. } => {}
+                Outgoing::Accept { .. } | Outgoing::Answer { .. } | Outgoing::Grant { .. } => {}
                 other => panic!("{other:?}"),
             }
         }

@@ -167,6 +167,31 @@ fn a_withdrawal_in_pieces_fails_the_round() {
     assert_eq!(rejected(&mut node), both, "who waits, and who withdrew");
 }
 
+#[test]
+fn what_all_workers_may_have_sent_unread_fits_into_the_memory_for_it() {
+    let unread_bytes_max = 4 << 20;
+    let mut this = Node::new(NodeConfig { unread_bytes_max, ..config() });
+    this.handle_link_up(LinkId(1), node(0));
+    this.handle_link_up(LinkId(2), node(9));
+    assert_eq!(granted(&mut this), [], "nobody is known to be a worker");
+    this.handle_member(MemberEvent::View(view(4, 1, Phase::Running)));
+    assert_eq!(granted(&mut this), [(1, 1 << 20)], "a quarter, and nothing for a stranger");
+    this.handle_link_up(LinkId(3), node(0));
+    this.handle_link_up(LinkId(4), node(3));
+    assert_eq!(granted(&mut this), [(3, 1 << 20), (4, 1 << 20)]);
+    this.handle_member(MemberEvent::View(view(2, 2, Phase::Running)));
+    assert_eq!(granted(&mut this), [], "those that were lost may still have sent something");
+}
+
+#[test]
+fn no_share_is_so_small_that_a_link_stands_still_or_larger_than_is_of_use() {
+    for (unread_bytes_max, share) in [(0, 64 << 10), (u64::MAX, 256 << 20)] {
+        let mut this = with(1, NodeConfig { unread_bytes_max, ..config() });
+        this.handle_link_up(LinkId(1), node(0));
+        assert_eq!(granted(&mut this), [(1, share)]);
+    }
+}
+
 fn joined(workers: u32) -> Node {
     with(workers, config())
 }
@@ -186,8 +211,19 @@ fn contribute(header: Contribute) -> Request {
     Request::Contribute(header)
 }
 
+/// The commands, but for what is granted.
 fn commands(node: &mut Node) -> Vec<Command> {
-    std::iter::from_fn(|| node.next_command()).collect()
+    let commands = std::iter::from_fn(|| node.next_command());
+    commands.filter(|command| !matches!(command, Command::Grant { .. })).collect()
+}
+
+fn granted(node: &mut Node) -> Vec<(u64, u64)> {
+    let commands = std::iter::from_fn(|| node.next_command());
+    let grants = commands.filter_map(|command| match command {
+        Command::Grant { link, unread_bytes_max } => Some((link.0, unread_bytes_max)),
+        _ => None,
+    });
+    grants.collect()
 }
 
 fn rejected(node: &mut Node) -> Vec<(u64, Code)> {
@@ -197,6 +233,7 @@ fn rejected(node: &mut Node) -> Vec<(u64, Code)> {
         | Command::Stalled { .. }
         | Command::Accept { .. }
         | Command::Unroute { .. }
+        | Command::Grant { .. }
         | Command::Disconnect { .. } => None,
     };
     let mut rejected: Vec<(u64, Code)> = commands(node).into_iter().filter_map(reject).collect();

@@ -43,7 +43,7 @@ impl ControlLink {
         patience: Duration,
         events: Box<dyn Fn(ControlEvent) + Send + Sync>,
     ) -> Result<Self> {
-        let settings = Settings { socket_buffer_bytes: BUFFER_BYTES, ..Settings::default() };
+        let settings = Settings { socket_buffer_bytes: BUFFER_BYTES, ..Settings::default() }.for_control();
         let tls = tls::client(credentials)?;
         let socket = socket::bind_any(settings.socket_buffer_bytes)?;
         let (outbox, posted) = outbox();
@@ -57,7 +57,7 @@ impl ControlLink {
             events(ControlEvent::Closed(reason));
             let _ = timeout(GOODBYE, endpoint.wait_idle()).await;
         };
-        let thread = endpoint::start("gradlane-control", socket, &settings, None, serve)?;
+        let thread = endpoint::start("gradlane-control", socket, settings.endpoint(), None, serve)?;
         Ok(Self { outbox, closing, thread })
     }
 

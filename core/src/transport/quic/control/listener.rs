@@ -52,7 +52,7 @@ impl ControlListener {
         site: Option<&Site>,
         events: Box<dyn Fn(ControlIncoming) + Send + Sync>,
     ) -> Result<Self> {
-        let settings = Settings { socket_buffer_bytes: BUFFER_BYTES, ..settings.clone() };
+        let settings = Settings { socket_buffer_bytes: BUFFER_BYTES, ..settings.clone() }.for_control();
         let credentials = authority.credentials(Role::Coordinator)?;
         let renewing = keep_certified(credentials.clone(), Arc::clone(&authority));
         let socket = socket::bind(socket::parse(address)?, settings.socket_buffer_bytes)?;
@@ -60,6 +60,7 @@ impl ControlListener {
         let address = socket.local_addr().map_err(io)?.to_string();
         let admission = site.map_or(Admission::MembersAndNewcomers, Admission::MembersAndSite);
         let (admission_control, server) = AdmissionControl::new(&credentials, &settings, admission)?;
+        let endpoint = settings.endpoint_with(&authority.reset_key());
         let (commands, inbox) = mpsc::unbounded_channel();
         let registrar = Arc::new(Mutex::new(Registrar::new(Arc::clone(&authority))));
         let state = ServerState {
@@ -77,7 +78,7 @@ impl ControlListener {
             tokio::spawn(renewing);
             run(endpoint, admission_control, state, weak, inbox).await;
         };
-        let thread = endpoint::start("gradlane-coord", socket, &settings, Some(server), serve)?;
+        let thread = endpoint::start("gradlane-coord", socket, endpoint, Some(server), serve)?;
         Ok(Self { address, commands, registrar, thread })
     }
 
@@ -106,6 +107,13 @@ impl ControlListener {
         let _ = self.commands.send(Command::Close { link, reason });
     }
 
+    /// Ends without a word to anybody, as a process that is killed.
+    #[cfg(test)]
+    pub(in super::super) fn vanish(self) {
+        let _ = self.commands.send(Command::Vanish);
+        self.thread.join(DROP_PATIENCE);
+    }
+
     /// Ends all links once the frames sent before were heard, and waits for that, at most `patience`.
     pub fn stop(&self, patience: Duration) {
         if self.thread.is_ours() {
@@ -128,12 +136,24 @@ impl fmt::Debug for ControlListener {
 }
 
 enum Command {
-    Send { link: LinkId, frame: Frame },
-    Close { link: LinkId, reason: Error },
-    Certify { link: LinkId },
+    Send {
+        link: LinkId,
+        frame: Frame,
+    },
+    Close {
+        link: LinkId,
+        reason: Error,
+    },
+    Certify {
+        link: LinkId,
+    },
     Stop(Duration),
+    #[cfg(test)]
+    Vanish,
     // From the tasks of the listener itself.
-    Down { link: LinkId },
+    Down {
+        link: LinkId,
+    },
 }
 
 /// A node that is connected.
@@ -185,6 +205,8 @@ async fn run(
                 }
                 Some(Command::Down { link }) => drop(state.outboxes.remove(&link)),
                 Some(Command::Stop(patience)) => break patience,
+                #[cfg(test)]
+                Some(Command::Vanish) => return,
                 None => break GOODBYE,
             },
             Some(arrival) = arrivals.recv() => match arrival {

@@ -282,6 +282,13 @@ impl Server {
 
     fn outgoing(&mut self, net: &mut Net, outgoing: Outgoing) {
         let exchange = match &outgoing {
+            Outgoing::Grant { link, unread_bytes_max } => {
+                let handle = self.links.get(link).map(|link| link.handle);
+                if let Some(connection) = handle.and_then(|handle| net.connection(handle)) {
+                    connection.set_receive_window(VarInt::from_u64(*unread_bytes_max).unwrap_or(VarInt::MAX));
+                }
+                return;
+            }
             Outgoing::Disconnect { link, reason } => {
                 if let Some(handle) = self.links.get(link).map(|link| link.handle) {
                     net.close(handle, CLOSE_ERROR, encode_reason(reason));
@@ -319,7 +326,7 @@ impl Server {
                 let begun = served.answer(connection, &Reply::Reject(header), precedence);
                 begun.and_then(|()| served.block(Bytes::from(body))).and_then(|()| served.last(0))
             }
-            Outgoing::Disconnect { .. } => unreachable!("obeyed above"),
+            Outgoing::Grant { .. } | Outgoing::Disconnect { .. } => unreachable!("obeyed above"),
         };
         if !was_begun && served.is_answering() {
             link.answering.enter(served.precedence);

@@ -90,7 +90,7 @@ impl Flood {
             endpoint.set_default_client_config(client);
             serve(endpoint)
         };
-        let thread = endpoint::start("flood", socket, &Settings::default(), None, serve).unwrap();
+        let thread = endpoint::start("flood", socket, Settings::default().endpoint(), None, serve).unwrap();
         Self { silent: Due(silent), over, thread }
     }
 

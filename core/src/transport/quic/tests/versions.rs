@@ -122,7 +122,7 @@ pub(super) fn listening(credentials: &Credentials, admission: Admission<'_>, byt
         let _ = answer.finish();
         sender.send(closing::connection_error(&connection.closed().await, "the other end")).unwrap();
     };
-    endpoint::start("another-build", socket, &settings, Some(config), serve).unwrap();
+    endpoint::start("another-build", socket, settings.endpoint(), Some(config), serve).unwrap();
     (address, Due(told))
 }
 

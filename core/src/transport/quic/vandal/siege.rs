@@ -100,7 +100,7 @@ impl Siege {
             }
             endpoint.close(CLOSE_ORDERLY, b"");
         };
-        let thread = endpoint::start("siege", socket, &Settings::default(), None, serve)?;
+        let thread = endpoint::start("siege", socket, Settings::default().endpoint(), None, serve)?;
         Ok(Self { counts, thread })
     }
 

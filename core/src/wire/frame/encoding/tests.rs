@@ -201,7 +201,7 @@ const PEER: &str = "worker 0";
 
 /// The bytes of [`samples::frames`], spaced at their fields. If these bytes change, the version, which is their first byte, must change.
 #[rustfmt::skip]
-const GOLDEN: [&str; 26] = [
+const GOLDEN: [&str; 27] = [
     "05 01 01 07000000000000000000000000000000 02000000 6e31 4d000000 00000000 0600000000000000 02000000 2f73 02000000 00 \
      01 01000000 00 02000000 00000000",
     "05 01 02 07000000000000000000000000000000 02000000 6e31 4d000000 04000000 6e313a39 0600000000000000 02000000 2f73 00000000 01 \
@@ -243,4 +243,5 @@ const GOLDEN: [&str; 26] = [
      01000000 02 0300000000000000 00 00000000 0000000000000000 0010000000000000 0200000000000000 e204000000000000",
     "05 8b 00 02000000 3082",
     "05 8b 01 12",
+    "05 8c cdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcdcd",
 ];

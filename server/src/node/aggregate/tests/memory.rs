@@ -52,10 +52,8 @@ fn a_sum_that_nobody_reads_any_more_is_freed_after_a_step_timeout() {
     let mut world = World::of(2);
     let [first, second] = world.everybody(header(0))[..] else { panic!("two workers") };
     world.node.handle_answered(first);
-    for half_minutes in 0..5 {
-        assert_eq!(world.progress().bytes_in_flight, 16, "{half_minutes}: one worker still reads it");
-        world.pass(Duration::from_secs(30));
-    }
+    world.pass(Duration::from_secs(30));
+    assert_eq!(world.progress().bytes_in_flight, 16, "one worker still reads it");
     world.node.handle_answered(second);
     world.commands();
     for (freed, booked) in [(vec![], 16), (vec![], 16), (vec![drops(0)], 0)] {
@@ -67,6 +65,88 @@ fn a_sum_that_nobody_reads_any_more_is_freed_after_a_step_timeout() {
     assert_eq!(rejected(&world.commands()), [Code::FailedPrecondition], "too late");
     let next = world.everybody(header(1));
     assert_eq!(answered(&world.commands()), next, "the name can be used again");
+}
+
+#[test]
+fn a_round_whose_only_contribution_broke_off_ends_after_a_step_timeout() {
+    let mut world = World::of(2);
+    let lost = world.open(1, header(0));
+    world.torn(lost);
+    world.commands();
+    for (freed, booked) in [(vec![], 16), (vec![], 16), (vec![drops(0)], 0)] {
+        world.pass(Duration::from_secs(30));
+        assert_eq!((world.commands(), world.progress().bytes_in_flight), (freed, booked));
+    }
+    world.open(0, header(0));
+    let commands = world.commands();
+    let named = |error: &Error| matches!(error, Error::Stalled { missing, .. } if *missing == [WorkerId(1)]);
+    assert!(errors(&commands).all(named) && rejected(&commands).len() == 1, "{commands:?}");
+    let next = world.everybody(header(1));
+    assert_eq!(answered(&world.commands()), next, "the name can be used again");
+}
+
+#[test]
+fn a_worker_that_takes_no_sums_is_given_up_after_a_step_timeout_and_they_are_freed() {
+    let mut world = World::of(2);
+    let [first, second] = world.everybody(header(0))[..] else { panic!("two workers") };
+    world.node.handle_answered(first);
+    world.commands();
+    for _ in 0..2 {
+        world.pass(Duration::from_secs(30));
+        assert_eq!((world.commands(), world.progress().bytes_in_flight), (vec![], 16));
+    }
+    world.pass(Duration::from_secs(30));
+    let what = "worker 1 to read its sums".to_owned();
+    let reason = Error::Timeout { what, waited: Duration::from_secs(60) };
+    assert_eq!(world.commands(), [Command::Disconnect { link: LinkId(1), reason }, drops(0)]);
+    assert_eq!(world.progress(), Progress { last: world.progress().last, ..Progress::default() }, "all is free");
+    world.torn(second);
+    world.open(1, header(0));
+    let commands = world.commands();
+    let named = errors(&commands).any(|error| error.to_string().contains("worker 1 to read the sum of round 0"));
+    assert!(named, "who comes back learns why: {commands:?}");
+    assert_eq!(world.node.poll_timeout(), None, "there is nothing to look at any more");
+}
+
+#[test]
+fn a_worker_that_takes_its_sums_slowly_one_after_the_other_is_waited_for() {
+    let mut world = World::of(1);
+    let exchanges: Vec<ExchangeId> = (0..8).map(|part| world.push(0, in_part(part, header(0)))).collect();
+    world.commands();
+    for exchange in exchanges {
+        world.pass(Duration::from_secs(59));
+        assert!(!world.commands().iter().any(|command| matches!(command, Command::Disconnect { .. })));
+        world.node.handle_answered(exchange);
+    }
+}
+
+#[test]
+fn a_sum_that_one_worker_does_not_take_stays_for_one_that_reads() {
+    let mut world = World::of(2);
+    let [first, _second] = world.everybody(header(0))[..] else { panic!("two workers") };
+    let others: Vec<ExchangeId> = (1..5).map(|part| world.everybody(in_part(part, header(0)))[0]).collect();
+    world.commands();
+    for other in others {
+        world.pass(Duration::from_secs(30));
+        world.node.handle_answered(other);
+        assert!(!world.commands().contains(&drops(0)), "worker 0 reads, and has not come to it");
+    }
+    world.node.handle_answered(first);
+    for _ in 0..3 {
+        world.pass(Duration::from_secs(30));
+    }
+    assert_eq!(world.progress().bytes_in_flight, 0);
+}
+
+#[test]
+fn an_answer_of_two_rounds_before_is_of_no_use_to_its_worker_and_ends() {
+    let mut world = World::of(1);
+    let unread: Vec<ExchangeId> = (0..2).map(|round| world.push(0, header(round))).collect();
+    assert_eq!(rejected(&world.commands()), [], "the acknowledgement of one answer may be on its way");
+    world.push(0, header(2));
+    let cut = |command: &Command| matches!(command, Command::Reject { exchange, .. } if *exchange == unread[0]);
+    assert!(world.commands().iter().any(cut));
+    assert_eq!(world.progress().pending, 2);
 }
 
 #[test]

@@ -116,10 +116,12 @@ impl World {
         self.node.handle_timeout(self.now);
     }
 
-    /// The commands, but for those about routes.
+    /// The commands, but for those about routes and links.
     fn commands(&mut self) -> Vec<Command> {
-        let is_of_route = |command: &Command| matches!(command, Command::Accept { .. } | Command::Unroute { .. });
-        self.all_commands().into_iter().filter(|command| !is_of_route(command)).collect()
+        let is_other = |command: &Command| {
+            matches!(command, Command::Accept { .. } | Command::Unroute { .. } | Command::Grant { .. })
+        };
+        self.all_commands().into_iter().filter(|command| !is_other(command)).collect()
     }
 
     fn all_commands(&mut self) -> Vec<Command> {
@@ -143,6 +145,7 @@ pub(crate) fn config() -> NodeConfig {
         stall_warn: Duration::from_secs(10),
         step_timeout: Duration::from_secs(60),
         memory_bytes_max: 1 << 20,
+        unread_bytes_max: 1 << 30,
         block_bytes: 0,
         defect: None,
     }
@@ -270,6 +273,7 @@ fn steps(commands: &[Command]) -> impl Iterator<Item = &Step> {
         | Command::Stalled { .. }
         | Command::Accept { .. }
         | Command::Unroute { .. }
+        | Command::Grant { .. }
         | Command::Disconnect { .. } => None,
     })
 }
@@ -299,6 +303,7 @@ fn errors(commands: &[Command]) -> impl Iterator<Item = &Error> {
         | Command::Stalled { .. }
         | Command::Accept { .. }
         | Command::Unroute { .. }
+        | Command::Grant { .. }
         | Command::Disconnect { .. } => None,
     })
 }

@@ -346,6 +346,7 @@ fn rejects(commands: &[Command]) -> Vec<(ExchangeId, Code, u16)> {
         | Command::Stalled { .. }
         | Command::Accept { .. }
         | Command::Unroute { .. }
+        | Command::Grant { .. }
         | Command::Disconnect { .. } => None,
     };
     commands.iter().filter_map(reject).collect()

@@ -57,7 +57,8 @@ fn a_round_that_a_worker_gave_up_fails_at_once_for_those_who_wait() {
 #[test]
 fn a_worker_that_gave_up_rounds_before_anybody_came_to_them_is_waited_for_in_none() {
     let mut world = World::of(2);
-    world.everybody(header(0));
+    let answers = world.everybody(header(0));
+    answers.into_iter().for_each(|exchange| world.node.handle_answered(exchange));
     world.commands();
     world.open(1, header(3));
     assert_eq!(rejected(&world.commands()), [Code::Unavailable], "the other is not there yet");

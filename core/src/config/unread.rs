@@ -1,0 +1,99 @@
+//! Variables of BytePS and ps-lite that have no meaning here. Scripts set them, so each is named in a warning.
+
+/// Why the variable `name` is not read, and what to do; `None` if it does no harm that it is not.
+///
+/// `name` is no alias of a setting. A switch that is off is not worth a warning.
+pub(super) fn why(name: &str, value: &str) -> Option<String> {
+    if value.trim() == "0" || READ_ELSEWHERE.contains(&name) {
+        return None;
+    }
+    let told = UNREAD.iter().find(|(names, _)| names.contains(&name)).map(|(_, why)| *why);
+    let is_theirs = ["BYTEPS_", "DMLC_", "PS_", "PSLITE_"].iter().any(|prefix| name.starts_with(prefix));
+    told.or(is_theirs.then_some("has no effect here, and is not read")).map(str::to_owned)
+}
+
+/// A launch reads these, or `bpslaunch`.
+const READ_ELSEWHERE: [&str; 6] = [
+    "BYTEPS_FORCE_DISTRIBUTED",
+    "BYTEPS_GLOBAL_RANK",
+    "BYTEPS_LOCAL_RANK",
+    "BYTEPS_LOCAL_SIZE",
+    "DMLC_NUM_WORKER",
+    "DMLC_WORKER_ID",
+];
+
+/// By name, what takes the place of a variable, or why nothing does.
+const UNREAD: [(&[&str], &str); 13] = [
+    (&["BYTEPS_SCHEDULING_CREDIT"], "counts parts and is not read; set GRADLANE_CREDIT_BYTES, in bytes"),
+    (&["BYTEPS_ENABLE_ASYNC"], "is not read: every sum has the contributions of all workers"),
+    (
+        &["BYTEPS_KEY_HASH_FN", "BYTEPS_BUILT_IN_HASH_COEF", "BYTEPS_ENABLE_MIXED_MODE", "BYTEPS_MIXED_MODE_BOUND"],
+        "is not read: parts are placed by their size",
+    ),
+    (
+        &["BYTEPS_THREADPOOL_SIZE", "BYTEPS_OMP_THREAD_PER_GPU"],
+        "is not read; GRADLANE_SUM_THREADS sets the threads of a server",
+    ),
+    (&["BYTEPS_MIN_COMPRESS_BYTES"], "is not read: compression=Compression.fp16 is chosen for each tensor"),
+    (
+        &["BYTEPS_NCCL_GROUP_SIZE", "BYTEPS_NCCL_NUM_RINGS"],
+        "is not read: parts that are ready together are one group on one communicator",
+    ),
+    (
+        &["BYTEPS_SERVER_ENABLE_SCHEDULE"],
+        "is not read: servers add what arrives, and workers send the most urgent first",
+    ),
+    (
+        &["BYTEPS_TRACE_ON", "BYTEPS_TRACE_START_STEP", "BYTEPS_TRACE_END_STEP"],
+        "is not read; set GRADLANE_TIMELINE, or call gradlane.start_timeline",
+    ),
+    (&["BYTEPS_SOCKET_PATH"], "is not read; set GRADLANE_RUNTIME_DIR"),
+    (
+        &["BYTEPS_DEBUG_SAMPLE_TENSOR", "BYTEPS_SERVER_DEBUG", "PS_VERBOSE", "PS_KEY_LOG"],
+        "is not read; set GRADLANE_LOG=debug",
+    ),
+    (
+        &["PS_HEARTBEAT_INTERVAL", "PS_HEARTBEAT_TIMEOUT"],
+        "is not read; set GRADLANE_HEARTBEAT_INTERVAL and GRADLANE_DEAD_TIMEOUT",
+    ),
+    (&["PS_RESEND", "PS_RESEND_TIMEOUT", "PS_DROP_MSG"], "is not read: what is lost is sent again in any case"),
+    (
+        &["DMLC_ENABLE_RDMA", "DMLC_ENABLE_UCX", "BYTEPS_ENABLE_IPC", "DMLC_INTERFACE", "DMLC_PORT"],
+        "is not read: GRADLANE_TRANSPORT and GRADLANE_BIND say how and where processes meet",
+    ),
+];
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+    use crate::config::{Config, KNOBS};
+
+    #[test]
+    fn every_variable_of_byteps_is_an_alias_or_is_warned_of_once() {
+        let set = |name: &str, value: &str| {
+            let environment = [(name.to_owned(), value.to_owned())];
+            let (_, warnings) = Config::load(&BTreeMap::new(), environment, None).unwrap();
+            warnings.into_iter().map(|warning| (warning.variable, warning.problem)).collect::<Vec<_>>()
+        };
+        for (names, why) in UNREAD {
+            for name in names {
+                assert_eq!(set(name, "7"), [((*name).to_owned(), why.to_owned())]);
+                assert_eq!(set(name, "0"), [], "it is off");
+            }
+        }
+        let unknown = "has no effect here, and is not read".to_owned();
+        assert_eq!(set("BYTEPS_NUMA_ON", "1"), [("BYTEPS_NUMA_ON".to_owned(), unknown)]);
+        assert_eq!(set("BYTEPS_PARTITION_BYTES", "4096000"), [], "an alias");
+        assert_eq!(set("PSALMS", "7"), [], "somebody else's");
+    }
+
+    #[test]
+    fn what_takes_the_place_of_a_variable_exists() {
+        let words = UNREAD.iter().flat_map(|(_, why)| why.split([' ', ',', '=', ':', ';']));
+        for name in words.filter(|word| word.starts_with("GRADLANE_")) {
+            assert!(KNOBS.iter().any(|knob| knob.env() == name), "{name}");
+        }
+    }
+}

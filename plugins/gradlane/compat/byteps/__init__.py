@@ -1,0 +1,16 @@
+"""BytePS scripts run unchanged.
+
+    python -m gradlane.compat.byteps train.py --epochs 3      # the script says `import byteps.torch as bps`
+
+After `import gradlane.compat.byteps`, `import byteps.torch` finds the modules of this package. A script for Gradlane
+needs none of this. What differs from BytePS is what hurt its users: names that workers use for different tensors,
+members that die and members that hang are errors with a name in them; and a broadcast is bitwise.
+
+If BytePS itself is installed, `import byteps` finds it, and there is a warning.
+"""
+
+from gradlane.compat._alias import install
+
+__all__: list[str] = []
+
+install("byteps", __name__)

@@ -1,0 +1,166 @@
+"""`byteps.torch.ops`: reductions of tensors with BytePS's positional arguments."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import torch
+
+import gradlane.torch as gl
+from gradlane import Handle
+from gradlane.compat._unnamed import free_name, hold
+from gradlane.compat.byteps.common import (
+    init,
+    local_rank,
+    local_size,
+    rank,
+    resume,
+    shutdown,
+    size,
+    suspend,
+)
+from gradlane.errors import InvalidArgumentError, UnsupportedError
+from gradlane.torch.compression import Compression, Compressor
+
+__all__ = [
+    "byteps_torch_set_num_grads",
+    "declare",
+    "init",
+    "local_rank",
+    "local_size",
+    "poll",
+    "push_pull",
+    "push_pull_async",
+    "push_pull_async_inplace",
+    "push_pull_group_sync_inplace",
+    "push_pull_inplace",
+    "rank",
+    "resume",
+    "shutdown",
+    "size",
+    "suspend",
+    "synchronize",
+]
+
+T = TypeVar("T")
+
+_COMPRESSORS = ("onebit", "topk", "randomk", "dithering")
+"""BytePS's compressors of `declare`, none of which there is here."""
+
+
+def push_pull(
+    tensor: torch.Tensor,
+    average: bool = True,
+    name: str | None = None,
+    version: int = 0,
+    priority: int = 0,
+    compression: Compressor = Compression.none,
+) -> torch.Tensor:
+    """Averages (or sums) `tensor` over all workers into a new tensor. Differentiable.
+
+    Args:
+        tensor: see `gradlane.torch.push_pull`, also for errors.
+        average: whether the sum is divided by the number of workers.
+        name: equal on all workers. Without one, tensors are told apart by dtype, shape and the order of the calls. BytePS
+            gives one name to all of them, so two with different shapes overwrite each other's memory.
+        version: has no effect; the engine counts rounds itself.
+        priority: higher goes first; only the order matters.
+        compression: the element type on the wire.
+    """
+    chosen = name or free_name(tensor)
+    return gl.push_pull(tensor, chosen, average=average, version=version, priority=priority, compression=compression)
+
+
+def push_pull_async(
+    tensor: torch.Tensor, average: bool = True, name: str | None = None, version: int = 0, priority: int = 0
+) -> Handle[torch.Tensor]:
+    """Like `push_pull`, but returns at once; `synchronize(handle)` yields the new tensor."""
+    chosen = name or free_name(tensor)
+    handle = gl.push_pull_async(tensor, chosen, average=average, version=version, priority=priority)
+    return handle if name else hold(chosen, handle)
+
+
+def push_pull_inplace(
+    tensor: torch.Tensor, average: bool = True, name: str | None = None, version: int = 0, priority: int = 0
+) -> torch.Tensor:
+    """Like `push_pull`, but the result replaces `tensor`."""
+    chosen = name or free_name(tensor)
+    return gl.push_pull_inplace(tensor, chosen, average=average, version=version, priority=priority)
+
+
+def push_pull_async_inplace(
+    tensor: torch.Tensor, average: bool = True, name: str | None = None, version: int = 0, priority: int = 0
+) -> Handle[torch.Tensor]:
+    """Like `push_pull_inplace`, but returns at once. Do not use `tensor` before `synchronize(handle)` has returned."""
+    chosen = name or free_name(tensor)
+    handle = gl.push_pull_async_inplace(tensor, chosen, average=average, version=version, priority=priority)
+    return handle if name else hold(chosen, handle)
+
+
+def byteps_torch_set_num_grads(num_grads: int) -> None:
+    """Says how many gradients `push_pull_group_sync_inplace` counts before it begins anew."""
+    _group.begin(num_grads)
+
+
+def push_pull_group_sync_inplace(
+    tensor: torch.Tensor, average: bool = True, name: str | None = None, version: int = 0, priority: int = 0
+) -> tuple[Handle[torch.Tensor], int]:
+    """Like `push_pull_async_inplace`; also returns how many gradients of this pass have been submitted."""
+    handle = push_pull_async_inplace(tensor, average, name, version, priority)
+    return handle, _group.count()
+
+
+def poll(handle: Handle[Any]) -> bool:
+    """Whether the operation has ended; `synchronize` then returns at once."""
+    return gl.poll(handle)
+
+
+def synchronize(handle: Handle[T]) -> T:
+    """Waits for an operation and returns its result."""
+    return gl.synchronize(handle)
+
+
+def declare(name: str, **compression: str) -> None:
+    """Does nothing but check its arguments: a name is declared at its first use, by what is known then.
+
+    Args:
+        name: of a tensor, equal on all workers.
+        compression: BytePS's `byteps_compressor_type` and what belongs to it.
+    Raises:
+        UnsupportedError: a compressor that does not exist here; `Compression.fp16` and `.bf16` do.
+        InvalidArgumentError: another keyword.
+    """
+    unknown = [keyword for keyword in compression if not keyword.startswith("byteps_")]
+    if unknown:
+        raise InvalidArgumentError(f"declare({name!r}) got {unknown[0]!r}, which is no setting of a compressor")
+    kind = compression.get("byteps_compressor_type")
+    if kind is not None:
+        known = "one of BytePS" if kind in _COMPRESSORS else "unknown to BytePS too"
+        raise UnsupportedError(
+            f"declare({name!r}): there is no compressor {kind!r} ({known}); use compression=Compression.fp16 or .bf16"
+        )
+    gl.declare(name)
+
+
+class _Group:
+    """Counts the gradients of a backward pass."""
+
+    def __init__(self) -> None:
+        self._size = 0
+        self._count = 0
+
+    def begin(self, size: int) -> None:
+        """Makes groups of `size` from now on."""
+        if size < 1:
+            raise InvalidArgumentError(f"byteps_torch_set_num_grads({size}); give at least 1")
+        self._size, self._count = size, 0
+
+    def count(self) -> int:
+        """The position in its group of the next gradient, from 1."""
+        if self._size == 0:
+            raise InvalidArgumentError("push_pull_group_sync_inplace before byteps_torch_set_num_grads(n)")
+        self._count = self._count % self._size + 1
+        return self._count
+
+
+_group = _Group()

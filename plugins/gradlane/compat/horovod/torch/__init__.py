@@ -1,0 +1,214 @@
+"""`horovod.torch`: the names, positional arguments and defaults of Horovod, over `gradlane.torch`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NoReturn, TypeVar
+
+import torch
+
+import gradlane.torch as gl
+from gradlane import Average, Max, Min, Sum
+from gradlane.compat.horovod.common import (
+    ProcessSet,
+    add_process_set,
+    check_process_set,
+    cross_rank,
+    cross_size,
+    global_process_set,
+    init,
+    is_initialized,
+    local_rank,
+    local_size,
+    rank,
+    shutdown,
+    size,
+    start_timeline,
+    stop_timeline,
+)
+from gradlane.compat.horovod.torch.compression import Compression
+from gradlane.compat.horovod.torch.ops import (
+    Adasum,
+    allgather,
+    allgather_async,
+    allreduce,
+    allreduce_,
+    allreduce_async,
+    allreduce_async_,
+    broadcast,
+    broadcast_,
+    broadcast_async,
+    broadcast_async_,
+    grouped_allgather,
+    grouped_allreduce,
+    grouped_allreduce_,
+    grouped_allreduce_async,
+    grouped_allreduce_async_,
+    poll,
+    reducescatter,
+    synchronize,
+)
+from gradlane.errors import UnsupportedError
+from gradlane.torch.compression import Compressor
+
+__all__ = [
+    "Adasum",
+    "Average",
+    "Compression",
+    "DistributedOptimizer",
+    "Max",
+    "Min",
+    "ProcessSet",
+    "Sum",
+    "add_process_set",
+    "allgather",
+    "allgather_async",
+    "allgather_object",
+    "allreduce",
+    "allreduce_",
+    "allreduce_async",
+    "allreduce_async_",
+    "alltoall",
+    "barrier",
+    "broadcast",
+    "broadcast_",
+    "broadcast_async",
+    "broadcast_async_",
+    "broadcast_object",
+    "broadcast_optimizer_state",
+    "broadcast_parameters",
+    "cross_rank",
+    "cross_size",
+    "global_process_set",
+    "gloo_built",
+    "gloo_enabled",
+    "grouped_allgather",
+    "grouped_allreduce",
+    "grouped_allreduce_",
+    "grouped_allreduce_async",
+    "grouped_allreduce_async_",
+    "init",
+    "is_initialized",
+    "join",
+    "local_rank",
+    "local_size",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
+    "poll",
+    "rank",
+    "reducescatter",
+    "shutdown",
+    "size",
+    "start_timeline",
+    "stop_timeline",
+    "synchronize",
+]
+
+Kind = TypeVar("Kind", bound=torch.optim.Optimizer)
+
+
+def DistributedOptimizer(
+    optimizer: Kind,
+    named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None = None,
+    compression: Compressor = Compression.none,
+    backward_passes_per_step: int = 1,
+    op: Any = Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: object = None,
+    sparse_as_dense: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> Kind:
+    """Makes `optimizer` average its gradients over all workers; see `gradlane.torch.DistributedOptimizer`.
+
+    `num_groups` and `groups` have no effect: the engine joins and cuts messages by its own rules. A
+    `gradient_predivide_factor` has none either, because sums of 16-bit floats are made in float32.
+    """
+    del gradient_predivide_factor, num_groups, groups
+    check_process_set(process_set)
+    if op is Adasum:
+        raise UnsupportedError("op=Adasum does not exist here; use Average or Sum")
+    return gl.DistributedOptimizer(
+        optimizer, named_parameters, compression, backward_passes_per_step, op, sparse_as_dense=sparse_as_dense
+    )
+
+
+def broadcast_parameters(
+    params: Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor]],
+    root_rank: int,
+    process_set: ProcessSet = global_process_set,
+) -> None:
+    """Gives every worker the tensors of `root_rank`, in place, bit for bit."""
+    check_process_set(process_set)
+    gl.broadcast_parameters(params, root_rank)
+
+
+def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, model: object = None) -> None:
+    """Gives every worker the optimizer state of `root_rank`; `model` is not needed."""
+    del model
+    gl.broadcast_optimizer_state(optimizer, root_rank)
+
+
+def broadcast_object(
+    obj: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Any:
+    """Gives every worker the object of `root_rank`, and returns it."""
+    check_process_set(process_set)
+    return gl.broadcast_object(obj, root_rank) if name is None else gl.broadcast_object(obj, root_rank, name)
+
+
+def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
+    """Gives every worker the objects of all, in rank order."""
+    check_process_set(process_set)
+    return gl.allgather_object(obj) if name is None else gl.allgather_object(obj, name)
+
+
+def barrier(process_set: ProcessSet = global_process_set) -> None:
+    """Waits until every worker has come."""
+    check_process_set(process_set)
+    gl.barrier("horovod")
+
+
+def alltoall(*arguments: object, **options: object) -> NoReturn:
+    """Refused."""
+    raise UnsupportedError("alltoall does not exist here; gather with allgather and take what is for this rank")
+
+
+def join(device: int = -1) -> NoReturn:
+    """Refused: a worker that has no more data would change what a mean means."""
+    raise UnsupportedError(
+        "join does not exist here; give all workers the same number of batches, or weigh them: gradlane.torch.push_pull"
+        " with op=WeightedAverage and weight=0 for a worker without data"
+    )
+
+
+def mpi_threads_supported() -> bool:
+    """Whether MPI is used with threads: it is not used."""
+    return False
+
+
+def mpi_enabled() -> bool:
+    """Whether MPI carries the data: it does not."""
+    return False
+
+
+def mpi_built() -> bool:
+    """Whether MPI is built in: it is not."""
+    return False
+
+
+def gloo_enabled() -> bool:
+    """Whether Gloo carries the data: it does not."""
+    return False
+
+
+def gloo_built() -> bool:
+    """Whether Gloo is built in: it is not."""
+    return False
+
+
+def nccl_built() -> int:
+    """The version of NCCL that is built in: none; it is loaded at run time where there are GPUs."""
+    return 0

@@ -1,0 +1,5 @@
+"""`horovod.torch.compression`."""
+
+from gradlane.torch.compression import Compression
+
+__all__ = ["Compression"]

@@ -1,0 +1,251 @@
+"""BytePS scripts, unchanged but for what loads `byteps`."""
+
+import importlib
+import inspect
+import sys
+
+import gradlane
+import gradlane.compat.byteps as _  # noqa: F401  so that `import byteps` works
+import pytest
+import torch
+from conftest import IN_WORKER
+from gradlane.errors import InvalidArgumentError, UnsupportedError
+from processes import over, run_all, run_python
+from torch import nn
+from training import TOLERANCE, batches, made, mine, mlp, step, trained_alone
+
+bps = importlib.import_module("byteps.torch")
+
+OVER_ALL = pytest.mark.over("local", "shm", "quic")
+
+SIGNATURES = {
+    "init": "(lazy=True)",
+    "shutdown": "(timeout=10.0)",
+    "suspend": "()",
+    "resume": "(num_workers, num_servers, global_rank, context=None)",
+    "size": "()",
+    "local_size": "()",
+    "rank": "()",
+    "local_rank": "()",
+    "get_pushpull_speed": "()",
+    "declare": "(name, **compression)",
+    "push_pull": "(tensor, average=True, name=None, version=0, priority=0, compression=none)",
+    "push_pull_inplace": "(tensor, average=True, name=None, version=0, priority=0)",
+    "push_pull_async": "(tensor, average=True, name=None, version=0, priority=0)",
+    "push_pull_async_inplace": "(tensor, average=True, name=None, version=0, priority=0)",
+    "push_pull_group_sync_inplace": "(tensor, average=True, name=None, version=0, priority=0)",
+    "byteps_torch_set_num_grads": "(num_grads)",
+    "poll": "(handle)",
+    "synchronize": "(handle)",
+    "DistributedOptimizer": "(optimizer, named_parameters=None, compression=none, backward_passes_per_step=1)",
+    "broadcast_parameters": "(params, root_rank, prefix='Parameter.')",
+    "broadcast_optimizer_state": "(optimizer, root_rank, prefix='Parameter.')",
+    "broadcast_object": "(obj, root_rank=0, name=None)",
+    "parallel.DistributedDataParallel": "(module, device_ids=None, broadcast_buffers=True, compression=none)",
+}
+"""Of BytePS 0.2.5; `shutdown` takes a timeout more. CrossBarrier takes more arguments after those of BytePS."""
+
+SCRIPT = """
+import sys
+import torch
+import byteps.torch as bps
+from byteps.torch.cross_barrier import CrossBarrier
+from byteps.torch.parallel import DistributedDataParallel
+
+bps.init()
+model = torch.nn.Linear(3, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+optimizer = bps.DistributedOptimizer(
+    optimizer, named_parameters=model.named_parameters(), compression=bps.Compression.fp16
+)
+bps.broadcast_parameters(model.state_dict(), root_rank=0)
+bps.broadcast_optimizer_state(optimizer, root_rank=0)
+for step in range(3):
+    optimizer.zero_grad()
+    model(torch.full((4, 3), 1.0 + bps.rank())).square().sum().backward()
+    optimizer.step()
+weights = torch.cat([p.detach().flatten() for p in model.parameters()])
+assert torch.equal(bps.push_pull(weights, average=True, name="weights"), weights), "all have the same"
+print(f"{sys.argv[1]} of rank {bps.rank()} of {bps.size()} ended well", flush=True)
+bps.shutdown()
+"""
+
+
+def plain(signature: inspect.Signature) -> str:
+    """A signature without annotations, in which compressors have their names."""
+    parameters = [
+        parameter.replace(
+            annotation=inspect.Parameter.empty,
+            default=Named(parameter.default.codec) if hasattr(parameter.default, "codec") else parameter.default,
+        )
+        for parameter in signature.parameters.values()
+    ]
+    return str(signature.replace(parameters=parameters, return_annotation=inspect.Signature.empty))
+
+
+class Named(str):
+    def __repr__(self):
+        return str(self)
+
+
+@pytest.mark.parametrize("name", SIGNATURES)
+def test_arguments_and_defaults_are_those_of_byteps(name):
+    module, _, function = f"byteps.torch.{name}".rpartition(".")
+    assert plain(inspect.signature(getattr(importlib.import_module(module), function))) == SIGNATURES[name]
+
+
+def test_cross_barrier_takes_the_arguments_of_byteps_first():
+    cross_barrier = importlib.import_module("byteps.torch.cross_barrier").CrossBarrier
+    expected = "model optimizer named_parameters compression backward_passes_per_step num_steps".split()
+    assert list(inspect.signature(cross_barrier).parameters)[:6] == expected
+
+
+def test_one_module_has_two_names():
+    assert bps is sys.modules["gradlane.compat.byteps.torch"]
+    assert bps.__spec__.name == "gradlane.compat.byteps.torch"
+    assert importlib.import_module("byteps.torch.ops") is importlib.import_module("gradlane.compat.byteps.torch.ops")
+    with pytest.raises(ModuleNotFoundError, match="byteps.mxnet"):
+        importlib.import_module("byteps.mxnet")
+
+
+def test_byteps_itself_goes_first_with_a_warning(tmp_path):
+    (tmp_path / "byteps").mkdir()
+    (tmp_path / "byteps" / "__init__.py").write_text("whose = 'its own'")
+    script = """
+import warnings
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    import gradlane.compat.byteps
+import byteps
+print(byteps.whose, [str(warning.message) for warning in caught])
+"""
+    ended = run_python(script, env={"PYTHONPATH": str(tmp_path)})
+    assert ended.code == 0 and "its own ['byteps is installed" in ended.output, ended.output
+
+
+@OVER_ALL
+def test_a_script_runs_as_it_is(tmp_path, transport):
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    as_module = [sys.executable, "-m", "gradlane.compat.byteps", str(script), "training"]
+    command = [sys.executable, "-m", "gradlane", "run", "-n", "2", "-s", "1", "--", *as_module]
+    [ended] = run_all([(command, over(transport))], timeout=90)
+    assert ended.code == 0, ended.output
+    for rank in range(2):
+        assert f"training of rank {rank} of 2 ended well" in ended.output
+
+
+def test_the_command_runs_modules_too_and_says_how_it_is_used(tmp_path):
+    (tmp_path / "job.py").write_text("import sys, byteps.torch as bps\nprint(__name__, sys.argv[1:], bps.__name__)")
+    command = [sys.executable, "-m", "gradlane.compat.byteps"]
+    commands = [([*command, "-m", "job", "1"], {}), (command, {}), ([*command, "--help"], {})]
+    module, nothing, usage = run_all(commands, timeout=60, cwd=tmp_path)
+    assert module.code == 0 and "__main__ ['1'] gradlane.compat.byteps.torch" in module.output, module.output
+    assert nothing.code == 2 and usage.code == 0
+    assert nothing.output == usage.output and usage.output.startswith("usage: python -m gradlane.compat.byteps")
+
+
+@OVER_ALL
+@pytest.mark.workers(2)
+def test_training_through_the_wrapper_equals_that_of_one_process():
+    def sgd(parameters):
+        return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+    wrapper = importlib.import_module("byteps.torch.parallel").DistributedDataParallel
+    # A parameter that gets no gradient counts as zeros, as in BytePS.
+    inner = nn.ModuleDict({"used": made(mlp, seed=7 + bps.rank()), "left_out": nn.Linear(2, 2)})
+    model = wrapper(inner, None, True, bps.Compression.none)
+    with torch.no_grad():
+        for theirs, ours in zip(made(mlp).parameters(), inner["used"].parameters(), strict=True):
+            ours.copy_(theirs)
+    inner.forward = inner["used"].forward
+    optimizer = sgd(model.parameters())
+    losses = [step(model, optimizer, mine(batch)) for batch in batches(6)]
+    model.synchronize()
+    reference, _ = trained_alone(mlp, sgd, 6)
+    assert losses[-1] < losses[0]
+    for theirs, ours in zip(reference.parameters(), inner["used"].parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=TOLERANCE)
+
+
+@OVER_ALL
+@pytest.mark.workers(2)
+def test_every_form_of_push_pull():
+    mine = torch.full((3,), 1.0 + bps.rank())
+    assert bps.push_pull(mine, name="a").tolist() == [1.5] * 3
+    assert bps.push_pull(mine, False, "b", 0, 3, bps.Compression.fp16).tolist() == [3.0] * 3
+    assert bps.push_pull_inplace(mine.clone(), False, "c").tolist() == [3.0] * 3
+    handle = bps.push_pull_async(mine, name="d")
+    assert bps.synchronize(handle).tolist() == [1.5] * 3 and bps.poll(handle)
+    assert bps.synchronize(bps.push_pull_async_inplace(mine.clone(), True, "e", 7, -1)).tolist() == [1.5] * 3
+    assert mine.tolist() == [1.0 + bps.rank()] * 3
+    assert bps.broadcast_object({"rank": bps.rank()}, 1) == {"rank": 1}
+    tensors = [torch.full((2,), float(bps.rank())), torch.full((5,), bps.rank())]
+    bps.broadcast_parameters(tensors, 1)
+    assert [tensor.tolist() for tensor in tensors] == [[1.0] * 2, [1] * 5]
+
+
+@OVER_ALL
+@pytest.mark.workers(2)
+def test_tensors_without_names_are_told_apart():
+    from gradlane.compat._unnamed import in_flight
+
+    shapes = [(3,), (3,), (2, 2), ()]
+    tensors = [torch.full(shape, 1.0 + position) for position, shape in enumerate(shapes)]
+    for _ in range(3):
+        handles = [bps.push_pull_async(tensor, False) for tensor in tensors]
+        assert in_flight == {f"noname.float32.{kind}" for kind in ("3.0", "3.1", "2x2.0", ".0")}
+        means = [bps.push_pull(tensor) for tensor in tensors]
+        sums = [bps.synchronize(handle) for handle in handles]
+        for tensor, mean, total in zip(tensors, means, sums, strict=True):
+            assert torch.equal(mean, tensor) and torch.equal(total, 2 * tensor)
+        assert not in_flight
+
+
+@OVER_ALL
+@pytest.mark.workers(2)
+def test_a_group_of_gradients_is_counted():
+    with pytest.raises(InvalidArgumentError, match="at least 1"):
+        bps.byteps_torch_set_num_grads(0)
+    bps.byteps_torch_set_num_grads(2)
+    for _ in range(2):
+        begun = [bps.push_pull_group_sync_inplace(torch.ones(2), False, name) for name in ("first", "second")]
+        assert [count for _, count in begun] == [1, 2]
+        assert [bps.synchronize(handle).tolist() for handle, _ in begun] == [[2.0] * 2] * 2
+
+
+@pytest.mark.skipif(IN_WORKER, reason="is a job of its own")
+def test_a_worker_that_suspends_can_resume():
+    bps.init()
+    assert bps.push_pull(torch.ones(2), name="a").tolist() == [1.0] * 2
+    with pytest.raises(InvalidArgumentError, match=r"suspend\(\) first"):
+        bps.resume(1, 0, 0)
+    bps.suspend()
+    assert not gradlane.is_initialized()
+    bps.resume(1, 0, 0, None)
+    assert (bps.rank(), bps.size()) == (0, 1)
+    assert bps.push_pull(torch.ones(5), name="a").tolist() == [1.0] * 5
+    bps.shutdown()
+
+
+def test_a_declaration_names_the_compressor_that_does_not_exist():
+    with pytest.raises(UnsupportedError, match=r"'onebit' \(one of BytePS\); use compression=Compression\.fp16"):
+        bps.declare("w", byteps_compressor_type="onebit", byteps_compressor_onebit_scaling="true")
+    with pytest.raises(InvalidArgumentError, match="'compressor', which is no setting"):
+        bps.declare("w", compressor="onebit")
+
+
+def test_the_speed_is_told_every_ten_seconds(monkeypatch):
+    common = importlib.import_module("byteps.common")
+    now, metrics = [100.0], {"push_bytes": 0, "local_bytes": 0}
+    monkeypatch.setattr(common.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(common.time, "time_ns", lambda: 5_000_000_000)
+    monkeypatch.setattr(common.gradlane, "metrics", lambda: metrics)
+    speed = common._Speed()
+    now[0], metrics["push_bytes"] = 109.0, 30_000_000
+    assert speed.ask() == (0, -5.0)
+    now[0] = 110.0
+    assert speed.ask() == (5000, 3.0)
+    assert speed.ask() == (0, -5.0)
+    now[0], metrics["local_bytes"] = 130.0, 70_000_000
+    assert speed.ask() == (5000, 2.0)
