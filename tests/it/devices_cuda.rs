@@ -119,9 +119,10 @@ fn a_direction_that_waits_does_not_hold_the_others_up() {
     let world = World::new();
     let late = world.control.allocate(world.ordinal(), MIB);
     let ready = world.control.allocate(world.ordinal(), MIB);
+    // Pinning waits for all work of the device.
+    let (mut there, mut back) = (world.lease(MIB), world.lease(MIB));
     world.control.lag(world.slow, 300_000);
     let mark = world.produce(late, &pattern(MIB, 5));
-    let (mut there, mut back) = (world.lease(MIB), world.lease(MIB));
     // SAFETY: both outlive the copies, which are waited for.
     let (from, to) = unsafe { (Region::new(there.as_mut_ptr(), MIB), Region::new(back.as_mut_ptr(), MIB)) };
     let order = unbounded();
@@ -297,9 +298,10 @@ fn beyond_the_limit_leases_are_of_ordinary_memory() {
 fn shutdown_ends_what_waits() {
     let world = World::with(|config| config.shutdown_timeout = Duration::from_millis(50));
     let address = world.control.allocate(world.ordinal(), MIB);
+    // Pinning waits for all work of the device.
+    let host = world.lease(MIB);
     world.control.lag(world.slow, 1_000_000);
     let mark = world.produce(address, &pattern(MIB, 5));
-    let host = world.lease(MIB);
     // SAFETY: the lease is of memory that is never freed after this, and nobody reads it.
     let lent = || unsafe { Region::new(host.as_ptr().cast_mut(), MIB) };
     let out = || Transfer::Out { from: vec![world.memory(address, MIB)], to: lent() };

@@ -90,10 +90,8 @@ fn lost_in_the_middle() -> Team {
     team.0[0].order("abort-slowly");
     assert_eq!(team.0[0].line(), "slow");
     // On the devices of both, and waiting for what the second does not make.
-    for (rank, order) in team.0.iter_mut().zip(["begin 1", "begin-late 1"]) {
-        rank.order(order);
-        assert_eq!(rank.line(), "issued");
-    }
+    team.0.iter_mut().zip(["begin 1", "begin-late 1"]).for_each(|(rank, order)| rank.order(order));
+    team.0.iter_mut().for_each(|rank| assert_eq!(rank.line(), "issued"));
     team.0[1].signal("KILL");
     let line = team.0[0].line();
     assert!(line.starts_with("lost worker 1: "), "{line}");
