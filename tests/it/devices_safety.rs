@@ -42,6 +42,13 @@ fn ranks_are_not_waited_for_when_one_leaves() {
 }
 
 #[test]
+fn processes_end_although_a_communicator_is_never_destroyed() {
+    let mut team = Team::start(2, &[("FAKENCCL_DESTROY_US", "3600000000")]);
+    assert_eq!(team.all("sum 0"), ["ok 2"; 2]);
+    assert_eq!(team.all("end"), ["ended"; 2]);
+}
+
+#[test]
 fn no_thread_makes_a_context_on_a_device_that_it_was_not_told() {
     let mut team = Team::start(3, &[]);
     assert_eq!(team.all("sum 0"), ["ok 3"; 3]);

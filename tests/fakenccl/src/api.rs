@@ -79,6 +79,7 @@ exported! {
     fn ncclCommDestroy(comm: usize) |library| {
         library.look_at_the_context();
         let found = library.comm(comm)?;
+        library.take(|settings| settings.destroy);
         let outcome = found.wait_until_idle().and_then(|()| found.drain());
         found.leave();
         library.forget(comm);

@@ -320,7 +320,7 @@ impl Comm {
 
     /// Ends at once: whatever waits for other ranks stops. The others hear of it, unless it is strict.
     pub(crate) fn abort(&self) {
-        Library::get().let_go_on();
+        Library::get().take(|settings| settings.abort);
         self.aborted.store(true, Ordering::Release);
         if let Some(meeting) = self.meeting.get() {
             meeting.leave(false);

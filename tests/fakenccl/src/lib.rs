@@ -34,6 +34,7 @@
 //! | `FAKENCCL_INIT_US` | how long meeting takes at least, so that 7 can be seen | 0 |
 //! | `FAKENCCL_LAUNCH_US` | how much later a communicator that does not block puts its work into the stream | 0 |
 //! | `FAKENCCL_ABORT_US` | how long an abort lets operations go on before it stops them; a smaller number ends that at once | 0 |
+//! | `FAKENCCL_DESTROY_US` | how long destroying takes, as if another rank did not come; a smaller number ends that at once | 0 |
 //! | `FAKENCCL_INIT_CODE` | with which code a new communicator fails at once, though there is one | 0 |
 //! | `FAKENCCL_HOLD` | after so many operations of the process the next one waits in its stream, until this is larger or empty | |
 //! | `FAKENCCL_DUPLICATES` | 1: several ranks may have one device | 0 |

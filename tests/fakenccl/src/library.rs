@@ -83,12 +83,12 @@ impl Library {
         }
     }
 
-    /// Waits as long as an abort lets operations go on.
-    pub(crate) fn let_go_on(&self) {
+    /// Waits as long as a setting says.
+    pub(crate) fn take(&self, time: impl Fn(&Settings) -> Duration) {
         let begin = now();
         let mut settings = self.settings.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
-            let left = settings.abort.saturating_sub(begin.elapsed());
+            let left = time(&settings).saturating_sub(begin.elapsed());
             if left.is_zero() {
                 return;
             }

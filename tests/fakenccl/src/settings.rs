@@ -15,12 +15,24 @@ pub(crate) struct Settings {
     pub(crate) is_strict: bool,
     /// How long an abort lets operations go on before it stops them.
     pub(crate) abort: Duration,
+    /// How long a communicator takes to be destroyed.
+    pub(crate) destroy: Duration,
     /// The code with which a new communicator fails at once; 0 for none.
     pub(crate) init_code: u32,
 }
 
-const NAMES: [&str; 9] =
-    ["TIMEOUT", "VERSION", "INIT_US", "LAUNCH_US", "DUPLICATES", "HOLD", "STRICT", "ABORT_US", "INIT_CODE"];
+const NAMES: [&str; 10] = [
+    "TIMEOUT",
+    "VERSION",
+    "INIT_US",
+    "LAUNCH_US",
+    "DUPLICATES",
+    "HOLD",
+    "STRICT",
+    "ABORT_US",
+    "DESTROY_US",
+    "INIT_CODE",
+];
 
 impl Settings {
     pub(crate) fn from_environment() -> Self {
@@ -35,6 +47,7 @@ impl Settings {
             hold: None,
             is_strict: true,
             abort: none,
+            destroy: none,
             init_code: 0,
         };
         for name in NAMES {
@@ -63,6 +76,7 @@ impl Settings {
             "DUPLICATES" => put(&mut self.duplicates, yes_or_no()),
             "STRICT" => put(&mut self.is_strict, yes_or_no()),
             "ABORT_US" => put(&mut self.abort, micros()),
+            "DESTROY_US" => put(&mut self.destroy, micros()),
             "INIT_CODE" => put(&mut self.init_code, value.parse().ok()),
             "HOLD" if value.is_empty() => put(&mut self.hold, Some(None)),
             "HOLD" => put(&mut self.hold, value.parse().ok().map(Some)),
