@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::collective::{Collective, HostCollective, HostOptions, LocalRank, device_collective};
 use crate::config::{Config, LocalReduce};
 use crate::error::{Error, Result};
-use crate::local::PrivateSocket;
+use crate::local::{PrivateSocket, Segment};
 use crate::mem::{Copies, Doubt};
 use crate::runtime::Clock;
 use crate::types::{MachineId, Wiring, WorkerId};
@@ -20,7 +20,8 @@ pub(super) fn listen(config: &Config, machine: MachineId, workers: u32) -> Optio
     // If one worker has no socket, all of them push, which is slower but always possible.
     let refused =
         |error: &Error| tracing::warn!(%error, "the workers of this machine will not reduce among themselves");
-    PrivateSocket::listen(&std::env::temp_dir()).inspect_err(refused).ok()
+    let listen = Segment::check_system().and_then(|()| PrivateSocket::listen(&std::env::temp_dir()));
+    listen.inspect_err(refused).ok()
 }
 
 /// The place of this worker among those of its machine, from the settings.

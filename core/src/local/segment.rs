@@ -55,6 +55,21 @@ impl Segment {
         Self::sealed(bytes, SEALS_TO_SHOW)
     }
 
+    /// Whether this system has shared memory that can be sealed. gVisor has not.
+    ///
+    /// # Errors
+    /// [`Error::FailedPrecondition`] if it has not.
+    pub fn check_system() -> Result<()> {
+        match Self::sealed(1, SEALS) {
+            // What is short now may be there later.
+            Ok(_) | Err(Error::Exhausted { .. }) => Ok(()),
+            Err(error) => Err(Error::FailedPrecondition {
+                what: format!("this system has no shared memory whose length is sealed: {error}"),
+                hint: "set local_reduce = off and transport = quic on all processes of this machine".to_owned(),
+            }),
+        }
+    }
+
     fn sealed(bytes: u64, seals: SealFlags) -> Result<Self> {
         let failed = |error| io(format!("creating {bytes} bytes of shared memory"), error);
         let fd =

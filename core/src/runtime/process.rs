@@ -1,6 +1,8 @@
 //! The description of itself that this process sends when it joins.
 
+use std::fs;
 use std::net::UdpSocket;
+use std::path::{Path, PathBuf};
 
 use crate::cluster::MemberConfig;
 use crate::config::Config;
@@ -34,18 +36,39 @@ pub fn host() -> String {
     gethostname::gethostname().to_string_lossy().into_owned()
 }
 
-/// The machine on which this process runs: a hash of the name in the settings. Without a name, a hash of the boot, the namespaces of
-/// network and files, and the user.
+/// The machine on which this process runs: a hash of the name in the settings, or else of what the kernel tells.
 fn machine(config: &Config) -> MachineId {
-    let name = config.machine.clone().or_else(|| {
-        let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
-        let network = std::fs::read_link("/proc/self/ns/net").ok()?;
-        // A container with its own files does not see the sockets of processes outside.
-        let files = std::fs::read_link("/proc/self/ns/mnt").ok()?;
-        let user = rustix::process::geteuid().as_raw();
-        Some(format!("{} {} {} {user}", boot.trim(), network.display(), files.display()))
-    });
+    let name = config.machine.clone().or_else(|| told_by_kernel(Path::new("/proc")).ok());
     name.map_or(MachineId::UNKNOWN, |name| MachineId(xxhash_rust::xxh3::xxh3_64(name.as_bytes())))
+}
+
+/// Why no other process can know that it is on the machine of this one, for people; `None` if it can.
+pub fn why_machine_is_unknown(config: &Config) -> Option<String> {
+    let missing = config.machine.is_none().then(|| told_by_kernel(Path::new("/proc")).err())??;
+    Some(format!(
+        "{} cannot be read, so that this process shares no memory with others of its machine, and its gradients go over the network; set \
+         machine to the same name on all processes of this machine",
+        missing.display()
+    ))
+}
+
+/// What tells machines apart for the processes of one user: the boot, the namespaces of network and files, and the user. `proc` is where
+/// `/proc` is.
+///
+/// # Errors
+/// What cannot be read, as in gVisor.
+pub fn told_by_kernel(proc: &Path) -> Result<String, PathBuf> {
+    let link = |name: &str| {
+        let path = proc.join(name);
+        fs::read_link(&path).map_err(|_| path)
+    };
+    let path = proc.join("sys/kernel/random/boot_id");
+    let boot = fs::read_to_string(&path).map_err(|_| path)?;
+    let network = link("self/ns/net")?;
+    // A container with its own files does not see the sockets of processes outside.
+    let files = link("self/ns/mnt")?;
+    let user = rustix::process::geteuid().as_raw();
+    Ok(format!("{} {} {} {user}", boot.trim(), network.display(), files.display()))
 }
 
 /// Draws a random identity for this run of the process.
@@ -96,6 +119,16 @@ mod tests {
         let named = |name: &str| machine(&Config { machine: Some(name.to_owned()), ..Config::default() });
         assert_eq!(named("a"), named("a"));
         assert_ne!(named("a"), named("b"));
+    }
+
+    #[test]
+    fn a_machine_of_which_the_kernel_tells_too_little_is_named_by_the_user() {
+        let proc = tempfile::tempdir().unwrap();
+        assert_eq!(told_by_kernel(proc.path()), Err(proc.path().join("sys/kernel/random/boot_id")));
+        fs::create_dir_all(proc.path().join("sys/kernel/random")).unwrap();
+        fs::write(proc.path().join("sys/kernel/random/boot_id"), "boot\n").unwrap();
+        assert_eq!(told_by_kernel(proc.path()), Err(proc.path().join("self/ns/net")));
+        assert_eq!(why_machine_is_unknown(&Config { machine: Some("a".to_owned()), ..Config::default() }), None);
     }
 
     #[test]

@@ -12,6 +12,7 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand};
 use gradlane_core::config::kinds::{Kind, TimeSpan};
 use gradlane_core::config::{Config, Origin, ProcessRole};
+use gradlane_core::runtime::process;
 use gradlane_core::types::Role;
 use gradlane_core::{Error, Result, collective, cuda, metrics};
 
@@ -301,7 +302,8 @@ impl Settings {
         }
         let (config, warnings) = Config::from_process(&arguments)?;
         log::start(&config)?;
-        for warning in warnings {
+        let warnings = warnings.iter().map(ToString::to_string);
+        for warning in warnings.chain(process::why_machine_is_unknown(&config)) {
             tracing::warn!("{warning}");
         }
         Ok(config)

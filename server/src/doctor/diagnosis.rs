@@ -12,6 +12,7 @@ pub(super) fn findings(machine: &Machine, expectations: &Expectations) -> Vec<Fi
     findings.extend(encryption(machine));
     findings.push(cores(machine));
     findings.push(memory(machine));
+    findings.extend(identity(machine));
     let wanted = expectations.socket_buffer_bytes;
     findings.extend(buffer("udp receive buffer", "net.core.rmem_max", machine.receive_buffer_max, wanted));
     findings.extend(buffer("udp send buffer", "net.core.wmem_max", machine.send_buffer_max, wanted));
@@ -77,6 +78,15 @@ fn memory(machine: &Machine) -> Finding {
         found += &format!(", a control group grants {}", gibibytes(quota));
     }
     finding(Level::Info, "memory", found)
+}
+
+fn identity(machine: &Machine) -> Option<Finding> {
+    let missing = machine.unknown_because.as_ref()?;
+    let found = format!("{} cannot be read: processes of this machine share no memory", missing.display());
+    Some(
+        finding(Level::Warn, "machine", found)
+            .advise("export GRADLANE_MACHINE=$(hostname), on all processes of this machine"),
+    )
 }
 
 /// Bursts overrun a small buffer. Every overrun loses packets, and every loss halves the sender's window.
@@ -237,6 +247,14 @@ mod tests {
         assert!(finding.advice.contains("mtu 9000"));
         let machine = Machine { interfaces: vec![interface(9000)], ..Machine::default() };
         assert_eq!(about(&machine, "interface eth0").level, Level::Ok);
+    }
+
+    #[test]
+    fn a_machine_that_is_not_known_again_gets_a_name() {
+        let missing = Machine { unknown_because: Some("/proc/self/ns/mnt".into()), ..Machine::default() };
+        let finding = about(&missing, "machine");
+        assert!(finding.found.starts_with("/proc/self/ns/mnt cannot be read"), "{finding:?}");
+        assert!(finding.advice.contains("GRADLANE_MACHINE"), "{finding:?}");
     }
 
     #[test]

@@ -5,6 +5,8 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use gradlane_core::runtime::process::told_by_kernel;
+
 /// What a job expects of the machine.
 #[derive(Clone, Debug)]
 pub struct Expectations {
@@ -25,6 +27,8 @@ pub(super) struct Machine {
     /// Cores that the kernel shows, and the share of them that a control group grants, in thousandths of a core.
     pub(super) cores: Option<usize>,
     pub(super) core_quota_millis: Option<u64>,
+    /// What is missing to know which processes are on this machine too.
+    pub(super) unknown_because: Option<PathBuf>,
     pub(super) memory_bytes: Option<u64>,
     pub(super) memory_available_bytes: Option<u64>,
     /// Granted by a control group.
@@ -83,6 +87,7 @@ impl Machine {
                 .unwrap_or_default(),
             cores: (processors > 0).then_some(processors),
             core_quota_millis: core_quota_millis(&text("sys/fs/cgroup/cpu.max")),
+            unknown_because: told_by_kernel(&root.join("proc")).err(),
             memory_bytes: kilobytes(&meminfo, "MemTotal"),
             memory_available_bytes: kilobytes(&meminfo, "MemAvailable"),
             memory_quota_bytes: number("sys/fs/cgroup/memory.max"),
@@ -257,6 +262,7 @@ mod tests {
         assert_eq!((machine.receive_buffer_max, machine.send_buffer_max), (Some(212_992), None));
         assert_eq!(machine.kernel, Some((6, 8)));
         assert_eq!(machine.open_files, Some((1024, Some(4096))));
+        assert!(machine.unknown_because.is_some_and(|path| path.ends_with("proc/sys/kernel/random/boot_id")));
     }
 
     #[test]
