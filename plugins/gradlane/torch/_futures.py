@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import torch
@@ -14,6 +15,9 @@ from gradlane.errors import Error
 
 T = TypeVar("T")
 
+CALLBACKS_MAX = 1024
+"""How many callbacks may wait for further operations at a time."""
+
 
 def future_on(device: torch.device) -> torch.futures.Future[Any]:
     """A future of a tensor on this device. On CUDA, waiting for it includes the copies in its callbacks."""
@@ -21,7 +25,11 @@ def future_on(device: torch.device) -> torch.futures.Future[Any]:
 
 
 class Completions:
-    """One thread that completes futures when the engine reports the end of their operations, in any order."""
+    """Completes futures when the engine reports the end of their operations, in any order.
+
+    One thread hears of the ends. Callbacks run on others, because a callback may wait for a further operation, as that
+    of PyTorch's PowerSGD hook does.
+    """
 
     _present: Completions | None = None
     _making = threading.Lock()
@@ -67,19 +75,28 @@ class Completions:
         return result
 
     def _complete(self, operation: int) -> None:
-        with self._lock:
-            complete = self._waiting.pop(operation, None)
-        if complete is not None:  # otherwise a caller waits for the handle itself
+        complete = self._taken(operation)
+        if complete is not None:
             complete()
 
+    def _taken(self, operation: int) -> Callable[[], None] | None:
+        """What completes the operation; None if that is done, or a caller waits for the handle itself."""
+        with self._lock:
+            return self._waiting.pop(operation, None)
+
     def _run(self) -> None:
-        while not self._is_stopping:
-            try:
-                ended = self._session.next_done(1.0)
-            except Error:
-                return
-            for operation in ended:
-                self._complete(operation)
+        # A thread is made only if all others are busy.
+        with ThreadPoolExecutor(CALLBACKS_MAX, "gradlane-callback") as callbacks:
+            while not self._is_stopping:
+                try:
+                    ended = self._session.next_done(1.0)
+                except Error:
+                    return
+                for complete in filter(None, map(self._taken, ended)):
+                    try:
+                        callbacks.submit(complete)
+                    except RuntimeError:  # the interpreter ends
+                        return
 
     def _stop(self) -> None:
         self._is_stopping = True

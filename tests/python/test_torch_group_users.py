@@ -1,0 +1,145 @@
+"""What PyTorch builds on a process group: hooks for communication, sharded optimizers, sharded tensors, checkpoints."""
+
+import gradlane.torch as gl
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.utils.checkpoint import checkpoint
+from training import TOLERANCE, adamw, assert_equal_everywhere, batches, made, mine, mlp, sgd, step, trained_alone
+
+pytestmark = [pytest.mark.over("local", "shm", "quic"), pytest.mark.workers(2)]
+
+STEPS = 6
+
+
+@pytest.fixture(autouse=True, scope="module")
+def group():
+    """The group of all workers, which PyTorch has one of in a process."""
+    if not gl.is_initialized():  # outside of workers only the outcomes are read
+        yield
+        return
+    dist.init_process_group("gradlane", store=dist.HashStore(), rank=gl.rank(), world_size=gl.size())
+    yield
+    dist.destroy_process_group()
+
+
+def power_sgd():
+    state = powerSGD_hook.PowerSGDState(
+        None, matrix_approximation_rank=8, start_powerSGD_iter=2, min_compression_rate=1
+    )
+    return state, powerSGD_hook.powerSGD_hook
+
+
+HOOKS = {
+    "fp16": (lambda: (None, default_hooks.fp16_compress_hook), 2e-3),
+    "bf16": (lambda: (None, default_hooks.bf16_compress_hook), 2e-2),
+    "PowerSGD": (power_sgd, 0.2),
+}
+"""Each hook, and how far its weights may be from those of exact sums."""
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_hooks_of_ddp_train(hook):
+    model = nn.parallel.DistributedDataParallel(made(mlp))
+    made_hook, tolerance = HOOKS[hook]
+    model.register_comm_hook(*made_hook())
+    optimizer = sgd(model.parameters())
+    losses = [step(model, optimizer, mine(batch)) for batch in batches(STEPS)]
+    assert_trained(model.module, sgd, losses, tolerance)
+    assert_equal_everywhere(model, f"hook {hook}")
+
+
+def test_an_optimizer_whose_state_is_sharded_trains_as_one_process():
+    model = nn.parallel.DistributedDataParallel(made(mlp))
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=3e-3)
+    losses = [step(model, optimizer, mine(batch)) for batch in batches(STEPS)]
+    assert_trained(model.module, adamw, losses)
+
+
+def test_activations_may_be_made_again():
+    class Checkpointed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = made(mlp)
+
+        def forward(self, inputs):
+            return checkpoint(self.inner, inputs, use_reentrant=False)
+
+    model = nn.parallel.DistributedDataParallel(Checkpointed())
+    optimizer = sgd(model.parameters())
+    losses = [step(model, optimizer, mine(batch)) for batch in batches(STEPS)]
+    assert_trained(model.module.inner, sgd, losses)
+
+
+def test_an_infinite_gradient_of_one_worker_skips_the_step_of_all():
+    model = nn.parallel.DistributedDataParallel(made(mlp))
+    optimizer, scaler = sgd(model.parameters()), torch.amp.GradScaler("cpu", init_scale=1024.0)
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    inputs, labels = mine(next(batches(1)))
+    for poison in (float("inf") if gl.rank() == 1 else 1.0, 1.0):
+        optimizer.zero_grad()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = nn.functional.cross_entropy(model(inputs), labels)
+        scaler.scale(loss * poison).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        if scaler.get_scale() == 512.0 and before is not None:
+            assert all(torch.equal(*pair) for pair in zip(before, model.parameters(), strict=True))
+            before = None
+    assert before is None and scaler.get_scale() == 512.0
+    assert_equal_everywhere(model, "scaled")
+
+
+def test_a_tensor_is_sharded_gathered_and_sharded_otherwise():
+    mesh = init_device_mesh("cpu", (2,))
+    whole = torch.arange(12.0).view(6, 2)
+    sharded = distribute_tensor(whole, mesh, [Shard(0)])
+    assert torch.equal(sharded.to_local(), whole[3 * gl.rank() : 3 * gl.rank() + 3])
+    assert torch.equal(sharded.redistribute(mesh, [Replicate()]).to_local(), whole)
+    assert torch.equal((sharded + sharded).full_tensor(), 2 * whole)
+    assert torch.equal(sharded.redistribute(mesh, [Shard(1)]).to_local(), whole[:, gl.rank() : gl.rank() + 1])
+
+
+def test_a_checkpoint_of_a_sharded_model_is_read_again(tmp_path_factory):
+    def sharded(seed):
+        model = made(mlp, seed)
+        mesh = init_device_mesh("cpu", (2,))
+        for layer in (model[1], model[3]):
+            fully_shard(layer, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        return model, adamw(model.parameters())
+
+    # The same folder on both workers.
+    folder = [str(tmp_path_factory.mktemp("checkpoint")) if gl.rank() == 0 else None]
+    dist.broadcast_object_list(folder, 0)
+    ahead = list(batches(STEPS))
+    model, optimizer = sharded(7)
+    losses = [step(model, optimizer, mine(batch)) for batch in ahead[:3]]
+    weights, moments = get_state_dict(model, optimizer)
+    dcp.save({"model": weights, "optimizer": moments}, checkpoint_id=folder[0])
+
+    resumed, its_optimizer = sharded(8)
+    weights, moments = get_state_dict(resumed, its_optimizer)
+    read = {"model": weights, "optimizer": moments}
+    dcp.load(read, checkpoint_id=folder[0])
+    set_state_dict(resumed, its_optimizer, model_state_dict=read["model"], optim_state_dict=read["optimizer"])
+    for batch in ahead[3:]:
+        losses.append(step(resumed, its_optimizer, mine(batch)))
+    assert_trained(resumed, adamw, losses)
+
+
+def assert_trained(model, optimizer, losses, tolerance=4 * TOLERANCE):
+    """The model is what one process makes of the same batches."""
+    reference, _ = trained_alone(mlp, optimizer, STEPS)
+    assert losses[-1] < losses[0]
+    for theirs, ours in zip(reference.parameters(), model.parameters(), strict=True):
+        whole = ours.full_tensor() if hasattr(ours, "full_tensor") else ours
+        torch.testing.assert_close(whole, theirs, rtol=0, atol=tolerance)
