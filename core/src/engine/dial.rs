@@ -16,9 +16,10 @@ pub(super) fn dial(shared: &Arc<Shared>, dial: Dial) {
     let peer = Peer { address, socket_path, node, name };
     let lost = Box::new(move |_link: LinkId, error: Error| {
         if let Some(shared) = on_loss.upgrade() {
-            match error {
-                Error::Cancelled => tracing::debug!(server = server.0, "connection closed"),
-                _ => tracing::warn!(server = server.0, %error, "connection lost"),
+            if error == Error::Cancelled || shared.look(|state| state.worker.is_leaving()) {
+                tracing::debug!(server = server.0, %error, "connection closed");
+            } else {
+                tracing::warn!(server = server.0, %error, "connection lost");
             }
             shared.report(|state, now| state.worker.handle_link_lost(now, server, attempt, error));
         }

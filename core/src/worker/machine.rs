@@ -213,6 +213,11 @@ impl Worker {
         }
     }
 
+    /// Whether this worker leaves or the job has ended, so that servers close their connections.
+    pub fn is_leaving(&self) -> bool {
+        self.leaving != Leaving::Staying || self.ended.is_some()
+    }
+
     /// The caller wants to leave the job. Operations under way fail. Servers are told about them, because the other workers would wait.
     /// [`Command::Leave`] follows, after `patience` at the latest.
     pub fn handle_leave(&mut self, now: Time, patience: Duration) {
