@@ -1,6 +1,7 @@
 """The package as installed: what it imports, whether its stubs tell the truth."""
 
 import ast
+import importlib.metadata
 import importlib.resources
 import inspect
 
@@ -24,6 +25,14 @@ def test_versions_are_shown_without_importing_anything():
     lines = run_python(script).output.splitlines()
     assert lines[0] == f"gradlane {_core.__version__}" and lines[1].startswith("CPython 3."), lines
     assert any(line.startswith("numpy ") for line in lines) and lines[-1] == "False", lines
+
+
+def test_extras_bring_frameworks_and_nothing_else_is_required():
+    required = importlib.metadata.requires("gradlane")
+    assert required and all("extra ==" in requirement for requirement in required)
+    for extra, framework in {"torch": "torch", "lightning": "lightning", "ray": "ray", "all": "gradlane"}.items():
+        brought = [requirement for requirement in required if f"extra == '{extra}'" in requirement.replace('"', "'")]
+        assert any(requirement.startswith(framework) for requirement in brought), (extra, required)
 
 
 def test_the_command_line_runs_as_a_module():

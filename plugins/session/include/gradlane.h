@@ -253,6 +253,12 @@ GradlaneStatus gradlane_rank(GradlaneSession session, uint32_t *rank, GradlaneEr
 // Writes the number of workers of the job to `size`.
 GradlaneStatus gradlane_size(GradlaneSession session, uint32_t *size, GradlaneError *error);
 
+// Writes 1 to `in_doubt` if a device may still write the memory of operations that have failed, and 0 otherwise.
+//
+// After an error, ask before memory that was lent is freed or used for something else. While the answer is 1, keep it. If it is still 1 when
+// the session is shut down, never free it.
+GradlaneStatus gradlane_in_doubt(GradlaneSession session, uint32_t *in_doubt, GradlaneError *error);
+
 // Fixes dtype and shape of names ahead of their first use, in one round trip.
 //
 // If `fuse` is not 0, small neighbours may share messages, and all tensors of the list must be submitted in every round. Tensors without

@@ -164,17 +164,19 @@ impl Caller {
 
     fn measure(&self, input: &mut Input<'_>) {
         let (number, leads) = self.number(input);
-        let [mut rank, mut size] = [u32::MAX; 2];
+        let [mut rank, mut size, mut in_doubt] = [u32::MAX; 3];
         let expected = Self::of_session(leads);
         // SAFETY: the variables live in this function, and the description is null or good.
         let statuses = unsafe {
             [
                 told(input, |error| gradlane_rank(number, &raw mut rank, error)),
                 told(input, |error| gradlane_size(number, &raw mut size, error)),
+                told(input, |error| gradlane_in_doubt(number, &raw mut in_doubt, error)),
             ]
         };
         statuses.into_iter().for_each(|status| self.is_as_expected(number, leads, status, expected));
-        assert_eq!((rank, size), if expected == GradlaneStatus::Ok { (0, 1) } else { (u32::MAX, u32::MAX) });
+        let answers = if expected == GradlaneStatus::Ok { [0, 1, 0] } else { [u32::MAX; 3] };
+        assert_eq!([rank, size, in_doubt], answers);
     }
 
     fn arrive(&self, input: &mut Input<'_>) {

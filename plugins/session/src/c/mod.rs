@@ -24,8 +24,8 @@ pub use operations::{
     gradlane_wait,
 };
 pub use sessions::{
-    gradlane_abi_version, gradlane_barrier, gradlane_declare, gradlane_init, gradlane_metrics, gradlane_rank,
-    gradlane_shutdown, gradlane_size, gradlane_undeclare, gradlane_version,
+    gradlane_abi_version, gradlane_barrier, gradlane_declare, gradlane_in_doubt, gradlane_init, gradlane_metrics,
+    gradlane_rank, gradlane_shutdown, gradlane_size, gradlane_undeclare, gradlane_version,
 };
 pub use status::{GradlaneError, GradlaneStatus};
 pub use types::{

@@ -165,6 +165,22 @@ pub unsafe extern "C" fn gradlane_size(
     unsafe { answer(error, || call().map(|()| GradlaneStatus::Ok)) }
 }
 
+/// Writes 1 to `in_doubt` if a device may still write the memory of operations that have failed, and 0 otherwise.
+///
+/// After an error, ask before memory that was lent is freed or used for something else. While the answer is 1, keep it. If it is still 1 when
+/// the session is shut down, never free it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gradlane_in_doubt(
+    session: GradlaneSession,
+    in_doubt: *mut u32,
+    error: *mut GradlaneError,
+) -> GradlaneStatus {
+    // SAFETY: promised by the caller of this function.
+    let call = || unsafe { write(in_doubt, "in_doubt", u32::from(member(session)?.job.session().doubt().exists())) };
+    // SAFETY: promised by the caller of this function.
+    unsafe { answer(error, || call().map(|()| GradlaneStatus::Ok)) }
+}
+
 /// Fixes dtype and shape of names ahead of their first use, in one round trip.
 ///
 /// If `fuse` is not 0, small neighbours may share messages, and all tensors of the list must be submitted in every round. Tensors without
