@@ -35,8 +35,9 @@ impl Control {
         self.0.set("fakenccl_set", name, value);
     }
 
-    /// A number by name: `live_comms`, `executed` (operations that this process's ranks did to their end), `contexts_made` (contexts on the
-    /// first device, because a thread that called had none), or the name of a function for how often it was called.
+    /// A number by name: `live_comms`, `begun` and `executed` (operations that this process's ranks began, and did to their end),
+    /// `contexts_made` (contexts on the first device, because a thread that called had none), or the name of a function for how often it was
+    /// called.
     pub fn counter(&self, name: &str) -> u64 {
         let name = text(name);
         let mut value = 0;

@@ -209,6 +209,7 @@ impl Comm {
             let factor = self.factor(task)?;
             let number = self.operations.fetch_add(1, Ordering::AcqRel);
             let turn = Turn { number, group, grouped };
+            library.begun.fetch_add(1, Ordering::AcqRel);
             let done = collective(meeting, task, memory, factor.as_deref(), turn, &self.aborted);
             if done.is_err() && self.aborted.load(Ordering::Acquire) && library.settings().is_strict {
                 // What a kernel that is stopped leaves is anything, and it is written until the abort has returned.

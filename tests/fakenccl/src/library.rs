@@ -24,6 +24,8 @@ pub(crate) struct Library {
     comms: Mutex<Comms>,
     calls: Mutex<BTreeMap<&'static str, u64>>,
     errors: Mutex<Errors>,
+    /// Operations whose turn in their stream has come, but for what is sent and received.
+    pub(crate) begun: AtomicU64,
     /// Operations that were executed to their end.
     pub(crate) executed: AtomicU64,
     /// The driver, once it was looked for.
@@ -66,6 +68,7 @@ impl Library {
                 comms: Mutex::default(),
                 calls: Mutex::default(),
                 errors: Mutex::default(),
+                begun: AtomicU64::new(0),
                 executed: AtomicU64::new(0),
                 cuda: OnceLock::new(),
                 contexts_made: AtomicU64::new(0),
@@ -127,10 +130,11 @@ impl Library {
         self.faults.strike(name, None)
     }
 
-    /// A number by name: `live_comms`, `executed`, `contexts_made`, or the name of a function for how often it was called.
+    /// A number by name: `live_comms`, `begun`, `executed`, `contexts_made`, or the name of a function for how often it was called.
     pub(crate) fn counter(&self, name: &str) -> u64 {
         match name {
             "live_comms" => self.comms.lock().unwrap_or_else(PoisonError::into_inner).live.len() as u64,
+            "begun" => self.begun.load(Ordering::Acquire),
             "executed" => self.executed.load(Ordering::Acquire),
             "contexts_made" => self.contexts_made.load(Ordering::Acquire),
             function => self.calls.lock().unwrap_or_else(PoisonError::into_inner).get(function).copied().unwrap_or(0),

@@ -15,7 +15,7 @@ use team::{Config, PATIENCE, apart, cu, libraries, now, team, unique_id};
 fn nothing_is_forgiven() {
     let control = fakenccl::Control::open(&fakenccl::library());
     libraries();
-    a_rank_that_is_gone_is_waited_for_until_an_abort_which_leaves_anything();
+    a_rank_that_is_gone_is_waited_for_until_an_abort_which_leaves_anything(&control);
     an_abort_takes_as_long_as_it_is_told(&control);
     a_thread_without_a_context_gets_one_on_the_first_device(&control);
     a_communicator_that_fails_at_once_is_there_all_the_same(&control);
@@ -23,7 +23,7 @@ fn nothing_is_forgiven() {
     assert_eq!(control.counter("live_comms"), 0);
 }
 
-fn a_rank_that_is_gone_is_waited_for_until_an_abort_which_leaves_anything() {
+fn a_rank_that_is_gone_is_waited_for_until_an_abort_which_leaves_anything(control: &fakenccl::Control) {
     let gone = Barrier::new(2);
     team(2, |member| {
         let address = member.floats([1.0]);
@@ -33,6 +33,11 @@ fn a_rank_that_is_gone_is_waited_for_until_an_abort_which_leaves_anything() {
         } else {
             gone.wait();
             assert_eq!(member.all_reduce(address, 1), 0);
+            let begin = now();
+            while control.counter("begun") == 0 {
+                assert!(begin.elapsed() < PATIENCE);
+                std::thread::yield_now();
+            }
             for _ in 0..1000 {
                 assert_eq!((member.state(), cu!(cuStreamQuery(member.stream))), (0, 600));
                 std::thread::yield_now();
