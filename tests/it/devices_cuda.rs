@@ -62,10 +62,10 @@ fn runs_of_a_device_are_one_run_of_the_host() {
 fn a_copy_to_the_host_waits_for_what_its_memory_is_made_by() {
     let world = World::new();
     let (address, data) = (world.control.allocate(world.ordinal(), MIB), pattern(MIB, 5));
-    let mark = world.produce_late(address, &data);
-    // Pinned, so that nothing but the end that is reported makes this thread wait.
+    // Pinned, so that nothing but the end that is reported makes this thread wait; before anything is slow, because pinning waits for that.
     let mut host = world.lease(MIB);
     host.fill(0);
+    let mark = world.produce_late(address, &data);
     // SAFETY: `host` outlives the copy, which is waited for.
     let lent = unsafe { Region::new(host.as_mut_ptr(), MIB) };
     world.copy(Transfer::Out { from: vec![world.memory(address, MIB)], to: lent }, &[mark]).unwrap();
@@ -93,9 +93,9 @@ fn a_copy_that_is_not_told_what_to_wait_for_shows() {
 fn a_copy_from_the_host_waits_for_what_used_its_memory_before() {
     let world = World::new();
     let (address, data) = (world.control.allocate(world.ordinal(), MIB), pattern(MIB, 5));
-    let mark = world.produce_late(address, &pattern(MIB, 9));
     let mut host = world.lease(MIB);
     host.copy_from_slice(&data);
+    let mark = world.produce_late(address, &pattern(MIB, 9));
     // SAFETY: `host` outlives the copy, which is waited for.
     let lent = unsafe { Region::new(host.as_mut_ptr(), MIB) };
     world.copy(Transfer::In { from: lent, to: vec![world.memory(address, MIB)] }, &[mark]).unwrap();
@@ -336,8 +336,8 @@ fn what_was_used_goes_back() {
 fn a_driver_that_shuts_down_with_the_process_is_left_alone() {
     let world = World::new();
     let address = world.control.allocate(world.ordinal(), MIB);
-    let mark = world.produce_late(address, &pattern(MIB, 5));
     let mut host = world.lease(MIB);
+    let mark = world.produce_late(address, &pattern(MIB, 5));
     // SAFETY: `host` outlives the copy, which has ended when it is told of.
     let to = unsafe { Region::new(host.as_mut_ptr(), MIB) };
     let pending = world.begin(Transfer::Out { from: vec![world.memory(address, MIB)], to }, &[mark]);
