@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Generator
@@ -50,6 +51,8 @@ class Shape:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "workers(n, ..., servers, settings, env, machines, alone): runs on n real workers")
     config.addinivalue_line("markers", "over(transport, ...): runs once over each of these transports")
+    # A shell ignores it for what it starts in the background, and so would all processes of the tests.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     config.stash[outcomes_key] = {}
 
 
