@@ -19,6 +19,10 @@ def documents():
     return list(yaml.safe_load_all(MANIFESTS.read_text()))
 
 
+def job_of_pods():
+    return next(document for document in documents() if document["kind"] == "Job")
+
+
 def test_the_manifests_fit_the_schemas():
     validate = pytest.importorskip("kubernetes_validate").validate
     for document in documents():
@@ -27,7 +31,7 @@ def test_the_manifests_fit_the_schemas():
 
 def test_a_mistake_in_a_manifest_would_be_found():
     kubernetes_validate = pytest.importorskip("kubernetes_validate")
-    job = next(document for document in documents() if document["kind"] == "Job")
+    job = job_of_pods()
     job["spec"]["completionmode"] = job["spec"].pop("completionMode")
     with pytest.raises(kubernetes_validate.ValidationError, match="completionmode"):
         kubernetes_validate.validate(job, "1.37", strict=True)
@@ -49,7 +53,7 @@ def test_names_in_the_manifests_belong_together():
 
 @pytest.mark.over("quic")
 def test_its_pods_train_together(tmp_path):
-    job = next(document for document in documents() if document["kind"] == "Job")
+    job = job_of_pods()
     [container] = job["spec"]["template"]["spec"]["containers"]
     secret = tmp_path / "secret"
     secret.write_text("0123456789abcdef" * 4)

@@ -5,6 +5,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from process_group import group as group  # a fixture of each test here
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
@@ -18,17 +19,6 @@ from training import TOLERANCE, adamw, assert_equal_everywhere, batches, made, m
 pytestmark = [pytest.mark.over("local", "shm", "quic"), pytest.mark.workers(2)]
 
 STEPS = 6
-
-
-@pytest.fixture(autouse=True, scope="module")
-def group():
-    """The group of all workers, which PyTorch has one of in a process."""
-    if not gl.is_initialized():  # outside of workers only the outcomes are read
-        yield
-        return
-    dist.init_process_group("gradlane", store=dist.HashStore(), rank=gl.rank(), world_size=gl.size())
-    yield
-    dist.destroy_process_group()
 
 
 def power_sgd():

@@ -5,6 +5,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from gradlane.errors import InvalidArgumentError, UnsupportedError
+from process_group import group as group  # a fixture of each test here
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -14,17 +15,6 @@ pytestmark = [pytest.mark.over("local", "shm", "quic"), pytest.mark.workers(2)]
 
 # PyTorch 2.13 renamed two functions, and warns of the names that earlier versions know.
 quietly = pytest.mark.filterwarnings("ignore::FutureWarning")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def group():
-    """The group of all workers, which PyTorch has one of in a process."""
-    if not gl.is_initialized():  # outside of workers only the outcomes are read
-        yield
-        return
-    dist.init_process_group("gradlane", store=dist.HashStore(), rank=gl.rank(), world_size=gl.size())
-    yield
-    dist.destroy_process_group()
 
 
 def vector(*values, dtype=torch.float32):
