@@ -7,6 +7,7 @@ use super::kinds::ProcessRole;
 use super::knobs::{Config, KNOBS, Knob};
 use super::load::File;
 use super::origin::Origin;
+use super::tf_config::TfConfig;
 use crate::error::Error;
 
 /// The text of one setting: refused with a reason, or shown so that it reads back as itself.
@@ -39,6 +40,18 @@ fn reads_back(knob: &'static Knob, config: &Config, copy: &mut Config) {
         let set = copy.set(knob, &text, Origin::Argument);
         assert_eq!(set, Ok(()), "{} is {text:?}", knob.name);
         assert_eq!(knob.value(copy), text, "{}", knob.name);
+    }
+}
+
+/// The content of `TF_CONFIG`; whether it describes this process.
+pub fn tf_config(text: &str) -> bool {
+    match TfConfig::find(&|_| Some(text.to_owned())) {
+        Ok(found) => found.is_some(),
+        Err(Error::Config { problem, hint, .. }) => {
+            assert!(!problem.is_empty() && !hint.is_empty(), "{problem}, {hint}");
+            false
+        }
+        Err(error) => panic!("not about settings: {error}"),
     }
 }
 
