@@ -9,7 +9,8 @@ use crossbeam_channel::{Receiver, unbounded};
 use fakecuda::Control;
 use gradlane_core::collective::order::Claim;
 use gradlane_core::collective::{
-    Collective, DeviceMemory, Goal, HostCollective, HostOptions, LocalRank, Memory, Operation, device_collective,
+    Collective, DeviceMemory, Goal, HostCollective, HostOptions, LocalRank, Memory, Operation, Traffic,
+    device_collective,
 };
 use gradlane_core::config::Config;
 use gradlane_core::cuda::Mark;
@@ -99,6 +100,7 @@ impl DeviceRank {
             on_stall: Box::new(|_| ()),
             oldest_every: 16,
             copies: Copies::default(),
+            traffic: Traffic::default(),
             devices: device_collective(config),
             doubt: doubt.clone(),
             clock: Arc::new(move || clock.now()),

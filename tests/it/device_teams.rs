@@ -23,11 +23,20 @@ impl Team {
 
     /// The same, where an operation may take `step_timeout`.
     pub(crate) fn start_with(ranks: usize, step_timeout: Duration, variables: &[(&str, &str)]) -> Self {
-        let mut variables: Vec<(String, String)> =
-            variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
-        variables.push(("FAKECUDA_DEVICES".to_owned(), ranks.to_string()));
+        Self::start_each(ranks, step_timeout, &|_| variables.to_vec())
+    }
+
+    /// The same, where each rank has variables of its own.
+    pub(crate) fn start_each<'text>(
+        ranks: usize,
+        step_timeout: Duration,
+        variables: &dyn Fn(usize) -> Vec<(&'text str, &'text str)>,
+    ) -> Self {
         let step = step_timeout.as_millis().to_string();
         let start = |rank: usize, path: &str| {
+            let mut variables: Vec<(String, String)> =
+                variables(rank).iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+            variables.push(("FAKECUDA_DEVICES".to_owned(), ranks.to_string()));
             let arguments = ["devices", &rank.to_string(), &ranks.to_string(), &step, path];
             Process::start(Path::new(ACTOR), &arguments, &std::env::temp_dir(), &variables)
         };

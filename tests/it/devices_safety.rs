@@ -4,6 +4,7 @@
 use std::os::unix::fs::symlink;
 use std::path::Path;
 
+use gradlane_tests::cluster::PATIENCE;
 use gradlane_tests::fakes;
 use gradlane_tests::processes::Process;
 
@@ -73,6 +74,18 @@ fn a_communicator_that_fails_at_once_is_aborted() {
         assert!(told || outcome.starts_with("lost worker "), "{outcome}");
     }
     // It waits until none is alive.
+    assert_eq!(team.all("contexts"), ["0 contexts"; 2]);
+}
+
+#[test]
+fn ranks_with_different_versions_of_nccl_are_told_which() {
+    let version = |rank| vec![("FAKENCCL_VERSION", ["22809", "22707"][rank])];
+    let mut team = Team::start_each(2, PATIENCE, &version);
+    let outcomes = team.all("sum 0");
+    let told = |outcome: &String| outcome.contains("NCCL 2.27.7") && outcome.contains("NCCL 2.28.9");
+    assert!(told(&outcomes[1]), "{outcomes:?}");
+    // The first has begun to connect, and learns of the other that its devices failed.
+    assert!(!outcomes[0].starts_with("ok"), "{outcomes:?}");
     assert_eq!(team.all("contexts"), ["0 contexts"; 2]);
 }
 

@@ -1,6 +1,8 @@
 //! Whole engines whose tensors lie on CUDA devices, several of them on a machine: reduced there, exchanged once a machine, and brought back.
 //! Driver and NCCL are the fakes.
 
+use std::time::Instant;
+
 use gradlane_core::Error;
 use gradlane_core::types::{Op, Priority, WorkerId};
 use gradlane_tests::cluster::{PATIENCE, SMALL_PARTS, Tensor, all};
@@ -54,6 +56,44 @@ fn a_sum_of_devices_is_exchanged_once_a_machine_and_is_exact_on_all_of_them(over
             let copied = total(&cluster, "d2h_bytes") - before;
             assert_eq!(copied, 2 * (senders * LEN * 4) as u64, "{op} on {machines:?}: a copy for each machine");
         }
+    }
+}
+
+/// Rounds follow each other until each of the four ways was taken, because it depends on the moment which parts are ready together.
+#[test]
+fn parts_for_all_ranks_are_scattered_and_gathered_in_one_call_and_the_rest_goes_part_by_part() {
+    const WAYS: [&str; 4] =
+        ["nccl_reduce_scatter_bytes", "nccl_reduce_bytes", "nccl_all_gather_bytes", "nccl_broadcast_bytes"];
+    let tables: [(&[&str], &[(&str, &str)], u64); 3] = [
+        (&["a", "a", "b", "b"], &[], 4),
+        (&["a", "a", "a", "b"], &[], 3),
+        (&["a", "a", "a", "a"], &[("pcie_switch_size", "2")], 4),
+    ];
+    for (machines, wiring, devices) in tables {
+        let (cluster, seats) = start(Over::Quic, machines, &[&SMALL_PARTS, wiring].concat());
+        let ways = || WAYS.map(|way| total(&cluster, way));
+        let begun = Instant::now();
+        for round in 0.. {
+            all(&cluster.workers, |engine| {
+                let (rank, seat) = (engine.rank().0 as usize, &seats[engine.rank().0 as usize]);
+                let ours: Vec<f32> = (0..LEN).map(|index| (index % 1000 * (rank + 1)) as f32).collect();
+                let place = seat.place(&ours);
+                engine
+                    .reduce(seat.submission(engine, "w", Op::Sum, (place, place), Priority(0)), Some(PATIENCE))
+                    .unwrap();
+                let expected = (0..LEN).map(|index| (index % 1000 * 10) as f32);
+                assert_eq!(seat.values(place), expected.collect::<Vec<f32>>(), "round {round} on {machines:?}");
+            });
+            let [scattered, reduced, gathered, shown] = ways();
+            // Every rank counts the whole of what it takes part in.
+            let all = (round + 1) * devices * 4 * LEN as u64;
+            assert_eq!((scattered + reduced, gathered + shown), (all, all), "{machines:?}");
+            if ways().iter().all(|bytes| *bytes > 0) {
+                break;
+            }
+            assert!(begun.elapsed() < PATIENCE, "{:?} on {machines:?}", ways());
+        }
+        println!("{machines:?}: {:?}", ways());
     }
 }
 

@@ -28,7 +28,7 @@ pub use self::words::{Act, Announcement, Brought, Party, Wish};
 
 use super::dataflow::Dataflow;
 use super::explain::{broken, named};
-use super::group::{self, Room};
+use super::group::{self, Blocks, Room};
 use super::order::{Breach, Claim, Decision, Order, Slot};
 use super::ranks::Breakage;
 use crate::error::Error;
@@ -209,6 +209,15 @@ impl<L> Agreement<L> {
         }
     }
 
+    /// Whether an operation is the first of a block on devices, of which each rank has one part.
+    fn starts_block(&self, wish: &Wish) -> bool {
+        match self.share(wish) {
+            Some(Dataflow::Reduce { taker, .. }) => taker == Some(0),
+            Some(Dataflow::Show { from, taker: None }) => from == 0 && wish.goal != Goal::AllReduce,
+            Some(Dataflow::Show { .. } | Dataflow::Keep { .. } | Dataflow::Nothing) | None => false,
+        }
+    }
+
     /// Whether a rank brings the memory that its share of an operation needs.
     fn is_enough(&self, brought: Brought, wish: &Wish, dataflow: Dataflow) -> bool {
         let Party { me, group, .. } = &self.party;
@@ -270,7 +279,11 @@ impl<L> Agreement<L> {
     /// # Panics
     /// If this rank does not lead or there is no decision.
     pub fn lead(&mut self, orders: u64, room: Room) -> Vec<Decision> {
-        group::next(self.order.as_mut().expect("it leads"), orders, &room)
+        let mut order = self.order.take().expect("it leads");
+        let starts = |slot| self.pending.get(&slot).is_some_and(|pending| self.starts_block(&pending.wish));
+        let decisions = group::next(&mut order, orders, &room, &Blocks { operations: self.party.group.len(), starts });
+        self.order = Some(order);
+        decisions
     }
 
     /// The next act for the driver. The driver must drain them after every input.

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use super::dataflow::Dataflow;
@@ -9,7 +10,7 @@ use crate::collective::order::Claim;
 use crate::cuda::Mark;
 use crate::error::{Error, Result};
 use crate::mem::{DeviceRegion, Doubt};
-use crate::types::{Done, Time};
+use crate::types::{Done, Slot, Time};
 
 /// Contribution and result in memory of one device.
 #[derive(Debug)]
@@ -25,6 +26,8 @@ pub struct DeviceMemory {
 /// An operation that all ranks of the machine have submitted, and that is next on all of them.
 #[derive(Debug)]
 pub struct Ordered {
+    /// The operation.
+    pub slot: Slot,
     /// The data flow among the ranks of the team.
     pub dataflow: Dataflow,
     /// The claim on which all ranks agree.
@@ -95,8 +98,25 @@ pub struct Team {
     pub step_timeout: Duration,
     /// Raised before operations are reported whose memory may still be written.
     pub doubt: Doubt,
+    /// Counts what goes between devices.
+    pub traffic: Traffic,
     /// A monotonic clock.
     pub clock: Arc<dyn Fn() -> Time + Send + Sync>,
+}
+
+/// Counters of the bytes of operations on devices, by the call that carried them out: the lengths of the parts, whatever this rank gave.
+#[derive(Clone, Default, Debug)]
+pub struct Traffic {
+    /// Sums that all ranks got.
+    pub all_reduce: Arc<AtomicU64>,
+    /// Sums of which each rank got an equal share.
+    pub reduce_scatter: Arc<AtomicU64>,
+    /// Sums that one rank got.
+    pub reduce: Arc<AtomicU64>,
+    /// Shares of all ranks that all ranks got.
+    pub all_gather: Arc<AtomicU64>,
+    /// Bytes of one rank that one or all ranks got.
+    pub broadcast: Arc<AtomicU64>,
 }
 
 impl fmt::Debug for Team {

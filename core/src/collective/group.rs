@@ -1,7 +1,8 @@
 //! Groups operations on device memory that are ready at the same time. The library needs fewer launches for a group, and reduces to
 //! different owners side by side, so that the links of all ranks work at once.
 //!
-//! The leader forms a group of the ready operations and waits for no others. It writes the whole group before a rank sees it, and every
+//! The leader forms a group of the ready operations and waits for no others. It does not divide a *block*, the parts of a tensor that one
+//! reduce-scatter or all-gather carries out for all ranks: rather the block begins the next group. It writes the whole group before a rank sees it, and every
 //! rank checks the group that it reads, because a group that differs between ranks would hang the library.
 
 use super::order::{Claim, Decision, Order, Slot};
@@ -62,6 +63,13 @@ impl Group {
         may_join(claim).then(|| Self { parts: vec![*part], bytes: claim.bytes, device_index: claim.device_index })
     }
 
+    /// Whether so many further operations of so many bytes each fit. More than ever fit are no reason to begin another group.
+    fn has_place(&self, operations: usize, bytes: u64) -> bool {
+        let all = bytes.saturating_mul(operations as u64);
+        let ever = operations <= OPERATIONS_MAX && all <= BYTES_MAX;
+        !ever || (self.parts.len() + operations <= OPERATIONS_MAX && self.bytes.saturating_add(all) <= BYTES_MAX)
+    }
+
     /// Adds an operation to the group if possible. Refuses a second one on a part, because it may need the result of the first.
     fn take(&mut self, (part, _): Slot, claim: &Claim) -> bool {
         let fits = self.parts.len() < OPERATIONS_MAX && self.bytes.saturating_add(claim.bytes) <= BYTES_MAX;
@@ -74,18 +82,41 @@ impl Group {
     }
 }
 
+/// What the leader knows of blocks.
+pub struct Blocks<Starts> {
+    /// The operations of a block: one for each rank.
+    pub operations: usize,
+    /// Whether an operation is the first of a block.
+    pub starts: Starts,
+}
+
 /// The next decisions: the first one, and others that are ready and may join its group, in at most `orders` orders. Does not wait for more.
 ///
 /// # Panics
 /// If there is no decision.
-pub fn next(order: &mut Order, orders: u64, room: &Room) -> Vec<Decision> {
+pub fn next(
+    order: &mut Order,
+    orders: u64,
+    room: &Room,
+    Blocks { operations, starts }: &Blocks<impl Fn(Slot) -> bool>,
+) -> Vec<Decision> {
     let mut decisions = vec![order.next_decision().expect("it was asked whether it has one")];
     let Some(mut group) = Group::of(&decisions[0]) else { return decisions };
+    let first = matches!(&decisions[0], Decision::Run { slot, .. } if starts(*slot));
+    // Up to here the group is of one block, which goes as a whole.
+    let mut whole = if first { *operations } else { 1 };
     while (decisions.len() as u64) < orders
-        && room.is_left_by(&group)
         && let Some((slot, claim)) = order.upcoming()
-        && group.take(slot, claim)
     {
+        if decisions.len() >= whole {
+            if !room.is_left_by(&group) || (starts(slot) && !group.has_place(*operations, claim.bytes)) {
+                break;
+            }
+            whole = decisions.len() + if starts(slot) { *operations } else { 1 };
+        }
+        if !group.take(slot, claim) {
+            break;
+        }
         decisions.push(order.next_decision().expect("it is upcoming"));
     }
     decisions
@@ -151,7 +182,7 @@ mod tests {
             order.handle_ready(rank, slot(part), claim(MIB)).unwrap();
         }
         let mut next = |orders, room| {
-            let decisions = next(&mut order, orders, &room);
+            let decisions = next(&mut order, orders, &room, &no_blocks());
             assert!(is_sound(&decisions));
             decisions.len()
         };
@@ -159,6 +190,39 @@ mod tests {
         assert_eq!(next(64, Room { operations: 1, bytes: 64 * MIB }), 1, "where much is in the queue");
         assert_eq!(next(64, Room { operations: 16, bytes: 2 * MIB }), 2, "where much of it is long");
         assert_eq!(next(64, Room { operations: 16, bytes: 64 * MIB }), 3, "the rest: nothing waits for more");
+    }
+
+    #[test]
+    fn a_block_is_not_divided() {
+        let blocks = |operations, ready: &[u64], room: Room| {
+            let mut order = Order::new(2, 0);
+            for (part, rank) in ready.iter().flat_map(|part| [(*part, 0), (*part, 1)]) {
+                order.handle_ready(rank, slot(part), claim(MIB)).unwrap();
+            }
+            let starts = |(part, _): Slot| part.key.0.is_multiple_of(operations as u64);
+            let mut sizes = Vec::new();
+            while order.has_decision() {
+                sizes.push(next(&mut order, 64, &room, &Blocks { operations, starts }).len());
+            }
+            sizes
+        };
+        let roomy = Room { operations: 16, bytes: 64 * MIB };
+        let all: Vec<u64> = (0..12).collect();
+        assert_eq!(blocks(8, &all, roomy), [8, 4], "nothing waits for the rest of the second");
+        assert_eq!(
+            blocks(8, &[5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15], roomy),
+            [3, 8],
+            "the end of one, and a whole one"
+        );
+        assert_eq!(blocks(4, &all, roomy), [8, 4]);
+        assert_eq!(blocks(3, &all, roomy), [6, 6]);
+        let little = Room { operations: 2, bytes: 64 * MIB };
+        assert_eq!(blocks(8, &[0, 1, 2, 3, 4, 5, 6, 7, 9, 10, 11], little), [8, 2, 1], "a block goes as a whole");
+        assert_eq!(blocks(16, &all, roomy), [8, 4], "no group has place for such a block");
+    }
+
+    fn no_blocks() -> Blocks<impl Fn(Slot) -> bool> {
+        Blocks { operations: 2, starts: |_| false }
     }
 
     fn run(part: u64, claim: Claim) -> Decision {

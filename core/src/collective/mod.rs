@@ -24,7 +24,7 @@ pub mod host;
 pub mod nccl;
 
 pub use dataflow::Dataflow;
-pub use device::{Bulletin, DeviceCollective, DeviceMemory, MakeDeviceCollective, Ordered, Team};
+pub use device::{Bulletin, DeviceCollective, DeviceMemory, MakeDeviceCollective, Ordered, Team, Traffic};
 pub use devices::device_collective;
 pub use host::{HostCollective, HostOptions};
 pub use operation::{Memory, Operation};

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::dispatcher::Dispatcher;
 use super::handle::{Canceller, Handle};
-use super::local_peers;
+use super::local_peers::{self, Books};
 use super::memory::Memory;
 use super::metrics::Metrics;
 use super::room::{Entered, Room};
@@ -196,8 +196,8 @@ impl Engine {
                     membership.report_stall(stall);
                 }
             });
-            let shared = (copies, self.shared.doubt.clone());
-            let collective = local_peers::meet(&self.config, &formation, socket, shared, clock, on_stall, &failed)?;
+            let books = Books { copies, doubt: self.shared.doubt.clone(), traffic: self.shared.metrics.traffic() };
+            let collective = local_peers::meet(&self.config, &formation, socket, books, clock, on_stall, &failed)?;
             let first = self.shared.collective.set(collective).is_ok();
             assert!(first, "an engine starts once");
         }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::collective::{Collective, HostCollective, HostOptions, LocalRank, device_collective};
+use crate::collective::{Collective, HostCollective, HostOptions, LocalRank, Traffic, device_collective};
 use crate::config::{Config, LocalReduce};
 use crate::error::{Error, Result};
 use crate::local::{PrivateSocket, Segment};
@@ -43,6 +43,16 @@ pub(super) fn wiring(config: &Config) -> Result<Wiring> {
     Ok(Wiring { pcie_group, holds })
 }
 
+/// What the engine hears of the work of its machine's workers.
+pub(super) struct Books {
+    /// Counts copies.
+    pub(super) copies: Copies,
+    /// Whether memory may still be written.
+    pub(super) doubt: Doubt,
+    /// Counts what goes between devices.
+    pub(super) traffic: Traffic,
+}
+
 /// Meets the other workers of this machine.
 ///
 /// # Errors
@@ -51,7 +61,7 @@ pub(super) fn meet(
     config: &Config,
     formation: &Formation,
     socket: Option<PrivateSocket>,
-    (copies, doubt): (Copies, Doubt),
+    Books { copies, doubt, traffic }: Books,
     clock: Clock,
     on_stall: Box<dyn Fn(Stall) + Send>,
     failed: &dyn Fn() -> Option<Error>,
@@ -78,6 +88,7 @@ pub(super) fn meet(
         on_stall,
         oldest_every: config.oldest_every,
         copies,
+        traffic,
         devices: device_collective(config),
         doubt,
         clock: Arc::new(move || clock.now()),

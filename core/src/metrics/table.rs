@@ -177,6 +177,16 @@ metrics! {
         local_sums: Counter of Count;
         /// Bytes of these parts.
         local_bytes: Counter of Bytes;
+        /// Bytes of these parts that lie on devices, and that NCCL added so that every rank of the machine got the sums (`ncclAllReduce`).
+        nccl_all_reduce_bytes: Counter of Bytes, shared;
+        /// The same where each rank got an equal share of the sums (`ncclReduceScatter`).
+        nccl_reduce_scatter_bytes: Counter of Bytes, shared;
+        /// The same where one rank got the sum (`ncclReduce`).
+        nccl_reduce_bytes: Counter of Bytes, shared;
+        /// Bytes of sums that came from servers, and that the devices of a machine got from each other in equal shares (`ncclAllGather`).
+        nccl_all_gather_bytes: Counter of Bytes, shared;
+        /// Bytes that devices of a machine got from one of them (`ncclBroadcast`, `ncclSend`).
+        nccl_broadcast_bytes: Counter of Bytes, shared;
         /// Bytes copied from devices, to be sent.
         d2h_bytes: Counter of Bytes;
         /// Bytes of sums copied to devices.

@@ -6,21 +6,22 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::partition::{self, Item, LayoutConfig};
+use super::partition::{self, Item, LayoutConfig, Multiples};
 use super::placement::Placement;
 use crate::codec;
 use crate::error::{Error, Result};
-use crate::types::{PartId, PartLayout, Piece, ServerId, Span, TensorKey, TensorSpec};
+use crate::types::{Machines, PartId, PartLayout, Piece, ServerId, Span, TensorKey, TensorSpec};
 use crate::wire::limits::PARTS_MAX;
 
 /// Above this, the index of a part of a new tensor might not fit in 32 bits.
-const FIRST_INDEX_MAX: u32 = u32::MAX - PARTS_MAX as u32;
+const FIRST_INDEX_MAX: u32 = u32::MAX - PARTS_MAX as u32 - Machines::RANKS_MAX;
 
 /// Cuts, fuses and places tensors as they are declared.
 #[derive(Clone, Debug)]
 pub struct Layouter {
     config: LayoutConfig,
     placement: Placement,
+    turns: u64,
     /// The parts of each tensor, in the order of its bytes.
     tensors: BTreeMap<TensorKey, Vec<PartId>>,
     parts: BTreeMap<PartId, PartLayout>,
@@ -29,13 +30,14 @@ pub struct Layouter {
 }
 
 impl Layouter {
-    /// No tensors yet, on servers with these weights, by index.
+    /// No tensors yet, on servers with these weights, by index. The owners of parts come again after so many
+    /// [`turns`](Machines::turns).
     ///
     /// # Panics
     /// If a weight is negative or not finite, or none is positive.
-    pub fn new(config: LayoutConfig, weights: Vec<f64>) -> Self {
+    pub fn new(config: LayoutConfig, weights: Vec<f64>, turns: u64) -> Self {
         let placement = Placement::new(&weights);
-        Self { config, placement, tensors: BTreeMap::new(), parts: BTreeMap::new(), first_index: 0 }
+        Self { config, placement, turns, tensors: BTreeMap::new(), parts: BTreeMap::new(), first_index: 0 }
     }
 
     /// Every part that holds bytes of these tensors, in the order of `specs`. Each part is listed once. Tensors that are not known yet are
@@ -101,8 +103,8 @@ impl Layouter {
 
     fn draft(&self, fresh: &[(&TensorSpec, Item)], fuse: bool) -> Result<Vec<PartLayout>> {
         let items: Vec<Item> = fresh.iter().map(|(_, item)| *item).collect();
-        let shares = self.placement.shares();
-        let count = |item: &Item| u128::from(partition::part_count(item.bytes, item.dtype, shares, &self.config));
+        let multiples = Multiples { shares: self.placement.shares(), turns: self.turns };
+        let count = |item: &Item| u128::from(partition::part_count(item.bytes, item.dtype, multiples, &self.config));
         if items.iter().map(count).sum::<u128>() + self.parts.len() as u128 > PARTS_MAX as u128 {
             return Err(Error::Exhausted {
                 what: "parts of this job".to_owned(),
@@ -127,8 +129,8 @@ impl Layouter {
             let (spec, item) = fresh[group[0]];
             match group.as_slice() {
                 [_] => drafts.extend(
-                    (self.first_index..)
-                        .zip(partition::cut(item.bytes, item.dtype, shares, &self.config))
+                    (self.first_index_of(spec.key(), count(&item))..)
+                        .zip(partition::cut(item.bytes, item.dtype, multiples, &self.config))
                         .map(|(index, span)| draft(spec, index, vec![Piece { tensor: spec.key(), span }])),
                 ),
                 shared => {
@@ -141,6 +143,18 @@ impl Layouter {
             }
         }
         Ok(drafts)
+    }
+
+    /// The index of the first part of a tensor of so many parts. If they are blocks, the first owner of a machine owns the first part, and so
+    /// the owners of each block come in their order.
+    fn first_index_of(&self, key: TensorKey, parts: u128) -> u32 {
+        let turns = u128::from(self.turns);
+        if turns <= 1 || parts < turns || !parts.is_multiple_of(turns) {
+            return self.first_index;
+        }
+        let turn = (u128::from(key.0) + u128::from(self.first_index)) % turns;
+        let skipped = if turn == 0 { 0 } else { turns - turn };
+        self.first_index + u32::try_from(skipped).expect("fewer than RANKS_MAX")
     }
 
     fn place(&mut self, drafts: Vec<PartLayout>) {
@@ -172,7 +186,7 @@ mod tests {
     use super::*;
     use crate::pipeline::models;
     use crate::pipeline::placement::{HOT_SERVER_IMBALANCE, weights_for};
-    use crate::types::{DType, Encoding};
+    use crate::types::{DType, Encoding, View, WorkerId};
     use crate::wire::limits::PART_BYTES_MAX;
 
     #[test]
@@ -198,6 +212,37 @@ mod tests {
     }
 
     #[test]
+    fn real_models_load_servers_and_owners_evenly_where_ranks_take_turns() {
+        for (name, specs) in
+            [("ResNet-50", models::resnet50()), ("VGG-16", models::vgg16()), ("BERT-large", models::bert_large())]
+        {
+            for (servers, ranks) in [(2, 2), (3, 2), (2, 4), (3, 8), (4, 8), (16, 8)] {
+                let machines = Machines::of(&View::of_workers(&vec![(7, "a"); ranks as usize]));
+                assert_eq!(machines.turns(), u64::from(ranks));
+                let mut layouter =
+                    Layouter::new(LayoutConfig::default(), vec![1.0; servers as usize], machines.turns());
+                let parts = layouter.declare(&specs, true).unwrap();
+                let imbalance = layouter.placement().imbalance();
+                assert!(imbalance <= 1.05, "{name} over {servers} servers from {ranks} ranks: {imbalance}");
+                let mut blocks = 0;
+                for spec in &specs {
+                    let cut: Vec<&PartLayout> = layouter.parts_of(spec.key()).collect();
+                    if !cut.len().is_multiple_of(ranks as usize) {
+                        continue;
+                    }
+                    for (turn, part) in cut.iter().enumerate() {
+                        let owner = machines.owner(part.part, part.dtype, WorkerId(0));
+                        assert_eq!(owner.0, turn as u32 % ranks, "part {turn} of {}", spec.name);
+                    }
+                    blocks += cut.iter().map(|part| part.bytes()).sum::<u64>();
+                }
+                let all: u64 = parts.iter().map(PartLayout::bytes).sum();
+                println!("{name:<12}{servers:>3} servers, {ranks} ranks: {:.2} in blocks", blocks as f64 / all as f64);
+            }
+        }
+    }
+
+    #[test]
     fn a_large_tensor_is_spread_within_5_percent() {
         for servers in 2..=16 {
             let mut layouter = layouter(servers);
@@ -216,7 +261,7 @@ mod tests {
             for bytes in [64_000_000, 64 << 20, 100_000_004, 1 << 30] {
                 let weights = weights(n, k);
                 let total: f64 = weights.iter().sum();
-                let mut layouter = Layouter::new(LayoutConfig::default(), weights);
+                let mut layouter = Layouter::new(LayoutConfig::default(), weights, 1);
                 let parts = layouter.declare(&[tensor("w", bytes / 4)], false).unwrap();
                 let largest = parts.iter().map(PartLayout::bytes).max().unwrap() as f64;
                 for (index, load) in layouter.placement().loads().iter().enumerate() {
@@ -226,7 +271,7 @@ mod tests {
                 }
             }
         }
-        let mut layouter = Layouter::new(LayoutConfig::default(), weights(4, 2));
+        let mut layouter = Layouter::new(LayoutConfig::default(), weights(4, 2), 1);
         layouter.declare(&[tensor("w", 16_000_000)], false).unwrap();
         assert!(layouter.placement().imbalance() <= 1.001, "64 MB: {}", layouter.placement().imbalance());
     }
@@ -237,7 +282,7 @@ mod tests {
             [("ResNet-50", models::resnet50()), ("VGG-16", models::vgg16()), ("BERT-large", models::bert_large())]
         {
             for (n, k) in [(2, 1), (2, 2), (4, 1), (4, 2), (4, 3), (4, 4), (8, 2), (8, 5)] {
-                let mut layouter = Layouter::new(LayoutConfig::default(), weights(n, k));
+                let mut layouter = Layouter::new(LayoutConfig::default(), weights(n, k), 1);
                 layouter.declare(&specs, true).unwrap();
                 let imbalance = layouter.placement().imbalance();
                 println!("{name:<12}({n},{k}){imbalance:>10.4}");
@@ -326,11 +371,12 @@ mod tests {
         fn parts_tile_every_tensor_exactly(
             sizes in prop::collection::vec((0..200_000u64, prop::sample::select(DType::ALL.to_vec())), 0..40),
             servers in 1..9usize,
+            turns in 1..9u64,
             fuse: bool,
             splits in prop::collection::vec(1..10usize, 1..8),
         ) {
             let config = LayoutConfig { partition_bytes: 64 << 10, fuse_bytes: 8 << 10, part_bytes_min: 4 << 10 };
-            let mut layouter = Layouter::new(config, vec![1.0; servers]);
+            let mut layouter = Layouter::new(config, vec![1.0; servers], turns);
             let specs: Vec<TensorSpec> = sizes
                 .iter()
                 .enumerate()
@@ -362,7 +408,7 @@ mod tests {
     }
 
     fn layouter(servers: usize) -> Layouter {
-        Layouter::new(LayoutConfig::default(), vec![1.0; servers])
+        Layouter::new(LayoutConfig::default(), vec![1.0; servers], 1)
     }
 
     /// The weights of one server on the machine of each of `n` workers, and one server on each of `k` further machines.

@@ -7,7 +7,7 @@
 //! parts as the minimum size allows: the smaller the parts, the closer the loads are to the weights.
 
 use std::collections::BTreeMap;
-use std::num::NonZeroU64;
+use std::num::{NonZeroU32, NonZeroU64};
 
 use crate::types::{DType, Encoding, Span, span};
 use crate::wire::limits::PART_BYTES_MAX;
@@ -33,26 +33,56 @@ impl Default for LayoutConfig {
     }
 }
 
-/// The number of parts of a tensor of `bytes` bytes; 0 for an empty tensor. A multiple of `shares` parts loads the servers by their
-/// weights. For equal servers, `shares` is the number of servers.
-pub fn part_count(bytes: u64, dtype: DType, shares: u64, config: &LayoutConfig) -> u64 {
-    let align = align(dtype);
-    let units = bytes.div_ceil(align);
-    let units_max = (config.partition_bytes.min(PART_BYTES_MAX) / align).max(1);
-    let units_min = (config.part_bytes_min / align).max(1);
-    let fewest = units.div_ceil(units_max);
-    if fewest <= 1 {
-        return fewest;
-    }
-    let most = units / units_min;
-    fewest.next_multiple_of(shares.max(1)).min(most).max(fewest)
+/// Numbers of which the number of parts of a tensor should be a multiple.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Multiples {
+    /// Equal shares that give each server its weight. For equal servers, their number.
+    pub shares: u64,
+    /// The parts of a block; see [`Machines::turns`](crate::types::Machines::turns).
+    pub turns: u64,
 }
 
-/// The parts of a tensor: [`part_count`] spans that tile it, as equal as alignment allows.
-pub fn cut(bytes: u64, dtype: DType, shares: u64, config: &LayoutConfig) -> impl Iterator<Item = Span> {
-    let parts = NonZeroU64::new(part_count(bytes, dtype, shares, config));
-    let align = NonZeroU64::new(align(dtype)).expect("elements have bytes");
-    parts.into_iter().flat_map(move |parts| span::tile(bytes, parts, align))
+/// The number of parts of a tensor of `bytes` bytes; 0 for an empty tensor.
+pub fn part_count(bytes: u64, dtype: DType, multiples: Multiples, config: &LayoutConfig) -> u64 {
+    let (shares, turns) = (multiples.shares.max(1), multiples.turns.max(1));
+    let units = bytes.div_ceil(align(dtype));
+    let at_least = |bytes: u64| units / (bytes / align(dtype)).max(1);
+    let (fewest, most) = (units.div_ceil(units_max(dtype, config)), at_least(config.part_bytes_min));
+    // Where parts are small by choice, those of blocks may be smaller.
+    let most_in_blocks = at_least(config.part_bytes_min.min(config.partition_bytes / 8));
+    let multiple_of = |number: u64| Some(fewest.next_multiple_of(number)).filter(|parts| *parts <= most_in_blocks);
+    // A tensor that fits a part is not cut for the sake of servers, because there are other tensors for the others.
+    let both = if fewest > 1 { multiple_of(span::lcm(shares, turns)) } else { None };
+    match both.or_else(|| multiple_of(turns)) {
+        Some(parts) if turns > 1 => parts,
+        _ if fewest <= 1 => fewest,
+        _ => fewest.next_multiple_of(shares).min(most).max(fewest),
+    }
+}
+
+/// The parts of a tensor: [`part_count`] spans that tile it, as equal as alignment allows, in blocks if their number is a multiple of the
+/// turns.
+pub fn cut(bytes: u64, dtype: DType, multiples: Multiples, config: &LayoutConfig) -> impl Iterator<Item = Span> {
+    let parts = part_count(bytes, dtype, multiples, config);
+    let turns = if parts.is_multiple_of(multiples.turns.max(1)) { multiples.turns.max(1) } else { 1 };
+    let unit = NonZeroU64::new(align(dtype)).expect("elements have bytes");
+    let several = NonZeroU32::new(u32::try_from(turns).expect("at most RANKS_MAX")).expect("at least 1");
+    let largest = units_max(dtype, config) * unit.get();
+    let blocks = NonZeroU64::new(parts / turns).into_iter();
+    let blocks = blocks.flat_map(move |blocks| span::tile(bytes, blocks, unit.saturating_mul(several.into())));
+    blocks.flat_map(move |block| {
+        let shards = span::shards(block.bytes, several, unit);
+        // The last part has what does not divide, unless it is too large then.
+        let equal =
+            (0..several.get()).filter(move |_| shards.each + shards.tail <= largest).map(move |turn| shards.of(turn));
+        let uneven = span::tile(block.bytes, several.into(), unit).filter(move |_| shards.each + shards.tail > largest);
+        equal.chain(uneven).map(move |part| Span { offset: block.offset + part.offset, ..part })
+    })
+}
+
+/// The most aligned units of a part.
+fn units_max(dtype: DType, config: &LayoutConfig) -> u64 {
+    (config.partition_bytes.min(PART_BYTES_MAX) / align(dtype)).max(1)
 }
 
 /// A tensor that is about to be laid out.
@@ -105,15 +135,15 @@ mod tests {
 
     #[test]
     fn a_tensor_up_to_a_part_is_not_cut() {
-        assert_eq!(part_count(0, DType::F32, 16, &LayoutConfig::default()), 0);
-        assert_eq!(part_count(1, DType::U8, 16, &LayoutConfig::default()), 1);
-        assert_eq!(part_count(4 << 20, DType::F32, 16, &LayoutConfig::default()), 1);
+        assert_eq!(part_count(0, DType::F32, servers(16), &LayoutConfig::default()), 0);
+        assert_eq!(part_count(1, DType::U8, servers(16), &LayoutConfig::default()), 1);
+        assert_eq!(part_count(4 << 20, DType::F32, servers(16), &LayoutConfig::default()), 1);
     }
 
     #[test]
     fn vgg16_fc6_is_even_over_16_servers() {
         let bytes = 25_088 * 4096 * 4;
-        let parts: Vec<Span> = cut(bytes, DType::F32, 16, &LayoutConfig::default()).collect();
+        let parts: Vec<Span> = cut(bytes, DType::F32, servers(16), &LayoutConfig::default()).collect();
         assert_eq!(parts.len(), 112, "7 for each of 16 servers");
         assert!(parts.iter().all(|part| part.bytes.abs_diff(bytes / 112) <= 256));
     }
@@ -121,8 +151,12 @@ mod tests {
     #[test]
     fn parts_are_not_made_tiny_to_be_even() {
         let just_two_parts = (4 << 20) + 256;
-        assert_eq!(part_count(just_two_parts, DType::F32, 8, &LayoutConfig::default()), 8, "512 KiB each");
-        assert_eq!(part_count(just_two_parts, DType::F32, 9, &LayoutConfig::default()), 8, "one server goes without");
+        assert_eq!(part_count(just_two_parts, DType::F32, servers(8), &LayoutConfig::default()), 8, "512 KiB each");
+        assert_eq!(
+            part_count(just_two_parts, DType::F32, servers(9), &LayoutConfig::default()),
+            8,
+            "one server goes without"
+        );
     }
 
     #[test]
@@ -138,20 +172,52 @@ mod tests {
         assert_eq!(fuse(&[f32(4096); 1000], &LayoutConfig::default()).len(), 1);
     }
 
+    #[test]
+    fn the_parts_of_a_block_are_equal_and_what_does_not_divide_is_in_the_last() {
+        let config = LayoutConfig::default();
+        for turns in [2, 3, 4, 8] {
+            for bytes in [turns * (512 << 10), 9_437_184, 8_192_000, 411_041_792, 100_000_004, 64 << 20] {
+                let parts: Vec<Span> = cut(bytes, DType::F32, Multiples { shares: 3, turns }, &config).collect();
+                if bytes < turns * config.part_bytes_min {
+                    continue;
+                }
+                assert!(parts.len().is_multiple_of(turns as usize), "{} parts of {bytes} bytes", parts.len());
+                for (index, block) in parts.chunks(turns as usize).enumerate() {
+                    let (last, others) = block.split_last().unwrap();
+                    assert!(others.iter().all(|part| part.bytes == others[0].bytes), "{turns} turns of {bytes} bytes");
+                    let tail = last.bytes - others[0].bytes;
+                    let is_last = (index + 1) * turns as usize == parts.len();
+                    assert!(if is_last { tail < turns * 256 } else { tail == 0 }, "a tail of {tail} bytes");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_part_is_not_cut_for_a_block_of_tiny_parts() {
+        let eight = Multiples { shares: 2, turns: 8 };
+        assert_eq!(part_count(4 << 20, DType::F32, eight, &LayoutConfig::default()), 8, "512 KiB each");
+        assert_eq!(part_count((4 << 20) - 256, DType::F32, eight, &LayoutConfig::default()), 1);
+        assert_eq!(part_count(5 << 20, DType::F32, Multiples { shares: 3, turns: 8 }, &LayoutConfig::default()), 8);
+        assert_eq!(part_count(64 << 20, DType::F32, Multiples { shares: 3, turns: 8 }, &LayoutConfig::default()), 24);
+    }
+
     proptest! {
         #[test]
         fn parts_tile_a_tensor_within_bounds(
             elements in 0..1u64 << 34,
             dtype in prop::sample::select(DType::ALL.to_vec()),
             shares in 0..65u64,
+            turns in 1..65u64,
             partition_bytes in 1u64 << 16..1 << 27,
             part_bytes_min in 0..1u64 << 20,
         ) {
             let config = LayoutConfig { partition_bytes, fuse_bytes: 0, part_bytes_min };
+            let multiples = Multiples { shares, turns };
             let bytes = elements * dtype.bytes();
             let mut end = 0;
             let mut count = 0;
-            for part in cut(bytes, dtype, shares, &config) {
+            for part in cut(bytes, dtype, multiples, &config) {
                 prop_assert_eq!(part.offset, end);
                 prop_assert_eq!(part.offset % align(dtype), 0);
                 prop_assert!(part.bytes > 0 && part.bytes <= partition_bytes.min(PART_BYTES_MAX));
@@ -159,7 +225,7 @@ mod tests {
                 count += 1;
             }
             prop_assert_eq!(end, bytes);
-            prop_assert_eq!(count, part_count(bytes, dtype, shares, &config));
+            prop_assert_eq!(count, part_count(bytes, dtype, multiples, &config));
         }
 
         #[test]
@@ -175,6 +241,10 @@ mod tests {
                 prop_assert!(group.iter().map(|position| items[*position].bytes).sum::<u64>() <= 1000);
             }
         }
+    }
+
+    fn servers(shares: u64) -> Multiples {
+        Multiples { shares, turns: 1 }
     }
 
     fn f32(bytes: u64) -> Item {

@@ -10,6 +10,7 @@
 
 use std::collections::BTreeMap;
 
+use super::span::lcm;
 use super::{DType, MachineId, Member, Op, PartId, View, WorkerId};
 
 /// The workers of a job by machine.
@@ -30,6 +31,8 @@ struct Team {
     ranks: Vec<WorkerId>,
     /// The same ranks by PCIe group. There is one group of all ranks if their devices need no grouping.
     groups: Vec<Group>,
+    /// After so many parts, the holders of each group come again.
+    round: u64,
 }
 
 /// The workers of a team whose devices are in one PCIe group.
@@ -112,7 +115,7 @@ impl Machines {
     /// The worker that has the sum of a part over the PCIe group of `worker`. It may be `worker` itself.
     pub fn holder(&self, part: PartId, dtype: DType, worker: WorkerId) -> WorkerId {
         match self.team_with(worker) {
-            Some(team) if dtype != DType::F16 => team.group_of(worker).holder(team.turn(part).1),
+            Some(team) if dtype != DType::F16 => team.group_of(worker).holder(team.turn(part)),
             Some(_) | None => worker,
         }
     }
@@ -141,6 +144,16 @@ impl Machines {
         }
     }
 
+    /// After so many parts of a tensor, the owners come again in the same order, on every machine and in every PCIe group. 1 if all workers
+    /// reduce alone. If the machines differ so much that it would be more than [`RANKS_MAX`](Self::RANKS_MAX), that of the largest one.
+    pub fn turns(&self) -> u64 {
+        let common = self.teams.iter().fold(1, |turns, team| lcm(turns, team.turns()));
+        match common <= u64::from(Self::RANKS_MAX) {
+            true => common,
+            false => self.teams.iter().map(Team::turns).max().unwrap_or(1),
+        }
+    }
+
     fn team_with(&self, worker: WorkerId) -> Option<&Team> {
         self.team_of.get(&worker).map(|place| &self.teams[*place])
     }
@@ -154,8 +167,9 @@ impl Team {
         for member in &members {
             by_group.entry(if is_told { member.process.wiring.pcie_group } else { 0 }).or_default().push(member);
         }
-        let groups = by_group.into_values().map(|members| Group::of(&members)).collect();
-        Self { ranks: members.into_iter().map(worker).collect(), groups }
+        let groups: Vec<Group> = by_group.into_values().map(|members| Group::of(&members)).collect();
+        let round = groups.iter().fold(1, |round, group| lcm(round, group.roots.len() as u64));
+        Self { ranks: members.into_iter().map(worker).collect(), groups, round }
     }
 
     fn group_of(&self, worker: WorkerId) -> &Group {
@@ -163,24 +177,28 @@ impl Team {
         self.groups.iter().find(of).expect("every worker of a team is of one of its groups")
     }
 
-    /// The index of the group that has the owner of a part, and the number of earlier turns of each group. The parts of one tensor are
-    /// distributed in turn. The parts of small tensors are spread by the hash of their names.
-    fn turn(&self, part: PartId) -> (usize, u64) {
-        let holders: usize = self.groups.iter().map(|group| group.roots.len()).sum();
-        let turn = part.key.0 % holders as u64 + u64::from(part.index);
-        let groups = self.groups.len() as u64;
-        (usize::try_from(turn % groups).expect("below RANKS_MAX"), turn / groups)
+    /// As [`Machines::turns`], of this team alone.
+    fn turns(&self) -> u64 {
+        self.round * self.groups.len() as u64
+    }
+
+    /// The turn of a part. The parts of one tensor are distributed in turn. The parts of small tensors are spread by the hash of their
+    /// names.
+    fn turn(&self, part: PartId) -> u64 {
+        part.key.0 % self.turns() + u64::from(part.index)
     }
 
     /// The holders of a part, by group.
     fn holders(&self, part: PartId) -> impl Iterator<Item = WorkerId> {
-        let (_, turn) = self.turn(part);
+        let turn = self.turn(part);
         self.groups.iter().map(move |group| group.holder(turn))
     }
 
+    /// A group has the owners of a whole round, so that the holders of each group follow each other.
     fn owner(&self, part: PartId) -> WorkerId {
-        let (group, turn) = self.turn(part);
-        self.groups[group].holder(turn)
+        let turn = self.turn(part);
+        let group = turn / self.round % self.groups.len() as u64;
+        self.groups[usize::try_from(group).expect("below RANKS_MAX")].holder(turn)
     }
 }
 
@@ -245,6 +263,26 @@ mod tests {
             owners.iter().for_each(|owner| owned[owner.0 as usize] += 1);
         }
         assert_eq!(owned, [200, 200, 200, 600, 300, 300]);
+    }
+
+    #[test]
+    fn after_the_turns_the_owners_come_again_on_every_machine() {
+        let table: [(&[Place], u64); 4] = [
+            (&[(7, "a"), (8, "b")], 1),
+            (&[(7, "a"), (7, "b"), (8, "c"), (8, "d")], 2),
+            (&[(7, "a"), (7, "b"), (8, "c"), (8, "d"), (8, "e")], 6),
+            (&[(7, "a"), (7, "b"), (7, "c"), (8, "d")], 3),
+        ];
+        for (members, turns) in table {
+            assert_eq!(machines(members).turns(), turns, "{members:?}");
+        }
+        // Two groups of two: their turns come in between.
+        assert_eq!(wired(&[1, 1, 2, 2], &[]).turns(), 4);
+        let many: Vec<Place> = [(7, 8), (8, 9), (9, 5)]
+            .into_iter()
+            .flat_map(|(machine, ranks)| (0..ranks).map(move |_| (machine, "a")))
+            .collect();
+        assert_eq!(machines(&many).turns(), 9, "360 would be too many");
     }
 
     #[test]

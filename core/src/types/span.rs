@@ -51,6 +51,15 @@ impl Shards {
     }
 }
 
+/// The least common multiple of two numbers above zero.
+pub fn lcm(a: u64, b: u64) -> u64 {
+    let (mut divisor, mut rest) = (a, b);
+    while rest > 0 {
+        (divisor, rest) = (rest, divisor % rest);
+    }
+    a / divisor * b
+}
+
 /// Tiles `bytes` bytes with `parts` spans that differ by at most `align`, each but the last a multiple of `align`.
 pub fn tile(bytes: u64, parts: NonZeroU64, align: NonZeroU64) -> impl Iterator<Item = Span> {
     let units = bytes.div_ceil(align.get());

@@ -9,7 +9,7 @@ use std::time::Duration;
 use gradlane_core::error::{Claim, Error, Result};
 use gradlane_core::pipeline::{LayoutConfig, Layouter, Placement, weights_for};
 use gradlane_core::types::{
-    MachineId, Member, PartId, PartLayout, TensorKey, TensorSpec, Time, View, WorkerId, WorkerSet,
+    MachineId, Machines, Member, PartId, PartLayout, TensorKey, TensorSpec, Time, View, WorkerId, WorkerSet,
 };
 use gradlane_core::wire::limits;
 
@@ -52,7 +52,8 @@ pub(super) struct Ended {
 impl Registry {
     /// An empty registry over the servers of `view`.
     pub(super) fn new(config: LayoutConfig, view: &View, quiet: Duration) -> Self {
-        Self { layouter: Layouter::new(config, weights(view)), tensors: BTreeMap::new(), quiet, warn_at: None }
+        let layouter = Layouter::new(config, weights(view), Machines::of(view).turns());
+        Self { layouter, tensors: BTreeMap::new(), quiet, warn_at: None }
     }
 
     /// The tensors and the server of each part.

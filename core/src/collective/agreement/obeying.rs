@@ -55,7 +55,7 @@ impl<L> Agreement<L> {
                     (None, Some(error)) => self.end(pending, error),
                     (None, None) => {
                         let dataflow = self.share(&pending.wish).expect("looked at when it was accepted");
-                        self.acts.push_back(Act::Run { claim, weights, dataflow, load: pending.load });
+                        self.acts.push_back(Act::Run { slot, claim, weights, dataflow, load: pending.load });
                     }
                 }
             }

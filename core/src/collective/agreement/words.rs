@@ -69,6 +69,8 @@ pub enum Announcement {
 pub enum Act<L> {
     /// All ranks do this now. Begin it after the acts before it. Acts of one group, which are on devices, begin together.
     Run {
+        /// The operation.
+        slot: Slot,
         /// The claim on which all ranks agree.
         claim: Claim,
         /// The weight of each rank of the machine.

@@ -306,10 +306,10 @@ impl Driver {
                     let (weights, source, destination) = (Vec::new(), Vec::new(), Vec::new());
                     self.start(now, Part { claim, weights, dataflow, failure, source, destination }, done);
                 }
-                Act::Run { claim, weights, dataflow, load } => {
+                Act::Run { slot, claim, weights, dataflow, load } => {
                     let (source, destination, done) = match load {
                         Some(Load { memory: Memory::Device(memory), done }) => {
-                            self.gathered.push((Ordered { dataflow, claim, weights, memory }, done));
+                            self.gathered.push((Ordered { slot, dataflow, claim, weights, memory }, done));
                             continue;
                         }
                         Some(Load { memory: Memory::Host { source, destination }, done }) => {

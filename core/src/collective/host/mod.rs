@@ -107,7 +107,7 @@ impl HostCollective {
         let is_cramped = cores < options.ranks.len();
         let HostOptions { ranks, me, group, join_timeout, step_timeout, stall_warn, on_stall, oldest_every, .. } =
             options;
-        let HostOptions { copies, devices, doubt, clock, .. } = options;
+        let HostOptions { copies, traffic, devices, doubt, clock, .. } = options;
         let scratch = Scratch::new(board.layout.slice, copies);
         let place = group.iter().position(|rank| *rank == me).expect("it is of its own group");
         let team = || Team {
@@ -117,6 +117,7 @@ impl HostCollective {
             join_timeout,
             step_timeout,
             doubt: doubt.clone(),
+            traffic: traffic.clone(),
             clock: Arc::clone(&clock),
         };
         let queue = match devices {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::collective::{LocalRank, MakeDeviceCollective};
+use crate::collective::{LocalRank, MakeDeviceCollective, Traffic};
 use crate::error::Result;
 use crate::local::PrivateSocket;
 use crate::mem::{Copies, Doubt};
@@ -37,6 +37,8 @@ pub struct HostOptions {
     pub oldest_every: u32,
     /// Counts the bytes that are copied into shared memory.
     pub copies: Copies,
+    /// Counts the bytes that go between devices.
+    pub traffic: Traffic,
     /// Makes the transport for device memory. If there is none, this is the error for callers that submit an operation on device memory.
     pub devices: Result<MakeDeviceCollective>,
     /// Raised as long as a device may still write memory of an operation that was reported.

@@ -5,7 +5,7 @@ use half::{bf16, f16};
 
 use super::*;
 use crate::collective::order::Claim;
-use crate::collective::{Goal, LocalRank, Memory};
+use crate::collective::{Goal, LocalRank, Memory, Traffic};
 use crate::local::PrivateSocket;
 use crate::mem::borrow::region_of;
 use crate::mem::{Copies, Doubt, Region};
@@ -279,6 +279,7 @@ fn a_stranger_that_connects_is_refused_and_a_rank_that_does_not_come_is_named() 
         on_stall: Box::new(|_| ()),
         oldest_every: 16,
         copies: Copies::default(),
+        traffic: Traffic::default(),
         devices: Err(no_devices()),
         doubt: Doubt::default(),
         clock: clock().0,
@@ -415,6 +416,7 @@ impl Machine {
                 on_stall: Box::new(|_| ()),
                 oldest_every: 16,
                 copies: Copies::default(),
+                traffic: Traffic::default(),
                 devices: devices(me),
                 doubt: Doubt::default(),
                 clock: Arc::clone(&clock),

@@ -34,6 +34,13 @@ pub(super) struct Call {
     pub(super) divisor: Option<u32>,
 }
 
+impl Call {
+    /// The bytes that it reads.
+    pub(super) fn bytes(&self) -> u64 {
+        self.memory.source.iter().map(|run| run.len() as u64).sum()
+    }
+}
+
 // SAFETY: a communicator may be used by any thread of its process, by one at a time (NCCL user guide, "Thread Safety"); it is moved and
 // never shared.
 unsafe impl Send for Comm {}
@@ -147,35 +154,46 @@ impl Comm {
     ) -> Result<()> {
         let table = &self.library.table;
         let (from, to): (*const c_void, *mut c_void) = (address(source).cast_const(), address(destination));
-        let len = source.len() / usize::try_from(dtype.bytes()).expect("at most 8");
-        let (dtype, comm, stream) = (data_type(dtype), self.raw, stream.raw().cast::<_>() as cudaStream_t);
+        let (len, comm, stream) = (elements(source, dtype), self.raw, stream.raw().cast::<_>() as cudaStream_t);
+        let kind = data_type(dtype);
         match step {
             Step::AllReduce(reduction) => {
                 let op = operator(reduction);
                 // SAFETY: the submitter of the memory promised that it is valid memory of this device until the operation reports, which it
                 // does once the stream has come so far; the communicator and the stream live.
-                let code = unsafe { (table.all_reduce)(from, to, len, dtype, op, comm, stream) };
+                let code = unsafe { (table.all_reduce)(from, to, len, kind, op, comm, stream) };
                 self.checked("ncclAllReduce", code)
             }
             Step::Reduce { reduction, root } => {
                 let op = operator(reduction);
                 // SAFETY: as above. What comes of it is written at the root only.
-                let code = unsafe { (table.reduce)(from, to, len, dtype, op, count(root), comm, stream) };
+                let code = unsafe { (table.reduce)(from, to, len, kind, op, count(root), comm, stream) };
                 self.checked("ncclReduce", code)
+            }
+            Step::ReduceScatter(reduction) => {
+                let (op, each) = (operator(reduction), elements(destination, dtype));
+                // SAFETY: as above. The source has a share for each rank, as it was made.
+                let code = unsafe { (table.reduce_scatter)(from, to, each, kind, op, comm, stream) };
+                self.checked("ncclReduceScatter", code)
+            }
+            Step::AllGather => {
+                // SAFETY: as above. The destination has a share for each rank, as it was made.
+                let code = unsafe { (table.all_gather)(from, to, len, kind, comm, stream) };
+                self.checked("ncclAllGather", code)
             }
             Step::Broadcast { root } => {
                 // SAFETY: as above. The source is read at the root only.
-                let code = unsafe { (table.broadcast)(from, to, len, dtype, count(root), comm, stream) };
+                let code = unsafe { (table.broadcast)(from, to, len, kind, count(root), comm, stream) };
                 self.checked("ncclBroadcast", code)
             }
             Step::Send { to } => {
                 // SAFETY: as above.
-                let code = unsafe { (table.send)(from, len, dtype, count(to), comm, stream) };
+                let code = unsafe { (table.send)(from, len, kind, count(to), comm, stream) };
                 self.checked("ncclSend", code)
             }
             Step::Receive { from } => {
                 // SAFETY: as above.
-                let code = unsafe { (table.receive)(to, len, dtype, count(from), comm, stream) };
+                let code = unsafe { (table.receive)(to, len, kind, count(from), comm, stream) };
                 self.checked("ncclRecv", code)
             }
             Step::Keep | Step::Nothing => Ok(()),
@@ -261,6 +279,10 @@ fn config() -> ncclConfig_t {
 fn address(region: &DeviceRegion) -> *mut c_void {
     // An address of the device, which the host does not access.
     ptr::without_provenance_mut(usize::try_from(region.address()).expect("an address is a pointer"))
+}
+
+fn elements(region: &DeviceRegion, dtype: DType) -> usize {
+    region.len() / usize::try_from(dtype.bytes()).expect("at most 8")
 }
 
 fn count(number: usize) -> c_int {

@@ -3,13 +3,16 @@
 
 use std::num::NonZeroU64;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use super::comm::{Call, Comm, ID_BYTES, copy_within, unique_id};
+use super::blocks;
+use super::comm::{Call, Comm, copy_within, unique_id};
 use super::library::Library;
+use super::notice::Notice;
 use super::program::{self, Step};
 use super::work::{ABORT_PATIENCE, FINALIZE_PATIENCE, Flying, GRACE, LOCK, LOOK, Work};
-use crate::collective::{DeviceMemory, Ordered, Team};
+use crate::collective::{DeviceMemory, Ordered, Team, Traffic};
 use crate::cuda::{Context, Event, Kernels, Reaper, Stream, name};
 use crate::error::{Error, Result};
 use crate::mem::DeviceRegion;
@@ -147,11 +150,23 @@ impl Issuer {
             self.meet()?;
         }
         let (mut steps, mut calls) = (Vec::new(), Vec::new());
-        for ordered in group {
-            let step = program::step(ordered.dataflow, &ordered.claim, self.work.team.me);
-            steps.push(step);
-            calls.extend(self.prepare(lines, step, ordered)?);
+        let (me, lengths) = (self.work.team.me, blocks::lengths(&group, self.work.team.ranks));
+        let mut rest = group.into_iter();
+        for length in lengths {
+            let mut run = Vec::new();
+            for ordered in rest.by_ref().take(length) {
+                let step = program::step(ordered.dataflow, &ordered.claim, me);
+                steps.push(step);
+                run.extend(self.prepare(lines, step, ordered)?);
+            }
+            if length > 1 {
+                run = blocks::join(run, me)?;
+                let begun = steps.len() - length;
+                steps[begun..].fill(run[0].step);
+            }
+            calls.extend(run);
         }
+        self.count(&calls);
         if !calls.is_empty() {
             self.with_comm(|comm| comm.call(&calls, &lines.stream))?;
             // Until NCCL has settled, its work is not on the stream, and an event would come too early.
@@ -171,7 +186,7 @@ impl Issuer {
 
     /// Puts the local work of an operation on the stream; returns the calls of NCCL that are left.
     fn prepare(&self, lines: &Lines, step: Step, ordered: Ordered) -> Result<Option<Call>> {
-        let Ordered { dataflow, claim, weights, memory } = ordered;
+        let Ordered { dataflow, claim, weights, memory, .. } = ordered;
         if step == Step::Nothing {
             return Ok(None);
         }
@@ -190,6 +205,23 @@ impl Issuer {
             None => memory,
         };
         Ok(Some(Call { step, dtype: claim.dtype, memory, divisor }))
+    }
+
+    /// Counts the bytes of the operations.
+    fn count(&self, calls: &[Call]) {
+        let (Traffic { all_reduce, reduce_scatter, reduce, all_gather, broadcast }, ranks) =
+            (&self.work.team.traffic, self.work.team.ranks as u64);
+        for call in calls {
+            let (counter, bytes) = match call.step {
+                Step::AllReduce(_) => (all_reduce, call.bytes()),
+                Step::ReduceScatter(_) => (reduce_scatter, call.bytes()),
+                Step::Reduce { .. } => (reduce, call.bytes()),
+                Step::AllGather => (all_gather, call.bytes() * ranks),
+                Step::Broadcast { .. } | Step::Send { .. } | Step::Receive { .. } => (broadcast, call.bytes()),
+                Step::Keep | Step::Nothing => continue,
+            };
+            counter.fetch_add(bytes, Ordering::Relaxed);
+        }
     }
 
     /// Records that the group is on the stream, or done if there was no work.
@@ -227,16 +259,17 @@ impl Issuer {
         let device = self.context.device();
         let id = if *me == 0 {
             let id = unique_id(&self.library, device)?;
-            bulletin.post(&id);
+            bulletin.post(&Notice { id, version: self.library.version }.bytes());
             id
         } else {
             let notice = bulletin.read(*join_timeout, &|| self.work.is_over());
-            let id: Option<[u8; ID_BYTES]> = notice.and_then(|notice| notice.try_into().ok());
-            id.ok_or_else(|| Error::Device {
+            let notice = notice.and_then(|notice| Notice::read(&notice)).ok_or_else(|| Error::Device {
                 device: name(device),
                 what: "meeting the devices of this machine".to_owned(),
                 cause: format!("the first worker of the machine did not begin to connect within {join_timeout:?}"),
-            })?
+            })?;
+            notice.check(&self.library)?;
+            notice.id
         };
         let mut comm = self.work.comm.lock().expect(LOCK);
         if self.work.is_over() {
@@ -333,6 +366,8 @@ fn what_of(steps: &[Step]) -> &'static str {
 const fn what(step: Step) -> &'static str {
     match step {
         Step::AllReduce(_) => "ncclAllReduce",
+        Step::ReduceScatter(_) => "ncclReduceScatter",
+        Step::AllGather => "ncclAllGather",
         Step::Reduce { .. } => "ncclReduce",
         Step::Broadcast { .. } => "ncclBroadcast",
         Step::Send { .. } => "ncclSend",

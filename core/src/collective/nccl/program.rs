@@ -22,6 +22,10 @@ use crate::types::{DType, Op};
 pub(super) enum Step {
     /// `ncclAllReduce`.
     AllReduce(Reduction),
+    /// `ncclReduceScatter`, in equal shares.
+    ReduceScatter(Reduction),
+    /// `ncclAllGather` of equal shares.
+    AllGather,
     /// `ncclReduce` to a position.
     Reduce {
         reduction: Reduction,

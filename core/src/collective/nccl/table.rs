@@ -61,6 +61,8 @@ calls! {
     group_end = "ncclGroupEnd": fn() -> Code;
     all_reduce = "ncclAllReduce": fn(*const c_void, *mut c_void, usize, u32, u32, ncclComm_t, cudaStream_t) -> Code;
     reduce = "ncclReduce": fn(*const c_void, *mut c_void, usize, u32, u32, c_int, ncclComm_t, cudaStream_t) -> Code;
+    reduce_scatter = "ncclReduceScatter": fn(*const c_void, *mut c_void, usize, u32, u32, ncclComm_t, cudaStream_t) -> Code;
+    all_gather = "ncclAllGather": fn(*const c_void, *mut c_void, usize, u32, ncclComm_t, cudaStream_t) -> Code;
     broadcast = "ncclBroadcast": fn(*const c_void, *mut c_void, usize, u32, c_int, ncclComm_t, cudaStream_t) -> Code;
     send = "ncclSend": fn(*const c_void, usize, u32, c_int, ncclComm_t, cudaStream_t) -> Code;
     receive = "ncclRecv": fn(*mut c_void, usize, u32, c_int, ncclComm_t, cudaStream_t) -> Code;

@@ -51,7 +51,7 @@ impl WorkerProcess {
     pub(super) fn begin(&mut self, context: &mut Context, act: Act<Load>) {
         let near = self.neighbours.as_mut().expect("it has agreed on something");
         let (place, claim, weights, dataflow, failure, load) = match act {
-            Act::Run { claim, weights, dataflow, load } => (claim.device, claim, weights, dataflow, None, load),
+            Act::Run { claim, weights, dataflow, load, .. } => (claim.device, claim, weights, dataflow, None, load),
             // The way of the host, whatever the memory is, and without it.
             Act::Tell { claim, from, failure, load } => {
                 let dataflow = Dataflow::Show { from, taker: None };

@@ -1,0 +1,243 @@
+//! Blocks: operations of a group that one call carries out for all of them.
+//!
+//! A block is one part for each rank. The parts follow each other in a tensor, are equally long, and go to the ranks in their order. So one
+//! `ncclReduceScatter` reduces all of them in place, and one `ncclAllGather` brings their sums back. NCCL has fast algorithms for these two,
+//! while `ncclReduce` and `ncclBroadcast` send everything along one ring, from rank to rank. Layout and order make blocks the normal case.
+//! The last part of a tensor may be longer. Its end, the *tail*, is a call of its own.
+//!
+//! Whether operations are a block depends on their parts, lengths and dataflows alone. These are equal on all ranks; addresses are not.
+
+use super::comm::Call;
+use super::program::Step;
+use crate::collective::{Dataflow, DeviceMemory, Ordered};
+use crate::error::{Error, Result};
+use crate::mem::DeviceRegion;
+use crate::types::Span;
+
+/// Divides a group into runs that go together, and returns their lengths: `ranks` for a block, 1 for any other operation.
+pub(super) fn lengths(group: &[Ordered], ranks: usize) -> Vec<usize> {
+    let (mut lengths, mut rest) = (Vec::new(), group);
+    while !rest.is_empty() {
+        let length = if rest.get(..ranks).is_some_and(is_block) { ranks } else { 1 };
+        lengths.push(length);
+        rest = &rest[length..];
+    }
+    lengths
+}
+
+/// Whether these operations, one for each rank, are a block.
+fn is_block(run: &[Ordered]) -> bool {
+    let [first, rest @ ..] = run else { return false };
+    let goes_to = |rank: usize, dataflow: Dataflow| match (first.dataflow, dataflow) {
+        (Dataflow::Reduce { taker: Some(_), .. }, Dataflow::Reduce { taker, .. }) => taker == Some(rank),
+        (Dataflow::Show { taker: None, .. }, Dataflow::Show { from, taker: None }) => from == rank,
+        _ => false,
+    };
+    let ((part, round), each) = (first.slot, first.claim.bytes);
+    let follows = |(index, next): (usize, &Ordered)| {
+        let (other, other_round) = next.slot;
+        let is_next = other.key == part.key && u64::from(other.index) == u64::from(part.index) + index as u64;
+        let is_long = if index + 1 == run.len() { next.claim.bytes >= each } else { next.claim.bytes == each };
+        let is_alike = (next.claim.dtype, next.claim.op) == (first.claim.dtype, first.claim.op);
+        is_next && other_round == round && is_long && is_alike && goes_to(index, next.dataflow)
+    };
+    !rest.is_empty() && each > 0 && goes_to(0, first.dataflow) && (1..).zip(rest).all(follows)
+}
+
+/// The calls for a block, from those for its operations: one for all, and one for the tail if there is one. `me` is this rank.
+///
+/// # Errors
+/// [`Error::Internal`] if the parts do not follow each other in this rank's memory.
+pub(super) fn join(mut calls: Vec<Call>, me: usize) -> Result<Vec<Call>> {
+    let each = calls[0].bytes();
+    let (dtype, divisor) = (calls[0].dtype, None);
+    let step = match calls[0].step {
+        Step::Reduce { reduction, .. } => Step::ReduceScatter(reduction),
+        _ => Step::AllGather,
+    };
+    let share = Span { offset: 0, bytes: each };
+    let all = Span { offset: 0, bytes: each * calls.len() as u64 };
+    let source = whole(calls.iter().map(|call| &call.memory.source))?;
+    let destination = whole(calls.iter().map(|call| &call.memory.destination))?;
+    let own = &calls[me].memory;
+    let (source, destination) = match step {
+        Step::AllGather => (only(&own.source)?.part(share), destination.part(all)),
+        _ => (source.part(all), only(&own.destination)?.part(share)),
+    };
+    let memory = DeviceMemory { source: vec![source], destination: vec![destination], after: Vec::new() };
+    let block = Call { step, dtype, memory, divisor };
+    let last = calls.pop().expect("a block has two operations at least");
+    let tail = Span { offset: each, bytes: last.bytes() - each };
+    if tail.bytes == 0 {
+        return Ok(vec![block]);
+    }
+    let memory = DeviceMemory {
+        source: vec![only(&last.memory.source)?.part(tail)],
+        destination: vec![only(&last.memory.destination)?.part(tail)],
+        after: Vec::new(),
+    };
+    Ok(vec![block, Call { memory, ..last }])
+}
+
+/// One run of all these, which follow each other.
+fn whole<'calls>(parts: impl Iterator<Item = &'calls Vec<DeviceRegion>>) -> Result<DeviceRegion> {
+    let mut all: Option<DeviceRegion> = None;
+    for part in parts {
+        let part = only(part)?;
+        let joined = match &all {
+            None => part.again(),
+            Some(before)
+                if before.device() == part.device() && before.address() + before.len() as u64 == part.address() =>
+            {
+                DeviceRegion::new(before.device(), before.address(), before.len() + part.len())
+            }
+            Some(_) => return Err(scattered()),
+        };
+        all = Some(joined);
+    }
+    all.ok_or_else(scattered)
+}
+
+/// The one run of a part of a single tensor.
+fn only(runs: &[DeviceRegion]) -> Result<&DeviceRegion> {
+    match runs {
+        [run] => Ok(run),
+        _ => Err(scattered()),
+    }
+}
+
+fn scattered() -> Error {
+    Error::Internal { what: "the parts of a tensor do not follow each other in the memory of its device".to_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::collective::nccl::program::Reduction;
+    use crate::collective::order::Claim;
+    use crate::mem::Ordinal;
+    use crate::types::{DType, DeviceKind, Op, PartId, Priority, Round, TensorKey};
+
+    #[test]
+    fn parts_of_one_tensor_for_all_ranks_in_turn_are_a_block() {
+        let reduces = |takers: &[usize]| run(takers.iter().map(|taker| reduce(*taker)));
+        assert_eq!(lengths(&reduces(&[0, 1, 2]), 3), [3]);
+        assert_eq!(lengths(&reduces(&[1, 2, 0, 1, 2, 0, 1]), 3), [1, 1, 3, 1, 1]);
+        assert_eq!(lengths(&reduces(&[0, 1, 2, 0, 1, 2]), 3), [3, 3]);
+        assert_eq!(lengths(&reduces(&[0, 1]), 3), [1, 1]);
+        assert_eq!(lengths(&run([show(0), show(1)].into_iter()), 2), [2]);
+        assert_eq!(lengths(&[], 2), [0; 0]);
+    }
+
+    #[test]
+    fn whatever_differs_is_no_block() {
+        let change = |change: &dyn Fn(&mut Ordered)| {
+            let mut group = run([reduce(0), reduce(1)].into_iter());
+            change(&mut group[1]);
+            lengths(&group, 2)
+        };
+        assert_eq!(change(&|_| ()), [2]);
+        assert_eq!(change(&|last| last.claim.bytes += 4), [2], "the tail");
+        let changes: [&dyn Fn(&mut Ordered); 9] = [
+            &|last| last.slot.0.key = TensorKey(9),
+            &|last| last.slot.0.index += 1,
+            &|last| last.slot.1 = Round(8),
+            &|last| last.claim.bytes -= 4,
+            &|last| last.claim.dtype = DType::I32,
+            &|last| last.claim.op = Op::Max,
+            &|last| last.dataflow = reduce(0),
+            &|last| last.dataflow = show(1),
+            &|last| last.dataflow = Dataflow::Reduce { of: 0b11, taker: None },
+        ];
+        for (number, different) in changes.iter().enumerate() {
+            assert_eq!(change(different), [1, 1], "change {number}");
+        }
+        let shown = |from| Dataflow::Show { from, taker: Some(0) };
+        assert_eq!(lengths(&run([shown(0), shown(1)].into_iter()), 2), [1, 1], "a broadcast of a root");
+        let mut empty = run([reduce(0), reduce(1)].into_iter());
+        empty.iter_mut().for_each(|ordered| ordered.claim.bytes = 0);
+        assert_eq!(lengths(&empty, 2), [1, 1]);
+    }
+
+    #[test]
+    fn a_block_is_one_call_in_place_and_one_for_its_tail() {
+        let reduction = Reduction::Sum;
+        let reduces = |last| calls(&[64, 64, last], |root| Step::Reduce { reduction, root });
+        for me in 0..3 {
+            let own = 0x1000 + 64 * me as u64;
+            let joined = join(reduces(64), me).unwrap();
+            assert_eq!(described(&joined), [(Step::ReduceScatter(reduction), (0x1000, 192), (own, 64))]);
+            let joined = join(reduces(72), me).unwrap();
+            let tail = (Step::Reduce { reduction, root: 2 }, (0x10c0, 8), (0x10c0, 8));
+            assert_eq!(described(&joined), [(Step::ReduceScatter(reduction), (0x1000, 192), (own, 64)), tail]);
+            let joined = join(calls(&[64, 72], |root| Step::Broadcast { root }), me.min(1)).unwrap();
+            let own = 0x1000 + 64 * me.min(1) as u64;
+            let tail = (Step::Broadcast { root: 1 }, (0x1080, 8), (0x1080, 8));
+            assert_eq!(described(&joined), [(Step::AllGather, (own, 64), (0x1000, 128)), tail]);
+        }
+    }
+
+    #[test]
+    fn parts_that_lie_apart_are_an_error() {
+        let mut apart = calls(&[64, 64], |root| Step::Broadcast { root });
+        apart[1].memory.destination = vec![region(0x2000, 64)];
+        assert!(matches!(join(apart, 0), Err(Error::Internal { .. })));
+    }
+
+    fn described(calls: &[Call]) -> Vec<(Step, (u64, usize), (u64, usize))> {
+        let place = |region: &DeviceRegion| (region.address(), region.len());
+        let one = |call: &Call| (call.step, place(&call.memory.source[0]), place(&call.memory.destination[0]));
+        calls.iter().map(one).collect()
+    }
+
+    /// The calls for parts of these lengths, one behind the other, in place.
+    fn calls(lens: &[usize], step: impl Fn(usize) -> Step) -> Vec<Call> {
+        let mut address = 0x1000;
+        let mut call = |(rank, len): (usize, &usize)| {
+            let runs = || vec![region(address, *len)];
+            let memory = DeviceMemory { source: runs(), destination: runs(), after: Vec::new() };
+            address += *len as u64;
+            Call { step: step(rank), dtype: DType::F32, memory, divisor: None }
+        };
+        lens.iter().enumerate().map(&mut call).collect()
+    }
+
+    fn region(address: u64, len: usize) -> DeviceRegion {
+        DeviceRegion::new(Ordinal(0), address, len)
+    }
+
+    /// Parts of one tensor that follow each other.
+    fn run(dataflows: impl Iterator<Item = Dataflow>) -> Vec<Ordered> {
+        let part = |index| PartId { key: TensorKey(7), index };
+        let ordered = |(index, dataflow): (u32, Dataflow)| Ordered {
+            slot: (part(index), Round(4)),
+            dataflow,
+            claim: claim(),
+            weights: vec![1.0; 3],
+            memory: DeviceMemory { source: Vec::new(), destination: Vec::new(), after: Vec::new() },
+        };
+        (5..).zip(dataflows).map(ordered).collect()
+    }
+
+    fn reduce(taker: usize) -> Dataflow {
+        Dataflow::Reduce { of: 0b111, taker: Some(taker) }
+    }
+
+    fn show(from: usize) -> Dataflow {
+        Dataflow::Show { from, taker: None }
+    }
+
+    fn claim() -> Claim {
+        let (device, priority) = (DeviceKind::Cuda, Priority(0));
+        Claim {
+            op: Op::Sum,
+            dtype: DType::F32,
+            bytes: 64,
+            device,
+            device_index: 0,
+            failed: false,
+            weight: 1.0,
+            priority,
+        }
+    }
+}
