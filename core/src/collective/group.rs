@@ -15,36 +15,31 @@ pub const OPERATIONS_MAX: usize = 8;
 /// first part by more than it saves in launches.
 pub const BYTES_MAX: u64 = 32 << 20;
 
-/// The room for further operations in the queue of devices.
+/// The room for further groups in the queues of devices.
 #[derive(Clone, Copy, Debug)]
 pub struct Room {
-    operations: usize,
+    groups: usize,
     bytes: u64,
 }
 
 impl Room {
-    /// The most operations in the queue: a running group and one behind it, so that the queue is not empty while the leader orders the next.
-    /// It is also the most for which an urgent operation waits, because nothing overtakes in the queue.
-    const OPERATIONS_MAX: usize = 2 * OPERATIONS_MAX;
-    /// The same in bytes. A longer operation runs alone.
+    /// The most groups in the queue of a device: a running one and one behind it, so that the queue is not empty while the leader orders the
+    /// next. What becomes ready meanwhile goes together, and an urgent operation waits for no more, because nothing overtakes in the queue.
+    const GROUPS_MAX: usize = 2;
+    /// The most bytes. A longer operation runs alone.
     const BYTES_MAX: u64 = 2 * BYTES_MAX;
 
-    /// The room beside these operations, which are in the queue. The last operation may exceed it.
-    pub fn beside(operations: usize, bytes: u64) -> Self {
+    /// The room beside so many groups of so many bytes, which are in the queues of `devices` devices.
+    pub fn beside(groups: usize, bytes: u64, devices: usize) -> Self {
         Self {
-            operations: Self::OPERATIONS_MAX.saturating_sub(operations),
+            groups: (Self::GROUPS_MAX * devices.max(1)).saturating_sub(groups),
             bytes: Self::BYTES_MAX.saturating_sub(bytes),
         }
     }
 
     /// Whether nothing more should be ordered for now.
     pub const fn is_none(self) -> bool {
-        self.operations == 0 || self.bytes == 0
-    }
-
-    /// Whether another operation may join a group before it is in the queue.
-    fn is_left_by(&self, group: &Group) -> bool {
-        group.parts.len() < self.operations && group.bytes < self.bytes
+        self.groups == 0 || self.bytes == 0
     }
 }
 
@@ -109,7 +104,7 @@ pub fn next(
         && let Some((slot, claim)) = order.upcoming()
     {
         if decisions.len() >= whole {
-            if !room.is_left_by(&group) || (starts(slot) && !group.has_place(*operations, claim.bytes)) {
+            if group.bytes >= room.bytes || (starts(slot) && !group.has_place(*operations, claim.bytes)) {
                 break;
             }
             whole = decisions.len() + if starts(slot) { *operations } else { 1 };
@@ -186,10 +181,17 @@ mod tests {
             assert!(is_sound(&decisions));
             decisions.len()
         };
-        assert_eq!(next(2, Room { operations: 16, bytes: 64 * MIB }), 2, "where a rank has not read its orders");
-        assert_eq!(next(64, Room { operations: 1, bytes: 64 * MIB }), 1, "where much is in the queue");
-        assert_eq!(next(64, Room { operations: 16, bytes: 2 * MIB }), 2, "where much of it is long");
-        assert_eq!(next(64, Room { operations: 16, bytes: 64 * MIB }), 3, "the rest: nothing waits for more");
+        let room = |bytes| Room { groups: 1, bytes };
+        assert_eq!(next(2, room(64 * MIB)), 2, "where a rank has not read its orders");
+        assert_eq!(next(64, room(2 * MIB)), 2, "where much of the queue is long");
+        assert_eq!(next(64, room(64 * MIB)), 4, "the rest: nothing waits for more");
+    }
+
+    #[test]
+    fn a_device_has_a_running_group_and_one_behind_it() {
+        assert_eq!([0, 1, 2, 3].map(|groups| Room::beside(groups, 0, 1).is_none()), [false, false, true, true]);
+        assert!(!Room::beside(2, 0, 2).is_none(), "another device is free");
+        assert!(Room::beside(1, 64 * MIB, 1).is_none());
     }
 
     #[test]
@@ -206,7 +208,7 @@ mod tests {
             }
             sizes
         };
-        let roomy = Room { operations: 16, bytes: 64 * MIB };
+        let roomy = Room { groups: 2, bytes: 64 * MIB };
         let all: Vec<u64> = (0..12).collect();
         assert_eq!(blocks(8, &all, roomy), [8, 4], "nothing waits for the rest of the second");
         assert_eq!(
@@ -216,7 +218,7 @@ mod tests {
         );
         assert_eq!(blocks(4, &all, roomy), [8, 4]);
         assert_eq!(blocks(3, &all, roomy), [6, 6]);
-        let little = Room { operations: 2, bytes: 64 * MIB };
+        let little = Room { groups: 2, bytes: 2 * MIB };
         assert_eq!(blocks(8, &[0, 1, 2, 3, 4, 5, 6, 7, 9, 10, 11], little), [8, 2, 1], "a block goes as a whole");
         assert_eq!(blocks(16, &all, roomy), [8, 4], "no group has place for such a block");
     }

@@ -73,9 +73,9 @@ pub fn cut(bytes: u64, dtype: DType, multiples: Multiples, config: &LayoutConfig
     blocks.flat_map(move |block| {
         let shards = span::shards(block.bytes, several, unit);
         // The last part has what does not divide, unless it is too large then.
-        let equal =
-            (0..several.get()).filter(move |_| shards.each + shards.tail <= largest).map(move |turn| shards.of(turn));
-        let uneven = span::tile(block.bytes, several.into(), unit).filter(move |_| shards.each + shards.tail > largest);
+        let is_equal = shards.each > 0 && shards.each + shards.tail <= largest;
+        let equal = (0..several.get()).filter(move |_| is_equal).map(move |turn| shards.of(turn));
+        let uneven = span::tile(block.bytes, several.into(), unit).filter(move |_| !is_equal);
         equal.chain(uneven).map(move |part| Span { offset: block.offset + part.offset, ..part })
     })
 }
@@ -205,22 +205,25 @@ mod tests {
     proptest! {
         #[test]
         fn parts_tile_a_tensor_within_bounds(
-            elements in 0..1u64 << 34,
+            bits in 0..34u32,
+            fraction in 0..1u64 << 34,
             dtype in prop::sample::select(DType::ALL.to_vec()),
             shares in 0..65u64,
             turns in 1..65u64,
-            partition_bytes in 1u64 << 16..1 << 27,
+            partition_bits in 10..27u32,
             part_bytes_min in 0..1u64 << 20,
         ) {
-            let config = LayoutConfig { partition_bytes, fuse_bytes: 0, part_bytes_min };
+            let bytes = (fraction >> (34 - bits)) * dtype.bytes();
+            // Some ten thousand parts are enough.
+            let config =
+                LayoutConfig { partition_bytes: (1 << partition_bits).max(bytes >> 14), fuse_bytes: 0, part_bytes_min };
             let multiples = Multiples { shares, turns };
-            let bytes = elements * dtype.bytes();
             let mut end = 0;
             let mut count = 0;
             for part in cut(bytes, dtype, multiples, &config) {
                 prop_assert_eq!(part.offset, end);
                 prop_assert_eq!(part.offset % align(dtype), 0);
-                prop_assert!(part.bytes > 0 && part.bytes <= partition_bytes.min(PART_BYTES_MAX));
+                prop_assert!(part.bytes > 0 && part.bytes <= config.partition_bytes.min(PART_BYTES_MAX));
                 end = part.end();
                 count += 1;
             }

@@ -230,7 +230,7 @@ impl Machine {
             assert_eq!(heard, Ok(()), "a rank that follows the rules is not blamed for {announcement:?}");
         }
         self.honest[0].weigh();
-        let room = Room::beside(0, 0);
+        let room = Room::beside(0, 0, 1);
         while self.honest[0].may_lead(room) {
             let decisions = self.honest[0].lead(8, room);
             assert!(is_sound(&decisions), "what the leader orders is a group: {decisions:?}");

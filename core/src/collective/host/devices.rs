@@ -1,4 +1,4 @@
-//! Connects the driver to the transport for device memory ([`DeviceCollective`]). Counts the operations on it, and tells all ranks when it
+//! Connects the driver to the transport for device memory ([`DeviceCollective`]). Counts the groups on it, and tells all ranks when it
 //! breaks.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -23,8 +23,10 @@ pub(super) struct Devices {
 /// The operations on the transport that have not ended.
 #[derive(Default)]
 struct Flight {
-    operations: AtomicUsize,
+    groups: AtomicUsize,
     bytes: AtomicU64,
+    /// How many devices were used.
+    devices: AtomicUsize,
     /// The first error of the transport.
     fault: Mutex<Option<Error>>,
     /// Whether the transport has ended or failed already. A later error of it is then not reported to the other ranks.
@@ -35,7 +37,6 @@ struct Flight {
 struct Landing {
     /// How many of them have not ended.
     left: AtomicUsize,
-    operations: usize,
     bytes: u64,
 }
 
@@ -57,10 +58,11 @@ impl Devices {
     pub(super) fn issue(&self, operations: Vec<(Ordered, Done<f64>)>, board: &Arc<Board>) {
         let Ok(queue) = &self.queue else { unreachable!("it was checked before the others heard of it") };
         let bytes = operations.iter().map(|(ordered, _)| ordered.claim.bytes).sum();
-        self.flight.operations.fetch_add(operations.len(), Ordering::SeqCst);
+        let device = operations.first().map_or(0, |(ordered, _)| usize::from(ordered.claim.device_index));
+        self.flight.devices.fetch_max(device + 1, Ordering::SeqCst);
+        self.flight.groups.fetch_add(1, Ordering::SeqCst);
         self.flight.bytes.fetch_add(bytes, Ordering::SeqCst);
-        let landing = Landing { left: AtomicUsize::new(operations.len()), operations: operations.len(), bytes };
-        let landing = Arc::new(landing);
+        let landing = Arc::new(Landing { left: AtomicUsize::new(operations.len()), bytes });
         let watched = |(ordered, done): (Ordered, Done<f64>)| {
             let weights: Vec<f64> = self.team.iter().map(|rank| ordered.weights[*rank]).collect();
             let total = weights.iter().sum();
@@ -82,13 +84,13 @@ impl Devices {
 
     /// Whether operations are on the transport.
     pub(super) fn is_busy(&self) -> bool {
-        self.flight.operations.load(Ordering::SeqCst) > 0
+        self.flight.groups.load(Ordering::SeqCst) > 0
     }
 
     /// The room for further operations.
     pub(super) fn room(&self) -> Room {
-        let Flight { operations, bytes, .. } = &*self.flight;
-        Room::beside(operations.load(Ordering::SeqCst), bytes.load(Ordering::SeqCst))
+        let Flight { groups, bytes, devices, .. } = &*self.flight;
+        Room::beside(groups.load(Ordering::SeqCst), bytes.load(Ordering::SeqCst), devices.load(Ordering::SeqCst))
     }
 
     /// The error that broke this rank's transport, if any.
@@ -113,12 +115,12 @@ impl Devices {
 
     /// Counts the end of an operation. The last one of a group frees the room of the group. Returns true if this was the last one and
     /// there was no room before.
-    fn land(&self, Landing { left, operations, bytes }: &Landing) -> bool {
+    fn land(&self, Landing { left, bytes }: &Landing) -> bool {
         if left.fetch_sub(1, Ordering::SeqCst) > 1 {
             return false;
         }
         let was_full = self.room().is_none();
-        self.flight.operations.fetch_sub(*operations, Ordering::SeqCst);
+        self.flight.groups.fetch_sub(1, Ordering::SeqCst);
         self.flight.bytes.fetch_sub(*bytes, Ordering::SeqCst);
         was_full
     }

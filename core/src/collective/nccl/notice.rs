@@ -32,7 +32,8 @@ impl Notice {
         }
         Err(Error::FailedPrecondition {
             what: format!("this worker has {ours}, and the first worker of its machine has NCCL {}", self.version),
-            hint: "install the same version for all workers of the machine, or name one library with nccl_lib".to_owned(),
+            hint: "install the same version for all workers of the machine, or name one library with nccl_lib"
+                .to_owned(),
         })
     }
 }

@@ -94,7 +94,8 @@ impl Neighbours {
     /// What may still be ordered for devices.
     fn room(&self) -> Room {
         let bytes = self.device.running.iter().map(|running| running.claim.bytes).sum();
-        Room::beside(self.device.running.len(), bytes)
+        // One at least: what was ordered together is not told apart here.
+        Room::beside(usize::from(!self.device.running.is_empty()), bytes, 1)
     }
 
     /// The positions, among all ranks, of those that reach memory of this kind.

@@ -69,10 +69,14 @@ fn an_urgent_part_overtakes_what_is_not_in_the_queue_yet() {
             member.0.run(operation, Done::new(move |outcome| sender.send(outcome).unwrap()));
         }
     };
-    for part in 0..59 {
+    // A group each, and then the queue is full.
+    for part in 0..2 {
+        submit(part, 0);
+        queues.wait_for(part + 1);
+    }
+    for part in 2..59 {
         submit(part, 0);
     }
-    queues.wait_for(16);
     submit(59, 1);
     // Until all have said so.
     machine.later(Duration::ZERO);
@@ -81,29 +85,29 @@ fn an_urgent_part_overtakes_what_is_not_in_the_queue_yet() {
         assert!(ended.recv_timeout(PATIENCE).unwrap().is_ok());
     }
     let place = queues.lengths().iter().position(|bytes| *bytes == 60 * 4).unwrap();
-    assert_eq!(place, 16, "after what was in the queue");
+    assert_eq!(place, 2, "after what was in the queue");
 }
 
 #[test]
 fn no_more_is_in_the_queue_than_an_urgent_part_may_wait_for() {
     let (machine, queues) = machine(2);
     queues.hold();
-    let mut data = [0, 1].map(|_| vec![vec![1_i32; 6 << 20]; 4]);
+    let mut data = [0, 1].map(|_| vec![vec![1_i32; 16 << 20]; 2]);
     let (sender, ended) = mpsc::channel();
-    for part in 0..4 {
+    for part in 0..2 {
         for (member, data) in machine.0.iter().zip(&mut data) {
             let operation = on_device(member, slot(part, 0), Op::Sum, Goal::AllReduce, &mut data[part as usize]);
             let sender = sender.clone();
             member.0.run(operation, Done::new(move |outcome| sender.send(outcome).unwrap()));
         }
     }
-    // 24 MiB each: the third begins below 64 MiB.
-    queues.wait_for(3);
+    // 64 MiB each: nothing goes behind the first.
+    queues.wait_for(1);
     queues.release();
-    for _ in 0..8 {
+    for _ in 0..4 {
         assert!(ended.recv_timeout(PATIENCE).unwrap().is_ok());
     }
-    assert_eq!(queues.most_at_once(), 3);
+    assert_eq!(queues.most_at_once(), 1);
 }
 
 #[test]
