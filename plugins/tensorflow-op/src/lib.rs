@@ -1,0 +1,85 @@
+//! TensorFlow's ops `GradlaneSubmit` and `GradlaneWait`, in a library of their own that `tf.load_op_library` loads.
+//!
+//! `GradlaneSubmit` starts the reduction of one tensor and returns its handle at once. One `GradlaneWait` takes the handles of a whole
+//! step and returns the results. With one waiting op for each tensor, all of TensorFlow's threads could wait before the other tensors are
+//! submitted.
+//!
+//! No TensorFlow is linked. The library finds the functions of TensorFlow's C API in the process ([`api`]), registers its ops when it is
+//! loaded ([`register`]), and reaches the engine through the table that Python hands over ([`gradlane_op_attach`]). TensorFlow's
+//! asynchronous kernels are not used: their C API gives the address of a callback that lies on a stack which has ended.
+
+mod api;
+mod pending;
+mod register;
+mod status;
+mod submit;
+mod tensor;
+mod wait;
+
+use std::ffi::{CString, c_char};
+use std::sync::OnceLock;
+
+use gradlane_abi::{Attachment, Door, EngineTable, GradlaneOperation, GradlaneSession};
+
+use crate::api::Api;
+
+/// The way to the session of this process. A static, because TensorFlow calls a kernel without any context of ours.
+static DOOR: Door = Door::new();
+
+/// TensorFlow's functions once the ops are registered, or why they are not.
+static API: OnceLock<Result<Api, CString>> = OnceLock::new();
+
+/// Runs while the library is loaded: `tf.load_op_library` offers the ops that a library registers meanwhile.
+#[used]
+#[unsafe(link_section = ".init_array")]
+#[expect(unsafe_code, reason = "the section of functions that the loader calls")]
+static AT_LOADING: extern "C" fn() = at_loading;
+
+extern "C" fn at_loading() {
+    let registered = Api::find().and_then(|api| register::all(&api).map(|()| api));
+    let told = registered.map_err(|why| CString::new(why).unwrap_or_default());
+    // Nobody else sets it: the loader calls this once.
+    let _ = API.set(told);
+}
+
+/// TensorFlow's functions. Kernels run only after the ops were registered with them.
+fn api() -> &'static Api {
+    API.get().and_then(|api| api.as_ref().ok()).expect("TensorFlow calls only kernels that were registered")
+}
+
+/// Sends all further submissions to `session`, 0 for none, through the functions at `table`. Returns an [`Attachment`].
+///
+/// # Safety
+/// As [`Door::attach`].
+#[unsafe(no_mangle)]
+#[expect(unsafe_code, reason = "Python gives an address")]
+pub unsafe extern "C" fn gradlane_op_attach(table: *const EngineTable, session: GradlaneSession) -> i32 {
+    // SAFETY: promised by the caller of this function.
+    let attachment: Attachment = unsafe { DOOR.attach(table, session) };
+    attachment as i32
+}
+
+/// Why the ops could not be registered; null if they were. The text is valid as long as the library is loaded.
+#[unsafe(no_mangle)]
+#[expect(unsafe_code, reason = "a function that Python finds by its name")]
+pub extern "C" fn gradlane_op_why_not() -> *const c_char {
+    match API.get() {
+        Some(Ok(_)) => std::ptr::null(),
+        Some(Err(why)) => why.as_ptr(),
+        None => c"the loader did not run the library's start".as_ptr(),
+    }
+}
+
+/// Writes the last operations that failed, newest first, at most `capacity` of them. Returns how many it wrote.
+///
+/// # Safety
+/// `operations` has room for `capacity` numbers.
+#[unsafe(no_mangle)]
+#[expect(unsafe_code, reason = "Python gives an address")]
+pub unsafe extern "C" fn gradlane_op_failures(operations: *mut GradlaneOperation, capacity: usize) -> usize {
+    let failures = DOOR.failures();
+    let count = failures.len().min(capacity);
+    // SAFETY: the caller of this function promises room for so many.
+    unsafe { operations.copy_from_nonoverlapping(failures.as_ptr(), count) };
+    count
+}
