@@ -48,8 +48,10 @@ struct ApiVersion {
     minor: i32,
 }
 
-/// The version of the API that these structures are of.
-const VERSION: (i32, i32) = (0, 3);
+/// The major version of the API that these structures are of; minor versions only add fields.
+const MAJOR: i32 = 0;
+/// The minor version of the releases of XLA that do not say theirs (jax before 0.8).
+const MINOR_UNSAID: i32 = 1;
 
 /// The beginning of `XLA_FFI_Api`.
 #[repr(C)]
@@ -167,8 +169,10 @@ pub(crate) unsafe fn answer_metadata(frame: *mut CallFrame) -> bool {
         while let Some(known) = extension.as_ref() {
             if known.kind == METADATA && known.struct_size >= size_of::<Extension>() {
                 let metadata = (*extension.cast::<MetadataExtension>()).metadata;
-                (*metadata).api_version.major = VERSION.0;
-                (*metadata).api_version.minor = VERSION.1;
+                (*metadata).api_version.major = MAJOR;
+                // XLA refuses handlers of a newer minor version, and some releases also of an older one. Every size is looked at here, so
+                // all of them are right.
+                (*metadata).api_version.minor = (*frame).api.as_ref().map_or(MINOR_UNSAID, |api| api.version.minor);
                 (*metadata).traits = 0;
                 return true;
             }
