@@ -80,3 +80,15 @@ choice! {
         Off = "off",
     }
 }
+
+choice! {
+    /// What runs the operations of TensorFlow's graphs.
+    TensorflowOp {
+        /// The native operations, or Python functions where those do not load.
+        Auto = "auto",
+        /// The native operations.
+        Native = "native",
+        /// Python functions.
+        Fallback = "fallback",
+    }
+}
