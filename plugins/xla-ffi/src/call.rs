@@ -2,7 +2,7 @@
 #![expect(unsafe_code, reason = "lends XLA's buffers to the engine")]
 
 use std::ffi::CString;
-use std::ptr::null_mut;
+use std::ptr::{null, null_mut};
 
 use gradlane_abi::{Door, Failure, GradlaneDtype, GradlaneOp, GradlaneStatus, GradlaneSubmission};
 
@@ -43,6 +43,9 @@ const REDUCTIONS: [(&str, GradlaneOp); 6] = [
 
 /// Reduces the arguments into the results. In a weighted mean the last argument is the weight, a scalar of 32 bits.
 ///
+/// Beside them travels an array without meaning, whose length stands for the structure of the tree. If the trees of two workers differ, that
+/// is an error on every worker at once. Otherwise each would wait until the step timeout for arrays that the others do not have.
+///
 /// # Safety
 /// The buffers are valid until this function returns.
 pub(crate) unsafe fn push_pull(frame: &Frame<'_>, door: &'static Door) -> Result<(), Failure> {
@@ -54,16 +57,20 @@ pub(crate) unsafe fn push_pull(frame: &Frame<'_>, door: &'static Door) -> Result
         (GradlaneOp::WeightedMean, Some((weight, sources))) => (sources, unsafe { scalar(weight) }?),
         _ => (&frame.arguments[..], 1.0),
     };
-    let text = |name| CString::new(frame.text(name)?).map_err(|_| invalid(format!("{name} contains a zero byte")));
-    let (names, codec) = (text_lines(frame.text("names")?)?, text("codec")?);
+    let (names, codec, structure_name) =
+        (lines(frame.text("names")?)?, c_text(frame.text("codec")?)?, c_text(frame.text("structure_name")?)?);
     if [names.len(), frame.results.len()] != [sources.len(); 2] {
         let counts = format!("{} names and {} results for {} arrays", names.len(), frame.results.len(), sources.len());
         return Err(invalid(counts));
     }
-    let out_of_range = |_| invalid("root, priority or timeout_ms is out of range".to_owned());
+    let out_of_range = |_| invalid("a number is out of range".to_owned());
     let root = u32::try_from(frame.number("root")?).map_err(out_of_range)?;
     let priority = i32::try_from(frame.number("priority")?).map_err(out_of_range)?;
     let timeout_ms = u64::try_from(frame.number("timeout_ms")?).map_err(out_of_range)?;
+    let structure_len = u64::try_from(frame.number("structure_len")?).map_err(out_of_range)?;
+
+    let common =
+        GradlaneSubmission { codec: codec.as_ptr(), timeout_ms, weight, op: op as u32, root, priority, ..nothing() };
     let mut submissions = Vec::with_capacity(sources.len());
     for (index, ((name, source), result)) in names.iter().zip(sources).zip(&frame.results).enumerate() {
         let dtype = dtype(op, source.dtype)
@@ -72,31 +79,68 @@ pub(crate) unsafe fn push_pull(frame: &Frame<'_>, door: &'static Door) -> Result
         let bytes = usize::try_from(elements).ok().and_then(|elements| elements.checked_mul(item_bytes(dtype)));
         let position = i32::try_from(index).unwrap_or(i32::MAX);
         submissions.push(GradlaneSubmission {
-            struct_size: size_of::<GradlaneSubmission>(),
             name: name.as_ptr(),
             shape: source.shape().as_ptr(),
             dimensions: source.shape().len(),
-            codec: codec.as_ptr(),
             source: source.data,
             destination: result.data,
             bytes: bytes.ok_or_else(|| invalid(format!("{name:?}: larger than the address space")))?,
-            source_stream: 0,
-            destination_stream: 0,
-            timeout_ms,
-            weight,
             dtype: dtype as u32,
-            op: op as u32,
-            root,
             priority: priority.saturating_sub(position),
-            memory: 0,
-            device: 0,
-            callback: None,
-            user: null_mut(),
+            ..common
         });
     }
-    // SAFETY: XLA's buffers are valid until this function returns, which is after the end of the operation. XLA writes to no argument, and
-    // neither reads nor writes a result meanwhile.
-    unsafe { door.begin(&submissions) }?.wait()
+    let mut structure = vec![0_u8; usize::try_from(structure_len).unwrap_or_default()];
+    let agreement = GradlaneSubmission {
+        name: structure_name.as_ptr(),
+        shape: &raw const structure_len,
+        dimensions: 1,
+        source: structure.as_mut_ptr().cast(),
+        bytes: structure.len(),
+        timeout_ms,
+        dtype: GradlaneDtype::Uint8 as u32,
+        op: GradlaneOp::Max as u32,
+        priority: priority.saturating_add(1),
+        ..nothing()
+    };
+
+    // SAFETY: XLA's buffers are valid until this function returns, and so is the array of the structure. It returns after the end of both
+    // operations. XLA writes to no argument, and neither reads nor writes a result meanwhile.
+    let (mut agreement, reduction) = unsafe { (door.begin(&[agreement])?, door.begin(&submissions)) };
+    let agreed = agreement.wait();
+    let mut reduction = reduction?;
+    if agreed.is_err() {
+        // The others have the same error, and cancel, too.
+        reduction.cancel();
+    }
+    let reduced = reduction.wait();
+    agreed.and(reduced)
+}
+
+/// A submission of nothing, to be filled.
+fn nothing() -> GradlaneSubmission {
+    GradlaneSubmission {
+        struct_size: size_of::<GradlaneSubmission>(),
+        name: null(),
+        shape: null(),
+        dimensions: 0,
+        codec: null(),
+        source: null_mut(),
+        destination: null_mut(),
+        bytes: 0,
+        source_stream: 0,
+        destination_stream: 0,
+        timeout_ms: 0,
+        weight: 1.0,
+        dtype: 0,
+        op: 0,
+        root: 0,
+        priority: 0,
+        memory: 0,
+        device: 0,
+        callback: None,
+        user: null_mut(),
+    }
 }
 
 /// # Safety
@@ -109,10 +153,13 @@ unsafe fn scalar(of: &Buffer) -> Result<f64, Failure> {
     Ok(f64::from(unsafe { of.data.cast::<f32>().read_unaligned() }))
 }
 
-/// The names, which stand one a line.
-fn text_lines(text: &str) -> Result<Vec<CString>, Failure> {
-    let line = |line| CString::new(line).map_err(|_| invalid("a name contains a zero byte".to_owned()));
-    text.split('\n').map(line).collect()
+/// The texts that stand one a line.
+fn lines(text: &str) -> Result<Vec<CString>, Failure> {
+    text.split('\n').map(c_text).collect()
+}
+
+fn c_text(text: &str) -> Result<CString, Failure> {
+    CString::new(text).map_err(|_| invalid(format!("{text:?} contains a zero byte")))
 }
 
 /// The engine's type for the elements of an array.
