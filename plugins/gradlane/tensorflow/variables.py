@@ -29,12 +29,9 @@ def broadcast_variables(variables: Iterable[Any], root_rank: int = 0, *, name: s
     """
     listed = [_variable(variable) for variable in variables]
     bits = [as_bits(variable.read_value()) for variable in listed]
-    names = [
-        f"{name}/{position} {tensor.dtype.name} {tensor.shape}"
-        for position, (variable, tensor) in enumerate(zip(listed, bits, strict=True))
-    ]
     kinds = [f"{variable.dtype.name} {variable.shape}" for variable in listed]
     agreement = Agreement(f"{name}/kinds of {len(kinds)}", [label(*pair) for pair in enumerate(listed)], kinds)
+    names = [f"{name}/{agreement.digest}/{position}" for position in range(len(listed))]
     received = reduce_all(bits, names, Reduction(op="broadcast", root=check_root(root_rank)), agreement)
     for variable, tensor in zip(listed, received, strict=True):
         variable.assign(of_bits(tensor, variable.dtype))
