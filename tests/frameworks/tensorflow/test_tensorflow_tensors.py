@@ -8,7 +8,7 @@ from gradlane.errors import InvalidArgumentError, UnsupportedError
 from implementations import implementation  # noqa: F401
 
 pytestmark = [
-    pytest.mark.over("local", "shm", "quic"),
+    pytest.mark.over("quic"),
     pytest.mark.workers(2),
     pytest.mark.usefixtures("implementation"),
 ]
@@ -174,6 +174,18 @@ def test_calls_one_after_the_other_do_not_deadlock_in_a_graph():
 
     for _ in range(3):
         assert sums(tf.constant([1.0])).numpy().tolist() == [40.0]
+
+
+def test_two_lists_of_variables_in_one_function_are_told_apart():
+    first, second = ([tf.Variable([float(number + 10 * gl.rank())]) for number in numbers] for numbers in ((1, 2), (3, 4)))
+
+    @tf.function
+    def broadcast():
+        gl.broadcast_variables(first, root_rank=1)
+        gl.broadcast_variables(second, root_rank=1)
+
+    broadcast()
+    assert [variable.numpy().tolist() for variable in first + second] == [[11.0], [12.0], [13.0], [14.0]]
 
 
 def test_two_tapes_in_one_function_are_told_apart():
