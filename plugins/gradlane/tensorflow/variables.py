@@ -12,6 +12,7 @@ from gradlane._averaging import label
 from gradlane._buffers import ITEM_BYTES
 from gradlane._operations import check_root
 from gradlane.errors import InvalidArgumentError
+from gradlane.tensorflow._autograph import unconverted
 from gradlane.tensorflow._reduce import reduce_all
 from gradlane.tensorflow._reduction import Reduction
 
@@ -30,6 +31,7 @@ def broadcast_variables(variables: Iterable[Any], root_rank: int = 0, *, name: s
     broadcast_assignments(variables, root_rank, name)
 
 
+@unconverted
 def broadcast_assignments(variables: Iterable[Any], root_rank: int, name: str) -> list[Any]:
     """Does what `broadcast_variables` says; returns what a session of TensorFlow 1 has to run."""
     listed = [_variable(variable) for variable in variables]
