@@ -69,11 +69,11 @@ def DistributedOptimizer(
             "gradients cannot accumulate under mixed_float16, because each worker would skip other batches; use "
             "mixed_bfloat16, or backward_passes_per_step=1"
         )
-    kind = type(wrapped)
-    methods = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "_gradlane_how": how}
+    own: type = type(wrapped)
+    methods = {"__module__": own.__module__, "__qualname__": own.__qualname__, "_gradlane_how": how}
     # Changes the class of the object, because a new object made of its configuration would lose its state, and
     # schedules of the learning rate that are no classes of Keras.
-    derived = type(kind.__name__, (_Scaled if scaled else _Plain, kind), methods)
+    derived = type(own.__name__, (_Scaled if scaled else _Plain, own), methods)
     object.__setattr__(wrapped, "__class__", derived)
     object.__setattr__(wrapped, "_gradlane_namespace", _names.namespace("keras.optimizer", name))
     return wrapped

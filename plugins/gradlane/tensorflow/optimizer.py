@@ -50,7 +50,7 @@ def DistributedOptimizer(
     kind = type(optimizer)
     methods = {"__module__": kind.__module__, "_how": Averaging(op, compression, sparse_as_dense)}
     optimizer.__class__ = type(kind.__name__, (_Distributed, kind), methods)
-    optimizer._namespace = _names.namespace("v1 optimizer", name)  # type: ignore[attr-defined]
+    optimizer._namespace = _names.namespace("v1 optimizer", name)
     return optimizer
 
 

@@ -116,7 +116,7 @@ def broadcast_global_variables(root_rank: int) -> Any:
     return tf.group(*broadcast_assignments(tf.compat.v1.global_variables(), root_rank, "global variables"))
 
 
-class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
+class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):
     """Gives every worker the global variables of `root_rank` when a session of TensorFlow 1 begins."""
 
     def __init__(self, root_rank: int, device: str = "") -> None:

@@ -2,6 +2,38 @@
 
 from __future__ import annotations
 
-from gradlane.compat.byteps.keras import *  # noqa: F403
-from gradlane.compat.byteps.keras import __all__  # noqa: F401
-from gradlane.compat.byteps.tensorflow.keras import callbacks  # noqa: F401
+from gradlane.compat.byteps.keras import (
+    Compression,
+    DistributedOptimizer,
+    broadcast,
+    broadcast_global_variables,
+    init,
+    load_model,
+    local_rank,
+    local_size,
+    push_pull,
+    rank,
+    resume,
+    shutdown,
+    size,
+    suspend,
+)
+from gradlane.compat.byteps.tensorflow.keras import callbacks
+
+__all__ = [
+    "Compression",
+    "DistributedOptimizer",
+    "broadcast",
+    "broadcast_global_variables",
+    "callbacks",
+    "init",
+    "load_model",
+    "local_rank",
+    "local_size",
+    "push_pull",
+    "rank",
+    "resume",
+    "shutdown",
+    "size",
+    "suspend",
+]
