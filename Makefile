@@ -138,11 +138,14 @@ $(VENV)/requirements: python/requirements-dev.txt | $(VENV)/bin/uv
 	$(BIN)/uv pip install --system-certs --quiet --python $(BIN)/python -r python/requirements-dev.txt
 	touch $@
 
-RUST_SOURCES := $(shell find core server plugins/session python bench -name '*.rs' -o -name Cargo.toml) Cargo.toml Cargo.lock pyproject.toml
+RUST_SOURCES := $(shell find core server plugins python bench -name '*.rs' -o -name Cargo.toml) Cargo.toml Cargo.lock pyproject.toml
+# What TensorFlow and XLA load; see ARCHITECTURE.md.
+OP_LIBRARIES := libgradlane_tensorflow_op.so libgradlane_xla_ffi.so
 # The library for C, target/release/libgradlane_session.so, comes with the benchmark: what both need is then compiled once.
 $(VENV)/installed: $(VENV)/requirements $(RUST_SOURCES)
-	cargo build --quiet --release -p gradlane-bench -p gradlane-session
-	mkdir -p plugins/gradlane/bin && strip -o plugins/gradlane/bin/gradlane-bench target/release/gradlane-bench
+	cargo build --quiet --release -p gradlane-bench -p gradlane-session -p gradlane-tensorflow-op -p gradlane-xla-ffi
+	mkdir -p plugins/gradlane/bin
+	for file in gradlane-bench $(OP_LIBRARIES); do strip -o plugins/gradlane/bin/$$file target/release/$$file; done
 	VIRTUAL_ENV=$(abspath $(VENV)) $(BIN)/maturin develop --release --quiet
 	touch $@
 

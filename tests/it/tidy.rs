@@ -11,12 +11,13 @@ use gradlane_core::config::KNOBS;
 use source::{Source, files, read, root};
 
 /// The crates whose files and folders must not depend on each other in circles.
-const CRATES: [&str; 7] = [
+const CRATES: [&str; 8] = [
     "core/src",
     "server/src",
     "plugins/abi/src",
     "plugins/session/src",
     "plugins/tensorflow-op/src",
+    "plugins/xla-ffi/src",
     "python/src",
     "bench/src",
 ];
@@ -38,7 +39,7 @@ const NODE_MACHINE: [&str; 8] =
     ["aggregate", "budget", "command", "config", "life", "machine", "membership", "withdrawals"];
 
 /// The files that may contain `unsafe`.
-const UNSAFE: [&str; 51] = [
+const UNSAFE: [&str; 54] = [
     "bench/src/team/buffers.rs",
     "core/src/collective/host/reduction.rs",
     "core/src/collective/nccl/comm.rs",
@@ -79,6 +80,9 @@ const UNSAFE: [&str; 51] = [
     "plugins/tensorflow-op/src/submit.rs",
     "plugins/tensorflow-op/src/tensor.rs",
     "plugins/tensorflow-op/src/wait.rs",
+    "plugins/xla-ffi/src/call.rs",
+    "plugins/xla-ffi/src/frame.rs",
+    "plugins/xla-ffi/src/lib.rs",
     "python/src/session.rs",
     "server/src/os.rs",
     "tests/fakecuda/src/api/mod.rs",
@@ -424,10 +428,8 @@ fn is_machine(module: &[String]) -> bool {
 }
 
 fn everything() -> Vec<Source> {
-    ["core/src", "server/src", "plugins/abi/src", "plugins/session/src", "plugins/tensorflow-op/src", "python/src"]
-        .into_iter()
-        .flat_map(read)
-        .collect()
+    let plugins = ["plugins/abi/src", "plugins/session/src", "plugins/tensorflow-op/src", "plugins/xla-ffi/src"];
+    ["core/src", "server/src", "python/src"].into_iter().chain(plugins).flat_map(read).collect()
 }
 
 fn text(path: &str) -> String {

@@ -82,11 +82,11 @@ choice! {
 }
 
 choice! {
-    /// What runs the operations of TensorFlow's graphs.
-    TensorflowOp {
-        /// The native operations, or Python functions where those do not load.
+    /// What runs operations inside a framework's compiled programs.
+    FrameworkCall {
+        /// The native code, or Python functions where that does not load.
         Auto = "auto",
-        /// The native operations.
+        /// The native code.
         Native = "native",
         /// Python functions.
         Fallback = "fallback",

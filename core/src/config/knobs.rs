@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use super::choices::{Checksum, Congestion, LocalReduce, TensorflowOp, TransportChoice};
+use super::choices::{Checksum, Congestion, FrameworkCall, LocalReduce, TransportChoice};
 use super::kinds::{
     Address, Bytes, Count, Flag, Indices, Join, Kind, LogFilter, Name, Names, Optional, Path, PreShared, Role, Text,
     TimeSpan, Unit,
@@ -235,7 +235,9 @@ knobs! {
     }
     "Frameworks" {
         /// What runs the operations of TensorFlow's graphs: native operations or Python functions. Read from the environment when the first graph is made.
-        tensorflow_op: TensorflowOp = "auto";
+        tensorflow_op: FrameworkCall = "auto";
+        /// What reduces inside of JAX's compiled functions: XLA's custom call or Python functions. Read from the environment at the first reduction.
+        jax_call: FrameworkCall = "auto";
     }
     "Failures" {
         /// How long a process waits for the job to form.

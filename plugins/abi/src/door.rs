@@ -190,6 +190,12 @@ impl Operation {
         }
     }
 
+    /// Cancels the operation on this worker; see `gradlane_cancel`. [`wait`](Self::wait) then soon returns.
+    pub fn cancel(&self) {
+        // SAFETY: null is allowed for the description of an error. None is expected, because the number is not released yet.
+        unsafe { (self.table.cancel)(self.key, null_mut()) };
+    }
+
     /// Whether the operation has ended, with success or an error.
     pub fn has_ended(&self) -> bool {
         // SAFETY: null is allowed for the description of an error.
@@ -261,10 +267,18 @@ mod tests {
         unsafe extern "C" fn wait(_: GradlaneOperation, _: u64, _: *mut GradlaneError) -> GradlaneStatus {
             GradlaneStatus::Ok
         }
-        unsafe extern "C" fn release(_: GradlaneOperation, _: *mut GradlaneError) -> GradlaneStatus {
+        unsafe extern "C" fn end(_: GradlaneOperation, _: *mut GradlaneError) -> GradlaneStatus {
             GradlaneStatus::Ok
         }
         let struct_size = u32::try_from(size_of::<EngineTable>()).expect("small");
-        EngineTable { magic: ENGINE_MAGIC, version: ENGINE_VERSION, struct_size, begin, wait, release }
+        EngineTable {
+            magic: ENGINE_MAGIC,
+            version: ENGINE_VERSION,
+            struct_size,
+            begin,
+            wait,
+            cancel: end,
+            release: end,
+        }
     }
 }

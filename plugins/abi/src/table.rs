@@ -35,6 +35,8 @@ pub struct EngineTable {
         timeout_ms: u64,
         error: *mut GradlaneError,
     ) -> GradlaneStatus,
+    /// `gradlane_cancel`.
+    pub cancel: unsafe extern "C" fn(operation: GradlaneOperation, error: *mut GradlaneError) -> GradlaneStatus,
     /// `gradlane_release`.
     pub release: unsafe extern "C" fn(operation: GradlaneOperation, error: *mut GradlaneError) -> GradlaneStatus,
 }

@@ -54,7 +54,7 @@ def why_not() -> str:
 def submit(
     tensor: tf.Tensor,
     name: str,
-    step: tf.Tensor | int = 0,
+    step: tf.Tensor | int,
     *,
     op: NativeOp = "mean",
     weight: tf.Tensor | float = 1.0,
@@ -71,8 +71,8 @@ def submit(
         tensor: dense, any shape; float16, bfloat16, float32, float64, int32, int64, int8 or uint8; in host memory, or
             on a device that TensorFlow copies it from.
         name: equal on all workers; its first use fixes dtype and shape.
-        step: changes from step to step, such as a variable that counts them, so that TensorFlow cannot take the
-            result for a constant.
+        step: inside `tf.function` a tensor that is not constant, such as a variable that counts steps. TensorFlow takes
+            the reduction of a constant for a constant otherwise, and runs it only once.
         op: the reduction; `broadcast` takes the bytes of the worker `root`.
         weight: this worker's weight in a `weighted_mean`.
         priority: higher goes first; only the order matters.

@@ -5,7 +5,7 @@
 //! submitted.
 //!
 //! No TensorFlow is linked. The library finds the functions of TensorFlow's C API in the process ([`api`]), registers its ops when it is
-//! loaded ([`register`]), and reaches the engine through the table that Python hands over ([`gradlane_op_attach`]). TensorFlow's
+//! loaded ([`register`]), and reaches the engine through the table that Python hands over ([`Door`]). TensorFlow's
 //! asynchronous kernels are not used: their C API gives the address of a callback that lies on a stack which has ended.
 
 mod api;
@@ -19,7 +19,7 @@ mod wait;
 use std::ffi::{CString, c_char};
 use std::sync::OnceLock;
 
-use gradlane_abi::{Attachment, Door, EngineTable, GradlaneOperation, GradlaneSession};
+use gradlane_abi::Door;
 
 use crate::api::Api;
 
@@ -47,18 +47,6 @@ fn api() -> &'static Api {
     API.get().and_then(|api| api.as_ref().ok()).expect("TensorFlow calls only kernels that were registered")
 }
 
-/// Sends all further submissions to `session`, 0 for none, through the functions at `table`. Returns an [`Attachment`].
-///
-/// # Safety
-/// As [`Door::attach`].
-#[unsafe(no_mangle)]
-#[expect(unsafe_code, reason = "Python gives an address")]
-pub unsafe extern "C" fn gradlane_op_attach(table: *const EngineTable, session: GradlaneSession) -> i32 {
-    // SAFETY: promised by the caller of this function.
-    let attachment: Attachment = unsafe { DOOR.attach(table, session) };
-    attachment as i32
-}
-
 /// Why the ops could not be registered; null if they were. The text is valid as long as the library is loaded.
 #[unsafe(no_mangle)]
 #[expect(unsafe_code, reason = "a function that Python finds by its name")]
@@ -70,16 +58,4 @@ pub extern "C" fn gradlane_op_why_not() -> *const c_char {
     }
 }
 
-/// Writes the last operations that failed, newest first, at most `capacity` of them. Returns how many it wrote.
-///
-/// # Safety
-/// `operations` has room for `capacity` numbers.
-#[unsafe(no_mangle)]
-#[expect(unsafe_code, reason = "Python gives an address")]
-pub unsafe extern "C" fn gradlane_op_failures(operations: *mut GradlaneOperation, capacity: usize) -> usize {
-    let failures = DOOR.failures();
-    let count = failures.len().min(capacity);
-    // SAFETY: the caller of this function promises room for so many.
-    unsafe { operations.copy_from_nonoverlapping(failures.as_ptr(), count) };
-    count
-}
+gradlane_abi::export_door!(DOOR);

@@ -13,7 +13,7 @@ use gradlane_abi::{
 use gradlane_core::{Error, Result};
 
 use super::answer::{answer, status_of};
-use super::operations::{self, gradlane_release, gradlane_wait, submit, submit_all};
+use super::operations::{self, gradlane_cancel, gradlane_release, gradlane_wait, submit, submit_all};
 use super::read::{present, write};
 use super::sessions::{lend, take_back};
 use crate::session::Session;
@@ -26,6 +26,7 @@ pub fn engine_table() -> &'static EngineTable {
         struct_size: size_of::<EngineTable>() as u32,
         begin,
         wait: gradlane_wait,
+        cancel: gradlane_cancel,
         release: gradlane_release,
     };
     &TABLE
