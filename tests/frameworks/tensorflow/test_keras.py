@@ -13,6 +13,7 @@ import tensorflow as tf
 from gradlane.errors import FailedPreconditionError, InvalidArgumentError, UnsupportedError
 from implementations import implementation  # noqa: F401
 from trainings import BATCH, TOLERANCE, adam, assert_equal_everywhere, compiled, deviation, mlp, samples, sgd, share
+from workers import IN_WORKER
 
 pytestmark = [
     pytest.mark.over("quic"),
@@ -33,6 +34,8 @@ def mixed_float16():
 @pytest.fixture
 def folder(tmp_path):
     """One folder for all workers."""
+    if not IN_WORKER:
+        return str(tmp_path)
     return gl.broadcast_object(str(tmp_path), 0, "folder", plain=True)
 
 
