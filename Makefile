@@ -15,8 +15,12 @@ help: ## this list
 SKIPS := $(abspath target/skipped-tests)
 count_skips = cat $(1) 2>/dev/null | awk -F '\t' '{ by[$$2]++ } END { print "Skipped: " NR; for (why in by) print "  " by[why] " x " why }'
 
-demo: $(VENV)/installed ## two workers, two servers, real images; checks itself
-	$(BIN)/python examples/demo.py
+# The environment of each framework.
+FRAMEWORK := torch
+DEMO_VENV := $(if $(filter torch,$(FRAMEWORK)),$(VENV),.venv-$(if $(filter keras,$(FRAMEWORK)),tensorflow,$(FRAMEWORK)))
+
+demo: $(DEMO_VENV)/installed ## two workers, two servers, real images; checks itself; FRAMEWORK=keras, tensorflow or jax for others than PyTorch
+	$(DEMO_VENV)/bin/python examples/demo.py --framework $(FRAMEWORK)
 
 test: lint test-rust test-python ## everything CI runs
 	@$(call count_skips,$(SKIPS)/rust $(SKIPS)/python)

@@ -40,6 +40,9 @@ class Agreement:
             kinds: for each variable, its gradient in words such as `float32 [3, 4]`; None if it has no gradient.
         """
         self.name, self._labels, self._kinds = name, list(labels), list(kinds)
+        self.digest = f"{zlib.crc32(repr(self._kinds).encode()):08x}"
+        """Stands for all kinds. It belongs into the names of the gradients: small ones share messages with others of
+        their list, and so must not have the name of one of another list."""
         codes = [0 if kind is None else zlib.crc32(kind.encode()) >> 1 or 1 for kind in kinds]
         self.marks = array("i", [*codes, *(-code for code in codes)])
         """What this worker contributes to a maximum: it comes back unchanged if all contribute the same."""

@@ -10,6 +10,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1] / "python"))
 
 # Workers share the cores of one machine. Two threads run operations, because more would hide that one of them blocks.
+os.environ.setdefault("WORKER_TEST_LAUNCH_TIMEOUT", "600")  # compiling graphs takes long
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("TF_NUM_INTRAOP_THREADS", "1")
 os.environ.setdefault("TF_NUM_INTEROP_THREADS", "2")

@@ -36,7 +36,7 @@ MACHINES = "WORKER_TEST_MACHINES"
 ROOT = Path(__file__).parents[2]
 """The folder from which the names of tests count."""
 
-LAUNCH_TIMEOUT = 150.0
+LAUNCH_TIMEOUT = float(os.environ.get("WORKER_TEST_LAUNCH_TIMEOUT", "150"))
 IN_WORKER = RESULTS in os.environ
 
 

@@ -21,7 +21,7 @@ def average(gradients: Sequence[Any], variables: Sequence[Any], namespace: str, 
         labels = [label(i, variable) for i, variable in enumerate(variables)]
         agreement = Agreement(f"{namespace}/kinds of {len(kinds)}", labels, kinds)
         agreement.check(agreement.begin().wait())
-        names = [f"{namespace}/{i} {kinds[i]}" for i in present]
+        names = [f"{namespace}/{agreement.digest}/{i}" for i in present]
         averages = grouped_push_pull(list(present.values()), names, op=how.op, compression=how.compression)
         present = dict(zip(present, averages, strict=True))
     return [present.get(i) for i in range(len(gradients))]

@@ -37,7 +37,7 @@ def broadcast_variables(variables: Iterable[Any], root_rank: int = 0, *, name: s
     agreement.check(agreement.begin().wait())
     bits = [value.reshape(-1).view(np.uint8) for value in values]
     submit_all(
-        tuple(f"{name}/{position} {bytes.size} bytes" for position, bytes in enumerate(bits)),
+        tuple(f"{name}/{agreement.digest}/{position}" for position in range(len(bits))),
         ("uint8",) * len(bits),
         tuple(bytes.shape for bytes in bits),
         [bytes.ctypes.data for bytes in bits],

@@ -27,8 +27,7 @@ __all__ = [
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
     """Gives all workers the weights and the optimizer's state of one of them when training begins.
 
-    Keras builds a model of known input shapes before `fit`, and others in it. If something is not built when training
-    begins, all is broadcast after the first batch.
+    A model whose input shapes are unknown is built by its first batch, and all is broadcast after that batch.
     """
 
     def __init__(self, root_rank: int = 0) -> None:
@@ -38,15 +37,17 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         self._is_done = False
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Broadcasts what is built."""
+        """Builds the optimizer and broadcasts, if the model is built."""
         del logs
         self._is_done = False
-        model_is_built = self.model.built and all(layer.built for layer in self.model._flatten_layers())
-        if model_is_built and self.model.optimizer is not None and self.model.optimizer.built:
+        if all(layer.built for layer in self.model._flatten_layers()):
+            optimizer = self.model.optimizer
+            if optimizer is not None and not optimizer.built:
+                optimizer.build(self.model.trainable_variables)
             self._broadcast()
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Broadcasts after the first batch what was not built before it."""
+        """Broadcasts after the first batch if the model was not built before it."""
         del batch, logs
         if not self._is_done:
             self._broadcast()
@@ -112,7 +113,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
             initial_lr: the rate that is multiplied; None takes that of the optimizer when training begins.
         """
         super().__init__()
-        self._multiplier = multiplier if callable(multiplier) else _constant(float(multiplier), staircase)
+        self._multiplier = multiplier if callable(multiplier) else _constant(float(multiplier))
         # A constant changes nothing within an epoch.
         self._staircase = staircase or not callable(multiplier)
         self._first, self._end = start_epoch, end_epoch
@@ -226,8 +227,7 @@ class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
             super().on_epoch_end(epoch, logs)
 
 
-def _constant(factor: float, staircase: bool) -> Callable[[float], float]:
-    del staircase
+def _constant(factor: float) -> Callable[[float], float]:
     return lambda _: factor
 
 

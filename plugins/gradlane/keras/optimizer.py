@@ -69,11 +69,12 @@ def DistributedOptimizer(
             "gradients cannot accumulate under mixed_float16, because each worker would skip other batches; use "
             "mixed_bfloat16, or backward_passes_per_step=1"
         )
-    kind = type(wrapped)
-    methods = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "_gradlane_how": how}
+    own: type = type(wrapped)
+    methods = {"__module__": own.__module__, "__qualname__": own.__qualname__, "_gradlane_how": how}
     # Changes the class of the object, because a new object made of its configuration would lose its state, and
     # schedules of the learning rate that are no classes of Keras.
-    derived = type(kind.__name__, (_Scaled if scaled else _Plain, kind), methods)
+    derived = type(own.__name__, (_Scaled if scaled else _Plain, own), methods)
+    _publish(derived, own)
     object.__setattr__(wrapped, "__class__", derived)
     object.__setattr__(wrapped, "_gradlane_namespace", _names.namespace("keras.optimizer", name))
     return wrapped
@@ -128,22 +129,15 @@ class _Plain(_Distributed):
             grads = [gradient for gradient in self._averaged(whole, variables) if gradient is not None]
         return super()._clip_gradients(grads)  # type: ignore[misc]
 
-    @property
-    def loss_scale_factor(self) -> float | None:
-        """The constant by which Keras scales the loss."""
-        factor: float | None = self.__dict__.get("loss_scale_factor")
-        return factor
-
-    @loss_scale_factor.setter
-    def loss_scale_factor(self, factor: float | None) -> None:
-        # Keras sets it to None only where it wraps an optimizer in a LossScaleOptimizer.
-        if factor is None and "loss_scale_factor" in self.__dict__:
+    def __setattr__(self, name: str, value: Any) -> None:
+        # Where Keras wraps an optimizer in a LossScaleOptimizer, and nowhere else, it takes a constant scale from it.
+        if name == "loss_scale_factor" and value is None and name in self.__dict__:
             raise InvalidArgumentError(
                 "a LossScaleOptimizer around a distributed optimizer looks for overflows before gradients are averaged, "
                 "so workers would skip different steps. Call keras.mixed_precision.set_global_policy('mixed_float16') "
                 "before DistributedOptimizer, or give DistributedOptimizer a LossScaleOptimizer"
             )
-        self.__dict__["loss_scale_factor"] = factor
+        super().__setattr__(name, value)
 
 
 class _Scaled(_Distributed):
@@ -158,6 +152,16 @@ class _Scaled(_Distributed):
         """The same for JAX; see `keras.optimizers.Optimizer.stateless_apply`."""
         averages = self._averaged(grads, None)
         return super().stateless_apply(optimizer_variables, averages, trainable_variables)  # type: ignore[misc]
+
+
+def _publish(derived: type, own: type) -> None:
+    """Makes saved models name the public class of Keras, as they do without Gradlane, and not the module it is in."""
+    try:
+        from keras.src.api_export import REGISTERED_OBJS_TO_NAMES as names  # no public function does it
+    except ImportError:
+        return
+    if own in names:
+        names[derived] = names[own]
 
 
 def _accumulate(optimizer: Any, passes: int) -> None:

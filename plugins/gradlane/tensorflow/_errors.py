@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from gradlane.errors import Error
 from gradlane.tensorflow import _native
+from gradlane.tensorflow._autograph import unconverted
 
 T = TypeVar("T")
 
@@ -30,8 +31,7 @@ def python_function(function: Callable[..., T]) -> Callable[..., T]:
             _failures.append(error)
             raise
 
-    unconverted: Callable[..., T] = tf.autograph.experimental.do_not_convert(remembering)
-    return unconverted
+    return unconverted(remembering)
 
 
 @contextlib.contextmanager

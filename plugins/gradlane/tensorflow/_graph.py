@@ -4,12 +4,15 @@ All tensors of a list are submitted as soon as each is computed, and there is on
 one of the few threads that run operations. So waits happen in the order of the program, one at a time, each after all
 submissions that the program made before it. All workers run the same program, so each of them has submitted what the
 others wait for, even with a single thread.
+
+If a graph uses a name twice, the second submission comes after the wait for the first. Otherwise two workers could submit
+them in different orders.
 """
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import tensorflow as tf
@@ -23,8 +26,15 @@ from gradlane.tensorflow._choice import operations
 from gradlane.tensorflow._errors import python_function
 from gradlane.tensorflow._reduction import Reduction
 
-_gates: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
-"""By graph: what the next wait in it comes after."""
+
+@dataclass
+class _Program:
+    """What a graph contains so far."""
+
+    gates: list[Any] = field(default_factory=list)
+    """What the next wait comes after."""
+    names: set[str] = field(default_factory=set)
+    """The names that it uses."""
 
 
 def reduce_all(
@@ -37,18 +47,23 @@ def reduce_all(
     """
     _refuse_xla()
     _declare(tensors, names, reduction)
-    ops, step = operations(), _step.step()
+    program = _program()
+    used = {*names, *(() if agreement is None else (agreement.name,))}
+    is_again = not program.names.isdisjoint(used)
+    program.names |= used
+    ops, step, gates = operations(), _step.step(), program.gates
     dense, sparse = [], []
-    for position, (tensor, name) in enumerate(zip(tensors, names, strict=True)):
-        if isinstance(tensor, tf.IndexedSlices):
-            sparse.append((position, _sparse.submit(tensor, name, step, reduction.op)))
-        else:
-            options = reduction.options(priority=reduction.priority - position)
-            dense.append((position, ops.submit(tensor, name, step, **options)))
-    gates = _gates.setdefault(tf.compat.v1.get_default_graph(), [])
+    with tf.control_dependencies(gates if is_again else []):
+        for position, (tensor, name) in enumerate(zip(tensors, names, strict=True)):
+            if isinstance(tensor, tf.IndexedSlices):
+                sparse.append((position, _sparse.submit(tensor, name, step, reduction.op)))
+            else:
+                options = reduction.options(priority=reduction.priority - position)
+                dense.append((position, ops.submit(tensor, name, step, **options)))
+        marks = _submitted_marks(agreement, step) if agreement is not None else None
     gates += [handle for _, handle in dense + sparse]
-    if agreement is not None:
-        gates[:] = [_checked(agreement, step, gates)]
+    if agreement is not None and marks is not None:
+        gates[:] = [_checked(agreement, marks, step, gates)]
     results: list[Any] = [None] * len(tensors)
     for wait, begun in ((ops.wait, dense), (_sparse.wait, sparse)):
         if begun:
@@ -60,13 +75,26 @@ def reduce_all(
     return results
 
 
-def _checked(agreement: Agreement, step: Any, gates: Sequence[Any]) -> Any:
-    """A tensor that exists once all workers agree on their gradients; it raises otherwise."""
+def _program() -> _Program:
+    """What the present graph contains. The graph keeps it, because it refers to the graph."""
+    graph = tf.compat.v1.get_default_graph()
+    if not hasattr(graph, "_gradlane_program"):
+        graph._gradlane_program = _Program()
+    program: _Program = graph._gradlane_program
+    return program
+
+
+def _submitted_marks(agreement: Agreement, step: Any) -> tuple[Any, Any]:
+    """What this worker contributes to the agreement, and the handle of the exchange."""
     marks = tf.constant(agreement.marks.tolist(), tf.int32)
-    ops = operations()
-    handle = ops.submit(marks, agreement.name, step, op="max", priority=1)
+    return marks, operations().submit(marks, agreement.name, step, op="max", priority=1)
+
+
+def _checked(agreement: Agreement, submitted: tuple[Any, Any], step: Any, gates: Sequence[Any]) -> Any:
+    """A tensor that exists once all workers agree on their gradients; it raises otherwise."""
+    marks, handle = submitted
     with tf.control_dependencies([*gates, handle]):
-        [agreed] = ops.wait([handle], [marks])
+        [agreed] = operations().wait([handle], [marks])
 
     def explain(now: Any) -> NoReturn:
         if now < 0:

@@ -30,4 +30,5 @@ def reduce_all(
     if not tensors and agreement is None:
         return []
     path = _eager if tf.executing_eagerly() else _graph
-    return path.reduce_all(tensors, names, reduction, agreement)
+    results: list[Any] = path.reduce_all(tensors, names, reduction, agreement)
+    return results

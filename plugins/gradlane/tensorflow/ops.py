@@ -11,10 +11,12 @@ from gradlane._operations import check_name
 from gradlane._reduction import ReduceOp, resolve
 from gradlane.errors import InvalidArgumentError
 from gradlane.tensorflow import _sparse
+from gradlane.tensorflow._autograph import unconverted
 from gradlane.tensorflow._reduce import reduce_all
 from gradlane.tensorflow._reduction import Reduction, dense
 
 
+@unconverted
 def push_pull(
     tensor: Any,
     name: str,

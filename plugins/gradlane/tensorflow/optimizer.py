@@ -11,6 +11,7 @@ from gradlane._averaging import Averaging
 from gradlane._compression import Compression, Compressor
 from gradlane._reduction import Average, ReduceOp
 from gradlane.errors import InvalidArgumentError
+from gradlane.tensorflow._autograph import unconverted
 from gradlane.tensorflow.gradients import average
 
 T = TypeVar("T")
@@ -49,7 +50,7 @@ def DistributedOptimizer(
     kind = type(optimizer)
     methods = {"__module__": kind.__module__, "_how": Averaging(op, compression, sparse_as_dense)}
     optimizer.__class__ = type(kind.__name__, (_Distributed, kind), methods)
-    optimizer._namespace = _names.namespace("v1 optimizer", name)  # type: ignore[attr-defined]
+    optimizer._namespace = _names.namespace("v1 optimizer", name)
     return optimizer
 
 
@@ -59,6 +60,7 @@ class _Distributed:
     _how: Averaging
     _namespace: str
 
+    @unconverted
     def compute_gradients(self, *arguments: Any, **options: Any) -> list[tuple[Any, Any]]:
         """Pairs of averaged gradients and variables; arguments are those of the optimizer's own method."""
         pairs = super().compute_gradients(*arguments, **options)  # type: ignore[misc]

@@ -12,12 +12,14 @@ from gradlane._averaging import Averaging
 from gradlane._compression import Compression, Compressor
 from gradlane._reduction import Average, ReduceOp
 from gradlane.errors import InvalidArgumentError
+from gradlane.tensorflow._autograph import unconverted
 from gradlane.tensorflow.gradients import average
 
 _used: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 """By graph of a function: how many tapes without a name it has."""
 
 
+@unconverted
 def DistributedGradientTape(
     tape: Any,
     *,
@@ -64,6 +66,7 @@ class _Distributed:
     _how: Averaging
     _namespace: str
 
+    @unconverted
     def gradient(self, target: Any, sources: Any, *arguments: Any, **options: Any) -> Any:
         """The gradients of `target` with respect to `sources`, averaged; arguments are those of `tf.GradientTape`."""
         local = super().gradient(target, sources, *arguments, **options)  # type: ignore[misc]

@@ -12,6 +12,7 @@ from gradlane._averaging import label
 from gradlane._buffers import ITEM_BYTES
 from gradlane._operations import check_root
 from gradlane.errors import InvalidArgumentError
+from gradlane.tensorflow._autograph import unconverted
 from gradlane.tensorflow._reduce import reduce_all
 from gradlane.tensorflow._reduction import Reduction
 
@@ -27,17 +28,22 @@ def broadcast_variables(variables: Iterable[Any], root_rank: int = 0, *, name: s
         MismatchError: a worker has one of them in another dtype or shape (both are named).
         InvalidArgumentError: something in `variables` is no variable, or is not built.
     """
+    broadcast_assignments(variables, root_rank, name)
+
+
+@unconverted
+def broadcast_assignments(variables: Iterable[Any], root_rank: int, name: str) -> list[Any]:
+    """Does what `broadcast_variables` says; returns what a session of TensorFlow 1 has to run."""
     listed = [_variable(variable) for variable in variables]
     bits = [as_bits(variable.read_value()) for variable in listed]
-    names = [
-        f"{name}/{position} {tensor.dtype.name} {tensor.shape}"
-        for position, (variable, tensor) in enumerate(zip(listed, bits, strict=True))
-    ]
-    kinds = [f"{variable.dtype.name} {variable.shape}" for variable in listed]
+    kinds = [f"{variable.dtype.base_dtype.name} {variable.shape}" for variable in listed]
     agreement = Agreement(f"{name}/kinds of {len(kinds)}", [label(*pair) for pair in enumerate(listed)], kinds)
+    names = [f"{name}/{agreement.digest}/{position}" for position in range(len(listed))]
     received = reduce_all(bits, names, Reduction(op="broadcast", root=check_root(root_rank)), agreement)
-    for variable, tensor in zip(listed, received, strict=True):
-        variable.assign(of_bits(tensor, variable.dtype))
+    return [
+        variable.assign(of_bits(tensor, variable.dtype.base_dtype))
+        for variable, tensor in zip(listed, received, strict=True)
+    ]
 
 
 def as_bits(tensor: Any) -> Any:
