@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-rust test-sim test-net test-hostile test-faults test-lasting test-python test-frameworks lint bench deny fuzz fuzz-run fakes gpu-bundle gpu-check ptx clean
+.PHONY: help demo test test-rust test-sim test-net test-hostile test-faults test-lasting test-python test-frameworks test-tensorflow test-tensorflow-oldest test-jax lint bench deny fuzz fuzz-run fakes gpu-bundle gpu-check ptx clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -15,8 +15,12 @@ help: ## this list
 SKIPS := $(abspath target/skipped-tests)
 count_skips = cat $(1) 2>/dev/null | awk -F '\t' '{ by[$$2]++ } END { print "Skipped: " NR; for (why in by) print "  " by[why] " x " why }'
 
-demo: $(VENV)/installed ## two workers, two servers, real images; checks itself
-	$(BIN)/python examples/demo.py
+# The environment of each framework.
+FRAMEWORK := torch
+DEMO_VENV := $(if $(filter torch,$(FRAMEWORK)),$(VENV),.venv-$(if $(filter keras,$(FRAMEWORK)),tensorflow,$(FRAMEWORK)))
+
+demo: $(DEMO_VENV)/installed ## two workers, two servers, real images; checks itself; FRAMEWORK=keras, tensorflow or jax for others than PyTorch
+	$(DEMO_VENV)/bin/python examples/demo.py --framework $(FRAMEWORK)
 
 test: lint test-rust test-python ## everything CI runs
 	@$(call count_skips,$(SKIPS)/rust $(SKIPS)/python)
@@ -54,16 +58,35 @@ test-python: $(VENV)/installed fakes
 	@mkdir -p $(SKIPS) && rm -f $(SKIPS)/python
 	SKIPPED_TESTS=$(SKIPS)/python $(BIN)/python -m pytest -q tests/python
 
-# An environment of its own, with the newest PyTorch, and this package as `$(VENV)/installed` built it.
+# Environments of their own, with the newest release of each framework, and this package as `$(VENV)/installed` built it.
 FRAMEWORKS := .venv-frameworks
-$(FRAMEWORKS)/installed: tests/frameworks/requirements.txt $(VENV)/installed
-	$(PYTHON) -m venv --clear $(FRAMEWORKS)
-	$(BIN)/uv pip install --quiet --python $(FRAMEWORKS)/bin/python -r $<
-	echo $(abspath plugins) > $$($(FRAMEWORKS)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/gradlane.pth
-	touch $@
+define install_framework
+$(BIN)/uv venv --quiet --clear --python $(PYTHON) $(dir $@)
+$(BIN)/uv pip install --system-certs --quiet --python $(dir $@)bin/python -r $<
+echo $(abspath plugins) > $$($(dir $@)bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/gradlane.pth
+touch $@
+endef
 
-test-frameworks: $(FRAMEWORKS)/installed ## Lightning, Accelerate, Transformers and Ray train over Gradlane (2 minutes, and 5 GB to install)
-	$(FRAMEWORKS)/bin/python -m pytest -q tests/frameworks -o pythonpath=tests/python
+$(FRAMEWORKS)/installed: tests/frameworks/requirements.txt $(VENV)/installed
+	$(install_framework)
+
+.venv-%/installed: tests/frameworks/%/requirements.txt $(VENV)/installed
+	$(install_framework)
+
+.venv-tensorflow-oldest/installed: tests/frameworks/tensorflow/requirements-oldest.txt $(VENV)/installed
+	$(install_framework)
+
+test-frameworks: $(FRAMEWORKS)/installed test-tensorflow test-jax ## what PyTorch builds on, TensorFlow, Keras and JAX train over Gradlane (15 minutes, and 7 GB to install)
+	$(FRAMEWORKS)/bin/python -m pytest -q $(wildcard tests/frameworks/*.py)
+
+test-tensorflow: .venv-tensorflow/installed ## TensorFlow and Keras alone
+	.venv-tensorflow/bin/python -m pytest -q tests/frameworks/tensorflow
+
+test-tensorflow-oldest: .venv-tensorflow-oldest/installed ## the same tests with the oldest release that is supported
+	.venv-tensorflow-oldest/bin/python -m pytest -q tests/frameworks/tensorflow
+
+test-jax: .venv-jax/installed ## JAX alone
+	.venv-jax/bin/python -m pytest -q tests/frameworks/jax
 
 gpu-bundle: $(VENV)/installed ## what `gpu-check` needs on another machine with a GPU, into dist/gpu
 	mkdir -p dist/gpu && rm -f dist/gpu/*.whl
@@ -115,11 +138,14 @@ $(VENV)/requirements: python/requirements-dev.txt | $(VENV)/bin/uv
 	$(BIN)/uv pip install --system-certs --quiet --python $(BIN)/python -r python/requirements-dev.txt
 	touch $@
 
-RUST_SOURCES := $(shell find core server plugins/session python bench -name '*.rs' -o -name Cargo.toml) Cargo.toml Cargo.lock pyproject.toml
+RUST_SOURCES := $(shell find core server plugins python bench -name '*.rs' -o -name Cargo.toml) Cargo.toml Cargo.lock pyproject.toml
+# What TensorFlow and XLA load; see ARCHITECTURE.md.
+OP_LIBRARIES := libgradlane_tensorflow_op.so libgradlane_xla_ffi.so
 # The library for C, target/release/libgradlane_session.so, comes with the benchmark: what both need is then compiled once.
 $(VENV)/installed: $(VENV)/requirements $(RUST_SOURCES)
-	cargo build --quiet --release -p gradlane-bench -p gradlane-session
-	mkdir -p plugins/gradlane/bin && strip -o plugins/gradlane/bin/gradlane-bench target/release/gradlane-bench
+	cargo build --quiet --release -p gradlane-bench -p gradlane-session -p gradlane-tensorflow-op -p gradlane-xla-ffi
+	mkdir -p plugins/gradlane/bin
+	for file in gradlane-bench $(OP_LIBRARIES); do strip -o plugins/gradlane/bin/$$file target/release/$$file; done
 	VIRTUAL_ENV=$(abspath $(VENV)) $(BIN)/maturin develop --release --quiet
 	touch $@
 

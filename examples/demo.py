@@ -1,6 +1,6 @@
 """The demonstration of `make demo`: trains on two workers and two servers, and in one process, and compares both.
 
-Trains `digits.py` on two workers, then in a single process on the same batches, and holds three things:
+Trains on handwritten digits with the framework of `--framework`: on two workers, then in a single process on the same batches, and holds three things:
 
 1. The replicas of the two workers are bitwise equal.
 2. Their weights are within 1e-5, relative to the largest weight of each tensor, of the single process'.
@@ -18,21 +18,26 @@ import sys
 import tempfile
 from pathlib import Path
 
-import torch
+import numpy as np
 
 WORKERS, SERVERS = 2, 2
 DEVIATION_MAX = 1e-5
 LAUNCH_TIMEOUT = 300.0
-DIGITS = Path(__file__).with_name("digits.py")
+EXAMPLES = Path(__file__).parent
+TRAININGS = {"torch": EXAMPLES / "digits.py"} | {
+    framework: EXAMPLES / framework / "digits.py" for framework in ("tensorflow", "keras", "jax")
+}
+"""By framework: a script that takes `--steps`, `--check` and `--save`, the folder for the final weights of each rank."""
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--framework", choices=TRAININGS, default="torch", help="what trains (default torch)")
     parser.add_argument("--steps", type=int, default=100)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="gradlane-demo-") as folder:
         together, alone = Path(folder, "together"), Path(folder, "alone")
-        training = [sys.executable, str(DIGITS), "--steps", str(options.steps), "--check"]
+        training = [sys.executable, str(TRAININGS[options.framework]), "--steps", str(options.steps), "--check"]
         launcher = [sys.executable, "-m", "gradlane", "run", "-n", str(WORKERS), "-s", str(SERVERS), "--"]
 
         print(f"== {WORKERS} workers and {SERVERS} servers", flush=True)
@@ -71,22 +76,20 @@ def run(command: list[str]) -> bool:
         return False
 
 
-def load(folder: Path, rank: int) -> dict[str, torch.Tensor]:
+def load(folder: Path, rank: int) -> dict[str, np.ndarray]:
     """The final weights of a rank; empty if it saved none."""
-    path = folder / f"rank{rank}.pt"
-    return torch.load(path) if path.exists() else {}
+    path = folder / f"rank{rank}.npz"
+    return dict(np.load(path)) if path.exists() else {}
 
 
-def same_bits(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> bool:
+def same_bits(ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray]) -> bool:
     """Whether two models are equal bit by bit, which -0.0 and 0.0 are not."""
-    return ours.keys() == theirs.keys() and all(
-        torch.equal(ours[name].view(-1).view(torch.uint8), theirs[name].view(-1).view(torch.uint8)) for name in ours
-    )
+    return ours.keys() == theirs.keys() and all(ours[name].tobytes() == theirs[name].tobytes() for name in ours)
 
 
-def relative_deviation(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+def relative_deviation(ours: np.ndarray, theirs: np.ndarray) -> float:
     """The largest difference, relative to the largest weight."""
-    return ((ours - theirs).abs().max() / theirs.abs().max()).item()
+    return float(np.abs(ours - theirs).max() / np.abs(theirs).max())
 
 
 def verdict(claim: str, holds: bool) -> bool:

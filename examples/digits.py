@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 import gradlane.torch as gl
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -49,7 +50,8 @@ def main() -> int:
     reached = accuracy(model, *test)
     if options.save:
         options.save.mkdir(parents=True, exist_ok=True)
-        torch.save(model.module.state_dict(), options.save / f"rank{gl.rank()}.pt")
+        weights = [tensor.numpy() for tensor in model.module.state_dict().values()]
+        np.savez(options.save / f"rank{gl.rank()}.npz", *weights)
     if gl.rank() == 0:
         report(options.steps, seconds, reached, before, gl.metrics())
     gl.shutdown()

@@ -9,23 +9,24 @@ use std::path::Path;
 use syn::{Attribute, Expr, Fields, FnArg, Item, Lit, Meta, Pat, ReturnType, Type};
 
 /// The sources in the order of the header.
-const SOURCES: [&str; 4] = ["status", "types", "sessions", "operations"];
+const SOURCES: [&str; 4] =
+    ["abi/src/status.rs", "abi/src/types.rs", "session/src/c/sessions.rs", "session/src/c/operations.rs"];
 
 fn main() {
-    let session = Path::new(env!("CARGO_MANIFEST_DIR")).join("../plugins/session");
+    let plugins = Path::new(env!("CARGO_MANIFEST_DIR")).join("../plugins");
     let read = |path: &str| {
-        let path = session.join(path);
+        let path = plugins.join(path);
         println!("cargo::rerun-if-changed={}", path.display());
         std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
     };
     let mut header = String::new();
-    comment(&mut header, "", read("include/manual.txt").lines());
+    comment(&mut header, "", read("session/include/manual.txt").lines());
     header.push_str(
         "\n#ifndef GRADLANE_H\n#define GRADLANE_H\n\n#include <stddef.h>\n#include <stdint.h>\n\n\
          #ifdef __cplusplus\nextern \"C\" {\n#endif\n",
     );
-    for name in SOURCES {
-        let source = syn::parse_file(&read(&format!("src/c/{name}.rs"))).expect("it compiles");
+    for source in SOURCES {
+        let source = syn::parse_file(&read(source)).expect("it compiles");
         source.items.iter().for_each(|item| translate(&mut header, item));
     }
     header.push_str("\n#ifdef __cplusplus\n}\n#endif\n\n#endif\n");

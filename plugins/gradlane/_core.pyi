@@ -158,6 +158,8 @@ class Session:
         none. The other arguments are as for `submit`.
         """
     def barrier(self, name: str, timeout: float | None) -> None: ...
+    def lend(self) -> int:
+        """The integer by which op libraries submit to this session, with the functions at `engine_table()`."""
     def metrics(self) -> dict[str, int | float]: ...
     def metrics_text(self) -> str:
         """The same in Prometheus' text format."""
@@ -220,6 +222,12 @@ class Embedded:
         """Leaves the join string in this user's state directory for processes that look for `job`, until `stop`."""
     def stop(self, timeout: float) -> None:
         """Waits up to `timeout` for the members to leave, then stops."""
+
+def engine_table() -> int:
+    """The address of the engine's functions for op libraries; see `plugins/abi`."""
+
+def operation_error(operation: int) -> BaseException | None:
+    """The exception for an operation of an op library that has failed; None if it is not known any more."""
 
 def copy_seconds(
     settings: dict[str, str],

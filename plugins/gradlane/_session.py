@@ -20,6 +20,7 @@ _lock = threading.RLock()
 _job: _bootstrap.Job | None = None
 _generation = 0
 _followers: list[Callable[[], None]] = []
+_visitors: list[Callable[[_core.Session | None], None]] = []
 # A forked child keeps the parent's session but neither uses nor frees it: freeing would wait for threads that exist
 # only in the parent.
 _inherited: _bootstrap.Job | None = None
@@ -68,6 +69,8 @@ def init(
             return
         _job = _bootstrap.enter(arguments, settings, timeout, _generation)
         _generation += 1
+        for visit in _visitors:
+            visit(_job.session)
     _ending.watch(_give_up)
 
 
@@ -107,6 +110,14 @@ def session() -> _core.Session:
 def after_leaving(follow: Callable[[], None]) -> None:
     """Calls `follow` once, after this process has left its current job and no operation is in flight any more."""
     _followers.append(follow)
+
+
+def whenever_joined(visit: Callable[[_core.Session | None], None]) -> None:
+    """Calls `visit` with the session of each job that this process joins, the present one too; with None after it left."""
+    with _lock:
+        _visitors.append(visit)
+        if _job is not None:
+            visit(_job.session)
 
 
 def rank() -> int:
@@ -165,6 +176,8 @@ def _end(leave: Callable[[_bootstrap.Job], None]) -> None:
     leave(job)
     for follow in followers:
         follow()
+    for visit in _visitors:
+        visit(None)
 
 
 def _refuse_in_fork() -> None:

@@ -63,6 +63,9 @@ class Error(RuntimeError):
     code: str = "Internal"
     retryable: bool = False
 
+    ag_pass_through = True
+    """Read by TensorFlow's AutoGraph: the exception keeps its class where it passes through a `tf.function`."""
+
     def __init__(self, message: str, **fields: Any) -> None:
         super().__init__(message)
         self.fields: dict[str, Any] = fields

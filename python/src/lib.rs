@@ -12,6 +12,7 @@ mod embedded;
 mod errors;
 mod handle;
 mod launch;
+mod lent;
 mod metrics;
 mod owners;
 mod session;
@@ -28,5 +29,6 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(copies::copy_seconds, module)?)?;
     errors::register(module)?;
     metrics::register(module)?;
+    lent::register(module)?;
     launch::register(module)
 }

@@ -2,12 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use gradlane_core::engine::{self, BatchSubmission, Submission, Thread};
 use gradlane_core::metrics::prometheus;
 use gradlane_core::types::{Op, Priority, TensorSpec, WorkerId};
 use gradlane_core::{Error, Result};
+use gradlane_session::c::LentSession;
 use gradlane_session::{Completions, Found, JoinRequest, Lent, Place, config, published, tensor_bytes};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
@@ -25,6 +26,7 @@ pub(crate) struct Session {
     inner: Arc<gradlane_session::Session>,
     owners: Arc<Owners>,
     completions: Completions,
+    lent: OnceLock<LentSession>,
 }
 
 #[pymethods]
@@ -213,6 +215,16 @@ impl Session {
         outcome.map_err(|error| errors::raise(py, &error))
     }
 
+    /// The integer by which op libraries submit to this session, through the functions at `engine_table()`. Valid as long as the session.
+    fn lend(&self, py: Python<'_>) -> PyResult<u64> {
+        if self.lent.get().is_none() {
+            let lent = LentSession::new(Arc::clone(&self.inner)).map_err(|error| errors::raise(py, &error))?;
+            // Another thread may have been first. Then this one ends.
+            let _ = self.lent.set(lent);
+        }
+        Ok(self.lent.get().expect("just set").key())
+    }
+
     /// Counters since the start.
     fn metrics<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         release(py, &self.owners);
@@ -271,7 +283,7 @@ impl Session {
 impl Session {
     fn new(inner: gradlane_session::Session) -> Self {
         let owners = Arc::new(Owners::new(inner.doubt().clone()));
-        Self { inner: Arc::new(inner), owners, completions: Completions::default() }
+        Self { inner: Arc::new(inner), owners, completions: Completions::default(), lent: OnceLock::new() }
     }
 
     /// Calls `submit` with the function for the end of the operation, and holds `owner` until then.

@@ -80,3 +80,15 @@ choice! {
         Off = "off",
     }
 }
+
+choice! {
+    /// What runs operations inside a framework's compiled programs.
+    FrameworkCall {
+        /// The native code, or Python functions where that does not load.
+        Auto = "auto",
+        /// The native code.
+        Native = "native",
+        /// Python functions.
+        Fallback = "fallback",
+    }
+}

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use super::choices::{Checksum, Congestion, LocalReduce, TransportChoice};
+use super::choices::{Checksum, Congestion, FrameworkCall, LocalReduce, TransportChoice};
 use super::kinds::{
     Address, Bytes, Count, Flag, Indices, Join, Kind, LogFilter, Name, Names, Optional, Path, PreShared, Role, Text,
     TimeSpan, Unit,
@@ -232,6 +232,12 @@ knobs! {
         pcie_switch_size: Optional<Count> = "" in "1" to "64", alias "BYTEPS_PCIE_SWITCH_SIZE";
         /// Local ranks that may hold and exchange what the workers of their machine reduce, such as `0,2`; unset, all of them in turn.
         reduce_roots: Indices = "", alias "BYTEPS_REDUCE_ROOTS";
+    }
+    "Frameworks" {
+        /// What runs the operations of TensorFlow's graphs: native operations or Python functions. Read from the environment when the first graph is made.
+        tensorflow_op: FrameworkCall = "auto";
+        /// What reduces inside of JAX's compiled functions: XLA's custom call or Python functions. Read from the environment at the first reduction.
+        jax_call: FrameworkCall = "auto";
     }
     "Failures" {
         /// How long a process waits for the job to form.

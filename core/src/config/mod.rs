@@ -23,7 +23,7 @@ mod tf_config;
 pub mod units;
 mod unread;
 
-pub use choices::{Checksum, Congestion, LocalReduce, TransportChoice};
+pub use choices::{Checksum, Congestion, FrameworkCall, LocalReduce, TransportChoice};
 pub use kinds::ProcessRole;
 pub use knobs::{Config, KNOBS, Knob};
 pub use launcher::{Launch, Launcher};

@@ -20,7 +20,7 @@ from torch import nn
 
 from gradlane._reduction import Average, ReduceOp
 from gradlane.errors import FailedPreconditionError, InvalidArgumentError, UnsupportedError
-from gradlane.torch import _names
+from gradlane import _names
 from gradlane.torch._deferred import Deferred
 from gradlane.torch.compression import Compression, Compressor
 from gradlane.torch.ddp import DistributedDataParallel

@@ -12,7 +12,8 @@ from torch import nn
 
 from gradlane._reduction import Average
 from gradlane.errors import InvalidArgumentError
-from gradlane.torch import _names, _tensors
+from gradlane import _names
+from gradlane.torch import _tensors
 from gradlane._window import forward_order
 from gradlane.torch._gradients import Gradients, Priority, SparsePolicy
 from gradlane.torch._owners import watch

@@ -16,7 +16,7 @@ from torch import distributed
 from gradlane import _session
 from gradlane._reduction import Average
 from gradlane.errors import InvalidArgumentError, UnsupportedError
-from gradlane.torch import _names
+from gradlane import _names
 from gradlane.torch._futures import Completions, future_on
 from gradlane.torch._sparse import SparseTransfer
 from gradlane.torch.compression import Compression, Compressor, check_compression

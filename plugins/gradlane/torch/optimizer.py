@@ -11,7 +11,7 @@ import torch
 
 from gradlane._reduction import Average, ReduceOp
 from gradlane.errors import FailedPreconditionError, InvalidArgumentError
-from gradlane.torch import _names
+from gradlane import _names
 from gradlane._window import forward_order
 from gradlane.torch._gradients import Gradients
 from gradlane.torch._owners import watch

@@ -1,5 +1,6 @@
 //! The membership of a process in its job: the session, and the servers that this process embeds.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use gradlane_core::{Error, Result};
@@ -11,7 +12,7 @@ use crate::settings::Settings;
 
 /// A process in its job.
 pub struct Job {
-    session: Session,
+    session: Arc<Session>,
     embedded: Option<Embedded>,
 }
 
@@ -25,7 +26,7 @@ impl Job {
         let launch = Launch::detect(arguments)?;
         let (config, patience) = (&launch.config, launch.config.join_timeout);
         let (embedded, found) = match launch.entrance(generation)? {
-            Entrance::Alone => return Ok(Self { session: Session::alone(config)?, embedded: None }),
+            Entrance::Alone => return Ok(Arc::new(Session::alone(config)?).into()),
             Entrance::Join(join) => (None, join.into()),
             Entrance::Read(path) => (None, read_join(&path, patience)?),
             Entrance::Find { job } => (None, find_join(config, &job, patience)?),
@@ -39,7 +40,7 @@ impl Job {
         };
         let request = JoinRequest { rank: launch.rank, workers: launch.size, servers: config.servers, patience };
         // An embedded server stops when it is dropped, as after a failure here.
-        Ok(Self { session: Session::join(found, request, config.clone())?, embedded })
+        Ok(Self { session: Arc::new(Session::join(found, request, config.clone())?), embedded })
     }
 
     /// The session.
@@ -61,5 +62,12 @@ impl Job {
             Ok(()) | Err(Error::Timeout { .. }) => stopped,
             Err(error) => Err(error),
         }
+    }
+}
+
+impl From<Arc<Session>> for Job {
+    /// The job of a session that has joined by itself.
+    fn from(session: Arc<Session>) -> Self {
+        Self { session, embedded: None }
     }
 }

@@ -5,10 +5,10 @@ use std::any::Any;
 use std::ffi::c_char;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use gradlane_core::error::panic_text;
+use gradlane_core::error::{Code, panic_text};
 use gradlane_core::{Error, Result};
 
-use super::status::{GradlaneError, GradlaneStatus};
+use gradlane_abi::{GradlaneError, GradlaneStatus};
 
 /// Runs the body of a function of the C interface.
 ///
@@ -24,7 +24,7 @@ pub(super) unsafe fn answer(
         Ok(Err(failure)) => failure,
         Err(panic) => Error::Internal { what: format!("a panic: {}", message(&*panic)) },
     };
-    let status = GradlaneStatus::from(failure.code());
+    let status = status_of(failure.code());
     // Ignores a structure that the caller did not set up; the status is returned anyway. SAFETY: the caller of this function promises that
     // it can be read that far.
     let is_usable =
@@ -57,6 +57,24 @@ pub(super) unsafe fn write_text(text: &str, to: *mut c_char, capacity: usize) ->
         to.add(fits).write(0);
     }
     text.len()
+}
+
+/// The status for a class of failure.
+pub(super) fn status_of(code: Code) -> GradlaneStatus {
+    match code {
+        Code::InvalidArgument => GradlaneStatus::InvalidArgument,
+        Code::AlreadyExists => GradlaneStatus::AlreadyExists,
+        Code::FailedPrecondition => GradlaneStatus::FailedPrecondition,
+        Code::Aborted => GradlaneStatus::Aborted,
+        Code::DeadlineExceeded => GradlaneStatus::DeadlineExceeded,
+        Code::Unavailable => GradlaneStatus::Unavailable,
+        Code::ResourceExhausted => GradlaneStatus::ResourceExhausted,
+        Code::Cancelled => GradlaneStatus::Cancelled,
+        Code::Fenced => GradlaneStatus::Fenced,
+        Code::Unauthenticated => GradlaneStatus::Unauthenticated,
+        Code::DataLoss => GradlaneStatus::DataLoss,
+        Code::Internal => GradlaneStatus::Internal,
+    }
 }
 
 fn message(panic: &(dyn Any + Send)) -> &str {

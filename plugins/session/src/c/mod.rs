@@ -12,13 +12,17 @@
 
 mod answer;
 mod callbacks;
+mod lent;
 mod operations;
 mod read;
 mod sessions;
-mod status;
 mod table;
-mod types;
 
+pub use gradlane_abi::{
+    GRADLANE_ABI_VERSION, GRADLANE_FOREVER, GradlaneCallback, GradlaneDtype, GradlaneError, GradlaneMemory, GradlaneOp,
+    GradlaneOperation, GradlaneSession, GradlaneSetting, GradlaneStatus, GradlaneSubmission, GradlaneTensor,
+};
+pub use lent::{LentSession, engine_table, failure};
 pub use operations::{
     gradlane_cancel, gradlane_poll, gradlane_push_pull, gradlane_release, gradlane_submit, gradlane_submit_all,
     gradlane_wait,
@@ -26,9 +30,4 @@ pub use operations::{
 pub use sessions::{
     gradlane_abi_version, gradlane_barrier, gradlane_declare, gradlane_in_doubt, gradlane_init, gradlane_metrics,
     gradlane_rank, gradlane_shutdown, gradlane_size, gradlane_undeclare, gradlane_version,
-};
-pub use status::{GradlaneError, GradlaneStatus};
-pub use types::{
-    GRADLANE_ABI_VERSION, GRADLANE_FOREVER, GradlaneCallback, GradlaneDtype, GradlaneMemory, GradlaneOp,
-    GradlaneOperation, GradlaneSession, GradlaneSetting, GradlaneSubmission, GradlaneTensor,
 };

@@ -13,13 +13,13 @@ use super::answer::answer;
 use super::callbacks::Callback;
 use super::read::{device, op, present, structures, tensor, write};
 use super::sessions::{Member, limit, member, refuse_forked};
-use super::status::{GradlaneError, GradlaneStatus};
 use super::table::Table;
-use super::types::{
-    GRADLANE_FOREVER, GradlaneCallback, GradlaneOperation, GradlaneSession, GradlaneSubmission, GradlaneTensor,
-};
 use crate::batch::Batch;
 use crate::memory::Lender;
+use gradlane_abi::{
+    GRADLANE_FOREVER, GradlaneCallback, GradlaneOperation, GradlaneSession, GradlaneSubmission, GradlaneTensor,
+};
+use gradlane_abi::{GradlaneError, GradlaneStatus};
 
 /// The operations of this process, each with the process that submitted it; see `SESSIONS`.
 static OPERATIONS: Table<(Handle, u32)> = Table::new(0x4F, "operation");
@@ -40,16 +40,8 @@ pub unsafe extern "C" fn gradlane_submit(
 ) -> GradlaneStatus {
     let call = || {
         present(operation, "operation")?;
-        let member = member(session)?;
         // SAFETY: promised by the caller of this function.
-        let given = unsafe { one(submission) }?;
-        let key = submit_with(&member, (given.callback, given.user), |member, ended| {
-            // SAFETY: promised by the caller of this function.
-            let Some(submission) = unsafe { build(member, &given) }? else { return Ok(None) };
-            member.job.session().submit(submission, None, ended).map(Some)
-        })?;
-        // SAFETY: promised by the caller of this function.
-        unsafe { write(operation, "operation", key) }?;
+        unsafe { write(operation, "operation", submit(session, submission)?) }?;
         Ok(GradlaneStatus::Ok)
     };
     // SAFETY: promised by the caller of this function.
@@ -71,25 +63,8 @@ pub unsafe extern "C" fn gradlane_submit_all(
 ) -> GradlaneStatus {
     let call = || {
         present(operation, "operation")?;
-        let member = member(session)?;
         // SAFETY: promised by the caller of this function.
-        let given = unsafe { structures(submissions, count) }?;
-        let Some(first) = given.first() else {
-            return Err(Error::InvalidArgument {
-                what: "a group of no tensors".to_owned(),
-                hint: "do not call gradlane_submit_all for an empty group".to_owned(),
-            });
-        };
-        let key = submit_with(&member, (first.callback, first.user), |member, ended| {
-            // SAFETY: promised by the caller of this function.
-            let Some((batch, members)) = unsafe { build_all(member, &given) }? else { return Ok(None) };
-            let (op, weight) = reduction(first)?;
-            let timeout = limit(first.timeout_ms);
-            let submission = BatchSubmission { batch: batch.tensors(), members, op, weight, timeout };
-            member.job.session().submit_all(submission, None, ended).map(Some)
-        })?;
-        // SAFETY: promised by the caller of this function.
-        unsafe { write(operation, "operation", key) }?;
+        unsafe { write(operation, "operation", submit_all(session, submissions, count)?) }?;
         Ok(GradlaneStatus::Ok)
     };
     // SAFETY: promised by the caller of this function.
@@ -170,6 +145,62 @@ pub unsafe extern "C" fn gradlane_release(operation: GradlaneOperation, error: *
     let call = || OPERATIONS.remove(operation).map(|_| GradlaneStatus::Ok);
     // SAFETY: promised by the caller of this function.
     unsafe { answer(error, call) }
+}
+
+/// Submits one tensor.
+///
+/// # Safety
+/// As [`gradlane_submit`].
+pub(super) unsafe fn submit(
+    session: GradlaneSession,
+    submission: *const GradlaneSubmission,
+) -> Result<GradlaneOperation> {
+    let member = member(session)?;
+    // SAFETY: promised by the caller of this function.
+    let given = unsafe { one(submission) }?;
+    submit_with(&member, (given.callback, given.user), |member, ended| {
+        // SAFETY: promised by the caller of this function.
+        let Some(submission) = unsafe { build(member, &given) }? else { return Ok(None) };
+        member.job.session().submit(submission, None, ended).map(Some)
+    })
+}
+
+/// Submits a group as one operation.
+///
+/// # Safety
+/// As [`gradlane_submit_all`].
+pub(super) unsafe fn submit_all(
+    session: GradlaneSession,
+    submissions: *const GradlaneSubmission,
+    count: usize,
+) -> Result<GradlaneOperation> {
+    let member = member(session)?;
+    // SAFETY: promised by the caller of this function.
+    let given = unsafe { structures(submissions, count) }?;
+    let Some(first) = given.first() else {
+        return Err(Error::InvalidArgument {
+            what: "a group of no tensors".to_owned(),
+            hint: "do not call gradlane_submit_all for an empty group".to_owned(),
+        });
+    };
+    submit_with(&member, (first.callback, first.user), |member, ended| {
+        // SAFETY: promised by the caller of this function.
+        let Some((batch, members)) = unsafe { build_all(member, &given) }? else { return Ok(None) };
+        let (op, weight) = reduction(first)?;
+        let timeout = limit(first.timeout_ms);
+        let submission = BatchSubmission { batch: batch.tensors(), members, op, weight, timeout };
+        member.job.session().submit_all(submission, None, ended).map(Some)
+    })
+}
+
+/// Gives an operation that has failed before it began its number.
+pub(super) fn failed(error: Error) -> Result<GradlaneOperation> {
+    insert(Handle::resolved(0, Err(error)))
+}
+
+/// The error of an operation; `None` if it has not failed, has not ended, or was released.
+pub(super) fn failure(operation: GradlaneOperation) -> Option<Error> {
+    find(operation).ok()?.outcome()?.err()
 }
 
 fn insert(handle: Handle) -> Result<GradlaneOperation> {

@@ -7,7 +7,7 @@ use gradlane_core::types::{DType, Encoding, Op, TensorSpec, WorkerId};
 use gradlane_core::wire::limits::{DIMENSIONS_MAX, NAME_BYTES_MAX};
 use gradlane_core::{Error, Result};
 
-use super::types::{GradlaneDtype, GradlaneMemory, GradlaneOp, GradlaneSubmission, GradlaneTensor};
+use gradlane_abi::{GradlaneDtype, GradlaneMemory, GradlaneOp, GradlaneSubmission, GradlaneTensor};
 
 /// A structure that begins with its size, so that later versions can have more fields.
 pub(super) trait Growing: Copy {

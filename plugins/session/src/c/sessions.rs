@@ -13,11 +13,12 @@ use gradlane_core::{Error, Result};
 use super::answer::{answer, write_text};
 use super::callbacks::Callbacks;
 use super::read::{present, structures, tensor, text, texts, write};
-use super::status::{GradlaneError, GradlaneStatus};
 use super::table::Table;
-use super::types::{GRADLANE_ABI_VERSION, GRADLANE_FOREVER, GradlaneSession, GradlaneSetting, GradlaneTensor};
 use crate::job::Job;
+use crate::session::Session;
 use crate::settings::Settings;
+use gradlane_abi::{GRADLANE_ABI_VERSION, GRADLANE_FOREVER, GradlaneSession, GradlaneSetting, GradlaneTensor};
+use gradlane_abi::{GradlaneError, GradlaneStatus};
 
 /// A session of the C interface.
 pub(super) struct Member {
@@ -30,6 +31,27 @@ pub(super) struct Member {
 static SESSIONS: Table<Arc<Member>> = Table::new(0x53, "session");
 /// How many jobs this process has entered through this interface.
 static GENERATION: AtomicU64 = AtomicU64::new(0);
+
+impl Member {
+    fn new(job: Job) -> Arc<Self> {
+        Arc::new(Self { job, callbacks: Arc::default(), pid: std::process::id() })
+    }
+}
+
+/// Gives a session that was joined in Rust an integer, until [`take_back`].
+pub(super) fn lend(session: Arc<Session>) -> Result<GradlaneSession> {
+    SESSIONS.insert(Member::new(session.into()))
+}
+
+/// Makes the integer of a lent session invalid. Returns when all callbacks have run.
+pub(super) fn take_back(session: GradlaneSession) {
+    // In a forked child the thread of the callbacks does not exist.
+    if let Ok(member) = SESSIONS.remove(session)
+        && refuse_forked(member.pid).is_ok()
+    {
+        member.callbacks.finish();
+    }
+}
 
 /// The session of an integer.
 pub(super) fn member(session: GradlaneSession) -> Result<Arc<Member>> {
@@ -83,8 +105,7 @@ pub unsafe extern "C" fn gradlane_init(
         let arguments = unsafe { arguments(settings, settings_count) }?;
         let job = Job::enter(arguments, GENERATION.load(Ordering::Relaxed))?;
         GENERATION.fetch_add(1, Ordering::Relaxed);
-        let member = Member { job, callbacks: Arc::default(), pid: std::process::id() };
-        let key = SESSIONS.insert(Arc::new(member))?;
+        let key = SESSIONS.insert(Member::new(job))?;
         // SAFETY: promised by the caller of this function.
         unsafe { write(session, "session", key) }?;
         Ok(GradlaneStatus::Ok)

@@ -2,8 +2,6 @@
 
 use std::ffi::c_char;
 
-use gradlane_core::error::Code;
-
 /// The result of a call. Values never change; new ones may be added.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(i32)]
@@ -36,25 +34,6 @@ pub enum GradlaneStatus {
     DataLoss = 12,
     /// A defect of Gradlane.
     Internal = 13,
-}
-
-impl From<Code> for GradlaneStatus {
-    fn from(code: Code) -> Self {
-        match code {
-            Code::InvalidArgument => Self::InvalidArgument,
-            Code::AlreadyExists => Self::AlreadyExists,
-            Code::FailedPrecondition => Self::FailedPrecondition,
-            Code::Aborted => Self::Aborted,
-            Code::DeadlineExceeded => Self::DeadlineExceeded,
-            Code::Unavailable => Self::Unavailable,
-            Code::ResourceExhausted => Self::ResourceExhausted,
-            Code::Cancelled => Self::Cancelled,
-            Code::Fenced => Self::Fenced,
-            Code::Unauthenticated => Self::Unauthenticated,
-            Code::DataLoss => Self::DataLoss,
-            Code::Internal => Self::Internal,
-        }
-    }
 }
 
 /// The description of an error. The structure and the text belong to the caller. The library writes to them only during the call that gets

@@ -1,4 +1,4 @@
-"""Names for the tensors of wrappers, equal on all workers without the user's help."""
+"""Names for the tensors of wrappers, equal on all workers without the user's help. Knows no framework."""
 
 from __future__ import annotations
 

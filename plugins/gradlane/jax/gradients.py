@@ -1,0 +1,52 @@
+"""Averages gradients as a step of an optax optimizer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from gradlane._compression import Compression, Compressor
+from gradlane._reduction import Average, ReduceOp
+from gradlane.jax.ops import push_pull
+
+if TYPE_CHECKING:
+    import optax
+
+
+def push_pull_gradients(
+    name: str = "gradients",
+    *,
+    op: ReduceOp = Average,
+    compression: Compressor = Compression.none,
+    timeout: float | None = None,
+) -> optax.GradientTransformation:
+    """The first step of an optax chain: replaces the gradients by their average over all workers. Experimental.
+
+        optimizer = optax.chain(gl.push_pull_gradients(), optax.adam(1e-3))
+
+    Nothing is broadcast: give all workers the same parameters by `broadcast` first. `optax.MultiSteps` around the chain
+    gives the right result, but optax computes updates in every pass, so that gradients are sent in every pass. To send
+    them once, add up the gradients of several passes yourself, such as by `jax.lax.scan`, before you call the optimizer.
+
+    Args:
+        name: equal on all workers; another one for each optimizer.
+        op: `Average` or `Sum`.
+        compression: the element type on the wire.
+        timeout: seconds for the reduction of one step; None takes the job's step timeout.
+    Raises:
+        ModuleNotFoundError: optax is not installed.
+    """
+    try:
+        import optax
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            "gradlane.jax.push_pull_gradients needs optax; run pip install 'gradlane[jax]'", name="optax"
+        ) from error
+
+    def init(_: Any) -> Any:
+        return optax.EmptyState()
+
+    def update(updates: Any, state: Any, params: Any | None = None) -> tuple[Any, Any]:
+        del params
+        return push_pull(updates, name, op=op, compression=compression, timeout=timeout), state
+
+    return optax.GradientTransformation(init, update)

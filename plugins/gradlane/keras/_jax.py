@@ -1,0 +1,22 @@
+"""Averages the gradients of Keras variables where JAX is the backend."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from gradlane import _session
+from gradlane._averaging import Averaging
+from gradlane.jax import push_pull
+
+
+def average(gradients: Sequence[Any], variables: Sequence[Any], namespace: str, how: Averaging) -> list[Any]:
+    """Averages gradients, which are arrays of JAX, also under `jax.jit`; as `gradlane.tensorflow.gradients.average`.
+
+    `gradlane.jax` notices where workers have gradients for different variables.
+    """
+    del variables
+    present = {str(position): gradient for position, gradient in enumerate(gradients) if gradient is not None}
+    if _session.size() > 1:
+        present = push_pull(present, namespace, op=how.op, compression=how.compression)
+    return [present.get(str(position)) for position in range(len(gradients))]

@@ -1,0 +1,134 @@
+"""Reductions inside of graphs: in `tf.function`, in Keras' `fit`, and in the sessions of TensorFlow 1.
+
+All tensors of a list are submitted as soon as each is computed, and there is one wait for all of them. A wait blocks
+one of the few threads that run operations. So waits happen in the order of the program, one at a time, each after all
+submissions that the program made before it. All workers run the same program, so each of them has submitted what the
+others wait for, even with a single thread.
+
+If a graph uses a name twice, the second submission comes after the wait for the first. Otherwise two workers could submit
+them in different orders.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+import tensorflow as tf
+
+from gradlane import _agreement, _session
+from gradlane._agreement import Agreement
+from gradlane._operations import declare_places
+from gradlane.errors import UnsupportedError
+from gradlane.tensorflow import _sparse, _step
+from gradlane.tensorflow._choice import operations
+from gradlane.tensorflow._errors import python_function
+from gradlane.tensorflow._reduction import Reduction
+
+
+@dataclass
+class _Program:
+    """What a graph contains so far."""
+
+    gates: list[Any] = field(default_factory=list)
+    """What the next wait comes after."""
+    names: set[str] = field(default_factory=set)
+    """The names that it uses."""
+
+
+def reduce_all(
+    tensors: Sequence[Any], names: Sequence[str], reduction: Reduction, agreement: Agreement | None
+) -> list[Any]:
+    """Adds the reduction of all `tensors`, dense or `tf.IndexedSlices`, to the present graph.
+
+    Raises:
+        UnsupportedError: the graph will be compiled by XLA.
+    """
+    _refuse_xla()
+    _declare(tensors, names, reduction)
+    program = _program()
+    used = {*names, *(() if agreement is None else (agreement.name,))}
+    is_again = not program.names.isdisjoint(used)
+    program.names |= used
+    ops, step, gates = operations(), _step.step(), program.gates
+    dense, sparse = [], []
+    with tf.control_dependencies(gates if is_again else []):
+        for position, (tensor, name) in enumerate(zip(tensors, names, strict=True)):
+            if isinstance(tensor, tf.IndexedSlices):
+                sparse.append((position, _sparse.submit(tensor, name, step, reduction.op)))
+            else:
+                options = reduction.options(priority=reduction.priority - position)
+                dense.append((position, ops.submit(tensor, name, step, **options)))
+        marks = _submitted_marks(agreement, step) if agreement is not None else None
+    gates += [handle for _, handle in dense + sparse]
+    if agreement is not None and marks is not None:
+        gates[:] = [_checked(agreement, marks, step, gates)]
+    results: list[Any] = [None] * len(tensors)
+    for wait, begun in ((ops.wait, dense), (_sparse.wait, sparse)):
+        if begun:
+            with tf.control_dependencies(gates):
+                landed = wait([handle for _, handle in begun], [tensors[position] for position, _ in begun])
+            gates[:] = [landed[0].values if isinstance(landed[0], tf.IndexedSlices) else landed[0]]
+            for (position, _), result in zip(begun, landed, strict=True):
+                results[position] = result
+    return results
+
+
+def _program() -> _Program:
+    """What the present graph contains. The graph keeps it, because it refers to the graph."""
+    graph = tf.compat.v1.get_default_graph()
+    if not hasattr(graph, "_gradlane_program"):
+        graph._gradlane_program = _Program()
+    program: _Program = graph._gradlane_program
+    return program
+
+
+def _submitted_marks(agreement: Agreement, step: Any) -> tuple[Any, Any]:
+    """What this worker contributes to the agreement, and the handle of the exchange."""
+    marks = tf.constant(agreement.marks.tolist(), tf.int32)
+    return marks, operations().submit(marks, agreement.name, step, op="max", priority=1)
+
+
+def _checked(agreement: Agreement, submitted: tuple[Any, Any], step: Any, gates: Sequence[Any]) -> Any:
+    """A tensor that exists once all workers agree on their gradients; it raises otherwise."""
+    marks, handle = submitted
+    with tf.control_dependencies([*gates, handle]):
+        [agreed] = operations().wait([handle], [marks])
+
+    def explain(now: Any) -> NoReturn:
+        if now < 0:
+            _agreement.check_in_step()
+        try:
+            agreement.explain()
+        finally:
+            _step.mark_out_of_step()
+
+    return tf.cond(
+        tf.logical_and(tf.reduce_all(tf.equal(agreed, marks)), step >= 0),
+        lambda: tf.constant(0, tf.int64),
+        lambda: tf.numpy_function(python_function(explain), [step], tf.int64, stateful=False),
+    )
+
+
+def _declare(tensors: Sequence[Any], names: Sequence[str], reduction: Reduction) -> None:
+    """Declares the tensors of a list together, so that small ones share messages."""
+    known = [
+        (name, tensor.dtype.name, tuple(tensor.shape))
+        for name, tensor in zip(names, tensors, strict=True)
+        if not isinstance(tensor, tf.IndexedSlices) and tensor.shape.is_fully_defined()
+    ]
+    if len(known) > 1:
+        declare_places(_session.session(), known, codec=reduction.codec, fuse=True, timeout=reduction.timeout)
+
+
+def _refuse_xla() -> None:
+    try:
+        from tensorflow.python.ops import control_flow_util  # no public function tells
+    except ImportError:
+        return
+    if control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):
+        raise UnsupportedError(
+            "the function is compiled by XLA, which cannot wait for other processes; use model.compile(jit_compile="
+            "False) and tf.function(jit_compile=False), and reduce outside of compiled functions"
+        )

@@ -1,0 +1,85 @@
+"""Reductions of tensors by name: `push_pull`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from gradlane._compression import Compression, Compressor, check_compression
+from gradlane._operations import check_name
+from gradlane._reduction import ReduceOp, resolve
+from gradlane.errors import InvalidArgumentError
+from gradlane.tensorflow import _sparse
+from gradlane.tensorflow._autograph import unconverted
+from gradlane.tensorflow._reduce import reduce_all
+from gradlane.tensorflow._reduction import Reduction, dense
+
+
+@unconverted
+def push_pull(
+    tensor: Any,
+    name: str,
+    *,
+    op: ReduceOp | None = None,
+    average: bool | None = None,
+    weight: float | None = None,
+    priority: int | None = None,
+    compression: Compressor = Compression.none,
+    timeout: float | None = None,
+    sparse_as_dense: bool = False,
+) -> Any:
+    """Average `tensor` over all workers into a new tensor. Differentiable: the gradient is reduced the same way.
+
+    Works eagerly and in `tf.function`. In a function, calls wait for their results in the order of the program. If there
+    are many tensors, `tf.concat` them, or use `DistributedGradientTape`, which waits once for all.
+
+    Args:
+        tensor: anything that `tf.convert_to_tensor` takes, or `tf.IndexedSlices`, of which the values and indices of all
+            workers are gathered; any shape; float16, bfloat16, float32, float64, int32, int64, int8 or uint8.
+        name: equal on all workers; its first use fixes dtype and shape.
+        op: `Average` (default), `Sum`, `Min`, `Max` or `WeightedAverage`; equal on all workers.
+        average: old form of `op`: True for `Average`, False for `Sum`.
+        weight: this worker's weight in a `WeightedAverage`.
+        priority: higher goes first; only the order matters.
+        compression: the element type on the wire; equal on all workers.
+        timeout: seconds for the whole operation; None takes the job's step timeout.
+        sparse_as_dense: make `tf.IndexedSlices` dense first.
+    Raises:
+        MismatchError: a worker used `name` with another dtype, shape or op (both are named).
+        StallError: some workers did not contribute in time (they are named).
+        InvalidArgumentError: the tensor is ragged or sparse, or its elements cannot be reduced.
+        UnsupportedError: the function is compiled by XLA.
+        NotInitializedError: before `init()`.
+        tensorflow.errors.OpError: in a graph, where an error passes through TensorFlow. Its text has the class and the
+            message of ours.
+    """
+    reduction = Reduction(
+        op=resolve(op, average, weight).native,
+        weight=1.0 if weight is None else weight,
+        priority=priority or 0,
+        codec=check_compression(compression).codec,
+        timeout=timeout,
+    )
+    tensor = dense(tensor)
+    if sparse_as_dense and isinstance(tensor, tf.IndexedSlices):
+        tensor = tf.convert_to_tensor(tensor)
+    return reduce_one(tensor, check_name(name), reduction)
+
+
+def reduce_one(tensor: Any, name: str, reduction: Reduction) -> Any:
+    """Reduces one tensor from `dense`; differentiable if it is dense."""
+    if isinstance(tensor, tf.IndexedSlices):
+        _sparse.check_op(reduction.op)
+        return reduce_all([tensor], [name], reduction)[0]
+
+    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    def reduced(tensor: Any) -> Any:
+        def gradient(upstream: Any) -> Any:
+            if reduction.op not in ("sum", "mean"):
+                raise InvalidArgumentError(f"{reduction.op} has no gradient; use tf.stop_gradient, or Average or Sum")
+            return reduce_one(tf.convert_to_tensor(upstream), f"{name}.backward", reduction)
+
+        return reduce_all([tensor], [name], reduction)[0], gradient
+
+    return reduced(tensor)

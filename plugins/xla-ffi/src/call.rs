@@ -1,0 +1,182 @@
+//! The call itself: one group of the engine for all arrays.
+#![expect(unsafe_code, reason = "lends XLA's buffers to the engine")]
+
+use std::ffi::CString;
+use std::ptr::{null, null_mut};
+
+use gradlane_abi::{Door, Failure, GradlaneDtype, GradlaneOp, GradlaneStatus, GradlaneSubmission};
+
+use crate::frame::{Buffer, Frame};
+
+/// The element types that can be reduced, by XLA's numbers (`XLA_FFI_DataType`).
+const TYPES: [(i32, GradlaneDtype); 8] = [
+    (11, GradlaneDtype::Float32),
+    (12, GradlaneDtype::Float64),
+    (10, GradlaneDtype::Float16),
+    (16, GradlaneDtype::Bfloat16),
+    (4, GradlaneDtype::Int32),
+    (5, GradlaneDtype::Int64),
+    (2, GradlaneDtype::Int8),
+    (6, GradlaneDtype::Uint8),
+];
+
+/// XLA's other types whose bits can be broadcast, as elements of the same size: bool, 16, 32 and 64 bits unsigned, 16 bits signed, and
+/// pairs of 32 bits.
+const BITS: [(i32, GradlaneDtype); 6] = [
+    (1, GradlaneDtype::Uint8),
+    (7, GradlaneDtype::Float16),
+    (8, GradlaneDtype::Int32),
+    (9, GradlaneDtype::Int64),
+    (3, GradlaneDtype::Float16),
+    (15, GradlaneDtype::Int64),
+];
+
+/// The reductions by the values of the attribute `op`.
+const REDUCTIONS: [(&str, GradlaneOp); 6] = [
+    ("sum", GradlaneOp::Sum),
+    ("mean", GradlaneOp::Mean),
+    ("min", GradlaneOp::Min),
+    ("max", GradlaneOp::Max),
+    ("weighted_mean", GradlaneOp::WeightedMean),
+    ("broadcast", GradlaneOp::Broadcast),
+];
+
+/// Reduces the arguments into the results. In a weighted mean the last argument is the weight, a scalar of 32 bits.
+///
+/// Beside them travels an array without meaning, whose length stands for the structure of the tree. If the trees of two workers differ, that
+/// is an error on every worker at once. Otherwise each would wait until the step timeout for arrays that the others do not have.
+///
+/// # Safety
+/// The buffers are valid until this function returns.
+pub(crate) unsafe fn push_pull(frame: &Frame<'_>, door: &'static Door) -> Result<(), Failure> {
+    let op = frame.text("op")?;
+    let known = REDUCTIONS.iter().find(|(name, _)| *name == op).map(|(_, op)| *op);
+    let op = known.ok_or_else(|| invalid(format!("op {op:?}")))?;
+    let (sources, weight) = match (op, frame.arguments.split_last()) {
+        // SAFETY: promised by the caller of this function.
+        (GradlaneOp::WeightedMean, Some((weight, sources))) => (sources, unsafe { scalar(weight) }?),
+        _ => (&frame.arguments[..], 1.0),
+    };
+    let (names, codec, structure_name) =
+        (lines(frame.text("names")?)?, c_text(frame.text("codec")?)?, c_text(frame.text("structure_name")?)?);
+    if [names.len(), frame.results.len()] != [sources.len(); 2] {
+        let counts = format!("{} names and {} results for {} arrays", names.len(), frame.results.len(), sources.len());
+        return Err(invalid(counts));
+    }
+    let out_of_range = |_| invalid("a number is out of range".to_owned());
+    let root = u32::try_from(frame.number("root")?).map_err(out_of_range)?;
+    let priority = i32::try_from(frame.number("priority")?).map_err(out_of_range)?;
+    let timeout_ms = u64::try_from(frame.number("timeout_ms")?).map_err(out_of_range)?;
+    let structure_len = u64::try_from(frame.number("structure_len")?).map_err(out_of_range)?;
+
+    let common =
+        GradlaneSubmission { codec: codec.as_ptr(), timeout_ms, weight, op: op as u32, root, priority, ..nothing() };
+    let mut submissions = Vec::with_capacity(sources.len());
+    for (index, ((name, source), result)) in names.iter().zip(sources).zip(&frame.results).enumerate() {
+        let dtype = dtype(op, source.dtype)
+            .ok_or_else(|| invalid(format!("{name:?}: an array of XLA's type {}", source.dtype)))?;
+        let elements: u64 = source.shape().iter().product();
+        let bytes = usize::try_from(elements).ok().and_then(|elements| elements.checked_mul(item_bytes(dtype)));
+        let position = i32::try_from(index).unwrap_or(i32::MAX);
+        submissions.push(GradlaneSubmission {
+            name: name.as_ptr(),
+            shape: source.shape().as_ptr(),
+            dimensions: source.shape().len(),
+            source: source.data,
+            destination: result.data,
+            bytes: bytes.ok_or_else(|| invalid(format!("{name:?}: larger than the address space")))?,
+            dtype: dtype as u32,
+            priority: priority.saturating_sub(position),
+            ..common
+        });
+    }
+    let mut structure = vec![0_u8; usize::try_from(structure_len).unwrap_or_default()];
+    let agreement = GradlaneSubmission {
+        name: structure_name.as_ptr(),
+        shape: &raw const structure_len,
+        dimensions: 1,
+        source: structure.as_mut_ptr().cast(),
+        bytes: structure.len(),
+        timeout_ms,
+        dtype: GradlaneDtype::Uint8 as u32,
+        op: GradlaneOp::Max as u32,
+        priority: priority.saturating_add(1),
+        ..nothing()
+    };
+
+    // SAFETY: XLA's buffers are valid until this function returns, and so is the array of the structure. It returns after the end of both
+    // operations. XLA writes to no argument, and neither reads nor writes a result meanwhile.
+    let (mut agreement, reduction) = unsafe { (door.begin(&[agreement])?, door.begin(&submissions)) };
+    let agreed = agreement.wait();
+    let mut reduction = reduction?;
+    if agreed.is_err() {
+        // The others have the same error, and cancel, too.
+        reduction.cancel();
+    }
+    let reduced = reduction.wait();
+    agreed.and(reduced)
+}
+
+/// A submission of nothing, to be filled.
+fn nothing() -> GradlaneSubmission {
+    GradlaneSubmission {
+        struct_size: size_of::<GradlaneSubmission>(),
+        name: null(),
+        shape: null(),
+        dimensions: 0,
+        codec: null(),
+        source: null_mut(),
+        destination: null_mut(),
+        bytes: 0,
+        source_stream: 0,
+        destination_stream: 0,
+        timeout_ms: 0,
+        weight: 1.0,
+        dtype: 0,
+        op: 0,
+        root: 0,
+        priority: 0,
+        memory: 0,
+        device: 0,
+        callback: None,
+        user: null_mut(),
+    }
+}
+
+/// # Safety
+/// The buffer is valid.
+unsafe fn scalar(of: &Buffer) -> Result<f64, Failure> {
+    if TYPES[0].0 != of.dtype || !of.shape().is_empty() {
+        return Err(invalid("the weight is no scalar of 32 bits".to_owned()));
+    }
+    // SAFETY: it holds one such number.
+    Ok(f64::from(unsafe { of.data.cast::<f32>().read_unaligned() }))
+}
+
+/// The texts that stand one a line.
+fn lines(text: &str) -> Result<Vec<CString>, Failure> {
+    text.split('\n').map(c_text).collect()
+}
+
+fn c_text(text: &str) -> Result<CString, Failure> {
+    CString::new(text).map_err(|_| invalid(format!("{text:?} contains a zero byte")))
+}
+
+/// The engine's type for the elements of an array.
+fn dtype(op: GradlaneOp, number: i32) -> Option<GradlaneDtype> {
+    let bits = if op == GradlaneOp::Broadcast { &BITS[..] } else { &[] };
+    TYPES.iter().chain(bits).find(|(known, _)| *known == number).map(|(_, dtype)| *dtype)
+}
+
+fn item_bytes(dtype: GradlaneDtype) -> usize {
+    match dtype {
+        GradlaneDtype::Float64 | GradlaneDtype::Int64 => 8,
+        GradlaneDtype::Float32 | GradlaneDtype::Int32 => 4,
+        GradlaneDtype::Float16 | GradlaneDtype::Bfloat16 => 2,
+        GradlaneDtype::Int8 | GradlaneDtype::Uint8 => 1,
+    }
+}
+
+fn invalid(text: String) -> Failure {
+    Failure::new(GradlaneStatus::InvalidArgument, text)
+}

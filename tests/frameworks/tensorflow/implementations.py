@@ -1,0 +1,25 @@
+"""What the tests of this folder share: each runs with the native operations, and with Python functions."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+SETTING = "GRADLANE_TENSORFLOW_OP"
+
+
+@pytest.fixture(params=["native", "fallback"])
+def implementation(request, monkeypatch):
+    """Which operations graphs have."""
+    from gradlane.tensorflow import _native
+
+    if request.param == "native" and _native.load() is None:
+        pytest.skip(f"the native operations do not load: {_native.why_not()}")
+    monkeypatch.setenv(SETTING, request.param)
+    return request.param
+
+
+def with_implementation(name: str) -> dict[str, str]:
+    """The environment of a process with these operations."""
+    return {**os.environ, SETTING: name}

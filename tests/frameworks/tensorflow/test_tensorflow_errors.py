@@ -1,0 +1,149 @@
+"""What goes wrong has a name, on every worker, and nothing hangs."""
+
+import gradlane.tensorflow as gl
+import pytest
+import tensorflow as tf
+from gradlane.errors import MismatchError, StallError, UnsupportedError, UnusedParametersError
+from implementations import implementation  # noqa: F401
+from processes import run_python
+
+over_quic = pytest.mark.over("quic")
+broken = pytest.mark.workers(2, alone=True, settings={"step_timeout": "8s"})
+BOTH = pytest.mark.parametrize("made", [lambda function: function, tf.function], ids=["eager", "graph"])
+
+
+@over_quic
+@broken
+@BOTH
+def test_a_gradient_that_one_worker_lacks_is_an_error_on_all(implementation, made):
+    used, sometimes = tf.Variable([1.0, 2.0]), tf.Variable([3.0], name="sometimes")
+
+    @made
+    def step():
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(used)
+            if gl.rank() == 0:
+                loss += tf.reduce_sum(sometimes)
+        return gl.DistributedGradientTape(tape).gradient(loss, [used, sometimes])
+
+    for _ in range(2):  # the workers are out of step, and stay so
+        with pytest.raises(UnusedParametersError, match=r"no gradient for variable 1 \(sometimes:0\) on rank 1") as caught:
+            with gl.typed_errors():
+                step()
+        assert list(caught.value.parameters.values()) == [[1]]
+
+
+@over_quic
+@broken
+@BOTH
+def test_models_that_differ_are_an_error_on_all(implementation, made):
+    variable = tf.Variable(tf.zeros((3, 4) if gl.rank() == 0 else (4, 3)))
+
+    @made
+    def step():
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(variable * variable)
+        return gl.DistributedGradientTape(tape).gradient(loss, [variable])
+
+    with pytest.raises(MismatchError, match=r"worker 0 has float32 \[3, 4\], worker 1 has float32 \[4, 3\]"):
+        with gl.typed_errors():
+            step()
+
+
+@over_quic
+@broken
+@BOTH
+def test_a_name_with_two_shapes_is_an_error_on_all(implementation, made):
+    @made
+    def total():
+        return gl.push_pull(tf.zeros(3 + gl.rank()), "shapes")
+
+    with pytest.raises(MismatchError, match=r"(?s)tensor shapes.*\[3\].*\[4\]|\[4\].*\[3\]") as caught:
+        with gl.typed_errors():
+            total()
+    assert caught.value.tensor == "shapes"
+
+
+@over_quic
+@broken
+@BOTH
+def test_a_worker_that_does_not_come_is_named(implementation, made):
+    @made
+    def total():
+        return gl.push_pull(tf.zeros(3), "absent")
+
+    if gl.rank() == 0:
+        with pytest.raises(StallError, match="absent") as caught:
+            with gl.typed_errors():
+                total()
+        assert caught.value.missing_ranks == [1]
+    gl.barrier("both are done")
+
+
+@pytest.mark.parametrize("how", ["gl.push_pull(x, 'x')", "tf.function(lambda: gl.push_pull(x, 'x'))()"])
+def test_a_call_before_init_says_so(how):
+    script = f"import tensorflow as tf, gradlane.tensorflow as gl\nx = tf.ones(3)\n{how}"
+    ended = run_python(script)
+    assert ended.code == 1 and "NotInitializedError: this process takes part in no job; call gradlane.init() first" in (
+        ended.output
+    )
+
+
+def test_a_fork_is_refused():
+    script = """
+import os
+import tensorflow as tf, gradlane.tensorflow as gl
+gl.init()
+x = tf.ones(3)
+child = os.fork()
+if child == 0:
+    try:
+        gl.push_pull(x, "x")
+    except gl.Error as error:
+        os.write(1, f"{type(error).__name__}: {error}".encode())
+    os._exit(0)
+os.waitpid(child, 0)
+"""
+    ended = run_python(script)
+    assert "ForkedProcessError: process" in ended.output and "spawn or forkserver" in ended.output, ended.output
+
+
+def test_a_release_that_is_too_old_is_refused():
+    from gradlane.keras._release import check_release as of_keras
+    from gradlane.tensorflow._release import check_release
+
+    check_release("2.16.1")
+    check_release("3.0.0-rc1")
+    with pytest.raises(UnsupportedError, match=r"TensorFlow 2\.15\.1 is installed.*2\.16 or later.*--upgrade"):
+        check_release("2.15.1")
+    of_keras("3.0.0")
+    with pytest.raises(UnsupportedError, match=r"Keras 2\.15\.0 is installed.*3\.0 or later"):
+        of_keras("2.15.0")
+
+
+@pytest.mark.parametrize(("door", "package"), [("tensorflow", "tensorflow"), ("keras", "keras")])
+def test_a_framework_that_is_missing_is_named_by_its_door_only(door, package):
+    script = f"""
+import sys
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name == "{package}":
+            raise ModuleNotFoundError("No module named {package!r}", name="{package}")
+sys.meta_path.insert(0, Absent())
+import gradlane
+print("the package is fine")
+import gradlane.{door}
+"""
+    ended = run_python(script)
+    assert "the package is fine" in ended.output
+    assert f"pip install 'gradlane[{door}]'" in ended.output, ended.output
+
+
+def test_the_package_imports_no_framework():
+    assert "False" in run_python("import sys, gradlane; print('tensorflow' in sys.modules)").output
+
+
+def test_a_setting_that_is_none_of_the_choices_is_refused():
+    script = "import tensorflow as tf, gradlane.tensorflow as gl\ngl.init()\ntf.function(lambda: gl.push_pull(tf.ones(3), 'x'))()"
+    ended = run_python(script, env={"GRADLANE_TENSORFLOW_OP": "python"})
+    assert ended.code == 1 and "is none of" in ended.output, ended.output

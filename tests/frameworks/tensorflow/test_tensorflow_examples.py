@@ -1,0 +1,34 @@
+"""The examples and the programs of their pages run."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from processes import run_all
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
+
+
+@pytest.mark.parametrize("framework", ["tensorflow", "keras"])
+def test_the_demo_proves_its_three_claims(framework):
+    command = [sys.executable, str(EXAMPLES / "demo.py"), "--framework", framework]
+    [ended] = run_all([(command, {"OMP_NUM_THREADS": "1"})], timeout=300)
+    assert ended.code == 0, ended.output
+    assert ended.output.count("PASS  ") == 3, ended.output
+
+
+@pytest.mark.parametrize("framework", ["tensorflow", "keras"])
+def test_the_program_of_the_page_runs_on_two_workers(framework, tmp_path):
+    page = (EXAMPLES / framework / "README.md").read_text()
+    [program] = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    script = tmp_path / "program.py"
+    script.write_text(program)
+    command = [sys.executable, "-m", "gradlane", "run", "-n", "2", "-s", "1", "--", sys.executable, str(script)]
+    [ended] = run_all([(command, {"OMP_NUM_THREADS": "1"})], timeout=120, cwd=tmp_path)
+    assert ended.code == 0, ended.output
+
+
+def test_the_training_fails_its_check_if_it_is_too_short():
+    command = [sys.executable, str(EXAMPLES / "keras" / "digits.py"), "--steps", "1", "--check"]
+    assert run_all([(command, {})], timeout=90)[0].code == 1

@@ -1,0 +1,207 @@
+"""Runs tests on real workers.
+
+A test marked `workers(n)` is a sentence about a job: its body runs in each of n worker processes, started by `gradlane
+run` with real servers, and passes if it passes in all of them. The workers run pytest on the same files, so parameters
+and assertions are those of any test. Tests of one module that need the same job share one launch; `alone=True` asks for
+an own one, for tests that break their job.
+
+A test marked `workers(2, 4)` runs with 2 and with 4. `servers=`, `settings=` (knobs by name) and `env=` shape the job. With
+`machines="aabb"`, which has a letter a rank, the workers take themselves to be on two machines.
+
+Each of these tests names its transports, `over("local", "shm", "quic")`, and runs once over each of them (`TRANSPORTS`
+in `processes.py` has them all). A mark of a test counts instead of the mark of its module. The name of the transport is
+the parameter `transport`, which any other test or fixture may also ask for.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Generator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from processes import over, run_all
+
+RESULTS = "WORKER_TEST_RESULTS"
+"""In a worker: the folder for its results. Not named GRADLANE_*, where unknown names are warned of."""
+
+MACHINES = "WORKER_TEST_MACHINES"
+"""In a worker: the machine that the worker of each rank takes itself to be on, a letter a rank."""
+
+ROOT = Path(__file__).parents[2]
+"""The folder from which the names of tests count."""
+
+LAUNCH_TIMEOUT = float(os.environ.get("WORKER_TEST_LAUNCH_TIMEOUT", "150"))
+IN_WORKER = RESULTS in os.environ
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a test asks of its job; tests of one shape in one module share a launch."""
+
+    module: Path
+    workers: int
+    servers: int
+    env: tuple[tuple[str, str], ...]
+    alone: str | None
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "workers(n, ..., servers, settings, env, machines, alone): runs on n real workers")
+    config.addinivalue_line("markers", "over(transport, ...): runs once over each of these transports")
+    # A shell ignores it for what it starts in the background, and so would all processes of the tests.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    config.stash[outcomes_key] = {}
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Runs a test once over each transport that it names. A default could hide what a test is about."""
+    names = metafunc.fixturenames
+    if "transport" in names or metafunc.definition.get_closest_marker("workers"):
+        named = metafunc.definition.get_closest_marker("over")
+        if named is None:
+            raise pytest.UsageError(f"{metafunc.definition.nodeid} names no transport: mark it over(...)")
+        if "transport" not in names:
+            names.append("transport")
+        metafunc.parametrize("transport", named.args, scope="module")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Outside of workers, replaces the call of a test by the outcome it had in each worker."""
+    if IN_WORKER or pyfuncitem.get_closest_marker("workers") is None:
+        return None
+    outcomes = pyfuncitem.config.stash[outcomes_key]
+    for shape in shapes(pyfuncitem):
+        if shape not in outcomes:
+            items = [item for item in pyfuncitem.session.items if shape in shapes(item)]
+            outcomes[shape] = launch(shape, [item.nodeid for item in items])
+        failures = outcomes[shape].failures(pyfuncitem.nodeid)
+        if failures:
+            pytest.fail(failures, pytrace=False)
+    return True
+
+
+@pytest.fixture(scope="session", autouse=True)
+def job():
+    """In a worker: the job, joined before the first test and left after the last."""
+    if not IN_WORKER:
+        yield
+        return
+    import gradlane
+
+    if MACHINES in os.environ:
+        os.environ["GRADLANE_MACHINE"] = os.environ[MACHINES][int(os.environ["GRADLANE_RANK"])]
+    gradlane.init()
+    yield
+    gradlane.shutdown()
+
+
+@pytest.fixture(autouse=True)
+def in_step(request: pytest.FixtureRequest):
+    """In a worker: begins each test together with the others, so that a failure is not blamed on the tests after it."""
+    marker = request.node.get_closest_marker("workers")
+    if IN_WORKER and not marker.kwargs.get("alone"):
+        import gradlane
+
+        gradlane.barrier(request.node.nodeid)
+    yield
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if IN_WORKER and (report.when == "call" or report.failed):
+        import gradlane
+
+        rank = os.environ["GRADLANE_RANK"] if not gradlane.is_initialized() else str(gradlane.rank())
+        line = {"test": report.nodeid, "outcome": report.outcome, "text": report.longreprtext}
+        with open(Path(os.environ[RESULTS], f"{rank}.jsonl"), "a") as results:
+            results.write(json.dumps(line) + "\n")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Makes a skip for want of root a failure where CI is root: there the test can run."""
+    report = yield
+    is_root_on_ci = os.environ.get("CI") == "true" and os.geteuid() == 0
+    if report.skipped and is_root_on_ci and why_skipped(report).startswith("needs root"):
+        report.outcome = "failed"
+        report.longrepr = f"a test that CI runs as root was skipped: {why_skipped(report)}"
+    return report
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Adds what was skipped to the file of `make test`, which ends with the count of the reasons."""
+    if "SKIPPED_TESTS" in os.environ and not IN_WORKER:
+        with open(os.environ["SKIPPED_TESTS"], "a") as file:
+            for report in terminalreporter.stats.get("skipped", []):
+                file.write(f"{report.nodeid}\t{why_skipped(report)}\n")
+
+
+def why_skipped(report: pytest.TestReport | pytest.CollectReport) -> str:
+    reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longreprtext
+    return reason.removeprefix("Skipped: ")
+
+
+@dataclass
+class Outcomes:
+    """What the tests of one launch came to, by worker."""
+
+    workers: int
+    by_rank: list[dict[str, tuple[str, str]]]
+    log: str
+
+    def failures(self, test: str) -> str:
+        """Why a test failed, per worker; empty if it passed in all."""
+        texts = []
+        for rank, outcomes in enumerate(self.by_rank):
+            outcome, text = outcomes.get(test, ("missing", f"no outcome; the launch said:\n{self.log}"))
+            if outcome != "passed":
+                texts.append(f"worker {rank} of {self.workers}: {outcome}\n{text}")
+        return "\n".join(texts)
+
+
+outcomes_key = pytest.StashKey[dict[Shape, Outcomes]]()
+
+
+def shapes(item: pytest.Item) -> list[Shape]:
+    """The jobs that a test wants to run in."""
+    marker = item.get_closest_marker("workers")
+    if marker is None:
+        return []
+    wanted = marker.kwargs
+    settings = {"step_timeout": "20s"} | wanted.get("settings", {})
+    transport = item.callspec.params["transport"]
+    env = over(transport)
+    if "machines" in wanted and transport == "shm":
+        # The servers are on the first machine; the other machines reach them over QUIC.
+        env |= {"GRADLANE_TRANSPORT": "auto", "GRADLANE_MACHINE": wanted["machines"][0]}
+    env |= {f"GRADLANE_{name.upper()}": value for name, value in settings.items()} | wanted.get("env", {})
+    if "machines" in wanted:
+        env[MACHINES] = wanted["machines"]
+    alone = item.nodeid if wanted.get("alone") else None
+    return [
+        Shape(item.path, workers, wanted.get("servers", 1), tuple(sorted(env.items())), alone)
+        for workers in marker.args
+    ]
+
+
+def launch(shape: Shape, tests: list[str]) -> Outcomes:
+    """Runs the tests in every worker of a new job."""
+    with tempfile.TemporaryDirectory(prefix="gradlane-tests-") as results:
+        run = ["run", "-n", str(shape.workers), "-s", str(shape.servers), "--"]
+        command = [sys.executable, "-m", "gradlane", *run, sys.executable, "-m", "pytest", "-q", *tests]
+        env = {RESULTS: results, "OMP_NUM_THREADS": "1", "PYTEST_ADDOPTS": "-p no:cacheprovider", **dict(shape.env)}
+        [ended] = run_all([(command, env)], timeout=LAUNCH_TIMEOUT, cwd=ROOT)
+        return Outcomes(shape.workers, [read(Path(results, f"{r}.jsonl")) for r in range(shape.workers)], ended.output)
+
+
+def read(path: Path) -> dict[str, tuple[str, str]]:
+    if not path.exists():
+        return {}
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    return {line["test"]: (line["outcome"], line["text"]) for line in lines}
