@@ -17,8 +17,7 @@ from workers import IN_WORKER
 
 pytestmark = [
     pytest.mark.over("quic"),
-    pytest.mark.workers(2),
-    pytest.mark.usefixtures("implementation"),
+    pytest.mark.workers(2, settings={"step_timeout": "100s"}),
 ]
 
 FIT = {"epochs": 2, "shuffle": False, "verbose": 0}
@@ -40,7 +39,7 @@ def folder(tmp_path):
 
 
 @pytest.mark.parametrize("eager", [False, True], ids=["graph", "eager"])
-def test_workers_skip_the_same_steps_if_one_has_an_infinite_gradient(mixed_float16, eager, request):
+def test_workers_skip_the_same_steps_if_one_has_an_infinite_gradient(mixed_float16, implementation, eager, request):
     keras.utils.set_random_seed(1)
     model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(10, dtype="mixed_float16")])
     optimizer = gk.DistributedOptimizer(keras.optimizers.SGD(0.1))

@@ -9,7 +9,7 @@ from implementations import implementation  # noqa: F401
 
 pytestmark = [
     pytest.mark.over("quic"),
-    pytest.mark.workers(2),
+    pytest.mark.workers(2, settings={"step_timeout": "100s"}),
     pytest.mark.usefixtures("implementation"),
 ]
 
