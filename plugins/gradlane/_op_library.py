@@ -86,9 +86,7 @@ class OpLibrary:
             other = "is of another version" if answer == _OTHER_VERSION else "does not know the engine"
             raise UnsupportedError(f"{self.path} {other}; install gradlane again, as one package")
         self._library = library
-        _session.whenever_joined(
-            lambda session: attach(_core.engine_table(), 0 if session is None else session.lend())
-        )
+        _session.whenever_joined(lambda session: attach(_core.engine_table(), 0 if session is None else session.lend()))
         return library
 
     def error_of(self, text: str) -> Error | None:

@@ -16,7 +16,7 @@ devices go through host memory and Python.
 
 from __future__ import annotations
 
-from gradlane.jax import _release as _  # first, because it says what is missing
+from gradlane.jax import _release as _  # noqa: F401  first, because it says what is missing
 
 # ruff: isort: split
 from gradlane import (

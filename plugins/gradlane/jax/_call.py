@@ -47,7 +47,9 @@ class Call:
     def of_gradients(self, kept: list[int]) -> Call:
         """The same reduction of the gradients of some of its arrays."""
         name, length = self.structure
-        return replace(self, names=tuple(f"{self.names[at]}.backward" for at in kept), structure=(f"{name}, backward", length))
+        return replace(
+            self, names=tuple(f"{self.names[at]}.backward" for at in kept), structure=(f"{name}, backward", length)
+        )
 
     def dtypes(self, arrays: list[Any]) -> tuple[str, ...]:
         """The engine's types for the arrays.

@@ -24,7 +24,7 @@ _OUTSIDE = "this process takes part in no job; call gradlane.init() first"
 def typed_errors() -> Iterator[None]:
     """Inside, errors of compiled functions are exceptions of `gradlane.errors`.
 
-    Under `jax.jit` an error is raised where somebody first needs a result, as a `JaxRuntimeError` with the text of ours:
+    Under `jax.jit` an error is raised where somebody first needs a result, as a `JaxRuntimeError` with our text:
 
         with gl.typed_errors():
             params = jax.block_until_ready(train_step(params, batch))

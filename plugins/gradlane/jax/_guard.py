@@ -13,7 +13,7 @@ from jax.interpreters import batching, mlir
 
 from gradlane.errors import UnsupportedError
 
-_guard = jax.extend.core.Primitive("gradlane_once")
+_guard: Any = jax.extend.core.Primitive("gradlane_once")
 _guard.multiple_results = True
 
 
@@ -36,12 +36,10 @@ def _refuse(what: str) -> NoReturn:
     )
 
 
-@_guard.def_impl
 def _impl(*arrays: Any) -> list[Any]:
     return list(arrays)
 
 
-@_guard.def_abstract_eval
 def _abstract(*arrays: Any) -> list[Any]:
     axes = getattr(jax.sharding.get_abstract_mesh(), "manual_axes", ())
     if axes:
@@ -59,5 +57,7 @@ def _lower(context: Any, *arrays: Any) -> Any:
     return arrays
 
 
+_guard.def_impl(_impl)
+_guard.def_abstract_eval(_abstract)
 batching.primitive_batchers[_guard] = _batch
 mlir.register_lowering(_guard, _lower)

@@ -27,8 +27,6 @@ try:
 except ModuleNotFoundError as error:
     if error.name != "jax":
         raise
-    raise ModuleNotFoundError(
-        "gradlane.jax needs JAX; run pip install 'gradlane[jax]'", name="jax"
-    ) from error
+    raise ModuleNotFoundError("gradlane.jax needs JAX; run pip install 'gradlane[jax]'", name="jax") from error
 
 check_release(jax.__version__)

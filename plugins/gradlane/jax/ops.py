@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from gradlane import _session
 from gradlane._compression import Compression, Compressor, check_compression
@@ -67,9 +65,7 @@ def push_pull(
     return _reduced(tree, name, weight, options)
 
 
-def broadcast(
-    tree: Tree, root_rank: int = 0, name: str = "broadcast", *, timeout: float | None = None
-) -> Tree:
+def broadcast(tree: Tree, root_rank: int = 0, name: str = "broadcast", *, timeout: float | None = None) -> Tree:
     """Give every worker the arrays of `root_rank`, bit for bit. Arguments and errors are those of `push_pull`.
 
     Args:
@@ -104,8 +100,7 @@ def _array(name: str, leaf: Any) -> Any:
         raise InvalidArgumentError(f"{name} is {type(leaf).__name__}, no array; leave it out of the tree") from error
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _differentiable(call: Call, arrays: tuple[Any, ...], weights: tuple[Any, ...]) -> tuple[Any, ...]:
+def _run(call: Call, arrays: tuple[Any, ...], weights: tuple[Any, ...]) -> tuple[Any, ...]:
     whole = guarded([*arrays, *weights])
     return tuple(call.run(whole[: len(arrays)], whole[-1] if weights else None))
 
@@ -125,4 +120,5 @@ def _backward(call: Call, _: None, gradients: tuple[Any, ...]) -> tuple[tuple[An
     return tuple(means.get(at, gradient) for at, gradient in enumerate(gradients)), ()
 
 
+_differentiable: Any = jax.custom_vjp(_run, nondiff_argnums=(0,))
 _differentiable.defvjp(_forward, _backward)

@@ -120,7 +120,7 @@ def wait(handles: Sequence[tf.Tensor], like: Sequence[tf.Tensor]) -> list[tf.Ten
 
 @contextlib.contextmanager
 def typed_errors() -> Iterator[None]:
-    """Raises the exceptions of `gradlane.errors` instead of those that TensorFlow makes of them inside `tf.function`."""
+    """Raises the exceptions of `gradlane.errors` instead of those that TensorFlow makes of them in graphs."""
     try:
         yield
     except tf.errors.OpError as error:

@@ -1,0 +1,117 @@
+"""Training with optax on several workers is training in a single process on the whole batches."""
+
+import functools
+import hashlib
+
+import gradlane.jax as gl
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+TOLERANCE = 1e-12
+"""Relative, in float64: a few roundings, as the sum over workers is taken in another order."""
+
+STEPS = 20
+BATCH = 16
+OPTIMIZERS = {"momentum": lambda: optax.sgd(0.1, momentum=0.9), "adam": lambda: optax.adam(1e-2)}
+
+
+@pytest.fixture(autouse=True)
+def double_precision():
+    jax.config.update("jax_enable_x64", True)
+    yield
+    jax.config.update("jax_enable_x64", False)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.workers(2, 4)
+@pytest.mark.over("local", "quic")
+def test_a_compiled_training_is_that_of_a_single_process(optimizer, call):
+    make = OPTIMIZERS[optimizer]
+    params = gl.broadcast(made(seed=gl.rank()), name=f"{call} {optimizer} start")
+    ours = trained(params, optax.chain(gl.push_pull_gradients(f"{call} {optimizer}"), make()), mine)
+    assert_close(ours, reference(optimizer))
+    assert_equal_everywhere(ours, f"{call} {optimizer}")
+
+
+@pytest.mark.workers(2)
+@pytest.mark.over("quic")
+def test_accumulated_gradients_are_sent_once(call):
+    inner = optax.chain(gl.push_pull_gradients(f"accumulated {call}"), optax.sgd(0.1))
+    ours = trained(made(0), optax.MultiSteps(inner, every_k_schedule=4), mine)
+    reference = trained(made(0), optax.MultiSteps(optax.sgd(0.1), every_k_schedule=4), lambda batch: batch)
+    assert_close(ours, reference)
+
+
+@pytest.mark.workers(2)
+@pytest.mark.over("local", "quic")
+def test_the_gradient_of_a_reduction_is_the_reduction_of_the_gradients(call):
+    factor = 1.0 + gl.rank()
+
+    @jax.jit
+    def loss(tree):
+        mean = gl.push_pull(tree, f"inside {call}")
+        return factor * (mean["weights"] ** 2).sum() + mean["count"].sum()
+
+    tree = {"weights": jnp.arange(3.0) * factor, "count": jnp.arange(2)}
+    gradient = jax.grad(loss, allow_int=True)(tree)["weights"]
+    np.testing.assert_allclose(gradient, 1.5 * 2 * 1.5 * np.arange(3.0))
+
+
+@functools.cache
+def reference(optimizer):
+    """What a single process makes of the whole batches."""
+    return trained(made(seed=0), OPTIMIZERS[optimizer](), lambda batch: batch)
+
+
+def made(seed):
+    first, second = jax.random.split(jax.random.key(seed))
+    return {
+        "hidden": {"kernel": jax.random.normal(first, (8, 16)) / 3, "bias": jnp.zeros(16)},
+        "output": {"kernel": jax.random.normal(second, (16, 4)) / 4, "bias": jnp.zeros(4)},
+    }
+
+
+def mine(batch):
+    """This worker's share of a batch; all shares are of one size, so the mean of means is the mean."""
+    return tuple(array[gl.rank() :: gl.size()] for array in batch)
+
+
+def batches():
+    keys = jax.random.split(jax.random.key(3), 2)
+    rule = jax.random.normal(jax.random.key(4), (8, 4))
+    for step in range(STEPS):
+        inputs = jax.random.normal(keys[step % 2], (BATCH, 8))
+        yield inputs, (inputs @ rule).argmax(1)
+
+
+def trained(params, optimizer, share):
+    def loss(params, inputs, labels):
+        hidden = jnp.tanh(inputs @ params["hidden"]["kernel"] + params["hidden"]["bias"])
+        outputs = hidden @ params["output"]["kernel"] + params["output"]["bias"]
+        return optax.softmax_cross_entropy_with_integer_labels(outputs, labels).mean()
+
+    @jax.jit
+    def step(params, state, inputs, labels):
+        gradients = jax.grad(loss)(params, inputs, labels)
+        updates, state = optimizer.update(gradients, state, params)
+        return optax.apply_updates(params, updates), state
+
+    state = optimizer.init(params)
+    for batch in batches():
+        params, state = step(params, state, *share(batch))
+    return params
+
+
+def assert_close(ours, reference):
+    for mine, theirs in zip(jax.tree.leaves(ours), jax.tree.leaves(reference), strict=True):
+        assert mine.dtype == jnp.float64
+        np.testing.assert_allclose(mine, theirs, rtol=TOLERANCE, atol=TOLERANCE)
+
+
+def assert_equal_everywhere(tree, name):
+    """The tree is bit for bit the same on all workers."""
+    digest = hashlib.sha256(b"".join(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(tree))).hexdigest()
+    assert len(set(gl.allgather(digest, f"digest {name}"))) == 1
