@@ -3,7 +3,6 @@
 import gradlane.keras as gk
 import gradlane.tensorflow as gl
 import pytest
-from implementations import implementation  # noqa: F401
 from trainings import (
     BATCH,
     OPTIMIZERS,
@@ -18,8 +17,8 @@ from trainings import (
     mine,
     mlp,
     samples,
-    share,
     sgd,
+    share,
     words,
 )
 
@@ -98,9 +97,7 @@ def test_gradients_that_accumulate_are_sent_once_for_all_passes(eager):
     model, reference = mlp(), mlp()
     optimizer = gl.DistributedOptimizer(sgd(), backward_passes_per_step=2)
     halves = [
-        (inputs[half::2], labels[half::2])
-        for inputs, labels in map(mine, batches(samples(), 10))
-        for half in range(2)
+        (inputs[half::2], labels[half::2]) for inputs, labels in map(mine, batches(samples(), 10)) for half in range(2)
     ]
     submissions = gl.metrics()["submissions"]
     custom_loop(model, optimizer, halves, eager=eager)

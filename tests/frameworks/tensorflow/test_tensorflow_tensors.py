@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from gradlane.errors import InvalidArgumentError, UnsupportedError
-from implementations import implementation  # noqa: F401
 
 pytestmark = [
     pytest.mark.over("quic"),
@@ -210,7 +209,8 @@ def test_calls_one_after_the_other_do_not_deadlock_in_a_graph():
 
 
 def test_two_lists_of_variables_in_one_function_are_told_apart():
-    first, second = ([tf.Variable([float(number + 10 * gl.rank())]) for number in numbers] for numbers in ((1, 2), (3, 4)))
+    mine = [tf.Variable([float(number + 10 * gl.rank())]) for number in range(1, 5)]
+    first, second = mine[:2], mine[2:]
 
     @tf.function
     def broadcast():
