@@ -22,11 +22,15 @@ pytestmark = [
 FIT = {"epochs": 2, "shuffle": False, "verbose": 0}
 
 
+@pytest.fixture(autouse=True)
+def policy_of_no_other_test():
+    yield
+    keras.mixed_precision.set_global_policy("float32")
+
+
 @pytest.fixture
 def mixed_float16():
     keras.mixed_precision.set_global_policy("mixed_float16")
-    yield
-    keras.mixed_precision.set_global_policy("float32")
 
 
 @pytest.fixture
@@ -105,9 +109,8 @@ print(kind.__module__, kind.__name__, int(model.optimizer.iterations), float(mod
 @pytest.mark.parametrize("policy", ["float32", "mixed_float16"])
 def test_a_saved_model_loads_without_gradlane_and_goes_on_with_it(policy, folder, request):
     keras.mixed_precision.set_global_policy(policy)
-    model, data = mlp("float32" if policy == "float32" else policy), share(samples(dtype="float32"))
+    model, data = mlp(policy), share(samples(dtype="float32"))
     compiled(model, gk.DistributedOptimizer(keras.optimizers.Adam(0.003)))
-    keras.mixed_precision.set_global_policy("float32")
     model.fit(*data, batch_size=BATCH // gl.size(), **FIT)
     path = os.path.join(folder, f"{policy}.keras")
     if gl.rank() == 0:
@@ -118,7 +121,7 @@ def test_a_saved_model_loads_without_gradlane_and_goes_on_with_it(policy, folder
         assert f"{kind} 8 0.003" in ended.stdout, ended.stderr
     gl.barrier("saved")
     again = gk.load_model(path)
-    assert isinstance(again.optimizer, type(model.optimizer).__mro__[2])
+    assert type(again.optimizer).__mro__[1:] == type(model.optimizer).__mro__[1:]
     for each in (model, again):
         each.fit(*data, batch_size=BATCH // gl.size(), **FIT)
     assert deviation(again, model) == 0
