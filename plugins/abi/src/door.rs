@@ -216,6 +216,45 @@ impl Drop for Operation {
     }
 }
 
+/// Exports the functions by which Python drives the [`Door`] of an op library: `gradlane_op_attach` and `gradlane_op_failures`.
+#[macro_export]
+macro_rules! export_door {
+    ($door:ident) => {
+        /// Sends all further submissions to `session`, 0 for none, through the functions at `table`. Returns an [`Attachment`].
+        ///
+        /// # Safety
+        /// As [`Door::attach`].
+        ///
+        /// [`Attachment`]: gradlane_abi::Attachment
+        #[unsafe(no_mangle)]
+        #[expect(unsafe_code, reason = "Python gives an address")]
+        pub unsafe extern "C" fn gradlane_op_attach(
+            table: *const $crate::EngineTable,
+            session: $crate::GradlaneSession,
+        ) -> i32 {
+            // SAFETY: promised by the caller of this function.
+            unsafe { $door.attach(table, session) as i32 }
+        }
+
+        /// Writes the last operations that failed, newest first, at most `capacity` of them. Returns how many it wrote.
+        ///
+        /// # Safety
+        /// `operations` has room for `capacity` numbers.
+        #[unsafe(no_mangle)]
+        #[expect(unsafe_code, reason = "Python gives an address")]
+        pub unsafe extern "C" fn gradlane_op_failures(
+            operations: *mut $crate::GradlaneOperation,
+            capacity: usize,
+        ) -> usize {
+            let failures = $door.failures();
+            let count = failures.len().min(capacity);
+            // SAFETY: the caller of this function promises room for so many.
+            unsafe { operations.copy_from_nonoverlapping(failures.as_ptr(), count) };
+            count
+        }
+    };
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

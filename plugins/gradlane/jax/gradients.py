@@ -23,8 +23,9 @@ def push_pull_gradients(
 
         optimizer = optax.chain(gl.push_pull_gradients(), optax.adam(1e-3))
 
-    Nothing is broadcast: give all workers the same parameters by `broadcast` first. To accumulate gradients over
-    several passes, wrap the whole chain into `optax.MultiSteps`, so that only their mean is sent.
+    Nothing is broadcast: give all workers the same parameters by `broadcast` first. `optax.MultiSteps` around the chain
+    gives the right result, but optax computes updates in every pass, so that gradients are sent in every pass. To send
+    them once, add up the gradients of several passes yourself, such as by `jax.lax.scan`, before you call the optimizer.
 
     Args:
         name: equal on all workers; another one for each optimizer.

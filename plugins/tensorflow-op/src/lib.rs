@@ -10,6 +10,7 @@
 
 mod api;
 mod pending;
+mod process;
 mod register;
 mod status;
 mod submit;
@@ -17,17 +18,9 @@ mod tensor;
 mod wait;
 
 use std::ffi::{CString, c_char};
-use std::sync::OnceLock;
-
-use gradlane_abi::Door;
 
 use crate::api::Api;
-
-/// The way to the session of this process. A static, because TensorFlow calls a kernel without any context of ours.
-static DOOR: Door = Door::new();
-
-/// TensorFlow's functions once the ops are registered, or why they are not.
-static API: OnceLock<Result<Api, CString>> = OnceLock::new();
+use crate::process::{API, DOOR};
 
 /// Runs while the library is loaded: `tf.load_op_library` offers the ops that a library registers meanwhile.
 #[used]
@@ -40,11 +33,6 @@ extern "C" fn at_loading() {
     let told = registered.map_err(|why| CString::new(why).unwrap_or_default());
     // Nobody else sets it: the loader calls this once.
     let _ = API.set(told);
-}
-
-/// TensorFlow's functions. Kernels run only after the ops were registered with them.
-fn api() -> &'static Api {
-    API.get().and_then(|api| api.as_ref().ok()).expect("TensorFlow calls only kernels that were registered")
 }
 
 /// Why the ops could not be registered; null if they were. The text is valid as long as the library is loaded.

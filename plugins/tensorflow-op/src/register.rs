@@ -4,15 +4,15 @@
 #![expect(unsafe_code, reason = "calls TensorFlow's functions")]
 
 use std::ffi::{CStr, CString};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use gradlane_abi::{Failure, GradlaneStatus};
+use gradlane_abi::Failure;
 
 use crate::api::{Api, Compute, Create, Delete, InferShapes, TfShapeContext, TfStatus};
+use crate::process::api;
 use crate::status::Status;
 use crate::submit::REDUCTIONS;
 use crate::tensor::TYPES;
-use crate::{api, submit, wait};
+use crate::{submit, wait};
 
 /// An op: its definition in TensorFlow's language for it, and its kernel.
 struct Op {
@@ -60,13 +60,6 @@ pub(crate) fn all(api: &Api) -> Result<(), String> {
         kernel: (wait::create, wait::compute, wait::delete),
     };
     [submit, wait].iter().try_for_each(|op| op.register(api)).map_err(|failure| failure.text)
-}
-
-/// Calls `work`, and makes a panic an error.
-pub(crate) fn guard<T>(work: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
-    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| {
-        Err(Failure::new(GradlaneStatus::Internal, "a panic in Gradlane's op; see its message above"))
-    })
 }
 
 impl Op {

@@ -8,10 +8,9 @@ use gradlane_abi::{Failure, GradlaneOp, GradlaneStatus, GradlaneSubmission};
 
 use crate::api::{TfConstruction, TfContext};
 use crate::pending::{Begun, PENDING};
-use crate::register::guard;
+use crate::process::{DOOR, api, guard};
 use crate::status::Status;
 use crate::tensor::{TYPES, Tensor, type_name};
-use crate::{DOOR, api};
 
 /// The reductions by the values of the attribute `reduction`.
 pub(crate) const REDUCTIONS: [(&str, GradlaneOp); 6] = [

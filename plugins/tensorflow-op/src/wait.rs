@@ -6,10 +6,9 @@ use std::ptr::null_mut;
 
 use gradlane_abi::{Failure, GradlaneStatus};
 
-use crate::api;
 use crate::api::{TfConstruction, TfContext};
 use crate::pending::{Begun, PENDING};
-use crate::register::guard;
+use crate::process::{api, guard};
 use crate::status::Status;
 use crate::tensor::{Tensor, type_name};
 

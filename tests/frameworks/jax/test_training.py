@@ -38,11 +38,11 @@ def test_a_compiled_training_is_that_of_a_single_process(optimizer, call):
 
 @pytest.mark.workers(2)
 @pytest.mark.over("quic")
-def test_accumulated_gradients_are_sent_once(call):
+def test_accumulated_gradients_are_those_of_a_single_process(call):
     inner = optax.chain(gl.push_pull_gradients(f"accumulated {call}"), optax.sgd(0.1))
     ours = trained(made(0), optax.MultiSteps(inner, every_k_schedule=4), mine)
-    reference = trained(made(0), optax.MultiSteps(optax.sgd(0.1), every_k_schedule=4), lambda batch: batch)
-    assert_close(ours, reference)
+    alone = trained(made(0), optax.MultiSteps(optax.sgd(0.1), every_k_schedule=4), lambda batch: batch)
+    assert_close(ours, alone, tolerance=1e-6)  # optax's running mean has factors of float32
 
 
 @pytest.mark.workers(2)
@@ -105,10 +105,10 @@ def trained(params, optimizer, share):
     return params
 
 
-def assert_close(ours, reference):
+def assert_close(ours, reference, tolerance=TOLERANCE):
     for mine, theirs in zip(jax.tree.leaves(ours), jax.tree.leaves(reference), strict=True):
         assert mine.dtype == jnp.float64
-        np.testing.assert_allclose(mine, theirs, rtol=TOLERANCE, atol=TOLERANCE)
+        np.testing.assert_allclose(mine, theirs, rtol=tolerance, atol=tolerance)
 
 
 def assert_equal_everywhere(tree, name):
