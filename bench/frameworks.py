@@ -5,8 +5,8 @@ python bench/frameworks.py                               needs TensorFlow, Keras
 python bench/frameworks.py --torch-python PATH           PyTorch in another environment
 python bench/frameworks.py --short                       tries it out
 
-Two workers train in each turn, as many processes as without Gradlane, so that all contend for the same cores. The row
-"alone" does the same without sums. The turns of all rows alternate. Each row has the median of the medians of its turns,
+Two workers train in each turn, as many processes as without Gradlane, so that all contend for the same cores. Rows
+"alone" do the same without sums. The turns of all rows alternate. Each row has the median of the medians of its turns,
 their smallest and largest, and the ratio to "alone" of the same framework. After each turn the weights of both workers
 must be the same, bit by bit.
 """
@@ -109,7 +109,8 @@ def keras_training(is_summed: bool, steps: int) -> list[float]:
     model.compile(gl.DistributedOptimizer(optimizer) if is_summed else optimizer, loss=loss, jit_compile=False)
     inputs = np.random.default_rng(gl.rank()).standard_normal((BATCH * steps, WIDTH)).astype("float32")
     clock = Clock(keras)
-    model.fit(inputs, np.arange(len(inputs)) % 10, batch_size=BATCH, shuffle=False, verbose=0, callbacks=[clock.callback])
+    labels = np.arange(len(inputs)) % 10
+    model.fit(inputs, labels, batch_size=BATCH, shuffle=False, verbose=0, callbacks=[clock.callback])
     check(is_summed, b"".join(weights.tobytes() for weights in model.get_weights()))
     return clock.durations
 

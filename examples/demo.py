@@ -1,6 +1,7 @@
 """The demonstration of `make demo`: trains on two workers and two servers, and in one process, and compares both.
 
-Trains on handwritten digits with the framework of `--framework`: on two workers, then in a single process on the same batches, and holds three things:
+Trains on handwritten digits with the framework of `--framework`: on two workers, then in a single process on the same
+batches, and holds three things:
 
 1. The replicas of the two workers are bitwise equal.
 2. Their weights are within 1e-5, relative to the largest weight of each tensor, of the single process'.

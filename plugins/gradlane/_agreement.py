@@ -78,11 +78,11 @@ class Agreement:
         without = {label: missing for label, missing in ranks.items() if 0 < len(missing) < len(kinds)}
         if not without:
             return None
-        shown = [f"{label} on rank{'s' if len(r) > 1 else ''} {', '.join(map(str, r))}" for label, r in without.items()]
+        shown = [f"{name} on rank{'s' if len(r) > 1 else ''} {', '.join(map(str, r))}" for name, r in without.items()]
         more = f" and {len(shown) - _NAMES_SHOWN_MAX} more" if len(shown) > _NAMES_SHOWN_MAX else ""
         return UnusedParametersError(
-            f"no gradient for {'; '.join(shown[:_NAMES_SHOWN_MAX])}{more}, though other workers have one. Make the loss "
-            "depend on the same variables on all workers, for example by adding 0 times what a branch leaves out",
+            f"no gradient for {'; '.join(shown[:_NAMES_SHOWN_MAX])}{more}, though other workers have one. Make the "
+            "loss depend on the same variables on all workers, for example by adding 0 times what a branch leaves out",
             parameters=without,
         )
 

@@ -15,7 +15,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("TF_NUM_INTRAOP_THREADS", "1")
 os.environ.setdefault("TF_NUM_INTEROP_THREADS", "2")
 
-from workers import *  # noqa: E402, F403  pytest finds hooks and fixtures here
+from workers import *  # noqa: F403  pytest finds hooks and fixtures here
 
 PACKAGES = ("tensorflow-cpu", "tensorflow", "keras", "jax", "optax", "torch", "numpy")
 

@@ -23,8 +23,8 @@ class LearningRate:
         self._optimizer = getattr(optimizer, "inner_optimizer", optimizer)
         if isinstance(self._optimizer._learning_rate, keras.optimizers.schedules.LearningRateSchedule):
             raise InvalidArgumentError(
-                "a schedule of Keras sets the learning rate of the optimizer; give the optimizer a number, or leave this "
-                "callback out"
+                "a schedule of Keras sets the learning rate of the optimizer; give the optimizer a number, or leave "
+                "this callback out"
             )
         self._corrects_momentum = corrects_momentum
 

@@ -23,8 +23,8 @@ def check_release(version: str) -> None:
     """
     if int(version.split(".")[0]) < OLDEST:
         raise UnsupportedError(
-            f"Keras {version} is installed, and gradlane.keras needs {OLDEST}.0 or later; run pip install --upgrade keras, "
-            "or use gradlane.tensorflow.DistributedGradientTape"
+            f"Keras {version} is installed, and gradlane.keras needs {OLDEST}.0 or later; run pip install --upgrade "
+            "keras, or use gradlane.tensorflow.DistributedGradientTape"
         )
 
 

@@ -76,8 +76,8 @@ class MetricAverageCallback(keras.callbacks.Callback):
         for rank, theirs in enumerate(everyones):
             if list(theirs) != list(everyones[0]):
                 raise MismatchError(
-                    f"metrics of an epoch: worker 0 has {list(everyones[0])}, worker {rank} has {list(theirs)}; compile "
-                    "the models alike",
+                    f"metrics of an epoch: worker 0 has {list(everyones[0])}, worker {rank} has {list(theirs)}; "
+                    "compile the models alike",
                     tensor="keras metrics",
                     field="name",
                     first=(0, str(list(everyones[0]))),
@@ -167,8 +167,8 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
 class LearningRateWarmupCallback(LearningRateScheduleCallback):
     """Raises the learning rate with each batch, from that of one worker to that of all of them.
 
-    The optimizer has the rate of all workers, that of one worker times their number. Training begins with a rate divided
-    by `size()`.
+    The optimizer has the rate of all workers, that of one worker times their number. Training begins with a rate
+    divided by `size()`.
     """
 
     def __init__(

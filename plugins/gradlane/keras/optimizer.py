@@ -133,9 +133,9 @@ class _Plain(_Distributed):
         # Where Keras wraps an optimizer in a LossScaleOptimizer, and nowhere else, it takes a constant scale from it.
         if name == "loss_scale_factor" and value is None and name in self.__dict__:
             raise InvalidArgumentError(
-                "a LossScaleOptimizer around a distributed optimizer looks for overflows before gradients are averaged, "
-                "so workers would skip different steps. Call keras.mixed_precision.set_global_policy('mixed_float16') "
-                "before DistributedOptimizer, or give DistributedOptimizer a LossScaleOptimizer"
+                "a LossScaleOptimizer around a distributed optimizer looks for overflows before gradients are "
+                "averaged, so workers would skip different steps. Call "
+                "keras.mixed_precision.set_global_policy('mixed_float16') before DistributedOptimizer, or give DistributedOptimizer a LossScaleOptimizer"
             )
         super().__setattr__(name, value)
 

@@ -19,7 +19,7 @@ from gradlane.tensorflow._reduction import Reduction
 def reduce_all(
     tensors: Sequence[Any], names: Sequence[str], reduction: Reduction, agreement: Agreement | None
 ) -> list[Any]:
-    """Reduces all `tensors`, dense or `tf.IndexedSlices`. A failure has the class of `gradlane.errors` that names it."""
+    """Reduces all `tensors`, dense or `tf.IndexedSlices`. Failures have classes of `gradlane.errors`."""
     results: list[Any] = [None] * len(tensors)
     sparse = {
         position: _sparse.SparseTransfer(slices.values.numpy(), slices.indices.numpy(), name, reduction.op)

@@ -38,8 +38,8 @@ def python_function(function: Callable[..., T]) -> Callable[..., T]:
 def typed_errors() -> Iterator[None]:
     """Inside, errors of graphs are exceptions of `gradlane.errors`.
 
-    TensorFlow turns what happens while a `tf.function` runs into exceptions of its own. Their text has the class and the
-    message of ours, but no fields:
+    TensorFlow turns what happens while a `tf.function` runs into exceptions of its own. Their text has the class and
+    the message of ours, but no fields:
 
         with gl.typed_errors():
             train_step(batch)

@@ -5,8 +5,8 @@ one of the few threads that run operations. So waits happen in the order of the 
 submissions that the program made before it. All workers run the same program, so each of them has submitted what the
 others wait for, even with a single thread.
 
-If a graph uses a name twice, the second submission comes after the wait for the first. Otherwise two workers could submit
-them in different orders.
+If a graph uses a name twice, the second submission comes after the wait for the first. Otherwise two workers could
+submit them in different orders.
 """
 
 from __future__ import annotations

@@ -42,7 +42,9 @@ def average(gradients: Sequence[Any], variables: Sequence[Any], namespace: str, 
 
 def _prepared(gradient: Any, how: Averaging) -> Any:
     gradient = dense(gradient)
-    return tf.convert_to_tensor(gradient) if how.sparse_as_dense and isinstance(gradient, tf.IndexedSlices) else gradient
+    if how.sparse_as_dense and isinstance(gradient, tf.IndexedSlices):
+        return tf.convert_to_tensor(gradient)
+    return gradient
 
 
 def _kind(gradient: Any) -> str:

@@ -31,12 +31,12 @@ def push_pull(
 ) -> Any:
     """Average `tensor` over all workers into a new tensor. Differentiable: the gradient is reduced the same way.
 
-    Works eagerly and in `tf.function`. In a function, calls wait for their results in the order of the program. If there
-    are many tensors, `tf.concat` them, or use `DistributedGradientTape`, which waits once for all.
+    Works eagerly and in `tf.function`. In a function, calls wait for their results in the order of the program. If
+    there are many tensors, `tf.concat` them, or use `DistributedGradientTape`, which waits once for all.
 
     Args:
-        tensor: anything that `tf.convert_to_tensor` takes, or `tf.IndexedSlices`, of which the values and indices of all
-            workers are gathered; any shape; float16, bfloat16, float32, float64, int32, int64, int8 or uint8.
+        tensor: anything that `tf.convert_to_tensor` takes, or `tf.IndexedSlices`, of which the values and indices of
+            all workers are gathered; any shape; float16, bfloat16, float32, float64, int32, int64, int8 or uint8.
         name: equal on all workers; its first use fixes dtype and shape.
         op: `Average` (default), `Sum`, `Min`, `Max` or `WeightedAverage`; equal on all workers.
         average: old form of `op`: True for `Average`, False for `Sum`.

@@ -11,24 +11,26 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from gradlane.errors import FailedPreconditionError, InvalidArgumentError, UnsupportedError
-from implementations import implementation  # noqa: F401
 from trainings import BATCH, TOLERANCE, adam, assert_equal_everywhere, compiled, deviation, mlp, samples, sgd, share
 from workers import IN_WORKER
 
 pytestmark = [
     pytest.mark.over("quic"),
-    pytest.mark.workers(2),
-    pytest.mark.usefixtures("implementation"),
+    pytest.mark.workers(2, settings={"step_timeout": "100s"}),
 ]
 
 FIT = {"epochs": 2, "shuffle": False, "verbose": 0}
 
 
+@pytest.fixture(autouse=True)
+def policy_of_no_other_test():
+    yield
+    keras.mixed_precision.set_global_policy("float32")
+
+
 @pytest.fixture
 def mixed_float16():
     keras.mixed_precision.set_global_policy("mixed_float16")
-    yield
-    keras.mixed_precision.set_global_policy("float32")
 
 
 @pytest.fixture
@@ -40,7 +42,7 @@ def folder(tmp_path):
 
 
 @pytest.mark.parametrize("eager", [False, True], ids=["graph", "eager"])
-def test_workers_skip_the_same_steps_if_one_has_an_infinite_gradient(mixed_float16, eager, request):
+def test_workers_skip_the_same_steps_if_one_has_an_infinite_gradient(mixed_float16, implementation, eager, request):
     keras.utils.set_random_seed(1)
     model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(10, dtype="mixed_float16")])
     optimizer = gk.DistributedOptimizer(keras.optimizers.SGD(0.1))
@@ -62,7 +64,7 @@ def test_a_scaled_loss_around_a_distributed_optimizer_is_refused(mixed_float16):
     optimizer = gk.DistributedOptimizer(sgd())
     keras.mixed_precision.set_global_policy("mixed_float16")
     model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(10)])
-    with pytest.raises(InvalidArgumentError, match="looks for overflows before gradients are averaged.*set_global_policy"):
+    with pytest.raises(InvalidArgumentError, match=r"before gradients are averaged.*set_global_policy"):
         model.compile(optimizer=optimizer)
 
 
@@ -107,9 +109,8 @@ print(kind.__module__, kind.__name__, int(model.optimizer.iterations), float(mod
 @pytest.mark.parametrize("policy", ["float32", "mixed_float16"])
 def test_a_saved_model_loads_without_gradlane_and_goes_on_with_it(policy, folder, request):
     keras.mixed_precision.set_global_policy(policy)
-    model, data = mlp("float32" if policy == "float32" else policy), share(samples(dtype="float32"))
+    model, data = mlp(policy), share(samples(dtype="float32"))
     compiled(model, gk.DistributedOptimizer(keras.optimizers.Adam(0.003)))
-    keras.mixed_precision.set_global_policy("float32")
     model.fit(*data, batch_size=BATCH // gl.size(), **FIT)
     path = os.path.join(folder, f"{policy}.keras")
     if gl.rank() == 0:
@@ -120,7 +121,7 @@ def test_a_saved_model_loads_without_gradlane_and_goes_on_with_it(policy, folder
         assert f"{kind} 8 0.003" in ended.stdout, ended.stderr
     gl.barrier("saved")
     again = gk.load_model(path)
-    assert isinstance(again.optimizer, type(model.optimizer).__mro__[2])
+    assert type(again.optimizer).__mro__[1:] == type(model.optimizer).__mro__[1:]
     for each in (model, again):
         each.fit(*data, batch_size=BATCH // gl.size(), **FIT)
     assert deviation(again, model) == 0

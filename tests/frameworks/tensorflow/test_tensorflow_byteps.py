@@ -194,7 +194,7 @@ def test_sessions_of_tensorflow_1_run_with_the_hook(tmp_path, transport):
 
 
 @pytest.mark.over("quic")
-@pytest.mark.workers(2)
+@pytest.mark.workers(2, settings={"step_timeout": "100s"})
 def test_every_form_of_the_calls():
     bps, keras = importlib.import_module("byteps.tensorflow"), importlib.import_module("byteps.keras")
     mine = tf.constant([1.0 + bps.rank(), 4.0])

@@ -10,10 +10,11 @@ from processes import run_all
 EXAMPLES = Path(__file__).parents[3] / "examples"
 
 
-@pytest.mark.parametrize("framework", ["tensorflow", "keras"])
+@pytest.mark.parametrize("framework", ["tensorflow", "keras", "keras on jax"])
 def test_the_demo_proves_its_three_claims(framework):
-    command = [sys.executable, str(EXAMPLES / "demo.py"), "--framework", framework]
-    [ended] = run_all([(command, {"OMP_NUM_THREADS": "1"})], timeout=300)
+    name, _, backend = framework.partition(" on ")
+    command = [sys.executable, str(EXAMPLES / "demo.py"), "--framework", name]
+    [ended] = run_all([(command, {"OMP_NUM_THREADS": "1", "KERAS_BACKEND": backend or "tensorflow"})], timeout=600)
     assert ended.code == 0, ended.output
     assert ended.output.count("PASS  ") == 3, ended.output
 

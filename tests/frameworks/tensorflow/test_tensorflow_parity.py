@@ -3,7 +3,6 @@
 import gradlane.keras as gk
 import gradlane.tensorflow as gl
 import pytest
-from implementations import implementation  # noqa: F401
 from trainings import (
     BATCH,
     OPTIMIZERS,
@@ -18,10 +17,14 @@ from trainings import (
     mine,
     mlp,
     samples,
-    share,
     sgd,
+    share,
     words,
 )
+
+DEADLINE = {"settings": {"step_timeout": "100s"}}
+TWO = pytest.mark.workers(2, **DEADLINE)
+TWO_AND_FOUR = pytest.mark.workers(2, 4, **DEADLINE)
 
 pytestmark = [
     pytest.mark.over("local", "quic"),
@@ -29,7 +32,7 @@ pytestmark = [
 ]
 
 
-@pytest.mark.workers(2)
+@TWO_AND_FOUR
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_a_custom_loop_with_a_tape_equals_that_of_one_process(optimizer, request):
     model, reference = mlp(seed=7 + gl.rank()), mlp()
@@ -41,7 +44,7 @@ def test_a_custom_loop_with_a_tape_equals_that_of_one_process(optimizer, request
     assert_equal_everywhere(model, request.node.nodeid)
 
 
-@pytest.mark.workers(2)
+@TWO_AND_FOUR
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_fit_equals_that_of_one_process(optimizer, request):
     epochs = STEPS * BATCH // len(samples()[0])
@@ -55,7 +58,7 @@ def test_fit_equals_that_of_one_process(optimizer, request):
     assert_equal_everywhere(model, request.node.nodeid)
 
 
-@pytest.mark.workers(2)
+@TWO
 @pytest.mark.parametrize("sparse_as_dense", [False, True], ids=["gathered", "dense"])
 @pytest.mark.parametrize("eager", [False, True], ids=["graph", "eager"])
 def test_an_embedding_trains_as_in_one_process(sparse_as_dense, eager, request):
@@ -68,7 +71,7 @@ def test_an_embedding_trains_as_in_one_process(sparse_as_dense, eager, request):
     assert_equal_everywhere(model, request.node.nodeid)
 
 
-@pytest.mark.workers(2)
+@TWO
 def test_fit_without_graphs_equals_fit_with_them():
     model, reference = mlp(), compiled(mlp(), sgd())
     compiled(model, gk.DistributedOptimizer(sgd()), run_eagerly=True)
@@ -78,7 +81,7 @@ def test_fit_without_graphs_equals_fit_with_them():
     assert deviation(model, reference) <= TOLERANCE
 
 
-@pytest.mark.workers(2)
+@TWO
 def test_several_steps_in_one_call_of_a_graph():
     model, reference = mlp(), compiled(mlp(), sgd())
     compiled(model, gk.DistributedOptimizer(sgd()), steps_per_execution=2)
@@ -88,15 +91,13 @@ def test_several_steps_in_one_call_of_a_graph():
     assert deviation(model, reference) <= TOLERANCE
 
 
-@pytest.mark.workers(2)
+@TWO
 @pytest.mark.parametrize("eager", [False, True], ids=["graph", "eager"])
 def test_gradients_that_accumulate_are_sent_once_for_all_passes(eager):
     model, reference = mlp(), mlp()
     optimizer = gl.DistributedOptimizer(sgd(), backward_passes_per_step=2)
     halves = [
-        (inputs[half::2], labels[half::2])
-        for inputs, labels in map(mine, batches(samples(), 10))
-        for half in range(2)
+        (inputs[half::2], labels[half::2]) for inputs, labels in map(mine, batches(samples(), 10)) for half in range(2)
     ]
     submissions = gl.metrics()["submissions"]
     custom_loop(model, optimizer, halves, eager=eager)

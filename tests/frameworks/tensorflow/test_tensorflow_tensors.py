@@ -1,15 +1,16 @@
 """Sums of tensors, eagerly and in functions."""
 
+import time
+
 import gradlane.tensorflow as gl
 import numpy as np
 import pytest
 import tensorflow as tf
 from gradlane.errors import InvalidArgumentError, UnsupportedError
-from implementations import implementation  # noqa: F401
 
 pytestmark = [
     pytest.mark.over("quic"),
-    pytest.mark.workers(2),
+    pytest.mark.workers(2, settings={"step_timeout": "100s"}),
     pytest.mark.usefixtures("implementation"),
 ]
 
@@ -167,6 +168,37 @@ def test_two_hundred_variables_and_two_threads_do_not_deadlock(made):
         assert all((gradient.numpy() == 3).all() for gradient in gradients)
 
 
+def test_gradients_are_sent_while_others_are_still_computed():
+    first, last = tf.Variable([1.0]), tf.Variable([2.0])
+    submitted = []
+
+    @tf.custom_gradient
+    def patient(x):
+        def gradient(upstream):
+            return tf.numpy_function(until_sent, [upstream], tf.float32, stateful=False)
+
+        return tf.identity(x), gradient
+
+    def until_sent(upstream):
+        due = time.monotonic() + 60
+        while gl.metrics()["submissions"] < submitted[-1] + 2:  # the kinds of gradients, and that of `last`
+            assert time.monotonic() < due, "no gradient was sent before all were computed"
+            time.sleep(0.001)
+        return upstream
+
+    @tf.function
+    def step(scale):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(patient(first) * last * scale)
+        return gl.DistributedGradientTape(tape).gradient(loss, [first, last])
+
+    for _ in range(3):
+        gl.barrier("begin a step")  # so that nothing else is submitted meanwhile
+        submitted.append(gl.metrics()["submissions"])
+        gradients = step(tf.constant(1.0 + 2 * gl.rank()))
+        assert [gradient.numpy().tolist() for gradient in gradients] == [[4.0], [2.0]]
+
+
 def test_calls_one_after_the_other_do_not_deadlock_in_a_graph():
     @tf.function
     def sums(x):
@@ -177,7 +209,8 @@ def test_calls_one_after_the_other_do_not_deadlock_in_a_graph():
 
 
 def test_two_lists_of_variables_in_one_function_are_told_apart():
-    first, second = ([tf.Variable([float(number + 10 * gl.rank())]) for number in numbers] for numbers in ((1, 2), (3, 4)))
+    mine = [tf.Variable([float(number + 10 * gl.rank())]) for number in range(1, 5)]
+    first, second = mine[:2], mine[2:]
 
     @tf.function
     def broadcast():

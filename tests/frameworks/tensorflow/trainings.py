@@ -17,11 +17,11 @@ STEPS = 50
 
 
 def mlp(dtype="float64", seed=7):
-    """A model whose weights follow from `seed`."""
+    """A model whose weights follow from `seed`; `dtype` may be a policy of mixed precision."""
     keras.utils.set_random_seed(seed)
     return keras.Sequential(
         [
-            keras.Input((64,), dtype=dtype),
+            keras.Input((64,), dtype="float64" if dtype == "float64" else "float32"),
             keras.layers.Dense(32, activation="relu", dtype=dtype),
             keras.layers.Dense(10, dtype=dtype),
         ]

@@ -1,8 +1,6 @@
-"""What the tests of this folder share: each runs with the native operations, and with Python functions."""
+"""Tests of this folder run with the native operations, and with Python functions."""
 
 from __future__ import annotations
-
-import os
 
 import pytest
 
@@ -18,8 +16,3 @@ def implementation(request, monkeypatch):
         pytest.skip(f"the native operations do not load: {_native.why_not()}")
     monkeypatch.setenv(SETTING, request.param)
     return request.param
-
-
-def with_implementation(name: str) -> dict[str, str]:
-    """The environment of a process with these operations."""
-    return {**os.environ, SETTING: name}
