@@ -107,7 +107,8 @@ def check(arguments: argparse.Namespace, env: dict[str, str], machine: dict[str,
         report.write(arguments.json, told, machine, ordered)
     ordered = [outcomes[name] for name in wanted]
     report.write(arguments.json, told, machine, ordered)
-    print(f"\n{report.table(ordered)}\n\n{report.summary(ordered)}; all of it is in {arguments.json}")
+    where = {"cuda": "", "stand-ins": "over stand-ins, ", "cpu": "in host memory, "}[arguments.on]
+    print(f"\n{report.table(ordered)}\n\n{where}{report.summary(ordered)}; all of it is in {arguments.json}")
     return 1 if any(outcome.result == "FAIL" for outcome in ordered) else 0
 
 
@@ -173,14 +174,16 @@ def package(installed: bool) -> Iterator[dict[str, str] | None]:
 
 
 def settings_of(on: str) -> dict[str, str]:
-    """What makes the engine use the stand-ins."""
-    if on != "stand-ins":
+    """What all processes need where PyTorch computes on the CPU, and what makes the engine use the stand-ins."""
+    if on == "cuda":
         return {}
-    from fakecuda import LIBRARY, NCCL_LIBRARY
+    settings = {"OMP_NUM_THREADS": "1"}  # several workers share the cores
+    if on == "stand-ins":
+        from fakecuda import LIBRARY, NCCL_LIBRARY
 
-    stand_ins = {"GRADLANE_CUDA_LIB": LIBRARY, "GRADLANE_NCCL_LIB": NCCL_LIBRARY}
-    # What they share the machine's cores with is the arithmetic of PyTorch.
-    return stand_ins | {"FAKECUDA_DEVICES": os.environ.get("FAKECUDA_DEVICES", "2"), "OMP_NUM_THREADS": "1"}
+        settings |= {"GRADLANE_CUDA_LIB": LIBRARY, "GRADLANE_NCCL_LIB": NCCL_LIBRARY}
+        settings["FAKECUDA_DEVICES"] = os.environ.get("FAKECUDA_DEVICES", "2")
+    return settings
 
 
 if __name__ == "__main__":

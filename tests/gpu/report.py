@@ -99,7 +99,7 @@ def show(outcome: Outcome) -> None:
 def table(outcomes: Sequence[Outcome]) -> str:
     """A line for each check, in order."""
     width = max(len(outcome.name) for outcome in outcomes)
-    lines = [f"{'check':{width}}  result  seconds  "]
+    lines = [f"{'check':{width}}  result  seconds"]
     for outcome in outcomes:
         words = outcome.reason or numbers(outcome.records)
         lines.append(f"{outcome.name:{width}}  {outcome.result:6}  {outcome.seconds:7.1f}  {words}")

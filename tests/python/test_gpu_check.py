@@ -33,6 +33,13 @@ def wrong(tensor, *rest, right=gl.push_pull_, **options):
 gl.push_pull_ = wrong
 """
 
+ANOTHER_ROUNDING = """
+exact = ptx
+
+def ptx():
+    return exact().replace(b", 32767;", b", 32766;")
+"""
+
 PLANTED_CATALOGUE = """
 NAMES = ("right", "wrong", "slow", "crash", "hang", "silent", "last")
 CHECKS = {name: Check("planted", name) for name in NAMES}
@@ -96,7 +103,7 @@ def run(folder, *arguments, scripts=SCRIPTS, env=None, timeout=120.0):
 
 def copied(folder):
     """The scripts alone, as a bundle has them, in a folder of their own."""
-    bundle = folder / "bundle"
+    bundle = folder / "tests" / "gpu"
     shutil.copytree(SCRIPTS, bundle, ignore=shutil.ignore_patterns("__pycache__", "*.json"))
     shutil.copy(SHARED, bundle)
     return bundle
@@ -180,6 +187,16 @@ def test_a_wrong_sum_is_found(tmp_path):
     body.write_text(body.read_text().replace("import gradlane.torch as gl\n", WRONG_SUM))
     ended = run(tmp_path, "--on", "cpu", "--short", "--installed", "sums", scripts=scripts)
     assert ended.code == 1 and "sums of torch.float32 are wrong" in ended.checks["sums"]["reason"], ended.output
+
+
+def test_a_kernel_that_rounds_otherwise_is_found(tmp_path):
+    scripts = copied(tmp_path)
+    (scripts.parent / "python").symlink_to(Path(__file__).parent)
+    (tmp_path / "target").symlink_to(Path(__file__).parents[2] / "target")
+    with (scripts / "kernels.py").open("a") as body:
+        body.write(ANOTHER_ROUNDING)
+    ended = run(tmp_path, "--on", "stand-ins", "--short", "--installed", "kernels", scripts=scripts)
+    assert ended.code == 1 and "bf16" in ended.checks["kernels"]["reason"], ended.output
 
 
 def test_what_crashes_hangs_or_says_nothing_fails_and_the_next_one_runs(tmp_path):
