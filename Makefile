@@ -89,13 +89,13 @@ test-jax: .venv-jax/installed ## JAX alone
 	.venv-jax/bin/python -m pytest -q tests/frameworks/jax
 
 gpu-bundle: $(VENV)/installed ## what `gpu-check` needs on another machine with a GPU, into dist/gpu
-	mkdir -p dist/gpu && rm -f dist/gpu/*.whl
+	rm -rf dist/gpu && mkdir -p dist/gpu
 	$(BIN)/maturin build --release --quiet --interpreter $(BIN)/python --out dist/gpu
 	cp tests/gpu/*.py tests/gpu/README.md tests/python/training.py dist/gpu
 
-# From the bundle's scripts, so that what is tried here is what runs elsewhere.
-gpu-check: gpu-bundle ## what only a machine with a GPU can show; says so where there is none. CHECKS="sums training" runs some
-	$(BIN)/python dist/gpu/check.py $(CHECKS)
+# From the bundle, so that what is tried here is what runs elsewhere.
+gpu-check: gpu-bundle ## what only a machine with a GPU can show; says so where there is none. CHECKS="sums training" runs some, TARGETS=1 asks for targets
+	$(BIN)/python dist/gpu/check.py --json dist/gpu-check.json $(if $(TARGETS),--targets) $(CHECKS)
 
 BENCH_PROGRAM := target/release/gradlane-bench
 BENCH_PYTHON = $(firstword $(wildcard $(BIN)/python) $(PYTHON))

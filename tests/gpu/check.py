@@ -1,99 +1,189 @@
-"""What only a machine with a GPU can show: `make gpu-check`, or `python check.py` where wheel and PyTorch are.
+"""What only a machine with a GPU can show: `make gpu-check`, or `python check.py` in the bundle of `make gpu-bundle`.
 
-Each check runs in processes of its own, under `gradlane run` where it is about a job, and prints lines: PASS or FAIL
-with what was held, FIGURE with what was measured. Where there is no CUDA device this prints `SKIP: no CUDA device`, and
-nothing else depends on it. `README.md` beside this file lists which statement each check verifies.
+Needs PyTorch, and nothing else but the files beside it. Each check runs in processes of its own with a deadline below
+ten minutes; one that crashes or hangs fails, and the next one runs. Prints what each check told and a table, and writes
+both, with the facts of the machine, to a JSON file. The exit code is 1 if a check failed. Without a CUDA device this
+prints `SKIP: no CUDA device`. `README.md` beside this file lists what each check verifies.
 
-    python check.py                # all of them
-    python check.py sums training  # some of them
-    python check.py --on cpu       # tries out the checks themselves, on tensors in host memory
+    python check.py                       # all checks, in their order
+    python check.py sums training         # some of them
+    python check.py --short               # few repetitions and small sizes: the figures mean nothing
+    python check.py --on stand-ins        # over stand-ins of the driver and NCCL; in the repository, after `make fakes`
+    python check.py --on cpu sums         # on tensors in host memory
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import importlib
 import importlib.util
 import os
-import shutil
-import signal
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
-HERE = Path(__file__).parent
-DEVICE = "GPU_CHECK_DEVICE"
-"""In a worker: where its tensors are. Not named GRADLANE_*, where unknown names are warned of."""
+HERE = Path(__file__).resolve().parent
+SHARED = HERE.parent / "python"
+"""In the repository: what these checks share with the tests. In a bundle that lies beside this file."""
 
-CHECK_SECONDS_MAX = 180.0
+INSTALL = "pip install --no-deps gradlane-*.whl"
 
 
 def main() -> int:
+    """Runs what the command line asks for; the exit code."""
+    sys.path[:0] = [str(HERE), str(SHARED)]
+    arguments = parsed()
+    if arguments.worker:
+        return work(arguments.worker)
+    if importlib.util.find_spec("torch") is None:
+        print("SKIP: no PyTorch, which makes the tensors of these checks")
+        return 0
+    import report
+
+    with package(arguments.installed) as env:
+        if env is None:
+            return 2
+        machine = report.frameworks(env)
+        if machine is None:
+            return 2
+        if arguments.on == "cuda" and not machine["gpus"]:
+            print("SKIP: no CUDA device")
+            return 0
+        return check(arguments, env | settings_of(arguments.on), machine)
+
+
+def parsed() -> argparse.Namespace:
+    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checks", nargs="*", help="names of checks; all of them if none is given")
-    parser.add_argument("--on", choices=["cuda", "cpu"], default="cuda", help="cpu tries out the checks themselves")
-    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    parser.add_argument("--on", choices=["cuda", "stand-ins", "cpu"], default="cuda", help="where tensors lie")
+    parser.add_argument("--short", action="store_true", help="few repetitions and small sizes")
+    parser.add_argument(
+        "--together",
+        action="store_true",
+        help="one launch for all checks that want the same job: quicker, but one that fails takes later ones along",
+    )
+    parser.add_argument("--targets", action="store_true", help="fail where a figure misses its target")
+    parser.add_argument("--json", type=Path, default=Path("gpu-check.json"), help="default: %(default)s")
+    parser.add_argument("--installed", action="store_true", help="check what is installed, not the wheel here")
+    parser.add_argument("--worker", nargs="+", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if importlib.util.find_spec("torch") is None:
-        print("SKIP: no PyTorch, which the tensors of these checks are made by")
-        return 0
-    import torch
+    from catalogue import CHECKS
 
-    if arguments.on == "cuda" and not torch.cuda.is_available():
-        print("SKIP: no CUDA device")
-        return 0
-    # What it shares with the tests lies beside it in a bundle, and else with those.
-    sys.path[:0] = [str(HERE), str(HERE.parent / "python")]
-    from checks import CHECKS
-
-    if arguments.worker:
-        CHECKS[arguments.worker].body()
-        return 0
     unknown = set(arguments.checks) - CHECKS.keys()
     if unknown:
         parser.error(f"no check is called {', '.join(sorted(unknown))}; there are {', '.join(CHECKS)}")
+    if arguments.on == "stand-ins" and not (SHARED / "fakecuda.py").exists():
+        parser.error("the stand-ins are in the repository, not in a bundle")
+    return arguments
+
+
+def check(arguments: argparse.Namespace, env: dict[str, str], machine: dict[str, Any]) -> int:
+    """Runs the checks and reports, with what is known of the machine; the exit code."""
+    import report
+    import running
+    from catalogue import CHECKS
+
+    options = running.Options(arguments.on, arguments.short, arguments.targets, env)
+    wanted = {name: one for name, one in CHECKS.items() if name in (arguments.checks or CHECKS)}
+    told = {"begun": time.strftime("%Y-%m-%d %H:%M:%S %z"), "command": sys.argv[1:], "on": arguments.on}
+    machine = report.facts(env) | machine
+    report.show_facts(machine)
     outcomes = {}
-    for name, check in CHECKS.items():
-        if name in (arguments.checks or CHECKS) and (arguments.on == "cuda" or check.is_for_host):
-            print(f"== {name}: {check.about}", flush=True)
-            outcomes[name] = run(name, check, arguments.on)
-    failed = [name for name, passed in outcomes.items() if not passed]
-    told = f"; failed: {', '.join(failed)}" if failed else ""
-    print(f"{len(outcomes) - len(failed)} of {len(outcomes)} checks passed{told}")
-    return 1 if failed else 0
+    for name, one in wanted.items():
+        if reason := running.why_not(one, options, len(machine["gpus"])):
+            outcomes[name] = running.Outcome(name, one.about, "SKIP", reason)
+    rest = {name: one for name, one in wanted.items() if name not in outcomes}
+    for launch in running.launches(rest, arguments.together):
+        for outcome in running.run(launch, options):
+            report.show(outcome)
+            outcomes[outcome.name] = outcome
+        ordered = [outcomes[name] for name in wanted if name in outcomes]
+        report.write(arguments.json, told, machine, ordered)
+    ordered = [outcomes[name] for name in wanted]
+    report.write(arguments.json, told, machine, ordered)
+    where = {"cuda": "", "stand-ins": "over stand-ins, ", "cpu": "in host memory, "}[arguments.on]
+    print(f"\n{report.table(ordered)}\n\n{where}{report.summary(ordered)}; all of it is in {arguments.json}")
+    return 1 if any(outcome.result == "FAIL" for outcome in ordered) else 0
 
 
-def run(name: str, check, device: str) -> bool:
-    """Runs a check and shows what it prints; whether it passed: it ended well and said so."""
-    worker = [sys.executable, str(HERE / "check.py"), "--on", device, "--worker", name]
-    command = worker
-    if check.workers:
-        launch = ["run", "-n", str(check.workers), "-s", str(check.servers), "--"]
-        command = [sys.executable, "-m", "gradlane", *launch, *worker]
-    if check.under:
-        if shutil.which(check.under[0]) is None:
-            print(f"SKIP {check.under[0]} is not installed")
-            return True
-        command = [*check.under, *command]
-    with tempfile.TemporaryDirectory(prefix="gradlane-gpu-") as scratch:
-        env = os.environ | {DEVICE: device, "GPU_CHECK_SCRATCH": scratch} | check.env
-        started = subprocess.Popen(
-            command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
-        )
-        try:
-            output, _ = started.communicate(timeout=CHECK_SECONDS_MAX)
-        except subprocess.TimeoutExpired:
-            os.killpg(started.pid, signal.SIGKILL)
-            output, _ = started.communicate()
-            output += f"\nFAIL {name}: not done within {CHECK_SECONDS_MAX:.0f} s"
-    lines = output.splitlines()
-    told = [line for line in lines if line.startswith(("PASS", "FAIL", "FIGURE", "SKIP"))]
-    passed = started.returncode == 0 and bool(told) and not any(line.startswith("FAIL") for line in told)
-    print("\n".join(told))
-    if not passed:
-        print(f"FAIL {name}: code {started.returncode}; its last lines:\n    " + "\n    ".join(lines[-30:]))
-    sys.stdout.flush()
-    return passed
+def work(names: Sequence[str]) -> int:
+    """Runs checks in this process, as one worker of their job, if it is one."""
+    import telling
+    from catalogue import CHECKS
+
+    one, rank = CHECKS[names[0]], int(os.environ.get("GRADLANE_RANK", "0"))
+    if one.machines:
+        os.environ["GRADLANE_MACHINE"] = f"gpu-check-{one.machines[rank]}"
+    if "GPU_CHECK_HOSTID" in os.environ:
+        os.environ["NCCL_HOSTID"] = f"h{rank}"
+    telling.begin(names[0])
+    try:
+        import gradlane.torch as gl
+        import places
+
+        with places.entered():
+            if one.workers:
+                gl.init()
+            for name in names:
+                telling.begin(name)
+                if len(names) > 1 and one.workers:
+                    gl.barrier(name)
+                begun = time.monotonic()
+                getattr(importlib.import_module(CHECKS[name].module), name)()
+                telling.tell("END", rank=rank, seconds=time.monotonic() - begun)
+            if one.leaves:
+                gl.shutdown()
+    except BaseException as error:
+        telling.failed(f"rank {rank}: {type(error).__name__}: {error}")
+        raise
+    return 0
+
+
+@contextlib.contextmanager
+def package(installed: bool) -> Iterator[dict[str, str] | None]:
+    """What the processes of the checks need to find the package: the wheel beside this file, else what is installed.
+
+    The wheel is put into a temporary folder, so that neither the environment nor another version in it matters. None,
+    after saying why, if there is no package.
+    """
+    wheels = sorted(HERE.glob("gradlane-*.whl"), key=lambda path: path.stat().st_mtime)
+    if installed or not wheels:
+        found = importlib.util.find_spec("gradlane") is not None
+        if not found:
+            print(f"The package gradlane is not installed, and its wheel does not lie in {HERE}, where")
+            print(f"`make gpu-bundle` puts it for a copy of this folder. Or install the wheel: {INSTALL}")
+        yield {} if found else None
+        return
+    with tempfile.TemporaryDirectory(prefix="gradlane-gpu-package-") as folder:
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
+        pip += ["--disable-pip-version-check", "--target", folder, str(wheels[-1])]
+        ended = subprocess.run(pip, capture_output=True, text=True)
+        if ended.returncode:
+            print(f"{ended.stdout}{ended.stderr}\npip does not install {wheels[-1].name}, see above.")
+            print(f"Install it into this environment, such as by `{INSTALL}`, and run this again with --installed.")
+            yield None
+            return
+        searched = os.environ.get("PYTHONPATH")
+        yield {"PYTHONPATH": os.pathsep.join([folder, searched] if searched else [folder])}
+
+
+def settings_of(on: str) -> dict[str, str]:
+    """What all processes need where PyTorch computes on the CPU, and what makes the engine use the stand-ins."""
+    if on == "cuda":
+        return {}
+    settings = {"OMP_NUM_THREADS": "1"}  # several workers share the cores
+    if on == "stand-ins":
+        from fakecuda import LIBRARY, NCCL_LIBRARY
+
+        settings |= {"GRADLANE_CUDA_LIB": LIBRARY, "GRADLANE_NCCL_LIB": NCCL_LIBRARY}
+        settings["FAKECUDA_DEVICES"] = os.environ.get("FAKECUDA_DEVICES", "2")
+    return settings
 
 
 if __name__ == "__main__":

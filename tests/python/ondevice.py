@@ -89,6 +89,11 @@ def _copied(tensor: torch.Tensor, device: int | None) -> torch.Tensor:
 class _Resident(TorchDispatchMode):
     """Whatever is computed from tensors of a device lies on it."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # Nothing is compiled here. To keep its compiler out of this mode, PyTorch would import it, which takes seconds.
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         given = [value for value in tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)]
