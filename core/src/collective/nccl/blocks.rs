@@ -184,7 +184,10 @@ mod tests {
         assert!(matches!(join(apart, 0), Err(Error::Internal { .. })));
     }
 
-    fn described(calls: &[Call]) -> Vec<(Step, (u64, usize), (u64, usize))> {
+    /// A call with the address and length of what it reads and of what it writes.
+    type Described = (Step, (u64, usize), (u64, usize));
+
+    fn described(calls: &[Call]) -> Vec<Described> {
         let place = |region: &DeviceRegion| (region.address(), region.len());
         let one = |call: &Call| (call.step, place(&call.memory.source[0]), place(&call.memory.destination[0]));
         calls.iter().map(one).collect()
