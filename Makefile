@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-rust test-sim test-net test-hostile test-faults test-lasting test-python test-frameworks test-tensorflow test-tensorflow-oldest test-jax lint bench deny fuzz fuzz-run fakes gpu-bundle gpu-check ptx clean
+.PHONY: help demo test test-rust test-sim test-net test-hostile test-faults test-lasting test-python test-frameworks test-tensorflow test-tensorflow-oldest test-jax test-jax-oldest lint bench deny fuzz fuzz-run fakes gpu-bundle gpu-check ptx clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -76,6 +76,9 @@ $(FRAMEWORKS)/installed: tests/frameworks/requirements.txt $(VENV)/installed
 .venv-tensorflow-oldest/installed: tests/frameworks/tensorflow/requirements-oldest.txt $(VENV)/installed
 	$(install_framework)
 
+.venv-jax-oldest/installed: tests/frameworks/jax/requirements-oldest.txt $(VENV)/installed
+	$(install_framework)
+
 test-frameworks: $(FRAMEWORKS)/installed test-tensorflow test-jax ## what PyTorch builds on, TensorFlow, Keras and JAX train over Gradlane (15 minutes, and 7 GB to install)
 	$(FRAMEWORKS)/bin/python -m pytest -q tests/frameworks/test_*.py
 
@@ -87,6 +90,9 @@ test-tensorflow-oldest: .venv-tensorflow-oldest/installed ## the same tests with
 
 test-jax: .venv-jax/installed ## JAX alone
 	.venv-jax/bin/python -m pytest -q tests/frameworks/jax
+
+test-jax-oldest: .venv-jax-oldest/installed ## the same tests with the oldest release that is supported
+	.venv-jax-oldest/bin/python -m pytest -q tests/frameworks/jax
 
 gpu-bundle: $(VENV)/installed ## what `gpu-check` needs on another machine with a GPU, into dist/gpu
 	mkdir -p dist/gpu && rm -f dist/gpu/*.whl

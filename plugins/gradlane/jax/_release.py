@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from gradlane.errors import UnsupportedError
 
-OLDEST = (0, 6)
-"""The oldest release that is tested."""
+OLDEST = (0, 8)
+"""The oldest release that is tested. Before it, `pmap` cannot be recognised before it fails with an error of its own."""
 
 
 def check_release(version: str) -> None:

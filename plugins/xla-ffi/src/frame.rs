@@ -50,8 +50,8 @@ struct ApiVersion {
 
 /// The major version of the API that these structures are of; minor versions only add fields.
 const MAJOR: i32 = 0;
-/// The minor version of the releases of XLA that do not say theirs (jax before 0.8).
-const MINOR_UNSAID: i32 = 1;
+/// The minor version of these structures, told to an XLA that does not say its own.
+const MINOR: i32 = 3;
 
 /// The beginning of `XLA_FFI_Api`.
 #[repr(C)]
@@ -172,7 +172,7 @@ pub(crate) unsafe fn answer_metadata(frame: *mut CallFrame) -> bool {
                 (*metadata).api_version.major = MAJOR;
                 // XLA refuses handlers of a newer minor version, and some releases also of an older one. Every size is looked at here, so
                 // all of them are right.
-                (*metadata).api_version.minor = (*frame).api.as_ref().map_or(MINOR_UNSAID, |api| api.version.minor);
+                (*metadata).api_version.minor = (*frame).api.as_ref().map_or(MINOR, |api| api.version.minor);
                 (*metadata).traits = 0;
                 return true;
             }
