@@ -51,13 +51,13 @@ def main() -> int:
     for _ in range(turns):
         for row in ROWS:
             times[row].append(turn(row, steps, options))
-    print(f"{2} workers, {options.transport}, {turns} turns of {steps} steps; ms a step")
+            print(f"{row}: {times[row][-1]:.3f} ms", file=sys.stderr, flush=True)
+    print(f"2 workers, {options.transport}, {turns} turns of {steps} steps; ms a step")
     print(f"{'':26} {'median':>8} {'min':>8} {'max':>8} {'/ alone':>8}")
-    alone = {}
-    for row, (framework, kind, _) in ROWS.items():
+    alone: dict[str, float] = {}
+    for row, (framework, _, _) in ROWS.items():
         median = statistics.median(times[row])
         alone.setdefault(framework, median)
-        assert kind == "alone" or framework in alone
         ratio = median / alone[framework]
         print(f"{row:26} {median:8.3f} {min(times[row]):8.3f} {max(times[row]):8.3f} {ratio:8.2f}", flush=True)
     return 0

@@ -135,7 +135,8 @@ class _Plain(_Distributed):
             raise InvalidArgumentError(
                 "a LossScaleOptimizer around a distributed optimizer looks for overflows before gradients are "
                 "averaged, so workers would skip different steps. Call "
-                "keras.mixed_precision.set_global_policy('mixed_float16') before DistributedOptimizer, or give DistributedOptimizer a LossScaleOptimizer"
+                "keras.mixed_precision.set_global_policy('mixed_float16') before DistributedOptimizer, or give "
+                "DistributedOptimizer a LossScaleOptimizer"
             )
         super().__setattr__(name, value)
 
