@@ -79,7 +79,7 @@ $(FRAMEWORKS)/installed: tests/frameworks/requirements.txt $(VENV)/installed
 .venv-jax-oldest/installed: tests/frameworks/jax/requirements-oldest.txt $(VENV)/installed
 	$(install_framework)
 
-test-frameworks: $(FRAMEWORKS)/installed test-tensorflow test-jax ## what PyTorch builds on, TensorFlow, Keras and JAX train over Gradlane (15 minutes, and 7 GB to install)
+test-frameworks: $(FRAMEWORKS)/installed test-tensorflow test-jax ## what PyTorch builds on, TensorFlow, Keras and JAX train over Gradlane (25 minutes, and 7 GB to install)
 	$(FRAMEWORKS)/bin/python -m pytest -q tests/frameworks/test_*.py
 
 test-tensorflow: .venv-tensorflow/installed ## TensorFlow and Keras alone
