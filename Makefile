@@ -70,29 +70,30 @@ endef
 $(FRAMEWORKS)/installed: tests/frameworks/requirements.txt $(VENV)/installed
 	$(install_framework)
 
-.venv-%/installed: tests/frameworks/%/requirements.txt $(VENV)/installed
+# The folders are called otherwise than the packages: where one of those is missing, Python would import the folder.
+.venv-%/installed: tests/frameworks/on_%/requirements.txt $(VENV)/installed
 	$(install_framework)
 
-.venv-tensorflow-oldest/installed: tests/frameworks/tensorflow/requirements-oldest.txt $(VENV)/installed
+.venv-tensorflow-oldest/installed: tests/frameworks/on_tensorflow/requirements-oldest.txt $(VENV)/installed
 	$(install_framework)
 
-.venv-jax-oldest/installed: tests/frameworks/jax/requirements-oldest.txt $(VENV)/installed
+.venv-jax-oldest/installed: tests/frameworks/on_jax/requirements-oldest.txt $(VENV)/installed
 	$(install_framework)
 
 test-frameworks: $(FRAMEWORKS)/installed test-tensorflow test-jax ## what PyTorch builds on, TensorFlow, Keras and JAX train over Gradlane (25 minutes, and 7 GB to install)
 	$(FRAMEWORKS)/bin/python -m pytest -q tests/frameworks/test_*.py
 
 test-tensorflow: .venv-tensorflow/installed ## TensorFlow and Keras alone
-	.venv-tensorflow/bin/python -m pytest -q tests/frameworks/tensorflow
+	.venv-tensorflow/bin/python -m pytest -q tests/frameworks/on_tensorflow
 
 test-tensorflow-oldest: .venv-tensorflow-oldest/installed ## the same tests with the oldest release that is supported
-	.venv-tensorflow-oldest/bin/python -m pytest -q tests/frameworks/tensorflow
+	.venv-tensorflow-oldest/bin/python -m pytest -q tests/frameworks/on_tensorflow
 
 test-jax: .venv-jax/installed ## JAX alone
-	.venv-jax/bin/python -m pytest -q tests/frameworks/jax
+	.venv-jax/bin/python -m pytest -q tests/frameworks/on_jax
 
 test-jax-oldest: .venv-jax-oldest/installed ## the same tests with the oldest release that is supported
-	.venv-jax-oldest/bin/python -m pytest -q tests/frameworks/jax
+	.venv-jax-oldest/bin/python -m pytest -q tests/frameworks/on_jax
 
 gpu-bundle: $(VENV)/installed ## what `gpu-check` needs on another machine with a GPU, into dist/gpu
 	rm -rf dist/gpu && mkdir -p dist/gpu
