@@ -2,8 +2,8 @@
 //! different owners side by side, so that the links of all ranks work at once.
 //!
 //! The leader forms a group of the ready operations and waits for no others. It does not divide a *block*, the parts of a tensor that one
-//! reduce-scatter or all-gather carries out for all ranks: rather the block begins the next group. It writes the whole group before a rank sees it, and every
-//! rank checks the group that it reads, because a group that differs between ranks would hang the library.
+//! reduce-scatter or all-gather carries out for all ranks: rather the block begins the next group. It writes the whole group before a rank
+//! sees it, and every rank checks the group that it reads, because a group that differs between ranks would hang the library.
 
 use super::order::{Claim, Decision, Order, Slot};
 use crate::types::{DeviceKind, PartId};
