@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import zlib
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
 from gradlane import _buffers, _session
@@ -31,21 +31,27 @@ _failure: tuple[int, Error] | None = None
 class Agreement:
     """What the gradients of a list of variables are on this worker."""
 
-    def __init__(self, name: str, labels: Sequence[str], kinds: Sequence[str | None]) -> None:
+    def __init__(self, prefix: str, labels: Sequence[str], kinds: Sequence[str | None]) -> None:
         """Describes the gradients.
 
         Args:
-            name: equal on all workers; with the number of variables it fixes the tensor that is exchanged.
+            prefix: of all names, equal on all workers.
             labels: the names of the variables in messages.
             kinds: for each variable, its gradient in words such as `float32 [3, 4]`; None if it has no gradient.
         """
-        self.name, self._labels, self._kinds = name, list(labels), list(kinds)
-        self.digest = f"{zlib.crc32(repr(self._kinds).encode()):08x}"
-        """Stands for all kinds. It belongs into the names of the gradients: small ones share messages with others of
-        their list, and so must not have the name of one of another list."""
+        self.name, self._labels, self._kinds = f"{prefix}/kinds of {len(kinds)}", list(labels), list(kinds)
+        self._prefix = f"{prefix}/{zlib.crc32(repr(self._kinds).encode()):08x}"
         codes = [0 if kind is None else zlib.crc32(kind.encode()) >> 1 or 1 for kind in kinds]
         self.marks = array("i", [*codes, *(-code for code in codes)])
         """What this worker contributes to a maximum: it comes back unchanged if all contribute the same."""
+
+    def names(self, positions: Iterable[int]) -> list[str]:
+        """The names for the gradients of the variables at these positions.
+
+        They stand for all kinds. Small gradients share messages with others of their list, and so must not have the
+        name of one of another list.
+        """
+        return [f"{self._prefix}/{position}" for position in positions]
 
     def begin(self) -> Handle[array[int]]:
         """Starts the exchange; the handle yields what `check` takes."""

@@ -5,15 +5,14 @@
 
 from __future__ import annotations
 
-import functools
-import os
 from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 
+from gradlane._framework import is_native
 from gradlane._reduction import NativeOp
-from gradlane.errors import ConfigError, InvalidArgumentError, UnavailableError, UnsupportedError
+from gradlane.errors import InvalidArgumentError
 from gradlane.jax import _fallback, _native
 
 SETTING = "GRADLANE_JAX_CALL"
@@ -81,19 +80,4 @@ class Call:
 
 def _is_native() -> bool:
     """Whether XLA's custom call is used: on the CPU, as the setting says."""
-    return _chosen(os.environ.get(SETTING) or "auto") and jax.default_backend() == "cpu"
-
-
-@functools.cache
-def _chosen(asked: str) -> bool:
-    if asked not in ("auto", "native", "fallback"):
-        raise ConfigError(f"setting {SETTING}: {asked!r} is none of auto, native and fallback", knob=SETTING)
-    if asked == "fallback":
-        return False
-    try:
-        _native.register()
-    except UnsupportedError as error:
-        if asked == "native":
-            raise UnavailableError(f"{SETTING}=native, but the call does not load: {error}; unset it") from error
-        return False
-    return True
+    return is_native(SETTING, _native.register) and jax.default_backend() == "cpu"

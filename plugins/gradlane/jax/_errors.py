@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import collections
-import contextlib
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 
 import jax
 
+from gradlane._framework import Failures, translated
 from gradlane._op_library import error_of_code
 from gradlane.errors import Error
 from gradlane.jax import _native
 
-_FAILURES_MAX = 16
-
-_failures: collections.deque[Error] = collections.deque(maxlen=_FAILURES_MAX)
-"""What Python functions have raised that XLA called."""
+_failures = Failures()
 
 _OUTSIDE = "this process takes part in no job; call gradlane.init() first"
 
 
-@contextlib.contextmanager
-def typed_errors() -> Iterator[None]:
+def typed_errors() -> AbstractContextManager[None]:
     """Inside, errors of compiled functions are exceptions of `gradlane.errors`.
 
     Under `jax.jit` an error is raised where somebody first needs a result, as a `JaxRuntimeError` with our text:
@@ -29,22 +24,16 @@ def typed_errors() -> Iterator[None]:
         with gl.typed_errors():
             params = jax.block_until_ready(train_step(params, batch))
     """
-    try:
-        yield
-    except jax.errors.JaxRuntimeError as error:
-        typed = _typed(str(error))
-        if typed is None:
-            raise
-        raise typed from error
+    return translated(jax.errors.JaxRuntimeError, _typed)
 
 
 def remember(error: Error) -> None:
     """Keeps an error that a Python function raises, so that `typed_errors` finds it again."""
-    _failures.append(error)
+    _failures.keep(error)
 
 
-def _typed(text: str) -> Error | None:
+def _typed(error: Exception) -> Error | None:
+    text = str(error)
     if _OUTSIDE in text:
         return error_of_code(9, _OUTSIDE)
-    remembered = next((failure for failure in reversed(_failures) if str(failure) in text), None)
-    return remembered or _native.library.error_of(text)
+    return _failures.find(text) or _native.library.error_of(text)

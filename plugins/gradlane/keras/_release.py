@@ -2,30 +2,9 @@
 
 from __future__ import annotations
 
-from gradlane.errors import UnsupportedError
+from gradlane._framework import Framework
 
-OLDEST = 3
-"""The first major release with several backends."""
+KERAS = Framework("Keras", "keras", (3, 0), ", or use gradlane.tensorflow.DistributedGradientTape")
+"""3.0 is the first release with several backends."""
 
-try:
-    import keras
-except ModuleNotFoundError as error:
-    if error.name != "keras":
-        raise
-    raise ModuleNotFoundError("gradlane.keras needs Keras; run pip install 'gradlane[keras]'", name="keras") from error
-
-
-def check_release(version: str) -> None:
-    """Raises unless Keras' `version` is supported.
-
-    Raises:
-        UnsupportedError: it is too old.
-    """
-    if int(version.split(".")[0]) < OLDEST:
-        raise UnsupportedError(
-            f"Keras {version} is installed, and gradlane.keras needs {OLDEST}.0 or later; run pip install --upgrade "
-            "keras, or use gradlane.tensorflow.DistributedGradientTape"
-        )
-
-
-check_release(keras.__version__)
+KERAS.check()

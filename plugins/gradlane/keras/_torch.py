@@ -19,9 +19,9 @@ def average(gradients: Sequence[Any], variables: Sequence[Any], namespace: str, 
     if _session.size() > 1:
         kinds = [_kind(present[i]) if i in present else None for i in range(len(gradients))]
         labels = [label(i, variable) for i, variable in enumerate(variables)]
-        agreement = Agreement(f"{namespace}/kinds of {len(kinds)}", labels, kinds)
+        agreement = Agreement(namespace, labels, kinds)
         agreement.check(agreement.begin().wait())
-        names = [f"{namespace}/{agreement.digest}/{i}" for i in present]
+        names = agreement.names(present)
         averages = grouped_push_pull(list(present.values()), names, op=how.op, compression=how.compression)
         present = dict(zip(present, averages, strict=True))
     return [present.get(i) for i in range(len(gradients))]

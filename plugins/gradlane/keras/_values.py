@@ -32,12 +32,12 @@ def broadcast_variables(variables: Iterable[Any], root_rank: int = 0, *, name: s
             raise InvalidArgumentError(f"{type(variable).__name__} is no keras.Variable; give model.variables")
     values = [np.array(keras.ops.convert_to_numpy(variable.value), order="C") for variable in listed]
     kinds = [f"{value.dtype} {list(value.shape)}" for value in values]
-    agreement = Agreement(f"{name}/kinds of {len(kinds)}", [label(*pair) for pair in enumerate(listed)], kinds)
+    agreement = Agreement(name, [label(*pair) for pair in enumerate(listed)], kinds)
     root = check_root(root_rank)
     agreement.check(agreement.begin().wait())
     bits = [value.reshape(-1).view(np.uint8) for value in values]
     submit_all(
-        tuple(f"{name}/{agreement.digest}/{position}" for position in range(len(bits))),
+        tuple(agreement.names(range(len(bits)))),
         ("uint8",) * len(bits),
         tuple(bytes.shape for bytes in bits),
         [bytes.ctypes.data for bytes in bits],

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import collections
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 import tensorflow as tf
 
+from gradlane._framework import Failures, translated
 from gradlane.errors import Error
 from gradlane.tensorflow import _native
 from gradlane.tensorflow._autograph import unconverted
 
 T = TypeVar("T")
 
-_FAILURES_MAX = 16
-
-_failures: collections.deque[Error] = collections.deque(maxlen=_FAILURES_MAX)
-"""What Python functions in graphs have raised."""
+_failures = Failures()
 
 
 def python_function(function: Callable[..., T]) -> Callable[..., T]:
@@ -28,14 +25,13 @@ def python_function(function: Callable[..., T]) -> Callable[..., T]:
         try:
             return function(*arguments)
         except Error as error:
-            _failures.append(error)
+            _failures.keep(error)
             raise
 
     return unconverted(remembering)
 
 
-@contextlib.contextmanager
-def typed_errors() -> Iterator[None]:
+def typed_errors() -> AbstractContextManager[None]:
     """Inside, errors of graphs are exceptions of `gradlane.errors`.
 
     TensorFlow turns what happens while a `tf.function` runs into exceptions of its own. Their text has the class and
@@ -44,14 +40,8 @@ def typed_errors() -> Iterator[None]:
         with gl.typed_errors():
             train_step(batch)
     """
-    try:
-        yield
-    except tf.errors.OpError as error:
-        typed = _native.typed_error(error) or _remembered(error)
-        if typed is None:
-            raise
-        raise typed from error
+    return translated(tf.errors.OpError, _typed)
 
 
-def _remembered(error: Any) -> Error | None:
-    return next((failure for failure in reversed(_failures) if str(failure) in error.message), None)
+def _typed(error: tf.errors.OpError) -> Error | None:
+    return _native.typed_error(error) or _failures.find(error.message)

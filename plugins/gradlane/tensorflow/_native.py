@@ -7,18 +7,17 @@ could occupy all of TensorFlow's threads before the other tensors are submitted.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import re
-import sys
 import threading
-from collections.abc import Iterator, Sequence
-from types import ModuleType
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import tensorflow as tf
 
 from gradlane import _session
+from gradlane._framework import translated
 from gradlane._op_library import OpLibrary, error_of_code
 from gradlane._operations import check_name
 from gradlane._reduction import NativeOp
@@ -27,28 +26,23 @@ from gradlane.errors import Error, UnsupportedError
 _library = OpLibrary("libgradlane_tensorflow_op.so")
 _lock = threading.Lock()
 _ops: Any = None
-_why_not: str | None = None
 
 _OURS = re.compile(r"Gradlane(Submit|Wait)")
 _DECORATION = re.compile(r".*\n\n|\{\{.*?\}\}\s*|\s*(; NodeDef:|\[Op:|\[\[).*", re.DOTALL)
 """What TensorFlow puts around the text of an op's error: the node and its place in the program."""
 
 
-def load() -> ModuleType | None:
-    """This module, once the native ops can be used; None if they cannot, and `why_not()` then says why."""
-    global _ops, _why_not
+def load() -> Any:
+    """Loads the native ops, once, and returns their module.
+
+    Raises:
+        UnsupportedError: they cannot be used; the message says why.
+    """
+    global _ops
     with _lock:
-        if _ops is None and _why_not is None:
-            try:
-                _ops = _loaded()
-            except UnsupportedError as error:
-                _why_not = str(error)
-    return None if _ops is None else sys.modules[__name__]
-
-
-def why_not() -> str:
-    """Why `load()` gave None; empty if it did not."""
-    return _why_not or ""
+        if _ops is None:
+            _ops = _loaded()
+        return _ops
 
 
 def submit(
@@ -82,7 +76,7 @@ def submit(
         NotInitializedError: before `init()`.
         UnsupportedError: the library cannot be used; the message says why.
     """
-    ops = _need()
+    ops = load()
     _session.session()
     with typed_errors():
         return ops.gradlane_submit(
@@ -108,7 +102,7 @@ def wait(handles: Sequence[tf.Tensor], like: Sequence[tf.Tensor]) -> list[tf.Ten
         Error: the exception of the first operation that failed. Inside `tf.function` TensorFlow raises one of its own
             with the same text when the function runs; `typed_errors` turns that into ours.
     """
-    ops = _need()
+    ops = load()
     if not handles:
         return []
     with typed_errors():
@@ -118,16 +112,9 @@ def wait(handles: Sequence[tf.Tensor], like: Sequence[tf.Tensor]) -> list[tf.Ten
     return list(sums)
 
 
-@contextlib.contextmanager
-def typed_errors() -> Iterator[None]:
+def typed_errors() -> AbstractContextManager[None]:
     """Raises the exceptions of `gradlane.errors` instead of those that TensorFlow makes of them in graphs."""
-    try:
-        yield
-    except tf.errors.OpError as error:
-        typed = typed_error(error)
-        if typed is None:
-            raise
-        raise typed from error
+    return translated(tf.errors.OpError, typed_error)
 
 
 def typed_error(error: tf.errors.OpError) -> Error | None:
@@ -136,12 +123,6 @@ def typed_error(error: tf.errors.OpError) -> Error | None:
     if typed is None and _OURS.search(error.message):
         return error_of_code(error.error_code, _DECORATION.sub("", error.message))
     return typed
-
-
-def _need() -> Any:
-    if load() is None:
-        raise UnsupportedError(why_not())
-    return _ops
 
 
 def _loaded() -> Any:

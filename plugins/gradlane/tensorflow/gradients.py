@@ -33,8 +33,8 @@ def average(gradients: Sequence[Any], variables: Sequence[Any], namespace: str, 
         return [present.get(i) for i in range(len(gradients))]
     kinds = [_kind(present[i]) if i in present else None for i in range(len(gradients))]
     labels = [label(i, variable) for i, variable in enumerate(variables)]
-    agreement = Agreement(f"{namespace}/kinds of {len(kinds)}", labels, kinds)
-    names = [f"{namespace}/{agreement.digest}/{i}" for i in present]
+    agreement = Agreement(namespace, labels, kinds)
+    names = agreement.names(present)
     reduction = Reduction(op=how.op.native, codec=how.compression.codec)
     averages = dict(zip(present, reduce_all(list(present.values()), names, reduction, agreement), strict=True))
     return [averages.get(i) for i in range(len(gradients))]

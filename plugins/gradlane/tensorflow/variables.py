@@ -37,8 +37,8 @@ def broadcast_assignments(variables: Iterable[Any], root_rank: int, name: str) -
     listed = [_variable(variable) for variable in variables]
     bits = [as_bits(variable.read_value()) for variable in listed]
     kinds = [f"{variable.dtype.base_dtype.name} {variable.shape}" for variable in listed]
-    agreement = Agreement(f"{name}/kinds of {len(kinds)}", [label(*pair) for pair in enumerate(listed)], kinds)
-    names = [f"{name}/{agreement.digest}/{position}" for position in range(len(listed))]
+    agreement = Agreement(name, [label(*pair) for pair in enumerate(listed)], kinds)
+    names = agreement.names(range(len(listed)))
     received = reduce_all(bits, names, Reduction(op="broadcast", root=check_root(root_rank)), agreement)
     return [
         variable.assign(of_bits(tensor, variable.dtype.base_dtype))

@@ -12,7 +12,8 @@ ROUTES = ("local", "shm", "quic")
 
 
 def test_the_native_ops_load():
-    assert _native.load() is _native, _native.why_not()
+    ops = _native.load()
+    assert callable(ops.gradlane_submit) and callable(ops.gradlane_wait)
 
 
 @pytest.mark.parametrize("call", ["eager", "graph"])
