@@ -13,6 +13,20 @@ This module works with any buffer and imports no framework; `gradlane.torch` off
 from __future__ import annotations
 
 from gradlane import timeline
+from gradlane._collectives import (
+    all_gather,
+    all_gather_async,
+    all_to_all,
+    all_to_all_async,
+    recv,
+    recv_async,
+    reduce,
+    reduce_async,
+    reduce_scatter,
+    reduce_scatter_async,
+    send,
+    send_async,
+)
 from gradlane._core import __version__
 from gradlane._groups import grouped_push_pull, grouped_push_pull_async
 from gradlane._handle import Handle
@@ -31,6 +45,7 @@ from gradlane._session import (
     shutdown,
     size,
 )
+from gradlane._sets import ProcessSet
 from gradlane._status import layout, metrics, metrics_text, print_config, show_versions
 from gradlane.errors import (
     AbortedError,
@@ -73,6 +88,7 @@ __all__ = [
     "NotFormedError",
     "NotInitializedError",
     "PeerLostError",
+    "ProcessSet",
     "ReduceOp",
     "ResourceExhaustedError",
     "Server",
@@ -84,6 +100,10 @@ __all__ = [
     "UnsupportedError",
     "WeightedAverage",
     "__version__",
+    "all_gather",
+    "all_gather_async",
+    "all_to_all",
+    "all_to_all_async",
     "allgather",
     "barrier",
     "broadcast",
@@ -104,6 +124,14 @@ __all__ = [
     "push_pull",
     "push_pull_async",
     "rank",
+    "recv",
+    "recv_async",
+    "reduce",
+    "reduce_async",
+    "reduce_scatter",
+    "reduce_scatter_async",
+    "send",
+    "send_async",
     "show_versions",
     "shutdown",
     "size",

@@ -128,6 +128,8 @@ class Session:
         device: int | None = None,
         streams: tuple[int | None, int | None] = ...,
         codec: str = "none",
+        members: list[int] | None = None,
+        receiver: int | None = None,
     ) -> Handle:
         """Starts a reduction from the memory at `source` into that at `destination`; the two may be equal.
 
@@ -135,6 +137,8 @@ class Session:
         does a part of the work, but only for a moment. The memory is on `device`, or on the host if that is None.
         `streams` are driver handles of the streams whose work so far must end before the source and the destination
         are used. `codec` encodes the tensor between machines, if its elements are wider: "none", "fp16" or "bf16".
+        `members` are the ranks that take part, all if None. The sum goes to `receiver`, or to all members if that is
+        None; the destinations of the others do not change.
         """
     def submit_all(
         self,

@@ -30,6 +30,11 @@ class Handle(Generic[T]):
         self._result: T | None = None
 
     @property
+    def native(self) -> _core.Handle | Several | None:
+        """The operation; None if the engine had nothing to do."""
+        return self._native
+
+    @property
     def id(self) -> int | None:
         """The engine's number of the operation; None if the engine had nothing to do."""
         return None if self._native is None else self._native.id
@@ -89,7 +94,7 @@ class Handle(Generic[T]):
 class Several:
     """Several operations as one. It ends when all have ended, with the error of the first that failed."""
 
-    def __init__(self, natives: Sequence[_core.Handle]) -> None:
+    def __init__(self, natives: Sequence[_core.Handle | Several]) -> None:
         """Joins at least one operation."""
         self._natives = natives
 
@@ -126,6 +131,6 @@ class Several:
             native.cancel()
 
 
-def together(natives: Sequence[_core.Handle]) -> _core.Handle | Several:
+def together(natives: Sequence[_core.Handle | Several]) -> _core.Handle | Several:
     """One handle for all of them."""
     return natives[0] if len(natives) == 1 else Several(natives)

@@ -13,6 +13,7 @@ from gradlane import _buffers, _core, _session
 from gradlane._buffers import Buffer
 from gradlane._handle import Handle
 from gradlane._reduction import NativeOp, ReduceOp, resolve
+from gradlane._sets import ProcessSet, check_member
 from gradlane.errors import InvalidArgumentError
 
 T = TypeVar("T")
@@ -27,6 +28,7 @@ def push_pull(
     weight: float | None = None,
     priority: int | None = None,
     out: T | None = None,
+    process_set: ProcessSet | None = None,
     timeout: float | None = None,
 ) -> T:
     """Average `buffer` over all workers, in place unless `out` is given.
@@ -34,25 +36,27 @@ def push_pull(
     Args:
         buffer: NumPy array, writable buffer, DLPack tensor or anything with `__cuda_array_interface__`; on the CPU or
             one CUDA device; contiguous, any shape; float16, bfloat16, float32, float64, int32, int64, int8 or uint8.
-        name: equal on all workers; its first use fixes dtype and shape.
+        name: equal on all workers; its first use fixes dtype, shape and members.
         op: `Average` (default), `Sum`, `Min`, `Max` or `WeightedAverage`; equal on all workers.
         average: old form of `op`: True for `Average`, False for `Sum`.
         weight: this worker's weight in a `WeightedAverage`, such as its number of samples.
         priority: higher goes first; only the order matters.
         out: the buffer for the result, of the same dtype and shape, on the same device or both on the host.
+        process_set: the workers that take part, of which this one is a member; all by default.
         timeout: seconds for the whole operation; None takes the job's step timeout.
     Returns:
         `buffer`, or `out`. On a device the result is complete when the call returns: later work on any stream
         sees it.
     Raises:
-        MismatchError: a worker used `name` with another dtype, shape or op (both are named).
+        MismatchError: a worker used `name` with another dtype, shape, op or other members (both are named).
         StallError: some workers did not contribute in time (they are named).
-        InvalidArgumentError: the buffer cannot be reduced.
+        InvalidArgumentError: the buffer cannot be reduced, or this worker is not in `process_set`.
         UnavailableError: it is on a CUDA device, and no driver was found; the message says where it was searched.
         FailedPreconditionError: its stream is being captured into a graph.
         DeviceError: the device failed.
     """
-    return _begin(buffer, name, resolve(op, average, weight), weight, priority, out, timeout, waits=True).wait()
+    reduction = resolve(op, average, weight)
+    return _begin(buffer, name, reduction, weight, priority, out, process_set, timeout, waits=True).wait()
 
 
 def push_pull_async(
@@ -64,10 +68,11 @@ def push_pull_async(
     weight: float | None = None,
     priority: int | None = None,
     out: T | None = None,
+    process_set: ProcessSet | None = None,
     timeout: float | None = None,
 ) -> Handle[T]:
     """Like `push_pull`, but returns at once. Do not use `buffer` or `out` until the handle is done."""
-    return _begin(buffer, name, resolve(op, average, weight), weight, priority, out, timeout, waits=False)
+    return _begin(buffer, name, resolve(op, average, weight), weight, priority, out, process_set, timeout, waits=False)
 
 
 def _begin(
@@ -77,6 +82,7 @@ def _begin(
     weight: float | None,
     priority: int | None,
     out: T | None,
+    process_set: ProcessSet | None,
     timeout: float | None,
     *,
     waits: bool,
@@ -92,23 +98,43 @@ def _begin(
         result=buffer if out is None else out,
         weight=1.0 if weight is None else weight,
         priority=priority or 0,
+        process_set=process_set,
         timeout=timeout,
         waits=waits,
     )
 
 
-def broadcast(buffer: T, root_rank: int = 0, name: str = "broadcast", *, timeout: float | None = None) -> T:
+def broadcast(
+    buffer: T,
+    root_rank: int = 0,
+    name: str = "broadcast",
+    *,
+    process_set: ProcessSet | None = None,
+    timeout: float | None = None,
+) -> T:
     """Give every worker the bytes of `buffer` on `root_rank`, in place. Every worker waits for all others, the root too.
 
     Args:
         buffer: as for `push_pull`; all bits are kept, including NaN and -0.0.
         root_rank: the rank whose bytes all workers get.
-        name: equal on all workers; its first use fixes dtype and shape.
+        name: equal on all workers; its first use fixes dtype, shape and members.
+        process_set: the workers that take part, with the root among them; all by default.
         timeout: seconds; None takes the job's step timeout.
     """
     place = _buffers.locate(buffer, writable=True)
-    root = check_root(root_rank)
-    return submit(name, place, place, "broadcast", result=buffer, root=root, timeout=timeout, waits=True).wait()
+    root = check_root(root_rank) if process_set is None else check_member(root_rank, process_set, "root_rank")
+    handle = submit(
+        name,
+        place,
+        place,
+        "broadcast",
+        result=buffer,
+        root=root,
+        process_set=process_set,
+        timeout=timeout,
+        waits=True,
+    )
+    return handle.wait()
 
 
 def declare(tensors: str | Mapping[str, Any], *, fuse: bool = True, timeout: float | None = None) -> None:
@@ -175,15 +201,24 @@ def submit(
     weight: float = 1.0,
     priority: int = 0,
     codec: str = "none",
+    process_set: ProcessSet | None = None,
+    receiver: int | None = None,
     timeout: float | None = None,
     waits: bool = False,
 ) -> Handle[T]:
     """Starts one operation on located memory; the handle yields `result`.
 
-    With `waits` the caller waits for it next, and this thread does a part of the work.
+    With `waits` the caller waits for it next, and this thread does a part of the work. Only the rank `receiver` gets
+    the result, if one is given.
     """
     session = _session.session()
     check_name(name)
+    members: list[int] | None = None
+    if process_set is not None:
+        process_set.rank()  # raises if this worker is not a member
+        name, members = process_set.name_of(name), list(process_set.ranks)
+    if source.len == 0 and (members is not None or receiver is not None):
+        return Handle(None, lambda: result)
     if source.len == 0:
         meeting = agree_on_empty(session, name, source.dtype, source.shape, codec, timeout)
         return Handle(None, lambda: result) if meeting is None else Handle(meeting, lambda: result)
@@ -205,6 +240,8 @@ def submit(
         source.device,
         (source.stream, target.stream),
         codec,
+        members,
+        receiver,
     )
     return Handle(native, lambda: result)
 

@@ -113,8 +113,9 @@ impl Session {
 
     /// Submits a reduction. `source` and `destination` are addresses; the shape gives their length, and `owner` keeps them valid. With
     /// `waits` the caller waits for it next, and this thread does a part of the work. The memory is on `device`, or on the host; the work
-    /// so far of `streams` must end before source and destination are used. `codec` encodes the tensor on the wire.
-    #[pyo3(signature = (name, dtype, shape, source, destination, op, root, weight, priority, timeout, owner, waits = false, device = None, streams = (None, None), codec = "none"))]
+    /// so far of `streams` must end before source and destination are used. `codec` encodes the tensor on the wire. `members` are the ranks
+    /// that take part, or all; the sum goes to `receiver`, or to all of them.
+    #[pyo3(signature = (name, dtype, shape, source, destination, op, root, weight, priority, timeout, owner, waits = false, device = None, streams = (None, None), codec = "none", members = None, receiver = None))]
     #[expect(clippy::too_many_arguments, reason = "called once from Python, per tensor")]
     #[expect(unsafe_code, reason = "Python gives addresses")]
     fn submit(
@@ -135,11 +136,15 @@ impl Session {
         device: Option<u16>,
         streams: (Option<u64>, Option<u64>),
         codec: &str,
+        members: Option<Vec<u32>>,
+        receiver: Option<u32>,
     ) -> PyResult<Handle> {
         release(py, &self.owners);
         let inner = self.hand_in(py, owner, |ended| {
             let op = reduction(op, root)?;
+            let participants = self.inner.participants(members.as_deref(), receiver)?;
             let tensor = TensorSpec::new(name, dtype.parse()?, shape).with_codec(codec.parse()?);
+            let tensor = tensor.with_participants(participants);
             let bytes = tensor_bytes(&tensor)?;
             let mut lender = self.inner.lender(device);
             let (from, to) = streams;

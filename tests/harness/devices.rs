@@ -170,6 +170,7 @@ impl DeviceRank {
             failed: false,
             weight,
             priority: Priority(0),
+            members: Claim::ALL_RANKS,
         };
         let part = PartId { key: TensorKey(key), index: 0 };
         let operation = Operation { part, round: Round(0), goal, failure: None, claim, memory: Memory::Device(memory) };

@@ -13,7 +13,7 @@ use crossbeam_channel::after;
 use gradlane_core::runtime::{Clock, status};
 use gradlane_core::transport::identity::{Authority, Credentials};
 use gradlane_core::transport::quic::vandal::siege::{Manner, Pass, Plan, Siege, initials};
-use gradlane_core::types::{DType, Epoch, JoinString, Op, PartId, Role, Round, TensorKey, Time, View};
+use gradlane_core::types::{DType, Epoch, JoinString, Op, PartId, Participants, Role, Round, TensorKey, Time, View};
 use gradlane_core::wire::{Body, Contribute, Contribution, Request, Service, Target, VERSION};
 use tempfile::TempDir;
 
@@ -409,12 +409,13 @@ fn contribution() -> Vec<u8> {
         target,
         dtype: DType::F32,
         op: Op::Sum,
+        participants: Participants::ALL,
         weight: 1.0,
         urgency: 0,
         part_bytes: 1 << 22,
         contribution,
     };
-    Request::Contribute(header).encode().to_vec()
+    Request::Contribute(header).encode()
 }
 
 /// Datagrams that are no QUIC, and some whose first bytes say that they are.

@@ -19,8 +19,8 @@ use gradlane_core::transport::quic::{ControlEvent, ControlLink, vandal};
 use gradlane_core::transport::router::Router;
 use gradlane_core::transport::{Answer, Peer, Push, Transport};
 use gradlane_core::types::{
-    DType, Done, Epoch, ExchangeId, Incarnation, LinkId, Member, Op, PartId, Phase, Process, Role, Round, TensorKey,
-    Time, View, WorkerId,
+    DType, Done, Epoch, ExchangeId, Incarnation, LinkId, Member, Op, PartId, Participants, Phase, Process, Role, Round,
+    TensorKey, Time, View, WorkerId,
 };
 use gradlane_core::wire::frame::{Join, Progress, Stall};
 use gradlane_core::wire::{
@@ -351,6 +351,7 @@ fn push() -> Contribute {
         },
         dtype: DType::F32,
         op: Op::Sum,
+        participants: Participants::ALL,
         weight: 1.0,
         urgency: 0,
         part_bytes: 4,

@@ -35,6 +35,7 @@ mod rendezvous;
 mod rounds;
 mod seats;
 mod security;
+mod sets;
 mod shapes;
 mod sim;
 mod site;

@@ -1,5 +1,7 @@
 """`torch.distributed` over Gradlane: each collective, and what people build on them."""
 
+from types import SimpleNamespace
+
 import gradlane.torch as gl
 import pytest
 import torch
@@ -130,14 +132,53 @@ def test_another_group_of_all_workers():
     assert tensor.tolist() == [2.0, 2.0]
 
 
+def test_messages():
+    for dtype in (torch.float32, torch.bool, torch.bfloat16):
+        tensor = torch.full((3,), gl.rank()).to(dtype)
+        if gl.rank() == 0:
+            dist.send(tensor, 1)
+            dist.recv(tensor, 1)
+        else:
+            received = torch.ones(3, dtype=dtype)
+            dist.recv(received, 0)
+            assert not received.any()
+            dist.send(tensor, 0)
+        assert tensor.all()
+
+
+def test_messages_both_ways_at_once():
+    own, others = torch.full((1000,), float(gl.rank())), torch.empty(1000)
+    operations = [dist.P2POp(dist.isend, own, 1 - gl.rank()), dist.P2POp(dist.irecv, others, 1 - gl.rank())]
+    for work in dist.batch_isend_irecv(operations):
+        work.wait()
+    assert (others == 1 - gl.rank()).all()
+
+
+@quietly
+def test_all_to_all():
+    rank = gl.rank()
+    into = torch.empty(4)
+    dist.all_to_all_single(into, torch.arange(4.0) + 10 * rank)
+    assert into.tolist() == [2 * rank + 0.0, 2 * rank + 1.0, 2 * rank + 10.0, 2 * rank + 11.0]
+    sizes = [1, 3] if rank == 0 else [2, 1]  # to each worker
+    rows = torch.empty(3 if rank == 0 else 4, 2)
+    dist.all_to_all_single(rows, torch.full((sum(sizes), 2), float(rank)), [1, 2] if rank == 0 else [3, 1], sizes)
+    assert rows[:, 0].tolist() == ([0.0, 1.0, 1.0] if rank == 0 else [0.0, 0.0, 0.0, 1.0])
+    outputs = [torch.empty(1 + rank + other) for other in range(2)]
+    dist.all_to_all(outputs, [torch.full((1 + rank + other,), float(rank)) for other in range(2)])
+    assert [output.tolist() for output in outputs] == [[float(other)] * (1 + rank + other) for other in range(2)]
+
+
+def test_a_group_of_one_worker():
+    alone = [dist.new_group([rank]) for rank in range(2)][gl.rank()]
+    tensor = torch.full((2,), float(gl.rank()))
+    dist.all_reduce(tensor, group=alone)
+    assert tensor.tolist() == [float(gl.rank())] * 2
+
+
 def test_what_it_does_not_do_says_what_does():
-    for call in (
-        lambda: dist.send(torch.ones(1), 1 - gl.rank()),
-        lambda: dist.recv(torch.ones(1), 1 - gl.rank()),
-        lambda: dist.all_to_all_single(torch.ones(2), torch.ones(2)),
-    ):
-        with pytest.raises(UnsupportedError, match=r'does not exist on the backend "gradlane".*backend="gloo"'):
-            call()
+    with pytest.raises(UnsupportedError, match=r'does not exist on the backend "gradlane".*backend="gloo"'):
+        dist.recv(torch.ones(1))
     with pytest.raises(UnsupportedError, match="SUM, AVG, MIN and MAX"):
         dist.all_reduce(torch.ones(1), dist.ReduceOp.PRODUCT)
     with pytest.raises(UnsupportedError, match="a reduction of bool"):
@@ -197,7 +238,10 @@ def test_ranks_that_disagree_are_named():
     assert isinstance(dist.group.WORLD, group)
     from gradlane.torch.process_group import _create
 
-    with pytest.raises(UnsupportedError, match="a group of 1 of 2 workers"):
-        _create(None, 0, 1, None)
+    def create(rank, size):
+        _create(SimpleNamespace(group_rank=rank, group_size=size, global_ranks_in_group=[]))
+
+    with pytest.raises(InvalidArgumentError, match="has 3 workers or more, and the job 2"):
+        create(gl.rank(), 3)
     with pytest.raises(InvalidArgumentError, match=rf"rank {1 - gl.rank()}, and its job calls it rank {gl.rank()}"):
-        _create(None, 1 - gl.rank(), 2, None)
+        create(1 - gl.rank(), 2)

@@ -10,7 +10,9 @@ use gradlane_core::transport::identity::Credentials;
 use gradlane_core::transport::mem::MemNetwork;
 use gradlane_core::transport::router::Router;
 use gradlane_core::transport::{Answer, Listener, Peer, Push, Torn, Transport};
-use gradlane_core::types::{DType, Done, Epoch, ExchangeId, JoinString, LinkId, NodeId, Op, PartId, Role, TensorKey};
+use gradlane_core::types::{
+    DType, Done, Epoch, ExchangeId, JoinString, LinkId, NodeId, Op, PartId, Participants, Role, TensorKey,
+};
 use gradlane_core::wire::{Body, Contribute, Contribution, Request, Service, Target};
 use serde::{Deserialize, Serialize};
 
@@ -203,6 +205,7 @@ fn header(part: PartId, part_bytes: u64) -> Contribute {
         target: Target { service: Service::DenseSum, epoch: Epoch::default(), part, round: ECHO, attempt: 0 },
         dtype: DType::U8,
         op: Op::Sum,
+        participants: Participants::ALL,
         weight: 1.0,
         urgency: 0,
         part_bytes,

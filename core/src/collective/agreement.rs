@@ -32,7 +32,7 @@ use super::group::{self, Blocks, Room};
 use super::order::{Breach, Claim, Decision, Order, Slot};
 use super::ranks::Breakage;
 use crate::error::Error;
-use crate::types::{Defect, DeviceKind, Goal, Time, WorkerId, planted};
+use crate::types::{Declined, Defect, DeviceKind, Goal, Time, WorkerId, planted};
 use crate::wire::frame::Stall;
 
 /// The machine; see the module's documentation.
@@ -110,7 +110,7 @@ impl<L> Agreement<L> {
         let refusal = match (&self.closed, self.share(&wish)) {
             (Some(error), _) => Some(error.clone()),
             _ if self.pending.contains_key(&slot) || self.has_announced(slot) => wrong("is reduced twice".to_owned()),
-            (None, None) => wrong(format!("is not reduced on this machine: {:?}", wish.goal)),
+            (None, None) => wrong(format!("is not reduced by these ranks of this machine: {:?}", wish.goal)),
             (None, Some(dataflow)) if !self.is_enough(brought, &wish, dataflow) => {
                 wrong("with memory of another length".to_owned())
             }
@@ -131,11 +131,11 @@ impl<L> Agreement<L> {
         self.announce(Announcement::Ready(slot, claim));
     }
 
-    /// The rank will not take part in an operation for which it was not ready, and for which the others may be. Returns the reason if the
-    /// agreement accepts nothing any more.
-    pub fn handle_declined(&mut self, slot: Slot) -> Option<Error> {
+    /// The rank will not take part in an operation for which it was not ready, and for which the other members may be. Returns the reason if
+    /// the agreement accepts nothing any more.
+    pub fn handle_declined(&mut self, declined: Declined) -> Option<Error> {
         if self.closed.is_none() {
-            self.announce(Announcement::Withdrawn(slot));
+            self.announce(Announcement::Withdrawn(declined));
         }
         self.closed.clone()
     }
@@ -194,17 +194,27 @@ impl<L> Agreement<L> {
     }
 
     /// The data flow of an operation among the ranks that reach each other's memory of its kind. `None` if it names a rank outside of them,
-    /// or if its result must reach all ranks where only some reach each other.
+    /// or if its result must reach all ranks where only some reach each other. In memory of devices all ranks must be members, because their
+    /// communicator is of all ranks.
     fn share(&self, wish: &Wish) -> Option<Dataflow> {
-        let Party { ranks, group, .. } = &self.party;
+        let Party { ranks, group, me, .. } = &self.party;
         let position = |worker: WorkerId| ranks.iter().position(|other| other.rank == worker);
         let Wish { goal, claim, .. } = wish;
+        let members = Claim::members_among(claim.members, ranks.len()).filter(|members| members & (1 << me) != 0)?;
         match claim.device {
-            DeviceKind::Host => Dataflow::of(goal, claim.op, ranks.len(), position),
+            DeviceKind::Host => {
+                let is_member = |rank: &usize| members & (1 << rank) != 0;
+                Dataflow::of(goal, claim.op, members, |worker| position(worker).filter(is_member))
+            }
             DeviceKind::Cuda => {
                 let near = |worker| position(worker).and_then(|rank| group.iter().position(|other| *other == rank));
-                let is_whole = *goal != Goal::AllReduce || group.len() == ranks.len();
-                Dataflow::of(goal, claim.op, group.len(), near).filter(|_| is_whole)
+                let reaches_all = match goal {
+                    Goal::AllReduce => group.len() == ranks.len(),
+                    Goal::Deliver { .. } => false,
+                    Goal::Reduce { .. } | Goal::Join { .. } | Goal::Share { .. } | Goal::Broadcast { .. } => true,
+                };
+                let group = Claim::members_among(Claim::ALL_RANKS, group.len())?;
+                Dataflow::of(goal, claim.op, group, near).filter(|_| reaches_all && claim.members == Claim::ALL_RANKS)
             }
         }
     }
@@ -369,10 +379,11 @@ impl<L> Agreement<L> {
     /// Announces to the leader, which may be this rank.
     fn announce(&mut self, announcement: Announcement) {
         match &announcement {
-            Announcement::Ready(..) => {}
-            Announcement::Withdrawn(_) if planted(self.party.defect, Defect::WithdrawnInSilence) => return,
+            // A leader that is no member has no reason of its own to look.
+            Announcement::Ready(_, claim) => self.urgent |= claim.members & 1 == 0,
+            Announcement::Withdrawn(..) if planted(self.party.defect, Defect::WithdrawnInSilence) => return,
             // Urgent even if no rank waits: the others should know at once.
-            Announcement::Withdrawn(_) | Announcement::Overdue(..) => self.urgent = true,
+            Announcement::Withdrawn(..) | Announcement::Overdue(..) => self.urgent = true,
         }
         match &mut self.order {
             Some(order) => {
@@ -392,10 +403,11 @@ impl<L> Agreement<L> {
     fn withdraw(&mut self, now: Time, slot: Slot) {
         let Some(pending) = self.pending.get_mut(&slot).filter(|pending| !pending.withdrawn) else { return };
         pending.withdrawn = true;
+        let members = pending.wish.claim.members;
         // From now on the operation does not wait for the other ranks, but for the leader's answer.
         self.due.remove(&(pending.since + self.party.step_timeout, slot));
         self.due.insert((now + ANSWER_PATIENCE, slot));
-        self.announce(Announcement::Withdrawn(slot));
+        self.announce(Announcement::Withdrawn(Declined { slot, members }));
     }
 
     fn end(&mut self, pending: Pending<L>, error: Error) {
@@ -413,7 +425,7 @@ impl<L> Agreement<L> {
 fn tell(order: &mut Order, rank: u32, announcement: Announcement) -> Result<(), Breach> {
     match announcement {
         Announcement::Ready(slot, claim) => order.handle_ready(rank, slot, claim),
-        Announcement::Withdrawn(slot) => order.handle_withdrawn(rank, slot),
+        Announcement::Withdrawn(declined) => order.handle_withdrawn(rank, declined),
         Announcement::Overdue(slot, waited) => {
             order.handle_overdue(slot, waited);
             Ok(())

@@ -12,6 +12,8 @@ pub enum Dataflow {
         of: u64,
         /// The rank that gets the result; `None` for all ranks that want it.
         taker: Option<usize>,
+        /// The number of ranks whose contributions make the result, if it is whole. `None` if it is summed further, and divided later.
+        whole_of: Option<u32>,
     },
     /// One rank sends its data.
     Show {
@@ -30,14 +32,20 @@ pub enum Dataflow {
 }
 
 impl Dataflow {
-    /// The data flow of `goal` among `ranks` ranks; `None` if it names a rank that `position` does not know.
-    pub fn of(goal: &Goal, op: Op, ranks: usize, position: impl Fn(WorkerId) -> Option<usize>) -> Option<Self> {
-        let everybody = u64::MAX >> (u64::BITS as usize - ranks);
+    /// The data flow of `goal` among the ranks of `members`, one bit each; `None` if it names a rank that `position` does not know.
+    pub fn of(goal: &Goal, op: Op, members: u64, position: impl Fn(WorkerId) -> Option<usize>) -> Option<Self> {
+        let all = Some(members.count_ones());
         Some(match (goal, op) {
             (Goal::AllReduce, Op::Broadcast { root }) => Self::Show { from: position(root)?, taker: None },
-            (Goal::AllReduce, _) => Self::Reduce { of: everybody, taker: None },
+            (Goal::AllReduce, _) => Self::Reduce { of: members, taker: None, whole_of: all },
+            (Goal::Deliver { receiver }, Op::Broadcast { root }) => {
+                Self::bring(Some(position(root)?), Some(position(*receiver)?))
+            }
+            (Goal::Deliver { receiver }, _) => {
+                Self::Reduce { of: members, taker: Some(position(*receiver)?), whole_of: all }
+            }
             (Goal::Reduce { owner }, Op::Broadcast { root }) => Self::bring(position(root), Some(position(*owner)?)),
-            (Goal::Reduce { owner }, _) => Self::Reduce { of: everybody, taker: Some(position(*owner)?) },
+            (Goal::Reduce { owner }, _) => Self::Reduce { of: members, taker: Some(position(*owner)?), whole_of: None },
             (Goal::Join { holders, taker, origin }, op) => {
                 let known = |rank: &Option<WorkerId>| rank.map_or(Some(None), |rank| position(rank).map(Some));
                 let (taker, origin) = (known(taker)?, known(origin)?);
@@ -45,7 +53,9 @@ impl Dataflow {
                     Op::Broadcast { .. } => Self::bring(origin, taker),
                     Op::Sum | Op::Mean | Op::Min | Op::Max | Op::WeightedMean => {
                         let bit = |of: u64, holder: &WorkerId| Some(of | 1 << position(*holder)?);
-                        Self::Reduce { of: holders.iter().try_fold(0, bit)?, taker }
+                        // Each holder has the sum of its group, and all groups together are all members.
+                        let whole_of = if taker.is_none() { all } else { None };
+                        Self::Reduce { of: holders.iter().try_fold(0, bit)?, taker, whole_of }
                     }
                 }
             }
@@ -87,11 +97,11 @@ impl Dataflow {
     /// # Panics
     /// If the data flow adds nothing.
     pub fn reduction(self, op: Op, weights: &[f64]) -> (Op, f64) {
-        let Self::Reduce { taker, .. } = self else { unreachable!("only what is added is reduced") };
-        match (op, taker) {
-            (Op::Mean, None) => (Op::Mean, f64::from(u32::try_from(weights.len()).expect("at most RANKS_MAX"))),
+        let Self::Reduce { whole_of, .. } = self else { unreachable!("only what is added is reduced") };
+        match (op, whole_of) {
+            (Op::Mean, Some(ranks)) => (Op::Mean, f64::from(ranks)),
             // A later step divides, once, because it knows all workers.
-            (Op::Mean, Some(_)) => (Op::Sum, 1.0),
+            (Op::Mean, None) => (Op::Sum, 1.0),
             (Op::WeightedMean, _) => {
                 let total = self.weight(weights);
                 // If all weights here are zero, other machines may have weights; a contribution without weight adds nothing there either.

@@ -85,6 +85,12 @@ fn disagreement(ours: &Claim, theirs: &Claim) -> (&'static str, String, String) 
     } else if ours.device_index != theirs.device_index {
         let used = |device_index: u8| format!("{} {} that it used", ours.device, ordinal(device_index));
         ("device", used(ours.device_index), used(theirs.device_index))
+    } else if ours.members != theirs.members {
+        let count = |claim: &Claim| match claim.members {
+            Claim::ALL_RANKS => "all ranks of the machine".to_owned(),
+            members => format!("{} ranks of the machine", members.count_ones()),
+        };
+        ("participants", count(ours), count(theirs))
     } else {
         let op = |op: Op| op.to_string();
         ("op", op(ours.op), op(theirs.op))

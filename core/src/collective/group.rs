@@ -240,8 +240,18 @@ mod tests {
     }
 
     fn claim(bytes: u64) -> Claim {
-        let (device, priority) = (DeviceKind::Cuda, Priority(0));
-        Claim { op: Op::Sum, dtype: DType::F32, bytes, device, device_index: 0, failed: false, weight: 1.0, priority }
+        let (device, priority, members) = (DeviceKind::Cuda, Priority(0), Claim::ALL_RANKS);
+        Claim {
+            op: Op::Sum,
+            dtype: DType::F32,
+            bytes,
+            device,
+            device_index: 0,
+            failed: false,
+            weight: 1.0,
+            priority,
+            members,
+        }
     }
 
     fn host() -> Claim {

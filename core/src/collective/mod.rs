@@ -34,12 +34,12 @@ pub use crate::types::Goal;
 
 use crate::error::Error;
 use crate::local::Progress;
-use crate::types::{Done, Slot};
+use crate::types::{Declined, Done, Slot};
 
 /// Reduces among the ranks of one machine.
 pub trait Collective: Progress + Send + Sync {
-    /// Carries an operation out, once all ranks have submitted it. `done` reports its end, when the collective holds none of its memory any
-    /// more: the sum of the ranks' weights, [`Mismatch`](crate::Error::Mismatch) naming both sides,
+    /// Carries an operation out, once all its members have submitted it. Ranks that are no members submit nothing, and only count its turn.
+    /// `done` reports its end, when the collective holds none of its memory any more: the sum of the ranks' weights, [`Mismatch`](crate::Error::Mismatch) naming both sides,
     /// [`Stalled`](crate::Error::Stalled) naming the ranks that did not submit it, [`PeerLost`](crate::Error::PeerLost) naming the rank
     /// that died, or the error of a broadcast's owner. A tensor's name is its key.
     ///
@@ -54,8 +54,8 @@ pub trait Collective: Progress + Send + Sync {
     /// rank as well, because NCCL on the other ranks needs its memory.
     fn abandon(&self, slot: Slot);
 
-    /// Tells the other ranks that this one will never submit an operation. It ends for them as [`Stalled`](crate::Error::Stalled).
-    fn decline(&self, slot: Slot);
+    /// Tells the other members that this rank will never submit an operation. It ends for them as [`Stalled`](crate::Error::Stalled).
+    fn decline(&self, declined: Declined);
 
     /// Ends all operations at once with this cause, because the job is over. Does not wait for other ranks, which learn of it themselves.
     fn abort(&self, cause: Error);

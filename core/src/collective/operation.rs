@@ -3,7 +3,7 @@
 use super::device::DeviceMemory;
 use crate::error::Error;
 use crate::mem::Region;
-use crate::types::{Claim, DeviceKind, Goal, PartId, Round, Slot};
+use crate::types::{Claim, Declined, DeviceKind, Goal, PartId, Round, Slot};
 
 /// One rank's share of an operation on one part.
 #[derive(Debug)]
@@ -51,5 +51,10 @@ impl Operation {
     /// Its slot among the operations of its part.
     pub fn slot(&self) -> Slot {
         self.goal.slot(self.part, self.round)
+    }
+
+    /// What the other members hear if this rank does not take part.
+    pub fn declined(&self) -> Declined {
+        Declined { slot: self.slot(), members: self.claim.members }
     }
 }

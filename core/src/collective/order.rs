@@ -1,11 +1,15 @@
-//! Orders the common operations of the ranks of one machine: the operations for which all ranks are ready, the most urgent first.
+//! Orders the common operations of the ranks of one machine: the operations for which all members are ready, the most urgent first.
 //!
-//! The lowest rank, the *leader*, holds the [`Order`]. Every rank announces the parts for which it is ready. The order answers each part
+//! The *members* of an operation are the ranks that take part, usually all ranks of the machine. They are the same in all rounds of a part.
+//! Every rank gets every decision, because all ranks count the operations alike.
+//!
+//! The lowest rank, the *leader*, holds the [`Order`], also of operations of which it is no member. Every rank announces the parts for which
+//! it is ready. The order answers each part
 //! and round with one [`Decision`], and all ranks carry out the decisions in the same order. So all ranks work on the same part, and memory
 //! for one part is enough.
 //!
 //! ```text
-//!  (unknown) ──first ready──► Pending ──last ready──► Decision::Run
+//!  (unknown) ──first ready──► Pending ──last member ready──► Decision::Run
 //!                                │
 //!                                └─ claims differ, a rank gave up or left, a rank did not come in time ──► Decision::Fail
 //! ```
@@ -17,12 +21,12 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 pub use crate::types::{Claim, Slot};
-use crate::types::{Defect, Machines, PartId, Priority, Round, planted};
+use crate::types::{Declined, Defect, Machines, PartId, Priority, Round, planted};
 
 /// A decision, which all ranks carry out.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Decision {
-    /// All ranks carry out the operation.
+    /// All members carry out the operation.
     Run {
         /// The operation.
         slot: Slot,
@@ -90,7 +94,7 @@ pub struct Order {
     ranks: u32,
     oldest_every: u32,
     pending: BTreeMap<Slot, Pending>,
-    /// Pending operations for which all ranks are ready, the next one first.
+    /// Pending operations for which all members are ready, the next one first.
     ready: BTreeSet<(Reverse<Priority>, u64, Slot)>,
     /// The same operations by age.
     ages: BTreeSet<(u64, Slot)>,
@@ -117,6 +121,8 @@ struct Pending {
     claim: Claim,
     failed: Option<u32>,
     priority: Priority,
+    /// The members that the first claim names, one bit each.
+    members: u64,
     arrived: u64,
     weights: Vec<f64>,
 }
@@ -124,6 +130,8 @@ struct Pending {
 /// The announcements of all ranks for one part.
 #[derive(Clone, Debug)]
 struct Announcements {
+    /// The ranks that take part, one bit each, as they say.
+    members: u64,
     ranks: Vec<Announced>,
     /// Whether there were any since the last look for quiet parts.
     is_new: bool,
@@ -191,14 +199,14 @@ impl Order {
     /// order, except those for which it has no data.
     ///
     /// # Errors
-    /// If the rank has announced this slot before, or too many. Nothing changes then.
+    /// If the rank has announced this slot before, or too many, or if its members cannot be. Nothing changes then.
     pub fn handle_ready(&mut self, rank: u32, slot: Slot, claim: Claim) -> Result<(), Breach> {
-        if self.has_announced(rank, slot) || self.is_full(rank, slot) {
+        if self.has_announced(rank, slot) || self.is_full(rank, slot) || !self.may_be(rank, claim.members) {
             return Err(Breach);
         }
         match claim.failed {
-            true => self.announce_early(rank, slot),
-            false => self.pass(rank, slot),
+            true => self.announce_early(rank, slot, claim.members),
+            false => self.pass(rank, slot, claim.members),
         }
         if let Some(failure) = self.failed.get(&slot).copied() {
             self.failures.push_back((slot, failure));
@@ -206,6 +214,7 @@ impl Order {
             return Ok(());
         }
         let ranks = self.ranks as usize;
+        let members = Claim::members_among(claim.members, ranks).expect("checked above");
         let order = self.announced;
         let first = || Pending {
             order,
@@ -213,35 +222,37 @@ impl Order {
             claim,
             failed: None,
             priority: claim.priority,
+            members,
             arrived: 0,
             weights: vec![1.0; ranks],
         };
         let pending = self.pending.entry(slot).or_insert_with(first);
+        let (first, ours) = (pending.first, pending.claim);
+        if !ours.agrees_with(&claim) {
+            self.fail(slot, Failure::Mismatch { first, ours, second: rank, theirs: claim });
+            return Ok(());
+        }
         self.announced += u64::from(pending.arrived == 0);
         pending.arrived |= 1 << rank;
         pending.weights[rank as usize] = claim.weight;
         pending.priority = pending.priority.max(claim.priority);
         pending.claim.failed |= claim.failed;
         pending.failed = pending.failed.or(claim.failed.then_some(rank));
-        let (first, ours) = (pending.first, pending.claim);
-        if !ours.agrees_with(&claim) {
-            self.fail(slot, Failure::Mismatch { first, ours, second: rank, theirs: claim });
-        } else {
-            self.complete_or_hopeless(slot);
-        }
+        self.complete_or_hopeless(slot);
         Ok(())
     }
 
     /// `rank` gives up an operation, whether it was ready for it or not. Has no effect after the decision.
     ///
     /// # Errors
-    /// If the rank has announced too much. Nothing changes then.
-    pub fn handle_withdrawn(&mut self, rank: u32, slot: Slot) -> Result<(), Breach> {
-        if self.is_full(rank, slot) {
+    /// If the rank has announced too much, or if its members cannot be. Nothing changes then.
+    pub fn handle_withdrawn(&mut self, rank: u32, declined: Declined) -> Result<(), Breach> {
+        let Declined { slot, members } = declined;
+        if self.is_full(rank, slot) || !self.may_be(rank, members) {
             return Err(Breach);
         }
         let came = self.announced(slot) & (1 << rank) != 0;
-        self.announce_early(rank, slot);
+        self.announce_early(rank, slot, members);
         if self.failed.contains_key(&slot) {
             self.forget_if_all_came(slot);
         } else if !came || self.pending.contains_key(&slot) {
@@ -253,7 +264,7 @@ impl Order {
     /// The deadline of a rank for `slot` has passed.
     pub fn handle_overdue(&mut self, slot: Slot, waited: Duration) {
         let Some(pending) = self.pending.get(&slot) else { return };
-        let missing = self.everybody() & !pending.arrived;
+        let missing = pending.members & !pending.arrived;
         if missing != 0 {
             self.fail(slot, Failure::Overdue { missing, waited });
         }
@@ -268,7 +279,7 @@ impl Order {
         }
     }
 
-    /// The next decision: failures first, then the most urgent operation for which all ranks are ready.
+    /// The next decision: failures first, then the most urgent operation for which all members are ready.
     pub fn next_decision(&mut self) -> Option<Decision> {
         if let Some((slot, failure)) = self.failures.pop_front() {
             return Some(Decision::Fail { slot, failure });
@@ -309,7 +320,7 @@ impl Order {
 
     /// The ranks for which `slot` waits, one bit each. 0 if it is not pending.
     pub fn missing(&self, slot: Slot) -> u64 {
-        self.pending.get(&slot).map_or(0, |pending| self.everybody() & !pending.arrived)
+        self.pending.get(&slot).map_or(0, |pending| pending.members & !pending.arrived)
     }
 
     /// Whether some operation has begun and is not decided.
@@ -319,11 +330,11 @@ impl Order {
 
     /// The operations that wait for some ranks, with these ranks, one bit each.
     pub fn waiting(&self) -> impl Iterator<Item = (Slot, u64)> {
-        let missing = |(slot, pending): (&Slot, &Pending)| (*slot, self.everybody() & !pending.arrived);
+        let missing = |(slot, pending): (&Slot, &Pending)| (*slot, pending.members & !pending.arrived);
         self.pending.iter().map(missing).filter(|(_, missing)| *missing != 0)
     }
 
-    /// The next operation for which all ranks are ready, and whether it is chosen because it has waited longest.
+    /// The next operation for which all members are ready, and whether it is chosen because it has waited longest.
     fn next_ready(&self) -> Option<(Slot, bool)> {
         let oldest_turn = self.oldest_every > 0 && self.decided + 1 >= self.oldest_every;
         let slot = if oldest_turn { self.ages.first()?.1 } else { self.ready.first()?.2 };
@@ -337,24 +348,30 @@ impl Order {
         rank != 0 && (is_open_full || is_part_too_many)
     }
 
-    fn everybody(&self) -> u64 {
-        u64::MAX >> (Self::RANKS_MAX - self.ranks)
+    /// Whether `rank` may be one of these members, which must be ranks of the machine.
+    fn may_be(&self, rank: u32, members: u64) -> bool {
+        Claim::members_among(members, self.ranks as usize).is_some_and(|members| members & (1 << rank) != 0)
+    }
+
+    /// The members of a part of which something was announced, one bit each.
+    fn members(&self, part: PartId) -> u64 {
+        self.announcements.get(&part).map_or(0, |part| part.members)
     }
 
     /// `rank` takes no part in `slot` or has no data for it. It may still come to earlier rounds.
-    fn announce_early(&mut self, rank: u32, slot: Slot) {
+    fn announce_early(&mut self, rank: u32, slot: Slot, members: u64) {
         if planted(self.defect, Defect::EarlyWordPasses) {
-            return self.pass(rank, slot);
+            return self.pass(rank, slot, members);
         }
-        let announced = self.announced_by(rank, slot.0);
+        let announced = self.announced_by(rank, slot.0, members);
         let is_new = slot.1 >= announced.passed && announced.early.insert(slot.1);
         self.early += usize::from(is_new);
     }
 
     /// `rank` has come to `slot`, so it contributes to no earlier round any more.
-    fn pass(&mut self, rank: u32, slot: Slot) {
+    fn pass(&mut self, rank: u32, slot: Slot, members: u64) {
         let (part, round) = slot;
-        let announced = self.announced_by(rank, part);
+        let announced = self.announced_by(rank, part, members);
         if announced.passed > round {
             return;
         }
@@ -378,10 +395,10 @@ impl Order {
         }
     }
 
-    /// Updates a pending operation. It is ready if all ranks are, waits if the others may still come, and fails if one never will.
+    /// Updates a pending operation. It is ready if all members are, waits if the others may still come, and fails if one never will.
     fn complete_or_hopeless(&mut self, slot: Slot) {
         let pending = &self.pending[&slot];
-        let missing = self.everybody() & !pending.arrived;
+        let missing = pending.members & !pending.arrived;
         let is_hasty = planted(self.defect, Defect::OrderedTooEarly) && missing.count_ones() == 1;
         if missing == 0 || is_hasty {
             self.ready.insert((Reverse(pending.priority), pending.order, slot));
@@ -405,7 +422,7 @@ impl Order {
     }
 
     fn forget_if_all_came(&mut self, slot: Slot) {
-        if self.everybody() & !(self.left | self.announced(slot)) == 0 {
+        if self.members(slot.0) & !(self.left | self.announced(slot)) == 0 {
             self.failed.remove(&slot);
         }
     }
@@ -416,13 +433,16 @@ impl Order {
         announced.enumerate().fold(0, |ranks, (rank, announced)| ranks | u64::from(announced.has(round)) << rank)
     }
 
-    fn announced_by(&mut self, rank: u32, part: PartId) -> &mut Announced {
+    fn announced_by(&mut self, rank: u32, part: PartId, members: u64) -> &mut Announced {
         if self.announcements.len() >= self.look_at && !self.announcements.contains_key(&part) {
             self.forget_quiet_parts();
         }
-        let none = || Announcements { ranks: vec![Announced::default(); self.ranks as usize], is_new: true };
+        let members = Claim::members_among(members, self.ranks as usize).expect("it was checked");
+        let none =
+            || Announcements { members: 0, ranks: vec![Announced::default(); self.ranks as usize], is_new: true };
         let announcements = self.announcements.entry(part).or_insert_with(none);
         announcements.is_new = true;
+        announcements.members |= members;
         &mut announcements.ranks[rank as usize]
     }
 
@@ -432,8 +452,10 @@ impl Order {
         let Self { announcements, pending, failed, .. } = self;
         announcements.retain(|part, announced| {
             let rounds = (*part, Round(0))..=(*part, Round(u64::MAX));
-            let is_settled =
-                announced.ranks.iter().all(|rank| rank.passed == announced.ranks[0].passed && rank.early.is_empty());
+            let is_member = |(rank, _): &(usize, &Announced)| announced.members & (1 << rank) != 0;
+            let mut members = announced.ranks.iter().enumerate().filter(is_member).map(|(_, member)| member);
+            let passed = members.clone().next().map(|first| first.passed);
+            let is_settled = members.all(|member| Some(member.passed) == passed && member.early.is_empty());
             let is_over =
                 is_settled && pending.range(rounds.clone()).next().is_none() && failed.range(rounds).next().is_none();
             std::mem::take(&mut announced.is_new) || !is_over

@@ -12,7 +12,7 @@ use super::handle::{Canceller, Handle};
 use super::memory::Memory;
 use super::metrics::Metrics;
 use super::room::Room;
-use super::submit::{HERE_BYTES_MAX, check, check_root, encodes};
+use super::submit::{HERE_BYTES_MAX, check, check_ranks, encodes};
 use crate::error::{Error, Result};
 use crate::types::{Done, Op, Priority, TensorKey, TensorSpec};
 use crate::worker::{Accepted, Tally, Tensor, Terms};
@@ -134,7 +134,7 @@ impl Engine {
         for (tensor, member) in batch.tensors.iter().zip(&members) {
             check(tensor, &member.source, &member.destination, op, weight, self.device())?;
         }
-        check_root(op, || self.size())?;
+        check_ranks(&batch.tensors, op, || self.size())?;
         let bytes = members.iter().map(|member| member.source.len() as u64).sum();
         let room = Room::enter(&self.room, bytes, timeout)?;
 

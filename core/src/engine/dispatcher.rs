@@ -100,9 +100,9 @@ impl Dispatch for Dispatcher {
                         collective.abandon(slot);
                     }
                 }
-                Effect::Decline(slot) => {
+                Effect::Decline(declined) => {
                     if let Some(collective) = shared.collective.get() {
-                        collective.decline(slot);
+                        collective.decline(declined);
                     }
                 }
                 Effect::Resolve(done, outcome, tensors) => resolve(shared, done, outcome, tensors),

@@ -13,7 +13,7 @@ use super::metrics::Metrics;
 use super::room::{Entered, Room};
 use super::shared::{Shared, Waiting};
 use super::stage_loop;
-use super::submit::{HERE_BYTES_MAX, check, check_root, encodes};
+use super::submit::{HERE_BYTES_MAX, check, check_ranks, encodes};
 use super::trace::Timeline;
 use crate::cluster::{MemberConfig, MemberEvent, empty_barrier};
 use crate::config::Config;
@@ -324,7 +324,7 @@ impl Engine {
     ) -> Result<Handle> {
         let Submission { tensor, source, destination, op, weight, priority, timeout } = submission;
         check(&tensor, &source, &destination, op, weight, self.device())?;
-        check_root(op, || self.size())?;
+        check_ranks(std::slice::from_ref(&tensor), op, || self.size())?;
         let bytes = source.len() as u64;
         let room = Room::enter(&self.room, bytes, timeout)?;
         entered();

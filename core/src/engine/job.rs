@@ -81,7 +81,9 @@ impl State {
                 let body = if header.body_bytes() == 0 { Vec::new() } else { payload.contribution() };
                 Work::Push { link, exchange, push: Push { header, body } }
             }
-            Action::Pull { exchange } => Work::Pull { exchange, into: payload.landing() },
+            Action::Pull { exchange, receives } => {
+                Work::Pull { exchange, into: if receives { payload.landing() } else { Vec::new() } }
+            }
             Action::CopyToHost { bytes, coding, link, contributes } => {
                 Work::CopyToHost { from: payload.on_device().device(), bytes, coding, link, contributes }
             }

@@ -27,6 +27,7 @@ pub fn reduce_alone(
     for Submission { tensor, source, destination, op, weight, .. } in &submissions {
         check(tensor, source, destination, *op, *weight, device)?;
         check_alone(*op, *weight)?;
+        tensor.participants.check_size(&tensor.name, 1)?;
     }
     let (handle, done) = Handle::new(id, None, then);
     let open = Arc::new(Open::new(submissions.len(), done));

@@ -9,7 +9,7 @@ use super::payload::Payload;
 use super::trace::{Subject, TaskTrace, Timeline};
 use crate::error::{Error, Result};
 use crate::sched::{SideTable, TaskId};
-use crate::types::{Done, LinkId, Slot, TensorSpec, Time};
+use crate::types::{Declined, Done, LinkId, TensorSpec, Time};
 use crate::worker::{Command, Dial, Held, Load, Stuck, Worker};
 
 /// The machine and what belongs to its ids.
@@ -33,7 +33,7 @@ pub(super) struct State {
 pub(super) enum Effect {
     Wake(crate::pipeline::Stage),
     Abandon(Held),
-    Decline(Slot),
+    Decline(Declined),
     /// With the number of tensors that it is about.
     Resolve(Done<()>, Result<()>, u64),
     Declare {
@@ -136,7 +136,7 @@ impl State {
                 }
                 Command::Wake(stage) => Effect::Wake(stage),
                 Command::Abandon(held) => Effect::Abandon(held),
-                Command::Decline(slot) => Effect::Decline(slot),
+                Command::Decline(declined) => Effect::Decline(declined),
                 Command::Declare { request, tensors, fuse } => Effect::Declare { request, tensors, fuse },
                 Command::Undeclare { request, names } => Effect::Undeclare { request, names },
                 Command::Dial(dial) => Effect::Dial(dial),

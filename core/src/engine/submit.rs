@@ -20,6 +20,8 @@ pub(super) fn check(
     device: Option<&Arc<dyn Device>>,
 ) -> Result<()> {
     op.check(tensor.dtype)?;
+    tensor.participants.check(&tensor.name)?;
+    tensor.participants.check_op(&tensor.name, op)?;
     let invalid = |what: String, hint: &str| Err(Error::InvalidArgument { what, hint: hint.to_owned() });
     if tensor.bytes() != Some(source.len() as u64) || source.len() != destination.len() {
         return invalid(
@@ -63,15 +65,20 @@ pub(super) fn encodes(tensor: &TensorSpec, source: &Memory, device: Option<&Arc<
     source.device().is_some() && device.is_some_and(|device| device.encodes(tensor.dtype, tensor.codec))
 }
 
-/// A root must be one of the workers.
-pub(super) fn check_root(op: Op, size: impl FnOnce() -> u32) -> Result<()> {
-    let Op::Broadcast { root } = op else { return Ok(()) };
+/// A root, members and a receiver must be workers of the job.
+pub(super) fn check_ranks(tensors: &[TensorSpec], op: Op, size: impl FnOnce() -> u32) -> Result<()> {
+    let is_of_all = |tensor: &TensorSpec| tensor.participants.is_everybody();
+    let root = match op {
+        Op::Broadcast { root } => Some(root),
+        Op::Sum | Op::Mean | Op::Min | Op::Max | Op::WeightedMean if tensors.iter().all(is_of_all) => return Ok(()),
+        Op::Sum | Op::Mean | Op::Min | Op::Max | Op::WeightedMean => None,
+    };
     let size = size();
-    if root.0 < size {
-        return Ok(());
+    if let Some(root) = root.filter(|root| root.0 >= size) {
+        return Err(Error::InvalidArgument {
+            what: format!("a broadcast from {root} in a job of {size} workers"),
+            hint: "roots count from 0".to_owned(),
+        });
     }
-    Err(Error::InvalidArgument {
-        what: format!("a broadcast from {root} in a job of {size} workers"),
-        hint: "roots count from 0".to_owned(),
-    })
+    tensors.iter().try_for_each(|tensor| tensor.participants.check_size(&tensor.name, size))
 }

@@ -10,7 +10,7 @@ use super::partition::{self, Item, LayoutConfig, Multiples};
 use super::placement::Placement;
 use crate::codec;
 use crate::error::{Error, Result};
-use crate::types::{Machines, PartId, PartLayout, Piece, ServerId, Span, TensorKey, TensorSpec};
+use crate::types::{Machines, PartId, PartLayout, Participants, Piece, ServerId, Span, TensorKey, TensorSpec};
 use crate::wire::limits::PARTS_MAX;
 
 /// Above this, the index of a part of a new tensor might not fit in 32 bits.
@@ -91,8 +91,13 @@ impl Layouter {
     fn fresh<'specs>(&self, specs: &'specs [TensorSpec]) -> Result<Vec<(&'specs TensorSpec, Item)>> {
         let mut seen = BTreeSet::new();
         let unknown = specs.iter().filter(|spec| !self.tensors.contains_key(&spec.key()) && seen.insert(spec.key()));
+        let mut circles: BTreeMap<&Participants, usize> = BTreeMap::new();
         let item = |spec: &'specs TensorSpec| match spec.bytes() {
-            Some(bytes) => Ok((spec, Item { dtype: spec.dtype, codec: spec.codec, bytes })),
+            Some(bytes) => {
+                let next = circles.len();
+                let circle = *circles.entry(&spec.participants).or_insert(next);
+                Ok((spec, Item { dtype: spec.dtype, codec: spec.codec, circle, bytes }))
+            }
             None => Err(Error::InvalidArgument {
                 what: format!("tensor {} of shape {:?} has 2^64 bytes or more", spec.name, spec.shape),
                 hint: "declare a smaller tensor".to_owned(),

@@ -92,21 +92,23 @@ pub struct Item {
     pub dtype: DType,
     /// Its codec.
     pub codec: Encoding,
+    /// The number of its participants: equal for tensors that have the same.
+    pub circle: usize,
     /// Its length.
     pub bytes: u64,
 }
 
 /// Groups the positions of `items` that share a part, in order of first position. Tensors that are large or cut have no companions.
 ///
-/// Small tensors join the open part of their dtype and codec until it is full. A large tensor between two small ones does not separate
+/// Small tensors join the open part of their dtype, codec and participants until it is full. A large tensor between two small ones does not separate
 /// them. Otherwise, in a convolutional network, each pair of normalisation parameters would have a part of its own.
 pub fn fuse(items: &[Item], config: &LayoutConfig) -> Vec<Vec<usize>> {
     let bytes_max = config.partition_bytes.min(PART_BYTES_MAX);
     let mut groups: Vec<Vec<usize>> = Vec::new();
-    let mut open: BTreeMap<(DType, Encoding), (usize, u64)> = BTreeMap::new();
+    let mut open: BTreeMap<(DType, Encoding, usize), (usize, u64)> = BTreeMap::new();
     for (position, item) in items.iter().enumerate() {
         let small = item.bytes > 0 && item.bytes <= config.fuse_bytes.min(bytes_max);
-        let alike = (item.dtype, item.codec);
+        let alike = (item.dtype, item.codec, item.circle);
         match open.get_mut(&alike) {
             Some((group, filled)) if small && *filled + item.bytes <= bytes_max => {
                 groups[*group].push(position);
@@ -255,6 +257,6 @@ mod tests {
     }
 
     fn item(dtype: DType, bytes: u64) -> Item {
-        Item { dtype, codec: Encoding::Plain, bytes }
+        Item { dtype, codec: Encoding::Plain, circle: 0, bytes }
     }
 }

@@ -11,6 +11,10 @@
 //! | the same with devices | REDUCE, COPYD2H, PUSH, PULL, COPYH2D, BROADCAST |
 //! | the same in several PCIe groups | REDUCE, COPYD2H, PCIE_REDUCE, PUSH, PULL, PCIE_BROADCAST, COPYH2D, BROADCAST |
 //!
+//! This is the table for tensors of all workers. A tensor of a process set, or one whose sums have one receiver, passes other stages. If all
+//! its members share a machine, it passes ALL_REDUCE and needs no server, also where other tensors need one. Otherwise each member exchanges
+//! its own contribution.
+//!
 //! Ranks of one machine without a local collective count as machines with one rank each.
 //!
 //! A pipeline has the stages that any part of its rank may need. The stages that one part passes are its [`Route`]. Tensors in host memory
@@ -51,6 +55,10 @@ pub enum Duty {
     /// Nothing on this rank is reduced on a device, so it passes no REDUCE and no BROADCAST. It exchanges its own contribution. Where
     /// nothing is exchanged, it brings the contribution to PCIE_REDUCE.
     Alone,
+    /// As `Alone`, but the sum goes to another rank. This rank passes no stages after PULL.
+    Giver,
+    /// The members of its tensor share the machine and are not all workers, or the sum has one receiver. It passes ALL_REDUCE only.
+    Together,
 }
 
 /// Which of the stages of its rank a part passes.
@@ -101,7 +109,8 @@ impl Pipeline {
         let groups = together && topology.pcie_groups > 1 && topology.device == DeviceKind::Cuda;
         let staged = topology.device == DeviceKind::Cuda && (pushes || groups);
         let needed = |stage: &Stage| match stage {
-            Stage::AllReduce => together && !pushes,
+            // Where there are servers, only process sets on one machine need it.
+            Stage::AllReduce => together,
             Stage::Reduce | Stage::Broadcast => together && pushes || groups,
             Stage::CopyD2H | Stage::CopyH2D => staged,
             Stage::PcieReduce => groups,
@@ -171,12 +180,17 @@ impl Pipeline {
             (Duty::Member, stage) => stage.is_collective(),
             (Duty::Alone, Stage::PcieReduce) => !pushes,
             (Duty::Alone, stage) => !matches!(stage, Stage::Reduce | Stage::PcieBroadcast | Stage::Broadcast),
+            (Duty::Giver, stage) => {
+                stage.precedes_push() && !matches!(stage, Stage::Reduce | Stage::PcieReduce) || stage.is_exchange()
+            }
+            (Duty::Together, stage) => *stage == Stage::AllReduce,
         };
-        let (at_once, grouped) = (self.contains(Stage::AllReduce), self.contains(Stage::PcieReduce));
+        let (at_once, grouped) = (self.contains(Stage::AllReduce) && !pushes, self.contains(Stage::PcieReduce));
         let is_needed = move |stage: &Stage| match memory {
-            DeviceKind::Cuda => *stage != Stage::AllReduce || !grouped,
+            _ if duty == Duty::Together => true,
+            DeviceKind::Cuda => *stage != Stage::AllReduce || at_once && !grouped,
             DeviceKind::Host if at_once => *stage == Stage::AllReduce,
-            DeviceKind::Host => !stage.is_staging(),
+            DeviceKind::Host => !stage.is_staging() && *stage != Stage::AllReduce,
         };
         self.stages.iter().copied().filter(is_duty).filter(is_needed).filter(move |stage| coded || !stage.is_coding())
     }
@@ -210,7 +224,7 @@ impl fmt::Display for Pipeline {
         });
         let [on_devices, on_host] = &kinds;
         f.write_str(on_devices)?;
-        match self.contains(Stage::AllReduce) && self.contains(Stage::Reduce) {
+        match self.contains(Stage::AllReduce) && self.contains(Stage::Reduce) && !self.pushes() {
             true => write!(f, "; in host memory {on_host}"),
             false => Ok(()),
         }

@@ -19,8 +19,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use crate::error::{Claim, Error, Result};
-use crate::types::{Op, PartId, PartLayout, Round, TensorKey, TensorSpec, Time, WorkerId};
+use crate::error::{Error, Result};
+use crate::types::{Op, PartId, PartLayout, Participants, Round, TensorKey, TensorSpec, Time, WorkerId};
 use crate::wire::limits::PART_BYTES_MAX;
 
 /// The tensors of one worker.
@@ -121,6 +121,8 @@ pub struct ReadyPart {
     pub op: Op,
     /// This worker's weight in a weighted mean.
     pub weight: f64,
+    /// The participants of all its tensors; this worker is one of them.
+    pub participants: Participants,
     /// The submissions that it serves, in piece order. It is a single one if that submission brings all pieces.
     pub tickets: Vec<u64>,
 }
@@ -142,21 +144,23 @@ impl Registry {
     /// What is known about this tensor.
     ///
     /// # Errors
-    /// [`Error::Mismatch`] if this worker declared the name with another dtype, shape or codec before,
-    /// [`Error::FailedPrecondition`] if it is ending, else the tensor's own failure.
+    /// [`Error::Mismatch`] if this worker declared the name with another dtype, shape, codec or other participants before,
+    /// [`Error::InvalidArgument`] if this worker is not one of the participants, [`Error::FailedPrecondition`] if the name is ending, else
+    /// the tensor's own failure.
     pub fn lookup(&self, spec: &TensorSpec) -> Result<Lookup> {
         self.known(self.tensors.get(&spec.key()), spec)
     }
 
     fn known(&self, known: Option<&Tensor>, spec: &TensorSpec) -> Result<Lookup> {
+        spec.participants.check_member(&spec.name, self.rank)?;
         let Some(known) = known else {
             return self.check_not_ending(spec).map(|()| Lookup::Unknown);
         };
         match &known.state {
             State::Failed { declare_again: true, .. } => Ok(Lookup::Unknown),
             State::Failed { error, declare_again: false } => Err(error.clone()),
-            State::Declaring { .. } => self.compare(&known.spec, spec).map(|()| Lookup::Declaring),
-            State::Ready { .. } => self.compare(&known.spec, spec).map(|()| Lookup::Ready),
+            State::Declaring { .. } => comparing::compare(self.rank, &known.spec, spec).map(|()| Lookup::Declaring),
+            State::Ready { .. } => comparing::compare(self.rank, &known.spec, spec).map(|()| Lookup::Ready),
         }
     }
 
@@ -171,6 +175,7 @@ impl Registry {
             return Ok(Admitted { lookup, round: Round(0), parts: &[] });
         };
         op.check(spec.dtype)?;
+        spec.participants.check_op(&spec.name, op)?;
         let round = Round(*rounds);
         // Usually no round is half complete, and then there is nothing to agree with.
         for share in parts.iter().filter(|share| share.part.pieces.len() > 1 && !self.fusing.is_empty()) {
@@ -256,14 +261,17 @@ impl Registry {
     /// it; the tensor's own failure; [`Error::FailedPrecondition`] if it is not ready. A submission that is refused for these reasons is
     /// not counted. If the round was given up, the submission is refused with the error of that round, and it is counted.
     pub fn submit(&mut self, now: Time, key: TensorKey, op: Op, weight: f64, ticket: u64) -> Result<Submitted> {
-        let (name, parts, round) = self.submittable(key, op)?;
+        let (name, parts, round, participants) = self.submittable(key, op)?;
         for share in parts.iter().filter(|share| share.part.pieces.len() > 1) {
             self.agree(&share.part, round, key, op, weight)?;
         }
         let shares = u32::try_from(parts.len()).expect("PARTS_MAX fits");
         self.tensors.get_mut(&key).expect("submittable").rounds += 1;
         let assemble = |share: Share| match share.part.pieces.as_slice() {
-            [_] => Ok(Some(ReadyPart { layout: share.part, round, op, weight, tickets: vec![ticket] })),
+            [_] => {
+                let participants = participants.clone();
+                Ok(Some(ReadyPart { layout: share.part, round, op, weight, participants, tickets: vec![ticket] }))
+            }
             _ => self.assemble(now, share, round, op, weight, ticket),
         };
         let ready = parts.into_iter().map(assemble).filter_map(Result::transpose).collect::<Result<_>>()?;
@@ -304,7 +312,8 @@ impl Registry {
             self.fusing.get_mut(&(part, round)).expect("it is incomplete");
         *given_up = Some(error.clone());
         let tickets = tickets.iter().copied().flatten().collect();
-        Some((ReadyPart { layout, round, op: *op, weight: *weight, tickets }, error))
+        let (op, weight, participants) = (*op, *weight, self.participants_of(&layout));
+        Some((ReadyPart { layout, round, op, weight, participants, tickets }, error))
     }
 
     /// The tensor's name, if this worker declared it.
@@ -332,26 +341,6 @@ impl Registry {
         names
     }
 
-    fn compare(&self, known: &TensorSpec, spec: &TensorSpec) -> Result<()> {
-        let (field, before, now) = if known.name != spec.name {
-            ("name", known.name.clone(), spec.name.clone())
-        } else if known.dtype != spec.dtype {
-            ("dtype", known.dtype.to_string(), spec.dtype.to_string())
-        } else if known.shape != spec.shape {
-            ("shape", format!("{:?}", known.shape), format!("{:?}", spec.shape))
-        } else if known.codec != spec.codec {
-            ("codec", known.codec.to_string(), spec.codec.to_string())
-        } else {
-            return Ok(());
-        };
-        Err(Error::Mismatch {
-            tensor: known.name.clone(),
-            field: field.to_owned(),
-            first: Claim { worker: self.rank, value: before },
-            second: Claim { worker: self.rank, value: now },
-        })
-    }
-
     /// Keeps one copy of each part, so that all its tensors see the same one.
     fn intern(&mut self, layout: PartLayout) -> Result<Arc<PartLayout>> {
         let distinct: BTreeSet<TensorKey> = layout.pieces.iter().map(|piece| piece.tensor).collect();
@@ -376,12 +365,14 @@ impl Registry {
         }
     }
 
-    fn submittable(&self, key: TensorKey, op: Op) -> Result<(Arc<str>, Vec<Share>, Round)> {
+    fn submittable(&self, key: TensorKey, op: Op) -> Result<(Arc<str>, Vec<Share>, Round, Participants)> {
         let tensor = self.tensors.get(&key);
         match tensor.map(|tensor| (tensor, &tensor.state)) {
             Some((tensor, State::Ready { parts })) => {
-                op.check(tensor.spec.dtype)?;
-                Ok((Arc::clone(&tensor.name), parts.clone(), Round(tensor.rounds)))
+                let TensorSpec { name, dtype, participants, .. } = &tensor.spec;
+                op.check(*dtype)?;
+                participants.check_op(name, op)?;
+                Ok((Arc::clone(&tensor.name), parts.clone(), Round(tensor.rounds), participants.clone()))
             }
             Some((_, State::Failed { error, .. })) => Err(error.clone()),
             Some((_, State::Declaring { .. })) | None => Err(Error::FailedPrecondition {
@@ -438,8 +429,17 @@ impl Registry {
         }
         let Assembly { tickets, since, .. } = self.fusing.remove(&(part, round)).expect("completed above");
         self.incomplete.remove(&(since, part, round));
-        let tickets = tickets.into_iter().flatten().collect();
-        given_up.map_or(Ok(Some(ReadyPart { layout, round, op, weight, tickets })), Err)
+        if let Some(error) = given_up {
+            return Err(error);
+        }
+        let (participants, tickets) = (self.participants_of(&layout), tickets.into_iter().flatten().collect());
+        Ok(Some(ReadyPart { layout, round, op, weight, participants, tickets }))
+    }
+
+    /// The participants of a part. All its tensors have the same.
+    fn participants_of(&self, layout: &PartLayout) -> Participants {
+        let tensor = layout.pieces.iter().find_map(|piece| self.tensors.get(&piece.tensor));
+        tensor.map(|tensor| tensor.spec.participants.clone()).unwrap_or_default()
     }
 
     fn drop_assemblies(&mut self, part: PartId) {
@@ -485,6 +485,7 @@ fn broken(problem: String) -> Error {
     Error::Protocol { peer: "the coordinator".to_owned(), field: "layout".to_owned(), problem }
 }
 
+mod comparing;
 mod ending;
 mod together;
 

@@ -36,5 +36,5 @@ pub(super) fn goes_to_server(stage: Stage, route: Route) -> bool {
 /// Whether this rank itself exchanges a task with the server, in a job with servers. The connection of a rank whose machine has another
 /// owner for the part does not matter.
 pub(super) fn exchanges(route: Route) -> bool {
-    matches!(route.duty, Duty::Owner | Duty::Alone)
+    matches!(route.duty, Duty::Owner | Duty::Alone | Duty::Giver)
 }

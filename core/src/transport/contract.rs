@@ -13,7 +13,9 @@ use super::{Answer, Inbox, Incoming, Listener, Outgoing, Peer, Push, Torn, Trans
 use crate::error::{Error, Result};
 use crate::mem::borrow::region_of;
 use crate::mem::{Lease, Pool};
-use crate::types::{DType, Done, Epoch, ExchangeId, LinkId, NodeId, Op, PartId, Round, TensorKey, WorkerId};
+use crate::types::{
+    DType, Done, Epoch, ExchangeId, LinkId, NodeId, Op, PartId, Participants, Round, TensorKey, WorkerId,
+};
 use crate::wire::{
     self, Body as WireBody, Contribute, Contribution, Contributors, Request, Service, Sum, Target, Withdraw,
 };
@@ -120,7 +122,7 @@ pub(super) fn a_push_without_a_body_asks_for_the_sum_only(world: &dyn World) {
     let (server, worker) = connected(world);
     let (id, mut memory) = (ExchangeId(1), vec![0; 400]);
     let header = Request::Contribute(Contribute { contribution: Contribution::Nothing, ..contribute(400) });
-    let sent = worker.push_with(id, header, &mut []);
+    let sent = worker.push_with(id, header.clone(), &mut []);
     let sum = worker.pull(id, &mut memory);
     let (exchange, seen) = server.opened();
     assert_eq!(seen, header);
@@ -176,8 +178,10 @@ pub(super) fn why_a_round_is_given_up_arrives_and_is_answered(world: &dyn World)
     // An odd length: it is no tensor.
     let mut letter = wire::reject::to_body(&Error::Internal { what: "12345".to_owned() });
     let error_bytes = letter.len() as u64;
-    let given_up = Request::Withdraw(Withdraw { target: target(), dtype: DType::I32, op: Op::Sum, error_bytes });
-    let sent = worker.push_with(id, given_up, &mut letter);
+    let participants = Participants::of([0, 2].map(WorkerId).into_iter().collect());
+    let withdraw = Withdraw { target: target(), dtype: DType::I32, op: Op::Sum, participants, error_bytes };
+    let given_up = Request::Withdraw(withdraw);
+    let sent = worker.push_with(id, given_up.clone(), &mut letter);
     let sum = worker.pull(id, &mut []);
     let (exchange, seen) = server.opened();
     assert_eq!(seen, given_up);
@@ -634,6 +638,7 @@ pub(super) fn contribute(bytes: u64) -> Contribute {
         target: target(),
         dtype: DType::I32,
         op: Op::Sum,
+        participants: Participants::ALL,
         weight: 1.0,
         urgency: 3,
         part_bytes: bytes,

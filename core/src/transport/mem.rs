@@ -307,7 +307,7 @@ impl Switch {
             key,
             link,
             server: server.clone(),
-            state: WorkerExchange::new(push.header, done),
+            state: WorkerExchange::new(push.header.clone(), done),
             arrival: Arrival::default(),
             body: loan.into_pieces(),
             returned,

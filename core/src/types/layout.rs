@@ -3,9 +3,9 @@
 
 use std::fmt;
 
-use super::{DType, Encoding, PartId, ServerId, Span, TensorKey};
+use super::{DType, Encoding, PartId, Participants, ServerId, Span, TensorKey};
 
-/// A worker's declaration of a tensor. The first declaration on any worker fixes dtype, shape and codec for the job.
+/// A worker's declaration of a tensor. The first declaration on any worker fixes dtype, shape, codec and participants for the job.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct TensorSpec {
     /// Equal on all workers.
@@ -16,12 +16,20 @@ pub struct TensorSpec {
     pub shape: Vec<u64>,
     /// How its parts travel between machines; an encoding of `dtype`.
     pub codec: Encoding,
+    /// The workers that contribute to its sums, and those that get them.
+    pub participants: Participants,
 }
 
 impl TensorSpec {
-    /// A tensor that travels without encoding.
+    /// A tensor of all workers that travels without encoding.
     pub fn new(name: impl Into<String>, dtype: DType, shape: Vec<u64>) -> Self {
-        Self { name: name.into(), dtype, shape, codec: Encoding::Plain }
+        Self { name: name.into(), dtype, shape, codec: Encoding::Plain, participants: Participants::ALL }
+    }
+
+    /// The same tensor of these participants.
+    #[must_use]
+    pub fn with_participants(self, participants: Participants) -> Self {
+        Self { participants, ..self }
     }
 
     /// The same tensor with a codec, if the codec encodes its elements. Otherwise the tensor travels without encoding.

@@ -11,7 +11,7 @@
 use std::collections::BTreeMap;
 
 use super::span::lcm;
-use super::{DType, MachineId, Member, Op, PartId, View, WorkerId};
+use super::{DType, MachineId, Member, Op, PartId, Participants, View, WorkerId};
 
 /// The workers of a job by machine.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -135,12 +135,23 @@ impl Machines {
         self.workers.iter().copied().filter(is_owner).collect()
     }
 
-    /// Whether `owner`, one of the [`owners`](Self::owners) of a part, sends a body. Every owner does, except in a broadcast: there only
-    /// the owner does whose contribution includes the root's.
-    pub fn sends_body(&self, op: Op, part: PartId, dtype: DType, owner: WorkerId) -> bool {
+    /// The only worker that sends a body of a part to its server; `None` if all that exchange the part do. In a broadcast it is the worker
+    /// whose contribution includes the root's.
+    pub fn only_sender(&self, op: Op, participants: &Participants, part: PartId, dtype: DType) -> Option<WorkerId> {
         match op {
-            Op::Broadcast { root } => self.owner(part, dtype, root) == owner,
-            Op::Sum | Op::Mean | Op::Min | Op::Max | Op::WeightedMean => true,
+            // Only the contributions of all workers of a machine come together.
+            Op::Broadcast { root } if participants.is_everybody() => Some(self.owner(part, dtype, root)),
+            Op::Broadcast { root } => Some(root),
+            Op::Sum | Op::Mean | Op::Min | Op::Max | Op::WeightedMean => None,
+        }
+    }
+
+    /// Whether all `participants` of a tensor reduce with `worker`, which is one of them, on its machine. Then they need no server.
+    pub fn are_together(&self, participants: &Participants, worker: WorkerId) -> bool {
+        let Some(team) = self.team(worker) else { return false };
+        match participants.members() {
+            None => team.len() == self.workers.len(),
+            Some(members) => members.iter().all(|member| team.contains(&member)),
         }
     }
 
@@ -298,12 +309,32 @@ mod tests {
         let machines = machines(&[(7, "a"), (7, "b"), (8, "c"), (8, "d")]);
         for (index, root) in (0..8).flat_map(|index| (0..4).map(move |root| (index, WorkerId(root)))) {
             let owners = machines.owners(part(index), DType::F32);
-            let sends =
-                |owner: &&WorkerId| machines.sends_body(Op::Broadcast { root }, part(index), DType::F32, **owner);
-            let senders: Vec<&WorkerId> = owners.iter().filter(sends).collect();
-            assert_eq!(senders, [&machines.owner(part(index), DType::F32, root)]);
-            assert!(owners.iter().all(|owner| machines.sends_body(Op::Sum, part(index), DType::F32, *owner)));
+            let sender =
+                |op, participants: &Participants| machines.only_sender(op, participants, part(index), DType::F32);
+            let broadcast = Op::Broadcast { root };
+            assert_eq!(sender(broadcast, &Participants::ALL), Some(machines.owner(part(index), DType::F32, root)));
+            assert!(owners.contains(&sender(broadcast, &Participants::ALL).unwrap()));
+            assert_eq!(sender(broadcast, &Participants::ALL.with_receiver(WorkerId(1))), Some(root));
+            assert_eq!(sender(Op::Sum, &Participants::ALL), None);
         }
+    }
+
+    #[test]
+    fn participants_are_together_if_one_team_has_them_all() {
+        let machines = machines(&[(7, "a"), (7, "b"), (8, "c"), (8, "d"), (9, "e")]);
+        let set = |ranks: &[u32]| Participants::of(ranks.iter().copied().map(WorkerId).collect());
+        for (participants, worker, expected) in [
+            (set(&[0, 1]), 0, true),
+            (set(&[0]), 0, true),
+            (set(&[3, 2]).with_receiver(WorkerId(2)), 3, true),
+            (set(&[0, 2]), 0, false),
+            (set(&[4]), 4, false),
+            (Participants::ALL, 0, false),
+        ] {
+            assert_eq!(machines.are_together(&participants, WorkerId(worker)), expected, "{participants}");
+        }
+        let one = Machines::of(&View::of_workers(&[(7, "a"), (7, "b")]));
+        assert!(one.are_together(&Participants::ALL, WorkerId(1)));
     }
 
     #[test]

@@ -5,6 +5,15 @@ use super::{DType, DeviceKind, Op, PartId, Priority, Round, WorkerId};
 /// One operation on one part. The operations of a part are numbered in the order in which ranks submit them.
 pub type Slot = (PartId, Round);
 
+/// An operation in which a rank will not take part.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Declined {
+    /// The operation.
+    pub slot: Slot,
+    /// Its members, as in [`Claim::members`].
+    pub members: u64,
+}
+
 /// A rank's description of the part for which it is ready.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Claim {
@@ -25,15 +34,34 @@ pub struct Claim {
     pub weight: f64,
     /// Its priority on this rank. The part gets the highest priority of all ranks.
     pub priority: Priority,
+    /// The ranks that take part, one bit for each position among the ranks of the machine, or [`ALL_RANKS`](Self::ALL_RANKS). Equal on all of
+    /// them in all rounds of the part.
+    pub members: u64,
 }
 
 impl Claim {
     /// The most devices on which a rank may reduce with the others of its machine.
     pub const DEVICES_MAX: u8 = 8;
 
+    /// The [`members`](Self::members) if all ranks of the machine take part.
+    pub const ALL_RANKS: u64 = u64::MAX;
+
+    /// The ranks of `members` on a machine of so many `ranks`, one bit each; `None` if it names no rank, or one that the machine lacks.
+    ///
+    /// # Panics
+    /// If there are no ranks or more than 64.
+    pub fn members_among(members: u64, ranks: usize) -> Option<u64> {
+        assert!((1..=64).contains(&ranks), "{ranks} ranks on one machine");
+        let everybody = u64::MAX >> (64 - ranks);
+        match members {
+            Self::ALL_RANKS => Some(everybody),
+            members => Some(members).filter(|members| *members != 0 && members & !everybody == 0),
+        }
+    }
+
     /// Whether both can belong to one operation.
     pub fn agrees_with(&self, other: &Self) -> bool {
-        let what = |claim: &Self| (claim.op, claim.dtype, claim.bytes, claim.device, claim.device_index);
+        let what = |claim: &Self| (claim.op, claim.dtype, claim.bytes, claim.device, claim.device_index, claim.members);
         what(self) == what(other)
     }
 }
@@ -41,7 +69,7 @@ impl Claim {
 /// The goal of an operation.
 ///
 /// ```text
-///   one machine                  AllReduce
+///   one machine                  AllReduce, or Deliver if the sums of the tensor have one receiver
 ///   several                      Reduce ──► the owner exchanges it with a server ──► Broadcast
 ///   one, several PCIe groups     Reduce ──► Join ──► Broadcast
 ///   several of several groups    Reduce ──► Join ──► the owner exchanges it with a server ──► Share ──► Broadcast
@@ -49,8 +77,13 @@ impl Claim {
 /// In device memory, `Reduce` and `Broadcast` concern a PCIe group; its owner is the group's holder of the part.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Goal {
-    /// All ranks get the whole result.
+    /// All members get the whole result.
     AllReduce,
+    /// One member gets the whole result. The destinations of the others do not change.
+    Deliver {
+        /// The member.
+        receiver: WorkerId,
+    },
     /// The owner gets the machine's result, which is summed further. For a sum or a mean this is the sum of the machine. For a weighted
     /// mean it is the weighted mean of the machine, with the sum of the weights as its weight. For a broadcast it is the root's bytes, if
     /// the root is on this machine. The destinations of the other ranks do not change.
@@ -87,7 +120,7 @@ impl Goal {
     /// The slot of this operation among those of the part.
     pub fn slot(&self, part: PartId, round: Round) -> Slot {
         let place = match self {
-            Self::AllReduce | Self::Reduce { .. } => 0,
+            Self::AllReduce | Self::Deliver { .. } | Self::Reduce { .. } => 0,
             Self::Join { .. } => 1,
             Self::Share { .. } => 2,
             Self::Broadcast { .. } => 3,
@@ -105,7 +138,7 @@ impl Goal {
         match self {
             Self::Reduce { owner } => Some(*owner),
             Self::Join { taker, .. } => *taker,
-            Self::AllReduce | Self::Share { .. } | Self::Broadcast { .. } => None,
+            Self::AllReduce | Self::Deliver { .. } | Self::Share { .. } | Self::Broadcast { .. } => None,
         }
     }
 
@@ -113,7 +146,25 @@ impl Goal {
     pub const fn bringer(&self) -> Option<WorkerId> {
         match self {
             Self::Share { owner } | Self::Broadcast { owner } => Some(*owner),
-            Self::AllReduce | Self::Reduce { .. } | Self::Join { .. } => None,
+            Self::AllReduce | Self::Deliver { .. } | Self::Reduce { .. } | Self::Join { .. } => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn members_are_ranks_of_the_machine() {
+        for (members, ranks, expected) in [
+            (Claim::ALL_RANKS, 3, Some(0b111)),
+            (Claim::ALL_RANKS, 64, Some(u64::MAX)),
+            (0b101, 3, Some(0b101)),
+            (0b101, 2, None),
+            (0, 2, None),
+        ] {
+            assert_eq!(Claim::members_among(members, ranks), expected, "{members:b} of {ranks}");
         }
     }
 }

@@ -8,7 +8,7 @@ use super::WorkerId;
 ///
 /// The bytes are the wire form: worker `r` is bit `r % 8` of byte `r / 8`, and the last byte is not zero. So two equal sets have equal
 /// bytes, and a set takes one bit for each rank up to its highest one.
-#[derive(Clone, PartialEq, Eq, Hash, Default)]
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct WorkerSet(Vec<u8>);
 
 impl WorkerSet {

@@ -3,13 +3,14 @@
 //! [`bytes`] writes and reads them; the doc of the parent module shows the layout.
 
 use crate::error::{Error, Result};
-use crate::types::{DType, Encoding, Epoch, Op, PartId, Round, WorkerSet};
+use crate::types::{DType, Encoding, Epoch, Op, PartId, Participants, Round, WorkerSet};
 
 mod bytes;
 
 pub use bytes::HeaderReader;
 
-/// Bytes of an encoded header. Only a sum of some workers has more: its set of workers follows; see [`Contributors`].
+/// Bytes of an encoded header, without what may follow: the set of workers of a partial sum ([`Contributors`]), and the [`Participants`] of
+/// a request that is not of all workers.
 pub const HEADER_BYTES: usize = 64;
 
 /// The most urgent class of exchanges.
@@ -29,7 +30,7 @@ pub enum Header {
 }
 
 /// The headers that begin an exchange. Workers send them.
-#[derive(Clone, Copy, PartialEq, Debug)]
+#[derive(Clone, PartialEq, Debug)]
 pub enum Request {
     /// A contribution, or a question for the sum.
     Contribute(Contribute),
@@ -73,7 +74,7 @@ pub enum Service {
 }
 
 /// A worker's contribution to a round, or its question for the sum.
-#[derive(Clone, Copy, PartialEq, Debug)]
+#[derive(Clone, PartialEq, Debug)]
 pub struct Contribute {
     /// What it is about.
     pub target: Target,
@@ -81,6 +82,8 @@ pub struct Contribute {
     pub dtype: DType,
     /// How the part is reduced.
     pub op: Op,
+    /// The workers from which the round is due, and those that get the sum; as its tensor was declared.
+    pub participants: Participants,
     /// This worker's weight in a weighted mean; 1 for the other reductions.
     pub weight: f64,
     /// Which of two exchanges on one link goes first; higher is sooner. 0 to [`URGENCY_MAX`].
@@ -122,7 +125,7 @@ pub struct Body {
 }
 
 /// A worker will not contribute to a round. An encoded error with the reason follows.
-#[derive(Clone, Copy, PartialEq, Debug)]
+#[derive(Clone, PartialEq, Debug)]
 pub struct Withdraw {
     /// What it is about.
     pub target: Target,
@@ -131,16 +134,18 @@ pub struct Withdraw {
     /// How the part would have been reduced. If the server hears of the round for the first time, it learns from this which workers owe a
     /// body.
     pub op: Op,
+    /// As in [`Contribute::participants`].
+    pub participants: Participants,
     /// Bytes of the error.
     pub error_bytes: u64,
 }
 
-/// The sum of a round.
+/// The sum of a round. A participant that does not receive the sum gets one of no bytes, as soon as the sum exists.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Sum {
     /// What it is about.
     pub target: Target,
-    /// Bytes of the part in its own element type, whatever the encoding of the body.
+    /// Bytes of the part in its own element type, whatever the encoding of the body; 0 if the sum goes to another worker.
     pub part_bytes: u64,
     /// What follows.
     pub body: Body,
@@ -157,7 +162,7 @@ pub struct Sum {
 /// Which workers are in a sum.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Contributors {
-    /// Each worker that the view of the header's epoch makes due for the round: all workers, or the root of a broadcast.
+    /// Each worker that the view of the header's epoch makes due for the round: all participants, or the root of a broadcast.
     Due,
     /// These only. The set follows the 64 bytes of the header; it may be empty.
     Only(WorkerSet),

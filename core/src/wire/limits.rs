@@ -78,7 +78,9 @@ pub fn check_tensors(tensors: &[TensorSpec]) -> Result<()> {
                 hint: "leave the codec out".to_owned(),
             });
         }
-        bytes += OVERHEAD_BYTES + spec.name.len() + spec.shape.len() * size_of::<u64>();
+        spec.participants.check(&spec.name)?;
+        let members = spec.participants.members().map_or(0, |members| members.as_bytes().len());
+        bytes += OVERHEAD_BYTES + spec.name.len() + spec.shape.len() * size_of::<u64>() + members;
     }
     if tensors.len() > TENSORS_MAX || bytes > FRAME_BYTES_MAX {
         return Err(Error::InvalidArgument {

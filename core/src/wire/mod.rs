@@ -20,7 +20,7 @@
 //!
 //! | field | 1 contribution | 4 withdrawal | 2 sum | 3 reject |
 //! |---|---|---|---|---|
-//! | flags | 1 checksum, 2 no body, 4 resumed; one at most | 0 | 1 checksum, 8 early, 16 partial | 0 |
+//! | flags | 1 checksum, 2 no body, 4 resumed, one at most; 16 participants | 16 participants | 1 checksum, 8 early, 16 partial | 0 |
 //! | urgency | 0 to 7; higher goes first | 0 | 0 | 0 |
 //! | encoding | of the body; 0 without one | 0 | of the body | 0 |
 //! | part bytes | of the part | 0 | of the part | 0 |
@@ -29,6 +29,10 @@
 //! | dtype, op, root | of the reduction; root of a broadcast, else 0 | as in the contribution | bytes of the set, then zeros | 0 |
 //! | check | CRC-32C of the body, or how many bytes of the sum landed | 0 | 0; the CRC-32C follows the body | 0 |
 //! | body | the contribution | an encoded [`Error`](crate::Error) | the sum | an encoded error |
+//!
+//! The header of a contribution or a withdrawal for a tensor that is not of all workers, or whose sums have one receiver, is followed by its
+//! [`Participants`](crate::types::Participants): `u16` bytes of the set of members (0 for all workers), `u16` rank of the receiver plus one
+//! (0 for all members), the set. A worker that does not receive the sum gets a sum of 0 bytes, of a part of 0 bytes.
 //!
 //! A *partial* sum does not include all workers due. It has the set of the workers that it includes between the header and the body: see
 //! [`WorkerSet`](crate::types::WorkerSet) for the bytes of the set, and [`HeaderReader`] to read a header in pieces. A withdrawal says that
@@ -67,7 +71,7 @@ pub fn append(what: &mut Vec<u8>, piece: &[u8]) {
 
 /// Version of both kinds of message. It changes whenever anything in them does. It has the same position in every version and is compared
 /// first: a peer of another version is refused before any other data is read.
-pub const VERSION: u8 = 5;
+pub const VERSION: u8 = 6;
 
 /// Checks that this process can understand `peer`, which uses version `theirs`.
 ///

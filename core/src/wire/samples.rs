@@ -6,8 +6,8 @@ use super::frame::{Health, Join, MemberStatus, Progress, Stall, Status};
 use super::{Body, Contribute, Contribution, Contributors, Frame, Header, Reject, Service, Sum, Target, Withdraw};
 use crate::error::{Claim, ERRORS, Error, ErrorKind, FieldSource};
 use crate::types::{
-    DType, Encoding, Epoch, Incarnation, MachineId, Member, NodeId, Op, PartId, PartLayout, Phase, Piece, Process,
-    Role, Round, ServerId, Span, TensorKey, TensorSpec, Time, View, Wiring, WorkerId, WorkersKey,
+    DType, Encoding, Epoch, Incarnation, MachineId, Member, NodeId, Op, PartId, PartLayout, Participants, Phase, Piece,
+    Process, Role, Round, ServerId, Span, TensorKey, TensorSpec, Time, View, Wiring, WorkerId, WorkersKey,
 };
 
 /// At least one frame of each kind, in the order of the declaration.
@@ -29,6 +29,11 @@ pub fn frames() -> Vec<Frame> {
         }),
         Frame::Heartbeat { sent: Time(5), progress: progress() },
         Frame::Declare { request: 9, tensors: vec![TensorSpec::new("w", DType::F16, vec![3, 4])], fuse: true },
+        Frame::Declare {
+            request: 9,
+            tensors: vec![TensorSpec::new("w", DType::F16, vec![3]).with_participants(participants())],
+            fuse: false,
+        },
         Frame::Undeclare { request: 11, names: vec!["w".to_owned()] },
         Frame::Barrier { request: 10, name: "end".to_owned(), timeout: Duration::from_nanos(6) },
         Frame::Stall(stall()),
@@ -72,12 +77,14 @@ pub fn headers() -> Vec<Header> {
         target: target(),
         dtype: DType::F32,
         op: Op::WeightedMean,
+        participants: Participants::ALL,
         weight: 1.5,
         urgency: 6,
         part_bytes: 4096,
         contribution: Contribution::First { body, checksum: Some(0xdead_beef) },
     };
-    let with = |contribution| Header::Contribute(Contribute { contribution, ..contribute });
+    let with = |contribution| Header::Contribute(Contribute { contribution, ..contribute.clone() });
+    let of = |participants| Header::Contribute(Contribute { participants, ..contribute.clone() });
     let sum = Sum {
         target: target(),
         part_bytes: 4096,
@@ -89,8 +96,15 @@ pub fn headers() -> Vec<Header> {
     };
     let some = Contributors::Only([1, 9].into_iter().map(WorkerId).collect());
     let reduction = (DType::F16, Op::Broadcast { root: WorkerId(5) });
+    let withdraw = Withdraw {
+        target: target(),
+        dtype: reduction.0,
+        op: reduction.1,
+        participants: Participants::ALL,
+        error_bytes: 77,
+    };
     vec![
-        Header::Contribute(contribute),
+        Header::Contribute(contribute.clone()),
         with(Contribution::First { body, checksum: None }),
         with(Contribution::First { body: Body { bytes: 2048, encoding: Encoding::BF16 }, checksum: Some(6) }),
         with(Contribution::Resumed { body, landed: 1000 }),
@@ -99,13 +113,21 @@ pub fn headers() -> Vec<Header> {
             op: reduction.1,
             weight: 1.0,
             contribution: Contribution::Nothing,
-            ..contribute
+            ..contribute.clone()
         }),
-        Header::Withdraw(Withdraw { target: target(), dtype: reduction.0, op: reduction.1, error_bytes: 77 }),
+        of(participants()),
+        of(Participants::ALL.with_receiver(WorkerId(5))),
+        Header::Withdraw(withdraw.clone()),
+        Header::Withdraw(Withdraw { participants: participants(), ..withdraw }),
         Header::Sum(sum.clone()),
         Header::Sum(Sum { contributors: some, early: true, checksum: false, ..sum }),
         Header::Reject(Reject { target: target(), error_bytes: 9 }),
     ]
+}
+
+/// Two workers, of which one gets the sums.
+pub(super) fn participants() -> Participants {
+    Participants::of([1, 9].into_iter().map(WorkerId).collect()).with_receiver(WorkerId(9))
 }
 
 fn target() -> Target {

@@ -6,7 +6,7 @@ use crate::codec::Coding;
 use crate::error::{Error, Result};
 use crate::pipeline::Stage;
 use crate::sched::{Outcome, StallReport, Task, TaskId};
-use crate::types::{Claim, ExchangeId, Goal, LinkId, NodeId, ServerId, Slot, Span, TensorSpec};
+use crate::types::{Claim, Declined, ExchangeId, Goal, LinkId, NodeId, ServerId, Slot, Span, TensorSpec};
 use crate::wire::Request;
 
 /// An instruction that the driver must carry out.
@@ -23,8 +23,8 @@ pub enum Command {
     },
     /// Ask the transport or the collective to end this early. Report its end as usual.
     Abandon(Held),
-    /// Tell the other ranks of this machine that this one will not take part in an operation that it was never handed.
-    Decline(Slot),
+    /// Tell the other members on this machine that this rank will not take part in an operation that it was never handed.
+    Decline(Declined),
     /// Only while a timeline is recorded ([`set_timeline`](super::Worker::set_timeline)): a stage of this task ended.
     Finished {
         /// Which task.
@@ -168,6 +168,8 @@ pub enum Action {
     Pull {
         /// The exchange that the task's PUSH opened.
         exchange: ExchangeId,
+        /// Whether the sum comes to this worker. Otherwise only its header does, and nothing is written.
+        receives: bool,
     },
     /// Copy the contribution to host memory; report by [`handle_copied`](super::Worker::handle_copied).
     CopyToHost {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::command::Destination;
 use crate::pipeline::{Pipeline, Topology};
-use crate::types::{DeviceKind, Epoch, Machines, ServerId, View, WorkerId};
+use crate::types::{Claim, DeviceKind, Epoch, Machines, Participants, ServerId, View, WorkerId};
 
 /// The job as this worker sees it in one epoch.
 #[derive(Clone, PartialEq, Debug)]
@@ -36,6 +36,15 @@ impl Formation {
     /// The membership epoch for outgoing headers.
     pub fn epoch(&self) -> Epoch {
         self.view.epoch
+    }
+
+    /// The positions of `participants` among the workers of this machine that reduce together, as in [`Claim::members`].
+    pub fn members_here(&self, participants: &Participants) -> u64 {
+        if participants.members().is_none() {
+            return Claim::ALL_RANKS;
+        }
+        let is_member = |(_, worker): &(usize, &WorkerId)| participants.contains(**worker);
+        self.team.iter().enumerate().filter(is_member).fold(0, |members, (position, _)| members | 1 << position)
     }
 
     /// How many workers the job has.

@@ -124,10 +124,10 @@ impl Worker {
         let action = match stage {
             Stage::Push => self.push(now, &task)?,
             Stage::Pull => {
-                let Some(Held::Exchange(exchange)) = self.record(task.id).held else {
+                let Record { held: Some(Held::Exchange(exchange)), part, .. } = self.record(task.id) else {
                     unreachable!("a task is pulled after it was pushed")
                 };
-                Action::Pull { exchange }
+                Action::Pull { exchange: *exchange, receives: part.participants.receives(self.rank()) }
             }
             Stage::CopyD2H => {
                 let (link, contributes) = (self.links.up(task.server), self.contributes(task.id));
@@ -164,7 +164,7 @@ impl Worker {
     fn request(&self, task: &Task) -> Request {
         let Record { part, coding, priority, message, .. } = self.record(task.id);
         let formation = self.here();
-        let (dtype, op) = (part.layout.dtype, part.op);
+        let (dtype, op, participants) = (part.layout.dtype, part.op, part.participants.clone());
         let weight = match (op, coding) {
             // The server undoes the division that kept the contribution in the range of its wire form.
             (Op::Sum | Op::Mean, Some(coding)) => coding.divisor,
@@ -173,18 +173,19 @@ impl Worker {
         let (service, epoch) = (Service::DenseSum, formation.epoch());
         let target = Target { service, epoch, part: task.part, round: task.round, attempt: 0 };
         if let Some(error_bytes) = *message {
-            return Request::Withdraw(Withdraw { target, dtype, op, error_bytes });
+            return Request::Withdraw(Withdraw { target, dtype, op, participants, error_bytes });
         }
         // A contribution that does not lie in the place of the sum is also sent as if the sum had overwritten its front. One rule is
         // enough, because the server has that front.
         let body = body(part, *coding);
+        let sender = formation.machines.only_sender(op, &participants, task.part, dtype);
         let contribution = match task.attempt {
-            _ if !formation.machines.sends_body(op, task.part, dtype, formation.rank) => Contribution::Nothing,
+            _ if sender.is_some_and(|sender| sender != formation.rank) => Contribution::Nothing,
             Attempt::Resumed { landed } => Contribution::Resumed { body, landed },
             Attempt::First | Attempt::Again => Contribution::First { body, checksum: None },
         };
         let (urgency, part_bytes) = (self.urgency(*priority), part.layout.bytes());
-        Request::Contribute(Contribute { target, dtype, op, weight, urgency, part_bytes, contribution })
+        Request::Contribute(Contribute { target, dtype, op, participants, weight, urgency, part_bytes, contribution })
     }
 
     /// The transport's class, 0 to 7, of `priority`. The most urgent tensors have a class of their own, and each class below is twice as
@@ -199,6 +200,7 @@ impl Worker {
         let Record { part, memory, .. } = self.record(task.id);
         let (goal, failure) = (self.goal(part, *memory, stage), self.failure_for_all(task.id));
         let (rank, defect) = (self.rank(), self.settings.scheduler.defect);
+        let members = self.here().members_here(&part.participants);
         let record = self.record_mut(task.id);
         let memory = match stage {
             Stage::Broadcast => Use::Received,
@@ -217,6 +219,7 @@ impl Worker {
             failed: failure.is_some(),
             weight: record.part.weight,
             priority: record.priority,
+            members,
         };
         let takes = goal.taker() == Some(rank) && !planted(defect, Defect::MachineSumNotTaken);
         Meeting { goal, claim, failure, memory, takes }
@@ -224,7 +227,7 @@ impl Worker {
 
     /// The first operation of a part in this memory that this rank carries out with the others of its machine, if there is one.
     pub(super) fn first_meeting(&self, part: &ReadyPart, memory: DeviceKind) -> Option<Slot> {
-        let stage = self.here().pipeline.first_meeting(Route::new(self.duty(part), memory))?;
+        let stage = self.here().pipeline.first_meeting(Route::new(self.duty(part, memory), memory))?;
         Some(self.goal(part, memory, stage).slot(part.layout.part, part.round))
     }
 
@@ -239,7 +242,10 @@ impl Worker {
             DeviceKind::Cuda => machines.holder(id, dtype, rank),
         };
         match stage {
-            Stage::AllReduce => Goal::AllReduce,
+            Stage::AllReduce => match part.participants.receiver() {
+                None => Goal::AllReduce,
+                Some(receiver) => Goal::Deliver { receiver },
+            },
             Stage::Reduce if planted(defect, Defect::OwnerMistaken) => Goal::Reduce { owner: formation.team[0] },
             Stage::Reduce => Goal::Reduce { owner: holder() },
             Stage::PcieReduce => Goal::Join {
@@ -264,11 +270,14 @@ impl Worker {
 
     /// Whether this rank has something to stage. In a broadcast, only the holder of the root's group has.
     fn contributes(&self, task: TaskId) -> bool {
-        let ReadyPart { layout, op, .. } = self.part(task);
+        let ReadyPart { layout, op, participants, .. } = self.part(task);
         let formation = self.here();
         match op {
             _ if planted(self.settings.scheduler.defect, Defect::HolderStagesNothing) => false,
-            Op::Broadcast { root } => formation.machines.holder(layout.part, layout.dtype, *root) == formation.rank,
+            Op::Broadcast { root } if participants.is_everybody() => {
+                formation.machines.holder(layout.part, layout.dtype, *root) == formation.rank
+            }
+            Op::Broadcast { root } => *root == formation.rank,
             Op::Sum | Op::Mean | Op::Min | Op::Max | Op::WeightedMean => true,
         }
     }

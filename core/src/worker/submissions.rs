@@ -242,9 +242,13 @@ impl Worker {
             return self.withdraw_scattered(now, &part, elsewhere);
         }
         let memory = device.flatten().map_or(DeviceKind::Host, |_| DeviceKind::Cuda);
-        let coding = self.coding(&part);
+        let duty = self.duty(&part, memory);
+        if duty == Duty::Together && memory == DeviceKind::Cuda {
+            return self.withdraw_unreachable(now, &part);
+        }
+        let coding = self.coding(&part, duty);
         let coded_by_device = coding.is_some() && !self.here().pipeline.needs_coding(memory, device_encodes);
-        let route = Route { coded: coding.is_some() && !coded_by_device, ..Route::new(self.duty(&part), memory) };
+        let route = Route { coded: coding.is_some() && !coded_by_device, ..Route::new(duty, memory) };
         let spec = TaskSpec {
             part: part.layout.part,
             server: part.layout.server,
@@ -263,19 +267,33 @@ impl Worker {
     }
 
     /// How a part is encoded on its way to its server. `None` if it travels unchanged, or does not travel.
-    fn coding(&self, part: &ReadyPart) -> Option<Coding> {
+    fn coding(&self, part: &ReadyPart, duty: Duty) -> Option<Coding> {
         let Formation { machines, rank, pipeline, .. } = self.here();
         let (dtype, encoding) = (part.layout.dtype, part.layout.codec.for_op(part.op));
-        let ranks = machines.partners(dtype, *rank).map_or(1, |partners| partners.len());
+        let partners = machines.partners(dtype, *rank).filter(|_| part.participants.is_everybody());
+        let ranks = partners.map_or(1, |partners| partners.len());
         let ranks = u32::try_from(ranks).ok().and_then(NonZeroU32::new).expect("a machine has a few ranks");
-        Coding::of(encoding, dtype, part.op, ranks).filter(|_| pipeline.pushes())
+        Coding::of(encoding, dtype, part.op, ranks).filter(|_| pipeline.pushes() && duty != Duty::Together)
     }
 
-    /// The duty of this rank for a part.
-    pub(super) fn duty(&self, part: &ReadyPart) -> Duty {
-        let (part, dtype) = (part.layout.part, part.layout.dtype);
+    /// The duty of this rank for a part whose tensors lie in `memory`.
+    ///
+    /// The participants of a tensor that is not of everybody share a machine, or exchange their contributions one by one. In the second case
+    /// the ranks of a machine could reduce first, as for other tensors. But the sum of a machine would lie in the owner's destination, which
+    /// must not change if the sum goes to another worker, and devices of some ranks have no communicator.
+    pub(super) fn duty(&self, part: &ReadyPart, memory: DeviceKind) -> Duty {
         let formation = self.here();
-        let (machines, rank) = (&formation.machines, formation.rank);
+        let (machines, rank, participants) = (&formation.machines, formation.rank, &part.participants);
+        let (part, dtype) = (part.layout.part, part.layout.dtype);
+        if !participants.is_everybody() {
+            // In memory of devices, a server is the only way.
+            let prefers_server = memory == DeviceKind::Cuda && formation.pipeline.pushes();
+            return match machines.are_together(participants, rank) && !prefers_server {
+                true => Duty::Together,
+                false if participants.receives(rank) => Duty::Alone,
+                false => Duty::Giver,
+            };
+        }
         match machines.partners(dtype, rank) {
             None if formation.pipeline.reduces() => Duty::Alone,
             None => Duty::Owner,

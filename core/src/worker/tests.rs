@@ -297,7 +297,7 @@ fn what_is_given_up_before_its_layout_is_known_is_declined_on_the_machine_when_i
     assert_eq!(world.commands(), [resolved(id, Err(Error::Cancelled))]);
     world.answer(request, &tensors);
     let declined = |command: &Command| match command {
-        Command::Decline(slot) => Some(*slot),
+        Command::Decline(declined) => Some(declined.slot),
         _ => None,
     };
     let declined: Vec<Slot> = world.commands().iter().filter_map(declined).collect();

@@ -7,7 +7,7 @@ use crate::error::Error;
 use crate::pipeline::Route;
 use crate::pipeline::registry::ReadyPart;
 use crate::sched::{GroupId, SchedulerConfig, TaskId, TaskSpec};
-use crate::types::{Defect, DeviceKind, Priority, Time, planted};
+use crate::types::{Declined, Defect, DeviceKind, Priority, Time, planted};
 use crate::wire::reject;
 
 impl Worker {
@@ -62,6 +62,21 @@ impl Worker {
         self.withdraw(now, part, &error);
     }
 
+    /// Withdraws a part in device memory whose participants can only reduce in host memory, because the job has no server.
+    pub(super) fn withdraw_unreachable(&mut self, now: Time, part: &ReadyPart) {
+        let error = Error::InvalidArgument {
+            what: format!(
+                "tensor {} lies in memory of a device and belongs to {}, whose devices do not reduce apart from the others",
+                self.names_of(part).join(" + "),
+                part.participants
+            ),
+            hint: "copy it to host memory, reduce it over all workers, use torch.distributed.new_group(backend=\"nccl\") for the \
+                   devices of one machine, or give the job a server"
+                .to_owned(),
+        };
+        self.withdraw(now, part, &error);
+    }
+
     /// Withdraws from a round that has no task yet, and fails the submissions that take part in it.
     fn withdraw(&mut self, now: Time, part: &ReadyPart, error: &Error) {
         let submissions = || part.tickets.iter().filter_map(|id| self.submissions.get(id));
@@ -81,7 +96,7 @@ impl Worker {
             bytes: 0,
             round: part.round,
             priority,
-            route: Route::host(self.duty(part)),
+            route: Route::host(self.duty(part, DeviceKind::Host)),
             groups: Vec::new(),
         };
         if let Some(task) = self.scheduler.withdraw(now, spec) {
@@ -96,7 +111,9 @@ impl Worker {
     /// it.
     pub(super) fn decline(&self, part: &ReadyPart, memory: DeviceKind) -> Option<Command> {
         let is_silent = planted(self.settings.scheduler.defect, Defect::DeclinedInSilence);
-        self.first_meeting(part, memory).filter(|_| !is_silent).map(Command::Decline)
+        let members = self.here().members_here(&part.participants);
+        let declined = |slot| Command::Decline(Declined { slot, members });
+        self.first_meeting(part, memory).filter(|_| !is_silent).map(declined)
     }
 
     /// The scheduler made `task` to tell the server of the task `of` why there will be no contribution.

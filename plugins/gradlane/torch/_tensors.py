@@ -18,6 +18,7 @@ from gradlane._buffers import Buffer, DeviceBuffer, HostBuffer, check_dtype
 from gradlane._handle import Handle
 from gradlane._operations import by_device, declare_places, submit
 from gradlane._reduction import NativeOp
+from gradlane._sets import ProcessSet
 from gradlane.errors import InvalidArgumentError, UnsupportedError
 
 
@@ -122,10 +123,12 @@ def submit_in_place(
     weight: float = 1.0,
     priority: int = 0,
     codec: str = "none",
+    process_set: ProcessSet | None = None,
+    receiver: int | None = None,
     timeout: float | None = None,
     waits: bool = False,
 ) -> Handle[torch.Tensor]:
-    """Starts an operation from and into the memory of a contiguous tensor; `waits` as for `submit`."""
+    """Starts an operation from and into the memory of a contiguous tensor; the arguments are those of `submit`."""
     place = locate(tensor)
     handle = submit(
         name,
@@ -137,6 +140,8 @@ def submit_in_place(
         weight=weight,
         priority=priority,
         codec=codec,
+        process_set=process_set,
+        receiver=receiver,
         timeout=timeout,
         waits=waits,
     )

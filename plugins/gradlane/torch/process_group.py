@@ -3,11 +3,14 @@
     import gradlane.torch
     torch.distributed.init_process_group("gradlane")      # DDP, FSDP2, DTensor and functional collectives run on it
 
-A group spans all workers of the job. PyTorch gives its calls no names, so they are told apart by the kind of the call,
-element type and length: all workers must make calls that are alike in the same order, as with any process group.
+A group has all workers of the job, or some of them (`new_group`). PyTorch gives its calls no names, so they are told
+apart by the kind of the call, element type and length: all members must make calls that are alike in the same order, as
+with any process group.
 
-What a call costs beyond its minimum: `reduce_scatter` and `reduce` bring the whole sum to every worker and keep a part
-of it, `gather` and `scatter` bring everything to every worker. Calls that send from one worker to another are refused.
+No call sends a worker more than its share. `reduce` and `reduce_scatter` bring a sum to the worker that keeps it.
+`gather`, `scatter`, `all_to_all`, `send` and `recv` are messages from one worker to another. Tensors on devices are
+reduced there by calls that give all workers of the job the whole result. For other calls they are copied to the host
+and back, because the devices of a machine have one communicator, of all its workers.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from gradlane import _session
 from gradlane._handle import Handle
 from gradlane._operations import barrier
 from gradlane._reduction import Average, Max, Min, ReduceOp, Sum
+from gradlane._sets import ProcessSet
 from gradlane.errors import InvalidArgumentError, UnsupportedError
 from gradlane.torch import _tensors
 from gradlane.torch._futures import Completions
@@ -35,11 +39,17 @@ BACKEND = "gradlane"
 
 
 class ProcessGroupGradlane(distributed.ProcessGroup):
-    """All workers of the job, as a process group."""
+    """Workers of the job, as a process group."""
 
-    def __init__(self, rank: int, size: int) -> None:
-        super().__init__(rank, size)  # type: ignore[call-arg]
-        self._rank, self._size = rank, size
+    def __init__(self, rank: int, ranks: Sequence[int], process_set: ProcessSet | None = None) -> None:
+        """A group of these `ranks` of the job, in the order of the group; this worker has the place `rank` in it.
+
+        Args:
+            process_set: the same ranks; None if they are all workers of the job.
+        """
+        super().__init__(rank, len(ranks))  # type: ignore[call-arg]
+        self._rank, self._size = rank, len(ranks)
+        self._ranks, self._set = tuple(ranks), process_set
         self._name = self._description = ""
 
     # What PyTorch asks of a group.
@@ -85,12 +95,8 @@ class ProcessGroupGradlane(distributed.ProcessGroup):
 
     def reduce(self, tensors: Sequence[torch.Tensor], opts: Any) -> _Work:  # type: ignore[override]
         """Reduces each tensor over all workers; its new value is that of the root alone."""
-        op, is_root = _reduction(opts), opts.rootRank == self._rank
-        starts = []
-        for tensor in tensors:
-            whole = tensor if is_root else tensor.detach().clone()
-            starts.append(self._sum(whole, op, "reduce"))
-        return _Work(list(tensors), starts)
+        op = _reduction(opts)
+        return _Work(list(tensors), [self._sum_to(opts.rootRank, tensor, tensor, op, "reduce") for tensor in tensors])
 
     def reduce_scatter(  # type: ignore[override]
         self, output_tensors: Sequence[torch.Tensor], input_tensors: Sequence[Sequence[torch.Tensor]], opts: Any = None
@@ -100,9 +106,7 @@ class ProcessGroupGradlane(distributed.ProcessGroup):
         starts = []
         for output, inputs in zip(output_tensors, input_tensors, strict=True):
             self._check_count(len(inputs), "reduce_scatter")
-            flat = torch.cat([tensor.detach().reshape(-1) for tensor in inputs])
-            begin = sum(tensor.numel() for tensor in inputs[: self._rank])
-            starts.append(self._part_of_sum(output, flat, begin, op))
+            starts += self._scatter_sums(output, inputs, op)
         return _Work(list(output_tensors), starts)
 
     def _reduce_scatter_base(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> _Work:
@@ -119,8 +123,8 @@ class ProcessGroupGradlane(distributed.ProcessGroup):
         starts = []
         for output, whole in zip(outputs, inputs, strict=True):
             self._check_length(whole, output, "reduce_scatter")
-            flat = whole.detach().clone(memory_format=torch.contiguous_format).reshape(-1)
-            starts.append(self._part_of_sum(output, flat, self._rank * output.numel(), op))
+            parts = whole.detach().reshape(-1).split(output.numel()) if output.numel() else [output] * self._size
+            starts += self._scatter_sums(output, parts, op)
         return _Work(list(outputs), starts)
 
     reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced  # type: ignore[assignment]
@@ -167,52 +171,78 @@ class ProcessGroupGradlane(distributed.ProcessGroup):
         self, output_tensors: Sequence[Sequence[torch.Tensor]], input_tensors: Sequence[torch.Tensor], opts: Any
     ) -> _Work:
         """Gives the root the tensors of all, in rank order."""
-        outputs = list(output_tensors) or [[torch.empty_like(own) for _ in range(self._size)] for own in input_tensors]
-        return self.allgather(outputs, input_tensors)
+        starts, root = [], opts.rootRank
+        for position, own in enumerate(input_tensors):
+            if self._rank != root:
+                starts.append(self._message(own, self._rank, root, "gather"))
+                continue
+            outputs = list(output_tensors[position])
+            self._check_count(len(outputs), "gather")
+            outputs[root].detach().copy_(own.detach().view(outputs[root].shape))
+            others = [rank for rank in range(self._size) if rank != root]
+            starts += [self._message(outputs[rank], rank, root, "gather") for rank in others]
+        return _Work([list(outputs) for outputs in output_tensors], starts)
 
     def scatter(  # type: ignore[override]
         self, output_tensors: Sequence[torch.Tensor], input_tensors: Sequence[Sequence[torch.Tensor]], opts: Any
     ) -> _Work:
         """Gives each worker the root's tensor for its rank."""
-        starts = []
+        starts, root = [], opts.rootRank
         for position, output in enumerate(output_tensors):
-            given = list(input_tensors[position]) if opts.rootRank == self._rank else None
-            parts = [output if rank == self._rank else torch.empty_like(output) for rank in range(self._size)]
-            if given is not None:
-                self._check_count(len(given), "scatter")
-                for part, own in zip(parts, given, strict=True):
-                    part.detach().copy_(own)
-            starts += [self._copy(part, opts.rootRank, f"scatter{rank}") for rank, part in enumerate(parts)]
+            if self._rank != root:
+                starts.append(self._message(output, root, self._rank, "scatter"))
+                continue
+            given = list(input_tensors[position])
+            self._check_count(len(given), "scatter")
+            output.detach().copy_(given[root].detach().view(output.shape))
+            others = [rank for rank in range(self._size) if rank != root]
+            starts += [self._message(given[rank], root, rank, "scatter") for rank in others]
         return _Work(list(output_tensors), starts)
 
+    def alltoall(  # type: ignore[override]
+        self, output_tensors: Sequence[torch.Tensor], input_tensors: Sequence[torch.Tensor], opts: Any = None
+    ) -> _Work:
+        """Sends a tensor to each worker and receives one from each; lengths may differ."""
+        self._check_count(len(output_tensors), "all_to_all")
+        self._check_count(len(input_tensors), "all_to_all")
+        return _Work(list(output_tensors), self._exchange(output_tensors, input_tensors))
+
+    def alltoall_base(  # type: ignore[override]
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor,
+        output_split_sizes: Sequence[int] = (),
+        input_split_sizes: Sequence[int] = (),
+        opts: Any = None,
+    ) -> _Work:
+        """The same with tensors that are cut along their first dimension, evenly unless sizes are given."""
+        if not output.is_contiguous():
+            raise InvalidArgumentError("all_to_all into a tensor that is not contiguous; give a contiguous one")
+        into = self._cut(output.detach(), output_split_sizes)
+        return _Work([output], self._exchange(into, self._cut(input.detach(), input_split_sizes)))
+
+    all_to_all_single = alltoall_base  # type: ignore[assignment]
+
+    def send(self, tensors: Sequence[torch.Tensor], dst: int, tag: int = 0) -> _Work:  # type: ignore[override]
+        """Sends tensors to the worker `dst` of the group, which calls `recv` with the same tag."""
+        return _Work(list(tensors), [self._message(tensor, self._rank, dst, f"send{tag}") for tensor in tensors])
+
+    def recv(self, tensors: Sequence[torch.Tensor], src: int, tag: int = 0) -> _Work:  # type: ignore[override]
+        """Receives tensors from the worker `src` of the group."""
+        return _Work(list(tensors), [self._message(tensor, src, self._rank, f"send{tag}") for tensor in tensors])
+
     def barrier(self, opts: Any = None) -> _Work:
-        """Waits until every worker has come."""
+        """Waits until every member has come."""
+        if self._set is not None:
+            return _Work([], [self._sum(torch.zeros(1, dtype=torch.uint8), Max, "barrier")])
         barrier(f"{self._name}/barrier", timeout=_seconds(getattr(opts, "timeout", None)))
         return _Work([], [])
 
     # What this backend does not do.
 
-    def send(self, *arguments: object) -> NoReturn:
-        """Refused."""
-        _refuse("send")
-
-    def recv(self, *arguments: object) -> NoReturn:
-        """Refused."""
-        _refuse("recv")
-
     def recv_anysource(self, *arguments: object) -> NoReturn:
         """Refused."""
-        _refuse("recv")
-
-    def alltoall(self, *arguments: object) -> NoReturn:
-        """Refused."""
-        _refuse("all_to_all")
-
-    def alltoall_base(self, *arguments: object) -> NoReturn:
-        """Refused."""
-        _refuse("all_to_all")
-
-    all_to_all_single = alltoall_base  # type: ignore[assignment]
+        _refuse("recv from any source")
 
     # Parts of the above.
 
@@ -220,19 +250,73 @@ class ProcessGroupGradlane(distributed.ProcessGroup):
         if tensor.dtype == torch.bool:
             raise UnsupportedError("a reduction of bool; reduce tensor.to(torch.uint8) with MAX or MIN")
         name, flat = self._key(f"{kind}.{op.name}", tensor), _flat(tensor)
-        return lambda: reduce_in_place(flat, name, op).then(lambda reduced: _back(reduced, tensor))
-
-    def _part_of_sum(self, output: torch.Tensor, flat: torch.Tensor, begin: int, op: ReduceOp) -> _Start:
-        """Reduces `flat`, which is this group's own, and keeps what belongs into `output`."""
-        name = self._key(f"reduce_scatter.{op.name}", flat)
-        part = flat[begin : begin + output.numel()]
-        return lambda: reduce_in_place(flat, name, op).then(
-            lambda _: _tensors.land(part.view(output.shape), output.detach())
+        if self._set is None:
+            return lambda: reduce_in_place(flat, name, op).then(lambda reduced: _back(reduced, tensor))
+        wire, members = _in_host_memory(flat), self._set
+        return lambda: _tensors.submit_in_place(wire, name, op.native, process_set=members).then(
+            lambda reduced: _back(reduced, tensor)
         )
+
+    def _sum_to(self, receiver: int, tensor: torch.Tensor, output: torch.Tensor, op: ReduceOp, kind: str) -> _Start:
+        """Reduces `tensor` into `output` on the worker `receiver`; on the others nothing changes."""
+        if tensor.dtype == torch.bool:
+            raise UnsupportedError("a reduction of bool; reduce tensor.to(torch.uint8) with MAX or MIN")
+        name, flat, members = self._key(f"{kind}{receiver}.{op.name}", tensor), _flat(tensor), self._set
+        is_receiver, to = receiver == self._rank, self._ranks[receiver]
+        # The sum lands on the contribution, which is the caller's.
+        wire = _in_host_memory(flat)
+        if is_receiver and tensor is not output and wire.data_ptr() == flat.data_ptr():
+            wire = wire.clone()
+        return lambda: _tensors.submit_in_place(wire, name, op.native, process_set=members, receiver=to).then(
+            lambda reduced: _back(reduced, output) if is_receiver else output
+        )
+
+    def _scatter_sums(self, output: torch.Tensor, parts: Sequence[torch.Tensor], op: ReduceOp) -> list[_Start]:
+        return [self._sum_to(rank, part, output, op, "reduce_scatter") for rank, part in enumerate(parts)]
 
     def _copy(self, tensor: torch.Tensor, root: int, kind: str) -> _Start:
         name, flat = self._key(f"{kind}.{root}", tensor), _flat(tensor)
-        return lambda: _tensors.submit_bits(flat, name, root).then(lambda copied: _back(copied, tensor))
+        if self._set is None:
+            return lambda: _tensors.submit_bits(flat, name, root).then(lambda copied: _back(copied, tensor))
+        return self._copy_among(self._set, tensor, self._ranks[root], name, receiver=None)
+
+    def _message(self, tensor: torch.Tensor, origin: int, to: int, kind: str) -> _Start:
+        """Copies a tensor from one worker of the group to another one; this worker is one of the two."""
+        if origin == to:
+            raise InvalidArgumentError("a message of a worker to itself; copy the tensor")
+        pair = ProcessSet({self._ranks[origin], self._ranks[to]})
+        name = self._key(f"{kind}.{origin}>{to}", tensor)
+        return self._copy_among(pair, tensor, self._ranks[origin], name, receiver=self._ranks[to])
+
+    def _copy_among(
+        self, members: ProcessSet, tensor: torch.Tensor, root: int, name: str, *, receiver: int | None
+    ) -> _Start:
+        """Copies the bits of `root`, a rank of the job, to the members, or to one of them."""
+        wire, source, _ = _tensors.bits(_in_host_memory(_flat(tensor)))
+        gets = _session.rank() != root and receiver in (None, _session.rank())
+        return lambda: _tensors.submit_in_place(
+            wire, name, "broadcast", root=root, process_set=members, receiver=receiver
+        ).then(lambda _: _back(source, tensor) if gets else tensor)
+
+    def _exchange(self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> list[_Start]:
+        starts = []
+        for rank, (output, own) in enumerate(zip(outputs, inputs, strict=True)):
+            if rank == self._rank:
+                output.detach().copy_(own.detach().view(output.shape))
+                continue
+            starts.append(self._message(own, self._rank, rank, "all_to_all"))
+            starts.append(self._message(output, rank, self._rank, "all_to_all"))
+        return starts
+
+    def _cut(self, tensor: torch.Tensor, sizes: Sequence[int]) -> Sequence[torch.Tensor]:
+        """The parts of a tensor for the workers of the group."""
+        lengths = list(sizes) or [tensor.shape[0] // self._size] * self._size
+        if len(lengths) != self._size or sum(lengths) != tensor.shape[0]:
+            raise InvalidArgumentError(
+                f"all_to_all of a tensor of {tensor.shape[0]} rows in parts of {lengths} among {self._size} workers; "
+                "give a part for each, which are the tensor together"
+            )
+        return tensor.split(lengths)
 
     def _gather(self, outputs: list[torch.Tensor], own: torch.Tensor, kind: str) -> list[_Start]:
         outputs[self._rank].detach().copy_(own.detach().view(outputs[self._rank].shape))
@@ -324,6 +408,11 @@ def _flat(tensor: torch.Tensor) -> torch.Tensor:
     return values.view(-1) if values.is_contiguous() else values.reshape(-1)
 
 
+def _in_host_memory(tensor: torch.Tensor) -> torch.Tensor:
+    """The same values in host memory: a copy of a tensor that is on a device."""
+    return tensor.cpu() if tensor.is_cuda else tensor
+
+
 def _back(reduced: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
     if reduced.data_ptr() != tensor.data_ptr():
         _tensors.land(reduced.view(tensor.shape), tensor.detach())
@@ -363,24 +452,26 @@ def _seconds(timeout: timedelta | None) -> float | None:
     return timeout.total_seconds()
 
 
-def _create(store: object, rank: int, size: int, timeout: timedelta) -> ProcessGroupGradlane:
+def _create(options: Any, backend_options: object = None) -> ProcessGroupGradlane:
     """Makes a group for `torch.distributed`, and joins the job if this process has not."""
-    del store, timeout
+    del backend_options
     _session.init()
-    workers = _session.size()
-    if size != workers:
-        raise UnsupportedError(
-            f"a group of {size} of {workers} workers; groups of this backend span all of them. For a part of them, "
-            'give backend="gloo"'
-        )
-    if rank != _session.rank():
+    workers, rank, size = _session.size(), options.group_rank, options.group_size
+    # The first group, of all workers, names no ranks.
+    ranks = list(options.global_ranks_in_group) or list(range(size))
+    if max(ranks) >= workers or not options.global_ranks_in_group and size != workers:
         raise InvalidArgumentError(
-            f"torch.distributed calls this worker rank {rank}, and its job calls it rank {_session.rank()}; start both "
-            "with one launcher, or give init_process_group the rank and world_size of gradlane"
+            f"torch.distributed has {max(ranks) + 1} workers or more, and the job {workers}; start both with one "
+            "launcher"
+        )
+    if ranks[rank] != _session.rank():
+        raise InvalidArgumentError(
+            f"torch.distributed calls this worker rank {ranks[rank]}, and its job calls it rank {_session.rank()}; "
+            "start both with one launcher, or give init_process_group the rank and world_size of gradlane"
         )
     _hide_from_dynamo()
     Completions.of_this_job()  # reports what begins from now on
-    return ProcessGroupGradlane(rank, size)
+    return ProcessGroupGradlane(rank, ranks, None if size == workers else ProcessSet(ranks))
 
 
 @functools.cache
@@ -394,4 +485,4 @@ def _hide_from_dynamo() -> None:
 def register_backend() -> None:
     """Makes `init_process_group("gradlane")` known to PyTorch; importing `gradlane.torch` does so."""
     if distributed.is_available() and BACKEND not in distributed.Backend.backend_list:
-        distributed.Backend.register_backend(BACKEND, _create, devices=["cpu", "cuda"])
+        distributed.Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu", "cuda"])

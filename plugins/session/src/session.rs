@@ -11,7 +11,7 @@ use gradlane_core::mem::{Copies, Doubt};
 use gradlane_core::metrics::Instance;
 use gradlane_core::runtime::process;
 use gradlane_core::transport::router::Router;
-use gradlane_core::types::{Role, TensorSpec, WorkerId, WorkersKey};
+use gradlane_core::types::{Participants, Role, TensorSpec, WorkerId, WorkerSet, WorkersKey};
 use gradlane_core::{Error, Result};
 use gradlane_server::launch::entering::Found;
 
@@ -113,6 +113,30 @@ impl Session {
             Place::Joined(engine) => engine.size(),
             Place::Alone(_) => 1,
         }
+    }
+
+    /// The participants of a tensor: these ranks, or all workers, of which `receiver` alone gets the sums, or all of them. A set of all ranks
+    /// is the same as no set.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a rank that the job does not have, a set without ranks, or a receiver that is not in the set.
+    pub fn participants(&self, members: Option<&[u32]>, receiver: Option<u32>) -> Result<Participants> {
+        let size = self.size();
+        if let Some(rank) = members.into_iter().flatten().chain(&receiver).find(|rank| **rank >= size) {
+            return Err(Error::InvalidArgument {
+                what: format!("{} in a job of {size} workers", WorkerId(*rank)),
+                hint: "ranks count from 0".to_owned(),
+            });
+        }
+        let set: Option<WorkerSet> = members.map(|ranks| ranks.iter().copied().map(WorkerId).collect());
+        let is_everybody = |set: &WorkerSet| set.len() == size as usize;
+        let members = set.filter(|set| !is_everybody(set)).map_or(Participants::ALL, Participants::of);
+        let participants = match receiver {
+            Some(receiver) => members.with_receiver(WorkerId(receiver)),
+            None => members,
+        };
+        participants.check("of this call")?;
+        Ok(participants)
     }
 
     /// Declares tensors in one round trip; see [`Engine::declare`].

@@ -17,6 +17,8 @@ use gradlane_core::wire::limits;
 #[derive(Debug)]
 pub(super) struct Registry {
     layouter: Layouter,
+    /// How many workers formed the job.
+    workers: u32,
     tensors: BTreeMap<TensorKey, Entry>,
     /// The time without new tensors after which an uneven load is reported. The load of the first tensors of a model is never even.
     quiet: Duration,
@@ -53,7 +55,8 @@ impl Registry {
     /// An empty registry over the servers of `view`.
     pub(super) fn new(config: LayoutConfig, view: &View, quiet: Duration) -> Self {
         let layouter = Layouter::new(config, weights(view), Machines::of(view).turns());
-        Self { layouter, tensors: BTreeMap::new(), quiet, warn_at: None }
+        let workers = u32::try_from(view.workers().count()).expect("at most MEMBERS_MAX");
+        Self { layouter, workers, tensors: BTreeMap::new(), quiet, warn_at: None }
     }
 
     /// The tensors and the server of each part.
@@ -126,13 +129,13 @@ impl Registry {
         specs.iter().any(is_released)
     }
 
-    /// Ends those of `keys` that none of `workers` uses any more. Tensors that share a part end together. `None` if there are none.
+    /// Ends those of `keys` that none of their participants among `workers` uses any more. Tensors that share a part end together. `None` if there are none.
     pub(super) fn end(&mut self, keys: &[TensorKey], workers: &WorkerSet) -> Option<Ended> {
         let mut ended = BTreeSet::new();
         for key in keys.iter().filter(|key| self.tensors.contains_key(key)) {
             if !ended.contains(key) {
                 let together = self.together(*key);
-                if together.iter().all(|key| self.tensors[key].released.contains_all(workers)) {
+                if together.iter().all(|key| self.tensors[key].is_released_by(workers)) {
                     ended.extend(together);
                 }
             }
@@ -180,10 +183,14 @@ impl Registry {
         limits::check_tensors(specs).map_err(Refusal::Asker)?;
         let mut new: BTreeMap<TensorKey, TensorSpec> = BTreeMap::new();
         for spec in specs {
+            spec.participants.check_size(&spec.name, self.workers).map_err(Refusal::Asker)?;
             let key = spec.key();
             if let Some(entry) = self.tensors.get(&key) {
                 entry.check(worker, spec)?;
-            } else if new.insert(key, spec.clone()).is_some_and(|twin| twin != *spec) {
+                continue;
+            }
+            spec.participants.check_member(&spec.name, worker).map_err(Refusal::Asker)?;
+            if new.insert(key, spec.clone()).is_some_and(|twin| twin != *spec) {
                 return Err(Refusal::Asker(Error::InvalidArgument {
                     what: format!(
                         "tensor {} occurs twice in one declaration, with different specifications",
@@ -249,6 +256,11 @@ impl Entry {
         Self { spec, by, failed: None, released: WorkerSet::default() }
     }
 
+    /// Whether all of `workers` that take part have said that they do not use the name any more.
+    fn is_released_by(&self, workers: &WorkerSet) -> bool {
+        workers.iter().all(|worker| !self.spec.participants.contains(worker) || self.released.contains(worker))
+    }
+
     fn check(&self, worker: WorkerId, spec: &TensorSpec) -> std::result::Result<(), Refusal> {
         let mismatch = |field: &str, first: String, second: String| Error::Mismatch {
             tensor: spec.name.clone(),
@@ -276,7 +288,11 @@ impl Entry {
             let error = mismatch("codec", self.spec.codec.to_string(), spec.codec.to_string());
             return Err(Refusal::Everybody { key, error });
         }
-        Ok(())
+        if self.spec.participants != spec.participants {
+            let error = mismatch("participants", self.spec.participants.to_string(), spec.participants.to_string());
+            return Err(Refusal::Everybody { key, error });
+        }
+        spec.participants.check_member(&spec.name, worker).map_err(Refusal::Asker)
     }
 }
 

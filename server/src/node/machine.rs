@@ -151,7 +151,7 @@ impl Node {
     pub fn handle_body(&mut self, now: Time, exchange: ExchangeId, chunks: &[Bytes]) {
         let whole = self.withdrawals.receive(exchange, chunks, &mut self.dense_sum.budget);
         let Some(withdrawal) = whole else { return };
-        let header = withdrawal.header;
+        let header = withdrawal.header.clone();
         // The membership may have changed since the header came.
         let admitted = self.admit(withdrawal.node, &header.target);
         match admitted.and_then(|worker| Ok((worker, withdrawal.error()?))) {
@@ -257,7 +257,7 @@ impl Node {
         let worker = self.admit(node, &header.target())?;
         match header {
             Request::Contribute(header) => self.dense_sum.handle_contribute(now, worker, exchange, header),
-            Request::Withdraw(header) => self.expect_withdrawal(now, node, exchange, *header)?,
+            Request::Withdraw(header) => self.expect_withdrawal(now, node, exchange, header.clone())?,
         }
         Ok(())
     }

@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use gradlane_core::error::{Error, Result};
 use gradlane_core::types::{
-    DType, Defect, Epoch, Incarnation, Machines, NodeId, PartId, Phase, Round, View, WorkerId, WorkerSet, planted,
+    DType, Defect, Epoch, Incarnation, Machines, NodeId, PartId, Participants, Phase, Round, View, WorkerId, WorkerSet,
+    planted,
 };
 use gradlane_core::wire::limits;
 
@@ -114,30 +115,48 @@ impl Membership {
         self.lives.iter().find(|(_, (of, _))| *of == worker).map(|(node, _)| *node)
     }
 
-    /// The workers that exchange a part.
-    pub(super) fn callers(&self, part: PartId, dtype: DType) -> Callers {
+    /// The workers that exchange a part of these participants. Only the contributions of all workers of a machine come together.
+    pub(super) fn callers(&self, part: PartId, dtype: DType, participants: &Participants) -> Callers {
+        if participants.members().is_some() {
+            return Callers::of(participants.among(&self.workers).iter().collect());
+        }
+        if participants.receiver().is_some() {
+            return self.everybody.clone();
+        }
         let all_alone = self.machines.len() == self.everybody.ranks.len();
         if all_alone { self.everybody.clone() } else { Callers::of(self.machines.owners(part, dtype)) }
     }
 
     /// Those of `callers` from which `round` is due: at least one worker that contributes with them has begun by then.
-    pub(super) fn due_callers(&self, callers: &Callers, dtype: DType, round: Round) -> Callers {
+    pub(super) fn due_callers(
+        &self,
+        callers: &Callers,
+        dtype: DType,
+        participants: &Participants,
+        round: Round,
+    ) -> Callers {
         if self.joiners.values().all(|first| *first <= round) {
             return callers.clone();
         }
         let is_due = |caller: &WorkerId| {
-            let partners = self.machines.partners(dtype, *caller);
-            partners.unwrap_or(std::slice::from_ref(caller)).iter().any(|worker| self.is_due(*worker, round))
+            self.partners(dtype, participants, *caller).iter().any(|worker| self.is_due(*worker, round))
         };
         Callers::of(callers.ranks.iter().copied().filter(is_due).collect())
     }
 
-    /// The workers that contribute to `round`, by themselves or with their machine.
-    pub(super) fn due_workers(&self, round: Round) -> Arc<WorkerSet> {
+    /// The workers whose contributions come with a caller's, itself among them.
+    pub(super) fn partners(&self, dtype: DType, participants: &Participants, caller: WorkerId) -> Vec<WorkerId> {
+        let partners = self.machines.partners(dtype, caller).filter(|_| participants.is_everybody());
+        partners.map_or_else(|| vec![caller], <[_]>::to_vec)
+    }
+
+    /// The participants that contribute to `round`, by themselves or with their machine.
+    pub(super) fn due_workers(&self, participants: &Participants, round: Round) -> Arc<WorkerSet> {
+        let members = participants.among(&self.workers);
         if self.joiners.values().all(|first| *first <= round) {
-            return Arc::clone(&self.workers);
+            return members;
         }
-        Arc::new(self.workers.iter().filter(|worker| self.is_due(*worker, round)).collect())
+        Arc::new(members.iter().filter(|worker| self.is_due(*worker, round)).collect())
     }
 
     /// The first round that any worker contributes to.

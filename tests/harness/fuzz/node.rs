@@ -14,7 +14,8 @@ use gradlane_core::mem::{Copies, Pool};
 use gradlane_core::reduce::Kernels;
 use gradlane_core::transport::Outgoing;
 use gradlane_core::types::{
-    DType, Encoding, Epoch, ExchangeId, Incarnation, LinkId, Op, PartId, Phase, Round, TensorKey, Time, View, WorkerId,
+    DType, Encoding, Epoch, ExchangeId, Incarnation, LinkId, Op, PartId, Participants, Phase, Round, TensorKey, Time,
+    View, WorkerId,
 };
 use gradlane_core::wire::{
     Body, Contribute, Contribution, Contributors, Header, Request, Service, Sum, Target as About, Withdraw, checksum,
@@ -246,7 +247,8 @@ impl World {
             _ => Contribution::First { body, checksum: None },
         };
         let weight = if op == Op::WeightedMean { f64::from(kind >> 4) } else { 1.0 };
-        let header = Contribute { target, dtype, op, weight, urgency: kind & 7, part_bytes, contribution };
+        let (urgency, participants) = (kind & 7, participants(input));
+        let header = Contribute { target, dtype, op, participants, weight, urgency, part_bytes, contribution };
         self.open(link, Request::Contribute(header));
     }
 
@@ -254,7 +256,8 @@ impl World {
         let Some(link) = self.link(input) else { return };
         let target = self.about(input);
         let error_bytes = u64::from(input.byte());
-        self.open(link, Request::Withdraw(Withdraw { target, dtype: DType::F32, op: Op::Sum, error_bytes }));
+        let (dtype, op, participants) = (DType::F32, Op::Sum, participants(input));
+        self.open(link, Request::Withdraw(Withdraw { target, dtype, op, participants, error_bytes }));
     }
 
     /// A header of any bytes that the decoder lets through.
@@ -279,7 +282,8 @@ impl World {
         self.opened += 1;
         let exchange = ExchangeId(self.opened);
         let accepted = header.body_bytes() == 0;
-        self.exchanges.insert(exchange, Exchange { link, header, sent: 0, accepted, answer: Answer::None });
+        let opened = Exchange { link, header: header.clone(), sent: 0, accepted, answer: Answer::None };
+        self.exchanges.insert(exchange, opened);
         self.node.handle_opened(self.now, link, exchange, &header);
         self.settle();
         if header.body_bytes() == 0 && matches!(header, Request::Withdraw(_)) && self.exchanges.contains_key(&exchange)
@@ -564,6 +568,18 @@ fn check_sum(request: &Request, header: &Sum, view: &View, from: u64, block: &[u
 
 fn key(input: &mut Input<'_>) -> TensorKey {
     TensorKey(u64::from(input.below(2)))
+}
+
+/// Mostly all workers, so that they agree.
+fn participants(input: &mut Input<'_>) -> Participants {
+    let members = |ranks: &[u32]| Participants::of(ranks.iter().copied().map(WorkerId).collect());
+    match input.byte() {
+        0..8 => members(&[0, 1]),
+        8..16 => members(&[0, 1]).with_receiver(WorkerId(1)),
+        16..24 => Participants::ALL.with_receiver(WorkerId(0)),
+        24..28 => members(&[1, 9]),
+        _ => Participants::ALL,
+    }
 }
 
 fn a_contribution() -> Contribute {

@@ -10,7 +10,9 @@ use gradlane_core::collective::group::{Room, is_sound};
 use gradlane_core::collective::order::{Claim, Decision, Order, Slot};
 use gradlane_core::collective::ranks::{Breakage, LocalRank};
 use gradlane_core::error::Error;
-use gradlane_core::types::{DType, DeviceKind, Incarnation, Op, PartId, Priority, Round, TensorKey, Time, WorkerId};
+use gradlane_core::types::{
+    DType, Declined, DeviceKind, Incarnation, Op, PartId, Priority, Round, TensorKey, Time, WorkerId,
+};
 
 use super::input::Input;
 use super::{Kind, Memory, Target, random_inputs};
@@ -70,7 +72,10 @@ fn order(bytes: &[u8]) {
                     "what was announced is announced once"
                 );
             }
-            5 => assert!(order.handle_withdrawn(rank, slot(&mut input)).is_ok()),
+            5 => {
+                let declined = Declined { slot: slot(&mut input), members: Claim::ALL_RANKS };
+                assert!(order.handle_withdrawn(rank, declined).is_ok());
+            }
             6 => order.handle_overdue(slot(&mut input), Duration::from_millis(3)),
             7 if input.byte() < 16 => order.handle_left(rank),
             _ => drop(decide(&mut order)),
@@ -157,7 +162,8 @@ impl Machine {
                 let next = self.next[who].entry(part).or_default();
                 if round.0 >= *next {
                     *next = round.0 + 1;
-                    self.honest[who].handle_declined((part, round));
+                    let members = members_of(part);
+                    self.honest[who].handle_declined(Declined { slot: (part, round), members });
                 }
             }
             6 | 7 => {
@@ -198,7 +204,7 @@ impl Machine {
 
     fn wish(&mut self, who: usize, input: &mut Input<'_>) {
         let (part, _) = slot(input);
-        let claim = claim(input);
+        let claim = Claim { members: members_of(part), ..claim(input) };
         let owner = WorkerId(u32::from(input.below(4)));
         let goal = match input.below(6) {
             0 => Goal::Reduce { owner },
@@ -288,6 +294,7 @@ impl Machine {
                         load
                     }
                     Act::End { load, .. } => Some(load),
+                    Act::Pass { .. } => None,
                 };
                 assert!(load.is_none_or(|load| self.ended.insert(load)), "{load:?} ends twice");
             }
@@ -309,8 +316,8 @@ fn hostile_announcement(input: &mut Input<'_>) -> Option<Announcement> {
     // Of the right form, which random words seldom have.
     let slot = slot(input);
     let announcement = match input.below(3) {
-        0 => Announcement::Ready(slot, claim(input)),
-        1 => Announcement::Withdrawn(slot),
+        0 => Announcement::Ready(slot, Claim { members: any_members(input), ..claim(input) }),
+        1 => Announcement::Withdrawn(Declined { slot, members: members_of(slot.0) }),
         _ => Announcement::Overdue(slot, Duration::from_millis(u64::from(input.byte()))),
     };
     Some(announcement)
@@ -321,7 +328,8 @@ fn hostile_decision(input: &mut Input<'_>) -> Option<Decision> {
         let words: Vec<u64> = (0..16 + RANKS).map(|_| input.word()).collect();
         return words::decision(&words, RANKS as usize);
     }
-    let (slot, claim) = (slot(input), claim(input));
+    let (slot, members) = (slot(input), any_members(input));
+    let claim = Claim { members, ..claim(input) };
     let failed = input.byte().checked_sub(200).map(|rank| u32::from(rank) % RANKS);
     Some(Decision::Run { slot, claim, failed, weights: vec![1.0; RANKS as usize] })
 }
@@ -329,6 +337,16 @@ fn hostile_decision(input: &mut Input<'_>) -> Option<Decision> {
 fn slot(input: &mut Input<'_>) -> Slot {
     let part = PartId { key: TensorKey(u64::from(input.below(3))), index: 0 };
     (part, Round(u64::from(input.below(9))))
+}
+
+/// The members of a part, for the ranks that follow the rules.
+fn members_of(part: PartId) -> u64 {
+    if part.key.0 == 2 { 0b011 } else { Claim::ALL_RANKS }
+}
+
+/// The members of a part, as a rank says that may lie.
+fn any_members(input: &mut Input<'_>) -> u64 {
+    input.pick(&[Claim::ALL_RANKS, Claim::ALL_RANKS, 0b011, 0b110, 0b1001, 0])
 }
 
 /// Mostly the same, so that ranks agree.
@@ -352,5 +370,6 @@ fn claim(input: &mut Input<'_>) -> Claim {
         failed: chosen & 0x70 == 0x70,
         weight: input.pick(&[1.0, 0.0, f64::NAN, f64::INFINITY]),
         priority: Priority(i32::from(chosen)),
+        members: Claim::ALL_RANKS,
     }
 }

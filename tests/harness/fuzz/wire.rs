@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use gradlane_core::error::Error;
-use gradlane_core::types::{DType, Epoch, ExchangeId, LinkId, Op, PartId, Round, TensorKey, Time};
+use gradlane_core::types::{DType, Epoch, ExchangeId, LinkId, Op, PartId, Participants, Round, TensorKey, Time};
 use gradlane_core::wire::{Frame, Header, HeaderReader, Request, Service, Target as About, Withdraw, reject, samples};
 use gradlane_server::node::command::Command;
 
@@ -98,13 +98,13 @@ fn withdrawal(bytes: &[u8]) {
         round: Round(u64::from(others % 3)),
         attempt: 0,
     };
-    let header = Withdraw { target, dtype: DType::F32, op: Op::Sum, error_bytes: body.len() as u64 };
+    let (participants, error_bytes) = (Participants::ALL, body.len() as u64);
+    let header = Request::Withdraw(Withdraw { target, dtype: DType::F32, op: Op::Sum, participants, error_bytes });
     // As long as a header may announce.
-    let encoded = Request::Withdraw(header).encode();
-    if Header::decode(&encoded, PEER).is_err() {
+    if Header::decode(&header.encode(), PEER).is_err() {
         return;
     }
-    node.handle_opened(Time(1), LinkId(0), ExchangeId(1), &Request::Withdraw(header));
+    node.handle_opened(Time(1), LinkId(0), ExchangeId(1), &header);
     let mut answers = 0;
     let mut drain = |node: &mut gradlane_server::node::Node| {
         while let Some(command) = node.next_command() {

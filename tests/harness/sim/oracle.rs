@@ -11,10 +11,10 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use gradlane_core::types::{DType, Encoding, Op};
+use gradlane_core::types::{DType, Encoding, Op, WorkerId};
 use half::{bf16, f16};
 
-use super::workload::Plan;
+use super::workload::{self, Plan};
 use crate::random::mix;
 
 /// A value in every element of a buffer whose content must not matter.
@@ -49,19 +49,24 @@ pub(super) fn contribution(plan: &Plan, tensor: usize, round: u64, rank: u32) ->
 /// What the ranks of a machine, of which `rank` is one, have to add to a round of a tensor together; `rank` alone where machines do not
 /// add that type.
 pub(super) fn pushed(plan: &Plan, tensor: usize, round: u64, rank: u32) -> Rc<[u8]> {
-    let team = plan.topology.team(rank);
-    if team.len() == 1 || plan.tensors[tensor].spec.dtype == DType::F16 {
+    let (team, spec) = (plan.topology.team(rank), &plan.tensors[tensor].spec);
+    if team.len() == 1 || spec.dtype == DType::F16 || !spec.participants.is_everybody() {
         return contribution(plan, tensor, round, rank);
     }
     plan.memo.recall(What::Pushed(team[0]), tensor, round, || reduce(plan, tensor, round, team))
 }
 
-/// The result of a round of a tensor.
-pub(super) fn result(plan: &Plan, tensor: usize, round: u64) -> Rc<[u8]> {
-    plan.memo.recall(What::Result, tensor, round, || {
-        let everybody: Vec<u32> = (0..plan.workers).collect();
-        result_of(plan, tensor, round, &everybody)
-    })
+/// What a round of a tensor leaves in the destination of `rank`: the result, or what was there before.
+pub(super) fn result(plan: &Plan, tensor: usize, round: u64, rank: u32) -> Rc<[u8]> {
+    let workload::Tensor { spec, in_place, .. } = &plan.tensors[tensor];
+    match (spec.participants.receives(WorkerId(rank)), in_place) {
+        (true, _) => plan.memo.recall(What::Result, tensor, round, || {
+            let members: Vec<u32> = plan.members(tensor).collect();
+            result_of(plan, tensor, round, &members)
+        }),
+        (false, true) => contribution(plan, tensor, round, rank),
+        (false, false) => vec![JUNK; spec.bytes().expect("small") as usize].into(),
+    }
 }
 
 fn contribute(plan: &Plan, tensor: usize, round: u64, rank: u32) -> Vec<u8> {
@@ -167,8 +172,8 @@ pub(super) fn divisor_of(plan: &Plan, tensor: usize, round: u64, ranks: &[u32]) 
 fn factor(plan: &Plan, tensor: usize, round: u64) -> f64 {
     match plan.op(tensor, round) {
         Op::Mean if plan.classes.survivors => 12.0,
-        Op::Mean => f64::from(plan.workers),
-        Op::WeightedMean => (0..plan.workers).map(|rank| plan.weight(tensor, round, rank) as f64).sum(),
+        Op::Mean => plan.members(tensor).count() as f64,
+        Op::WeightedMean => plan.members(tensor).map(|rank| plan.weight(tensor, round, rank) as f64).sum(),
         Op::Sum | Op::Min | Op::Max | Op::Broadcast { .. } => 1.0,
     }
 }

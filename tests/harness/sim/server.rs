@@ -203,8 +203,8 @@ impl ServerProcess {
                 let header = Header::decode(&bytes, "a worker").and_then(|header| header.into_request("a worker"));
                 // What no worker sends comes from an intruder.
                 let Ok(header) = header else { return context.reset_exchange(self.me, exchange) };
-                self.headers.insert(exchange, (link, header));
                 self.node.handle_opened(now, link, exchange, &header);
+                self.headers.insert(exchange, (link, header));
             }
             Input::Body { exchange, span } if self.headers.contains_key(&exchange) => {
                 let chunk = context.body_of(exchange, span);

@@ -229,7 +229,7 @@ impl WorkerProcess {
             }
             Command::Leave => self.member.member.leave(),
             Command::Abandon(Held::Operation(slot)) => self.abandon_meeting(context, slot),
-            Command::Decline(slot) => self.decline_meeting(slot),
+            Command::Decline(declined) => self.decline_meeting(declined),
             Command::Abort(cause) => self.leave_neighbours(context, Some(cause)),
             Command::Warn(_) => {}
             Command::Finished { .. } => unreachable!("nothing is traced"),

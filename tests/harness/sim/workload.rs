@@ -4,7 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use gradlane_core::pipeline::LayoutConfig;
-use gradlane_core::types::{DType, Defect, DeviceKind, Encoding, Op, Priority, TensorSpec, Time, WorkerId};
+use gradlane_core::types::{
+    DType, Defect, DeviceKind, Encoding, Op, Participants, Priority, TensorSpec, Time, WorkerId,
+};
 
 use super::faults::{self, Fault, FaultClasses};
 use super::oracle::Memo;
@@ -101,6 +103,8 @@ pub(super) mod timing {
 const ONE_SHOT_LISTS: u32 = 1000;
 /// Tells the draw whether names end from others.
 const ENDING: u64 = 0x656e_6469_6e67;
+/// Tells the draws of process sets from others.
+const SETS: u64 = 0x7365_7473;
 
 /// One tensor of the job.
 #[derive(Clone, Debug)]
@@ -190,6 +194,9 @@ impl Plan {
         if mix(seed ^ ENDING).is_multiple_of(2) {
             plan.end_one_shot_names();
         }
+        if workers > 1 && mix(seed ^ SETS).is_multiple_of(3) {
+            plan.draw_participants();
+        }
         plan.scripts = (0..workers).map(|worker| plan.script(&mut random, worker, &barriers)).collect();
         plan
     }
@@ -205,6 +212,62 @@ impl Plan {
                 tensor.ends = true;
             }
         }
+    }
+
+    /// Gives the tensors of some lists to some workers only, or their sums to one worker. Tensors of one name follow each other, and have the
+    /// same participants.
+    fn draw_participants(&mut self) {
+        // Members are ranks, and what each worker does is decided before it has one.
+        self.settings.fixed_ranks = true;
+        let (seed, workers) = (self.seed, u64::from(self.workers));
+        // There a round of a set takes so long that the other workers stall on its members.
+        let is_slow = self.classes.refusals && self.settings.latency_ms.1 > 100;
+        for tensor in &mut self.tensors {
+            let of = if tensor.only_step.is_some() { tensor.spec.key().0 } else { u64::from(tensor.list) };
+            let draw = mix(seed ^ SETS ^ of);
+            // Devices of one machine reduce for all its ranks only, if there is no server.
+            if draw.is_multiple_of(4) || tensor.on_device && self.topology.is_one_machine() {
+                continue;
+            }
+            let is_member = |rank: &u64| mix(draw ^ rank).is_multiple_of(2);
+            let mut members: Vec<u64> = (0..workers).filter(is_member).collect();
+            if members.is_empty() {
+                members.push((draw >> 8) % workers);
+            }
+            let receiver = members[(draw >> 16) as usize % members.len()];
+            let [all, some] = [Participants::ALL, Participants::of(members.iter().map(|rank| worker(*rank)).collect())];
+            tensor.spec.participants = match (draw >> 24) % 4 {
+                0 => all.with_receiver(worker((draw >> 16) % workers)),
+                _ if is_slow => all,
+                1 => some.with_receiver(worker(receiver)),
+                _ => some,
+            };
+        }
+    }
+
+    /// The ranks that take part in the rounds of a tensor.
+    pub(super) fn members(&self, tensor: usize) -> impl Iterator<Item = u32> + Clone {
+        let participants = &self.tensors[tensor].spec.participants;
+        (0..self.workers).filter(|rank| participants.contains(WorkerId(*rank)))
+    }
+
+    /// Whether a worker takes part in the rounds of a tensor.
+    fn uses(&self, worker: u32, tensor: usize) -> bool {
+        let participants = &self.tensors[tensor].spec.participants;
+        // Without fixed ranks everybody takes part in everything.
+        participants.is_everybody() || participants.contains(WorkerId(worker))
+    }
+
+    /// Whether the ranks of a machine reduce a tensor among themselves.
+    pub(super) fn meets(&self, tensor: usize) -> bool {
+        let Tensor { spec, on_device, .. } = &self.tensors[tensor];
+        if spec.participants.is_everybody() {
+            return spec.dtype != DType::F16 || self.topology.is_one_machine();
+        }
+        let Some(first) = self.members(tensor).next() else { return false };
+        let has_server = !self.topology.is_one_machine();
+        let team = self.topology.team(first);
+        team.len() > 1 && self.members(tensor).all(|rank| team.contains(&rank)) && !(*on_device && has_server)
     }
 
     /// How a round of a tensor is reduced: alike for all tensors of a list, so that they may share parts.
@@ -223,7 +286,11 @@ impl Plan {
             5 if spec.dtype.is_float() && !self.classes.survivors => Op::WeightedMean,
             5 => Op::Max,
             6 => Op::Min,
-            _ => Op::Broadcast { root: WorkerId((draw >> 8) as u32 % self.workers) },
+            _ => {
+                let root = (draw >> 8) as u32 % self.members(tensor).count() as u32;
+                let root = self.members(tensor).nth(root as usize).expect("below their number");
+                Op::Broadcast { root: WorkerId(root) }
+            }
         }
     }
 
@@ -235,6 +302,11 @@ impl Plan {
         let list = u64::from(self.tensors[tensor].list);
         let draw = |of: u64| mix(self.seed ^ (list << 40) ^ (round << 8) ^ of);
         let weight = draw(u64::from(rank)) % 4;
+        // Of a process set, the first member has a weight.
+        if !self.tensors[tensor].spec.participants.is_everybody() {
+            let is_first = self.members(tensor).next() == Some(rank);
+            return if is_first { weight.max(1) } else { weight };
+        }
         // Ranks of a machine with several are their process's number.
         let of_machine = self.topology.weight(rank, draw(0xff));
         of_machine.unwrap_or(if rank == 0 { weight.max(1) } else { weight })
@@ -245,8 +317,9 @@ impl Plan {
         if let Some(only) = self.tensors[tensor].only_step {
             return only == step;
         }
-        // Those that share a part with it then wait in vain.
-        !self.classes.subsets || !mix(self.seed ^ (tensor as u64) << 8 ^ step).is_multiple_of(4)
+        // Those that share a part with it then wait in vain, so all workers must: a member alone would fall behind the others.
+        let is_of_all = self.tensors[tensor].spec.participants.members().is_none();
+        !(self.classes.subsets && is_of_all && mix(self.seed ^ (tensor as u64) << 8 ^ step).is_multiple_of(4))
     }
 
     /// How often all workers reduce a tensor.
@@ -258,6 +331,7 @@ impl Plan {
         let mut script = Vec::new();
         let mut lists: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
         let lasting = self.tensors.iter().enumerate().filter(|(_, tensor)| tensor.only_step.is_none());
+        let lasting = lasting.filter(|(index, _)| self.uses(worker, *index));
         for (index, tensor) in lasting {
             lists.entry(tensor.list).or_default().push(index);
         }
@@ -276,12 +350,14 @@ impl Plan {
                 script.push(Action::Await { round: before });
                 let over =
                     |tensor: &usize| self.tensors[*tensor].ends && self.tensors[*tensor].only_step == Some(before);
-                let tensors: Vec<usize> = (0..self.tensors.len()).filter(over).collect();
+                let tensors: Vec<usize> =
+                    (0..self.tensors.len()).filter(over).filter(|tensor| self.uses(worker, *tensor)).collect();
                 if !tensors.is_empty() {
                     script.push(Action::Undeclare { tensors });
                 }
             }
-            let mut order: Vec<usize> = (0..self.tensors.len()).filter(|tensor| self.is_due(*tensor, step)).collect();
+            let is_due = |tensor: &usize| self.is_due(*tensor, step) && self.uses(worker, *tensor);
+            let mut order: Vec<usize> = (0..self.tensors.len()).filter(is_due).collect();
             random.shuffle(&mut order);
             while let Some(first) = order.pop() {
                 if self.forgets == Some((worker, first)) && rounds[first] + 1 == self.rounds(first) {
@@ -337,6 +413,10 @@ impl Plan {
         }
         batch
     }
+}
+
+fn worker(rank: u64) -> WorkerId {
+    WorkerId(rank as u32)
 }
 
 fn tensors(random: &mut Random, topology: &Topology, deterministic: bool) -> Vec<Tensor> {

@@ -47,6 +47,13 @@ impl<L> Agreement<L> {
                 }
             }
             Decision::Run { slot, claim, failed, weights } => {
+                // All ranks read the same decision, so they all find the same fault in it.
+                let members =
+                    Claim::members_among(claim.members, self.party.ranks.len()).ok_or(Breakage::Confused(0))?;
+                if members & (1 << self.party.me) == 0 {
+                    self.acts.push_back(Act::Pass { claim });
+                    return Ok(());
+                }
                 // The claim must agree with this rank's own. Otherwise data could go into memory of another length.
                 let ours = self.pending.remove(&slot).filter(|pending| pending.wish.claim.agrees_with(&claim));
                 let Some(pending) = ours else { return Err(Breakage::Confused(0)) };
@@ -65,7 +72,7 @@ impl<L> Agreement<L> {
 
     /// The error with which every rank ends an ordered operation instead of carrying it out, if any.
     fn refusal(&self, wish: &Wish, weights: &[f64]) -> Option<Error> {
-        let is_whole = matches!(wish.goal, Goal::AllReduce | Goal::Join { taker: None, .. });
+        let is_whole = matches!(wish.goal, Goal::AllReduce | Goal::Deliver { .. } | Goal::Join { taker: None, .. });
         if !is_whole || wish.claim.op != Op::WeightedMean {
             return None;
         }

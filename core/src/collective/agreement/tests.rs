@@ -113,9 +113,10 @@ fn a_breakage_ends_everything_now_and_later() {
     let mut ranks = machine(3);
     ranks[1].handle_wish(NOW, all_reduce(1), 1, Brought::AsClaimed);
     let lost = ranks[1].explain(Breakage::Lost(2));
+    let declined = Declined { slot: all_reduce(3).slot(), members: Claim::ALL_RANKS };
     assert_eq!(ranks[1].fail(Some(lost.clone())), lost);
     ranks[1].handle_wish(NOW, all_reduce(2), 2, Brought::AsClaimed);
-    assert_eq!(ranks[1].handle_declined(all_reduce(3).slot()), Some(lost.clone()));
+    assert_eq!(ranks[1].handle_declined(declined), Some(lost.clone()));
     let [Act::End { load: 1, error: first }, Act::End { load: 2, error: second }] = &acts(&mut ranks[1])[..] else {
         panic!("both end")
     };
@@ -208,6 +209,7 @@ fn all_reduce(part: u64) -> Wish {
         failed: false,
         weight: 1.0,
         priority,
+        members: Claim::ALL_RANKS,
     };
     Wish { part, round: Round(0), goal: Goal::AllReduce, failure: None, claim }
 }

@@ -6,7 +6,7 @@ use crate::collective::dataflow::Dataflow;
 use crate::collective::order::{Claim, Slot};
 use crate::collective::ranks::LocalRank;
 use crate::error::Error;
-use crate::types::{Defect, Goal, PartId, Round};
+use crate::types::{Declined, Defect, Goal, PartId, Round};
 
 /// The ranks that agree.
 #[derive(Clone, Debug)]
@@ -59,7 +59,7 @@ pub enum Announcement {
     /// It is ready for an operation.
     Ready(Slot, Claim),
     /// It gives an operation up.
-    Withdrawn(Slot),
+    Withdrawn(Declined),
     /// It has waited too long for an operation.
     Overdue(Slot, Duration),
 }
@@ -67,7 +67,7 @@ pub enum Announcement {
 /// A command for the driver.
 #[derive(Debug)]
 pub enum Act<L> {
-    /// All ranks do this now. Begin it after the acts before it. Acts of one group, which are on devices, begin together.
+    /// All members do this now. Begin it after the acts before it. Acts of one group, which are on devices, begin together.
     Run {
         /// The operation.
         slot: Slot,
@@ -80,7 +80,12 @@ pub enum Act<L> {
         /// Absent if the caller does not wait any more: this rank then takes part without memory.
         load: Option<L>,
     },
-    /// All ranks learn now why there is no data. This takes a turn as an operation in host memory does, but touches no tensor.
+    /// The other ranks do this now, and this one is no member. It takes a turn in host memory, without any data.
+    Pass {
+        /// The claim on which the members agree.
+        claim: Claim,
+    },
+    /// All members learn now why there is no data. This takes a turn as an operation in host memory does, but touches no tensor.
     Tell {
         /// The claim on which all ranks agree.
         claim: Claim,

@@ -415,6 +415,7 @@ mod tests {
             failed: false,
             weight: 1.0,
             priority,
+            members: Claim::ALL_RANKS,
         };
         Decision::Run { slot, claim, failed: None, weights: vec![1.0; 2] }
     }

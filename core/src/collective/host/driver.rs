@@ -17,16 +17,16 @@ use crate::collective::order::{Decision, Slot};
 use crate::collective::ranks::Breakage;
 use crate::collective::{Dataflow, Memory, Operation, Ordered};
 use crate::error::Error;
-use crate::types::{Done, Time};
+use crate::types::{Declined, Done, Time};
 use crate::wire::frame::Stall;
 
 /// A request of another thread to the driver.
 pub(super) enum Request {
     Run(Operation, Done<f64>),
     /// This rank cannot carry out the operation, and the other ranks must not wait for it.
-    Refuse(Slot, Error, Done<f64>),
+    Refuse(Declined, Error, Done<f64>),
     /// This rank will not submit this operation.
-    Decline(Slot),
+    Decline(Declined),
     Abandon(Slot),
     /// The rank at this position has left.
     Left(usize),
@@ -91,8 +91,10 @@ impl Driver {
                 let brought = brought(&memory, &wish.claim);
                 self.agreement.handle_wish(now, wish, Load { memory, done }, brought);
             }
-            Request::Refuse(slot, error, done) => done.err(self.agreement.handle_declined(slot).unwrap_or(error)),
-            Request::Decline(slot) => drop(self.agreement.handle_declined(slot)),
+            Request::Refuse(declined, error, done) => {
+                done.err(self.agreement.handle_declined(declined).unwrap_or(error))
+            }
+            Request::Decline(declined) => drop(self.agreement.handle_declined(declined)),
             Request::Abandon(slot) => self.agreement.handle_abandoned(now, slot),
             Request::Left(rank) => self.agreement.handle_left(rank),
             Request::Abort(cause) => {
@@ -301,6 +303,11 @@ impl Driver {
         while let Some(act) = self.agreement.next_act() {
             match act {
                 Act::End { load, error } => load.end(error),
+                Act::Pass { claim } => {
+                    let (weights, source, destination) = (Vec::new(), Vec::new(), Vec::new());
+                    let (dataflow, failure) = (Dataflow::Nothing, None);
+                    self.start(now, Part { claim, weights, dataflow, failure, source, destination }, None);
+                }
                 Act::Tell { claim, from, failure, load } => {
                     let (dataflow, done) = (Dataflow::Show { from, taker: None }, load.map(|load| load.done));
                     let (weights, source, destination) = (Vec::new(), Vec::new(), Vec::new());
@@ -328,7 +335,7 @@ impl Driver {
 
     fn start(&mut self, now: Time, part: Part, done: Option<Done<f64>>) {
         self.moved = now;
-        let running = Running::new(part, self.chunks, self.board.layout.chunk());
+        let running = Running::new(part, self.chunks, self.board.layout);
         self.current = Some((running, done));
     }
 
@@ -363,6 +370,7 @@ impl Driver {
         while let Some(act) = self.agreement.next_act() {
             match act {
                 Act::End { load, error } => load.end(error),
+                Act::Pass { .. } => {}
                 Act::Run { load, .. } | Act::Tell { load, .. } => drop(load.map(|load| load.end(error.clone()))),
             }
         }

@@ -49,7 +49,7 @@ use crate::collective::order::{Claim, Order, Slot};
 use crate::error::{Error, Result};
 use crate::local::Progress;
 use crate::local::progress::Spin;
-use crate::types::{Done, Time};
+use crate::types::{Declined, Done, Time};
 
 /// This process's side of a collective. Its ranks agree in host memory. The tensors lie in host memory or in memory of devices. Dropping it
 /// makes this rank leave the others.
@@ -189,7 +189,7 @@ impl Collective for HostCollective {
             Ok(device_index) => {
                 Request::Run(Operation { claim: Claim { device_index, ..operation.claim }, ..operation }, done)
             }
-            Err(error) => Request::Refuse(operation.slot(), error, done),
+            Err(error) => Request::Refuse(operation.declined(), error, done),
         };
         self.core.request(request);
     }
@@ -198,8 +198,8 @@ impl Collective for HostCollective {
         self.core.request(Request::Abandon(slot));
     }
 
-    fn decline(&self, slot: Slot) {
-        self.core.request(Request::Decline(slot));
+    fn decline(&self, declined: Declined) {
+        self.core.request(Request::Decline(declined));
     }
 
     fn abort(&self, cause: Error) {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::layout::{ANNOUNCEMENT_WORDS, ORDER_WORDS};
 use crate::collective::agreement::Announcement;
 use crate::collective::order::{Claim, Decision, Failure, Slot};
-use crate::types::{DType, DeviceKind, Goal, Op, PartId, Priority, Round, TensorKey};
+use crate::types::{DType, Declined, DeviceKind, Goal, Op, PartId, Priority, Round, TensorKey};
 use crate::wire::limits::ROUND_MAX;
 
 impl Announcement {
@@ -14,11 +14,20 @@ impl Announcement {
             Self::Ready(slot, claim) => {
                 let [key, index, round] = slot_words(slot);
                 let priority = u64::from(claim.priority.0.cast_unsigned());
-                [1 | kind_words(&claim), key, index, round, claim.bytes, claim.weight.to_bits(), priority, 0]
+                [
+                    1 | kind_words(&claim),
+                    key,
+                    index,
+                    round,
+                    claim.bytes,
+                    claim.weight.to_bits(),
+                    priority,
+                    claim.members,
+                ]
             }
-            Self::Withdrawn(slot) => {
+            Self::Withdrawn(Declined { slot, members }) => {
                 let [key, index, round] = slot_words(slot);
-                [2, key, index, round, 0, 0, 0, 0]
+                [2, key, index, round, 0, 0, 0, members]
             }
             Self::Overdue(slot, waited) => {
                 let [key, index, round] = slot_words(slot);
@@ -29,15 +38,15 @@ impl Announcement {
 
     /// Decodes an announcement; `None` if it is invalid.
     pub(super) fn of(words: [u64; ANNOUNCEMENT_WORDS]) -> Option<Self> {
-        let [kind, key, index, round, bytes, weight, priority, _] = words;
+        let [kind, key, index, round, bytes, weight, priority, members] = words;
         let slot = slot_of(key, index, round)?;
         Some(match kind & 0xff {
             1 => {
                 let weight = f64::from_bits(weight);
-                let claim = claim_of(kind, bytes, weight, u32::try_from(priority).ok()?)?;
+                let claim = claim_of(kind, bytes, weight, u32::try_from(priority).ok()?, members)?;
                 Self::Ready(slot, claim)
             }
-            2 => Self::Withdrawn(slot),
+            2 => Self::Withdrawn(Declined { slot, members }),
             3 => Self::Overdue(slot, Duration::from_nanos(bytes)),
             _ => return None,
         })
@@ -51,6 +60,7 @@ pub(super) fn order_words(decision: &Decision, ranks: usize) -> Vec<u64> {
         Decision::Run { slot, claim, failed, weights } => {
             words[..5].copy_from_slice(&header(1, claim, *slot));
             words[5] = failed.map_or(0, |rank| u64::from(rank) + 1);
+            words[6] = claim.members;
             words.extend(weights.iter().map(|weight| weight.to_bits()));
         }
         Decision::Fail { slot, failure } => {
@@ -65,6 +75,7 @@ pub(super) fn order_words(decision: &Decision, ranks: usize) -> Vec<u64> {
                         kind_words(&theirs),
                         theirs.bytes,
                     ]);
+                    words[9..11].copy_from_slice(&[ours.members, theirs.members]);
                 }
                 Failure::GaveUp { rank } => (words[0], words[5]) = (3, u64::from(rank)),
                 Failure::WentOn { rank } => (words[0], words[5]) = (6, u64::from(rank)),
@@ -92,13 +103,15 @@ pub(super) fn order_of(words: &[u64], ranks: usize) -> Option<Decision> {
                 Some(place) => Some(rank(place)?),
                 None => None,
             };
-            return Some(Decision::Run { slot, claim: claim_of(fixed[0], fixed[4], 1.0, 0)?, failed, weights });
+            let claim = claim_of(fixed[0], fixed[4], 1.0, 0, fixed[6])?;
+            Claim::members_among(claim.members, ranks)?;
+            return Some(Decision::Run { slot, claim, failed, weights });
         }
         2 => Failure::Mismatch {
             first: rank(fixed[5])?,
-            ours: claim_of(fixed[0], fixed[4], 1.0, 0)?,
+            ours: claim_of(fixed[0], fixed[4], 1.0, 0, fixed[9])?,
             second: rank(fixed[6])?,
-            theirs: claim_of(fixed[7], fixed[8], 1.0, 0)?,
+            theirs: claim_of(fixed[7], fixed[8], 1.0, 0, fixed[10])?,
         },
         3 => Failure::GaveUp { rank: rank(fixed[5])? },
         4 => Failure::Overdue { missing: fixed[5], waited: Duration::from_nanos(fixed[6]) },
@@ -145,7 +158,7 @@ const FAILED: u8 = 2;
 /// The higher bits hold the index of the device.
 const DEVICE_INDEX_SHIFT: u8 = 4;
 
-fn claim_of(kind: u64, bytes: u64, weight: f64, priority: u32) -> Option<Claim> {
+fn claim_of(kind: u64, bytes: u64, weight: f64, priority: u32, members: u64) -> Option<Claim> {
     let [_, op, dtype, flags, a, b, c, d] = kind.to_le_bytes();
     let device = if flags & CUDA == 0 { DeviceKind::Host } else { DeviceKind::Cuda };
     let failed = flags & FAILED != 0;
@@ -154,7 +167,7 @@ fn claim_of(kind: u64, bytes: u64, weight: f64, priority: u32) -> Option<Claim> 
     op.check(dtype).ok()?;
     let device_index = flags >> DEVICE_INDEX_SHIFT;
     let is_device_index = device_index < Claim::DEVICES_MAX && (device_index == 0 || device == DeviceKind::Cuda);
-    let whole = bytes.is_multiple_of(dtype.bytes()) && is_device_index && flags & 0b1100 == 0;
+    let whole = bytes.is_multiple_of(dtype.bytes()) && is_device_index && flags & 0b1100 == 0 && members != 0;
     whole.then_some(Claim {
         op,
         dtype,
@@ -164,6 +177,7 @@ fn claim_of(kind: u64, bytes: u64, weight: f64, priority: u32) -> Option<Claim> 
         failed,
         weight,
         priority: Priority(priority.cast_signed()),
+        members,
     })
 }
 
@@ -198,10 +212,11 @@ mod tests {
             failed: true,
             weight: 0.5,
             priority: Priority(-7),
+            members: 0b101,
         };
         for announcement in [
             Announcement::Ready(slot, claim),
-            Announcement::Withdrawn(slot),
+            Announcement::Withdrawn(Declined { slot, members: 0b101 }),
             Announcement::Overdue(slot, Duration::from_millis(3)),
         ] {
             assert_eq!(Announcement::of(announcement.words()), Some(announcement));
@@ -248,17 +263,28 @@ mod tests {
             failed: false,
             weight: 1.0,
             priority: Priority(0),
+            members: 1,
         };
         assert_eq!(Announcement::of(Announcement::Ready(slot, odd).words()), None, "half an element");
         let weighted = Claim { op: Op::WeightedMean, dtype: DType::I8, ..odd };
         assert_eq!(Announcement::of(Announcement::Ready(slot, weighted).words()), None, "no meaning");
-        let last = |round| (slot.0, Round(round));
-        assert!(Announcement::of(Announcement::Withdrawn(last(u64::MAX)).words()).is_none(), "a round that cannot be");
+        let of_last = |round| {
+            let declined = Declined { slot: (slot.0, Round(round)), members: 1 };
+            Announcement::of(Announcement::Withdrawn(declined).words())
+        };
+        assert!(of_last(u64::MAX).is_none(), "a round that cannot be");
         let stranger = Decision::Fail { slot, failure: Failure::GaveUp { rank: 5 } };
         assert_eq!(order_of(&order_words(&stranger, 3), 3), None);
         let told_by_a_stranger =
             Decision::Run { slot, claim: Claim { bytes: 8, ..odd }, failed: Some(3), weights: vec![1.0; 3] };
         assert_eq!(order_of(&order_words(&told_by_a_stranger, 3), 3), None);
+        let of_a_stranger = Decision::Run {
+            slot,
+            claim: Claim { bytes: 8, members: 0b1001, ..odd },
+            failed: None,
+            weights: vec![1.0; 3],
+        };
+        assert_eq!(order_of(&order_words(&of_a_stranger, 3), 3), None);
         assert_eq!(order_of(&[], 3), None);
     }
 }

@@ -10,13 +10,17 @@
 //! byte of the result. With two ranks, each rank reads 2 bytes and writes 2 bytes for each byte of the part. The shared bytes stay in
 //! cache.
 //!
+//! An operation may be of some ranks only, its members. Slices go to the members alone. The other ranks count the chunks of the part and do
+//! nothing else, so that the numbers of chunks stay equal on all ranks. For the same reason every data flow counts as many chunks as the
+//! claim says, also one that moves fewer.
+//!
 //! If only one rank wants the result, only that rank takes it. A broadcast has one step: one rank shows whole chunks in the result area,
 //! and the others take them. The first chunk carries a verdict: it is either the beginning of the data or an error. After an error nothing
 //! else follows.
 #![expect(unsafe_code, reason = "contributions and shared memory are known by address, who may touch them by counters")]
 
 use super::board::Board;
-use super::layout::{DEPTH, Word};
+use super::layout::{DEPTH, Layout, Word};
 use crate::collective::Dataflow;
 use crate::collective::order::Claim;
 use crate::error::{Error, Result};
@@ -29,11 +33,15 @@ use crate::wire::reject;
 #[derive(Debug)]
 pub(super) struct Running {
     claim: Claim,
+    /// The ranks that take part, one bit each.
+    members: u64,
     weights: Vec<f64>,
     dataflow: Dataflow,
     memory: Memory,
     /// The error, if there is no result.
     failure: Option<Error>,
+    /// Bytes of a chunk: a slice for each member.
+    chunk_bytes: usize,
     /// The number of chunks before this part.
     base: u64,
     chunks: u64,
@@ -92,18 +100,27 @@ const AHEAD: u64 = 2;
 
 impl Running {
     /// Begins a part, after `base` chunks of earlier parts.
-    pub(super) fn new(part: Part, base: u64, chunk_bytes: usize) -> Self {
+    pub(super) fn new(part: Part, base: u64, layout: Layout) -> Self {
         let Part { claim, weights, dataflow, failure, source, destination } = part;
-        let chunks = claim.bytes.div_ceil(chunk_bytes as u64);
-        let chunks = match (dataflow, &failure) {
-            (Dataflow::Reduce { .. }, _) => chunks,
-            // The first chunk also says whether there is data.
-            (Dataflow::Show { .. }, None) => chunks.max(1),
-            (Dataflow::Show { .. }, Some(_)) => 1,
-            (Dataflow::Keep { .. } | Dataflow::Nothing, _) => 0,
-        };
+        let members = Claim::members_among(claim.members, layout.ranks).expect("all ranks checked it");
+        let chunk_bytes = layout.slice * members.count_ones() as usize;
+        // The first chunk also says whether there is data, so there is always one.
+        let chunks = claim.bytes.div_ceil(chunk_bytes as u64).max(1);
         let memory = Memory { source: Runs::new(source), destination: Runs::new(destination) };
-        Self { claim, weights, dataflow, memory, failure, base, chunks, staged: 0, reduced: 0, taken: 0 }
+        Self {
+            claim,
+            members,
+            weights,
+            dataflow,
+            memory,
+            failure,
+            chunk_bytes,
+            base,
+            chunks,
+            staged: 0,
+            reduced: 0,
+            taken: 0,
+        }
     }
 
     /// Does all work that needs no waiting. Returns whether there was any.
@@ -111,20 +128,41 @@ impl Running {
         match self.dataflow {
             Dataflow::Reduce { .. } => self.add_up(board, scratch),
             Dataflow::Show { from, .. } => self.pass_on(board, from, scratch),
-            Dataflow::Keep { .. } | Dataflow::Nothing => false,
+            Dataflow::Keep { .. } | Dataflow::Nothing => self.skip_to(board, self.chunks),
         }
+    }
+
+    /// Counts the chunks up to `chunk` without doing anything. Returns whether there were any.
+    fn skip_to(&mut self, board: &Board, chunk: u64) -> bool {
+        if self.taken == chunk {
+            return false;
+        }
+        (self.staged, self.reduced, self.taken) = (chunk, chunk, chunk);
+        for word in [Word::Staged, Word::Reduced, Word::Taken] {
+            board.set_count(word, self.base + chunk);
+        }
+        board.knock_others(false);
+        true
+    }
+
+    /// The other ranks that take part.
+    fn other_members(&self, board: &Board) -> impl Iterator<Item = usize> + use<> {
+        let members = self.members;
+        board.others().filter(move |rank| members & (1 << rank) != 0)
     }
 
     fn add_up(&mut self, board: &Board, scratch: &mut Scratch) -> bool {
         let mut moved = false;
-        if self.reduced > self.taken && board.others().all(|rank| self.done(board, rank, Word::Reduced, self.taken)) {
+        // What members wrote is waited for. Places must be free of all ranks, because the operation before may have had other members.
+        if self.reduced > self.taken
+            && self.other_members(board).all(|rank| self.done(board, rank, Word::Reduced, self.taken))
+        {
             self.take(board);
             moved = true;
         }
         if self.staged > self.reduced
-            && board.others().all(|rank| {
-                self.done(board, rank, Word::Staged, self.reduced) && self.free(board, rank, Word::Taken, self.reduced)
-            })
+            && self.other_members(board).all(|rank| self.done(board, rank, Word::Staged, self.reduced))
+            && board.others().all(|rank| self.free(board, rank, Word::Taken, self.reduced))
         {
             self.reduce(board, scratch);
             moved = true;
@@ -185,8 +223,8 @@ impl Running {
     fn stage(&mut self, board: &Board, scratch: &Scratch) {
         let number = self.base + self.staged;
         // A rank that contributes nothing still counts its progress.
-        for owner in board.others().filter(|_| self.contributes(board.me)) {
-            let (offset, len) = self.slice(board, self.staged, owner);
+        for owner in self.other_members(board).filter(|_| self.contributes(board.me)) {
+            let (offset, len) = self.slice(self.staged, owner);
             let staged = board.layout.staged(number, board.me, owner);
             // SAFETY: the owner has reduced the earlier chunk here (`free`). It reads here again only after `Staged` counts this chunk.
             let there = unsafe { board.segment.slice_mut(staged, len) };
@@ -199,7 +237,7 @@ impl Running {
 
     fn reduce(&mut self, board: &Board, scratch: &mut Scratch) {
         let number = self.base + self.reduced;
-        let (offset, len) = self.slice(board, self.reduced, board.me);
+        let (offset, len) = self.slice(self.reduced, board.me);
         let (op, divisor) = self.dataflow.reduction(self.claim.op, &self.weights);
         let dtype = self.claim.dtype;
         // SAFETY: all others have taken the earlier chunk here (`free`). They read here again only after `Reduced` counts this chunk.
@@ -255,8 +293,8 @@ impl Running {
     fn take(&mut self, board: &Board) {
         let number = self.base + self.taken;
         let wanted = self.wants_result(board);
-        for owner in board.others().filter(|_| wanted) {
-            let (offset, len) = self.slice(board, self.taken, owner);
+        for owner in self.other_members(board).filter(|_| wanted) {
+            let (offset, len) = self.slice(self.taken, owner);
             // SAFETY: `Reduced` of the owner counts this chunk, and it writes here again only after `Taken` of ours does.
             let result = unsafe { board.segment.slice(board.layout.result(number, owner), len) };
             self.memory.land(offset, result);
@@ -283,17 +321,13 @@ impl Running {
             }
             self.look(board, number);
         }
-        (self.staged, self.reduced, self.taken) = (self.staged + 1, self.reduced + 1, self.taken + 1);
-        for word in [Word::Staged, Word::Reduced, Word::Taken] {
-            board.set_count(word, number + 1);
-        }
-        board.knock_others(false);
-        true
+        // After an error nothing else follows.
+        self.skip_to(board, if self.failure.is_some() { self.chunks } else { self.taken + 1 })
     }
 
     /// Shows a chunk, or the error, in a place from which all others have taken the earlier chunk.
     fn show(&mut self, board: &Board, number: u64, scratch: &Scratch) {
-        let (offset, len) = self.chunk(board, self.taken);
+        let (offset, len) = self.chunk(self.taken);
         let told = self.failure.as_ref().map(|error| bounded(error, board.layout.chunk()));
         if self.taken == 0 {
             board.set_verdict(number, told.as_ref().map_or(0, Vec::len));
@@ -313,7 +347,7 @@ impl Running {
     /// Takes a shown chunk, or the error.
     fn look(&mut self, board: &Board, number: u64) {
         let told = if self.taken == 0 { board.verdict(number).min(board.layout.chunk()) } else { 0 };
-        let (offset, len) = self.chunk(board, self.taken);
+        let (offset, len) = self.chunk(self.taken);
         let shown = if told > 0 { told } else { len };
         // SAFETY: `Reduced` of the rank that shows it counts this chunk, and it writes here again only after `Taken` of ours does.
         let there = unsafe { board.segment.slice(board.layout.result(number, 0), shown) };
@@ -322,24 +356,25 @@ impl Running {
             let body = there.to_vec();
             let error = reject::from_body(&body, "another rank of this machine");
             self.failure = Some(error.unwrap_or_else(|unreadable| unreadable));
-            self.chunks = 1;
         } else if self.wants_result(board) {
             self.memory.land(offset, there);
         }
     }
 
     /// Offset and length of a chunk within the part.
-    fn chunk(&self, board: &Board, number: u64) -> (usize, usize) {
+    fn chunk(&self, number: u64) -> (usize, usize) {
         let bytes = usize::try_from(self.claim.bytes).expect("it lies in memory");
-        let offset = usize::try_from(number).expect("chunks of it do") * board.layout.chunk();
-        (offset, (bytes - offset).min(board.layout.chunk()))
+        let offset = usize::try_from(number).expect("chunks of it do") * self.chunk_bytes;
+        (offset, (bytes - offset).min(self.chunk_bytes))
     }
 
-    /// The slice of `owner` in a chunk. All slices have the same length, a multiple of 64 bytes, except the last ones.
-    fn slice(&self, board: &Board, number: u64, owner: usize) -> (usize, usize) {
-        let (offset, len) = self.chunk(board, number);
-        let each = len.div_ceil(board.layout.ranks).next_multiple_of(SLICE_ALIGN);
-        let start = (owner * each).min(len);
+    /// The slice of `owner`, a member, in a chunk. All slices have the same length, a multiple of 64 bytes, except the last ones.
+    fn slice(&self, number: u64, owner: usize) -> (usize, usize) {
+        let (offset, len) = self.chunk(number);
+        let members = self.members;
+        let place = (members & ((1 << owner) - 1)).count_ones() as usize;
+        let each = len.div_ceil(members.count_ones() as usize).next_multiple_of(SLICE_ALIGN);
+        let start = (place * each).min(len);
         (offset + start, each.min(len - start))
     }
 }

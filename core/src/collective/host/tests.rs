@@ -547,6 +547,7 @@ fn claim(op: Op, dtype: DType, weight: f64) -> Claim {
         failed: false,
         weight,
         priority: Priority(0),
+        members: Claim::ALL_RANKS,
     }
 }
 

@@ -147,7 +147,7 @@ mod tests {
             &|last| last.claim.op = Op::Max,
             &|last| last.dataflow = reduce(0),
             &|last| last.dataflow = show(1),
-            &|last| last.dataflow = Dataflow::Reduce { of: 0b11, taker: None },
+            &|last| last.dataflow = Dataflow::Reduce { of: 0b11, taker: None, whole_of: Some(2) },
         ];
         for (number, different) in changes.iter().enumerate() {
             assert_eq!(change(different), [1, 1], "change {number}");
@@ -223,7 +223,7 @@ mod tests {
     }
 
     fn reduce(taker: usize) -> Dataflow {
-        Dataflow::Reduce { of: 0b111, taker: Some(taker) }
+        Dataflow::Reduce { of: 0b111, taker: Some(taker), whole_of: None }
     }
 
     fn show(from: usize) -> Dataflow {
@@ -241,6 +241,7 @@ mod tests {
             failed: false,
             weight: 1.0,
             priority,
+            members: Claim::ALL_RANKS,
         }
     }
 }

@@ -62,7 +62,7 @@ pub(super) fn share(dataflow: Dataflow, claim: &Claim, weights: &[f64], me: usiz
     match (dataflow, claim.op) {
         // If all weights here are zero, other machines may have weights.
         (Dataflow::Reduce { .. }, Op::WeightedMean) => Some(if total > 0.0 { weights[me] / total } else { 0.0 }),
-        (Dataflow::Reduce { taker: None, .. }, Op::Mean) if claim.dtype == DType::F16 => {
+        (Dataflow::Reduce { whole_of: Some(_), .. }, Op::Mean) if claim.dtype == DType::F16 => {
             Some((weights.len() as f64).recip())
         }
         _ => None,
@@ -72,7 +72,7 @@ pub(super) fn share(dataflow: Dataflow, claim: &Claim, weights: &[f64], me: usiz
 /// The divisor of the sum that all ranks get; `None` if there is none. `ranks` is the number of contributions.
 pub(super) fn divisor(dataflow: Dataflow, claim: &Claim, ranks: usize) -> Option<u32> {
     match (dataflow, claim.op) {
-        (Dataflow::Reduce { taker: None, .. }, Op::Mean) if claim.dtype != DType::F16 => {
+        (Dataflow::Reduce { whole_of: Some(_), .. }, Op::Mean) if claim.dtype != DType::F16 => {
             Some(u32::try_from(ranks).expect("at most RANKS_MAX"))
         }
         _ => None,
@@ -147,7 +147,7 @@ mod tests {
             (&back, Op::Sum, [Step::Broadcast { root: 1 }; 3]),
         ];
         for (goal, op, expected) in table {
-            let dataflow = Dataflow::of(goal, op, 3, position).unwrap();
+            let dataflow = Dataflow::of(goal, op, 0b111, position).unwrap();
             let steps = [0, 1, 2].map(|me| step(dataflow, &claim(op, DType::F32), me));
             assert_eq!(steps, expected, "{goal:?} of {op}");
         }
@@ -158,7 +158,7 @@ mod tests {
         let shares =
             |dataflow, op, weights: [f64; 3]| [0, 1, 2].map(|me| share(dataflow, &claim(op, DType::F32), &weights, me));
         for taker in [None, Some(0)] {
-            let dataflow = Dataflow::Reduce { of: 0b111, taker };
+            let dataflow = Dataflow::Reduce { of: 0b111, taker, whole_of: taker.is_none().then_some(3) };
             assert_eq!(shares(dataflow, Op::WeightedMean, [1.0, 0.0, 3.0]), [Some(0.25), Some(0.0), Some(0.75)]);
             assert_eq!(
                 shares(dataflow, Op::WeightedMean, [0.0; 3]),
@@ -176,7 +176,7 @@ mod tests {
 
     #[test]
     fn a_mean_is_a_sum_that_is_divided_after_it_and_one_of_f16_is_divided_before() {
-        let dataflow = Dataflow::Reduce { of: 0b111, taker: None };
+        let dataflow = Dataflow::Reduce { of: 0b111, taker: None, whole_of: Some(3) };
         for dtype in DType::ALL {
             let claim = claim(Op::Mean, dtype);
             let (before, after) = match dtype {
@@ -190,17 +190,18 @@ mod tests {
             assert_eq!(divisor(dataflow, &claim, 3), after, "{dtype}");
         }
         // Of several machines, the sums of each are divided with the others.
-        let part = Dataflow::Reduce { of: 0b111, taker: Some(0) };
+        let part = Dataflow::Reduce { of: 0b111, taker: Some(0), whole_of: None };
         assert_eq!(share(part, &claim(Op::Mean, DType::F16), &[1.0; 3], 0), None);
     }
 
     #[test]
     fn nothing_else_is_divided() {
         let divided = |dataflow, op| divisor(dataflow, &claim(op, DType::I64), 3);
-        assert_eq!(divided(Dataflow::Reduce { of: 0b111, taker: None }, Op::Sum), None);
-        assert_eq!(divided(Dataflow::Reduce { of: 0b111, taker: None }, Op::Max), None);
+        let whole = Dataflow::Reduce { of: 0b111, taker: None, whole_of: Some(3) };
+        assert_eq!([Op::Sum, Op::Max].map(|op| divided(whole, op)), [None; 2]);
         // Of several machines, whoever knows all workers divides.
-        assert_eq!(divided(Dataflow::Reduce { of: 0b111, taker: Some(0) }, Op::Mean), None);
+        let part = Dataflow::Reduce { of: 0b111, taker: Some(0), whole_of: None };
+        assert_eq!(divided(part, Op::Mean), None);
         assert_eq!(divided(Dataflow::Show { from: 0, taker: None }, Op::Mean), None, "it is the mean");
     }
 
@@ -211,6 +212,16 @@ mod tests {
 
     fn claim(op: Op, dtype: DType) -> Claim {
         let (device, priority) = (DeviceKind::Cuda, Priority(0));
-        Claim { op, dtype, bytes: 64, device, device_index: 0, failed: false, weight: 1.0, priority }
+        Claim {
+            op,
+            dtype,
+            bytes: 64,
+            device,
+            device_index: 0,
+            failed: false,
+            weight: 1.0,
+            priority,
+            members: Claim::ALL_RANKS,
+        }
     }
 }

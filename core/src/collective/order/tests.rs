@@ -36,7 +36,7 @@ fn what_is_upcoming_is_what_is_decided_next() {
     }
     assert_eq!(order.upcoming(), None);
     order.handle_ready(0, slot(5, 0), claim()).unwrap();
-    order.handle_withdrawn(0, slot(6, 0)).unwrap();
+    order.handle_withdrawn(0, given_up(6, 0)).unwrap();
     assert_eq!(order.upcoming(), None, "a failure comes first");
     order.next_decision();
     assert_eq!(order.upcoming().map(|(slot, _)| slot), Some(slot(5, 0)));
@@ -105,14 +105,14 @@ fn weights_come_with_the_decision() {
 fn who_withdraws_or_goes_on_is_named() {
     let mut order = Order::new(2, 0);
     order.handle_ready(0, slot(1, 0), claim()).unwrap();
-    order.handle_withdrawn(0, slot(1, 0)).unwrap();
+    order.handle_withdrawn(0, given_up(1, 0)).unwrap();
     assert_eq!(failures(&mut order), [(slot(1, 0), Failure::GaveUp { rank: 0 })]);
     order.handle_ready(0, slot(1, 1), claim()).unwrap();
     order.handle_ready(1, slot(1, 2), claim()).unwrap();
     assert_eq!(failures(&mut order), [(slot(1, 1), Failure::WentOn { rank: 1 })], "round 0 was failed before");
     order.handle_ready(0, slot(1, 2), claim()).unwrap();
     assert_eq!(runs(&mut order), [1]);
-    order.handle_withdrawn(0, slot(1, 2)).unwrap();
+    order.handle_withdrawn(0, given_up(1, 2)).unwrap();
     assert_eq!(failures(&mut order), [], "too late");
 }
 
@@ -120,21 +120,21 @@ fn who_withdraws_or_goes_on_is_named() {
 fn who_will_never_be_ready_is_named_to_who_is_and_to_who_comes_later() {
     let mut order = Order::new(3, 0);
     order.handle_ready(0, slot(1, 0), claim()).unwrap();
-    order.handle_withdrawn(1, slot(1, 0)).unwrap();
+    order.handle_withdrawn(1, given_up(1, 0)).unwrap();
     assert_eq!(failures(&mut order), [(slot(1, 0), Failure::GaveUp { rank: 1 })]);
     order.handle_ready(2, slot(1, 0), claim()).unwrap();
     assert_eq!(failures(&mut order), [(slot(1, 0), Failure::GaveUp { rank: 1 })], "again, for the one that came late");
     assert!(!order.owes_answers(), "who gave it up waits for nothing");
-    order.handle_withdrawn(1, slot(2, 0)).unwrap();
-    order.handle_withdrawn(0, slot(2, 0)).unwrap();
-    order.handle_withdrawn(2, slot(2, 0)).unwrap();
+    order.handle_withdrawn(1, given_up(2, 0)).unwrap();
+    order.handle_withdrawn(0, given_up(2, 0)).unwrap();
+    order.handle_withdrawn(2, given_up(2, 0)).unwrap();
     assert!(!order.owes_answers(), "all gave it up");
 }
 
 #[test]
 fn who_has_nothing_of_a_later_round_may_say_so_before_it_comes_to_the_earlier_ones() {
     let mut order = Order::new(2, 0);
-    order.handle_withdrawn(1, slot(1, 2)).unwrap();
+    order.handle_withdrawn(1, given_up(1, 2)).unwrap();
     order.handle_ready(1, slot(1, 1), Claim { failed: true, ..claim() }).unwrap();
     order.handle_ready(0, slot(1, 0), claim()).unwrap();
     assert_eq!(failures(&mut order), [(slot(1, 2), Failure::GaveUp { rank: 1 })]);
@@ -142,7 +142,7 @@ fn who_has_nothing_of_a_later_round_may_say_so_before_it_comes_to_the_earlier_on
     assert_eq!(runs(&mut order), [1]);
     order.handle_ready(0, slot(1, 1), claim()).unwrap();
     assert_eq!(runs(&mut order), [1], "rank 1 tells why it has nothing");
-    order.handle_withdrawn(1, slot(1, 1)).unwrap();
+    order.handle_withdrawn(1, given_up(1, 1)).unwrap();
     assert_eq!(failures(&mut order), [], "too late");
     order.handle_ready(0, slot(1, 2), claim()).unwrap();
     assert_eq!(failures(&mut order), [(slot(1, 2), Failure::GaveUp { rank: 1 })]);
@@ -182,6 +182,39 @@ fn who_does_not_come_or_leaves_is_named() {
     assert_eq!(failures(&mut order), [(slot(2, 0), left), (slot(3, 0), left)]);
 }
 
+#[test]
+fn an_operation_waits_for_its_members_only() {
+    let mut order = Order::new(4, 0);
+    let some = Claim { members: 0b1010, ..claim() };
+    order.handle_ready(3, slot(1, 0), some).unwrap();
+    assert_eq!(order.missing(slot(1, 0)), 0b0010);
+    order.handle_ready(1, slot(1, 0), some).unwrap();
+    let Some(Decision::Run { claim, .. }) = order.next_decision() else { panic!("not run") };
+    assert_eq!(claim.members, 0b1010);
+    order.handle_ready(1, slot(1, 1), some).unwrap();
+    order.handle_left(0);
+    assert_eq!(failures(&mut order), [], "the one that left is no member");
+    order.handle_overdue(slot(1, 1), Duration::from_secs(3));
+    let overdue = Failure::Overdue { missing: 0b1000, waited: Duration::from_secs(3) };
+    assert_eq!(failures(&mut order), [(slot(1, 1), overdue)]);
+    order.handle_withdrawn(3, Declined { slot: slot(1, 1), members: 0b1010 }).unwrap();
+    assert!(!order.owes_answers(), "both members know it");
+}
+
+#[test]
+fn who_names_ranks_that_do_not_exist_or_is_no_member_breaks_the_rules() {
+    let mut order = Order::new(3, 0);
+    let of = |members| Claim { members, ..claim() };
+    for (rank, members) in [(0, 0b110), (1, 0b1010), (1, 0)] {
+        assert_eq!(order.handle_ready(rank, slot(1, 0), of(members)), Err(Breach), "{members:b}");
+        assert_eq!(order.handle_withdrawn(rank, Declined { slot: slot(1, 0), members }), Err(Breach), "{members:b}");
+    }
+    let (ours, theirs) = (of(0b110), of(0b111));
+    order.handle_ready(1, slot(1, 0), ours).unwrap();
+    order.handle_ready(2, slot(1, 0), theirs).unwrap();
+    assert_eq!(failures(&mut order), [(slot(1, 0), Failure::Mismatch { first: 1, ours, second: 2, theirs })]);
+}
+
 /// Ranks that submit the same parts in orders of their own, some of which they withdraw: each part is decided once, and the decisions
 /// are complete.
 #[test]
@@ -212,7 +245,7 @@ fn whatever_the_order_of_arrival_every_part_is_decided_once() {
             let claim = urgent(random.below(3) as i32);
             order.handle_ready(rank as u32, slot, claim).unwrap();
             if random.below(20) == 0 {
-                order.handle_withdrawn(rank as u32, slot).unwrap();
+                order.handle_withdrawn(rank as u32, Declined { slot, members: Claim::ALL_RANKS }).unwrap();
             }
             while let Some(decision) = order.next_decision() {
                 let (slot, ran) = match decision {
@@ -237,7 +270,7 @@ fn who_announces_twice_breaks_the_rules_and_changes_nothing() {
     assert_eq!(order.handle_ready(1, slot(1, 0), urgent(9)), Err(Breach), "while all are ready");
     assert_eq!(runs(&mut order), [1]);
     assert_eq!(order.handle_ready(1, slot(1, 0), claim()), Err(Breach), "after the decision");
-    order.handle_withdrawn(1, slot(1, 1)).unwrap();
+    order.handle_withdrawn(1, given_up(1, 1)).unwrap();
     assert_eq!(order.handle_ready(1, slot(1, 1), claim()), Err(Breach), "after its withdrawal");
     assert_eq!(failures(&mut order), [(slot(1, 1), Failure::GaveUp { rank: 1 })]);
 }
@@ -245,7 +278,7 @@ fn who_announces_twice_breaks_the_rules_and_changes_nothing() {
 #[test]
 fn a_rank_cannot_fill_the_memory_of_the_leader() {
     let mut order = Order::new(2, 0);
-    let refused = (0..=OPEN_MAX as u64 + 1).find(|round| order.handle_withdrawn(1, slot(1, *round)).is_err());
+    let refused = (0..=OPEN_MAX as u64 + 1).find(|round| order.handle_withdrawn(1, given_up(1, *round)).is_err());
     assert!(refused.is_some(), "there is a limit");
     assert_eq!(order.handle_ready(1, slot(2, 0), claim()), Err(Breach));
     order.handle_ready(0, slot(2, 0), claim()).unwrap();
@@ -262,14 +295,15 @@ fn whatever_ranks_announce_the_order_goes_on() {
             let rank = random.below(u64::from(ranks)) as u32;
             let slot = slot(random.below(2), random.below(3));
             match random.below(8) {
-                0 => drop(order.handle_withdrawn(rank, slot)),
+                0 => drop(order.handle_withdrawn(rank, Declined { slot, members: random.members() })),
                 1 => order.handle_overdue(slot, Duration::from_secs(1)),
                 2 if random.below(10) == 0 => order.handle_left(rank),
                 3 => while order.next_decision().is_some() {},
                 _ => {
                     let failed = random.below(8) == 0;
                     let bytes = 4 + 4 * (random.below(10) / 9);
-                    let _ = order.handle_ready(rank, slot, Claim { failed, bytes, ..urgent(random.below(3) as i32) });
+                    let (members, claim) = (random.members(), urgent(random.below(3) as i32));
+                    let _ = order.handle_ready(rank, slot, Claim { failed, bytes, members, ..claim });
                 }
             }
             assert_eq!(order.ready.len(), order.ages.len(), "seed {seed}");
@@ -290,6 +324,11 @@ impl Random {
         (mixed ^ (mixed >> 31)) % limit
     }
 
+    /// All ranks mostly, else any bits.
+    fn members(&mut self) -> u64 {
+        if self.below(4) > 0 { Claim::ALL_RANKS } else { self.below(16) }
+    }
+
     fn shuffle(&mut self, items: &mut [u64]) {
         for end in (1..items.len()).rev() {
             items.swap(end, self.below(end as u64 + 1) as usize);
@@ -299,6 +338,10 @@ impl Random {
 
 fn slot(part: u64, round: u64) -> Slot {
     (PartId { key: TensorKey(part), index: 0 }, Round(round))
+}
+
+fn given_up(part: u64, round: u64) -> Declined {
+    Declined { slot: slot(part, round), members: Claim::ALL_RANKS }
 }
 
 fn claim() -> Claim {
@@ -311,6 +354,7 @@ fn claim() -> Claim {
         failed: false,
         weight: 1.0,
         priority: Priority(0),
+        members: Claim::ALL_RANKS,
     }
 }
 

@@ -13,7 +13,7 @@ use crate::types::Done;
 pub(super) fn execute(shared: &Arc<Shared>, task: Task, operation: Operation, takes: bool) {
     let collective = shared.collective.get().expect("a pipeline with a collective stage begins with a collective");
     let slot = operation.slot();
-    let is_sum = matches!(operation.goal, Goal::AllReduce | Goal::Reduce { .. });
+    let is_sum = matches!(operation.goal, Goal::AllReduce | Goal::Deliver { .. } | Goal::Reduce { .. });
     let reporter = Arc::clone(shared);
     let done = Done::new(move |outcome: Result<f64>| {
         if outcome.is_ok() && is_sum {

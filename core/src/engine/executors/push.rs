@@ -9,7 +9,6 @@ use crate::mem::borrow;
 use crate::sched::{Attempt, Task};
 use crate::transport::Push;
 use crate::types::{Done, ExchangeId, LinkId};
-use crate::wire::header::HEADER_BYTES;
 use crate::wire::{Contribution, Request};
 
 pub(super) fn execute(shared: &Arc<Shared>, task: Task, link: LinkId, exchange: ExchangeId, mut push: Push) {
@@ -31,7 +30,7 @@ pub(super) fn execute(shared: &Arc<Shared>, task: Task, link: LinkId, exchange: 
     };
     Metrics::add(sent, 1);
     Metrics::add(&shared.metrics.push_bytes, push.header.body_bytes());
-    Metrics::add(&shared.metrics.header_bytes, HEADER_BYTES as u64);
+    Metrics::add(&shared.metrics.header_bytes, push.header.header_bytes() as u64);
     Metrics::add(&shared.metrics.repeats, u64::from(task.attempt != Attempt::First));
     let reporter = Arc::clone(shared);
     let done = Done::new(move |outcome| {

@@ -1,4 +1,5 @@
 use super::*;
+use crate::error::Claim;
 use crate::pipeline::{LayoutConfig, Layouter};
 use crate::types::{DType, Encoding, Piece, ServerId, Span};
 

@@ -77,11 +77,12 @@ impl Registry {
             tensor.rounds += 1;
         }
         let name = Arc::clone(&self.tensors[&layout.pieces[0].tensor].name);
+        let participants = self.participants_of(&layout);
         Submitted {
             name,
             round,
             shares: 1,
-            ready: vec![ReadyPart { layout, round, op, weight, tickets: vec![ticket] }],
+            ready: vec![ReadyPart { layout, round, op, weight, participants, tickets: vec![ticket] }],
         }
     }
 

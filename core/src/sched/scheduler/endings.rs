@@ -119,8 +119,8 @@ impl Scheduler {
         let work = self.tasks.get_mut(id.0).expect("a task that moves exists");
         // The others take what this rank has, unless it says that it has nothing.
         work.purpose = match work.spec.route.duty {
-            Duty::Member => Purpose::Unwanted,
-            Duty::Owner | Duty::Holder | Duty::Alone => Purpose::Explaining(failure),
+            Duty::Member | Duty::Together => Purpose::Unwanted,
+            Duty::Owner | Duty::Holder | Duty::Alone | Duty::Giver => Purpose::Explaining(failure),
         };
         let (meeting, groups) = (self.pipeline.meeting_after(work.stage, work.spec.route), work.spec.groups.clone());
         self.enter(now, id, meeting.expect("the others wait for it"), None);

@@ -6,6 +6,8 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, mpsc};
 
+use bytes::Bytes;
+
 use super::landing::Arriving;
 use super::layout::{EXCHANGES_MAX, Message};
 use super::link::Link;
@@ -14,6 +16,7 @@ use crate::mem::Returned;
 use crate::transport::LinkLost;
 use crate::transport::exchange::WorkerExchange;
 use crate::types::{Done, ExchangeId, LinkId};
+use crate::wire::header::HEADER_BYTES;
 
 /// All links and exchanges.
 #[derive(Default)]
@@ -102,19 +105,22 @@ impl ClientTables {
             exchange.name = entry.last;
             entry.exchanges.insert(entry.last, id);
             let body = std::mem::take(&mut exchange.body);
+            // A message has no room for the participants, so they go ahead of the body.
+            let mut participants = Bytes::from(exchange.state.push().encode());
+            let header = *participants.split_to(HEADER_BYTES).first_chunk().expect("a header has so many bytes");
             let mut outbound = entry.link.outbound();
-            if let Err(error) =
-                outbound.post(&Message::Open { exchange: exchange.name, header: exchange.state.push().encode() })
-            {
+            if let Err(error) = outbound.post(&Message::Open { exchange: exchange.name, header }) {
                 entry.link.fail(error);
             }
             if body.is_empty() {
                 exchange.returned();
                 effects.done.extend(exchange.state.handed_over());
-                continue;
+                if participants.is_empty() {
+                    continue;
+                }
             }
             outbound.begin(exchange.name, exchange.state.push().urgency(), false);
-            outbound.extend(exchange.name, body);
+            outbound.extend(exchange.name, std::iter::once((participants, None)).chain(body));
             if let Err(error) = outbound.end(exchange.name, None) {
                 entry.link.fail(error);
             }

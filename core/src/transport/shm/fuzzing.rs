@@ -146,7 +146,7 @@ impl World {
         let (_, rope) = bell()?;
         let parts = Parts { connection: ours, ear, rope, life: None, memory };
         let link = Arc::new(Link::new(link, "worker 0".into(), parts));
-        let entry = Entry { link: Arc::clone(&link), exchanges: BTreeMap::new(), last: 0 };
+        let entry = Entry { link: Arc::clone(&link), exchanges: BTreeMap::new(), opening: BTreeMap::new(), last: 0 };
         state.tables().links.insert(link.id, entry);
         Ok(Self { state, link, segment, connection, said: 0, heard, open: BTreeMap::new(), opened: 1, down: false })
     }
@@ -189,7 +189,7 @@ impl World {
 
     fn command(&mut self, exchange: ExchangeId, what: Wanted) {
         // What has ended is ignored, so any header does for that.
-        let asked = self.open.get(&exchange).map(|open| open.header);
+        let asked = self.open.get(&exchange).map(|open| open.header.clone());
         let Some(Request::Contribute(asked)) = asked else { return };
         if matches!(what, Wanted::Accept) {
             self.open.get_mut(&exchange).expect("it was found").wanted = true;

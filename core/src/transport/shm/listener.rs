@@ -134,7 +134,9 @@ impl Serving {
                     if let Err(error) = state.poller.watch(&link) {
                         return tracing::warn!(%error, "a process of this machine cannot connect");
                     }
-                    tables.links.insert(id, Entry { link, exchanges: BTreeMap::new(), last: 0 });
+                    tables
+                        .links
+                        .insert(id, Entry { link, exchanges: BTreeMap::new(), opening: BTreeMap::new(), last: 0 });
                     let address = "this machine".to_owned();
                     tables.events.push_back(Incoming::LinkUp { link: id, node: identity.node, address });
                     tables.urgent = true;

@@ -15,7 +15,7 @@ use crate::error::{Error, Result};
 use crate::transport::Incoming;
 use crate::transport::exchange::{ServerExchange, bad};
 use crate::types::{ExchangeId, LinkId};
-use crate::wire::Header;
+use crate::wire::{HeaderReader, Request};
 
 #[derive(Default)]
 pub(super) struct ServerTables {
@@ -32,8 +32,18 @@ pub(super) struct Entry {
     pub(super) link: Arc<Link>,
     /// The exchanges by the numbers that the worker gave.
     pub(super) exchanges: BTreeMap<u64, ExchangeId>,
+    /// Exchanges of whose header the end has not come.
+    pub(super) opening: BTreeMap<u64, Opening>,
     /// The last number that the worker gave.
     pub(super) last: u64,
+}
+
+/// An exchange whose participants come behind the message that opens it.
+#[derive(Default)]
+pub(super) struct Opening {
+    header: HeaderReader,
+    /// Whether the worker said that it takes the whole answer.
+    accepted: bool,
 }
 
 pub(super) struct Exchange {
@@ -71,29 +81,41 @@ impl ServerTables {
             if name != entry.last + 1 {
                 return Err(bad(peer, "exchange", format!("is {name} after {}", entry.last)));
             }
-            if entry.exchanges.len() >= EXCHANGES_MAX {
+            if entry.exchanges.len() + entry.opening.len() >= EXCHANGES_MAX {
                 return Err(bad(peer, "exchange", format!("is one more than the {EXCHANGES_MAX} allowed at once")));
             }
-            let header = Header::decode(header, peer)?.into_request(peer)?;
             entry.last = name;
-            let id = ExchangeId(self.name());
-            let entry = self.links.get_mut(&link.id).expect("found above");
-            entry.exchanges.insert(name, id);
-            let exchange = Exchange {
-                link: Arc::clone(&entry.link),
-                name,
-                urgency: header.urgency(),
-                state: ServerExchange::new(&header),
-                held: Vec::new(),
-                accepted: false,
-            };
-            self.exchanges.insert(id, exchange);
-            self.events.push_back(Incoming::Opened { link: link.id, exchange: id, header });
+            let mut opening = Opening::default();
+            opening.header.take(header);
+            if opening.header.missing() > 0 {
+                entry.opening.insert(name, opening);
+            } else {
+                self.open(link, name, opening)?;
+            }
             return Ok(Discarded::default());
         }
         if name == 0 || name > entry.last {
             return Err(bad(peer, "exchange", format!("is {name}, which was not opened")));
         }
+        let received = match entry.opening.get_mut(&name) {
+            None => received,
+            Some(opening) => match opening.proceed(received, peer)? {
+                Proceeded::Waits => return Ok(Discarded::default()),
+                Proceeded::GivenUp => {
+                    entry.opening.remove(&name);
+                    return Ok(Discarded::default());
+                }
+                Proceeded::Whole(rest) => {
+                    let opening = entry.opening.remove(&name).expect("found above");
+                    self.open(link, name, opening)?;
+                    if rest.is_empty() {
+                        return Ok(Discarded { _bytes: Some(rest), ..Discarded::default() });
+                    }
+                    Received::Data(name, rest)
+                }
+            },
+        };
+        let entry = self.links.get_mut(&link.id).expect("found above");
         // The exchange has ended on this side, and the worker did not know yet.
         let Some(id) = entry.exchanges.get(&name).copied() else {
             let bytes = if let Received::Data(_, bytes) = received { Some(bytes) } else { None };
@@ -127,6 +149,59 @@ impl ServerTables {
             }
         }
         Ok(Discarded::default())
+    }
+
+    /// Begins an exchange whose header is complete.
+    fn open(&mut self, link: &Link, name: u64, Opening { header, accepted }: Opening) -> Result<()> {
+        let header: Request = header.finish(&link.peer)?.into_request(&link.peer)?;
+        let id = ExchangeId(self.name());
+        let entry = self.links.get_mut(&link.id).expect("a link is up while it receives");
+        entry.exchanges.insert(name, id);
+        let exchange = Exchange {
+            link: Arc::clone(&entry.link),
+            name,
+            urgency: header.urgency(),
+            state: ServerExchange::new(&header),
+            held: Vec::new(),
+            accepted,
+        };
+        self.exchanges.insert(id, exchange);
+        self.events.push_back(Incoming::Opened { link: link.id, exchange: id, header });
+        Ok(())
+    }
+}
+
+/// How far the header of an exchange is.
+enum Proceeded {
+    /// More of it must come.
+    Waits,
+    /// It is complete. These bytes came after it.
+    Whole(Bytes),
+    /// The worker gave the exchange up.
+    GivenUp,
+}
+
+impl Opening {
+    fn proceed(&mut self, received: Received, peer: &str) -> Result<Proceeded> {
+        match received {
+            Received::Data(_, mut bytes) => {
+                // In two steps, because the first bytes say how many follow.
+                while self.header.missing() > 0 && !bytes.is_empty() {
+                    let wanted = self.header.missing().min(bytes.len());
+                    self.header.take(&bytes.split_to(wanted));
+                }
+                Ok(if self.header.missing() > 0 { Proceeded::Waits } else { Proceeded::Whole(bytes) })
+            }
+            Received::Accept(_) => {
+                self.accepted = true;
+                Ok(Proceeded::Waits)
+            }
+            Received::Abandon(_) => Ok(Proceeded::GivenUp),
+            Received::Open(..) => unreachable!("handled before"),
+            Received::Answer(..) | Received::End(..) | Received::Break(_) => {
+                Err(bad(peer, "kind", "is one that only a server sends"))
+            }
+        }
     }
 }
 

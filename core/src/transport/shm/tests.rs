@@ -19,7 +19,8 @@ use crate::transport::contract::{self, Due, SOON, Server, Worker, World, connect
 use crate::transport::identity::{Authority, Credentials};
 use crate::transport::{Answer, Inbox, Incoming, Listener, Outgoing, Peer, Push, Torn, Transport};
 use crate::types::{Done, ExchangeId, LinkId, NodeId, Role};
-use crate::wire::reject;
+use crate::wire::header::HEADER_BYTES;
+use crate::wire::{Request, reject};
 
 contract::promises!(Machine::new());
 
@@ -353,9 +354,9 @@ fn a_silent_process_at_the_socket_delays_no_one() {
 fn a_worker_that_breaks_the_protocol_costs_only_its_own_link() {
     let world = Machine::new();
     let (server, worker) = connected(&world);
-    let open = |exchange, bytes| Message::Open { exchange, header: contract::header(bytes).encode() };
+    let open = |exchange, bytes| Message::Open { exchange, header: head(&contract::header(bytes)) };
     let data = |exchange, cell, bytes| Message::Data { exchange, cell, bytes };
-    let sum = Message::Answer { exchange: 1, header: contract::header(4).encode() };
+    let sum = Message::Answer { exchange: 1, header: head(&contract::header(4)) };
     let messages: &[(&str, &[Message])] = &[
         ("an exchange that does not exist", &[data(1, 0, 4)]),
         ("an exchange out of turn", &[open(2, 4)]),
@@ -383,7 +384,7 @@ fn a_worker_that_breaks_the_protocol_costs_only_its_own_link() {
             vandal.memory.scribble(SENT_AT, 1);
         }),
         ("a cell beyond the end", |vandal| {
-            vandal.memory.write(0, &Message::Open { exchange: 1, header: contract::header(4).encode() }.encode());
+            vandal.memory.write(0, &Message::Open { exchange: 1, header: head(&contract::header(4)) }.encode());
             vandal.memory.write(1, &Message::Data { exchange: 1, cell: 0, bytes: 4 }.encode());
             vandal.memory.scribble(message_at(1) + 16, u64::from(u32::MAX));
         }),
@@ -405,7 +406,7 @@ fn a_worker_that_claims_to_have_read_what_was_never_sent_loses_its_link() {
     vandal.memory.scribble(READ_AT, 1 << 40);
     // Looked at only when the ring is full.
     let reason = (0..).find_map(|number| {
-        let open = Message::Open { exchange: number + 1, header: contract::header(0).encode() };
+        let open = Message::Open { exchange: number + 1, header: head(&contract::header(0)) };
         vandal.memory.write(number, &open.encode());
         vandal.memory.nudge();
         loop {
@@ -438,7 +439,7 @@ fn whatever_a_worker_scribbles_the_others_are_served() {
                 // A message that is nearly right.
                 0 => {
                     let exchange = 1 + random.below(3);
-                    let header = contract::header(random.below(9000)).encode();
+                    let header = head(&contract::header(random.below(9000)));
                     let bytes = 1 + random.below(4096) as u32;
                     let message = match random.below(5) {
                         0 | 1 => Message::Open { exchange, header },
@@ -477,7 +478,7 @@ fn whatever_a_worker_scribbles_the_others_are_served() {
 #[test]
 fn a_server_that_breaks_the_protocol_is_left_with_a_typed_error() {
     let world = Machine::new();
-    let answer = |bytes| Message::Answer { exchange: 1, header: contract::header(bytes).encode() };
+    let answer = |bytes| Message::Answer { exchange: 1, header: head(&contract::header(bytes)) };
     let sum = |bytes| {
         let header = contract::sum_header(bytes).encode().try_into().expect("all workers due");
         Message::Answer { exchange: 1, header }
@@ -650,6 +651,11 @@ impl Random {
 /// Memory that can be shown.
 fn staging_pool() -> Pool {
     Pool::on(Arc::new(SharedBacking::new()))
+}
+
+/// A header of a request of all workers.
+fn head(header: &Request) -> [u8; HEADER_BYTES] {
+    header.encode().try_into().expect("nothing follows it")
 }
 
 fn staged(pool: &Pool, data: &[u8]) -> Staging {

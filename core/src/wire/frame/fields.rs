@@ -3,8 +3,8 @@
 use super::{Health, Join, MemberStatus, Progress, Stall, Status};
 use crate::error::Result;
 use crate::types::{
-    DType, Encoding, Epoch, Incarnation, MachineId, Member, NodeId, PartId, PartLayout, Phase, Piece, Process, Role,
-    ServerId, Span, TensorKey, TensorSpec, View, Wiring, WorkerId,
+    DType, Encoding, Epoch, Incarnation, MachineId, Member, NodeId, PartId, PartLayout, Participants, Phase, Piece,
+    Process, Role, ServerId, Span, TensorKey, TensorSpec, View, Wiring, WorkerId, WorkerSet,
 };
 use crate::wire::codec::{Reader, Writer};
 use crate::wire::limits::{DIMENSIONS_MAX, MEMBERS_MAX, NAME_BYTES_MAX, PART_BYTES_MAX, TENSORS_MAX, TEXT_BYTES_MAX};
@@ -114,13 +114,36 @@ impl Field for TensorSpec {
         writer.text(&self.name, usize::MAX);
         write_form(self.dtype, self.codec, writer);
         writer.list(&self.shape, |writer, dimension| writer.u64(*dimension));
+        self.participants.write(writer);
     }
 
     fn read(reader: &mut Reader<'_>) -> Result<Self> {
         let name = reader.text(NAME_BYTES_MAX, "tensor name")?;
         let (dtype, codec) = read_form(reader)?;
         let shape = reader.list(DIMENSIONS_MAX, "shape", |reader| reader.u64("dimension"))?;
-        Ok(Self { name, dtype, shape, codec })
+        Ok(Self { name, dtype, shape, codec, participants: Participants::read(reader)? })
+    }
+}
+
+impl Field for Participants {
+    fn write(&self, writer: &mut Writer) {
+        writer.option(self.members(), |writer, members| {
+            writer.list_len(members.as_bytes().len());
+            writer.raw(members.as_bytes());
+        });
+        writer.option(self.receiver().as_ref(), |writer, receiver| writer.u32(receiver.0));
+    }
+
+    /// Whether they have a meaning is for the declaration of their tensor to say.
+    fn read(reader: &mut Reader<'_>) -> Result<Self> {
+        let members = reader.option("members", |reader| {
+            let bytes = reader.list_len(WorkerSet::WORKERS_MAX / 8, "members")?;
+            let bytes = reader.raw(bytes, "members")?;
+            WorkerSet::from_bytes(bytes).ok_or_else(|| reader.bad("members", "are no set"))
+        })?;
+        let all = members.map_or(Self::ALL, Self::of);
+        let receiver = reader.option("receiver", |reader| reader.u32("receiver"))?;
+        Ok(receiver.map_or(all.clone(), |receiver| all.with_receiver(WorkerId(receiver))))
     }
 }
 

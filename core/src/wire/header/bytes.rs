@@ -6,8 +6,10 @@ use super::{
 };
 use crate::codec;
 use crate::error::{Error, Result};
-use crate::types::{DType, Encoding, Epoch, Op, PartId, Round, TensorKey, WorkerSet};
+use crate::types::{DType, Encoding, Epoch, Op, PartId, Participants, Round, TensorKey, WorkerSet};
 use crate::wire::{VERSION, check_version, limits};
+
+mod participants;
 
 const MAGIC: [u8; 4] = *b"GLNE";
 
@@ -29,7 +31,7 @@ mod flag {
     pub(super) const RESUMED: u8 = 4;
     /// Sum: the rest of the contribution is still wanted.
     pub(super) const EARLY: u8 = 8;
-    /// Sum: a set of contributors follows the header.
+    /// Sum: a set of contributors follows the header. Contribution and withdrawal: the participants follow the header.
     pub(super) const PARTIAL: u8 = 16;
 }
 
@@ -58,11 +60,11 @@ mod at {
 }
 
 impl Header {
-    /// The header's bytes on the wire: 64, and for [`Contributors::Only`] the set of contributors after them.
+    /// The header's bytes on the wire: 64, and after them the contributors of a partial sum, or the participants of a request.
     pub fn encode(&self) -> Vec<u8> {
         match self {
-            Self::Contribute(header) => Request::Contribute(*header).encode().to_vec(),
-            Self::Withdraw(header) => Request::Withdraw(*header).encode().to_vec(),
+            Self::Contribute(header) => header.encode(),
+            Self::Withdraw(header) => header.encode(),
             Self::Sum(header) => header.encode(),
             Self::Reject(header) => header.encode().to_vec(),
         }
@@ -73,55 +75,78 @@ impl Header {
     /// # Errors
     /// [`Error::Incompatible`] for another version, [`Error::Protocol`] that names the field for anything else.
     pub fn decode(bytes: &[u8], peer: &str) -> Result<Self> {
-        let Some((head, set)) = bytes.split_first_chunk::<HEADER_BYTES>() else { return Err(cut_short(bytes, peer)) };
+        let Some((head, rest)) = bytes.split_first_chunk::<HEADER_BYTES>() else { return Err(cut_short(bytes, peer)) };
         let fields = Fields { bytes: head, peer };
         if head[..MAGIC.len()] != MAGIC {
             return Err(fields.bad("magic", format!("is {:02x?} instead of {MAGIC:02x?}", &head[..MAGIC.len()])));
         }
         check_version(head[at::VERSION], peer)?;
-        let header = match head[at::KIND] {
-            kind::CONTRIBUTE => fields.contribute().map(Self::Contribute),
-            kind::WITHDRAW => fields.withdraw().map(Self::Withdraw),
-            kind::SUM => return fields.sum(set).map(Self::Sum),
-            kind::REJECT => fields.reject().map(Self::Reject),
+        let is_partial = head[at::FLAGS] & flag::PARTIAL != 0;
+        match head[at::KIND] {
+            kind::CONTRIBUTE => fields.contribute(fields.participants(is_partial, rest)?).map(Self::Contribute),
+            kind::WITHDRAW => fields.withdraw(fields.participants(is_partial, rest)?).map(Self::Withdraw),
+            kind::SUM => fields.sum(rest).map(Self::Sum),
+            kind::REJECT => fields.nothing(rest).and_then(|()| fields.reject()).map(Self::Reject),
             code => Err(fields.bad("kind", format!("is {code}"))),
-        }?;
-        if !set.is_empty() {
-            return Err(fields.bad("header", format!("is followed by {} bytes that belong to nothing", set.len())));
         }
-        Ok(header)
     }
 }
 
 impl Request {
-    /// The header's bytes on the wire.
-    pub fn encode(&self) -> [u8; HEADER_BYTES] {
+    /// The header's bytes on the wire; [`Self::header_bytes`] says how many.
+    pub fn encode(&self) -> Vec<u8> {
         match self {
-            Self::Contribute(header) => {
-                let (flags, check) = match header.contribution {
-                    Contribution::Nothing => (flag::NO_BODY, 0),
-                    Contribution::First { checksum: None, .. } => (0, 0),
-                    Contribution::First { checksum: Some(checksum), .. } => (flag::CHECKSUM, checksum),
-                    Contribution::Resumed { landed, .. } => (flag::RESUMED, u32_of(landed)),
-                };
-                let mut bytes = fixed(kind::CONTRIBUTE, flags, &header.target);
-                bytes[at::URGENCY] = header.urgency;
-                write_reduction(&mut bytes, header.dtype, header.op);
-                put(&mut bytes, at::PART_BYTES, u32_of(header.part_bytes).to_le_bytes());
-                if let Some(body) = header.body() {
-                    write_body(&mut bytes, body);
-                }
-                put(&mut bytes, at::FACTOR, header.weight.to_le_bytes());
-                put(&mut bytes, at::CHECK, check.to_le_bytes());
-                bytes
-            }
-            Self::Withdraw(header) => {
-                let mut bytes = fixed(kind::WITHDRAW, 0, &header.target);
-                write_reduction(&mut bytes, header.dtype, header.op);
-                put(&mut bytes, at::BODY_BYTES, u32_of(header.error_bytes).to_le_bytes());
-                bytes
-            }
+            Self::Contribute(header) => header.encode(),
+            Self::Withdraw(header) => header.encode(),
         }
+    }
+
+    /// Bytes of the header on the wire.
+    pub fn header_bytes(&self) -> usize {
+        let participants = match self {
+            Self::Contribute(header) => &header.participants,
+            Self::Withdraw(header) => &header.participants,
+        };
+        HEADER_BYTES + participants::bytes(participants)
+    }
+}
+
+/// A header and the participants of its request.
+fn with_participants(mut head: [u8; HEADER_BYTES], participants: &Participants) -> Vec<u8> {
+    let behind = participants::encode(participants);
+    if !behind.is_empty() {
+        head[at::FLAGS] |= flag::PARTIAL;
+    }
+    [&head[..], &behind].concat()
+}
+
+impl Contribute {
+    fn encode(&self) -> Vec<u8> {
+        let (flags, check) = match self.contribution {
+            Contribution::Nothing => (flag::NO_BODY, 0),
+            Contribution::First { checksum: None, .. } => (0, 0),
+            Contribution::First { checksum: Some(checksum), .. } => (flag::CHECKSUM, checksum),
+            Contribution::Resumed { landed, .. } => (flag::RESUMED, u32_of(landed)),
+        };
+        let mut bytes = fixed(kind::CONTRIBUTE, flags, &self.target);
+        bytes[at::URGENCY] = self.urgency;
+        write_reduction(&mut bytes, self.dtype, self.op);
+        put(&mut bytes, at::PART_BYTES, u32_of(self.part_bytes).to_le_bytes());
+        if let Some(body) = self.body() {
+            write_body(&mut bytes, body);
+        }
+        put(&mut bytes, at::FACTOR, self.weight.to_le_bytes());
+        put(&mut bytes, at::CHECK, check.to_le_bytes());
+        with_participants(bytes, &self.participants)
+    }
+}
+
+impl Withdraw {
+    fn encode(&self) -> Vec<u8> {
+        let mut bytes = fixed(kind::WITHDRAW, 0, &self.target);
+        write_reduction(&mut bytes, self.dtype, self.op);
+        put(&mut bytes, at::BODY_BYTES, u32_of(self.error_bytes).to_le_bytes());
+        with_participants(bytes, &self.participants)
     }
 }
 
@@ -172,8 +197,8 @@ pub struct HeaderReader(Vec<u8>);
 impl HeaderReader {
     /// How many bytes to read next. No more than these belong to the header. 0 once the header is complete.
     pub fn missing(&self) -> usize {
-        let Some((head, set)) = self.0.split_first_chunk::<HEADER_BYTES>() else { return HEADER_BYTES - self.0.len() };
-        set_bytes(head).saturating_sub(set.len())
+        let Some((head, rest)) = self.0.split_first_chunk::<HEADER_BYTES>() else { return HEADER_BYTES - self.0.len() };
+        following_bytes(head, rest).saturating_sub(rest.len())
     }
 
     /// Takes the next piece.
@@ -194,11 +219,22 @@ impl HeaderReader {
     }
 }
 
-/// Bytes of the set after a header; 0 for a header that cannot be read anyway.
-fn set_bytes(head: &[u8; HEADER_BYTES]) -> usize {
-    let is_sum = head[..MAGIC.len()] == MAGIC && head[at::VERSION] == VERSION && head[at::KIND] == kind::SUM;
-    let bytes = usize::from(u16::from_le_bytes([head[at::SET_BYTES], head[at::SET_BYTES + 1]]));
-    if is_sum && head[at::FLAGS] & flag::PARTIAL != 0 && bytes <= SET_BYTES_MAX { bytes } else { 0 }
+/// Bytes that belong to a header after its first 64, of which `rest` has come; 0 for a header that cannot be read anyway.
+fn following_bytes(head: &[u8; HEADER_BYTES], rest: &[u8]) -> usize {
+    let is_partial = head[at::FLAGS] & flag::PARTIAL != 0;
+    if head[..MAGIC.len()] != MAGIC || head[at::VERSION] != VERSION || !is_partial {
+        return 0;
+    }
+    let at_most = |bytes: [u8; 2]| Some(usize::from(u16::from_le_bytes(bytes))).filter(|bytes| *bytes <= SET_BYTES_MAX);
+    match head[at::KIND] {
+        kind::SUM => at_most([head[at::SET_BYTES], head[at::SET_BYTES + 1]]).unwrap_or(0),
+        // The length of the set stands at their beginning.
+        kind::CONTRIBUTE | kind::WITHDRAW => match rest.split_first_chunk::<{ participants::PREFIX_BYTES }>() {
+            Some(([low, high, ..], _)) => participants::PREFIX_BYTES + at_most([*low, *high]).unwrap_or(0),
+            None => participants::PREFIX_BYTES,
+        },
+        _ => 0,
+    }
 }
 
 /// Bytes of a set of all workers that a job may have.
@@ -257,7 +293,22 @@ struct Fields<'a> {
 }
 
 impl Fields<'_> {
-    fn contribute(&self) -> Result<Contribute> {
+    /// Refuses bytes after a header that has no more than its first 64.
+    fn nothing(&self, rest: &[u8]) -> Result<()> {
+        if rest.is_empty() {
+            return Ok(());
+        }
+        Err(self.bad("header", format!("is followed by {} bytes that belong to nothing", rest.len())))
+    }
+
+    fn participants(&self, are_there: bool, rest: &[u8]) -> Result<Participants> {
+        if are_there {
+            return participants::decode(rest).map_err(|problem| self.bad("participants", problem));
+        }
+        self.nothing(rest).map(|()| Participants::ALL)
+    }
+
+    fn contribute(&self, participants: Participants) -> Result<Contribute> {
         let (dtype, op) = self.reduction()?;
         let part_bytes = self.part_bytes()?;
         if !part_bytes.is_multiple_of(dtype.bytes()) {
@@ -273,7 +324,7 @@ impl Fields<'_> {
             due.check(body.bytes).map_err(|malformed| self.bad("body length", malformed.to_string()))?;
             Ok(body)
         };
-        let contribution = match self.bytes[at::FLAGS] {
+        let contribution = match self.bytes[at::FLAGS] & !flag::PARTIAL {
             0 => {
                 self.zero(at::CHECK..HEADER_BYTES)?;
                 Contribution::First { body: body()?, checksum: None }
@@ -299,17 +350,18 @@ impl Fields<'_> {
             return Err(self.bad("urgency", format!("is {urgency}, above {URGENCY_MAX}")));
         }
         let weight = self.factor("weight")?;
-        Ok(Contribute { target: self.target()?, dtype, op, weight, urgency, part_bytes, contribution })
+        let target = self.target()?;
+        Ok(Contribute { target, dtype, op, participants, weight, urgency, part_bytes, contribution })
     }
 
-    fn withdraw(&self) -> Result<Withdraw> {
-        self.no_flags()?;
+    fn withdraw(&self, participants: Participants) -> Result<Withdraw> {
+        self.no_flags_but(flag::PARTIAL)?;
         self.zero(at::URGENCY..at::ROUND)?;
         self.zero(at::PART_BYTES..at::BODY_BYTES)?;
         self.zero(at::FACTOR..at::DTYPE)?;
         self.zero(at::CHECK..HEADER_BYTES)?;
         let (dtype, op) = self.reduction()?;
-        Ok(Withdraw { target: self.target()?, dtype, op, error_bytes: self.error_bytes()? })
+        Ok(Withdraw { target: self.target()?, dtype, op, participants, error_bytes: self.error_bytes()? })
     }
 
     fn sum(&self, set: &[u8]) -> Result<Sum> {
@@ -344,7 +396,7 @@ impl Fields<'_> {
     }
 
     fn reject(&self) -> Result<Reject> {
-        self.no_flags()?;
+        self.no_flags_but(0)?;
         self.zero(at::URGENCY..at::ROUND)?;
         self.zero(at::PART_BYTES..at::BODY_BYTES)?;
         self.zero(at::FACTOR..HEADER_BYTES)?;
@@ -414,8 +466,8 @@ impl Fields<'_> {
         Ok(factor)
     }
 
-    fn no_flags(&self) -> Result<()> {
-        match self.bytes[at::FLAGS] {
+    fn no_flags_but(&self, allowed: u8) -> Result<()> {
+        match self.bytes[at::FLAGS] & !allowed {
             0 => Ok(()),
             flags => Err(self.bad("flags", format!("are {flags:#04x} where an error follows"))),
         }

@@ -5,14 +5,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gradlane_core::error::Error;
-use gradlane_core::types::{DType, Defect, ExchangeId, PartId, Round, TensorKey, Time, WorkerId, WorkerSet, planted};
+use gradlane_core::types::{
+    DType, Defect, ExchangeId, PartId, Participants, Round, TensorKey, Time, WorkerId, WorkerSet, planted,
+};
 use gradlane_core::wire::frame::{Progress, Stall};
 use gradlane_core::wire::{Contribute, Withdraw};
 
 use super::ended::Ended;
 use super::readers::Readers;
 use super::refusals::lost;
-use super::round::{Open, RoundState, Slot};
+use super::round::{Open, RoundState, Slot, Spec};
 use crate::node::budget::Budget;
 use crate::node::command::{Command, Receipt, SlotId};
 use crate::node::config::NodeConfig;
@@ -53,6 +55,8 @@ pub(in crate::node) struct Aggregator {
 #[derive(Debug)]
 pub(super) struct Part {
     pub(super) dtype: DType,
+    /// The participants of its tensors, in all rounds.
+    pub(super) participants: Participants,
     /// The workers that exchange it in the present view.
     pub(super) callers: Callers,
     /// The latest round that began, if one did.
@@ -270,7 +274,8 @@ impl Aggregator {
             let stall = self.stall(now, since, id);
             let slot = self.slot(id).expect("it waits");
             let (came, due) = (slot.arrived.len(), slot.due.ranks.len());
-            let callers = if due < self.workers().len() { "machines" } else { "workers" };
+            let alone = !slot.spec.participants.is_everybody();
+            let callers = if due < self.workers().len() && !alone { "machines" } else { "workers" };
             let error = Error::Stalled {
                 tensor: id.part.key.to_string(),
                 round: id.round,
@@ -309,8 +314,11 @@ impl Aggregator {
 
     fn stall(&self, now: Time, since: Time, id: SlotId) -> Stall {
         let missing = self.slot(id).map_or_else(Vec::new, |slot| {
-            let due = self.membership.as_ref().map_or_else(Arc::default, |ours| ours.due_workers(id.round));
-            let partners = |caller: WorkerId| self.partners(slot.spec.dtype, caller);
+            let Spec { dtype, participants, .. } = &slot.spec;
+            let membership = self.membership.as_ref();
+            let due = membership.map_or_else(Arc::default, |ours| ours.due_workers(participants, id.round));
+            let partners =
+                |caller: WorkerId| membership.map_or_else(Vec::new, |ours| ours.partners(*dtype, participants, caller));
             let missing = slot.missing().into_iter().flat_map(partners);
             missing.filter(|worker| due.contains(*worker)).collect()
         });
@@ -352,12 +360,6 @@ impl Aggregator {
 
     pub(super) fn workers(&self) -> Arc<WorkerSet> {
         self.membership.as_ref().map_or_else(Arc::default, |ours| Arc::clone(&ours.workers))
-    }
-
-    /// The workers whose contributions come with a caller's, itself among them.
-    pub(super) fn partners(&self, dtype: DType, caller: WorkerId) -> Vec<WorkerId> {
-        let machines = self.membership.as_ref().map(|ours| &ours.machines);
-        machines.and_then(|machines| machines.partners(dtype, caller)).map_or_else(|| vec![caller], <[_]>::to_vec)
     }
 
     pub(super) fn slot(&self, id: SlotId) -> Option<&Slot> {

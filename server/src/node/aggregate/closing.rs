@@ -6,12 +6,12 @@ use gradlane_core::error::Error;
 use gradlane_core::types::{
     Defect, Epoch, ExchangeId, Op, PartId, Round, TensorKey, Time, WorkerId, WorkerSet, planted,
 };
-use gradlane_core::wire::{Contribution, Contributors, Sum, Target};
+use gradlane_core::wire::{Body, Contribution, Contributors, Sum, Target};
 
 use super::aggregator::{Aggregator, Exchange, ExchangeState, Part, parity};
 use super::ended::undeclared;
 use super::refusals::over;
-use super::round::{Open, Published, RoundState, Slot};
+use super::round::{Open, Published, RoundState, Slot, Spec};
 use crate::node::command::{Command, SlotId, Step};
 
 impl Aggregator {
@@ -39,7 +39,7 @@ impl Aggregator {
         if open.flowing.is_some() || !may_flow {
             return;
         }
-        let contributors = self.due_workers(slot.spec.op, id.round);
+        let contributors = self.due_workers(&slot.spec, id.round);
         let divisor = match slot.divisor(open, contributors.len(), &self.config) {
             Ok(divisor) => divisor,
             Err(error) => return self.fail(id, error),
@@ -54,11 +54,12 @@ impl Aggregator {
     }
 
     /// The workers that the present view makes contribute to a round.
-    fn due_workers(&self, op: Op, round: Round) -> Arc<WorkerSet> {
-        match op {
+    fn due_workers(&self, spec: &Spec, round: Round) -> Arc<WorkerSet> {
+        match spec.op {
             Op::Broadcast { root } => Arc::new([root].into_iter().collect()),
             Op::Sum | Op::Mean | Op::Min | Op::Max | Op::WeightedMean => {
-                self.membership.as_ref().map_or_else(Arc::default, |ours| ours.due_workers(round))
+                let membership = self.membership.as_ref();
+                membership.map_or_else(Arc::default, |ours| ours.due_workers(&spec.participants, round))
             }
         }
     }
@@ -170,10 +171,10 @@ impl Aggregator {
         let slot = self.slot(id).expect("it has a sum");
         let is_whole = matches!(slot.state, RoundState::Published(_));
         // A sum that was published before workers were lost is not the one that the view of `epoch` asks for.
-        let as_due = published.contributors == self.due_workers(slot.spec.op, id.round);
+        let as_due = published.contributors == self.due_workers(&slot.spec, id.round);
         let contributors =
             if as_due { Contributors::Due } else { Contributors::Only((*published.contributors).clone()) };
-        let (attempt, body) = (slot.attempt, slot.spec.body());
+        let (attempt, body, participants) = (slot.attempt, slot.spec.body(), slot.spec.participants.clone());
         let entry = self.exchange_mut(exchange);
         let early = match std::mem::replace(&mut entry.state, ExchangeState::Answering) {
             ExchangeState::Landing => true,
@@ -189,9 +190,14 @@ impl Aggregator {
             Contribution::Nothing | Contribution::Resumed { .. } => true,
             Contribution::First { checksum, .. } => checksum.is_some(),
         };
+        // A worker that does not receive the sum hears that it exists.
+        let (part_bytes, body, checksum) = match participants.receives(worker) {
+            true => (entry.header.part_bytes, body, checksum),
+            false => (0, Body { bytes: 0, ..body }, false),
+        };
         let header = Sum {
             target: Target { epoch, attempt, ..entry.header.target },
-            part_bytes: entry.header.part_bytes,
+            part_bytes,
             body,
             divisor: published.divisor,
             contributors,

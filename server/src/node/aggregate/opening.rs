@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use gradlane_core::error::{Error, Result};
-use gradlane_core::types::{DType, Defect, Encoding, ExchangeId, Machines, Op, PartId, Round, Time, WorkerId, planted};
+use gradlane_core::types::{
+    DType, Defect, Encoding, ExchangeId, Machines, Op, PartId, Participants, Round, Time, WorkerId, planted,
+};
 use gradlane_core::wire::{Contribute, Contribution, Target};
 
 use super::aggregator::{Aggregator, Exchange, ExchangeState, PARTS_SEEN_MAX, Part, parity};
@@ -25,26 +27,26 @@ impl Aggregator {
         exchange: ExchangeId,
         header: &Contribute,
     ) -> Result<()> {
-        let Contribute { target, dtype, op, part_bytes, .. } = header;
+        let Contribute { target, dtype, op, participants, part_bytes, .. } = header;
         let membership = self.membership.as_ref().expect("it admitted the worker");
         let encoding = header.body().map_or(Encoding::Plain, |body| body.encoding);
-        let claim = Spec::of(worker, target.part, *dtype, *op, &membership.machines);
+        let claim = Spec::of(worker, target.part, *dtype, *op, participants, &membership.machines);
         let claim = Spec { bytes: *part_bytes, encoding, ..claim };
         self.check_attempt(worker, target)?;
         check_body(worker, header, claim.sends_body(worker))?;
-        let callers = self.due_callers(target.part, *dtype, target.round);
-        check_caller(worker, target, *dtype, &callers, &membership.machines)?;
+        let callers = self.due_callers(worker, target, *dtype, participants)?;
+        check_caller(worker, target, *dtype, participants, &callers, &membership.machines)?;
         let opener = match header.contribution {
             Contribution::Resumed { .. } => Opener::Repeat,
             Contribution::Nothing | Contribution::First { .. } => Opener::Contribution,
         };
-        let id = self.locate(now, claim, target, callers, opener)?;
+        let id = self.locate(now, claim.clone(), target, callers, opener)?;
         for useless in self.readers.useless(worker, id) {
             self.reject(useless, over(id));
         }
         let disagreement = self.slot(id).and_then(|slot| slot.spec.disagreement(&claim, id.part));
         let state = ExchangeState::Waiting;
-        self.exchanges.insert(exchange, Exchange { worker, slot: id, header: *header, state, routed: false });
+        self.exchanges.insert(exchange, Exchange { worker, slot: id, header: header.clone(), state, routed: false });
         let outcome = self.enter(now, id, worker, exchange, disagreement);
         if outcome.is_err() {
             self.end_exchange(exchange, false);
@@ -65,11 +67,30 @@ impl Aggregator {
     }
 
     /// The callers from which a round is due, of a part that may be new.
-    pub(super) fn due_callers(&self, part: PartId, dtype: DType, round: Round) -> Callers {
+    ///
+    /// # Errors
+    /// [`Error::Protocol`] if `worker` names other participants than those with which the part began. The coordinator refuses such a
+    /// declaration.
+    pub(super) fn due_callers(
+        &self,
+        worker: WorkerId,
+        target: &Target,
+        dtype: DType,
+        participants: &Participants,
+    ) -> Result<Callers> {
+        let Target { part, round, .. } = *target;
         let membership = self.membership.as_ref().expect("known before anybody is admitted");
         match self.parts.get(&part) {
-            Some(known) => membership.due_callers(&known.callers, dtype, round),
-            None => membership.due_callers(&membership.callers(part, dtype), dtype, round),
+            Some(known) if known.participants != *participants => Err(Error::Protocol {
+                peer: worker.to_string(),
+                field: "participants".to_owned(),
+                problem: format!("are {participants}, and those of tensor {} are {}", part.key, known.participants),
+            }),
+            Some(known) => Ok(membership.due_callers(&known.callers, dtype, participants, round)),
+            None => {
+                let callers = membership.callers(part, dtype, participants);
+                Ok(membership.due_callers(&callers, dtype, participants, round))
+            }
         }
     }
 
@@ -147,7 +168,7 @@ impl Aggregator {
             let problem = format!("is {}, far beyond {latest}", id.round.0);
             return Err(Error::Protocol { peer: worker.to_string(), field: "round".to_owned(), problem });
         }
-        self.know(id.part, claim.dtype);
+        self.know(id.part, claim);
         self.pass(now, id, worker);
         // The slot still holds the sum of two rounds ago. It is free once all have come to the latest round, or gone beyond it.
         let before_latest = id.round.0.checked_sub(2).map(|round| SlotId { round: Round(round), ..id });
@@ -219,7 +240,7 @@ impl Aggregator {
         if let RoundState::Open(_) = slot.state {
             self.step(id, Step::Begin(slot.spec.sum(&slot.due.ranks, &self.config)));
         }
-        let part = self.know(id.part, slot.spec.dtype);
+        let part = self.know(id.part, &slot.spec);
         part.latest = part.latest.max(Some(id.round));
         let latest = part.latest;
         part.ahead.retain(|_, round| Some(*round) > latest);
@@ -229,11 +250,12 @@ impl Aggregator {
     }
 
     /// A part, which may be new.
-    fn know(&mut self, id: PartId, dtype: DType) -> &mut Part {
+    fn know(&mut self, id: PartId, claim: &Spec) -> &mut Part {
         let membership = self.membership.as_ref().expect("it admitted the worker");
         self.parts.entry(id).or_insert_with(|| Part {
-            dtype,
-            callers: membership.callers(id, dtype),
+            dtype: claim.dtype,
+            participants: claim.participants.clone(),
+            callers: membership.callers(id, claim.dtype, &claim.participants),
             latest: None,
             ahead: BTreeMap::new(),
             blocked: None,
@@ -250,7 +272,7 @@ impl Aggregator {
         exchange: ExchangeId,
         disagreement: Option<Error>,
     ) -> Result<()> {
-        let header = self.exchanges[&exchange].header;
+        let header = self.exchanges[&exchange].header.clone();
         let slot = self.slot_mut(id).expect("located");
         if let RoundState::Open(_) = slot.state
             && let Some(error) = &disagreement
@@ -397,6 +419,7 @@ pub(super) fn check_caller(
     worker: WorkerId,
     target: &Target,
     dtype: DType,
+    participants: &Participants,
     callers: &Callers,
     machines: &Machines,
 ) -> Result<()> {
@@ -405,7 +428,9 @@ pub(super) fn check_caller(
     }
     let Target { part, round, .. } = target;
     let owner = machines.owner(*part, dtype, worker);
-    let (field, problem) = if owner == worker {
+    let (field, problem) = if !participants.contains(worker) {
+        ("participants", format!("are {participants}, and this worker is not one of them"))
+    } else if owner == worker || !participants.is_everybody() {
         ("round", format!("is {}, before the first one that this worker contributes to", round.0))
     } else {
         ("part", format!("is {part}, which {owner} exchanges for the workers of its machine"))

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use gradlane_core::codec;
 use gradlane_core::error::{Claim, Error};
 use gradlane_core::types::{
-    DType, Defect, Encoding, ExchangeId, Machines, Op, PartId, Time, WorkerId, WorkerSet, planted,
+    DType, Defect, Encoding, ExchangeId, Machines, Op, PartId, Participants, Time, WorkerId, WorkerSet, planted,
 };
 use gradlane_core::wire::Body;
 
@@ -152,7 +152,7 @@ pub(super) struct Open {
 }
 
 /// What a header claims of a round; equal on all workers.
-#[derive(Clone, Copy, PartialEq, Debug)]
+#[derive(Clone, PartialEq, Debug)]
 pub(super) struct Spec {
     pub(super) said_by: WorkerId,
     pub(super) dtype: DType,
@@ -161,18 +161,25 @@ pub(super) struct Spec {
     /// Of its bodies.
     pub(super) encoding: Encoding,
     pub(super) op: Op,
+    /// Who is due, and who gets the sum.
+    pub(super) participants: Participants,
     /// The only caller that sends a body; absent where all do.
     pub(super) sender: Option<WorkerId>,
 }
 
 impl Spec {
     /// A claim of a part of no bytes, whose bodies are plain.
-    pub(super) fn of(said_by: WorkerId, part: PartId, dtype: DType, op: Op, machines: &Machines) -> Self {
-        let sender = match op {
-            Op::Broadcast { root } => Some(machines.owner(part, dtype, root)),
-            Op::Sum | Op::Mean | Op::Min | Op::Max | Op::WeightedMean => None,
-        };
-        Self { said_by, dtype, bytes: 0, encoding: Encoding::Plain, op, sender }
+    pub(super) fn of(
+        said_by: WorkerId,
+        part: PartId,
+        dtype: DType,
+        op: Op,
+        participants: &Participants,
+        machines: &Machines,
+    ) -> Self {
+        let sender = machines.only_sender(op, participants, part, dtype);
+        let participants = participants.clone();
+        Self { said_by, dtype, bytes: 0, encoding: Encoding::Plain, op, participants, sender }
     }
 
     /// Whether `caller` sends a body.

@@ -32,7 +32,8 @@ impl Aggregator {
     fn go_on_with(&mut self, id: PartId) {
         let membership = self.membership.clone().expect("it has lost workers");
         let part = self.parts.get_mut(&id).expect("it is known");
-        part.callers = membership.callers(id, part.dtype);
+        part.callers = membership.callers(id, part.dtype, &part.participants);
+        let participants = part.participants.clone();
         let callers = part.callers.clone();
         part.ahead.retain(|worker, _| callers.set.contains(*worker));
         part.blocked = None;
@@ -41,9 +42,10 @@ impl Aggregator {
         rounds.sort_unstable();
         for round in &rounds {
             let slot = self.slot_mut(*round).expect("it is alive");
-            slot.due = membership.due_callers(&callers, slot.spec.dtype, round.round);
-            let Spec { said_by, bytes, dtype, encoding, op, sender: _ } = slot.spec;
-            slot.spec = Spec { bytes, encoding, ..Spec::of(said_by, id, dtype, op, &membership.machines) };
+            slot.due = membership.due_callers(&callers, slot.spec.dtype, &participants, round.round);
+            let Spec { said_by, bytes, dtype, encoding, op, .. } = slot.spec;
+            slot.spec =
+                Spec { bytes, encoding, ..Spec::of(said_by, id, dtype, op, &participants, &membership.machines) };
             if let RoundState::Open(_) = slot.state
                 && !planted(self.config.defect, Defect::RestartSkipped)
             {

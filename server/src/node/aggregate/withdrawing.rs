@@ -15,14 +15,14 @@ use crate::node::command::SlotId;
 impl Aggregator {
     /// Takes a withdrawal; the error that the other workers get of it.
     pub(super) fn withdraw(&mut self, now: Time, worker: WorkerId, header: &Withdraw, error: &Error) -> Result<Error> {
-        let Withdraw { target, dtype, op, error_bytes: _ } = header;
+        let Withdraw { target, dtype, op, participants, error_bytes: _ } = header;
         self.check_attempt(worker, target)?;
-        let callers = self.due_callers(target.part, *dtype, target.round);
+        let callers = self.due_callers(worker, target, *dtype, participants)?;
         let membership = self.membership.as_ref().expect("it admitted the worker");
-        check_caller(worker, target, *dtype, &callers, &membership.machines)?;
+        check_caller(worker, target, *dtype, participants, &callers, &membership.machines)?;
         let cause = error.of_one_who_gave_up(worker, target.part.key.to_string(), target.round);
         // A withdrawal does not say how long the part is.
-        let claim = Spec::of(worker, target.part, *dtype, *op, &membership.machines);
+        let claim = Spec::of(worker, target.part, *dtype, *op, participants, &membership.machines);
         let id = self.locate(now, claim, target, callers, Opener::Withdrawal(&cause))?;
         self.fall_out(id, worker, &cause);
         Ok(cause)

@@ -15,7 +15,7 @@ fn a_withdrawal_is_admitted_before_anything_is_stored_of_it() {
     let long = Withdraw { error_bytes: limits::REJECT_BYTES_MAX, ..withdraw(0) };
     let stale = Target { epoch: Epoch { term: 0, number: 9 }, ..long.target };
     for (rank, header, code) in
-        [(5, long, Code::Unauthenticated), (1, Withdraw { target: stale, ..long }, Code::Fenced)]
+        [(5, long.clone(), Code::Unauthenticated), (1, Withdraw { target: stale, ..long.clone() }, Code::Fenced)]
     {
         let mut node = joined(2);
         open(&mut node, rank, 1, Request::Withdraw(header));
@@ -32,7 +32,7 @@ fn withdrawals_beyond_the_reserve_of_their_process_share_the_budget_with_the_sum
     let mut node = with(2, NodeConfig { memory_bytes_max: 120, ..config() });
     let accepted = |exchange| [Command::Accept { exchange: ExchangeId(exchange) }];
     let long = Withdraw { error_bytes: limits::REJECT_BYTES_MAX, ..withdraw(0) };
-    for (exchange, header, booked) in [(1, long, 0), (2, withdraw(0), 99)] {
+    for (exchange, header, booked) in [(1, long.clone(), 0), (2, withdraw(0), 99)] {
         open(&mut node, 1, exchange, Request::Withdraw(header));
         assert_eq!(commands(&mut node), accepted(exchange));
         assert_eq!(node.progress().bytes_in_flight, booked);

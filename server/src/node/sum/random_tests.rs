@@ -197,7 +197,7 @@ impl Play {
         let under_way = UnderWay {
             rank,
             part,
-            header,
+            header: header.clone(),
             stale: worker.number < self.number,
             body: place.memory.clone(),
             slot: None,

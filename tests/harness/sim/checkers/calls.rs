@@ -25,7 +25,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use gradlane_core::error::{Error, Result};
-use gradlane_core::types::{DType, PartLayout, TensorKey, Time, WorkerId};
+use gradlane_core::types::{PartLayout, Participants, TensorKey, Time, WorkerId};
 
 use super::{Checker, Witness};
 use crate::sim::workload::{Plan, Tensor, timing};
@@ -41,6 +41,8 @@ pub(super) struct Calls {
     names: Vec<String>,
     /// Whether the ranks of a machine reduce each tensor among themselves. Else each pushes its own contribution.
     meets: Vec<bool>,
+    /// Which ranks use each tensor. Where they are not all, ranks are the numbers of worker processes.
+    participants: Vec<Participants>,
     /// The call that a worker never makes, though all others do.
     forgets: Option<(Who, TensorKey, u64)>,
     /// How many rounds a server without memory may prefer to one that it refuses; 0 if servers have enough.
@@ -86,10 +88,8 @@ impl Calls {
         Self {
             keys: plan.tensors.iter().enumerate().map(of_life).collect(),
             names: plan.tensors.iter().map(|tensor| tensor.spec.name.clone()).collect(),
-            meets: {
-                let alone = |dtype| dtype == DType::F16 && !plan.topology.is_one_machine();
-                plan.tensors.iter().map(|tensor| !alone(tensor.spec.dtype)).collect()
-            },
+            meets: (0..plan.tensors.len()).map(|tensor| plan.meets(tensor)).collect(),
+            participants: plan.tensors.iter().map(|tensor| tensor.spec.participants.clone()).collect(),
             forgets: plan.forgets.map(|(worker, tensor)| {
                 (Who::Worker(worker), plan.tensors[tensor].spec.key(), plan.rounds(tensor).saturating_sub(1))
             }),
@@ -115,6 +115,11 @@ impl Calls {
         let partners = self.partners_of(tensor);
         let shares = move |at: &usize| partners.contains(&self.keys[*at]);
         (0..self.keys.len()).filter(shares).filter_map(move |at| self.calls.get(&(who, at, round)))
+    }
+
+    /// Whether a worker takes part in the rounds of a tensor.
+    pub(super) fn uses(&self, who: Who, tensor: usize) -> bool {
+        matches!(who, Who::Worker(number) if self.participants[tensor].contains(WorkerId(number)))
     }
 
     /// Whether a call ended with a result.

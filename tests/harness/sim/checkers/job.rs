@@ -255,16 +255,16 @@ impl Witness {
         self.job.views.get(&epoch).cloned().unwrap_or_default()
     }
 
-    /// A worker got a sum of these ranks. Each worker gets the same one, and the survivors are in it.
-    pub(in crate::sim) fn summed(&mut self, who: Who, header: &Sum, ranks: &[u32]) {
-        let Target { part, round, epoch, .. } = header.target;
+    /// A worker got a sum of these ranks. Each worker gets the same one, and the survivors are in it. `all` counts the members of the
+    /// tensor, and `due` are those in the view.
+    pub(in crate::sim) fn summed(&mut self, who: Who, header: &Sum, ranks: &[u32], (all, due): (usize, &[u32])) {
+        let Target { part, round, .. } = header.target;
         let first = self.job.sums.entry((part, round)).or_insert_with(|| ranks.to_vec());
         if first != ranks {
             let text = format!("{who}: {round} of part {part} is of ranks {ranks:?}, and another worker has {first:?}");
             return self.report(Checker::Contributors, text);
         }
-        let due = self.workers_in(epoch);
-        let all = ranks.len() == self.job.workers as usize;
+        let all = ranks.len() == all;
         if ranks.len() > 1 && !due.iter().all(|rank| ranks.contains(rank))
             || !self.job.survivors && ranks.len() > 1 && !all
         {

@@ -62,6 +62,7 @@ impl Witness {
 
     /// The workers that have no result of a round: they have not submitted it, wait themselves, or gave it up.
     fn missing_in(&self, tensor: usize, round: u64) -> Vec<Who> {
-        self.job.workers().filter(|who| !self.calls.has_result((*who, tensor, round))).collect()
+        let is_missing = |who: &Who| self.calls.uses(*who, tensor) && !self.calls.has_result((*who, tensor, round));
+        self.job.workers().filter(is_missing).collect()
     }
 }

@@ -16,7 +16,7 @@ use gradlane_core::collective::order::{Decision, Slot};
 use gradlane_core::collective::ranks::Breakage;
 use gradlane_core::error::{Error, Result};
 use gradlane_core::sched::{SchedulerConfig, Task};
-use gradlane_core::types::{DeviceKind, Incarnation, Time};
+use gradlane_core::types::{Declined, DeviceKind, Incarnation, Time};
 use gradlane_core::worker::{Meeting, Use};
 
 use super::super::member::address_of;
@@ -77,6 +77,7 @@ impl Neighbours {
         let queued = self.acts.iter().filter_map(|act| match act {
             Act::Run { load, .. } | Act::Tell { load, .. } => load.as_ref(),
             Act::End { load, .. } => Some(load),
+            Act::Pass { .. } => None,
         });
         let running = self.host.running.iter().chain(&self.device.running).filter_map(|running| running.load.as_ref());
         queued.chain(running).any(of)
@@ -206,9 +207,9 @@ impl WorkerProcess {
     }
 
     /// This rank will not submit an operation.
-    pub(super) fn decline_meeting(&mut self, slot: Slot) {
+    pub(super) fn decline_meeting(&mut self, declined: Declined) {
         if let Some(near) = self.neighbours.as_mut().filter(|near| !near.is_over) {
-            near.agreement.handle_declined(slot);
+            near.agreement.handle_declined(declined);
         }
     }
 
@@ -364,6 +365,7 @@ impl WorkerProcess {
         let queued = acts.into_iter().filter_map(|act| match act {
             Act::Run { load, .. } | Act::Tell { load, .. } => load,
             Act::End { load, .. } => Some(load),
+            Act::Pass { .. } => None,
         });
         for load in loads.into_iter().chain(queued.collect::<Vec<Load>>()) {
             self.met(context, load, Err(error.clone()));

@@ -2,7 +2,7 @@
 
 use gradlane_core::error::Result;
 use gradlane_core::sched::{Attempt, Task, TaskId};
-use gradlane_core::types::{DeviceKind, Encoding, Op};
+use gradlane_core::types::{DeviceKind, Encoding, Epoch, Op};
 use gradlane_core::wire::{Contribute, Contributors, Sum};
 
 use super::super::checkers::Checker;
@@ -40,7 +40,7 @@ impl WorkerProcess {
             }
             // Where workers may be lost, each part has contributors of its own, and was checked by itself.
             if outcome.is_ok() && !context.plan.classes.survivors {
-                let (got, due) = (&self.memory[destination].bytes, oracle::result(&context.plan, tensor, round));
+                let (got, due) = (&self.memory[destination].bytes, oracle::result(&context.plan, tensor, round, rank));
                 if got[..] != *due {
                     let why = oracle::explain(&context.plan, tensor, round, &due, got);
                     let text = format!("{what}, {}: {why}", context.plan.op(tensor, round));
@@ -115,15 +115,17 @@ impl WorkerProcess {
         let ranks = match (context.plan.op(tensor, round), &header.contributors) {
             (_, Contributors::Only(workers)) => workers.iter().map(|worker| worker.0).collect(),
             (Op::Broadcast { root }, Contributors::Due) => vec![root.0],
-            (_, Contributors::Due) => context.witness.workers_in(header.target.epoch),
+            (_, Contributors::Due) => due_in(context, tensor, header.target.epoch),
         };
         let due = oracle::divisor_of(&context.plan, tensor, round, &ranks);
         if header.divisor != due {
             let text = format!("tensor {tensor}, round {round}: the sum is divided by {}, not {due}", header.divisor);
             context.witness.fail(context.now, Checker::Contributors, text);
         }
-        context.witness.summed(self.me.who, header, &ranks);
-        if context.plan.classes.survivors {
+        let (all, due) = (context.plan.members(tensor).count(), due_in(context, tensor, header.target.epoch));
+        context.witness.summed(self.me.who, header, &ranks, (all, &due));
+        let receives = context.plan.tensors[tensor].spec.participants.receives(self.worker.rank());
+        if context.plan.classes.survivors && receives {
             self.check_part(context, task, header.body.encoding, &ranks);
         }
     }
@@ -155,4 +157,10 @@ impl WorkerProcess {
             }
         }
     }
+}
+
+/// The ranks from which a round of a tensor is due in a view.
+fn due_in(context: &Context, tensor: usize, epoch: Epoch) -> Vec<u32> {
+    let workers = context.witness.workers_in(epoch);
+    context.plan.members(tensor).filter(|rank| workers.contains(rank)).collect()
 }

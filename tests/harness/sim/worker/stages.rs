@@ -30,7 +30,7 @@ impl WorkerProcess {
             self.obey(context);
             match action {
                 Action::Push { link, exchange, header } => self.push(context, task, (link, exchange), header),
-                Action::Pull { exchange } => self.pull(context, task, exchange),
+                Action::Pull { exchange, receives } => self.pull(context, task, exchange, receives),
                 Action::CopyToHost { bytes, coding, contributes, .. } => {
                     let staging = self.lease(bytes);
                     self.payload(task.id).stage(staging);
@@ -70,7 +70,7 @@ impl WorkerProcess {
             }
             (payload, header) => unreachable!("{header:?} of {payload:?}"),
         }
-        let stream = self.transport.push(context, link, task.id, header, bytes, regions);
+        let stream = self.transport.push(context, link, task.id, header.clone(), bytes, regions);
         self.streams.insert(exchange, stream);
         context.log.note(context.now, self.me.who, "pushes", &[stream.0, task.round.0], || {
             format!("part {} {:?}, {header:?}, doom {:?}", task.part, task.attempt, context.network.doom(stream))
@@ -97,8 +97,8 @@ impl WorkerProcess {
         context.open_exchange(self.me, link, &header, junk, true);
     }
 
-    fn pull(&mut self, context: &mut Context, task: Task, exchange: ExchangeId) {
-        let into = self.payloads[&task.id].landing();
+    fn pull(&mut self, context: &mut Context, task: Task, exchange: ExchangeId, receives: bool) {
+        let into = if receives { self.payloads[&task.id].landing() } else { Vec::new() };
         self.transport.pull(context, self.streams[&exchange], task.id, into, &mut self.memory);
     }
 

@@ -43,7 +43,7 @@ pub(super) enum Step {
 impl Exchange {
     pub(super) fn new(link: LinkId, precedence: i32, push: Request, body: Vec<Bytes>, done: Done<()>) -> Self {
         let mut unsent = body;
-        unsent.insert(0, Bytes::from(Vec::from(push.encode())));
+        unsent.insert(0, Bytes::from(push.encode()));
         Self {
             link,
             stream: None,

@@ -79,7 +79,7 @@ fn the_caller_of_the_roots_machine_sends_what_it_broadcasts() {
     let caller = owner(&world, 0);
     let root = WorkerId((caller + 1) % 3);
     let push = Contribute { op: Op::Broadcast { root }, ..header(0) };
-    let listener = world.open(3, Contribute { contribution: Contribution::Nothing, ..push });
+    let listener = world.open(3, Contribute { contribution: Contribution::Nothing, ..push.clone() });
     let sender = world.push(caller, push);
     let commands = world.commands();
     assert_eq!((received(&commands), answered(&commands)), (vec![sender], vec![listener, sender]));

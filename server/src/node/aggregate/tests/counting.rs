@@ -22,7 +22,7 @@ fn a_round_begins_with_its_first_push() {
 fn an_encoded_part_is_added_in_f32_and_its_sum_travels_as_its_contributions_do() {
     let mut world = World::of(2);
     let coded = halved(Encoding::F16, header(0));
-    world.push(0, coded);
+    world.push(0, coded.clone());
     assert_eq!(world.progress().bytes_in_flight, 16, "the sum grows in f32");
     world.push(1, coded);
     let commands = world.commands();
@@ -81,11 +81,11 @@ fn the_checksum_that_a_header_announces_is_for_whoever_makes_the_sum() {
 fn who_sends_a_checksum_gets_one_and_so_does_who_could_not_send_any() {
     let summed = checked(7, header(0));
     for (first, second, checked) in
-        [(summed, header(0), false), (header(0), summed, true), (broadcast(0), receiver(0), true)]
+        [(summed.clone(), header(0), false), (header(0), summed, true), (broadcast(0), receiver(0), true)]
     {
         let mut world = World::of(2);
         world.push(0, first);
-        let exchange = world.open(1, second);
+        let exchange = world.open(1, second.clone());
         let commands = world.commands();
         let answer = steps(&commands).find_map(|step| match step {
             Step::Answer { header, exchange: to, .. } if *to == exchange => Some(header.clone()),

@@ -9,7 +9,7 @@ fn what_does_not_fit_is_refused_before_it_is_received_and_fits_later() {
     let second = in_part(1, header(0));
     let first = world.open(0, large);
     assert_eq!(world.progress().bytes_in_flight, 32, "half-size floats are added in full-size ones");
-    world.open(0, sized(20, second));
+    world.open(0, sized(20, second.clone()));
     assert_eq!(rejected(&world.commands()), [Code::ResourceExhausted]);
     world.whole(first);
     world.commands();

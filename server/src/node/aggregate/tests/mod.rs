@@ -8,8 +8,8 @@ use bytes::Bytes;
 use gradlane_core::cluster::MemberEvent;
 use gradlane_core::error::{Code, Error};
 use gradlane_core::types::{
-    DType, Encoding, Epoch, ExchangeId, Incarnation, LinkId, Member, NodeId, Op, PartId, Phase, Process, Role, Round,
-    TensorKey, Time, View, WorkerId,
+    DType, Encoding, Epoch, ExchangeId, Incarnation, LinkId, Member, NodeId, Op, PartId, Participants, Phase, Process,
+    Role, Round, TensorKey, Time, View, WorkerId, WorkerSet,
 };
 use gradlane_core::wire::frame::Progress;
 use gradlane_core::wire::{
@@ -28,6 +28,7 @@ mod failing;
 mod flowing;
 mod membership;
 mod memory;
+mod participants;
 mod repeating;
 mod survivors;
 mod window;
@@ -104,7 +105,7 @@ impl World {
 
     fn everybody(&mut self, header: Contribute) -> Vec<ExchangeId> {
         let workers = u32::try_from(self.node.dense_sum.workers().len()).unwrap();
-        (0..workers).map(|rank| self.push(rank, header)).collect()
+        (0..workers).map(|rank| self.push(rank, header.clone())).collect()
     }
 
     fn torn(&mut self, exchange: ExchangeId) {
@@ -171,6 +172,7 @@ pub(crate) fn header(round: u64) -> Contribute {
         target: target(round),
         dtype: DType::F32,
         op: Op::Sum,
+        participants: Participants::ALL,
         weight: 1.0,
         urgency: 0,
         part_bytes: 16,
@@ -193,7 +195,8 @@ pub(crate) fn sum(round: u64) -> Sum {
 
 /// The withdrawal of [`header`].
 pub(crate) fn withdraw(round: u64) -> Withdraw {
-    Withdraw { target: target(round), dtype: DType::F32, op: Op::Sum, error_bytes: 99 }
+    let participants = Participants::ALL;
+    Withdraw { target: target(round), dtype: DType::F32, op: Op::Sum, participants, error_bytes: 99 }
 }
 
 fn target(round: u64) -> Target {

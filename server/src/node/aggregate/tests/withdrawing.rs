@@ -151,7 +151,8 @@ impl World {
     /// A worker withdraws from a round; what it is answered.
     pub(super) fn withdraw(&mut self, rank: u32, push: Contribute, error: &Error) -> Error {
         let body = reject::to_body(error);
-        let header = Withdraw { target: push.target, dtype: push.dtype, op: push.op, error_bytes: body.len() as u64 };
+        let Contribute { target, dtype, op, participants, .. } = push;
+        let header = Withdraw { target, dtype, op, participants, error_bytes: body.len() as u64 };
         let before = self.commands();
         let exchange = ExchangeId(u64::MAX);
         self.request(rank, exchange, Request::Withdraw(header));

@@ -58,9 +58,11 @@ impl WorkerProcess {
                 let load = load.map(|load| Load { source: Vec::new(), destination: Vec::new(), ..load });
                 (DeviceKind::Host, claim, Vec::new(), dataflow, failure, load)
             }
+            Act::Pass { claim } => (DeviceKind::Host, claim, Vec::new(), Dataflow::Nothing, None, None),
             Act::End { .. } => unreachable!("what ends is not begun"),
         };
         let reached = near.reached(place);
+        let members = Claim::members_among(claim.members, near.peers.len()).expect("ranks name those of their machine");
         let me = reached.iter().position(|rank| *rank == near.me).expect("it reaches itself");
         let source = load.as_ref().filter(|_| dataflow.needs(me) && failure.is_none()).map(|load| &load.source);
         let ours = match (failure, source) {
@@ -81,8 +83,10 @@ impl WorkerProcess {
             DeviceKind::Host => weights,
             DeviceKind::Cuda => reached.iter().map(|rank| weights[*rank]).collect(),
         };
+        // A rank that is no member shows nothing.
+        let shows = shows && members & (1 << near.me) != 0;
         let own = near.me;
-        for to in reached.into_iter().filter(|to| shows && *to != own) {
+        for to in reached.into_iter().filter(|to| shows && *to != own && members & (1 << *to) != 0) {
             near.send(context, to, Note::Shown { place, number, what: ours.clone() });
         }
         near.meetings(place).running.push_back(Running { number, claim, weights, dataflow, ours, load });
@@ -97,7 +101,9 @@ impl WorkerProcess {
         let Some(running) = meetings.running.front() else { return false };
         let number = running.number;
         let needed: Vec<usize> = match running.dataflow {
-            Dataflow::Reduce { .. } => reached.clone(),
+            Dataflow::Reduce { of, .. } => {
+                reached.iter().enumerate().filter(|(at, _)| of & (1 << at) != 0).map(|(_, rank)| *rank).collect()
+            }
             Dataflow::Show { from, .. } => vec![reached[from]],
             Dataflow::Keep { .. } | Dataflow::Nothing => Vec::new(),
         };
@@ -147,8 +153,9 @@ fn result_of(
             let kernels = Kernels::portable();
             let (op, divisor) = dataflow.reduction(op, weights);
             let mut sum = vec![0; accumulator_bytes(dtype, bytes) as usize];
-            let contributions = shown.into_iter().zip(weights).enumerate().filter(|(rank, _)| of & (1 << rank) != 0);
-            for (turn, (_, (contribution, weight))) in contributions.enumerate() {
+            let weights =
+                weights.iter().enumerate().filter(|(rank, _)| of & (1 << rank) != 0).map(|(_, weight)| weight);
+            for (turn, (contribution, weight)) in shown.into_iter().zip(weights).enumerate() {
                 match turn {
                     0 => kernels.start(op, dtype, *weight, &contribution?, &mut sum),
                     _ => kernels.add(op, dtype, *weight, &contribution?, &mut sum),

@@ -1,0 +1,308 @@
+"""Collectives beyond sums that everybody gets, on buffers of any kind.
+
+Each is made of two operations of the engine: a reduction whose sum one worker gets, and a copy from one worker to
+others. So no worker sends or receives more than its share, which the documentation of each function says. `n` is the
+number of workers that take part, and S the bytes of the larger buffer.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from gradlane import _buffers, _core, _session
+from gradlane._buffers import Buffer, DeviceBuffer, HostBuffer
+from gradlane._handle import Handle, Several, together
+from gradlane._operations import check_name, submit
+from gradlane._reduction import ReduceOp, resolve
+from gradlane._sets import ProcessSet, check_member, members_of
+from gradlane.errors import InvalidArgumentError, UnsupportedError
+
+B = TypeVar("B")
+
+
+def reduce(
+    buffer: B,
+    name: str,
+    root_rank: int = 0,
+    *,
+    op: ReduceOp | None = None,
+    process_set: ProcessSet | None = None,
+    timeout: float | None = None,
+) -> B:
+    """Reduce `buffer` over the workers, in place on `root_rank` alone. Each worker sends S bytes, the root receives S.
+
+    Args:
+        buffer: as for `push_pull`; on the other workers it does not change.
+        name: equal on all workers; its first use fixes dtype, shape, root and members.
+        root_rank: the rank in the job that gets the result.
+        op: as for `push_pull`, `Average` by default.
+        process_set: the workers that take part; all by default.
+        timeout: seconds; None takes the job's step timeout.
+    Returns:
+        `buffer`.
+    """
+    return reduce_async(buffer, name, root_rank, op=op, process_set=process_set, timeout=timeout).wait()
+
+
+def reduce_async(
+    buffer: B,
+    name: str,
+    root_rank: int = 0,
+    *,
+    op: ReduceOp | None = None,
+    process_set: ProcessSet | None = None,
+    timeout: float | None = None,
+) -> Handle[B]:
+    """Like `reduce`, but returns at once. Do not use `buffer` until the handle is done."""
+    check_member(root_rank, process_set, "root_rank")
+    place = _buffers.locate(buffer, writable=True)
+    reduction = resolve(op, None, None).native
+    # The root is a part of the name, because a name has one receiver.
+    return submit(
+        f"{check_name(name)}>{root_rank}",
+        place,
+        place,
+        reduction,
+        result=buffer,
+        process_set=process_set,
+        receiver=root_rank,
+        timeout=timeout,
+    )
+
+
+def reduce_scatter(
+    buffer: Any,
+    out: B,
+    name: str,
+    *,
+    op: ReduceOp | None = None,
+    process_set: ProcessSet | None = None,
+    timeout: float | None = None,
+) -> B:
+    """Reduce `buffer` over the workers; each gets the part of its rank in `out`. Each sends S bytes and receives S/n.
+
+    Args:
+        buffer: as for `push_pull`; n parts of equal length, one after the other. It does not change.
+        out: the place for this worker's part: of the same dtype, and a n-th of the elements.
+        name: equal on all workers; its first use fixes dtype, shape and members.
+        op: as for `push_pull`, `Average` by default.
+        process_set: the workers that take part; all by default. The parts are in the order of their ranks.
+        timeout: seconds; None takes the job's step timeout.
+    Returns:
+        `out`.
+    """
+    return reduce_scatter_async(buffer, out, name, op=op, process_set=process_set, timeout=timeout).wait()
+
+
+def reduce_scatter_async(
+    buffer: Any,
+    out: B,
+    name: str,
+    *,
+    op: ReduceOp | None = None,
+    process_set: ProcessSet | None = None,
+    timeout: float | None = None,
+) -> Handle[B]:
+    """Like `reduce_scatter`, but returns at once. Do not use the buffers until the handle is done."""
+    check_name(name)
+    members, own = members_of(process_set), _session.rank()
+    source, target = _buffers.locate(buffer, writable=False), _buffers.locate(out, writable=True)
+    if source.len != len(members) * target.len or source.dtype != target.dtype or source.device != target.device:
+        raise InvalidArgumentError(
+            f"reduce_scatter of {source.len} elements of {source.dtype} into {target.len} of {target.dtype} among "
+            f"{len(members)} workers; give one part for each, of the same type and in the same memory"
+        )
+    reduction, parts = resolve(op, None, None).native, []
+    for position, member in enumerate(members):
+        part = _part(source, position * target.len, target.len)
+        parts.append(
+            submit(
+                f"{name}>{member}",
+                part,
+                target if member == own else part,
+                reduction,
+                result=None,
+                process_set=process_set,
+                receiver=member,
+                timeout=timeout,
+            )
+        )
+    return _joined(parts, out)
+
+
+def all_gather(
+    buffer: Any, outs: Sequence[B], name: str, *, process_set: ProcessSet | None = None, timeout: float | None = None
+) -> list[B]:
+    """Give every worker the buffers of all. Each worker sends its own, and receives those of all.
+
+    Args:
+        buffer: as for `push_pull`.
+        outs: a place for the buffer of each worker, in the order of their ranks. Lengths may differ between workers.
+        name: equal on all workers; its first use fixes dtype, shapes and members.
+        process_set: the workers that take part; all by default.
+        timeout: seconds; None takes the job's step timeout.
+    Returns:
+        The places.
+    """
+    return all_gather_async(buffer, outs, name, process_set=process_set, timeout=timeout).wait()
+
+
+def all_gather_async(
+    buffer: Any, outs: Sequence[B], name: str, *, process_set: ProcessSet | None = None, timeout: float | None = None
+) -> Handle[list[B]]:
+    """Like `all_gather`, but returns at once. Do not use the buffers until the handle is done."""
+    check_name(name)
+    members, own = members_of(process_set), _session.rank()
+    targets = _places("all_gather", outs, members)
+    source = _buffers.locate(buffer, writable=False)
+    parts = []
+    for member, target in zip(members, targets, strict=True):
+        place = source if member == own else target
+        _check_alike("all_gather", source if member == own else target, target)
+        parts.append(
+            submit(
+                f"{name}<{member}",
+                place,
+                target,
+                "broadcast",
+                root=member,
+                result=None,
+                process_set=process_set,
+                timeout=timeout,
+            )
+        )
+    return _joined(parts, list(outs))
+
+
+def all_to_all(
+    buffers: Sequence[Any],
+    outs: Sequence[B],
+    name: str,
+    *,
+    process_set: ProcessSet | None = None,
+    timeout: float | None = None,
+) -> list[B]:
+    """Send a buffer to each worker and receive one from each. Only what is for other workers travels.
+
+    Args:
+        buffers: a buffer for each worker, in the order of their ranks; as for `push_pull`. Lengths may differ.
+        outs: a place for the buffer from each worker.
+        name: equal on all workers; its first use fixes dtype, shapes and members.
+        process_set: the workers that take part; all by default.
+        timeout: seconds; None takes the job's step timeout.
+    Returns:
+        The places.
+    """
+    return all_to_all_async(buffers, outs, name, process_set=process_set, timeout=timeout).wait()
+
+
+def all_to_all_async(
+    buffers: Sequence[Any],
+    outs: Sequence[B],
+    name: str,
+    *,
+    process_set: ProcessSet | None = None,
+    timeout: float | None = None,
+) -> Handle[list[B]]:
+    """Like `all_to_all`, but returns at once. Do not use the buffers until the handle is done."""
+    check_name(name)
+    members, own = members_of(process_set), _session.rank()
+    sources, targets = _places("all_to_all", buffers, members, writable=False), _places("all_to_all", outs, members)
+    parts = []
+    for member, source, target in zip(members, sources, targets, strict=True):
+        if member == own:
+            _check_alike("all_to_all", source, target)
+            _copy(source, target)
+            continue
+        parts.append(_message(name, source, source, own, member, timeout))
+        parts.append(_message(name, target, target, member, own, timeout))
+    return _joined(parts, list(outs))
+
+
+def send(buffer: Any, to: int, name: str, *, timeout: float | None = None) -> None:
+    """Send `buffer` to the worker `to`, which must call `recv`. Returns when it has the bytes.
+
+    Args:
+        buffer: as for `push_pull`; all bits are kept.
+        to: a rank in the job, another than this worker's.
+        name: equal on both; its first use between them fixes dtype and shape.
+        timeout: seconds; None takes the job's step timeout.
+    """
+    send_async(buffer, to, name, timeout=timeout).wait()
+
+
+def send_async(buffer: B, to: int, name: str, *, timeout: float | None = None) -> Handle[B]:
+    """Like `send`, but returns at once. Do not write `buffer` until the handle is done."""
+    _check_other(to, "to")
+    place = _buffers.locate(buffer, writable=False)
+    return _message(check_name(name), place, place, _session.rank(), to, timeout).then(lambda _: buffer)
+
+
+def recv(buffer: B, source: int, name: str, *, timeout: float | None = None) -> B:
+    """Receive into `buffer` what the worker `source` sends by `send` with this name. Returns `buffer`."""
+    return recv_async(buffer, source, name, timeout=timeout).wait()
+
+
+def recv_async(buffer: B, source: int, name: str, *, timeout: float | None = None) -> Handle[B]:
+    """Like `recv`, but returns at once. Do not use `buffer` until the handle is done."""
+    _check_other(source, "source")
+    place = _buffers.locate(buffer, writable=True)
+    return _message(check_name(name), place, place, source, _session.rank(), timeout).then(lambda _: buffer)
+
+
+def _message(name: str, source: Buffer, target: Buffer, origin: int, to: int, timeout: float | None) -> Handle[None]:
+    """Starts the copy of a buffer of `origin` to `to`; this worker is one of the two."""
+    return submit(
+        f"{name}.{origin}>{to}",
+        source,
+        target,
+        "broadcast",
+        root=origin,
+        result=None,
+        process_set=ProcessSet({origin, to}),
+        receiver=to,
+        timeout=timeout,
+    )
+
+
+def _copy(source: Buffer, target: Buffer) -> None:
+    """Copies a buffer of this worker to itself."""
+    if source.device is not None:
+        raise UnsupportedError("all_to_all in memory of a device; copy the buffers to the host, or use gradlane.torch")
+    if source.address != target.address:
+        ctypes.memmove(target.address, source.address, source.bytes)
+
+
+def _places(call: str, buffers: Sequence[Any], members: Sequence[int], *, writable: bool = True) -> list[Buffer]:
+    if len(buffers) != len(members):
+        raise InvalidArgumentError(f"{call} with {len(buffers)} buffers among {len(members)} workers; give each one")
+    return [_buffers.locate(buffer, writable=writable) for buffer in buffers]
+
+
+def _part(whole: Buffer, begin: int, length: int) -> Buffer:
+    """Some elements of a buffer, as a vector."""
+    address = whole.address + begin * _buffers.ITEM_BYTES[whole.dtype]
+    if isinstance(whole, HostBuffer):
+        return HostBuffer(address, whole.dtype, (length,), whole.owner)
+    return DeviceBuffer(address, whole.dtype, (length,), whole.owner, whole.device, whole.stream)
+
+
+def _check_alike(call: str, own: Buffer, place: Buffer) -> None:
+    if (own.dtype, own.len, own.device) != (place.dtype, place.len, place.device):
+        raise InvalidArgumentError(
+            f"{call}: this worker's buffer has {own.len} elements of {own.dtype}, and its own place in outs {place.len} "
+            f"of {place.dtype}; make them equal, in the same memory"
+        )
+
+
+def _check_other(rank: int, what: str) -> None:
+    if check_member(rank, None, what) == _session.rank():
+        raise InvalidArgumentError(f"{what}={rank} is this worker itself; copy the buffer")
+
+
+def _joined(parts: Sequence[Handle[Any]], result: B) -> Handle[B]:
+    """One handle for all of them."""
+    natives: list[_core.Handle | Several] = [part.native for part in parts if part.native is not None]
+    return Handle(together(natives) if natives else None, lambda: result)

@@ -1,0 +1,80 @@
+"""Process sets: some workers of the job that reduce and copy among themselves."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+
+from gradlane import _session
+from gradlane.errors import InvalidArgumentError
+
+
+class ProcessSet:
+    """Some workers of the job, for the argument `process_set` of reductions and copies.
+
+    Only the members make a call with the set, and only they are waited for. A set needs no set-up, and any number of
+    sets may be in use at once. Each has names of its own: `"loss"` of one set is another tensor than `"loss"` of
+    another one.
+
+    Args:
+        ranks: the ranks of the members in the job, in any order.
+    """
+
+    __slots__ = ("_prefix", "ranks")
+
+    def __init__(self, ranks: Iterable[int]) -> None:
+        self.ranks = tuple(sorted(ranks))
+        if not self.ranks or self.ranks[0] < 0 or len(set(self.ranks)) < len(self.ranks):
+            raise InvalidArgumentError(f"a process set of the ranks {list(self.ranks)}; give each member once")
+        written = ".".join(map(str, self.ranks))
+        if len(written) > _WRITTEN_MAX:
+            written = hashlib.blake2s(written.encode(), digest_size=12).hexdigest()
+        self._prefix = f"set {written}: "
+
+    def included(self) -> bool:
+        """Whether this worker is a member."""
+        return _session.rank() in self.ranks
+
+    def rank(self) -> int:
+        """The position of this worker among the members, from 0.
+
+        Raises:
+            InvalidArgumentError: it is not a member.
+        """
+        if not self.included():
+            raise InvalidArgumentError(f"rank {_session.rank()} is not in {self}; only members may make this call")
+        return self.ranks.index(_session.rank())
+
+    def size(self) -> int:
+        """The number of members."""
+        return len(self.ranks)
+
+    def name_of(self, name: str) -> str:
+        """The name in the job of a tensor that has this name in the set."""
+        return self._prefix + name
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ProcessSet) and self.ranks == other.ranks
+
+    def __hash__(self) -> int:
+        return hash(self.ranks)
+
+    def __repr__(self) -> str:
+        return f"ProcessSet({list(self.ranks)})"
+
+
+_WRITTEN_MAX = 40
+"""How long the ranks in a name may be; longer ones are hashed, because names have at most 256 bytes."""
+
+
+def members_of(process_set: ProcessSet | None) -> tuple[int, ...]:
+    """The ranks of a set, or of all workers, in their order."""
+    return tuple(range(_session.size())) if process_set is None else process_set.ranks
+
+
+def check_member(rank: int, process_set: ProcessSet | None, what: str) -> int:
+    """Returns `rank` if it is one of the members."""
+    if rank in members_of(process_set):
+        return rank
+    among = f"these are {list(members_of(process_set))}"
+    raise InvalidArgumentError(f"{what}={rank} is not one of the workers that take part; {among}")

@@ -1,0 +1,87 @@
+"""`torch.distributed` groups of some workers."""
+
+import gradlane.torch as gl
+import pytest
+import torch
+import torch.distributed as dist
+from gradlane.errors import InvalidArgumentError
+from process_group import group as group  # a fixture of each test here
+from torch.distributed.device_mesh import init_device_mesh
+
+pytestmark = [pytest.mark.over("local", "shm", "quic"), pytest.mark.workers(4)]
+
+# PyTorch 2.13 renamed two functions, and warns of the names that earlier versions know.
+quietly = pytest.mark.filterwarnings("ignore::FutureWarning")
+
+
+@pytest.fixture(scope="module")
+def mine(group):
+    """The group of this worker, of those with odd or of those with even ranks."""
+    if not gl.is_initialized():  # outside of workers only the outcomes are read
+        return None
+    groups = [dist.new_group([0, 2]), dist.new_group([1, 3])]
+    return groups[gl.rank() % 2]
+
+
+def parity():
+    return gl.rank() % 2
+
+
+def test_all_reduce(mine):
+    tensor = torch.full((70_001,), float(gl.rank()))
+    dist.all_reduce(tensor, group=mine)
+    assert (tensor == (4.0 if parity() else 2.0)).all()
+    assert (dist.get_rank(mine), dist.get_world_size(mine)) == (gl.rank() // 2, 2)
+
+
+def test_calls_with_a_root(mine):
+    for root in (parity(), parity() + 2):
+        tensor = torch.full((2,), float(gl.rank()))
+        dist.broadcast(tensor, root, group=mine)
+        assert tensor.tolist() == [float(root)] * 2
+        tensor = torch.full((2,), float(gl.rank()))
+        dist.reduce(tensor, root, group=mine)
+        assert tensor.tolist() == [2.0 + 2 * parity() if gl.rank() == root else gl.rank()] * 2
+        gathered = [torch.empty(1) for _ in range(2)] if gl.rank() == root else None
+        dist.gather(torch.tensor([float(gl.rank())]), gathered, root, group=mine)
+        assert gathered is None or [part.item() for part in gathered] == [parity(), parity() + 2]
+        own = torch.empty(1)
+        parts = [torch.tensor([5.0]), torch.tensor([6.0])] if gl.rank() == root else None
+        dist.scatter(own, parts, root, group=mine)
+        assert own.item() == 5.0 + gl.rank() // 2
+
+
+@quietly
+def test_gathers_and_scatters(mine):
+    gathered = torch.empty(2)
+    dist.all_gather_into_tensor(gathered, torch.tensor([float(gl.rank())]), group=mine)
+    assert gathered.tolist() == [parity(), parity() + 2]
+    own = torch.empty(1)
+    dist.reduce_scatter_tensor(own, torch.tensor([1.0, 10.0]) * (1 + gl.rank()), group=mine)
+    assert own.item() == (4.0 + 2 * parity()) * (1 if gl.rank() < 2 else 10)
+    into = torch.empty(2)
+    dist.all_to_all_single(into, torch.tensor([0.0, 1.0]) + 10 * gl.rank(), group=mine)
+    assert into.tolist() == [10.0 * parity() + gl.rank() // 2, 10.0 * (parity() + 2) + gl.rank() // 2]
+
+
+def test_objects_and_barriers(mine):
+    gathered = [None, None]
+    dist.all_gather_object(gathered, {"rank": gl.rank()}, group=mine)
+    assert [found["rank"] for found in gathered] == [parity(), parity() + 2]
+    for _ in range(3):
+        dist.barrier(group=mine)
+    dist.barrier()
+
+
+def test_a_mesh_of_two_dimensions():
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    tensor = torch.full((3,), float(gl.rank()))
+    dist.all_reduce(tensor, group=mesh.get_group("shard"))
+    assert tensor.tolist() == [1.0 if gl.rank() < 2 else 5.0] * 3
+    dist.all_reduce(tensor, group=mesh.get_group("replicate"))
+    assert tensor.tolist() == [6.0] * 3
+
+
+def test_a_message_to_oneself_is_refused(mine):
+    with pytest.raises((InvalidArgumentError, ValueError)):
+        mine.send([torch.ones(1)], gl.rank() // 2, 0)
