@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from gradlane import _buffers, _core, _session
 from gradlane._buffers import Buffer
-from gradlane._handle import Handle
+from gradlane._handle import Handle, Streams
 from gradlane._reduction import NativeOp, ReduceOp, resolve
 from gradlane.errors import InvalidArgumentError
 
@@ -177,10 +177,12 @@ def submit(
     codec: str = "none",
     timeout: float | None = None,
     waits: bool = False,
+    streams: Streams | None = None,
 ) -> Handle[T]:
     """Starts one operation on located memory; the handle yields `result`.
 
-    With `waits` the caller waits for it next, and this thread does a part of the work.
+    With `waits` the caller waits for it next, and this thread does a part of the work. `streams` are those in which the
+    framework uses a result on a device; without them the handle waits for its end.
     """
     session = _session.session()
     check_name(name)
@@ -206,7 +208,7 @@ def submit(
         (source.stream, target.stream),
         codec,
     )
-    return Handle(native, lambda: result)
+    return Handle(native, lambda: result, streams)
 
 
 def agree_on_empty(
