@@ -20,8 +20,8 @@ class Streams(Protocol):
     def current(self) -> list[tuple[int, int]]:
         """The current stream of the calling thread on each device of the operation: (device, handle)."""
 
-    def join(self, before: list[tuple[int, int]]) -> None:
-        """Makes the current streams wait for the work so far of the streams `before`, where they are others."""
+    def join(self, now: list[tuple[int, int]], before: list[tuple[int, int]]) -> None:
+        """Makes the streams `now` wait for the work so far of the streams `before`, where they are others."""
 
 
 class Handle(Generic[T]):
@@ -73,25 +73,29 @@ class Handle(Generic[T]):
         """
         if self._streams is None:
             return self.synchronize(timeout)
+        now = self._streams.current()
         if self._finish is not None:
             if self._native is not None:
-                self._native.follow(timeout, self._streams.current())
-            self._finish_once()
-        self._streams.join(self._finished_in)
+                self._native.follow(timeout, now)
+            self._finish_once(now)
+        if now != self._finished_in:
+            self._streams.join(now, self._finished_in)
         return self._result  # type: ignore[return-value]  # T may include None
 
     def synchronize(self, timeout: float | None = None) -> T:
         """Waits until the operation has ended and returns its result. Arguments and errors: see `wait`."""
         if self._native is not None and (self._finish is not None or self._streams is not None):
             self._native.wait(timeout)
-        self._finish_once()
+        if self._finish is not None:
+            self._finish_once([] if self._streams is None else self._streams.current())
         return self._result  # type: ignore[return-value]
 
-    def _finish_once(self) -> None:
+    def _finish_once(self, now: list[tuple[int, int]]) -> None:
+        """Makes the result, in these streams, unless another thread has."""
         with self._finishing:
-            if self._finish is not None:  # else it was, perhaps by another thread
+            if self._finish is not None:
                 self._result, self._finish = self._finish(), None
-                self._finished_in = [] if self._streams is None else self._streams.current()
+                self._finished_in = now
 
     def poll(self) -> bool:
         """Whether the operation has ended, well or not; `synchronize()` then returns at once."""

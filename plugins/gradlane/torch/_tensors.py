@@ -90,11 +90,11 @@ class CurrentStreams:
         """The handle of each device's current stream."""
         return [(device, stream_of(device)) for device in self._devices]
 
-    def join(self, before: list[tuple[int, int]]) -> None:
-        """Makes the current streams wait for those that finished the result, where another thread did so."""
-        for (device, now), (_, then) in zip(self.current(), before, strict=True):
-            if now != then:
-                torch.cuda.current_stream(device).wait_stream(torch.cuda.ExternalStream(then, device))
+    def join(self, now: list[tuple[int, int]], before: list[tuple[int, int]]) -> None:
+        """Makes streams wait for those that finished the result, where these are others."""
+        for (device, stream), (_, finished) in zip(now, before, strict=True):
+            if stream != finished:
+                torch.cuda.ExternalStream(stream, device).wait_stream(torch.cuda.ExternalStream(finished, device))
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
