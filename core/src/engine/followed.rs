@@ -4,8 +4,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::handle::STILL_RUNNING;
 use crate::error::{Error, Result};
+
+/// The text of a wait's error if what was waited for goes on after the timeout.
+pub const STILL_RUNNING: &str = "waiting for an operation, which goes on";
 
 /// Counts operations from [`Handle::follow`](super::Handle::follow) to their end, and keeps the first error among them until it is told.
 ///

@@ -5,16 +5,13 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 
-use super::followed::Followed;
+use super::followed::{Followed, STILL_RUNNING};
 use crate::cuda::Marks;
 use crate::error::{Error, Result};
 use crate::local::Progress;
 use crate::mem::Ordinal;
 use crate::runtime::Clock;
 use crate::types::{Done, Time};
-
-/// The text of [`Handle::wait`]'s error if the operation goes on after the timeout.
-pub const STILL_RUNNING: &str = "waiting for an operation, which goes on";
 
 /// An operation that was submitted. Resolves exactly once; every clone sees the outcome.
 ///

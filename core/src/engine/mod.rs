@@ -48,8 +48,8 @@ mod local;
 
 pub use batch::{Batch, BatchSubmission, Member};
 pub use driver::{Engine, EngineOptions, Submission};
-pub use followed::Followed;
-pub use handle::{Handle, STILL_RUNNING};
+pub use followed::{Followed, STILL_RUNNING};
+pub use handle::Handle;
 pub use local::reduce_alone;
 pub use memory::Memory;
 pub use metrics::Metrics;
