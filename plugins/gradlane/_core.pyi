@@ -174,12 +174,14 @@ class Session:
         """Completes the file; does nothing if no timeline is being recorded."""
     def record_span(self, thread: int, thread_name: str, name: str, start_ns: int, end_ns: int) -> None:
         """Adds a span of a thread, in nanoseconds since 1970; does nothing if no timeline is being recorded."""
-    def next_done(self, timeout: float) -> list[int]:
-        """Ids of handles that resolved since the last call; waits for the first one, and is empty after `timeout`."""
+    def next_ready(self, timeout: float) -> list[int]:
+        """Ids of handles that `is_issued` became true for; waits for the first one, and is empty after `timeout`."""
     def agree_on_empty(
         self, name: str, dtype: str, shape: tuple[int, ...], timeout: float | None, codec: str
     ) -> Handle:
         """Begins the first reduction of a tensor without elements, of which nothing is sent."""
+    def settle(self, timeout: float | None) -> None:
+        """Returns when all operations have ended for which streams wait; raises an error that nobody was told of."""
     def give_up(self, cause: str, timeout: float) -> None:
         """Ends this process's work; every member gets `cause`. Waits for the coordinator's answer."""
     def shutdown(self, timeout: float) -> None:
@@ -201,6 +203,10 @@ class Handle:
     def id(self) -> int: ...
     def wait(self, timeout: float | None) -> None:
         """Returns when the result has landed. If `timeout` passes first, the operation goes on."""
+    def follow(self, timeout: float | None, streams: list[tuple[int, int]]) -> None:
+        """Returns when all work is on its devices; for each `(device, stream)` the stream waits for the result."""
+    def is_issued(self) -> bool:
+        """Whether `follow` returns at once."""
     def poll(self) -> bool: ...
     def cancel(self) -> None: ...
     def error(self) -> BaseException | None: ...

@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import TypeVar
 
 from gradlane import _buffers, _core, _session
-from gradlane._handle import Handle, together
+from gradlane._handle import Handle, Streams, together
 from gradlane._operations import agree_on_empty, by_device, check_name, check_out
 from gradlane._reduction import NativeOp, ReduceOp, resolve
 from gradlane.errors import InvalidArgumentError, UnsupportedError
@@ -134,6 +134,7 @@ def submit_all(
     waits: bool = False,
     devices: Sequence[int | None] = (),
     streams: Sequence[int | None] = (),
+    current: Streams | None = None,
 ) -> Handle[T]:
     """Starts one operation on memory at these addresses; the shapes give its length. Without `targets` it is in place.
 
@@ -143,6 +144,7 @@ def submit_all(
         devices: the device of each tensor, None for the host; empty if all are in host memory.
         streams: for each of `sources`, then for each of `targets`, the stream whose work so far must end before the
             memory is used, if any; empty if all are in host memory.
+        current: the streams in which the framework uses the results; without them the handle waits for their end.
     """
     session = _session.session()
     batch, kept = _batch(names, dtypes, shapes, codec)
@@ -174,7 +176,7 @@ def submit_all(
 
     if len(set(devices)) <= 1:
         native = begin(batch, kept, devices[0] if devices else None, waits and not meetings)
-        return Handle(together([native, *meetings]), lambda: result)
+        return Handle(together([native, *meetings]), lambda: result, current)
     natives: list[_core.Handle] = []
     try:
         for members in by_device(kept, devices.__getitem__):
@@ -185,7 +187,7 @@ def submit_all(
         for native in natives:  # tells the other workers, which would otherwise wait for the rest of the group
             native.cancel()
         raise
-    return Handle(together(natives + meetings), lambda: result)
+    return Handle(together(natives + meetings), lambda: result, current)
 
 
 def names_of(name: str | Sequence[str], count: int) -> tuple[str, ...]:

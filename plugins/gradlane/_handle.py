@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from gradlane import _core
@@ -14,20 +14,42 @@ T = TypeVar("T")
 U = TypeVar("U")
 
 
+class Streams(Protocol):
+    """The streams in which a thread uses results: of a framework that says which they are."""
+
+    def current(self) -> list[tuple[int, int]]:
+        """The current stream of the calling thread on each device of the operation: (device, handle)."""
+
+    def join(self, now: list[tuple[int, int]], before: list[tuple[int, int]]) -> None:
+        """Makes the streams `now` wait for the work so far of the streams `before`, where they are others."""
+
+
 class Handle(Generic[T]):
     """A handle of an operation; `wait()` returns its result. Can be awaited in asyncio.
+
+    On a device of a framework that names its streams (PyTorch), `wait()` waits until the engine has put all work on the
+    device, and makes the current stream wait for the result. So the thread goes on while the device still reduces, and
+    whatever it puts into its stream sees the result. `synchronize()` waits until the result has landed. In host memory
+    both are the same.
 
     Dropping it does not cancel the operation, because the other workers wait for this contribution.
     """
 
-    __slots__ = ("_finish", "_finishing", "_native", "_result")
+    __slots__ = ("_finish", "_finished_in", "_finishing", "_native", "_result", "_streams")
 
-    def __init__(self, native: _core.Handle | Several | None, finish: Callable[[], T]) -> None:
-        """Wraps `native`, None if the operation has ended already; `finish` makes the result once it has landed."""
+    def __init__(
+        self, native: _core.Handle | Several | None, finish: Callable[[], T], streams: Streams | None = None
+    ) -> None:
+        """Wraps `native`, None if the operation has ended already; `finish` makes the result once it has landed.
+
+        With `streams`, the result is on devices, and `finish` may put work into the current streams.
+        """
         self._native = native
         self._finish: Callable[[], T] | None = finish
         self._finishing = threading.Lock()
+        self._finished_in: list[tuple[int, int]] = []
         self._result: T | None = None
+        self._streams = streams
 
     @property
     def native(self) -> _core.Handle | Several | None:
@@ -40,7 +62,10 @@ class Handle(Generic[T]):
         return None if self._native is None else self._native.id
 
     def wait(self, timeout: float | None = None) -> T:
-        """Waits for the result and returns it.
+        """Makes the current stream wait for the result and returns it; without streams it waits itself.
+
+        An error that a device finds later comes from `synchronize()`, and once from the next operation that this worker
+        begins.
 
         Args:
             timeout: seconds; None waits until the operation ends, which the job's step timeout bounds.
@@ -49,18 +74,43 @@ class Handle(Generic[T]):
             StallError: some workers did not contribute; they are named.
             MismatchError: the workers disagree about the tensor; both sides are named.
             PeerLostError: a member of the job died.
+            FailedPreconditionError: the current stream is captured into a CUDA graph.
         """
+        if self._streams is None:
+            return self.synchronize(timeout)
+        now = self._streams.current()
         if self._finish is not None:
             if self._native is not None:
-                self._native.wait(timeout)
-            with self._finishing:
-                if self._finish is not None:  # else another thread that waits has finished it
-                    self._result, self._finish = self._finish(), None
+                self._native.follow(timeout, now)
+            self._finish_once(now)
+        if now != self._finished_in:
+            self._streams.join(now, self._finished_in)
         return self._result  # type: ignore[return-value]  # T may include None
 
+    def synchronize(self, timeout: float | None = None) -> T:
+        """Waits until the operation has ended and returns its result. Arguments and errors: see `wait`."""
+        if self._native is not None and (self._finish is not None or self._streams is not None):
+            self._native.wait(timeout)
+        if self._finish is not None:
+            self._finish_once([] if self._streams is None else self._streams.current())
+        return self._result  # type: ignore[return-value]
+
+    def _finish_once(self, now: list[tuple[int, int]]) -> None:
+        """Makes the result, in these streams, unless another thread has."""
+        with self._finishing:
+            if self._finish is not None:
+                self._result, self._finish = self._finish(), None
+                self._finished_in = now
+
     def poll(self) -> bool:
-        """Whether the operation has ended, well or not; `wait()` then returns at once."""
+        """Whether the operation has ended, well or not; `synchronize()` then returns at once."""
         return self._native is None or self._native.poll()
+
+    def ready(self) -> bool:
+        """Whether `wait()` returns at once: on devices long before the operation has ended."""
+        if self._native is None:
+            return True
+        return self._native.poll() if self._streams is None else self._native.is_issued()
 
     def done(self) -> bool:
         """The same as `poll`, under its name in futures."""
@@ -71,7 +121,7 @@ class Handle(Generic[T]):
         return None if self._native is None else self._native.error()
 
     def cancel(self) -> None:
-        """Cancels the operation: `wait()` raises `CancelledError` once the memory is free.
+        """Cancels the operation: `synchronize()` raises `CancelledError` once the memory is free.
 
         The other workers need this contribution: cancel on all of them, or not at all.
         """
@@ -82,13 +132,15 @@ class Handle(Generic[T]):
         """The same operation with `finish` applied to its result, on the thread that first waits for it."""
         before = self._finish
         if before is None:
-            return Handle(None, lambda: finish(self.wait()))
-        return Handle(self._native, lambda: finish(before()))
+            return Handle(self._native, lambda: finish(self.wait()), self._streams)
+        return Handle(self._native, lambda: finish(before()), self._streams)
 
     def __await__(self) -> Generator[object, None, T]:
         import asyncio  # here, because it would take most of the time of importing gradlane
 
-        return asyncio.to_thread(self.wait).__await__()
+        if self._native is not None:
+            yield from asyncio.to_thread(self._native.wait, None).__await__()
+        return self.wait()  # in this thread, whose streams use the result
 
 
 class Several:
@@ -105,17 +157,29 @@ class Several:
 
     def wait(self, timeout: float | None) -> None:
         """Returns when all results have landed. No memory is in use then, even if an operation failed."""
+        self._each(timeout, lambda native, left: native.wait(left))
+
+    def follow(self, timeout: float | None, streams: list[tuple[int, int]]) -> None:
+        """Makes these streams of devices wait for all results."""
+        self._each(timeout, lambda native, left: native.follow(left, streams))
+
+    def _each(self, timeout: float | None, wait: Callable[[_core.Handle, float | None], None]) -> None:
+        """Waits for every operation, and only then raises the first error."""
         due = None if timeout is None else time.monotonic() + timeout
         first: Exception | None = None
         for native in self._natives:
             try:
-                native.wait(None if due is None else max(0.0, due - time.monotonic()))
+                wait(native, None if due is None else max(0.0, due - time.monotonic()))
             except Exception as error:
-                if not native.poll():  # the wait timed out
+                if not native.poll():  # it goes on: the wait timed out, or a stream cannot wait
                     raise
                 first = first or error
         if first is not None:
             raise first
+
+    def is_issued(self) -> bool:
+        """Whether `follow` returns at once."""
+        return all([native.is_issued() for native in self._natives])
 
     def poll(self) -> bool:
         """Whether all have ended."""

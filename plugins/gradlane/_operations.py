@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from gradlane import _buffers, _core, _session
 from gradlane._buffers import Buffer
-from gradlane._handle import Handle
+from gradlane._handle import Handle, Streams
 from gradlane._reduction import NativeOp, ReduceOp, resolve
 from gradlane._sets import ProcessSet, check_member
 from gradlane.errors import InvalidArgumentError
@@ -205,11 +205,13 @@ def submit(
     receiver: int | None = None,
     timeout: float | None = None,
     waits: bool = False,
+    streams: Streams | None = None,
 ) -> Handle[T]:
     """Starts one operation on located memory; the handle yields `result`.
 
     With `waits` the caller waits for it next, and this thread does a part of the work. Only the rank `receiver` gets
-    the result, if one is given.
+    the result, if one is given. `streams` are those in which the framework uses a result on a device; without them the
+    handle waits for its end.
     """
     session = _session.session()
     check_name(name)
@@ -243,7 +245,7 @@ def submit(
         members,
         receiver,
     )
-    return Handle(native, lambda: result)
+    return Handle(native, lambda: result, streams)
 
 
 def agree_on_empty(

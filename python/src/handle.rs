@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use gradlane_core::engine;
+use gradlane_core::mem::Ordinal;
 use pyo3::prelude::*;
 
 use crate::errors;
@@ -29,6 +30,21 @@ impl Handle {
         let outcome = wait_interruptibly(py, timeout, |slice| self.inner.wait(Some(slice)))?;
         release(py, &self.owners);
         outcome.map_err(|error| errors::raise(py, &error))
+    }
+
+    /// Waits until all work of the operation is on its devices, at most `timeout` seconds, and makes streams wait for its end: for each
+    /// device `(number, stream)` of `streams`. On a device that is not among them, and in host memory, this is `wait`.
+    fn follow(&self, py: Python<'_>, timeout: Option<f64>, streams: Vec<(u16, u64)>) -> PyResult<()> {
+        let stream =
+            |device: Ordinal| streams.iter().find(|(number, _)| *number == device.0).map(|(_, stream)| *stream);
+        let outcome = wait_interruptibly(py, timeout, |slice| self.inner.follow(Some(slice), stream))?;
+        release(py, &self.owners);
+        outcome.map_err(|error| errors::raise(py, &error))
+    }
+
+    /// Whether `follow` returns at once.
+    fn is_issued(&self) -> bool {
+        self.inner.is_issued()
     }
 
     /// Whether the operation has ended, with success or an error.

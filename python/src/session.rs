@@ -262,10 +262,18 @@ impl Session {
         self.inner.timeline().record(Thread { id: thread, name: thread_name }, name, start_ns, end_ns);
     }
 
-    /// Ids of operations that ended since the last call; waits up to `timeout` seconds for the first. Operations that were submitted
-    /// before the first call are not reported.
-    fn next_done(&self, py: Python<'_>, timeout: f64) -> Vec<u64> {
+    /// Ids of operations that became ready since the last call: `follow` of their handles returns at once. Waits up to `timeout` seconds for
+    /// the first. Operations that were submitted before the first call are not reported.
+    fn next_ready(&self, py: Python<'_>, timeout: f64) -> Vec<u64> {
         py.detach(|| self.completions.next(duration(timeout)))
+    }
+
+    /// Waits until all operations have ended for which streams wait, at most `timeout` seconds, and raises the first error among them that
+    /// nobody was told of.
+    fn settle(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
+        let settled = wait_interruptibly(py, timeout, |slice| self.inner.settle(Some(slice)))?;
+        release(py, &self.owners);
+        settled.map_err(|error| errors::raise(py, &error))
     }
 
     /// Ends the work of this process because of `cause`, which every member of the job gets. Waits at most `timeout` seconds until the
@@ -298,12 +306,9 @@ impl Session {
         owner: Py<PyAny>,
         submit: impl FnOnce(Box<dyn FnOnce(u64) + Send>) -> Result<engine::Handle> + Send,
     ) -> Result<engine::Handle> {
-        let (owners, notify) = (Arc::clone(&self.owners), self.completions.notifier());
-        let ended = Box::new(move |id| {
-            owners.note_end(id);
-            notify(id);
-        });
-        let handle = py.detach(|| submit(ended))?;
+        let owners = Arc::clone(&self.owners);
+        let handle = py.detach(|| submit(Box::new(move |id| owners.note_end(id))))?;
+        self.completions.watch(&handle);
         self.owners.hold(handle.id(), owner);
         Ok(handle)
     }

@@ -119,6 +119,8 @@ CHECKS = {
         devices=2,
         cannot=on_cuda_only("for the stand-in of NCCL, two devices differ in nothing from two ranks on one"),
     ),
+    "streams": by_nccl("following", "a stream waits for a sum of NCCL, and no thread does"),
+    "streams_through_servers": through_servers("following", "a stream waits for a sum from a server"),
     "pcie_groups": by_nccl(
         "ranks",
         "two ranks of a machine, each a PCIe group of its own",

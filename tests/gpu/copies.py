@@ -77,7 +77,7 @@ def timings() -> None:
             handles = begin()
             seconds.append((time.perf_counter() - begun) / len(tensors))
             for handle in handles:
-                handle.wait()
+                handle.synchronize()
         # The first ones declare the tensors.
         name = "a tensor of 1 MiB" if form == "each" else f"a tensor of 1 MiB in a group of {len(tensors)}"
         target = SUBMIT_US_MAX if form == "each" else None

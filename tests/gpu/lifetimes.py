@@ -31,11 +31,11 @@ def killed() -> None:
             if number == KILLED_IN_ROUND - 1:
                 slow_down()
             if number == KILLED_IN_ROUND and gl.rank() == 1:
-                handles[0].wait()
+                handles[0].synchronize()
                 moment.write_text(str(time.time()))
                 os.kill(os.getpid(), signal.SIGKILL)
             for handle in handles:
-                handle.wait()
+                handle.synchronize()
     except gradlane.Error as error:
         told = error
     else:

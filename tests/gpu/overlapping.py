@@ -35,6 +35,7 @@ def overlap() -> None:
     start = event_now() if IS_CUDA else None
     with gl.timeline.span("backward"):
         wrapped(inputs).square().mean().backward()
+        gl.synchronize()
     returned = time.time_ns()
     gl.stop_timeline()
     last = begun + int(start.elapsed_time(finished[-1]) * 1e6) if start else finished[-1]

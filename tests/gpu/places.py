@@ -114,7 +114,11 @@ def fill_late(tensor: torch.Tensor, values: torch.Tensor) -> None:
 
 
 def count_wrong(tensor: torch.Tensor, expected: torch.Tensor) -> int:
-    """How many elements differ, for a stream that waited for nothing; `expected` must be there already."""
+    """How many elements differ, for a stream that waited for nothing, once all sums have landed.
+
+    `expected` must be there already.
+    """
+    gl.synchronize()
     if IS_CUDA:
         with torch.cuda.stream(torch.cuda.Stream(device())):
             return int((tensor != expected).sum())

@@ -13,7 +13,7 @@ use gradlane_core::collective::{
     device_collective,
 };
 use gradlane_core::config::Config;
-use gradlane_core::cuda::Mark;
+use gradlane_core::cuda::{Mark, OnIssue};
 use gradlane_core::device::{CudaDevice, Device};
 use gradlane_core::local::PrivateSocket;
 use gradlane_core::mem::{Copies, DeviceRegion, Doubt, Ordinal};
@@ -160,7 +160,8 @@ impl DeviceRank {
         let regions = |runs: &[(u64, usize)]| {
             runs.iter().map(|(address, len)| DeviceRegion::new(self.device, *address, *len)).collect()
         };
-        let memory = DeviceMemory { source: regions(source), destination: regions(destination), after: vec![mark] };
+        let (after, issued) = (vec![mark], OnIssue::nobody());
+        let memory = DeviceMemory { source: regions(source), destination: regions(destination), after, issued };
         let claim = Claim {
             op,
             dtype,

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex};
 
-use gradlane_core::cuda::Mark;
+use gradlane_core::cuda::{Mark, OnIssue};
 use gradlane_core::device::{Device, HostDevice, Transfer};
 use gradlane_core::engine::{Memory, Submission};
 use gradlane_core::mem::{Copies, DeviceRegion, Doubt, Lease, Ordinal};
@@ -72,7 +72,7 @@ impl TestDevice {
             std::mem::take(&mut state.held)
         };
         for (transfer, done) in held {
-            self.inner.copy(transfer, &[], done);
+            self.inner.copy(transfer, &[], OnIssue::nobody(), done);
         }
     }
 
@@ -82,7 +82,7 @@ impl TestDevice {
     /// If none is.
     pub fn let_one_through(&self) {
         let (transfer, done) = self.state.lock().expect(LOCK).held.pop_front().expect("one is held");
-        self.inner.copy(transfer, &[], done);
+        self.inner.copy(transfer, &[], OnIssue::nobody(), done);
     }
 
     /// Waits until so many copies of this direction were asked for, and says where they begin on the device.
@@ -125,13 +125,13 @@ impl Device for TestDevice {
         self.inner.encodes(dtype, encoding)
     }
 
-    fn copy(&self, transfer: Transfer, after: &[Mark], done: Done<()>) {
+    fn copy(&self, transfer: Transfer, after: &[Mark], issued: OnIssue, done: Done<()>) {
         let (direction, at) = match &transfer {
             Transfer::Out { from: runs, .. } | Transfer::Encode { from: runs, .. } => {
                 (Direction::Out, runs[0].address())
             }
             Transfer::In { to: runs, .. } | Transfer::Decode { to: runs, .. } => (Direction::In, runs[0].address()),
-            Transfer::Within { .. } => return self.inner.copy(transfer, after, done),
+            Transfer::Within { .. } => return self.inner.copy(transfer, after, issued, done),
         };
         let mut state = self.state.lock().expect(LOCK);
         state.asked.push((direction, at));
@@ -146,7 +146,7 @@ impl Device for TestDevice {
             return state.held.push_back((transfer, done));
         }
         drop(state);
-        self.inner.copy(transfer, after, done);
+        self.inner.copy(transfer, after, issued, done);
     }
 
     fn shutdown(&self, doubt: &Doubt) {

@@ -8,7 +8,7 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, unbounded};
 use fakecuda::Control;
 use gradlane_core::config::Config;
-use gradlane_core::cuda::{Mark, describe};
+use gradlane_core::cuda::{Mark, OnIssue, describe};
 use gradlane_core::device::{CudaDevice, Device, Transfer};
 use gradlane_core::mem::{DeviceRegion, Doubt, Lease, Ordinal, Region};
 use gradlane_core::types::Done;
@@ -20,6 +20,8 @@ use gradlane_tests::patience::eventually;
 /// Longer than any pause of a busy machine between two calls: a wait that is missing shows every time.
 const LAG_US: u64 = 100_000;
 const MIB: usize = 1 << 20;
+
+mod following;
 
 #[test]
 fn copies_of_all_lengths_are_exact_in_every_direction() {
@@ -130,8 +132,8 @@ fn a_direction_that_waits_does_not_hold_the_others_up() {
         let order = order.0.clone();
         Done::new(move |outcome: Result<()>| drop(order.send((name, outcome))))
     };
-    world.cuda.copy(Transfer::Out { from: vec![world.memory(late, MIB)], to }, &[mark], tell("out"));
-    world.cuda.copy(Transfer::In { from, to: vec![world.memory(ready, MIB)] }, &[], tell("in"));
+    world.cuda.copy(Transfer::Out { from: vec![world.memory(late, MIB)], to }, &[mark], OnIssue::nobody(), tell("out"));
+    world.cuda.copy(Transfer::In { from, to: vec![world.memory(ready, MIB)] }, &[], OnIssue::nobody(), tell("in"));
     let ended: Vec<_> = (0..2).map(|_| order.1.recv_timeout(PATIENCE).unwrap()).collect();
     assert_eq!(ended, [("in", Ok(())), ("out", Ok(()))]);
 }
@@ -446,7 +448,7 @@ impl World {
     fn begin(&self, transfer: Transfer, after: &[Mark]) -> Receiver<Result<()>> {
         let (sender, outcome) = unbounded();
         // A test that has failed no longer listens.
-        self.cuda.copy(transfer, after, Done::new(move |result| drop(sender.send(result))));
+        self.cuda.copy(transfer, after, OnIssue::nobody(), Done::new(move |result| drop(sender.send(result))));
         outcome
     }
 

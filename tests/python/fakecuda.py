@@ -7,7 +7,10 @@ of the library, in the order that the driver promises.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import threading
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -81,6 +84,51 @@ def consume(stream: int, address: int, size: int, device: int = 0) -> bytes:
     content = ctypes.create_string_buffer(size)
     call("fakecuda_consume", device, ctypes.c_size_t(stream), ctypes.c_uint64(address), content, ctypes.c_size_t(size))
     return content.raw
+
+
+def finish(stream: int, device: int = 0) -> None:
+    """Waits until the stream has done all that was put into it: as a test does before it looks at memory."""
+    call("fakecuda_finish", device, ctypes.c_size_t(stream))
+
+
+GATE_SECONDS = 60.0
+"""A gate that a failed test leaves closed opens by itself."""
+
+
+@contextlib.contextmanager
+def closed_gate(stream: int, device: int = 0) -> Iterator[threading.Event]:
+    """Holds a stream up inside, or until the yielded event is set: a kernel that takes as long as the test wants.
+
+    Memory of the device must not be freed meanwhile, because that waits for all of its work.
+    """
+    opened = threading.Event()
+    function = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: opened.wait(GATE_SECONDS))
+    _functions.append(function)
+    in_context(device, "cuLaunchHostFunc", ctypes.c_size_t(stream), function, None)
+    try:
+        yield opened
+    finally:
+        opened.set()
+
+
+_functions: list[object] = []
+"""Those that a stream may still call."""
+
+
+def in_context(device: int, name: str, *arguments: object) -> None:
+    """Calls a function of the driver in the device's context."""
+    call("cuCtxPushCurrent_v2", context(device))
+    try:
+        call(name, *arguments)
+    finally:
+        call("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
+
+
+def calls(name: str) -> int:
+    """How often this process called a function of the driver."""
+    value = ctypes.c_uint64()
+    call("fakecuda_calls", name.encode(), ctypes.byref(value))
+    return value.value
 
 
 class Array:

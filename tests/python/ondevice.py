@@ -1,8 +1,9 @@
 """PyTorch's tensors over memory of the driver that is not one, so that `gradlane.torch` takes its way for CUDA tensors.
 
-For PyTorch they are tensors on the CPU: it computes at once and knows no streams. For Gradlane they are on a device,
-whose memory they really lie in: what they are made from is moved there as it is made, and freed when PyTorch gives it
-up, so that the driver refuses whoever still uses it. What this cannot show: kernels that are still running when a
+For PyTorch they are tensors on the CPU: it computes at once, after all that is in the current stream by then, as if the
+computation were a kernel in that stream. For Gradlane they are on a device, whose memory they really lie in: what they
+are made from is moved there as it is made, and freed when PyTorch gives it up, so that the driver refuses whoever still
+uses it. What this cannot show: kernels that are still running when a
 tensor is submitted or its sum is used (`test_cuda` shows that with arrays), PyTorch's allocator, and its own wrapper,
 whose buckets are made where this does not reach.
 """
@@ -11,18 +12,28 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from fakecuda import allocate, free, user_stream
+from fakecuda import allocate, finish, free, user_stream, wait_in
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 _devices: dict[int, int] = {}
 """The device of each storage, by its address."""
+
+
+_current: dict[int, int] = {}
+"""The current stream of each device."""
+
+
+def _finish_streams(devices: Iterable[int]) -> None:
+    """What a kernel in the current streams of these devices would do before it begins."""
+    for device in set(devices):
+        finish(_current[device], device)
 
 
 class _Memory:
@@ -67,6 +78,16 @@ def bring_module(module: torch.nn.Module, device: int = 0) -> torch.nn.Module:
     return module
 
 
+class _Stream(SimpleNamespace):
+    """A stream as PyTorch has it."""
+
+    def __init__(self, cuda_stream: int, device: int) -> None:
+        super().__init__(cuda_stream=cuda_stream, device=device)
+
+    def wait_stream(self, other: SimpleNamespace) -> None:
+        wait_in(self.cuda_stream, other.cuda_stream, self.device)
+
+
 class Carry(torch.autograd.Function):
     """What `tensor.to(device)` is there; None is the CPU."""
 
@@ -81,13 +102,14 @@ class Carry(torch.autograd.Function):
 
 
 def _copied(tensor: torch.Tensor, device: int | None) -> torch.Tensor:
+    _finish_streams([home for home in [device_of(tensor)] if home is not None])
     with _disable_current_modes():
         copy = tensor.detach().clone(memory_format=torch.contiguous_format)
         return copy if device is None else bring(copy, device)
 
 
 class _Resident(TorchDispatchMode):
-    """Whatever is computed from tensors of a device lies on it."""
+    """Whatever is computed from tensors of a device lies on it, and is computed after the work of its current stream."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -95,9 +117,11 @@ class _Resident(TorchDispatchMode):
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
         given = [value for value in tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)]
         devices = [device for device in map(device_of, given) if device is not None]
+        if not func.is_view:  # a view reads nothing
+            _finish_streams(devices)
+        result = func(*args, **(kwargs or {}))
         if devices:
             known = {value.untyped_storage().data_ptr() for value in given if value.layout is torch.strided}
             for made in tree_leaves(result):
@@ -114,8 +138,8 @@ def cuda_as_far_as_gradlane_sees(monkeypatch: pytest.MonkeyPatch) -> Iterator[Si
     The current stream is what `stream` of the yielded object says, by device; `recorded` are the tensors that PyTorch's
     allocator was told of.
     """
-    streams = {0: user_stream(0), 1: user_stream(1)}
-    seen = SimpleNamespace(stream=streams, recorded=[])
+    _current.update({0: user_stream(0), 1: user_stream(1)})
+    seen = SimpleNamespace(stream=_current, recorded=[])
     monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda tensor: device_of(tensor) is not None))
     monkeypatch.setattr(torch.Tensor, "get_device", lambda tensor: device_of(tensor))
     host_copy = torch.Tensor.cpu
@@ -123,6 +147,7 @@ def cuda_as_far_as_gradlane_sees(monkeypatch: pytest.MonkeyPatch) -> Iterator[Si
         torch.Tensor, "cpu", lambda tensor: host_copy(tensor) if device_of(tensor) is None else _copied(tensor, None)
     )
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, _: seen.recorded.append(tensor.shape))
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=seen.stream[device]))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: _Stream(seen.stream[device], device))
+    monkeypatch.setattr(torch.cuda, "ExternalStream", _Stream)
     with _Resident():
         yield seen

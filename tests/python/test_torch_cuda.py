@@ -50,6 +50,7 @@ def copied():
         return None
 
     def total():
+        gl.synchronize()  # copies for which only a stream waits are counted when they are done
         return [counter(name, device) for name in ("bytes_d2h", "bytes_h2d") for device in (0, 1)]
 
     before = total()

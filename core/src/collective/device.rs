@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::dataflow::Dataflow;
 use crate::collective::order::Claim;
-use crate::cuda::Mark;
+use crate::cuda::{Mark, OnIssue};
 use crate::error::{Error, Result};
 use crate::mem::{DeviceRegion, Doubt};
 use crate::types::{Done, Slot, Time};
@@ -21,6 +21,8 @@ pub struct DeviceMemory {
     pub destination: Vec<DeviceRegion>,
     /// Marks that must be reached before the memory is used.
     pub after: Vec<Mark>,
+    /// Who is told once the operation is on a stream.
+    pub issued: OnIssue,
 }
 
 /// An operation that all ranks of the machine have submitted, and that is next on all of them.

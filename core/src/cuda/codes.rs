@@ -12,6 +12,8 @@ pub(crate) const SUCCESS: Code = 0;
 pub(crate) const INVALID_VALUE: Code = 1;
 /// The process, or the interpreter in it, is ending.
 pub(crate) const DEINITIALIZED: Code = 4;
+/// The stream or event does not exist, or not any more.
+pub(crate) const INVALID_HANDLE: Code = 400;
 /// The event has not been reached yet.
 pub(crate) const NOT_READY: Code = 600;
 
@@ -60,7 +62,7 @@ pub(crate) fn describe(code: Code) -> String {
         221 => "the driver's compiler is missing",
         223 => "the driver may not compile",
         304 => "the operating system refused",
-        400 => "the handle is not valid",
+        INVALID_HANDLE => "the handle is not valid",
         NOT_READY => "not ready",
         700 => "a kernel accessed an illegal address",
         701 => "too few resources to launch",

@@ -91,6 +91,12 @@ impl Context {
         if status != 0 || codes::is_capture(code) {
             return Err(self.captured());
         }
+        if code == codes::INVALID_HANDLE {
+            return Err(Error::InvalidArgument {
+                what: format!("stream {stream:p} does not exist on {}", name(self.device)),
+                hint: "keep a stream until the handles of its tensors have been waited for".to_owned(),
+            });
+        }
         self.checked("asking whether its stream is captured", code)
     }
 
@@ -100,7 +106,7 @@ impl Context {
                 "a stream of {} is captured into a CUDA graph, and a graph cannot exchange with other processes",
                 name(self.device)
             ),
-            hint: "call push_pull outside of the capture, after the graph was replayed".to_owned(),
+            hint: "submit tensors and wait for their handles outside of the capture, before or after the graph is replayed".to_owned(),
         }
     }
 

@@ -47,7 +47,7 @@ pub(crate) use driver::Driver;
 pub use event::Event;
 #[cfg(feature = "cuda")]
 pub(crate) use kernels::Kernels;
-pub use mark::Mark;
+pub use mark::{Mark, Marks, OnIssue};
 #[cfg(feature = "cuda")]
 pub(crate) use memory::DeviceMemory;
 #[cfg(feature = "cuda")]

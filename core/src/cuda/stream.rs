@@ -29,12 +29,33 @@ impl Context {
     /// # Errors
     /// [`Error::FailedPrecondition`](crate::Error::FailedPrecondition) while the stream is captured into a graph, [`Error::Device`](crate::Error::Device) if the device failed.
     pub(crate) fn mark(self: &Arc<Self>, stream: u64) -> Result<Mark> {
-        let raw = ptr::without_provenance_mut(usize::try_from(stream).expect("a handle is a pointer"));
+        let raw = raw_stream(stream);
         self.within(|| {
             self.refuse_capture(raw)?;
             Ok(Mark::Event(Event::record(self, raw)?))
         })
     }
+
+    /// Makes later work of the framework's `stream` wait for `event`. Like [`mark`](Self::mark), it does not wait itself.
+    ///
+    /// # Errors
+    /// As [`mark`](Self::mark).
+    pub(super) fn let_wait(&self, stream: u64, event: &Event) -> Result<()> {
+        let raw = raw_stream(stream);
+        self.within(|| {
+            // First, because a wait for what is outside of a graph would break the capture.
+            self.refuse_capture(raw)?;
+            // SAFETY: the driver knows the stream, as was just asked; the event is alive and recorded, and its next use does not change
+            // this wait.
+            let code = unsafe { (self.api().stream_wait)(raw, event.raw(), 0) };
+            self.checked("letting the caller's stream wait", code)
+        })
+    }
+}
+
+/// The driver's handle of a stream of the framework.
+fn raw_stream(stream: u64) -> CUstream {
+    ptr::without_provenance_mut(usize::try_from(stream).expect("a handle is a pointer"))
 }
 
 /// A stream that the engine owns. It synchronises with no other stream, not even the default stream, except through [`wait`](Self::wait).

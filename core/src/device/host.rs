@@ -12,7 +12,7 @@ use crossbeam_channel::{Receiver, Sender, unbounded};
 
 use super::{Device, Transfer};
 use crate::codec;
-use crate::cuda::Mark;
+use crate::cuda::{Mark, OnIssue};
 use crate::error::{Error, Result};
 use crate::local::SharedBacking;
 use crate::mem::{Copies, DeviceRegion, Doubt, Lease, Ordinal, Pool, Region};
@@ -87,7 +87,7 @@ impl Device for HostDevice {
         encoding != Encoding::Plain && encoding.encodes(dtype)
     }
 
-    fn copy(&self, transfer: Transfer, _after: &[Mark], done: Done<()>) {
+    fn copy(&self, transfer: Transfer, _after: &[Mark], _issued: OnIssue, done: Done<()>) {
         let queue = match transfer {
             Transfer::Out { .. } | Transfer::Encode { .. } => 0,
             Transfer::In { .. } | Transfer::Decode { .. } => 1,
@@ -242,12 +242,12 @@ mod tests {
         let (mut there, mut here) = ([7; 4], [0; 4]);
         let (sender, outcome) = mpsc::channel();
         let transfer = Transfer::Out { from: vec![run(&mut there)], to: region_of(&mut here) };
-        device.copy(transfer, &[], Done::new(move |outcome| sender.send(outcome).unwrap()));
+        device.copy(transfer, &[], OnIssue::nobody(), Done::new(move |outcome| sender.send(outcome).unwrap()));
         device.shutdown(&Doubt::default());
         assert_eq!((outcome.recv(), here), (Ok(Ok(())), [7; 4]));
         let (sender, outcome) = mpsc::channel();
         let transfer = Transfer::Within { from: run(&mut there), to: run(&mut there) };
-        device.copy(transfer, &[], Done::new(move |outcome| sender.send(outcome).unwrap()));
+        device.copy(transfer, &[], OnIssue::nobody(), Done::new(move |outcome| sender.send(outcome).unwrap()));
         assert!(matches!(outcome.recv(), Ok(Err(Error::Unavailable { .. }))));
     }
 
@@ -270,7 +270,7 @@ mod tests {
 
     fn copy(device: &HostDevice, transfer: Transfer) {
         let (sender, outcome) = mpsc::channel();
-        device.copy(transfer, &[], Done::new(move |outcome| sender.send(outcome).unwrap()));
+        device.copy(transfer, &[], OnIssue::nobody(), Done::new(move |outcome| sender.send(outcome).unwrap()));
         assert_eq!(outcome.recv_timeout(Duration::from_secs(20)), Ok(Ok(())));
     }
 }

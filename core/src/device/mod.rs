@@ -9,7 +9,7 @@ pub mod host;
 use std::fmt;
 
 use crate::codec::Coding;
-use crate::cuda::Mark;
+use crate::cuda::{Mark, OnIssue};
 use crate::error::Result;
 use crate::mem::{DeviceRegion, Doubt, Lease, Ordinal, Region};
 use crate::types::{DType, Done, Encoding};
@@ -44,9 +44,9 @@ pub trait Device: Send + Sync + fmt::Debug {
     /// Whether copies of this device can encode elements of this type and decode them.
     fn encodes(&self, dtype: DType, encoding: Encoding) -> bool;
 
-    /// Copies once every mark of `after` is reached. A thread of the device calls `done` when the copy no longer uses the memory. If the
-    /// device fails, the error is [`Device`](crate::Error::Device).
-    fn copy(&self, transfer: Transfer, after: &[Mark], done: Done<()>);
+    /// Copies once every mark of `after` is reached. `issued` is told when the copy is on a stream. A thread of the device calls `done` when
+    /// the copy no longer uses the memory. If the device fails, the error is [`Device`](crate::Error::Device).
+    fn copy(&self, transfer: Transfer, after: &[Mark], issued: OnIssue, done: Done<()>);
 
     /// Ends all copies with an error, and ends the threads. If a device does not stop in time, raises `doubt` for ever: the device may still
     /// use memory of these copies. As long as `doubt` exists, the device's own memory is not freed. Idempotent.

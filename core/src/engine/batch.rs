@@ -7,12 +7,14 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use super::driver::{Engine, leaving};
-use super::handle::{Canceller, Handle};
+use super::driver::Engine;
+use super::handle::{Handle, Issue};
+use super::keeper::{Submissions, ending};
 use super::memory::Memory;
 use super::metrics::Metrics;
 use super::room::Room;
 use super::submit::{HERE_BYTES_MAX, check, check_ranks, encodes};
+use crate::cuda::Marks;
 use crate::error::{Error, Result};
 use crate::types::{Done, Op, Priority, TensorKey, TensorSpec};
 use crate::worker::{Accepted, Tally, Tensor, Terms};
@@ -69,6 +71,15 @@ impl Batch {
             return invalid("a batch of no tensors".to_owned(), "do not submit an empty batch");
         }
         Ok(Self { tensors, keys })
+    }
+
+    /// The first of its names, and how many more there are, for messages.
+    fn names(&self) -> String {
+        match self.tensors.as_slice() {
+            [only] => only.name.clone(),
+            [first, rest @ ..] => format!("{} and {} more", first.name, rest.len()),
+            [] => String::new(),
+        }
     }
 
     /// Its tensors, in order.
@@ -135,6 +146,7 @@ impl Engine {
             check(tensor, &member.source, &member.destination, op, weight, self.device())?;
         }
         check_ranks(&batch.tensors, op, || self.size())?;
+        self.shared.followed.check()?;
         let bytes = members.iter().map(|member| member.source.len() as u64).sum();
         let room = Room::enter(&self.room, bytes, timeout)?;
 
@@ -153,8 +165,11 @@ impl Engine {
                 state.worker.submit_all(now, &batch.tensors, describe, Terms { op, weight, timeout })?;
             entered();
             let ids = first..first + submissions.len() as u64;
-            let (handle, done) = Handle::new(first, Some(self.canceller(ids.clone())), leaving(room, then));
-            let open = Arc::new(Open::new(submissions.len(), done));
+            let (followed, keeper) = (&self.shared.followed, Submissions::of_batch(&self.shared, ids.clone()));
+            let then = ending(room, followed, batch.names(), then);
+            let (handle, done) = Handle::new(first, Some(keeper), Arc::clone(followed), then);
+            let is_on_device = members.iter().any(|member| member.source.device().is_some());
+            let open = Arc::new(Open::new(submissions.len(), is_on_device.then(|| handle.issue()), done));
             let mut members: Vec<Option<Member>> = members.into_iter().map(Some).collect();
             for (id, of) in ids.zip(submissions) {
                 let memory = of.as_slice().iter().map(|index| {
@@ -162,7 +177,7 @@ impl Engine {
                         members[*index].take().expect("each member is in one submission");
                     (source, destination)
                 });
-                state.loans.lend(id, &taken, memory.collect(), Open::member(&open));
+                state.loans.lend(id, &taken, memory.collect(), Open::issue_of_member(&open), Open::member(&open));
             }
             Ok(handle)
         });
@@ -170,24 +185,45 @@ impl Engine {
         Metrics::add(&self.shared.metrics.submissions, count);
         Ok(self.polling(handle))
     }
-
-    /// Cancels all of these submissions, under one lock.
-    fn canceller(&self, ids: std::ops::Range<u64>) -> Canceller {
-        let shared = Arc::downgrade(&self.shared);
-        Arc::new(move |_| {
-            if let Some(shared) = shared.upgrade() {
-                shared.report(|state, now| ids.clone().for_each(|id| state.worker.cancel(now, id)));
-            }
-        })
-    }
 }
 
-/// A batch under way: its open members, and the token that reports its end.
-pub(super) struct Open(Mutex<(Tally, Option<Done<()>>)>);
+/// A batch under way: its open members, and the tokens that report its progress.
+pub(super) struct Open {
+    ends: Mutex<(Tally, Option<Done<()>>)>,
+    /// `None` for host memory.
+    issues: Option<Mutex<Unissued>>,
+}
+
+/// The members of a batch whose work is not on their device, the marks of the others, and what tells the handle in the end.
+struct Unissued {
+    members: usize,
+    marks: Marks,
+    issue: Option<Issue>,
+}
 
 impl Open {
-    pub(super) fn new(members: usize, done: Done<()>) -> Self {
-        Self(Mutex::new((Tally::new(members, None), Some(done))))
+    pub(super) fn new(members: usize, issue: Option<Issue>, done: Done<()>) -> Self {
+        let unissued = |issue| Mutex::new(Unissued { members, marks: Marks::default(), issue: Some(issue) });
+        Self { ends: Mutex::new((Tally::new(members, None), Some(done))), issues: issue.map(unissued) }
+    }
+
+    /// What tells the batch that all work of a member is on its device; `None` for host memory.
+    pub(super) fn issue_of_member(open: &Arc<Self>) -> Option<Issue> {
+        open.issues.as_ref()?;
+        let open = Arc::clone(open);
+        Some(Box::new(move |marks| open.issued(marks)))
+    }
+
+    fn issued(&self, marks: Marks) {
+        let Some(issues) = &self.issues else { return };
+        let mut left = issues.lock().expect(LOCK);
+        left.marks.extend(marks);
+        left.members -= 1;
+        if left.members == 0 {
+            let (issue, marks) = (left.issue.take(), std::mem::take(&mut left.marks));
+            drop(left);
+            issue.expect("one member is the last")(marks);
+        }
     }
 
     /// The token of a member.
@@ -197,7 +233,7 @@ impl Open {
     }
 
     fn ended(&self, outcome: Result<()>) {
-        let mut left = self.0.lock().expect("nobody panics while holding it");
+        let mut left = self.ends.lock().expect(LOCK);
         if let Some(outcome) = left.0.ended(outcome) {
             let done = left.1.take();
             drop(left);
@@ -205,6 +241,8 @@ impl Open {
         }
     }
 }
+
+const LOCK: &str = "nobody panics while holding it";
 
 #[cfg(test)]
 mod tests {
@@ -231,8 +269,8 @@ mod tests {
             (vec![Ok(()), Err(cancelled.clone()), Err(other.clone())], Err(cancelled)),
             (vec![Err(other.clone()), Ok(()), Ok(())], Err(other)),
         ] {
-            let (handle, done) = Handle::new(1, None, |_| {});
-            let open = Arc::new(Open::new(outcomes.len(), done));
+            let (handle, done) = Handle::new(1, None, Arc::default(), |_| {});
+            let open = Arc::new(Open::new(outcomes.len(), None, done));
             let mut members: Vec<_> = outcomes.iter().map(|_| Open::member(&open)).collect();
             for outcome in outcomes {
                 assert_eq!(handle.outcome(), None);
@@ -244,8 +282,8 @@ mod tests {
 
     #[test]
     fn a_member_that_is_dropped_fails_the_batch() {
-        let (handle, done) = Handle::new(1, None, |_| {});
-        let open = Arc::new(Open::new(1, done));
+        let (handle, done) = Handle::new(1, None, Arc::default(), |_| {});
+        let open = Arc::new(Open::new(1, None, done));
         drop(Open::member(&open));
         assert!(matches!(handle.outcome(), Some(Err(Error::Internal { .. }))));
     }

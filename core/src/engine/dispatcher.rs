@@ -91,7 +91,7 @@ impl Dispatch for Dispatcher {
     fn carry_out(&self, shared: &Arc<Shared>, effects: Vec<Effect>, here_bytes_max: u64) {
         let mut effects = effects.into_iter().peekable();
         while let Some(effect) = effects.next() {
-            let resolves = matches!(effect, Effect::Resolve(..));
+            let resolves = wakes(&effect);
             match effect {
                 Effect::Wake(stage) => self.wake(shared, stage, here_bytes_max),
                 Effect::Abandon(Held::Exchange(exchange)) => shared.transport.abandon(exchange),
@@ -106,6 +106,7 @@ impl Dispatch for Dispatcher {
                     }
                 }
                 Effect::Resolve(done, outcome, tensors) => resolve(shared, done, outcome, tensors),
+                Effect::Issue(issue, marks) => issue(marks),
                 Effect::Declare { request, tensors, fuse } => declare(shared, request, tensors, fuse),
                 Effect::Undeclare { request, names } => undeclare(shared, request, names),
                 Effect::Dial(to) => dial(shared, to),
@@ -124,11 +125,16 @@ impl Dispatch for Dispatcher {
                 }
             }
             // So a thousand small ones wake it once.
-            if resolves && !matches!(effects.peek(), Some(Effect::Resolve(..))) {
+            if resolves && !effects.peek().is_some_and(wakes) {
                 wake_poller(shared);
             }
         }
     }
+}
+
+/// Whether a thread may wait for this effect on a handle.
+fn wakes(effect: &Effect) -> bool {
+    matches!(effect, Effect::Resolve(..) | Effect::Issue(..))
 }
 
 /// Makes a thread that waits for a handle look at it again.

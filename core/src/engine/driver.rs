@@ -6,11 +6,12 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use super::dispatcher::Dispatcher;
-use super::handle::{Canceller, Handle};
+use super::handle::{Handle, Keeper};
+use super::keeper::{Submissions, ending};
 use super::local_peers::{self, Books};
 use super::memory::Memory;
 use super::metrics::Metrics;
-use super::room::{Entered, Room};
+use super::room::Room;
 use super::shared::{Shared, Waiting};
 use super::stage_loop;
 use super::submit::{HERE_BYTES_MAX, check, check_ranks, encodes};
@@ -77,7 +78,7 @@ pub struct Engine {
     pub(super) coordinator: String,
     pub(super) credentials: Arc<Credentials>,
     pub(super) room: Arc<Room>,
-    cancel: Canceller,
+    keeper: Arc<dyn Keeper>,
     timeline: Arc<Timeline>,
     /// The engine has begun to leave.
     pub(super) leaving: Mutex<bool>,
@@ -152,12 +153,7 @@ impl Engine {
             }
         }));
         let room = Room::new(config.submit_bytes_max);
-        let cancelled = Arc::downgrade(&shared);
-        let cancel = Arc::new(move |id| {
-            if let Some(shared) = cancelled.upgrade() {
-                shared.report(|state, now| state.worker.cancel(now, id));
-            }
-        });
+        let keeper = Submissions::single(&shared);
         let timeline = Timeline::new(clock, config.timeline_bytes_max);
         let waiting = Arc::new(Waiting(Arc::clone(&shared)));
         let engine = Self {
@@ -169,7 +165,7 @@ impl Engine {
             coordinator,
             credentials,
             room: Arc::new(room),
-            cancel,
+            keeper,
             timeline: Arc::new(timeline),
             leaving: Mutex::default(),
         };
@@ -270,7 +266,7 @@ impl Engine {
     /// # Errors
     /// [`Error::Mismatch`](crate::Error::Mismatch) if another worker declared one of the names differently.
     pub fn declare(&self, tensors: Vec<TensorSpec>, fuse: bool, timeout: Option<Duration>) -> Result<()> {
-        let (handle, done) = Handle::new(0, None, |_| {});
+        let (handle, done) = Handle::new(0, None, Arc::default(), |_| {});
         let asked = self.shared.with(|state, _| {
             let request = state.worker.declare(tensors, fuse)?;
             match request {
@@ -291,7 +287,7 @@ impl Engine {
     /// them; [`Error::FailedPrecondition`](crate::Error::FailedPrecondition) if a tensor is still being declared or reduced; or why the
     /// job ended.
     pub fn undeclare(&self, names: &[String], timeout: Option<Duration>) -> Result<()> {
-        let (handle, done) = Handle::new(0, None, |_| {});
+        let (handle, done) = Handle::new(0, None, Arc::default(), |_| {});
         let asked = self.shared.with(|state, _| {
             let request = state.worker.undeclare(names)?;
             state.await_answer(request, done);
@@ -308,7 +304,8 @@ impl Engine {
     ///
     /// # Errors
     /// If the arguments are wrong: an invalid reduction, a length that does not match the shape, or another dtype or shape than this worker
-    /// declared before; or if the job has ended. All other errors resolve the handle.
+    /// declared before; or if the job has ended. Also the error of an earlier operation of which nobody was told, because a stream waits for
+    /// it ([`Handle::follow`]). All other errors resolve the handle.
     pub fn push_pull(&self, submission: Submission, then: impl FnOnce(u64) + Send + 'static) -> Result<Handle> {
         self.submit(submission, HERE_BYTES_MAX, &|| {}, then)
     }
@@ -325,6 +322,7 @@ impl Engine {
         let Submission { tensor, source, destination, op, weight, priority, timeout } = submission;
         check(&tensor, &source, &destination, op, weight, self.device())?;
         check_ranks(std::slice::from_ref(&tensor), op, || self.size())?;
+        self.shared.followed.check()?;
         let bytes = source.len() as u64;
         let room = Room::enter(&self.room, bytes, timeout)?;
         entered();
@@ -335,8 +333,11 @@ impl Engine {
             let taken = state.loans.take(&source, &destination);
             let taken = taken.map_err(|in_use| state.refusal(in_use, std::slice::from_ref(&tensor)))?;
             let id = state.worker.submit(now, &tensor, described, Terms { op, weight, timeout });
-            let (handle, done) = Handle::new(id, Some(Arc::clone(&self.cancel)), leaving(room, then));
-            state.loans.lend(id, &taken, vec![(source, destination)], done);
+            let followed = &self.shared.followed;
+            let then = ending(room, followed, &tensor.name, then);
+            let (handle, done) = Handle::new(id, Some(Arc::clone(&self.keeper)), Arc::clone(followed), then);
+            let issue = device.map(|_| handle.issue());
+            state.loans.lend(id, &taken, vec![(source, destination)], issue, done);
             Ok(handle)
         });
         let handle = handle.flatten()?;
@@ -365,8 +366,8 @@ impl Engine {
         handle.wait(patience.map(|patience| patience.saturating_sub(helped)))
     }
 
-    /// The first half of [`reduce`](Self::reduce): submits, and then does work on the calling thread until the handle resolves, at most for
-    /// `patience`. The caller must wait for the handle afterwards. `then` is that of [`push_pull`](Self::push_pull).
+    /// The first half of [`reduce`](Self::reduce): submits, and then does work on the calling thread until the handle resolves, or all work
+    /// is on devices, at most for `patience`. The caller must wait for the handle afterwards. `then` is that of [`push_pull`](Self::push_pull).
     ///
     /// # Errors
     /// As [`push_pull`](Self::push_pull).
@@ -393,7 +394,7 @@ impl Engine {
         // Only once there is room, because the wait for room may need another thread to do the work.
         let handle = submit(HERE_BYTES_MAX, &|| collective.announce())?;
         // A panic ends the handle as well.
-        let _ = self.shared.guard(|| collective.poll_announced(&|| handle.is_resolved(), patience));
+        let _ = self.shared.guard(|| collective.poll_announced(&|| handle.is_issued(), patience));
         Ok(handle)
     }
 
@@ -422,7 +423,7 @@ impl Engine {
             return Handle::resolved(0, Err(error));
         }
         let timeout = timeout.unwrap_or(self.config.step_timeout);
-        let (handle, done) = Handle::new(0, None, |_| {});
+        let (handle, done) = Handle::new(0, None, Arc::default(), |_| {});
         // If the engine is shut down, the token is dropped, which reports an error.
         if let Some(membership) = &*locked(&self.shared.membership) {
             membership.barrier(name.to_owned(), timeout, done);
@@ -435,14 +436,6 @@ impl Drop for Engine {
     fn drop(&mut self) {
         // No caller is left.
         let _ = self.leave(Duration::ZERO);
-    }
-}
-
-/// The function that a handle calls when it resolves: makes room for other submissions, then calls `then`.
-pub(super) fn leaving(room: Entered, then: impl FnOnce(u64) + Send + 'static) -> impl FnOnce(u64) + Send + 'static {
-    move |id| {
-        drop(room);
-        then(id);
     }
 }
 

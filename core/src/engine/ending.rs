@@ -14,13 +14,30 @@ impl Engine {
     ///
     /// # Errors
     /// [`Error::Timeout`] naming the workers that had not left by then; this process has left anyway.
+    ///
+    /// Operations for which a stream waits ([`Handle::follow`](super::Handle::follow)) are no pending ones: their caller was told that all is
+    /// well. They get `grace` to end first, and an error of one of them is returned after this process has left.
     pub fn shutdown(&self, grace: Duration) -> Result<()> {
-        self.leave(grace).map_err(|error| match error {
+        let late = match self.settle(Some(grace)) {
+            // Those fail below, with an error that says why.
+            Err(Error::Timeout { .. }) => Ok(()),
+            settled => settled,
+        };
+        let left = self.leave(grace).map_err(|error| match error {
             Error::Timeout { waited, .. } => {
                 Error::Timeout { what: format!("waiting for {} to leave", self.who_stays()), waited }
             }
             other => other,
-        })
+        });
+        left.and(late).and_then(|()| self.shared.followed.check())
+    }
+
+    /// Waits until all operations have ended for which streams wait, at most for `timeout`.
+    ///
+    /// # Errors
+    /// The first error among them of which nobody was told; [`Error::Timeout`] if some have not ended in time.
+    pub fn settle(&self, timeout: Option<Duration>) -> Result<()> {
+        self.shared.followed.settle(timeout)
     }
 
     /// The workers that have not left, as far as the coordinator still answers.

@@ -2,64 +2,94 @@
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::{Arc, Condvar, Mutex, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 
+use super::followed::{Followed, STILL_RUNNING};
+use crate::cuda::Marks;
 use crate::error::{Error, Result};
 use crate::local::Progress;
+use crate::mem::Ordinal;
 use crate::runtime::Clock;
-use crate::types::Done;
-
-/// The text of [`Handle::wait`]'s error if the operation goes on after the timeout.
-pub const STILL_RUNNING: &str = "waiting for an operation, which goes on";
+use crate::types::{Done, Time};
 
 /// An operation that was submitted. Resolves exactly once; every clone sees the outcome.
+///
+/// ```text
+/// under way ──all work is on the devices──► issued ──the work has ended──► resolved
+///     └──────── ended, or failed (host memory knows no other way) ────────────┘
+/// ```
 #[derive(Clone)]
 pub struct Handle {
     id: u64,
     slot: Arc<Slot>,
-    cancel: Option<Canceller>,
+    keeper: Option<Arc<dyn Keeper>>,
+    followed: Arc<Followed>,
     /// The component whose work a waiting thread can do.
     progress: Option<Weak<dyn Progress + Send + Sync>>,
 }
 
-/// Cancels the operation with this id. Shared by all handles of an engine.
-pub(super) type Canceller = Arc<dyn Fn(u64) + Send + Sync>;
+/// What a handle asks of the engine that has its operation. Shared by all handles of an engine.
+pub(super) trait Keeper: Send + Sync {
+    /// Cancels the operation with this id.
+    fn cancel(&self, id: u64);
+
+    /// A stream of the caller waits for the operation with this id, so whatever the caller submits from now on comes after it.
+    fn free_memory(&self, id: u64);
+}
+
+/// The end of an operation, as its handle tells it.
+pub(super) struct Ended<'a> {
+    pub(super) id: u64,
+    pub(super) outcome: &'a Result<()>,
+    /// Whether streams wait for it, whose caller was told that all is well.
+    pub(super) is_followed: bool,
+}
+
+/// Tells a handle that all work of its operation is on devices, before these marks.
+pub(super) type Issue = Box<dyn FnOnce(Marks) + Send>;
 
 #[derive(Default)]
 struct Slot {
     state: Mutex<Resolution>,
-    resolved: Condvar,
+    changed: Condvar,
 }
 
 #[derive(Default)]
 struct Resolution {
     outcome: Option<Result<()>>,
+    /// The marks after the operation, once all of its work is on devices.
+    issued: Option<Marks>,
+    is_followed: bool,
+    /// What to call once the operation is issued.
+    listener: Option<Box<dyn FnOnce() + Send>>,
     /// Wakes only if a thread waits, because a wake is a system call, and there may be a thousand small tensors.
     waiters: u32,
 }
 
 impl Handle {
     /// A handle and the token that resolves it. `then` runs once on the thread that resolves, before the outcome is visible, so that a
-    /// waiting thread finds all memory of the operation free. It must not use the handle.
-    pub(super) fn new(id: u64, cancel: Option<Canceller>, then: impl FnOnce(u64) + Send + 'static) -> (Self, Done<()>) {
+    /// waiting thread finds all memory of the operation free. It must not use the handle. `followed` counts the streams that wait for it.
+    pub(super) fn new(
+        id: u64,
+        keeper: Option<Arc<dyn Keeper>>,
+        followed: Arc<Followed>,
+        then: impl FnOnce(Ended<'_>) + Send + 'static,
+    ) -> (Self, Done<()>) {
         let slot = Arc::new(Slot::default());
         let there = Arc::clone(&slot);
         let done = Done::new(move |outcome| {
-            let mut state = there.state.lock().expect(LOCK);
-            state.outcome = Some(outcome);
+            let mut state = there.lock();
             // A panic of the callback must not keep those asleep who wait for the outcome.
-            let called = catch_unwind(AssertUnwindSafe(|| then(id)));
-            let waiters = state.waiters;
-            drop(state);
-            if waiters > 0 {
-                there.resolved.notify_all();
-            }
+            let ended = Ended { id, outcome: &outcome, is_followed: state.is_followed };
+            let called = catch_unwind(AssertUnwindSafe(|| then(ended)));
+            state.outcome = Some(outcome);
+            there.wake(state);
             if let Err(panic) = called {
                 resume_unwind(panic);
             }
         });
-        (Self { id, slot, cancel, progress: None }, done)
+        (Self { id, slot, keeper, followed, progress: None }, done)
     }
 
     /// The same handle. Its waiting threads poll `progress` unless another thread does.
@@ -68,10 +98,21 @@ impl Handle {
         Self { progress: Some(progress), ..self }
     }
 
+    /// What tells this handle that all work is on devices.
+    pub(super) fn issue(&self) -> Issue {
+        let there = Arc::clone(&self.slot);
+        Box::new(move |marks| {
+            let mut state = there.lock();
+            state.issued = Some(marks);
+            there.wake(state);
+        })
+    }
+
     /// A handle that is resolved already.
     pub fn resolved(id: u64, outcome: Result<()>) -> Self {
-        let state = Mutex::new(Resolution { outcome: Some(outcome), waiters: 0 });
-        Self { id, slot: Arc::new(Slot { state, resolved: Condvar::new() }), cancel: None, progress: None }
+        let state = Mutex::new(Resolution { outcome: Some(outcome), ..Resolution::default() });
+        let slot = Arc::new(Slot { state, changed: Condvar::new() });
+        Self { id, slot, keeper: None, followed: Arc::default(), progress: None }
     }
 
     /// Unique within its engine.
@@ -85,44 +126,149 @@ impl Handle {
     /// The operation's error, or [`Error::Timeout`] when `timeout` passes first; the operation then goes on.
     pub fn wait(&self, timeout: Option<Duration>) -> Result<()> {
         if let Some(outcome) = self.outcome() {
+            if outcome.is_err() {
+                self.followed.told(self.id);
+            }
             return outcome;
         }
         let clock = Clock::start();
-        let waited = || clock.now().since(crate::types::Time::ZERO);
-        let (enough, patience) = (|| self.is_resolved(), timeout.unwrap_or(Duration::MAX));
-        if let Some(progress) = self.progress.as_ref().and_then(Weak::upgrade) {
-            progress.poll(&enough, patience);
+        let outcome = self.slot_when(timeout, &clock, Resolution::is_resolved).outcome.clone();
+        let outcome = outcome.ok_or_else(|| still_running(&clock))?;
+        self.followed.count_host_wait();
+        if outcome.is_err() {
+            self.followed.told(self.id);
         }
-        let mut guard = self.slot.state.lock().expect(LOCK);
-        let unresolved = |state: &mut Resolution| state.outcome.is_none();
+        outcome
+    }
+
+    /// Waits until all work of the operation is on its devices, which is long before it has ended, and makes streams of the caller wait for
+    /// the end. `stream` tells the stream for a device, by the framework's handle; `None` has the calling thread wait for the end.
+    ///
+    /// Work that the caller puts into these streams afterwards sees the result. The caller may also submit the memory again. An error that
+    /// is found later comes from [`wait`](Self::wait), or else once from the engine's next submission, [`settle`](super::Engine::settle) or
+    /// shutdown. For host memory, and where the device has no streams, this is [`wait`](Self::wait).
+    ///
+    /// # Errors
+    /// As [`wait`](Self::wait). Those of [`Mark::precede`](crate::cuda::Mark::precede); the operation then goes on.
+    pub fn follow(&self, timeout: Option<Duration>, stream: impl Fn(Ordinal) -> Option<u64>) -> Result<()> {
+        let clock = Clock::start();
+        let state = self.slot_when(timeout, &clock, Resolution::is_issued);
+        let (outcome, marks) = (state.outcome.clone(), state.issued.clone());
+        drop(state);
+        let marks = match (outcome, marks) {
+            (Some(outcome), _) => return outcome,
+            (None, None) => return Err(still_running(&clock)),
+            (None, Some(marks)) => marks,
+        };
+        for mark in marks.iter() {
+            match mark.device().map(&stream) {
+                Some(Some(stream)) => mark.precede(stream)?,
+                Some(None) => return self.wait(timeout.map(|timeout| timeout.saturating_sub(waited(&clock)))),
+                None => {}
+            }
+        }
+        let mut state = self.slot.lock();
+        if let Some(outcome) = &state.outcome {
+            return outcome.clone();
+        }
+        if !std::mem::replace(&mut state.is_followed, true) {
+            self.followed.begin();
+            drop(state);
+            if let Some(keeper) = &self.keeper {
+                keeper.free_memory(self.id);
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until the state is `enough`, or for `timeout`.
+    fn slot_when(
+        &self,
+        timeout: Option<Duration>,
+        clock: &Clock,
+        enough: fn(&Resolution) -> bool,
+    ) -> MutexGuard<'_, Resolution> {
+        let is_enough = || enough(&self.slot.lock());
+        if let Some(progress) = self.progress.as_ref().and_then(Weak::upgrade).filter(|_| !is_enough()) {
+            progress.poll(&is_enough, timeout.unwrap_or(Duration::MAX));
+        }
+        let mut guard = self.slot.lock();
         guard.waiters += 1;
+        let waiting = |state: &mut Resolution| !enough(state);
         let mut guard = match timeout {
-            None => self.slot.resolved.wait_while(guard, unresolved).expect(LOCK),
+            None => self.slot.changed.wait_while(guard, waiting).expect(LOCK),
             Some(timeout) => {
-                let rest = timeout.saturating_sub(waited());
-                self.slot.resolved.wait_timeout_while(guard, rest, unresolved).expect(LOCK).0
+                let rest = timeout.saturating_sub(waited(clock));
+                self.slot.changed.wait_timeout_while(guard, rest, waiting).expect(LOCK).0
             }
         };
         guard.waiters -= 1;
-        let outcome = guard.outcome.clone();
-        outcome.unwrap_or_else(|| Err(Error::Timeout { what: STILL_RUNNING.to_owned(), waited: waited() }))
+        guard
     }
 
-    pub(super) fn is_resolved(&self) -> bool {
-        self.slot.state.lock().expect(LOCK).outcome.is_some()
+    /// Whether [`follow`](Self::follow) returns at once: all work is on devices, or has ended.
+    pub fn is_issued(&self) -> bool {
+        self.slot.lock().is_issued()
+    }
+
+    /// Calls `listener` once [`follow`](Self::follow) returns at once: now, or later on an engine's thread. It must not block. A handle has
+    /// one listener, the last.
+    pub fn when_issued(&self, listener: impl FnOnce() + Send + 'static) {
+        let mut state = self.slot.lock();
+        if state.is_issued() {
+            drop(state);
+            return listener();
+        }
+        state.listener = Some(Box::new(listener));
     }
 
     /// The outcome, if there is one yet.
     pub fn outcome(&self) -> Option<Result<()>> {
-        self.slot.state.lock().expect(LOCK).outcome.clone()
+        self.slot.lock().outcome.clone()
     }
 
     /// Cancels the operation. It resolves with [`Error::Cancelled`] once its memory is free, unless it has ended already.
     pub fn cancel(&self) {
-        if let Some(cancel) = &self.cancel {
-            cancel(self.id);
+        if let Some(keeper) = &self.keeper {
+            keeper.cancel(self.id);
         }
     }
+}
+
+impl Slot {
+    fn lock(&self) -> MutexGuard<'_, Resolution> {
+        self.state.lock().expect(LOCK)
+    }
+
+    /// Releases the lock and wakes the threads that wait for a change.
+    fn wake(&self, mut state: MutexGuard<'_, Resolution>) {
+        let (waiters, listener) = (state.waiters, state.listener.take());
+        drop(state);
+        if let Some(listener) = listener {
+            listener();
+        }
+        if waiters > 0 {
+            self.changed.notify_all();
+        }
+    }
+}
+
+impl Resolution {
+    fn is_resolved(&self) -> bool {
+        self.outcome.is_some()
+    }
+
+    fn is_issued(&self) -> bool {
+        self.is_resolved() || self.issued.is_some()
+    }
+}
+
+fn waited(clock: &Clock) -> Duration {
+    clock.now().since(Time::ZERO)
+}
+
+fn still_running(clock: &Clock) -> Error {
+    Error::Timeout { what: STILL_RUNNING.to_owned(), waited: waited(clock) }
 }
 
 impl fmt::Debug for Handle {
@@ -139,7 +285,7 @@ mod tests {
 
     #[test]
     fn a_wait_that_times_out_leaves_the_operation_running() {
-        let (handle, done) = Handle::new(1, None, |_| {});
+        let (handle, done) = Handle::new(1, None, Arc::default(), |_| {});
         assert!(matches!(handle.wait(Some(Duration::from_millis(1))), Err(Error::Timeout { .. })));
         done.ok(());
         assert_eq!(handle.wait(None), Ok(()));
@@ -147,8 +293,30 @@ mod tests {
     }
 
     #[test]
+    fn a_handle_is_followed_before_its_operation_ends_and_a_late_error_is_told_once() {
+        let followed = Arc::new(Followed::default());
+        let (sink, failure) = (Arc::clone(&followed), Error::Internal { what: "late".to_owned() });
+        let ended = move |Ended { id, outcome, is_followed }: Ended<'_>| {
+            assert!(is_followed);
+            sink.end(id, outcome, "grad");
+        };
+        let (handle, done) = Handle::new(1, None, Arc::clone(&followed), ended);
+        assert!(matches!(handle.follow(Some(Duration::ZERO), |_| Some(0)), Err(Error::Timeout { .. })));
+        let (sender, told) = std::sync::mpsc::channel();
+        handle.when_issued(move || sender.send(()).expect("the test listens"));
+        handle.issue()(Marks::default());
+        assert_eq!(told.try_recv(), Ok(()), "whoever listens hears of it");
+        assert!(handle.is_issued() && handle.outcome().is_none());
+        assert_eq!(handle.follow(None, |_| Some(0)), Ok(()));
+        done.err(failure.clone());
+        assert_eq!(followed.check(), Err(failure.clone()));
+        assert_eq!(handle.wait(None), Err(failure));
+        assert_eq!(followed.check(), Ok(()));
+    }
+
+    #[test]
     fn a_callback_that_panics_keeps_nobody_asleep() {
-        let (handle, done) = Handle::new(1, None, |_| panic!("planted"));
+        let (handle, done) = Handle::new(1, None, Arc::default(), |_| panic!("planted"));
         let waiting = std::thread::spawn({
             let handle = handle.clone();
             move || handle.wait(None)
@@ -160,7 +328,7 @@ mod tests {
 
     #[test]
     fn an_operation_that_is_dropped_resolves_with_an_error() {
-        let (handle, done) = Handle::new(1, None, |_| {});
+        let (handle, done) = Handle::new(1, None, Arc::default(), |_| {});
         drop(done);
         assert!(matches!(handle.wait(None), Err(Error::Internal { .. })));
     }

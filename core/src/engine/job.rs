@@ -16,6 +16,8 @@ use crate::worker::{Action, Meeting, Step, Use};
 /// The step.
 pub(super) struct Job {
     pub(super) task: Task,
+    /// Whether the task has its result after this step.
+    pub(super) is_last: bool,
     pub(super) work: Work,
 }
 
@@ -71,7 +73,7 @@ impl State {
         Some(self.job(now, step))
     }
 
-    fn job(&mut self, now: Time, Step { task, stage, action }: Step) -> Job {
+    fn job(&mut self, now: Time, Step { task, stage, is_last, action }: Step) -> Job {
         if let Some(trace) = &mut self.trace {
             trace.taken(now, &task, stage);
         }
@@ -102,7 +104,7 @@ impl State {
                 Work::Meet { operation, takes }
             }
         };
-        Job { task, work }
+        Job { task, is_last, work }
     }
 }
 

@@ -6,7 +6,9 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 
+use super::handle::Issue;
 use super::memory::Memory;
+use crate::cuda::{Mark, Marks};
 use crate::types::Done;
 
 /// The memory of the open submissions.
@@ -24,7 +26,12 @@ pub(super) struct Loans {
 struct Lent {
     memory: Vec<(Memory, Memory)>,
     done: Done<()>,
-    taken: Taken,
+    /// `None` once other operations may use the memory again.
+    taken: Option<Taken>,
+    /// Tells the handle of memory on a device that all work is on the device.
+    issue: Option<Issue>,
+    /// The marks after the work that is on the device.
+    marks: Marks,
 }
 
 /// Memory that was taken, to be [lent](Loans::lend). That of a batch is free again when the last clone of this is dropped, so with the
@@ -85,9 +92,40 @@ impl Loans {
         Ok(Taken(Some(runs)))
     }
 
-    /// Keeps memory that was taken until the submission ends; `done` reports the end.
-    pub(super) fn lend(&mut self, submission: u64, taken: &Taken, memory: Vec<(Memory, Memory)>, done: Done<()>) {
-        self.lent.insert(submission, Lent { memory, done, taken: taken.clone() });
+    /// Keeps memory that was taken until the submission ends; `done` reports the end. `issue` tells the handle earlier that all work is on a
+    /// device.
+    pub(super) fn lend(
+        &mut self,
+        submission: u64,
+        taken: &Taken,
+        memory: Vec<(Memory, Memory)>,
+        issue: Option<Issue>,
+        done: Done<()>,
+    ) {
+        let taken = Some(taken.clone());
+        self.lent.insert(submission, Lent { memory, done, taken, issue, marks: Marks::default() });
+    }
+
+    /// Adds a mark after work of the submission, unless it has ended.
+    pub(super) fn add_mark(&mut self, submission: u64, mark: Mark) {
+        if let Some(lent) = self.lent.get_mut(&submission) {
+            lent.marks.add(mark);
+        }
+    }
+
+    /// All work of the submission is on its device: what tells its handle, and the marks. `None` if its handle need not know.
+    pub(super) fn issued(&mut self, submission: u64) -> Option<(Issue, Marks)> {
+        let lent = self.lent.get_mut(&submission)?;
+        Some((lent.issue.take()?, std::mem::take(&mut lent.marks)))
+    }
+
+    /// Lets other operations use the memory of a submission although it has not ended, because they come after it on its device. Does
+    /// nothing if it has ended.
+    pub(super) fn free(&mut self, submission: u64) {
+        let Some(Lent { memory, taken, .. }) = self.lent.get_mut(&submission) else { return };
+        if let Some(Taken(None)) = taken.take() {
+            memory.iter().for_each(|(from, to)| self.singles.give_back(Run::of(from), Run::of(to)));
+        }
     }
 
     /// The memory of a submission, source and destination of each tensor.
@@ -103,11 +141,8 @@ impl Loans {
     /// # Panics
     /// If it has ended before.
     pub(super) fn end(&mut self, submission: u64) -> Done<()> {
-        let Lent { memory, done, taken } = self.lent.remove(&submission).expect("lent until its submission ends");
-        if let Taken(None) = taken {
-            memory.iter().for_each(|(from, to)| self.singles.give_back(Run::of(from), Run::of(to)));
-        }
-        done
+        self.free(submission);
+        self.lent.remove(&submission).expect("lent until its submission ends").done
     }
 
     /// Ends all submissions; the tokens that resolve their handles.
@@ -123,13 +158,14 @@ impl Loans {
 
     /// What uses some of these bytes.
     fn user(&self, from: Run, to: Run) -> User {
-        let user = self.lent.iter().find_map(|(submission, Lent { memory, .. })| {
-            let uses = |(source, destination): &(Memory, Memory)| {
-                let (read, landing) = (Run::of(source), Run::of(destination));
-                landing.overlaps(to) || landing.overlaps(from) || read.overlaps(to)
-            };
-            memory.iter().position(uses).map(|at| User::Tensor(*submission, at))
-        });
+        let user =
+            self.lent.iter().filter(|(_, lent)| lent.taken.is_some()).find_map(|(submission, Lent { memory, .. })| {
+                let uses = |(source, destination): &(Memory, Memory)| {
+                    let (read, landing) = (Run::of(source), Run::of(destination));
+                    landing.overlaps(to) || landing.overlaps(from) || read.overlaps(to)
+                };
+                memory.iter().position(uses).map(|at| User::Tensor(*submission, at))
+            });
         user.unwrap_or(if from != to && from.overlaps(to) { User::ThisCall } else { User::Batch })
     }
 }
@@ -353,6 +389,21 @@ mod tests {
         lend(&mut loans, true, &[[(7, 1); 2]]);
     }
 
+    #[test]
+    fn memory_for_which_a_stream_waits_may_be_lent_again_before_its_operation_has_ended() {
+        for as_batch in [false, true] {
+            let mut loans = Loans::default();
+            let first = lend(&mut loans, as_batch, &[[(0, 20); 2]]);
+            assert!(one(&mut loans, [(0, 20); 2]).is_err());
+            loans.free(first);
+            let second = lend(&mut loans, false, &[[(0, 20); 2]]);
+            let _ = loans.end(first);
+            assert!(one(&mut loans, [(0, 20); 2]).is_err(), "the end of the first frees nothing of the second");
+            let _ = loans.end(second);
+            assert!(one(&mut loans, [(0, 20); 2]).is_ok());
+        }
+    }
+
     /// Lends one tensor, alone or as a batch; the submission.
     fn lend(loans: &mut Loans, as_batch: bool, pairs: &[Pair; 1]) -> u64 {
         let taken = if as_batch { all(loans, pairs) } else { one(loans, pairs[0]) };
@@ -361,7 +412,7 @@ mod tests {
 
     fn put(loans: &mut Loans, taken: &Taken, [from, to]: Pair) -> u64 {
         let submission = loans.lent.last_key_value().map_or(0, |(last, _)| last + 1);
-        loans.lend(submission, taken, vec![(memory(from), memory(to))], Done::new(|_| {}));
+        loans.lend(submission, taken, vec![(memory(from), memory(to))], None, Done::new(|_| {}));
         submission
     }
 

@@ -4,44 +4,67 @@ use std::sync::Arc;
 
 use super::batch::Open;
 use super::driver::Submission;
-use super::handle::Handle;
+use super::followed::Followed;
+use super::handle::{Ended, Handle};
 use super::memory::Memory;
 use super::submit::check;
+use crate::cuda::{Mark, Marks, OnIssue};
 use crate::device::{Device, Transfer};
 use crate::error::{Error, Result};
 use crate::types::{Done, Op};
 
 /// Reduces tensors without a server and without an engine, all or none. The handle has the number `id` and resolves when all of them are
-/// done: host memory when this returns, memory of a device when it has copied. `then` runs when the handle resolves, as that of
-/// [`Engine::push_pull`](super::Engine::push_pull).
+/// done: host memory when this returns, memory of a device when it has copied. `followed` counts the streams that wait for them. `then`
+/// runs when the handle resolves, as that of [`Engine::push_pull`](super::Engine::push_pull).
 ///
 /// # Errors
 /// [`Error::InvalidArgument`] for what [`Engine::push_pull`](super::Engine::push_pull) refuses, and for a reduction without meaning here:
-/// a weighted mean whose only weight is zero, a root that does not exist.
+/// a weighted mean whose only weight is zero, a root that does not exist. Also the error of an earlier operation of which nobody was told.
 pub fn reduce_alone(
     id: u64,
     submissions: Vec<Submission>,
     device: Option<&Arc<dyn Device>>,
+    followed: &Arc<Followed>,
     then: impl FnOnce(u64) + Send + 'static,
 ) -> Result<Handle> {
+    followed.check()?;
     for Submission { tensor, source, destination, op, weight, .. } in &submissions {
         check(tensor, source, destination, *op, *weight, device)?;
         check_alone(*op, *weight)?;
         tensor.participants.check_size(&tensor.name, 1)?;
     }
-    let (handle, done) = Handle::new(id, None, then);
-    let open = Arc::new(Open::new(submissions.len(), done));
+    let names = submissions.first().map(|submission| submission.tensor.name.clone()).unwrap_or_default();
+    let there = Arc::clone(followed);
+    let ended = move |Ended { id, outcome, is_followed }: Ended<'_>| {
+        then(id);
+        if is_followed {
+            there.end(id, outcome, &names);
+        }
+    };
+    let (handle, done) = Handle::new(id, None, Arc::clone(followed), ended);
+    let is_on_device = submissions.iter().any(|submission| submission.source.device().is_some());
+    let open = Arc::new(Open::new(submissions.len(), is_on_device.then(|| handle.issue()), done));
     for Submission { source, destination, .. } in submissions {
-        copy(source, destination, device, Open::member(&open));
+        let issued = Open::issue_of_member(&open).map_or_else(OnIssue::nobody, |issue| {
+            OnIssue::new(move |mark| {
+                let mut marks = Marks::default();
+                marks.add(mark);
+                issue(marks);
+            })
+        });
+        copy(source, destination, device, issued, Open::member(&open));
     }
     Ok(handle)
 }
 
-fn copy(source: Memory, destination: Memory, device: Option<&Arc<dyn Device>>, done: Done<()>) {
+fn copy(source: Memory, destination: Memory, device: Option<&Arc<dyn Device>>, issued: OnIssue, done: Done<()>) {
     match (source, destination, device) {
-        (Memory::Device { region: from, .. }, Memory::Device { region: to, .. }, _) if from == to => done.ok(()),
+        (Memory::Device { region: from, .. }, Memory::Device { region: to, .. }, _) if from == to => {
+            issued.issued(Mark::Reached);
+            done.ok(());
+        }
         (Memory::Device { region: from, after }, Memory::Device { region: to, after: and }, Some(device)) => {
-            device.copy(Transfer::Within { from, to }, &[after, and], done);
+            device.copy(Transfer::Within { from, to }, &[after, and], issued, done);
         }
         (Memory::Host(source), Memory::Host(mut destination), _) => {
             destination.copy_from(&source);

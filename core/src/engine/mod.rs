@@ -14,6 +14,7 @@
 //! [`Membership`](crate::runtime::Membership) holds the connection to the coordinator, [`Timer`](crate::runtime::Timer) wakes for deadlines; an idle engine runs none of its threads.
 
 mod bell;
+mod followed;
 mod handle;
 mod loans;
 mod memory;
@@ -28,6 +29,7 @@ mod wire;
 mod state;
 
 mod job;
+mod keeper;
 mod shared;
 
 mod dial;
@@ -46,7 +48,8 @@ mod local;
 
 pub use batch::{Batch, BatchSubmission, Member};
 pub use driver::{Engine, EngineOptions, Submission};
-pub use handle::{Handle, STILL_RUNNING};
+pub use followed::{Followed, STILL_RUNNING};
+pub use handle::Handle;
 pub use local::reduce_alone;
 pub use memory::Memory;
 pub use metrics::Metrics;

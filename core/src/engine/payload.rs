@@ -3,7 +3,7 @@
 use super::memory::Memory;
 use crate::codec::Coding;
 use crate::collective;
-use crate::cuda::Mark;
+use crate::cuda::{Mark, OnIssue};
 use crate::device::Transfer;
 use crate::mem::borrow::{Letter, Staging};
 use crate::mem::{DeviceRegion, Ordinal, Region};
@@ -114,7 +114,8 @@ impl Payload {
             Content::Device(OnDevice { source, destination, .. }) => {
                 let after = source.after.iter().chain(&destination.after).cloned().collect();
                 let (source, destination) = (source.regions_again(), destination.regions_again());
-                collective::Memory::Device(collective::DeviceMemory { source, destination, after })
+                let issued = OnIssue::nobody();
+                collective::Memory::Device(collective::DeviceMemory { source, destination, after, issued })
             }
             Content::Message(_) => unreachable!("a message meets no other rank"),
         }

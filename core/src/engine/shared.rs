@@ -4,6 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard};
 use std::time::Duration;
 
+use super::followed::Followed;
 use super::metrics::Metrics;
 use super::milestones::Milestones;
 use super::state::{Effect, State};
@@ -27,6 +28,8 @@ pub(super) struct Shared {
     /// Whether a device may still write memory of operations that have ended.
     pub(super) doubt: Doubt,
     pub(super) metrics: Metrics,
+    /// The operations for which streams of the caller wait.
+    pub(super) followed: Arc<Followed>,
     pub(super) wire: Wire,
     /// Which contributions carry a checksum.
     pub(super) checksum: Checksum,
@@ -62,11 +65,13 @@ impl Shared {
         worker: Worker,
         dispatch: Arc<dyn Dispatch>,
     ) -> Self {
+        let followed = Arc::new(Followed::counting(&metrics.stream_waits, &metrics.host_waits));
         Self {
             clock,
             transport,
             device,
             doubt: Doubt::default(),
+            followed,
             metrics,
             wire: Wire::new(),
             checksum,

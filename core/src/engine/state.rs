@@ -3,10 +3,12 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use super::handle::Issue;
 use super::loans::{InUse, Loans, User};
 use super::memory::Memory;
 use super::payload::Payload;
 use super::trace::{Subject, TaskTrace, Timeline};
+use crate::cuda::{Mark, Marks};
 use crate::error::{Error, Result};
 use crate::sched::{SideTable, TaskId};
 use crate::types::{Declined, Done, LinkId, TensorSpec, Time};
@@ -36,6 +38,8 @@ pub(super) enum Effect {
     Decline(Declined),
     /// With the number of tensors that it is about.
     Resolve(Done<()>, Result<()>, u64),
+    /// Tell a handle that all work is on devices, before these marks.
+    Issue(Issue, Marks),
     Declare {
         request: u64,
         tensors: Vec<TensorSpec>,
@@ -134,6 +138,10 @@ impl State {
                 Command::Resolve { submission, tensors, outcome } => {
                     Effect::Resolve(self.loans.end(submission), outcome, tensors)
                 }
+                Command::Issued { submission } => {
+                    let Some((issue, marks)) = self.loans.issued(submission) else { continue };
+                    Effect::Issue(issue, marks)
+                }
                 Command::Wake(stage) => Effect::Wake(stage),
                 Command::Abandon(held) => Effect::Abandon(held),
                 Command::Decline(declined) => Effect::Decline(declined),
@@ -149,6 +157,14 @@ impl State {
         }
         self.arm();
         std::mem::take(&mut self.effects)
+    }
+
+    /// All work of a task's last step is on its device, before `mark`.
+    pub(super) fn issued(&mut self, task: TaskId, mark: &Mark) {
+        for submission in self.worker.submissions_of(task) {
+            self.loans.add_mark(*submission, mark.clone());
+        }
+        self.worker.handle_issued(task);
     }
 
     /// The timer called.

@@ -191,6 +191,10 @@ metrics! {
         d2h_bytes: Counter of Bytes;
         /// Bytes of sums copied to devices.
         h2d_bytes: Counter of Bytes;
+        /// Operations on devices for whose end a stream waited, and no thread.
+        stream_waits: Counter of Count, shared;
+        /// Waits of the caller's threads for the end of an operation. A training step on devices has none for its gradients.
+        host_waits: Counter of Count, shared;
         /// Connections made to servers, again after a loss included.
         connections: Counter of Count;
         /// Connections among them that go through shared memory, to servers on this machine.

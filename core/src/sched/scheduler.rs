@@ -381,6 +381,12 @@ impl Scheduler {
         self.timers.first().map(|(at, _)| *at)
     }
 
+    /// Whether a task is in its last stage.
+    pub fn is_last(&self, id: TaskId) -> bool {
+        let (stage, route) = self.whereabouts(id);
+        self.pipeline.after(stage, route).is_none()
+    }
+
     /// The next command. Drain all commands after every input.
     pub fn next_command(&mut self) -> Option<Command> {
         if let Some(command) = self.commands.pop_front() {

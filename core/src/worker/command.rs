@@ -34,6 +34,12 @@ pub enum Command {
     },
     /// The task is gone: let go of the memory that it moved.
     Release(TaskId),
+    /// All that changes the memory of a submission is on its device, and none of it has failed yet. Comes at most once for each submission,
+    /// before [`Command::Resolve`], and never for a submission whose driver calls no [`handle_issued`](super::Worker::handle_issued).
+    Issued {
+        /// Which submission.
+        submission: u64,
+    },
     /// A submission ended, and no task holds its memory. Comes once for each submission.
     Resolve {
         /// Which submission.
@@ -147,6 +153,8 @@ pub struct Step {
     pub task: Task,
     /// The stage.
     pub stage: Stage,
+    /// Whether the task has its result after this step.
+    pub is_last: bool,
     /// What to do.
     pub action: Action,
 }

@@ -105,6 +105,8 @@ pub(super) struct Submission {
     pub(super) deadline: Option<Time>,
     /// Absent while the submission is parked.
     pub(super) group: Option<GroupId>,
+    /// How many of its parts are not on their device yet with all of their work.
+    pub(super) unissued: u32,
 }
 
 /// The tensors of a submission; several are in piece order. A single one costs no allocation.

@@ -72,6 +72,7 @@ impl Worker {
 
     /// Takes the end of a copy: the device has copied, or no longer uses the memory.
     pub fn handle_copied(&mut self, now: Time, task: TaskId, outcome: Result<()>) {
+        let outcome = outcome.map_err(|error| self.with_name(task, error));
         self.finish(now, task, outcome.map_or_else(Outcome::Failed, |()| Outcome::Done));
     }
 
@@ -142,7 +143,7 @@ impl Worker {
                 Action::Meet(self.meeting(&task, stage))
             }
         };
-        Some(Step { task, stage, action })
+        Some(Step { task, stage, is_last: self.scheduler.is_last(task.id), action })
     }
 
     fn push(&mut self, now: Time, task: &Task) -> Option<Action> {
@@ -318,6 +319,11 @@ impl Worker {
                     Some(_) | None => detail,
                 };
                 Error::Stalled { tensor: named(tensor), round, missing, waited, detail }
+            }
+            Error::Device { device, what, cause } => {
+                let what =
+                    if what.contains("(tensor ") { what } else { format!("{what} (tensor {})", names.join(" + ")) };
+                Error::Device { device, what, cause }
             }
             Error::Checksum { tensor, round, from } => Error::Checksum { tensor: named(tensor), round, from },
             Error::InvalidArgument { what, hint } => {

@@ -147,6 +147,24 @@ impl Worker {
         layout.pieces.iter().enumerate().map(of)
     }
 
+    /// The submissions that a task serves; none if it was released.
+    pub fn submissions_of(&self, task: TaskId) -> &[u64] {
+        self.tasks.get(task).map_or(&[], |record| &record.part.tickets)
+    }
+
+    /// Takes the notice that the step of a task's last stage is on its device, with everything that it does to the task's memory. It may
+    /// come after the end of the step.
+    pub fn handle_issued(&mut self, task: TaskId) {
+        let Some(record) = self.tasks.get(task) else { return };
+        for id in &record.part.tickets {
+            let Some(submission) = self.submissions.get_mut(id) else { continue };
+            submission.unissued -= 1;
+            if submission.unissued == 0 {
+                self.commands.push_back(Command::Issued { submission: *id });
+            }
+        }
+    }
+
     fn fail(&mut self, now: Time, id: u64, group: Option<GroupId>, error: &Error) {
         match group {
             Some(group) => self.scheduler.fail_group(now, group, error.clone()),
@@ -191,7 +209,8 @@ impl Worker {
         let deadline = terms.timeout.map(|timeout| now + timeout);
         self.bytes_pending += bytes;
         self.tensors_pending += tensors.as_slice().len() as u64;
-        let submission = Submission { tensors, terms, bytes, priority, submitted: now, deadline, group: None };
+        let submission =
+            Submission { tensors, terms, bytes, priority, submitted: now, deadline, group: None, unissued: 0 };
         self.submissions.insert(id, submission);
         id
     }
@@ -210,7 +229,7 @@ impl Worker {
         self.last = submission.tensors.as_slice().last().map(|tensor| (tensor.key, submitted.round));
         let Submitted { name, round, shares, ready } = submitted;
         let group = self.scheduler.open_group(now, name, round, shares, submission.deadline);
-        submission.group = Some(group);
+        (submission.group, submission.unissued) = (Some(group), shares);
         self.groups.insert(group, id);
         for part in ready {
             self.enqueue(now, part);

@@ -114,6 +114,31 @@ fn a_device_that_knows_the_codec_encodes_in_its_copies() {
 }
 
 #[test]
+fn a_submission_is_issued_when_the_last_copies_of_all_its_parts_are_on_the_device() {
+    let mut world = World::joined();
+    let id = world.submit_with("w", Some(Ordinal(1)), None);
+    let Some(Command::Declare { request, tensors, .. }) = world.commands().pop() else { panic!("unknown") };
+    world.declared(request, &tensors);
+    let out = world.worker.take(world.now, Stage::CopyD2H).unwrap();
+    let task = out.task.id;
+    assert!(!out.is_last, "nothing has landed then");
+    world.worker.handle_copied(world.now, task, Ok(()));
+    world.worker.take(world.now, Stage::Push).unwrap();
+    world.worker.handle_pushed(world.now, task, Ok(()));
+    world.worker.take(world.now, Stage::Pull).unwrap();
+    world.worker.handle_pulled(world.now, task, Exchanged::Sum);
+    world.commands();
+    assert!(world.worker.take(world.now, Stage::CopyH2D).unwrap().is_last);
+    assert_eq!(world.worker.submissions_of(task), [id]);
+    world.worker.handle_issued(task);
+    assert_eq!(world.commands(), [Command::Issued { submission: id }]);
+    world.worker.handle_copied(world.now, task, Ok(()));
+    assert_eq!(world.commands(), [Command::Release(task), resolved(id, Ok(()))]);
+    world.worker.handle_issued(task);
+    assert_eq!(world.commands(), [], "a notice that came too late");
+}
+
+#[test]
 fn a_broadcast_travels_as_it_is_whatever_the_codec() {
     let mut world = World::joined();
     let spec = spec("w").with_codec(Encoding::F16);

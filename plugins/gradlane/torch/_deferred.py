@@ -294,7 +294,7 @@ class Deferred:
     def _has_landed(self, slot: _Slot) -> bool:
         """Whether it can be updated without waiting."""
         flight = self._window.on_its_way(slot.position)
-        return flight is None or (flight.transfer.poll() and (flight.is_own or self._window.knows_used()))
+        return flight is None or (flight.transfer.ready() and (flight.is_own or self._window.knows_used()))
 
     def _flight(self, slot: _Slot) -> _Flight:
         flight = self._window.on_its_way(slot.position)

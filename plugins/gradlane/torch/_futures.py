@@ -1,4 +1,8 @@
-"""Futures of operations, which a thread completes as soon as the engine reports their ends."""
+"""Futures of operations, which a thread completes as soon as the engine reports that they are ready.
+
+An operation on a device is ready when the engine has put all of its work there. Its future then completes: PyTorch has
+futures on devices whose waiters wait in their streams.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +29,9 @@ def future_on(device: torch.device) -> torch.futures.Future[Any]:
 
 
 class Completions:
-    """Completes futures when the engine reports the end of their operations, in any order.
+    """Completes futures when the engine reports that their operations are ready, in any order.
 
-    One thread hears of the ends. Callbacks run on others, because a callback may wait for a further operation, as that
+    One thread hears of them. Callbacks run on others, because a callback may wait for a further operation, as that
     of PyTorch's PowerSGD hook does.
     """
 
@@ -49,7 +53,7 @@ class Completions:
         self._lock = threading.Lock()
         self._waiting: dict[int, Callable[[], None]] = {}
         self._is_stopping = False
-        session.next_done(0.0)  # reports begin with this call; in a job of one, operations end at once
+        session.next_ready(0.0)  # reports begin with this call; in a job of one, operations end at once
         self._thread = threading.Thread(target=self._run, name="gradlane-completions", daemon=True)
         self._thread.start()
 
@@ -59,7 +63,7 @@ class Completions:
 
         def land(_: torch.futures.Future[Any]) -> T:
             try:
-                return handle.wait()
+                return handle.wait()  # in streams of PyTorch's, in which those wait that wait for the future
             except Error as error:
                 # PyTorch cannot carry an exception of another type through a future of its reducer.
                 raise RuntimeError(f"{type(error).__name__}: {error}") from error
@@ -70,8 +74,8 @@ class Completions:
             return result
         with self._lock:
             self._waiting[handle.id] = lambda: arrived.set_result(None)
-        if handle.poll():
-            self._complete(handle.id)  # its end may have been reported before
+        if handle.ready():
+            self._complete(handle.id)  # that may have been reported before
         return result
 
     def _complete(self, operation: int) -> None:
@@ -89,10 +93,10 @@ class Completions:
         with ThreadPoolExecutor(CALLBACKS_MAX, "gradlane-callback") as callbacks:
             while not self._is_stopping:
                 try:
-                    ended = self._session.next_done(1.0)
+                    ready = self._session.next_ready(1.0)
                 except Error:
                     return
-                for complete in filter(None, map(self._taken, ended)):
+                for complete in filter(None, map(self._taken, ready)):
                     try:
                         callbacks.submit(complete)
                     except RuntimeError:  # the interpreter ends

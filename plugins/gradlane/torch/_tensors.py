@@ -1,9 +1,9 @@
 """Finds the memory of a PyTorch tensor without a DLPack capsule, for bfloat16 too.
 
 The engine reads a tensor on a CUDA device after the work so far of the calling thread's current stream. That is the
-stream that computed the tensor, also in autograd's hooks, which run under the stream of their backward pass. A handle
-resolves when the host has seen the result land, so later work on any stream sees it. The tensor is held until then, so
-its allocator need not know the engine's streams.
+stream that computed the tensor, also in autograd's hooks, which run under the stream of their backward pass. Waiting
+for a handle makes the current stream of the waiting thread wait for the result. The tensor is held until the host has
+seen the result land, so its allocator need not know the engine's streams.
 """
 
 from __future__ import annotations
@@ -78,6 +78,26 @@ def stream_of(device: int) -> int:
     return handle
 
 
+class CurrentStreams:
+    """The current streams of the calling thread on some devices; see `gradlane._handle.Streams`."""
+
+    __slots__ = ("_devices",)
+
+    def __init__(self, devices: Iterable[int]) -> None:
+        """Of these devices."""
+        self._devices = tuple(devices)
+
+    def current(self) -> list[tuple[int, int]]:
+        """The handle of each device's current stream."""
+        return [(device, stream_of(device)) for device in self._devices]
+
+    def join(self, now: list[tuple[int, int]], before: list[tuple[int, int]]) -> None:
+        """Makes streams wait for those that finished the result, where these are others."""
+        for (device, stream), (_, finished) in zip(now, before, strict=True):
+            if stream != finished:
+                torch.cuda.ExternalStream(stream, device).wait_stream(torch.cuda.ExternalStream(finished, device))
+
+
 def is_dense(tensor: torch.Tensor) -> bool:
     """Whether the memory of `tensor` holds its values one after the other.
 
@@ -144,6 +164,7 @@ def submit_in_place(
         receiver=receiver,
         timeout=timeout,
         waits=waits,
+        streams=None if place.device is None else CurrentStreams([place.device]),
     )
     note_changed([tensor])
     return handle

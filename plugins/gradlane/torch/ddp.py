@@ -25,8 +25,8 @@ class DistributedDataParallel(nn.Module):
     """Wraps a module: all workers start from the parameters of rank 0, and every backward pass averages the gradients.
 
     A gradient is submitted as soon as autograd has computed it, while the rest of the backward pass goes on. All
-    averages are complete when `backward()` returns, so gradient clipping, `GradScaler` and any optimizer work as in a
-    single process.
+    averages are complete when `backward()` returns, on devices for whatever the current stream does next. So gradient
+    clipping, `GradScaler` and any optimizer work as in a single process.
 
         model = gl.DistributedDataParallel(model)
         loss(model(x), y).backward()

@@ -80,7 +80,7 @@ def grouped_push_pull(tensors: Sequence[torch.Tensor], name: str | Sequence[str]
 def grouped_push_pull_async(
     tensors: Sequence[torch.Tensor], name: str | Sequence[str], **options: Any
 ) -> Handle[list[torch.Tensor]]:
-    """Like `grouped_push_pull`, but returns at once; `synchronize(handle)` yields the new tensors.
+    """Like `grouped_push_pull`, but returns at once; `handle.wait()` yields the new tensors, as does `synchronize(handle)`.
 
     The handle is done when all operations have ended. If some failed, it raises the error of the first of them, after
     all memory is free. Cancelling it cancels all.
@@ -103,7 +103,7 @@ def grouped_push_pull_(
 def grouped_push_pull_async_(
     tensors: Sequence[torch.Tensor], name: str | Sequence[str], **options: Any
 ) -> Handle[list[torch.Tensor]]:
-    """Like `grouped_push_pull_`, but returns at once. Do not use any of the tensors until the handle is done."""
+    """Like `grouped_push_pull_`, but returns at once. Do not use any of the tensors before `handle.wait()`."""
     return _begin(False, tensors, name, **options)
 
 
@@ -135,7 +135,8 @@ def _submit(
     shapes = tuple([wire.shape for wire in wires])
     addresses = [wire.data_ptr() for wire in wires]
     devices, streams = _places(wires)
-    options |= {"devices": devices, "streams": streams}
+    used = {device for device in devices if device is not None}
+    options |= {"devices": devices, "streams": streams, "current": _tensors.CurrentStreams(used) if used else None}
     handle = submit_all(names, dtypes, shapes, addresses, None, op, owner=wires, result=result, **options)
     _tensors.note_changed(wires)
     if not backs:

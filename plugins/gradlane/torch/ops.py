@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar, overload
 
 import torch
 
@@ -99,6 +99,9 @@ def form_of(model: Callable[Concatenate[bool, P], Any]) -> Callable[[Callable[..
 def push_pull(tensor: torch.Tensor, name: str, **options: Any) -> torch.Tensor:
     """Average `tensor` over all workers into a new tensor. Differentiable: the gradient is reduced the same way.
 
+    On a device it returns when the current stream waits for the result, which is before the result is there. Whatever
+    the caller puts into that stream, or copies to the host, sees the result.
+
     Args:
         tensor: any shape; float16, bfloat16, float32, float64, int32, int64, int8 or uint8; on one CUDA device or the
             CPU. On a device it is read after the work so far of its current stream.
@@ -116,14 +119,14 @@ def push_pull(tensor: torch.Tensor, name: str, **options: Any) -> torch.Tensor:
         UnsupportedError: the tensor is neither on the CPU nor on a CUDA device.
         UnavailableError: it is on a CUDA device, and no driver was found; the message says where it was searched.
         FailedPreconditionError: its stream is being captured into a graph; reduce outside of graphs.
-        DeviceError: the device failed.
+        DeviceError: the device failed; perhaps in an earlier operation (its tensor is named).
     """
     return _begin_copy(True, tensor, name, options).wait()
 
 
 @form_of(_begin)
 def push_pull_async(tensor: torch.Tensor, name: str, **options: Any) -> Handle[torch.Tensor]:
-    """Like `push_pull`, but returns at once; `synchronize(handle)` yields the new tensor."""
+    """Like `push_pull`, but returns at once; `handle.wait()` yields the new tensor, as does `synchronize(handle)`."""
     return _begin_copy(False, tensor, name, options)
 
 
@@ -138,7 +141,7 @@ def push_pull_(tensor: torch.Tensor, name: str, **options: Any) -> torch.Tensor:
 
 @form_of(_begin)
 def push_pull_async_(tensor: torch.Tensor, name: str, **options: Any) -> Handle[torch.Tensor]:
-    """Like `push_pull_`, but returns at once. Do not use `tensor` until the handle is done."""
+    """Like `push_pull_`, but returns at once. Do not use `tensor` before `handle.wait()` or `synchronize(handle)`."""
     return _begin(False, tensor, name, **options)
 
 
@@ -159,9 +162,26 @@ def poll(handle: Handle[Any]) -> bool:
     return handle.poll()
 
 
-def synchronize(handle: Handle[T]) -> T:
-    """Waits for an operation and returns its result."""
-    return handle.wait()
+@overload
+def synchronize(handle: Handle[T], *, timeout: float | None = None) -> T: ...
+@overload
+def synchronize(handle: None = None, *, timeout: float | None = None) -> None: ...
+def synchronize(handle: Handle[T] | None = None, *, timeout: float | None = None) -> T | None:
+    """Waits until an operation has ended and returns its result; without a handle, until all have that streams wait for.
+
+    Training on devices needs neither: `handle.wait()` and the wrappers make the current stream wait. Call it without a
+    handle before a script trusts what it has on a device for good, such as before it saves a checkpoint.
+
+    Args:
+        handle: what an `_async` form has returned.
+        timeout: seconds; None waits until the operation ends, which the job's step timeout bounds.
+    Raises:
+        Error: what the operation failed with; without a handle, the first error that no other call has raised.
+    """
+    if handle is not None:
+        return handle.synchronize(timeout)
+    _session.session().settle(timeout)
+    return None
 
 
 def declare(tensors: str | Mapping[str, torch.Tensor], *, fuse: bool = True, timeout: float | None = None) -> None:

@@ -351,7 +351,10 @@ class _Work(distributed.Work):
         self._result = result
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Waits for the results. Raises the error of the first operation that failed, when all have ended."""
+        """Makes the current streams wait for the results; on the CPU it waits itself.
+
+        Raises the error of the first operation that failed, when all have ended.
+        """
         first: BaseException | None = None
         for handle in self._handles:
             try:

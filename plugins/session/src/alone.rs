@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use gradlane_core::config::Config;
 use gradlane_core::device::Device;
-use gradlane_core::engine::{self, Submission, Timeline};
+use gradlane_core::engine::{self, Followed, Submission, Timeline};
 use gradlane_core::mem::Doubt;
 use gradlane_core::types::WorkerId;
 use gradlane_core::{Error, Result};
@@ -17,6 +17,7 @@ pub(crate) struct Alone {
     timeline: Timeline,
     devices: Arc<dyn Device>,
     doubt: Doubt,
+    followed: Arc<Followed>,
 }
 
 impl Alone {
@@ -27,7 +28,7 @@ impl Alone {
             timeline.start(place, WorkerId(0))?;
         }
         let (handles, closed) = (AtomicU64::new(1), AtomicBool::new(false));
-        Ok(Self { handles, closed, timeline, devices, doubt: Doubt::default() })
+        Ok(Self { handles, closed, timeline, devices, doubt: Doubt::default(), followed: Arc::default() })
     }
 
     /// Reduces all tensors or none; `then` runs when they are done.
@@ -42,7 +43,13 @@ impl Alone {
                 hint: "call init() again".to_owned(),
             });
         }
-        engine::reduce_alone(self.handles.fetch_add(1, Ordering::Relaxed), submissions, Some(&self.devices), then)
+        let id = self.handles.fetch_add(1, Ordering::Relaxed);
+        engine::reduce_alone(id, submissions, Some(&self.devices), &self.followed, then)
+    }
+
+    /// The operations for which streams wait.
+    pub(crate) fn followed(&self) -> &Followed {
+        &self.followed
     }
 
     /// The timeline of the job.

@@ -1,12 +1,14 @@
-//! The numbers of operations that have ended, for a framework's completion thread.
+//! The numbers of operations that are ready, for a framework's completion thread.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
+use gradlane_core::engine::Handle;
 
-/// Collects the numbers of operations that have ended, from the first call of [`next`](Self::next) on.
+/// Collects the numbers of operations that are ready, from the first call of [`next`](Self::next) on: their handles can be
+/// [followed](gradlane_core::engine::Handle::follow) at once, because all their work is on devices, or has ended.
 #[derive(Debug)]
 pub struct Completions {
     wanted: Arc<AtomicBool>,
@@ -22,17 +24,18 @@ impl Default for Completions {
 }
 
 impl Completions {
-    /// A function that records the end of an operation; the engine's thread that resolves it calls it.
-    pub fn notifier(&self) -> impl Fn(u64) + Send + use<> {
-        let (wanted, sender) = (Arc::clone(&self.wanted), self.sender.clone());
-        move |id| {
-            if wanted.load(Ordering::Relaxed) {
+    /// Tells of an operation that was just submitted, once it is ready.
+    pub fn watch(&self, handle: &Handle) {
+        if self.wanted.load(Ordering::Relaxed) {
+            let (sender, id) = (self.sender.clone(), handle.id());
+            handle.when_issued(move || {
+                // Nobody asks any more.
                 let _ = sender.send(id);
-            }
+            });
         }
     }
 
-    /// The numbers of operations that ended since the last call. Waits up to `patience` for the first one.
+    /// The numbers of operations that became ready since the last call. Waits up to `patience` for the first one.
     pub fn next(&self, patience: Duration) -> Vec<u64> {
         self.wanted.store(true, Ordering::Relaxed);
         let first = self.receiver.recv_timeout(patience);
@@ -45,13 +48,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_ends_after_the_first_question_are_told() {
+    fn only_what_is_submitted_after_the_first_question_is_told() {
         let completions = Completions::default();
-        let ended = completions.notifier();
-        ended(1);
+        let submitted = |id| completions.watch(&Handle::resolved(id, Ok(())));
+        submitted(1);
         assert!(completions.next(Duration::ZERO).is_empty());
-        ended(2);
-        ended(3);
+        submitted(2);
+        submitted(3);
         assert_eq!(completions.next(Duration::ZERO), [2, 3]);
     }
 }

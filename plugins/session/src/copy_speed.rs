@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crossbeam_channel::Sender;
+use gradlane_core::cuda::OnIssue;
 use gradlane_core::device::{Device, Transfer};
 use gradlane_core::mem::{DeviceRegion, Doubt, Lease, Ordinal};
 use gradlane_core::runtime::Clock;
@@ -133,7 +134,8 @@ impl Way {
             false => Transfer::In { from: here, to: vec![there] },
         };
         let ended = ended.clone();
-        devices.copy(transfer, &[], Done::new(move |outcome| drop(ended.send((number, lease, outcome)))));
+        let done = Done::new(move |outcome| drop(ended.send((number, lease, outcome))));
+        devices.copy(transfer, &[], OnIssue::nobody(), done);
         true
     }
 }

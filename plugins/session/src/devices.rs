@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 
 use gradlane_core::Result;
 use gradlane_core::config::Config;
-use gradlane_core::cuda::Mark;
+use gradlane_core::cuda::{Mark, OnIssue};
 use gradlane_core::device::cuda::CudaDevice;
 use gradlane_core::device::{Device, Transfer};
 use gradlane_core::mem::{Doubt, Lease, Ordinal};
@@ -55,9 +55,9 @@ impl<Open: Fn() -> Result<Arc<dyn Device>> + Send + Sync> Device for Late<Open> 
         self.opened().is_ok_and(|devices| devices.encodes(dtype, encoding))
     }
 
-    fn copy(&self, transfer: Transfer, after: &[Mark], done: Done<()>) {
+    fn copy(&self, transfer: Transfer, after: &[Mark], issued: OnIssue, done: Done<()>) {
         match self.opened() {
-            Ok(devices) => devices.copy(transfer, after, done),
+            Ok(devices) => devices.copy(transfer, after, issued, done),
             Err(error) => done.err(error),
         }
     }

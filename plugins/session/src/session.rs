@@ -284,6 +284,17 @@ impl Session {
         }
     }
 
+    /// Waits until all operations have ended for which streams wait, at most for `timeout`; see [`Engine::settle`].
+    ///
+    /// # Errors
+    /// As [`Engine::settle`].
+    pub fn settle(&self, timeout: Option<Duration>) -> Result<()> {
+        match &*self.place {
+            Place::Joined(engine) => engine.settle(timeout),
+            Place::Alone(alone) => alone.followed().settle(timeout),
+        }
+    }
+
     /// Ends the work of this process because of `cause`, which every member of the job gets. Waits at most `grace` until the coordinator
     /// knows. Has no effect after this process has left.
     ///
@@ -307,8 +318,9 @@ impl Session {
         match &*self.place {
             Place::Joined(engine) => engine.shutdown(grace),
             Place::Alone(alone) => {
+                let settled = alone.followed().settle(Some(grace));
                 alone.leave();
-                Ok(())
+                settled
             }
         }
     }

@@ -233,6 +233,7 @@ impl WorkerProcess {
             Command::Abort(cause) => self.leave_neighbours(context, Some(cause)),
             Command::Warn(_) => {}
             Command::Finished { .. } => unreachable!("nothing is traced"),
+            Command::Issued { .. } => unreachable!("no device has streams"),
         }
     }
 

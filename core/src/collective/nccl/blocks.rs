@@ -10,6 +10,7 @@
 use super::comm::Call;
 use super::program::Step;
 use crate::collective::{Dataflow, DeviceMemory, Ordered};
+use crate::cuda::OnIssue;
 use crate::error::{Error, Result};
 use crate::mem::DeviceRegion;
 use crate::types::Span;
@@ -64,7 +65,12 @@ pub(super) fn join(mut calls: Vec<Call>, me: usize) -> Result<Vec<Call>> {
         Step::AllGather => (only(&own.source)?.part(share), destination.part(all)),
         _ => (source.part(all), only(&own.destination)?.part(share)),
     };
-    let memory = DeviceMemory { source: vec![source], destination: vec![destination], after: Vec::new() };
+    let memory = DeviceMemory {
+        source: vec![source],
+        destination: vec![destination],
+        after: Vec::new(),
+        issued: OnIssue::nobody(),
+    };
     let block = Call { step, dtype, memory, divisor };
     let last = calls.pop().expect("a block has two operations at least");
     let tail = Span { offset: each, bytes: last.bytes() - each };
@@ -75,6 +81,7 @@ pub(super) fn join(mut calls: Vec<Call>, me: usize) -> Result<Vec<Call>> {
         source: vec![only(&last.memory.source)?.part(tail)],
         destination: vec![only(&last.memory.destination)?.part(tail)],
         after: Vec::new(),
+        issued: OnIssue::nobody(),
     };
     Ok(vec![block, Call { memory, ..last }])
 }
@@ -198,7 +205,8 @@ mod tests {
         let mut address = 0x1000;
         let mut call = |(rank, len): (usize, &usize)| {
             let runs = || vec![region(address, *len)];
-            let memory = DeviceMemory { source: runs(), destination: runs(), after: Vec::new() };
+            let memory =
+                DeviceMemory { source: runs(), destination: runs(), after: Vec::new(), issued: OnIssue::nobody() };
             address += *len as u64;
             Call { step: step(rank), dtype: DType::F32, memory, divisor: None }
         };
@@ -217,7 +225,12 @@ mod tests {
             dataflow,
             claim: claim(),
             weights: vec![1.0; 3],
-            memory: DeviceMemory { source: Vec::new(), destination: Vec::new(), after: Vec::new() },
+            memory: DeviceMemory {
+                source: Vec::new(),
+                destination: Vec::new(),
+                after: Vec::new(),
+                issued: OnIssue::nobody(),
+            },
         };
         (5..).zip(dataflows).map(ordered).collect()
     }

@@ -13,7 +13,7 @@ use super::notice::Notice;
 use super::program::{self, Step};
 use super::work::{ABORT_PATIENCE, FINALIZE_PATIENCE, Flying, GRACE, LOCK, LOOK, Work};
 use crate::collective::{DeviceMemory, Ordered, Team, Traffic};
-use crate::cuda::{Context, Event, Kernels, Reaper, Stream, name};
+use crate::cuda::{Context, Event, Kernels, Mark, OnIssue, Reaper, Stream, name};
 use crate::error::{Error, Result};
 use crate::mem::DeviceRegion;
 use crate::types::{DType, Done};
@@ -61,7 +61,7 @@ impl Lines {
             kernels.scale(&self.stream, share, (dtype, from), (dtype, to))?;
         }
         let weighed = destination.iter().map(DeviceRegion::again).collect();
-        Ok(DeviceMemory { source: weighed, destination, after: Vec::new() })
+        Ok(DeviceMemory { source: weighed, destination, after: Vec::new(), issued: OnIssue::nobody() })
     }
 
     /// Divides the result in place. Floats are multiplied by the reciprocal.
@@ -151,10 +151,12 @@ impl Issuer {
         }
         let (mut steps, mut calls) = (Vec::new(), Vec::new());
         let (me, lengths) = (self.work.team.me, blocks::lengths(&group, self.work.team.ranks));
+        let mut told = Vec::with_capacity(group.len());
         let mut rest = group.into_iter();
         for length in lengths {
             let mut run = Vec::new();
-            for ordered in rest.by_ref().take(length) {
+            for mut ordered in rest.by_ref().take(length) {
+                told.push(std::mem::take(&mut ordered.memory.issued));
                 let step = program::step(ordered.dataflow, &ordered.claim, me);
                 steps.push(step);
                 run.extend(self.prepare(lines, step, ordered)?);
@@ -180,7 +182,7 @@ impl Issuer {
         }
         let has_work = steps.iter().any(|step| *step != Step::Nothing);
         let event = if has_work { Some(lines.stream.record()?) } else { None };
-        self.fly(lines, event, &steps);
+        self.fly(lines, event, &steps, told);
         Ok(())
     }
 
@@ -224,8 +226,8 @@ impl Issuer {
         }
     }
 
-    /// Records that the group is on the stream, or done if there was no work.
-    fn fly(&self, lines: &Lines, event: Option<Arc<Event>>, steps: &[Step]) {
+    /// Records that the group is on the stream, or done if there was no work. Tells the submitters of the operations, `told`.
+    fn fly(&self, lines: &Lines, event: Option<Arc<Event>>, steps: &[Step], told: Vec<OnIssue>) {
         let mut state = self.work.lock();
         // `None` if they were reported meanwhile.
         let (mut over, mut waiting) = (Vec::new(), Vec::new());
@@ -241,6 +243,10 @@ impl Issuer {
         });
         drop(state);
         if let Some((event, what, number)) = flies {
+            // Before the reaper can report an end.
+            for (told, _) in told.into_iter().zip(steps).filter(|(_, step)| **step != Step::Nothing) {
+                told.issued(Mark::Event(Arc::clone(&event)));
+            }
             let work = Arc::clone(&self.work);
             lines.reaper.when(event, what, Done::new(move |outcome| work.landed(number, outcome)));
         }

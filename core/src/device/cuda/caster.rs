@@ -118,7 +118,7 @@ mod tests {
     use super::*;
     use crate::codec;
     use crate::config::Config;
-    use crate::cuda::fake;
+    use crate::cuda::{OnIssue, fake};
     use crate::device::{CudaDevice, Device, Transfer};
     use crate::mem::Ordinal;
     use crate::mem::borrow::region_of;
@@ -178,7 +178,7 @@ mod tests {
 
     fn finish(cuda: &CudaDevice, transfer: Transfer, after: &[crate::cuda::Mark]) {
         let (sender, outcome) = mpsc::channel();
-        cuda.copy(transfer, after, Done::new(move |outcome| sender.send(outcome).unwrap()));
+        cuda.copy(transfer, after, OnIssue::nobody(), Done::new(move |outcome| sender.send(outcome).unwrap()));
         assert_eq!(outcome.recv_timeout(Duration::from_secs(60)), Ok(Ok(())));
     }
 }

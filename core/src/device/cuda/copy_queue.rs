@@ -6,7 +6,7 @@ use crossbeam_channel::{Receiver, Sender, unbounded};
 
 use super::caster::Caster;
 use super::copies::{chunks, copy_in, copy_out, copy_within};
-use crate::cuda::{Context, Mark, Reaper, Stream};
+use crate::cuda::{Context, Mark, OnIssue, Reaper, Stream};
 use crate::device::Transfer;
 use crate::error::{Error, Result};
 use crate::local::OwnThread;
@@ -27,6 +27,7 @@ pub(super) enum Direction {
 pub(super) struct Job {
     pub(super) transfer: Transfer,
     pub(super) after: Vec<Mark>,
+    pub(super) issued: OnIssue,
     pub(super) done: Done<()>,
 }
 
@@ -80,7 +81,7 @@ fn run(stream: &Stream, reaper: &Reaper, commands: &Receiver<Command>) {
     // Loaded for the first transfer that casts: most jobs have none.
     let mut caster = None;
     while let Ok(Command::Copy(job)) = commands.recv() {
-        let Job { transfer, after, done } = job;
+        let Job { transfer, after, issued, done } = job;
         let what = match &transfer {
             Transfer::Out { .. } => "a copy to the host",
             Transfer::In { .. } => "a copy from the host",
@@ -90,7 +91,11 @@ fn run(stream: &Stream, reaper: &Reaper, commands: &Receiver<Command>) {
         };
         let submitted = bound.clone().and_then(|()| submit(stream, &mut caster, &transfer, &after));
         match (submitted, stream.record()) {
-            (Ok(()), Ok(event)) => reaper.when(event, what, done),
+            (Ok(()), Ok(event)) => {
+                // Before the reaper can report the end.
+                issued.issued(Mark::Event(Arc::clone(&event)));
+                reaper.when(event, what, done);
+            }
             // Copies that were submitted before the failure still use the memory, so the error is reported after their end.
             (Err(error), Ok(event)) => reaper.when(event, what, Done::new(move |_: Result<()>| done.err(error))),
             (Err(error), Err(_)) | (Ok(()), Err(error)) => done.err(error),

@@ -14,7 +14,7 @@ use super::{Device, Transfer};
 use crate::codec::Coding;
 use crate::config::Config;
 use crate::config::units::print_bytes;
-use crate::cuda::{self, Driver, Mark, Reaper};
+use crate::cuda::{self, Driver, Mark, OnIssue, Reaper};
 use crate::error::{Error, Result};
 use crate::mem::{DeviceRegion, Doubt, Lease, Ordinal, Pool};
 use crate::types::{DType, Done, Encoding};
@@ -127,10 +127,10 @@ impl Device for CudaDevice {
         caster::wire(dtype, encoding).is_some()
     }
 
-    fn copy(&self, transfer: Transfer, after: &[Mark], done: Done<()>) {
+    fn copy(&self, transfer: Transfer, after: &[Mark], issued: OnIssue, done: Done<()>) {
         match route(&transfer) {
             Ok(Some((device, direction))) => {
-                self.submit(device, direction, Job { transfer, after: after.to_vec(), done });
+                self.submit(device, direction, Job { transfer, after: after.to_vec(), issued, done });
             }
             Ok(None) => done.ok(()),
             Err(error) => done.err(error),

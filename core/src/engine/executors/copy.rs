@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::super::metrics::Metrics;
 use super::super::shared::Shared;
 use crate::codec::Coding;
-use crate::cuda::Mark;
+use crate::cuda::{Mark, OnIssue};
 use crate::device::{Device, Transfer};
 use crate::error::Result;
 use crate::mem::Ordinal;
@@ -49,11 +49,11 @@ pub(super) fn to_host(
         }
         reporter.report(|state, now| state.worker.handle_copied(now, task.id, outcome));
     });
-    device.copy(transfer, &after, done);
+    device.copy(transfer, &after, OnIssue::nobody(), done);
 }
 
 /// Copies a sum to its destination.
-pub(super) fn to_device(shared: &Arc<Shared>, task: Task, transfer: Transfer, after: &[Mark]) {
+pub(super) fn to_device(shared: &Arc<Shared>, task: Task, transfer: Transfer, after: &[Mark], issued: OnIssue) {
     let reporter = Arc::clone(shared);
     let bytes = match &transfer {
         Transfer::In { from, .. } | Transfer::Decode { from, .. } => from.len() as u64,
@@ -70,7 +70,7 @@ pub(super) fn to_device(shared: &Arc<Shared>, task: Task, transfer: Transfer, af
             state.worker.handle_copied(now, task.id, outcome);
         });
     });
-    device(shared).copy(transfer, after, done);
+    device(shared).copy(transfer, after, issued, done);
 }
 
 fn device(shared: &Shared) -> &dyn Device {

@@ -11,19 +11,38 @@ use std::sync::Arc;
 
 use super::job::{Job, Work};
 use super::shared::Shared;
+use crate::collective::Memory;
+use crate::cuda::OnIssue;
+use crate::sched::Task;
 
 /// Executes a job. Makes exactly one report to the machine. If encoding makes a push of at most `here_bytes_max` bytes ready, the calling
 /// thread pushes it too.
-pub(super) fn execute(shared: &Arc<Shared>, Job { task, work }: Job, here_bytes_max: u64) {
+pub(super) fn execute(shared: &Arc<Shared>, Job { task, is_last, work }: Job, here_bytes_max: u64) {
     match work {
         Work::Push { link, exchange, push } => push::execute(shared, task, link, exchange, push),
         Work::Pull { exchange, into } => pull::execute(shared, task, exchange, into),
         Work::CopyToHost { from, bytes, coding, link, contributes } => {
             copy::to_host(shared, task, from, (bytes, coding), link, contributes);
         }
-        Work::CopyToDevice { transfer, after } => copy::to_device(shared, task, transfer, &after),
+        Work::CopyToDevice { transfer, after } => {
+            copy::to_device(shared, task, transfer, &after, on_issue(shared, task, is_last));
+        }
         Work::Encode { from, coding, link } => code::encode(shared, task, &from, coding, link, here_bytes_max),
         Work::Decode { from, to, coding } => code::decode(shared, task, &from, to, coding),
-        Work::Meet { operation, takes } => collective::execute(shared, task, operation, takes),
+        Work::Meet { mut operation, takes } => {
+            if let Memory::Device(memory) = &mut operation.memory {
+                memory.issued = on_issue(shared, task, is_last);
+            }
+            collective::execute(shared, task, operation, takes);
+        }
     }
+}
+
+/// Reports to the machine that a task's step is on its device, if it is the last one: the result is complete after it.
+fn on_issue(shared: &Arc<Shared>, task: Task, is_last: bool) -> OnIssue {
+    if !is_last {
+        return OnIssue::nobody();
+    }
+    let reporter = Arc::clone(shared);
+    OnIssue::new(move |mark| reporter.report(|state, _| state.issued(task.id, &mark)))
 }

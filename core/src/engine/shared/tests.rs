@@ -56,10 +56,10 @@ fn a_transport_whose_thread_ended_ends_every_handle_with_its_cause() {
 
 /// The handle of a submission that nothing ends.
 fn lend(shared: &Arc<Shared>, id: u64) -> Handle {
-    let (handle, done) = Handle::new(id, None, |_| {});
+    let (handle, done) = Handle::new(id, None, Arc::default(), |_| {});
     let lend = |state: &mut State, _| {
         let taken = state.loans.take_all(std::iter::empty()).expect("nothing is in use");
-        state.loans.lend(id, &taken, Vec::new(), done);
+        state.loans.lend(id, &taken, Vec::new(), None, done);
     };
     shared.with(lend).unwrap();
     handle

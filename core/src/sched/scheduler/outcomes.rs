@@ -96,7 +96,7 @@ impl Scheduler {
         }
     }
 
-    fn whereabouts(&self, id: TaskId) -> (Stage, Route) {
+    pub(super) fn whereabouts(&self, id: TaskId) -> (Stage, Route) {
         let work = self.tasks.get(id.0).expect("a running task exists");
         (work.stage, work.spec.route)
     }

@@ -72,6 +72,11 @@ controls! {
         found.wait(found.submitted());
         driver.devices()[found.device].healthy()
     }
+    fn fakecuda_finish(device: i32, stream: usize) |driver| {
+        let found = driver.stream_of(driver.device(device)?, stream)?;
+        found.wait(found.submitted());
+        driver.devices()[found.device].healthy()
+    }
     fn fakecuda_host_address(address: u64, bytes: usize, host: *mut usize) |driver| {
         put(host, driver.memory().device_place(address, bytes)?.host)
     }

@@ -9,6 +9,7 @@ use super::*;
 use crate::collective::order::Decision;
 use crate::collective::ranks::Breakage;
 use crate::collective::{Bulletin, Dataflow, DeviceCollective, DeviceMemory, MakeDeviceCollective, Ordered, Team};
+use crate::cuda::OnIssue;
 use crate::mem::{DeviceRegion, Ordinal};
 
 #[test]
@@ -527,7 +528,12 @@ impl Gate {
 /// Something so long for which no memory is touched: the first rank keeps what it has.
 fn kept(member: &Member, slot: Slot, bytes: usize) -> Operation {
     let region = || DeviceRegion::new(Ordinal(0), 1 << 12, bytes);
-    let memory = DeviceMemory { source: vec![region()], destination: vec![region()], after: Vec::new() };
+    let memory = DeviceMemory {
+        source: vec![region()],
+        destination: vec![region()],
+        after: Vec::new(),
+        issued: OnIssue::nobody(),
+    };
     let operation = on_device(member, slot, Op::Broadcast { root: WorkerId(0) }, reduce_to(0), &mut []);
     let claim = Claim { bytes: bytes as u64, ..operation.claim };
     Operation { claim, memory: Memory::Device(memory), ..operation }
@@ -538,7 +544,12 @@ fn on_device(member: &Member, slot: Slot, op: Op, goal: Goal, data: &mut [i32]) 
     let address = data.as_mut_ptr().expose_provenance() as u64;
     let bytes = size_of_val(data);
     let region = || DeviceRegion::new(Ordinal(0), address, bytes);
-    let memory = DeviceMemory { source: vec![region()], destination: vec![region()], after: Vec::new() };
+    let memory = DeviceMemory {
+        source: vec![region()],
+        destination: vec![region()],
+        after: Vec::new(),
+        issued: OnIssue::nobody(),
+    };
     let operation = member.operation(slot, op, 1.0, data);
     let claim = Claim { device: DeviceKind::Cuda, ..operation.claim };
     Operation { goal, claim, memory: Memory::Device(memory), ..operation }

@@ -1,0 +1,165 @@
+//! The operations for whose end a stream of the caller waits instead of a thread, and the errors of which nobody was told in time.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use crate::error::{Error, Result};
+
+/// The text of a wait's error if what was waited for goes on after the timeout.
+pub const STILL_RUNNING: &str = "waiting for an operation, which goes on";
+
+/// Counts operations from [`Handle::follow`](super::Handle::follow) to their end, and keeps the first error among them until it is told.
+///
+/// The caller of `follow` was told that all is well. So the error of such an operation comes from the next call that can raise it.
+#[derive(Default, Debug)]
+pub struct Followed {
+    open: Mutex<Open>,
+    ended: Condvar,
+    /// Operations for whose end a stream has waited.
+    stream_waits: Arc<AtomicU64>,
+    /// Waits of threads for the end of an operation.
+    host_waits: Arc<AtomicU64>,
+}
+
+#[derive(Default, Debug)]
+struct Open {
+    operations: usize,
+    /// The error, and the id of its handle.
+    untold: Option<(u64, Error)>,
+}
+
+impl Followed {
+    /// Counts in these metrics.
+    pub(super) fn counting(stream_waits: &Arc<AtomicU64>, host_waits: &Arc<AtomicU64>) -> Self {
+        let (stream_waits, host_waits) = (Arc::clone(stream_waits), Arc::clone(host_waits));
+        Self { stream_waits, host_waits, ..Self::default() }
+    }
+
+    /// Tells the error of an operation of whose end nobody else was told, once.
+    ///
+    /// # Errors
+    /// That error.
+    pub fn check(&self) -> Result<()> {
+        self.lock().untold.take().map_or(Ok(()), |(_, error)| Err(error))
+    }
+
+    /// Waits until all operations have ended for which streams wait, at most for `timeout`.
+    ///
+    /// # Errors
+    /// That of [`check`](Self::check); [`Error::Timeout`] if some have not ended in time.
+    pub fn settle(&self, timeout: Option<Duration>) -> Result<()> {
+        let open = |open: &mut Open| open.operations > 0;
+        let guard = self.lock();
+        let mut guard = match timeout {
+            None => self.ended.wait_while(guard, open).unwrap_or_else(PoisonError::into_inner),
+            Some(timeout) => {
+                self.ended.wait_timeout_while(guard, timeout, open).unwrap_or_else(PoisonError::into_inner).0
+            }
+        };
+        match (guard.untold.take(), guard.operations) {
+            (Some((_, error)), _) => Err(error),
+            (None, 0) => Ok(()),
+            (None, operations) => Err(Error::Timeout {
+                what: format!("{STILL_RUNNING} ({operations} on devices)"),
+                waited: timeout.unwrap_or_default(),
+            }),
+        }
+    }
+
+    /// A stream waits for an operation that has not ended.
+    pub(super) fn begin(&self) {
+        self.stream_waits.fetch_add(1, Ordering::Relaxed);
+        self.lock().operations += 1;
+    }
+
+    /// The operation `id` has ended. `names` are its tensors, for an error.
+    pub(super) fn end(&self, id: u64, outcome: &Result<()>, names: &str) {
+        let mut open = self.lock();
+        open.operations -= 1;
+        if let Err(error) = outcome
+            && *error != Error::Cancelled
+        {
+            tracing::error!(tensor = names, %error, "a reduction failed after a stream was made to wait for it");
+            open.untold.get_or_insert_with(|| (id, with_names(error, names)));
+        }
+        drop(open);
+        self.ended.notify_all();
+    }
+
+    /// The error of the operation `id` was told by its own handle.
+    pub(super) fn told(&self, id: u64) {
+        self.lock().untold.take_if(|(untold, _)| *untold == id);
+    }
+
+    /// A thread waits for the end of an operation.
+    pub(super) fn count_host_wait(&self) {
+        self.host_waits.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Open> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The error with the names of the tensors, where it does not name them anyway.
+fn with_names(error: &Error, names: &str) -> Error {
+    match error {
+        Error::Device { device, what, cause } if !what.contains("(tensor ") => {
+            Error::Device { device: device.clone(), what: format!("{what} (tensor {names})"), cause: cause.clone() }
+        }
+        Error::FailedPrecondition { what, hint } => {
+            Error::FailedPrecondition { what: format!("tensor {names}: {what}"), hint: hint.clone() }
+        }
+        other => other.clone(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn failed() -> Error {
+        let [device, what, cause] = ["cuda:0", "a copy", "a fault"].map(str::to_owned);
+        Error::Device { device, what, cause }
+    }
+
+    #[test]
+    fn an_error_that_came_too_late_is_told_once_with_the_tensor() {
+        let followed = Followed::default();
+        followed.begin();
+        followed.end(1, &Err(failed()), "grad");
+        let told = followed.check().unwrap_err();
+        assert!(told.to_string().contains("tensor grad"), "{told}");
+        assert_eq!(followed.check(), Ok(()));
+    }
+
+    #[test]
+    fn what_a_handle_has_told_is_not_told_again() {
+        let followed = Followed::default();
+        followed.begin();
+        followed.end(1, &Err(failed()), "grad");
+        followed.told(2);
+        followed.told(1);
+        assert_eq!(followed.check(), Ok(()));
+    }
+
+    #[test]
+    fn settling_waits_for_all_that_streams_wait_for() {
+        let followed = Arc::new(Followed::default());
+        followed.begin();
+        assert!(matches!(followed.settle(Some(Duration::ZERO)), Err(Error::Timeout { .. })));
+        let there = Arc::clone(&followed);
+        let ending = std::thread::spawn(move || there.end(1, &Ok(()), "grad"));
+        assert_eq!(followed.settle(None), Ok(()));
+        ending.join().expect("no panic");
+    }
+
+    #[test]
+    fn what_the_caller_cancelled_is_no_error_for_him() {
+        let followed = Followed::default();
+        followed.begin();
+        followed.end(1, &Err(Error::Cancelled), "grad");
+        assert_eq!(followed.settle(None), Ok(()));
+    }
+}

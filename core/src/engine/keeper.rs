@@ -1,0 +1,66 @@
+//! What handles ask of their engine, and what the engine does when an operation ends.
+
+use std::ops::Range;
+use std::sync::{Arc, Weak};
+
+use super::followed::Followed;
+use super::handle::{Ended, Keeper};
+use super::room::Entered;
+use super::shared::Shared;
+
+/// The keeper of all single submissions of an engine, or of those of one batch.
+pub(super) struct Submissions {
+    shared: Weak<Shared>,
+    /// Those of a batch; `None` if the id of a handle is that of its submission.
+    batch: Option<Range<u64>>,
+}
+
+impl Submissions {
+    /// The keeper of single submissions.
+    pub(super) fn single(shared: &Arc<Shared>) -> Arc<dyn Keeper> {
+        Arc::new(Self { shared: Arc::downgrade(shared), batch: None })
+    }
+
+    /// The keeper of a batch.
+    pub(super) fn of_batch(shared: &Arc<Shared>, ids: Range<u64>) -> Arc<dyn Keeper> {
+        Arc::new(Self { shared: Arc::downgrade(shared), batch: Some(ids) })
+    }
+
+    fn ids(&self, id: u64) -> Range<u64> {
+        self.batch.clone().unwrap_or(id..id + 1)
+    }
+}
+
+impl Keeper for Submissions {
+    /// Cancels all of them, under one lock.
+    fn cancel(&self, id: u64) {
+        if let Some(shared) = self.shared.upgrade() {
+            shared.report(|state, now| self.ids(id).for_each(|id| state.worker.cancel(now, id)));
+        }
+    }
+
+    fn free_memory(&self, id: u64) {
+        if let Some(shared) = self.shared.upgrade() {
+            shared.report(|state, _| self.ids(id).for_each(|id| state.loans.free(id)));
+        }
+    }
+}
+
+/// The function that a handle calls when it resolves: makes room for other submissions, keeps an error of which the caller was not told in
+/// time, then calls `then`. `names` are the tensors, for that error.
+pub(super) fn ending(
+    room: Entered,
+    followed: &Arc<Followed>,
+    names: impl Into<String>,
+    then: impl FnOnce(u64) + Send + 'static,
+) -> impl FnOnce(Ended<'_>) + Send + 'static {
+    let (followed, names) = (Arc::clone(followed), names.into());
+    move |Ended { id, outcome, is_followed }| {
+        drop(room);
+        then(id);
+        // Last, because whoever waits for it expects that the memory is free.
+        if is_followed {
+            followed.end(id, outcome, &names);
+        }
+    }
+}

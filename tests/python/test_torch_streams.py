@@ -1,0 +1,238 @@
+"""Results for which a stream waits instead of a thread: two workers of one machine, each on its device.
+
+A gate in the current stream stands for a gradient that is still being computed: the engine puts its work behind it, and
+nothing lands before the test opens the gate. Driver and NCCL are stand-ins; see `ondevice`.
+"""
+
+import asyncio
+import ctypes
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import gradlane.torch as gl  # noqa: E402
+import ondevice  # noqa: E402
+from conftest import IN_WORKER  # noqa: E402
+from fakecuda import (  # noqa: E402
+    LIBRARY,
+    NCCL_LIBRARY,
+    call,
+    calls,
+    closed_gate,
+    consume,
+    counter,
+    in_context,
+    user_stream,
+)
+from gradlane.torch._futures import Completions  # noqa: E402
+from ondevice import bring, bring_module  # noqa: E402
+from training import batches, by_cross_barrier, by_optimizer, by_wrapper, made, mine, mlp, sgd, step  # noqa: E402
+
+SETTINGS = {"cuda_lib": LIBRARY, "nccl_lib": NCCL_LIBRARY}
+pytestmark = [
+    pytest.mark.workers(2, settings=SETTINGS, env={"FAKECUDA_DEVICES": "2"}),
+    pytest.mark.over("local"),
+]
+
+COUNT = 1000
+SOON = 20.0
+"""Seconds within which everything is put on a device."""
+
+
+@pytest.fixture
+def cuda(monkeypatch):
+    if not IN_WORKER:
+        yield
+        return
+    with ondevice.cuda_as_far_as_gradlane_sees(monkeypatch) as seen:
+        # What the engine loads and pins at its first sum waits for all work of a device: not behind a gate.
+        gl.push_pull(bring(torch.ones(COUNT), gl.rank()), "warm up")
+        gl.synchronize()
+        yield seen
+
+
+def gradient():
+    return bring(torch.full((COUNT,), float(gl.rank() + 1)), gl.rank())
+
+
+def gate(cuda):
+    gl.synchronize()  # gives the memory of earlier tests back, which would wait for the gate
+    return closed_gate(cuda.stream[gl.rank()], gl.rank())
+
+
+def seen_elsewhere(tensor):
+    """What a stream sees of the tensor's first element that waits for nothing."""
+    device = gl.rank()
+    return memoryview(consume(user_stream(device), tensor.data_ptr(), 4, device)).cast("f")[0]
+
+
+def test_a_wait_returns_before_the_result_and_what_the_stream_does_next_sees_it(cuda):
+    tensor = gradient()
+    before = gl.metrics()
+    with gate(cuda) as opened:
+        handle = gl.push_pull_async_(tensor, "early", op=gl.Sum)
+        assert handle.wait(SOON) is tensor
+        assert handle.ready() and not handle.poll()
+        assert seen_elsewhere(tensor) == gl.rank() + 1, "nothing has landed"
+        opened.set()
+        assert (tensor == 3).all()
+    assert handle.synchronize() is tensor and handle.poll()
+    after = gl.metrics()
+    assert after["stream_waits"] == before["stream_waits"] + 1
+
+
+@pytest.mark.parametrize("form", ["push_pull", "push_pull_", "grouped_push_pull", "grouped_push_pull_", "broadcast_"])
+def test_every_synchronous_form_returns_before_the_result(form, cuda):
+    tensor = gradient()
+    with gate(cuda) as opened:
+        match form:
+            case "push_pull_":
+                gl.push_pull_(tensor, form, op=gl.Sum, timeout=SOON)
+            case "grouped_push_pull_":
+                gl.grouped_push_pull_([tensor], form, op=gl.Sum, timeout=SOON)
+            case "broadcast_":
+                gl.broadcast_(tensor, 1, form, timeout=SOON)
+            case _:
+                # They begin with a copy, which PyTorch makes at once here, so behind no gate.
+                opened.set()
+                result = gl.push_pull(tensor, form, op=gl.Sum) if form == "push_pull" else None
+                tensor = result if form == "push_pull" else gl.grouped_push_pull([tensor], form, op=gl.Sum)[0]
+        if not opened.is_set():
+            assert seen_elsewhere(tensor) == gl.rank() + 1, "nothing has landed"
+        opened.set()
+        assert (tensor == (2 if form == "broadcast_" else 3)).all()
+
+
+def test_a_tensor_is_submitted_again_before_its_first_sum_has_landed(cuda):
+    tensor = gradient()
+    with gate(cuda) as opened:
+        first = gl.push_pull_async_(tensor, "again", op=gl.Sum)
+        with pytest.raises(gl.Error, match="in use for tensor again"):
+            gl.push_pull_async_(tensor, "again too", op=gl.Sum)
+        first.wait(SOON)
+        second = gl.push_pull_async_(tensor, "again too", op=gl.Sum)
+        second.wait(SOON)
+        assert not first.poll()
+        opened.set()
+        assert (tensor == 6).all()
+
+
+def test_memory_that_is_let_go_after_a_wait_is_kept_until_the_sum_has_landed(cuda):
+    device, before = gl.rank(), counter("released_in_use", gl.rank())
+    tensor = gradient()
+    address, live = tensor.data_ptr(), counter("live_allocations", device)
+    with gate(cuda) as opened:
+        gl.push_pull_async_(tensor, "let go", op=gl.Sum).wait(SOON)
+        del tensor
+        assert counter("live_allocations", device) == live
+        opened.set()
+        assert memoryview(consume(cuda.stream[device], address, 4, device)).cast("f")[0] == 3
+    gl.synchronize()
+    gl.push_pull(gradient(), "next")  # the engine gives memory back in its next call
+    assert counter("released_in_use", device) == before
+
+
+def test_a_stream_may_go_after_the_wait_and_not_before(cuda):
+    device, tensor = gl.rank(), gradient()
+    with gate(cuda) as opened:
+        handle = gl.push_pull_async_(tensor, "destroyed", op=gl.Sum)
+        kept, cuda.stream[device] = cuda.stream[device], user_stream(device)
+        in_context(device, "cuStreamDestroy_v2", ctypes.c_size_t(cuda.stream[device]))
+        with pytest.raises(gl.Error, match="does not exist on cuda"):
+            handle.wait(SOON)
+        cuda.stream[device] = user_stream(device)
+        handle.wait(SOON)
+        in_context(device, "cuStreamDestroy_v2", ctypes.c_size_t(cuda.stream[device]))
+        cuda.stream[device] = kept
+        opened.set()
+        handle.synchronize(SOON)
+        assert (tensor == 3).all()
+
+
+def test_a_stream_under_capture_cannot_wait_and_its_capture_survives(cuda):
+    device, tensor = gl.rank(), gradient()
+    with gate(cuda) as opened:
+        handle = gl.push_pull_async_(tensor, "captured", op=gl.Sum)
+        usual, captured = cuda.stream[device], user_stream(device)
+        in_context(device, "cuStreamBeginCapture_v2", ctypes.c_size_t(captured), 1)
+        cuda.stream[device] = captured
+        for door in (
+            lambda: handle.wait(SOON),
+            lambda: gl.push_pull_(tensor, "inside"),
+            lambda: gl.grouped_push_pull_([tensor], "inside"),
+            lambda: gl.broadcast_(tensor, 0, "inside"),
+        ):
+            with pytest.raises(gl.Error, match="captured into a CUDA graph"):
+                door()
+        graph = ctypes.c_size_t()
+        in_context(device, "cuStreamEndCapture", ctypes.c_size_t(captured), ctypes.byref(graph))
+        cuda.stream[device] = usual
+        handle.wait(SOON)
+        opened.set()
+        assert (tensor == 3).all()
+
+
+def test_a_future_and_asyncio_wait_as_a_handle_does(cuda):
+    completions = Completions.of_this_job()
+    tensor, other = gradient(), gradient()
+    with gate(cuda) as opened:
+        handle = gl.push_pull_async_(tensor, "future", op=gl.Sum)
+        completions.of(handle, torch.device("cpu")).wait()
+        assert not handle.poll(), "the future is there, and the result is not"
+        opened.set()
+        assert (tensor == 3).all()
+
+    async def awaited():
+        return await gl.push_pull_async_(other, "awaited", op=gl.Sum)
+
+    assert (asyncio.run(awaited()) == 3).all()
+
+
+def test_another_stream_that_waits_later_waits_for_the_one_that_finished_the_result(cuda):
+    device = gl.rank()
+    strided = bring(torch.full((2, 3), float(device + 1)), device).t()
+    handle = gl.push_pull_async_(strided, "strided", op=gl.Sum)
+    handle.wait(SOON)
+    before = calls("cuStreamWaitEvent")
+    handle.wait(SOON)
+    assert calls("cuStreamWaitEvent") == before, "the same stream"
+    cuda.stream[device] = user_stream(device)
+    handle.wait(SOON)
+    assert calls("cuStreamWaitEvent") == before + 1
+    assert (strided == 3).all()
+
+
+@pytest.mark.parametrize("way_in", [by_wrapper, by_optimizer, by_cross_barrier])
+def test_a_training_step_makes_no_thread_wait_for_a_device(way_in, cuda):
+    waits = ("cuStreamSynchronize", "cuEventSynchronize", "cuCtxSynchronize")
+    model = bring_module(made(mlp), gl.rank())
+    trained, stepping = way_in(model, sgd)
+    for batch in batches(2):
+        step(trained, stepping, mine(batch))
+    before, counts = [calls(name) for name in waits], gl.metrics()
+    for batch in batches(4):
+        step(trained, stepping, mine(batch))
+    if way_in is by_cross_barrier:
+        stepping.synchronize()
+    after = gl.metrics()
+    assert [calls(name) for name in waits] == before
+    # What has ended by then needs no wait of either kind. The host waits for the exchange of which parameters were used.
+    assert after["host_waits"] - counts["host_waits"] <= 2 * 4
+    if way_in is by_cross_barrier:
+        stepping.remove()
+
+
+@pytest.mark.workers(2, settings=SETTINGS, env={"FAKECUDA_DEVICES": "3"})  # a job of its own, which ends here
+def test_a_device_that_fails_after_the_wait_is_told_by_the_handle_and_by_the_next_call(cuda):
+    device, tensor = gl.rank(), gradient()
+    with gate(cuda) as opened:
+        handle = gl.push_pull_async_(tensor, "doomed", op=gl.Sum)
+        handle.wait(SOON)
+        call("fakecuda_fail_device", device, 719)
+        opened.set()
+    with pytest.raises(gl.Error) as raised:
+        handle.synchronize(SOON)
+    assert "doomed" in str(raised.value) or "its devices failed" in str(raised.value), "its own fault, or the other's"
+    with pytest.raises(gl.Error):
+        gl.push_pull_(torch.zeros(3), "next")
