@@ -129,14 +129,19 @@ impl Participants {
         }
     }
 
-    /// The members, for people.
+    /// The members, for people. The first [`SHOWN_MAX`] of them are named, because a peer may send a set of any workers.
     pub fn set(&self) -> String {
-        match &self.members {
-            None => "all workers".to_owned(),
-            Some(members) => format!("workers {members:?}"),
+        let Some(members) = &self.members else { return "all workers".to_owned() };
+        let shown: Vec<String> = members.iter().take(SHOWN_MAX).map(|member| member.0.to_string()).collect();
+        match members.len() - shown.len() {
+            0 => format!("workers {{{}}}", shown.join(", ")),
+            more => format!("workers {{{}}} and {more} more", shown.join(", ")),
         }
     }
 }
+
+/// How many members messages name.
+const SHOWN_MAX: usize = 32;
 
 impl fmt::Display for Participants {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -201,6 +206,12 @@ mod tests {
         let to_two = some.with_receiver(WorkerId(2));
         assert_eq!(to_two.check("w").and(to_two.check_member("w", WorkerId(0))), Ok(()));
         assert_eq!(to_two.check_op("w", Op::Broadcast { root: WorkerId(0) }), Ok(()));
+    }
+
+    #[test]
+    fn messages_name_some_members_of_a_large_set() {
+        let text = Participants::of((0..4000).map(WorkerId).collect()).set();
+        assert!(text.starts_with("workers {0, 1, ") && text.ends_with(", 31} and 3968 more"), "{text}");
     }
 
     fn set(ranks: &[u32]) -> WorkerSet {
