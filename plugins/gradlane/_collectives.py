@@ -160,7 +160,7 @@ def all_gather_async(
     parts = []
     for member, target in zip(members, targets, strict=True):
         place = source if member == own else target
-        _check_alike("all_gather", source if member == own else target, target)
+        _check_alike("all_gather", place, target)
         parts.append(
             submit(
                 f"{name}<{member}",

@@ -199,7 +199,7 @@ class ProcessGroupGradlane(distributed.ProcessGroup):
             starts += [self._message(given[rank], root, rank, "scatter") for rank in others]
         return _Work(list(output_tensors), starts)
 
-    def alltoall(  # type: ignore[override]
+    def alltoall(
         self, output_tensors: Sequence[torch.Tensor], input_tensors: Sequence[torch.Tensor], opts: Any = None
     ) -> _Work:
         """Sends a tensor to each worker and receives one from each; lengths may differ."""
@@ -207,7 +207,7 @@ class ProcessGroupGradlane(distributed.ProcessGroup):
         self._check_count(len(input_tensors), "all_to_all")
         return _Work(list(output_tensors), self._exchange(output_tensors, input_tensors))
 
-    def alltoall_base(  # type: ignore[override]
+    def alltoall_base(
         self,
         output: torch.Tensor,
         input: torch.Tensor,
@@ -223,11 +223,11 @@ class ProcessGroupGradlane(distributed.ProcessGroup):
 
     all_to_all_single = alltoall_base  # type: ignore[assignment]
 
-    def send(self, tensors: Sequence[torch.Tensor], dst: int, tag: int = 0) -> _Work:  # type: ignore[override]
+    def send(self, tensors: Sequence[torch.Tensor], dst: int, tag: int = 0) -> _Work:
         """Sends tensors to the worker `dst` of the group, which calls `recv` with the same tag."""
         return _Work(list(tensors), [self._message(tensor, self._rank, dst, f"send{tag}") for tensor in tensors])
 
-    def recv(self, tensors: Sequence[torch.Tensor], src: int, tag: int = 0) -> _Work:  # type: ignore[override]
+    def recv(self, tensors: Sequence[torch.Tensor], src: int, tag: int = 0) -> _Work:
         """Receives tensors from the worker `src` of the group."""
         return _Work(list(tensors), [self._message(tensor, src, self._rank, f"send{tag}") for tensor in tensors])
 
@@ -247,8 +247,7 @@ class ProcessGroupGradlane(distributed.ProcessGroup):
     # Parts of the above.
 
     def _sum(self, tensor: torch.Tensor, op: ReduceOp, kind: str) -> _Start:
-        if tensor.dtype == torch.bool:
-            raise UnsupportedError("a reduction of bool; reduce tensor.to(torch.uint8) with MAX or MIN")
+        _check_reducible(tensor)
         name, flat = self._key(f"{kind}.{op.name}", tensor), _flat(tensor)
         if self._set is None:
             return lambda: reduce_in_place(flat, name, op).then(lambda reduced: _back(reduced, tensor))
@@ -259,8 +258,7 @@ class ProcessGroupGradlane(distributed.ProcessGroup):
 
     def _sum_to(self, receiver: int, tensor: torch.Tensor, output: torch.Tensor, op: ReduceOp, kind: str) -> _Start:
         """Reduces `tensor` into `output` on the worker `receiver`; on the others nothing changes."""
-        if tensor.dtype == torch.bool:
-            raise UnsupportedError("a reduction of bool; reduce tensor.to(torch.uint8) with MAX or MIN")
+        _check_reducible(tensor)
         name, flat, members = self._key(f"{kind}{receiver}.{op.name}", tensor), _flat(tensor), self._set
         is_receiver, to = receiver == self._rank, self._ranks[receiver]
         # The sum lands on the contribution, which is the caller's.
@@ -316,7 +314,8 @@ class ProcessGroupGradlane(distributed.ProcessGroup):
                 f"all_to_all of a tensor of {tensor.shape[0]} rows in parts of {lengths} among {self._size} workers; "
                 "give a part for each, which are the tensor together"
             )
-        return tensor.split(lengths)
+        parts: Sequence[torch.Tensor] = tensor.split(lengths)
+        return parts
 
     def _gather(self, outputs: list[torch.Tensor], own: torch.Tensor, kind: str) -> list[_Start]:
         outputs[self._rank].detach().copy_(own.detach().view(outputs[self._rank].shape))
@@ -409,6 +408,11 @@ def _flat(tensor: torch.Tensor) -> torch.Tensor:
     """The values of a tensor as a vector, over its memory where that is possible: names know lengths, not shapes."""
     values = tensor.detach()
     return values.view(-1) if values.is_contiguous() else values.reshape(-1)
+
+
+def _check_reducible(tensor: torch.Tensor) -> None:
+    if tensor.dtype == torch.bool:
+        raise UnsupportedError("a reduction of bool; reduce tensor.to(torch.uint8) with MAX or MIN")
 
 
 def _in_host_memory(tensor: torch.Tensor) -> torch.Tensor:
