@@ -163,7 +163,7 @@ class Several:
         """Makes these streams of devices wait for all results."""
         self._each(timeout, lambda native, left: native.follow(left, streams))
 
-    def _each(self, timeout: float | None, wait: Callable[[_core.Handle, float | None], None]) -> None:
+    def _each(self, timeout: float | None, wait: Callable[[_core.Handle | Several, float | None], None]) -> None:
         """Waits for every operation, and only then raises the first error."""
         due = None if timeout is None else time.monotonic() + timeout
         first: Exception | None = None
