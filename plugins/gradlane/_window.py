@@ -4,6 +4,9 @@ A *window* is the time from one average to the next. In a window every worker su
 one byte per parameter, which says whether it had a gradient. So all workers take part in the same operations, whatever
 branches their models took, and no worker waits for a gradient that will not come.
 
+A worker that has no more data *sits out* the windows of the others: it has no gradient, and changes nothing of which
+parameters count as used. One byte per worker tells all who had data.
+
 The owner of a window decides when it ends, and the type `T` of a gradient in flight.
 """
 
@@ -45,6 +48,8 @@ class Window(Generic[T]):
         self._on_their_way: list[T | None] = [None] * len(self._names)
         self._used = bytearray(len(self._names))
         self._marks: Handle[bytearray] | None = None
+        self._idle = 0
+        """The mark of a worker that sat the last closed window out."""
         self._failure: Exception | None = None
 
     def name(self, position: int) -> str:
@@ -121,13 +126,24 @@ class Window(Generic[T]):
         Args:
             among: whether `was_used` means that any worker or that all workers had a gradient.
         """
+        self.submit_rest()
+        used, self._used = self._used, bytearray(len(self._used))
+        self._tell(used, among, sits_out=False)
+
+    def sit_out(self, among: Literal["any", "all"]) -> None:
+        """Ends a window in which this worker had no data. It submits nothing yet: if others had data, `submit_rest`."""
+        self._tell(bytearray([among == "all"]) * len(self._used), among, sits_out=True)
+
+    def submit_rest(self) -> None:
+        """Submits all gradients that are not on their way."""
         for position, transfer in enumerate(self._on_their_way):
             if transfer is None:
                 self.submit(position)
-        if self._marks is not None:
-            self._marks.wait()  # ended long ago, unless it failed
-        used, self._used = self._used, bytearray(len(self._used))
-        self._marks = self._exchange(used, "used", "max" if among == "any" else "min")
+
+    def active(self) -> list[int]:
+        """The ranks of the workers that had data in the last closed window. Waits until that is known."""
+        assert self._marks is not None, "a window was closed"
+        return [rank for rank, mark in enumerate(self._marks.wait()[len(self._names) :]) if mark != self._idle]
 
     def was_used(self, position: int) -> bool:
         """Whether the parameter was used in the last closed window. Waits until that is known."""
@@ -155,6 +171,15 @@ class Window(Generic[T]):
             "out, use find_unused_parameters=True; else look for outputs that do not reach the loss",
             parameters=unused,
         )
+
+    def _tell(self, used: bytearray, among: Literal["any", "all"], *, sits_out: bool) -> None:
+        if self._marks is not None:
+            self._marks.wait()  # ended long ago, unless it failed
+        # The marks of the other workers must not decide about theirs.
+        self._idle, op = (0, "max") if among == "any" else (1, "min")
+        present = bytearray([self._idle]) * _session.size()
+        present[_session.rank()] = self._idle if sits_out else 1 - self._idle
+        self._marks = self._exchange(used + present, "used", op)
 
     def _exchange(self, marks: bytearray, name: str, op: NativeOp) -> Handle[bytearray]:
         place = _buffers.locate(marks, writable=True)

@@ -6,16 +6,17 @@ when a window ends.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Literal
 
 import torch
 
 from gradlane import _session
 from gradlane._handle import Handle
-from gradlane._reduction import ReduceOp, resolve
+from gradlane._reduction import Average, ReduceOp, Sum, WeightedAverage, resolve
 from gradlane._window import Window
-from gradlane.errors import InvalidArgumentError
+from gradlane.errors import FailedPreconditionError, InvalidArgumentError
 from gradlane.torch import _tensors
 from gradlane.torch._owners import own
 from gradlane.torch._sparse import SparseTransfer
@@ -65,6 +66,10 @@ class Gradients:
             raise InvalidArgumentError(f'sparse={sparse!r} is no policy; use "allgather" or "dense"')
         self._op, self._compression, self._sparse = resolve(op, None, None), check_compression(compression), sparse
         self._refuse_unused = refuse_unused
+        self._among: Literal["all", "any"] = "all" if refuse_unused else "any"
+        self._is_uneven = self._sits_out = False
+        self.leader = 0
+        """The lowest of the ranks that had data in the last window in which any had."""
         self._parameters = [parameter for _, parameter in parameters]
         self._priorities = [priority(position, name) for position, (name, _) in enumerate(parameters)]
         self._gathered = {i for i in sparse_parameters if sparse == "allgather"}
@@ -114,27 +119,91 @@ class Gradients:
         window = self._window
         window.check()
         used = window.used()
-        try:
+        with self._failing():
+            window.close(self._among)
             self._land()
+        self._refuse(used)
+
+    @contextlib.contextmanager
+    def uneven(self) -> Iterator[None]:
+        """Inside, an average is that of the workers that have data. All workers enter it between the same windows.
+
+        Raises:
+            InvalidArgumentError: the gradients are reduced by Min or Max, in which a worker without data has no part.
+            FailedPreconditionError: it was entered already.
+        """
+        self.check_uneven()
+        if self._is_uneven:
+            raise FailedPreconditionError("join() inside of join(); leave the first one before")
+        self._is_uneven = True
+        try:
+            yield
+        finally:
+            self._is_uneven = False
+
+    def check_uneven(self) -> None:
+        """Raises InvalidArgumentError if a worker without data would change what the others get."""
+        if self._op not in (Average, Sum, WeightedAverage):
+            raise InvalidArgumentError(f"join with op={self._op.name}, in which zeros count; use Average or Sum")
+
+    def sit_out(self) -> bool:
+        """Takes part in the next window of the others without data of its own; gradients here do not change.
+
+        Returns:
+            Whether a worker had data. If not, no gradient was sent.
+        Raises:
+            The errors of `finish`.
+        """
+        window = self._window
+        window.check()
+        if window.any_submitted:
+            raise FailedPreconditionError("join() while gradients are on their way; call step() or synchronize() first")
+        used = bytes([1]) * len(self._parameters)
+        with self._failing():
+            window.sit_out(self._among)
+            if not window.active():
+                return False
+            self._sits_out = True
+            try:
+                window.submit_rest()
+                self._land()
+            finally:
+                self._sits_out = False
+        self._refuse(used)
+        return True
+
+    @contextlib.contextmanager
+    def _failing(self) -> Iterator[None]:
+        """Ends the window at the end, and keeps the error for later windows if there is one."""
+        try:
+            yield
         except Exception as error:
-            window.fail(error)
+            self._window.fail(error)
             raise
         finally:
-            window.clear()
-        if self._refuse_unused and not all(map(window.was_used, range(len(used)))):
-            raise window.unused(used)
+            self._window.clear()
+
+    def _refuse(self, used: bytes) -> None:
+        """Raises if a parameter must be used by all workers and was not; `used` is what this worker had."""
+        if self._refuse_unused and not all(map(self._window.was_used, range(len(used)))):
+            raise self._window.unused(used)
 
     def _land(self) -> None:
-        """Closes the window and completes all transfers."""
+        """Completes all transfers of the window."""
         window = self._window
-        window.close("all" if self._refuse_unused else "any")
         transfers = [window.take(position) for position in range(len(self._parameters))]
         for transfer in transfers:
             if isinstance(transfer, SparseTransfer):
                 transfer.exchange()
         wait_all([transfer for transfer in transfers if isinstance(transfer, Handle)])
+        active = window.active()
+        self.leader = active[0]
         for position, (parameter, transfer) in enumerate(zip(self._parameters, transfers, strict=True)):
             reduced, gradient = transfer.wait(), parameter.grad
+            if self._sits_out:
+                continue
+            if isinstance(transfer, SparseTransfer) and self._is_uneven and self._op is not Sum:
+                reduced = reduced / len(active)
             # In place, the average is the gradient itself. An unused parameter keeps its gradient.
             if window.was_used(position) and reduced is not gradient:
                 keeps_dense = gradient is not None and not gradient.is_sparse
@@ -145,9 +214,14 @@ class Gradients:
 
     def _start(self, position: int) -> Transfer:
         parameter, name = self._parameters[position], self._window.name(position)
-        gradient = parameter.grad
-        if position in self._gathered or (gradient is not None and gradient.is_sparse and self._sparse == "allgather"):
-            return SparseTransfer(_as_sparse(gradient, parameter), name, self._op)
+        gradient = None if self._sits_out else parameter.grad
+        # Who has data is known only after the window, so each contribution carries whether it counts.
+        counts_those_with_data = self._is_uneven and self._op is not Sum
+        op, weight = (WeightedAverage, float(not self._sits_out)) if counts_those_with_data else (self._op, 1.0)
+        if gradient is not None and gradient.is_sparse and self._sparse == "allgather":
+            self._gathered.add(position)  # also when this worker has none
+        if position in self._gathered:
+            return SparseTransfer(_as_sparse(gradient, parameter), name, Sum if self._is_uneven else self._op)
         if gradient is None:
             gradient = torch.zeros_like(parameter, memory_format=torch.contiguous_format)
         elif gradient.is_sparse:
@@ -155,7 +229,7 @@ class Gradients:
             if self._sparse_again is not None:
                 self._sparse_again.add(position)
         return reduce_in_place(
-            gradient, name, self._op, priority=self._priorities[position], compression=self._compression
+            gradient, name, op, weight=weight, priority=self._priorities[position], compression=self._compression
         )
 
 

@@ -17,7 +17,7 @@ from gradlane.torch import _tensors
 from gradlane._window import forward_order
 from gradlane.torch._gradients import Gradients, Priority, SparsePolicy
 from gradlane.torch._owners import watch
-from gradlane.torch.broadcast import broadcast_tensors
+from gradlane.torch.broadcast import broadcast_optimizer_state, broadcast_tensors
 from gradlane.torch.compression import Compression, Compressor
 
 
@@ -84,8 +84,7 @@ class DistributedDataParallel(nn.Module):
                 f"{type(module).__name__} has no parameter that requires a gradient; nothing to average"
             )
         self._known = {id(parameter) for _, parameter in named}
-        state = dict(module.named_parameters()) | dict(module.named_buffers())
-        broadcast_tensors({f"{self._namespace}/state/{n}": tensor for n, tensor in state.items()}, root_rank=0)
+        self._copy_state(root_rank=0)
         self._buffer_names = [
             n for n, b in module.named_buffers() if broadcast_buffers and _tensors.is_reducible(b.dtype)
         ]
@@ -100,6 +99,7 @@ class DistributedDataParallel(nn.Module):
             refuse_unused=not find_unused_parameters,
         )
         self._synchronizes = True
+        self._is_joining = False
         self._backward_runs = False
         self._any_gradient = False
         watch(self, [parameter for _, parameter in named], DistributedDataParallel._gradient_is_ready)
@@ -113,8 +113,8 @@ class DistributedDataParallel(nn.Module):
         self._backward_runs = False  # a backward pass that raised did not reset it
         if self._synchronizes:
             self._refuse_unknown_parameters()
-            if self.training:
-                self._copy_buffers()
+            if self.training and not self._is_joining:
+                self._copy_buffers(root_rank=0)
         output = self.module(*inputs, **keywords)
         # Hooks on the outputs run in the outermost backward pass. A parameter's hook may run in an inner pass of
         # reentrant checkpointing, whose end is not the end of the backward pass.
@@ -132,9 +132,50 @@ class DistributedDataParallel(nn.Module):
         finally:
             self._synchronizes = before
 
+    @contextlib.contextmanager
+    def join(self, *optimizers: torch.optim.Optimizer) -> Iterator[None]:
+        """Inside, workers may run different numbers of backward passes, as with batches that do not divide evenly.
+
+            with model.join(optimizer):
+                for x, y in loader:
+                    optimizer.zero_grad()
+                    loss(model(x), y).backward()
+                    optimizer.step()
+
+        An average is that of the workers that still have data. A worker that leaves the block early takes part until
+        the last one leaves, and adds nothing. Then all get the parameters and buffers of a worker that was among the
+        last ones. While a worker waits so, the others may not use other operations of which it is a part.
+
+        Every worker must enter the block, also one without any data. Buffers follow the lowest rank that has data, from
+        one backward pass to the next.
+
+        Args:
+            optimizers: those whose state is to be equal on all workers at the end, as for `broadcast_optimizer_state`.
+        Raises:
+            FailedPreconditionError: inside of another `join`, or a gradient is on its way.
+            The errors of a backward pass: on leaving, for passes of the other workers.
+        """
+        gradients = self._gradients
+        if gradients is None:
+            yield
+            return
+        with gradients.uneven():
+            self._is_joining = True
+            try:
+                self._copy_buffers(root_rank=0)
+                yield
+                while gradients.sit_out():
+                    self._copy_buffers(gradients.leader)
+            finally:
+                self._is_joining = False
+        self._copy_state(gradients.leader)
+        for position, optimizer in enumerate(optimizers):
+            broadcast_optimizer_state(optimizer, gradients.leader, f"{self._namespace}/optimizer{position}.")
+
     def __getstate__(self) -> dict[str, Any]:
         """The state of a copy: other parameters, which are not declared, and no gradients to average."""
-        fresh: dict[str, Any] = {"_gradients": None, "_known": set(), "_backward_runs": False, "_any_gradient": False}
+        fresh: dict[str, Any] = {"_gradients": None, "_known": set(), "_is_joining": False}
+        fresh |= {"_backward_runs": False, "_any_gradient": False}
         return {**self.__dict__, **fresh}
 
     def _gradient_is_ready(self, position: int) -> None:
@@ -157,12 +198,18 @@ class DistributedDataParallel(nn.Module):
         had_gradient, self._any_gradient = self._any_gradient, False
         if self._synchronizes and had_gradient and self._gradients is not None:
             self._gradients.finish()
+            if self._is_joining:
+                self._copy_buffers(self._gradients.leader)
 
-    def _copy_buffers(self) -> None:
+    def _copy_state(self, root_rank: int) -> None:
+        state = dict(self.module.named_parameters()) | dict(self.module.named_buffers())
+        broadcast_tensors({f"{self._namespace}/state/{n}": tensor for n, tensor in state.items()}, root_rank)
+
+    def _copy_buffers(self, root_rank: int) -> None:
         if not self._buffer_names:
             return
         buffers = dict(self.module.named_buffers())
-        broadcast_tensors({f"{self._namespace}/buffer/{n}": buffers[n] for n in self._buffer_names}, root_rank=0)
+        broadcast_tensors({f"{self._namespace}/buffer/{n}": buffers[n] for n in self._buffer_names}, root_rank)
 
     def _refuse_unknown_parameters(self) -> None:
         for name, parameter in self.module.named_parameters():

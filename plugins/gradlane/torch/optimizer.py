@@ -106,6 +106,23 @@ class _Distributed(Averaging):
         with self._synchronizer.skipped():
             yield
 
+    def join(self) -> int:
+        """Say that this worker has no more data, and take part in the steps of the others until none has any.
+
+        All workers must call it. A worker that waits so adds zeros: an average is still divided by the number of all
+        workers. For the average of those that have data, see `DistributedDataParallel.join`. This worker's parameters
+        stay as they are; broadcast them afterwards from the rank that is returned, and the optimizer's state too.
+        While a worker waits, the others may not use other operations of which it is a part.
+
+        Returns:
+            A rank that was among the last ones with data, equal on all workers; 0 if none has had any.
+        Raises:
+            InvalidArgumentError: the gradients are reduced by Min or Max, in which a worker without data has no part.
+            FailedPreconditionError: gradients are on their way.
+            The errors of `synchronize`, for steps of the other workers.
+        """
+        return self._synchronizer.join()
+
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Changes how many backward passes accumulate, from the next step on."""
         self._synchronizer.passes = check_passes(passes)
@@ -162,6 +179,13 @@ class _Synchronizer:
             self._passed.clear()
             self._gradients.finish()
             self._is_complete = True
+
+    def join(self) -> int:
+        self._gradients.check_uneven()
+        self._passed.clear()
+        while self._gradients.sit_out():
+            pass
+        return self._gradients.leader
 
     def before_step(
         self, optimizer: torch.optim.Optimizer, positional: tuple[Any, ...], keywords: dict[str, Any]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn, TypeVar
 
@@ -108,6 +109,9 @@ __all__ = [
 
 Kind = TypeVar("Kind", bound=torch.optim.Optimizer)
 
+_optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
+"""The distributed optimizers of this process, for `join`."""
+
 
 def DistributedOptimizer(
     optimizer: Kind,
@@ -130,9 +134,11 @@ def DistributedOptimizer(
     check_process_set(process_set)
     if op is Adasum:
         raise UnsupportedError("op=Adasum does not exist here; use Average or Sum")
-    return gl.DistributedOptimizer(
+    distributed = gl.DistributedOptimizer(
         optimizer, named_parameters, compression, backward_passes_per_step, op, sparse_as_dense=sparse_as_dense
     )
+    _optimizers.add(distributed)
+    return distributed
 
 
 def broadcast_parameters(
@@ -176,12 +182,27 @@ def alltoall(*arguments: object, **options: object) -> NoReturn:
     raise UnsupportedError("alltoall does not exist here; gather with allgather and take what is for this rank")
 
 
-def join(device: int = -1) -> NoReturn:
-    """Refused: a worker that has no more data would change what a mean means."""
-    raise UnsupportedError(
-        "join does not exist here; give all workers the same number of batches, or weigh them: gradlane.torch.push_pull"
-        " with op=WeightedAverage and weight=0 for a worker without data"
-    )
+def join(device: int = -1) -> int:
+    """Says that this worker has no more data, and adds zeros to the steps of the others until none has any.
+
+    The zeros are those of the one `DistributedOptimizer` of this process; other operations of workers that still have
+    data wait for this worker, and end with an error. As in Horovod, an average is divided by the number of all workers.
+
+    Args:
+        device: has no effect.
+    Returns:
+        A rank that was among the last ones with data, equal on all workers.
+    Raises:
+        UnsupportedError: there is no `DistributedOptimizer`, or more than one.
+    """
+    del device
+    if len(_optimizers) != 1:
+        raise UnsupportedError(
+            f"join with {len(_optimizers)} distributed optimizers; it takes part in the steps of one. Call join() of each "
+            "optimizer, or give all workers the same number of batches"
+        )
+    [optimizer] = _optimizers
+    return optimizer.join()
 
 
 def mpi_threads_supported() -> bool:
