@@ -176,7 +176,8 @@ class Window(Generic[T]):
         if self._marks is not None:
             self._marks.wait()  # ended long ago, unless it failed
         # The marks of the other workers must not decide about theirs.
-        self._idle, op = (0, "max") if among == "any" else (1, "min")
+        op: NativeOp = "max" if among == "any" else "min"
+        self._idle = 0 if among == "any" else 1
         present = bytearray([self._idle]) * _session.size()
         present[_session.rank()] = self._idle if sits_out else 1 - self._idle
         self._marks = self._exchange(used + present, "used", op)

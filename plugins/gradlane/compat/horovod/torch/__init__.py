@@ -202,7 +202,8 @@ def join(device: int = -1) -> int:
             "optimizer, or give all workers the same number of batches"
         )
     [optimizer] = _optimizers
-    return optimizer.join()
+    last: int = optimizer.join()
+    return last
 
 
 def mpi_threads_supported() -> bool:
