@@ -14,6 +14,7 @@ import torch
 from gradlane import _session
 from gradlane._handle import Handle
 from gradlane._reduction import ReduceOp, resolve
+from gradlane._sets import ProcessSet
 from gradlane._window import Window
 from gradlane.errors import InvalidArgumentError
 from gradlane.torch import _tensors
@@ -46,8 +47,9 @@ class Gradients:
         priority: Priority,
         refuse_unused: bool,
         sparse_again: Iterable[int] | None = None,
+        process_set: ProcessSet | None = None,
     ) -> None:
-        """Declares all parameters on all workers.
+        """Declares all parameters on all workers. In a process set, the first gradient of each declares it.
 
         Args:
             namespace: a prefix of all names.
@@ -57,6 +59,7 @@ class Gradients:
             refuse_unused: whether a parameter without a gradient, on any worker, is an error.
             sparse_again: None leaves gradients dense that were made dense; else they become sparse again, and so do
                 those at these positions, even if this worker had no gradient.
+            process_set: the workers whose gradients are averaged, of which this one is a member; all by default.
         Raises:
             MismatchError: a worker has one of the parameters in another dtype or shape (both are named).
             InvalidArgumentError: a parameter cannot be reduced, or something else averages its gradient already.
@@ -69,10 +72,13 @@ class Gradients:
         self._priorities = [priority(position, name) for position, (name, _) in enumerate(parameters)]
         self._gathered = {i for i in sparse_parameters if sparse == "allgather"}
         self._sparse_again = None if sparse_again is None else set(sparse_again)
-        self._window: Window[Transfer] = Window(namespace, [name for name, _ in parameters], self._start)
+        self._set = process_set
+        self._window: Window[Transfer] = Window(namespace, [name for name, _ in parameters], self._start, process_set)
         for parameter in self._parameters:
             _tensors.check_place(parameter)
         own(self, parameters)
+        if process_set is not None:
+            return
         dense = (i for i in range(len(parameters)) if i not in self._gathered)
         named = ((self._window.name(i), self._parameters[i]) for i in dense)
         _tensors.declare_tensors(_session.session(), named, codec=compression.codec, fuse=True, timeout=None)
@@ -147,7 +153,7 @@ class Gradients:
         parameter, name = self._parameters[position], self._window.name(position)
         gradient = parameter.grad
         if position in self._gathered or (gradient is not None and gradient.is_sparse and self._sparse == "allgather"):
-            return SparseTransfer(_as_sparse(gradient, parameter), name, self._op)
+            return SparseTransfer(_as_sparse(gradient, parameter), name, self._op, self._set)
         if gradient is None:
             gradient = torch.zeros_like(parameter, memory_format=torch.contiguous_format)
         elif gradient.is_sparse:
@@ -155,7 +161,12 @@ class Gradients:
             if self._sparse_again is not None:
                 self._sparse_again.add(position)
         return reduce_in_place(
-            gradient, name, self._op, priority=self._priorities[position], compression=self._compression
+            gradient,
+            name,
+            self._op,
+            priority=self._priorities[position],
+            compression=self._compression,
+            process_set=self._set,
         )
 
 
