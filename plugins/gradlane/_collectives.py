@@ -11,9 +11,9 @@ import ctypes
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-from gradlane import _buffers, _core, _session
+from gradlane import _buffers, _session
 from gradlane._buffers import Buffer, DeviceBuffer, HostBuffer
-from gradlane._handle import Handle, Several, together
+from gradlane._handle import Handle, joined
 from gradlane._operations import check_name, submit
 from gradlane._reduction import ReduceOp, resolve
 from gradlane._sets import ProcessSet, check_member, members_of
@@ -129,7 +129,7 @@ def reduce_scatter_async(
                 timeout=timeout,
             )
         )
-    return _joined(parts, out)
+    return joined(parts).then(lambda _: out)
 
 
 def all_gather(
@@ -173,7 +173,7 @@ def all_gather_async(
                 timeout=timeout,
             )
         )
-    return _joined(parts, list(outs))
+    return joined(parts).then(lambda _: list(outs))
 
 
 def all_to_all(
@@ -218,7 +218,7 @@ def all_to_all_async(
             continue
         parts.append(_message(name, source, source, own, member, timeout))
         parts.append(_message(name, target, target, member, own, timeout))
-    return _joined(parts, list(outs))
+    return joined(parts).then(lambda _: list(outs))
 
 
 def send(buffer: Any, to: int, name: str, *, timeout: float | None = None) -> None:
@@ -300,9 +300,3 @@ def _check_alike(call: str, own: Buffer, place: Buffer) -> None:
 def _check_other(rank: int, what: str) -> None:
     if check_member(rank, None, what) == _session.rank():
         raise InvalidArgumentError(f"{what}={rank} is this worker itself; copy the buffer")
-
-
-def _joined(parts: Sequence[Handle[Any]], result: B) -> Handle[B]:
-    """One handle for all of them."""
-    natives: list[_core.Handle | Several] = [part.native for part in parts if part.native is not None]
-    return Handle(together(natives) if natives else None, lambda: result)

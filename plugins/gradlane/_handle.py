@@ -195,6 +195,12 @@ class Several:
             native.cancel()
 
 
+def joined(handles: Sequence[Handle[T]]) -> Handle[list[T]]:
+    """One handle for several, whose results are in host memory. It yields their results in order."""
+    natives = [handle.native for handle in handles if handle.native is not None]
+    return Handle(together(natives) if natives else None, lambda: [handle.wait() for handle in handles])
+
+
 def together(natives: Sequence[_core.Handle | Several]) -> _core.Handle | Several:
     """One handle for all of them."""
     return natives[0] if len(natives) == 1 else Several(natives)

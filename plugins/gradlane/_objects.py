@@ -22,6 +22,7 @@ from typing import Any
 from gradlane import _buffers, _plain, _session
 from gradlane._handle import Handle
 from gradlane._operations import check_root, submit
+from gradlane._sets import ProcessSet, members_of, name_in_job
 from gradlane.errors import AuthError
 
 _PADDED_BYTES_MIN = 64
@@ -29,25 +30,34 @@ _MAC_BYTES = 32
 
 
 class Gathering:
-    """Gathers one contribution of bytes from each rank: first the lengths, then the bytes.
+    """Gathers one contribution of bytes from each worker that takes part: first the lengths, then the bytes.
 
     Several may be started before the first is finished. They then take one round trip for all lengths and one for all
     bytes.
     """
 
-    def __init__(self, payload: bytes | bytearray | memoryview, name: str, *, timeout: float | None = None) -> None:
+    def __init__(
+        self,
+        payload: bytes | bytearray | memoryview,
+        name: str,
+        *,
+        process_set: ProcessSet | None = None,
+        timeout: float | None = None,
+    ) -> None:
         """Announces the length of `payload`."""
-        job = _session.session()
-        self._payload, self._name, self._timeout, self._rank = payload, name, timeout, job.rank
-        self._lengths = array("q", bytes(8 * job.size))
-        self._lengths[job.rank] = len(payload)
+        self._payload, self._name, self._set, self._timeout = payload, name, process_set, timeout
+        self._members = members_of(process_set)
+        self._lengths = array("q", bytes(8 * len(self._members)))
+        self._lengths[_session.rank() if process_set is None else process_set.rank()] = len(payload)
         place = _buffers.locate(self._lengths, writable=True)
-        self._announced = submit(f"{name}.lengths", place, place, "sum", result=None, timeout=timeout)
+        self._announced = submit(
+            f"{name}.lengths", place, place, "sum", result=None, process_set=process_set, timeout=timeout
+        )
 
     def exchange(self) -> list[Handle[memoryview]]:
         """Waits for the lengths and starts the transfers; the handles, in rank order, yield the bytes."""
         self._announced.wait()
-        return [self._transfer(root, length) for root, length in enumerate(self._lengths)]
+        return [self._transfer(root, length) for root, length in zip(self._members, self._lengths, strict=True)]
 
     def finish(self) -> list[memoryview]:
         """Waits for the bytes of all ranks and returns them in rank order; the memory belongs to the caller."""
@@ -56,28 +66,44 @@ class Gathering:
     def _transfer(self, root: int, length: int) -> Handle[memoryview]:
         if length == 0:
             return Handle(None, lambda: memoryview(bytearray()))
-        return _transfer(
-            self._payload if root == self._rank else None, length, root, f"{self._name}.{root}", self._timeout
-        )
+        payload = self._payload if root == _session.rank() else None
+        return _transfer(payload, length, root, f"{self._name}.{root}", self._set, self._timeout)
 
 
-def allgather(value: Any, name: str = "allgather", *, plain: bool = False, timeout: float | None = None) -> list[Any]:
+def allgather(
+    value: Any,
+    name: str = "allgather",
+    *,
+    plain: bool = False,
+    process_set: ProcessSet | None = None,
+    timeout: float | None = None,
+) -> list[Any]:
     """Give every worker the values of all, in rank order.
 
     Args:
         value: bytes, NumPy array or any object that pickles; kinds and sizes may differ between workers.
         name: equal on all workers.
         plain: as for `broadcast_object`.
+        process_set: the workers that take part, of which this one is a member; all by default.
         timeout: seconds; None takes the job's step timeout.
     Raises:
         AuthError: what was received was not sent by a worker of this job.
     """
-    blobs = Gathering(_dumps(value, plain, "allgather", name, _session.rank()), name, timeout=timeout).finish()
-    return [_loads(blob, plain, "allgather", name, rank) for rank, blob in enumerate(blobs)]
+    about = name_in_job(name, process_set)
+    payload = _dumps(value, plain, "allgather", about, _session.rank())
+    blobs = Gathering(payload, name, process_set=process_set, timeout=timeout).finish()
+    ranks = members_of(process_set)
+    return [_loads(blob, plain, "allgather", about, rank) for rank, blob in zip(ranks, blobs, strict=True)]
 
 
 def broadcast_object(
-    value: Any, root_rank: int = 0, name: str = "object", *, plain: bool = False, timeout: float | None = None
+    value: Any,
+    root_rank: int = 0,
+    name: str = "object",
+    *,
+    plain: bool = False,
+    process_set: ProcessSet | None = None,
+    timeout: float | None = None,
 ) -> Any:
     """Give every worker the object of `root_rank`.
 
@@ -87,6 +113,7 @@ def broadcast_object(
         name: equal on all workers.
         plain: send only None, booleans, numbers, texts, bytes, and lists, tuples and dictionaries of them. Then nothing
             that is received can run code, as an unpickled object can. Equal on all workers.
+        process_set: the workers that take part, with the root and this one among them; all by default.
         timeout: seconds; None takes the job's step timeout.
     Returns:
         On `root_rank` `value` itself, elsewhere a copy.
@@ -95,18 +122,35 @@ def broadcast_object(
         ProtocolError: `plain` is set, and something else was received.
         AuthError: what was received was not sent by the worker of `root_rank`.
     """
-    is_root = _session.rank() == check_root(root_rank)
-    payload = _dumps(value, plain, "broadcast_object", name, root_rank) if is_root else None
-    received = broadcast_bytes(payload, root_rank, name, timeout)
-    return value if is_root else _loads(received, plain, "broadcast_object", name, root_rank)
+    is_root = _session.rank() == check_root(root_rank, process_set)
+    about = name_in_job(name, process_set)
+    payload = _dumps(value, plain, "broadcast_object", about, root_rank) if is_root else None
+    received = broadcast_bytes(payload, root_rank, name, process_set=process_set, timeout=timeout)
+    return value if is_root else _loads(received, plain, "broadcast_object", about, root_rank)
 
 
-def broadcast_bytes(payload: bytes | None, root_rank: int, name: str, timeout: float | None = None) -> memoryview:
+def broadcast_bytes(
+    payload: bytes | None,
+    root_rank: int,
+    name: str,
+    *,
+    process_set: ProcessSet | None = None,
+    timeout: float | None = None,
+) -> memoryview:
     """Gives every worker the bytes that only `root_rank` gives."""
     length = array("q", [0 if payload is None else len(payload)])
     place = _buffers.locate(length, writable=True)
-    submit(f"{name}.length", place, place, "broadcast", result=None, root=root_rank, timeout=timeout).wait()
-    return _transfer(payload, length[0], root_rank, f"{name}.{root_rank}", timeout).wait()
+    submit(
+        f"{name}.length",
+        place,
+        place,
+        "broadcast",
+        result=None,
+        root=root_rank,
+        process_set=process_set,
+        timeout=timeout,
+    ).wait()
+    return _transfer(payload, length[0], root_rank, f"{name}.{root_rank}", process_set, timeout).wait()
 
 
 def _dumps(value: Any, plain: bool, operation: str, name: str, sender: int) -> bytes:
@@ -138,7 +182,12 @@ def _mac(pickled: bytes | memoryview, operation: str, name: str, sender: int) ->
 
 
 def _transfer(
-    payload: bytes | bytearray | memoryview | None, length: int, root: int, name: str, timeout: float | None
+    payload: bytes | bytearray | memoryview | None,
+    length: int,
+    root: int,
+    name: str,
+    process_set: ProcessSet | None,
+    timeout: float | None,
 ) -> Handle[memoryview]:
     """Broadcasts `length` bytes; `payload` is given on `root` alone."""
     padded = max(_PADDED_BYTES_MIN, 1 << (length - 1).bit_length())
@@ -147,4 +196,13 @@ def _transfer(
         room[:length] = payload
     place = _buffers.locate(room, writable=True)
     received = memoryview(room)[:length]
-    return submit(f"{name}.{padded}", place, place, "broadcast", result=received, root=root, timeout=timeout)
+    return submit(
+        f"{name}.{padded}",
+        place,
+        place,
+        "broadcast",
+        result=received,
+        root=root,
+        process_set=process_set,
+        timeout=timeout,
+    )

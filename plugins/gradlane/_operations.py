@@ -122,7 +122,7 @@ def broadcast(
         timeout: seconds; None takes the job's step timeout.
     """
     place = _buffers.locate(buffer, writable=True)
-    root = check_root(root_rank) if process_set is None else check_member(root_rank, process_set, "root_rank")
+    root = check_root(root_rank, process_set)
     handle = submit(
         name,
         place,
@@ -181,13 +181,20 @@ def undeclare(names: str | Iterable[str], *, timeout: float | None = None) -> No
         session.undeclare(listed, timeout)
 
 
-def barrier(name: str = "barrier", *, timeout: float | None = None) -> None:
-    """Wait until every worker has called `barrier` with this name.
+def barrier(
+    name: str = "barrier", *, process_set: ProcessSet | None = None, timeout: float | None = None
+) -> None:
+    """Wait until every worker, or every member of `process_set`, has called `barrier` with this name.
 
     Raises:
         StallError: some workers did not come in time (they are named).
+        InvalidArgumentError: this worker is not in `process_set`.
     """
-    _session.session().barrier(name, timeout)
+    if process_set is None:
+        _session.session().barrier(name, timeout)
+        return
+    place = _buffers.locate(bytearray(1), writable=True)
+    submit(f"barrier {name}", place, place, "max", result=None, process_set=process_set, timeout=timeout).wait()
 
 
 def submit(
@@ -331,8 +338,10 @@ def check_out(source: Buffer, target: Buffer) -> None:
         )
 
 
-def check_root(root_rank: int) -> int:
-    """Returns `root_rank` if the job has such a worker."""
+def check_root(root_rank: int, process_set: ProcessSet | None = None) -> int:
+    """Returns `root_rank`, a rank in the job, if that worker takes part."""
+    if process_set is not None:
+        return check_member(root_rank, process_set, "root_rank")
     size = _session.size()
     if 0 <= root_rank < size:
         return root_rank

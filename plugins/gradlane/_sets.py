@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import operator
 from collections.abc import Iterable
 
 from gradlane import _session
@@ -23,7 +24,10 @@ class ProcessSet:
     __slots__ = ("_prefix", "ranks")
 
     def __init__(self, ranks: Iterable[int]) -> None:
-        self.ranks = tuple(sorted(ranks))
+        try:
+            self.ranks = tuple(sorted(map(operator.index, ranks)))
+        except TypeError as error:
+            raise InvalidArgumentError(f"a process set of {ranks!r}; give a list of ranks") from error
         if not self.ranks or self.ranks[0] < 0 or len(set(self.ranks)) < len(self.ranks):
             raise InvalidArgumentError(f"a process set of the ranks {list(self.ranks)}; give each member once")
         written = ".".join(map(str, self.ranks))
@@ -70,6 +74,11 @@ _WRITTEN_MAX = 40
 def members_of(process_set: ProcessSet | None) -> tuple[int, ...]:
     """The ranks of a set, or of all workers, in their order."""
     return tuple(range(_session.size())) if process_set is None else process_set.ranks
+
+
+def name_in_job(name: str, process_set: ProcessSet | None) -> str:
+    """The name in the job of a tensor that has this name in a set, or among all workers."""
+    return name if process_set is None else process_set.name_of(name)
 
 
 def check_member(rank: int, process_set: ProcessSet | None, what: str) -> int:

@@ -19,6 +19,7 @@ from gradlane import _buffers, _session
 from gradlane._handle import Handle
 from gradlane._operations import submit
 from gradlane._reduction import NativeOp
+from gradlane._sets import ProcessSet, members_of
 from gradlane.errors import FailedPreconditionError, UnusedParametersError
 
 T = TypeVar("T")
@@ -36,15 +37,22 @@ def forward_order(position: int, name: str) -> int:
 class Window(Generic[T]):
     """The gradients of a list of parameters. Parameters are referred to by their position in the list."""
 
-    def __init__(self, namespace: str, names: Sequence[str], start: Callable[[int], T]) -> None:
+    def __init__(
+        self,
+        namespace: str,
+        names: Sequence[str],
+        start: Callable[[int], T],
+        process_set: ProcessSet | None = None,
+    ) -> None:
         """Begins the first window.
 
         Args:
             namespace: a prefix of all names.
             names: one for each parameter.
             start: submits the gradient of a parameter, or zeros if there is none.
+            process_set: the workers whose gradients these are, of which this one is a member; all by default.
         """
-        self._namespace, self._names, self._start = namespace, list(names), start
+        self._namespace, self._names, self._start, self._set = namespace, list(names), start, process_set
         self._on_their_way: list[T | None] = [None] * len(self._names)
         self._used = bytearray(len(self._names))
         self._marks: Handle[bytearray] | None = None
@@ -143,7 +151,8 @@ class Window(Generic[T]):
     def active(self) -> list[int]:
         """The ranks of the workers that had data in the last closed window. Waits until that is known."""
         assert self._marks is not None, "a window was closed"
-        return [rank for rank, mark in enumerate(self._marks.wait()[len(self._names) :]) if mark != self._idle]
+        marks = self._marks.wait()[len(self._names) :]
+        return [rank for rank, mark in zip(members_of(self._set), marks, strict=True) if mark != self._idle]
 
     def was_used(self, position: int) -> bool:
         """Whether the parameter was used in the last closed window. Waits until that is known."""
@@ -155,12 +164,12 @@ class Window(Generic[T]):
 
     def unused(self, used: bytes) -> UnusedParametersError:
         """Gathers which parameters each worker used; all workers must call it. `used` is this worker's answer."""
-        size, rank, count = _session.size(), _session.rank(), len(self._names)
-        marks = bytearray(size * count)
-        marks[rank * count : (rank + 1) * count] = used
+        members, count = members_of(self._set), len(self._names)
+        marks, own = bytearray(len(members) * count), members.index(_session.rank())
+        marks[own * count : (own + 1) * count] = used
         marks = self._exchange(marks, "used by rank", "max").wait()
         ranks = {
-            name: [rank for rank in range(size) if not marks[rank * count + position]]
+            name: [rank for place, rank in enumerate(members) if not marks[place * count + position]]
             for position, name in enumerate(self._names)
         }
         unused = {name: without for name, without in ranks.items() if without}
@@ -178,10 +187,19 @@ class Window(Generic[T]):
         # The marks of the other workers must not decide about theirs.
         op: NativeOp = "max" if among == "any" else "min"
         self._idle = 0 if among == "any" else 1
-        present = bytearray([self._idle]) * _session.size()
-        present[_session.rank()] = self._idle if sits_out else 1 - self._idle
+        members = members_of(self._set)
+        present = bytearray([self._idle]) * len(members)
+        present[members.index(_session.rank())] = self._idle if sits_out else 1 - self._idle
         self._marks = self._exchange(used + present, "used", op)
 
     def _exchange(self, marks: bytearray, name: str, op: NativeOp) -> Handle[bytearray]:
         place = _buffers.locate(marks, writable=True)
-        return submit(f"{self._namespace}/{name}", place, place, op, result=marks, priority=_MARKS_PRIORITY)
+        return submit(
+            f"{self._namespace}/{name}",
+            place,
+            place,
+            op,
+            result=marks,
+            priority=_MARKS_PRIORITY,
+            process_set=self._set,
+        )

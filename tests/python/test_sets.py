@@ -32,9 +32,9 @@ def test_a_set_knows_its_members():
         gradlane.push_pull(np.ones(2), "of others", process_set=other)
 
 
-@pytest.mark.parametrize("ranks", [[], [1, 1], [-1, 0]])
+@pytest.mark.parametrize("ranks", [[], [1, 1], [-1, 0], [0.5], "01", 3])
 def test_ranks_that_are_no_set_are_refused(ranks):
-    with pytest.raises(InvalidArgumentError, match="give each member once"):
+    with pytest.raises(InvalidArgumentError, match="give each member once|give a list of ranks"):
         gradlane.ProcessSet(ranks)
 
 
@@ -103,6 +103,16 @@ def test_messages_go_round_a_ring():
     assert token.item() == (rank - 5) % 4
     with pytest.raises(InvalidArgumentError, match="is this worker itself"):
         gradlane.send(token, rank, "token")
+
+
+def test_objects_and_barriers_in_a_set():
+    rank = gradlane.rank()
+    assert gradlane.allgather({"of": rank}, process_set=own_set()) == [{"of": member} for member in own_set().ranks]
+    assert gradlane.broadcast_object("x" * rank, own_set().ranks[1], process_set=own_set()) == "x" * own_set().ranks[1]
+    for _ in range(3):
+        gradlane.barrier(process_set=own_set())
+    with pytest.raises(InvalidArgumentError, match=r"root_rank=\d is not one of the workers that take part"):
+        gradlane.broadcast_object(rank, 1 - rank % 2, process_set=own_set())
 
 
 @pytest.mark.over("shm", "quic")

@@ -79,6 +79,19 @@ def test_every_form_reduces_where_the_tensor_lies(dtype, cuda, copied):
     assert copied() == [5 * given.nbytes, 0, 5 * given.nbytes, 0]
 
 
+@pytest.mark.over("shm", "quic")
+def test_tensors_of_a_process_set_are_reduced_in_host_memory_and_come_back(cuda, copied):
+    both, sums = gl.ProcessSet([0, 1]), torch.arange(1000.0) * 3
+    given = [bring(torch.arange(1000.0) * (gl.rank() + 1)) for _ in range(3)]
+    reduced = gl.push_pull(given[0], "of a set", op=gl.Sum, process_set=both)
+    gl.push_pull_(given[1], "of a set", op=gl.Sum, process_set=both)
+    [grouped] = gl.grouped_push_pull_([given[2]], "group of a set", op=gl.Sum, process_set=both)
+    assert all(device_of(tensor) == 0 and torch.equal(tensor, sums) for tensor in (reduced, given[1], grouped))
+    gl.broadcast_(given[0], 1, process_set=both)
+    assert torch.equal(given[0], torch.arange(1000.0) * 2)
+    assert copied() == [0, 0, 0, 0], "the engine copies nothing"
+
+
 def test_a_tensor_is_read_after_what_the_current_stream_was_still_to_write(cuda):
     cuda.stream[0] = user_stream(lag_seconds=LAG_SECONDS)
     tensor = bring(torch.zeros(50_000))

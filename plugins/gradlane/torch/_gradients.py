@@ -15,6 +15,7 @@ import torch
 from gradlane import _session
 from gradlane._handle import Handle
 from gradlane._reduction import Average, ReduceOp, Sum, WeightedAverage, resolve
+from gradlane._sets import ProcessSet
 from gradlane._window import Window
 from gradlane.errors import FailedPreconditionError, InvalidArgumentError
 from gradlane.torch import _tensors
@@ -47,8 +48,9 @@ class Gradients:
         priority: Priority,
         refuse_unused: bool,
         sparse_again: Iterable[int] | None = None,
+        process_set: ProcessSet | None = None,
     ) -> None:
-        """Declares all parameters on all workers.
+        """Declares all parameters on all workers. In a process set, the first gradient of each declares it.
 
         Args:
             namespace: a prefix of all names.
@@ -58,6 +60,7 @@ class Gradients:
             refuse_unused: whether a parameter without a gradient, on any worker, is an error.
             sparse_again: None leaves gradients dense that were made dense; else they become sparse again, and so do
                 those at these positions, even if this worker had no gradient.
+            process_set: the workers whose gradients are averaged, of which this one is a member; all by default.
         Raises:
             MismatchError: a worker has one of the parameters in another dtype or shape (both are named).
             InvalidArgumentError: a parameter cannot be reduced, or something else averages its gradient already.
@@ -74,10 +77,13 @@ class Gradients:
         self._priorities = [priority(position, name) for position, (name, _) in enumerate(parameters)]
         self._gathered = {i for i in sparse_parameters if sparse == "allgather"}
         self._sparse_again = None if sparse_again is None else set(sparse_again)
-        self._window: Window[Transfer] = Window(namespace, [name for name, _ in parameters], self._start)
+        self._set = process_set
+        self._window: Window[Transfer] = Window(namespace, [name for name, _ in parameters], self._start, process_set)
         for parameter in self._parameters:
             _tensors.check_place(parameter)
         own(self, parameters)
+        if process_set is not None:
+            return
         dense = (i for i in range(len(parameters)) if i not in self._gathered)
         named = ((self._window.name(i), self._parameters[i]) for i in dense)
         _tensors.declare_tensors(_session.session(), named, codec=compression.codec, fuse=True, timeout=None)
@@ -221,7 +227,8 @@ class Gradients:
         if gradient is not None and gradient.is_sparse and self._sparse == "allgather":
             self._gathered.add(position)  # also when this worker has none
         if position in self._gathered:
-            return SparseTransfer(_as_sparse(gradient, parameter), name, Sum if self._is_uneven else self._op)
+            op = Sum if self._is_uneven else self._op
+            return SparseTransfer(_as_sparse(gradient, parameter), name, op, self._set)
         if gradient is None:
             gradient = torch.zeros_like(parameter, memory_format=torch.contiguous_format)
         elif gradient.is_sparse:
@@ -229,7 +236,13 @@ class Gradients:
             if self._sparse_again is not None:
                 self._sparse_again.add(position)
         return reduce_in_place(
-            gradient, name, op, weight=weight, priority=self._priorities[position], compression=self._compression
+            gradient,
+            name,
+            op,
+            weight=weight,
+            priority=self._priorities[position],
+            compression=self._compression,
+            process_set=self._set,
         )
 
 

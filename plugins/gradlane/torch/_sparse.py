@@ -12,10 +12,10 @@ import math
 
 import torch
 
-from gradlane import _session
 from gradlane._handle import Handle
 from gradlane._objects import Gathering
 from gradlane._reduction import Average, ReduceOp, Sum
+from gradlane._sets import ProcessSet, members_of
 from gradlane.errors import InvalidArgumentError
 from gradlane.torch import _tensors
 
@@ -25,8 +25,10 @@ _INDEX_BYTES = 8
 class SparseTransfer:
     """One sparse gradient in flight: construction sends lengths, `exchange` sends contents, `wait` returns the sum."""
 
-    def __init__(self, gradient: torch.Tensor, name: str, op: ReduceOp) -> None:
-        """Starts to gather `gradient`, of layout sparse_coo.
+    def __init__(
+        self, gradient: torch.Tensor, name: str, op: ReduceOp, process_set: ProcessSet | None = None
+    ) -> None:
+        """Starts to gather `gradient`, of layout sparse_coo, from all workers or from those of a set.
 
         Raises:
             InvalidArgumentError: `op` is neither Average nor Sum.
@@ -36,8 +38,9 @@ class SparseTransfer:
         gradient = gradient.detach().coalesce()
         self._shape, self._dtype, self._device = gradient.shape, gradient.dtype, gradient.device
         self._sparse_dim = gradient.sparse_dim()
-        self._divisor = _session.size() if op is Average else 1
-        self._gathering = Gathering(content_of(gradient.indices()) + content_of(gradient.values()), name)
+        self._divisor = len(members_of(process_set)) if op is Average else 1
+        content = content_of(gradient.indices()) + content_of(gradient.values())
+        self._gathering = Gathering(content, name, process_set=process_set)
         self._handles: list[Handle[memoryview]] = []
 
     def exchange(self) -> None:

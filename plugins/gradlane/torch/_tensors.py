@@ -13,7 +13,7 @@ from collections.abc import Iterable
 import torch
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
-from gradlane import _core
+from gradlane import _core, _session
 from gradlane._buffers import Buffer, DeviceBuffer, HostBuffer, check_dtype
 from gradlane._handle import Handle
 from gradlane._operations import by_device, declare_places, submit
@@ -148,14 +148,19 @@ def submit_in_place(
     timeout: float | None = None,
     waits: bool = False,
 ) -> Handle[torch.Tensor]:
-    """Starts an operation from and into the memory of a contiguous tensor; the arguments are those of `submit`."""
-    place = locate(tensor)
+    """Starts an operation from and into the memory of a contiguous tensor; the arguments are those of `submit`.
+
+    In a process set, a tensor on a device is copied to the host and back, because the devices of a machine have one
+    communicator, of all its workers.
+    """
+    wire = tensor if process_set is None else in_host_memory(tensor)
+    place = locate(wire)
     handle = submit(
         name,
         place,
         place,
         op,
-        result=tensor,
+        result=wire,
         root=root,
         weight=weight,
         priority=priority,
@@ -166,8 +171,21 @@ def submit_in_place(
         waits=waits,
         streams=None if place.device is None else CurrentStreams([place.device]),
     )
-    note_changed([tensor])
-    return handle
+    if receiver in (None, _session.rank()):
+        note_changed([tensor])
+    if wire is tensor:
+        return handle
+
+    def back(reduced: torch.Tensor) -> torch.Tensor:
+        land(reduced, tensor.detach())
+        return tensor
+
+    return handle.then(back)
+
+
+def in_host_memory(tensor: torch.Tensor) -> torch.Tensor:
+    """`tensor`, or a copy of one that is on a device."""
+    return tensor.cpu() if tensor.is_cuda else tensor
 
 
 def note_changed(tensors: Iterable[torch.Tensor]) -> None:
@@ -176,11 +194,19 @@ def note_changed(tensors: Iterable[torch.Tensor]) -> None:
 
 
 def submit_bits(
-    tensor: torch.Tensor, name: str, root: int, *, timeout: float | None = None, waits: bool = False
+    tensor: torch.Tensor,
+    name: str,
+    root: int,
+    *,
+    process_set: ProcessSet | None = None,
+    timeout: float | None = None,
+    waits: bool = False,
 ) -> Handle[torch.Tensor]:
     """Starts the broadcast of a tensor of any element type and strides; the handle yields `tensor`, overwritten."""
     wire, source, tensor = bits(tensor)
-    handle = submit_in_place(wire, name, "broadcast", root=root, timeout=timeout, waits=waits)
+    handle = submit_in_place(
+        wire, name, "broadcast", root=root, process_set=process_set, timeout=timeout, waits=waits
+    )
     if source.data_ptr() == tensor.data_ptr():
         return handle.then(lambda _: tensor)
 

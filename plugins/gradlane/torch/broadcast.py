@@ -12,6 +12,7 @@ import torch
 from gradlane import _plain, _session
 from gradlane._objects import allgather, broadcast_bytes, broadcast_object
 from gradlane._operations import check_root
+from gradlane._sets import ProcessSet
 from gradlane.errors import InvalidArgumentError, ProtocolError
 from gradlane.torch import _tensors
 from gradlane.torch.groups import broadcast_all
@@ -29,6 +30,8 @@ def broadcast_parameters(
     params: Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor]],
     root_rank: int = 0,
     prefix: str = "parameter.",
+    *,
+    process_set: ProcessSet | None = None,
 ) -> None:
     """Give every worker the tensors of `root_rank`, in place, bit for bit.
 
@@ -37,6 +40,7 @@ def broadcast_parameters(
             workers.
         root_rank: the rank whose tensors all workers get.
         prefix: put before each name, to distinguish them from other uses of the same names.
+        process_set: the workers that take part, with the root and this one among them; all by default.
     Raises:
         MismatchError: a worker has one of them in another dtype or shape (both are named).
         InvalidArgumentError: a value in `params` is no tensor, or a name occurs twice.
@@ -50,7 +54,7 @@ def broadcast_parameters(
             raise InvalidArgumentError(
                 f"params[{name!r}] is {type(tensor).__name__}, no tensor; leave it out, or send it by broadcast_object"
             )
-    broadcast_tensors(named, check_root(root_rank))
+    broadcast_tensors(named, root_rank, process_set)
 
 
 def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int = 0, prefix: str = "optimizer.") -> None:
@@ -86,14 +90,18 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int =
         optimizer.load_state_dict(_put_tensors(outline, tensors))
 
 
-def allgather_object(value: Any, name: str = "allgather_object", *, plain: bool = False) -> list[Any]:
+def allgather_object(
+    value: Any, name: str = "allgather_object", *, plain: bool = False, process_set: ProcessSet | None = None
+) -> list[Any]:
     """Give every worker the objects of all, in rank order; see `gradlane.allgather`."""
-    return allgather(value, name, plain=plain)
+    return allgather(value, name, plain=plain, process_set=process_set)
 
 
-def broadcast_tensors(named: Mapping[str, torch.Tensor], root_rank: int) -> None:
+def broadcast_tensors(
+    named: Mapping[str, torch.Tensor], root_rank: int, process_set: ProcessSet | None = None
+) -> None:
     """Broadcasts all tensors at once; small ones share messages."""
-    broadcast_all(list(named.values()), list(named), root_rank)
+    broadcast_all(list(named.values()), list(named), root_rank, process_set)
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,11 @@ from typing import Any, TypeVar
 import torch
 
 from gradlane._groups import located, names_of, submit_all
-from gradlane._handle import Handle
+from gradlane._handle import Handle, joined
 from gradlane._operations import check_root
 from gradlane._reduction import NativeOp, ReduceOp, resolve
+from gradlane._sets import ProcessSet
+from gradlane.errors import InvalidArgumentError
 from gradlane.torch import _tensors
 from gradlane.torch._tensors import NAMES
 from gradlane.torch.compression import Compression, Compressor, check_compression
@@ -32,6 +34,7 @@ def _begin(
     weight: float | None = None,
     priority: int | None = None,
     compression: Compressor = Compression.none,
+    process_set: ProcessSet | None = None,
     timeout: float | None = None,
 ) -> Handle[list[torch.Tensor]]:
     """The common part of the four forms below, and the list of their arguments."""
@@ -49,6 +52,7 @@ def _begin(
         weight=1.0 if weight is None else weight,
         priority=priority or 0,
         codec=check_compression(compression).codec,
+        process_set=process_set,
         timeout=timeout,
         waits=waits,
     )
@@ -67,6 +71,7 @@ def grouped_push_pull(tensors: Sequence[torch.Tensor], name: str | Sequence[str]
         name: a name for each tensor, or one for all: then tensor i has the name `name.i`. Equal on all workers.
         op: as for `push_pull`, the same for all; so are `average`, `weight`, `compression` and `timeout`.
         priority: of the first tensor; each further one has one less than the one before.
+        process_set: as for `push_pull`. The tensors of a set share no messages.
     Raises:
         MismatchError: a worker used one of the names with another dtype, shape or op (both are named).
         StallError: some workers did not contribute in time (they are named).
@@ -107,13 +112,22 @@ def grouped_push_pull_async_(
     return _begin(False, tensors, name, **options)
 
 
-def broadcast_all(tensors: Sequence[torch.Tensor], names: Sequence[str], root: int) -> None:
+def broadcast_all(
+    tensors: Sequence[torch.Tensor], names: Sequence[str], root: int, process_set: ProcessSet | None = None
+) -> None:
     """Gives every worker the bits of these tensors on `root`, in place; of any element types and strides."""
     bits = [located(name, _tensors.bits, tensor) for name, tensor in zip(names, tensors, strict=True)]
     wires = [wire for wire, _, _ in bits]
     backs = [(tensor, dense) for _, dense, tensor in bits if dense.data_ptr() != tensor.data_ptr()]
     _submit(
-        names_of(names, len(wires)), wires, backs, "broadcast", result=None, root=check_root(root), waits=True
+        names_of(names, len(wires)),
+        wires,
+        backs,
+        "broadcast",
+        result=None,
+        root=check_root(root, process_set),
+        process_set=process_set,
+        waits=True,
     ).wait()
 
 
@@ -124,9 +138,29 @@ def _submit(
     op: NativeOp,
     *,
     result: T,
+    process_set: ProcessSet | None = None,
     **options: Any,
 ) -> Handle[T]:
     """Starts an operation on contiguous `wires`; afterwards copies the second of each pair of `backs` to the first."""
+    if process_set is None:
+        handle = _submit_together(names, wires, op, result, options)
+    else:
+        handle = _submit_each(names, wires, op, process_set, options).then(lambda _: result)
+    if not backs:
+        return handle
+
+    def land(reduced: T) -> T:
+        for tensor, wire in backs:
+            _tensors.land(wire, tensor)
+        return reduced
+
+    return handle.then(land)
+
+
+def _submit_together(
+    names: tuple[str, ...], wires: list[torch.Tensor], op: NativeOp, result: T, options: dict[str, Any]
+) -> Handle[T]:
+    """Starts an operation of all workers on these tensors, in one entry into the engine."""
     kinds = {wire.dtype for wire in wires}
     if len(kinds) == 1 and kinds <= NAMES.keys():
         dtypes = (NAMES[kinds.pop()],) * len(wires)
@@ -139,15 +173,26 @@ def _submit(
     options |= {"devices": devices, "streams": streams, "current": _tensors.CurrentStreams(used) if used else None}
     handle = submit_all(names, dtypes, shapes, addresses, None, op, owner=wires, result=result, **options)
     _tensors.note_changed(wires)
-    if not backs:
-        return handle
+    return handle
 
-    def land(reduced: T) -> T:
-        for tensor, wire in backs:
-            _tensors.land(wire, tensor)
-        return reduced
 
-    return handle.then(land)
+def _submit_each(
+    names: tuple[str, ...], wires: list[torch.Tensor], op: NativeOp, process_set: ProcessSet, options: dict[str, Any]
+) -> Handle[list[torch.Tensor]]:
+    """Starts an operation for each tensor, because tensors that are declared together are those of all workers."""
+    if len(set(names)) < len(names):
+        twice = next(name for place, name in enumerate(names) if name in names[:place])
+        raise InvalidArgumentError(f"{twice!r} comes twice among the names of a group; give each tensor its own")
+    for name, wire in zip(names, wires, strict=True):  # before the first is submitted
+        located(name, _tensors.locate, wire)
+    common = {key: value for key, value in options.items() if key not in ("priority", "waits")}
+    first: int = options.get("priority", 0)
+    return joined(
+        [
+            _tensors.submit_in_place(wire, name, op, priority=first - place, process_set=process_set, **common)
+            for place, (name, wire) in enumerate(zip(names, wires, strict=True))
+        ]
+    )
 
 
 def _places(wires: list[torch.Tensor]) -> tuple[list[int | None], list[int | None]]:

@@ -18,6 +18,7 @@ from gradlane._groups import located
 from gradlane._handle import Handle
 from gradlane._operations import check_name, check_root
 from gradlane._reduction import Average, ReduceOp, Sum, resolve
+from gradlane._sets import ProcessSet
 from gradlane.errors import InvalidArgumentError
 from gradlane.torch import _tensors
 from gradlane.torch.compression import Compression, Compressor, check_compression
@@ -36,6 +37,7 @@ def _begin(
     weight: float | None = None,
     priority: int | None = None,
     compression: Compressor = Compression.none,
+    process_set: ProcessSet | None = None,
     timeout: float | None = None,
     version: int = 0,
 ) -> Handle[torch.Tensor]:
@@ -50,6 +52,7 @@ def _begin(
         weight=1.0 if weight is None else weight,
         priority=priority or 0,
         compression=compression,
+        process_set=process_set,
         timeout=timeout,
         waits=waits,
     )
@@ -111,11 +114,14 @@ def push_pull(tensor: torch.Tensor, name: str, **options: Any) -> torch.Tensor:
         weight: this worker's weight in a `WeightedAverage`.
         priority: higher goes first; only the order matters.
         compression: the element type on the wire; equal on all workers and fixed with dtype and shape.
+        process_set: the workers that take part, of which this one is a member; all by default. A tensor on a device
+            then goes through host memory.
         timeout: seconds for the whole operation; None takes the job's step timeout.
         version: accepted for BytePS scripts; the engine counts rounds itself.
     Raises:
         MismatchError: a worker used `name` with another dtype, shape or op (both are named).
         StallError: some workers did not contribute in time (they are named).
+        InvalidArgumentError: the tensor cannot be reduced, or this worker is not in `process_set`.
         UnsupportedError: the tensor is neither on the CPU nor on a CUDA device.
         UnavailableError: it is on a CUDA device, and no driver was found; the message says where it was searched.
         FailedPreconditionError: its stream is being captured into a graph; reduce outside of graphs.
@@ -150,11 +156,22 @@ push_pull_async_inplace = push_pull_async_
 
 
 def broadcast_(
-    tensor: torch.Tensor, root_rank: int = 0, name: str = "broadcast", *, timeout: float | None = None
+    tensor: torch.Tensor,
+    root_rank: int = 0,
+    name: str = "broadcast",
+    *,
+    process_set: ProcessSet | None = None,
+    timeout: float | None = None,
 ) -> torch.Tensor:
-    """Give every worker the bits of `tensor` on `root_rank`, in place; any element type."""
+    """Give every worker, or every member of `process_set`, the bits of `tensor` on `root_rank`, in place.
+
+    Any element type. `root_rank` is a rank in the job, also with a `process_set`.
+    """
     check_in_place(tensor)
-    return _tensors.submit_bits(tensor, check_name(name), check_root(root_rank), timeout=timeout, waits=True).wait()
+    root = check_root(root_rank, process_set)
+    return _tensors.submit_bits(
+        tensor, check_name(name), root, process_set=process_set, timeout=timeout, waits=True
+    ).wait()
 
 
 def poll(handle: Handle[Any]) -> bool:
@@ -201,6 +218,7 @@ def reduce_in_place(
     weight: float = 1.0,
     priority: int = 0,
     compression: Compressor = Compression.none,
+    process_set: ProcessSet | None = None,
     timeout: float | None = None,
     waits: bool = False,
 ) -> Handle[torch.Tensor]:
@@ -217,6 +235,7 @@ def reduce_in_place(
         weight=weight,
         priority=priority,
         codec=check_compression(compression).codec,
+        process_set=process_set,
         timeout=timeout,
         waits=waits,
     )

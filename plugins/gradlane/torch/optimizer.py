@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import torch
 
 from gradlane._reduction import Average, ReduceOp
+from gradlane._sets import ProcessSet
 from gradlane.errors import FailedPreconditionError, InvalidArgumentError
 from gradlane import _names
 from gradlane._window import forward_order
@@ -29,6 +30,7 @@ def DistributedOptimizer(
     *,
     sparse_as_dense: bool = False,
     name: str | None = None,
+    process_set: ProcessSet | None = None,
 ) -> Kind:
     """Makes `optimizer` average its gradients over all workers; returns the same object, of a subclass of its class.
 
@@ -50,14 +52,19 @@ def DistributedOptimizer(
             divide the loss by this number if you want their mean.
         op: `Average` or `Sum`.
         sparse_as_dense: whether sparse gradients travel dense instead of gathered. They are sparse again afterwards.
-        name: a prefix of the tensors' names; needed only if workers make optimizers in different orders.
+        name: a prefix of the tensors' names; needed only if workers make optimizers in different orders, or if some
+            workers make fewer than others, as those outside of a `process_set` may.
+        process_set: the workers whose gradients are averaged, of which this one is a member; all by default. Small
+            gradients of a set share no messages.
     Raises:
-        InvalidArgumentError: two parameters have the same name, a parameter of the optimizer has none, or something else
-            averages their gradients already.
+        InvalidArgumentError: two parameters have the same name, a parameter of the optimizer has none, something else
+            averages their gradients already, or this worker is not in `process_set`.
         MismatchError: a worker's parameter has another dtype or shape (both are named).
     """
     if isinstance(optimizer, Averaging):
         raise InvalidArgumentError("the optimizer is distributed already; wrap it once")
+    if process_set is not None:
+        process_set.rank()  # raises if this worker is not a member
     kind = type(optimizer)
     synchronizer = _Synchronizer(
         _names.namespace("optimizer", name),
@@ -67,6 +74,7 @@ def DistributedOptimizer(
         op,
         sparse_as_dense,
         isinstance(optimizer, torch.optim.SparseAdam),
+        process_set,
     )
     # Changes the class of the object instead of making a new one, because constructors differ, and an earlier learning
     # rate scheduler refers to this object.
@@ -109,10 +117,11 @@ class _Distributed(Averaging):
     def join(self) -> int:
         """Say that this worker has no more data, and take part in the steps of the others until none has any.
 
-        All workers must call it. A worker that waits so adds zeros: an average is still divided by the number of all
-        workers. For the average of those that have data, see `DistributedDataParallel.join`. This worker's parameters
-        stay as they are; broadcast them afterwards from the rank that is returned, and the optimizer's state too.
-        While a worker waits, the others may not use other operations of which it is a part.
+        All workers that the optimizer averages over must call it. A worker that waits so adds zeros: an average is
+        still divided by the number of all workers. For the average of those that have data, see
+        `DistributedDataParallel.join`. This worker's parameters stay as they are; broadcast them afterwards from the
+        rank that is returned, and the optimizer's state too. While a worker waits, the others may not use other
+        operations of which it is a part.
 
         Returns:
             A rank that was among the last ones with data, equal on all workers; 0 if none has had any.
@@ -155,6 +164,7 @@ class _Synchronizer:
         op: ReduceOp,
         sparse_as_dense: bool,
         takes_only_sparse: bool,
+        process_set: ProcessSet | None,
     ) -> None:
         self.passes = check_passes(passes)
         self._passed: Counter[int] = Counter()
@@ -171,6 +181,7 @@ class _Synchronizer:
             refuse_unused=False,
             # That optimizer takes no other gradients, also from a worker that had none itself.
             sparse_again=range(len(named)) if takes_only_sparse else (),
+            process_set=process_set,
         )
         watch(self, [parameter for _, parameter in named], _Synchronizer._gradient_is_ready)
 

@@ -251,7 +251,7 @@ class ProcessGroupGradlane(distributed.ProcessGroup):
         name, flat = self._key(f"{kind}.{op.name}", tensor), _flat(tensor)
         if self._set is None:
             return lambda: reduce_in_place(flat, name, op).then(lambda reduced: _back(reduced, tensor))
-        wire, members = _in_host_memory(flat), self._set
+        wire, members = _tensors.in_host_memory(flat), self._set
         return lambda: _tensors.submit_in_place(wire, name, op.native, process_set=members).then(
             lambda reduced: _back(reduced, tensor)
         )
@@ -262,7 +262,7 @@ class ProcessGroupGradlane(distributed.ProcessGroup):
         name, flat, members = self._key(f"{kind}{receiver}.{op.name}", tensor), _flat(tensor), self._set
         is_receiver, to = receiver == self._rank, self._ranks[receiver]
         # The sum lands on the contribution, which is the caller's.
-        wire = _in_host_memory(flat)
+        wire = _tensors.in_host_memory(flat)
         if is_receiver and tensor is not output and wire.data_ptr() == flat.data_ptr():
             wire = wire.clone()
         return lambda: _tensors.submit_in_place(wire, name, op.native, process_set=members, receiver=to).then(
@@ -290,7 +290,7 @@ class ProcessGroupGradlane(distributed.ProcessGroup):
         self, members: ProcessSet, tensor: torch.Tensor, root: int, name: str, *, receiver: int | None
     ) -> _Start:
         """Copies the bits of `root`, a rank of the job, to the members, or to one of them."""
-        wire, source, _ = _tensors.bits(_in_host_memory(_flat(tensor)))
+        wire, source, _ = _tensors.bits(_tensors.in_host_memory(_flat(tensor)))
         gets = _session.rank() != root and receiver in (None, _session.rank())
         return lambda: _tensors.submit_in_place(
             wire, name, "broadcast", root=root, process_set=members, receiver=receiver
@@ -413,11 +413,6 @@ def _flat(tensor: torch.Tensor) -> torch.Tensor:
 def _check_reducible(tensor: torch.Tensor) -> None:
     if tensor.dtype == torch.bool:
         raise UnsupportedError("a reduction of bool; reduce tensor.to(torch.uint8) with MAX or MIN")
-
-
-def _in_host_memory(tensor: torch.Tensor) -> torch.Tensor:
-    """The same values in host memory: a copy of a tensor that is on a device."""
-    return tensor.cpu() if tensor.is_cuda else tensor
 
 
 def _back(reduced: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:

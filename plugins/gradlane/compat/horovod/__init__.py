@@ -2,9 +2,9 @@
 
     python -m gradlane.compat.horovod train.py        # the script says `import horovod.torch as hvd`
 
-After `import gradlane.compat.horovod`, `import horovod.torch` finds the modules of this package. `alltoall`, `join`,
-`Adasum`, elastic jobs and process sets other than that of all workers are refused by name. `horovodrun` is not needed:
-`gradlane run`, torchrun, mpirun and srun start the processes.
+After `import gradlane.compat.horovod`, `import horovod.torch` finds the modules of this package. `Adasum` and elastic
+jobs are refused by name. `horovodrun` is not needed: `gradlane run`, torchrun, mpirun and srun start the
+processes.
 
 If Horovod itself is installed, `import horovod` finds it, and there is a warning.
 """

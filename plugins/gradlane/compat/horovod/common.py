@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 
 import gradlane
-from gradlane import is_initialized, local_rank, local_size, rank, shutdown, size, stop_timeline
-from gradlane.errors import UnsupportedError
+from gradlane import _session, is_initialized, local_rank, local_size, rank, shutdown, size, stop_timeline
+from gradlane.errors import FailedPreconditionError, InvalidArgumentError, MismatchError, UnsupportedError
 
 __all__ = [
     "ProcessSet",
     "add_process_set",
-    "check_process_set",
+    "check_added",
     "cross_rank",
     "cross_size",
     "global_process_set",
@@ -19,7 +20,9 @@ __all__ = [
     "is_initialized",
     "local_rank",
     "local_size",
+    "members_of",
     "rank",
+    "remove_process_set",
     "shutdown",
     "size",
     "start_timeline",
@@ -28,60 +31,161 @@ __all__ = [
 
 
 class ProcessSet:
-    """Workers that reduce among themselves. Here that can be all of them only."""
+    """Workers that reduce among themselves, once `init` or `add_process_set` has added the set."""
 
-    def __init__(self, ranks: Sequence[int] | None = None) -> None:
-        self.ranks = None if ranks is None else sorted(ranks)
+    def __init__(self, ranks_or_comm: Iterable[int]) -> None:
+        """A set of these ranks of the job, in any order.
 
-    def size(self) -> int:
-        """The number of its workers."""
-        return size()
+        Raises:
+            UnsupportedError: it is a communicator of MPI; there are none here.
+            InvalidArgumentError: there is no rank, one comes twice, or one is no rank.
+        """
+        if not isinstance(ranks_or_comm, Iterable):
+            raise UnsupportedError(
+                f"a process set of {type(ranks_or_comm).__name__}; communicators of MPI are not used here, so give a "
+                "list of ranks"
+            )
+        self.members: gradlane.ProcessSet | None = gradlane.ProcessSet(ranks_or_comm)
 
-    def rank(self) -> int:
-        """The rank of this worker in it."""
-        return rank()
+    @property
+    def ranks(self) -> list[int]:
+        """The ranks of its workers in the job, in order; those of the global set are known after `init`."""
+        if self.members is not None:
+            return list(self.members.ranks)
+        return list(range(size())) if is_initialized() else []
+
+    @property
+    def process_set_id(self) -> int | None:
+        """Its number, equal on all workers; None before the set was added, and after it was removed."""
+        return 0 if self.members is None else _added.get((_session.generation(), self.members))
+
+    def size(self) -> int | None:
+        """The number of its workers; None if it was not added."""
+        return None if self.process_set_id is None else len(self.ranks)
+
+    def rank(self) -> int | None:
+        """The place of this worker in it, from 0; None if it was not added.
+
+        Roots of broadcasts are ranks in the job, not places in the set.
+
+        Raises:
+            InvalidArgumentError: this worker is not in it.
+        """
+        if self.process_set_id is None:
+            return None
+        return rank() if self.members is None else self.members.rank()
 
     def included(self) -> bool:
         """Whether this worker is in it."""
-        return True
+        return self.members is None or self.members.included()
+
+    def __repr__(self) -> str:
+        return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks})"
 
 
-global_process_set = ProcessSet()
+class _AllWorkers(ProcessSet):
+    """The set of all workers."""
+
+    def __init__(self) -> None:
+        self.members = None
+
+
+global_process_set: ProcessSet = _AllWorkers()
 """All workers."""
 
+_added: dict[tuple[int, gradlane.ProcessSet], int] = {}
+"""By the generation of a session, the numbers of the sets that were added to its job."""
 
-def init(comm: object = None, process_sets: object = None) -> None:
+_counted: Counter[int] = Counter()
+"""By the generation of a session, how many sets were ever added to its job."""
+
+
+def init(comm: object = None, process_sets: Sequence[ProcessSet] | str | None = None) -> None:
     """Joins the job that the environment describes.
 
     Args:
         comm: has no effect; MPI's variables are read, not its communicators.
-        process_sets: None, or process sets that span all workers.
+        process_sets: sets to add, the same on all workers; None and "dynamic" add none. Sets can always be added later.
     Raises:
-        UnsupportedError: a process set spans a part of the workers.
         NotFormedError: some members did not join in time; the message names them.
+        MismatchError: the workers add different sets (both are named).
+        InvalidArgumentError: see `add_process_set`.
     """
     del comm
     gradlane.init()
-    for process_set in process_sets if isinstance(process_sets, Sequence) and not isinstance(process_sets, str) else []:
-        check_process_set(process_set)
+    if process_sets is None or process_sets == "dynamic":
+        return
+    if isinstance(process_sets, str):
+        raise InvalidArgumentError(f'process_sets={process_sets!r}; give a list of process sets, or "dynamic"')
+    for process_set in process_sets:
+        if not isinstance(process_set, ProcessSet) or process_set.process_set_id is None:
+            add_process_set(process_set)
 
 
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
-    """Returns a process set of all workers.
+    """Adds a set of workers, and returns it. All workers of the job must call it, with the same ranks.
 
     Raises:
-        UnsupportedError: it spans a part of them.
+        MismatchError: the workers give different ranks (both are named); the set is added on none.
+        StallError: some workers did not call it in time (they are named).
+        InvalidArgumentError: a set of these workers was added already, or the job lacks one of the ranks.
     """
     wanted = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
-    check_process_set(wanted)
+    for other, ranks in enumerate(gradlane.allgather(wanted.ranks, "horovod.add_process_set", plain=True)):
+        if ranks != wanted.ranks:
+            raise MismatchError(
+                f"add_process_set: worker {rank()} gave the ranks {wanted.ranks}, worker {other} {ranks}; add the same "
+                "sets in the same order on all workers, also on those outside of them",
+                tensor="horovod.add_process_set",
+                field="ranks",
+                first=(rank(), str(wanted.ranks)),
+                second=(other, str(ranks)),
+            )
+    if wanted.process_set_id is not None or wanted.ranks == global_process_set.ranks:
+        raise InvalidArgumentError(f"there is a process set of the ranks {wanted.ranks} already; use that one")
+    if wanted.ranks[-1] >= size():
+        raise InvalidArgumentError(f"a process set of the ranks {wanted.ranks} in a job of {size()} workers")
+    assert wanted.members is not None, "the set of all workers has a number from the start"
+    generation = _session.generation()
+    _counted[generation] += 1
+    _added[generation, wanted.members] = _counted[generation]
     return wanted
 
 
-def check_process_set(process_set: object) -> None:
-    """Raises UnsupportedError if `process_set` is not that of all workers."""
-    ranks = getattr(process_set, "ranks", None)
-    if ranks is not None and list(ranks) != list(range(size())):
-        raise UnsupportedError(f"a process set of the ranks {list(ranks)}; reductions are among all {size()} workers")
+def remove_process_set(process_set: ProcessSet) -> bool:
+    """Removes a set, which operations refuse from then on. All workers must call it.
+
+    Returns:
+        Whether it was removed: False for a set that was not added, and for the global one.
+    """
+    if process_set.members is None:
+        return False
+    return _added.pop((_session.generation(), process_set.members), None) is not None
+
+
+def members_of(process_set: object) -> gradlane.ProcessSet | None:
+    """The workers of an operation with the argument `process_set`; None if they are all.
+
+    Raises:
+        InvalidArgumentError: it is no process set, or this worker is not in it.
+        FailedPreconditionError: it was not added, or was removed.
+    """
+    members = check_added(process_set).members
+    if members is not None:
+        members.rank()  # raises if this worker is not a member
+    return members
+
+
+def check_added(process_set: object) -> ProcessSet:
+    """Returns `process_set` if it is a process set that was added."""
+    if not isinstance(process_set, ProcessSet):
+        raise InvalidArgumentError(f"process_set={process_set!r} is none; give what hvd.add_process_set returned")
+    if process_set.process_set_id is None:
+        raise FailedPreconditionError(
+            f"the process set of the ranks {process_set.ranks} was not added, or was removed; call "
+            "hvd.add_process_set on all workers first"
+        )
+    return process_set
 
 
 def cross_rank() -> int:

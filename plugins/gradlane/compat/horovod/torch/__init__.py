@@ -13,7 +13,7 @@ from gradlane import Average, Max, Min, Sum
 from gradlane.compat.horovod.common import (
     ProcessSet,
     add_process_set,
-    check_process_set,
+    check_added,
     cross_rank,
     cross_size,
     global_process_set,
@@ -21,15 +21,25 @@ from gradlane.compat.horovod.common import (
     is_initialized,
     local_rank,
     local_size,
+    members_of,
     rank,
+    remove_process_set,
     shutdown,
     size,
     start_timeline,
     stop_timeline,
 )
+from gradlane.compat.horovod.torch._calls import Adasum, checked_op
 from gradlane.compat.horovod.torch.compression import Compression
+from gradlane.compat.horovod.torch.exchanges import (
+    alltoall,
+    alltoall_async,
+    grouped_reducescatter,
+    grouped_reducescatter_async,
+    reducescatter,
+    reducescatter_async,
+)
 from gradlane.compat.horovod.torch.ops import (
-    Adasum,
     allgather,
     allgather_async,
     allreduce,
@@ -46,7 +56,6 @@ from gradlane.compat.horovod.torch.ops import (
     grouped_allreduce_async,
     grouped_allreduce_async_,
     poll,
-    reducescatter,
     synchronize,
 )
 from gradlane.errors import UnsupportedError
@@ -70,6 +79,7 @@ __all__ = [
     "allreduce_async",
     "allreduce_async_",
     "alltoall",
+    "alltoall_async",
     "barrier",
     "broadcast",
     "broadcast_",
@@ -88,6 +98,8 @@ __all__ = [
     "grouped_allreduce_",
     "grouped_allreduce_async",
     "grouped_allreduce_async_",
+    "grouped_reducescatter",
+    "grouped_reducescatter_async",
     "init",
     "is_initialized",
     "join",
@@ -100,6 +112,8 @@ __all__ = [
     "poll",
     "rank",
     "reducescatter",
+    "reducescatter_async",
+    "remove_process_set",
     "shutdown",
     "size",
     "start_timeline",
@@ -129,13 +143,19 @@ def DistributedOptimizer(
 
     `num_groups` and `groups` have no effect: the engine joins and cuts messages by its own rules. A
     `gradient_predivide_factor` has none either, because sums of 16-bit floats are made in float32.
+
+    With a `process_set`, its workers average among themselves, and a worker outside of it steps on its own gradients.
     """
     del gradient_predivide_factor, num_groups, groups
-    check_process_set(process_set)
-    if op is Adasum:
-        raise UnsupportedError("op=Adasum does not exist here; use Average or Sum")
+    members = check_added(process_set).members
     distributed = gl.DistributedOptimizer(
-        optimizer, named_parameters, compression, backward_passes_per_step, op, sparse_as_dense=sparse_as_dense
+        optimizer,
+        named_parameters,
+        compression,
+        backward_passes_per_step,
+        checked_op(op) or Average,
+        sparse_as_dense=sparse_as_dense,
+        process_set=members if process_set.included() else gl.ProcessSet([rank()]),
     )
     _optimizers.add(distributed)
     return distributed
@@ -146,9 +166,8 @@ def broadcast_parameters(
     root_rank: int,
     process_set: ProcessSet = global_process_set,
 ) -> None:
-    """Gives every worker the tensors of `root_rank`, in place, bit for bit."""
-    check_process_set(process_set)
-    gl.broadcast_parameters(params, root_rank)
+    """Gives every worker the tensors of `root_rank`, a rank in the job, in place, bit for bit."""
+    gl.broadcast_parameters(params, root_rank, process_set=members_of(process_set))
 
 
 def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, model: object = None) -> None:
@@ -160,26 +179,18 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, 
 def broadcast_object(
     obj: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Any:
-    """Gives every worker the object of `root_rank`, and returns it."""
-    check_process_set(process_set)
-    return gl.broadcast_object(obj, root_rank) if name is None else gl.broadcast_object(obj, root_rank, name)
+    """Gives every worker the object of `root_rank`, a rank in the job, and returns it."""
+    return gl.broadcast_object(obj, root_rank, name or "object", process_set=members_of(process_set))
 
 
 def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
     """Gives every worker the objects of all, in rank order."""
-    check_process_set(process_set)
-    return gl.allgather_object(obj) if name is None else gl.allgather_object(obj, name)
+    return gl.allgather_object(obj, name or "allgather_object", process_set=members_of(process_set))
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Waits until every worker has come."""
-    check_process_set(process_set)
-    gl.barrier("horovod")
-
-
-def alltoall(*arguments: object, **options: object) -> NoReturn:
-    """Refused."""
-    raise UnsupportedError("alltoall does not exist here; gather with allgather and take what is for this rank")
+    gl.barrier("horovod", process_set=members_of(process_set))
 
 
 def join(device: int = -1) -> int:

@@ -1,4 +1,4 @@
-"""The operations of `horovod.torch`: reductions, broadcasts and gathers with Horovod's positional arguments."""
+"""The operations of `horovod.torch` whose results all workers get, with Horovod's positional arguments."""
 
 from __future__ import annotations
 
@@ -8,24 +8,18 @@ from typing import Any, TypeVar
 import torch
 
 import gradlane.torch as gl
-from gradlane import Average, Handle, ReduceOp
+from gradlane import Handle, ProcessSet as Workers
+from gradlane._handle import joined
 from gradlane._objects import Gathering
-from gradlane.compat._unnamed import free_name, hold
-from gradlane.compat.horovod.common import ProcessSet, check_process_set, global_process_set, rank, size
-from gradlane.errors import InvalidArgumentError, UnsupportedError
+from gradlane._operations import check_root
+from gradlane.compat.horovod.common import ProcessSet, global_process_set, members_of
+from gradlane.compat.horovod.torch._calls import checked_op, held, named, scale, scale_in_place
+from gradlane.errors import InvalidArgumentError
 from gradlane.torch import _tensors
 from gradlane.torch._sparse import content_of
 from gradlane.torch.compression import Compression, Compressor
 
 T = TypeVar("T")
-
-
-class _Adasum:
-    """Horovod's adaptive sum, which there is not."""
-
-
-Adasum = _Adasum()
-"""Refused wherever it is given."""
 
 
 def allreduce(
@@ -38,7 +32,7 @@ def allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
-    """Reduces `tensor` over all workers into a new tensor. Differentiable.
+    """Reduces `tensor` over the workers into a new tensor. Differentiable.
 
     Args:
         tensor: see `gradlane.torch.push_pull`, also for errors.
@@ -48,14 +42,17 @@ def allreduce(
         op: `Average` (default), `Sum`, `Min` or `Max`.
         prescale_factor: the tensor is multiplied by it before.
         postscale_factor: the result is multiplied by it.
-        process_set: that of all workers.
+        process_set: the workers that take part, of which this one is a member.
     Raises:
-        UnsupportedError: `Adasum`, or another process set.
+        UnsupportedError: `Adasum`.
+        InvalidArgumentError: this worker is not in the process set.
+        FailedPreconditionError: the process set was not added, or was removed.
     """
-    op = _checked(op, process_set)
-    chosen = _named("allreduce", name, tensor)
-    scaled = _scale(tensor, prescale_factor)
-    return _scale(gl.push_pull(scaled, chosen, op=op, average=average, compression=compression), postscale_factor)
+    members, op = members_of(process_set), checked_op(op)
+    chosen = named("allreduce", name, tensor, members, compression)
+    scaled = scale(tensor, prescale_factor)
+    reduced = gl.push_pull(scaled, chosen, op=op, average=average, compression=compression, process_set=members)
+    return scale(reduced, postscale_factor)
 
 
 def allreduce_async(
@@ -68,10 +65,10 @@ def allreduce_async(
     process_set: ProcessSet = global_process_set,
 ) -> Handle[torch.Tensor]:
     """Like `allreduce`, but returns at once; `synchronize(handle)` yields the new tensor."""
-    op = _checked(op, process_set)
-    chosen = _named("allreduce", name, tensor)
-    handle = gl.push_pull_async(_scale(tensor, prescale_factor), chosen, op=op, average=average)
-    return _held(name, chosen, handle.then(lambda reduced: _scale(reduced, postscale_factor)))
+    members, op = members_of(process_set), checked_op(op)
+    chosen = named("allreduce", name, tensor, members)
+    handle = gl.push_pull_async(scale(tensor, prescale_factor), chosen, op=op, average=average, process_set=members)
+    return held(name, chosen, members, handle.then(lambda reduced: scale(reduced, postscale_factor)))
 
 
 def allreduce_(
@@ -97,11 +94,11 @@ def allreduce_async_(
     process_set: ProcessSet = global_process_set,
 ) -> Handle[torch.Tensor]:
     """Like `allreduce_`, but returns at once. Do not use `tensor` before `synchronize(handle)` has returned."""
-    op = _checked(op, process_set)
-    chosen = _named("allreduce", name, tensor)
-    _scale_in_place(tensor, prescale_factor)
-    handle = gl.push_pull_async_inplace(tensor, chosen, op=op, average=average)
-    return _held(name, chosen, handle.then(lambda reduced: _scale_in_place(reduced, postscale_factor)))
+    members, op = members_of(process_set), checked_op(op)
+    chosen = named("allreduce", name, tensor, members)
+    scale_in_place(tensor, prescale_factor)
+    handle = gl.push_pull_async_inplace(tensor, chosen, op=op, average=average, process_set=members)
+    return held(name, chosen, members, handle.then(lambda reduced: scale_in_place(reduced, postscale_factor)))
 
 
 def grouped_allreduce(
@@ -115,11 +112,13 @@ def grouped_allreduce(
     process_set: ProcessSet = global_process_set,
 ) -> list[torch.Tensor]:
     """Reduces many tensors in one call, into new ones. Arguments and errors are those of `allreduce`."""
-    op = _checked(op, process_set)
-    chosen = _group_name(name, tensors)
-    scaled = [_scale(tensor, prescale_factor) for tensor in tensors]
-    reduced = gl.grouped_push_pull(scaled, chosen, op=op, average=average, compression=compression)
-    return [_scale(tensor, postscale_factor) for tensor in reduced]
+    members, op = members_of(process_set), checked_op(op)
+    chosen = _group_name(name, tensors, members, compression)
+    scaled = [scale(tensor, prescale_factor) for tensor in tensors]
+    reduced = gl.grouped_push_pull(
+        scaled, chosen, op=op, average=average, compression=compression, process_set=members
+    )
+    return [scale(tensor, postscale_factor) for tensor in reduced]
 
 
 def grouped_allreduce_async(
@@ -132,11 +131,12 @@ def grouped_allreduce_async(
     process_set: ProcessSet = global_process_set,
 ) -> Handle[list[torch.Tensor]]:
     """Like `grouped_allreduce`, but returns at once."""
-    op = _checked(op, process_set)
-    chosen = _group_name(name, tensors)
-    scaled = [_scale(tensor, prescale_factor) for tensor in tensors]
-    handle = gl.grouped_push_pull_async(scaled, chosen, op=op, average=average)
-    return _held(name, chosen, handle.then(lambda reduced: [_scale(tensor, postscale_factor) for tensor in reduced]))
+    members, op = members_of(process_set), checked_op(op)
+    chosen = _group_name(name, tensors, members)
+    scaled = [scale(tensor, prescale_factor) for tensor in tensors]
+    handle = gl.grouped_push_pull_async(scaled, chosen, op=op, average=average, process_set=members)
+    scaled_back = handle.then(lambda reduced: [scale(tensor, postscale_factor) for tensor in reduced])
+    return held(name, chosen, members, scaled_back)
 
 
 def grouped_allreduce_(
@@ -162,20 +162,19 @@ def grouped_allreduce_async_(
     process_set: ProcessSet = global_process_set,
 ) -> Handle[list[torch.Tensor]]:
     """Like `grouped_allreduce_`, but returns at once. Do not use the tensors before the handle was waited for."""
-    op = _checked(op, process_set)
-    chosen = _group_name(name, tensors)
+    members, op = members_of(process_set), checked_op(op)
+    chosen = _group_name(name, tensors, members)
     for tensor in tensors:
-        _scale_in_place(tensor, prescale_factor)
-    handle = gl.grouped_push_pull_async_(tensors, chosen, op=op, average=average)
-    return _held(
-        name, chosen, handle.then(lambda reduced: [_scale_in_place(tensor, postscale_factor) for tensor in reduced])
-    )
+        scale_in_place(tensor, prescale_factor)
+    handle = gl.grouped_push_pull_async_(tensors, chosen, op=op, average=average, process_set=members)
+    scaled_back = handle.then(lambda reduced: [scale_in_place(tensor, postscale_factor) for tensor in reduced])
+    return held(name, chosen, members, scaled_back)
 
 
 def allgather(
     tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
-    """Joins the tensors of all workers along their first dimension, in rank order; only that may differ."""
+    """Joins the tensors of the workers along their first dimension, in rank order; only that may differ."""
     return allgather_async(tensor, name, process_set).wait()
 
 
@@ -183,24 +182,23 @@ def allgather_async(
     tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle[torch.Tensor]:
     """Like `allgather`; waits for the lengths of all workers, and returns while the contents are on their way."""
-    check_process_set(process_set)
+    members = members_of(process_set)
     if tensor.dim() == 0:
         raise InvalidArgumentError("allgather of a tensor without dimensions; give tensor.reshape(1)")
     _tensors.check_place(tensor)
     row = tensor.shape[1:]
     # The shape is no part of an unnamed one's name, because the first dimension may differ.
     rows = torch.empty(0, *row, dtype=tensor.dtype)
-    chosen = _named("allgather", name, rows)
-    handles = Gathering(content_of(tensor), chosen).exchange()
+    chosen = named("allgather", name, rows, members)
+    handles = Gathering(content_of(tensor), chosen, process_set=members).exchange()
 
-    def join() -> torch.Tensor:
-        parts = [handle.wait() for handle in handles]
+    def join(parts: list[memoryview]) -> torch.Tensor:
         flat = [torch.frombuffer(part, dtype=tensor.dtype) for part in parts if len(part)]
         joined = torch.cat(flat) if flat else torch.empty(0, dtype=tensor.dtype)
         count = -1 if row.numel() else 0
         return joined.view(count, *row).to(tensor.device)
 
-    return _held(name, chosen, Handle(None, join))
+    return held(name, chosen, members, joined(handles).then(join))
 
 
 def grouped_allgather(
@@ -215,7 +213,10 @@ def grouped_allgather(
 def broadcast(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
-    """Gives every worker the bits of the tensor of `root_rank`, in a new tensor."""
+    """Gives every worker the bits of the tensor of `root_rank`, in a new tensor.
+
+    `root_rank` is a rank in the job, also with a process set, of which the root must be a member.
+    """
     return broadcast_async(tensor, root_rank, name, process_set).wait()
 
 
@@ -237,28 +238,10 @@ def broadcast_async_(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle[torch.Tensor]:
     """Like `broadcast_`, but returns at once. Do not use `tensor` before `synchronize(handle)` has returned."""
-    check_process_set(process_set)
-    if not 0 <= root_rank < size():
-        raise InvalidArgumentError(f"root_rank={root_rank} in a job of {size()} workers")
-    chosen = _named("broadcast", name, tensor)
-    return _held(name, chosen, _tensors.submit_bits(tensor, chosen, root_rank))
-
-
-def reducescatter(
-    tensor: torch.Tensor,
-    name: str | None = None,
-    compression: Compressor = Compression.none,
-    op: Any = Average,
-    process_set: ProcessSet = global_process_set,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-) -> torch.Tensor:
-    """Reduces `tensor`, and returns this worker's part along the first dimension; the first ranks have one row more.
-
-    The whole sum comes to every worker.
-    """
-    reduced = allreduce(tensor, None, name, compression, op, prescale_factor, postscale_factor, process_set)
-    return reduced.tensor_split(size())[rank()].clone()
+    members = members_of(process_set)
+    root = check_root(root_rank, members)
+    chosen = named("broadcast", name, tensor, members)
+    return held(name, chosen, members, _tensors.submit_bits(tensor, chosen, root, process_set=members))
 
 
 def poll(handle: Handle[Any]) -> bool:
@@ -271,33 +254,12 @@ def synchronize(handle: Handle[T]) -> T:
     return gl.synchronize(handle)
 
 
-def _checked(op: Any, process_set: object) -> ReduceOp | None:
-    check_process_set(process_set)
-    if op is Adasum:
-        raise UnsupportedError("op=Adasum does not exist here; use Average or Sum")
-    if op is not None and not isinstance(op, ReduceOp):
-        raise InvalidArgumentError(f"op={op!r} is no reduction; use Average, Sum, Min or Max")
-    return op
-
-
-def _held(name: str | None, chosen: str, handle: Handle[T]) -> Handle[T]:
-    return handle if name else hold(chosen, handle)
-
-
-def _named(call: str, name: str | None, tensor: torch.Tensor) -> str:
-    """A tensor's name, which is another one for each kind of call, as in Horovod."""
-    return f"{call}.{name}" if name else free_name(tensor, f"{call}.noname")
-
-
-def _group_name(name: str | None, tensors: Sequence[torch.Tensor]) -> str:
+def _group_name(
+    name: str | None,
+    tensors: Sequence[torch.Tensor],
+    members: Workers | None,
+    compression: Compressor = Compression.none,
+) -> str:
     if not tensors:
         raise InvalidArgumentError("a group of no tensors")
-    return _named(f"grouped_allreduce{len(tensors)}", name, tensors[0])
-
-
-def _scale(tensor: torch.Tensor, factor: float) -> torch.Tensor:
-    return tensor if factor == 1.0 else tensor * factor
-
-
-def _scale_in_place(tensor: torch.Tensor, factor: float) -> torch.Tensor:
-    return tensor if factor == 1.0 else tensor.mul_(factor)
+    return named(f"grouped_allreduce{len(tensors)}", name, tensors[0], members, compression)

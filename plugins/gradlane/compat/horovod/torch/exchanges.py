@@ -1,0 +1,283 @@
+"""The operations of `horovod.torch` that give each worker a result of its own: `alltoall` and `reducescatter`.
+
+No worker sends or receives more than its share. Tensors on devices go through host memory.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from typing import Any
+from zlib import crc32
+
+import torch
+
+from gradlane import Average, Handle, ProcessSet as Workers, Sum, push_pull, rank, recv_async, send_async
+from gradlane import _sets
+from gradlane._handle import joined
+from gradlane._reduction import resolve
+from gradlane.compat.horovod.common import ProcessSet, global_process_set, members_of
+from gradlane.compat.horovod.torch._calls import checked_op, held, named, scale
+from gradlane.compat.horovod.torch.ops import allgather
+from gradlane.errors import InvalidArgumentError, MismatchError
+from gradlane.torch import _tensors
+from gradlane.torch.compression import Compression, Compressor, check_compression
+from gradlane.torch.ops import is_differentiable, join_graph
+
+Splits = torch.Tensor | Sequence[int]
+"""How many rows go to each worker, in rank order, or have come from each."""
+
+
+def alltoall(
+    tensor: torch.Tensor,
+    splits: Splits | None = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """Sends rows of `tensor` to each worker, and returns those that came from all, in rank order. Differentiable.
+
+    Only what is for other workers travels. A message is at most a quarter longer than its rows, because the names of
+    messages know their lengths and a job has room for so many names.
+
+    Args:
+        tensor: of any element type, on the CPU or on a CUDA device. The number of rows, which is the first dimension,
+            may differ between workers; the rest of the shape may not.
+        splits: how many rows go to each worker of the set; integers. None gives all of them the same number.
+        name: equal on all workers. Without one, calls are told apart by their order.
+        process_set: the workers that take part, of which this one is a member.
+    Returns:
+        The rows. If `splits` is given, also how many came from each worker: integers of the type of `splits`, or int32.
+    Raises:
+        InvalidArgumentError: `splits` does not fit the tensor or the set; or this worker is not in the set.
+        MismatchError: the rows of another worker have another shape or element type.
+    """
+    rows, received = alltoall_async(tensor, splits, name, process_set).wait()
+    return rows if splits is None else (rows, received)
+
+
+def alltoall_async(
+    tensor: torch.Tensor,
+    splits: Splits | None = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Handle[tuple[torch.Tensor, torch.Tensor]]:
+    """Like `alltoall`; waits for the splits of all workers, and returns while the rows are on their way.
+
+    `synchronize(handle)` yields the rows, and how many came from each worker.
+    """
+    members = members_of(process_set)
+    workers = _sets.members_of(members)
+    _tensors.check_place(tensor)
+    sent = _lengths(tensor, splits, len(workers))
+    chosen = named("alltoall", name, torch.empty(0), members)
+    came = _exchange_lengths(sent, tensor, chosen, members)
+
+    out = torch.empty(sum(came), *tensor.shape[1:], dtype=tensor.dtype)
+    sources = _bytes(_tensors.in_host_memory(tensor.detach())[: sum(sent)], sent)
+    targets = _bytes(out, came)
+    handles: list[Handle[Any]] = []
+    for worker, source, target in zip(workers, sources, targets, strict=True):
+        if worker == rank():
+            target.copy_(source)
+            continue
+        if source.numel():
+            handles.append(_send(source, worker, _sets.name_in_job(chosen, members)))
+        if target.numel():
+            handles.append(_receive(target, worker, _sets.name_in_job(chosen, members)))
+
+    kind, device = (splits.dtype, splits.device) if isinstance(splits, torch.Tensor) else (torch.int32, None)
+    received = torch.tensor(came, dtype=kind, device=device)
+    handle = held(name, chosen, members, joined(handles).then(lambda _: (out.to(tensor.device), received)))
+    if not is_differentiable([tensor], {}):
+        return handle
+
+    def again(_: list[int], gradients: list[torch.Tensor]) -> list[torch.Tensor]:
+        back = alltoall_async(gradients[0], came, f"{name}.backward" if name else None, process_set).wait()[0]
+        kept = back.new_zeros(len(tensor) - len(back), *back.shape[1:])  # rows that no worker got
+        return [torch.cat([back, kept])]
+
+    return handle.then(lambda landed: (join_graph([landed[0]], [tensor], again)[0], landed[1]))
+
+
+def reducescatter(
+    tensor: torch.Tensor,
+    name: str | None = None,
+    compression: Compressor = Compression.none,
+    op: Any = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> torch.Tensor:
+    """Reduces `tensor`, and returns this worker's part along the first dimension; the first ranks may have a row more.
+
+    Each worker sends the tensor once, and receives its part alone. Differentiable; as in Horovod, the gradient of a sum
+    is multiplied by the number of workers. Arguments and errors are those of `allreduce`.
+    """
+    scattering = _scatter(tensor, name, compression, op, process_set, prescale_factor, postscale_factor)
+    return scattering.wait()
+
+
+def reducescatter_async(
+    tensor: torch.Tensor,
+    name: str | None = None,
+    op: Any = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Handle[torch.Tensor]:
+    """Like `reducescatter`, but returns at once; `synchronize(handle)` yields this worker's part."""
+    return _scatter(tensor, name, Compression.none, op, process_set, prescale_factor, postscale_factor)
+
+
+def grouped_reducescatter(
+    tensors: Sequence[torch.Tensor],
+    name: str | None = None,
+    compression: Compressor = Compression.none,
+    op: Any = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> list[torch.Tensor]:
+    """`reducescatter` of several tensors."""
+    factors = (prescale_factor, postscale_factor)
+    return _scatter_all(tensors, name, compression, op, process_set, *factors).wait()
+
+
+def grouped_reducescatter_async(
+    tensors: Sequence[torch.Tensor],
+    name: str | None = None,
+    op: Any = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Handle[list[torch.Tensor]]:
+    """Like `grouped_reducescatter`, but returns at once."""
+    factors = (prescale_factor, postscale_factor)
+    return _scatter_all(tensors, name, Compression.none, op, process_set, *factors)
+
+
+def _scatter_all(
+    tensors: Sequence[torch.Tensor], name: str | None, *arguments: Any
+) -> Handle[list[torch.Tensor]]:
+    names = [name and f"{name}.{position}" for position in range(len(tensors))]
+    return joined([_scatter(tensor, own, *arguments) for tensor, own in zip(tensors, names, strict=True)])
+
+
+def _scatter(
+    tensor: torch.Tensor,
+    name: str | None,
+    compression: Compressor,
+    op: Any,
+    process_set: ProcessSet,
+    prescale_factor: float,
+    postscale_factor: float,
+) -> Handle[torch.Tensor]:
+    """Starts a reduction of each worker's part, whose result goes to that worker."""
+    members, reduction = members_of(process_set), resolve(checked_op(op), None, None)
+    workers, codec = _sets.members_of(members), check_compression(compression).codec
+    _tensors.check_place(tensor)
+    _check_rows(tensor, "reducescatter")
+    differentiable = is_differentiable([tensor], {"op": reduction})
+    chosen = named("reducescatter", name, tensor, members, compression)
+    whole = _tensors.dense(scale(_tensors.in_host_memory(tensor.detach()), prescale_factor))
+    parts = list(whole.tensor_split(len(workers)))
+    own = workers.index(rank())
+    parts[own] = parts[own].clone()  # the sum lands there, and the tensor is the caller's
+    handle = joined(
+        [
+            _tensors.submit_in_place(
+                part, f"{chosen}>{worker}", reduction.native, codec=codec, process_set=members, receiver=worker
+            )
+            for worker, part in zip(workers, parts, strict=True)
+        ]
+    ).then(lambda _: scale(parts[own], postscale_factor).to(tensor.device))
+    if not differentiable:
+        return held(name, chosen, members, handle)
+
+    def again(_: list[int], gradients: list[torch.Tensor]) -> list[torch.Tensor]:
+        factor = prescale_factor * postscale_factor * (len(workers) if reduction is Sum else 1)
+        return [allgather(scale(gradients[0], factor), f"{name}.backward" if name else None, process_set)]
+
+    return held(name, chosen, members, handle.then(lambda part: join_graph([part], [tensor], again)[0]))
+
+
+def _lengths(tensor: torch.Tensor, splits: Splits | None, count: int) -> list[int]:
+    """How many rows of `tensor` go to each of `count` workers."""
+    _check_rows(tensor, "alltoall")
+    rows = len(tensor)
+    if splits is None:
+        if rows % count:
+            raise InvalidArgumentError(f"alltoall of {rows} rows among {count} workers, which is uneven; give splits")
+        return [rows // count] * count
+    lengths = [int(length) for length in (splits.tolist() if isinstance(splits, torch.Tensor) else splits)]
+    if len(lengths) != count or sum(lengths) > rows or min(lengths) < 0:
+        raise InvalidArgumentError(
+            f"alltoall of {rows} rows with splits={lengths} among {count} workers; give a number of rows for each "
+            f"worker, together at most {rows}"
+        )
+    return lengths
+
+
+def _exchange_lengths(sent: list[int], tensor: torch.Tensor, name: str, members: Workers | None) -> list[int]:
+    """Tells each worker how many rows it gets from the others, and checks that all rows are alike.
+
+    Each worker fills its line of a table with what it sends, and with a mark of its kind of rows; the sum is the table.
+    """
+    workers = _sets.members_of(members)
+    own, width = workers.index(rank()), len(sent) + 1
+    kind = f"{_tensors.dtype_name(tensor.dtype)} {list(tensor.shape[1:])}"
+    table = array("q", bytes(8 * len(workers) * width))
+    table[own * width : (own + 1) * width] = array("q", [*sent, crc32(kind.encode())])
+    push_pull(table, f"{name}.lengths", op=Sum, process_set=members)
+    for worker, mark in zip(workers, table[width - 1 :: width], strict=True):
+        if mark != crc32(kind.encode()):
+            raise MismatchError(
+                f"alltoall: rows of worker {rank()} are {kind}, and those of worker {worker} are not; send rows of one "
+                "shape and element type from all workers",
+                tensor=name,
+                field="shape",
+                first=(rank(), kind),
+                second=(worker, "other rows"),
+            )
+    return list(table[own::width])
+
+
+def _bytes(rows: torch.Tensor, lengths: Sequence[int]) -> Sequence[torch.Tensor]:
+    """The bytes of the rows for each worker, or from it."""
+    flat = _tensors.dense(rows).reshape(-1).view(torch.uint8)
+    row = flat.numel() // max(1, len(rows))
+    parts: Sequence[torch.Tensor] = flat.split([row * length for length in lengths])
+    return parts
+
+
+def _send(content: torch.Tensor, to: int, name: str) -> Handle[torch.Tensor]:
+    wire = content
+    if (padding := _padded(content.numel()) - content.numel()) > 0:
+        wire = torch.cat([content, content.new_zeros(padding)])
+    return send_async(wire, to, f"{name}.{wire.numel()}")
+
+
+def _receive(place: torch.Tensor, source: int, name: str) -> Handle[torch.Tensor]:
+    padded = _padded(place.numel())
+    if padded == place.numel():
+        return recv_async(place, source, f"{name}.{padded}")
+    room = recv_async(torch.empty(padded, dtype=torch.uint8), source, f"{name}.{padded}")
+    return room.then(lambda wire: place.copy_(wire[: place.numel()]))
+
+
+def _padded(length: int) -> int:
+    """The bytes of a message of `length` bytes: the next number with zeros after its first three binary digits.
+
+    A name fixes the length of its messages, and a job has 65,536 names. So messages have four lengths between a power
+    of two and the next.
+    """
+    step = max(_STEP_BYTES_MIN, 1 << max(0, (length - 1).bit_length() - 3))
+    return -(-length // step) * step
+
+
+_STEP_BYTES_MIN = 64
+
+
+def _check_rows(tensor: torch.Tensor, call: str) -> None:
+    if tensor.dim() == 0:
+        raise InvalidArgumentError(f"{call} of a tensor without dimensions; give tensor.reshape(1)")
