@@ -25,8 +25,9 @@ demo: $(DEMO_VENV)/installed ## two workers, two servers, real images; checks it
 test: lint test-rust test-python ## everything CI runs
 	@$(call count_skips,$(SKIPS)/rust $(SKIPS)/python)
 
-lint: | $(VENV)/bin/uv
+lint: $(VENV)/requirements
 	cargo fmt --all --check
+	$(BIN)/mypy --config-file pyproject.toml plugins/gradlane
 	PYO3_PYTHON=$(abspath $(BIN)/python) cargo clippy --workspace --all-targets -- -D warnings
 
 test-rust: ## without Python: the same as a plain `cargo test`

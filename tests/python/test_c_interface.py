@@ -24,7 +24,8 @@ class Submission(Structure):
         ("codec", c_char_p), ("source", c_void_p), ("destination", c_void_p), ("bytes", c_size_t),
         ("source_stream", c_uint64), ("destination_stream", c_uint64), ("timeout_ms", c_uint64), ("weight", c_double),
         ("dtype", c_uint32), ("op", c_uint32), ("root", c_uint32), ("priority", c_int32), ("memory", c_uint32),
-        ("device", c_uint32), ("callback", c_void_p), ("user", c_void_p),
+        ("device", c_uint32), ("callback", c_void_p), ("user", c_void_p), ("members", POINTER(c_uint32)),
+        ("member_count", c_size_t), ("has_receiver", c_uint32), ("receiver", c_uint32),
     ]
 
 FLOAT64, WEIGHTED_MEAN, SUM, INVALID_ARGUMENT, FOREVER = 2, 5, 1, 2, 2**64 - 1
@@ -63,6 +64,24 @@ status, operation = submit(values, b"mean", dtype=FLOAT64, op=WEIGHTED_MEAN, wei
 must(status)
 must(library.gradlane_wait(operation, c_uint64(FOREVER), byref(error)))
 assert list(values) == [0.75, 8.0], list(values)  # (1 * 0 + 3 * 1) / 4
+
+# Among some workers: each of the two has a set of its own. Then for one receiver.
+own = (c_uint32 * 1)(rank)
+values = (c_double * 2)(3.0, 4.0 + rank.value)
+status, operation = submit(values, b"own %d" % rank.value, dtype=FLOAT64, op=SUM, members=own, member_count=1)
+must(status)
+must(library.gradlane_wait(operation, c_uint64(FOREVER), byref(error)))
+assert list(values) == [3.0, 4.0 + rank.value]
+
+values = (c_double * 2)(1.0, float(rank.value))
+status, operation = submit(values, b"to 1", dtype=FLOAT64, op=SUM, has_receiver=1, receiver=1)
+must(status)
+must(library.gradlane_wait(operation, c_uint64(FOREVER), byref(error)))
+assert list(values) == ([2.0, 1.0] if rank.value == 1 else [1.0, 0.0]), list(values)
+
+others = (c_uint32 * 1)(1 - rank.value)
+status, _ = submit(values, b"of others", dtype=FLOAT64, op=SUM, members=others, member_count=1)
+assert status == error.status == INVALID_ARGUMENT and b"of others" in text.value, text.value
 
 status, _ = submit(values, b"other", dtype=99, op=SUM)
 assert status == error.status == INVALID_ARGUMENT

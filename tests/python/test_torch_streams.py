@@ -6,6 +6,7 @@ nothing lands before the test opens the gate. Driver and NCCL are stand-ins; see
 
 import asyncio
 import ctypes
+from types import SimpleNamespace
 
 import pytest
 
@@ -150,8 +151,16 @@ def test_a_stream_may_go_after_the_wait_and_not_before(cuda):
         assert (tensor == 3).all()
 
 
+class Bucket(SimpleNamespace):
+    """What DDP gives its hook."""
+
+    def __init__(self, gradient, parameter):
+        super().__init__(buffer=lambda: gradient, parameters=lambda: [parameter])
+
+
 def test_a_stream_under_capture_cannot_wait_and_its_capture_survives(cuda):
-    device, tensor = gl.rank(), gradient()
+    device, tensor, weight = gl.rank(), gradient(), torch.nn.Parameter(torch.ones(COUNT))
+    group = gl.ProcessGroupGradlane(gl.rank(), range(gl.size()))
     with gate(cuda) as opened:
         handle = gl.push_pull_async_(tensor, "captured", op=gl.Sum)
         usual, captured = cuda.stream[device], user_stream(device)
@@ -162,6 +171,9 @@ def test_a_stream_under_capture_cannot_wait_and_its_capture_survives(cuda):
             lambda: gl.push_pull_(tensor, "inside"),
             lambda: gl.grouped_push_pull_([tensor], "inside"),
             lambda: gl.broadcast_(tensor, 0, "inside"),
+            lambda: gl.ddp_comm_hook(gl.State(names={weight: "w"}), Bucket(tensor, weight)),
+            lambda: group.allreduce([tensor]),
+            lambda: group.broadcast([tensor], SimpleNamespace(rootRank=0)),
         ):
             with pytest.raises(gl.Error, match="captured into a CUDA graph"):
                 door()
@@ -223,16 +235,49 @@ def test_a_training_step_makes_no_thread_wait_for_a_device(way_in, cuda):
         stepping.remove()
 
 
-@pytest.mark.workers(2, settings=SETTINGS, env={"FAKECUDA_DEVICES": "3"})  # a job of its own, which ends here
+FAULT, RESET = 719, 709  # CUDA_ERROR_LAUNCH_FAILED, CUDA_ERROR_CONTEXT_IS_DESTROYED
+
+
+# Each of the following ends its job, so each has a job of its own.
+@pytest.mark.workers(2, settings=SETTINGS, env={"FAKECUDA_DEVICES": "3"})
 def test_a_device_that_fails_after_the_wait_is_told_by_the_handle_and_by_the_next_call(cuda):
-    device, tensor = gl.rank(), gradient()
-    with gate(cuda) as opened:
-        handle = gl.push_pull_async_(tensor, "doomed", op=gl.Sum)
-        handle.wait(SOON)
-        call("fakecuda_fail_device", device, 719)
-        opened.set()
+    told_by_the_handle_and_by_the_next_call(cuda, FAULT)
+
+
+@pytest.mark.workers(2, settings=SETTINGS, env={"FAKECUDA_DEVICES": "4"})
+def test_a_device_that_is_reset_after_the_wait_is_told_by_the_handle_and_by_the_next_call(cuda):
+    told_by_the_handle_and_by_the_next_call(cuda, RESET)
+
+
+def told_by_the_handle_and_by_the_next_call(cuda, code):
+    handle = failed_after_its_wait(cuda, code)
     with pytest.raises(gl.Error) as raised:
         handle.synchronize(SOON)
     assert "doomed" in str(raised.value) or "its devices failed" in str(raised.value), "its own fault, or the other's"
     with pytest.raises(gl.Error):
         gl.push_pull_(torch.zeros(3), "next")
+
+
+@pytest.mark.workers(2, settings=SETTINGS, env={"FAKECUDA_DEVICES": "5"})
+def test_a_device_that_fails_after_the_wait_is_told_by_gl_synchronize(cuda):
+    failed_after_its_wait(cuda, FAULT)
+    with pytest.raises(gl.Error, match="doomed|its devices failed"):
+        gl.synchronize()
+
+
+@pytest.mark.workers(2, settings=SETTINGS, env={"FAKECUDA_DEVICES": "6"})
+def test_a_device_that_fails_after_the_wait_is_told_by_shutdown(cuda):
+    failed_after_its_wait(cuda, FAULT)
+    with pytest.raises(gl.Error, match="doomed|its devices failed"):
+        gl.shutdown()
+
+
+def failed_after_its_wait(cuda, code):
+    """The handle of a sum for which the current stream waits, and which then fails on the device."""
+    device, tensor = gl.rank(), gradient()
+    with gate(cuda) as opened:
+        handle = gl.push_pull_async_(tensor, "doomed", op=gl.Sum)
+        handle.wait(SOON)
+        call("fakecuda_fail_device", device, code)
+        opened.set()
+    return handle

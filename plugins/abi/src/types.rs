@@ -1,6 +1,7 @@
 //! The numbers and structures of the C interface.
 
 use std::ffi::{c_char, c_void};
+use std::ptr::{null, null_mut};
 
 /// The version of this interface. It grows when a function or structure changes so that programs must be compiled again.
 pub const GRADLANE_ABI_VERSION: u32 = 1;
@@ -106,7 +107,8 @@ pub struct GradlaneTensor {
 pub struct GradlaneSubmission {
     /// `sizeof(GradlaneSubmission)`; in an array all are equal.
     pub struct_size: usize,
-    /// UTF-8, ended by a zero, at most 256 bytes. The first use of a name fixes dtype, shape and codec on all workers.
+    /// UTF-8, ended by a zero, at most 256 bytes. The first use of a name fixes dtype, shape, codec, members and receiver on all
+    /// workers that take part.
     pub name: *const c_char,
     /// Dimensions in elements; NULL for a scalar.
     pub shape: *const u64,
@@ -148,4 +150,45 @@ pub struct GradlaneSubmission {
     pub callback: GradlaneCallback,
     /// The last argument of `callback`.
     pub user: *mut c_void,
+    /// The ranks of the workers that take part, in any order, this one among them; only these are waited for. NULL for all workers. A
+    /// tensor with members is declared by its first use.
+    pub members: *const u32,
+    /// The number of `members`; 0 for all workers.
+    pub member_count: usize,
+    /// 0: all workers that take part get the result. 1: the rank `receiver` alone, and nothing changes on the others.
+    pub has_receiver: u32,
+    /// The rank that gets the result; ignored unless `has_receiver` is 1.
+    pub receiver: u32,
+}
+
+impl GradlaneSubmission {
+    /// A submission of nothing: of its fields only the size is not zero.
+    pub fn empty() -> Self {
+        Self {
+            struct_size: size_of::<Self>(),
+            name: null(),
+            shape: null(),
+            dimensions: 0,
+            codec: null(),
+            source: null_mut(),
+            destination: null_mut(),
+            bytes: 0,
+            source_stream: 0,
+            destination_stream: 0,
+            timeout_ms: 0,
+            weight: 0.0,
+            dtype: 0,
+            op: 0,
+            root: 0,
+            priority: 0,
+            memory: 0,
+            device: 0,
+            callback: None,
+            user: null_mut(),
+            members: null(),
+            member_count: 0,
+            has_receiver: 0,
+            receiver: 0,
+        }
+    }
 }

@@ -181,7 +181,8 @@ typedef struct GradlaneTensor {
 typedef struct GradlaneSubmission {
     // `sizeof(GradlaneSubmission)`; in an array all are equal.
     size_t struct_size;
-    // UTF-8, ended by a zero, at most 256 bytes. The first use of a name fixes dtype, shape and codec on all workers.
+    // UTF-8, ended by a zero, at most 256 bytes. The first use of a name fixes dtype, shape, codec, members and receiver on all
+    // workers that take part.
     const char *name;
     // Dimensions in elements; NULL for a scalar.
     const uint64_t *shape;
@@ -223,6 +224,15 @@ typedef struct GradlaneSubmission {
     GradlaneCallback callback;
     // The last argument of `callback`.
     void *user;
+    // The ranks of the workers that take part, in any order, this one among them; only these are waited for. NULL for all workers. A
+    // tensor with members is declared by its first use.
+    const uint32_t *members;
+    // The number of `members`; 0 for all workers.
+    size_t member_count;
+    // 0: all workers that take part get the result. 1: the rank `receiver` alone, and nothing changes on the others.
+    uint32_t has_receiver;
+    // The rank that gets the result; ignored unless `has_receiver` is 1.
+    uint32_t receiver;
 } GradlaneSubmission;
 
 // The version of this library's interface; compare it with `GRADLANE_ABI_VERSION`.

@@ -102,7 +102,6 @@ impl Submit {
         let shape = extents.map_err(|_| invalid(format!("shape {:?}", contribution.shape())))?;
         let sum = Tensor::like(&contribution)?;
         let submission = GradlaneSubmission {
-            struct_size: size_of::<GradlaneSubmission>(),
             name: self.name.as_ptr(),
             shape: shape.as_ptr(),
             dimensions: shape.len(),
@@ -110,18 +109,13 @@ impl Submit {
             source: contribution.data(),
             destination: sum.data(),
             bytes: contribution.bytes(),
-            source_stream: 0,
-            destination_stream: 0,
             timeout_ms: self.timeout_ms,
             weight,
             dtype: dtype as u32,
             op: self.reduction as u32,
             root: self.root,
             priority: self.priority,
-            memory: 0,
-            device: 0,
-            callback: None,
-            user: null_mut(),
+            ..GradlaneSubmission::empty()
         };
         // SAFETY: `PENDING` holds both tensors until the operation has ended. TensorFlow writes to no tensor that somebody else
         // references, and nobody else knows the second one.

@@ -2,7 +2,6 @@
 #![expect(unsafe_code, reason = "lends XLA's buffers to the engine")]
 
 use std::ffi::CString;
-use std::ptr::{null, null_mut};
 
 use gradlane_abi::{Door, Failure, GradlaneDtype, GradlaneOp, GradlaneStatus, GradlaneSubmission};
 
@@ -69,8 +68,15 @@ pub(crate) unsafe fn push_pull(frame: &Frame<'_>, door: &'static Door) -> Result
     let timeout_ms = u64::try_from(frame.number("timeout_ms")?).map_err(out_of_range)?;
     let structure_len = u64::try_from(frame.number("structure_len")?).map_err(out_of_range)?;
 
-    let common =
-        GradlaneSubmission { codec: codec.as_ptr(), timeout_ms, weight, op: op as u32, root, priority, ..nothing() };
+    let common = GradlaneSubmission {
+        codec: codec.as_ptr(),
+        timeout_ms,
+        weight,
+        op: op as u32,
+        root,
+        priority,
+        ..GradlaneSubmission::empty()
+    };
     let mut submissions = Vec::with_capacity(sources.len());
     for (index, ((name, source), result)) in names.iter().zip(sources).zip(&frame.results).enumerate() {
         let dtype = dtype(op, source.dtype)
@@ -101,7 +107,7 @@ pub(crate) unsafe fn push_pull(frame: &Frame<'_>, door: &'static Door) -> Result
         dtype: GradlaneDtype::Uint8 as u32,
         op: GradlaneOp::Max as u32,
         priority: priority.saturating_add(1),
-        ..nothing()
+        ..GradlaneSubmission::empty()
     };
 
     // SAFETY: XLA's buffers are valid until this function returns, and so is the array of the structure. It returns after the end of both
@@ -115,32 +121,6 @@ pub(crate) unsafe fn push_pull(frame: &Frame<'_>, door: &'static Door) -> Result
     }
     let reduced = reduction.wait();
     agreed.and(reduced)
-}
-
-/// A submission of nothing, to be filled.
-fn nothing() -> GradlaneSubmission {
-    GradlaneSubmission {
-        struct_size: size_of::<GradlaneSubmission>(),
-        name: null(),
-        shape: null(),
-        dimensions: 0,
-        codec: null(),
-        source: null_mut(),
-        destination: null_mut(),
-        bytes: 0,
-        source_stream: 0,
-        destination_stream: 0,
-        timeout_ms: 0,
-        weight: 1.0,
-        dtype: 0,
-        op: 0,
-        root: 0,
-        priority: 0,
-        memory: 0,
-        device: 0,
-        callback: None,
-        user: null_mut(),
-    }
 }
 
 /// # Safety

@@ -301,8 +301,9 @@ impl Tensor {
     }
 
     fn submission(&mut self, input: &mut Input<'_>) -> GradlaneSubmission {
+        static RANKS: [u32; 2] = [0, 1];
         let source: *mut c_void = self.source.as_mut_ptr().cast();
-        GradlaneSubmission {
+        let submission = GradlaneSubmission {
             struct_size: size_of::<GradlaneSubmission>() - usize::from(input.byte() == 255),
             name: pointer(&self.name),
             shape: if input.byte() == 255 { null() } else { self.shape.as_ptr() },
@@ -322,8 +323,16 @@ impl Tensor {
             priority: i32::from(input.byte()) << 24,
             memory: if input.byte() == 255 { 2 } else { GradlaneMemory::Host as u32 },
             device: u32::from(input.byte()),
-            callback: None,
-            user: null_mut(),
+            ..GradlaneSubmission::empty()
+        };
+        // Nobody reads the device of host memory, so its byte says more. Rank 0 is alone in this job.
+        let (participants, receiver) = (submission.device % 8, submission.device / 8);
+        GradlaneSubmission {
+            members: if matches!(participants, 0 | 1) { RANKS.as_ptr() } else { null() },
+            member_count: [1, 2, 1].get(participants as usize).copied().unwrap_or(0),
+            has_receiver: receiver % 4,
+            receiver: receiver / 16,
+            ..submission
         }
     }
 

@@ -140,26 +140,15 @@ mod tests {
 
     fn submission(source: &[f32; 2], destination: &mut [f32; 2]) -> GradlaneSubmission {
         GradlaneSubmission {
-            struct_size: size_of::<GradlaneSubmission>(),
             name: c"w".as_ptr(),
             shape: [2_u64].as_ptr(),
             dimensions: 1,
-            codec: std::ptr::null(),
             source: source.as_ptr().cast_mut().cast::<c_void>(),
             destination: destination.as_mut_ptr().cast::<c_void>(),
             bytes: 8,
-            source_stream: 0,
-            destination_stream: 0,
-            timeout_ms: 0,
-            weight: 0.0,
             dtype: GradlaneDtype::Float32 as u32,
             op: GradlaneOp::Sum as u32,
-            root: 0,
-            priority: 0,
-            memory: 0,
-            device: 0,
-            callback: None,
-            user: null_mut(),
+            ..GradlaneSubmission::empty()
         }
     }
 }

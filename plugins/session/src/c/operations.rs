@@ -11,7 +11,7 @@ use gradlane_core::{Error, Result};
 
 use super::answer::answer;
 use super::callbacks::Callback;
-use super::read::{device, op, present, structures, tensor, write};
+use super::read::{device, numbers, op, present, structures, tensor, write};
 use super::sessions::{Member, limit, member, refuse_forked};
 use super::table::Table;
 use crate::batch::Batch;
@@ -272,7 +272,7 @@ unsafe fn one(submission: *const GradlaneSubmission) -> Result<GradlaneSubmissio
 /// The pointers of the structure are as its documentation says.
 unsafe fn build(member: &Member, given: &GradlaneSubmission) -> Result<Option<Submission>> {
     // SAFETY: promised by the caller of this function.
-    let tensor = unsafe { spec(given) }?;
+    let tensor = unsafe { spec(member, given) }?;
     let (op, weight) = reduction(given)?;
     if tensor.shape.contains(&0) {
         return Ok(None);
@@ -305,7 +305,7 @@ unsafe fn build_all(member: &Member, given: &[GradlaneSubmission]) -> Result<Opt
     let (mut tensors, mut members) = (Vec::with_capacity(given.len()), Vec::with_capacity(given.len()));
     for given in given {
         // SAFETY: promised by the caller of this function.
-        let tensor = unsafe { spec(given) }?;
+        let tensor = unsafe { spec(member, given) }?;
         if tensor.shape.contains(&0) {
             continue;
         }
@@ -322,11 +322,23 @@ unsafe fn build_all(member: &Member, given: &[GradlaneSubmission]) -> Result<Opt
 
 /// # Safety
 /// The pointers of the structure are as its documentation says.
-unsafe fn spec(given: &GradlaneSubmission) -> Result<TensorSpec> {
+unsafe fn spec(member: &Member, given: &GradlaneSubmission) -> Result<TensorSpec> {
     let GradlaneSubmission { name, shape, dimensions, codec, dtype, .. } = *given;
     let described = GradlaneTensor { struct_size: 0, name, shape, dimensions, codec, dtype, reserved: 0 };
     // SAFETY: promised by the caller of this function.
-    unsafe { tensor(&described) }
+    let (tensor, members) = unsafe { (tensor(&described)?, numbers(given.members, given.member_count, "members")?) };
+    let receiver = match given.has_receiver {
+        0 => None,
+        1 => Some(given.receiver),
+        other => {
+            return Err(Error::InvalidArgument {
+                what: format!("tensor {}: has_receiver is {other}", tensor.name),
+                hint: "set it to 0 or 1".to_owned(),
+            });
+        }
+    };
+    let members = (!members.is_empty()).then_some(&*members);
+    Ok(tensor.with_participants(member.job.session().participants(members, receiver)?))
 }
 
 /// # Safety

@@ -2,6 +2,7 @@
 #![expect(unsafe_code, reason = "callers give pointers")]
 
 use std::ffi::{CStr, c_char};
+use std::mem::{MaybeUninit, offset_of};
 
 use gradlane_core::types::{DType, Encoding, Op, TensorSpec, WorkerId};
 use gradlane_core::wire::limits::{DIMENSIONS_MAX, NAME_BYTES_MAX};
@@ -10,21 +11,30 @@ use gradlane_core::{Error, Result};
 use gradlane_abi::{GradlaneDtype, GradlaneMemory, GradlaneOp, GradlaneSubmission, GradlaneTensor};
 
 /// A structure that begins with its size, so that later versions can have more fields.
-pub(super) trait Growing: Copy {
+///
+/// # Safety
+/// Its first field is its size. Zero bytes are a value of it.
+pub(super) unsafe trait Growing: Copy {
     /// Its name in C.
     const NAME: &'static str;
+    /// Its size in the first version of the interface.
+    const LEAST: usize;
 }
 
-impl Growing for GradlaneTensor {
+// SAFETY: it consists of numbers and pointers.
+unsafe impl Growing for GradlaneTensor {
     const NAME: &'static str = "GradlaneTensor";
+    const LEAST: usize = size_of::<Self>();
 }
 
-impl Growing for GradlaneSubmission {
+// SAFETY: it consists of numbers and pointers, and of a function that may be null.
+unsafe impl Growing for GradlaneSubmission {
     const NAME: &'static str = "GradlaneSubmission";
+    const LEAST: usize = offset_of!(Self, members);
 }
 
-/// The structures of an array. A caller that was compiled for a later version may have longer ones, if it leaves the additional fields
-/// zero.
+/// The structures of an array. A caller that was compiled for another version may have shorter ones, whose missing fields are zero, or
+/// longer ones, if it leaves the additional fields zero.
 ///
 /// # Errors
 /// [`Error::InvalidArgument`] for null, a wrong size, or fields that this version lacks.
@@ -42,16 +52,19 @@ pub(super) unsafe fn structures<T: Growing>(first: *const T, count: usize) -> Re
     }
     // SAFETY: the first field of every `Growing` structure is its size, and the caller of this function promises one structure.
     let size = unsafe { first.cast::<usize>().read() };
-    let least = size_of::<T>();
-    if size < least || size % align_of::<T>() != 0 {
+    let known = size_of::<T>().min(size);
+    if size < T::LEAST || size % align_of::<T>() != 0 {
         let what = format!("a {} whose struct_size is {size}", T::NAME);
-        return Err(invalid(what, format!("set it to sizeof({}), here {least}", T::NAME)));
+        return Err(invalid(what, format!("set it to sizeof({}), here {}", T::NAME, size_of::<T>())));
     }
     let read = |index: usize| {
-        // SAFETY: the caller of this function promises `count` structures of this size, one after the other.
+        let mut value = MaybeUninit::<T>::zeroed();
+        // SAFETY: the caller of this function promises `count` structures of this size, one after the other. What is not copied are zero
+        // bytes, of which every `Growing` structure may consist.
         let (value, tail) = unsafe {
             let start = first.cast::<u8>().add(index * size);
-            (start.cast::<T>().read(), std::slice::from_raw_parts(start.add(least), size - least))
+            start.copy_to_nonoverlapping(value.as_mut_ptr().cast(), known);
+            (value.assume_init(), std::slice::from_raw_parts(start.add(known), size - known))
         };
         if tail.iter().any(|byte| *byte != 0) {
             let what = format!("a {} with fields that this version of the library does not have", T::NAME);
@@ -101,6 +114,27 @@ pub(super) unsafe fn texts(first: *const *const c_char, count: usize, noun: &str
     }
     // SAFETY: the caller of this function promises `count` addresses, and each of them.
     (0..count).map(|index| unsafe { text(first.add(index).read(), noun) }).collect()
+}
+
+/// The numbers of the caller's array.
+///
+/// # Errors
+/// [`Error::InvalidArgument`] for null with a count.
+///
+/// # Safety
+/// `first` is null, or leads to `count` numbers.
+pub(super) unsafe fn numbers(first: *const u32, count: usize, noun: &str) -> Result<Vec<u32>> {
+    if count == 0 {
+        return Ok(Vec::new());
+    }
+    if first.is_null() || !first.is_aligned() {
+        return Err(Error::InvalidArgument {
+            what: format!("{count} {noun} at {first:p}"),
+            hint: "give the address of an array of numbers, or a count of 0".to_owned(),
+        });
+    }
+    // SAFETY: the caller of this function promises `count` numbers there.
+    Ok(unsafe { std::slice::from_raw_parts(first, count) }.to_vec())
 }
 
 /// Writes a result of a call to the caller's variable.
