@@ -40,10 +40,11 @@ def test_hello_ends_with_one_checksum(workers):
 
 
 @pytest.mark.torch
-def test_the_demo_proves_its_three_claims():
+@pytest.mark.parametrize("framework", ["torch", "fsdp"])
+def test_the_demo_proves_its_three_claims(framework):
     pytest.importorskip("torch")
     pytest.importorskip("sklearn")
-    ended = run("demo.py")
+    ended = run("demo.py", "--framework", framework)
     assert ended.code == 0, ended.output
     assert ended.output.count("PASS  ") == 3, ended.output
 
