@@ -8,16 +8,21 @@ import pytest
 import torch
 import torch.distributed as dist
 from gradlane.errors import InvalidArgumentError, MismatchError, UnsupportedError
+from process_group import NEEDS_SHARDING_ON_CPU
 from processes import run_python
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from training import TOLERANCE, adamw, batches, made, mine, mlp, sgd, step, trained_alone
 
 OVER_ALL = pytest.mark.over("local", "shm", "quic")
 PAIR = pytest.mark.workers(2)
 TWO_NODES = pytest.mark.workers(4, machines="aabb")
 """Two nodes of two workers each."""
+
+NEEDS_HOOK = pytest.mark.skipif(
+    not hasattr(FSDPModule, "set_all_reduce_hook"), reason="FSDP2 of this release of PyTorch has no hook between nodes"
+)
 
 STEPS = 6
 
@@ -66,6 +71,7 @@ def assert_trains(model, optimizer, tolerance=TOLERANCE):
 @OVER_ALL
 @PAIR
 @pytest.mark.parametrize("optimizer", [sgd, adamw])
+@NEEDS_HOOK
 def test_two_nodes_of_one_worker_train_as_one_process(optimizer):
     with two_nodes() as mesh:
         model = sharded(mesh, seed=7 + 5 * gl.rank())
@@ -76,6 +82,7 @@ def test_two_nodes_of_one_worker_train_as_one_process(optimizer):
 @OVER_ALL
 @TWO_NODES
 @pytest.mark.parametrize("worlds", ["of all", "of each node"])
+@NEEDS_HOOK
 def test_two_nodes_of_two_workers_train_as_one_process(worlds):
     node, place, file = gl.rank() // 2, gl.rank() % 2, a_file()
     ranks = (gl.rank(), 4, file) if worlds == "of all" else (place, 2, f"{file}{node}")
@@ -91,6 +98,7 @@ def test_two_nodes_of_two_workers_train_as_one_process(worlds):
 
 @pytest.mark.over("shm", "quic")
 @TWO_NODES
+@NEEDS_HOOK
 def test_a_worker_sends_its_shard_alone():
     with world("gloo", gl.rank() % 2, 2, f"{a_file()}{gl.rank() // 2}"):
         model = sharded(init_device_mesh("cpu", (2,)))
@@ -105,6 +113,7 @@ def test_a_worker_sends_its_shard_alone():
 
 @OVER_ALL
 @TWO_NODES
+@NEEDS_SHARDING_ON_CPU
 def test_a_mesh_of_nodes_and_workers_on_the_backend_itself_trains_as_one_process():
     with world("gradlane", gl.rank(), 4):
         model = sharded(init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard")))
@@ -113,6 +122,7 @@ def test_a_mesh_of_nodes_and_workers_on_the_backend_itself_trains_as_one_process
 
 @OVER_ALL
 @PAIR
+@NEEDS_HOOK
 def test_passes_accumulate_and_buffers_and_weights_are_those_of_the_first_node():
     with two_nodes() as mesh:
         model = made(lambda: nn.Linear(4, 3), seed=gl.rank())
@@ -132,6 +142,7 @@ def test_passes_accumulate_and_buffers_and_weights_are_those_of_the_first_node()
 
 @OVER_ALL
 @PAIR
+@NEEDS_HOOK
 def test_what_cannot_be_averaged_is_refused_by_name(monkeypatch):
     with two_nodes() as mesh:
         layer_only = made(mlp)
@@ -168,13 +179,23 @@ def test_what_cannot_be_averaged_is_refused_by_name(monkeypatch):
 
 @pytest.mark.over("shm")
 @PAIR
+@NEEDS_HOOK
 def test_nodes_of_different_sizes_are_refused(monkeypatch):
     with two_nodes() as mesh:
         places = [[["", [2], [0]]], [["", [2], [0]]], [["", [2], [1]]]]
         monkeypatch.setattr(gl.fsdp, "allgather", lambda *_, **__: places)
         model = fully_shard(made(mlp), mesh=mesh)
-        with pytest.raises(InvalidArgumentError, match=r"2 workers hold the shard \[0\] of the mesh, and 1 the shard \[1\]"):
+        complaint = r"2 workers hold the shard \[0\] of the mesh, and 1 the shard \[1\]"
+        with pytest.raises(InvalidArgumentError, match=complaint):
             gl.fsdp.attach(model)
+
+
+@pytest.mark.over("shm")
+@PAIR
+def test_a_release_without_the_hook_is_refused(monkeypatch):
+    monkeypatch.delattr(FSDPModule, "set_all_reduce_hook", raising=False)
+    with two_nodes() as mesh, pytest.raises(UnsupportedError, match=r"FSDP2 of PyTorch \d+\..* has no hook"):
+        gl.fsdp.attach(sharded(mesh))
 
 
 def test_attach_before_init_says_so():

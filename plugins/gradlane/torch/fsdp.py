@@ -8,9 +8,9 @@
     fully_shard(model, mesh=mesh["shard"])
     gl.fsdp.attach(model)          # the rest of the training script stays as it is
 
-Each node has the whole model, in shards that its own backend (NCCL, Gloo) gathers and scatters. After a backward pass has
-reduced the gradients of a module inside the nodes, the workers that hold the same shard average it. So each worker sends
-and receives its shard alone. PyTorch calls this hybrid sharding (HSDP).
+Each node has the whole model, in shards that its own backend (NCCL, Gloo) gathers and scatters. After a backward pass
+has reduced the gradients of a module inside the nodes, the workers that hold the same shard average it. So each worker
+sends and receives its shard alone. PyTorch calls this hybrid sharding (HSDP).
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 def attach(model: torch.nn.Module, *, op: ReduceOp = Average, name: str | None = None) -> None:
     """Makes `model` average its gradients over the workers of the job that hold the same shards.
 
-    Shards and buffers are broadcast first, from the first of these workers. Every node must use the same modules in each
-    backward pass, because a module is averaged when its gradients are ready.
+    Shards and buffers are broadcast first, from the first of these workers. Every node must use the same modules in
+    each backward pass, because a module is averaged when its gradients are ready.
 
     In a job with several workers on a node, tensors on devices go through host memory.
 
@@ -52,7 +52,8 @@ def attach(model: torch.nn.Module, *, op: ReduceOp = Average, name: str | None =
         NotInitializedError: `init()` was not called.
         InvalidArgumentError: the model was not sharded, a parameter is outside of what was sharded, is not on a device
             yet, or is averaged already; or the mesh spans all workers, so that nothing is left to average.
-        UnsupportedError: a module has several groups of parameters (`shard_placement_fn` with several meshes).
+        UnsupportedError: a module has several groups of parameters (`shard_placement_fn` with several meshes); or this
+            release of PyTorch has no `FSDPModule.set_all_reduce_hook`, as 2.6.
         MismatchError: the workers sharded different modules, or over meshes of different shapes (both are named).
     """
     _session.session()
@@ -96,8 +97,8 @@ class _Shard:
             self.module.set_all_reduce_hook(average)
         except ValueError as error:
             raise UnsupportedError(
-                f"{_called(self.path)} has several groups of parameters; shard it over one mesh, or call fully_shard on "
-                "its modules one by one"
+                f"{_called(self.path)} has several groups of parameters; shard it over one mesh, or call fully_shard "
+                "on its modules one by one"
             ) from error
 
 
@@ -119,6 +120,11 @@ def _shards(model: torch.nn.Module) -> Iterator[_Shard]:
     from torch.distributed.fsdp import FSDPModule
     from torch.distributed.tensor import DTensor
 
+    if not hasattr(FSDPModule, "set_all_reduce_hook"):
+        raise UnsupportedError(
+            f"FSDP2 of PyTorch {torch.__version__} has no hook between nodes; take a newer release, or shard over a "
+            'mesh of two dimensions with the backend "gradlane"'
+        )
     if not isinstance(model, torch.nn.Module):
         raise InvalidArgumentError(f"{type(model).__name__} is no module; give the model that fully_shard returned")
     modules = {path: module for path, module in model.named_modules() if isinstance(module, FSDPModule)}
@@ -166,8 +172,8 @@ def _holders(shards: Sequence[_Shard], namespace: str) -> dict[str, ProcessSet |
             )
         if len(same) == 1 and len(coordinates) > 1:
             raise InvalidArgumentError(
-                f"{_called(shard.path)}: each of the {len(coordinates)} workers holds a shard of its own, so nothing is "
-                'left to average; give fully_shard a mesh of the workers of one node, such as mesh["shard"]'
+                f"{_called(shard.path)}: each of the {len(coordinates)} workers holds a shard of its own, so nothing "
+                'is left to average; give fully_shard a mesh of the workers of one node, such as mesh["shard"]'
             )
         holders[shard.path] = None if len(same) == len(coordinates) else ProcessSet(same)
     return holders
