@@ -3,8 +3,9 @@
 python fsdp.py --steps 100
 gradlane run -n 2 -s 2 -- python fsdp.py --steps 100 --check
 
-Each worker keeps its shard of the weights and of the optimizer's state. A layer is gathered for its forward and backward
-pass, and each worker gets the sum of the gradients of its shard. `--check` makes the accuracy a condition of success.
+Each worker keeps its shard of the weights and of the optimizer's state. A layer is gathered for its forward and
+backward pass, and each worker gets the mean of the gradients of its shard. `--check` makes the accuracy a condition of
+success.
 """
 
 from __future__ import annotations
