@@ -17,9 +17,9 @@ count_skips = cat $(1) 2>/dev/null | awk -F '\t' '{ by[$$2]++ } END { print "Ski
 
 # The environment of each framework.
 FRAMEWORK := torch
-DEMO_VENV := $(if $(filter torch,$(FRAMEWORK)),$(VENV),.venv-$(if $(filter keras,$(FRAMEWORK)),tensorflow,$(FRAMEWORK)))
+DEMO_VENV := $(if $(filter torch fsdp,$(FRAMEWORK)),$(VENV),.venv-$(if $(filter keras,$(FRAMEWORK)),tensorflow,$(FRAMEWORK)))
 
-demo: $(DEMO_VENV)/installed ## two workers, two servers, real images; checks itself; FRAMEWORK=keras, tensorflow or jax for others than PyTorch
+demo: $(DEMO_VENV)/installed ## two workers, two servers, real images; checks itself; FRAMEWORK=fsdp shards the model, keras, tensorflow and jax are others than PyTorch
 	$(DEMO_VENV)/bin/python examples/demo.py --framework $(FRAMEWORK)
 
 test: lint test-rust test-python ## everything CI runs

@@ -25,7 +25,7 @@ WORKERS, SERVERS = 2, 2
 DEVIATION_MAX = 1e-5
 LAUNCH_TIMEOUT = 300.0
 EXAMPLES = Path(__file__).parent
-TRAININGS = {"torch": EXAMPLES / "digits.py"} | {
+TRAININGS = {"torch": EXAMPLES / "digits.py", "fsdp": EXAMPLES / "fsdp.py"} | {
     framework: EXAMPLES / framework / "digits.py" for framework in ("tensorflow", "keras", "jax")
 }
 """By framework: a script that takes `--steps`, `--check` and `--save`, the folder for the final weights of each rank."""

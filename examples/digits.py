@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import gradlane.torch as gl
@@ -33,25 +34,11 @@ def main() -> int:
     torch.manual_seed(gl.rank())  # different on purpose: the wrapper broadcasts rank 0
     (inputs, labels), test = digits()
     model = gl.DistributedDataParallel(network(options.seed))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3)
-
-    draw = torch.Generator().manual_seed(options.seed)
-    before, started = gl.metrics(), time.perf_counter()
-    with Progress(options.steps, is_shown=gl.rank() == 0) as progress:
-        for step in range(options.steps):
-            batch = torch.randint(len(inputs), (options.batch,), generator=draw)[gl.rank() :: gl.size()]
-            optimizer.zero_grad()
-            loss = F.cross_entropy(model(inputs[batch]), labels[batch])
-            loss.backward()
-            optimizer.step()
-            progress.advance(step, loss.item())
-    seconds = time.perf_counter() - started
+    before, seconds = gl.metrics(), train(model, inputs, labels, options)
 
     reached = accuracy(model, *test)
     if options.save:
-        options.save.mkdir(parents=True, exist_ok=True)
-        weights = [tensor.numpy() for tensor in model.module.state_dict().values()]
-        np.savez(options.save / f"rank{gl.rank()}.npz", *weights)
+        save(options.save, model.module.state_dict().values())
     if gl.rank() == 0:
         report(options.steps, seconds, reached, before, gl.metrics())
     gl.shutdown()
@@ -99,6 +86,28 @@ def network(seed: int) -> nn.Module:
         nn.Flatten(),
         nn.Linear(32 * 4 * 4, 10),
     )
+
+
+def train(model: nn.Module, inputs: torch.Tensor, labels: torch.Tensor, options: argparse.Namespace) -> float:
+    """Trains on this worker's share of each batch. Returns the seconds that it took."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3)
+    draw = torch.Generator().manual_seed(options.seed)
+    started = time.perf_counter()
+    with Progress(options.steps, is_shown=gl.rank() == 0) as progress:
+        for step in range(options.steps):
+            batch = torch.randint(len(inputs), (options.batch,), generator=draw)[gl.rank() :: gl.size()]
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(inputs[batch]), labels[batch])
+            loss.backward()
+            optimizer.step()
+            progress.advance(step, loss.item())
+    return time.perf_counter() - started
+
+
+def save(folder: Path, weights: Iterable[torch.Tensor]) -> None:
+    """Writes this worker's weights."""
+    folder.mkdir(parents=True, exist_ok=True)
+    np.savez(folder / f"rank{gl.rank()}.npz", *[tensor.numpy() for tensor in weights])
 
 
 @torch.no_grad()

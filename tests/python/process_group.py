@@ -6,7 +6,13 @@ from collections.abc import Generator
 
 import gradlane.torch as gl
 import pytest
+import torch
 import torch.distributed as dist
+
+NEEDS_SHARDING_ON_CPU = pytest.mark.skipif(
+    not hasattr(torch.cpu.Stream, "record_event"), reason="FSDP2 of this release of PyTorch runs on GPUs alone"
+)
+"""For tests that train with `fully_shard`, which PyTorch 2.6 cannot do on the CPU."""
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -40,10 +40,13 @@ def test_hello_ends_with_one_checksum(workers):
 
 
 @pytest.mark.torch
-def test_the_demo_proves_its_three_claims():
-    pytest.importorskip("torch")
+@pytest.mark.parametrize("framework", ["torch", "fsdp"])
+def test_the_demo_proves_its_three_claims(framework):
+    torch = pytest.importorskip("torch")
     pytest.importorskip("sklearn")
-    ended = run("demo.py")
+    if framework == "fsdp" and not hasattr(torch.cpu.Stream, "record_event"):
+        pytest.skip("FSDP2 of this release of PyTorch runs on GPUs alone")
+    ended = run("demo.py", "--framework", framework)
     assert ended.code == 0, ended.output
     assert ended.output.count("PASS  ") == 3, ended.output
 

@@ -5,6 +5,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from process_group import NEEDS_SHARDING_ON_CPU
 from process_group import group as group  # a fixture of each test here
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
@@ -98,6 +99,7 @@ def test_a_tensor_is_sharded_gathered_and_sharded_otherwise():
     assert torch.equal(sharded.redistribute(mesh, [Shard(1)]).to_local(), whole[:, gl.rank() : gl.rank() + 1])
 
 
+@NEEDS_SHARDING_ON_CPU
 def test_a_checkpoint_of_a_sharded_model_is_read_again(tmp_path_factory):
     def sharded(seed):
         model = made(mlp, seed)

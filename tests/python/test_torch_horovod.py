@@ -212,7 +212,8 @@ def test_copies_in_a_process_set(ends):
     if ends.included():
         own = torch.full((1 + hvd.rank(), 2), hvd.rank(), dtype=torch.int16)
         assert hvd.allgather(own, process_set=ends)[:, 0].tolist() == [0, 2, 2, 2]
-        assert [t.tolist() for t in hvd.grouped_allgather([own[:1, 0], own[:1]], "g", ends)] == [[0, 2], [[0, 0], [2, 2]]]
+        columns, lines = hvd.grouped_allgather([own[:1, 0], own[:1]], "g", ends)
+        assert (columns.tolist(), lines.tolist()) == ([0, 2], [[0, 0], [2, 2]])
         assert hvd.broadcast(own[0], 2, process_set=ends).tolist() == [2, 2], "a root is a rank in the job"
         assert hvd.broadcast_(own[0], 0, "b", ends).tolist() == [0, 0]
         weights = {"w": torch.full((3,), float(hvd.rank())), "flags": torch.tensor([hvd.rank() == 2])}
@@ -275,8 +276,9 @@ def test_process_sets_are_added_and_removed(ends):
 
 
 def rows(ranks, sender, lengths):
-    """What each worker receives if `sender` sends `lengths[place]` rows to each: the sender's rank and the receiver's."""
-    return torch.cat([torch.tensor([[sender, to]] * count).view(count, 2) for to, count in zip(ranks, lengths)])
+    """What `sender` sends to these ranks, so many rows to each. A row is the sender's rank and the receiver's."""
+    parts = zip(ranks, lengths, strict=True)
+    return torch.cat([torch.tensor([[sender, to]] * count, dtype=torch.int64).view(count, 2) for to, count in parts])
 
 
 @OVER_ALL
@@ -326,7 +328,8 @@ def test_reducescatter(ends):
     assert whole.tolist() == (torch.arange(10.0).view(5, 2) + me).tolist(), "the contribution stays"
     few = hvd.reducescatter(torch.ones(2, 3))
     assert few.shape == (1 if me < 2 else 0, 3), "the first ranks get one row more, here one and none"
-    for group in (hvd.grouped_reducescatter([whole, whole.t()]), hvd.grouped_reducescatter_async([whole, whole.t()]).wait()):
+    both = [whole, whole.t()]
+    for group in (hvd.grouped_reducescatter(both), hvd.grouped_reducescatter_async(both).wait()):
         assert [part.sum().item() for part in group] == [
             (torch.arange(10.0).view(5, 2) + 1).tensor_split(3)[me].sum().item(),
             (torch.arange(10.0).view(5, 2).t() + 1).tensor_split(3)[me].sum().item(),

@@ -9,6 +9,7 @@ torch = pytest.importorskip("torch")
 
 import gradlane.torch as gl  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
+from gradlane.errors import InvalidArgumentError  # noqa: E402
 from torch import nn  # noqa: E402
 from training import assert_close, assert_equal_everywhere, batches, made, mine, mlp, sgd, step, trained_alone  # noqa: E402
 
@@ -236,3 +237,18 @@ def test_wrapping_twice_and_adding_parameters_later_are_refused():
         gl.DistributedOptimizer(optimizer)
     with pytest.raises(gl.Error, match="before DistributedOptimizer"):
         optimizer.add_param_group({"params": [torch.zeros(1, requires_grad=True)]})
+
+
+def test_a_worker_outside_of_the_process_set_is_refused():
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
+    with pytest.raises(InvalidArgumentError, match="only members may make this call"):
+        gl.DistributedOptimizer(optimizer, process_set=gl.ProcessSet([1 - gl.rank()]))
+    assert type(optimizer) is torch.optim.SGD
+
+
+def test_the_members_of_a_process_set_average_among_themselves():
+    weight = nn.Parameter(torch.zeros(2))
+    optimizer = gl.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), process_set=gl.ProcessSet([gl.rank()]))
+    (weight * (1.0 + gl.rank())).sum().backward()
+    optimizer.step()
+    assert weight.tolist() == [-1.0 - gl.rank()] * 2, "each worker is a set of its own"

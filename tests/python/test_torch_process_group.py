@@ -1,5 +1,6 @@
 """`torch.distributed` over Gradlane: each collective, and what people build on them."""
 
+import weakref
 from types import SimpleNamespace
 
 import gradlane.torch as gl
@@ -7,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from gradlane.errors import InvalidArgumentError, UnsupportedError
+from process_group import NEEDS_SHARDING_ON_CPU
 from process_group import group as group  # a fixture of each test here
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -58,6 +60,16 @@ def test_futures_of_what_has_ended_and_of_what_has_not():
     flying = dist.all_reduce(torch.ones(100_000), async_op=True)
     assert flying.get_future().wait()[0].sum().item() == 200_000
     assert ended.get_future().wait()[0].tolist() == [2.0] * 3
+
+
+def test_works_are_forgotten_when_they_were_waited_for_or_are_too_many():
+    waited_for = dist.all_reduce(torch.ones(3), async_op=True)
+    reference = weakref.ref(waited_for)
+    waited_for.wait()
+    del waited_for
+    assert reference() is None
+    references = [weakref.ref(dist.all_reduce(torch.ones(3), async_op=True)) for _ in range(1100)]
+    assert references[0]() is None and references[-1]() is not None, "C++ code may wait for the newest ones"
 
 
 def test_broadcast_keeps_every_bit():
@@ -201,6 +213,7 @@ def test_ddp_trains_as_one_process():
     assert_trains(model, model.module, sgd)
 
 
+@NEEDS_SHARDING_ON_CPU
 def test_fsdp2_trains_as_one_process():
     def adam(parameters):
         return torch.optim.AdamW(parameters, lr=1e-2)

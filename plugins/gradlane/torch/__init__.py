@@ -8,7 +8,8 @@
 Ways to average gradients, all over one engine: `DistributedDataParallel` wraps the model, `DistributedOptimizer` the
 optimizer, and `ddp_comm_hook` goes under PyTorch's own wrapper. `CrossBarrier` wraps model and optimizer, and lets the
 next forward pass begin while gradients are still in flight. `torch.distributed.init_process_group("gradlane")` puts the
-engine under everything that uses process groups, such as FSDP2.
+engine under everything that uses process groups, such as FSDP2. `fsdp.attach` averages models across nodes that FSDP2
+shards inside of them.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ from gradlane import (
     undeclare,
 )
 from gradlane.errors import UnusedParametersError
+from gradlane.torch import fsdp
 from gradlane.torch import library as _library  # noqa: F401  defines torch.ops.gradlane
 from gradlane.torch.broadcast import (
     allgather_object,
@@ -111,6 +113,7 @@ __all__ = [
     "broadcast_parameters",
     "ddp_comm_hook",
     "declare",
+    "fsdp",
     "grouped_push_pull",
     "grouped_push_pull_",
     "grouped_push_pull_async",

@@ -348,12 +348,16 @@ class _Work(distributed.Work):
         super().__init__()
         self._handles = [start() for start in starts]
         self._result = result
+        _unclaimed[id(self)] = self
+        if len(_unclaimed) > _UNCLAIMED_MAX:
+            _unclaimed.pop(next(iter(_unclaimed)))
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Makes the current streams wait for the results; on the CPU it waits itself.
 
         Raises the error of the first operation that failed, when all have ended.
         """
+        _unclaimed.pop(id(self), None)
         first: BaseException | None = None
         for handle in self._handles:
             try:
@@ -386,6 +390,7 @@ class _Work(distributed.Work):
 
     def get_future(self) -> torch.futures.Future[Any]:
         """A future of the tensors of the call."""
+        _unclaimed.pop(id(self), None)
         completions, device, result = Completions.of_this_job(), _device(self._result), self._result
         futures = [completions.of(handle, device) for handle in self._handles]
 
@@ -395,6 +400,16 @@ class _Work(distributed.Work):
             return result
 
         return torch.futures.collect_all(futures).then(all_landed)
+
+
+_unclaimed: dict[int, _Work] = {}
+"""The newest works that nobody has waited for or asked for a future, by their identity.
+
+C++ code of PyTorch 2.6, such as DDP, keeps only the C++ half of a work. With the Python half gone, it waits for ever.
+"""
+
+_UNCLAIMED_MAX = 1024
+"""Programs that never wait for some works keep no more of them than that; DDP has one a bucket."""
 
 
 def _device(result: Any) -> torch.device:
