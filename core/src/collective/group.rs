@@ -62,13 +62,20 @@ impl Group {
     fn has_place(&self, operations: usize, bytes: u64) -> bool {
         let all = bytes.saturating_mul(operations as u64);
         let ever = operations <= OPERATIONS_MAX && all <= BYTES_MAX;
-        !ever || (self.parts.len() + operations <= OPERATIONS_MAX && self.bytes.saturating_add(all) <= BYTES_MAX)
+        !ever || self.fits(operations, all)
+    }
+
+    /// Whether so many further operations of so many bytes in all fit.
+    fn fits(&self, operations: usize, bytes: u64) -> bool {
+        self.parts.len() + operations <= OPERATIONS_MAX && self.bytes.saturating_add(bytes) <= BYTES_MAX
     }
 
     /// Adds an operation to the group if possible. Refuses a second one on a part, because it may need the result of the first.
     fn take(&mut self, (part, _): Slot, claim: &Claim) -> bool {
-        let fits = self.parts.len() < OPERATIONS_MAX && self.bytes.saturating_add(claim.bytes) <= BYTES_MAX;
-        let joins = fits && may_join(claim) && claim.device_index == self.device_index && !self.parts.contains(&part);
+        let joins = self.fits(1, claim.bytes)
+            && may_join(claim)
+            && claim.device_index == self.device_index
+            && !self.parts.contains(&part);
         if joins {
             self.parts.push(part);
             self.bytes += claim.bytes;
@@ -137,7 +144,7 @@ fn may_join(claim: &Claim) -> bool {
 mod tests {
     use super::*;
     use crate::collective::order::Failure;
-    use crate::types::{DType, Op, Priority, Round, TensorKey};
+    use crate::types::{Round, TensorKey};
 
     const MIB: u64 = 1 << 20;
 
@@ -240,18 +247,7 @@ mod tests {
     }
 
     fn claim(bytes: u64) -> Claim {
-        let (device, priority, members) = (DeviceKind::Cuda, Priority(0), Claim::ALL_RANKS);
-        Claim {
-            op: Op::Sum,
-            dtype: DType::F32,
-            bytes,
-            device,
-            device_index: 0,
-            failed: false,
-            weight: 1.0,
-            priority,
-            members,
-        }
+        Claim { bytes, device: DeviceKind::Cuda, ..Claim::SUM }
     }
 
     fn host() -> Claim {

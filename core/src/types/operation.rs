@@ -46,6 +46,20 @@ impl Claim {
     /// The [`members`](Self::members) if all ranks of the machine take part.
     pub const ALL_RANKS: u64 = u64::MAX;
 
+    /// For tests: a sum of 64 bytes by all ranks.
+    #[cfg(test)]
+    pub(crate) const SUM: Self = Self {
+        op: Op::Sum,
+        dtype: DType::F32,
+        bytes: 64,
+        device: DeviceKind::Host,
+        device_index: 0,
+        failed: false,
+        weight: 1.0,
+        priority: Priority(0),
+        members: Self::ALL_RANKS,
+    };
+
     /// The ranks of `members` on a machine of so many `ranks`, one bit each; `None` if it names no rank, or one that the machine lacks.
     ///
     /// # Panics

@@ -1,7 +1,7 @@
 use super::*;
 use crate::collective::order::Failure;
 use crate::collective::ranks::LocalRank;
-use crate::types::{DType, Incarnation, Op, PartId, Priority, Round, TensorKey};
+use crate::types::{Incarnation, PartId, Priority, Round, TensorKey};
 
 const NOW: Time = Time(0);
 const STALL_WARN: Duration = Duration::from_secs(2);
@@ -199,17 +199,6 @@ fn machine<L>(ranks: u32) -> Vec<Agreement<L>> {
 
 fn all_reduce(part: u64) -> Wish {
     let part = PartId { key: TensorKey(part), index: 0 };
-    let (device, priority) = (DeviceKind::Host, Priority(-(part.key.0 as i32)));
-    let claim = Claim {
-        op: Op::Sum,
-        dtype: DType::F32,
-        bytes: 8,
-        device,
-        device_index: 0,
-        failed: false,
-        weight: 1.0,
-        priority,
-        members: Claim::ALL_RANKS,
-    };
+    let claim = Claim { bytes: 8, priority: Priority(-(part.key.0 as i32)), ..Claim::SUM };
     Wish { part, round: Round(0), goal: Goal::AllReduce, failure: None, claim }
 }

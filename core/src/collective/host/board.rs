@@ -351,7 +351,7 @@ impl Board {
 mod tests {
     use super::*;
     use crate::collective::order::Claim;
-    use crate::types::{DType, DeviceKind, Op, PartId, Priority, Round, TensorKey};
+    use crate::types::{DeviceKind, PartId, Round, TensorKey};
 
     #[test]
     fn a_group_is_read_as_it_was_written_and_at_once() {
@@ -405,18 +405,7 @@ mod tests {
 
     fn run(part: u64) -> Decision {
         let slot = (PartId { key: TensorKey(part), index: 0 }, Round(0));
-        let (device, priority) = (DeviceKind::Cuda, Priority(0));
-        let claim = Claim {
-            op: Op::Sum,
-            dtype: DType::F32,
-            bytes: 8,
-            device,
-            device_index: 0,
-            failed: false,
-            weight: 1.0,
-            priority,
-            members: Claim::ALL_RANKS,
-        };
+        let claim = Claim { bytes: 8, device: DeviceKind::Cuda, ..Claim::SUM };
         Decision::Run { slot, claim, failed: None, weights: vec![1.0; 2] }
     }
 }

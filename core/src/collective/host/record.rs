@@ -254,17 +254,7 @@ mod tests {
     fn what_means_nothing_is_not_acted_on() {
         assert_eq!(Announcement::of([0; ANNOUNCEMENT_WORDS]), None);
         let slot = (PartId { key: TensorKey(1), index: 0 }, Round(0));
-        let odd = Claim {
-            op: Op::Sum,
-            dtype: DType::F32,
-            bytes: 6,
-            device: DeviceKind::Host,
-            device_index: 0,
-            failed: false,
-            weight: 1.0,
-            priority: Priority(0),
-            members: 1,
-        };
+        let odd = Claim { bytes: 6, members: 1, ..Claim::SUM };
         assert_eq!(Announcement::of(Announcement::Ready(slot, odd).words()), None, "half an element");
         let weighted = Claim { op: Op::WeightedMean, dtype: DType::I8, ..odd };
         assert_eq!(Announcement::of(Announcement::Ready(slot, weighted).words()), None, "no meaning");

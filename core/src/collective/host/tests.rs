@@ -538,17 +538,7 @@ fn slot(part: u64, round: u64) -> Slot {
 }
 
 fn claim(op: Op, dtype: DType, weight: f64) -> Claim {
-    Claim {
-        op,
-        dtype,
-        bytes: 0,
-        device: DeviceKind::Host,
-        device_index: 0,
-        failed: false,
-        weight,
-        priority: Priority(0),
-        members: Claim::ALL_RANKS,
-    }
+    Claim { op, dtype, bytes: 0, weight, ..Claim::SUM }
 }
 
 #[expect(unsafe_code, reason = "a test's vector becomes a region")]

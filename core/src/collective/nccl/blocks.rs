@@ -123,7 +123,7 @@ mod tests {
     use crate::collective::nccl::program::Reduction;
     use crate::collective::order::Claim;
     use crate::mem::Ordinal;
-    use crate::types::{DType, DeviceKind, Op, PartId, Priority, Round, TensorKey};
+    use crate::types::{DType, DeviceKind, Op, PartId, Round, TensorKey};
 
     #[test]
     fn parts_of_one_tensor_for_all_ranks_in_turn_are_a_block() {
@@ -244,17 +244,6 @@ mod tests {
     }
 
     fn claim() -> Claim {
-        let (device, priority) = (DeviceKind::Cuda, Priority(0));
-        Claim {
-            op: Op::Sum,
-            dtype: DType::F32,
-            bytes: 64,
-            device,
-            device_index: 0,
-            failed: false,
-            weight: 1.0,
-            priority,
-            members: Claim::ALL_RANKS,
-        }
+        Claim { device: DeviceKind::Cuda, ..Claim::SUM }
     }
 }

@@ -122,7 +122,7 @@ pub(super) const fn data_type(dtype: DType) -> u32 {
 mod tests {
     use super::*;
     use crate::collective::Goal;
-    use crate::types::{DeviceKind, Priority, WorkerId};
+    use crate::types::{DeviceKind, WorkerId};
 
     #[test]
     fn every_goal_becomes_one_call_a_rank() {
@@ -211,17 +211,6 @@ mod tests {
     }
 
     fn claim(op: Op, dtype: DType) -> Claim {
-        let (device, priority) = (DeviceKind::Cuda, Priority(0));
-        Claim {
-            op,
-            dtype,
-            bytes: 64,
-            device,
-            device_index: 0,
-            failed: false,
-            weight: 1.0,
-            priority,
-            members: Claim::ALL_RANKS,
-        }
+        Claim { op, dtype, device: DeviceKind::Cuda, ..Claim::SUM }
     }
 }

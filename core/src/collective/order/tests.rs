@@ -345,17 +345,7 @@ fn given_up(part: u64, round: u64) -> Declined {
 }
 
 fn claim() -> Claim {
-    Claim {
-        op: Op::Sum,
-        dtype: DType::F32,
-        bytes: 4,
-        device: DeviceKind::Host,
-        device_index: 0,
-        failed: false,
-        weight: 1.0,
-        priority: Priority(0),
-        members: Claim::ALL_RANKS,
-    }
+    Claim { bytes: 4, ..Claim::SUM }
 }
 
 fn urgent(priority: i32) -> Claim {
