@@ -25,9 +25,7 @@ _INDEX_BYTES = 8
 class SparseTransfer:
     """One sparse gradient in flight: construction sends lengths, `exchange` sends contents, `wait` returns the sum."""
 
-    def __init__(
-        self, gradient: torch.Tensor, name: str, op: ReduceOp, process_set: ProcessSet | None = None
-    ) -> None:
+    def __init__(self, gradient: torch.Tensor, name: str, op: ReduceOp, process_set: ProcessSet | None = None) -> None:
         """Starts to gather `gradient`, of layout sparse_coo, from all workers or from those of a set.
 
         Raises:
