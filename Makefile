@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-rust test-sim test-net test-hostile test-faults test-lasting test-python test-frameworks test-tensorflow test-tensorflow-oldest test-jax test-jax-oldest lint bench deny fuzz fuzz-run fakes gpu-bundle gpu-check ptx clean
+.PHONY: help demo test test-rust test-sim test-net test-hostile test-faults test-lasting test-python test-torch-oldest test-frameworks test-tensorflow test-tensorflow-oldest test-jax test-jax-oldest lint bench deny fuzz fuzz-run fakes gpu-bundle gpu-check ptx clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -75,6 +75,9 @@ $(FRAMEWORKS)/installed: tests/frameworks/requirements.txt $(VENV)/installed
 .venv-%/installed: tests/frameworks/on_%/requirements.txt $(VENV)/installed
 	$(install_framework)
 
+.venv-torch-oldest/installed: tests/python/requirements-torch-oldest.txt $(VENV)/installed
+	$(install_framework)
+
 .venv-tensorflow-oldest/installed: tests/frameworks/on_tensorflow/requirements-oldest.txt $(VENV)/installed
 	$(install_framework)
 
@@ -83,6 +86,9 @@ $(FRAMEWORKS)/installed: tests/frameworks/requirements.txt $(VENV)/installed
 
 test-frameworks: $(FRAMEWORKS)/installed test-tensorflow test-jax ## what PyTorch builds on, TensorFlow, Keras and JAX train over Gradlane (25 minutes, and 7 GB to install)
 	$(FRAMEWORKS)/bin/python -m pytest -q tests/frameworks/test_*.py
+
+test-torch-oldest: .venv-torch-oldest/installed fakes ## PyTorch's tests of `test-python` with the oldest release that is supported (half an hour on two busy cores, and 5 GB to install)
+	.venv-torch-oldest/bin/python -m pytest -q -m torch tests/python
 
 test-tensorflow: .venv-tensorflow/installed ## TensorFlow and Keras alone
 	.venv-tensorflow/bin/python -m pytest -q tests/frameworks/on_tensorflow

@@ -3,7 +3,9 @@
 In this order: explicit arguments, `GRADLANE_*`, `DMLC_*` (BytePS and ps-lite launch scripts), torchrun, `TF_CONFIG`,
 MPI, Slurm, and else a single process. The native `detect_launch` interprets the variables and decides how the process
 enters its job; this file carries that out. It adds one thing: under torchrun the join string travels through the store
-of torchrun's agent, which works on several hosts without a common directory. It is sealed if the job has a secret.
+of torchrun's agent, which works on several hosts without a common directory. Under launchers that set torchrun's
+variables and have no agent, such as Ray Train, the store of PyTorch's first process group takes its place. The join
+string is sealed if the job has a secret.
 """
 
 from __future__ import annotations
@@ -89,7 +91,13 @@ class Job:
                 self.embedded.stop(_GIVE_UP_TIMEOUT)
 
 
-def enter(arguments: Mapping[str, str], settings: Mapping[str, str], timeout: float | None, generation: int) -> Job:
+def enter(
+    arguments: Mapping[str, str],
+    settings: Mapping[str, str],
+    timeout: float | None,
+    generation: int,
+    store: Store | None = None,
+) -> Job:
     """Finds the job and joins it.
 
     Args:
@@ -97,6 +105,7 @@ def enter(arguments: Mapping[str, str], settings: Mapping[str, str], timeout: fl
         settings: knobs by name, as text.
         timeout: seconds for the whole job to form; None takes the setting `join_timeout`.
         generation: how many jobs this process has joined; prevents that the join string of a past job is used again.
+        store: what PyTorch makes its first process group with; used under torchrun's variables.
     Raises:
         ConfigError: the arguments or the environment contradict themselves, or name no coordinator.
         NotFormedError: some members did not join; the message names them.
@@ -111,7 +120,7 @@ def enter(arguments: Mapping[str, str], settings: Mapping[str, str], timeout: fl
     if entrance["way"] == "alone":
         return Job(_core.Session.local(dict(settings)), launch, None, rank=0, size=1)
     with contextlib.ExitStack() as while_joining:
-        embedded, join, place = _meet(launch, entrance, dict(settings), generation, while_joining)
+        embedded, join, place = _meet(launch, entrance, dict(settings), generation, store, while_joining)
         try:
             session = _core.Session.join(
                 join,
@@ -143,6 +152,7 @@ def _meet(
     entrance: _core._Join | _core._Read | _core._Find | _core._Embed,
     settings: dict[str, str],
     generation: int,
+    store: Store | None,
     while_joining: contextlib.ExitStack,
 ) -> tuple[_core.Embedded | None, str, _Place]:
     """Obtains the join string, and where a newer one would be.
@@ -155,7 +165,7 @@ def _meet(
         path = entrance["path"]
         return None, _core.read_join(path, launch.join_timeout), {"file": path}
     job = entrance["job"]
-    store = _agent_store(launch.join_timeout, generation) if launch.source == "torchrun" else None
+    store = _common_store(store, launch.join_timeout, generation) if launch.source == "torchrun" else None
     if entrance["way"] == "find":
         if store is None:
             return None, _core.find_join(job, launch.join_timeout), {"job": job}
@@ -177,7 +187,7 @@ def _meet(
 
 
 class _Giver:
-    """Gives the join string to the workers that ask for it through the agent's store, until they have joined.
+    """Gives the join string to the workers that ask for it through a store of PyTorch, until they have joined.
 
     The store outlives a job that fails and that torchrun starts again. So does what was put into it. So each worker asks
     with a word of its own, and takes the answer to that word alone.
@@ -225,15 +235,18 @@ def _answer(word: str) -> str:
     return f"join string for {word}"
 
 
-def _agent_store(timeout: float, generation: int) -> Store | None:
-    """The key-value store of torchrun's agent; None if the workers were started without an agent.
+def _common_store(given: Store | None, timeout: float, generation: int) -> Store | None:
+    """A key-value store that all workers reach; None if there is none yet.
 
-    The agent listens on MASTER_PORT. Without an agent that port is for `init_process_group`, so it is not bound here.
+    It is the one given, that of PyTorch's default group, or that of torchrun's agent, which listens on MASTER_PORT.
+    Without an agent that port is for `init_process_group`, so it is not bound here.
     """
     from torch import distributed
 
-    if distributed.is_initialized():
-        store: Store = distributed.distributed_c10d._get_default_store()
+    if given is not None:
+        store = given
+    elif distributed.is_initialized():
+        store = distributed.distributed_c10d._get_default_store()
     elif os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         store, _, _ = next(distributed.rendezvous("env://", timeout=timedelta(seconds=timeout)))
     else:

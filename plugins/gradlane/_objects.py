@@ -1,9 +1,12 @@
 """Gathers and broadcasts data of variable length: bytes and Python objects.
 
-A name fixes a shape, so bytes are padded to a power of two that is part of the name. `NAME.lengths` carries one int64
-for each rank (a sum of vectors that are zero except at the own rank), then `NAME.RANK.PADDED` broadcasts each rank's
-bytes. Padding keeps the number of names under 40 per rank and user's name, and at most doubles the bytes. With exact
-lengths, every new length would leave a name behind.
+A name fixes a shape, so every new length would leave a name behind. Therefore bytes travel in blocks, whose sizes are
+the powers of two from 256 bytes to 64 MiB. `NAME.lengths` carries one int64 for each rank (a sum of vectors that are
+zero except at the own rank). Then the blocks of each rank are broadcast under names `NAME.RANK.SIZE`, all at once. The
+last block may be longer than what is left for it: by a twentieth of all bytes, or by 255 bytes where that is more. So
+there are two or three blocks as a rule and five at most, apart from those of 64 MiB. A rank leaves at most 19 such
+names, and some seven where its lengths stay within a factor of four. Fewer sizes were slower: several blocks would have
+one name, and rounds of one name follow each other.
 
 Objects are pickled, and unpickling runs code that the sender chose. The bytes pass through servers, which must not be
 able to choose. So before pickled bytes stands their HMAC-SHA256 under a key that only the coordinator and the workers
@@ -20,17 +23,24 @@ from array import array
 from typing import Any
 
 from gradlane import _buffers, _plain, _session
-from gradlane._handle import Handle
+from gradlane._handle import Handle, joined
 from gradlane._operations import check_root, submit
 from gradlane._sets import ProcessSet, members_of, name_in_job
 from gradlane.errors import AuthError
 
-_PADDED_BYTES_MIN = 64
+_BLOCK_BYTES = tuple(256 << shift for shift in range(18, -1, -1))
+"""The sizes of blocks, the largest first."""
+_PADDING_SHARE = 20
+"""One of so many bytes may be padding, and any number of bytes below the smallest block."""
 _MAC_BYTES = 32
 
 
 class Gathering:
     """Gathers one contribution of bytes from each worker that takes part: first the lengths, then the bytes.
+
+    A worker sends its own bytes once and receives those of all: so sending costs what the own contribution costs, and
+    receiving grows with the workers. To both come a twentieth at most, or 255 bytes for each rank, and 8 bytes for each
+    rank of lengths. Where servers add, they send each worker its own bytes, too.
 
     Several may be started before the first is finished. They then take one round trip for all lengths and one for all
     bytes.
@@ -64,8 +74,6 @@ class Gathering:
         return [handle.wait() for handle in self.exchange()]
 
     def _transfer(self, root: int, length: int) -> Handle[memoryview]:
-        if length == 0:
-            return Handle(None, lambda: memoryview(bytearray()))
         payload = self._payload if root == _session.rank() else None
         return _transfer(payload, length, root, f"{self._name}.{root}", self._set, self._timeout)
 
@@ -190,19 +198,38 @@ def _transfer(
     timeout: float | None,
 ) -> Handle[memoryview]:
     """Broadcasts `length` bytes; `payload` is given on `root` alone."""
-    padded = max(_PADDED_BYTES_MIN, 1 << (length - 1).bit_length())
-    room = bytearray(padded)
+    if length == 0:
+        return Handle(None, lambda: memoryview(bytearray()))
+    sizes = blocks(length)
+    room = memoryview(bytearray(sum(sizes)))
     if payload is not None:
         room[:length] = payload
-    place = _buffers.locate(room, writable=True)
-    received = memoryview(room)[:length]
-    return submit(
-        f"{name}.{padded}",
-        place,
-        place,
-        "broadcast",
-        result=received,
-        root=root,
-        process_set=process_set,
-        timeout=timeout,
-    )
+    begun, start = [], 0
+    for size in sizes:
+        place = _buffers.locate(room[start : start + size], writable=True)
+        begun.append(
+            submit(
+                f"{name}.{size}",
+                place,
+                place,
+                "broadcast",
+                result=None,
+                root=root,
+                process_set=process_set,
+                timeout=timeout,
+            )
+        )
+        start += size
+    return joined(begun).then(lambda _: room[:length])
+
+
+def blocks(length: int) -> list[int]:
+    """The sizes of the blocks in which `length` bytes travel, the largest first; in sum a little more than `length`."""
+    padding_max = max(_BLOCK_BYTES[-1] - 1, length // _PADDING_SHARE)
+    sizes, left = [], length
+    for size in _BLOCK_BYTES:
+        whole, left = divmod(left, size)
+        sizes += [size] * whole
+        if 0 < left and size - left <= padding_max:
+            return [*sizes, size]
+    return sizes

@@ -181,9 +181,7 @@ def undeclare(names: str | Iterable[str], *, timeout: float | None = None) -> No
         session.undeclare(listed, timeout)
 
 
-def barrier(
-    name: str = "barrier", *, process_set: ProcessSet | None = None, timeout: float | None = None
-) -> None:
+def barrier(name: str = "barrier", *, process_set: ProcessSet | None = None, timeout: float | None = None) -> None:
     """Wait until every worker, or every member of `process_set`, has called `barrier` with this name.
 
     Raises:

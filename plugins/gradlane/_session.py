@@ -10,9 +10,13 @@ import atexit
 import os
 import threading
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 from gradlane import _bootstrap, _core, _ending
 from gradlane.errors import ForkedProcessError, InvalidArgumentError, NotInitializedError
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
 
 _LEAVE_TIMEOUT = 10.0
 
@@ -58,16 +62,31 @@ def init(
         ForkedProcessError: the parent of this forked process takes part in a job.
     """
     del lazy
-    global _job, _generation
     given = {"rank": rank, "size": size, "local_rank": local_rank, "servers": servers, "coordinator": coordinator}
     arguments = {name: str(value) for name, value in given.items() if value is not None}
     settings = {name: str(value) for name, value in (config or {}).items()}
+    _join(arguments, settings, timeout)
+
+
+def join_beside(store: Store) -> None:
+    """Joins the job that this process was started for, if it has not yet, while PyTorch makes its first process group.
+
+    Args:
+        store: that of the group. Launchers without a store of their own give the join string through it.
+    """
+    _join({}, {}, None, store)
+
+
+def _join(
+    arguments: dict[str, str], settings: dict[str, str], timeout: float | None, store: Store | None = None
+) -> None:
+    global _job, _generation
     with _lock:
         _refuse_in_fork()
         if _job is not None:
-            _refuse_another(_job, rank, size)
+            _refuse_another(_job, arguments)
             return
-        _job = _bootstrap.enter(arguments, settings, timeout, _generation)
+        _job = _bootstrap.enter(arguments, settings, timeout, _generation, store)
         _generation += 1
         for visit in _visitors:
             visit(_job.session)
@@ -189,9 +208,10 @@ def _refuse_in_fork() -> None:
         )
 
 
-def _refuse_another(job: _bootstrap.Job, rank: int | None, size: int | None) -> None:
-    for word, wanted, present in (("rank", rank, job.session.rank), ("size", size, job.session.size)):
-        if wanted is not None and wanted != present:
+def _refuse_another(job: _bootstrap.Job, arguments: Mapping[str, str]) -> None:
+    for word, present in (("rank", job.session.rank), ("size", job.session.size)):
+        wanted = arguments.get(word, str(present))
+        if wanted != str(present):
             raise InvalidArgumentError(
                 f"this process is in a job already, with {word} {present}, not {wanted}; call gradlane.shutdown() first"
             )

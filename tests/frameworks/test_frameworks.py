@@ -7,6 +7,7 @@ import pytest
 from processes import run_all
 
 HERE = Path(__file__).parent
+EXAMPLES = HERE.parents[1] / "examples"
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 
 
@@ -18,3 +19,10 @@ def test_two_workers_train_over_gradlane(framework, tmp_path):
     assert ended.code == 0, ended.output
     for rank in range(2):
         assert f"rank {rank} of 2 over gradlane: weights are equal: True" in ended.output, ended.output
+
+
+def test_the_example_of_ray_trains_and_checks_itself(tmp_path):
+    command = [sys.executable, str(EXAMPLES / "ray" / "digits.py"), "--check", "--storage", str(tmp_path)]
+    [ended] = run_all([(command, {"OMP_NUM_THREADS": "1"})], timeout=300, cwd=tmp_path)
+    assert ended.code == 0, ended.output
+    assert "accuracy 9" in ended.output, ended.output

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import re
+import socket
 import sys
 
 import gradlane
@@ -174,12 +175,9 @@ say(f"attempt {attempt}, rank {gradlane.rank()}: {total.tolist()}")
         assert f"attempt 1, rank {rank}: [2.0, 2.0]" in ended.output, ended.output
 
 
-def test_torchrun_starts_a_process_group(tmp_path):
-    pytest.importorskip("torch")
-    script = tmp_path / "worker.py"
-    script.write_text(
-        SAY
-        + """
+PROCESS_GROUP = (
+    SAY
+    + """
 import torch
 import torch.distributed as dist
 import gradlane.torch as gl
@@ -190,7 +188,13 @@ dist.all_reduce(tensor)
 say(f"rank {dist.get_rank()} is {gl.rank()}: {tensor.tolist()}")
 dist.destroy_process_group()
 """
-    )
+)
+
+
+def test_torchrun_starts_a_process_group(tmp_path):
+    pytest.importorskip("torch")
+    script = tmp_path / "worker.py"
+    script.write_text(PROCESS_GROUP)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
     [ended] = run_all([(command, {"OMP_NUM_THREADS": "1"})], timeout=90)
     assert ended.code == 0, ended.output
@@ -198,13 +202,31 @@ dist.destroy_process_group()
         assert f"rank {rank} is {rank}: [3.0, 3.0]" in ended.output
 
 
+def test_a_process_group_without_an_agent_joins_workers_of_hosts_that_share_no_folder(tmp_path):
+    pytest.importorskip("torch")
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = str(probe.getsockname()[1])
+    secret = tmp_path / "secret"
+    secret.write_text(SECRET)
+    secret.chmod(0o600)
+    common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GRADLANE_SECRET_FILE": str(secret)}
+    hosts = [
+        common | {"RANK": str(rank), "GRADLANE_MACHINE": f"host-{rank}", "GRADLANE_STATE_DIR": str(tmp_path / str(rank))}
+        for rank in range(2)
+    ]
+    ended = run_all([([sys.executable, "-c", PROCESS_GROUP], host) for host in hosts], timeout=90)
+    for rank, worker in enumerate(ended):
+        assert worker.code == 0, worker.output
+        assert f"rank {rank} is {rank}: [3.0, 3.0]" in worker.output
+
+
 def test_with_a_secret_nothing_in_the_store_of_torchrun_lets_anybody_in(monkeypatch):
     store = Store()
-    monkeypatch.setattr(_bootstrap, "_agent_store", lambda timeout, generation: store)
+    monkeypatch.setattr(_bootstrap, "_common_store", lambda given, timeout, generation: store)
 
     def meet(settings, rank=0, **entrance):
         launch = _bootstrap.Launch("torchrun", rank, 2, 0, 1, 0, 2, 0, 1.0, entrance)
-        return _bootstrap._meet(launch, entrance, settings, 0, while_joining)
+        return _bootstrap._meet(launch, entrance, settings, 0, None, while_joining)
 
     def find(settings):
         return meet(settings, rank=1, way="find", job="night")[1]

@@ -110,9 +110,37 @@ def test_values_of_any_kind_and_size_are_gathered_in_rank_order():
     mine = [b"", np.arange(1000)][gradlane.rank()]
     empty, numbers = gradlane.allgather(mine, "mixed")
     assert empty == b"" and numbers.tolist() == list(range(1000))
-    for length in (0, 1, 63, 64, 65, 5000):
+    for length in (0, 1, 255, 256, 257, 5000, 300_000):
         blob = b"x" * (length * (gradlane.rank() + 1))
         assert gradlane.allgather(blob, "blobs") == [b"x" * length, b"x" * (2 * length)]
+
+
+@pytest.mark.parametrize("length", [1, 300, 11_000, 100_000, 1_050_000])
+def test_gathering_costs_what_the_contents_cost(length, transport):
+    lengths = [length, 2 * length]
+    mine = b"x" * lengths[gradlane.rank()]
+    _objects.Gathering(mine, "counted").finish()  # the first round also declares names
+    gradlane.barrier("before it is counted")
+    before = gradlane.metrics()
+    _objects.Gathering(mine, "counted").finish()
+    moved = {name: value - before[name] for name, value in gradlane.metrics().items()}
+    announced = 8 * gradlane.size()
+    most = [n + max(n // 20, 255) for n in lengths]
+    if transport == "local":
+        assert moved["push_bytes"] == 0
+        assert sum(lengths) + announced <= moved["local_bytes"] <= sum(most) + announced
+    else:
+        assert len(mine) + announced <= moved["push_bytes"] <= most[gradlane.rank()] + announced
+        assert sum(lengths) + announced <= moved["pull_bytes"] <= sum(most) + announced
+
+
+def test_ever_new_lengths_leave_few_names():
+    before = gradlane.layout().count("part ")
+    for step in range(200):
+        gathered = _objects.Gathering(b"x" * (1000 + 15 * step), "ever new").finish()
+        assert [len(content) for content in gathered] == [1000 + 15 * step] * 2
+    # The lengths, and for each of two ranks the blocks from 256 to 4096 bytes.
+    assert gradlane.layout().count("part ") - before == 1 + 2 * 5
 
 
 def test_an_object_of_the_root_reaches_all():

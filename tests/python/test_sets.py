@@ -34,7 +34,7 @@ def test_a_set_knows_its_members():
 
 @pytest.mark.parametrize("ranks", [[], [1, 1], [-1, 0], [0.5], "01", 3])
 def test_ranks_that_are_no_set_are_refused(ranks):
-    with pytest.raises(InvalidArgumentError, match="give each member once|give a list of ranks"):
+    with pytest.raises(InvalidArgumentError, match=r"give each member once|give a list of ranks"):
         gradlane.ProcessSet(ranks)
 
 

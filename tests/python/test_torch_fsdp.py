@@ -127,8 +127,9 @@ def test_passes_accumulate_and_buffers_and_weights_are_those_of_the_first_node()
     with two_nodes() as mesh:
         model = made(lambda: nn.Linear(4, 3), seed=gl.rank())
         model.register_buffer("node", torch.tensor(gl.rank()))
-        gl.fsdp.attach(fully_shard(model, mesh=mesh))
-        assert model.node.item() == 0
+        model.frozen = nn.Parameter(torch.full((2,), float(gl.rank())), requires_grad=False)
+        gl.fsdp.attach(fully_shard(model, mesh=mesh, ignored_params={model.frozen}))
+        assert model.node.item() == 0 and model.frozen.tolist() == [0.0, 0.0]
         reference = made(lambda: nn.Linear(4, 3), seed=0)
         assert torch.equal(model.weight.full_tensor(), reference.weight)
         inputs = torch.arange(24.0).view(6, 4).square() / 100

@@ -4,8 +4,7 @@ import importlib
 import inspect
 import sys
 
-import gradlane
-import gradlane.compat.horovod as _  # noqa: F401  so that `import horovod` works
+import gradlane.compat.horovod  # so that `import horovod` works
 import pytest
 import torch
 from gradlane.errors import FailedPreconditionError, InvalidArgumentError, MismatchError, UnsupportedError

@@ -79,14 +79,17 @@ def test_the_hook_gives_what_gloo_gives_through_a_rebuild_of_the_buckets(options
 
 
 @pytest.mark.workers(2)
-def test_a_sparse_bucket_is_gathered_by_the_hook():
+@pytest.mark.parametrize(
+    "rows", [([1, 2], [3, 4]), ([1, 2], [2, 3]), ([1, 1], [])], ids=["disjoint", "overlapping", "empty on one rank"]
+)
+def test_a_sparse_bucket_is_gathered_by_the_hook(rows):
     model = made(lambda: torch.nn.Embedding(10, 4, sparse=True))
     ddp = torch.nn.parallel.DistributedDataParallel(model, process_group=gloo())
     ddp.register_comm_hook(gl.State(model), gl.ddp_comm_hook)
-    rows = torch.tensor([[1, 2], [2, 3]])[gl.rank()]
-    ddp(rows).sum().backward()
+    ddp(torch.tensor(rows[gl.rank()], dtype=torch.int64)).sum().backward()
     assert model.weight.grad.is_sparse
-    assert model.weight.grad.to_dense().sum(1).tolist() == [0, 2, 4, 2, 0, 0, 0, 0, 0, 0]
+    uses = torch.bincount(torch.tensor(rows[0] + rows[1]), minlength=10)
+    assert model.weight.grad.to_dense().sum(1).tolist() == (uses * 4 / 2).tolist()
 
 
 @pytest.mark.workers(2)

@@ -322,6 +322,45 @@ def test_sparse_gradients_are_averaged(policy, rows):
     assert torch.equal(gradient.to_dense(), expected)
 
 
+@pytest.mark.over("local", "shm", "quic")
+def test_sparse_gradients_with_ever_new_rows_leave_few_names():
+    model = gl.DistributedDataParallel(nn.Embedding(1000, 4, sparse=True))
+    for rows in range(20, 220):
+        model.zero_grad()
+        mine_alone = torch.arange(rows) + gl.rank() * 500
+        model(mine_alone).sum().backward()
+        gradient = model.module.weight.grad
+        assert gradient.is_sparse and gradient.indices().size(1) == 2 * rows
+        assert torch.equal(gradient.values(), torch.full((2 * rows, 4), 0.5))
+        if rows == 20:
+            first = gl.layout().count("part ")
+    # An index and four numbers take 24 bytes, 20 to 219 rows 480 to 5256: blocks from 256 to 4096 bytes, of two ranks.
+    assert gl.layout().count("part ") - first <= 2 * 5
+
+
+@pytest.mark.over("local", "shm", "quic")
+@pytest.mark.parametrize("rows", [10, 1000])
+def test_sparse_gradients_cost_what_their_rows_cost(rows, transport):
+    model = gl.DistributedDataParallel(nn.Embedding(10_000, 16, sparse=True))
+
+    def moved():
+        gl.barrier("between steps")
+        before = gl.metrics()
+        model.zero_grad()
+        model(torch.arange(rows) + gl.rank()).sum().backward()
+        return {name: value - before[name] for name, value in gl.metrics().items()}
+
+    moved()  # the first step also tells what was used
+    counted = moved()
+    mine_alone = rows * (8 + 16 * 4)
+    most = mine_alone + max(mine_alone // 20, 255) + 64  # lengths, and which parameters were used
+    if transport == "local":
+        assert 2 * mine_alone <= counted["local_bytes"] <= 2 * most
+    else:
+        assert mine_alone <= counted["push_bytes"] <= most
+        assert 2 * mine_alone <= counted["pull_bytes"] <= 2 * most
+
+
 @pytest.mark.parametrize("compression", [gl.Compression.fp16, gl.Compression.bf16])
 def test_compressed_gradients_travel_narrow_and_arrive_wide(compression):
     model = gl.DistributedDataParallel(nn.Linear(100, 10, bias=False), compression=compression)

@@ -204,9 +204,7 @@ def submit_bits(
 ) -> Handle[torch.Tensor]:
     """Starts the broadcast of a tensor of any element type and strides; the handle yields `tensor`, overwritten."""
     wire, source, tensor = bits(tensor)
-    handle = submit_in_place(
-        wire, name, "broadcast", root=root, process_set=process_set, timeout=timeout, waits=waits
-    )
+    handle = submit_in_place(wire, name, "broadcast", root=root, process_set=process_set, timeout=timeout, waits=waits)
     if source.data_ptr() == tensor.data_ptr():
         return handle.then(lambda _: tensor)
 

@@ -97,9 +97,7 @@ def allgather_object(
     return allgather(value, name, plain=plain, process_set=process_set)
 
 
-def broadcast_tensors(
-    named: Mapping[str, torch.Tensor], root_rank: int, process_set: ProcessSet | None = None
-) -> None:
+def broadcast_tensors(named: Mapping[str, torch.Tensor], root_rank: int, process_set: ProcessSet | None = None) -> None:
     """Broadcasts all tensors at once; small ones share messages."""
     broadcast_all(list(named.values()), list(named), root_rank, process_set)
 

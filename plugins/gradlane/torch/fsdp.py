@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 def attach(model: torch.nn.Module, *, op: ReduceOp = Average, name: str | None = None) -> None:
     """Makes `model` average its gradients over the workers of the job that hold the same shards.
 
-    Shards and buffers are broadcast first, from the first of these workers. Every node must use the same modules in
-    each backward pass, because a module is averaged when its gradients are ready.
+    Shards, buffers and frozen parameters are broadcast first, from the first of these workers. Every node must use the
+    same modules in each backward pass, because a module is averaged when its gradients are ready.
 
     In a job with several workers on a node, tensors on devices go through host memory.
 
@@ -70,7 +70,10 @@ def attach(model: torch.nn.Module, *, op: ReduceOp = Average, name: str | None =
         members = holders[shard.path]
         first = 0 if members is None else members.ranks[0]
         broadcast_tensors({f"{namespace}/state/{n}": tensor for n, tensor in shard.tensors()}, first, members)
-    broadcast_tensors({f"{namespace}/state/{n}": buffer for n, buffer in model.named_buffers()}, 0)
+    averaged = {name for shard in shards for name, _ in shard.parameters}
+    frozen = {n: parameter for n, parameter in model.named_parameters() if n not in averaged}
+    whole = dict(model.named_buffers()) | frozen
+    broadcast_tensors({f"{namespace}/state/{n}": tensor for n, tensor in whole.items()}, 0)
 
 
 @dataclass(frozen=True)
@@ -134,7 +137,10 @@ def _shards(model: torch.nn.Module) -> Iterator[_Shard]:
         )
     parameters: dict[str, list[tuple[str, torch.nn.Parameter]]] = {path: [] for path in modules}
     for name, parameter in model.named_parameters():
-        if not isinstance(parameter, DTensor):
+        inside = [path for path in modules if not path or name.startswith(f"{path}.")]
+        if not parameter.requires_grad and not isinstance(parameter, DTensor):
+            continue
+        if not inside or not isinstance(parameter, DTensor):
             raise InvalidArgumentError(
                 f"parameter {name} is not sharded, and so its gradient would not be averaged; call fully_shard on the "
                 "whole model too, after its layers"
@@ -143,15 +149,10 @@ def _shards(model: torch.nn.Module) -> Iterator[_Shard]:
             raise InvalidArgumentError(
                 f"parameter {name} is on the device meta; call model.to_empty() and initialize it before attach"
             )
-        path = max((path for path in modules if _is_inside(name, path)), key=len)
-        parameters[path].append((name, parameter))
+        parameters[max(inside, key=len)].append((name, parameter))
     for path, named in parameters.items():
         if named:
             yield _Shard(path, modules[path], named)
-
-
-def _is_inside(name: str, path: str) -> bool:
-    return not path or name.startswith(f"{path}.")
 
 
 def _holders(shards: Sequence[_Shard], namespace: str) -> dict[str, ProcessSet | None]:

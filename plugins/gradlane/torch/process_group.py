@@ -472,7 +472,7 @@ def _seconds(timeout: timedelta | None) -> float | None:
 def _create(options: Any, backend_options: object = None) -> ProcessGroupGradlane:
     """Makes a group for `torch.distributed`, and joins the job if this process has not."""
     del backend_options
-    _session.init()
+    _session.join_beside(options.store)
     workers, rank, size = _session.size(), options.group_rank, options.group_size
     # The first group, of all workers, names no ranks.
     ranks = list(options.global_ranks_in_group) or list(range(size))

@@ -12,8 +12,8 @@ from zlib import crc32
 
 import torch
 
-from gradlane import Average, Handle, ProcessSet as Workers, Sum, push_pull, rank, recv_async, send_async
-from gradlane import _sets
+from gradlane import Average, Handle, Sum, _sets, push_pull, rank, recv_async, send_async
+from gradlane import ProcessSet as Workers
 from gradlane._handle import joined
 from gradlane._reduction import resolve
 from gradlane.compat.horovod.common import ProcessSet, global_process_set, members_of
@@ -156,9 +156,7 @@ def grouped_reducescatter_async(
     return _scatter_all(tensors, name, Compression.none, op, process_set, *factors)
 
 
-def _scatter_all(
-    tensors: Sequence[torch.Tensor], name: str | None, *arguments: Any
-) -> Handle[list[torch.Tensor]]:
+def _scatter_all(tensors: Sequence[torch.Tensor], name: str | None, *arguments: Any) -> Handle[list[torch.Tensor]]:
     names = [name and f"{name}.{position}" for position in range(len(tensors))]
     return joined([_scatter(tensor, own, *arguments) for tensor, own in zip(tensors, names, strict=True)])
 

@@ -8,7 +8,8 @@ from typing import Any, TypeVar
 import torch
 
 import gradlane.torch as gl
-from gradlane import Handle, ProcessSet as Workers
+from gradlane import Handle
+from gradlane import ProcessSet as Workers
 from gradlane._handle import joined
 from gradlane._objects import Gathering
 from gradlane._operations import check_root
@@ -115,9 +116,7 @@ def grouped_allreduce(
     members, op = members_of(process_set), checked_op(op)
     chosen = _group_name(name, tensors, members, compression)
     scaled = [scale(tensor, prescale_factor) for tensor in tensors]
-    reduced = gl.grouped_push_pull(
-        scaled, chosen, op=op, average=average, compression=compression, process_set=members
-    )
+    reduced = gl.grouped_push_pull(scaled, chosen, op=op, average=average, compression=compression, process_set=members)
     return [scale(tensor, postscale_factor) for tensor in reduced]
 
 
