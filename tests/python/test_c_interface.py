@@ -80,8 +80,11 @@ must(library.gradlane_wait(operation, c_uint64(FOREVER), byref(error)))
 assert list(values) == ([2.0, 1.0] if rank.value == 1 else [1.0, 0.0]), list(values)
 
 others = (c_uint32 * 1)(1 - rank.value)
-status, _ = submit(values, b"of others", dtype=FLOAT64, op=SUM, members=others, member_count=1)
-assert status == error.status == INVALID_ARGUMENT and b"of others" in text.value, text.value
+status, operation = submit(values, b"of others", dtype=FLOAT64, op=SUM, members=others, member_count=1)
+must(status)
+status = library.gradlane_wait(operation, c_uint64(FOREVER), byref(error))
+assert status == error.status == INVALID_ARGUMENT and b"tensor of others belongs to" in text.value, text.value
+must(library.gradlane_release(operation, byref(error)))
 
 status, _ = submit(values, b"other", dtype=99, op=SUM)
 assert status == error.status == INVALID_ARGUMENT
