@@ -239,7 +239,7 @@ def test_ranks_that_disagree_are_named():
     from gradlane.torch.process_group import _create
 
     def create(rank, size):
-        _create(SimpleNamespace(group_rank=rank, group_size=size, global_ranks_in_group=[]))
+        _create(SimpleNamespace(store=None, group_rank=rank, group_size=size, global_ranks_in_group=[]))
 
     with pytest.raises(InvalidArgumentError, match="has 3 workers or more, and the job 2"):
         create(gl.rank(), 3)
