@@ -11,7 +11,17 @@ import gradlane.torch as gl  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
 from gradlane.errors import InvalidArgumentError  # noqa: E402
 from torch import nn  # noqa: E402
-from training import assert_close, assert_equal_everywhere, batches, made, mine, mlp, sgd, step, trained_alone  # noqa: E402
+from training import (  # noqa: E402
+    assert_close,
+    assert_equal_everywhere,
+    batches,
+    made,
+    mine,
+    mlp,
+    sgd,
+    step,
+    trained_alone,
+)
 
 pytestmark = [pytest.mark.workers(2), pytest.mark.over("shm")]
 
@@ -88,7 +98,8 @@ def test_several_backward_passes_make_one_step_and_one_exchange():
     for inputs, labels in map(mine, batches(4)):
         (F.cross_entropy(model(inputs), labels) / 4).backward()
     sent = gl.metrics()["push_bytes"] - before
-    assert sent == sum(p.numel() * 4 for p in model.parameters()) + 4, "the gradients once, and one byte a parameter"
+    gradients = sum(p.numel() * 4 for p in model.parameters())
+    assert sent == gradients + 4 + gl.size(), "the gradients once, and one byte a parameter and a worker"
     optimizer.step()
 
     reference = made(mlp)
