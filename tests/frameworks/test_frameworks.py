@@ -15,7 +15,7 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--np
 def test_two_workers_train_over_gradlane(framework, tmp_path):
     launcher = [sys.executable] if framework == "ray" else TORCHRUN
     command = [*launcher, str(HERE / f"train_{framework}.py")]
-    [ended] = run_all([(command, {"OMP_NUM_THREADS": "1", "RAY_DEDUP_LOGS": "0"})], timeout=300, cwd=tmp_path)
+    [ended] = run_all([(command, {"OMP_NUM_THREADS": "1", "RAY_DEDUP_LOGS": "0"})], timeout=600, cwd=tmp_path)
     assert ended.code == 0, ended.output
     for rank in range(2):
         assert f"rank {rank} of 2 over gradlane: weights are equal: True" in ended.output, ended.output
@@ -23,6 +23,6 @@ def test_two_workers_train_over_gradlane(framework, tmp_path):
 
 def test_the_example_of_ray_trains_and_checks_itself(tmp_path):
     command = [sys.executable, str(EXAMPLES / "ray" / "digits.py"), "--check", "--storage", str(tmp_path)]
-    [ended] = run_all([(command, {"OMP_NUM_THREADS": "1"})], timeout=300, cwd=tmp_path)
+    [ended] = run_all([(command, {"OMP_NUM_THREADS": "1"})], timeout=600, cwd=tmp_path)
     assert ended.code == 0, ended.output
     assert "accuracy 9" in ended.output, ended.output
