@@ -72,7 +72,7 @@ def launch(options: argparse.Namespace) -> int:
     if options.rate is not None:
         try:
             with Machines(WORKERS + SERVERS, options.rate, options.mtu) as machines:
-                return on_machines(machines, worker, env)
+                return machines.run(worker, WORKERS, SERVERS, env)
         except Unavailable as problem:
             print(problem, file=sys.stderr)
             return 2
@@ -81,24 +81,6 @@ def launch(options: argparse.Namespace) -> int:
         env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
     job = [sys.executable, "-m", "gradlane", "run", "-n", str(WORKERS), "-s", str(SERVERS), "--"]
     return subprocess.run([*job, *worker], env=os.environ | env, check=False).returncode
-
-
-def on_machines(machines: Machines, worker: list[str], env: dict[str, str]) -> int:
-    """Runs the job with each worker and server on a machine of its own, the coordinator on the bridge."""
-    gradlane = [sys.executable, "-m", "gradlane"]
-    size = ["-n", str(WORKERS), "-s", str(SERVERS)]
-    listening = [*gradlane, "coordinator", *size, "--bind", f"{machines.address(None)}:0"]
-    coordinator = machines.start(None, listening, env, piped=True)
-    assert coordinator.stdout is not None
-    named = (line.strip().partition("=") for line in coordinator.stdout)
-    join = next(value for name, _, value in named if name == "GRADLANE_JOIN_FILE")
-    for number in range(SERVERS):
-        machines.start(WORKERS + number, [*gradlane, "server"], env | {"GRADLANE_JOIN_FILE": join})
-    env |= {"GRADLANE_JOIN_FILE": join, "GRADLANE_SIZE": str(WORKERS), "GRADLANE_SERVERS": str(SERVERS)}
-    env |= {"MASTER_ADDR": machines.address(0), "MASTER_PORT": "29500", "GLOO_SOCKET_IFNAME": "eth0"}
-    workers = [machines.start(rank, worker, env | {"GRADLANE_RANK": str(rank)}) for rank in range(WORKERS)]
-    codes = [process.wait() for process in workers]
-    return next((code for code in codes if code != 0), 0)
 
 
 class Timed(torch.autograd.Function):

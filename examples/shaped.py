@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 
 QUEUE_SECONDS = 0.016
@@ -51,6 +52,25 @@ class Machines:
         process = subprocess.Popen(command, env=os.environ | dict(env), stdout=output, text=True)
         self._started.append(process)
         return process
+
+    def run(self, worker: Sequence[str], workers: int, servers: int, env: Mapping[str, str]) -> int:
+        """Runs a job with each worker and server on a machine of its own, the coordinator on the bridge.
+
+        Workers find the first of them by MASTER_ADDR and MASTER_PORT too. Returns the first exit code that is not 0.
+        """
+        gradlane = [sys.executable, "-m", "gradlane"]
+        listening = ["coordinator", "-n", str(workers), "-s", str(servers), "--bind", f"{self.address(None)}:0"]
+        coordinator = self.start(None, [*gradlane, *listening], env, piped=True)
+        assert coordinator.stdout is not None
+        named = (line.strip().partition("=") for line in coordinator.stdout)
+        join = {"GRADLANE_JOIN_FILE": next(value for name, _, value in named if name == "GRADLANE_JOIN_FILE")}
+        for number in range(servers):
+            self.start(workers + number, [*gradlane, "server"], {**env, **join})
+        env = {**env, **join, "GRADLANE_SIZE": str(workers), "GRADLANE_SERVERS": str(servers)}
+        env |= {"MASTER_ADDR": self.address(0), "MASTER_PORT": "29500", "GLOO_SOCKET_IFNAME": "eth0"}
+        started = [self.start(rank, worker, env | {"GRADLANE_RANK": str(rank)}) for rank in range(workers)]
+        codes = [process.wait() for process in started]
+        return next((code for code in codes if code != 0), 0)
 
     def __enter__(self) -> Machines:
         missing = [tool for tool in ("ip", "tc", "unshare", "nsenter", "setpriv") if shutil.which(tool) is None]

@@ -1,5 +1,7 @@
 """What PyTorch builds on a process group: hooks for communication, sharded optimizers, sharded tensors, checkpoints."""
 
+from itertools import islice
+
 import gradlane.torch as gl
 import pytest
 import torch
@@ -15,7 +17,19 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.utils.checkpoint import checkpoint
-from training import TOLERANCE, adamw, assert_equal_everywhere, batches, made, mine, mlp, sgd, step, trained_alone
+from training import (
+    TOLERANCE,
+    adamw,
+    assert_close,
+    assert_equal_everywhere,
+    batches,
+    made,
+    mine,
+    mlp,
+    sgd,
+    step,
+    trained_alone,
+)
 
 pytestmark = [pytest.mark.over("local", "shm", "quic"), pytest.mark.workers(2)]
 
@@ -68,6 +82,27 @@ def test_activations_may_be_made_again():
     optimizer = sgd(model.parameters())
     losses = [step(model, optimizer, mine(batch)) for batch in batches(STEPS)]
     assert_trained(model.module.inner, sgd, losses)
+
+
+@pytest.mark.parametrize("by_all", [True, False], ids=["divided by all", "by those with data"])
+def test_pytorchs_own_join_of_workers_with_uneven_batches(by_all):
+    model = nn.parallel.DistributedDataParallel(made(mlp))
+    optimizer, counts = sgd(model.parameters()), (2, STEPS)
+    with model.join(divide_by_initial_world_size=by_all):
+        for batch in islice(batches(STEPS), counts[gl.rank()]):
+            step(model, optimizer, mine(batch))
+    reference = made(mlp)
+    stepping = sgd(reference.parameters())
+    for number, batch in enumerate(batches(STEPS)):
+        present = [rank for rank, count in enumerate(counts) if number < count]
+        stepping.zero_grad()
+        for rank in present:
+            inputs, labels = (tensor[rank :: gl.size()] for tensor in batch)
+            loss = nn.functional.cross_entropy(reference(inputs), labels)
+            (loss / (gl.size() if by_all else len(present))).backward()
+        stepping.step()
+    assert_close(model.module, reference, 4 * TOLERANCE)
+    assert_equal_everywhere(model, "joined")
 
 
 def test_an_infinite_gradient_of_one_worker_skips_the_step_of_all():
