@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-rust test-sim test-net test-hostile test-faults test-lasting test-python test-torch-oldest test-frameworks test-tensorflow test-tensorflow-oldest test-jax test-jax-oldest lint bench deny fuzz fuzz-run fakes gpu-bundle gpu-check ptx clean
+.PHONY: help demo test test-rust test-sim test-net test-hostile test-faults test-lasting test-python test-torch-oldest test-frameworks test-tensorflow test-tensorflow-oldest test-jax test-jax-oldest static-server test-static lint bench deny fuzz fuzz-run fakes gpu-bundle gpu-check ptx clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -101,6 +101,15 @@ test-jax: .venv-jax/installed ## JAX alone
 
 test-jax-oldest: .venv-jax-oldest/installed ## the same tests with the oldest release that is supported
 	.venv-jax-oldest/bin/python -m pytest -q tests/frameworks/on_jax
+
+# Build scripts and macros are not linked this way, because they are built for the host and this for a named target.
+HOST = $(shell rustc -vV | sed -n 's/^host: //p')
+static-server: ## target/static/gradlane-server, which needs no other file and runs on any Linux of this architecture
+	RUSTFLAGS="-C target-feature=+crt-static" cargo build --release --locked --target $(HOST) --target-dir target/static -p gradlane-server
+	strip -o target/static/gradlane-server target/static/$(HOST)/release/gradlane-server
+
+test-static: static-server $(VENV)/installed ## a job with that server in a folder without any other file; needs root
+	GRADLANE_STATIC_SERVER=$(abspath target/static/gradlane-server) $(BIN)/python -m pytest -q tests/python/test_static_server.py
 
 gpu-bundle: $(VENV)/installed ## what `gpu-check` needs on another machine with a GPU, into dist/gpu
 	rm -rf dist/gpu && mkdir -p dist/gpu

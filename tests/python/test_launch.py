@@ -4,7 +4,9 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import socket
+import subprocess
 import sys
 
 import gradlane
@@ -325,6 +327,16 @@ def test_under_mpi_and_slurm_rank_0_brings_the_servers(tmp_path, launcher):
     state = {"GRADLANE_STATE_DIR": str(tmp_path)}
     commands = [([sys.executable, "-c", SUM_OF_RANKS], state | environment(str(rank))) for rank in range(2)]
     check_sums(run_all(commands, timeout=60), workers=2)
+
+
+@pytest.mark.skipif(shutil.which("mpirun") is None, reason="mpirun is not installed")
+def test_mpirun_starts_a_job(tmp_path):
+    # OpenMPI otherwise refuses root, and more ranks than cores. Other implementations have no such options.
+    version = subprocess.run(["mpirun", "--version"], capture_output=True, text=True, check=True).stdout
+    options = ["--oversubscribe", "--allow-run-as-root"] if "Open MPI" in version else []
+    command = ["mpirun", *options, "-n", "2", sys.executable, "-c", SUM_OF_RANKS]
+    ended = run_all([(command, {"GRADLANE_STATE_DIR": str(tmp_path)})], timeout=90)
+    check_sums(ended, workers=2)
 
 
 def test_a_server_in_a_python_process_is_joined_by_its_join_string():

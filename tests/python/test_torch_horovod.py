@@ -306,6 +306,29 @@ def test_alltoall(ends):
 
 @OVER_ALL
 @SET
+def test_gathers_and_broadcasts_are_differentiable(ends):
+    me = hvd.rank()
+    for lengths in ([1, 2, 0], [2, 1, 1]):  # they may change from call to call
+        x = torch.ones(lengths[me], 2, requires_grad=True)
+        gathered = hvd.allgather(x, name="x")
+        assert gathered.requires_grad and len(gathered) == sum(lengths)
+        rows = torch.arange(float(len(gathered))).view(-1, 1) + me
+        (gathered * rows).sum().backward()
+        first = sum(lengths[:me])  # the mean over the workers of row + rank
+        assert x.grad.tolist() == [[row + 1.0] * 2 for row in range(first, first + lengths[me])]
+    x = torch.ones(2, requires_grad=True)
+    (hvd.broadcast(x, 1) * torch.tensor([1.0, me])).sum().backward()
+    assert x.grad.tolist() == ([1.0, 1.0] if me == 1 else [0.0, 0.0])
+    if ends.included():
+        x = torch.full((1,), float(me), requires_grad=True)
+        (hvd.allgather(x, process_set=ends) * torch.tensor([me, 10.0])).sum().backward()
+        assert x.grad.tolist() == [1.0 if me == 0 else 10.0]
+    with torch.no_grad():
+        assert not hvd.allgather(torch.ones(1, requires_grad=True)).requires_grad
+
+
+@OVER_ALL
+@SET
 def test_alltoall_is_differentiable():
     x = torch.arange(4.0).view(4, 1).requires_grad_()
     received, counts = hvd.alltoall(x, [1, 2, 0], name="x")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
 
 import gradlane.torch as gl
-from gradlane import Handle
+from gradlane import Average, Handle, _sets
 from gradlane import ProcessSet as Workers
 from gradlane._handle import joined
 from gradlane._objects import Gathering
@@ -19,6 +19,7 @@ from gradlane.errors import InvalidArgumentError
 from gradlane.torch import _tensors
 from gradlane.torch._sparse import content_of
 from gradlane.torch.compression import Compression, Compressor
+from gradlane.torch.ops import is_differentiable, join_graph
 
 T = TypeVar("T")
 
@@ -173,7 +174,10 @@ def grouped_allreduce_async_(
 def allgather(
     tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
-    """Joins the tensors of the workers along their first dimension, in rank order; only that may differ."""
+    """Joins the tensors of the workers along their first dimension, in rank order; only that may differ.
+
+    Differentiable if the tensors of all workers are. As in Horovod, the gradient is the mean of those of the workers.
+    """
     return allgather_async(tensor, name, process_set).wait()
 
 
@@ -181,7 +185,7 @@ def allgather_async(
     tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle[torch.Tensor]:
     """Like `allgather`; waits for the lengths of all workers, and returns while the contents are on their way."""
-    members = members_of(process_set)
+    members, is_in_graph = members_of(process_set), is_differentiable([tensor], {})
     if tensor.dim() == 0:
         raise InvalidArgumentError("allgather of a tensor without dimensions; give tensor.reshape(1)")
     _tensors.check_place(tensor)
@@ -195,7 +199,12 @@ def allgather_async(
         flat = [torch.frombuffer(part, dtype=tensor.dtype) for part in parts if len(part)]
         joined = torch.cat(flat) if flat else torch.empty(0, dtype=tensor.dtype)
         count = -1 if row.numel() else 0
-        return joined.view(count, *row).to(tensor.device)
+        rows = joined.view(count, *row).to(tensor.device)
+        if not is_in_graph:
+            return rows
+        before = sum(len(part) for part in parts[: _sets.members_of(members).index(gl.rank())])
+        first = before // (row.numel() * tensor.element_size()) if row.numel() else 0
+        return _with_mean_gradient(rows, tensor, process_set, lambda mean: mean[first : first + len(tensor)])
 
     return held(name, chosen, members, joined(handles).then(join))
 
@@ -214,7 +223,9 @@ def broadcast(
 ) -> torch.Tensor:
     """Gives every worker the bits of the tensor of `root_rank`, in a new tensor.
 
-    `root_rank` is a rank in the job, also with a process set, of which the root must be a member.
+    `root_rank` is a rank in the job, also with a process set, of which the root must be a member. Differentiable if the
+    tensors of all workers are. As in Horovod, the gradient at the root is the mean of those of the workers; it is 0 at
+    the others.
     """
     return broadcast_async(tensor, root_rank, name, process_set).wait()
 
@@ -223,7 +234,14 @@ def broadcast_async(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle[torch.Tensor]:
     """Like `broadcast`, but returns at once."""
-    return broadcast_async_(tensor.detach().clone(), root_rank, name, process_set)
+    handle = broadcast_async_(tensor.detach().clone(), root_rank, name, process_set)
+    if not is_differentiable([tensor], {}):
+        return handle
+
+    def own(mean: torch.Tensor) -> torch.Tensor:
+        return mean if root_rank == gl.rank() else torch.zeros_like(mean)
+
+    return handle.then(lambda copy: _with_mean_gradient(copy, tensor, process_set, own))
 
 
 def broadcast_(
@@ -251,6 +269,23 @@ def poll(handle: Handle[Any]) -> bool:
 def synchronize(handle: Handle[T]) -> T:
     """Waits for an operation and returns its result."""
     return gl.synchronize(handle)
+
+
+def _with_mean_gradient(
+    result: torch.Tensor,
+    tensor: torch.Tensor,
+    process_set: ProcessSet,
+    own: Callable[[torch.Tensor], torch.Tensor],
+) -> torch.Tensor:
+    """Makes `result` part of the graph of `tensor`, whose gradient is `own` of the mean of the workers' gradients.
+
+    The mean has no name of its own, because the shape of one may change.
+    """
+
+    def again(_: list[int], gradients: list[torch.Tensor]) -> list[torch.Tensor]:
+        return [own(allreduce(gradients[0], op=Average, process_set=process_set))]
+
+    return join_graph([result], [tensor], again)[0]
 
 
 def _group_name(
