@@ -63,16 +63,27 @@ class Given(torch.autograd.Function):
         return gradient, torch.full(ctx.shape, ctx.value), None
 
 
-class Layers(nn.Module):
-    """Weights of these shapes, which are 0 in the beginning."""
+class Layer(nn.Module):
+    """A layer with one weight, which is 0 in the beginning."""
 
-    def __init__(self, shapes: Sequence[tuple[int, ...]]) -> None:
+    def __init__(self, shape: tuple[int, ...]) -> None:
         super().__init__()
-        self.weights = nn.ParameterList([nn.Parameter(torch.zeros(shape)) for shape in shapes])
+        self.weight = nn.Parameter(torch.zeros(shape))
 
     def forward(self, inputs: torch.Tensor, value: float) -> torch.Tensor:
-        for weight in self.weights:
-            inputs = Given.apply(inputs, weight, value)
+        outputs: torch.Tensor = Given.apply(inputs, self.weight, value)
+        return outputs
+
+
+class Layers(nn.ModuleList):
+    """Layers with weights of these shapes."""
+
+    def __init__(self, shapes: Sequence[tuple[int, ...]]) -> None:
+        super().__init__(map(Layer, shapes))
+
+    def forward(self, inputs: torch.Tensor, value: float) -> torch.Tensor:
+        for layer in self:
+            inputs = layer(inputs, value)
         return inputs
 
 
@@ -132,7 +143,7 @@ class Doors:
         for name, model in self.models.items():
             mean = 1.0 + gl.rank() if name == "alone" else statistics.mean(range(1, 1 + gl.size()))
             due = -mean * sum(map(scale, range(self.steps_done[name])))
-            for number, weight in enumerate(model.weights):
+            for number, weight in enumerate(model.parameters()):
                 whole = weight.full_tensor() if isinstance(weight, DTensor) else weight
                 if not bool((whole == due).all()):
                     raise SystemExit(f"{name}: weight {number} is not {due} everywhere")
@@ -214,7 +225,7 @@ def sharded(model: nn.Module, group: distributed.ProcessGroup | None) -> nn.Modu
 
 def id_of(model: Layers) -> str:
     """Tells the tensors of one load from those of another."""
-    return "x".join(str(weight.numel()) for weight in model.weights)[:60]
+    return "x".join(str(weight.numel()) for weight in model.parameters())[:60]
 
 
 def void(_: object) -> None:
