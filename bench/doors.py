@@ -177,33 +177,40 @@ def trained(model: nn.Module) -> Step:
     return training(model, sgd(model))
 
 
-def named(model: nn.Module, door: str) -> list[tuple[str, nn.Parameter]]:
-    """Names of gradients and their weights, in the order in which a backward pass makes them."""
-    return [(f"{door}.{name}", weight) for name, weight in reversed(list(model.named_parameters()))]
+def gradients(model: nn.Module) -> list[torch.Tensor]:
+    """What a backward pass has made, in the order in which it makes them."""
+    found = [weight.grad for weight in model.parameters()]
+    return [gradient for gradient in reversed(found) if gradient is not None]
+
+
+def names(model: nn.Module, door: str) -> list[str]:
+    """A name for each of them; loads differ in their shapes."""
+    shapes = "x".join(str(weight.numel()) for weight in model.parameters())[:60]
+    return [f"{door} {shapes}.{name}" for name, _ in reversed(list(model.named_parameters()))]
 
 
 def plain_calls(model: nn.Module) -> Callable[[], None]:
-    weights = named(model, f"plain {id_of(model)}")
-    gl.declare({name: weight.detach() for name, weight in weights})
+    called = names(model, "plain")
+    gl.declare(dict(zip(called, map(torch.detach, reversed(list(model.parameters()))), strict=True)))
 
     def sum_all() -> None:
-        for handle in [gl.push_pull_async_(weight.grad, name) for name, weight in weights]:
+        for handle in list(map(gl.push_pull_async_, gradients(model), called)):
             handle.wait()
 
     return sum_all
 
 
 def grouped_call(model: nn.Module) -> Callable[[], None]:
-    weights, name = list(model.parameters()), f"grouped {id_of(model)}"
-    return lambda: void(gl.grouped_push_pull_([weight.grad for weight in weights], name))
+    called = names(model, "group")[0]
+    return lambda: void(gl.grouped_push_pull_(gradients(model), called))
 
 
 def operators(model: nn.Module) -> Callable[[], None]:
-    weights = named(model, f"operator {id_of(model)}")
+    called = names(model, "operator")
 
     def sum_all() -> None:
-        for name, weight in weights:
-            weight.grad = torch.ops.gradlane.push_pull(weight.grad, name, True)
+        for gradient, name in zip(gradients(model), called, strict=True):
+            gradient.copy_(torch.ops.gradlane.push_pull(gradient, name, True))
 
     return sum_all
 
@@ -220,12 +227,8 @@ def ddp(model: nn.Module, group: distributed.ProcessGroup | None) -> nn.parallel
 
 def sharded(model: nn.Module, group: distributed.ProcessGroup | None) -> nn.Module:
     assert group is not None
-    return fully_shard(model, mesh=DeviceMesh.from_group(group, "cpu"))
-
-
-def id_of(model: Layers) -> str:
-    """Tells the tensors of one load from those of another."""
-    return "x".join(str(weight.numel()) for weight in model.parameters())[:60]
+    fully_shard(model, mesh=DeviceMesh.from_group(group, "cpu"))
+    return model
 
 
 def void(_: object) -> None:
