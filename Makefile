@@ -109,7 +109,7 @@ static-server: ## target/static/gradlane-server, which needs no other file and r
 	strip -o target/static/gradlane-server target/static/$(HOST)/release/gradlane-server
 
 test-static: static-server $(VENV)/installed ## a job with that server in a folder without any other file; needs root
-	GRADLANE_STATIC_SERVER=$(abspath target/static/gradlane-server) $(BIN)/python -m pytest -q tests/python/test_static_server.py
+	GRADLANE_STATIC_SERVER=$(abspath target/static/gradlane-server) $(BIN)/python -m pytest -q tests/static
 
 gpu-bundle: $(VENV)/installed ## what `gpu-check` needs on another machine with a GPU, into dist/gpu
 	rm -rf dist/gpu && mkdir -p dist/gpu
