@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, NoReturn
@@ -358,6 +359,8 @@ class _Work(distributed.Work):
         Raises the error of the first operation that failed, when all have ended.
         """
         _unclaimed.pop(id(self), None)
+        if _elements(self._result) == 1:
+            _counters.append(self)
         first: BaseException | None = None
         for handle in self._handles:
             try:
@@ -410,6 +413,17 @@ C++ code of PyTorch 2.6, such as DDP, keeps only the C++ half of a work. With th
 
 _UNCLAIMED_MAX = 1024
 """Programs that never wait for some works keep no more of them than that; DDP has one a bucket."""
+
+_counters: deque[_Work] = deque(maxlen=16)
+"""The newest works of a single element that were waited for. DDP's `join` waits for the number of workers that still have
+data, of which it keeps the C++ half alone, and asks for its future afterwards."""
+
+
+def _elements(result: Any) -> int:
+    """How many elements the tensors of a call have."""
+    if isinstance(result, list):
+        return sum(map(_elements, result))
+    return result.numel() if isinstance(result, torch.Tensor) else 0
 
 
 def _device(result: Any) -> torch.device:
