@@ -1,4 +1,4 @@
-"""A job whose coordinator and server are the static program, alone in a folder that is the root of all that they see."""
+"""A job whose coordinator and server are the static program, in a root folder like that of its container image."""
 
 import os
 import shutil
@@ -24,11 +24,13 @@ os.write(1, f"rank {gradlane.rank()} got {total[0]}\\n".encode())
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 def test_a_job_with_the_server_alone_in_a_folder(tmp_path):
     root = tmp_path / "root"
-    for folder in ("tmp", "etc"):
+    for folder in ("tmp", "etc", "proc", "dev"):
         (root / folder).mkdir(parents=True)
     shutil.copy(SERVER, root / "gradlane-server")
     (root / "etc" / "hosts").write_text("127.0.0.1 coordinator\n")
-    inside = ["chroot", str(root), "/gradlane-server"]
+    # Everything that a runtime of containers adds; the mounts end with the process.
+    enter = 'mount --rbind /proc "$0/proc" && mount --rbind /dev "$0/dev" && exec chroot "$0" /gradlane-server "$@"'
+    inside = ["unshare", "--mount", "sh", "-c", enter, str(root)]
     env = {"GRADLANE_STATE_DIR": "/tmp/state", "GRADLANE_TRANSPORT": "quic"}
     port = free_port()
     listening = ["coordinator", "-n", "2", "-s", "1", "--bind", f"127.0.0.1:{port}", "--join-file", "/tmp/join"]
