@@ -46,7 +46,7 @@ LOADS: dict[str, list[tuple[int, ...]]] = {
     "a transformer block of 12.6 M": [(3072, 1024), (3072,), (1024, 1024), (1024,), (4096, 1024), (4096,), (1024, 4096), (1024,)],
 }
 SHORT = {"20 gradients of 100 elements": [(100,)] * 20}
-PLAIN, DDP, GLOO = "plain calls", "PyTorch's DDP over Gradlane", "PyTorch's DDP over Gloo"
+ALONE, PLAIN, DDP, GLOO = "alone", "plain calls", "PyTorch's DDP over Gradlane", "PyTorch's DDP over Gloo"
 Step = Callable[[int], None]
 
 
@@ -90,11 +90,13 @@ class Layers(nn.ModuleList):
 class Doors:
     """One worker's side of all rows for one load."""
 
-    def __init__(self, shapes: Sequence[tuple[int, ...]]) -> None:
-        self.shapes, self.models, self.steps_done = shapes, {}, {}
+    def __init__(self, shapes: Sequence[tuple[int, ...]], only: str) -> None:
+        """With the rows whose names contain `only`, and those that they are compared with."""
+        self.models: dict[str, Layers] = {}
+        self.steps_done: dict[str, int] = {}
         self.gradlane = distributed.new_group(backend="gradlane")
         rows: dict[str, Callable[[nn.Module], Step]] = {
-            "alone": lambda model: training(model, sgd(model)),
+            ALONE: lambda model: training(model, sgd(model)),
             PLAIN: lambda model: training(model, sgd(model), plain_calls(model)),
             "one grouped call": lambda model: training(model, sgd(model), grouped_call(model)),
             "torch.ops.gradlane.push_pull": lambda model: training(model, sgd(model), operators(model)),
@@ -117,6 +119,8 @@ class Doors:
         }
         self.steps: dict[str, Step] = {}
         for name, door in rows.items():
+            if only not in name and name not in (ALONE, PLAIN, DDP, GLOO):
+                continue
             self.models[name], self.steps_done[name] = Layers(shapes), 0
             self.steps[name] = door(self.models[name])
 
@@ -141,7 +145,7 @@ class Doors:
     def check(self) -> None:
         """Compares every weight of every row with what it must be; raises an error that names the row."""
         for name, model in self.models.items():
-            mean = 1.0 + gl.rank() if name == "alone" else statistics.mean(range(1, 1 + gl.size()))
+            mean = 1.0 + gl.rank() if name == ALONE else statistics.mean(range(1, 1 + gl.size()))
             due = -mean * sum(map(scale, range(self.steps_done[name])))
             for number, weight in enumerate(model.parameters()):
                 whole = weight.full_tensor() if isinstance(weight, DTensor) else weight
@@ -243,7 +247,7 @@ def measure(options: argparse.Namespace) -> int:
     loads, turns = (SHORT, 1) if options.short else (LOADS, options.turns)
     misses = []
     for load, shapes in loads.items():
-        doors = Doors(shapes)
+        doors = Doors(shapes, options.only)
         times: dict[str, list[float]] = {name: [] for name in doors.steps}
         for turn in range(turns):
             names = list(times)
@@ -263,11 +267,11 @@ def measure(options: argparse.Namespace) -> int:
 def report(load: str, times: dict[str, list[float]]) -> float:
     """Prints a table. Returns how many times as long communication takes with DDP over Gloo as over Gradlane."""
     medians = {name: statistics.median(turns) for name, turns in times.items()}
-    adds = {name: median - medians["alone"] for name, median in medians.items()}
+    adds = {name: median - medians[ALONE] for name, median in medians.items()}
     print(f"\n{load}\n{'ms a step':32}{'median':>9}{'from':>9}{'to':>9}{'adds':>9}{'/ plain':>9}")
     for name, turns in times.items():
         row = f"{name:32}{medians[name]:9.2f}{min(turns):9.2f}{max(turns):9.2f}"
-        print(row if name == "alone" else f"{row}{adds[name]:9.2f}{adds[name] / adds[PLAIN]:9.2f}")
+        print(row if name == ALONE else f"{row}{adds[name]:9.2f}{adds[name] / adds[PLAIN]:9.2f}")
     ratio = adds[GLOO] / adds[DDP]
     print(f"DDP over Gloo adds {ratio:.2f} times what DDP over Gradlane adds", flush=True)
     return ratio
@@ -296,6 +300,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--transport", choices=["local", "shm", "quic"], default="local", help="what sums go through")
     parser.add_argument("--rate", help="of every link, such as 1gbit; needs root; sums go through QUIC")
+    parser.add_argument("--only", default="", help="only the doors whose names contain this, such as Optimizer")
     parser.add_argument("--turns", type=int, default=5, help="turns of each row (default 5)")
     parser.add_argument("--steps", type=int, default=10, help="measured steps in a turn (default 10)")
     parser.add_argument("--expect", type=float, help="fail if DDP over Gloo takes less than this times as long as ours")

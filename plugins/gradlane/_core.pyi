@@ -168,6 +168,7 @@ class Session:
     def metrics_text(self) -> str:
         """The same in Prometheus' text format."""
     def layout(self) -> str: ...
+    def companions(self) -> list[list[str]]: ...
     def start_timeline(self, place: str | PathLike[str]) -> Path:
         """Records from now on what this worker does, and returns the path of the file."""
     def stop_timeline(self) -> None:

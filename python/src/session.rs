@@ -247,6 +247,11 @@ impl Session {
         self.inner.layout()
     }
 
+    /// The names of tensors that are sent together, a list for each message.
+    fn companions(&self) -> Vec<Vec<String>> {
+        self.inner.companions()
+    }
+
     /// Records from now on what this worker does, and returns the path of the file.
     fn start_timeline(&self, py: Python<'_>, place: PathBuf) -> PyResult<PathBuf> {
         py.detach(|| self.inner.start_timeline(&place)).map_err(|error| errors::raise(py, &error))

@@ -241,6 +241,12 @@ impl Engine {
         self.shared.look(|state| state.worker.describe_layout())
     }
 
+    /// The names of tensors that share a part, a list for each such part. No byte of it is sent before all of them were submitted, so a
+    /// caller loses nothing if it submits them together, as a [`Batch`].
+    pub fn companions(&self) -> Vec<Vec<String>> {
+        self.shared.look(|state| state.worker.companions())
+    }
+
     /// Records all tasks from now on, and the spans of [`Timeline::record`]. See [`Timeline::start`] for `place`, the result and the
     /// errors.
     pub fn start_timeline(&self, place: &Path) -> Result<PathBuf> {

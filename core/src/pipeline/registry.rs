@@ -321,9 +321,9 @@ impl Registry {
         self.tensors.get(&key).map(|tensor| tensor.spec.name.as_str())
     }
 
-    /// Every known part, one per line, for people to read.
-    pub fn describe(&self) -> String {
-        self.parts.values().map(|part| format!("{part}\n")).collect()
+    /// Every known part.
+    pub fn parts(&self) -> impl Iterator<Item = &PartLayout> {
+        self.parts.values().map(Arc::as_ref)
     }
 
     /// The tensors that must still be submitted on this worker before the parts that `ticket` shares can be sent. A tensor that this worker

@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::pipeline::Pipeline;
 use crate::pipeline::registry::{ReadyPart, Registry};
 use crate::sched::{self, GroupId, Scheduler, SchedulerConfig, SideTable, StallDetector, TaskId};
-use crate::types::{DeviceKind, LinkId, PartId, Phase, Priority, Round, ServerId, TensorKey, Time, View, WorkerId};
+use crate::types::{DeviceKind, LinkId, PartId, Phase, Piece, Priority, Round, ServerId, TensorKey, Time, View, WorkerId};
 use crate::wire::frame::Progress;
 
 /// Makes every decision of a worker.
@@ -401,7 +401,14 @@ impl Worker {
 
     /// The parts of every declared tensor, one per line, for people to read.
     pub fn describe_layout(&self) -> String {
-        self.registry.describe()
+        self.registry.parts().map(|part| format!("{part}\n")).collect()
+    }
+
+    /// The names of tensors that share a part, a list for each such part. No byte of it is sent before all of them were submitted.
+    pub fn companions(&self) -> Vec<Vec<String>> {
+        let name = |piece: &Piece| self.registry.name_of(piece.tensor).map(str::to_owned);
+        let shared = self.registry.parts().filter(|part| part.pieces.len() > 1);
+        shared.map(|part| part.pieces.iter().filter_map(name).collect()).collect()
     }
 
     /// Sets whether the driver gets [`Command::Finished`].

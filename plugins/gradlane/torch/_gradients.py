@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -19,9 +19,11 @@ from gradlane._sets import ProcessSet
 from gradlane._window import Window
 from gradlane.errors import FailedPreconditionError, InvalidArgumentError
 from gradlane.torch import _tensors
+from gradlane.torch._bundles import Bundle, Bundled, bundles_of
 from gradlane.torch._owners import own
 from gradlane.torch._sparse import SparseTransfer
 from gradlane.torch.compression import Compressor, check_compression
+from gradlane.torch.groups import grouped_push_pull_async_
 from gradlane.torch.ops import reduce_in_place, wait_all
 
 Priority = Callable[[int, str], int]
@@ -29,7 +31,7 @@ Priority = Callable[[int, str], int]
 
 SparsePolicy = Literal["allgather", "dense"]
 
-Transfer = Handle[torch.Tensor] | SparseTransfer
+Transfer = Handle[torch.Tensor] | Bundled | SparseTransfer
 """A gradient in flight."""
 
 
@@ -82,11 +84,14 @@ class Gradients:
         for parameter in self._parameters:
             _tensors.check_place(parameter)
         own(self, parameters)
+        self._bundles: dict[int, Bundle] = {}
         if process_set is not None:
             return
-        dense = (i for i in range(len(parameters)) if i not in self._gathered)
-        named = ((self._window.name(i), self._parameters[i]) for i in dense)
-        _tensors.declare_tensors(_session.session(), named, codec=compression.codec, fuse=True, timeout=None)
+        dense = {i: parameter for i, parameter in enumerate(self._parameters) if i not in self._gathered}
+        names, session = {self._window.name(i): i for i in dense}, _session.session()
+        named = ((name, dense[i]) for name, i in names.items())
+        _tensors.declare_tensors(session, named, codec=compression.codec, fuse=True, timeout=None)
+        self._bundles = bundles_of(dense, names, session.companions(), self._start_together)
 
     def mark_used(self, position: int) -> None:
         """Records that the parameter has a gradient that is not to be submitted yet."""
@@ -188,6 +193,8 @@ class Gradients:
             raise
         finally:
             self._window.clear()
+            for bundle in set(self._bundles.values()):
+                bundle.clear()
 
     def _refuse(self, used: bytes) -> None:
         """Raises if a parameter must be used by all workers and was not; `used` is what this worker had."""
@@ -201,7 +208,9 @@ class Gradients:
         for transfer in transfers:
             if isinstance(transfer, SparseTransfer):
                 transfer.exchange()
-        wait_all([transfer for transfer in transfers if isinstance(transfer, Handle)])
+        handles: list[Handle[Any]] = [transfer for transfer in transfers if isinstance(transfer, Handle)]
+        bundles = {transfer.bundle for transfer in transfers if isinstance(transfer, Bundled)}
+        wait_all(handles + [bundle.handle for bundle in bundles if bundle.handle is not None])
         active = window.active()
         self.leader = active[0]
         for position, (parameter, transfer) in enumerate(zip(self._parameters, transfers, strict=True)):
@@ -221,12 +230,12 @@ class Gradients:
     def _start(self, position: int) -> Transfer:
         parameter, name = self._parameters[position], self._window.name(position)
         gradient = None if self._sits_out else parameter.grad
-        # Who has data is known only after the window, so each contribution carries whether it counts.
-        counts_those_with_data = self._is_uneven and self._op is not Sum
-        op, weight = (WeightedAverage, float(not self._sits_out)) if counts_those_with_data else (self._op, 1.0)
         if gradient is not None and gradient.is_sparse and self._sparse == "allgather":
             self._gathered.add(position)  # also when this worker has none
         if position in self._gathered:
+            bundle = self._bundles.pop(position, None)
+            if bundle is not None:
+                bundle.leave(position)
             op = Sum if self._is_uneven else self._op
             return SparseTransfer(_as_sparse(gradient, parameter), name, op, self._set)
         if gradient is None:
@@ -235,15 +244,40 @@ class Gradients:
             gradient = parameter.grad = gradient.to_dense()
             if self._sparse_again is not None:
                 self._sparse_again.add(position)
+        if position in self._bundles:
+            return self._bundles[position].add(position, gradient)
+        op, weight = self._reduction()
         return reduce_in_place(
             gradient,
             name,
             op,
-            weight=weight,
+            weight=1.0 if weight is None else weight,
             priority=self._priorities[position],
             compression=self._compression,
             process_set=self._set,
         )
+
+    def _start_together(
+        self, positions: Sequence[int], gradients: Sequence[torch.Tensor]
+    ) -> Handle[list[torch.Tensor]]:
+        op, weight = self._reduction()
+        return grouped_push_pull_async_(
+            gradients,
+            [self._window.name(position) for position in positions],
+            op=op,
+            weight=weight,
+            priority=max(self._priorities[position] for position in positions),
+            compression=self._compression,
+        )
+
+    def _reduction(self) -> tuple[ReduceOp, float | None]:
+        """How gradients are reduced, and this worker's weight if they have weights.
+
+        Who has data is known only after the window, so each contribution carries whether it counts.
+        """
+        if self._is_uneven and self._op is not Sum:
+            return WeightedAverage, float(not self._sits_out)
+        return self._op, None
 
 
 def _as_sparse(gradient: torch.Tensor | None, parameter: torch.nn.Parameter) -> torch.Tensor:

@@ -257,6 +257,14 @@ impl Session {
         }
     }
 
+    /// The names of tensors that share a part; see [`Engine::companions`].
+    pub fn companions(&self) -> Vec<Vec<String>> {
+        match &*self.place {
+            Place::Joined(engine) => engine.companions(),
+            Place::Alone(_) => Vec::new(),
+        }
+    }
+
     /// Records from now on what this worker does, and returns the path of the file.
     ///
     /// # Errors
