@@ -57,9 +57,7 @@ impl Lines {
         DeviceMemory { source, destination, .. }: DeviceMemory,
     ) -> Result<DeviceMemory> {
         let kernels = self.kernels.as_ref().map_err(Clone::clone)?;
-        for (from, to) in source.iter().zip(&destination) {
-            kernels.scale(&self.stream, share, (dtype, from), (dtype, to))?;
-        }
+        kernels.scale(&self.stream, share, (dtype, dtype), source.iter().zip(&destination))?;
         let weighed = destination.iter().map(DeviceRegion::again).collect();
         Ok(DeviceMemory { source: weighed, destination, after: Vec::new(), issued: OnIssue::nobody() })
     }
@@ -67,10 +65,22 @@ impl Lines {
     /// Divides the result in place. Floats are multiplied by the reciprocal.
     fn divide(&self, divisor: u32, dtype: DType, result: &[DeviceRegion]) -> Result<()> {
         let kernels = self.kernels.as_ref().map_err(Clone::clone)?;
-        result.iter().try_for_each(|run| match dtype.is_float() {
-            true => kernels.scale(&self.stream, f64::from(divisor).recip(), (dtype, run), (dtype, run)),
-            false => kernels.divide(&self.stream, divisor, dtype, run),
-        })
+        match dtype.is_float() {
+            true => {
+                let factor = f64::from(divisor).recip();
+                kernels.scale(&self.stream, factor, (dtype, dtype), result.iter().zip(result))
+            }
+            false => kernels.divide(&self.stream, divisor, dtype, result),
+        }
+    }
+
+    /// Copies the contribution to the memory of the result: several runs with a kernel, if there are kernels.
+    fn keep(&self, DeviceMemory { source, destination, .. }: &DeviceMemory) -> Result<()> {
+        let mut runs = source.iter().zip(destination);
+        match &self.kernels {
+            Ok(kernels) if source.len() > 1 => kernels.copy(&self.stream, runs),
+            Ok(_) | Err(_) => runs.try_for_each(|(from, to)| copy_within(from, to, &self.stream)),
+        }
     }
 }
 
@@ -196,10 +206,7 @@ impl Issuer {
             lines.stream.wait(mark)?;
         }
         if step == Step::Keep {
-            for (source, destination) in memory.source.iter().zip(&memory.destination) {
-                copy_within(source, destination, &lines.stream)?;
-            }
-            return Ok(None);
+            return lines.keep(&memory).map(|()| None);
         }
         let divisor = program::divisor(dataflow, &claim, self.work.team.ranks);
         let memory = match program::share(dataflow, &claim, &weights, self.work.team.me) {
