@@ -159,6 +159,7 @@ impl Issuer {
         if !self.is_met() {
             self.meet()?;
         }
+        let begun_at = self.work.now();
         let (mut steps, mut calls) = (Vec::new(), Vec::new());
         let (me, lengths) = (self.work.team.me, blocks::lengths(&group, self.work.team.ranks));
         let mut told = Vec::with_capacity(group.len());
@@ -189,6 +190,10 @@ impl Issuer {
             for (divisor, Call { dtype, memory, .. }) in divided {
                 self.with_comm(|_| lines.divide(divisor, *dtype, &memory.destination))?;
             }
+            let Traffic { groups, issue_nanoseconds, .. } = &self.work.team.traffic;
+            groups.fetch_add(1, Ordering::Relaxed);
+            let took = self.work.now().since(begun_at).as_nanos();
+            issue_nanoseconds.fetch_add(u64::try_from(took).unwrap_or(u64::MAX), Ordering::Relaxed);
         }
         let has_work = steps.iter().any(|step| *step != Step::Nothing);
         let event = if has_work { Some(lines.stream.record()?) } else { None };
@@ -218,7 +223,7 @@ impl Issuer {
 
     /// Counts the bytes of the operations.
     fn count(&self, calls: &[Call]) {
-        let (Traffic { all_reduce, reduce_scatter, reduce, all_gather, broadcast }, ranks) =
+        let (Traffic { all_reduce, reduce_scatter, reduce, all_gather, broadcast, .. }, ranks) =
             (&self.work.team.traffic, self.work.team.ranks as u64);
         for call in calls {
             let (counter, bytes) = match call.step {
