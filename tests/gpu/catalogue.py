@@ -94,6 +94,7 @@ CHECKS = {
         cannot=ABOUT_DEVICES,
     ),
     "sums": through_servers("sums", "sums through a server, after slow kernels, all memory pinned"),
+    "small": through_servers("sums", "a thousand small tensors, gathered and scattered by a kernel"),
     "reuse": through_servers("reuse", "memory of a temporary is not reused while it is in use"),
     "reuse_expandable": through_servers(
         "reuse",

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import gradlane.torch as gl
 import torch
 from groups import differences, nccl, nccl_calls
-from places import IS_CUDA, IS_SHORT, put, settle
+from places import IS_CUDA, IS_SHORT, IS_STAND_IN, put, settle
 from telling import figure, passed, skipped
 from torch import distributed
 
@@ -20,6 +20,8 @@ if not IS_SHORT:
     GROUPS = {"4 KiB": [4 * KIB], "4 MiB": [4 * MIB], "8 x 4 MiB": [4 * MIB] * 8}
 SIZES = (4 * KIB, 256 * KIB) if IS_SHORT else (4 * KIB, 64 * KIB, MIB, 4 * MIB, 32 * MIB, 256 * MIB)
 ROUNDS = 3 if IS_SHORT else 30
+ISSUE_US_MAX = 20.0
+"""What the thread that calls NCCL may take for a group."""
 
 
 def group_issue() -> None:
@@ -37,6 +39,10 @@ def group_issue() -> None:
         before = nccl_calls()
         begin().synchronize()
         calls = differences(nccl_calls(), before)
+        if IS_CUDA or IS_STAND_IN:
+            issued = [microseconds_to_issue(lambda: begin().synchronize()) for _ in range(ROUNDS)]
+            figure(f"{name}: issuing a group, median", statistics.median(issued), "us", at_most=ISSUE_US_MAX)
+            figure(f"{name}: issuing a group, least", min(issued), "us")
         seconds = median_of(lambda: begin().synchronize())
         assert all((tensor == 1.0).all() for tensor in tensors)
         figure(f"{name}: from submission to completion", seconds * 1e6, "us")
@@ -54,6 +60,15 @@ def group_issue() -> None:
         tensors = [torch.ones(size // 4, device="cuda") for size in sizes]
         seconds = median_of(lambda: reduce_by_pytorch(tensors, group))
         figure(f"{name}: PyTorch's NCCL, to completion", seconds * 1e6, "us")
+
+
+def microseconds_to_issue(work: Callable[[], object]) -> float:
+    """What the thread that calls NCCL took for each group of the work; no wait for a result is in it."""
+    before = gl.metrics()
+    work()
+    groups, nanoseconds = (gl.metrics()[name] - before[name] for name in ("nccl_groups", "nccl_issue_nanoseconds"))
+    assert groups > 0, "no group was issued"
+    return nanoseconds / groups / 1e3
 
 
 def show_issue(name: str, begin: Callable[[], gl.Handle]) -> None:

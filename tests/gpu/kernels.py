@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import ctypes
+import random
 import re
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
 from driver import Driver
 from gradlane import _core
 from places import IS_SHORT, agree, bytes_of
-from telling import passed
+from telling import figure, passed
 
 FLOATS = {"f32": torch.float32, "f64": torch.float64, "f16": torch.float16, "bf16": torch.bfloat16}
 INTEGERS = {"i8": torch.int8, "u8": torch.uint8, "i32": torch.int32, "i64": torch.int64}
@@ -21,12 +23,27 @@ FACTORS = (1.0, 1.0 / 3.0, -2.5, 0.0, 1e-5, 3.0e38, float("inf"))
 DIVISORS = (1, 2, 3, 7, 255, 70_000, 4_294_967_295)
 
 THREADS, BLOCKS_MAX = 256, 1024
+RUNS_MAX = 170
+WHOLE_LEN_MAX = 4096
+"""Longer runs are cut, as the engine does."""
 BEYOND = 64
 """Bytes behind the last element, which no kernel may touch."""
 
 
+class Run(ctypes.Structure):
+    """A run of memory, in elements; of the kernel that copies, in bytes."""
+
+    _fields_ = (("source", ctypes.c_uint64), ("result", ctypes.c_uint64), ("len", ctypes.c_uint64))
+
+
+class Runs(ctypes.Structure):
+    """The parameter of every kernel, as `elementwise.cu` has it."""
+
+    _fields_ = (("number", ctypes.c_uint64), ("count", ctypes.c_uint64), ("runs", Run * RUNS_MAX))
+
+
 def kernels() -> None:
-    """Runs each kernel over unusual values and odd lengths, in the same launch that the engine makes."""
+    """Runs each kernel over unusual values and odd lengths, in the same launches that the engine makes."""
     text = ptx()
     names = re.findall(r"\.visible \.entry (\w+)\(", text.decode())
     with Driver() as driver, driver.stream() as stream:
@@ -35,6 +52,9 @@ def kernels() -> None:
         for name in names:
             function = ctypes.c_void_p()
             driver.call("cuModuleGetFunction", ctypes.byref(function), module, name.encode())
+            if name == "gradlane_copy":
+                small_runs(driver, stream, function)
+                continue
             for values, number, expected in cases(name):
                 found = launched(driver, stream, function, values, expected, number)
                 assert agree(found, expected), f"{name}, {len(values)} elements, {number}"
@@ -123,11 +143,83 @@ def launched(
         # Both are memory that is not pinned: the copy is made before the call returns, or in the order of its stream.
         driver.copy_in(ctypes.addressof(given), source, values.nbytes, stream)
         word = ctypes.c_double(number) if values.is_floating_point() else ctypes.c_uint64(int(number))
-        arguments = [ctypes.c_uint64(source), ctypes.c_uint64(result), ctypes.c_uint64(len(values)), word]
-        pointers = (ctypes.c_void_p * 4)(*(ctypes.addressof(argument) for argument in arguments))
-        blocks = min(BLOCKS_MAX, -(-len(values) // THREADS))
-        driver.call("cuLaunchKernel", function, blocks, 1, 1, THREADS, 1, 1, 0, stream, pointers, None)
+        starts = range(0, len(values), max(WHOLE_LEN_MAX, -(-len(values) // 64)))
+        runs = [
+            Run(source + at * values.itemsize, result + at * like.itemsize, min(starts.step, len(values) - at))
+            for at in starts
+        ]
+        launch(driver, stream, function, runs, int.from_bytes(bytes(word), "little"))
         driver.copy_out(ctypes.addressof(back), result, size, stream)
         driver.call("cuStreamSynchronize", stream)
     assert back.raw[like.nbytes :] == b"\xee" * BEYOND, "a kernel wrote behind the last element"
     return torch.frombuffer(bytearray(back.raw[: like.nbytes]), dtype=like.dtype)
+
+
+def launch(driver: Driver, stream: ctypes.c_void_p, function: ctypes.c_void_p, runs: list[Run], number: int) -> None:
+    """Begins a kernel, in as many launches as the runs need."""
+    for at in range(0, len(runs), RUNS_MAX):
+        some = runs[at : at + RUNS_MAX]
+        parameter = Runs(number, len(some), (Run * RUNS_MAX)(*some))
+        pointer = (ctypes.c_void_p * 1)(ctypes.addressof(parameter))
+        each = min(BLOCKS_MAX // len(some), -(-max(run.len for run in some) // THREADS))
+        blocks = len(some) * max(each, 1)
+        driver.call("cuLaunchKernel", function, blocks, 1, 1, THREADS, 1, 1, 0, stream, pointer, None)
+
+
+def small_runs(driver: Driver, stream: ctypes.c_void_p, function: ctypes.c_void_p) -> None:
+    """Gathers and scatters runs of any length and alignment, and compares with a copy for each; what both take."""
+    chance = random.Random(5)
+    for longest in (3, 40, 4_000):
+        lens = [chance.randrange(longest) for _ in range(200 if IS_SHORT else 1_000)]
+        starts, end = [], 0
+        for length in lens:
+            starts.append(end + chance.randrange(8))
+            end = starts[-1] + length
+        total = sum(lens)
+        places = [sum(lens[:index]) for index in range(len(lens))]
+        with (
+            driver.memory(end + BEYOND) as there,
+            driver.memory(total + BEYOND) as buffer,
+            driver.pinned(total + BEYOND) as host,
+        ):
+            content = ctypes.create_string_buffer(chance.randbytes(end + BEYOND), end + BEYOND)
+            driver.copy_in(ctypes.addressof(content), there, end + BEYOND, stream)
+            each = [(there + start, place, length) for start, place, length in zip(starts, places, lens, strict=True)]
+
+            def one_by_one(each: list = each, host: int = host) -> None:
+                for source, place, length in each:
+                    if length:
+                        driver.copy_out(host + place, source, length, stream)
+
+            def gathered(each: list = each, host: int = host, buffer: int = buffer, total: int = total) -> None:
+                launch(driver, stream, function, [Run(source, buffer + at, length) for source, at, length in each], 0)
+                driver.copy_out(host, buffer, total, stream)
+
+            seconds = [timed(driver, stream, copies) for copies in (one_by_one, gathered)]
+            expected = b"".join(content.raw[start:][:length] for start, length in zip(starts, lens, strict=True))
+            assert ctypes.string_at(host, total) == expected, f"gathered runs of up to {longest} bytes"
+            back = [Run(buffer + place, source, length) for source, place, length in each]
+            ctypes.memset(host, 0x5A, total)
+            driver.copy_in(host, buffer, total, stream)
+            launch(driver, stream, function, back, 0)
+            found = ctypes.create_string_buffer(end + BEYOND)
+            driver.copy_out(ctypes.addressof(found), there, end + BEYOND, stream)
+            driver.call("cuStreamSynchronize", stream)
+            replaced = bytearray(content.raw)
+            for start, length in zip(starts, lens, strict=True):
+                replaced[start : start + length] = b"\x5a" * length
+            assert found.raw == bytes(replaced), f"scattered runs of up to {longest} bytes, and what lies between them"
+        for way, took in zip(("a copy for each", "a kernel and one copy"), seconds, strict=True):
+            figure(f"{len(lens)} runs of up to {longest} bytes to the host, {way}", took * 1e6, "us")
+
+
+def timed(driver: Driver, stream: ctypes.c_void_p, work: Callable[[], None]) -> float:
+    """The best of three times."""
+    times = []
+    for _ in range(3):
+        driver.call("cuStreamSynchronize", stream)
+        begun = time.perf_counter()
+        work()
+        driver.call("cuStreamSynchronize", stream)
+        times.append(time.perf_counter() - begun)
+    return min(times)

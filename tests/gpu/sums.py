@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import statistics
+import time
+
 import gradlane.torch as gl
 import torch
 from places import IS_SHORT, agree, count_wrong, fill_late, is_here, put, settle
-from telling import passed
+from telling import figure, passed
 
 COUNTS = (1, 1000, (1 << 18) + 3) if IS_SHORT else (1, 1000, 1 << 20, (1 << 22) + 3)
 """Below a part, in several parts, and neither a multiple of anything."""
@@ -40,6 +43,27 @@ def sums() -> None:
 
 sanitizer = sums
 """The same, under compute-sanitizer."""
+
+
+def small() -> None:
+    """Sums many small tensors of odd lengths, a group for each type; what a step of them takes."""
+    count = 200 if IS_SHORT else 1_000
+    total = sum(range(1, gl.size() + 1))
+    for dtype in (torch.float32, torch.float16, torch.int8):
+        patterns = [put((torch.arange(1 + 7 * index % 601) % 11).to(dtype)) for index in range(count)]
+        tensors = [put(pattern * (gl.rank() + 1)) for pattern in patterns]
+        gl.grouped_push_pull_(tensors, f"small {dtype}", op=gl.Sum)
+        for tensor, pattern in zip(tensors, patterns, strict=True):
+            assert count_wrong(tensor, pattern * total) == 0, f"sums of {len(pattern)} elements of {dtype} are wrong"
+        seconds = []
+        for _ in range(3 if IS_SHORT else 30):
+            settle()
+            begun = time.perf_counter()
+            gl.grouped_push_pull_(tensors, f"small {dtype}", op=gl.Average)
+            settle()
+            seconds.append(time.perf_counter() - begun)
+        figure(f"{count} small tensors of {dtype} there and back", statistics.median(seconds) * 1e3, "ms")
+    passed(f"{count} small tensors of each type are summed exactly")
 
 
 def as_on_the_host() -> None:

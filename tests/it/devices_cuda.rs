@@ -22,6 +22,8 @@ const LAG_US: u64 = 100_000;
 const MIB: usize = 1 << 20;
 
 mod following;
+mod late;
+mod small;
 
 #[test]
 fn copies_of_all_lengths_are_exact_in_every_direction() {

@@ -96,6 +96,21 @@ fn parts_for_all_ranks_are_scattered_and_gathered_in_one_call_and_the_rest_goes_
 }
 
 #[test]
+fn groups_are_counted_with_the_time_that_it_takes_to_issue_them() {
+    let (cluster, seats) = start(Over::Quic, &["a", "a"], &[]);
+    for groups in 1..=3 {
+        all(&cluster.workers, |engine| {
+            let seat = &seats[engine.rank().0 as usize];
+            let place = seat.place(&[1_f32; LEN]);
+            let submission = seat.submission(engine, "w", Op::Sum, (place, place), Priority(0));
+            engine.reduce(submission, Some(PATIENCE)).unwrap();
+        });
+        assert_eq!(total(&cluster, "nccl_groups"), 2 * groups);
+    }
+    assert!(total(&cluster, "nccl_issue_nanoseconds") > 0);
+}
+
+#[test]
 fn ranks_of_a_machine_whose_tensors_lie_in_different_kinds_of_memory_all_learn_both() {
     for machines in [&["a", "a"][..], &["a", "a", "b"]] {
         let (cluster, seats) = start(Over::Quic, machines, &[("step_timeout", "1 h")]);

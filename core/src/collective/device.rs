@@ -100,13 +100,14 @@ pub struct Team {
     pub step_timeout: Duration,
     /// Raised before operations are reported whose memory may still be written.
     pub doubt: Doubt,
-    /// Counts what goes between devices.
+    /// Counts what goes between devices, and what that costs.
     pub traffic: Traffic,
     /// A monotonic clock.
     pub clock: Arc<dyn Fn() -> Time + Send + Sync>,
 }
 
-/// Counters of the bytes of operations on devices, by the call that carried them out: the lengths of the parts, whatever this rank gave.
+/// Counters of operations on devices: their bytes by the call that carried them out, which are the lengths of the parts, whatever this
+/// rank gave; and the groups in which they were issued.
 #[derive(Clone, Default, Debug)]
 pub struct Traffic {
     /// Sums that all ranks got.
@@ -119,6 +120,10 @@ pub struct Traffic {
     pub all_gather: Arc<AtomicU64>,
     /// Bytes of one rank that one or all ranks got.
     pub broadcast: Arc<AtomicU64>,
+    /// Groups.
+    pub groups: Arc<AtomicU64>,
+    /// Time that the issuing thread took to put them on streams.
+    pub issue_nanoseconds: Arc<AtomicU64>,
 }
 
 impl fmt::Debug for Team {

@@ -46,6 +46,17 @@ impl Mark {
         }
     }
 
+    /// Whether both are one point of a stream.
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Reached, Self::Reached) => true,
+            #[cfg(feature = "cuda")]
+            (Self::Event(one), Self::Event(other)) => std::sync::Arc::ptr_eq(one, other),
+            #[cfg(feature = "cuda")]
+            (Self::Reached, Self::Event(_)) | (Self::Event(_), Self::Reached) => false,
+        }
+    }
+
     /// Whether the later one of two marks stands for both, because they are points of one stream.
     fn is_of_same_stream(&self, other: &Self) -> bool {
         match (self, other) {

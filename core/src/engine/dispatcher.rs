@@ -1,8 +1,8 @@
 //! Carries out the commands of the machine, and decides which thread executes a step.
 //!
 //! A stage is executed by its own thread, which sleeps on the stage's bell. Where a change of thread would cost more than the step, the
-//! thread that finds the step executes it: PULL and the collective stages always, COMPRESS and DECOMPRESS of short parts, PUSH of short
-//! parts by the thread that submits them.
+//! thread that finds the step executes it: PULL, COPYH2D and the collective stages always, COMPRESS and DECOMPRESS of short parts, PUSH of
+//! short parts by the thread that submits them, or that learns that a device has copied them.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -27,6 +27,8 @@ pub(super) struct Dispatcher {
     bells: [Bell; Stage::COUNT],
     collective: Inline,
     pulling: Inline,
+    /// COPYH2D only hands the copy to the thread of the device.
+    returning: Inline,
 }
 
 /// Serialises inline execution of some stages, so that their tasks keep the order in which the scheduler gives them.
@@ -80,6 +82,7 @@ impl Dispatcher {
         match stage {
             stage if stage.is_collective() => Self::run_inline(shared, &Stage::COLLECTIVE, &self.collective),
             Stage::Pull => Self::run_inline(shared, &[Stage::Pull], &self.pulling),
+            Stage::CopyH2D => Self::run_inline(shared, &[Stage::CopyH2D], &self.returning),
             Stage::Push if here_bytes_max > 0 => self.run_here(shared, stage, here_bytes_max),
             stage if stage.is_coding() => self.run_here(shared, stage, here_bytes_max.max(HERE_BYTES_MAX)),
             stage => self.bell(stage).ring(),

@@ -197,8 +197,9 @@ impl Engine {
             let first = self.shared.collective.set(collective).is_ok();
             assert!(first, "an engine starts once");
         }
-        // Collective stages need no thread here, and PULL takes no longer than waking one.
-        for stage in stages.iter().filter(|stage| !stage.is_collective() && **stage != Stage::Pull) {
+        // Collective stages need no thread here, and PULL and COPYH2D take no longer than waking one.
+        let has_thread = |stage: &Stage| !stage.is_collective() && !matches!(stage, Stage::Pull | Stage::CopyH2D);
+        for stage in stages.iter().filter(|stage| has_thread(stage)) {
             let thread = stage_loop::spawn(*stage, Arc::clone(&self.shared), Arc::clone(&self.dispatcher))?;
             locked(&self.threads).push(thread);
         }

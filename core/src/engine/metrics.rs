@@ -21,6 +21,8 @@ impl Metrics {
             reduce: Arc::clone(&self.nccl_reduce_bytes),
             all_gather: Arc::clone(&self.nccl_all_gather_bytes),
             broadcast: Arc::clone(&self.nccl_broadcast_bytes),
+            groups: Arc::clone(&self.nccl_groups),
+            issue_nanoseconds: Arc::clone(&self.nccl_issue_nanoseconds),
         }
     }
 

@@ -48,6 +48,8 @@ pub enum Unit {
     Count,
     /// Bytes.
     Bytes,
+    /// Nanoseconds.
+    Nanoseconds,
 }
 
 impl Unit {
@@ -56,6 +58,7 @@ impl Unit {
         match self {
             Self::Count => None,
             Self::Bytes => Some("bytes"),
+            Self::Nanoseconds => Some("nanoseconds"),
         }
     }
 }
@@ -187,6 +190,10 @@ metrics! {
         nccl_all_gather_bytes: Counter of Bytes, shared;
         /// Bytes that devices of a machine got from one of them (`ncclBroadcast`, `ncclSend`).
         nccl_broadcast_bytes: Counter of Bytes, shared;
+        /// Groups of operations that were given to NCCL.
+        nccl_groups: Counter of Count, shared;
+        /// Time that a thread took to put these groups on streams, with their waits and kernels. It does not include waits for a device.
+        nccl_issue_nanoseconds: Counter of Nanoseconds, shared;
         /// Bytes copied from devices, to be sent.
         d2h_bytes: Counter of Bytes;
         /// Bytes of sums copied to devices.
@@ -252,7 +259,7 @@ mod tests {
         let mut names = BTreeSet::new();
         for metric in METRICS {
             assert!(names.insert((metric.scope, metric.name)), "{} twice", metric.name);
-            let unit = metric.name.ends_with("_bytes").then_some("bytes");
+            let unit = ["bytes", "nanoseconds"].into_iter().find(|unit| metric.name.ends_with(&format!("_{unit}")));
             assert_eq!(unit, metric.unit.name(), "{}", metric.name);
             assert!(metric.help.ends_with('.'), "{}: {}", metric.name, metric.help);
         }

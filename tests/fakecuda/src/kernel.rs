@@ -13,8 +13,8 @@ pub(crate) struct Launch {
     pub(crate) kernel: Arc<ptx::Kernel>,
     pub(crate) blocks: u32,
     pub(crate) threads: u32,
-    /// The bits of each, at the low end.
-    pub(crate) arguments: Vec<u64>,
+    /// The bytes of all, one behind the other.
+    pub(crate) arguments: Vec<u8>,
 }
 
 impl Launch {

@@ -58,7 +58,7 @@ struct Instruction {
 enum Work {
     Return,
     Branch { to: usize },
-    Param { to: usize, index: usize },
+    Param { to: usize, bytes: usize, base: Value, offset: u64 },
     Load { to: usize, bytes: usize, is_signed: bool, base: usize, offset: u64 },
     Store { from: Value, bytes: usize, base: usize, offset: u64 },
     Compute { to: usize, operation: Operation, from: [Value; 3] },
@@ -89,6 +89,7 @@ const OPERATIONS: &[(&str, usize, Operation)] = &[
     ("mov.u64", 1, |[a, ..]| a),
     ("mov.f32", 1, |[a, ..]| low(a)),
     ("mov.b32", 1, |[a, ..]| low(a)),
+    ("mov.b64", 1, |[a, ..]| a),
     ("cvta.to.global.u64", 1, |[a, ..]| a),
     ("cvt.u64.u32", 1, |[a, ..]| low(a)),
     ("cvt.u32.u64", 1, |[a, ..]| low(a)),
@@ -97,24 +98,33 @@ const OPERATIONS: &[(&str, usize, Operation)] = &[
     ("cvt.rn.f16.f32", 1, |[a, ..]| f32_to_f16(f32_of(a))),
     ("add.s32", 2, |[a, b, _]| low(a.wrapping_add(b))),
     ("add.s64", 2, |[a, b, _]| a.wrapping_add(b)),
+    ("sub.s32", 2, |[a, b, _]| low(a.wrapping_sub(b))),
+    ("neg.s64", 1, |[a, ..]| a.wrapping_neg()),
+    ("mul.lo.s32", 2, |[a, b, _]| low(a.wrapping_mul(b))),
     ("mul.lo.s64", 2, |[a, b, _]| a.wrapping_mul(b)),
     ("mul.wide.u32", 2, |[a, b, _]| low(a) * low(b)),
     // What a division by zero gives is left open; this is what devices give.
     ("div.u32", 2, |[a, b, _]| low(low(a).checked_div(low(b)).unwrap_or(u64::MAX))),
     ("div.u64", 2, |[a, b, _]| a.checked_div(b).unwrap_or(u64::MAX)),
+    ("rem.u32", 2, |[a, b, _]| low(a).checked_rem(low(b)).unwrap_or(low(a))),
     ("mul.rn.f32", 2, |[a, b, _]| from_f32(f32_of(a) * f32_of(b))),
     ("mul.rn.f64", 2, |[a, b, _]| from_f64(f64::from_bits(a) * f64::from_bits(b))),
     ("and.b32", 2, |[a, b, _]| low(a & b)),
+    ("and.b64", 2, |[a, b, _]| a & b),
     ("or.b32", 2, |[a, b, _]| low(a | b)),
+    ("or.b64", 2, |[a, b, _]| a | b),
     ("xor.b32", 2, |[a, b, _]| low(a ^ b)),
     ("xor.b64", 2, |[a, b, _]| a ^ b),
     // A shift by the width or more leaves nothing, or the sign alone.
     ("shl.b32", 2, |[a, b, _]| low(a.checked_shl(low(b) as u32).unwrap_or(0))),
     ("shl.b64", 2, |[a, b, _]| a.checked_shl(low(b) as u32).unwrap_or(0)),
     ("shr.u32", 2, |[a, b, _]| low(a).checked_shr(low(b) as u32).unwrap_or(0)),
+    ("shr.u64", 2, |[a, b, _]| a.checked_shr(low(b) as u32).unwrap_or(0)),
     ("shr.s32", 2, |[a, b, _]| low(shift_right(a << 32, low(b) + 32))),
     ("shr.s64", 2, |[a, b, _]| shift_right(a, low(b))),
     ("setp.eq.f64", 2, |[a, b, _]| u64::from(f64::from_bits(a) == f64::from_bits(b))),
+    ("setp.eq.s64", 2, |[a, b, _]| u64::from(a == b)),
+    ("setp.ne.s64", 2, |[a, b, _]| u64::from(a != b)),
     ("setp.lt.u64", 2, |[a, b, _]| u64::from(a < b)),
     ("setp.ge.u64", 2, |[a, b, _]| u64::from(a >= b)),
     ("setp.ge.u32", 2, |[a, b, _]| u64::from(low(a) >= low(b))),
@@ -179,14 +189,11 @@ impl Kernel {
         &self.params
     }
 
-    /// Runs `blocks` blocks of `threads` threads. A parameter's bits lie at the low end.
+    /// Runs `blocks` blocks of `threads` threads. `params` has the bytes of all parameters, one behind the other.
     ///
     /// # Errors
     /// The first access to memory that is not allocated, or not at a multiple of its size; what was stored before stays.
-    ///
-    /// # Panics
-    /// If there are fewer `params` than the kernel has.
-    pub fn run(&self, blocks: u32, threads: u32, params: &[u64], memory: &mut dyn Memory) -> Result<(), Fault> {
+    pub fn run(&self, blocks: u32, threads: u32, params: &[u8], memory: &mut dyn Memory) -> Result<(), Fault> {
         let mut registers = vec![0; self.registers];
         for block in 0..blocks {
             for index in 0..threads {
@@ -201,7 +208,7 @@ impl Kernel {
         &self,
         thread: Thread,
         registers: &mut [u64],
-        params: &[u64],
+        params: &[u8],
         memory: &mut dyn Memory,
     ) -> Result<(), Fault> {
         let mut next = 0;
@@ -213,7 +220,12 @@ impl Kernel {
             match work {
                 Work::Return => break,
                 Work::Branch { to } => next = *to,
-                Work::Param { to, index } => registers[*to] = params[*index],
+                Work::Param { to, bytes, base, offset } => {
+                    let (address, mut word) = (thread.value(*base, registers).wrapping_add(*offset), [0; 8]);
+                    let from = usize::try_from(address).ok().and_then(|start| params.get(start..start + *bytes));
+                    word[..*bytes].copy_from_slice(from.ok_or(Fault { address, bytes: *bytes })?);
+                    registers[*to] = u64::from_le_bytes(word);
+                }
                 Work::Load { to, bytes, is_signed, base, offset } => {
                     let (address, mut word) = (registers[*base].wrapping_add(*offset), [0; 8]);
                     reach(address, *bytes, || memory.load(address, &mut word[..*bytes]))?;
@@ -272,8 +284,13 @@ impl Reader {
             return Ok(());
         }
         if let Some(param) = line.strip_prefix(".param ") {
-            let (kind, name) = param.split_once(' ').ok_or_else(|| format!("`{line}` has no name"))?;
-            self.params.push((name.trim_end_matches(',').to_owned(), bytes_of(kind)?));
+            let unknown = || format!("`{line}` is not known here");
+            let mut words = param.trim_end_matches(',').split(' ').rev();
+            let (name, kind) = words.next().zip(words.next()).ok_or_else(unknown)?;
+            // A structure is an array of bytes: `.param .align 8 .b8 name[4096]`.
+            let (name, len) = name.split_once('[').unwrap_or((name, "1]"));
+            let len: usize = len.trim_end_matches(']').parse().map_err(|_| unknown())?;
+            self.params.push((name.to_owned(), len * bytes_of(kind)?));
             return Ok(());
         }
         if let Some(label) = line.strip_suffix(':') {
@@ -302,20 +319,17 @@ impl Reader {
                 Ok(Work::Branch { to: 0 })
             }
             (name, [to, from]) if name.starts_with("ld.param.") => {
-                let from = from.trim_matches(['[', ']']);
-                let index = self.params.iter().position(|(name, _)| name == from);
-                Ok(Work::Param {
-                    to: self.register(to)?,
-                    index: index.ok_or_else(|| format!("there is no parameter {from}"))?,
-                })
+                let (bytes, (base, offset)) = (bytes_of(&name["ld.param".len()..])?, address(from)?);
+                Ok(Work::Param { to: self.register(to)?, bytes, base: self.value(base)?, offset })
             }
             (name, [to, from]) if name.starts_with("ld.global.") => {
-                let (kind, (base, offset)) = (&name["ld.global".len()..], self.address(from)?);
-                let is_signed = kind.starts_with(".s");
+                let (kind, (base, offset)) = (&name["ld.global".len()..], address(from)?);
+                let (is_signed, base) = (kind.starts_with(".s"), self.register(base)?);
                 Ok(Work::Load { to: self.register(to)?, bytes: bytes_of(kind)?, is_signed, base, offset })
             }
             (name, [to, from]) if name.starts_with("st.global.") => {
-                let (base, offset) = self.address(to)?;
+                let (base, offset) = address(to)?;
+                let base = self.register(base)?;
                 Ok(Work::Store { from: self.value(from)?, bytes: bytes_of(&name["st.global".len()..])?, base, offset })
             }
             (name, [to, from @ ..]) => {
@@ -346,6 +360,12 @@ impl Reader {
             "%ctaid.x" => Value::Special(Special::Block),
             "%nctaid.x" => Value::Special(Special::Blocks),
             register if register.starts_with('%') => Value::Register(self.register(register)?),
+            // The place of a parameter among all parameters.
+            name if name.starts_with(|first: char| first.is_ascii_alphabetic() || first == '_') => {
+                let at = self.params.iter().position(|(known, _)| known == name);
+                let before = &self.params[..at.ok_or_else(|| format!("there is no parameter {name}"))?];
+                Value::Constant(before.iter().map(|(_, bytes)| *bytes as u64).sum())
+            }
             // Floats are written as their bits.
             number => {
                 let bits = number.strip_prefix("0f").or_else(|| number.strip_prefix("0d"));
@@ -358,14 +378,6 @@ impl Reader {
         })
     }
 
-    /// `[%rd1]` or `[%rd1+8]`.
-    fn address(&mut self, text: &str) -> Result<(usize, u64), String> {
-        let inner = text.trim_matches(['[', ']']);
-        let (base, offset) = inner.split_once('+').unwrap_or((inner, "0"));
-        let offset: i64 = offset.parse().map_err(|_| format!("`{text}` is no address"))?;
-        Ok((self.register(base)?, offset.cast_unsigned()))
-    }
-
     fn finish(mut self) -> Result<Kernel, String> {
         for (at, label) in self.branches {
             let to = *self.labels.get(&label).ok_or_else(|| format!("there is no label {label}"))?;
@@ -374,6 +386,14 @@ impl Reader {
         let params = self.params.into_iter().map(|(_, bytes)| bytes).collect();
         Ok(Kernel { params, registers: self.registers.len(), code: self.code })
     }
+}
+
+/// Base and offset of `[%rd1]`, `[%rd1+8]` or `[name+8]`.
+fn address(text: &str) -> Result<(&str, u64), String> {
+    let inner = text.trim_matches(['[', ']']);
+    let (base, offset) = inner.split_once('+').unwrap_or((inner, "0"));
+    let offset: i64 = offset.parse().map_err(|_| format!("`{text}` is no address"))?;
+    Ok((base, offset.cast_unsigned()))
 }
 
 /// Bytes of a type such as `.u64`.

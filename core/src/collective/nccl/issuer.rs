@@ -57,9 +57,7 @@ impl Lines {
         DeviceMemory { source, destination, .. }: DeviceMemory,
     ) -> Result<DeviceMemory> {
         let kernels = self.kernels.as_ref().map_err(Clone::clone)?;
-        for (from, to) in source.iter().zip(&destination) {
-            kernels.scale(&self.stream, share, (dtype, from), (dtype, to))?;
-        }
+        kernels.scale(&self.stream, share, (dtype, dtype), source.iter().zip(&destination))?;
         let weighed = destination.iter().map(DeviceRegion::again).collect();
         Ok(DeviceMemory { source: weighed, destination, after: Vec::new(), issued: OnIssue::nobody() })
     }
@@ -67,10 +65,22 @@ impl Lines {
     /// Divides the result in place. Floats are multiplied by the reciprocal.
     fn divide(&self, divisor: u32, dtype: DType, result: &[DeviceRegion]) -> Result<()> {
         let kernels = self.kernels.as_ref().map_err(Clone::clone)?;
-        result.iter().try_for_each(|run| match dtype.is_float() {
-            true => kernels.scale(&self.stream, f64::from(divisor).recip(), (dtype, run), (dtype, run)),
-            false => kernels.divide(&self.stream, divisor, dtype, run),
-        })
+        match dtype.is_float() {
+            true => {
+                let factor = f64::from(divisor).recip();
+                kernels.scale(&self.stream, factor, (dtype, dtype), result.iter().zip(result))
+            }
+            false => kernels.divide(&self.stream, divisor, dtype, result),
+        }
+    }
+
+    /// Copies the contribution to the memory of the result: several runs with a kernel, if there are kernels.
+    fn keep(&self, DeviceMemory { source, destination, .. }: &DeviceMemory) -> Result<()> {
+        let mut runs = source.iter().zip(destination);
+        match &self.kernels {
+            Ok(kernels) if source.len() > 1 => kernels.copy(&self.stream, runs),
+            Ok(_) | Err(_) => runs.try_for_each(|(from, to)| copy_within(from, to, &self.stream)),
+        }
     }
 }
 
@@ -149,6 +159,7 @@ impl Issuer {
         if !self.is_met() {
             self.meet()?;
         }
+        let begun_at = self.work.now();
         let (mut steps, mut calls) = (Vec::new(), Vec::new());
         let (me, lengths) = (self.work.team.me, blocks::lengths(&group, self.work.team.ranks));
         let mut told = Vec::with_capacity(group.len());
@@ -179,6 +190,10 @@ impl Issuer {
             for (divisor, Call { dtype, memory, .. }) in divided {
                 self.with_comm(|_| lines.divide(divisor, *dtype, &memory.destination))?;
             }
+            let Traffic { groups, issue_nanoseconds, .. } = &self.work.team.traffic;
+            groups.fetch_add(1, Ordering::Relaxed);
+            let took = self.work.now().since(begun_at).as_nanos();
+            issue_nanoseconds.fetch_add(u64::try_from(took).unwrap_or(u64::MAX), Ordering::Relaxed);
         }
         let has_work = steps.iter().any(|step| *step != Step::Nothing);
         let event = if has_work { Some(lines.stream.record()?) } else { None };
@@ -196,10 +211,7 @@ impl Issuer {
             lines.stream.wait(mark)?;
         }
         if step == Step::Keep {
-            for (source, destination) in memory.source.iter().zip(&memory.destination) {
-                copy_within(source, destination, &lines.stream)?;
-            }
-            return Ok(None);
+            return lines.keep(&memory).map(|()| None);
         }
         let divisor = program::divisor(dataflow, &claim, self.work.team.ranks);
         let memory = match program::share(dataflow, &claim, &weights, self.work.team.me) {
@@ -211,7 +223,7 @@ impl Issuer {
 
     /// Counts the bytes of the operations.
     fn count(&self, calls: &[Call]) {
-        let (Traffic { all_reduce, reduce_scatter, reduce, all_gather, broadcast }, ranks) =
+        let (Traffic { all_reduce, reduce_scatter, reduce, all_gather, broadcast, .. }, ranks) =
             (&self.work.team.traffic, self.work.team.ranks as u64);
         for call in calls {
             let (counter, bytes) = match call.step {

@@ -1,13 +1,17 @@
 // Kernels that treat every element alike: floats are multiplied, f32 is made of half-size floats and they of it with a factor on the way,
-// and integers are divided.
+// integers are divided, and bytes are copied.
+//
+// Each launch works on a list of runs, because a launch takes longer than the work on a small tensor. The list is a parameter, so no memory
+// has to be copied to the device before. The blocks take the runs in turn: with n runs, block b works on run b % n. So the grid must be a
+// multiple of n, and is right for any length of the runs; runs of similar lengths are finished soonest.
 //
 // Numbers are treated as `core::reduce` does on the host, bit for bit but for the payload of a NaN: the factor is rounded to the type in
 // which the product is taken, half-size floats are multiplied in f32, and rounded to nearest even once; quotients are rounded down.
 //
 // No headers, so that NVRTC alone makes the PTX beside this file (`make ptx`). f16 is converted by the instruction that every GPU has;
-// bf16, whose instruction needs a newer one, by integers. Each thread takes every n-th element, n being the threads of the whole grid,
-// so that any grid is right for any length.
+// bf16, whose instruction needs a newer one, by integers.
 
+typedef unsigned char u8;
 typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long long u64;
@@ -56,22 +60,44 @@ struct F64 {
 static __device__ float product(float value, double factor) { return __fmul_rn(value, __double2float_rn(factor)); }
 static __device__ double product(double value, double factor) { return __dmul_rn(value, factor); }
 
-#define FOR_EACH(i, len)                                                                                            \
-    for (u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x; i < len; i += (u64)gridDim.x * blockDim.x)
+// One run of memory: where it is read and written, and its elements; bytes for copies.
+struct Run {
+    const void *from;
+    void *to;
+    u64 len;
+};
+
+// The parameter of every kernel. `core::cuda::kernels` has the same structures. The parameters of a kernel end at 4 KiB.
+struct Runs {
+    // The bits of the factor or the divisor.
+    u64 number;
+    u64 count;
+    Run runs[170];
+};
+
+static __device__ const Run &run_of_block(const Runs &runs) { return runs.runs[blockIdx.x % (u32)runs.count]; }
+
+// Each thread takes every n-th element of its block's run, n being the threads of all blocks of that run.
+#define FOR_EACH(i, len, runs)                                                                                      \
+    for (u64 i = (u64)(blockIdx.x / (u32)(runs).count) * blockDim.x + threadIdx.x; i < len;                         \
+         i += (u64)(gridDim.x / (u32)(runs).count) * blockDim.x)
 
 // to[i] = from[i] * factor; the same memory may be both. A factor of zero makes zeros of whatever is there, NaN too: a contribution
 // without weight is not looked at.
 template <typename From, typename To>
-static __device__ void scale(const typename From::Bits *from, typename To::Bits *to, u64 len, double factor) {
-    FOR_EACH(i, len) {
+static __device__ void scale(const Runs &runs) {
+    const Run &run = run_of_block(runs);
+    const typename From::Bits *from = (const typename From::Bits *)run.from;
+    typename To::Bits *to = (typename To::Bits *)run.to;
+    const double factor = __longlong_as_double(runs.number);
+    const u64 len = run.len;
+    FOR_EACH(i, len, runs) {
         to[i] = To::narrow(factor == 0.0 ? 0.0f : product(From::widen(from[i]), factor));
     }
 }
 
 #define SCALE(name, From, To)                                                                                       \
-    extern "C" __global__ void name(const From::Bits *from, To::Bits *to, u64 len, double factor) {                \
-        scale<From, To>(from, to, len, factor);                                                                     \
-    }
+    extern "C" __global__ void name(const Runs runs) { scale<From, To>(runs); }
 
 SCALE(gradlane_scale_f32, F32, F32)
 SCALE(gradlane_scale_f64, F64, F64)
@@ -86,21 +112,51 @@ SCALE(gradlane_bf16_to_f32, BF16, F32)
 // and the complement of its quotient is the one that is rounded down: floor(x / d) = ~(~x / d). `Word` is unsigned and also holds a
 // divisor that `Int` may not.
 template <typename Int, typename Word>
-static __device__ void divide(const Int *from, Int *to, u64 len, u64 divisor) {
-    FOR_EACH(i, len) {
+static __device__ void divide(const Runs &runs) {
+    const Run &run = run_of_block(runs);
+    const Int *from = (const Int *)run.from;
+    Int *to = (Int *)run.to;
+    const Word divisor = (Word)runs.number;
+    const u64 len = run.len;
+    FOR_EACH(i, len, runs) {
         Word value = from[i];
         // All ones below zero.
         Word sign = 0 - (value >> (8 * sizeof(Word) - 1));
-        to[i] = ((value ^ sign) / (Word)divisor) ^ sign;
+        to[i] = ((value ^ sign) / divisor) ^ sign;
     }
 }
 
 #define DIVIDE(name, Int, Word)                                                                                     \
-    extern "C" __global__ void name(const Int *from, Int *to, u64 len, u64 divisor) {                               \
-        divide<Int, Word>(from, to, len, divisor);                                                                  \
-    }
+    extern "C" __global__ void name(const Runs runs) { divide<Int, Word>(runs); }
 
 DIVIDE(gradlane_divide_i8, signed char, u32)
 DIVIDE(gradlane_divide_u8, unsigned char, u32)
 DIVIDE(gradlane_divide_i32, int, u32)
 DIVIDE(gradlane_divide_i64, long long, u64)
+
+template <typename Word>
+static __device__ void copy(const Runs &runs, const Run &run) {
+    const Word *from = (const Word *)run.from;
+    Word *to = (Word *)run.to;
+    const u64 len = run.len / sizeof(Word);
+    FOR_EACH(i, len, runs) {
+        to[i] = from[i];
+    }
+}
+
+// to = from, bytes of any type, in the widest words of which both addresses and the length are multiples. The two do not overlap.
+extern "C" __global__ void gradlane_copy(const Runs runs) {
+    const Run &run = run_of_block(runs);
+    const u64 bits = (u64)run.from | (u64)run.to | run.len;
+    // The lowest bit that any of them has.
+    const u64 word = bits & (0 - bits);
+    if (word == 1) {
+        copy<u8>(runs, run);
+    } else if (word == 2) {
+        copy<u16>(runs, run);
+    } else if (word == 4) {
+        copy<u32>(runs, run);
+    } else {
+        copy<u64>(runs, run);
+    }
+}

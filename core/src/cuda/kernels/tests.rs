@@ -1,6 +1,7 @@
 //! The PTX that is built in, run on the host, against the arithmetic of the host.
 
 use std::path::Path;
+use std::{iter, slice};
 
 use fakecuda::Control;
 use fakecuda::ptx::{Memory, Module};
@@ -40,8 +41,8 @@ fn integers_are_divided_as_on_the_host() {
     for dtype in [DType::I8, DType::U8, DType::I32, DType::I64] {
         agree_on_quotients(dtype, |divisor, data| {
             let mut memory = Bytes(data.to_vec());
-            let len = data.len() / dtype.bytes() as usize;
-            run(Work::Divide(dtype), (2, 32), len, (0, 0), u64::from(divisor), &mut memory);
+            let len = data.len() as u64 / dtype.bytes();
+            run(Work::Divide(dtype), (2, 32), u64::from(divisor), &[Run { from: 0, to: 0, len }], &mut memory);
             memory.0
         });
     }
@@ -79,7 +80,7 @@ fn a_real_device_computes_as_the_host_does() {
                 };
                 agree(read, written, &data, |_, factor, data, bytes| {
                     let (input, output) = on_the_device(data, bytes, &|from, to| {
-                        kernels.scale(&stream, factor, (read, from), (written, to))
+                        kernels.scale(&stream, factor, (read, written), iter::once((from, to)))
                     });
                     assert_eq!(input, data, "it is only read");
                     output
@@ -87,8 +88,16 @@ fn a_real_device_computes_as_the_host_does() {
             }
             Work::Divide(dtype) => {
                 agree_on_quotients(dtype, |divisor, data| {
-                    on_the_device(data, 0, &|data, _| kernels.divide(&stream, divisor, dtype, data)).0
+                    on_the_device(data, 0, &|data, _| kernels.divide(&stream, divisor, dtype, slice::from_ref(data))).0
                 });
+            }
+            Work::Copy => {
+                let data = all_halves();
+                let (_, output) = on_the_device(&data, data.len(), &|from, to| {
+                    let [from, to] = [from, to].map(in_pieces);
+                    kernels.copy(&stream, from.iter().zip(&to))
+                });
+                assert!(output == data, "the pieces together are all of it");
             }
         }
     }
@@ -99,10 +108,64 @@ fn any_grid_reaches_every_element_once_and_none_beyond_the_last() {
     let data: Vec<u8> = (1..=10).flat_map(|number| (number as f32).to_le_bytes()).collect();
     for (blocks, threads) in [(1, 1), (1, 3), (3, 4), (5, 8)] {
         let mut memory = Bytes(data.clone());
-        run(Work::Scale(DType::F32, DType::F32), (blocks, threads), 9, (0, 0), 2.0_f64.to_bits(), &mut memory);
+        let all = [Run { from: 0, to: 0, len: 9 }];
+        run(Work::Scale(DType::F32, DType::F32), (blocks, threads), 2.0_f64.to_bits(), &all, &mut memory);
         let numbers = memory.0.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes));
         assert_eq!(numbers.collect::<Vec<_>>(), [2.0, 4.0, 6.0, 8.0, 10.0, 12.0, 14.0, 16.0, 18.0, 10.0]);
     }
+}
+
+#[test]
+fn bytes_are_copied_at_every_alignment_and_none_beside_them() {
+    // A place of 32 bytes for each destination, behind the source.
+    let cases = (0..8).flat_map(|to| (0..17).map(move |len| (to, len)));
+    let places = || cases.clone().zip((32_u64..).step_by(32));
+    for from in 0..8 {
+        let runs: Vec<Run> = places().map(|((to, len), place)| Run { from, to: place + to, len }).collect();
+        let mut expected: Vec<u8> = (0..32).collect();
+        expected.resize(32 * (1 + runs.len()), 0xcc);
+        let mut memory = Bytes(expected.clone());
+        run(Work::Copy, (2 * runs.len() as u32, 3), 0, &runs, &mut memory);
+        for Run { from, to, len } in runs {
+            expected.copy_within(from as usize..(from + len) as usize, to as usize);
+        }
+        assert!(memory.0 == expected, "from {from}");
+    }
+}
+
+#[test]
+fn many_runs_share_launches_and_each_is_reached() {
+    let world = World::on(Ordinal(7));
+    let kernels = Kernels::load(&world.context).unwrap();
+    for (runs, launches) in [(0, 0), (1, 1), (RUNS_MAX, 1), (RUNS_MAX + 1, 2), (3 * RUNS_MAX, 3)] {
+        let memory = world.memory(4 * (runs + 1));
+        world.control.produce(7, world.raw(), memory.address(), &[9, 0, 0, 0].repeat(runs + 1));
+        // An empty run behind each.
+        let spans = (0..runs as u64).flat_map(|at| [4, 0].map(|bytes| Span { offset: 4 * at, bytes }));
+        let each: Vec<_> = spans.map(|span| memory.part(span)).collect();
+        let before = world.control.counter(7, "kernels");
+        world.run(|stream| kernels.divide(stream, 3, DType::I32, &each));
+        assert_eq!(world.read(&memory), [[3, 0, 0, 0].repeat(runs), vec![9, 0, 0, 0]].concat());
+        assert_eq!(world.control.counter(7, "kernels") - before, launches, "{runs} runs");
+    }
+}
+
+#[test]
+fn runs_that_are_longer_than_a_share_are_cut_where_words_begin() {
+    let cut_lens = |lens: &[u64]| {
+        let runs: Vec<Run> = lens.iter().map(|len| Run { from: 64, to: 128, len: *len }).collect();
+        let cut = cut(&runs, (4, 2));
+        for pair in cut.windows(2) {
+            let follows = (pair[0].from + 4 * pair[0].len, pair[0].to + 2 * pair[0].len) == (pair[1].from, pair[1].to);
+            assert!(follows || pair[1] == Run { from: 64, to: 128, len: pair[1].len }, "{pair:?}");
+        }
+        cut.iter().map(|run| run.len).collect::<Vec<_>>()
+    };
+    assert_eq!(cut_lens(&[]), [0; 0]);
+    assert_eq!(cut_lens(&[0, 1, 4096, 0]), [1, 4096]);
+    assert_eq!(cut_lens(&[5, 4097, 6]), [5, 4096, 1, 6]);
+    let long = cut_lens(&[1 << 20, 3]);
+    assert_eq!((long.len(), long[0], long[63], long[64]), (65, 16_392, (1 << 20) - 63 * 16_392, 3));
 }
 
 #[test]
@@ -120,8 +183,8 @@ fn what_is_launched_is_done_on_the_device_in_the_order_of_its_stream() {
     let (wide, narrow) = (world.memory(4000), world.memory(2000));
     world.control.produce(0, world.raw(), wide.address(), &numbers);
     world.run(|stream| {
-        kernels.scale(stream, 0.5, (DType::F32, &wide), (DType::BF16, &narrow))?;
-        kernels.scale(stream, 4.0, (DType::BF16, &narrow), (DType::F32, &wide))
+        kernels.scale(stream, 0.5, (DType::F32, DType::BF16), iter::once((&wide, &narrow)))?;
+        kernels.scale(stream, 4.0, (DType::BF16, DType::F32), iter::once((&narrow, &wide)))
     });
     let halves = on_the_host(DType::F32, DType::BF16, 0.5, &numbers);
     assert_eq!(world.read(&narrow), halves);
@@ -137,8 +200,8 @@ fn a_part_of_the_memory_is_scaled_in_place_and_its_neighbours_are_not() {
     let part = memory.part(Span { offset: 16, bytes: 24 });
     let nothing = memory.part(Span { offset: 8, bytes: 0 });
     world.run(|stream| {
-        kernels.scale(stream, 3.0, (DType::F64, &nothing), (DType::F64, &nothing))?;
-        kernels.scale(stream, 0.25, (DType::F64, &part), (DType::F64, &part))
+        kernels.scale(stream, 3.0, (DType::F64, DType::F64), iter::once((&nothing, &nothing)))?;
+        kernels.scale(stream, 0.25, (DType::F64, DType::F64), iter::once((&part, &part)))
     });
     assert_eq!(world.read(&memory), [8.0_f64, 8.0, 2.0, 2.0, 2.0, 8.0, 8.0, 8.0].map(f64::to_le_bytes).concat());
 }
@@ -151,9 +214,9 @@ fn integers_are_divided_in_place_in_the_order_of_their_stream() {
     world.control.produce(0, world.raw(), memory.address(), &[-7_i32, -7, -7].map(i32::to_le_bytes).concat());
     let (part, nothing) = (memory.part(Span { offset: 4, bytes: 4 }), memory.part(Span { offset: 4, bytes: 0 }));
     world.run(|stream| {
-        kernels.divide(stream, 9, DType::I32, &nothing)?;
-        kernels.divide(stream, 2, DType::I32, &part)?;
-        kernels.divide(stream, 3, DType::I32, &part)
+        kernels.divide(stream, 9, DType::I32, slice::from_ref(&nothing))?;
+        kernels.divide(stream, 2, DType::I32, slice::from_ref(&part))?;
+        kernels.divide(stream, 3, DType::I32, slice::from_ref(&part))
     });
     assert_eq!(world.read(&memory), [-7_i32, -2, -7].map(i32::to_le_bytes).concat());
 }
@@ -179,11 +242,22 @@ fn types_without_a_kernel_are_refused() {
     let world = World::new();
     let kernels = Kernels::load(&world.context).unwrap();
     let memory = world.memory(16);
-    let scaled = kernels.scale(&world.stream, 2.0, (DType::I32, &memory), (DType::I32, &memory));
-    let divided = kernels.divide(&world.stream, 2, DType::F32, &memory);
+    let scaled = kernels.scale(&world.stream, 2.0, (DType::I32, DType::I32), iter::once((&memory, &memory)));
+    let divided = kernels.divide(&world.stream, 2, DType::F32, slice::from_ref(&memory));
     for (refused, word) in [(scaled, "int32"), (divided, "float32")] {
         assert!(matches!(&refused, Err(Error::InvalidArgument { what, .. }) if what.contains(word)), "{refused:?}");
     }
+}
+
+/// All of `memory` in runs of many lengths.
+fn in_pieces(memory: &DeviceRegion) -> Vec<DeviceRegion> {
+    let (mut pieces, mut offset, len) = (Vec::new(), 0, memory.len() as u64);
+    while offset < len {
+        let bytes = (1 + 7 * pieces.len() as u64 % 1009).min(len - offset);
+        pieces.push(memory.part(Span { offset, bytes }));
+        offset += bytes;
+    }
+    pieces
 }
 
 fn all_halves() -> Vec<u8> {
@@ -256,8 +330,8 @@ fn agree_on_quotients(dtype: DType, mut run: impl FnMut(u32, &[u8]) -> Vec<u8>) 
 fn interpreted((read, written): (DType, DType), factor: f64, data: &[u8], bytes: usize) -> Vec<u8> {
     let mut memory = Bytes(data.to_vec());
     memory.0.resize(data.len() + bytes, 0xcc);
-    let len = bytes / written.bytes() as usize;
-    run(Work::Scale(read, written), (2, 32), len, (0, data.len()), factor.to_bits(), &mut memory);
+    let all = [Run { from: 0, to: data.len() as u64, len: bytes as u64 / written.bytes() }];
+    run(Work::Scale(read, written), (2, 32), factor.to_bits(), &all, &mut memory);
     let output = memory.0.split_off(data.len());
     assert_eq!(memory.0, data, "it is only read");
     output
@@ -291,35 +365,36 @@ fn number(dtype: DType, bytes: &[u8]) -> u64 {
     if bits & !sign > infinity { u64::MAX } else { bits }
 }
 
-fn run(
-    work: Work,
-    (blocks, threads): (u32, u32),
-    len: usize,
-    (from, to): (usize, usize),
-    number: u64,
-    memory: &mut Bytes,
-) {
+/// Runs the PTX of a kernel.
+fn run(work: Work, (blocks, threads): (u32, u32), number: u64, runs: &[Run], memory: &mut Bytes) {
     let module = Module::parse(PTX.trim_end_matches('\0')).unwrap();
     let (_, name) = KERNELS.iter().find(|(known, _)| *known == work).expect("a kernel");
     let kernel = module.kernel(name.trim_end_matches('\0')).unwrap();
-    assert_eq!(kernel.params(), [8, 8, 8, 8]);
-    kernel.run(blocks, threads, &[from as u64, to as u64, len as u64, number], memory).unwrap();
+    assert_eq!(kernel.params(), [size_of::<Runs>()]);
+    let words = runs.iter().flat_map(|run| [run.from, run.to, run.len]);
+    let mut parameter: Vec<u8> =
+        [number, runs.len() as u64].into_iter().chain(words).flat_map(u64::to_le_bytes).collect();
+    parameter.resize(size_of::<Runs>(), 0xcc);
+    kernel.run(blocks, threads, &parameter, memory).unwrap();
 }
 
-/// The driver that runs on the host, and a stream of its first device.
+/// The driver that runs on the host, and a stream of one of its devices.
 struct World {
     control: Control,
-    driver: Arc<Driver>,
     context: Arc<Context>,
     stream: Stream,
 }
 
 impl World {
     fn new() -> Self {
+        Self::on(Ordinal(0))
+    }
+
+    fn on(device: Ordinal) -> Self {
         let (control, driver) = fake::driver();
-        let context = driver.device(Ordinal(0)).unwrap();
+        let context = driver.device(device).unwrap();
         let stream = context.stream().unwrap();
-        Self { control, driver, context, stream }
+        Self { control, context, stream }
     }
 
     fn raw(&self) -> u64 {
@@ -328,16 +403,20 @@ impl World {
 
     /// Memory of the device, for as long as the process lives.
     fn memory(&self, bytes: usize) -> DeviceRegion {
-        DeviceRegion::new(Ordinal(0), self.control.allocate(0, bytes), bytes)
+        DeviceRegion::new(self.context.device(), self.control.allocate(self.device(), bytes), bytes)
     }
 
     fn run(&self, work: impl FnOnce(&Stream) -> Result<()>) {
-        self.driver.device(Ordinal(0)).unwrap().within(|| work(&self.stream)).unwrap();
+        self.context.within(|| work(&self.stream)).unwrap();
     }
 
     /// What lies there when the stream has come so far.
     fn read(&self, memory: &DeviceRegion) -> Vec<u8> {
-        self.control.consume(0, self.raw(), memory.address(), memory.len())
+        self.control.consume(self.device(), self.raw(), memory.address(), memory.len())
+    }
+
+    fn device(&self) -> i32 {
+        i32::from(self.context.device().0)
     }
 }
 

@@ -4,12 +4,13 @@ use std::sync::Arc;
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
 
-use super::caster::Caster;
 use super::copies::{chunks, copy_in, copy_out, copy_within};
+use super::relay::{Relay, are_small};
 use crate::cuda::{Context, Mark, OnIssue, Reaper, Stream};
 use crate::device::Transfer;
 use crate::error::{Error, Result};
 use crate::local::OwnThread;
+use crate::mem::{DeviceRegion, Region};
 use crate::types::{Done, Span};
 
 /// The direction of a copy. A device has one copy engine for each direction, which two streams would only share, so one stream is enough.
@@ -55,7 +56,7 @@ impl CopyQueue {
             Direction::In => "gradlane-h2d",
             Direction::Within => "gradlane-d2d",
         };
-        let thread = OwnThread::start(thread_name, move || run(&stream, &reaper, &commands))?;
+        let thread = OwnThread::start(thread_name, move || run(&stream, direction, &reaper, &commands))?;
         Ok(Self { jobs, thread })
     }
 
@@ -76,10 +77,15 @@ impl CopyQueue {
     }
 }
 
-fn run(stream: &Stream, reaper: &Reaper, commands: &Receiver<Command>) {
+fn run(stream: &Stream, direction: Direction, reaper: &Reaper, commands: &Receiver<Command>) {
     let bound = stream.context().bind();
-    // Loaded for the first transfer that casts: most jobs have none.
-    let mut caster = None;
+    // Before the first copy, because loading may wait for all work of the device. Without it, small runs are copied one by one, and casts
+    // fail.
+    let relay = match direction {
+        Direction::Out | Direction::In => Relay::load(stream.context()),
+        Direction::Within => Err(Error::Internal { what: "no kernel is needed within a device".to_owned() }),
+    };
+    let mut last = None;
     while let Ok(Command::Copy(job)) = commands.recv() {
         let Job { transfer, after, issued, done } = job;
         let what = match &transfer {
@@ -89,8 +95,10 @@ fn run(stream: &Stream, reaper: &Reaper, commands: &Receiver<Command>) {
             Transfer::Decode { .. } => "a copy from the host and a cast",
             Transfer::Within { .. } => "a copy on the device",
         };
-        let submitted = bound.clone().and_then(|()| submit(stream, &mut caster, &transfer, &after));
-        match (submitted, stream.record()) {
+        let submitted = bound.clone().and_then(|()| submit(stream, &relay, &transfer, &after));
+        let event = stream.record();
+        last = event.as_ref().ok().cloned();
+        match (submitted, event) {
             (Ok(()), Ok(event)) => {
                 // Before the reaper can report the end.
                 issued.issued(Mark::Event(Arc::clone(&event)));
@@ -106,30 +114,37 @@ fn run(stream: &Stream, reaper: &Reaper, commands: &Receiver<Command>) {
             job.done.err(ended());
         }
     }
+    // To free it would wait for all work of the device, with the driver's lock held. These copies may never end.
+    if last.is_some_and(|event| event.is_reached("the last copies") == Ok(false)) {
+        std::mem::forget(relay);
+    }
 }
 
 /// Submits the waits and the copies without waiting, so that the device always has the next chunk.
-fn submit(stream: &Stream, caster: &mut Option<Caster>, transfer: &Transfer, after: &[Mark]) -> Result<()> {
+fn submit(stream: &Stream, relay: &Result<Relay>, transfer: &Transfer, after: &[Mark]) -> Result<()> {
     after.iter().try_for_each(|mark| stream.wait(mark))?;
+    let mut at = 0;
     match transfer {
         Transfer::Out { from, to } => {
-            let mut at = 0;
-            for chunk in from.iter().flat_map(chunks) {
-                let host = to.part(Span { offset: at, bytes: chunk.len() as u64 });
-                at += chunk.len() as u64;
-                copy_out(stream, &chunk, host)?;
+            for runs in from.chunk_by(are_small) {
+                let host = take(to, &mut at, runs);
+                match for_small(relay, runs) {
+                    Some(relay) => relay.copy_out(stream, runs, &host, None)?,
+                    None => each_chunk(runs, |chunk, span| copy_out(stream, chunk, host.part(span)))?,
+                }
             }
         }
         Transfer::In { from, to } => {
-            let mut at = 0;
-            for chunk in to.iter().flat_map(chunks) {
-                let host = from.part(Span { offset: at, bytes: chunk.len() as u64 });
-                at += chunk.len() as u64;
-                copy_in(stream, &host, &chunk)?;
+            for runs in to.chunk_by(are_small) {
+                let host = take(from, &mut at, runs);
+                match for_small(relay, runs) {
+                    Some(relay) => relay.copy_in(stream, &host, runs, None)?,
+                    None => each_chunk(runs, |chunk, span| copy_in(stream, &host.part(span), chunk))?,
+                }
             }
         }
-        Transfer::Encode { from, to, coding } => loaded(caster, stream)?.encode(stream, from, to, coding)?,
-        Transfer::Decode { from, to, coding } => loaded(caster, stream)?.decode(stream, from, to, coding)?,
+        Transfer::Encode { from, to, coding } => loaded(relay)?.copy_out(stream, from, to, Some(coding))?,
+        Transfer::Decode { from, to, coding } => loaded(relay)?.copy_in(stream, from, to, Some(coding))?,
         Transfer::Within { from, to } => {
             if from.address() != to.address() {
                 copy_within(stream, from, to)?;
@@ -139,11 +154,31 @@ fn submit(stream: &Stream, caster: &mut Option<Caster>, transfer: &Transfer, aft
     Ok(())
 }
 
-fn loaded<'caster>(caster: &'caster mut Option<Caster>, stream: &Stream) -> Result<&'caster Caster> {
-    if caster.is_none() {
-        *caster = Some(Caster::load(stream.context())?);
-    }
-    Ok(caster.as_ref().expect("loaded above"))
+/// The bytes of the host for `runs`, from `at` on, which moves behind them.
+fn take(host: &Region, at: &mut u64, runs: &[DeviceRegion]) -> Region {
+    let bytes = runs.iter().map(|run| run.len() as u64).sum();
+    let part = host.part(Span { offset: *at, bytes });
+    *at += bytes;
+    part
+}
+
+/// Has `copy` submit each chunk of `runs`, with its place among them.
+fn each_chunk(runs: &[DeviceRegion], mut copy: impl FnMut(&DeviceRegion, Span) -> Result<()>) -> Result<()> {
+    let mut offset = 0;
+    runs.iter().flat_map(chunks).try_for_each(|chunk| {
+        let span = Span { offset, bytes: chunk.len() as u64 };
+        offset += span.bytes;
+        copy(&chunk, span)
+    })
+}
+
+fn loaded(relay: &Result<Relay>) -> Result<&Relay> {
+    relay.as_ref().map_err(Clone::clone)
+}
+
+/// The relay, if these runs are better copied through it than one by one, and if the device could load one.
+fn for_small<'relay>(relay: &'relay Result<Relay>, runs: &[DeviceRegion]) -> Option<&'relay Relay> {
+    relay.as_ref().ok().filter(|_| runs.len() >= Relay::RUNS_MIN)
 }
 
 /// The error of a copy that comes after the shutdown.

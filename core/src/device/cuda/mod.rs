@@ -22,9 +22,9 @@ use backing::{Kind, OfKind, PinnedBacking};
 use copy_queue::{CopyQueue, Direction, Job, ended};
 
 mod backing;
-mod caster;
 mod copies;
 mod copy_queue;
+mod relay;
 
 /// All CUDA devices that the process sees. The first mark or copy on a device makes its context.
 pub struct CudaDevice {
@@ -124,7 +124,7 @@ impl Device for CudaDevice {
     }
 
     fn encodes(&self, dtype: DType, encoding: Encoding) -> bool {
-        caster::wire(dtype, encoding).is_some()
+        relay::wire(dtype, encoding).is_some()
     }
 
     fn copy(&self, transfer: Transfer, after: &[Mark], issued: OnIssue, done: Done<()>) {
@@ -197,7 +197,7 @@ fn route(transfer: &Transfer) -> Result<Option<(Ordinal, Direction)>> {
 
 /// Bytes of the elements whose wire form has `bytes`.
 fn decoded_bytes(coding: &Coding, bytes: usize) -> Result<usize> {
-    let Some(wire) = caster::wire(coding.dtype, coding.encoding) else {
+    let Some(wire) = relay::wire(coding.dtype, coding.encoding) else {
         return Err(unequal(format!("of {} as {}", coding.dtype, coding.encoding)));
     };
     let elements = bytes as u64 / wire.bytes();

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::super::metrics::Metrics;
 use super::super::shared::Shared;
+use super::super::submit::HERE_BYTES_MAX;
 use crate::codec::Coding;
 use crate::cuda::{Mark, OnIssue};
 use crate::device::{Device, Transfer};
@@ -47,7 +48,8 @@ pub(super) fn to_host(
         if outcome.is_ok() {
             Metrics::add(&reporter.metrics.d2h_bytes, bytes);
         }
-        reporter.report(|state, now| state.worker.handle_copied(now, task.id, outcome));
+        // A short contribution is pushed by the thread that learns of the copy. After a panic there is no machine to report to.
+        let _ = reporter.with_pushing(HERE_BYTES_MAX, |state, now| state.worker.handle_copied(now, task.id, outcome));
     });
     device.copy(transfer, &after, OnIssue::nobody(), done);
 }

@@ -49,13 +49,9 @@ exported! {
             return Err(Code::INVALID_VALUE);
         }
         // What the arguments are is copied now: the caller's places end with the call.
-        let argument = |(at, size): (usize, &usize)| {
-            let mut bits = [0; 8];
-            bits[..*size].copy_from_slice(&bytes(get(arguments.wrapping_add(at))?, *size)?);
-            Ok(u64::from_le_bytes(bits))
-        };
+        let argument = |(at, size): (usize, &usize)| bytes(get(arguments.wrapping_add(at))?, *size);
         driver.take_time();
-        let arguments = kernel.params().iter().enumerate().map(argument).collect::<Result<_, Code>>()?;
+        let arguments = kernel.params().iter().enumerate().map(argument).collect::<Result<Vec<_>, Code>>()?.concat();
         driver.submit(stream, &found, Step::Work(Work::Kernel(Launch { kernel, blocks, threads, arguments })));
         Ok(())
     }

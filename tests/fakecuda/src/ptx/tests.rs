@@ -33,14 +33,14 @@ fn every_thread_of_every_block_runs_to_its_end() {
     assert_eq!(module.names().collect::<Vec<_>>(), ["who"]);
     assert_eq!(module.kernel("who").unwrap().params(), [8]);
     let mut memory = Bytes(vec![7; 14]);
-    module.kernel("who").unwrap().run(2, 3, &[Bytes::BASE], &mut memory).unwrap();
+    module.kernel("who").unwrap().run(2, 3, &Bytes::BASE.to_le_bytes(), &mut memory).unwrap();
     assert_eq!(memory.0, [7, 7, 0xff, 0xff, 0, 0, 7, 7, 0xff, 0xff, 0, 0, 7, 7]);
 }
 
 #[test]
 fn memory_that_is_not_there_is_a_fault_with_its_address() {
     let kernel = Module::parse(WHO).unwrap().kernel("who").unwrap().clone();
-    let fault = kernel.run(1, 2, &[Bytes::BASE], &mut Bytes(vec![0; 4])).unwrap_err();
+    let fault = kernel.run(1, 2, &Bytes::BASE.to_le_bytes(), &mut Bytes(vec![0; 4])).unwrap_err();
     assert_eq!(fault, Fault { address: Bytes::BASE + 4, bytes: 2 });
     assert!(!fault.is_misaligned());
 }
@@ -48,7 +48,7 @@ fn memory_that_is_not_there_is_a_fault_with_its_address() {
 #[test]
 fn memory_is_reached_at_multiples_of_what_is_reached() {
     let kernel = Module::parse(WHO).unwrap().kernel("who").unwrap().clone();
-    let fault = kernel.run(1, 2, &[Bytes::BASE + 1], &mut Bytes(vec![0; 14])).unwrap_err();
+    let fault = kernel.run(1, 2, &(Bytes::BASE + 1).to_le_bytes(), &mut Bytes(vec![0; 14])).unwrap_err();
     assert_eq!(fault, Fault { address: Bytes::BASE + 3, bytes: 2 });
     assert!(fault.is_misaligned());
 }
@@ -73,8 +73,37 @@ fn what_is_loaded_as_signed_keeps_its_sign_and_what_is_not_does_not() {
 }
 
 #[test]
+fn a_structure_is_a_parameter_whose_words_are_loaded_by_address() {
+    let text = ".entry f(
+        .param .u64 f_to,
+        .param .align 8 .b8 f_words[24]
+    )
+    {
+        ld.param.u64 %rd1, [f_to];
+        ld.param.u32 %r1, [f_words+4];
+        mov.b64 %rd2, f_words;
+        mov.u32 %r2, %tid.x;
+        mul.wide.u32 %rd3, %r2, 8;
+        add.s64 %rd2, %rd2, %rd3;
+        ld.param.u16 %rs1, [%rd2+8];
+        st.global.u32 [%rd1], %r1;
+        add.s64 %rd1, %rd1, %rd3;
+        st.global.u16 [%rd1+4], %rs1;
+        ret;
+    }";
+    let kernel = Module::parse(text).unwrap().kernel("f").unwrap().clone();
+    assert_eq!(kernel.params(), [8, 24]);
+    let params = [Bytes::BASE, 7 << 32, 8, 9].map(u64::to_le_bytes).concat();
+    let mut memory = Bytes(vec![0; 16]);
+    kernel.run(1, 2, &params, &mut memory).unwrap();
+    assert_eq!(memory.0, [7, 0, 0, 0, 8, 0, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0]);
+    let fault = kernel.run(1, 4, &params, &mut Bytes(vec![0; 64])).unwrap_err();
+    assert_eq!(fault, Fault { address: 32, bytes: 2 }, "behind the parameters");
+}
+
+#[test]
 fn integers_are_shifted_and_divided_in_the_width_of_the_instruction() {
-    let table: [(&str, i64, u64); 14] = [
+    let table: [(&str, i64, u64); 20] = [
         ("shr.s32 %rd2, %rd2, 31", -1 << 31, 0xffff_ffff),
         ("shr.s32 %rd2, %rd2, 4", -1 << 31, 0xf800_0000),
         ("shr.s32 %rd2, %rd2, 40", i64::MAX, 0xffff_ffff),
@@ -88,6 +117,12 @@ fn integers_are_shifted_and_divided_in_the_width_of_the_instruction() {
         ("div.u64 %rd2, %rd2, 0", 5, u64::MAX),
         ("xor.b32 %rd2, %rd2, -1", 5, 0xffff_fffa),
         ("xor.b64 %rd2, %rd2, -1", 5, u64::MAX - 5),
+        ("rem.u32 %rd2, %rd2, 3", -2, 2),
+        ("rem.u32 %rd2, %rd2, 0", 5, 5),
+        ("shr.u64 %rd2, %rd2, 63", -1, 1),
+        ("sub.s32 %rd2, %rd2, 6", 5, 0xffff_ffff),
+        ("mul.lo.s32 %rd2, %rd2, 2", -1, 0xffff_fffe),
+        ("neg.s64 %rd2, %rd2", 5, u64::MAX - 4),
         ("cvt.u32.u64 %rd2, %rd2", -1, 0xffff_ffff),
     ];
     for (instruction, of, expected) in table {
@@ -132,7 +167,7 @@ fn computed(instructions: &[&str], data: [u8; 8]) -> [u8; 8] {
         ".entry f(\n.param .u64 f_data\n)\n{{\nld.param.u64 %rd1, [f_data];\n{body};\nst.global.u64 [%rd1], %rd2;\n}}"
     );
     let mut memory = Bytes(data.to_vec());
-    Module::parse(&text).unwrap().kernel("f").unwrap().run(1, 1, &[Bytes::BASE], &mut memory).unwrap();
+    Module::parse(&text).unwrap().kernel("f").unwrap().run(1, 1, &Bytes::BASE.to_le_bytes(), &mut memory).unwrap();
     memory.0.try_into().unwrap()
 }
 

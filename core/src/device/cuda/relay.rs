@@ -1,9 +1,12 @@
-//! Casts in copies between a device and the host: a kernel encodes or decodes the wire form, and a copy engine moves it.
+//! Kernels in copies between a device and the host: they encode and decode the wire form, and gather and scatter small runs. A copy engine
+//! moves the bytes.
 //!
-//! Between the two, the wire form lies in a buffer in device memory. Kernels and copies of one direction share a stream, so one buffer is
+//! Between the two, the bytes lie in a buffer in device memory. Kernels and copies of one direction share a stream, so one buffer is
 //! enough: the next use of the buffer waits on the device for the last one. A kernel of 4 MiB takes about a tenth of the time of its copy.
 //! A kernel that accesses host memory would need no buffer, but it would keep multiprocessors busy for as long as the bus takes, and it
 //! would fail if the memory is not pinned.
+//!
+//! The driver checks the addresses of copies, but not those that a kernel is given: memory that is not the device's is a fault there.
 
 use std::sync::Arc;
 
@@ -15,13 +18,22 @@ use crate::mem::{DeviceRegion, Region};
 use crate::types::{DType, Encoding, Span};
 
 /// The kernels of one direction, and the buffer between kernels and copies.
-pub(super) struct Caster {
+pub(super) struct Relay {
     kernels: Kernels,
     buffer: DeviceMemory,
 }
 
 /// Size of the buffer: the wire form of 4 MiB of f32, enough for copies at the rate of the bus.
 const BUFFER_BYTES: usize = 2 << 20;
+
+/// The length from which a run is copied by itself. To submit a copy takes 5 to 7 µs whatever its length, and 256 KiB take 5 µs on the bus:
+/// longer runs keep the copy engine busy, and shorter ones leave it idle.
+const SMALL_BYTES_MAX: usize = 256 << 10;
+
+/// Whether two runs that follow each other may go through the buffer together.
+pub(super) fn are_small(one: &DeviceRegion, next: &DeviceRegion) -> bool {
+    one.len() < SMALL_BYTES_MAX && next.len() < SMALL_BYTES_MAX
+}
 
 /// The type whose elements are an encoding of `dtype`, if a kernel casts to it and back.
 pub(super) fn wire(dtype: DType, encoding: Encoding) -> Option<DType> {
@@ -31,7 +43,10 @@ pub(super) fn wire(dtype: DType, encoding: Encoding) -> Option<DType> {
     cast.map(|(_, wire)| wire)
 }
 
-impl Caster {
+impl Relay {
+    /// The fewest small runs that go through the buffer: a kernel and a copy are two submissions, so from three on they are fewer.
+    pub(super) const RUNS_MIN: usize = 3;
+
     /// Loads the kernels and allocates the buffer.
     ///
     /// # Errors
@@ -41,43 +56,79 @@ impl Caster {
         Ok(Self { kernels: Kernels::load(context)?, buffer: context.memory(BUFFER_BYTES)? })
     }
 
-    /// Submits kernels that encode the elements of `from`, run after run, and copies of the result to `to`.
-    pub(super) fn encode(&self, stream: &Stream, from: &[DeviceRegion], to: &Region, coding: &Coding) -> Result<()> {
-        let wire = wire_of(coding);
+    /// Submits kernels that bring `from`, run after run, to the buffer, encoded if there is a `coding`, and copies of the buffer to `to`.
+    pub(super) fn copy_out(
+        &self,
+        stream: &Stream,
+        from: &[DeviceRegion],
+        to: &Region,
+        coding: Option<&Coding>,
+    ) -> Result<()> {
         let mut at = 0;
-        for batch in batches(from, coding.dtype, wire) {
-            let mut filled = 0;
-            for run in &batch {
-                let bytes = cast_bytes(run, coding.dtype, wire);
-                let place = self.buffer.region().part(Span { offset: filled, bytes });
-                self.kernels.scale(stream, coding.divisor.recip(), (coding.dtype, run), (wire, &place))?;
-                filled += bytes;
+        let cast = Cast::of(coding);
+        for batch in batches(from, cast) {
+            let (places, filled) = self.places(&batch, cast);
+            let runs = batch.iter().zip(&places);
+            match coding {
+                Some(coding) => {
+                    self.kernels.scale(stream, coding.divisor.recip(), (coding.dtype, wire_of(coding)), runs)?;
+                }
+                None => self.kernels.copy(stream, runs)?,
             }
-            let encoded = self.buffer.region().part(Span { offset: 0, bytes: filled });
-            copy_out(stream, &encoded, to.part(Span { offset: at, bytes: filled }))?;
-            at += filled;
+            copy_out(stream, &filled, to.part(Span { offset: at, bytes: filled.len() as u64 }))?;
+            at += filled.len() as u64;
         }
         Ok(())
     }
 
-    /// Submits copies of the wire form in `from` to the device, and kernels that decode it into `to`, run after run.
-    pub(super) fn decode(&self, stream: &Stream, from: &Region, to: &[DeviceRegion], coding: &Coding) -> Result<()> {
-        let wire = wire_of(coding);
+    /// Submits copies of `from` to the buffer, and kernels that bring it to `to`, run after run, decoded if there is a `coding`.
+    pub(super) fn copy_in(
+        &self,
+        stream: &Stream,
+        from: &Region,
+        to: &[DeviceRegion],
+        coding: Option<&Coding>,
+    ) -> Result<()> {
         let mut at = 0;
-        for batch in batches(to, coding.dtype, wire) {
-            let filled = batch.iter().map(|run| cast_bytes(run, coding.dtype, wire)).sum();
-            let encoded = self.buffer.region().part(Span { offset: 0, bytes: filled });
-            copy_in(stream, &from.part(Span { offset: at, bytes: filled }), &encoded)?;
-            at += filled;
-            let mut taken = 0;
-            for run in &batch {
-                let bytes = cast_bytes(run, coding.dtype, wire);
-                let place = self.buffer.region().part(Span { offset: taken, bytes });
-                self.kernels.scale(stream, 1.0, (wire, &place), (coding.dtype, run))?;
-                taken += bytes;
+        let cast = Cast::of(coding);
+        for batch in batches(to, cast) {
+            let (places, filled) = self.places(&batch, cast);
+            copy_in(stream, &from.part(Span { offset: at, bytes: filled.len() as u64 }), &filled)?;
+            at += filled.len() as u64;
+            let runs = places.iter().zip(&batch);
+            match coding {
+                Some(coding) => self.kernels.scale(stream, 1.0, (wire_of(coding), coding.dtype), runs)?,
+                None => self.kernels.copy(stream, runs)?,
             }
         }
         Ok(())
+    }
+
+    /// Where each run of a batch lies in the buffer, and all of them together.
+    fn places(&self, batch: &[DeviceRegion], cast: Cast) -> (Vec<DeviceRegion>, DeviceRegion) {
+        let mut filled = 0;
+        let mut place = |run: &DeviceRegion| {
+            let bytes = run.len() as u64 / cast.there * cast.here;
+            filled += bytes;
+            self.buffer.region().part(Span { offset: filled - bytes, bytes })
+        };
+        let places = batch.iter().map(&mut place).collect();
+        (places, self.buffer.region().part(Span { offset: 0, bytes: filled }))
+    }
+}
+
+/// Bytes of an element in a tensor, and of its form in the buffer.
+#[derive(Clone, Copy)]
+struct Cast {
+    there: u64,
+    here: u64,
+}
+
+impl Cast {
+    /// Without a coding, bytes stay bytes.
+    fn of(coding: Option<&Coding>) -> Self {
+        let cast = |coding: &Coding| Self { there: coding.dtype.bytes(), here: wire_of(coding).bytes() };
+        coding.map_or(Self { there: 1, here: 1 }, cast)
     }
 }
 
@@ -85,14 +136,9 @@ fn wire_of(coding: &Coding) -> DType {
     wire(coding.dtype, coding.encoding).expect("`route` refuses what a device does not encode")
 }
 
-/// Bytes of a run's elements in the wire form.
-fn cast_bytes(run: &DeviceRegion, dtype: DType, wire: DType) -> u64 {
-    run.len() as u64 / dtype.bytes() * wire.bytes()
-}
-
-/// Cuts and gathers the runs, in order, into batches whose wire form fits the buffer.
-fn batches(runs: &[DeviceRegion], dtype: DType, wire: DType) -> Vec<Vec<DeviceRegion>> {
-    let bytes_max = BUFFER_BYTES as u64 / wire.bytes() * dtype.bytes();
+/// Cuts and gathers the runs, in order, into batches whose form in the buffer fits it.
+fn batches(runs: &[DeviceRegion], Cast { there, here }: Cast) -> Vec<Vec<DeviceRegion>> {
+    let bytes_max = BUFFER_BYTES as u64 / here * there;
     let (mut batches, mut room) = (Vec::new(), 0);
     for run in runs {
         let (mut offset, end) = (0, run.len() as u64);
@@ -159,7 +205,7 @@ mod tests {
     fn runs_are_cut_and_gathered_to_the_length_of_the_buffer() {
         let run = |bytes: usize| DeviceRegion::new(Ordinal(0), 0x1000, bytes);
         let lens = |runs: &[DeviceRegion]| {
-            let batches = batches(runs, DType::F32, DType::BF16);
+            let batches = batches(runs, Cast { there: 4, here: 2 });
             batches.iter().map(|batch| batch.iter().map(DeviceRegion::len).collect::<Vec<_>>()).collect::<Vec<_>>()
         };
         let full = 2 * BUFFER_BYTES;
@@ -167,6 +213,15 @@ mod tests {
         assert_eq!(lens(&[run(8), run(0), run(4)]), [vec![8, 4]]);
         assert_eq!(lens(&[run(8), run(full), run(4)]), [vec![8, full - 8], vec![8, 4]]);
         assert_eq!(lens(&[run(full), run(full + 4)]), [vec![full], vec![full], vec![4]]);
+    }
+
+    #[test]
+    fn small_runs_that_follow_each_other_go_together() {
+        let run = |bytes: usize| DeviceRegion::new(Ordinal(0), 0x1000, bytes);
+        let (small, large) = (|| run(SMALL_BYTES_MAX - 1), || run(SMALL_BYTES_MAX));
+        let runs = [small(), large(), small(), small(), run(0), large(), large()];
+        let stretches: Vec<usize> = runs.chunk_by(are_small).map(<[_]>::len).collect();
+        assert_eq!(stretches, [1, 1, 3, 1, 1]);
     }
 
     #[test]
