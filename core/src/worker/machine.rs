@@ -11,7 +11,9 @@ use crate::error::{Error, Result};
 use crate::pipeline::Pipeline;
 use crate::pipeline::registry::{ReadyPart, Registry};
 use crate::sched::{self, GroupId, Scheduler, SchedulerConfig, SideTable, StallDetector, TaskId};
-use crate::types::{DeviceKind, LinkId, PartId, Phase, Piece, Priority, Round, ServerId, TensorKey, Time, View, WorkerId};
+use crate::types::{
+    DeviceKind, LinkId, PartId, Phase, Piece, Priority, Round, ServerId, TensorKey, Time, View, WorkerId,
+};
 use crate::wire::frame::Progress;
 
 /// Makes every decision of a worker.

@@ -1,5 +1,6 @@
 //! One direction of copies of a device: a stream, and the thread that submits to it.
 
+use std::cell::OnceCell;
 use std::sync::Arc;
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
@@ -56,7 +57,7 @@ impl CopyQueue {
             Direction::In => "gradlane-h2d",
             Direction::Within => "gradlane-d2d",
         };
-        let thread = OwnThread::start(thread_name, move || run(&stream, direction, &reaper, &commands))?;
+        let thread = OwnThread::start(thread_name, move || run(&stream, &reaper, &commands))?;
         Ok(Self { jobs, thread })
     }
 
@@ -77,15 +78,13 @@ impl CopyQueue {
     }
 }
 
-fn run(stream: &Stream, direction: Direction, reaper: &Reaper, commands: &Receiver<Command>) {
+/// The relay of a direction. It is loaded for the first transfer that needs it, because loading may wait for all work of the device.
+/// Without it, small runs are copied one by one, and casts fail.
+type Lazy = OnceCell<Result<Relay>>;
+
+fn run(stream: &Stream, reaper: &Reaper, commands: &Receiver<Command>) {
     let bound = stream.context().bind();
-    // Before the first copy, because loading may wait for all work of the device. Without it, small runs are copied one by one, and casts
-    // fail.
-    let relay = match direction {
-        Direction::Out | Direction::In => Relay::load(stream.context()),
-        Direction::Within => Err(Error::Internal { what: "no kernel is needed within a device".to_owned() }),
-    };
-    let mut last = None;
+    let (relay, mut last) = (Lazy::new(), None);
     while let Ok(Command::Copy(job)) = commands.recv() {
         let Job { transfer, after, issued, done } = job;
         let what = match &transfer {
@@ -121,14 +120,14 @@ fn run(stream: &Stream, direction: Direction, reaper: &Reaper, commands: &Receiv
 }
 
 /// Submits the waits and the copies without waiting, so that the device always has the next chunk.
-fn submit(stream: &Stream, relay: &Result<Relay>, transfer: &Transfer, after: &[Mark]) -> Result<()> {
+fn submit(stream: &Stream, relay: &Lazy, transfer: &Transfer, after: &[Mark]) -> Result<()> {
     after.iter().try_for_each(|mark| stream.wait(mark))?;
     let mut at = 0;
     match transfer {
         Transfer::Out { from, to } => {
             for runs in from.chunk_by(are_small) {
                 let host = take(to, &mut at, runs);
-                match for_small(relay, runs) {
+                match for_small(relay, stream, runs) {
                     Some(relay) => relay.copy_out(stream, runs, &host, None)?,
                     None => each_chunk(runs, |chunk, span| copy_out(stream, chunk, host.part(span)))?,
                 }
@@ -137,14 +136,14 @@ fn submit(stream: &Stream, relay: &Result<Relay>, transfer: &Transfer, after: &[
         Transfer::In { from, to } => {
             for runs in to.chunk_by(are_small) {
                 let host = take(from, &mut at, runs);
-                match for_small(relay, runs) {
+                match for_small(relay, stream, runs) {
                     Some(relay) => relay.copy_in(stream, &host, runs, None)?,
                     None => each_chunk(runs, |chunk, span| copy_in(stream, &host.part(span), chunk))?,
                 }
             }
         }
-        Transfer::Encode { from, to, coding } => loaded(relay)?.copy_out(stream, from, to, Some(coding))?,
-        Transfer::Decode { from, to, coding } => loaded(relay)?.copy_in(stream, from, to, Some(coding))?,
+        Transfer::Encode { from, to, coding } => loaded(relay, stream)?.copy_out(stream, from, to, Some(coding))?,
+        Transfer::Decode { from, to, coding } => loaded(relay, stream)?.copy_in(stream, from, to, Some(coding))?,
         Transfer::Within { from, to } => {
             if from.address() != to.address() {
                 copy_within(stream, from, to)?;
@@ -172,13 +171,13 @@ fn each_chunk(runs: &[DeviceRegion], mut copy: impl FnMut(&DeviceRegion, Span) -
     })
 }
 
-fn loaded(relay: &Result<Relay>) -> Result<&Relay> {
-    relay.as_ref().map_err(Clone::clone)
+fn loaded<'relay>(relay: &'relay Lazy, stream: &Stream) -> Result<&'relay Relay> {
+    relay.get_or_init(|| Relay::load(stream.context())).as_ref().map_err(Clone::clone)
 }
 
 /// The relay, if these runs are better copied through it than one by one, and if the device could load one.
-fn for_small<'relay>(relay: &'relay Result<Relay>, runs: &[DeviceRegion]) -> Option<&'relay Relay> {
-    relay.as_ref().ok().filter(|_| runs.len() >= Relay::RUNS_MIN)
+fn for_small<'relay>(relay: &'relay Lazy, stream: &Stream, runs: &[DeviceRegion]) -> Option<&'relay Relay> {
+    if runs.len() < Relay::RUNS_MIN { None } else { loaded(relay, stream).ok() }
 }
 
 /// The error of a copy that comes after the shutdown.
