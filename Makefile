@@ -125,7 +125,7 @@ BENCH_PYTHON = $(firstword $(wildcard $(BIN)/python) $(PYTHON))
 
 # An idle machine, please. Every result is verified, and a page of all tables with pictures comes out. Tables that fail do not stop the
 # others, and make the exit code non-zero. ONLY=net,sched makes some of them; TARGETS=1 also asks whether they are what is aimed at.
-bench: ## the whole table of figures against peers, into bench/results (20 minutes); BENCH=short tries it out, into bench-out
+bench: ## the whole table of figures against peers, into bench/results (25 minutes); BENCH=short tries it out, into bench-out
 	cargo build --release -p gradlane-bench
 	$(BENCH_PROGRAM) suite $(if $(filter short,$(BENCH)),--short -o bench-out,-o bench/results) --python $(BENCH_PYTHON) $(addprefix --only ,$(ONLY)) $(if $(TARGETS),--targets)
 

@@ -59,6 +59,54 @@ fn bytes_go_one_way_or_the_other_without_summation() {
 }
 
 #[test]
+fn collectives_are_verified_on_every_road() {
+    let folder = tempfile::tempdir().unwrap();
+    let json = folder.path().join("out.json");
+    let all = ["all-reduce", "reduce-scatter", "all-gather", "all-to-all"];
+    for workers in ["2", "3"] {
+        let words = ["push-pull", "--smoke", "-N", "1", "--road", "local,shm,quic,mem", "--workers", workers];
+        let asked = ["--collective", &all.join(","), "-J", json.to_str().unwrap()];
+        let text = succeeded(&bench(&[&words[..], &asked].concat()));
+        let results = read(&json);
+        assert_eq!(results["wrong"], 0);
+        for (road, collective) in ["local", "shm", "quic", "mem"].iter().flat_map(|road| all.map(|of| (road, of))) {
+            let rows = results["rows"].as_array().unwrap();
+            let rows = rows.iter().filter(|row| row["contender"] == *road && row["collective"] == collective);
+            let rows: Vec<&Value> = rows.collect();
+            assert_eq!(rows.len(), 2, "sizes of {road} {collective}: {text}");
+            for row in rows {
+                let (reduces, alone) =
+                    (!collective.starts_with("all-g") && collective != "all-to-all", collective != "all-reduce");
+                assert_eq!((row["redop"] == "sum", row["in_place"].is_null()), (reduces, alone), "{row}");
+                let speed = |of: &str| row["out_of_place"][of]["median"].as_f64().unwrap();
+                let workers: f64 = workers.parse().unwrap();
+                let factor = (workers - 1.0) / workers * if alone { 1.0 } else { 2.0 };
+                assert!((speed("busbw") / speed("algbw") - factor).abs() < 1e-6, "{row}");
+            }
+        }
+    }
+}
+
+#[test]
+fn several_tensors_of_a_collective_are_in_flight_together() {
+    let collectives = "reduce-scatter,all-gather,all-to-all";
+    let words = ["push-pull", "--smoke", "-N", "1", "-d", "all", "-o", "max,mean", "--servers", "2", "--inflight", "3"];
+    let text = succeeded(&bench(&[&words[..], &["--collective", collectives]].concat()));
+    let rows = |name: &str| text.lines().filter(|line| line.ends_with(&format!("  quic {name} x3"))).count();
+    let counts = ["reduce-scatter", "all-gather", "all-to-all"].map(rows);
+    assert_eq!(counts, [8 * 2 * 2, 8 * 2, 8 * 2], "types, operations where there are any, sizes: {text}");
+}
+
+#[test]
+fn a_wrong_result_of_a_collective_fails_the_run() {
+    for collective in ["reduce-scatter", "all-gather", "all-to-all"] {
+        let ended = bench(&["push-pull", "--smoke", "-N", "1", "--collective", collective, "--plant-wrong-sum"]);
+        assert_eq!(ended.status.code(), Some(1), "{collective}");
+        assert!(String::from_utf8_lossy(&ended.stderr).contains("wrong result: 4 elements"), "{collective}: {ended:?}");
+    }
+}
+
+#[test]
 fn transports_and_their_peers_give_back_what_was_pushed() {
     let folder = tempfile::tempdir().unwrap();
     let json = folder.path().join("out.json");
@@ -109,6 +157,26 @@ fn mpi_does_the_same_work_where_it_is_installed() {
         4 * 3 * 2,
         "types, operations, sizes: {text}"
     );
+    for inflight in ["1", "2"] {
+        let words = [
+            "push-pull",
+            "--smoke",
+            "-N",
+            "1",
+            "--backend",
+            "mpi",
+            "-d",
+            types,
+            "-o",
+            "sum,max",
+            "--inflight",
+            inflight,
+        ];
+        let collectives = ["--collective", "reduce-scatter,all-gather,all-to-all", "--workers", "3"];
+        let text = succeeded(&bench(&[&words[..], &collectives].concat()));
+        let rows = text.lines().filter(|line| line.contains("  mpi ")).count();
+        assert_eq!(rows, (4 * 2 + 4 + 4) * 2, "types and operations, sizes: {text}");
+    }
 }
 
 #[test]
@@ -248,6 +316,16 @@ fn what_cannot_be_measured_is_said_before_anything_starts() {
         (&["push-pull", "--smoke", "--join", "gradlane1", "--road", "mem"], "cannot join another"),
         (&["push-pull", "--smoke", "--join", "gradlane1"], "fewer than four parts"),
         (&["push-pull", "--smoke", "--backend", "tcp"], "give --workers 1"),
+        (&["push-pull", "--collective", "all-scatter"], "all-scatter"),
+        (&["push-pull", "--collective", "all-gather", "--mode", "push-only"], "leave out --mode or --collective"),
+        (&["push-pull", "--collective", "all-gather", "--model", "vgg16"], "leave out --model or --collective"),
+        (&["push-pull", "--collective", "all-gather", "--place", "in"], "leave out --place in"),
+        (&["push-pull", "--collective", "all-gather,all-to-all", "-o", "max"], "leave out -o"),
+        (
+            &["push-pull", "--collective", "all-gather", "--workers", "1", "--backend", "tls"],
+            "use --backend gloo or mpi",
+        ),
+        (&["push-pull", "--collective", "all-to-all", "--workers", "3", "-b", "8"], "not one float32 element for each"),
         (&["reduce", "-b", "4"], "less than one element"),
         (&["suite", "--only", "speed"], "is no table"),
         (&["page", "/nowhere.json"], "/nowhere.json"),

@@ -43,6 +43,21 @@ def test_gloo_does_the_same_work_in_the_same_run(tmp_path):
     assert len(results["ratios"]) == len(gloo)
 
 
+@pytest.mark.torch
+def test_gloo_does_the_same_collectives_in_the_same_run(tmp_path):
+    pytest.importorskip("torch")
+    out = tmp_path / "out.json"
+    words = ["--road", "local,shm,quic", "--backend", "gloo", "-d", "f32,u8", "--workers", "3", "--inflight", "2"]
+    ended = bench("push-pull", "--smoke", "--collective", "reduce-scatter,all-gather,all-to-all", *words, "-J", str(out))
+    assert ended.code == 0, ended.output
+    results = json.loads(out.read_text())
+    assert results["wrong"] == 0
+    gloo = [row for row in results["rows"] if row["contender"] == "gloo"]
+    assert len(gloo) == 3 * 2 * 2, "collectives, types, sizes"
+    assert all(row["in_place"] is None for row in gloo)
+    assert len(results["ratios"]) == 3 * len(gloo), "of each road"
+
+
 def test_the_whole_benchmark_runs_from_the_package_too(tmp_path):
     ended = bench("suite", "--short", "--only", "sched,reduce", "-o", str(tmp_path / "results"))
     assert ended.code == 0, ended.output

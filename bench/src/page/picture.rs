@@ -12,7 +12,8 @@ type Line = Vec<(f64, f64)>;
 /// Names of bounds begin with this; their lines are dashed.
 const BOUND: &str = "bound of ";
 
-/// The pictures of one file of results, by file name: one for each element type that was measured at several sizes.
+/// The pictures of one file of results, by file name: one for each element type and collective that was measured at several sizes. The name
+/// leaves out all-reduce.
 pub(super) fn draw(name: &str, results: &Value) -> Vec<(String, String)> {
     let mut lines: BTreeMap<String, BTreeMap<String, Line>> = BTreeMap::new();
     for row in results["rows"].as_array().into_iter().flatten() {
@@ -23,7 +24,11 @@ pub(super) fn draw(name: &str, results: &Value) -> Vec<(String, String)> {
             && speed > 0.0
         {
             let contender = format!("{} {}", word("contender"), word("variant")).trim().to_owned();
-            let lines = lines.entry(word("type")).or_default();
+            let what = match word("collective").as_str() {
+                "" | "all-reduce" => word("type"),
+                other => format!("{}-{other}", word("type")),
+            };
+            let lines = lines.entry(what).or_default();
             if let Some(reached) = figures["bound"]["reached"]["median"].as_f64() {
                 lines.entry(format!("{BOUND}{contender}")).or_default().push((size, speed / reached));
             }
@@ -31,7 +36,7 @@ pub(super) fn draw(name: &str, results: &Value) -> Vec<(String, String)> {
         }
     }
     lines.retain(|_, lines| lines.values().any(|line| line.len() > 1 && line.iter().any(|point| point.0 != line[0].0)));
-    lines.into_iter().map(|(dtype, lines)| (format!("{name}-{dtype}.svg"), picture(name, &dtype, &lines))).collect()
+    lines.into_iter().map(|(what, lines)| (format!("{name}-{what}.svg"), picture(name, &what, &lines))).collect()
 }
 
 const WIDTH: f64 = 720.0;
@@ -43,7 +48,7 @@ const BOTTOM: f64 = 50.0;
 /// Distinct also for colour-blind readers (Okabe and Ito 2008).
 pub(super) const COLOURS: [&str; 7] = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"];
 
-fn picture(name: &str, dtype: &str, lines: &BTreeMap<String, Line>) -> String {
+fn picture(name: &str, what: &str, lines: &BTreeMap<String, Line>) -> String {
     let points = || lines.values().flatten();
     let bounds = |of: fn(&(f64, f64)) -> f64| {
         points().map(of).fold((f64::INFINITY, 0.0_f64), |(low, high), at| (low.min(at), high.max(at)))
@@ -62,7 +67,7 @@ fn picture(name: &str, dtype: &str, lines: &BTreeMap<String, Line>) -> String {
     writeln!(text, r#"<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>"#).expect(STRING);
     writeln!(
         text,
-        r#"<text x="{LEFT}" y="22" font-size="15">{}, {dtype}: size against algbw in GB/s</text>"#,
+        r#"<text x="{LEFT}" y="22" font-size="15">{}, {what}: size against algbw in GB/s</text>"#,
         plain(name)
     )
     .expect(STRING);
@@ -126,6 +131,15 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn each_collective_has_its_own_picture() {
+        let row = |collective: &str, size: u64| json!({ "contender": "shm", "variant": collective, "collective": collective, "type": "float32", "size": size, "out_of_place": { "algbw": { "median": 1.0 } } });
+        let rows: Vec<Value> =
+            ["all-gather", "all-to-all"].iter().flat_map(|of| [row(of, 4096), row(of, 65536)]).collect();
+        let names: Vec<String> = draw("c", &json!({ "rows": rows })).into_iter().map(|(name, _)| name).collect();
+        assert_eq!(names, ["c-float32-all-gather.svg", "c-float32-all-to-all.svg"]);
+    }
 
     #[test]
     fn a_picture_has_a_line_for_each_contender_and_none_is_drawn_of_a_single_size() {

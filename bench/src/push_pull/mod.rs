@@ -1,6 +1,7 @@
 //! What does a whole reduction over workers and servers cost? Runs the engine as training does, in processes as in production.
 
 pub(crate) mod crew;
+mod operations;
 pub(crate) mod whole;
 pub(crate) mod worker;
 
@@ -8,22 +9,23 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use gradlane_core::pipeline::models;
-use gradlane_core::types::{JoinString, TensorSpec};
+use gradlane_core::types::{JoinString, Op, TensorSpec};
 
 use crate::arguments::{Effort, Point, Sweep};
 use crate::job::{self, road};
 use crate::report::{Conclusion, DEFINITIONS, Output, Place, Report};
 use crate::team::Team;
+use crate::team::collective::Collective;
 use crate::team::contest::{self, Entry, Plan};
 use crate::team::orders::{Case, Mode};
 use crate::transport::{self, RawCrew};
-use crew::Crew;
+use crew::{Backend, Crew};
 
 /// What does a reduction cost, over workers and servers in processes of their own?
 ///
 /// Starts a coordinator, servers and workers on this host (or workers that join a running job), lets every worker reduce tensors with
 /// all others, verifies every element of every sum, and prints the columns of nccl-tests. Peers do the same work in the same run, in
-/// turns, repetition by repetition.
+/// turns, repetition by repetition. With --collective, the same for reduce-scatter, all-gather and all-to-all.
 #[derive(Args)]
 #[command(after_long_help = DEFINITIONS)]
 pub(crate) struct Arguments {
@@ -38,6 +40,13 @@ pub(crate) struct Arguments {
     /// Tensors that are submitted at once; an exchange ends when all have ended.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
     inflight: u32,
+    /// What the workers do together, separated by commas. all-reduce: every worker gets the sum of all tensors. reduce-scatter: every worker
+    /// gets its part of that sum. all-gather: every worker gets a part from each. all-to-all: every worker has another part for each. The
+    /// last three are made of the same operations as in `gradlane.reduce_scatter`, `all_gather` and `all_to_all`, work out of place only,
+    /// and have the peers gloo and mpi. All-gather and all-to-all sum nothing, so they have no -o. As in nccl-tests, a size is that of the
+    /// larger of a worker's two buffers, and is rounded down to whole elements for each worker.
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "all-reduce")]
+    collective: Vec<Collective>,
     /// The kind of exchange. push-pull: the engine sums the contributions of all workers and brings the sum to each. The other kinds use
     /// only the transport and sum nothing; they send the parts of a tensor to all servers. push-only: the servers keep each tensor and
     /// acknowledge it. pull-only: the servers return tensors that were pushed before, outside of the measured time. push-then-pull: first
@@ -92,10 +101,12 @@ fn measure(arguments: &Arguments) -> Result<Conclusion, String> {
                 .to_owned(),
         );
     }
+    arguments.check_collectives()?;
     let patience = Duration::from_secs(effort.patience);
     let entries = entries(arguments)?;
     let teams = if moving.is_empty() { teams(arguments, patience)? } else { raw_teams(arguments, patience)? };
-    let places = match (arguments.place, moving.is_empty()) {
+    let in_place = moving.is_empty() && arguments.collective.contains(&Collective::AllReduce);
+    let places = match (arguments.place, in_place) {
         (Places::Out, _) | (_, false) => vec![Place::Out],
         (Places::In, true) => vec![Place::In],
         (Places::Both, true) => vec![Place::Out, Place::In],
@@ -111,6 +122,44 @@ fn measure(arguments: &Arguments) -> Result<Conclusion, String> {
     let report = Report::begin("push-pull", setting);
     let plan = Plan { effort, places, spoil: arguments.crew.ours.plant_wrong_sum };
     contest::hold(teams, &entries, &plan, report, &arguments.output)
+}
+
+impl Arguments {
+    fn case(&self, collective: Collective, point: Point) -> Result<Case, String> {
+        match collective {
+            Collective::AllReduce => Ok(Case::single("tensor", point.bytes, point.dtype, point.op, self.inflight)),
+            Collective::ReduceScatter | Collective::AllGather | Collective::AllToAll => {
+                Case::of_parts(collective, point, self.inflight, self.crew.workers)
+            }
+        }
+    }
+
+    /// Refuses what the collectives other than all-reduce do not have.
+    ///
+    /// # Errors
+    /// The first combination without meaning, and what to do.
+    fn check_collectives(&self) -> Result<(), String> {
+        let Some(other) = self.collective.iter().find(|collective| **collective != Collective::AllReduce) else {
+            return Ok(());
+        };
+        let refuse = |what: &str| Err(format!("--collective {}: {what}", other.name()));
+        if self.mode.iter().any(|mode| *mode != Mode::PushPull) {
+            return refuse("the modes without summation have no collectives; leave out --mode or --collective");
+        }
+        if self.model.is_some() {
+            return refuse("only single tensors are measured; leave out --model or --collective");
+        }
+        if self.place == Places::In {
+            return refuse("only all-reduce can put its result over the contribution; leave out --place in");
+        }
+        if self.crew.backend.iter().any(|backend| matches!(backend, Backend::Tcp | Backend::Tls)) {
+            return refuse("--backend tcp and tls only return what they get; use --backend gloo or mpi");
+        }
+        if self.sweep.ops() != [Op::Sum] && !self.collective.iter().any(|collective| collective.reduces()) {
+            return refuse("nothing is reduced; leave out -o");
+        }
+        Ok(())
+    }
 }
 
 /// Starts workers and stores for the modes without summation.
@@ -138,12 +187,16 @@ fn entries(arguments: &Arguments) -> Result<Vec<Entry>, String> {
     let Some(model) = arguments.model else {
         let sweep = if arguments.effort.smoke { arguments.sweep.smoke() } else { arguments.sweep.clone() };
         let mut entries = Vec::new();
-        for &mode in &arguments.mode {
-            for Point { bytes, dtype, op } in sweep.points()? {
-                entries.push(Entry::single(match mode {
-                    Mode::PushPull => Case::single("tensor", bytes, dtype, op, arguments.inflight),
-                    Mode::PushOnly | Mode::PullOnly | Mode::PushThenPull => Case::raw(bytes, arguments.inflight, mode),
-                }));
+        for &mode in arguments.mode.iter().filter(|mode| **mode != Mode::PushPull) {
+            let raw = |point: Point| Entry::single(Case::raw(point.bytes, arguments.inflight, mode));
+            entries.extend(sweep.points()?.into_iter().map(raw));
+        }
+        let collectives = if arguments.mode.contains(&Mode::PushPull) { arguments.collective.as_slice() } else { &[] };
+        for &collective in collectives {
+            // Without a reduction, the cases of a second operation would be those of the first.
+            let once = |point: &Point| collective.reduces() || point.op == sweep.ops()[0];
+            for point in sweep.points()?.into_iter().filter(once) {
+                entries.push(Entry::single(arguments.case(collective, point)?));
             }
         }
         return Ok(entries);

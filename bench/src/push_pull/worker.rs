@@ -14,8 +14,10 @@ use gradlane_core::transport::identity::Credentials;
 use gradlane_core::transport::router::Router;
 use gradlane_core::types::{DType, JoinString, Op, Priority, Role, TensorSpec};
 
+use super::operations::Operations;
 use crate::job::{JOIN, SETTINGS, config};
 use crate::team::buffers::{Buffers, Set};
+use crate::team::collective::Collective;
 use crate::team::orders::{Case, Tensor};
 use crate::team::rank::Exchanger;
 
@@ -27,6 +29,8 @@ pub(crate) struct Worker {
     under_way: Vec<Handle>,
     /// The tensors of the case, if it submits them in one call.
     batch: Option<Batch>,
+    /// What makes up the case, if it is no all-reduce.
+    operations: Option<Operations>,
     rank: u32,
     ranks: u32,
     /// The small tensor whose exchange serves as a barrier of the workers.
@@ -58,7 +62,8 @@ impl Worker {
                 .map_err(|error| error.to_string())?;
         let case = Case::single("meeting", 4, DType::F32, Op::Sum, 1);
         let meeting = (case.clone(), Buffers::new(&case, rank, ranks));
-        Ok(Self { engine, backlog: None, under_way: Vec::new(), batch: None, rank, ranks, meeting, shutdown })
+        let (backlog, under_way, batch, operations) = (None, Vec::new(), None, None);
+        Ok(Self { engine, backlog, under_way, batch, operations, rank, ranks, meeting, shutdown })
     }
 }
 
@@ -87,12 +92,15 @@ impl Exchanger for Worker {
             self.backlog = Some((backlog, buffers));
         }
         self.batch = case.together.then(|| Batch::new(specs(case))).transpose().map_err(|error| error.to_string())?;
-        self.engine.declare(specs(case), case.fuse, None).map_err(|error| error.to_string())
+        let partly = case.collective != Collective::AllReduce;
+        self.operations = partly.then(|| Operations::of(case, self.rank, self.ranks));
+        let specs = self.operations.as_ref().map_or_else(|| specs(case), Operations::specs);
+        self.engine.declare(specs, case.fuse, None).map_err(|error| error.to_string())
     }
 
     fn load(&mut self, _case: &Case) -> Result<(), String> {
         let Some((backlog, buffers)) = &mut self.backlog else { return Ok(()) };
-        let (handles, outcome) = submit(&self.engine, backlog, buffers.set(0), false);
+        let (handles, outcome) = submit(&self.engine, submissions(backlog, buffers.set(0), false));
         // Once the first sum is back, both directions of the link are full.
         let first = handles.first().map_or(Ok(()), |first| first.wait(None));
         self.under_way = handles;
@@ -108,6 +116,10 @@ impl Exchanger for Worker {
     }
 
     fn exchange(&mut self, case: &Case, set: &mut Set, in_place: bool) -> Result<(), String> {
+        if let Some(operations) = &self.operations {
+            let (handles, outcome) = submit(&self.engine, operations.begin(set));
+            return outcome.and(wait(handles));
+        }
         let Some(batch) = &self.batch else { return push_pull(&self.engine, case, set, in_place) };
         let member = |((source, destination), tensor): ((Region, Region), &Tensor)| Member {
             source: source.into(),
@@ -137,14 +149,14 @@ fn push_pull(engine: &Engine, case: &Case, set: &mut Set, in_place: bool) -> Res
             .try_for_each(|submission| engine.reduce(submission, None))
             .map_err(|error| error.to_string());
     }
-    let (handles, outcome) = submit(engine, case, set, in_place);
+    let (handles, outcome) = submit(engine, submissions(case, set, in_place));
     outcome.and(wait(handles))
 }
 
-/// Submits all tensors of a case. The handles must be waited for, whatever the outcome: the memory of the set is theirs until then.
-fn submit(engine: &Engine, case: &Case, set: &mut Set, in_place: bool) -> (Vec<Handle>, Result<(), String>) {
-    let mut handles = Vec::with_capacity(case.tensors.len());
-    for submission in submissions(case, set, in_place) {
+/// Submits all of them. The handles must be waited for, whatever the outcome: the memory of the set is theirs until then.
+fn submit(engine: &Engine, submissions: impl Iterator<Item = Submission>) -> (Vec<Handle>, Result<(), String>) {
+    let mut handles = Vec::with_capacity(submissions.size_hint().0);
+    for submission in submissions {
         match engine.push_pull(submission, |_| {}) {
             Ok(handle) => handles.push(handle),
             Err(error) => return (handles, Err(error.to_string())),

@@ -12,24 +12,26 @@ use crate::measure::Samples;
 /// Explains the columns, in the help of every subcommand that prints them.
 pub(crate) const DEFINITIONS: &str = "\
 Columns (n workers, S bytes, GB = 10^9 bytes):
-  size     S: bytes of one worker's tensor (of all tensors of a model)
+  size     S: bytes of one worker's tensor (of all tensors of a model). In the other collectives, bytes of the larger of its two buffers:
+           the contribution to a reduce-scatter, the result of an all-gather, either of an all-to-all; its own part is included
   count    elements of it
   time     microseconds of one exchange, on the slowest worker; median of the repetitions
   algbw    S / time, GB/s
-  busbw    algbw x 2(n-1)/n, as nccl-tests defines it for all-reduce: comparable with the speed of a link in a ring
+  busbw    algbw x 2(n-1)/n for all-reduce, algbw x (n-1)/n for reduce-scatter, all-gather and all-to-all, as nccl-tests defines them:
+           comparable with the speed of a link in a ring
   #wrong   elements with a wrong value; N/A with -c 0
-  wirebw   bytes that a worker's link carried / time, GB/s, mean of the two directions, protocol overhead included: about algbw for
-           push-pull, busbw for a ring. On one host it is counted at the loopback interface, together with the traffic of other programs; `-`
-           if nothing passes a network
+  wirebw   bytes that a worker's link carried / time, GB/s, mean of the two directions, protocol overhead included: for an all-reduce
+           about algbw with push-pull, busbw with a ring. On one host it is counted at the loopback interface, together with the traffic of
+           other programs; `-` if nothing passes a network
   cpu      user and system seconds of all processes of the job (workers, servers, coordinator) per GB of S
-  bound    over shm and local: the share of the memory-traffic bound that is reached. The bound is the time in which copying touches as
-           many bytes as the reduction must: 5n+1 for each byte of S over shm with a server (n workers copy in, 2 each; the server reads n and
+  bound    all-reduce over shm and local: the share of the memory-traffic bound that is reached. The bound is the time in which copying
+           touches as many bytes as the reduction must: 5n+1 for each byte of S over shm with a server (n workers copy in, 2 each; the server reads n and
            writes 1; n workers copy out, 2 each), 5n-2 over local (every worker keeps its own slice). Copying is measured in the same
            repetition, by as many threads as there are workers with a core, through as much memory; reads and writes both count.
            It may exceed 1, because bytes that are touched twice may still be in the cache
   ratios   our algbw divided by the peer's in the same repetition: median +- half the distance of the extremes
 The JSON file has the samples of all repetitions, and the smallest and largest beside every median; -I prints these for the time.
-Left group: the sum goes to other memory than the contribution (out of place); right group: over it (in place).
+Left group: the result goes to other memory than the contribution (out of place); right group: over it (in place).
 With --inflight K, an exchange is K tensors of the size submitted at once, and time is the time of all of them divided by K.
 Exit code: 0; 1 if a sum is wrong or the run failed; 2 if an expectation is missed or the arguments are wrong.";
 

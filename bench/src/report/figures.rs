@@ -29,7 +29,7 @@ pub(crate) struct Row {
     pub(crate) contender: String,
     /// Whether it is ours. Expectations apply to ours; ratios are ours divided by the others.
     pub(crate) ours: bool,
-    /// Bytes of one tensor of one worker, or of all tensors of a model. A question without tensors defines its own size.
+    /// Bytes of one tensor of one worker, or of all tensors of a model; of the larger buffer of a collective. A question without tensors defines its own size.
     pub(crate) bytes: u64,
     /// Elements in these bytes.
     pub(crate) count: u64,
@@ -37,6 +37,8 @@ pub(crate) struct Row {
     pub(crate) dtype: Option<DType>,
     /// How they are reduced; `None` where nothing is.
     pub(crate) op: Option<Op>,
+    /// What the ranks did with them, such as `all-reduce`; `None` where they did nothing together.
+    pub(crate) collective: Option<&'static str>,
     /// A word such as `busy`, which distinguishes rows that are equal otherwise.
     pub(crate) variant: String,
     /// The figures with the result in other memory than the contribution.
@@ -104,6 +106,7 @@ impl Row {
             count: 0,
             dtype: None,
             op: None,
+            collective: None,
             variant: variant.to_owned(),
             out_of_place: None,
             in_place: None,

@@ -33,6 +33,7 @@ fn row(row: &Row) -> Value {
         "count": row.count,
         "type": dtype(row.dtype),
         "redop": redop(row.op),
+        "collective": row.collective,
         "root": -1,
         "variant": row.variant,
         "out_of_place": row.out_of_place.as_ref().map(figures),

@@ -38,7 +38,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     only: Vec<String>,
     /// Minutes for the whole suite; tables whose turn does not come in time fail.
-    #[arg(long, default_value_t = 25, value_parser = clap::value_parser!(u64).range(1..=1440))]
+    #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=1440))]
     minutes: u64,
     /// The Python that runs Gloo: needs torch. Default: the one of the active virtual environment, or of .venv, or python3.
     #[arg(long, value_name = "FILE")]

@@ -33,8 +33,8 @@ pub(super) enum Needs {
 /// Sizes, types and effort of the tables of reductions: few exchanges of large tensors, many of small ones.
 const SWEEP: &str = "--place in -b 64K -e 256M -d f32,bf16 -n 64 -w 1 --volume 256M";
 
-/// All tables. On two cores those of reductions take three to four minutes each, links five, the others a minute or less. Quick tables come
-/// first, so that little is lost if time runs out.
+/// All tables. On two cores those of reductions and of collectives take three to four minutes each, links five, the others a minute or less.
+/// Quick tables come first, so that little is lost if time runs out.
 pub(super) fn all() -> Vec<Table> {
     use Needs::{Links, Nothing};
     use Peer::{Gloo, Mpi};
@@ -103,6 +103,18 @@ pub(super) fn all() -> Vec<Table> {
                 &[
                     "push-pull --road shm,quic --mode push-only,pull-only,push-then-pull",
                     "-b 64K -e 64M -f 32 -n 64 -w 1 --volume 128M",
+                ],
+                Nothing,
+            )
+        },
+        Table {
+            peers: &[Gloo, Mpi],
+            seconds: 420,
+            ..table(
+                "collectives",
+                &[
+                    "push-pull --road local,shm,quic --collective reduce-scatter,all-gather,all-to-all",
+                    "-b 64K -e 32M -f 8 -n 64 -w 1 --volume 128M",
                 ],
                 Nothing,
             )

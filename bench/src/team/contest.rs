@@ -3,10 +3,10 @@
 use std::io::IsTerminal;
 use std::time::Duration;
 
-use gradlane_core::types::Op;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use super::orders::{Case, ECHO, Mode, Repeat};
+use super::collective::Collective;
+use super::orders::{Case, Mode, NO_OP, Repeat};
 use super::{Repetition, Team};
 use crate::arguments::Effort;
 use crate::measure::Samples;
@@ -41,6 +41,7 @@ impl Entry {
         let inflight = u32::try_from(case.tensors.len()).expect("few tensors");
         let (bytes, count) = (case.bytes() / u64::from(inflight), case.elements() / u64::from(inflight));
         let mut words = Vec::new();
+        words.extend((case.collective != Collective::AllReduce).then(|| case.collective.name().to_owned()));
         words.extend((case.mode != Mode::PushPull).then(|| case.mode.name().to_owned()));
         words.extend((inflight > 1).then(|| format!("x{inflight}")));
         words.extend((case.backlog_bytes > 0).then(|| "busy".to_owned()));
@@ -73,10 +74,13 @@ fn run(
             team.prepare(&entry.case)?;
         }
         let mut rows: Vec<Row> = teams.iter().map(|team| blank(team, entry)).collect();
-        // If bytes go through memory, the speed of memory is measured in the same turns.
-        let near = teams.iter().filter(|team| team.traffic.is_some()).map(|team| team.size).max();
+        // If bytes go through memory, the speed of memory is measured in the same turns. The bound is one of all-reduce.
+        let bounded = entry.case.collective == Collective::AllReduce;
+        let near = teams.iter().filter(|team| bounded && team.traffic.is_some()).map(|team| team.size).max();
         let mut copier = near.map(|workers| Copier::new(entry.case.bytes(), entry.case.sets, workers));
-        for place in &plan.places {
+        let anyone = |place: &&Place| teams.iter().any(|team| team.can(&entry.case, **place));
+        let places: Vec<&Place> = plan.places.iter().filter(anyone).collect();
+        for place in places {
             let mut figures: Vec<Figures> = teams.iter().map(|_| Figures::default()).collect();
             for number in 0..plan.effort.repetitions as usize {
                 let copy = copier.as_mut().map(Copier::sample);
@@ -149,7 +153,8 @@ fn blank(team: &Team, entry: &Entry) -> Row {
         bytes: entry.bytes,
         count: entry.count,
         dtype: Some(entry.case.dtype()),
-        op: (entry.case.op != ECHO).then(|| entry.case.op()),
+        op: (entry.case.op != NO_OP).then(|| entry.case.op()),
+        collective: (!entry.case.echoes()).then_some(entry.case.collective.name()),
         ..Row::new(&team.name, team.ours, &entry.variant)
     }
 }
@@ -162,16 +167,9 @@ impl Figures {
         let seconds = repetition.total_seconds / exchanges / inflight;
         let gigabytes = entry.bytes as f64 / 1e9;
         let algbw = gigabytes / seconds;
-        // A broadcast moves every byte once; its factor is 1 in nccl-tests.
-        let factor = match entry.case.op() {
-            Op::Broadcast { .. } => 1.0,
-            Op::Sum | Op::Mean | Op::Min | Op::Max | Op::WeightedMean => {
-                2.0 * (f64::from(ranks) - 1.0) / f64::from(ranks)
-            }
-        };
         self.time_us.push(seconds * 1e6);
         self.algbw.get_or_insert_default().push(algbw);
-        self.busbw.get_or_insert_default().push(algbw * factor);
+        self.busbw.get_or_insert_default().push(algbw * entry.case.bus_factor(ranks));
         if let Some(bytes) = repetition.wire_bytes {
             self.wirebw.get_or_insert_default().push(bytes / 1e9 / repetition.total_seconds);
         }

@@ -6,6 +6,7 @@ import sys
 import time
 
 PERIOD = 7
+UNTOUCHED = 0xA5
 
 
 def wire_bytes(interface):
@@ -35,10 +36,13 @@ class Rank:
         )
         dist.init_process_group("gloo", store=store, rank=self.rank, world_size=self.ranks)
         self.ops = {"sum": dist.ReduceOp.SUM, "min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX}
+        # The newer names come first, because the older ones warn at every call where both exist.
+        self.reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+        self.all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
-    def contribution(self, elements, rank, tensor, start):
-        """What a rank contributes: see buffers.rs."""
-        period = [(i + 3 * rank + 5 * tensor + start) % PERIOD - 3 for i in range(PERIOD)]
+    def contribution(self, elements, rank, tensor, start, first=0):
+        """What a rank contributes, from its element `first` on: see buffers.rs."""
+        period = [(first + i + 3 * rank + 5 * tensor + start) % PERIOD - 3 for i in range(PERIOD)]
         return self.repeated(period, elements)
 
     def repeated(self, period, elements):
@@ -48,22 +52,26 @@ class Rank:
         small = torch.tensor(period, dtype=self.dtype)
         return small.repeat(elements // PERIOD + 1)[:elements]
 
-    def expected(self, elements, tensor, start):
+    def reduced(self, elements, tensor, start, first):
         wrap = 256 if self.dtype == self.torch.uint8 else None
         values = []
         for i in range(PERIOD):
-            all_ranks = [(i + 3 * rank + 5 * tensor + start) % PERIOD - 3 for rank in range(self.ranks)]
+            all_ranks = [(first + i + 3 * rank + 5 * tensor + start) % PERIOD - 3 for rank in range(self.ranks)]
             if wrap:
                 all_ranks = [value % wrap for value in all_ranks]
             values.append({"sum": sum, "min": min, "max": max, "broadcast": lambda of: of[0]}[self.op](all_ranks))
         return self.repeated(values, elements)
 
     def prepare(self, case):
-        self.sets = None
+        self.sets = self.results = None
         self.dtype = getattr(self.torch, case["dtype"])
-        self.op = case["op"]
+        self.op, self.collective = case["op"], case["collective"]
         self.tensors = [tensor["elements"] for tensor in case["tensors"]]
         self.sets = [[None] * len(self.tensors) for _ in range(case["sets"])]
+        # An all-reduce is in place; the other collectives are not.
+        self.results = self.sets
+        if self.collective != "all-reduce":
+            self.results = [[self.torch.empty(of, dtype=self.dtype) for of in self.tensors] for _ in self.sets]
         for start in range(len(self.sets)):
             self.fill(start)
 
@@ -74,25 +82,67 @@ class Rank:
                 self.sets[start][tensor] = contribution
             else:
                 self.sets[start][tensor].copy_(contribution)
+            if self.results is not self.sets:
+                self.bytes(self.results[start][tensor]).fill_(UNTOUCHED)
 
     def exchange(self, start):
-        if self.op == "broadcast":
+        pairs = zip(self.results[start], self.sets[start])
+        if self.collective == "reduce-scatter":
+            op = self.ops[self.op]
+            works = [self.reduce_scatter(self.own(to), of, op=op, async_op=True) for to, of in pairs]
+        elif self.collective == "all-gather":
+            works = [self.all_gather(to, self.own(of), async_op=True) for to, of in pairs]
+        elif self.collective == "all-to-all":
+            works = [self.dist.all_to_all_single(to, of, async_op=True) for to, of in pairs]
+        elif self.op == "broadcast":
             works = [self.dist.broadcast(tensor, 0, async_op=True) for tensor in self.sets[start]]
         else:
             works = [self.dist.all_reduce(tensor, self.ops[self.op], async_op=True) for tensor in self.sets[start]]
         for work in works:
             work.wait()
 
+    def own(self, tensor):
+        """This rank's part of a tensor."""
+        part = len(tensor) // self.ranks
+        return tensor[self.rank * part : (self.rank + 1) * part]
+
+    def bytes(self, tensor):
+        return tensor.view(self.torch.uint8)
+
+    def due(self, elements, tensor, start):
+        """The pieces of a result: the place of each, and its elements; see collective.rs."""
+        part, mine = elements // self.ranks, self.rank * (elements // self.ranks)
+        if self.collective == "all-reduce":
+            return [(0, self.reduced(elements, tensor, start, 0))]
+        if self.collective == "reduce-scatter":
+            return [(mine, self.reduced(part, tensor, start, mine))]
+        pieces = []
+        for origin in range(self.ranks):
+            first = origin * part if self.collective == "all-gather" else mine
+            pieces.append((origin * part, self.contribution(part, origin, tensor, start, first)))
+        return pieces
+
     def verify(self, start):
         wrong, first = 0, None
-        for tensor, found in enumerate(self.sets[start]):
-            due = self.expected(len(found), tensor, start)
-            if not self.torch.equal(found, due):
-                at = (found != due).nonzero().flatten()
-                wrong += len(at)
-                if len(at) and first is None:
-                    i = int(at[0])
-                    first = f"rank {self.rank}, tensor {tensor}, element {i} is {found[i]} instead of {due[i]}"
+        for tensor, result in enumerate(self.results[start]):
+            # What lies before, between and behind the pieces must be as it was.
+            end, untouched = 0, []
+            for begin, due in self.due(len(result), tensor, start):
+                untouched.append((end, begin))
+                end = begin + len(due)
+                found = result[begin:end]
+                if not self.torch.equal(found, due):
+                    at = (found != due).nonzero().flatten()
+                    wrong += len(at)
+                    if len(at) and first is None:
+                        i = int(at[0])
+                        where = f"rank {self.rank}, tensor {tensor}, element {begin + i}"
+                        first = f"{where} is {found[i]} instead of {due[i]}"
+            for begin, end in [*untouched, (end, len(result))]:
+                touched = int((self.bytes(result[begin:end]) != UNTOUCHED).sum())
+                if touched:
+                    wrong += touched
+                    first = first or f"rank {self.rank}, tensor {tensor}: {touched} bytes from {begin} on were to stay"
         return wrong, first
 
     def repeat(self, order):

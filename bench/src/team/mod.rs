@@ -1,6 +1,7 @@
 //! A team is one contender: the processes of its ranks, and the processes that serve them. All teams of a run do the same work in turns.
 
 pub(crate) mod buffers;
+pub(crate) mod collective;
 pub(crate) mod contest;
 pub(crate) mod gloo;
 pub(crate) mod mpi;
@@ -15,6 +16,7 @@ use gradlane_core::types::DType;
 
 use crate::memory::Traffic;
 use crate::report::Place;
+use collective::Collective;
 use orders::{Answer, Case, Measured, Order, Repeat, slowest};
 use process::Process;
 
@@ -43,7 +45,7 @@ pub(crate) struct Team {
 /// The cases that a contender supports; the others are left out of its rows.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) struct Abilities {
-    /// Sums to other memory than the contribution.
+    /// All-reduces to other memory than the contribution. The other collectives always do.
     pub(crate) out_of_place: bool,
     /// Means, besides sum, min and max.
     pub(crate) mean: bool,
@@ -107,7 +109,11 @@ impl Team {
     pub(crate) fn can(&self, case: &Case, place: Place) -> bool {
         let Abilities { out_of_place, mean, dtypes } = self.abilities;
         let plain = self.ours || case.backlog_bytes == 0;
-        plain && (out_of_place || place == Place::In) && (mean || case.op != "mean") && dtypes.contains(&case.dtype())
+        let placed = match case.collective {
+            Collective::AllReduce => out_of_place || place == Place::In,
+            Collective::ReduceScatter | Collective::AllGather | Collective::AllToAll => place == Place::Out,
+        };
+        plain && placed && (mean || case.op != "mean") && dtypes.contains(&case.dtype())
     }
 
     /// Prepares a case.

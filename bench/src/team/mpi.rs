@@ -1,4 +1,4 @@
-//! The peer MPI, with its all-reduce. At the start of a run, `mpicc` compiles the program and `mpirun` starts it.
+//! The peer MPI, with its collectives. At the start of a run, `mpicc` compiles the program and `mpirun` starts it.
 
 use std::ffi::OsString;
 use std::fmt::Write as _;
@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use gradlane_core::types::DType;
 
-use super::orders::Order;
+use super::orders::{Case, Order};
 use super::process::{Process, Speech, tied};
 use super::{Abilities, Team};
 use crate::measure::Deadline;
@@ -90,8 +90,9 @@ fn words_of(order: &Order) -> String {
     match order {
         Order::Join { .. } | Order::Usage => "usage".to_owned(),
         Order::Prepare(case) => {
-            let mut words = format!("prepare {} {} {} {}", case.dtype, case.op, case.sets, case.tensors.len());
-            for tensor in &case.tensors {
+            let Case { dtype, op, collective, sets, tensors, .. } = case;
+            let mut words = format!("prepare {dtype} {op} {} {sets} {}", collective.name(), tensors.len());
+            for tensor in tensors {
                 write!(words, " {}", tensor.elements).expect("writing to a string does not fail");
             }
             words
@@ -111,12 +112,17 @@ mod tests {
     use gradlane_core::types::Op;
 
     use super::*;
-    use crate::team::orders::{Case, Repeat};
+    use crate::arguments::Point;
+    use crate::team::collective::Collective;
+    use crate::team::orders::Repeat;
 
     #[test]
     fn orders_in_words_name_what_the_peer_reads() {
         let case = Case::single("t", 4096, DType::F32, Op::Max, 2);
-        assert_eq!(words_of(&Order::Prepare(case)), "prepare float32 max 64 2 1024 1024");
+        assert_eq!(words_of(&Order::Prepare(case)), "prepare float32 max all-reduce 64 2 1024 1024");
+        let point = Point { bytes: 4096, dtype: DType::U8, op: Op::Sum };
+        let gather = Case::of_parts(Collective::AllGather, point, 1, 3).unwrap();
+        assert_eq!(words_of(&Order::Prepare(gather)), "prepare uint8 none all-gather 64 1 4095");
         let repeat = Repeat { in_place: true, warmup: 2, iterations: 20, check: false, spoil: false };
         assert_eq!(words_of(&Order::Repeat(repeat)), "repeat 1 2 20 0");
     }

@@ -10,11 +10,12 @@
 #include <time.h>
 
 #define PERIOD 7
+#define UNTOUCHED 0xA5
 
 static int rank, ranks;   /* this one, and how many */
 static MPI_Datatype type;
 static MPI_Op op;
-static char type_name[16], op_name[16];
+static char type_name[16], op_name[16], collective[16];
 static size_t width;          /* bytes of an element */
 static long sets, tensors;    /* of the case */
 static long *elements;        /* of each tensor */
@@ -101,9 +102,10 @@ static void store(char *memory, long index, long value) {
 
 static long wrapped(long value) { return strcmp(type_name, "uint8") ? value : (unsigned char)value; }
 
-static long expected(long element, long tensor, long set) {
-    long result = wrapped(contribution(element, 0, tensor, set));
-    for (int of = 1; of < ranks && strcmp(op_name, "broadcast"); of++) {
+/* A value of the contribution of rank `origin`, or of the reduction of all if that is negative. */
+static long expected(long element, long tensor, long set, int origin) {
+    long result = wrapped(contribution(element, origin < 0 ? 0 : origin, tensor, set));
+    for (int of = 1; of < ranks && origin < 0 && strcmp(op_name, "broadcast"); of++) {
         long value = wrapped(contribution(element, of, tensor, set));
         if (!strcmp(op_name, "sum")) result += value;
         else if (!strcmp(op_name, "min")) result = value < result ? value : result;
@@ -122,23 +124,70 @@ static void fill(long set) {
             memcpy(memory + done, memory, more);
             done += more;
         }
-        memset(to[set * tensors + t], 0xA5, elements[t] * width);
+        memset(to[set * tensors + t], UNTOUCHED, elements[t] * width);
     }
 }
 
-static long verify(long set, int in_place) {
+/* Compares `length` elements of a result with those that begin with element `first` of the contributions. */
+static long verify_piece(const char *memory, long length, long first, int origin, long tensor, long set) {
     long wrong = 0;
     char period[PERIOD * 8];
+    for (long i = 0; i < PERIOD; i++) store(period, i, expected(first + i, tensor, set, origin));
+    for (long i = 0; i < length; i += PERIOD) {
+        long here = length - i < PERIOD ? length - i : PERIOD;
+        if (memcmp(memory + i * width, period, here * width) == 0) continue;
+        for (long k = 0; k < here; k++) wrong += memcmp(memory + (i + k) * width, period + k * width, width) != 0;
+    }
+    return wrong;
+}
+
+/* Counts the bytes that should have stayed as they were. */
+static long verify_untouched(const char *memory, size_t bytes) {
+    long wrong = 0;
+    for (size_t i = 0; i < bytes; i++) wrong += (unsigned char)memory[i] != UNTOUCHED;
+    return wrong;
+}
+
+/* The pieces of a result are those of collective.rs. */
+static long verify(long set, int in_place) {
+    long wrong = 0;
     for (long t = 0; t < tensors; t++) {
         char *memory = in_place ? from[set * tensors + t] : to[set * tensors + t];
-        for (long i = 0; i < PERIOD; i++) store(period, i, expected(i, t, set));
-        for (long i = 0; i < elements[t]; i += PERIOD) {
-            long here = elements[t] - i < PERIOD ? elements[t] - i : PERIOD;
-            if (memcmp(memory + i * width, period, here * width) == 0) continue;
-            for (long k = 0; k < here; k++) wrong += memcmp(memory + (i + k) * width, period + k * width, width) != 0;
+        long part = elements[t] / ranks, own = rank * part;
+        if (!strcmp(collective, "all-reduce")) {
+            wrong += verify_piece(memory, elements[t], 0, -1, t, set);
+        } else if (!strcmp(collective, "reduce-scatter")) {
+            wrong += verify_untouched(memory, own * width);
+            wrong += verify_piece(memory + own * width, part, own, -1, t, set);
+            wrong += verify_untouched(memory + (own + part) * width, (elements[t] - own - part) * width);
+        } else {
+            for (int of = 0; of < ranks; of++) {
+                long first = strcmp(collective, "all-gather") ? own : of * part;
+                wrong += verify_piece(memory + of * part * width, part, first, of, t, set);
+            }
         }
     }
     return wrong;
+}
+
+/* An exchange of another collective than all-reduce, of one tensor. */
+static void exchange_parts(char *source, char *sink, long part) {
+    if (!strcmp(collective, "reduce-scatter"))
+        MPI_Reduce_scatter_block(source, sink + rank * part * width, part, type, op, MPI_COMM_WORLD);
+    else if (!strcmp(collective, "all-gather"))
+        MPI_Allgather(source + rank * part * width, part, type, sink, part, type, MPI_COMM_WORLD);
+    else
+        MPI_Alltoall(source, part, type, sink, part, type, MPI_COMM_WORLD);
+}
+
+/* The same, of one of several tensors. */
+static void begin_parts(char *source, char *sink, long part, MPI_Request *request) {
+    if (!strcmp(collective, "reduce-scatter"))
+        MPI_Ireduce_scatter_block(source, sink + rank * part * width, part, type, op, MPI_COMM_WORLD, request);
+    else if (!strcmp(collective, "all-gather"))
+        MPI_Iallgather(source + rank * part * width, part, type, sink, part, type, MPI_COMM_WORLD, request);
+    else
+        MPI_Ialltoall(source, part, type, sink, part, type, MPI_COMM_WORLD, request);
 }
 
 static void exchange(long set, int in_place) {
@@ -146,7 +195,11 @@ static void exchange(long set, int in_place) {
     requests = realloc(requests, tensors * sizeof *requests);
     for (long t = 0; t < tensors; t++) {
         char *source = from[set * tensors + t], *sink = in_place ? source : to[set * tensors + t];
-        if (tensors == 1 && strcmp(op_name, "broadcast"))
+        if (strcmp(collective, "all-reduce") && tensors == 1)
+            exchange_parts(source, sink, elements[t] / ranks);
+        else if (strcmp(collective, "all-reduce"))
+            begin_parts(source, sink, elements[t] / ranks, &requests[t]);
+        else if (tensors == 1 && strcmp(op_name, "broadcast"))
             MPI_Allreduce(in_place ? MPI_IN_PLACE : source, sink, elements[t], type, op, MPI_COMM_WORLD);
         else if (strcmp(op_name, "broadcast"))
             MPI_Iallreduce(in_place ? MPI_IN_PLACE : source, sink, elements[t], type, op, MPI_COMM_WORLD, &requests[t]);
@@ -160,7 +213,8 @@ static const char *prepare(char *words) {
     for (long i = 0; i < sets * tensors; i++) free(from[i]), free(to[i]);
     int read;
     sets = tensors = 0;
-    if (sscanf(words, "%15s %15s %ld %ld%n", type_name, op_name, &sets, &tensors, &read) != 4) return "not understood";
+    if (sscanf(words, "%15s %15s %15s %ld %ld%n", type_name, op_name, collective, &sets, &tensors, &read) != 5)
+        return "not understood";
     static const struct { const char *name; size_t width; } types[] =
         {{"float32", 4}, {"float64", 8}, {"int32", 4}, {"int64", 8}, {"int8", 1}, {"uint8", 1},
          {"bfloat16", 2}, {"float16", 2}};

@@ -4,6 +4,9 @@
 use gradlane_core::types::{DType, Op, Priority, TensorSpec, WorkerId};
 use serde::{Deserialize, Serialize};
 
+use super::collective::Collective;
+use crate::arguments::Point;
+
 /// An order to a rank. The end of standard input is the last order: leave.
 #[derive(Clone, PartialEq, Serialize, Deserialize, Debug)]
 #[serde(tag = "do", rename_all = "snake_case")]
@@ -32,8 +35,11 @@ pub(crate) struct Case {
     pub(crate) tensors: Vec<Tensor>,
     /// Their type, by its name.
     pub(crate) dtype: String,
-    /// sum, mean, min, max, or broadcast (from rank 0).
+    /// sum, mean, min, max, broadcast (from rank 0), or [`NO_OP`].
     pub(crate) op: String,
+    /// What the ranks do together.
+    #[serde(default)]
+    pub(crate) collective: Collective,
     /// Sets of memory for the tensors, used in turns, so that many exchanges can be timed at once and verified afterwards.
     pub(crate) sets: usize,
     /// Whether small neighbouring tensors may share parts, as those of a model do.
@@ -73,8 +79,8 @@ impl Mode {
     }
 }
 
-/// The operation of a case without a reduction: every rank gets back what it pushed.
-pub(crate) const ECHO: &str = "echo";
+/// The operation of a case without a reduction. In a [`Case::raw`], every rank gets back what it pushed.
+pub(crate) const NO_OP: &str = "none";
 
 /// One tensor of a case.
 #[derive(Clone, PartialEq, Serialize, Deserialize, Debug)]
@@ -160,6 +166,25 @@ impl Case {
         Self::of((0..inflight).map(tensor).collect(), dtype, op_name(op)).with_sets()
     }
 
+    /// A case of `inflight` equal tensors of `bytes` in another collective than all-reduce, among `ranks`. Bytes that do not make whole
+    /// elements for each rank are left out.
+    ///
+    /// # Errors
+    /// If no elements are left.
+    pub(crate) fn of_parts(collective: Collective, point: Point, inflight: u32, ranks: u32) -> Result<Self, String> {
+        let Point { bytes, dtype, op } = point;
+        let elements = collective.whole_parts(bytes / dtype.bytes(), ranks);
+        if elements == 0 {
+            return Err(format!(
+                "{} of {bytes} bytes among {ranks} workers: there is not one {dtype} element for each; choose a larger -b",
+                collective.name()
+            ));
+        }
+        let single = Self::single(collective.name(), elements * dtype.bytes(), dtype, op, inflight);
+        let op = if collective.reduces() { single.op } else { NO_OP.to_owned() };
+        Ok(Self { op, collective, ..single })
+    }
+
     /// A case of all tensors of a model, submitted from the last to the first, as a backward pass makes gradients. The tensor that the next
     /// forward pass needs first is most urgent.
     pub(crate) fn model(specs: &[TensorSpec], dtype: DType, op: Op) -> Self {
@@ -179,7 +204,7 @@ impl Case {
 
     /// A case that moves bytes without summation.
     pub(crate) fn raw(bytes: u64, inflight: u32, mode: Mode) -> Self {
-        Self { op: ECHO.to_owned(), mode, ..Self::single("message", bytes, DType::U8, Op::Sum, inflight) }
+        Self { op: NO_OP.to_owned(), mode, ..Self::single("message", bytes, DType::U8, Op::Sum, inflight) }
     }
 
     /// The same case, measured during a backlog of `backlog_bytes` of less urgent tensors, a few exchanges at a time.
@@ -192,6 +217,7 @@ impl Case {
             tensors,
             dtype: dtype.name().to_owned(),
             op: op.to_owned(),
+            collective: Collective::AllReduce,
             sets: 1,
             fuse: false,
             together: false,
@@ -224,9 +250,23 @@ impl Case {
     /// If the benchmark wrote another name.
     pub(crate) fn op(&self) -> Op {
         match self.op.as_str() {
-            "broadcast" | ECHO => Op::Broadcast { root: WorkerId(0) },
+            "broadcast" | NO_OP => Op::Broadcast { root: WorkerId(0) },
             name => crate::arguments::parse_op(name).expect("written from an operation"),
         }
+    }
+
+    /// Busbw divided by algbw among `ranks`, as nccl-tests defines it.
+    pub(crate) fn bus_factor(&self, ranks: u32) -> f64 {
+        match (self.collective, self.op()) {
+            // Every byte moves once.
+            (Collective::AllReduce, Op::Broadcast { .. }) => 1.0,
+            (collective, _) => collective.bus_factor(ranks),
+        }
+    }
+
+    /// Whether every rank gets back what it pushed.
+    pub(crate) fn echoes(&self) -> bool {
+        self.op == NO_OP && self.collective == Collective::AllReduce
     }
 
     /// As many sets as stay small together, because the benchmark measures exchanges and not the distance to memory.
@@ -261,6 +301,29 @@ mod tests {
     fn small_tensors_have_many_sets_and_large_ones_have_one() {
         let sets = |bytes| Case::single("t", bytes, DType::F32, Op::Sum, 1).sets;
         assert_eq!([4 << 10, 1 << 20, 4 << 20, 64 << 20].map(sets), [64, 4, 1, 1]);
+    }
+
+    #[test]
+    fn every_rank_has_whole_elements_of_each_tensor() {
+        let point = |bytes| Point { bytes, dtype: DType::F32, op: Op::Max };
+        let scatter = Case::of_parts(Collective::ReduceScatter, point(64), 2, 3).unwrap();
+        assert_eq!((scatter.tensors[1].elements, scatter.op.as_str()), (15, "max"));
+        assert_eq!(Case::of_parts(Collective::AllGather, point(64), 1, 4).unwrap().op, NO_OP);
+        let problem = Case::of_parts(Collective::AllToAll, point(8), 1, 3).unwrap_err();
+        assert!(
+            problem.contains("all-to-all of 8 bytes among 3 workers") && problem.contains("larger -b"),
+            "{problem}"
+        );
+    }
+
+    #[test]
+    fn a_broadcast_moves_every_byte_once() {
+        let mut case = Case::single("t", 64, DType::F32, Op::Sum, 1);
+        assert_eq!(case.bus_factor(4), 1.5);
+        case.op = "broadcast".to_owned();
+        assert_eq!(case.bus_factor(4), 1.0);
+        let point = Point { bytes: 64, dtype: DType::F32, op: Op::Sum };
+        assert_eq!(Case::of_parts(Collective::AllGather, point, 1, 4).unwrap().bus_factor(4), 0.75);
     }
 
     #[test]

@@ -178,7 +178,7 @@ impl<E: Exchanger> Obedient for Member<E> {
                 self.exchanger.settle(case, buffers.set(index))?;
             }
             if repeat.spoil && left == 0 {
-                buffers.set(0).spoil(in_place);
+                buffers.spoil(in_place);
             }
             for index in 0..if repeat.check { batch } else { 0 } {
                 let (wrong, at) = buffers.verify(index, in_place);
