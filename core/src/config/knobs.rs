@@ -200,8 +200,10 @@ knobs! {
         checksum: Checksum = "auto";
     }
     "Scheduling" {
-        /// Bytes of a part: larger tensors are split, and each part travels and is summed by itself.
+        /// Most bytes of a part: larger tensors are split, and each part travels and is summed by itself.
         partition_bytes: Bytes = "4 MiB" in "64 KiB" to "64 MiB", alias "BYTEPS_PARTITION_BYTES";
+        /// In a job on several machines, a tensor is split into 16 parts as long as none is smaller than this, so that its sum comes back while it is still being sent. As much as partition_bytes makes parts as large as possible.
+        pipeline_bytes_min: Bytes = "64 KiB" in "4 KiB" to "64 MiB";
         /// Tensors up to this length share parts; 0 fuses none.
         fuse_bytes: Bytes = "256 KiB" in "0" to "64 MiB";
         /// Bytes in flight per worker, from the start of a push until its sum is there; a larger part runs alone.

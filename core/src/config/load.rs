@@ -185,6 +185,9 @@ impl Config {
         if !chosen(self, "fuse_bytes") {
             self.fuse_bytes = self.fuse_bytes.min(self.partition_bytes);
         }
+        if !chosen(self, "pipeline_bytes_min") {
+            self.pipeline_bytes_min = self.pipeline_bytes_min.min(self.partition_bytes);
+        }
         if !chosen(self, "heartbeat_interval") && self.heartbeat_interval >= self.suspect_timeout {
             self.heartbeat_interval = (self.suspect_timeout / 4).max(SHORTEST);
         }
@@ -245,6 +248,12 @@ const CONFLICTS: &[Conflict] = &[
         other: "partition_bytes",
         found: |config| config.fuse_bytes > config.partition_bytes,
         hint: "a tensor that shares a part must fit in one: make fuse_bytes smaller",
+    },
+    Conflict {
+        knob: "pipeline_bytes_min",
+        other: "partition_bytes",
+        found: |config| config.pipeline_bytes_min > config.partition_bytes,
+        hint: "the smallest part cannot be larger than the largest: make pipeline_bytes_min smaller",
     },
     Conflict {
         knob: "submit_bytes_max",

@@ -16,6 +16,9 @@ use crate::wire::limits::PARTS_MAX;
 /// Above this, the index of a part of a new tensor might not fit in 32 bits.
 const FIRST_INDEX_MAX: u32 = u32::MAX - PARTS_MAX as u32 - Machines::RANKS_MAX;
 
+/// Tensors that would bring a job to more parts than this get large ones.
+const PIPELINE_PARTS_MAX: usize = PARTS_MAX / 4;
+
 /// Cuts, fuses and places tensors as they are declared.
 #[derive(Clone, Debug)]
 pub struct Layouter {
@@ -109,8 +112,13 @@ impl Layouter {
     fn draft(&self, fresh: &[(&TensorSpec, Item)], fuse: bool) -> Result<Vec<PartLayout>> {
         let items: Vec<Item> = fresh.iter().map(|(_, item)| *item).collect();
         let multiples = Multiples { shares: self.placement.shares(), turns: self.turns };
-        let count = |item: &Item| u128::from(partition::part_count(item.bytes, item.dtype, multiples, &self.config));
-        if items.iter().map(count).sum::<u128>() + self.parts.len() as u128 > PARTS_MAX as u128 {
+        let parts_with = |config: &LayoutConfig| {
+            let count = |item: &Item| u128::from(partition::part_count(item.bytes, item.dtype, multiples, config));
+            items.iter().map(count).sum::<u128>() + self.parts.len() as u128
+        };
+        let has_room = parts_with(&self.config) <= PIPELINE_PARTS_MAX as u128;
+        let config = if has_room { self.config } else { self.config.with_large_parts() };
+        if parts_with(&config) > PARTS_MAX as u128 {
             return Err(Error::Exhausted {
                 what: "parts of this job".to_owned(),
                 limit: format!("{PARTS_MAX} parts"),
@@ -125,7 +133,7 @@ impl Layouter {
             });
         }
         let groups = if fuse {
-            partition::fuse(&items, &self.config)
+            partition::fuse(&items, &config)
         } else {
             (0..items.len()).map(|position| vec![position]).collect()
         };
@@ -133,11 +141,12 @@ impl Layouter {
         for group in groups {
             let (spec, item) = fresh[group[0]];
             match group.as_slice() {
-                [_] => drafts.extend(
-                    (self.first_index_of(spec.key(), count(&item))..)
-                        .zip(partition::cut(item.bytes, item.dtype, multiples, &self.config))
-                        .map(|(index, span)| draft(spec, index, vec![Piece { tensor: spec.key(), span }])),
-                ),
+                [_] => {
+                    let spans: Vec<Span> = partition::cut(item.bytes, item.dtype, multiples, &config).collect();
+                    let first = self.first_index_of(spec.key(), spans.len() as u64);
+                    let piece = |span| vec![Piece { tensor: spec.key(), span }];
+                    drafts.extend((first..).zip(spans).map(|(index, span)| draft(spec, index, piece(span))));
+                }
                 shared => {
                     let whole = |position: &usize| {
                         let (spec, item) = fresh[*position];
@@ -152,12 +161,12 @@ impl Layouter {
 
     /// The index of the first part of a tensor of so many parts. If they are blocks, the first owner of a machine owns the first part, and so
     /// the owners of each block come in their order.
-    fn first_index_of(&self, key: TensorKey, parts: u128) -> u32 {
-        let turns = u128::from(self.turns);
+    fn first_index_of(&self, key: TensorKey, parts: u64) -> u32 {
+        let turns = self.turns;
         if turns <= 1 || parts < turns || !parts.is_multiple_of(turns) {
             return self.first_index;
         }
-        let turn = (u128::from(key.0) + u128::from(self.first_index)) % turns;
+        let turn = (key.0 % turns + u64::from(self.first_index)) % turns;
         let skipped = if turn == 0 { 0 } else { turns - turn };
         self.first_index + u32::try_from(skipped).expect("fewer than RANKS_MAX")
     }
@@ -365,6 +374,14 @@ mod tests {
     }
 
     #[test]
+    fn many_tensors_have_large_parts_so_that_they_fit() {
+        let mut layouter = layouter(2);
+        let specs: Vec<TensorSpec> = (0..20_000).map(|name| tensor(&format!("weight {name}"), 1 << 20)).collect();
+        assert_eq!(layouter.declare(&specs[..1], true).unwrap().len(), 16);
+        assert_eq!(layouter.declare(&specs[1..], true).unwrap().len(), specs.len() - 1);
+    }
+
+    #[test]
     fn parts_run_out_before_their_index_overflows() {
         let mut layouter = layouter(1);
         layouter.first_index = FIRST_INDEX_MAX + 1;
@@ -377,10 +394,16 @@ mod tests {
             sizes in prop::collection::vec((0..200_000u64, prop::sample::select(DType::ALL.to_vec())), 0..40),
             servers in 1..9usize,
             turns in 1..9u64,
+            pipeline_bytes_min in 1..64u64,
             fuse: bool,
             splits in prop::collection::vec(1..10usize, 1..8),
         ) {
-            let config = LayoutConfig { partition_bytes: 64 << 10, fuse_bytes: 8 << 10, part_bytes_min: 4 << 10 };
+            let config = LayoutConfig {
+                partition_bytes: 64 << 10,
+                fuse_bytes: 8 << 10,
+                part_bytes_min: 4 << 10,
+                pipeline_bytes_min: pipeline_bytes_min << 10,
+            };
             let mut layouter = Layouter::new(config, vec![1.0; servers], turns);
             let specs: Vec<TensorSpec> = sizes
                 .iter()

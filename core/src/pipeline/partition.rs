@@ -5,6 +5,11 @@
 //! servers already have. Example: VGG-16's fc6 (411 MB) is 98 parts of 4 MiB. Over 16 equal servers, two servers would carry 7 parts and
 //! the others 6. With 112 parts of 3.7 MB all servers carry the same load. If so many parts would each be too small, the tensor has as many
 //! parts as the minimum size allows: the smaller the parts, the closer the loads are to the weights.
+//!
+//! A job on several machines has smaller parts: a tensor is cut into 16 parts, as far as their minimum size allows. A server
+//! sums a part only as fast as its own link brings the contributions of all workers, so a tensor in one part would use the link of one
+//! server. And the sum of a part comes back a block later than the part is sent, so a tensor in few parts would use the two directions of
+//! a link one after the other.
 
 use std::collections::BTreeMap;
 use std::num::{NonZeroU32, NonZeroU64};
@@ -14,6 +19,10 @@ use crate::wire::limits::PART_BYTES_MAX;
 
 /// Part edges are aligned to this many elements, so that up to 64 local ranks own equal shards.
 const ALIGN_ELEMENTS: u64 = 64;
+
+/// Parts of a tensor that crosses a network, as far as `pipeline_bytes_min` allows. Its links are used one after the other for the time of
+/// about one part.
+const PIPELINE_PARTS: u64 = 16;
 
 /// The sizes of parts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -25,11 +34,22 @@ pub struct LayoutConfig {
     /// A part is not made smaller than this many bytes to balance load. Each part costs a header, places in queues and an answer, whatever
     /// its size.
     pub part_bytes_min: u64,
+    /// A part is not made smaller than this many bytes so that a tensor has 16 parts. With `partition_bytes` or more, a tensor has as
+    /// few parts as fit.
+    pub pipeline_bytes_min: u64,
+}
+
+impl LayoutConfig {
+    /// The same, with parts as large as possible: for jobs that send nothing over a network.
+    #[must_use]
+    pub fn with_large_parts(self) -> Self {
+        Self { pipeline_bytes_min: self.partition_bytes, ..self }
+    }
 }
 
 impl Default for LayoutConfig {
     fn default() -> Self {
-        Self { partition_bytes: 4 << 20, fuse_bytes: 64 << 10, part_bytes_min: 512 << 10 }
+        Self { partition_bytes: 4 << 20, fuse_bytes: 64 << 10, part_bytes_min: 512 << 10, pipeline_bytes_min: 64 << 10 }
     }
 }
 
@@ -44,12 +64,16 @@ pub struct Multiples {
 
 /// The number of parts of a tensor of `bytes` bytes; 0 for an empty tensor.
 pub fn part_count(bytes: u64, dtype: DType, multiples: Multiples, config: &LayoutConfig) -> u64 {
+    fewest_parts(bytes, dtype, multiples, config).max(pipelined_parts(bytes, dtype, multiples, config))
+}
+
+/// The number of parts that balances load.
+fn fewest_parts(bytes: u64, dtype: DType, multiples: Multiples, config: &LayoutConfig) -> u64 {
     let (shares, turns) = (multiples.shares.max(1), multiples.turns.max(1));
     let units = bytes.div_ceil(align(dtype));
     let at_least = |bytes: u64| units / (bytes / align(dtype)).max(1);
     let (fewest, most) = (units.div_ceil(units_max(dtype, config)), at_least(config.part_bytes_min));
-    // Where parts are small by choice, those of blocks may be smaller.
-    let most_in_blocks = at_least(config.part_bytes_min.min(config.partition_bytes / 8));
+    let most_in_blocks = at_least(block_part_bytes_min(config));
     let multiple_of = |number: u64| Some(fewest.next_multiple_of(number)).filter(|parts| *parts <= most_in_blocks);
     // A tensor that fits a part is not cut for the sake of servers, because there are other tensors for the others.
     let both = if fewest > 1 { multiple_of(span::lcm(shares, turns)) } else { None };
@@ -58,6 +82,23 @@ pub fn part_count(bytes: u64, dtype: DType, multiples: Multiples, config: &Layou
         _ if fewest <= 1 => fewest,
         _ => fewest.next_multiple_of(shares).min(most).max(fewest),
     }
+}
+
+/// The number of parts that lets sums come back early: a multiple of the shares if there are so many, and always of the turns; 0 if the
+/// tensor is too small for that.
+fn pipelined_parts(bytes: u64, dtype: DType, multiples: Multiples, config: &LayoutConfig) -> u64 {
+    let (shares, turns) = (multiples.shares.max(1), multiples.turns.max(1));
+    // Ranks that take turns already send the parts of a block at once.
+    let in_blocks = if turns > 1 { block_part_bytes_min(config) } else { 0 };
+    let both = span::lcm(shares, turns);
+    let smallest = config.pipeline_bytes_min.max(in_blocks).max(align(dtype));
+    let parts = both.max(PIPELINE_PARTS).min(bytes / smallest);
+    parts - parts % if parts >= both { both } else { turns }
+}
+
+/// Parts of blocks are not smaller than this; where parts are small by choice, they may be smaller than others.
+fn block_part_bytes_min(config: &LayoutConfig) -> u64 {
+    config.part_bytes_min.min(config.partition_bytes / 8)
 }
 
 /// The parts of a tensor: [`part_count`] spans that tile it, as equal as alignment allows, in blocks if their number is a multiple of the
@@ -103,11 +144,15 @@ pub struct Item {
 /// Small tensors join the open part of their dtype, codec and participants until it is full. A large tensor between two small ones does not separate
 /// them. Otherwise, in a convolutional network, each pair of normalisation parameters would have a part of its own.
 pub fn fuse(items: &[Item], config: &LayoutConfig) -> Vec<Vec<usize>> {
-    let bytes_max = config.partition_bytes.min(PART_BYTES_MAX);
+    let is_small = |item: &Item| item.bytes > 0 && item.bytes <= config.fuse_bytes;
+    let together: u64 = items.iter().filter(|item| is_small(item)).map(|item| item.bytes).sum();
+    // A part that several tensors share has room for a few of the largest.
+    let bytes_min = config.fuse_bytes.max(4 * config.pipeline_bytes_min);
+    let bytes_max = together.div_ceil(PIPELINE_PARTS).max(bytes_min).min(config.partition_bytes).min(PART_BYTES_MAX);
     let mut groups: Vec<Vec<usize>> = Vec::new();
     let mut open: BTreeMap<(DType, Encoding, usize), (usize, u64)> = BTreeMap::new();
     for (position, item) in items.iter().enumerate() {
-        let small = item.bytes > 0 && item.bytes <= config.fuse_bytes.min(bytes_max);
+        let small = is_small(item) && item.bytes <= bytes_max;
         let alike = (item.dtype, item.codec, item.circle);
         match open.get_mut(&alike) {
             Some((group, filled)) if small && *filled + item.bytes <= bytes_max => {
@@ -137,15 +182,15 @@ mod tests {
 
     #[test]
     fn a_tensor_up_to_a_part_is_not_cut() {
-        assert_eq!(part_count(0, DType::F32, servers(16), &LayoutConfig::default()), 0);
-        assert_eq!(part_count(1, DType::U8, servers(16), &LayoutConfig::default()), 1);
-        assert_eq!(part_count(4 << 20, DType::F32, servers(16), &LayoutConfig::default()), 1);
+        assert_eq!(part_count(0, DType::F32, servers(16), &large()), 0);
+        assert_eq!(part_count(1, DType::U8, servers(16), &large()), 1);
+        assert_eq!(part_count(4 << 20, DType::F32, servers(16), &large()), 1);
     }
 
     #[test]
     fn vgg16_fc6_is_even_over_16_servers() {
         let bytes = 25_088 * 4096 * 4;
-        let parts: Vec<Span> = cut(bytes, DType::F32, servers(16), &LayoutConfig::default()).collect();
+        let parts: Vec<Span> = cut(bytes, DType::F32, servers(16), &large()).collect();
         assert_eq!(parts.len(), 112, "7 for each of 16 servers");
         assert!(parts.iter().all(|part| part.bytes.abs_diff(bytes / 112) <= 256));
     }
@@ -153,17 +198,14 @@ mod tests {
     #[test]
     fn parts_are_not_made_tiny_to_be_even() {
         let just_two_parts = (4 << 20) + 256;
-        assert_eq!(part_count(just_two_parts, DType::F32, servers(8), &LayoutConfig::default()), 8, "512 KiB each");
-        assert_eq!(
-            part_count(just_two_parts, DType::F32, servers(9), &LayoutConfig::default()),
-            8,
-            "one server goes without"
-        );
+        assert_eq!(part_count(just_two_parts, DType::F32, servers(8), &large()), 8, "512 KiB each");
+        assert_eq!(part_count(just_two_parts, DType::F32, servers(9), &large()), 8, "one server goes without");
     }
 
     #[test]
     fn small_tensors_of_one_dtype_share_a_part_across_larger_ones() {
-        let config = LayoutConfig { partition_bytes: 1000, fuse_bytes: 400, part_bytes_min: 0 };
+        let config =
+            LayoutConfig { partition_bytes: 1000, fuse_bytes: 400, part_bytes_min: 0, pipeline_bytes_min: 1000 };
         let items =
             [f32(400), f32(9000), f32(300), item(DType::F16, 20), f32(300), f32(100), f32(0), item(DType::F16, 20)];
         assert_eq!(fuse(&items, &config), [vec![0, 2, 4], vec![1], vec![3, 7], vec![5], vec![6]]);
@@ -171,12 +213,12 @@ mod tests {
 
     #[test]
     fn a_thousand_small_tensors_are_one_part() {
-        assert_eq!(fuse(&[f32(4096); 1000], &LayoutConfig::default()).len(), 1);
+        assert_eq!(fuse(&[f32(4096); 1000], &large()).len(), 1);
     }
 
     #[test]
     fn the_parts_of_a_block_are_equal_and_what_does_not_divide_is_in_the_last() {
-        let config = LayoutConfig::default();
+        let config = large();
         for turns in [2, 3, 4, 8] {
             for bytes in [turns * (512 << 10), 9_437_184, 8_192_000, 411_041_792, 100_000_004, 64 << 20] {
                 let parts: Vec<Span> = cut(bytes, DType::F32, Multiples { shares: 3, turns }, &config).collect();
@@ -198,10 +240,31 @@ mod tests {
     #[test]
     fn a_part_is_not_cut_for_a_block_of_tiny_parts() {
         let eight = Multiples { shares: 2, turns: 8 };
-        assert_eq!(part_count(4 << 20, DType::F32, eight, &LayoutConfig::default()), 8, "512 KiB each");
-        assert_eq!(part_count((4 << 20) - 256, DType::F32, eight, &LayoutConfig::default()), 1);
-        assert_eq!(part_count(5 << 20, DType::F32, Multiples { shares: 3, turns: 8 }, &LayoutConfig::default()), 8);
-        assert_eq!(part_count(64 << 20, DType::F32, Multiples { shares: 3, turns: 8 }, &LayoutConfig::default()), 24);
+        assert_eq!(part_count(4 << 20, DType::F32, eight, &large()), 8, "512 KiB each");
+        assert_eq!(part_count((4 << 20) - 256, DType::F32, eight, &large()), 1);
+        assert_eq!(part_count(5 << 20, DType::F32, Multiples { shares: 3, turns: 8 }, &large()), 8);
+        assert_eq!(part_count(64 << 20, DType::F32, Multiples { shares: 3, turns: 8 }, &large()), 24);
+    }
+
+    #[test]
+    fn parts_of_a_pipeline_are_16_or_as_many_as_64_kib_allow() {
+        let count = |bytes, multiples| part_count(bytes, DType::F32, multiples, &LayoutConfig::default());
+        for (bytes, due) in [(1 << 10, 1), (64 << 10, 1), (127 << 10, 1), (128 << 10, 2), (1 << 20, 16), (4 << 20, 16)]
+        {
+            assert_eq!(count(bytes, servers(1)), due, "{bytes} bytes");
+        }
+        assert_eq!(count(4 << 20, servers(3)), 15, "a multiple of the servers");
+        assert_eq!(count(4 << 20, servers(40)), 40, "one for each server");
+        assert_eq!(count(1 << 20, servers(40)), 16, "of 64 KiB, for some servers");
+        assert_eq!(count(1 << 30, servers(1)), 256, "4 MiB at most");
+        assert_eq!(count(3 << 20, Multiples { shares: 2, turns: 4 }), 4, "ranks that take turns send 512 KiB each");
+    }
+
+    #[test]
+    fn small_tensors_of_a_pipeline_share_several_parts() {
+        let groups = fuse(&[f32(4096); 1000], &LayoutConfig::default());
+        assert_eq!(groups.iter().map(Vec::len).max(), Some(64), "256 KiB");
+        assert_eq!(fuse(&[f32(64 << 10); 1000], &LayoutConfig::default()).len(), 17, "3.9 MiB where they have 64");
     }
 
     proptest! {
@@ -214,11 +277,12 @@ mod tests {
             turns in 1..65u64,
             partition_bits in 10..27u32,
             part_bytes_min in 0..1u64 << 20,
+            pipeline_bytes_min in 0..1u64 << 18,
         ) {
             let bytes = (fraction >> (34 - bits)) * dtype.bytes();
             // Some ten thousand parts are enough.
-            let config =
-                LayoutConfig { partition_bytes: (1 << partition_bits).max(bytes >> 14), fuse_bytes: 0, part_bytes_min };
+            let partition_bytes = (1 << partition_bits).max(bytes >> 14);
+            let config = LayoutConfig { partition_bytes, fuse_bytes: 0, part_bytes_min, pipeline_bytes_min };
             let multiples = Multiples { shares, turns };
             let mut end = 0;
             let mut count = 0;
@@ -235,7 +299,7 @@ mod tests {
 
         #[test]
         fn fusion_keeps_every_tensor_and_overfills_no_part(sizes in prop::collection::vec(0..300u64, 0..200)) {
-            let config = LayoutConfig { partition_bytes: 1000, fuse_bytes: 250, part_bytes_min: 0 };
+            let config = LayoutConfig { partition_bytes: 1000, fuse_bytes: 250, part_bytes_min: 0, pipeline_bytes_min: 1000 };
             let items: Vec<Item> = sizes.iter().map(|bytes| f32(*bytes)).collect();
             let groups = fuse(&items, &config);
             let mut positions: Vec<usize> = groups.concat();
@@ -246,6 +310,10 @@ mod tests {
                 prop_assert!(group.iter().map(|position| items[*position].bytes).sum::<u64>() <= 1000);
             }
         }
+    }
+
+    fn large() -> LayoutConfig {
+        LayoutConfig::default().with_large_parts()
     }
 
     fn servers(shares: u64) -> Multiples {

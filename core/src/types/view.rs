@@ -1,10 +1,10 @@
 //! The membership of a job, as decided by the coordinator. Every member holds a copy; only the coordinator makes a new one.
 
-use super::{Epoch, NodeId, Process, Role, Round, ServerId, WorkerId, WorkerSet};
+use super::{Epoch, MachineId, NodeId, Process, Role, Round, ServerId, WorkerId, WorkerSet};
 use crate::error::Error;
 
 #[cfg(test)]
-use super::{Incarnation, MachineId};
+use super::Incarnation;
 
 /// A process with its place in the job.
 #[derive(Clone, PartialEq, Debug)]
@@ -68,6 +68,12 @@ impl View {
         self.members.iter().filter(|member| member.process.role == Role::Server)
     }
 
+    /// Whether all members run on one machine, so that no sum crosses a network. A machine that is unknown may be any.
+    pub fn is_on_one_machine(&self) -> bool {
+        let mut machines = self.members.iter().map(|member| member.process.machine);
+        machines.next().is_some_and(|first| first != MachineId::UNKNOWN && machines.all(|machine| machine == first))
+    }
+
     /// The workers that must contribute to a round of a part.
     ///
     /// # Panics
@@ -122,6 +128,16 @@ mod tests {
         view.members[1].first_round = Round(7);
         let due = |round| view.due(Round(round)).iter().map(|worker| worker.0).collect::<Vec<_>>();
         assert_eq!([due(0), due(6), due(7)], [vec![0, 2], vec![0, 2], vec![0, 1, 2]]);
+    }
+
+    #[test]
+    fn members_of_an_unknown_machine_are_on_no_machine_together() {
+        let unknown = MachineId::UNKNOWN.0;
+        let on_one = |machines: &[u64]| {
+            View::of_workers(&machines.iter().map(|machine| (*machine, "")).collect::<Vec<_>>()).is_on_one_machine()
+        };
+        assert!(on_one(&[5]) && on_one(&[5, 5]));
+        assert!(!on_one(&[5, 6]) && !on_one(&[unknown, unknown]) && !on_one(&[5, unknown]));
     }
 
     #[test]

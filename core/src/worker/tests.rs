@@ -404,7 +404,8 @@ impl World {
     }
 
     fn answer(&mut self, request: u64, tensors: &[TensorSpec]) {
-        let config = LayoutConfig { partition_bytes: 1024, fuse_bytes: 64, part_bytes_min: 1024 };
+        let config =
+            LayoutConfig { partition_bytes: 1024, fuse_bytes: 64, part_bytes_min: 1024, pipeline_bytes_min: 1024 };
         let layouts = Layouter::new(config, vec![1.0], 1).declare(tensors, true).unwrap();
         self.worker.handle_declared(self.now, request, Ok(layouts));
     }

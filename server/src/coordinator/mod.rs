@@ -96,6 +96,7 @@ impl CoordinatorConfig {
             layout: LayoutConfig {
                 partition_bytes: config.partition_bytes,
                 fuse_bytes: config.fuse_bytes,
+                pipeline_bytes_min: config.pipeline_bytes_min,
                 ..LayoutConfig::default()
             },
             defect: None,

@@ -54,6 +54,7 @@ pub(super) struct Ended {
 impl Registry {
     /// An empty registry over the servers of `view`.
     pub(super) fn new(config: LayoutConfig, view: &View, quiet: Duration) -> Self {
+        let config = if view.is_on_one_machine() { config.with_large_parts() } else { config };
         let layouter = Layouter::new(config, weights(view), Machines::of(view).turns());
         let workers = u32::try_from(view.workers().count()).expect("at most MEMBERS_MAX");
         Self { layouter, workers, tensors: BTreeMap::new(), quiet, warn_at: None }

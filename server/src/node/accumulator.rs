@@ -32,10 +32,6 @@ mod tests;
 use arithmetic::Arithmetic;
 use contribution::Contribution;
 
-/// Bytes of a contribution that one block holds: small enough to be finished while it is in a core's cache, large enough that its
-/// bookkeeping does not show.
-pub const BLOCK_BYTES: u64 = 256 << 10;
-
 /// The settings of all sums of a server.
 #[derive(Clone, Debug)]
 pub struct Workshop {
@@ -45,9 +41,6 @@ pub struct Workshop {
     pub pool: Pool,
     /// Copies bytes that must wait for their turn, in rank order only.
     pub copies: Copies,
-    /// Bytes of a contribution that one block holds; a multiple of eight, so that no element lies in two blocks. With a codec it is as many
-    /// of them as whole units have.
-    pub block_bytes: u64,
     /// The defect to plant, for the tests of the simulation.
     pub defect: Option<Defect>,
 }
@@ -90,16 +83,16 @@ impl Accumulator {
     /// A sum without contributions. Memory is taken when the first bytes come.
     ///
     /// # Panics
-    /// If the workshop's blocks would cut elements.
+    /// If blocks would cut elements.
     pub fn new(workshop: Workshop, spec: SumSpec) -> Self {
         let arithmetic = Arithmetic::of(workshop.kernels, &spec);
         Self::with(workshop, spec, arithmetic)
     }
 
     fn with(workshop: Workshop, spec: SumSpec, arithmetic: Arithmetic) -> Self {
-        assert!(workshop.block_bytes > 0 && workshop.block_bytes.is_multiple_of(8), "a block holds whole elements");
+        assert!(spec.block_bytes > 0 && spec.block_bytes.is_multiple_of(8), "a block holds whole elements");
         let (bytes, unit) = (arithmetic.bytes(), arithmetic.unit_bytes());
-        let block_bytes = (workshop.block_bytes / unit).max(1) * unit;
+        let block_bytes = (spec.block_bytes / unit).max(1) * unit;
         let blocks = usize::try_from(bytes.div_ceil(block_bytes)).expect("bounded by PART_BYTES_MAX");
         Self {
             arithmetic,

@@ -118,6 +118,9 @@ pub struct SumSpec {
     pub senders: Vec<WorkerId>,
     /// In which order they are added.
     pub order: Order,
+    /// Bytes of a contribution that one block of the sum holds; a multiple of eight, so that no element lies in two blocks. With a codec it
+    /// is as many of them as whole units have.
+    pub block_bytes: u64,
 }
 
 /// In which order contributions are added.

@@ -60,8 +60,7 @@ impl DataPlane {
         let kernels = Kernels::detect();
         let stats = ServerMetrics::default();
         let copies = Copies::counted_in(&stats.copied_bytes);
-        let workshop =
-            Workshop { kernels, pool: pool.clone(), copies, block_bytes: config.block_bytes, defect: config.defect };
+        let workshop = Workshop { kernels, pool: pool.clone(), copies, defect: config.defect };
         let plane = Arc::new(Self {
             clock,
             pool,

@@ -298,8 +298,8 @@ mod tests {
 
     #[test]
     fn little_is_worked_off_by_who_brings_it() {
-        let (lanes, sent, _) = lanes(1, 16);
-        begin(&lanes, 0, 40);
+        let (lanes, sent, _) = lanes(1);
+        begin(&lanes, 0, 40, 16);
         lanes.submit(body(0, 40));
         lanes.run();
         assert_eq!(blocks(&sent), 40, "before anybody else had to wake up");
@@ -307,8 +307,8 @@ mod tests {
 
     #[test]
     fn with_few_cores_much_is_worked_off_by_who_brings_it_too() {
-        let (lanes, sent, _) = lanes_where(inline_bytes_max(2), 1, BLOCK);
-        begin(&lanes, 0, 1 << 20);
+        let (lanes, sent, _) = lanes_where(inline_bytes_max(2), 1);
+        begin(&lanes, 0, 1 << 20, BLOCK);
         lanes.submit(body(0, 1 << 20));
         lanes.run();
         assert_eq!(blocks(&sent), 1 << 20, "before anybody else had to wake up");
@@ -316,9 +316,9 @@ mod tests {
 
     #[test]
     fn much_is_worked_off_by_the_threads() {
-        let (lanes, sent, told) = lanes(2, BLOCK);
+        let (lanes, sent, told) = lanes(2);
         for index in 0..4 {
-            begin(&lanes, index, 1 << 20);
+            begin(&lanes, index, 1 << 20, BLOCK);
             lanes.submit(body(index, 1 << 20));
         }
         lanes.run();
@@ -331,9 +331,9 @@ mod tests {
 
     #[test]
     fn who_brings_more_than_is_added_works_off_what_waits() {
-        let (lanes, _, _) = lanes(1, BLOCK);
+        let (lanes, _, _) = lanes(1);
         let busy = lanes.lanes[0].sums();
-        begin(&lanes, 0, 32 << 20);
+        begin(&lanes, 0, 32 << 20, BLOCK);
         for _ in 0..10 {
             lanes.submit(body(0, 1 << 20));
         }
@@ -346,8 +346,8 @@ mod tests {
     #[test]
     fn a_defect_costs_the_sums_of_one_lane_and_not_its_thread() {
         // Blocks of no bytes are refused with a panic.
-        let (lanes, sent, _) = lanes(1, 0);
-        begin(&lanes, 0, 40);
+        let (lanes, sent, _) = lanes(1);
+        begin(&lanes, 0, 40, 0);
         lanes.run();
         drop(lanes);
         assert!(matches!(sent.try_recv(), Ok(Outgoing::Reject { error: Error::Internal { .. }, .. })));
@@ -361,19 +361,14 @@ mod tests {
 
     const BLOCK: u64 = 64 << 10;
 
-    fn lanes(threads: usize, block_bytes: u64) -> (SumLanes, Receiver<Outgoing>, Receiver<Told>) {
-        lanes_where(inline_bytes_max(8), threads, block_bytes)
+    fn lanes(threads: usize) -> (SumLanes, Receiver<Outgoing>, Receiver<Told>) {
+        lanes_where(inline_bytes_max(8), threads)
     }
 
-    fn lanes_where(inline: usize, threads: usize, block_bytes: u64) -> (SumLanes, Receiver<Outgoing>, Receiver<Told>) {
+    fn lanes_where(inline: usize, threads: usize) -> (SumLanes, Receiver<Outgoing>, Receiver<Told>) {
         let ((sink, sent), (ear, told)) = (unbounded(), unbounded());
-        let workshop = Workshop {
-            kernels: Kernels::detect(),
-            pool: Pool::new(),
-            copies: Copies::default(),
-            block_bytes,
-            defect: None,
-        };
+        let (kernels, pool) = (Kernels::detect(), Pool::new());
+        let workshop = Workshop { kernels, pool, copies: Copies::default(), defect: None };
         let outlets = Outlets {
             send: Box::new(move |outgoing| drop(sink.send(outgoing))),
             tell: Box::new(move |told| ear.send(told).unwrap_or_default()),
@@ -382,11 +377,11 @@ mod tests {
     }
 
     /// A sealed sum with one sender and one reader.
-    fn begin(lanes: &SumLanes, index: u32, bytes: u64) {
+    fn begin(lanes: &SumLanes, index: u32, bytes: u64, block_bytes: u64) {
         let slot = part(index);
         let (worker, exchange) = (WorkerId(0), ExchangeId(u64::from(index)));
         let (dtype, encoding, order) = (DType::U8, Encoding::Plain, Order::Arrival);
-        let spec = SumSpec { bytes, dtype, encoding, op: Op::Sum, senders: vec![worker], order };
+        let spec = SumSpec { bytes, dtype, encoding, op: Op::Sum, senders: vec![worker], order, block_bytes };
         let upload = Upload { weight: 1.0, checksum: None, landed: 0 };
         for step in [
             Step::Begin(spec),

@@ -26,6 +26,8 @@ pub(super) struct Membership {
     /// The callers of all parts, if every worker comes alone.
     everybody: Callers,
     lives: BTreeMap<NodeId, (WorkerId, Incarnation)>,
+    /// Whether sums may cross a network.
+    pub(super) crosses_network: bool,
 }
 
 /// The workers that exchange a part: of each machine one, and every worker that comes alone.
@@ -70,6 +72,7 @@ impl Membership {
             joiners,
             everybody,
             lives,
+            crosses_network: !view.is_on_one_machine(),
         }
     }
 

@@ -39,7 +39,8 @@ pub(super) fn node_config() -> NodeConfig {
         step_timeout: Duration::from_secs(10),
         memory_bytes_max: 1 << 16,
         unread_bytes_max: 1 << 20,
-        block_bytes: 64,
+        block_bytes_max: 64,
+        block_bytes_min: 16,
         defect: None,
     }
 }

@@ -96,13 +96,8 @@ impl World {
     fn new(input: &mut Input<'_>) -> Self {
         let chosen = input.byte();
         let config = gradlane_server::node::NodeConfig { deterministic: chosen & 1 != 0, ..node_config() };
-        let workshop = Workshop {
-            kernels: Kernels::portable(),
-            pool: Pool::new(),
-            copies: Copies::default(),
-            block_bytes: config.block_bytes,
-            defect: None,
-        };
+        let workshop =
+            Workshop { kernels: Kernels::portable(), pool: Pool::new(), copies: Copies::default(), defect: None };
         let view = view(WORKERS, 1, Phase::Running);
         let mut node = Node::new(config);
         if chosen & 2 == 0 {

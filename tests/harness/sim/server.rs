@@ -45,14 +45,14 @@ impl ServerProcess {
             memory_bytes_max: context.plan.settings.memory_bytes_max,
             // The network of the simulation has no windows.
             unread_bytes_max: 0,
-            block_bytes: context.plan.settings.block_bytes,
+            block_bytes_max: context.plan.settings.block_bytes_max,
+            block_bytes_min: 64,
             defect: context.plan.defect,
         };
         let workshop = Workshop {
             kernels: Kernels::portable(),
             pool: Pool::new(),
             copies: Copies::default(),
-            block_bytes: context.plan.settings.block_bytes,
             defect: context.plan.defect,
         };
         let mut this = Self {

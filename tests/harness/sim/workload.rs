@@ -63,8 +63,8 @@ pub(super) struct Settings {
     pub(super) checksum: bool,
     /// Whether sums are made in the order of ranks.
     pub(super) deterministic: bool,
-    /// Bytes of a contribution in one block of a sum.
-    pub(super) block_bytes: u64,
+    /// Most bytes of a contribution in one block of a sum.
+    pub(super) block_bytes_max: u64,
     /// Whether processes ask for their own number as rank.
     pub(super) fixed_ranks: bool,
     /// After this long without a packet a connection is given up.
@@ -503,6 +503,7 @@ fn settings(
             partition_bytes,
             fuse_bytes: random.pick(&[0, 128, 512]),
             part_bytes_min: random.pick(&[128, 512]),
+            pipeline_bytes_min: random.pick(&[256, partition_bytes]),
         },
         credit_bytes,
         memory_bytes_max: if classes.refusals {
@@ -518,6 +519,6 @@ fn settings(
         fixed_ranks: random.chance(50) || topology.has_teams(),
         idle_timeout: random.millis(1000, 10_000),
         latency_ms: random.pick(&[(0, 2), (0, 20), (1, 100), (5, 400)]),
-        block_bytes: random.pick(&[64, 256, 1024]),
+        block_bytes_max: random.pick(&[64, 256, 1024]),
     }
 }

@@ -287,7 +287,7 @@ fn ready(specs: &[TensorSpec]) -> Registry {
 }
 
 fn layout(specs: &[TensorSpec]) -> Vec<PartLayout> {
-    let config = LayoutConfig { partition_bytes: 1024, fuse_bytes: 64, part_bytes_min: 1024 };
+    let config = LayoutConfig { partition_bytes: 1024, fuse_bytes: 64, part_bytes_min: 1024, pipeline_bytes_min: 1024 };
     let layouts = Layouter::new(config, vec![1.0], 1).declare(specs, true).unwrap();
     assert!(layouts.iter().all(|layout| layout.server == ServerId(0)));
     layouts

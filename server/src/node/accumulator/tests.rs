@@ -348,7 +348,7 @@ impl Growing {
 
     fn encoded(encoding: Encoding, (op, dtype, bytes): (Op, DType, u64), senders: u32, order: Order) -> Self {
         Self::made(senders, |workshop, senders| {
-            Accumulator::new(workshop, SumSpec { bytes, dtype, encoding, op, senders, order })
+            Accumulator::new(workshop, SumSpec { bytes, dtype, encoding, op, senders, order, block_bytes: 16 })
         })
     }
 
@@ -356,7 +356,7 @@ impl Growing {
     fn in_levels(len: u64, senders: u32) -> Self {
         Self::made(senders, |workshop, senders| {
             let (dtype, encoding, order) = (DType::F32, Encoding::F16, Order::Arrival);
-            let spec = SumSpec { bytes: 4 * len, dtype, encoding, op: Op::Sum, senders, order };
+            let spec = SumSpec { bytes: 4 * len, dtype, encoding, op: Op::Sum, senders, order, block_bytes: 16 };
             let arithmetic = Arithmetic::with(workshop.kernels, &spec, Some(Box::new(Levels)));
             Accumulator::with(workshop, spec, arithmetic)
         })
@@ -364,13 +364,8 @@ impl Growing {
 
     fn made(senders: u32, make: impl FnOnce(Workshop, Vec<WorkerId>) -> Accumulator) -> Self {
         let pool = Pool::new();
-        let workshop = Workshop {
-            kernels: Kernels::detect(),
-            pool: pool.clone(),
-            copies: Copies::default(),
-            block_bytes: 16,
-            defect: None,
-        };
+        let workshop =
+            Workshop { kernels: Kernels::detect(), pool: pool.clone(), copies: Copies::default(), defect: None };
         let senders: Vec<WorkerId> = (0..senders).map(WorkerId).collect();
         let latest = vec![ExchangeId(0); senders.len()];
         let sum = make(workshop, senders);

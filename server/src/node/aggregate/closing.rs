@@ -34,8 +34,8 @@ impl Aggregator {
     pub(super) fn flow(&mut self, id: SlotId) {
         let slot = self.slot(id).expect("open");
         let RoundState::Open(open) = &slot.state else { unreachable!("only an open round begins to flow") };
-        let may_flow =
-            if slot.spec.body().bytes > self.config.block_bytes { slot.all_began(open) } else { slot.all_came() };
+        let has_blocks = slot.spec.body().bytes > self.block_bytes(&slot.spec);
+        let may_flow = if has_blocks { slot.all_began(open) } else { slot.all_came() };
         if open.flowing.is_some() || !may_flow {
             return;
         }
@@ -51,6 +51,12 @@ impl Aggregator {
         for exchange in listeners {
             self.answer(id, &published, exchange);
         }
+    }
+
+    /// Bytes of a block of such a sum.
+    pub(super) fn block_bytes(&self, spec: &Spec) -> u64 {
+        let crosses_network = self.membership.as_ref().is_none_or(|ours| ours.crosses_network);
+        self.config.block_bytes(spec.body().bytes, crosses_network)
     }
 
     /// The workers that the present view makes contribute to a round.

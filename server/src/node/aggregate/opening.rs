@@ -238,7 +238,8 @@ impl Aggregator {
         self.budget.take(now, slot.booked)?;
         self.watch_sums(now);
         if let RoundState::Open(_) = slot.state {
-            self.step(id, Step::Begin(slot.spec.sum(&slot.due.ranks, &self.config)));
+            let block_bytes = self.block_bytes(&slot.spec);
+            self.step(id, Step::Begin(slot.spec.sum(&slot.due.ranks, block_bytes, &self.config)));
         }
         let part = self.know(id.part, &slot.spec);
         part.latest = part.latest.max(Some(id.round));

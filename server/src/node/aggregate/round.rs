@@ -126,7 +126,7 @@ impl Slot {
                     (Op::Broadcast { .. }, _) | (_, Order::Arrival) => 0,
                     (_, Order::Rank) => self.due.ranks.len().saturating_sub(1) as u64,
                 };
-                self.spec.sum(&[], config).grown_bytes() + self.spec.body().bytes * staged
+                self.spec.sum(&[], config.block_bytes_max, config).grown_bytes() + self.spec.body().bytes * staged
             }
             RoundState::Published(_) => self.spec.body().bytes,
             RoundState::Failed(_) | RoundState::Restarted => 0,
@@ -193,11 +193,11 @@ impl Spec {
         Body { bytes, encoding: self.encoding }
     }
 
-    /// The sum that `callers` make of it.
-    pub(super) fn sum(&self, callers: &[WorkerId], config: &NodeConfig) -> SumSpec {
+    /// The sum that `callers` make of it, in blocks of `block_bytes`.
+    pub(super) fn sum(&self, callers: &[WorkerId], block_bytes: u64, config: &NodeConfig) -> SumSpec {
         let senders = callers.iter().copied().filter(|worker| self.sends_body(*worker)).collect();
         let Self { dtype, bytes, encoding, op, .. } = *self;
-        SumSpec { bytes, dtype, encoding, op, senders, order: order(config) }
+        SumSpec { bytes, dtype, encoding, op, senders, order: order(config), block_bytes }
     }
 
     /// What `second` says otherwise of `part`, if anything.

@@ -124,7 +124,12 @@ impl Heard {
 
 impl Played {
     fn new(workers: u32, change: impl FnOnce(&mut NodeConfig)) -> Self {
-        let mut config = NodeConfig { memory_bytes_max: 1 << 30, block_bytes: BLOCK as u64, ..config() };
+        let mut config = NodeConfig {
+            memory_bytes_max: 1 << 30,
+            block_bytes_max: BLOCK as u64,
+            block_bytes_min: BLOCK as u64,
+            ..config()
+        };
         change(&mut config);
         let plane = plane(config);
         let (sink, sent) = unbounded();

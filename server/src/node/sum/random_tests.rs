@@ -109,18 +109,13 @@ impl Play {
             deterministic: seed.is_multiple_of(3),
             defect,
             memory_bytes_max: 256,
-            block_bytes: 16,
+            block_bytes_max: 16,
+            block_bytes_min: 16,
             ..config()
         });
         node.handle_member(MemberEvent::View(view(WORKERS, 1, Phase::Running)));
         (0..WORKERS).for_each(|rank| node.handle_link_up(link(rank), process(rank)));
-        let workshop = Workshop {
-            kernels: Kernels::portable(),
-            pool: Pool::new(),
-            copies: Copies::default(),
-            block_bytes: 16,
-            defect,
-        };
+        let workshop = Workshop { kernels: Kernels::portable(), pool: Pool::new(), copies: Copies::default(), defect };
         let op = if seed.is_multiple_of(2) { Op::Sum } else { Op::WeightedMean };
         let worker = |rank| Worker { number: 1, parts: (0..PARTS).map(|_| Place::new(op, rank, 0)).collect() };
         Self {

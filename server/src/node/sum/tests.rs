@@ -72,12 +72,12 @@ struct Play {
 impl Play {
     fn new(senders: &[u32]) -> Self {
         let pool = Pool::new();
-        let workshop =
-            Workshop { kernels: Kernels::portable(), pool, copies: Copies::default(), block_bytes: 16, defect: None };
+        let workshop = Workshop { kernels: Kernels::portable(), pool, copies: Copies::default(), defect: None };
         let mut play = Self { sums: Sums::new(workshop), events: Vec::new() };
         let senders: Vec<WorkerId> = senders.iter().copied().map(WorkerId).collect();
         let (dtype, encoding, order) = (DType::U8, Encoding::Plain, Order::Arrival);
-        let spec = SumSpec { bytes: 40, dtype, encoding, op: Op::Sum, senders: senders.clone(), order };
+        let spec =
+            SumSpec { bytes: 40, dtype, encoding, op: Op::Sum, senders: senders.clone(), order, block_bytes: 16 };
         play.step(Step::Begin(spec));
         for worker in senders {
             let upload = Upload { weight: 1.0, checksum: None, landed: 0 };

@@ -13,6 +13,7 @@ fn a_round_begins_with_its_first_push() {
         op: Op::Sum,
         senders: vec![WorkerId(0), WorkerId(1)],
         order: Order::Arrival,
+        block_bytes: 0,
     });
     let upload = Upload { weight: 1.0, checksum: None, landed: 0 };
     assert_eq!(world.commands(), [step(begin), step(Step::Receive { worker: WorkerId(1), exchange, upload })]);
@@ -37,6 +38,25 @@ fn an_encoded_part_is_added_in_f32_and_its_sum_travels_as_its_contributions_do()
         .collect();
     assert_eq!(bodies, [(16, Body { bytes: 8, encoding: Encoding::F16 }); 2]);
     assert_eq!(world.progress().bytes_in_flight, 8, "the sum is kept as it travels");
+}
+
+#[test]
+fn a_sum_that_crosses_a_network_has_small_blocks() {
+    for (machines, expected) in [([1, 1], 64), ([1, 2], 8)] {
+        let mut world = World::with(2, |config| (config.block_bytes_min, config.block_bytes_max) = (8, 64));
+        let mut view = view(2, 2, Phase::Running);
+        view.members.iter_mut().zip(machines).for_each(|(member, machine)| member.process.machine = MachineId(machine));
+        world.follow(view);
+        let mut header = header(0);
+        header.target.epoch.number = 2;
+        world.open(0, header);
+        let commands = world.commands();
+        let found = steps(&commands).find_map(|step| match step {
+            Step::Begin(spec) => Some(spec.block_bytes),
+            _ => None,
+        });
+        assert_eq!(found, Some(expected), "{machines:?}");
+    }
 }
 
 #[test]

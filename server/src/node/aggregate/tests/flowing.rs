@@ -116,7 +116,7 @@ fn more_cannot_have_landed_than_there_is() {
 
 #[test]
 fn of_a_sum_in_one_block_nothing_is_said_before_it_is_complete() {
-    let mut world = World::with(2, |config| config.block_bytes = 16);
+    let mut world = World::with(2, |config| (config.block_bytes_min, config.block_bytes_max) = (16, 16));
     let first = world.push(0, header(0));
     let second = world.open(1, header(0));
     assert_eq!(answered(&world.commands()), []);

@@ -8,8 +8,8 @@ use bytes::Bytes;
 use gradlane_core::cluster::MemberEvent;
 use gradlane_core::error::{Code, Error};
 use gradlane_core::types::{
-    DType, Encoding, Epoch, ExchangeId, Incarnation, LinkId, Member, NodeId, Op, PartId, Participants, Phase, Process,
-    Role, Round, TensorKey, Time, View, WorkerId, WorkerSet,
+    DType, Encoding, Epoch, ExchangeId, Incarnation, LinkId, MachineId, Member, NodeId, Op, PartId, Participants,
+    Phase, Process, Role, Round, TensorKey, Time, View, WorkerId, WorkerSet,
 };
 use gradlane_core::wire::frame::Progress;
 use gradlane_core::wire::{
@@ -147,7 +147,8 @@ pub(crate) fn config() -> NodeConfig {
         step_timeout: Duration::from_secs(60),
         memory_bytes_max: 1 << 20,
         unread_bytes_max: 1 << 30,
-        block_bytes: 0,
+        block_bytes_max: 0,
+        block_bytes_min: 0,
         defect: None,
     }
 }
