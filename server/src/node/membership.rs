@@ -79,8 +79,11 @@ impl Membership {
     /// As `of`, for a view that follows the one of `before`.
     pub(super) fn following(view: &View, before: Option<&Self>) -> Self {
         let mut next = Self::of(view);
-        if let (Some(before), Succession::Same | Succession::Fewer) = (before, next.succession(before)) {
-            next.rounds_since = before.rounds_since;
+        match (before, next.succession(before)) {
+            (Some(before), Succession::Same | Succession::Fewer) => next.rounds_since = before.rounds_since,
+            (Some(_), Succession::End(_)) => {}
+            // A server that missed the first views has ended no rounds of theirs.
+            (None, _) => next.rounds_since = Epoch { number: 0, ..view.epoch },
         }
         next
     }

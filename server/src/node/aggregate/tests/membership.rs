@@ -23,6 +23,17 @@ fn a_push_of_an_older_epoch_is_asked_to_come_back_if_its_rounds_go_on_and_else_f
 }
 
 #[test]
+fn a_push_of_an_epoch_that_the_server_missed_is_asked_to_come_back() {
+    for (term, code) in [(1, Code::Unavailable), (2, Code::Fenced)] {
+        let mut world = World::of(1);
+        world.node = Node::new(config());
+        world.follow(View { epoch: Epoch { term, number: 2 }, ..view(1, 2, Phase::Running) });
+        world.open(0, header(0));
+        assert_eq!(rejected(&world.commands()), [code], "a member of term 1");
+    }
+}
+
+#[test]
 fn a_push_of_a_newer_epoch_is_asked_to_come_back() {
     let mut world = World::of(1);
     world.open(0, in_epoch(Epoch { term: 1, number: 2 }, header(0)));
