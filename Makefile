@@ -27,6 +27,7 @@ demo: $(DEMO_VENV)/installed ## two workers, two servers, real images; checks it
 
 test: lint test-rust test-python ## everything CI runs
 	@$(call count_skips,$(SKIPS)/rust $(SKIPS)/python)
+	@echo "Left out, each with a target: frameworks, torch-oldest, static, net, hostile, faults, lasting (make test-...), fuzz, gpu-check"
 
 lint: $(VENV)/requirements
 	cargo fmt --all --check
