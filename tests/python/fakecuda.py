@@ -87,7 +87,7 @@ def consume(stream: int, address: int, size: int, device: int = 0) -> bytes:
 
 
 def carry(stream: int, to: int, origin: int, size: int, device: int = 0) -> None:
-    """Has the stream write to one place what is in another by then: what a kernel does that makes a tensor of another."""
+    """Has the stream write to one place what is in another by then, as a kernel does."""
     places = (ctypes.c_uint64(to), ctypes.c_uint64(origin), ctypes.c_size_t(size))
     call("fakecuda_carry", device, ctypes.c_size_t(stream), *places)
 
