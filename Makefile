@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-rust test-sim test-net test-hostile test-faults test-lasting test-python test-torch-oldest test-frameworks test-tensorflow test-tensorflow-oldest test-jax test-jax-oldest static-server test-static lint bench deny fuzz fuzz-run fakes gpu-bundle gpu-check ptx clean
+.PHONY: help demo test test-rust test-sim test-net test-hostile test-faults test-lasting test-python test-torch-oldest test-frameworks test-tensorflow test-tensorflow-oldest test-jax test-jax-oldest static-server test-static lint bench deny fuzz fuzz-run fakes gpu-bundle gpu-check issue-cost ptx clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -123,6 +123,13 @@ gpu-bundle: $(VENV)/installed ## what `gpu-check` needs on another machine with 
 # From the bundle, so that what is tried here is what runs elsewhere.
 gpu-check: gpu-bundle ## what only a machine with a GPU can show; says so where there is none. CHECKS="sums training" runs some, TARGETS=1 asks for targets
 	$(BIN)/python dist/gpu/check.py --json dist/gpu-check.json $(if $(TARGETS),--targets) $(CHECKS)
+
+# An idle machine, please. Neither stand-in adds any time of its own to a launch.
+issue-cost: $(VENV)/installed fakes ## what it costs to issue a group to NCCL, over its stand-in: TURNS=5
+	@mkdir -p dist
+	for turn in $$(seq $(or $(TURNS),5)); do \
+	  $(BIN)/python tests/gpu/check.py --on stand-ins --installed --json dist/issue-cost.json group_issue | grep "issu\|without NCCL\|FAIL" || exit 1; \
+	done
 
 BENCH_PROGRAM := target/release/gradlane-bench
 BENCH_PYTHON = $(firstword $(wildcard $(BIN)/python) $(PYTHON))

@@ -5,10 +5,11 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import gradlane.torch as gl
 import torch
-from groups import differences, nccl, nccl_calls
+from groups import differences, nccl, nccl_calls, stand_in_counter
 from places import IS_CUDA, IS_SHORT, IS_STAND_IN, put, settle
 from telling import figure, passed, skipped
 from torch import distributed
@@ -20,6 +21,9 @@ if not IS_SHORT:
     GROUPS = {"4 KiB": [4 * KIB], "4 MiB": [4 * MIB], "8 x 4 MiB": [4 * MIB] * 8}
 SIZES = (4 * KIB, 256 * KIB) if IS_SHORT else (4 * KIB, 64 * KIB, MIB, 4 * MIB, 32 * MIB, 256 * MIB)
 ROUNDS = 3 if IS_SHORT else 30
+GROUPED = gl.Max if IS_STAND_IN else gl.Average
+"""An average is divided by a kernel. The stand-in would interpret it, for seconds, on the cores where groups are issued."""
+
 ISSUE_US_MAX = 20.0
 """What the thread that calls NCCL may take for a group."""
 
@@ -32,7 +36,7 @@ def group_issue() -> None:
 
         def begin(name: str = name, tensors: list[torch.Tensor] = tensors) -> gl.Handle:
             begun = time.perf_counter()
-            handle = gl.grouped_push_pull_async_(tensors, f"group {name}")
+            handle = gl.grouped_push_pull_async_(tensors, f"group {name}", op=GROUPED)
             submitting.append(time.perf_counter() - begun)
             return handle
 
@@ -40,9 +44,14 @@ def group_issue() -> None:
         begin().synchronize()
         calls = differences(nccl_calls(), before)
         if IS_CUDA or IS_STAND_IN:
-            issued = [microseconds_to_issue(lambda: begin().synchronize()) for _ in range(ROUNDS)]
+            costs = [cost_to_issue(lambda: begin().synchronize()) for _ in range(ROUNDS)]
+            issued, without, busy = ([cost[place] for cost in costs] for place in range(3))
             figure(f"{name}: issuing a group, median", statistics.median(issued), "us", at_most=ISSUE_US_MAX)
             figure(f"{name}: issuing a group, least", min(issued), "us")
+            figure(f"{name}: processor time of the thread that issues, median", statistics.median(busy), "us")
+            if IS_STAND_IN:
+                figure(f"{name}: the same without NCCL's thread, median", statistics.median(without), "us")
+                figure(f"{name}: the same without NCCL's thread, least", min(without), "us")
         seconds = median_of(lambda: begin().synchronize())
         assert all((tensor == 1.0).all() for tensor in tensors)
         figure(f"{name}: from submission to completion", seconds * 1e6, "us")
@@ -62,13 +71,30 @@ def group_issue() -> None:
         figure(f"{name}: PyTorch's NCCL, to completion", seconds * 1e6, "us")
 
 
-def microseconds_to_issue(work: Callable[[], object]) -> float:
-    """What the thread that calls NCCL took for each group of the work; no wait for a result is in it."""
-    before = gl.metrics()
+def cost_to_issue(work: Callable[[], object]) -> tuple[float, float, float]:
+    """Microseconds that the thread that calls NCCL took for each group of the work; no wait for a result is in them.
+
+    All of the time; the time without the wait for the thread that NCCL starts for each group, because a communicator does
+    not block (only the stand-in tells how long that takes); and the time for which the thread that calls NCCL had a core,
+    which does not depend on what else the machine does.
+    """
+    before, launched, ran = gl.metrics(), launch_nanoseconds(), processor_nanoseconds()
     work()
     groups, nanoseconds = (gl.metrics()[name] - before[name] for name in ("nccl_groups", "nccl_issue_nanoseconds"))
     assert groups > 0, "no group was issued"
-    return nanoseconds / groups / 1e3
+    without = nanoseconds - (launch_nanoseconds() - launched)
+    return nanoseconds / groups / 1e3, without / groups / 1e3, (processor_nanoseconds() - ran) / groups / 1e3
+
+
+def processor_nanoseconds() -> int:
+    """How long the engine's threads that call NCCL have had a core (`proc_pid_schedstat`)."""
+    threads = [task for task in Path("/proc/self/task").iterdir() if (task / "comm").read_text() == "gl-nccl\n"]
+    return sum(int((task / "schedstat").read_text().split()[0]) for task in threads)
+
+
+def launch_nanoseconds() -> int:
+    """How long the threads of NCCL's stand-in took to put groups into streams; 0 elsewhere."""
+    return stand_in_counter("launch_nanoseconds") if IS_STAND_IN else 0
 
 
 def show_issue(name: str, begin: Callable[[], gl.Handle]) -> None:

@@ -6,7 +6,8 @@
 //! - `begin <key>`: says `issued` once that is on its device, and then how it ended; `begin-late` does so after a kernel that takes hours;
 //! - `hold`: fills the queue with something that does not go on, and says `held`; then
 //!   - `crowd <count>`: begins so many operations, and says `ready` once the first rank knows of them;
-//!   - `finish`: lets all go on, checks them and says how many they were, in how many groups;
+//!   - `tensor <parts>`: does the same with so many parts of 4 MiB of one tensor;
+//!   - `finish`: lets all go on, checks them and says how many they were, in how many groups, with how many calls of `ncclAllReduce`;
 //!   - `go-on [<count>]`: lets so many go on, or all, and says `going`;
 //!   - `abort`: ends the job and says `aborted`;
 //!   - `outcomes`: says how they ended;
@@ -25,7 +26,7 @@ use gradlane_core::collective::Collective;
 use gradlane_core::local::PrivateSocket;
 use gradlane_core::types::{DType, Op};
 
-use crate::device_crowd::{Crowd, end_of_job};
+use crate::device_crowd::{Crowd, Finished, end_of_job};
 use crate::devices::{DeviceRank, Wanted, config, element, ended, told};
 use crate::fakes;
 use crate::patience::eventually;
@@ -87,7 +88,7 @@ pub fn play(words: &[&str], say: &dyn Fn(&str)) {
                 member.collective.abort(end_of_job());
                 say("aborted");
             }
-            ["crowd" | "finish" | "go-on" | "outcomes", ..] => {
+            ["crowd" | "tensor" | "finish" | "go-on" | "outcomes", ..] => {
                 direct(crowd.as_mut().expect("the queue is held"), &line, say);
             }
             ["abort-slowly"] => {
@@ -133,9 +134,13 @@ fn direct(crowd: &mut Crowd<'_>, order: &str, say: &dyn Fn(&str)) {
             crowd.submit(number(count));
             say("ready");
         }
+        ["tensor", parts] => {
+            crowd.submit_tensor(number(parts));
+            say("ready");
+        }
         ["finish"] => {
-            let (exact, groups) = crowd.finish();
-            say(&format!("{exact} exact in {groups} groups"));
+            let Finished { exact, groups, all_reduces } = crowd.finish();
+            say(&format!("{exact} exact in {groups} groups with {all_reduces} ncclAllReduce"));
         }
         ["go-on"] => {
             crowd.go_on(None);

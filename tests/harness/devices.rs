@@ -42,8 +42,10 @@ pub struct DeviceRank {
 /// What a test wants done with memory of a device.
 #[derive(Clone, Debug)]
 pub struct Wanted {
-    /// Names it among all ranks.
+    /// Names its tensor among all ranks.
     pub key: u64,
+    /// Which part of the tensor it is.
+    pub index: u32,
     /// What shall come of it.
     pub goal: Goal,
     /// How contributions are added.
@@ -57,7 +59,7 @@ pub struct Wanted {
 impl Wanted {
     /// A sum of so many of these for everybody.
     pub const fn sum(key: u64, dtype: DType) -> Self {
-        Self { key, goal: Goal::AllReduce, op: Op::Sum, dtype, weight: 1.0 }
+        Self { key, index: 0, goal: Goal::AllReduce, op: Op::Sum, dtype, weight: 1.0 }
     }
 }
 
@@ -156,7 +158,7 @@ impl DeviceRank {
         destination: &[(u64, usize)],
         mark: Mark,
     ) -> Receiver<Result<f64>> {
-        let Wanted { key, goal, op, dtype, weight } = wanted.clone();
+        let Wanted { key, index, goal, op, dtype, weight } = wanted.clone();
         let regions = |runs: &[(u64, usize)]| {
             runs.iter().map(|(address, len)| DeviceRegion::new(self.device, *address, *len)).collect()
         };
@@ -173,7 +175,7 @@ impl DeviceRank {
             priority: Priority(0),
             members: Claim::ALL_RANKS,
         };
-        let part = PartId { key: TensorKey(key), index: 0 };
+        let part = PartId { key: TensorKey(key), index };
         let operation = Operation { part, round: Round(0), goal, failure: None, claim, memory: Memory::Device(memory) };
         let (sender, outcome) = unbounded();
         // A test that has failed no longer waits.

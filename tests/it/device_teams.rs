@@ -50,11 +50,17 @@ impl Team {
         Self(team)
     }
 
-    /// Ranks with many operations that are ready at once and do not go on.
-    pub(crate) fn crowded(ranks: usize, variables: &[(&str, &str)]) -> Self {
+    /// Ranks whose queues are full and do not go on.
+    pub(crate) fn held(ranks: usize, variables: &[(&str, &str)]) -> Self {
         // A rank that is held back is waited for.
         let mut team = Self::start(ranks, &[variables, &[("FAKENCCL_TIMEOUT", "60")]].concat());
         assert_eq!(team.all("hold"), vec!["held"; ranks]);
+        team
+    }
+
+    /// Ranks with many operations that are ready at once and do not go on.
+    pub(crate) fn crowded(ranks: usize, variables: &[(&str, &str)]) -> Self {
+        let mut team = Self::held(ranks, variables);
         assert_eq!(team.all(&format!("crowd {CROWD}")), vec!["ready"; ranks]);
         team
     }

@@ -208,7 +208,10 @@ fn a_stream_under_capture_is_refused_and_the_capture_survives_all_else() {
     let world = World::new();
     let address = world.control.allocate(world.ordinal(), MIB);
     let (captured, mut host) = (world.control.user_stream(world.ordinal()), vec![0; MIB]);
+    let (first, second) = (pattern(MIB, 3), pattern(MIB, 4));
+    let elsewhere = world.control.allocate(world.ordinal(), MIB);
     world.control.begin_capture(captured);
+    world.control.produce(world.ordinal(), captured, elsewhere, &first);
     let error = world.cuda.mark(world.device, captured).unwrap_err();
     assert!(matches!(error, Error::FailedPrecondition { .. }) && error.to_string().contains("CUDA graph"), "{error}");
     // Memory is pinned, events are made and asked for, on other threads than that of the capture.
@@ -220,9 +223,16 @@ fn a_stream_under_capture_is_refused_and_the_capture_survives_all_else() {
         };
         scope.spawn(copies).join().unwrap()
     });
-    world.control.end_capture(captured);
+    world.control.produce(world.ordinal(), captured, address, &second);
+    let graph = world.control.end_capture(captured);
     assert_eq!(lease.len(), 2 * MIB);
-    assert!(world.cuda.mark(world.device, captured).is_ok());
+    assert!(host.iter().all(|byte| *byte == 0), "what is captured is not done");
+    // A submission behind the graph waits for all that was captured, around what was refused.
+    world.control.lag(captured, LAG_US);
+    world.control.launch(&graph, captured);
+    let mark = world.cuda.mark(world.device, captured).unwrap();
+    world.copy(Transfer::Out { from: vec![world.memory(address, MIB)], to: region(&mut host) }, &[mark]).unwrap();
+    assert!(host == second && world.bytes(elsewhere, MIB) == first);
 }
 
 #[test]

@@ -319,10 +319,18 @@ fn a_call_that_nccl_refuses_ends_everything_with_its_words() {
 fn what_is_ready_at_once_is_exact_in_few_groups() {
     for ranks in [2, 4] {
         let mut team = Team::crowded(ranks, &[("FAKENCCL_LAUNCH_US", "500")]);
-        let eights = format!("{CROWD} exact in {} groups", CROWD / 8);
+        // A third of them are sums for all, each of a tensor of its own.
+        let eights = format!("{CROWD} exact in {} groups with {} ncclAllReduce", CROWD / 8, CROWD / 3);
         assert_eq!(team.all("finish"), vec![eights; ranks]);
         assert_eq!(team.all("leave"), vec!["left, 0 communicators are alive"; ranks]);
     }
+}
+
+#[test]
+fn the_parts_of_a_tensor_that_are_ready_at_once_are_summed_by_one_call() {
+    let mut team = Team::held(2, &[]);
+    assert_eq!(team.all("tensor 8"), ["ready"; 2], "32 MiB");
+    assert_eq!(team.all("finish"), ["8 exact in 1 groups with 1 ncclAllReduce"; 2]);
 }
 
 #[test]

@@ -12,6 +12,7 @@ mod copies;
 mod device_teams;
 mod devices;
 mod devices_cuda;
+mod devices_graphs;
 mod devices_nccl;
 mod devices_pcie;
 mod devices_safety;

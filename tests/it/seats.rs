@@ -43,18 +43,36 @@ impl Seat {
         bytes.chunks_exact(4).map(|bytes| f32::from_ne_bytes(bytes.try_into().unwrap())).collect()
     }
 
+    /// Its number.
+    pub(crate) fn ordinal(&self) -> i32 {
+        i32::from(self.device.0)
+    }
+
+    /// What becomes of what lies there, after all that was put into the default stream.
     pub(crate) fn submission(
         &self,
         engine: &Engine,
         name: &str,
         op: Op,
-        (source, destination): (u64, u64),
+        places: (u64, u64),
         priority: Priority,
+    ) -> Submission {
+        Submission { priority, ..self.submission_after(0, engine, name, op, places) }
+    }
+
+    /// The same, after all that was put into this stream.
+    pub(crate) fn submission_after(
+        &self,
+        stream: u64,
+        engine: &Engine,
+        name: &str,
+        op: Op,
+        (source, destination): (u64, u64),
     ) -> Submission {
         let device = engine.device().expect("it was given one");
         let memory = |address| Memory::Device {
             region: DeviceRegion::new(self.device, address, 4 * LEN),
-            after: device.mark(self.device, 0).unwrap(),
+            after: device.mark(self.device, stream).unwrap(),
         };
         Submission {
             tensor: TensorSpec::new(name, DType::F32, vec![LEN as u64]),
@@ -62,7 +80,7 @@ impl Seat {
             destination: memory(destination),
             op,
             weight: 1.0,
-            priority,
+            priority: Priority(0),
             timeout: None,
         }
     }

@@ -86,6 +86,35 @@ def consume(stream: int, address: int, size: int, device: int = 0) -> bytes:
     return content.raw
 
 
+def carry(stream: int, to: int, origin: int, size: int, device: int = 0) -> None:
+    """Has the stream write to one place what is in another by then, as a kernel does."""
+    places = (ctypes.c_uint64(to), ctypes.c_uint64(origin), ctypes.c_size_t(size))
+    call("fakecuda_carry", device, ctypes.c_size_t(stream), *places)
+
+
+class Graph:
+    """A CUDA graph: what is put into the stream inside `capturing` is done whenever the graph is launched."""
+
+    def __init__(self, device: int) -> None:
+        self._device, self._exec = device, ctypes.c_size_t()
+
+    @contextlib.contextmanager
+    def capturing(self, stream: int) -> Iterator[None]:
+        """Captures in the mode in which only this thread can break it."""
+        graph = ctypes.c_size_t()
+        in_context(self._device, "cuStreamBeginCapture_v2", ctypes.c_size_t(stream), 1)
+        try:
+            yield
+        finally:
+            in_context(self._device, "cuStreamEndCapture", ctypes.c_size_t(stream), ctypes.byref(graph))
+        flags = ctypes.c_uint64(0)
+        in_context(self._device, "cuGraphInstantiateWithFlags", ctypes.byref(self._exec), graph, flags)
+
+    def launch(self, stream: int) -> None:
+        """Puts all of it into the stream, and returns at once."""
+        in_context(self._device, "cuGraphLaunch", self._exec, ctypes.c_size_t(stream))
+
+
 def finish(stream: int, device: int = 0) -> None:
     """Waits until the stream has done all that was put into it: as a test does before it looks at memory."""
     call("fakecuda_finish", device, ctypes.c_size_t(stream))

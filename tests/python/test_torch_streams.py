@@ -5,6 +5,7 @@ nothing lands before the test opens the gate. Driver and NCCL are stand-ins; see
 """
 
 import asyncio
+import contextlib
 import ctypes
 from types import SimpleNamespace
 
@@ -18,14 +19,18 @@ from conftest import IN_WORKER  # noqa: E402
 from fakecuda import (  # noqa: E402
     LIBRARY,
     NCCL_LIBRARY,
+    Graph,
     call,
     calls,
+    carry,
     closed_gate,
     consume,
     counter,
     in_context,
+    produce,
     user_stream,
 )
+from gradlane.errors import FailedPreconditionError  # noqa: E402
 from gradlane.torch._futures import Completions  # noqa: E402
 from ondevice import bring, bring_module  # noqa: E402
 from training import batches, by_cross_barrier, by_optimizer, by_wrapper, made, mine, mlp, sgd, step  # noqa: E402
@@ -161,28 +166,96 @@ class Bucket(SimpleNamespace):
 def test_a_stream_under_capture_cannot_wait_and_its_capture_survives(cuda):
     device, tensor, weight = gl.rank(), gradient(), torch.nn.Parameter(torch.ones(COUNT))
     group = gl.ProcessGroupGradlane(gl.rank(), range(gl.size()))
+    kept, graph = bring(torch.zeros(COUNT), device), Graph(device)
     with gate(cuda) as opened:
         handle = gl.push_pull_async_(tensor, "captured", op=gl.Sum)
-        usual, captured = cuda.stream[device], user_stream(device)
-        in_context(device, "cuStreamBeginCapture_v2", ctypes.c_size_t(captured), 1)
-        cuda.stream[device] = captured
-        for door in (
-            lambda: handle.wait(SOON),
-            lambda: gl.push_pull_(tensor, "inside"),
-            lambda: gl.grouped_push_pull_([tensor], "inside"),
-            lambda: gl.broadcast_(tensor, 0, "inside"),
-            lambda: gl.ddp_comm_hook(gl.State(names={weight: "w"}), Bucket(tensor, weight)),
-            lambda: group.allreduce([tensor]),
-            lambda: group.broadcast([tensor], SimpleNamespace(rootRank=0)),
-        ):
-            with pytest.raises(gl.Error, match="captured into a CUDA graph"):
-                door()
-        graph = ctypes.c_size_t()
-        in_context(device, "cuStreamEndCapture", ctypes.c_size_t(captured), ctypes.byref(graph))
-        cuda.stream[device] = usual
+        with under_capture(cuda, graph):
+            for door in (
+                lambda: handle.wait(SOON),
+                lambda: gl.push_pull_(tensor, "inside"),
+                lambda: gl.grouped_push_pull_([tensor], "inside"),
+                lambda: gl.broadcast_(tensor, 0, "inside"),
+                lambda: gl.ddp_comm_hook(gl.State(names={weight: "w"}), Bucket(tensor, weight)),
+                lambda: group.allreduce([tensor]),
+                lambda: group.allgather([[tensor, tensor]], [tensor]),
+                lambda: group.broadcast([tensor], SimpleNamespace(rootRank=0)),
+            ):
+                with refused():
+                    door()
+            carry(cuda.stream[device], kept.data_ptr(), tensor.data_ptr(), tensor.nbytes, device)
         handle.wait(SOON)
+        graph.launch(cuda.stream[device])
         opened.set()
-        assert (tensor == 3).all()
+        assert (tensor == 3).all() and (kept == 3).all()
+
+
+def refused():
+    return pytest.raises(FailedPreconditionError, match="captured into a CUDA graph")
+
+
+@contextlib.contextmanager
+def under_capture(cuda, graph):
+    """Inside, the current stream is one that `graph` captures."""
+    device = gl.rank()
+    usual, captured = cuda.stream[device], user_stream(device)
+    with graph.capturing(captured):
+        cuda.stream[device] = captured
+        try:
+            yield
+        finally:
+            cuda.stream[device] = usual
+
+
+@pytest.mark.parametrize("way_in", [by_wrapper, by_optimizer, by_cross_barrier])
+def test_a_training_step_under_capture_is_refused_and_its_capture_survives(way_in, cuda):
+    device, graph = gl.rank(), Graph(gl.rank())
+    tensor, kept = gradient(), bring(torch.zeros(COUNT), device)
+    trained, stepping = way_in(bring_module(made(mlp), device), sgd)
+    for batch in batches(2):
+        step(trained, stepping, mine(batch))
+    with under_capture(cuda, graph):
+        with refused():
+            step(trained, stepping, mine(batch))
+        carry(cuda.stream[device], kept.data_ptr(), tensor.data_ptr(), tensor.nbytes, device)
+    if way_in is by_cross_barrier:
+        stepping.remove()
+    gl.push_pull_(tensor, "after a refused step", op=gl.Sum)
+    graph.launch(cuda.stream[device])
+    assert (tensor == 3).all() and (kept == 3).all()
+
+
+def test_graphs_are_replayed_before_behind_and_beside_sums(cuda):
+    device = gl.rank()
+    stream, side = cuda.stream[device], user_stream(device)
+    batch, weights, elsewhere = (bring(torch.zeros(COUNT), device) for _ in range(3))
+    tensor = gradient()
+    gl.push_pull_(tensor, "replayed", op=gl.Sum)
+    backward, optimize, beside = Graph(device), Graph(device), Graph(device)
+    for graph, to, origin in (
+        (backward, tensor, batch),
+        (optimize, weights, tensor),
+        (beside, elsewhere, batch),
+    ):
+        with graph.capturing(stream):
+            carry(stream, to.data_ptr(), origin.data_ptr(), tensor.nbytes, device)
+    for turn in (1.0, 10.0):
+        with gate(cuda) as opened:
+            value = torch.full((COUNT,), turn * (device + 1))
+            produce(stream, batch.data_ptr(), value.numpy().tobytes(), device)
+            backward.launch(stream)
+            handle = gl.push_pull_async_(tensor, "replayed", op=gl.Sum)
+            handle.wait(SOON)
+            optimize.launch(stream)
+            assert not handle.poll(), "a wait returns before the result, also behind a graph"
+            before = memoryview(consume(side, batch.data_ptr(), 4, device)).cast("f")[0]
+            beside.launch(side)
+            assert memoryview(consume(side, elsewhere.data_ptr(), 4, device)).cast("f")[0] == before
+            opened.set()
+            assert (weights == 3 * turn).all(), "the graph behind the sum"
+            assert (tensor == 3 * turn).all(), "the sum of what the graph before it made"
+        handle.synchronize(SOON)
+        beside.launch(stream)
+        assert (elsewhere == value).all(), "between sums"
 
 
 def test_a_future_and_asyncio_wait_as_a_handle_does(cuda):

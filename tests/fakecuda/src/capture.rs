@@ -1,14 +1,17 @@
 //! Streams under capture: what is submitted becomes part of a graph instead of being done, and calls that a graph cannot hold break it.
+//! So does work of a stream that joined the capture, and for which its first stream does not wait in the end.
 //!
 //! A thread in the mode *global*, the one that every thread begins in, breaks captures of any thread that were begun in that mode
 //! (reference manual, `cuThreadExchangeStreamCaptureMode`).
 
 use std::cell::Cell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::ThreadId;
 
 use crate::codes::{Code, Outcome};
+use crate::graph::Node;
+use crate::stream::Work;
 
 pub(crate) const GLOBAL: u32 = 0;
 pub(crate) const THREAD_LOCAL: u32 = 1;
@@ -26,8 +29,16 @@ pub(crate) struct Captures(Mutex<Table>);
 struct Table {
     begun: u64,
     running: BTreeMap<u64, Capture>,
-    /// Which stream, by handle, is part of which.
-    streams: BTreeMap<usize, u64>,
+    /// Streams under capture, by handle.
+    streams: BTreeMap<usize, Captured>,
+}
+
+/// A point in a stream under capture.
+#[derive(Clone)]
+pub(crate) struct Captured {
+    capture: u64,
+    /// The nodes that come before it.
+    before: BTreeSet<usize>,
 }
 
 struct Capture {
@@ -35,6 +46,8 @@ struct Capture {
     mode: u32,
     thread: ThreadId,
     is_broken: bool,
+    /// In the order of submission.
+    nodes: Vec<Node>,
 }
 
 impl Captures {
@@ -46,44 +59,70 @@ impl Captures {
         table.begun += 1;
         let id = table.begun;
         let thread = std::thread::current().id();
-        table.running.insert(id, Capture { origin: stream, mode, thread, is_broken: false });
-        table.streams.insert(stream, id);
+        table.running.insert(id, Capture { origin: stream, mode, thread, is_broken: false, nodes: Vec::new() });
+        table.streams.insert(stream, Captured { capture: id, before: BTreeSet::new() });
         Ok(())
     }
 
-    /// Ends it; an error if it was broken meanwhile.
-    pub(crate) fn end(&self, stream: usize) -> Outcome {
+    /// Ends it: what was captured. An error if it was broken meanwhile.
+    pub(crate) fn end(&self, stream: usize) -> Outcome<Vec<Node>> {
         let mut table = self.lock();
-        let id = *table.streams.get(&stream).ok_or(Code::INVALID_VALUE)?;
+        let Captured { capture: id, before } = table.streams.get(&stream).cloned().ok_or(Code::INVALID_VALUE)?;
         if table.running.get(&id).is_none_or(|capture| capture.origin != stream) {
             return Err(Code::CAPTURE_UNMATCHED);
         }
-        table.streams.retain(|_, of| *of != id);
+        table.streams.retain(|_, captured| captured.capture != id);
         let capture = table.running.remove(&id).ok_or(Code::INVALID_VALUE)?;
-        if capture.is_broken { Err(Code::CAPTURE_INVALIDATED) } else { Ok(()) }
+        match capture {
+            Capture { is_broken: true, .. } => Err(Code::CAPTURE_INVALIDATED),
+            Capture { nodes, .. } if before.len() < nodes.len() => Err(Code::CAPTURE_UNJOINED),
+            Capture { nodes, .. } => Ok(nodes),
+        }
     }
 
     /// The capture that the stream is part of, and whether it is broken.
     pub(crate) fn of(&self, stream: usize) -> Option<(u64, bool)> {
         let table = self.lock();
-        let id = *table.streams.get(&stream)?;
+        let id = table.streams.get(&stream)?.capture;
         Some((id, table.running.get(&id)?.is_broken))
     }
 
-    /// The stream waits for an event of the capture, and becomes part of it.
-    pub(crate) fn join(&self, stream: usize, capture: u64) -> Outcome {
+    /// Where the stream stands, if it is under capture.
+    pub(crate) fn point(&self, stream: usize) -> Option<Captured> {
+        self.lock().streams.get(&stream).cloned()
+    }
+
+    /// Adds work to the capture of its stream; gives it back if the stream is under none.
+    pub(crate) fn add(&self, stream: usize, work: Work) -> Option<Work> {
         let mut table = self.lock();
-        if !table.running.contains_key(&capture) {
+        let Table { running, streams, .. } = &mut *table;
+        let Some(captured) = streams.get_mut(&stream) else { return Some(work) };
+        if let Some(capture) = running.get_mut(&captured.capture) {
+            captured.before.insert(capture.nodes.len());
+            capture.nodes.push(Node::of(work));
+        }
+        None
+    }
+
+    /// The stream waits for an event of a capture, and becomes part of it.
+    pub(crate) fn join(&self, stream: usize, event: Captured) -> Outcome {
+        let mut table = self.lock();
+        if !table.running.contains_key(&event.capture) {
             return Err(Code::CAPTURED_EVENT);
         }
-        table.streams.insert(stream, capture);
+        match table.streams.get_mut(&stream) {
+            Some(captured) if captured.capture == event.capture => captured.before.extend(event.before),
+            // The driver would make one capture of two, and break both.
+            Some(_) => return Err(Code::CAPTURE_UNSUPPORTED),
+            None => drop(table.streams.insert(stream, event)),
+        }
         Ok(())
     }
 
     /// A stream under capture was asked for something that has no meaning there.
     pub(crate) fn refuse(&self, stream: usize) -> Outcome {
         let mut table = self.lock();
-        let Some(id) = table.streams.get(&stream).copied() else { return Ok(()) };
+        let Some(id) = table.streams.get(&stream).map(|captured| captured.capture) else { return Ok(()) };
         if let Some(capture) = table.running.get_mut(&id) {
             capture.is_broken = true;
         }

@@ -23,6 +23,10 @@ pub fn library() -> PathBuf {
 #[derive(Debug)]
 pub struct Control(Steering);
 
+/// A graph that can be launched, as long as the process lives.
+#[derive(Debug)]
+pub struct Exec(usize);
+
 impl Control {
     /// Maps the library, or finds it mapped, and keeps it.
     ///
@@ -142,6 +146,16 @@ impl Control {
         });
     }
 
+    /// Puts into a stream of `device` that bytes at `from` are written to `to`, and returns at once: what a kernel of a framework does that
+    /// reads one tensor and makes another.
+    ///
+    /// # Panics
+    /// If the memory is not all of one allocation each.
+    pub fn carry(&self, device: i32, stream: u64, (to, from): (u64, u64), len: usize) {
+        type Carry = extern "C" fn(i32, usize, u64, u64, usize) -> u32;
+        self.0.call("fakecuda_carry", |carry: Carry| carry(device, stream as usize, to, from, len));
+    }
+
     /// What a kernel that was put into the stream now would read at `address`. Waits for the stream.
     ///
     /// # Panics
@@ -176,13 +190,26 @@ impl Control {
         self.0.call("cuStreamBeginCapture_v2", |begin: Begin| begin(stream as usize, GLOBAL));
     }
 
-    /// Ends it, on the thread that began it.
+    /// Ends it, on the thread that began it; what it captured, ready to be launched.
     ///
     /// # Panics
     /// If it was broken meanwhile.
-    pub fn end_capture(&self, stream: u64) {
-        let mut graph = 0;
+    pub fn end_capture(&self, stream: u64) -> Exec {
+        let (mut graph, mut exec) = (0, 0);
         type End = extern "C" fn(usize, *mut usize) -> u32;
+        type Instantiate = extern "C" fn(*mut usize, usize, u64) -> u32;
         self.0.call("cuStreamEndCapture", |end: End| end(stream as usize, &raw mut graph));
+        self.0.call("cuGraphInstantiateWithFlags", |make: Instantiate| make(&raw mut exec, graph, 0));
+        self.0.call("cuGraphDestroy", |destroy: extern "C" fn(usize) -> u32| destroy(graph));
+        Exec(exec)
+    }
+
+    /// Puts all that was captured into a stream, and returns at once.
+    ///
+    /// # Panics
+    /// If the driver refuses.
+    pub fn launch(&self, exec: &Exec, stream: u64) {
+        type Launch = extern "C" fn(usize, usize) -> u32;
+        self.0.call("cuGraphLaunch", |launch: Launch| launch(exec.0, stream as usize));
     }
 }

@@ -28,6 +28,7 @@ impl Code {
     pub(crate) const CAPTURE_UNSUPPORTED: Self = Self(900);
     pub(crate) const CAPTURE_INVALIDATED: Self = Self(901);
     pub(crate) const CAPTURE_UNMATCHED: Self = Self(903);
+    pub(crate) const CAPTURE_UNJOINED: Self = Self(904);
     pub(crate) const CAPTURED_EVENT: Self = Self(907);
 }
 
@@ -36,7 +37,7 @@ pub(crate) fn words(code: u32) -> Option<(&'static CStr, &'static CStr)> {
     WORDS.iter().find(|(known, ..)| *known == code).map(|(_, name, text)| (*name, *text))
 }
 
-const WORDS: [(u32, &CStr, &CStr); 30] = [
+const WORDS: [(u32, &CStr, &CStr); 31] = [
     (0, c"CUDA_SUCCESS", c"no error"),
     (1, c"CUDA_ERROR_INVALID_VALUE", c"invalid argument"),
     (2, c"CUDA_ERROR_OUT_OF_MEMORY", c"out of memory"),
@@ -65,6 +66,7 @@ const WORDS: [(u32, &CStr, &CStr); 30] = [
     (900, c"CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", c"operation not permitted when stream is capturing"),
     (901, c"CUDA_ERROR_STREAM_CAPTURE_INVALIDATED", c"operation failed due to a previous error during capture"),
     (903, c"CUDA_ERROR_STREAM_CAPTURE_UNMATCHED", c"capture was not initiated in this stream"),
+    (904, c"CUDA_ERROR_STREAM_CAPTURE_UNJOINED", c"capturing stream has unjoined work"),
     (907, c"CUDA_ERROR_CAPTURED_EVENT", c"operation not permitted on an event last recorded in a capturing stream"),
     (999, c"CUDA_ERROR_UNKNOWN", c"unknown error"),
 ];

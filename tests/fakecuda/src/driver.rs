@@ -1,7 +1,7 @@
 //! The state of the driver: devices with their primary contexts, and what was created in them.
 
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -11,6 +11,7 @@ use crate::codes::{Code, Outcome};
 use crate::counters::Counters;
 use crate::event::{Event, Last, Point};
 use crate::faults::Faults;
+use crate::graph::{Exec, Graph};
 use crate::memory::{Allocation, Memory, Pinned};
 use crate::ptx;
 use crate::settings::{Held, variable};
@@ -64,7 +65,8 @@ pub(crate) struct Tables {
     pub(crate) modules: BTreeMap<usize, ptx::Module>,
     /// With the module of each.
     pub(crate) functions: BTreeMap<usize, (usize, Arc<ptx::Kernel>)>,
-    pub(crate) graphs: BTreeSet<usize>,
+    pub(crate) graphs: BTreeMap<usize, Graph>,
+    pub(crate) execs: BTreeMap<usize, Arc<Exec>>,
 }
 
 impl Driver {
@@ -195,12 +197,16 @@ impl Driver {
         handle
     }
 
-    /// Puts a step into a stream, after what the rules of the default stream put before it. A stream under capture takes note of nothing:
-    /// graphs are never run here.
+    /// Puts a step into a stream, after what the rules of the default stream put before it. Work of a stream under capture becomes part of
+    /// the capture instead.
     pub(crate) fn submit(&self, handle: usize, stream: &Arc<Stream>, step: Step) {
-        if self.captures.of(handle).is_some() {
-            return;
-        }
+        let step = match step {
+            Step::Work(work) => match self.captures.add(handle, work) {
+                Some(work) => Step::Work(work),
+                None => return,
+            },
+            other @ (Step::Graph(_) | Step::Reach(_) | Step::Wait(_) | Step::After(..)) => other,
+        };
         let device = &self.devices()[stream.device];
         let before = match stream.kind {
             Kind::Legacy => self.streams_of(device).into_iter().filter(|other| other.is_blocking()).collect(),
@@ -215,8 +221,8 @@ impl Driver {
     }
 
     pub(crate) fn record(&self, event: &Event, handle: usize, stream: &Arc<Stream>) {
-        if let Some((capture, _)) = self.captures.of(handle) {
-            return event.record(Last::Captured(capture));
+        if let Some(point) = self.captures.point(handle) {
+            return event.record(Last::Captured(point));
         }
         let point = Arc::new(Point::default());
         event.record(Last::In(point.clone()));

@@ -3,6 +3,8 @@
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Instant;
 
+use crate::capture::Captured;
+
 /// A point in the work of a stream. Each record of an event makes a new one, so that whoever waited for an earlier record keeps waiting
 /// for that.
 #[derive(Default)]
@@ -40,8 +42,8 @@ pub(crate) enum Last {
     #[default]
     Never,
     In(Arc<Point>),
-    /// In a stream under capture: part of this capture, no point of any queue.
-    Captured(u64),
+    /// In a stream under capture: a point of it, and of no queue.
+    Captured(Captured),
 }
 
 impl Event {

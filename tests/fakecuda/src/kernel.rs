@@ -9,6 +9,7 @@ use crate::driver::Driver;
 use crate::ptx;
 
 /// A launch, of one dimension.
+#[derive(Clone)]
 pub(crate) struct Launch {
     pub(crate) kernel: Arc<ptx::Kernel>,
     pub(crate) blocks: u32,

@@ -44,6 +44,7 @@ mod counters;
 mod driver;
 mod event;
 pub mod faults;
+mod graph;
 mod kernel;
 mod memory;
 pub mod ptx;
@@ -52,4 +53,4 @@ mod steering;
 mod stream;
 mod time;
 
-pub use client::{Control, library};
+pub use client::{Control, Exec, library};

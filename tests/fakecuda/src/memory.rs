@@ -9,7 +9,7 @@
 use std::collections::BTreeMap;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr::null_mut;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap, mmap_anonymous, mprotect, munmap};
@@ -77,10 +77,23 @@ pub(crate) struct Place {
 #[derive(Clone)]
 pub(crate) enum Keeper {
     Device(Arc<Allocation>),
-    Pinned(#[expect(dead_code, reason = "held, not looked at")] Arc<Pinned>),
+    Pinned(Arc<Pinned>),
     /// A copy of what a test wants to see written.
     Bytes(#[expect(dead_code, reason = "held, not looked at")] Arc<[u8]>),
     Pageable,
+}
+
+/// A place that a graph will read or write. It keeps nothing.
+pub(crate) struct Spot {
+    host: usize,
+    keeper: Weakly,
+}
+
+enum Weakly {
+    Device(Weak<Allocation>),
+    Pinned(Weak<Pinned>),
+    /// A copy of what a test wants to see written, or memory of the caller that nobody keeps.
+    Always(Keeper),
 }
 
 /// Names an allocation to another process. It is what a `CUipcMemHandle` holds.
@@ -97,6 +110,29 @@ pub(crate) struct Foreign {
 
 impl Foreign {
     pub(crate) const MAGIC: u64 = 0x6661_6b65_6375_6461;
+}
+
+impl Place {
+    pub(crate) fn spot(&self) -> Spot {
+        let keeper = match &self.keeper {
+            Keeper::Device(allocation) => Weakly::Device(Arc::downgrade(allocation)),
+            Keeper::Pinned(pinned) => Weakly::Pinned(Arc::downgrade(pinned)),
+            keeper @ (Keeper::Bytes(_) | Keeper::Pageable) => Weakly::Always(keeper.clone()),
+        };
+        Spot { host: self.host, keeper }
+    }
+}
+
+impl Spot {
+    /// The place, unless its memory was freed.
+    pub(crate) fn place(&self) -> Option<Place> {
+        let keeper = match &self.keeper {
+            Weakly::Device(allocation) => Keeper::Device(allocation.upgrade()?),
+            Weakly::Pinned(pinned) => Keeper::Pinned(pinned.upgrade()?),
+            Weakly::Always(keeper) => keeper.clone(),
+        };
+        Some(Place { host: self.host, keeper })
+    }
 }
 
 impl Allocation {

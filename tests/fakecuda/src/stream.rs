@@ -47,6 +47,8 @@ struct Queue {
 /// What a stream does, one after the other.
 pub(crate) enum Step {
     Work(Work),
+    /// A launch: all of a graph, with nothing of the stream in between.
+    Graph(Vec<Work>),
     Reach(Arc<Point>),
     Wait(Arc<Point>),
     /// Waits until the other stream has done so many steps.
@@ -62,6 +64,7 @@ pub(crate) enum Work {
 }
 
 /// A host function with its argument.
+#[derive(Clone, Copy)]
 pub(crate) struct Call {
     pub(crate) function: extern "C" fn(*mut std::ffi::c_void),
     pub(crate) argument: usize,
@@ -141,12 +144,15 @@ impl Stream {
             Step::Reach(point) => point.reach(),
             Step::Wait(point) => point.wait(),
             Step::After(other, steps) => other.wait(steps),
-            Step::Work(work) => {
-                let driver = Driver::get();
-                crate::time::pass(self.lag(driver));
-                driver.execute(self.device, work);
-            }
+            Step::Work(work) => self.execute(work),
+            Step::Graph(works) => works.into_iter().for_each(|work| self.execute(work)),
         }
+    }
+
+    fn execute(&self, work: Work) {
+        let driver = Driver::get();
+        crate::time::pass(self.lag(driver));
+        driver.execute(self.device, work);
     }
 
     fn lag(&self, driver: &Driver) -> Duration {

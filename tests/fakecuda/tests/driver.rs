@@ -14,7 +14,7 @@ use std::time::Duration;
 use cudarc::driver::sys::{self, CUcontext, CUevent, CUfunction, CUmodule, CUstream};
 use fakecuda::{Control, library};
 
-const DEVICES: i32 = 32;
+const DEVICES: i32 = 40;
 /// Longer than any pause of a busy machine between two calls.
 const LAG_US: u64 = 100_000;
 
@@ -44,6 +44,9 @@ macro_rules! cu {
         unsafe { sys::$function($($argument),*) as u32 }
     };
 }
+
+#[path = "driver/graphs.rs"]
+mod graphs;
 
 /// The driver with a device that no other test uses, whose context is current in this thread.
 struct World {
@@ -481,36 +484,6 @@ fn ptx_that_cannot_be_run_here_is_refused() {
 }
 
 #[test]
-fn what_is_submitted_under_capture_is_not_done() {
-    let world = World::new();
-    let (device, stream, event) = (world.allocate(4), world.stream(1), world.event());
-    // So that captures of other tests do not break, nor this one: each test is a thread of its own.
-    let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-    assert_eq!(cu!(cuStreamBeginCapture_v2(stream, mode)), 0);
-    let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
-    assert_eq!(cu!(cuStreamIsCapturing(stream, &mut status)), 0);
-    assert_eq!(status, sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE);
-    assert_eq!(cu!(cuMemsetD8Async(device, 1, 4, stream)), 0);
-    assert_eq!(cu!(cuEventRecord(event, stream)), 0);
-    let outsider = std::thread::spawn({
-        let event = event as usize;
-        move || {
-            let mut mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-            assert_eq!(cu!(cuThreadExchangeStreamCaptureMode(&mut mode)), 0);
-            cu!(cuEventQuery(event as CUevent))
-        }
-    });
-    assert_eq!(outsider.join().expect("no panic"), 907, "an event of a graph");
-    let mut graph = null_mut();
-    assert_eq!(cu!(cuStreamEndCapture(stream, &mut graph)), 0);
-    assert_eq!(world.words(device, 1), [0]);
-    // And a call that cannot be captured breaks the capture.
-    assert_eq!(cu!(cuStreamBeginCapture_v2(stream, mode)), 0);
-    assert_eq!(cu!(cuStreamSynchronize(stream)), 900);
-    assert_eq!(cu!(cuStreamEndCapture(stream, &mut graph)), 901);
-}
-
-#[test]
 fn addresses_tell_what_they_are() {
     let world = World::new();
     let (device, pinned) = (world.allocate(256), world.pinned(256));
@@ -574,9 +547,13 @@ fn events_say_how_long_it_took_between_them() {
 }
 
 /// Into the default stream.
-fn launch(add: CUfunction, (blocks, threads): (u32, u32), to: u64, more: u32) -> u32 {
+fn launch(add: CUfunction, grid: (u32, u32), to: u64, more: u32) -> u32 {
+    launch_in(null_mut(), add, grid, to, more)
+}
+
+fn launch_in(stream: CUstream, add: CUfunction, (blocks, threads): (u32, u32), to: u64, more: u32) -> u32 {
     let mut arguments = [(&raw const to).cast_mut().cast::<c_void>(), (&raw const more).cast_mut().cast()];
-    cu!(cuLaunchKernel(add, blocks, 1, 1, threads, 1, 1, 0, null_mut(), arguments.as_mut_ptr(), null_mut()))
+    cu!(cuLaunchKernel(add, blocks, 1, 1, threads, 1, 1, 0, stream, arguments.as_mut_ptr(), null_mut()))
 }
 
 fn bytes(words: &[u32]) -> Vec<u8> {

@@ -7,7 +7,7 @@ use crate::codes::{Failure, INVALID_USAGE, Outcome};
 use crate::comm::Comm;
 use crate::library::Library;
 use crate::operation::Task;
-use crate::settings::pass;
+use crate::settings::{now, pass};
 
 thread_local! {
     static GROUP: RefCell<Group> = RefCell::default();
@@ -101,9 +101,12 @@ pub(crate) fn end() -> Outcome<Ended> {
             comm.launch(stream, tasks)?;
         } else {
             ended = Ended::Later;
+            let begun = now();
             comm.in_a_thread(move |comm| {
                 pass(Library::get().settings().launch);
-                comm.launch(stream, tasks)
+                let outcome = comm.launch(stream, tasks);
+                Library::get().launched(begun.elapsed());
+                outcome
             });
         }
     }

@@ -270,6 +270,7 @@ fn an_abort_releases_whoever_waits() {
 #[test]
 fn a_communicator_that_does_not_block_says_when_it_is_done() {
     let id = unique_id(&libraries().0);
+    let control = fakenccl::Control::open(&fakenccl::library());
     let sums = apart(2, |member| {
         let (nccl, stream) = (member.nccl.clone(), member.stream);
         let (ranks, rank) = (member.ranks as c_int, member.rank as c_int);
@@ -277,8 +278,10 @@ fn a_communicator_that_does_not_block_says_when_it_is_done() {
         assert_eq!(begun, 7);
         assert_eq!(member.settled(), 0);
         let address = member.floats([1.5]);
+        let launching = control.counter("launch_nanoseconds");
         assert_eq!(member.all_reduce(address, 1), 7);
         assert_eq!(member.settled(), 0, "it is in the stream now");
+        assert!(control.counter("launch_nanoseconds") > launching, "a thread has put it there");
         let sum = member.read(address, 1)[0];
         assert_eq!((nccl.ncclCommFinalize)(member.comm), 7);
         assert_eq!(member.settled(), 0);

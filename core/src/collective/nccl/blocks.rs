@@ -1,11 +1,16 @@
-//! Blocks: operations of a group that one call carries out for all of them.
+//! Parts of a tensor that follow each other, and that one call of NCCL carries out together.
 //!
-//! A block is one part for each rank. The parts follow each other in a tensor, are equally long, and go to the ranks in their order. So one
-//! `ncclReduceScatter` reduces all of them in place, and one `ncclAllGather` brings their sums back. NCCL has fast algorithms for these two,
-//! while `ncclReduce` and `ncclBroadcast` send everything along one ring, from rank to rank. Layout and order make blocks the normal case.
-//! The last part of a tensor may be longer. Its end, the *tail*, is a call of its own.
+//! - The parts of a *stretch* have the same data flow. One `ncclAllReduce` reduces all of them, or one `ncclReduce` or `ncclBroadcast` moves
+//!   them. A long call needs fewer launches than several short ones, and NCCL cuts it as its algorithms need it.
+//! - A *block* is one part for each rank. The parts are equally long, and go to the ranks in their order. So one `ncclReduceScatter` reduces
+//!   all of them in place, and one `ncclAllGather` brings their sums back. NCCL has fast algorithms for these two, while `ncclReduce` and
+//!   `ncclBroadcast` send everything along one ring, from rank to rank. Layout and order make blocks the normal case. The last part of a
+//!   tensor may be longer. Its end, the *tail*, is a call of its own.
 //!
-//! Whether operations are a block depends on their parts, lengths and dataflows alone. These are equal on all ranks; addresses are not.
+//! Which operations go together depends on their parts, lengths, claims and data flows alone. These are equal on all ranks; addresses are
+//! not. The memory of parts that follow each other is one run on every rank, because they are spans of the one source and the one
+//! destination of a submission. A part that small tensors share has no neighbour: each of these tensors has this part only. The parts of a
+//! name's next life are not ready before all ranks are done with the last one.
 
 use super::comm::Call;
 use super::program::Step;
@@ -15,11 +20,12 @@ use crate::error::{Error, Result};
 use crate::mem::DeviceRegion;
 use crate::types::Span;
 
-/// Divides a group into runs that go together, and returns their lengths: `ranks` for a block, 1 for any other operation.
+/// Divides a group into operations that go together, and returns how many they are each time: `ranks` for a block, any number for a
+/// stretch, 1 for an operation that goes alone.
 pub(super) fn lengths(group: &[Ordered], ranks: usize) -> Vec<usize> {
     let (mut lengths, mut rest) = (Vec::new(), group);
     while !rest.is_empty() {
-        let length = if rest.get(..ranks).is_some_and(is_block) { ranks } else { 1 };
+        let length = if rest.get(..ranks).is_some_and(is_block) { ranks } else { stretch(rest) };
         lengths.push(length);
         rest = &rest[length..];
     }
@@ -34,56 +40,67 @@ fn is_block(run: &[Ordered]) -> bool {
         (Dataflow::Show { taker: None, .. }, Dataflow::Show { from, taker: None }) => from == rank,
         _ => false,
     };
-    let ((part, round), each) = (first.slot, first.claim.bytes);
-    let follows = |(index, next): (usize, &Ordered)| {
-        let (other, other_round) = next.slot;
-        let is_next = other.key == part.key && u64::from(other.index) == u64::from(part.index) + index as u64;
+    let each = first.claim.bytes;
+    let joins = |(index, next): (usize, &Ordered)| {
         let is_long = if index + 1 == run.len() { next.claim.bytes >= each } else { next.claim.bytes == each };
-        let is_alike = (next.claim.dtype, next.claim.op) == (first.claim.dtype, first.claim.op);
-        is_next && other_round == round && is_long && is_alike && goes_to(index, next.dataflow)
+        follows(first, index, next) && is_long && goes_to(index, next.dataflow)
     };
-    !rest.is_empty() && each > 0 && goes_to(0, first.dataflow) && (1..).zip(rest).all(follows)
+    !rest.is_empty() && each > 0 && goes_to(0, first.dataflow) && (1..).zip(rest).all(joins)
 }
 
-/// The calls for a block, from those for its operations: one for all, and one for the tail if there is one. `me` is this rank.
+/// How many operations at the beginning of a group are a stretch: 1 if the first one goes alone.
+fn stretch(group: &[Ordered]) -> usize {
+    let [first, rest @ ..] = group else { return 0 };
+    // Every rank makes one call for each of these, and it is the same call.
+    let is_common = matches!(first.dataflow, Dataflow::Reduce { .. } | Dataflow::Show { taker: None, .. });
+    let joins = |(index, next): &(usize, &Ordered)| {
+        is_common && follows(first, *index, next) && next.dataflow == first.dataflow
+    };
+    1 + (1..).zip(rest).take_while(joins).count()
+}
+
+/// Whether `next` does the same as `first`, with the part that comes `index` parts later in its tensor.
+fn follows(first: &Ordered, index: usize, next: &Ordered) -> bool {
+    let ((part, round), (other, other_round)) = (first.slot, next.slot);
+    let is_later = other.key == part.key && u64::from(other.index) == u64::from(part.index) + index as u64;
+    is_later && other_round == round && (next.claim.dtype, next.claim.op) == (first.claim.dtype, first.claim.op)
+}
+
+/// The calls for operations that go together, from those for each: one for a stretch; one for a block, and one for its tail if there is
+/// one. `me` is this rank.
 ///
 /// # Errors
 /// [`Error::Internal`] if the parts do not follow each other in this rank's memory.
 pub(super) fn join(mut calls: Vec<Call>, me: usize) -> Result<Vec<Call>> {
-    let each = calls[0].bytes();
-    let (dtype, divisor) = (calls[0].dtype, None);
-    let step = match calls[0].step {
-        Step::Reduce { reduction, .. } => Step::ReduceScatter(reduction),
-        _ => Step::AllGather,
-    };
-    let share = Span { offset: 0, bytes: each };
-    let all = Span { offset: 0, bytes: each * calls.len() as u64 };
+    let Call { step: first, dtype, divisor, .. } = calls[0];
     let source = whole(calls.iter().map(|call| &call.memory.source))?;
     let destination = whole(calls.iter().map(|call| &call.memory.destination))?;
+    if calls.iter().all(|call| call.step == first) {
+        return Ok(vec![Call { step: first, dtype, memory: memory(source, destination), divisor }]);
+    }
+    let each = calls[0].bytes();
+    let share = Span { offset: 0, bytes: each };
+    let all = Span { offset: 0, bytes: each * calls.len() as u64 };
     let own = &calls[me].memory;
-    let (source, destination) = match step {
-        Step::AllGather => (only(&own.source)?.part(share), destination.part(all)),
-        _ => (source.part(all), only(&own.destination)?.part(share)),
+    let (step, memory_of_all) = match first {
+        Step::Reduce { reduction, .. } => {
+            (Step::ReduceScatter(reduction), memory(source.part(all), only(&own.destination)?.part(share)))
+        }
+        _ => (Step::AllGather, memory(only(&own.source)?.part(share), destination.part(all))),
     };
-    let memory = DeviceMemory {
-        source: vec![source],
-        destination: vec![destination],
-        after: Vec::new(),
-        issued: OnIssue::nobody(),
-    };
-    let block = Call { step, dtype, memory, divisor };
+    let block = Call { step, dtype, memory: memory_of_all, divisor: None };
     let last = calls.pop().expect("a block has two operations at least");
     let tail = Span { offset: each, bytes: last.bytes() - each };
     if tail.bytes == 0 {
         return Ok(vec![block]);
     }
-    let memory = DeviceMemory {
-        source: vec![only(&last.memory.source)?.part(tail)],
-        destination: vec![only(&last.memory.destination)?.part(tail)],
-        after: Vec::new(),
-        issued: OnIssue::nobody(),
-    };
+    let memory = memory(only(&last.memory.source)?.part(tail), only(&last.memory.destination)?.part(tail));
     Ok(vec![block, Call { memory, ..last }])
+}
+
+/// Memory that is one run. Its marks are waited for, and its submitter is told elsewhere.
+fn memory(source: DeviceRegion, destination: DeviceRegion) -> DeviceMemory {
+    DeviceMemory { source: vec![source], destination: vec![destination], after: Vec::new(), issued: OnIssue::nobody() }
 }
 
 /// One run of all these, which follow each other.
@@ -137,6 +154,70 @@ mod tests {
     }
 
     #[test]
+    fn parts_of_one_tensor_with_one_data_flow_are_a_stretch() {
+        let of = |dataflow, count| run(std::iter::repeat_n(dataflow, count));
+        for ranks in [2, 3, 8] {
+            for dataflow in
+                [sum_for_all(), show(1), reduce(2), Dataflow::Reduce { of: 7, taker: Some(1), whole_of: Some(3) }]
+            {
+                let found = [1, 2, 5, 8].map(|count| lengths(&of(dataflow, count), ranks));
+                assert_eq!(found, [[1], [2], [5], [8]], "{dataflow:?}");
+            }
+            for dataflow in [Dataflow::Show { from: 0, taker: Some(1) }, Dataflow::Keep { by: 0 }, Dataflow::Nothing] {
+                assert_eq!(lengths(&of(dataflow, 3), ranks), [1, 1, 1], "not every rank makes a call: {dataflow:?}");
+            }
+        }
+        let mixed = [sum_for_all(), sum_for_all(), reduce(0), reduce(1), sum_for_all(), show(0)];
+        assert_eq!(lengths(&run(mixed.into_iter()), 2), [2, 2, 1, 1]);
+    }
+
+    #[test]
+    fn a_stretch_ends_where_something_differs_whatever_the_lengths_and_weights() {
+        let change = |change: &dyn Fn(&mut Ordered)| {
+            let mut group = run(std::iter::repeat_n(sum_for_all(), 4));
+            change(&mut group[2]);
+            lengths(&group, 2)
+        };
+        assert_eq!(change(&|_| ()), [4]);
+        assert_eq!([4, 4096].map(|bytes| change(&|third| third.claim.bytes = bytes)), [[4], [4]]);
+        assert_eq!(change(&|third| third.weights = vec![2.0; 3]), [4], "weighed before");
+        let different: [&dyn Fn(&mut Ordered); 7] = [
+            &|third| third.slot.0.key = TensorKey(9),
+            &|third| third.slot.0.index += 1,
+            &|third| third.slot.1 = Round(8),
+            &|third| third.claim.dtype = DType::I32,
+            &|third| third.claim.op = Op::Mean,
+            &|third| third.dataflow = Dataflow::Reduce { of: 0b111, taker: None, whole_of: None },
+            &|third| third.dataflow = show(0),
+        ];
+        for (number, change_different) in different.iter().enumerate() {
+            assert_eq!(change(change_different), [2, 1, 1], "change {number}");
+        }
+        let mut backwards = run(std::iter::repeat_n(sum_for_all(), 3));
+        backwards.reverse();
+        assert_eq!(lengths(&backwards, 2), [1, 1, 1]);
+    }
+
+    #[test]
+    fn a_stretch_is_one_call_with_the_divisor_of_its_parts() {
+        let reduction = Reduction::Sum;
+        for step in [Step::AllReduce(reduction), Step::Reduce { reduction, root: 1 }, Step::Broadcast { root: 0 }] {
+            for divisor in [None, Some(3)] {
+                let mut parts = calls(&[64, 32, 8], |_| step);
+                for part in &mut parts {
+                    part.divisor = divisor;
+                    // Out of place.
+                    let run = &mut part.memory.destination[0];
+                    *run = region(run.address() + 0x1000, run.len());
+                }
+                let joined = join(parts, 2).unwrap();
+                assert_eq!(described(&joined), [(step, (0x1000, 104), (0x2000, 104))]);
+                assert_eq!(joined[0].divisor, divisor);
+            }
+        }
+    }
+
+    #[test]
     fn whatever_differs_is_no_block() {
         let change = |change: &dyn Fn(&mut Ordered)| {
             let mut group = run([reduce(0), reduce(1)].into_iter());
@@ -145,14 +226,13 @@ mod tests {
         };
         assert_eq!(change(&|_| ()), [2]);
         assert_eq!(change(&|last| last.claim.bytes += 4), [2], "the tail");
-        let changes: [&dyn Fn(&mut Ordered); 9] = [
+        let changes: [&dyn Fn(&mut Ordered); 8] = [
             &|last| last.slot.0.key = TensorKey(9),
             &|last| last.slot.0.index += 1,
             &|last| last.slot.1 = Round(8),
             &|last| last.claim.bytes -= 4,
             &|last| last.claim.dtype = DType::I32,
             &|last| last.claim.op = Op::Max,
-            &|last| last.dataflow = reduce(0),
             &|last| last.dataflow = show(1),
             &|last| last.dataflow = Dataflow::Reduce { of: 0b11, taker: None, whole_of: Some(2) },
         ];
@@ -186,9 +266,12 @@ mod tests {
 
     #[test]
     fn parts_that_lie_apart_are_an_error() {
-        let mut apart = calls(&[64, 64], |root| Step::Broadcast { root });
-        apart[1].memory.destination = vec![region(0x2000, 64)];
-        assert!(matches!(join(apart, 0), Err(Error::Internal { .. })));
+        let steps: [fn(usize) -> Step; 2] = [|root| Step::Broadcast { root }, |_| Step::AllReduce(Reduction::Sum)];
+        for step in steps {
+            let mut apart = calls(&[64, 64], step);
+            apart[1].memory.destination = vec![region(0x2000, 64)];
+            assert!(matches!(join(apart, 0), Err(Error::Internal { .. })));
+        }
     }
 
     /// A call with the address and length of what it reads and of what it writes.
@@ -241,6 +324,10 @@ mod tests {
 
     fn show(from: usize) -> Dataflow {
         Dataflow::Show { from, taker: None }
+    }
+
+    fn sum_for_all() -> Dataflow {
+        Dataflow::Reduce { of: 0b111, taker: None, whole_of: Some(3) }
     }
 
     fn claim() -> Claim {

@@ -64,9 +64,17 @@ controls! {
         driver.submit(stream, &found, Step::Work(Work::Copy(Copy { to, from, bytes: len })));
         Ok(())
     }
+    fn fakecuda_carry(device: i32, stream: usize, to: u64, from: u64, len: usize) |driver| {
+        let [to, from] = [to, from].map(|address| driver.memory().device_place(address, len));
+        let found = driver.stream_of(driver.device(device)?, stream)?;
+        driver.submit(stream, &found, Step::Work(Work::Copy(Copy { to: to?, from: from?, bytes: len })));
+        Ok(())
+    }
     fn fakecuda_consume(device: i32, stream: usize, address: u64, data: *mut u8, len: usize) |driver| {
         let from = driver.memory().device_place(address, len)?;
         let to = Place { host: data as usize, keeper: Keeper::Pageable };
+        // It waits for the stream, and a graph would write there again.
+        driver.captures.refuse(stream)?;
         let found = driver.stream_of(driver.device(device)?, stream)?;
         driver.submit(stream, &found, Step::Work(Work::Copy(Copy { to, from, bytes: len })));
         found.wait(found.submitted());

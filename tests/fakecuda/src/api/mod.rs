@@ -12,6 +12,7 @@ mod control;
 mod copy;
 mod device;
 mod event;
+mod graph;
 mod ipc;
 mod launch;
 mod memory;

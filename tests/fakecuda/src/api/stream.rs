@@ -7,6 +7,7 @@ use crate::capture;
 use crate::codes::Code;
 use crate::copies::Fill;
 use crate::event::Last;
+use crate::graph::Graph;
 use crate::stream::{Call, Step, Stream, Work};
 
 exported! {
@@ -109,16 +110,13 @@ exported! {
         driver.captures.begin(stream, mode)
     }
     fn cuStreamEndCapture(stream: usize, graph: *mut usize) |driver| {
-        driver.stream(stream)?;
+        let device = driver.stream(stream)?.device;
         put(graph, 0)?;
-        driver.captures.end(stream)?;
+        let nodes = driver.captures.end(stream)?.into();
         let mut tables = driver.tables();
         let handle = tables.handle();
-        tables.graphs.insert(handle);
+        tables.graphs.insert(handle, Graph { device, nodes });
         put(graph, handle)
-    }
-    fn cuGraphDestroy(graph: usize) |driver| {
-        if driver.tables().graphs.remove(&graph) { Ok(()) } else { Err(Code::INVALID_VALUE) }
     }
     fn cuThreadExchangeStreamCaptureMode(mode: *mut c_uint) |_| { put(mode, capture::exchange(get(mode)?)?) }
 }
