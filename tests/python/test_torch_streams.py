@@ -31,7 +31,7 @@ from fakecuda import (  # noqa: E402
     user_stream,
 )
 from gradlane.errors import FailedPreconditionError  # noqa: E402
-from gradlane.torch._futures import Completions  # noqa: E402
+from gradlane.torch._futures import Completions, future_on  # noqa: E402
 from ondevice import bring, bring_module  # noqa: E402
 from training import batches, by_cross_barrier, by_optimizer, by_wrapper, made, mine, mlp, sgd, step  # noqa: E402
 
@@ -272,6 +272,27 @@ def test_a_future_and_asyncio_wait_as_a_handle_does(cuda):
         return await gl.push_pull_async_(other, "awaited", op=gl.Sum)
 
     assert (asyncio.run(awaited()) == 3).all()
+
+
+def test_the_hook_returns_before_the_result(cuda):
+    tensor, weight = gradient(), torch.nn.Parameter(torch.ones(COUNT))
+    state, before = gl.State(names={weight: "hooked"}), gl.metrics()
+    with gate(cuda) as opened:
+        average = gl.ddp_comm_hook(state, Bucket(tensor, weight)).wait()
+        assert average.data_ptr() == tensor.data_ptr()
+        assert seen_elsewhere(tensor) == gl.rank() + 1, "nothing has landed"
+        opened.set()
+        assert (tensor == 1.5).all()
+    after = gl.metrics()
+    assert [after[kind] - before[kind] for kind in ("stream_waits", "host_waits")] == [1, 0]
+
+
+def test_a_future_of_a_tensor_on_a_device_names_the_device(monkeypatch):
+    made_with = []
+    monkeypatch.setattr(torch.futures, "Future", lambda *, devices: made_with.append(devices))
+    for device in ("cuda:1", "cpu"):
+        future_on(torch.device(device))
+    assert made_with == [[torch.device("cuda:1")], None]
 
 
 def test_another_stream_that_waits_later_waits_for_the_one_that_finished_the_result(cuda):
