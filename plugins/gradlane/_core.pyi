@@ -6,7 +6,27 @@ arrive as the classes of `gradlane.errors`. Times are in seconds; a timeout of N
 
 from os import PathLike
 from pathlib import Path
-from typing import Literal, TypedDict, final
+from typing import Literal, Self, TypedDict, final
+
+__all__ = [
+    "Batch",
+    "Embedded",
+    "Handle",
+    "Session",
+    "__version__",
+    "cli_main",
+    "config_report",
+    "copy_seconds",
+    "detect_launch",
+    "engine_table",
+    "error_table",
+    "find_join",
+    "metrics_table",
+    "operation_error",
+    "read_join",
+    "unwrap_join",
+    "wrap_join",
+]
 
 __version__: str
 
@@ -192,7 +212,7 @@ class Session:
 class Batch:
     """Tensors that are submitted together, round after round."""
 
-    def __init__(self, tensors: list[tuple[str, str, tuple[int, ...]]], codec: str = "none") -> None:
+    def __new__(cls, tensors: list[tuple[str, str, tuple[int, ...]]], codec: str = "none") -> Self:
         """(name, dtype, shape) triples; at least one, and each name once. `codec` as for `Session.submit`."""
     def __len__(self) -> int: ...
 
@@ -216,8 +236,8 @@ class Handle:
 class Embedded:
     """A coordinator and servers in this process."""
 
-    def __init__(
-        self,
+    def __new__(
+        cls,
         *,
         bind: str,
         workers: int,
@@ -225,7 +245,7 @@ class Embedded:
         job: str,
         settings: dict[str, str],
         coordinator_only: bool = False,
-    ) -> None:
+    ) -> Self:
         """With `coordinator_only` the servers are separate processes."""
     @property
     def join(self) -> str: ...

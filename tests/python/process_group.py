@@ -1,4 +1,4 @@
-"""The process group that tests of `torch.distributed` share."""
+"""The process group that tests of `torch.distributed` share, and ways into Gradlane over it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ import gradlane.torch as gl
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 NEEDS_SHARDING_ON_CPU = pytest.mark.skipif(
     not hasattr(torch.cpu.Stream, "record_event"), reason="FSDP2 of this release of PyTorch runs on GPUs alone"
@@ -24,3 +27,19 @@ def group() -> Generator[None, None, None]:
     dist.init_process_group("gradlane", store=dist.HashStore(), rank=gl.rank(), world_size=gl.size())
     yield
     dist.destroy_process_group()
+
+
+def by_comm_hook(model, optimizer):
+    wrapped = nn.parallel.DistributedDataParallel(model)
+    wrapped.register_comm_hook(gl.State(model), gl.ddp_comm_hook)
+    return wrapped, optimizer(wrapped.parameters())
+
+
+def by_sharding(model, optimizer):
+    gl.broadcast_parameters(model.state_dict())
+    mesh = init_device_mesh("cpu", (2,))
+    for layer in model.modules():
+        if isinstance(layer, nn.Linear):
+            fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return model, optimizer(model.parameters())

@@ -4,10 +4,11 @@ import ast
 import importlib.metadata
 import importlib.resources
 import inspect
+import sys
 
 import pytest
 from gradlane import _core
-from processes import run_python
+from processes import run_all, run_python
 
 FRAMEWORKS = ("torch", "numpy", "tensorflow", "jax")
 SLOW_TO_IMPORT = ("asyncio", "concurrent.futures", "ssl", "subprocess", "json", "logging")
@@ -78,6 +79,15 @@ def test_native_functions_take_the_arguments_that_the_stubs_say():
         except ValueError:
             pytest.fail(f"{'.'.join(path)} tells no signature")
         assert [name for name in signature.parameters if name != "self"] == arguments, ".".join(path)
+
+
+def test_stubtest_finds_no_difference_between_the_stubs_and_the_native_module(tmp_path):
+    pytest.importorskip("mypy")
+    # The stubs import the standard library alone. Without this, mypy also reads PyTorch, which takes half a minute.
+    (tmp_path / "mypy.ini").write_text("[mypy]\nfollow_imports = skip\n")
+    command = [sys.executable, "-m", "mypy.stubtest", "gradlane._core", "--mypy-config-file", "mypy.ini"]
+    [ended] = run_all([(command, {})], timeout=120, cwd=tmp_path)
+    assert ended.code == 0, ended.output
 
 
 def stub_names():

@@ -231,6 +231,8 @@ def test_a_worker_that_suspends_can_resume():
 def test_a_declaration_names_the_compressor_that_does_not_exist():
     with pytest.raises(UnsupportedError, match=r"'onebit' \(one of BytePS\); use compression=Compression\.fp16"):
         bps.declare("w", byteps_compressor_type="onebit", byteps_compressor_onebit_scaling="true")
+    with pytest.raises(UnsupportedError, match=r"'byteps_ef_type' belongs to a compressor, and there is none; use"):
+        bps.declare("w", byteps_ef_type="vanilla")
     with pytest.raises(InvalidArgumentError, match="'compressor', which is no setting"):
         bps.declare("w", compressor="onebit")
 

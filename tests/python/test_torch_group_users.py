@@ -2,19 +2,21 @@
 
 from itertools import islice
 
+import gradlane.compat.byteps.torch as bps
+import gradlane.compat.horovod.torch as hvd
 import gradlane.torch as gl
 import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from process_group import NEEDS_SHARDING_ON_CPU
+from process_group import NEEDS_SHARDING_ON_CPU, by_comm_hook, by_sharding
 from process_group import group as group  # a fixture of each test here
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.utils.checkpoint import checkpoint
 from training import (
@@ -23,6 +25,8 @@ from training import (
     assert_close,
     assert_equal_everywhere,
     batches,
+    by_optimizer,
+    by_wrapper,
     made,
     mine,
     mlp,
@@ -69,15 +73,18 @@ def test_an_optimizer_whose_state_is_sharded_trains_as_one_process():
     assert_trained(model.module, adamw, losses)
 
 
+class Checkpointed(nn.Module):
+    """A model whose activations are made again in the backward pass."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = made(mlp)
+
+    def forward(self, inputs):
+        return checkpoint(self.inner, inputs, use_reentrant=False)
+
+
 def test_activations_may_be_made_again():
-    class Checkpointed(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.inner = made(mlp)
-
-        def forward(self, inputs):
-            return checkpoint(self.inner, inputs, use_reentrant=False)
-
     model = nn.parallel.DistributedDataParallel(Checkpointed())
     optimizer = sgd(model.parameters())
     losses = [step(model, optimizer, mine(batch)) for batch in batches(STEPS)]
@@ -124,6 +131,69 @@ def test_an_infinite_gradient_of_one_worker_skips_the_step_of_all():
     assert_equal_everywhere(model, "scaled")
 
 
+def by_optimizer_of(package):
+    def way_in(model, optimizer):
+        return model, package.DistributedOptimizer(optimizer(model.parameters()), model.named_parameters())
+
+    way_in.__name__ = package.__name__
+    return way_in
+
+
+@pytest.mark.over("quic")
+@pytest.mark.parametrize(
+    "way_in",
+    [
+        by_wrapper,
+        by_optimizer,
+        by_comm_hook,
+        pytest.param(by_sharding, marks=NEEDS_SHARDING_ON_CPU),
+        by_optimizer_of(bps),
+        by_optimizer_of(hvd),
+    ],
+)
+def test_activations_made_again_in_16_bits_under_a_scaler(way_in):
+    def train(model, optimizer, shares):
+        """Trains on the mean of these shares of each batch."""
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=2)
+        for inputs, labels in batches(STEPS):
+            optimizer.zero_grad()
+            for share in shares:
+                with torch.autocast("cpu", dtype=torch.bfloat16):
+                    loss = nn.functional.cross_entropy(model(inputs[share::2]), labels[share::2])
+                scaler.scale(loss / len(shares)).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        return scaler.get_scale()
+
+    model, reference = Checkpointed(), Checkpointed()
+    assert train(*way_in(model, sgd), [gl.rank()]) == 1024.0 * 2 ** (STEPS // 2)
+    train(reference, sgd(reference.parameters()), [0, 1])
+    for theirs, ours in zip(reference.parameters(), model.parameters(), strict=True):
+        whole = ours.full_tensor() if hasattr(ours, "full_tensor") else ours
+        torch.testing.assert_close(whole, theirs, rtol=0, atol=4 * TOLERANCE)
+
+
+@pytest.mark.parametrize("schedule", [ScheduleGPipe, Schedule1F1B])
+def test_a_pipeline_of_two_stages(schedule):
+    model, reference = made(mlp), made(mlp)
+    part = model[:2] if gl.rank() == 0 else model[2:]
+    pipeline = schedule(PipelineStage(part, gl.rank(), 2, torch.device("cpu")), 4, nn.functional.cross_entropy)
+    [(inputs, labels)] = batches(1)
+    losses = []
+    if gl.rank() == 0:
+        pipeline.step(inputs)
+    else:
+        pipeline.step(target=labels, losses=losses)
+    # The loss of a part of the batch is a mean, and so is that of the whole.
+    loss = nn.functional.cross_entropy(reference(inputs), labels)
+    loss.backward()
+    if losses:
+        assert sum(losses).item() / 4 == pytest.approx(loss.item())
+    expected = reference[:2] if gl.rank() == 0 else reference[2:]
+    for theirs, ours in zip(expected.parameters(), part.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=0, atol=TOLERANCE)
+
+
 def test_a_tensor_is_sharded_gathered_and_sharded_otherwise():
     mesh = init_device_mesh("cpu", (2,))
     whole = torch.arange(12.0).view(6, 2)
@@ -136,24 +206,24 @@ def test_a_tensor_is_sharded_gathered_and_sharded_otherwise():
 
 @NEEDS_SHARDING_ON_CPU
 def test_a_checkpoint_of_a_sharded_model_is_read_again(tmp_path_factory):
-    def sharded(seed):
-        model = made(mlp, seed)
-        mesh = init_device_mesh("cpu", (2,))
-        for layer in (model[1], model[3]):
-            fully_shard(layer, mesh=mesh)
-        fully_shard(model, mesh=mesh)
-        return model, adamw(model.parameters())
+    check_checkpoint(by_sharding, tmp_path_factory)
 
+
+def test_a_checkpoint_of_a_wrapped_model_is_read_again(tmp_path_factory):
+    check_checkpoint(by_wrapper, tmp_path_factory)
+
+
+def check_checkpoint(way_in, tmp_path_factory):
     # The same folder on both workers.
     folder = [str(tmp_path_factory.mktemp("checkpoint")) if gl.rank() == 0 else None]
     dist.broadcast_object_list(folder, 0)
     ahead = list(batches(STEPS))
-    model, optimizer = sharded(7)
+    model, optimizer = way_in(made(mlp), adamw)
     losses = [step(model, optimizer, mine(batch)) for batch in ahead[:3]]
     weights, moments = get_state_dict(model, optimizer)
     dcp.save({"model": weights, "optimizer": moments}, checkpoint_id=folder[0])
 
-    resumed, its_optimizer = sharded(8)
+    resumed, its_optimizer = way_in(made(mlp, seed=8), adamw)
     weights, moments = get_state_dict(resumed, its_optimizer)
     read = {"model": weights, "optimizer": moments}
     dcp.load(read, checkpoint_id=folder[0])

@@ -12,6 +12,8 @@ from processes import over, run_all
 
 hvd = importlib.import_module("horovod.torch")
 
+MISSING_MODULES = ("tensorflow", "keras", "mxnet", "spark", "ray", "runner", "elastic", "torch.elastic")
+
 OVER_ALL = pytest.mark.over("local", "shm", "quic")
 
 PARAMETERS = {
@@ -22,6 +24,8 @@ PARAMETERS = {
     "grouped_allreduce": "tensors average name compression op prescale_factor postscale_factor process_set",
     "grouped_allreduce_": "tensors average name op prescale_factor postscale_factor process_set",
     "allgather": "tensor name process_set",
+    "grouped_allgather": "tensors name process_set",
+    "grouped_allgather_async": "tensors name process_set",
     "alltoall": "tensor splits name process_set",
     "alltoall_async": "tensor splits name process_set",
     "reducescatter": "tensor name compression op process_set prescale_factor postscale_factor",
@@ -67,6 +71,43 @@ print(f"rank {hvd.rank()} of {hvd.size()} ended well", flush=True)
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_arguments_are_those_of_horovod(name):
     assert list(inspect.signature(getattr(hvd, name)).parameters) == PARAMETERS[name].split()
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        ("elastic", "save checkpoints"),
+        ("Product", "what allgather returns"),
+        ("SyncBatchNorm", "torch.nn.SyncBatchNorm"),
+        ("sparse_allreduce_async", "to_dense"),
+    ],
+)
+def test_names_that_only_horovod_has_are_refused_with_what_to_use_instead(name, instead):
+    for module in (hvd, importlib.import_module("horovod.torch.mpi_ops")):
+        with pytest.raises(UnsupportedError, match=rf"horovod\.torch\.{name} does not exist here; .*{instead}"):
+            getattr(module, name)
+
+
+@pytest.mark.parametrize("name", MISSING_MODULES)
+def test_modules_that_only_horovod_has_are_no_import_and_say_what_to_use_instead(name):
+    with pytest.raises(ModuleNotFoundError, match=rf"horovod\.{name} does not exist here; (use|start|save) "):
+        importlib.import_module(f"horovod.{name}")
+
+
+def test_names_that_horovod_lacks_too_are_just_not_there():
+    assert not hasattr(hvd, "no_such_name")
+    with pytest.raises(ModuleNotFoundError, match="No module named 'horovod.no_such_module'"):
+        importlib.import_module("horovod.no_such_module")
+
+
+def test_operations_have_a_second_path():
+    operations = importlib.import_module("horovod.torch.mpi_ops")
+    assert all(getattr(operations, name) is getattr(hvd, name) for name in hvd.__all__)
+
+
+def test_what_is_built_in_and_which_numbers_are_powers_of_two():
+    assert not any(getattr(hvd, f"{name}_built")() for name in ("mpi", "gloo", "nccl", "cuda", "rocm", "ccl", "ddl"))
+    assert [number for number in range(9) if hvd.num_rank_is_power_2(number)] == [1, 2, 4, 8]
 
 
 @OVER_ALL
@@ -116,8 +157,9 @@ def test_gathers_and_broadcasts():
         assert gathered.dtype == torch.int16 and gathered[:, 1].tolist() == [0] + [1] * (1 + step)
     empty = hvd.allgather(torch.empty(3 * hvd.rank(), 2), name="some")
     assert empty.shape == (3, 2)
-    first, second = hvd.grouped_allgather([torch.ones(1), torch.full((2,), hvd.rank())])
-    assert (first.tolist(), second.tolist()) == ([1.0, 1.0], [0, 0, 1, 1])
+    group = [torch.ones(1), torch.full((2,), hvd.rank())]
+    for first, second in (hvd.grouped_allgather(group), hvd.synchronize(hvd.grouped_allgather_async(group, "group"))):
+        assert (first.tolist(), second.tolist()) == ([1.0, 1.0], [0, 0, 1, 1])
     own = torch.full((2,), float(hvd.rank()))
     assert hvd.broadcast(own, 1).tolist() == [1.0, 1.0] and own.tolist() == [float(hvd.rank())] * 2
     assert hvd.broadcast_(own, 0, "b").tolist() == [0.0, 0.0]
@@ -154,8 +196,7 @@ def test_what_does_not_exist_is_refused_by_name():
     ):
         with pytest.raises(InvalidArgumentError, match=named):
             wrong()
-    built = (hvd.mpi_built(), hvd.mpi_enabled(), hvd.gloo_built(), hvd.nccl_built(), hvd.mpi_threads_supported())
-    assert not any(built)
+    assert not any((hvd.mpi_enabled(), hvd.gloo_enabled(), hvd.mpi_threads_supported()))
     assert (hvd.cross_rank(), hvd.cross_size(), hvd.local_rank(), hvd.local_size()) == (0, 1, hvd.rank(), 2)
 
 
@@ -181,6 +222,17 @@ def test_a_process_set_knows_its_workers(ends):
     whole = hvd.global_process_set
     assert (whole.process_set_id, whole.ranks, whole.size(), whole.rank()) == (0, [0, 1, 2], 3, hvd.rank())
     assert len(set(hvd.allgather_object(ends.process_set_id))) == 1 and ends.process_set_id > 0
+
+
+@OVER_ALL
+@SET
+def test_hosts_with_different_numbers_of_workers_are_not_homogeneous(monkeypatch):
+    assert hvd.is_homogeneous(), "all are on one host"
+    common = importlib.import_module("horovod.common")
+    monkeypatch.setattr(common, "cross_size", lambda: 2)
+    assert hvd.is_homogeneous(), "both have as many"
+    monkeypatch.setattr(common, "local_size", lambda: 1 if hvd.rank() == 2 else 2)
+    assert not hvd.is_homogeneous()
 
 
 @OVER_ALL

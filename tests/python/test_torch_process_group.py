@@ -135,6 +135,24 @@ def test_objects():
     dist.barrier()
 
 
+def test_objects_of_one_worker_for_another():
+    own, others = {"from": gl.rank()}, [None, None]
+    if gl.rank() == 0:
+        dist.send_object_list([own, "x" * 300], 1)
+        dist.recv_object_list(others, 1)
+    else:
+        dist.recv_object_list(others, 0)
+        dist.send_object_list([own, "x" * 300], 0)
+    assert others == [{"from": 1 - gl.rank()}, "x" * 300]
+    for root in range(2):
+        received = [None]
+        dist.scatter_object_list(received, ["first", {"second": root}] if gl.rank() == root else None, root)
+        assert received == [["first", {"second": root}][gl.rank()]]
+        gathered = [None, None] if gl.rank() == root else None
+        dist.gather_object(own, gathered, root)
+        assert gathered == ([{"from": 0}, {"from": 1}] if gl.rank() == root else None)
+
+
 def test_another_group_of_all_workers():
     other = dist.new_group()
     tensor = torch.ones(2)
@@ -244,6 +262,27 @@ def test_a_compiled_function_may_reduce():
         return collectives.all_reduce(tensor * 2, "sum", dist.group.WORLD) + 1
 
     assert total(torch.ones(3)).tolist() == [5.0] * 3
+
+
+def test_functional_collectives_in_a_function_that_is_compiled_whole():
+    from torch.distributed import _functional_collectives as collectives
+
+    @torch.compile(fullgraph=True, backend="aot_eager")
+    def exchanged(tensor):
+        world = dist.group.WORLD
+        return (
+            collectives.all_gather_tensor(tensor + 1, 0, world) * 2,
+            collectives.reduce_scatter_tensor(tensor + 1, "sum", 0, world) * 2,
+            collectives.all_to_all_single(tensor + 1, None, None, world) * 2,
+            collectives.broadcast(tensor + 1, 1, world) * 2,
+        )
+
+    own = torch.arange(2.0) + 10 * gl.rank()
+    gathered, scattered, swapped, of_root = exchanged(own)
+    assert gathered.tolist() == [2.0, 4.0, 22.0, 24.0]
+    assert scattered.tolist() == [[24.0, 28.0][gl.rank()]]
+    assert swapped.tolist() == [[2.0, 22.0], [4.0, 24.0]][gl.rank()]
+    assert of_root.tolist() == [22.0, 24.0]
 
 
 def test_ranks_that_disagree_are_named():

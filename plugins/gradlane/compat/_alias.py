@@ -6,7 +6,7 @@ import importlib
 import importlib.util
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -31,10 +31,10 @@ class _Alias(Loader):
 
 
 class _Finder(MetaPathFinder):
-    """Finds the package `name` and its submodules in the package `real`."""
+    """Finds the package `name` and its submodules in the package `real`, or says why one is `missing`."""
 
-    def __init__(self, name: str, real: str) -> None:
-        self._name, self._real = name, real
+    def __init__(self, name: str, real: str, missing: Mapping[str, str]) -> None:
+        self._name, self._real, self._missing = name, real, missing
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -42,6 +42,9 @@ class _Finder(MetaPathFinder):
         del path, target
         if fullname.partition(".")[0] != self._name:
             return None
+        if fullname in self._missing:
+            # Not an UnsupportedError, because scripts expect an ImportError where they try whether a module is there.
+            raise ModuleNotFoundError(f"{fullname} does not exist here; {self._missing[fullname]}", name=fullname)
         real = self._real + fullname[len(self._name) :]
         found = importlib.util.find_spec(real)
         if found is None:
@@ -49,8 +52,12 @@ class _Finder(MetaPathFinder):
         return ModuleSpec(fullname, _Alias(real), is_package=found.submodule_search_locations is not None)
 
 
-def install(name: str, real: str) -> None:
-    """Makes `import name` find the package `real`, unless something else of that name is installed: then warns."""
+def install(name: str, real: str, missing: Mapping[str, str] | None = None) -> None:
+    """Makes `import name` find the package `real`, unless something else of that name is installed: then warns.
+
+    Args:
+        missing: the other system's modules that `real` lacks, each with what to use instead.
+    """
     present = sys.modules.get(name)
     spec = importlib.util.find_spec(name) if present is None else present.__spec__
     # A stand-in of ours has its files in this folder.
@@ -62,4 +69,4 @@ def install(name: str, real: str) -> None:
         )
     else:
         # The first finder: the usual one would load our files a second time, under the other name.
-        sys.meta_path.insert(0, _Finder(name, real))
+        sys.meta_path.insert(0, _Finder(name, real, missing or {}))

@@ -2,9 +2,9 @@
 
     python -m gradlane.compat.horovod train.py        # the script says `import horovod.torch as hvd`
 
-After `import gradlane.compat.horovod`, `import horovod.torch` finds the modules of this package. `Adasum` and elastic
-jobs are refused by name. `horovodrun` is not needed: `gradlane run`, torchrun, mpirun and srun start the
-processes.
+After `import gradlane.compat.horovod`, `import horovod.torch` finds the modules of this package. What Gradlane lacks,
+such as `Adasum`, elastic jobs and Horovod's other plugins, is refused by name, with what to use instead. `horovodrun` is
+not needed: `gradlane run`, torchrun, mpirun and srun start the processes.
 
 If Horovod itself is installed, `import horovod` finds it, and there is a warning.
 """
@@ -13,4 +13,17 @@ from gradlane.compat._alias import install
 
 __all__: list[str] = []
 
-install("horovod", __name__)
+_ELASTIC = "save checkpoints, and start the job again with the workers that there are"
+
+_MISSING = {
+    "horovod.tensorflow": "use gradlane.tensorflow",
+    "horovod.keras": "use gradlane.keras",
+    "horovod.mxnet": "use gradlane.push_pull, which takes NumPy arrays and what offers DLPack",
+    "horovod.spark": "start the processes with `gradlane run`, torchrun, mpirun or srun",
+    "horovod.ray": 'use Ray Train with TorchConfig(backend="gradlane") after `import gradlane.torch`',
+    "horovod.runner": "start the processes with `gradlane run`, torchrun, mpirun or srun",
+    "horovod.elastic": _ELASTIC,
+    "horovod.torch.elastic": _ELASTIC,
+}
+
+install("horovod", __name__, _MISSING)

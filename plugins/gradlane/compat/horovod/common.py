@@ -17,6 +17,7 @@ __all__ = [
     "cross_size",
     "global_process_set",
     "init",
+    "is_homogeneous",
     "is_initialized",
     "local_rank",
     "local_size",
@@ -196,6 +197,17 @@ def cross_rank() -> int:
 def cross_size() -> int:
     """The number of hosts."""
     return gradlane.num_nodes()
+
+
+def is_homogeneous() -> bool:
+    """Whether all hosts have the same number of workers. On several hosts, all workers must call it.
+
+    Raises:
+        StallError: some workers did not call it in time (they are named).
+    """
+    if cross_size() == 1:
+        return True
+    return len(set(gradlane.allgather(local_size(), "horovod.is_homogeneous", plain=True))) == 1
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:

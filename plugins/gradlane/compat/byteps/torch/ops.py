@@ -127,7 +127,7 @@ def declare(name: str, **compression: str) -> None:
         name: of a tensor, equal on all workers.
         compression: BytePS's `byteps_compressor_type` and what belongs to it.
     Raises:
-        UnsupportedError: a compressor that does not exist here; `Compression.fp16` and `.bf16` do.
+        UnsupportedError: a compressor that does not exist here, or a setting of one; `Compression.fp16` and `.bf16` do.
         InvalidArgumentError: another keyword.
     """
     unknown = [keyword for keyword in compression if not keyword.startswith("byteps_")]
@@ -138,6 +138,11 @@ def declare(name: str, **compression: str) -> None:
         known = "one of BytePS" if kind in _COMPRESSORS else "unknown to BytePS too"
         raise UnsupportedError(
             f"declare({name!r}): there is no compressor {kind!r} ({known}); use compression=Compression.fp16 or .bf16"
+        )
+    if compression:
+        raise UnsupportedError(
+            f"declare({name!r}): {next(iter(compression))!r} belongs to a compressor, and there is none; use "
+            "compression=Compression.fp16 or .bf16"
         )
     gl.declare(name)
 

@@ -18,6 +18,7 @@ from gradlane.compat.horovod.common import (
     cross_size,
     global_process_set,
     init,
+    is_homogeneous,
     is_initialized,
     local_rank,
     local_size,
@@ -51,6 +52,7 @@ from gradlane.compat.horovod.torch.ops import (
     broadcast_async,
     broadcast_async_,
     grouped_allgather,
+    grouped_allgather_async,
     grouped_allreduce,
     grouped_allreduce_,
     grouped_allreduce_async,
@@ -88,12 +90,16 @@ __all__ = [
     "broadcast_object",
     "broadcast_optimizer_state",
     "broadcast_parameters",
+    "ccl_built",
     "cross_rank",
     "cross_size",
+    "cuda_built",
+    "ddl_built",
     "global_process_set",
     "gloo_built",
     "gloo_enabled",
     "grouped_allgather",
+    "grouped_allgather_async",
     "grouped_allreduce",
     "grouped_allreduce_",
     "grouped_allreduce_async",
@@ -101,6 +107,7 @@ __all__ = [
     "grouped_reducescatter",
     "grouped_reducescatter_async",
     "init",
+    "is_homogeneous",
     "is_initialized",
     "join",
     "local_rank",
@@ -109,11 +116,13 @@ __all__ = [
     "mpi_enabled",
     "mpi_threads_supported",
     "nccl_built",
+    "num_rank_is_power_2",
     "poll",
     "rank",
     "reducescatter",
     "reducescatter_async",
     "remove_process_set",
+    "rocm_built",
     "shutdown",
     "size",
     "start_timeline",
@@ -122,6 +131,14 @@ __all__ = [
 ]
 
 Kind = TypeVar("Kind", bound=torch.optim.Optimizer)
+
+_MISSING = {
+    "elastic": "save checkpoints, and start the job again with the workers that there are",
+    "Product": "multiply what allgather returns",
+    "SyncBatchNorm": 'on GPUs use torch.nn.SyncBatchNorm after torch.distributed.init_process_group("gradlane")',
+    "sparse_allreduce_async": "DistributedOptimizer reduces sparse gradients; give allreduce other tensors as to_dense()",
+}
+"""Names of Horovod that there are not, each with what to use instead."""
 
 _optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
 """The distributed optimizers of this process, for `join`."""
@@ -245,3 +262,40 @@ def gloo_built() -> bool:
 def nccl_built() -> int:
     """The version of NCCL that is built in: none; it is loaded at run time where there are GPUs."""
     return 0
+
+
+def cuda_built() -> bool:
+    """Whether CUDA is built in: it is not; the driver is loaded at run time where there are GPUs."""
+    return False
+
+
+def rocm_built() -> bool:
+    """Whether ROCm is built in: it is not."""
+    return False
+
+
+def ccl_built() -> bool:
+    """Whether oneCCL is built in: it is not."""
+    return False
+
+
+def ddl_built() -> bool:
+    """Whether IBM's DDL is built in: it is not."""
+    return False
+
+
+def num_rank_is_power_2(num_rank: int) -> bool:
+    """Whether a number of workers is a power of two, which matters to `Adasum` alone."""
+    return num_rank > 0 and num_rank & (num_rank - 1) == 0
+
+
+def __getattr__(name: str) -> NoReturn:
+    """Refuses what Horovod has and Gradlane lacks.
+
+    Raises:
+        UnsupportedError: Horovod has the name; the message says what to use instead.
+        AttributeError: Horovod has no such name.
+    """
+    if name in _MISSING:
+        raise UnsupportedError(f"horovod.torch.{name} does not exist here; {_MISSING[name]}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

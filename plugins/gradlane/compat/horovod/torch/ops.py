@@ -213,9 +213,15 @@ def grouped_allgather(
     tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[torch.Tensor]:
     """`allgather` of several tensors."""
+    return grouped_allgather_async(tensors, name, process_set).wait()
+
+
+def grouped_allgather_async(
+    tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Handle[list[torch.Tensor]]:
+    """Like `grouped_allgather`; waits for the lengths of all workers, and returns while the contents are on their way."""
     named = [None if name is None else f"{name}.{position}" for position in range(len(tensors))]
-    handles = [allgather_async(*one, process_set) for one in zip(tensors, named, strict=True)]
-    return [handle.wait() for handle in handles]
+    return joined([allgather_async(*one, process_set) for one in zip(tensors, named, strict=True)])
 
 
 def broadcast(
