@@ -1,11 +1,15 @@
 """Workers that run out of data at different times: `join` of the wrapper, of the optimizer, and of Horovod's module."""
 
+import contextlib
+import functools
 import importlib
+import threading
 
 import gradlane.compat.horovod as _  # noqa: F401  so that `import horovod` works
 import gradlane.torch as gl
 import pytest
 import torch
+from gradlane import _window
 from gradlane.errors import FailedPreconditionError, InvalidArgumentError
 
 pytestmark = [pytest.mark.over("local", "shm", "quic"), pytest.mark.workers(3)]
@@ -179,6 +183,84 @@ def test_bad_joins_of_an_optimizer():
         optimizer.join()
     optimizer.step()
     assert optimizer.join() == 0, "all had data"
+
+
+@pytest.mark.parametrize("late", ["forward", "backward", "backward without its forward hook"])
+def test_a_pass_in_another_thread_while_the_worker_waits_is_refused(late, monkeypatch):
+    model = gl.DistributedDataParallel(model_of(gl.rank()))
+    optimizer = adam(model)
+    refused = []
+    with contextlib.ExitStack() as waiting, model.join(optimizer):
+        train(model, optimizer, [batch(gl.rank(), step) for step in range(BATCHES[gl.rank()])])
+        if gl.rank() == 0:
+            before = [parameter.grad.clone() for parameter in model.parameters()]
+            early = model.module if late == "backward without its forward hook" else model
+            call = functools.partial(model, batch(0, 30)) if late == "forward" else early(batch(0, 30)).sum().backward
+            waiting.enter_context(meanwhile(call, refused, monkeypatch))
+    for own, expected in zip(weights(model), in_one_process(BATCHES), strict=True):
+        torch.testing.assert_close(own, expected, rtol=1e-6, atol=1e-6)
+    if gl.rank() == 0:
+        assert [type(error) for error in refused] == [FailedPreconditionError]
+        assert str(refused[0]).startswith("this worker has left model.join(), and now takes part")
+        if late == "backward":
+            assert all(torch.equal(p.grad, g) for p, g in zip(model.parameters(), before, strict=True))
+    # And all go on as one.
+    train(model, optimizer, [batch(gl.rank(), 20)])
+    assert_equal_everywhere(weights(model))
+
+
+@pytest.mark.parametrize("door", ["gradlane", "horovod"])
+@pytest.mark.parametrize("late", ["backward", "step"])
+def test_an_optimizer_whose_worker_waits_takes_no_gradient_from_another_thread(late, door, monkeypatch):
+    hvd = importlib.import_module("horovod.torch")
+    model = model_of(0)
+    make = gl.DistributedOptimizer if door == "gradlane" else hvd.DistributedOptimizer
+    optimizer = make(adam(model), named_parameters=model.named_parameters())
+    train(model, optimizer, [batch(gl.rank(), step) for step in range(BATCHES[gl.rank()])])
+    join, refused = optimizer.join if door == "gradlane" else hvd.join, []
+    with contextlib.ExitStack() as waiting:
+        if gl.rank() == 0:
+            call = optimizer.step if late == "step" else model(batch(0, 30)).sum().backward
+            waiting.enter_context(meanwhile(call, refused, monkeypatch))
+        last = join()
+    assert last == 2
+    if gl.rank() == 0:
+        assert [type(error) for error in refused] == [FailedPreconditionError]
+        assert str(refused[0]).startswith("this worker has called join() of its optimizer, and now takes part")
+    gl.broadcast_parameters(model.state_dict(), last)
+    gl.broadcast_optimizer_state(optimizer, last)
+    for own, expected in zip(weights(model), in_one_process(BATCHES, divisor=3), strict=True):
+        torch.testing.assert_close(own, expected, rtol=1e-6, atol=1e-6)
+    train(model, optimizer, [batch(gl.rank(), 20)])
+    assert_equal_everywhere(weights(model))
+
+
+@contextlib.contextmanager
+def meanwhile(call, errors, monkeypatch):
+    """Inside, runs `call` in another thread when this worker has asked the others whether they have data."""
+    asked, called = threading.Event(), threading.Event()
+    active = _window.Window.active
+
+    def wait_for_the_others(window):
+        asked.set()
+        called.wait()
+        return active(window)
+
+    def run():
+        asked.wait()
+        try:
+            call()
+        except Exception as error:
+            errors.append(error.with_traceback(None))  # whose frames would keep the model
+        finally:
+            called.set()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(_window.Window, "active", wait_for_the_others)
+        thread = threading.Thread(target=run)
+        thread.start()
+        yield
+        thread.join()
 
 
 def test_horovods_join():

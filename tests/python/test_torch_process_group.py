@@ -1,6 +1,7 @@
 """`torch.distributed` over Gradlane: each collective, and what people build on them."""
 
 import weakref
+from datetime import timedelta
 from types import SimpleNamespace
 
 import gradlane.torch as gl
@@ -16,6 +17,9 @@ from torch.distributed.fsdp import fully_shard
 from training import TOLERANCE, batches, made, mine, mlp, step, trained_alone
 
 pytestmark = [pytest.mark.over("local", "shm", "quic"), pytest.mark.workers(2)]
+
+SOON = {"step_timeout": "4s", "stall_warn": "1s", "heartbeat_interval": "100ms"}
+"""What a worker did last is told `stall_warn` after the first contribution."""
 
 # PyTorch 2.13 renamed two functions, and warns of the names that earlier versions know.
 quietly = pytest.mark.filterwarnings("ignore::FutureWarning")
@@ -297,3 +301,28 @@ def test_ranks_that_disagree_are_named():
         create(gl.rank(), 3)
     with pytest.raises(InvalidArgumentError, match=rf"rank {1 - gl.rank()}, and its job calls it rank {gl.rank()}"):
         create(1 - gl.rank(), 2)
+
+
+@pytest.mark.workers(2, alone=True, settings=SOON)
+def test_ranks_in_different_collectives_are_told_whom_they_wait_for_and_what_it_did_last():
+    tensor = torch.ones(3)
+    dist.all_reduce(tensor)
+    own, theirs = "0/all_reduce.MAX.float32.3", "0/broadcast.0.float32.3"
+    if gl.rank() == 1:
+        own, theirs = theirs, own
+    with pytest.raises(gl.StallError, match=f"^tensor {own}, .*, last tensor {theirs}, round 0") as caught:
+        if gl.rank() == 0:
+            dist.all_reduce(tensor, dist.ReduceOp.MAX)
+        else:
+            dist.broadcast(tensor, 0)
+    assert caught.value.missing_ranks == [1 - gl.rank()]
+
+
+def test_a_monitored_barrier_waits_for_all_and_names_those_that_do_not_come():
+    for wait_all_ranks in (False, True):
+        dist.group.WORLD.monitored_barrier(wait_all_ranks=wait_all_ranks)
+    if gl.rank() == 0:
+        with pytest.raises(gl.TimeoutError, match="monitored_barrier.*waiting for rank 1 .*not done after 0.5 s"):
+            dist.group.WORLD.monitored_barrier(timedelta(seconds=0.5))
+    gl.barrier("one went on")
+    dist.group.WORLD.monitored_barrier(timedelta(seconds=60))

@@ -1,5 +1,7 @@
 """`torch.distributed` groups of some workers."""
 
+from datetime import timedelta
+
 import gradlane.torch as gl
 import pytest
 import torch
@@ -85,3 +87,25 @@ def test_a_mesh_of_two_dimensions():
 def test_a_message_to_oneself_is_refused(mine):
     with pytest.raises((InvalidArgumentError, ValueError)):
         mine.send([torch.ones(1)], gl.rank() // 2, 0)
+
+
+@pytest.mark.workers(4, alone=True, settings={"step_timeout": "2s"})
+def test_a_monitored_barrier_of_a_subgroup_names_the_member_that_does_not_come(mine):
+    mine.monitored_barrier(timedelta(seconds=60))
+    if gl.rank() < 2:
+        with pytest.raises(gl.StallError) as caught:
+            mine.monitored_barrier()
+        assert caught.value.missing_ranks == [gl.rank() + 2]
+    gl.barrier("two went on", timeout=60)
+
+
+@pytest.mark.workers(4, alone=True, settings={"step_timeout": "2s"})
+@pytest.mark.parametrize("differ", ["ranks", "lengths"])
+def test_members_that_disagree_are_told_whom_they_wait_for(differ):
+    group = dist.new_group([0, 1, 2] if differ == "ranks" and gl.rank() == 1 else [0, 1])
+    if gl.rank() < 2:
+        length = 4 if differ == "lengths" and gl.rank() == 1 else 3
+        with pytest.raises(gl.StallError, match="^tensor set .*: no contribution from rank") as caught:
+            dist.all_reduce(torch.ones(length), group=group)
+        others = [rank for rank in dist.get_process_group_ranks(group) if rank != gl.rank()]
+        assert caught.value.missing_ranks == others

@@ -7,6 +7,7 @@ when a window ends.
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal
 
@@ -73,6 +74,12 @@ class Gradients:
         self._refuse_unused = refuse_unused
         self._among: Literal["all", "any"] = "all" if refuse_unused else "any"
         self._is_uneven = self._sits_out = False
+        self._left: str | None = None
+        """What this worker did to leave the others, while it takes part in their windows without data."""
+        self._calls = 0
+        """How many calls run that need this worker not to leave; threads of several devices submit side by side."""
+        self._lock = threading.Lock()
+        """Of the two above. It is not held during a call: a submission may wait for a thread of another worker."""
         self.leader = 0
         """The lowest of the ranks that had data in the last window in which any had."""
         self._parameters = [parameter for _, parameter in parameters]
@@ -94,19 +101,27 @@ class Gradients:
         self._bundles = bundles_of(dense, names, session.companions(), self._start_together)
 
     def mark_used(self, position: int) -> None:
-        """Records that the parameter has a gradient that is not to be submitted yet."""
+        """Records that the parameter has a gradient that is not to be submitted yet.
+
+        Raises:
+            FailedPreconditionError: this worker has left.
+        """
+        self.refuse_left()
         self._window.mark_used(position)
 
     def submit(self, position: int) -> None:
         """Submits the parameter's gradient, in place.
 
         Raises:
-            FailedPreconditionError: it is in flight already.
+            FailedPreconditionError: it is in flight already, or this worker has left.
         """
-        self._window.check()
-        self._window.refuse_second(position)
-        self._window.mark_used(position)
-        self._window.submit(position)
+        self._begin()
+        try:
+            self._window.refuse_second(position)
+            self._window.mark_used(position)
+            self._window.submit(position)
+        finally:
+            self._end()
 
     @property
     def all_submitted(self) -> bool:
@@ -126,14 +141,18 @@ class Gradients:
         Raises:
             UnusedParametersError: a worker had no gradient for some parameter, and `refuse_unused` was set.
             StallError: some workers did not come to the end of their window in time (they are named).
+            FailedPreconditionError: this worker has left.
         """
         window = self._window
-        window.check()
-        used = window.used()
-        with self._failing():
-            window.close(self._among)
-            self._land()
-        self._refuse(used)
+        self._begin()
+        try:
+            used = window.used()
+            with self._failing():
+                window.close(self._among)
+                self._land()
+            self._refuse(used)
+        finally:
+            self._end()
 
     @contextlib.contextmanager
     def uneven(self) -> Iterator[None]:
@@ -157,18 +176,53 @@ class Gradients:
         if self._op not in (Average, Sum, WeightedAverage):
             raise InvalidArgumentError(f"join with op={self._op.name}, in which zeros count; use Average or Sum")
 
+    @contextlib.contextmanager
+    def left(self, how: str) -> Iterator[None]:
+        """Inside, this worker has left the others: it has no gradients of its own, and calls `sit_out`.
+
+        Args:
+            how: for errors, what it did to leave, such as "left model.join()".
+        Raises:
+            FailedPreconditionError: gradients are on their way, or it has left already.
+        """
+        with self._lock:
+            self.refuse_left()
+            self._window.check()
+            if self._window.any_submitted or self._calls:
+                raise FailedPreconditionError(
+                    "join() while gradients are on their way; call step() or synchronize() first"
+                )
+            self._left = how
+        try:
+            yield
+        finally:
+            self._left = None
+
+    def refuse_left(self) -> None:
+        """Raises if this worker has left, because a gradient of its own would be one too many for the others.
+
+        Raises:
+            FailedPreconditionError: it has left, and the others have not all done so.
+        """
+        if self._left is not None:
+            raise FailedPreconditionError(
+                f"this worker has {self._left}, and now takes part in the passes of the others without data of its own: "
+                "it may not run forward or backward passes of this model until all workers have done so. Let threads "
+                "that run passes end before, or start them after the wait"
+            )
+
     def sit_out(self) -> bool:
         """Takes part in the next window of the others without data of its own; gradients here do not change.
+
+        Called inside of `left`.
 
         Returns:
             Whether a worker had data. If not, no gradient was sent.
         Raises:
-            The errors of `finish`.
+            UnusedParametersError, StallError: as for `finish`.
         """
         window = self._window
         window.check()
-        if window.any_submitted:
-            raise FailedPreconditionError("join() while gradients are on their way; call step() or synchronize() first")
         used = bytes([1]) * len(self._parameters)
         with self._failing():
             window.sit_out(self._among)
@@ -182,6 +236,17 @@ class Gradients:
                 self._sits_out = False
         self._refuse(used)
         return True
+
+    def _begin(self) -> None:
+        """Keeps this worker from leaving until `_end`. No context manager, because there is one call a gradient."""
+        with self._lock:
+            self.refuse_left()
+            self._window.check()
+            self._calls += 1
+
+    def _end(self) -> None:
+        with self._lock:
+            self._calls -= 1
 
     @contextlib.contextmanager
     def _failing(self) -> Iterator[None]:

@@ -110,6 +110,7 @@ class DistributedDataParallel(nn.Module):
             inputs, keywords = _moved(inputs, self._device), _moved(keywords, self._device)
         if self._gradients is None or not torch.is_grad_enabled():
             return self.module(*inputs, **keywords)
+        self._gradients.refuse_left()
         self._backward_runs = False  # a backward pass that raised did not reset it
         if self._synchronizes:
             self._refuse_unknown_parameters()
@@ -147,7 +148,8 @@ class DistributedDataParallel(nn.Module):
         last ones. While a worker waits so, the others may not use other operations of which it is a part.
 
         Every worker must enter the block, also one without any data. Buffers follow the lowest rank that has data, from
-        one backward pass to the next.
+        one backward pass to the next. A worker that has left the block may not run passes until the last one has, in
+        other threads neither: they raise FailedPreconditionError.
 
         Args:
             optimizers: those whose state is to be equal on all workers at the end, as for `broadcast_optimizer_state`.
@@ -164,13 +166,15 @@ class DistributedDataParallel(nn.Module):
             try:
                 self._copy_buffers(root_rank=0)
                 yield
-                while gradients.sit_out():
-                    self._copy_buffers(gradients.leader)
+                with gradients.left("left model.join()"):
+                    while gradients.sit_out():
+                        self._copy_buffers(gradients.leader)
+                    self._copy_state(gradients.leader)
+                    for position, optimizer in enumerate(optimizers):
+                        prefix = f"{self._namespace}/optimizer{position}."
+                        broadcast_optimizer_state(optimizer, gradients.leader, prefix)
             finally:
                 self._is_joining = False
-        self._copy_state(gradients.leader)
-        for position, optimizer in enumerate(optimizers):
-            broadcast_optimizer_state(optimizer, gradients.leader, f"{self._namespace}/optimizer{position}.")
 
     def __getstate__(self) -> dict[str, Any]:
         """The state of a copy: other parameters, which are not declared, and no gradients to average."""
@@ -189,6 +193,8 @@ class DistributedDataParallel(nn.Module):
             self._gradients.mark_used(position)
 
     def _enter_backward(self) -> None:
+        if self._gradients is not None:
+            self._gradients.refuse_left()
         if not self._backward_runs:
             self._backward_runs = True
             torch.autograd.Variable._execution_engine.queue_callback(self._leave_backward)

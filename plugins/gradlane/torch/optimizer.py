@@ -121,7 +121,8 @@ class _Distributed(Averaging):
         still divided by the number of all workers. For the average of those that have data, see
         `DistributedDataParallel.join`. This worker's parameters stay as they are; broadcast them afterwards from the
         rank that is returned, and the optimizer's state too. While a worker waits, the others may not use other
-        operations of which it is a part.
+        operations of which it is a part, and it may not run backward passes in other threads: they raise
+        FailedPreconditionError.
 
         Returns:
             A rank that was among the last ones with data, equal on all workers; 0 if none has had any.
@@ -193,10 +194,11 @@ class _Synchronizer:
 
     def join(self) -> int:
         self._gradients.check_uneven()
-        self._passed.clear()
-        while self._gradients.sit_out():
-            pass
-        return self._gradients.leader
+        with self._gradients.left("called join() of its optimizer"):
+            self._passed.clear()
+            while self._gradients.sit_out():
+                pass
+            return self._gradients.leader
 
     def before_step(
         self, optimizer: torch.optim.Optimizer, positional: tuple[Any, ...], keywords: dict[str, Any]
@@ -236,6 +238,7 @@ class _Synchronizer:
         return evaluate
 
     def _gradient_is_ready(self, position: int) -> None:
+        self._gradients.refuse_left()
         self._is_complete = False
         self._passed[position] += 1
         if self._passed[position] < self.passes:

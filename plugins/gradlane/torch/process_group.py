@@ -5,7 +5,8 @@
 
 A group has all workers of the job, or some of them (`new_group`). PyTorch gives its calls no names, so they are told
 apart by the kind of the call, element type and length: all members must make calls that are alike in the same order, as
-with any process group.
+with any process group. `monitored_barrier` is a method of the group, `torch.distributed.group.WORLD.monitored_barrier()`,
+because PyTorch's function of that name takes groups of Gloo only.
 
 No call sends a worker more than its share. `reduce` and `reduce_scatter` bring a sum to the worker that keeps it.
 `gather`, `scatter`, `all_to_all`, `send` and `recv` are messages from one worker to another. Tensors on devices are
@@ -238,6 +239,19 @@ class ProcessGroupGradlane(distributed.ProcessGroup):
             return _Work([], [self._sum(torch.zeros(1, dtype=torch.uint8), Max, "barrier")])
         barrier(f"{self._name}/barrier", timeout=_seconds(getattr(opts, "timeout", None)))
         return _Work([], [])
+
+    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
+        """Waits until every member has come; an error names the members that did not.
+
+        Args:
+            timeout: None takes the job's step timeout.
+            wait_all_ranks: has no effect, because all missing ranks are named anyway.
+        Raises:
+            TimeoutError: some members did not come in time. They are named by their ranks in the job; in a group of
+                some workers only if the job's step timeout has passed, because no member knows them before.
+        """
+        del wait_all_ranks
+        barrier(f"{self._name}/monitored_barrier", process_set=self._set, timeout=_seconds(timeout))
 
     # What this backend does not do.
 

@@ -9,7 +9,7 @@ from typing import Any, NoReturn, TypeVar
 import torch
 
 import gradlane.torch as gl
-from gradlane import Average, Max, Min, Sum
+from gradlane import Average, Max, Min, Sum, _session
 from gradlane.compat.horovod.common import (
     ProcessSet,
     add_process_set,
@@ -222,8 +222,10 @@ def join(device: int = -1) -> int:
         A rank that was among the last ones with data, equal on all workers.
     Raises:
         UnsupportedError: there is no `DistributedOptimizer`, or more than one.
+        NotInitializedError: before `init()`.
     """
     del device
+    _session.session()  # raises before `init()`
     if len(_optimizers) != 1:
         raise UnsupportedError(
             f"join with {len(_optimizers)} distributed optimizers; it takes part in the steps of one. Call join() of each "
