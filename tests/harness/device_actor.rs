@@ -16,7 +16,8 @@
 //!     not yet;
 //!   - `stop`: lets NCCL stop, waits until it has, and says whether what was written there is `intact`;
 //! - `contexts`: waits until NCCL has ended its communicators, and says how many contexts it made because a thread had none;
-//! - `leave`: leaves the others and says what is left;
+//! - `leave`: leaves the others and says what is left; then
+//!   - `threads`: waits until the thread that issues to NCCL has ended, and says which ones are left of those that end communicators;
 //! - `pin`: pins memory of the host and says `pinned`; `end`: ends everything, says `ended`, and takes no more orders.
 
 use std::path::PathBuf;
@@ -120,6 +121,10 @@ pub fn play(words: &[&str], say: &dyn Fn(&str)) {
                 member.collective.shutdown();
                 say(&format!("left, {} communicators are alive", nccl.counter("live_comms")));
             }
+            ["threads"] => {
+                eventually("the queue has ended", || (!threads_of_nccl().contains(&ISSUER.to_owned())).then_some(()));
+                say(&format!("left are {:?}", threads_of_nccl()));
+            }
             _ => panic!("{line:?} is no order"),
         }
     }
@@ -153,6 +158,18 @@ fn direct(crowd: &mut Crowd<'_>, order: &str, say: &dyn Fn(&str)) {
         ["outcomes"] => say(&crowd.outcomes()),
         _ => panic!("{order:?} is no order"),
     }
+}
+
+/// The thread of a queue.
+const ISSUER: &str = "gl-nccl";
+
+/// The names of the threads that call NCCL.
+fn threads_of_nccl() -> Vec<String> {
+    let threads = std::fs::read_dir("/proc/self/task").expect("Linux lists the threads of a process");
+    // A thread may end meanwhile.
+    let name = |thread: std::fs::DirEntry| std::fs::read_to_string(thread.path().join("comm")).ok();
+    let names = threads.filter_map(|thread| name(thread.ok()?)).map(|name| name.trim_end().to_owned());
+    names.filter(|name| name.starts_with(ISSUER)).collect()
 }
 
 const LEN: usize = 1001;

@@ -260,6 +260,20 @@ fn ranks_in_processes_reduce_and_leave_in_order() {
     assert_eq!(team.all("leave"), ["left, 0 communicators are alive"; 4]);
 }
 
+/// A kernel of NCCL that waits for another rank has the only place, and every call that issues work is slow.
+#[test]
+fn devices_that_run_one_kernel_at_a_time_and_slow_calls_change_no_sum() {
+    let mut team = Team::start(2, &[("FAKECUDA_SLOTS", "1"), ("FAKECUDA_CALL_US", "100")]);
+    for round in [0, 2, 4] {
+        assert_eq!(team.all(&format!("sum {round}")), ["ok 2"; 2]);
+        assert_eq!(team.all(&format!("mean {}", round + 1)), ["ok 2"; 2], "a kernel of ours comes behind that of NCCL");
+    }
+    assert_eq!(team.all("leave"), ["left, 0 communicators are alive"; 2]);
+    let mut team = Team::crowded(2, &[("FAKECUDA_SLOTS", "1"), ("FAKECUDA_CALL_US", "100")]);
+    let eights = format!("{CROWD} exact in {} groups with {} ncclAllReduce", CROWD / 8, CROWD / 3);
+    assert_eq!(team.all("finish"), vec![eights; 2]);
+}
+
 #[test]
 fn a_mean_of_integers_is_divided_after_the_sum_however_late_nccl_begins_with_it() {
     let mut team = Team::start(3, &[("FAKENCCL_LAUNCH_US", &LAG_US.to_string())]);

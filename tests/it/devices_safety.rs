@@ -38,6 +38,10 @@ fn ranks_are_not_waited_for_when_one_leaves() {
     let mut team = Team::start(2, &[]);
     assert_eq!(team.all("sum 0"), ["ok 2"; 2]);
     let first = &mut team.0[0];
+    first.order("leave");
+    assert_eq!(first.line(), "left, 1 communicators are alive", "the second has not left");
+    first.order("threads");
+    assert_eq!(first.line(), "left are [\"gl-nccl-destroy\"]");
     first.order("end");
     assert_eq!(first.line(), "ended");
 }
@@ -46,6 +50,9 @@ fn ranks_are_not_waited_for_when_one_leaves() {
 fn processes_end_although_a_communicator_is_never_destroyed() {
     let mut team = Team::start(2, &[("FAKENCCL_DESTROY_US", "3600000000")]);
     assert_eq!(team.all("sum 0"), ["ok 2"; 2]);
+    assert_eq!(team.all("leave"), ["left, 1 communicators are alive"; 2]);
+    // Only the thread that is there for it waits for NCCL; the queue has ended.
+    assert_eq!(team.all("threads"), ["left are [\"gl-nccl-destroy\"]"; 2]);
     assert_eq!(team.all("end"), ["ended"; 2]);
 }
 
@@ -85,7 +92,7 @@ fn ranks_with_different_versions_of_nccl_are_told_which() {
     let told = |outcome: &String| outcome.contains("NCCL 2.27.7") && outcome.contains("NCCL 2.28.9");
     assert!(told(&outcomes[1]), "{outcomes:?}");
     // The first has begun to connect, and learns of the other that its devices failed.
-    assert!(!outcomes[0].starts_with("ok"), "{outcomes:?}");
+    assert!(outcomes[0].starts_with("lost worker 1: "), "{outcomes:?}");
     assert_eq!(team.all("contexts"), ["0 contexts"; 2]);
 }
 

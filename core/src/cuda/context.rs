@@ -103,7 +103,7 @@ impl Context {
     fn captured(&self) -> Error {
         Error::FailedPrecondition {
             what: format!(
-                "a stream of {} is captured into a CUDA graph, and a graph cannot exchange with other processes",
+                "a stream of {} is captured into a CUDA graph, and its replays would leave out what the workers agree on in every step",
                 name(self.device)
             ),
             hint: "submit tensors and wait for their handles outside of the capture, before or after the graph is replayed".to_owned(),

@@ -322,6 +322,20 @@ fn code_is_loaded_and_memory_is_pinned_after_all_running_work() {
 }
 
 #[test]
+fn memory_is_freed_after_all_running_work() {
+    let world = World::new();
+    let (written, spare) = (world.allocate(4), world.allocate(4));
+    // What is freed need not be what the work uses.
+    for freed in [spare, written] {
+        let stream = world.producer(written, &[7]);
+        assert_eq!(cu!(cuStreamQuery(stream)), 600);
+        assert_eq!(cu!(cuMemFree_v2(freed)), 0);
+        assert_eq!(cu!(cuStreamQuery(stream)), 0);
+    }
+    assert_eq!(world.control.counter(world.device, "released_in_use"), 1, "only the second was in use");
+}
+
+#[test]
 fn kernels_of_a_device_wait_for_a_free_place() {
     extern "C" fn first(order: *mut c_void) {
         let Order { begun, go_on, said } = order_of(order);

@@ -2,7 +2,9 @@
 
 #![expect(unsafe_code, reason = "the driver's interface is C")]
 
+use std::ffi::c_void;
 use std::ptr::null_mut;
+use std::time::{Duration, Instant};
 
 use cudarc::driver::sys;
 use fakecuda::{Control, library};
@@ -50,6 +52,18 @@ fn settings_change_what_devices_do() {
     assert_eq!(cu!(cuStreamSynchronize(streams[0])), 0);
     control.set("GB_PER_S", "0");
 
+    // Each call that puts work into a stream takes its time, and the others do not.
+    control.set("CALL_US", "20000");
+    let (begun, took) = (now(), Duration::from_millis(20));
+    assert_eq!(cu!(cuMemcpyDtoHAsync_v2(pinned, address, 1, streams[0])), 0);
+    assert!(begun.elapsed() >= took, "a copy");
+    let begun = now();
+    assert_eq!(cu!(cuLaunchHostFunc(streams[0], Some(nothing), null_mut())), 0);
+    assert!(begun.elapsed() >= took, "a host function");
+    control.set("CALL_US", "3600000000");
+    assert_eq!(cu!(cuStreamSynchronize(streams[0])), 0, "it puts nothing into a stream");
+    control.set("CALL_US", "0");
+
     // Of the two created streams the second lags, and nobody else.
     control.set("LAG_STREAM", "1");
     control.set("LAG_US", "100000");
@@ -62,6 +76,13 @@ fn settings_change_what_devices_do() {
     assert_eq!(cu!(cuMemsetD8Async(address, 1, 1, null_mut())), 0);
     assert_eq!(cu!(cuStreamQuery(null_mut())), 600);
     assert_eq!(cu!(cuStreamSynchronize(null_mut())), 0);
+}
+
+extern "C" fn nothing(_: *mut c_void) {}
+
+#[expect(clippy::disallowed_methods, reason = "the time that calls take is what is tested")]
+fn now() -> Instant {
+    Instant::now()
 }
 
 fn stream() -> sys::CUstream {

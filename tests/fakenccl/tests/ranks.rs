@@ -115,6 +115,44 @@ fn shards_are_reduced_and_gathered_in_place() {
 }
 
 #[test]
+fn shards_are_reduced_and_gathered_from_one_place_to_another() {
+    let shard = 3;
+    let found = team(2, |member| {
+        let whole = member.floats((0..2 * shard).map(|at| (at + 10 * member.rank) as f32));
+        let (own, gathered) = (member.floats(vec![-1.0; shard]), member.floats(vec![-1.0; 2 * shard]));
+        let (nccl, comm, stream) = (&member.nccl, member.comm, member.stream);
+        assert_eq!((nccl.ncclReduceScatter)(whole, own, shard, F32, SUM, comm, stream), 0);
+        assert_eq!((nccl.ncclAllGather)(own, gathered, shard, F32, comm, stream), 0);
+        [member.read(own, shard), member.read(gathered, 2 * shard), member.read(whole, 2 * shard)]
+    });
+    let sums = [10.0, 12.0, 14.0, 16.0, 18.0, 20.0];
+    for (rank, [own, gathered, whole]) in found.iter().enumerate() {
+        assert_eq!(own[..], sums[rank * shard..][..shard], "rank {rank}");
+        assert_eq!(gathered[..], sums, "rank {rank}");
+        assert!((0..2 * shard).all(|at| whole[at] == (at + 10 * rank) as f32), "{whole:?} is what was contributed");
+    }
+}
+
+#[test]
+fn a_shard_at_the_wrong_place_of_its_tensor_is_refused() {
+    team(2, |member| {
+        let address = member.floats([0.0; 8]);
+        let (nccl, comm, stream) = (&member.nccl, member.comm, member.stream);
+        let [own, other] = [member.rank, 1 - member.rank].map(|rank| address + 16 * rank as u64);
+        // The place of another rank's shard, and one that no rank has.
+        for wrong in [other, own + 4 - 8 * member.rank as u64] {
+            assert_eq!((nccl.ncclReduceScatter)(address, wrong, 4, F32, SUM, comm, stream), 4);
+            assert!(member.last_error().starts_with("ReduceScatter: 32 bytes at"), "{}", member.last_error());
+            assert_eq!((nccl.ncclAllGather)(wrong, address, 4, F32, comm, stream), 4);
+            assert!(member.last_error().starts_with("AllGather: 16 bytes at"), "{}", member.last_error());
+        }
+        assert_eq!((nccl.ncclReduceScatter)(address, own, 4, F32, SUM, comm, stream), 0);
+        assert_eq!((nccl.ncclAllGather)(own, address, 4, F32, comm, stream), 0);
+        assert_eq!(member.read(address, 8), [0.0; 8]);
+    });
+}
+
+#[test]
 fn buffers_that_overlap_otherwise_are_refused() {
     team(2, |member| {
         let address = member.floats([0.0; 8]);
@@ -250,6 +288,42 @@ fn ranks_that_call_different_things_are_told() {
     });
     assert_eq!([said[0].0, said[1].0], [5, 5]);
     assert!(said[0].1.contains("AllReduce of 8 F32") && said[0].1.contains("AllReduce of 7 F32"), "{}", said[0].1);
+}
+
+#[test]
+fn ranks_that_scatter_and_gather_differently_are_told() {
+    // What ranks 0 and 1 call, and what both must be told.
+    type Calls = &'static [(&'static str, usize)];
+    let table: [([Calls; 2], [&str; 2]); 4] = [
+        ([&[("scatter", 4)], &[("scatter", 3)]], ["ReduceScatter of 4 F32", "ReduceScatter of 3 F32"]),
+        ([&[("gather", 4)], &[("gather", 3)]], ["AllGather of 4 F32", "AllGather of 3 F32"]),
+        ([&[("scatter", 4)], &[("gather", 4)]], ["ReduceScatter of 4 F32", "AllGather of 4 F32"]),
+        (
+            [&[("scatter", 4), ("gather", 4)], &[("gather", 4), ("scatter", 4)]],
+            ["ReduceScatter of 4 F32", "AllGather of 4 F32"],
+        ),
+    ];
+    for (calls, [first, second]) in table {
+        let said = team(2, |member| {
+            let (whole, shard) = (member.floats([1.0; 8]), member.floats([1.0; 4]));
+            let (nccl, comm, stream) = (&member.nccl, member.comm, member.stream);
+            for (at, (name, count)) in calls[member.rank].iter().enumerate() {
+                let code = match *name {
+                    "scatter" => (nccl.ncclReduceScatter)(whole, shard, *count, F32, SUM, comm, stream),
+                    _ => (nccl.ncclAllGather)(shard, whole, *count, F32, comm, stream),
+                };
+                assert!(code == 0 || (at > 0 && code == 5), "only the first call is certain not to have failed yet");
+            }
+            let said = (member.failure(), member.last_error());
+            assert_eq!((member.nccl.ncclCommAbort)(member.comm), 0);
+            member.comm = 0;
+            said
+        });
+        for (code, text) in said {
+            assert_eq!(code, 5, "{text}");
+            assert!(text.contains(first) && text.contains(second), "{text}");
+        }
+    }
 }
 
 #[test]
