@@ -5,6 +5,7 @@ use std::sync::Arc;
 use gradlane_core::engine::{Batch, BatchSubmission, Member, Memory};
 use gradlane_core::types::{DType, Op, Priority, TensorSpec};
 use gradlane_tests::cluster::{Cluster, all};
+use gradlane_tests::devices::element;
 use gradlane_tests::over::Over;
 use gradlane_tests::random::Random;
 
@@ -80,40 +81,45 @@ fn where_kernels_cannot_be_loaded_small_runs_are_copied_one_by_one() {
 
 #[test]
 fn a_thousand_small_tensors_of_a_job_take_few_launches_and_copies() {
-    const TENSORS: u64 = 1000;
+    const TENSORS: usize = 1000;
     let worlds = [World::new(), World::new()];
     let cluster =
         Cluster::with_devices(Over::Quic, 2, 1, &[], |_| Some(Arc::new(CudaDevice::load(&config()).unwrap())));
     let lens = || (0..TENSORS).map(|index| 1 + index % 97);
-    let words = |of: &dyn Fn(u64) -> u64| -> Vec<u8> {
-        let each = lens().enumerate().flat_map(|(index, len)| vec![of(index as u64) as i32; len as usize]);
-        each.flat_map(i32::to_le_bytes).collect()
-    };
-    all(&cluster.workers, |engine| {
-        let rank = u64::from(engine.rank().0);
-        let world = &worlds[rank as usize];
-        let own = words(&|index| index * (rank + 1));
-        let address = world.control.allocate(world.ordinal(), own.len());
-        let after = world.produce(address, &own);
-        assert!(world.control.consume(world.ordinal(), world.slow, address, own.len()) == own);
-        let names = lens().enumerate().map(|(index, len)| (format!("small {index}"), len));
-        let batch =
-            Batch::new(names.map(|(name, len)| TensorSpec::new(&name, DType::I32, vec![len])).collect()).unwrap();
-        let mut at = address;
-        let members = lens().map(|len| {
-            let memory = |at| Memory::Device { region: world.memory(at, 4 * len as usize), after: after.clone() };
-            at += 4 * len;
-            let [source, destination] = [at - 4 * len; 2].map(memory);
-            Member { source, destination, priority: Priority(0) }
+    for dtype in DType::ALL {
+        // Small enough that every type has their sum.
+        let elements = |of: &dyn Fn(usize) -> usize| -> Vec<u8> {
+            lens().enumerate().flat_map(|(index, len)| element(dtype, of(index) as f64).repeat(len)).collect()
+        };
+        all(&cluster.workers, |engine| {
+            let rank = engine.rank().0 as usize;
+            let world = &worlds[rank];
+            let own = elements(&|index| index % 31 * (rank + 1));
+            let address = world.control.allocate(world.ordinal(), own.len());
+            let after = world.produce(address, &own);
+            assert!(world.control.consume(world.ordinal(), world.slow, address, own.len()) == own);
+            let specs = lens()
+                .enumerate()
+                .map(|(index, len)| TensorSpec::new(format!("small {dtype} {index}"), dtype, vec![len as u64]));
+            let batch = Batch::new(specs.collect()).unwrap();
+            let mut at = address;
+            let members = lens().map(|len| {
+                let bytes = len * dtype.bytes() as usize;
+                let memory = |at| Memory::Device { region: world.memory(at, bytes), after: after.clone() };
+                let place = at;
+                at += bytes as u64;
+                let [source, destination] = [place; 2].map(memory);
+                Member { source, destination, priority: Priority(0) }
+            });
+            let counted = || ["kernels", "copies_d2h", "copies_h2d"].map(|name| world.counter(name));
+            let (members, before) = (members.collect(), counted());
+            let submission = BatchSubmission { batch: &batch, members, op: Op::Sum, weight: 1.0, timeout: None };
+            engine.push_pull_all(submission, |_| {}).unwrap().wait(Some(PATIENCE)).unwrap();
+            let after = counted();
+            assert!(world.bytes(address, own.len()) == elements(&|index| index % 31 * 3), "the sums of {dtype}");
+            let [kernels, out, back] = [0, 1, 2].map(|place| after[place] - before[place]);
+            // A launch takes 170 runs, and the tensors fill one part.
+            assert_eq!((kernels, out, back), (2 * 6, 1, 1), "{dtype}");
         });
-        let counted = || ["kernels", "copies_d2h", "copies_h2d"].map(|name| world.counter(name));
-        let (members, before) = (members.collect(), counted());
-        let submission = BatchSubmission { batch: &batch, members, op: Op::Sum, weight: 1.0, timeout: None };
-        engine.push_pull_all(submission, |_| {}).unwrap().wait(Some(PATIENCE)).unwrap();
-        let after = counted();
-        assert!(world.bytes(address, own.len()) == words(&|index| 3 * index), "the sums");
-        let [kernels, out, back] = [0, 1, 2].map(|place| after[place] - before[place]);
-        // A launch takes 170 runs, and the tensors fill one part.
-        assert_eq!((kernels, out, back), (2 * 6, 1, 1));
-    });
+    }
 }
