@@ -1,13 +1,14 @@
 //! Copies of many small runs, which go through a buffer of the device.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
-use gradlane_core::engine::{Batch, BatchSubmission, Member, Memory};
+use gradlane_core::engine::{Batch, BatchSubmission, Member, Memory, Submission};
 use gradlane_core::types::{DType, Op, Priority, TensorSpec};
 use gradlane_tests::cluster::{Cluster, all};
 use gradlane_tests::devices::element;
 use gradlane_tests::over::Over;
 use gradlane_tests::random::Random;
+use gradlane_tests::tap::{Fate, Tap};
 
 use super::*;
 
@@ -122,4 +123,51 @@ fn a_thousand_small_tensors_of_a_job_take_few_launches_and_copies() {
             assert_eq!((kernels, out, back), (2 * 6, 1, 1), "{dtype}");
         });
     }
+}
+
+/// A change of thread costs more than such a push. Now and then the thread of PUSH is awake and comes first, so one push of many by the
+/// reaper is enough.
+#[test]
+fn a_small_tensor_is_pushed_by_the_thread_that_sees_the_end_of_its_copy() {
+    const ROUNDS: usize = 20;
+    let pushers: Arc<Mutex<Vec<String>>> = Arc::default();
+    let worlds = [World::new(), World::new()];
+    let cluster = {
+        let device = |_| Some(Arc::new(CudaDevice::load(&config()).unwrap()) as Arc<dyn Device>);
+        let pushers = Arc::clone(&pushers);
+        Cluster::tapped_with_devices(Over::Quic, 2, 1, &[], device, move |transport| {
+            let pushers = Arc::clone(&pushers);
+            Arc::new(Tap::new(transport, move |_| {
+                let name = std::thread::current().name().unwrap_or("?").to_owned();
+                pushers.lock().unwrap().push(name);
+                Fate::Stay
+            }))
+        })
+    };
+    all(&cluster.workers, |engine| {
+        let world = &worlds[engine.rank().0 as usize];
+        let address = world.control.allocate(world.ordinal(), 4);
+        for _ in 0..ROUNDS {
+            world.control.produce(world.ordinal(), 0, address, &1_i32.to_le_bytes());
+            let after = world.cuda.mark(world.device, 0).unwrap();
+            let memory = || Memory::Device { region: world.memory(address, 4), after: after.clone() };
+            let tensor = TensorSpec::new("w", DType::I32, vec![1]);
+            let (source, destination, priority) = (memory(), memory(), Priority(0));
+            let submission =
+                Submission { tensor, source, destination, op: Op::Sum, weight: 1.0, priority, timeout: None };
+            engine.reduce(submission, Some(PATIENCE)).unwrap();
+            assert_eq!(world.bytes(address, 4), 2_i32.to_le_bytes());
+        }
+    });
+    let pushers = pushers.lock().unwrap();
+    assert_eq!(pushers.len(), 2 * ROUNDS);
+    assert!(pushers.iter().any(|name| name == "gradlane-reaper"), "{pushers:?}");
+    // Whoever finds a sum hands it to the device; no engine of this process has a thread for that.
+    let threads = std::fs::read_dir("/proc/self/task").unwrap().filter_map(|thread| {
+        // A thread of another test may end meanwhile.
+        std::fs::read_to_string(thread.ok()?.path().join("comm")).ok()
+    });
+    let threads: Vec<String> = threads.map(|name| name.trim_end().to_owned()).collect();
+    assert!(threads.iter().any(|name| name == "gl-copyd2h"), "{threads:?}");
+    assert!(!threads.iter().any(|name| name == "gl-copyh2d"), "{threads:?}");
 }
