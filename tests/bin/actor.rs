@@ -2,7 +2,7 @@
 //!
 //! - `puppet` joins as a worker, says `joined <rank>`, then does what standard input says, one order a line, and answers each with
 //!   `ok` or `failed <code> <error>`:
-//!   `sum <name> <round>`, `barrier <name> <milliseconds>`, `shutdown <milliseconds>`.
+//!   `sum <name> <round>`, `barrier <name> <milliseconds>`, `shutdown <milliseconds>`; or with a number: `metric <name>`.
 //! - `train <rounds> [<rank> <mishap>]` joins as a worker, says `joined <rank> <pid>`, reduces so many rounds (0: without end), and
 //!   leaves. After its first round the worker of `rank` exits with the code `mishap` instead, or with `stuck` does nothing any more, for
 //!   which the others wait a second. The exit code is 1 after an error, which standard error tells.
@@ -60,6 +60,11 @@ fn obey(engine: &Engine) -> Result<i32> {
     say(&format!("joined {}", engine.rank().0));
     for line in std::io::stdin().lines() {
         let line = line.expect("the test writes text");
+        if let Some(metric) = line.strip_prefix("metric ") {
+            let all = engine.metrics().snapshot();
+            say(&all.into_iter().find(|(name, _)| *name == metric).expect("a metric").1.to_string());
+            continue;
+        }
         let done = match line.split(' ').collect::<Vec<_>>()[..] {
             ["sum", name, round] => rounds::begin(engine, name, number(round), ELEMENTS).and_then(|sum| sum.check()),
             ["barrier", name, timeout] => engine.arrive(name, Some(milliseconds(timeout))).wait(None),

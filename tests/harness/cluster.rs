@@ -115,8 +115,23 @@ impl Cluster {
         settings: &[(&str, &str)],
         wrap: impl Fn(Arc<dyn Transport>) -> Arc<dyn Transport> + Sync,
     ) -> Self {
+        Self::tapped_with_devices(over, workers, servers, settings, |_| None, wrap)
+    }
+
+    /// As [`tapped`](Self::tapped) and [`with_devices`](Self::with_devices).
+    ///
+    /// # Panics
+    /// If it does not start.
+    pub fn tapped_with_devices(
+        over: Over,
+        workers: u32,
+        servers: u32,
+        settings: &[(&str, &str)],
+        device: impl Fn(u32) -> Option<Arc<dyn Device>> + Sync,
+        wrap: impl Fn(Arc<dyn Transport>) -> Arc<dyn Transport> + Sync,
+    ) -> Self {
         Self::joined(workers, servers, &config(over, settings), |config, join, rank| {
-            worker_over(config, join, Some(rank), workers, |credentials, copies| {
+            enter(config, join, (Some(rank), workers), device(rank), |credentials, copies| {
                 Ok(wrap(Arc::new(Router::new(config, credentials, copies)?)))
             })
         })

@@ -13,6 +13,7 @@ mod device_teams;
 mod devices;
 mod devices_cuda;
 mod devices_graphs;
+mod devices_misuse;
 mod devices_nccl;
 mod devices_pcie;
 mod devices_safety;

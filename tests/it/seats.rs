@@ -69,20 +69,21 @@ impl Seat {
         op: Op,
         (source, destination): (u64, u64),
     ) -> Submission {
-        let device = engine.device().expect("it was given one");
-        let memory = |address| Memory::Device {
-            region: DeviceRegion::new(self.device, address, 4 * LEN),
-            after: device.mark(self.device, stream).unwrap(),
-        };
         Submission {
             tensor: TensorSpec::new(name, DType::F32, vec![LEN as u64]),
-            source: memory(source),
-            destination: memory(destination),
+            source: self.memory(engine, source, LEN, stream),
+            destination: self.memory(engine, destination, LEN, stream),
             op,
             weight: 1.0,
             priority: Priority(0),
             timeout: None,
         }
+    }
+
+    /// So many floats there, after all that was put into this stream.
+    pub(crate) fn memory(&self, engine: &Engine, address: u64, len: usize, stream: u64) -> Memory {
+        let after = engine.device().expect("it was given one").mark(self.device, stream).unwrap();
+        Memory::Device { region: DeviceRegion::new(self.device, address, 4 * len), after }
     }
 }
 

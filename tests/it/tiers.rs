@@ -1,6 +1,7 @@
 //! Workers of several machines: those of one machine reduce among themselves, and each part goes over the network once a machine. The same
 //! results and errors as if each worker pushed for itself.
 
+use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -9,11 +10,12 @@ use gradlane_core::engine::{Engine, Submission};
 use gradlane_core::types::{Op, Priority, WorkerId};
 use gradlane_server::coordinator::CoordinatorConfig;
 use gradlane_server::coordinator::driver::CoordinatorNode;
+use gradlane_server::{Embedded, EmbeddedOptions};
 use gradlane_tests::cluster::{Cluster, PATIENCE, SMALL_PARTS, Tensor, all, config};
 use gradlane_tests::matrix;
 use gradlane_tests::over::Over;
 use gradlane_tests::patience::eventually;
-use gradlane_tests::processes::Process;
+use gradlane_tests::processes::{Process, variables};
 
 use crate::actors;
 
@@ -138,6 +140,33 @@ fn unwilling_workers_push_for_themselves_whatever_other_machines_do() {
         let counts = [&metrics.push_bytes, &metrics.local_sums].map(|count| count.load(Ordering::Relaxed));
         assert_eq!(counts, [4000, 0]);
     });
+}
+
+#[test]
+fn where_one_worker_has_no_socket_all_workers_of_the_machine_push_for_themselves() {
+    // Where the system lets no socket be made.
+    for (folder, [pushes, local_sums]) in [("/nowhere/at/all", ["3", "0"]), ("/tmp", ["0", "3"])] {
+        let options = EmbeddedOptions { config: config(Over::Local, &[]), workers: 3, servers: 1 };
+        let embedded = Embedded::start(options).unwrap();
+        let start = |rank: u32| {
+            let place = rank.to_string();
+            let settings = Over::Local.with(&[("rank", &*place), ("size", "3")]);
+            let mut variables = variables(embedded.join_string(), &settings);
+            variables.extend((rank == 1).then(|| ("TMPDIR".to_owned(), folder.to_owned())));
+            Process::start(Path::new(actors::ACTOR), &["puppet"], Path::new("/tmp"), &variables)
+        };
+        let mut puppets: Vec<Process> = (0..3).map(start).collect();
+        let answers = |puppets: &mut [Process], line: &str| {
+            order(puppets, line);
+            puppets.iter_mut().map(Process::line).collect::<Vec<String>>()
+        };
+        assert_eq!(puppets.iter_mut().map(Process::line).collect::<Vec<_>>(), ["joined 0", "joined 1", "joined 2"]);
+        for round in 0..3 {
+            assert_eq!(answers(&mut puppets, &format!("sum weight {round}")), ["ok"; 3], "the sums are exact");
+        }
+        assert_eq!(answers(&mut puppets, "metric pushes"), [pushes; 3], "{folder}");
+        assert_eq!(answers(&mut puppets, "metric local_sums"), [local_sums; 3], "{folder}");
+    }
 }
 
 #[test]

@@ -20,7 +20,7 @@ use crate::cluster::{MemberConfig, MemberEvent, empty_barrier};
 use crate::config::Config;
 use crate::device::Device;
 use crate::error::Result;
-use crate::local::{PrivateSocket, Progress};
+use crate::local::{PrivateSocket, Progress, Segment};
 use crate::mem::{Copies, Doubt};
 use crate::pipeline::Stage;
 use crate::runtime::{Clock, Membership, MembershipOptions, Timer};
@@ -93,7 +93,8 @@ impl Engine {
     pub fn start(options: EngineOptions) -> Result<Self> {
         let clock = Clock::start();
         let config = options.config;
-        let socket = local_peers::listen(&config, options.member.process.machine, options.member.workers);
+        let process = &options.member.process;
+        let socket = local_peers::listen(&config, process.machine, options.member.workers, Segment::check_system);
         let mut member = options.member;
         member.process.wiring = local_peers::wiring(&config)?;
         if let Some(socket) = &socket {

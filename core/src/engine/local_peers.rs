@@ -5,22 +5,28 @@ use std::sync::Arc;
 use crate::collective::{Collective, HostCollective, HostOptions, LocalRank, Traffic, device_collective};
 use crate::config::{Config, LocalReduce};
 use crate::error::{Error, Result};
-use crate::local::{PrivateSocket, Segment};
+use crate::local::PrivateSocket;
 use crate::mem::{Copies, Doubt};
 use crate::runtime::Clock;
 use crate::types::{MachineId, Wiring, WorkerId};
 use crate::wire::frame::Stall;
 use crate::worker::Formation;
 
-/// Opens the socket at which other workers of this machine reach this one; `None` if they must not or cannot reach it.
-pub(super) fn listen(config: &Config, machine: MachineId, workers: u32) -> Option<PrivateSocket> {
+/// Opens the socket at which other workers of this machine reach this one; `None` if they must not or cannot reach it. `check` says
+/// whether the system has the shared memory that they need.
+pub(super) fn listen(
+    config: &Config,
+    machine: MachineId,
+    workers: u32,
+    check: impl FnOnce() -> Result<()>,
+) -> Option<PrivateSocket> {
     if config.local_reduce == LocalReduce::Off || machine == MachineId::UNKNOWN || workers == 1 {
         return None;
     }
     // If one worker has no socket, all of them push, which is slower but always possible.
     let refused =
         |error: &Error| tracing::warn!(%error, "the workers of this machine will not reduce among themselves");
-    let listen = Segment::check_system().and_then(|()| PrivateSocket::listen(&std::env::temp_dir()));
+    let listen = check().and_then(|()| PrivateSocket::listen(&std::env::temp_dir()));
     listen.inspect_err(refused).ok()
 }
 
@@ -98,8 +104,72 @@ pub(super) fn meet(
 
 #[cfg(test)]
 mod tests {
+    use std::fmt::Write;
+    use std::sync::{Mutex, PoisonError};
+
+    use tracing::field::{Field, Visit};
+    use tracing::span::{Attributes, Id, Record};
+    use tracing::{Event, Level, Metadata, Subscriber};
+
     use super::*;
     use crate::types::{DeviceKind, View};
+
+    #[test]
+    fn where_no_memory_can_be_sealed_there_is_no_socket_and_a_warning_why() {
+        let (config, machine) = (Config::default(), MachineId(7));
+        let refused =
+            || Err(Error::FailedPrecondition { what: "no seals here".to_owned(), hint: "leave it".to_owned() });
+        let warnings = Arc::new(Warnings::default());
+        let socket = tracing::subscriber::with_default(Arc::clone(&warnings), || listen(&config, machine, 2, refused));
+        assert!(socket.is_none());
+        let said = warnings.0.lock().unwrap().clone();
+        assert!(said.len() == 1 && said[0].contains("no seals here") && said[0].contains("leave it"), "{said:?}");
+        assert!(said[0].contains("will not reduce among themselves"), "{said:?}");
+        assert!(listen(&config, machine, 2, || Ok(())).is_some_and(|socket| socket.path().exists()));
+    }
+
+    #[test]
+    fn a_worker_that_must_not_be_reached_does_not_ask_what_the_system_has() {
+        let (on, machine) = (Config::default(), MachineId(7));
+        let off = Config { local_reduce: LocalReduce::Off, ..Config::default() };
+        for (config, machine, workers) in [(&off, machine, 2), (&on, MachineId::UNKNOWN, 2), (&on, machine, 1)] {
+            assert!(listen(config, machine, workers, || panic!("nobody needs to know")).is_none());
+        }
+    }
+
+    /// The warnings of a thread, with their fields.
+    #[derive(Default)]
+    struct Warnings(Mutex<Vec<String>>);
+
+    impl Subscriber for Warnings {
+        fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+            *metadata.level() == Level::WARN
+        }
+
+        fn event(&self, event: &Event<'_>) {
+            let mut line = Line::default();
+            event.record(&mut line);
+            self.0.lock().unwrap_or_else(PoisonError::into_inner).push(line.0);
+        }
+
+        fn new_span(&self, _: &Attributes<'_>) -> Id {
+            Id::from_u64(1)
+        }
+
+        fn record(&self, _: &Id, _: &Record<'_>) {}
+        fn record_follows_from(&self, _: &Id, _: &Id) {}
+        fn enter(&self, _: &Id) {}
+        fn exit(&self, _: &Id) {}
+    }
+
+    #[derive(Default)]
+    struct Line(String);
+
+    impl Visit for Line {
+        fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
+            write!(self.0, "{field}={value:?} ").expect("a string takes all");
+        }
+    }
 
     #[test]
     fn a_worker_meets_the_workers_of_its_machine_by_rank() {

@@ -107,6 +107,14 @@ impl Control {
         stream as u64
     }
 
+    /// Destroys such a stream. What was put into it is still done.
+    ///
+    /// # Panics
+    /// If there is none.
+    pub fn destroy(&self, stream: u64) {
+        self.0.call("cuStreamDestroy_v2", |destroy: extern "C" fn(usize) -> u32| destroy(stream as usize));
+    }
+
     /// Makes one stream wait so long before each copy, kernel or host function, whatever the settings say.
     ///
     /// # Panics
