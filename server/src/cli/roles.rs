@@ -51,12 +51,21 @@ trait Live: Send + Sync + 'static {
     fn stop(&self);
 }
 
+/// How long a start that a signal interrupts has for its last steps.
+const LAST_STEPS: Duration = Duration::from_millis(200);
+
 /// Starts a role and waits for the end of its job. A signal ends the wait at any time. A start under way ends with the process.
 fn live<R: Live>(start: impl FnOnce() -> Result<R> + Send + 'static, interrupts: &Receiver<i32>) -> Result<i32> {
     let started = in_thread(start)?;
     let role = select! {
         recv(started) -> role => Arc::new(role.unwrap_or_else(panicked)?),
-        recv(interrupts) -> signal => return Ok(interrupted(signal)),
+        recv(interrupts) -> signal => {
+            // A start that is about to end may have announced the role, and only the role takes that back.
+            if let Ok(Ok(role)) = started.recv_timeout(LAST_STEPS) {
+                role.stop();
+            }
+            return Ok(interrupted(signal));
+        }
     };
     let waiting = Arc::clone(&role);
     let ended = in_thread(move || waiting.wait())?;
@@ -292,6 +301,19 @@ mod tests {
             never::<Result<Fake<fn() -> Result<()>>>>().recv().unwrap()
         };
         assert_eq!(live(start, &interrupts), Ok(128 + 2));
+    }
+
+    #[test]
+    fn a_start_that_ends_with_the_signal_is_stopped_in_order() {
+        let (signals, interrupts) = unbounded();
+        let (stopped, stops) = unbounded();
+        let start = move || {
+            signals.send(15).unwrap();
+            let wait: fn() -> Result<()> = || never::<Result<()>>().recv().unwrap();
+            Ok(Fake { wait, stopped })
+        };
+        assert_eq!(live(start, &interrupts), Ok(128 + 15));
+        assert_eq!(stops.len(), 1);
     }
 
     #[test]
