@@ -53,6 +53,7 @@ def test_a_name_has_one_shape_in_all_graphs(form, request):
     assert (caught.value.expected, caught.value.got) == ("[3]", "[2, 2]")
 
 
+@pytest.mark.over("local", "quic")
 @pytest.mark.workers(3, alone=True, settings=SOON)
 def test_ranks_with_different_graphs_are_told_whom_they_wait_for_and_what_it_did_last():
     @torch.compile(fullgraph=True, backend="aot_eager")

@@ -89,6 +89,7 @@ def test_a_message_to_oneself_is_refused(mine):
         mine.send([torch.ones(1)], gl.rank() // 2, 0)
 
 
+@pytest.mark.over("quic")
 @pytest.mark.workers(4, alone=True, settings={"step_timeout": "2s"})
 def test_a_monitored_barrier_of_a_subgroup_names_the_member_that_does_not_come(mine):
     mine.monitored_barrier(timedelta(seconds=60))
@@ -99,6 +100,7 @@ def test_a_monitored_barrier_of_a_subgroup_names_the_member_that_does_not_come(m
     gl.barrier("two went on", timeout=60)
 
 
+@pytest.mark.over("quic")
 @pytest.mark.workers(4, alone=True, settings={"step_timeout": "2s"})
 @pytest.mark.parametrize("differ", ["ranks", "lengths"])
 def test_members_that_disagree_are_told_whom_they_wait_for(differ):
