@@ -8,8 +8,7 @@
 //!
 //! A job on several machines has smaller parts: a tensor is cut into 16 parts, as far as their minimum size allows. A server
 //! sums a part only as fast as its own link brings the contributions of all workers, so a tensor in one part would use the link of one
-//! server. And the sum of a part comes back a block later than the part is sent, so a tensor in few parts would use the two directions of
-//! a link one after the other.
+//! server. The sum of a part comes back in blocks, while the rest of the part is still sent; the smaller the part, the smaller the blocks.
 
 use std::collections::BTreeMap;
 use std::num::{NonZeroU32, NonZeroU64};
@@ -20,8 +19,8 @@ use crate::wire::limits::PART_BYTES_MAX;
 /// Part edges are aligned to this many elements, so that up to 64 local ranks own equal shards.
 const ALIGN_ELEMENTS: u64 = 64;
 
-/// Parts of a tensor that crosses a network, as far as `pipeline_bytes_min` allows. Its links are used one after the other for the time of
-/// about one part.
+/// Parts of a tensor that crosses a network, as far as `pipeline_bytes_min` allows: enough to load the links of some servers evenly. More of
+/// them cost headers and gained nothing.
 const PIPELINE_PARTS: u64 = 16;
 
 /// The sizes of parts.
