@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 import time
 from collections.abc import Callable
@@ -25,7 +26,7 @@ GROUPED = gl.Max if IS_STAND_IN else gl.Average
 """An average is divided by a kernel. The stand-in would interpret it, for seconds, on the cores where groups are issued."""
 
 ISSUE_US_MAX = 20.0
-"""What the thread that calls NCCL may take for a group."""
+"""What the thread that calls NCCL may take for a group beside NCCL's own time."""
 
 
 def group_issue() -> None:
@@ -45,13 +46,14 @@ def group_issue() -> None:
         calls = differences(nccl_calls(), before)
         if IS_CUDA or IS_STAND_IN:
             costs = [cost_to_issue(lambda: begin().synchronize()) for _ in range(ROUNDS)]
-            issued, without, busy = ([cost[place] for cost in costs] for place in range(3))
-            figure(f"{name}: issuing a group, median", statistics.median(issued), "us", at_most=ISSUE_US_MAX)
+            issued, ours, busy = ([cost[place] for cost in costs] for place in range(3))
+            figure(f"{name}: issuing a group, median", statistics.median(issued), "us")
             figure(f"{name}: issuing a group, least", min(issued), "us")
             figure(f"{name}: processor time of the thread that issues, median", statistics.median(busy), "us")
             if IS_STAND_IN:
-                figure(f"{name}: the same without NCCL's thread, median", statistics.median(without), "us")
-                figure(f"{name}: the same without NCCL's thread, least", min(without), "us")
+                median = statistics.median(ours)
+                figure(f"{name}: issuing a group without the time in NCCL, median", median, "us", at_most=ISSUE_US_MAX)
+                figure(f"{name}: issuing a group without the time in NCCL, least", min(ours), "us")
         seconds = median_of(lambda: begin().synchronize())
         assert all((tensor == 1.0).all() for tensor in tensors)
         figure(f"{name}: from submission to completion", seconds * 1e6, "us")
@@ -74,27 +76,30 @@ def group_issue() -> None:
 def cost_to_issue(work: Callable[[], object]) -> tuple[float, float, float]:
     """Microseconds that the thread that calls NCCL took for each group of the work; no wait for a result is in them.
 
-    All of the time; the time without the wait for the thread that NCCL starts for each group, because a communicator does
-    not block (only the stand-in tells how long that takes); and the time for which the thread that calls NCCL had a core,
-    which does not depend on what else the machine does.
+    All of the time; the time without NCCL's own (only the stand-in tells it), which has the start of a thread for each group
+    in it, because a communicator does not block; and the time for which the thread that calls NCCL had a core.
     """
-    before, launched, ran = gl.metrics(), launch_nanoseconds(), processor_nanoseconds()
+    before, called, ran = gl.metrics(), call_nanoseconds(), processor_nanoseconds()
     work()
-    groups, nanoseconds = (gl.metrics()[name] - before[name] for name in ("nccl_groups", "nccl_issue_nanoseconds"))
+    groups, issued = (gl.metrics()[name] - before[name] for name in ("nccl_groups", "nccl_issue_nanoseconds"))
     assert groups > 0, "no group was issued"
-    without = nanoseconds - (launch_nanoseconds() - launched)
-    return nanoseconds / groups / 1e3, without / groups / 1e3, (processor_nanoseconds() - ran) / groups / 1e3
+    ours = issued - (call_nanoseconds() - called)
+    return issued / groups / 1e3, ours / groups / 1e3, (processor_nanoseconds() - ran) / groups / 1e3
 
 
 def processor_nanoseconds() -> int:
     """How long the engine's threads that call NCCL have had a core (`proc_pid_schedstat`)."""
-    threads = [task for task in Path("/proc/self/task").iterdir() if (task / "comm").read_text() == "gl-nccl\n"]
-    return sum(int((task / "schedstat").read_text().split()[0]) for task in threads)
+    ran = 0
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # another thread, which has ended meanwhile
+            if (task / "comm").read_text() == "gl-nccl\n":
+                ran += int((task / "schedstat").read_text().split()[0])
+    return ran
 
 
-def launch_nanoseconds() -> int:
-    """How long the threads of NCCL's stand-in took to put groups into streams; 0 elsewhere."""
-    return stand_in_counter("launch_nanoseconds") if IS_STAND_IN else 0
+def call_nanoseconds() -> int:
+    """How long calls of NCCL's stand-in took the threads that issue groups, until these knew that they were done; 0 elsewhere."""
+    return stand_in_counter("call_nanoseconds") if IS_STAND_IN else 0
 
 
 def show_issue(name: str, begin: Callable[[], gl.Handle]) -> None:

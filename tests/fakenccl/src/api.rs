@@ -10,6 +10,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::arithmetic::{Combine, Type};
+use crate::clock;
 use crate::codes::{Failure, IN_PROGRESS, INVALID_USAGE, Outcome, SUCCESS, SYSTEM_ERROR, text as error_text};
 use crate::comm::Comm;
 use crate::config::Config;
@@ -35,15 +36,18 @@ macro_rules! exported {
 }
 
 fn answer(name: &'static str, body: impl FnOnce(&'static Library) -> Outcome<u32>) -> u32 {
+    clock::enter();
     let library = Library::get();
-    if let Some(code) = library.begin(name) {
-        library.note(&Failure::new(code, format!("{name} fails because a test wants it to")));
-        return code;
-    }
-    body(library).unwrap_or_else(|failure| {
+    let outcome = match library.begin(name) {
+        Some(code) => Err(Failure::new(code, format!("{name} fails because a test wants it to"))),
+        None => body(library),
+    };
+    let code = outcome.unwrap_or_else(|failure| {
         library.note(&failure);
         failure.code
-    })
+    });
+    clock::leave();
+    code
 }
 
 exported! {
@@ -92,7 +96,13 @@ exported! {
         library.forget(comm);
         Ok(SUCCESS)
     }
-    fn ncclCommGetAsyncError(comm: usize, result: *mut u32) |library| { put(result, library.comm(comm)?.result()) }
+    fn ncclCommGetAsyncError(comm: usize, result: *mut u32) |library| {
+        let state = library.comm(comm)?.result();
+        if state != IN_PROGRESS {
+            clock::learn();
+        }
+        put(result, state)
+    }
     fn ncclCommCount(comm: usize, count: *mut c_int) |library| { put(count, int(library.comm(comm)?.ranks)) }
     fn ncclCommUserRank(comm: usize, rank: *mut c_int) |library| { put(rank, int(library.comm(comm)?.rank)) }
     fn ncclCommCuDevice(comm: usize, device: *mut c_int) |library| { put(device, library.comm(comm)?.place.device) }

@@ -3,11 +3,12 @@
 use std::cell::RefCell;
 use std::sync::Arc;
 
+use crate::clock;
 use crate::codes::{Failure, INVALID_USAGE, Outcome};
 use crate::comm::Comm;
 use crate::library::Library;
 use crate::operation::Task;
-use crate::settings::{now, pass};
+use crate::settings::pass;
 
 thread_local! {
     static GROUP: RefCell<Group> = RefCell::default();
@@ -101,12 +102,10 @@ pub(crate) fn end() -> Outcome<Ended> {
             comm.launch(stream, tasks)?;
         } else {
             ended = Ended::Later;
-            let begun = now();
+            clock::later();
             comm.in_a_thread(move |comm| {
                 pass(Library::get().settings().launch);
-                let outcome = comm.launch(stream, tasks);
-                Library::get().launched(begun.elapsed());
-                outcome
+                comm.launch(stream, tasks)
             });
         }
     }

@@ -46,6 +46,7 @@ mod arithmetic;
 #[path = "../../fakecuda/src/built.rs"]
 mod built;
 mod client;
+mod clock;
 mod codes;
 mod comm;
 mod config;

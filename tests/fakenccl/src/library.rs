@@ -30,8 +30,8 @@ pub(crate) struct Library {
     pub(crate) executed: AtomicU64,
     /// The driver, once it was looked for.
     cuda: OnceLock<Outcome<Cuda>>,
-    /// Time from the ends of groups that do not block until their work was in the stream.
-    launch_nanoseconds: AtomicU64,
+    /// Time in calls of threads that issue groups, and from there until these knew that they were done.
+    call_nanoseconds: AtomicU64,
     /// Contexts that were made on the first device because a thread had none.
     contexts_made: AtomicU64,
 }
@@ -73,7 +73,7 @@ impl Library {
                 begun: AtomicU64::new(0),
                 executed: AtomicU64::new(0),
                 cuda: OnceLock::new(),
-                launch_nanoseconds: AtomicU64::new(0),
+                call_nanoseconds: AtomicU64::new(0),
                 contexts_made: AtomicU64::new(0),
             }
         })
@@ -133,18 +133,18 @@ impl Library {
         self.faults.strike(name, None)
     }
 
-    /// What a group does in a thread of its own took so long.
-    pub(crate) fn launched(&self, took: Duration) {
-        self.launch_nanoseconds.fetch_add(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX), Ordering::AcqRel);
+    /// A call took so long until its caller knew that it was done.
+    pub(crate) fn took(&self, took: Duration) {
+        self.call_nanoseconds.fetch_add(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX), Ordering::AcqRel);
     }
 
-    /// A number by name: `live_comms`, `begun`, `executed`, `launch_nanoseconds`, `contexts_made`, or the name of a function for how often it was called.
+    /// A number by name: `live_comms`, `begun`, `executed`, `call_nanoseconds`, `contexts_made`, or the name of a function for how often it was called.
     pub(crate) fn counter(&self, name: &str) -> u64 {
         match name {
             "live_comms" => self.comms.lock().unwrap_or_else(PoisonError::into_inner).live.len() as u64,
             "begun" => self.begun.load(Ordering::Acquire),
             "executed" => self.executed.load(Ordering::Acquire),
-            "launch_nanoseconds" => self.launch_nanoseconds.load(Ordering::Acquire),
+            "call_nanoseconds" => self.call_nanoseconds.load(Ordering::Acquire),
             "contexts_made" => self.contexts_made.load(Ordering::Acquire),
             function => self.calls.lock().unwrap_or_else(PoisonError::into_inner).get(function).copied().unwrap_or(0),
         }

@@ -6,8 +6,7 @@
 //!  abort, an error of NCCL, a deadline ─► the end: the communicator is aborted, and everything reports the cause
 //! ```
 //! One thread per device issues groups in the given order, because NCCL needs the same order on all ranks. The communicator of a device is
-//! made at its first operation, which all ranks issue. `program` and `blocks`,
-//! pure functions, decide the calls of NCCL.
+//! made at its first operation, which all ranks issue. `program` and `blocks`, pure functions, decide the calls of NCCL.
 
 mod blocks;
 mod comm;
