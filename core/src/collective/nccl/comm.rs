@@ -259,6 +259,7 @@ fn config() -> ncclConfig_t {
         size: size_of::<ncclConfig_t>(),
         magic: MAGIC,
         version: HEADER_VERSION,
+        // An abort would free one that blocks without waiting for the thread that calls it.
         blocking: 0,
         cgaClusterSize: UNDEFINED,
         minCTAs: UNDEFINED,
