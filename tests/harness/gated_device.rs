@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex};
+use std::thread::ThreadId;
 
 use gradlane_core::cuda::{Mark, OnIssue};
 use gradlane_core::device::{Device, HostDevice, Transfer};
@@ -39,6 +40,8 @@ struct State {
     asked: Vec<(Direction, u64)>,
     /// The next copy of this direction fails.
     fails: Option<Direction>,
+    /// The threads that asked for copies which they may submit themselves.
+    submitters: Vec<ThreadId>,
 }
 
 impl State {
@@ -102,6 +105,11 @@ impl TestDevice {
         self.state.lock().expect(LOCK).asked.clear();
     }
 
+    /// The threads that asked for copies which they may submit themselves.
+    pub fn submitters(&self) -> Vec<ThreadId> {
+        self.state.lock().expect(LOCK).submitters.clone()
+    }
+
     /// Lets the next copy of this direction fail.
     pub fn fail(&self, direction: Direction) {
         self.state.lock().expect(LOCK).fails = Some(direction);
@@ -119,6 +127,10 @@ impl Device for TestDevice {
 
     fn lease(&self, device: Ordinal, bytes: usize, shown: bool) -> Result<Lease> {
         self.inner.lease(device, bytes, shown)
+    }
+
+    fn lease_again(&self, device: Ordinal, bytes: usize, shown: bool) -> Option<Lease> {
+        self.inner.lease_again(device, bytes, shown)
     }
 
     fn encodes(&self, dtype: DType, encoding: Encoding) -> bool {
@@ -147,6 +159,11 @@ impl Device for TestDevice {
         }
         drop(state);
         self.inner.copy(transfer, after, issued, done);
+    }
+
+    fn copy_here(&self, transfer: Transfer, after: &[Mark], issued: OnIssue, done: Done<()>) {
+        self.state.lock().expect(LOCK).submitters.push(std::thread::current().id());
+        self.copy(transfer, after, issued, done);
     }
 
     fn shutdown(&self, doubt: &Doubt) {

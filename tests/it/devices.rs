@@ -21,6 +21,7 @@ matrix! {
         every_reduction_is_bit_by_bit_that_of_host_memory,
         small_tensors_of_a_device_share_parts,
         one_worker_may_have_a_device_and_the_other_none,
+        a_short_tensor_is_copied_by_the_thread_that_submits_it,
         tensors_that_share_a_part_and_lie_apart_are_named_to_all_workers,
         what_is_given_up_while_it_is_copied_ends_when_the_copy_has_ended_and_the_others_hear_of_it,
         a_sum_that_nobody_wants_any_more_is_not_seen_to_the_end_before_its_copy,
@@ -99,6 +100,23 @@ fn one_worker_may_have_a_device_and_the_other_none(over: Over) {
         engine.reduce(submission, Some(PATIENCE)).unwrap();
         assert!(tensor.data.iter().all(|sum| *sum == 2.0));
         assert_eq!(metric(engine, "h2d_bytes"), if on_device { 4 * LEN as u64 } else { 0 });
+    });
+}
+
+/// Now and then the thread of the stage is awake and comes first.
+fn a_short_tensor_is_copied_by_the_thread_that_submits_it(over: Over) {
+    let (cluster, devices) = two_with_devices(over, &[]);
+    all(&cluster.workers, |engine| {
+        let device = &devices[engine.rank().0 as usize];
+        let reduce = |len| {
+            let mut tensor = Tensor::new(&format!("{len}"), vec![1_f32; len]);
+            engine.reduce(tensor.on_device(Op::Sum), Some(PATIENCE)).unwrap();
+            assert!(tensor.data.iter().all(|sum| *sum == 2.0));
+        };
+        (0..20).for_each(|_| reduce(LEN));
+        assert!(device.submitters().len() <= 20, "the stage's thread copies all of its parts but one");
+        (0..20).for_each(|_| reduce(100));
+        assert!(device.submitters().contains(&std::thread::current().id()));
     });
 }
 

@@ -22,6 +22,7 @@ const LAG_US: u64 = 100_000;
 const MIB: usize = 1 << 20;
 
 mod following;
+mod here;
 mod late;
 mod small;
 

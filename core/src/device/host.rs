@@ -83,6 +83,10 @@ impl Device for HostDevice {
         Ok(if shown { &self.shown_pool } else { &self.pool }.lease(bytes))
     }
 
+    fn lease_again(&self, device: Ordinal, bytes: usize, shown: bool) -> Option<Lease> {
+        self.lease(device, bytes, shown).ok()
+    }
+
     fn encodes(&self, dtype: DType, encoding: Encoding) -> bool {
         encoding != Encoding::Plain && encoding.encodes(dtype)
     }
@@ -101,6 +105,10 @@ impl Device for HostDevice {
         if let Some(job) = refused {
             job.done.err(Error::Unavailable { what: "the device".to_owned(), cause: "it was shut down".to_owned() });
         }
+    }
+
+    fn copy_here(&self, transfer: Transfer, after: &[Mark], issued: OnIssue, done: Done<()>) {
+        self.copy(transfer, after, issued, done);
     }
 
     fn shutdown(&self, _doubt: &Doubt) {

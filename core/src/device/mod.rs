@@ -41,12 +41,20 @@ pub trait Device: Send + Sync + fmt::Debug {
     /// [`Exhausted`](crate::Error::Exhausted) if `bytes` exceed the limit of pinned memory.
     fn lease(&self, device: Ordinal, bytes: usize, shown: bool) -> Result<Lease>;
 
+    /// As [`lease`](Self::lease), of memory that was leased for full rate before. `None` if none is free. Pins nothing, so a thread of the
+    /// caller may call it.
+    fn lease_again(&self, device: Ordinal, bytes: usize, shown: bool) -> Option<Lease>;
+
     /// Whether copies of this device can encode elements of this type and decode them.
     fn encodes(&self, dtype: DType, encoding: Encoding) -> bool;
 
     /// Copies once every mark of `after` is reached. `issued` is told when the copy is on a stream. A thread of the device calls `done` when
     /// the copy no longer uses the memory. If the device fails, the error is [`Device`](crate::Error::Device).
     fn copy(&self, transfer: Transfer, after: &[Mark], issued: OnIssue, done: Done<()>);
+
+    /// As [`copy`](Self::copy), for a short copy from the device to memory of [`lease_again`](Self::lease_again). Submits it on the calling
+    /// thread, which may be one of the caller, unless other copies wait to be submitted.
+    fn copy_here(&self, transfer: Transfer, after: &[Mark], issued: OnIssue, done: Done<()>);
 
     /// Ends all copies with an error, and ends the threads. If a device does not stop in time, raises `doubt` for ever: the device may still
     /// use memory of these copies. As long as `doubt` exists, the device's own memory is not freed. Idempotent.

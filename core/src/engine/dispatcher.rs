@@ -1,15 +1,17 @@
 //! Carries out the commands of the machine, and decides which thread executes a step.
 //!
 //! A stage is executed by its own thread, which sleeps on the stage's bell. Where a change of thread would cost more than the step, the
-//! thread that finds the step executes it: PULL, COPYH2D and the collective stages always, COMPRESS and DECOMPRESS of short parts, PUSH of
-//! short parts by the thread that submits them, or that learns that a device has copied them.
+//! thread that finds the step executes it: PULL, COPYH2D and the collective stages always, COMPRESS and DECOMPRESS of short parts, COPYD2H
+//! and PUSH of short parts by the thread that submits them, or that learns that a device has copied them.
 
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::bell::Bell;
 use super::dial::dial;
 use super::executors::execute;
+use super::job::Job;
 use super::metrics::Metrics;
 use super::shared::{Dispatch, Shared};
 use super::state::Effect;
@@ -29,6 +31,8 @@ pub(super) struct Dispatcher {
     pulling: Inline,
     /// COPYH2D only hands the copy to the thread of the device.
     returning: Inline,
+    /// Jobs of COPYD2H that other threads have left to the stage's thread.
+    left: Mutex<VecDeque<Job>>,
 }
 
 /// Serialises inline execution of some stages, so that their tasks keep the order in which the scheduler gives them.
@@ -68,14 +72,28 @@ impl Dispatcher {
         }
     }
 
-    /// Executes the next tasks of `stage` as long as they are short, and leaves the rest to the stage's thread.
-    fn run_here(&self, shared: &Arc<Shared>, stage: Stage, bytes_max: u64) {
-        while let Ok(Some(job)) = shared.with(|state, now| state.take_short(now, stage, bytes_max)) {
-            execute(shared, job, bytes_max);
+    /// Executes the next tasks of `stage`, at most `tasks_max`, as long as they are short, and leaves the rest to the stage's thread.
+    fn run_here(&self, shared: &Arc<Shared>, stage: Stage, bytes_max: u64, tasks_max: usize) {
+        for _ in 0..tasks_max {
+            let Ok(Some(job)) = shared.with(|state, now| state.take_short(now, stage, bytes_max)) else { break };
+            if let Some(left) = execute(shared, job, bytes_max) {
+                self.left().push_back(left);
+                return self.bell(stage).ring();
+            }
         }
         if shared.look(|state| state.worker.has_ready(stage)) {
             self.bell(stage).ring();
         }
+    }
+
+    /// The next job for the thread of `stage`.
+    pub(super) fn take(&self, shared: &Arc<Shared>, stage: Stage) -> Option<Job> {
+        let left = if stage == Stage::CopyD2H { self.left().pop_front() } else { None };
+        left.or_else(|| shared.with(|state, now| state.take(now, stage)).ok().flatten())
+    }
+
+    fn left(&self) -> MutexGuard<'_, VecDeque<Job>> {
+        self.left.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn wake(&self, shared: &Arc<Shared>, stage: Stage, here_bytes_max: u64) {
@@ -83,8 +101,10 @@ impl Dispatcher {
             stage if stage.is_collective() => Self::run_inline(shared, &Stage::COLLECTIVE, &self.collective),
             Stage::Pull => Self::run_inline(shared, &[Stage::Pull], &self.pulling),
             Stage::CopyH2D => Self::run_inline(shared, &[Stage::CopyH2D], &self.returning),
-            Stage::Push if here_bytes_max > 0 => self.run_here(shared, stage, here_bytes_max),
-            stage if stage.is_coding() => self.run_here(shared, stage, here_bytes_max.max(HERE_BYTES_MAX)),
+            // To submit several copies takes longer than to wake the stage's thread.
+            Stage::CopyD2H if here_bytes_max > 0 => self.run_here(shared, stage, here_bytes_max, 1),
+            Stage::Push if here_bytes_max > 0 => self.run_here(shared, stage, here_bytes_max, usize::MAX),
+            stage if stage.is_coding() => self.run_here(shared, stage, here_bytes_max.max(HERE_BYTES_MAX), usize::MAX),
             stage => self.bell(stage).ring(),
         }
     }

@@ -14,7 +14,7 @@ pub(super) fn spawn(stage: Stage, shared: Arc<Shared>, dispatcher: Arc<Dispatche
     let run = move || {
         loop {
             dispatcher.bell(stage).wait();
-            while let Ok(Some(job)) = shared.with(|state, now| state.take(now, stage)) {
+            while let Some(job) = dispatcher.take(&shared, stage) {
                 tracing::trace!(%stage, part = %job.task.part, round = job.task.round.0, "task taken");
                 // After a panic the next `take` refuses.
                 let _ = shared.guard(|| execute(&shared, job, 0));

@@ -78,6 +78,18 @@ impl Pool {
         Lease { slab: Some(slab), len, pool: self.clone() }
     }
 
+    /// As [`lease`](Self::lease), of memory of the backing that was leased before. `None` if none is free.
+    pub fn lease_again(&self, len: usize) -> Option<Lease> {
+        let class = size_class(len);
+        let slab = self.shelves(|shelves| {
+            let free = shelves.free.get_mut(&class)?;
+            let at = free.iter().rposition(|slab| slab.allocation.is_some())?;
+            shelves.bytes_in_use += class;
+            Some(free.remove(at))
+        })?;
+        Some(Lease { slab: Some(slab), len, pool: self.clone() })
+    }
+
     /// Bytes of all live leases and frozen buffers, in size classes.
     pub fn bytes_in_use(&self) -> usize {
         self.shelves(|shelves| shelves.bytes_in_use)
@@ -295,6 +307,44 @@ mod tests {
         let second = pool.lease((4 << 20) - 100);
         assert_eq!((second.as_ptr(), second.len()), (address, (4 << 20) - 100));
         assert_eq!((pool.bytes_in_use(), pool.bytes_held()), (4 << 20, 4 << 20));
+    }
+
+    #[test]
+    fn only_memory_of_the_backing_is_leased_again_without_asking_for_more() {
+        let pool = Pool::on(Arc::new(One(Mutex::new(Some(Box::new([0; 2048]))))));
+        assert!(pool.lease_again(2048).is_none());
+        let leases = [pool.lease(2048), pool.lease(2048)];
+        let backed = leases[0].as_ptr();
+        drop(leases);
+        let again = pool.lease_again(2000).unwrap();
+        assert_eq!((again.as_ptr(), again.len()), (backed, 2000));
+        assert!(pool.lease_again(2048).is_none(), "the other one is of the heap");
+        assert_eq!(pool.bytes_in_use(), 2048);
+        drop(again);
+        assert_eq!((pool.bytes_in_use(), pool.bytes_held()), (0, 4096));
+    }
+
+    /// Has memory for one allocation.
+    struct One(Mutex<Option<Box<[u8; 2048]>>>);
+
+    struct Held(NonNull<u8>);
+
+    impl Backing for One {
+        fn allocation(&self, _bytes: usize) -> Option<Box<dyn Allocation>> {
+            let memory = Box::leak(self.0.lock().unwrap().take()?);
+            Some(Box::new(Held(NonNull::from(memory).cast())))
+        }
+    }
+
+    // SAFETY: the memory was leaked for the allocation.
+    unsafe impl Send for Held {}
+    // SAFETY: as above; it is reached through the allocation only.
+    unsafe impl Sync for Held {}
+    // SAFETY: as above.
+    unsafe impl Allocation for Held {
+        fn start(&self) -> NonNull<u8> {
+            self.0
+        }
     }
 
     #[test]

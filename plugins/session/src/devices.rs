@@ -51,6 +51,10 @@ impl<Open: Fn() -> Result<Arc<dyn Device>> + Send + Sync> Device for Late<Open> 
         self.opened()?.lease(device, bytes, shown)
     }
 
+    fn lease_again(&self, device: Ordinal, bytes: usize, shown: bool) -> Option<Lease> {
+        self.opened().ok()?.lease_again(device, bytes, shown)
+    }
+
     fn encodes(&self, dtype: DType, encoding: Encoding) -> bool {
         self.opened().is_ok_and(|devices| devices.encodes(dtype, encoding))
     }
@@ -58,6 +62,13 @@ impl<Open: Fn() -> Result<Arc<dyn Device>> + Send + Sync> Device for Late<Open> 
     fn copy(&self, transfer: Transfer, after: &[Mark], issued: OnIssue, done: Done<()>) {
         match self.opened() {
             Ok(devices) => devices.copy(transfer, after, issued, done),
+            Err(error) => done.err(error),
+        }
+    }
+
+    fn copy_here(&self, transfer: Transfer, after: &[Mark], issued: OnIssue, done: Done<()>) {
+        match self.opened() {
+            Ok(devices) => devices.copy_here(transfer, after, issued, done),
             Err(error) => done.err(error),
         }
     }

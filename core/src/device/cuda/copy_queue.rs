@@ -1,13 +1,14 @@
 //! One direction of copies of a device: a stream, and the thread that submits to it.
 
 use std::cell::OnceCell;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
 
 use super::copies::{chunks, copy_in, copy_out, copy_within};
 use super::relay::{Relay, are_small};
-use crate::cuda::{Context, Mark, OnIssue, Reaper, Stream};
+use crate::cuda::{Context, Event, Mark, OnIssue, Reaper, Stream};
 use crate::device::Transfer;
 use crate::error::{Error, Result};
 use crate::local::OwnThread;
@@ -35,14 +36,44 @@ pub(super) struct Job {
 
 /// The stream and the thread for one direction.
 pub(super) struct CopyQueue {
-    jobs: Sender<Command>,
+    entrance: Entrance,
     thread: OwnThread,
+}
+
+/// The way into a queue.
+#[derive(Clone)]
+pub(super) struct Entrance {
+    line: Arc<Line>,
+    jobs: Sender<Command>,
 }
 
 enum Command {
     Copy(Job),
     End,
 }
+
+/// The stream of a direction. One thread at a time submits to it.
+struct Line {
+    stream: Stream,
+    reaper: Arc<Reaper>,
+    turn: Mutex<Turn>,
+    /// Jobs that the queue's thread has not submitted.
+    queued: AtomicUsize,
+}
+
+/// What the thread that submits has.
+#[derive(Default)]
+struct Turn {
+    relay: Lazy,
+    /// The end of the last job.
+    last: Option<Arc<Event>>,
+    /// The queue's thread has ended.
+    over: bool,
+}
+
+/// The relay of a direction. It is loaded for the first transfer that needs it, because loading may wait for all work of the device.
+/// Without it, small runs are copied one by one, and casts fail.
+type Lazy = OnceCell<Result<Relay>>;
 
 impl CopyQueue {
     /// Makes the stream and starts the thread.
@@ -51,18 +82,35 @@ impl CopyQueue {
     /// [`Error::Device`] if the device cannot make a stream, [`Error::Io`] if the system cannot start a thread.
     pub(super) fn start(context: &Arc<Context>, direction: Direction, reaper: Arc<Reaper>) -> Result<Self> {
         let stream = context.stream()?;
+        let line = Arc::new(Line { stream, reaper, turn: Mutex::default(), queued: AtomicUsize::new(0) });
         let (jobs, commands) = unbounded();
         let thread_name = match direction {
             Direction::Out => "gradlane-d2h",
             Direction::In => "gradlane-h2d",
             Direction::Within => "gradlane-d2d",
         };
-        let thread = OwnThread::start(thread_name, move || run(&stream, &reaper, &commands))?;
-        Ok(Self { jobs, thread })
+        let entrance = Entrance { line: Arc::clone(&line), jobs };
+        let thread = OwnThread::start(thread_name, move || line.run(&commands))?;
+        Ok(Self { entrance, thread })
     }
 
-    /// Submits a copy, which is made after all earlier ones.
+    /// Where copies are submitted, all after the earlier ones.
+    pub(super) fn entrance(&self) -> &Entrance {
+        &self.entrance
+    }
+
+    /// Makes the thread fail all copies that it has not begun, and end. Returns it, so that the caller can wait for it.
+    pub(super) fn close(self) -> OwnThread {
+        // The thread may have ended already.
+        let _ = self.entrance.jobs.send(Command::End);
+        self.thread
+    }
+}
+
+impl Entrance {
+    /// Has the queue's thread submit a copy.
     pub(super) fn submit(&self, job: Job) {
+        self.line.queued.fetch_add(1, Ordering::SeqCst);
         if let Err(unsent) = self.jobs.send(Command::Copy(job))
             && let Command::Copy(job) = unsent.into_inner()
         {
@@ -70,22 +118,61 @@ impl CopyQueue {
         }
     }
 
-    /// Makes the thread fail all copies that it has not begun, and end. Returns it, so that the caller can wait for it.
-    pub(super) fn close(self) -> OwnThread {
-        // The thread may have ended already.
-        let _ = self.jobs.send(Command::End);
-        self.thread
+    /// Submits a copy of memory that is pinned, unless others wait for that, or it needs kernels that are not loaded.
+    pub(super) fn submit_here(&self, job: Job) {
+        let line = &*self.line;
+        let turn = match line.turn.try_lock() {
+            Ok(turn) if line.queued.load(Ordering::SeqCst) == 0 && turn.suits(&job.transfer) => Some(turn),
+            _ => None,
+        };
+        let Some(mut turn) = turn else { return self.submit(job) };
+        let mut job = Some(job);
+        let entered = line.stream.context().within(|| {
+            let job = job.take().expect("entered once");
+            line.put(&mut turn, job, Ok(()));
+            Ok(())
+        });
+        if let (Err(error), Some(job)) = (entered, job) {
+            job.done.err(error);
+        }
     }
 }
 
-/// The relay of a direction. It is loaded for the first transfer that needs it, because loading may wait for all work of the device.
-/// Without it, small runs are copied one by one, and casts fail.
-type Lazy = OnceCell<Result<Relay>>;
+impl Turn {
+    /// Whether any thread may submit this transfer without waiting for the device.
+    fn suits(&self, transfer: &Transfer) -> bool {
+        let needs_relay = match transfer {
+            Transfer::Out { from: runs, .. } | Transfer::In { to: runs, .. } => runs.len() >= Relay::RUNS_MIN,
+            Transfer::Encode { .. } | Transfer::Decode { .. } => true,
+            Transfer::Within { .. } => false,
+        };
+        !self.over && (!needs_relay || self.relay.get().is_some())
+    }
+}
 
-fn run(stream: &Stream, reaper: &Reaper, commands: &Receiver<Command>) {
-    let bound = stream.context().bind();
-    let (relay, mut last) = (Lazy::new(), None);
-    while let Ok(Command::Copy(job)) = commands.recv() {
+impl Line {
+    fn run(&self, commands: &Receiver<Command>) {
+        let bound = self.stream.context().bind();
+        while let Ok(Command::Copy(job)) = commands.recv() {
+            let mut turn = self.turn();
+            self.put(&mut turn, job, bound.clone());
+            drop(turn);
+            self.queued.fetch_sub(1, Ordering::SeqCst);
+        }
+        let Turn { relay, last, .. } = std::mem::replace(&mut *self.turn(), Turn { over: true, ..Turn::default() });
+        for command in commands.try_iter() {
+            if let Command::Copy(job) = command {
+                job.done.err(ended());
+            }
+        }
+        // To free it would wait for all work of the device, with the driver's lock held. These copies may never end.
+        if last.is_some_and(|event| event.is_reached("the last copies") == Ok(false)) {
+            std::mem::forget(relay);
+        }
+    }
+
+    /// Submits a copy; `ready` says whether this thread has the context.
+    fn put(&self, turn: &mut Turn, job: Job, ready: Result<()>) {
         let Job { transfer, after, issued, done } = job;
         let what = match &transfer {
             Transfer::Out { .. } => "a copy to the host",
@@ -94,28 +181,23 @@ fn run(stream: &Stream, reaper: &Reaper, commands: &Receiver<Command>) {
             Transfer::Decode { .. } => "a copy from the host and a cast",
             Transfer::Within { .. } => "a copy on the device",
         };
-        let submitted = bound.clone().and_then(|()| submit(stream, &relay, &transfer, &after));
-        let event = stream.record();
-        last = event.as_ref().ok().cloned();
+        let submitted = ready.and_then(|()| submit(&self.stream, &turn.relay, &transfer, &after));
+        let event = self.stream.record();
+        turn.last = event.as_ref().ok().cloned();
         match (submitted, event) {
             (Ok(()), Ok(event)) => {
                 // Before the reaper can report the end.
                 issued.issued(Mark::Event(Arc::clone(&event)));
-                reaper.when(event, what, done);
+                self.reaper.when(event, what, done);
             }
             // Copies that were submitted before the failure still use the memory, so the error is reported after their end.
-            (Err(error), Ok(event)) => reaper.when(event, what, Done::new(move |_: Result<()>| done.err(error))),
+            (Err(error), Ok(event)) => self.reaper.when(event, what, Done::new(move |_: Result<()>| done.err(error))),
             (Err(error), Err(_)) | (Ok(()), Err(error)) => done.err(error),
         }
     }
-    for command in commands.try_iter() {
-        if let Command::Copy(job) = command {
-            job.done.err(ended());
-        }
-    }
-    // To free it would wait for all work of the device, with the driver's lock held. These copies may never end.
-    if last.is_some_and(|event| event.is_reached("the last copies") == Ok(false)) {
-        std::mem::forget(relay);
+
+    fn turn(&self) -> MutexGuard<'_, Turn> {
+        self.turn.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! The thread of a direction submits its copies, because a copy of memory that is not pinned blocks its thread in the driver until it is
 //! done, including the marks before it. So only that direction waits. The thread of a stage calls CUDA only in [`lease`](Device::lease),
-//! and the caller's thread only in [`mark`](Device::mark).
+//! and the caller's thread only in [`mark`](Device::mark) and, with memory that is pinned, in [`copy_here`](Device::copy_here).
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -84,18 +84,33 @@ impl CudaDevice {
         self.driver.ordinals().count()
     }
 
-    /// Hands a job to the thread of its direction, and starts that thread for the first job.
-    fn submit(&self, device: Ordinal, direction: Direction, job: Job) {
+    fn begin(&self, job: Job, here: bool) {
+        match route(&job.transfer) {
+            Ok(Some((device, direction))) => self.submit(device, direction, job, here),
+            Ok(None) => job.done.ok(()),
+            Err(error) => job.done.err(error),
+        }
+    }
+
+    /// The kind of memory for copies of `device`. A wrong ordinal is reported by the copy.
+    fn kind(&self, device: Ordinal, shown: bool) -> Kind {
+        Kind { node: self.nodes.get(usize::from(device.0)).copied().flatten(), shown }
+    }
+
+    /// Hands a job to the thread of its direction, and starts that thread for the first job. With `here`, this thread may submit it.
+    fn submit(&self, device: Ordinal, direction: Direction, job: Job, here: bool) {
         let mut queues = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
         if queues.closed {
             return job.done.err(ended());
         }
         if let Some(queue) = queues.open.get(&(device, direction)) {
-            return queue.submit(job);
+            let entrance = queue.entrance().clone();
+            drop(queues);
+            return if here { entrance.submit_here(job) } else { entrance.submit(job) };
         }
         let context = self.driver.device(device);
         match context.and_then(|context| CopyQueue::start(&context, direction, Arc::clone(&self.reaper))) {
-            Ok(queue) => queues.open.entry((device, direction)).or_insert(queue).submit(job),
+            Ok(queue) => queues.open.entry((device, direction)).or_insert(queue).entrance().submit(job),
             Err(error) => job.done.err(error),
         }
     }
@@ -118,9 +133,11 @@ impl Device for CudaDevice {
                 hint: "raise pinned_bytes_max, or lower partition_bytes".to_owned(),
             });
         }
-        // A wrong ordinal is reported by the copy.
-        let node = self.nodes.get(usize::from(device.0)).copied().flatten();
-        Ok(self.pools[&Kind { node, shown }].lease(bytes))
+        Ok(self.pools[&self.kind(device, shown)].lease(bytes))
+    }
+
+    fn lease_again(&self, device: Ordinal, bytes: usize, shown: bool) -> Option<Lease> {
+        self.pools[&self.kind(device, shown)].lease_again(bytes)
     }
 
     fn encodes(&self, dtype: DType, encoding: Encoding) -> bool {
@@ -128,13 +145,11 @@ impl Device for CudaDevice {
     }
 
     fn copy(&self, transfer: Transfer, after: &[Mark], issued: OnIssue, done: Done<()>) {
-        match route(&transfer) {
-            Ok(Some((device, direction))) => {
-                self.submit(device, direction, Job { transfer, after: after.to_vec(), issued, done });
-            }
-            Ok(None) => done.ok(()),
-            Err(error) => done.err(error),
-        }
+        self.begin(Job { transfer, after: after.to_vec(), issued, done }, false);
+    }
+
+    fn copy_here(&self, transfer: Transfer, after: &[Mark], issued: OnIssue, done: Done<()>) {
+        self.begin(Job { transfer, after: after.to_vec(), issued, done }, true);
     }
 
     fn shutdown(&self, doubt: &Doubt) {

@@ -15,7 +15,8 @@ use crate::mem::borrow::Staging;
 use crate::sched::Task;
 use crate::types::{Done, LinkId};
 
-/// Stages a contribution in memory that the task holds until its sum is back on the device.
+/// Stages a contribution in memory that the task holds until its sum is back on the device. With `here`, it does nothing and returns
+/// `false` if that would pin memory, because that may wait for all work of the device.
 pub(super) fn to_host(
     shared: &Arc<Shared>,
     task: Task,
@@ -23,14 +24,23 @@ pub(super) fn to_host(
     (bytes, coding): (u64, Option<Coding>),
     link: Option<LinkId>,
     contributes: bool,
-) {
+    here: bool,
+) -> bool {
     let device = device(shared);
     let len = usize::try_from(bytes).expect("at most PART_BYTES_MAX");
     // A server of this machine reads this memory in place. For other transports it is ordinary memory.
     let shown = link.is_some_and(|link| shared.transport.capabilities(link).zero_copy);
-    let staging = match device.lease(from, len, shown) {
+    let lease = match (here, device.lease_again(from, len, shown)) {
+        (_, Some(lease)) => Ok(lease),
+        (true, None) => return false,
+        (false, None) => device.lease(from, len, shown),
+    };
+    let staging = match lease {
         Ok(lease) => Staging::new(lease),
-        Err(error) => return shared.report(|state, now| state.worker.handle_copied(now, task.id, Err(error))),
+        Err(error) => {
+            shared.report(|state, now| state.worker.handle_copied(now, task.id, Err(error)));
+            return true;
+        }
     };
     let transfer = shared.with(|state, now| {
         let payload = state.payloads.get_mut(task.id).expect("a task has a payload until it is released");
@@ -42,7 +52,7 @@ pub(super) fn to_host(
         state.worker.handle_copied(now, task.id, Ok(()));
         None
     });
-    let Ok(Some((transfer, after))) = transfer else { return };
+    let Ok(Some((transfer, after))) = transfer else { return true };
     let reporter = Arc::clone(shared);
     let done = Done::new(move |outcome: Result<()>| {
         if outcome.is_ok() {
@@ -51,7 +61,11 @@ pub(super) fn to_host(
         // A short contribution is pushed by the thread that learns of the copy. After a panic there is no machine to report to.
         let _ = reporter.with_pushing(HERE_BYTES_MAX, |state, now| state.worker.handle_copied(now, task.id, outcome));
     });
-    device.copy(transfer, &after, OnIssue::nobody(), done);
+    match here {
+        true => device.copy_here(transfer, &after, OnIssue::nobody(), done),
+        false => device.copy(transfer, &after, OnIssue::nobody(), done),
+    }
+    true
 }
 
 /// Copies a sum to its destination.

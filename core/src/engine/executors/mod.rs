@@ -16,13 +16,16 @@ use crate::cuda::OnIssue;
 use crate::sched::Task;
 
 /// Executes a job. Makes exactly one report to the machine. If encoding makes a push of at most `here_bytes_max` bytes ready, the calling
-/// thread pushes it too.
-pub(super) fn execute(shared: &Arc<Shared>, Job { task, is_last, work }: Job, here_bytes_max: u64) {
+/// thread pushes it too. Returns a job that only the stage's thread may execute, because it could wait for a device; never if
+/// `here_bytes_max` is 0.
+pub(super) fn execute(shared: &Arc<Shared>, Job { task, is_last, work }: Job, here_bytes_max: u64) -> Option<Job> {
     match work {
         Work::Push { link, exchange, push } => push::execute(shared, task, link, exchange, push),
         Work::Pull { exchange, into } => pull::execute(shared, task, exchange, into),
         Work::CopyToHost { from, bytes, coding, link, contributes } => {
-            copy::to_host(shared, task, from, (bytes, coding), link, contributes);
+            if !copy::to_host(shared, task, from, (bytes, coding), link, contributes, here_bytes_max > 0) {
+                return Some(Job { task, is_last, work });
+            }
         }
         Work::CopyToDevice { transfer, after } => {
             copy::to_device(shared, task, transfer, &after, on_issue(shared, task, is_last));
@@ -36,6 +39,7 @@ pub(super) fn execute(shared: &Arc<Shared>, Job { task, is_last, work }: Job, he
             collective::execute(shared, task, operation, takes);
         }
     }
+    None
 }
 
 /// Reports to the machine that a task's step is on its device, if it is the last one: the result is complete after it.
