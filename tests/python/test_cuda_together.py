@@ -1,9 +1,14 @@
 """Workers of one machine that reduce their devices by NCCL among themselves: over libraries that are neither."""
 
+import os
+import time
+import weakref
+
 import gradlane
 import numpy as np
 import pytest
-from fakecuda import LAG_SECONDS, LIBRARY, NCCL_LIBRARY, Array, user_stream
+from conftest import record_as_passed
+from fakecuda import LAG_SECONDS, LIBRARY, NCCL_LIBRARY, Array, closed_gate, counter, let_engine_give_back, user_stream
 
 SETTINGS = {"cuda_lib": LIBRARY, "nccl_lib": NCCL_LIBRARY}
 pytestmark = [
@@ -94,3 +99,55 @@ def test_workers_with_two_devices_each_reduce_on_both():
         array = Array(values, device=device, stream=user_stream(device, LAG_SECONDS))
         gradlane.push_pull(array, f"on both {number}", op=gradlane.Sum)
         assert (seen(array) == 3 + 2 * number).all()
+
+
+PATIENT = SETTINGS | {"dead_timeout": "30s"}
+"""The launcher ends the survivor some time after the coordinator gave up the other one; here not while the test runs."""
+
+HOUR_US = 3600 * 10**6
+AN_ABORT_BLOCKS, AN_ABORT_ENDS = ({"FAKECUDA_DEVICES": "2", "FAKENCCL_ABORT_US": str(us)} for us in (HOUR_US, 0))
+
+
+@pytest.mark.workers(2, settings=PATIENT, env=AN_ABORT_BLOCKS, alone=True)
+def test_memory_that_nccl_may_still_write_is_kept_although_nobody_uses_the_array(request):
+    array = lost_in_the_middle(request.node.nodeid)
+    is_held, live = weakref.ref(array), counter("live_allocations")
+    del array
+    let_engine_give_back(lambda: is_held() is None, seconds=1.0)
+    assert is_held() is not None and counter("live_allocations") == live
+    gradlane.shutdown(0.0)
+
+
+@pytest.mark.workers(2, settings=PATIENT, env=AN_ABORT_ENDS, alone=True)
+def test_memory_is_given_back_as_soon_as_nccl_has_stopped(request):
+    array = lost_in_the_middle(request.node.nodeid)
+    is_held, live = weakref.ref(array), counter("live_allocations")
+    del array
+    let_engine_give_back(lambda: is_held() is None, seconds=20.0)
+    assert is_held() is None and counter("live_allocations") == live - 1
+    gradlane.shutdown(0.0)
+
+
+def lost_in_the_middle(test):
+    """The array of a sum that was on both devices when the second worker ended without a word. The first has been told."""
+    gradlane.push_pull(mine(lag_seconds=0.0), "before", op=gradlane.Sum)
+    array = mine(lag_seconds=0.0)
+    if gradlane.rank() == 1:
+        with closed_gate(array.stream, array.device):  # so the first waits for it
+            begin(array)
+            record_as_passed(test)
+            os._exit(0)  # as if killed, but the launcher does not end the first one for it
+    handle = begin(array)
+    with pytest.raises(gradlane.PeerLostError) as raised:
+        handle.wait()
+    assert raised.value.rank == 1
+    return array
+
+
+def begin(array):
+    """Returns when the engines of both have put the sum on their devices."""
+    handle = gradlane.push_pull_async(array, "in doubt", op=gradlane.Sum)
+    while not handle.native.is_issued():
+        time.sleep(0.001)
+    gradlane.barrier("both are on it")
+    return handle

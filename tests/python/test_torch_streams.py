@@ -7,6 +7,7 @@ nothing lands before the test opens the gate. Driver and NCCL are stand-ins; see
 import asyncio
 import contextlib
 import ctypes
+import os
 from types import SimpleNamespace
 
 import pytest
@@ -15,7 +16,7 @@ torch = pytest.importorskip("torch")
 
 import gradlane.torch as gl  # noqa: E402
 import ondevice  # noqa: E402
-from conftest import IN_WORKER  # noqa: E402
+from conftest import IN_WORKER, record_as_passed  # noqa: E402
 from fakecuda import (  # noqa: E402
     LIBRARY,
     NCCL_LIBRARY,
@@ -27,6 +28,7 @@ from fakecuda import (  # noqa: E402
     consume,
     counter,
     in_context,
+    let_engine_give_back,
     produce,
     user_stream,
 )
@@ -327,6 +329,28 @@ def test_a_training_step_makes_no_thread_wait_for_a_device(way_in, cuda):
     assert after["host_waits"] - counts["host_waits"] <= 2 * 4
     if way_in is by_cross_barrier:
         stepping.remove()
+
+
+A_BLOCKED_ABORT = {"FAKECUDA_DEVICES": "2", "FAKENCCL_ABORT_US": str(3600 * 10**6)}
+
+
+@pytest.mark.workers(2, settings=SETTINGS | {"dead_timeout": "30s"}, env=A_BLOCKED_ABORT, alone=True)
+def test_memory_of_a_sum_that_failed_after_the_wait_is_kept_while_nccl_may_write_it(cuda, request):
+    tensor = gradient()
+    with gate(cuda) if gl.rank() == 1 else contextlib.nullcontext():
+        handle = gl.push_pull_async_(tensor, "in doubt", op=gl.Sum)
+        handle.wait(SOON)
+        gl.barrier("both devices are on it")
+        if gl.rank() == 1:
+            record_as_passed(request.node.nodeid)
+            os._exit(0)  # as if killed, but the launcher does not end the first one for it
+    with pytest.raises(gl.PeerLostError):
+        handle.synchronize(SOON)
+    live = counter("live_allocations")
+    del tensor, handle
+    let_engine_give_back(lambda: counter("live_allocations") < live, seconds=1.0)
+    assert counter("live_allocations") == live
+    gl.shutdown(0.0)
 
 
 FAULT, RESET = 719, 709  # CUDA_ERROR_LAUNCH_FAILED, CUDA_ERROR_CONTEXT_IS_DESTROYED
