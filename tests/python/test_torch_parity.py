@@ -34,17 +34,24 @@ def by_comm_hook(model, optimizer):
     return wrapped, optimizer(wrapped.parameters())
 
 
+def by_group(model, optimizer):
+    """PyTorch's wrapper alone, over our process group, which is a second one beside that of Gloo."""
+    gloo()
+    wrapped = torch.nn.parallel.DistributedDataParallel(model, process_group=distributed.new_group(backend="gradlane"))
+    return wrapped, optimizer(wrapped.parameters())
+
+
 @pytest.mark.workers(2, 4, servers=2)
 @pytest.mark.parametrize("optimizer", [sgd, adamw])
 @pytest.mark.parametrize("model", [mlp, cnn])
-@pytest.mark.parametrize("way_in", [by_wrapper, by_optimizer, by_comm_hook])
+@pytest.mark.parametrize("way_in", [by_wrapper, by_optimizer, by_comm_hook, by_group])
 def test_training_equals_that_of_a_single_process(way_in, model, optimizer, request):
     check_parity(way_in, model, optimizer, request.node.name)
 
 
 @pytest.mark.over("local", "shm")
 @pytest.mark.workers(2, servers=2)
-@pytest.mark.parametrize("way_in", [by_wrapper, by_optimizer, by_comm_hook])
+@pytest.mark.parametrize("way_in", [by_wrapper, by_optimizer, by_comm_hook, by_group])
 def test_training_on_one_machine_equals_that_of_a_single_process(way_in, request):
     check_parity(way_in, cnn, adamw, request.node.name)
 
