@@ -21,6 +21,23 @@ def test_importing_gradlane_imports_neither_frameworks_nor_what_is_slow_to_impor
     assert ended.output.strip() == "[]"
 
 
+STANDARD_MAX = 80
+"""How many modules of the standard library importing gradlane may load; on CPython 3.11 it loads 67.
+
+This bounds the time without a clock. `bench/DECISIONS.md` has the time.
+"""
+
+
+def test_importing_gradlane_loads_nothing_else_and_a_bounded_part_of_the_standard_library():
+    script = "import sys; before = {*sys.modules}; import gradlane; print(*sorted({*sys.modules} - before))"
+    ended = run_python(script)
+    assert ended.code == 0, ended.output
+    loaded = ended.output.split()
+    standard = [name for name in loaded if name.partition(".")[0] in sys.stdlib_module_names]
+    assert {name.partition(".")[0] for name in {*loaded} - {*standard}} == {"gradlane"}
+    assert len(standard) <= STANDARD_MAX, standard
+
+
 def test_versions_are_shown_without_importing_anything():
     script = "import sys, gradlane; gradlane.show_versions(); print('torch' in sys.modules)"
     lines = run_python(script).output.splitlines()
