@@ -100,6 +100,24 @@ def test_a_monitored_barrier_of_a_subgroup_names_the_member_that_does_not_come(m
     gl.barrier("two went on", timeout=60)
 
 
+def test_a_monitored_barrier_of_a_subgroup_names_who_is_missing_when_a_short_time_limit_is_over(group):
+    members = dist.new_group([0, 1, 2])
+    if gl.rank() == 0:
+        with pytest.raises(gl.TimeoutError, match="monitored_barrier.*waiting for ranks 1, 2: not done") as caught:
+            members.monitored_barrier(timedelta(seconds=0.5))
+        assert caught.value.missing_ranks == [1, 2] and not isinstance(caught.value, gl.StallError)
+    gl.barrier("one went on")
+    others = dist.new_group([1, 2, 3])
+    if gl.rank() in (1, 2):
+        with pytest.raises(gl.TimeoutError, match="monitored_barrier.*waiting for rank 3: not done") as caught:
+            others.monitored_barrier(timedelta(seconds=0.5))
+        assert caught.value.missing_ranks == [3], "the other one has come"
+    gl.barrier("two went on")
+    for members in (dist.new_group([0, 1, 2]), dist.new_group([1, 2, 3])):
+        if dist.get_rank(members) >= 0:
+            members.monitored_barrier(timedelta(seconds=60))
+
+
 @pytest.mark.over("quic")
 @pytest.mark.workers(4, alone=True, settings={"step_timeout": "2s"})
 @pytest.mark.parametrize("differ", ["ranks", "lengths"])

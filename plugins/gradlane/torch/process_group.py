@@ -33,6 +33,7 @@ from gradlane._reduction import Average, Max, Min, ReduceOp, Sum
 from gradlane._sets import ProcessSet
 from gradlane.errors import InvalidArgumentError, UnsupportedError
 from gradlane.torch import _tensors
+from gradlane.torch._arrivals import meet
 from gradlane.torch._futures import Completions
 from gradlane.torch.ops import reduce_in_place
 
@@ -247,11 +248,15 @@ class ProcessGroupGradlane(distributed.ProcessGroup):
             timeout: None takes the job's step timeout.
             wait_all_ranks: has no effect, because all missing ranks are named anyway.
         Raises:
-            TimeoutError: some members did not come in time. They are named by their ranks in the job; in a group of
-                some workers only if the job's step timeout has passed, because no member knows them before.
+            TimeoutError: some members did not come in time. They are named by their ranks in the job. In a group of some
+                workers, but more than 32, they are named only if the job's step timeout has passed.
         """
         del wait_all_ranks
-        barrier(f"{self._name}/monitored_barrier", process_set=self._set, timeout=_seconds(timeout))
+        name = f"{self._name}/monitored_barrier"
+        if self._set is None:
+            barrier(name, timeout=_seconds(timeout))
+        else:
+            meet(name, self._set, _seconds(timeout))
 
     # What this backend does not do.
 
