@@ -1,8 +1,11 @@
 """BytePS scripts, unchanged but for what loads `byteps`."""
 
+import contextlib
 import importlib
 import inspect
+import math
 import sys
+import time
 
 import gradlane
 import gradlane.compat.byteps as _  # noqa: F401  so that `import byteps` works
@@ -10,7 +13,7 @@ import pytest
 import torch
 from conftest import IN_WORKER
 from gradlane.errors import InvalidArgumentError, UnsupportedError
-from processes import over, run_all, run_python
+from processes import SAY, Running, free_port, over, run_all, run_python
 from torch import nn
 from training import TOLERANCE, batches, made, mine, mlp, step, trained_alone
 
@@ -228,6 +231,94 @@ def test_a_worker_that_suspends_can_resume():
     bps.shutdown()
 
 
+CHANGING_PLACES = SAY + """
+import torch
+import byteps.torch as bps
+
+bps.init()
+for turn in range(2):
+    rank, own = bps.rank(), torch.full((1000,), 1.0 + bps.rank())
+    [total] = set(bps.push_pull(own, average=False, name="turn").tolist())
+    say(f"turn {turn}: rank {rank} of {bps.size()}, {bps.local_rank()} of {bps.local_size()} here, got {total:.0f}")
+    bps.suspend()
+    bps.resume(2, 1, 1 - rank)
+bps.shutdown()
+"""
+
+
+@OVER_ALL
+def test_two_workers_suspend_and_resume_with_each_others_ranks(tmp_path, transport):
+    script = tmp_path / "train.py"
+    script.write_text(CHANGING_PLACES)
+    as_module = [sys.executable, "-m", "gradlane.compat.byteps", str(script)]
+    command = [sys.executable, "-m", "gradlane", "run", "-n", "2", "-s", "1", "--", *as_module]
+    [ended] = run_all([(command, over(transport) | {"OMP_NUM_THREADS": "1"})], timeout=60)
+    assert ended.code == 0, ended.output
+    for turn in range(2):
+        for rank in range(2):
+            place = f"{rank ^ turn} of 2 here"  # its local rank is that of its device, and stays
+            assert f"turn {turn}: rank {rank} of 2, {place}, got 3\n" in ended.output, ended.output
+
+
+RESIZED = SAY + """
+import sys, time
+from pathlib import Path
+import torch
+import byteps.torch as bps
+
+def total(what):
+    own = torch.full((1000,), 1.0 + bps.rank())
+    [value] = set(bps.push_pull(own, average=False, name="grown").tolist())
+    say(f"{what}: rank {bps.rank()} of {bps.size()} got {value:.0f}")
+
+bps.init()
+rank = bps.rank()
+if rank < 2:
+    total("before")
+    bps.suspend()
+    say("suspended")
+    while not Path(sys.argv[1]).exists():
+        time.sleep(0.01)
+    # Those that stay change places.
+    bps.resume(3, 1, 1 - rank)
+total("after")
+bps.shutdown()
+"""
+
+
+@pytest.mark.over("shm", "quic")
+def test_workers_suspend_and_resume_in_a_larger_job_at_the_same_address(tmp_path, transport):
+    restarted = tmp_path / "restarted"
+    common = over(transport) | {
+        "DMLC_PS_ROOT_URI": "127.0.0.1",
+        "DMLC_PS_ROOT_PORT": str(free_port()),
+        "DMLC_NUM_SERVER": "1",
+        "GRADLANE_STATE_DIR": str(tmp_path),
+        "OMP_NUM_THREADS": "1",
+    }
+    gradlane = [sys.executable, "-m", "gradlane"]
+    (tmp_path / "train.py").write_text(RESIZED)
+    train = [sys.executable, "-m", "gradlane.compat.byteps", str(tmp_path / "train.py"), str(restarted)]
+
+    def start(stack, command, role, workers, **own):
+        env = common | {"DMLC_ROLE": role, "DMLC_NUM_WORKER": str(workers)} | own
+        return stack.enter_context(Running(command, env=env))
+
+    with contextlib.ExitStack() as stack:
+        first = [start(stack, [*gradlane, role], role, 2) for role in ("scheduler", "server")]
+        workers = [start(stack, train, "worker", 2, DMLC_WORKER_ID=str(rank)) for rank in range(2)]
+        for rank, worker in enumerate(workers):
+            worker.line(f"before: rank {rank} of 2 got 3")
+            worker.line("suspended")
+        assert [process.end(30.0).code for process in first] == [0, 0], [process.output for process in first]
+        second = [start(stack, [*gradlane, role], role, 3) for role in ("scheduler", "server")]
+        workers.append(start(stack, train, "worker", 3, DMLC_WORKER_ID="2"))
+        restarted.touch()
+        for rank, worker in zip((1, 0, 2), workers, strict=True):
+            worker.line(f"after: rank {rank} of 3 got 6")
+        assert [process.end(30.0).code for process in (*workers, *second)] == [0] * 5
+
+
 def test_a_declaration_names_the_compressor_that_does_not_exist():
     with pytest.raises(UnsupportedError, match=r"'onebit' \(one of BytePS\); use compression=Compression\.fp16"):
         bps.declare("w", byteps_compressor_type="onebit", byteps_compressor_onebit_scaling="true")
@@ -251,3 +342,21 @@ def test_the_speed_is_told_every_ten_seconds(monkeypatch):
     assert speed.ask() == (0, -5.0)
     now[0], metrics["local_bytes"] = 130.0, 70_000_000
     assert speed.ask() == (5000, 2.0)
+
+
+@OVER_ALL
+@pytest.mark.workers(2)
+def test_the_speed_is_that_of_the_bytes_that_were_reduced(monkeypatch):
+    common = importlib.import_module("byteps.common")
+    monkeypatch.setattr(common, "_BUCKET_SECONDS", 0.0)
+    tensor = torch.ones(250_000)
+    outer = time.monotonic()
+    bps.get_pushpull_speed()  # the next answer is about what comes after
+    inner = time.monotonic()
+    for _ in range(4):
+        bps.push_pull_inplace(tensor, average=False, name="timed")
+    shortest, now = time.monotonic() - inner, time.time() * 1000
+    at, speed = bps.get_pushpull_speed()
+    longest = time.monotonic() - outer
+    assert math.isfinite(speed) and abs(at - now) < 60_000
+    assert 4.0 / longest <= speed <= 4.0 / shortest, "4 times 10^6 bytes"

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import time
 
 import gradlane
-from gradlane import local_rank, local_size, rank, shutdown, size
+from gradlane import _core, local_rank, local_size, rank, shutdown, size
 from gradlane.errors import InvalidArgumentError
 
 __all__ = [
@@ -51,14 +52,40 @@ def resume(num_workers: int, num_servers: int, global_rank: int, context: object
         global_rank: this worker's rank among them.
         context: has no effect, as in BytePS.
     Raises:
-        InvalidArgumentError: this process is still a member of the job before; call `suspend()` first.
+        InvalidArgumentError: this process is still a member of the job before; call `suspend()` first. Or the workers
+            cannot be shared evenly among hosts.
         NotFormedError: some members did not join in time; the message names them.
     """
     del context
     if gradlane.is_initialized():
         raise InvalidArgumentError("resume() of a worker that has not left its job; call suspend() first")
-    gradlane.init(rank=global_rank, size=num_workers, servers=num_servers)
+    if _core.detect_launch({})["source"] == "dmlc":
+        os.environ.update(_described(num_workers, num_servers, global_rank))
+        gradlane.init()
+    else:
+        gradlane.init(rank=global_rank, size=num_workers, servers=num_servers)
     _speed.restart()
+
+
+def _described(num_workers: int, num_servers: int, global_rank: int) -> dict[str, str]:
+    """The variables of BytePS that describe this worker's next job. BytePS changes them too.
+
+    They say where the coordinator is, and place this worker on its host; arguments of `init` would take their place.
+    """
+    local_size = int(os.environ.get("BYTEPS_LOCAL_SIZE") or 1)
+    hosts, rest = divmod(num_workers, local_size)
+    if rest:
+        raise InvalidArgumentError(
+            f"resume() with num_workers={num_workers} where each host has BYTEPS_LOCAL_SIZE={local_size} workers; give a "
+            "multiple of that"
+        )
+    described = {
+        "DMLC_NUM_WORKER": hosts,
+        "DMLC_NUM_SERVER": num_servers,
+        "DMLC_WORKER_ID": global_rank // local_size,
+        "BYTEPS_GLOBAL_RANK": global_rank,
+    }
+    return {name: str(value) for name, value in described.items()}
 
 
 def get_pushpull_speed() -> tuple[int, float]:
