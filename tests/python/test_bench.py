@@ -1,11 +1,15 @@
 """`gradlane bench`: the benchmark as the package carries it, with Gloo as a peer."""
 
 import json
+import re
 import sys
+from pathlib import Path
 
 import pytest
 from gradlane.cli import BENCH
 from processes import run_all
+
+ROOT = Path(__file__).parents[2]
 
 pytestmark = pytest.mark.skipif(not BENCH.exists(), reason="the package was built without the benchmark")
 
@@ -62,3 +66,15 @@ def test_the_whole_benchmark_runs_from_the_package_too(tmp_path):
     ended = bench("suite", "--short", "--only", "sched,reduce", "-o", str(tmp_path / "results"))
     assert ended.code == 0, ended.output
     assert "- sched: made" in (tmp_path / "results" / "README.md").read_text()
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("script", "line"),
+    [("doors.py", r"DDP over Gloo adds [-\d.]+ times"), ("tracing.py", r"cost [-+][\d.]+% \(.*3 pairs\)")],
+)
+def test_scripts_that_measure_training_steps_run(script, line):
+    pytest.importorskip("torch")
+    few = ["--pairs", "3", "--steps", "2"] if script == "tracing.py" else ["--steps", "2"]
+    [ended] = run_all([([sys.executable, str(ROOT / "bench" / script), "--short", *few], {})], timeout=120.0)
+    assert ended.code == 0 and re.search(line, ended.output), ended.output
