@@ -346,6 +346,26 @@ def test_a_server_in_a_python_process_is_joined_by_its_join_string():
         check_sums(run_all(commands, timeout=60), workers=2)
 
 
+@pytest.mark.parametrize("place", ["rank=int(sys.argv[2]), size=2, ", ""], ids=["placed", "placed by the coordinator"])
+def test_workers_are_told_the_address_of_a_coordinator(tmp_path, place):
+    address = {"DMLC_PS_ROOT_URI": "127.0.0.1", "DMLC_PS_ROOT_PORT": str(free_port())}
+    state, sizes = {"GRADLANE_STATE_DIR": str(tmp_path)}, {"DMLC_NUM_WORKER": "2", "DMLC_NUM_SERVER": "1"}
+    script = f"import gradlane, sys; gradlane.init({place}coordinator=sys.argv[1]); " + REPORT
+    worker = [sys.executable, "-c", script, ":".join(address.values())]
+    commands = [
+        *(([sys.executable, "-m", "gradlane", role], state | address | sizes) for role in ("coordinator", "server")),
+        *(([*worker, str(rank)], state) for rank in range(2)),
+    ]
+    check_sums(run_all(commands, timeout=60), workers=2)
+
+
+def test_workers_with_a_join_string_alone_are_given_their_ranks():
+    script = "import gradlane, sys; gradlane.init(coordinator=sys.argv[1]); " + REPORT
+    with gradlane.Server(workers=2) as server:
+        commands = [([sys.executable, "-c", script, server.join], {}) for _ in range(2)]
+        check_sums(run_all(commands, timeout=60), workers=2)
+
+
 def test_a_stopped_server_does_not_start_again():
     server = gradlane.Server()
     with pytest.raises(gradlane.Error, match=r"start\(\)"):

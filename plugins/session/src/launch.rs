@@ -67,11 +67,12 @@ impl Launch {
     }
 
     fn of(config: Config) -> Self {
-        let unknown_size = if is_invited(&config) { 0 } else { 1 };
+        // Without a launcher a process is taken for a single one. If it is told a job, the coordinator knows its rank and the size.
+        let is_unplaced = is_invited(&config) && *config.origin("size") == Origin::Launcher(Launcher::Single);
         Self {
             source: source(&config),
-            rank: config.rank,
-            size: config.size.unwrap_or(unknown_size),
+            rank: config.rank.filter(|_| !is_unplaced),
+            size: if is_unplaced { 0 } else { config.size.unwrap_or(1) },
             job: rendezvous::job(&config),
             config,
         }
@@ -196,8 +197,11 @@ pub fn unwrap_join(config: &Config, job: &str, text: &str) -> Result<JoinString>
 }
 
 /// Whether the process was given a join string, or the file in which it is.
+/// Whether this process is told which job it joins. An address in the environment alone does not say so, because a shell may still have
+/// BytePS's variables when it starts a process that trains alone.
 fn is_invited(config: &Config) -> bool {
-    config.join.is_some() || config.join_file.is_some()
+    let is_called = config.coordinator_host.is_some() && *config.origin("coordinator_host") == Origin::Argument;
+    config.join.is_some() || config.join_file.is_some() || is_called
 }
 
 fn source(config: &Config) -> &'static str {
@@ -309,6 +313,18 @@ mod tests {
             matches!(&error, Error::Config { knob, hint, .. } if knob == "size" && hint.contains("run -n 2")),
             "{error}"
         );
+    }
+
+    #[test]
+    fn workers_that_are_told_the_address_of_a_coordinator_find_its_job() {
+        let address = [("coordinator", "node7:9000")];
+        let ranked = [("coordinator", "node7:9000"), ("rank", "0"), ("size", "2")];
+        for (arguments, rank, size) in [(&address[..], None, 0), (&ranked, Some(0), 2)] {
+            let arguments = arguments.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+            let launch = Launch::detect(arguments).unwrap();
+            assert_eq!(launch.entrance(0), Ok(Entrance::Find { job: "node7_9000".to_owned() }));
+            assert_eq!((launch.rank, launch.size), (rank, size), "the coordinator knows the rest");
+        }
     }
 
     fn entrance(variables: &[(&str, &str)], generation: u64) -> Result<Entrance> {
