@@ -69,6 +69,20 @@ class ProcessGroupGradlane(distributed.ProcessGroup):
         """The name for `init_process_group`."""
         return BACKEND
 
+    def _get_backend(self, device: torch.device) -> ProcessGroupGradlane:  # type: ignore[override]
+        """The group itself, on every device. PyTorch asks it for what only some backends have."""
+        del device
+        return self
+
+    get_backend = _get_backend  # type: ignore[assignment]
+
+    supports_coalescing = supports_splitting = supports_shrinking = _supports_time_estimate = False
+
+    def supports_tensor_alloc(self, device: torch.device) -> bool:
+        """Whether the backend allocates tensors for its collectives."""
+        del device
+        return False
+
     @property
     def group_name(self) -> str:  # type: ignore[override]
         """The name that PyTorch gave the group."""
