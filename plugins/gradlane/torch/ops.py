@@ -294,7 +294,7 @@ def is_differentiable(tensors: Sequence[torch.Tensor], options: Mapping[str, Any
 def join_graph(reduced: list[torch.Tensor], tensors: Sequence[torch.Tensor], again: Again) -> list[torch.Tensor]:
     """Makes the means (or sums) of `tensors` part of their graph; `again` reduces gradients in the same way."""
     with torch.enable_grad():  # whoever waits for a handle may do so under no_grad()
-        return list(_Reduction.apply(reduced, again, *tensors))  # type: ignore[no-untyped-call]
+        return list(_Reduction.apply(reduced, again, *tensors))
 
 
 Again = Callable[[list[int], list[torch.Tensor]], Sequence[torch.Tensor]]

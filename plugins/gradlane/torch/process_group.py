@@ -50,7 +50,7 @@ class ProcessGroupGradlane(distributed.ProcessGroup):
         Args:
             process_set: the same ranks; None if they are all workers of the job.
         """
-        super().__init__(rank, len(ranks))  # type: ignore[call-arg]
+        super().__init__(rank, len(ranks))
         self._rank, self._size = rank, len(ranks)
         self._ranks, self._set = tuple(ranks), process_set
         self._name = self._description = ""
