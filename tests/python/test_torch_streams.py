@@ -396,6 +396,8 @@ def failed_after_its_wait(cuda, code):
     with gate(cuda) as opened:
         handle = gl.push_pull_async_(tensor, "doomed", op=gl.Sum)
         handle.wait(SOON)
+        # A worker that hears of the other's fault can no longer wait.
+        gl.barrier("both streams wait", timeout=SOON)
         call("fakecuda_fail_device", device, code)
         opened.set()
     return handle
