@@ -59,9 +59,13 @@ test-hostile: ## a job that trains under every attack on its ports, with a table
 fakes:
 	cargo build --quiet --release -p fakecuda -p fakenccl
 
+# Three files side by side on two cores, because many tests wait for a deadline and compute nothing meanwhile. The tests of a file share
+# jobs, and `conftest.py` sorts the files. A plain `pytest` runs the same tests one after another.
+SIDE_BY_SIDE := -n 3 --dist loadfile --no-loadscope-reorder
+
 test-python: $(VENV)/installed fakes
 	@mkdir -p $(SKIPS) && rm -f $(SKIPS)/python
-	SKIPPED_TESTS=$(SKIPS)/python $(BIN)/python -m pytest -q tests/python
+	SKIPPED_TESTS=$(SKIPS)/python $(BIN)/python -m pytest -q $(SIDE_BY_SIDE) tests/python
 
 # Environments of their own, with the newest release of each framework, and this package as `$(VENV)/installed` built it.
 FRAMEWORKS := .venv-frameworks
@@ -92,7 +96,7 @@ test-frameworks: $(FRAMEWORKS)/installed test-tensorflow test-jax ## what PyTorc
 	$(FRAMEWORKS)/bin/python -m pytest -q tests/frameworks/test_*.py
 
 test-torch-oldest: .venv-torch-oldest/installed fakes ## PyTorch's tests of `test-python` with the oldest release that is supported (half an hour on two busy cores, and 5 GB to install)
-	.venv-torch-oldest/bin/python -m pytest -q -m torch tests/python
+	.venv-torch-oldest/bin/python -m pytest -q $(SIDE_BY_SIDE) -m torch tests/python
 
 test-tensorflow: .venv-tensorflow/installed ## TensorFlow and Keras alone
 	.venv-tensorflow/bin/python -m pytest -q tests/frameworks/on_tensorflow

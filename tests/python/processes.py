@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
+import random
 import signal
 import socket
 import subprocess
@@ -58,33 +59,48 @@ def run_all(
 ) -> list[Ended]:
     """Runs commands side by side, each with additions to a clean environment, and waits for all.
 
-    What still runs at the deadline is killed with everything it started; its code is that of the signal.
+    What still runs at the deadline is killed with everything it started; its code is that of the signal. The same happens
+    if the tests are interrupted.
     """
     clean = clean_environment()
     deadline = time.monotonic() + timeout
     ended = []
-    with contextlib.ExitStack() as outputs:
+    with contextlib.ExitStack() as stack:
         started = []
         for command, env in commands:
-            output = outputs.enter_context(tempfile.TemporaryFile())
+            output = stack.enter_context(tempfile.TemporaryFile())
             options = {"env": clean | dict(env), "cwd": cwd, "stdout": output, "stderr": output}
-            started.append((subprocess.Popen(command, start_new_session=True, **options), output))
+            process = subprocess.Popen(command, start_new_session=True, **options)
+            stack.callback(kill_group, process)
+            started.append((process, output))
         for process, output in started:
             try:
                 process.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+                kill_group(process)
             output.seek(0)
             ended.append(Ended(process.returncode, output.read().decode(errors="replace")))
     return ended
 
 
+def kill_group(process: subprocess.Popen) -> None:
+    """Kills a leader of a group that has not ended, with everything it started, and waits for its end."""
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
 def free_port() -> int:
-    """A port of UDP that nobody uses now."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port of UDP and TCP that nobody uses now.
+
+    It is below the ports that Linux gives out by itself, so that no other job gets it before the test uses it.
+    """
+    while True:
+        port = random.SystemRandom().randrange(10_000, 30_000)
+        with contextlib.suppress(OSError), socket.socket(type=socket.SOCK_DGRAM) as udp, socket.socket() as tcp:
+            udp.bind(("127.0.0.1", port))
+            tcp.bind(("127.0.0.1", port))
+            return port
 
 
 class Running:

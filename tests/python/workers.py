@@ -36,6 +36,9 @@ MACHINES = "WORKER_TEST_MACHINES"
 ROOT = Path(__file__).parents[2]
 """The folder from which the names of tests count."""
 
+WORKER_OPTIONS = "-p no:cacheprovider -p no:xdist"
+"""For pytest in a worker, in the place of those that the tests outside may have in their environment."""
+
 LAUNCH_TIMEOUT = float(os.environ.get("WORKER_TEST_LAUNCH_TIMEOUT", "150"))
 IN_WORKER = RESULTS in os.environ
 
@@ -142,8 +145,12 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Adds what was skipped to the file of `make test`, which ends with the count of the reasons."""
-    if "SKIPPED_TESTS" in os.environ and not IN_WORKER:
+    """Adds what was skipped to the file of `make test`, which ends with the count of the reasons.
+
+    With pytest-xdist, the process that hands out the tests knows all reports, and does so for the others.
+    """
+    is_handed_tests = hasattr(terminalreporter.config, "workerinput")
+    if "SKIPPED_TESTS" in os.environ and not IN_WORKER and not is_handed_tests:
         with open(os.environ["SKIPPED_TESTS"], "a") as file:
             for report in terminalreporter.stats.get("skipped", []):
                 file.write(f"{report.nodeid}\t{why_skipped(report)}\n")
@@ -201,8 +208,8 @@ def launch(shape: Shape, tests: list[str]) -> Outcomes:
     """Runs the tests in every worker of a new job."""
     with tempfile.TemporaryDirectory(prefix="gradlane-tests-") as results:
         run = ["run", "-n", str(shape.workers), "-s", str(shape.servers), "--"]
+        env = {RESULTS: results, "OMP_NUM_THREADS": "1", "PYTEST_ADDOPTS": WORKER_OPTIONS, **dict(shape.env)}
         command = [sys.executable, "-m", "gradlane", *run, sys.executable, "-m", "pytest", "-q", *tests]
-        env = {RESULTS: results, "OMP_NUM_THREADS": "1", "PYTEST_ADDOPTS": "-p no:cacheprovider", **dict(shape.env)}
         [ended] = run_all([(command, env)], timeout=LAUNCH_TIMEOUT, cwd=ROOT)
         return Outcomes(shape.workers, [read(Path(results, f"{r}.jsonl")) for r in range(shape.workers)], ended.output)
 
