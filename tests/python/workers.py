@@ -15,17 +15,20 @@ the parameter `transport`, which any other test or fixture may also ask for.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
+import subprocess
 import sys
 import tempfile
 from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
 
+import forks
 import pytest
-from processes import over, run_all
+from processes import clean_environment, over, run_all
 
 RESULTS = "WORKER_TEST_RESULTS"
 """In a worker: the folder for its results. Not named GRADLANE_*, where unknown names are warned of."""
@@ -59,7 +62,11 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "over(transport, ...): runs once over each of these transports")
     # A shell ignores it for what it starts in the background, and so would all processes of the tests.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    config.stash[outcomes_key] = {}
+    config.stash[outcomes_key], config.stash[fork_servers_key] = {}, ForkServers()
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    config.stash[fork_servers_key].end()
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -83,7 +90,8 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     for shape in shapes(pyfuncitem):
         if shape not in outcomes:
             items = [item for item in pyfuncitem.session.items if shape in shapes(item)]
-            outcomes[shape] = launch(shape, [item.nodeid for item in items])
+            servers = pyfuncitem.config.stash[fork_servers_key]
+            outcomes[shape] = launch(shape, [item.nodeid for item in items], servers)
         failures = outcomes[shape].failures(pyfuncitem.nodeid)
         if failures:
             pytest.fail(failures, pytrace=False)
@@ -180,6 +188,7 @@ class Outcomes:
 
 
 outcomes_key = pytest.StashKey[dict[Shape, Outcomes]]()
+fork_servers_key = pytest.StashKey["ForkServers"]()
 
 
 def shapes(item: pytest.Item) -> list[Shape]:
@@ -204,12 +213,42 @@ def shapes(item: pytest.Item) -> list[Shape]:
     ]
 
 
-def launch(shape: Shape, tests: list[str]) -> Outcomes:
+def is_forked(shape: Shape) -> bool:
+    """Whether the workers are forks of a process that has imported PyTorch, which reads some variables as it is imported."""
+    return shape.module.name.startswith("test_torch") and not any(name.startswith("TORCH") for name, _ in shape.env)
+
+
+class ForkServers:
+    """The servers of forks for this process, from the first job with PyTorch to the end."""
+
+    def __init__(self) -> None:
+        self._stack = contextlib.ExitStack()
+        self._folder = ""
+
+    def started(self) -> str:
+        """The folder with the sockets of the servers, which listen."""
+        if not self._folder:
+            self._folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="gradlane-tests-"))
+            commands = [[sys.executable, forks.__file__, "serve", f"{self._folder}/{i}"] for i in range(forks.SERVERS)]
+            options = {"env": clean_environment() | {"OMP_NUM_THREADS": "1"}, "start_new_session": True}
+            options |= {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+            servers = [self._stack.enter_context(subprocess.Popen(command, **options)) for command in commands]
+            assert [server.stdout.readline() for server in servers] == [b"listens\n"] * forks.SERVERS
+        return self._folder
+
+    def end(self) -> None:
+        self._stack.close()
+
+
+def launch(shape: Shape, tests: list[str], servers: ForkServers) -> Outcomes:
     """Runs the tests in every worker of a new job."""
     with tempfile.TemporaryDirectory(prefix="gradlane-tests-") as results:
         run = ["run", "-n", str(shape.workers), "-s", str(shape.servers), "--"]
+        worker = [sys.executable, "-m", "pytest"]
         env = {RESULTS: results, "OMP_NUM_THREADS": "1", "PYTEST_ADDOPTS": WORKER_OPTIONS, **dict(shape.env)}
-        command = [sys.executable, "-m", "gradlane", *run, sys.executable, "-m", "pytest", "-q", *tests]
+        if is_forked(shape):
+            worker, env[forks.SOCKETS] = [sys.executable, "-I", "-S", forks.__file__], servers.started()
+        command = [sys.executable, "-m", "gradlane", *run, *worker, "-q", *tests]
         [ended] = run_all([(command, env)], timeout=LAUNCH_TIMEOUT, cwd=ROOT)
         return Outcomes(shape.workers, [read(Path(results, f"{r}.jsonl")) for r in range(shape.workers)], ended.output)
 
