@@ -131,8 +131,11 @@ GATE_SECONDS = 60.0
 def closed_gate(stream: int, device: int = 0) -> Iterator[threading.Event]:
     """Holds a stream up inside, or until the yielded event is set: a kernel that takes as long as the test wants.
 
-    Memory of the device must not be freed meanwhile, because that waits for all of its work.
+    Memory of the device must not be freed meanwhile, because that waits for all of its work. So no garbage is collected
+    inside: an exception that an earlier test has caught may keep tensors until then.
     """
+    gc.collect()
+    gc.disable()
     opened = threading.Event()
     function = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: opened.wait(GATE_SECONDS))
     _functions.append(function)
@@ -141,6 +144,7 @@ def closed_gate(stream: int, device: int = 0) -> Iterator[threading.Event]:
         yield opened
     finally:
         opened.set()
+        gc.enable()
 
 
 _functions: list[object] = []
