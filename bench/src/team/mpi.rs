@@ -58,12 +58,19 @@ pub(crate) fn start(ranks: u32, patience: Duration) -> Result<Team, String> {
     Ok(team)
 }
 
-/// Checks that the compiler and the launcher exist.
+/// Checks that the compiler, its header and the launcher exist.
 ///
 /// # Errors
 /// What is missing.
 pub(crate) fn check() -> Result<(), String> {
     version("mpicc")?;
+    // Some systems have the compiler's wrapper without the header.
+    let words = ["mpicc", "-fsyntax-only", "-include", "mpi.h", "-x", "c", "/dev/null"].map(OsString::from);
+    let tried = Process::start("mpicc", tied(&words, &[])?)?.hear(Deadline::within(PATIENCE), |_| ());
+    tried.map_err(|said| {
+        let first = said.lines().find(|line| line.contains("error")).unwrap_or("no reason given");
+        format!("--backend mpi needs the header mpi.h: {first}; install the development files of OpenMPI")
+    })?;
     version("mpirun").map(drop)
 }
 
