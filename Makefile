@@ -95,7 +95,7 @@ $(FRAMEWORKS)/installed: tests/frameworks/requirements.txt $(VENV)/installed
 test-frameworks: $(FRAMEWORKS)/installed test-tensorflow test-jax ## what PyTorch builds on, TensorFlow, Keras and JAX train over Gradlane (25 minutes, and 7 GB to install)
 	$(FRAMEWORKS)/bin/python -m pytest -q tests/frameworks/test_*.py
 
-test-torch-oldest: .venv-torch-oldest/installed fakes ## PyTorch's tests of `test-python` with the oldest release that is supported (half an hour on two busy cores, and 5 GB to install)
+test-torch-oldest: .venv-torch-oldest/installed fakes ## PyTorch's tests of `test-python` with the oldest release that is supported (5 minutes, and 5 GB to install)
 	.venv-torch-oldest/bin/python -m pytest -q $(SIDE_BY_SIDE) -m torch tests/python
 
 test-tensorflow: .venv-tensorflow/installed ## TensorFlow and Keras alone

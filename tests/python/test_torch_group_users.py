@@ -1,5 +1,6 @@
 """What PyTorch builds on a process group: hooks for communication, sharded optimizers, sharded tensors, checkpoints."""
 
+import inspect
 from itertools import islice
 
 import gradlane.compat.byteps.torch as bps
@@ -190,8 +191,10 @@ def test_a_pipeline_of_two_stages(schedule):
     if losses:
         assert sum(losses).item() / 4 == pytest.approx(loss.item())
     expected = reference[:2] if gl.rank() == 0 else reference[2:]
+    # PyTorch 2.6 leaves it to the script to divide by the number of parts.
+    parts = 1 if "scale_grads" in inspect.signature(schedule).parameters else 4
     for theirs, ours in zip(expected.parameters(), part.parameters(), strict=True):
-        torch.testing.assert_close(ours.grad, theirs.grad, rtol=0, atol=TOLERANCE)
+        torch.testing.assert_close(ours.grad / parts, theirs.grad, rtol=0, atol=TOLERANCE)
 
 
 def test_a_tensor_is_sharded_gathered_and_sharded_otherwise():

@@ -66,3 +66,4 @@ def test_ranks_with_different_graphs_are_told_whom_they_wait_for_and_what_it_did
     assert caught.value.missing_ranks == others
     for rank in others:
         assert re.search(rf"worker {rank} on [^;]+, last tensor {theirs}, round 0", str(caught.value)), caught.value
+    gl.barrier("all were told")  # whoever has left before did nothing last

@@ -316,6 +316,7 @@ def test_ranks_in_different_collectives_are_told_whom_they_wait_for_and_what_it_
         else:
             dist.broadcast(tensor, 0)
     assert caught.value.missing_ranks == [1 - gl.rank()]
+    gl.barrier("both were told")  # whoever has left before did nothing last
 
 
 def test_a_monitored_barrier_waits_for_all_and_names_those_that_do_not_come():
