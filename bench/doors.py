@@ -290,8 +290,13 @@ def launch(options: argparse.Namespace) -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
-    if options.transport != "local":
-        env |= {"GRADLANE_LOCAL_REDUCE": "off", "GRADLANE_TRANSPORT": options.transport}
+    return run_here(worker, options.transport, env)
+
+
+def run_here(worker: Sequence[str], transport: str, env: dict[str, str]) -> int:
+    """Runs the workers on this machine, with a server; returns the exit code."""
+    if transport != "local":
+        env = env | {"GRADLANE_LOCAL_REDUCE": "off", "GRADLANE_TRANSPORT": transport}
     job = [sys.executable, "-m", "gradlane", "run", "-n", str(WORKERS), "-s", "1", "--"]
     return subprocess.run([*job, *worker], env=os.environ | env, check=False).returncode
 

@@ -13,9 +13,7 @@ nothing, so that almost all of a step is sums; the third one is a training that 
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -27,11 +25,10 @@ sys.path[:0] = [str(PLACE.parents[1] / "plugins"), str(PLACE.parent)]
 
 import gradlane.torch as gl  # noqa: E402
 import torch  # noqa: E402
-from doors import LOADS, SHORT, Layers, Step, sgd, trained  # noqa: E402
+from doors import LOADS, SHORT, Layers, Step, run_here, sgd, trained  # noqa: E402
 from gradlane import start_timeline, stop_timeline  # noqa: E402
 from torch import nn  # noqa: E402
 
-WORKERS = 2
 BATCH, WIDTH = 64, 1024
 
 
@@ -118,15 +115,6 @@ def measure(options: argparse.Namespace) -> int:
     return 1 if misses else 0
 
 
-def launch(options: argparse.Namespace) -> int:
-    env = {"OMP_NUM_THREADS": "1"}
-    if options.transport != "local":
-        env |= {"GRADLANE_LOCAL_REDUCE": "off", "GRADLANE_TRANSPORT": options.transport}
-    job = [sys.executable, "-m", "gradlane", "run", "-n", str(WORKERS), "-s", "1", "--"]
-    worker = [sys.executable, str(PLACE), "--worker", *sys.argv[1:]]
-    return subprocess.run([*job, *worker], env=os.environ | env, check=False).returncode
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--transport", choices=["local", "shm", "quic"], default="local", help="what sums go through")
@@ -137,7 +125,10 @@ def main() -> int:
     parser.add_argument("--short", action="store_true", help="few small gradients")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    return measure(options) if options.worker else launch(options)
+    if options.worker:
+        return measure(options)
+    worker = [sys.executable, str(PLACE), "--worker", *sys.argv[1:]]
+    return run_here(worker, options.transport, {"OMP_NUM_THREADS": "1"})
 
 
 if __name__ == "__main__":

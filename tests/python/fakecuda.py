@@ -139,8 +139,8 @@ def closed_gate(stream: int, device: int = 0) -> Iterator[threading.Event]:
     opened = threading.Event()
     function = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: opened.wait(GATE_SECONDS))
     _functions.append(function)
-    in_context(device, "cuLaunchHostFunc", ctypes.c_size_t(stream), function, None)
     try:
+        in_context(device, "cuLaunchHostFunc", ctypes.c_size_t(stream), function, None)
         yield opened
     finally:
         opened.set()

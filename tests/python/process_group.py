@@ -11,11 +11,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from workers import NO_SHARDING, shards_on_cpu
 
-NEEDS_SHARDING_ON_CPU = pytest.mark.skipif(
-    not hasattr(torch.cpu.Stream, "record_event"), reason="FSDP2 of this release of PyTorch runs on GPUs alone"
-)
-"""For tests that train with `fully_shard`, which PyTorch 2.6 cannot do on the CPU."""
+NEEDS_SHARDING_ON_CPU = pytest.mark.skipif(not shards_on_cpu(), reason=NO_SHARDING)
+"""For tests that train with `fully_shard`."""
 
 
 @pytest.fixture(autouse=True, scope="module")

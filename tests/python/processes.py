@@ -83,6 +83,18 @@ def run_all(
     return ended
 
 
+def run_as_it_is(
+    package: str, script: str, folder: Path, *arguments: str, env: Mapping[str, str], timeout: float = 90.0
+) -> Ended:
+    """Runs a script of BytePS or Horovod in two workers of a job with a server, as `python -m gradlane.compat.<package>`."""
+    place = folder / "train.py"
+    place.write_text(script)
+    as_module = [sys.executable, "-m", f"gradlane.compat.{package}", str(place), *arguments]
+    command = [sys.executable, "-m", "gradlane", "run", "-n", "2", "-s", "1", "--", *as_module]
+    [ended] = run_all([(command, env)], timeout=timeout)
+    return ended
+
+
 def kill_group(process: subprocess.Popen) -> None:
     """Kills a leader of a group that has not ended, with everything it started, and waits for its end."""
     if process.poll() is None:

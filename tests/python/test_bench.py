@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from conftest import NO_SHARDING, shards_on_cpu
 from gradlane.cli import BENCH
 from processes import run_all
 
@@ -74,9 +75,9 @@ def test_the_whole_benchmark_runs_from_the_package_too(tmp_path):
     [("doors.py", r"DDP over Gloo adds [-\d.]+ times"), ("tracing.py", r"cost [-+][\d.]+% \(.*3 pairs\)")],
 )
 def test_scripts_that_measure_training_steps_run(script, line):
-    torch = pytest.importorskip("torch")
-    if script == "doors.py" and not hasattr(torch.cpu.Stream, "record_event"):
-        pytest.skip("FSDP2 of this release of PyTorch runs on GPUs alone")
+    pytest.importorskip("torch")
+    if script == "doors.py" and not shards_on_cpu():
+        pytest.skip(NO_SHARDING)
     few = ["--pairs", "3", "--steps", "2"] if script == "tracing.py" else ["--steps", "2"]
     [ended] = run_all([([sys.executable, str(ROOT / "bench" / script), "--short", *few], {})], timeout=120.0)
     assert ended.code == 0 and re.search(line, ended.output), ended.output

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from conftest import NO_SHARDING, shards_on_cpu
 from processes import Running, children, run_all
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -42,10 +43,10 @@ def test_hello_ends_with_one_checksum(workers):
 @pytest.mark.torch
 @pytest.mark.parametrize("framework", ["torch", "fsdp"])
 def test_the_demo_proves_its_three_claims(framework):
-    torch = pytest.importorskip("torch")
+    pytest.importorskip("torch")
     pytest.importorskip("sklearn")
-    if framework == "fsdp" and not hasattr(torch.cpu.Stream, "record_event"):
-        pytest.skip("FSDP2 of this release of PyTorch runs on GPUs alone")
+    if framework == "fsdp" and not shards_on_cpu():
+        pytest.skip(NO_SHARDING)
     ended = run("demo.py", "--framework", framework)
     assert ended.code == 0, ended.output
     assert ended.output.count("PASS  ") == 3, ended.output

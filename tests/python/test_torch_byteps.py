@@ -13,7 +13,7 @@ import pytest
 import torch
 from conftest import IN_WORKER
 from gradlane.errors import InvalidArgumentError, UnsupportedError
-from processes import SAY, Running, free_port, over, run_all, run_python
+from processes import SAY, Running, free_port, over, run_all, run_as_it_is, run_python
 from torch import nn
 from training import TOLERANCE, batches, made, mine, mlp, step, trained_alone
 
@@ -128,11 +128,7 @@ print(byteps.whose, [str(warning.message) for warning in caught])
 
 @OVER_ALL
 def test_a_script_runs_as_it_is(tmp_path, transport):
-    script = tmp_path / "train.py"
-    script.write_text(SCRIPT)
-    as_module = [sys.executable, "-m", "gradlane.compat.byteps", str(script), "training"]
-    command = [sys.executable, "-m", "gradlane", "run", "-n", "2", "-s", "1", "--", *as_module]
-    [ended] = run_all([(command, over(transport))], timeout=90)
+    ended = run_as_it_is("byteps", SCRIPT, tmp_path, "training", env=over(transport))
     assert ended.code == 0, ended.output
     for rank in range(2):
         assert f"training of rank {rank} of 2 ended well" in ended.output
@@ -248,11 +244,8 @@ bps.shutdown()
 
 @OVER_ALL
 def test_two_workers_suspend_and_resume_with_each_others_ranks(tmp_path, transport):
-    script = tmp_path / "train.py"
-    script.write_text(CHANGING_PLACES)
-    as_module = [sys.executable, "-m", "gradlane.compat.byteps", str(script)]
-    command = [sys.executable, "-m", "gradlane", "run", "-n", "2", "-s", "1", "--", *as_module]
-    [ended] = run_all([(command, over(transport) | {"OMP_NUM_THREADS": "1"})], timeout=60)
+    env = over(transport) | {"OMP_NUM_THREADS": "1"}
+    ended = run_as_it_is("byteps", CHANGING_PLACES, tmp_path, env=env, timeout=60.0)
     assert ended.code == 0, ended.output
     for turn in range(2):
         for rank in range(2):

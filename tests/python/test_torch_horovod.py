@@ -2,13 +2,12 @@
 
 import importlib
 import inspect
-import sys
 
 import gradlane.compat.horovod  # so that `import horovod` works
 import pytest
 import torch
 from gradlane.errors import FailedPreconditionError, InvalidArgumentError, MismatchError, UnsupportedError
-from processes import over, run_all
+from processes import over, run_as_it_is
 
 hvd = importlib.import_module("horovod.torch")
 
@@ -112,11 +111,7 @@ def test_what_is_built_in_and_which_numbers_are_powers_of_two():
 
 @OVER_ALL
 def test_a_script_runs_as_it_is(tmp_path, transport):
-    script = tmp_path / "train.py"
-    script.write_text(SCRIPT)
-    as_module = [sys.executable, "-m", "gradlane.compat.horovod", str(script)]
-    command = [sys.executable, "-m", "gradlane", "run", "-n", "2", "-s", "1", "--", *as_module]
-    [ended] = run_all([(command, over(transport))], timeout=90)
+    ended = run_as_it_is("horovod", SCRIPT, tmp_path, env=over(transport))
     assert ended.code == 0, ended.output
     for rank in range(2):
         assert f"rank {rank} of 2 ended well" in ended.output

@@ -213,6 +213,16 @@ def shapes(item: pytest.Item) -> list[Shape]:
     ]
 
 
+NO_SHARDING = "FSDP2 of this release of PyTorch runs on GPUs alone"
+
+
+def shards_on_cpu() -> bool:
+    """Whether `fully_shard` trains on the CPU, which PyTorch 2.6 cannot do; else a test is skipped for `NO_SHARDING`."""
+    import torch
+
+    return hasattr(torch.cpu.Stream, "record_event")
+
+
 def is_forked(shape: Shape) -> bool:
     """Whether the workers are forks of a process that has imported PyTorch, which reads some variables as it is imported."""
     return shape.module.name.startswith("test_torch") and not any(name.startswith("TORCH") for name, _ in shape.env)

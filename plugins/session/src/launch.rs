@@ -196,8 +196,8 @@ pub fn unwrap_join(config: &Config, job: &str, text: &str) -> Result<JoinString>
     sealed::unwrap(config, job, text)
 }
 
-/// Whether this process is told which job it joins: by a join string, the file with it, or an argument. An address in the environment alone does not say so, because a shell may still have
-/// BytePS's variables when it starts a process that trains alone.
+/// Whether this process is told which job it joins: by a join string, the file with it, or an argument. An address in the environment alone
+/// does not say so, because a shell may still have BytePS's variables when it starts a process that trains alone.
 fn is_invited(config: &Config) -> bool {
     let is_called = config.coordinator_host.is_some() && *config.origin("coordinator_host") == Origin::Argument;
     config.join.is_some() || config.join_file.is_some() || is_called

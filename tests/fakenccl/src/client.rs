@@ -37,8 +37,8 @@ impl Control {
 
     /// A number by name: `live_comms`, `begun` and `executed` (operations that this process's ranks began, and did to their end),
     /// `call_nanoseconds` (how long calls took the threads that end groups of communicators that do not block, until these knew that they
-    /// were done, so with the thread that such a group starts), `contexts_made` (contexts on the first device, because a thread that called had none), or the name of a
-    /// function for how often it was called.
+    /// were done, so with the thread that such a group starts), `contexts_made` (contexts on the first device, because a thread that called
+    /// had none), or the name of a function for how often it was called.
     pub fn counter(&self, name: &str) -> u64 {
         let name = text(name);
         let mut value = 0;

@@ -84,6 +84,7 @@ impl CudaDevice {
         self.driver.ordinals().count()
     }
 
+    /// Checks a job, and submits it if there is something to copy; `here` as in [`submit`](Self::submit).
     fn begin(&self, job: Job, here: bool) {
         match route(&job.transfer) {
             Ok(Some((device, direction))) => self.submit(device, direction, job, here),

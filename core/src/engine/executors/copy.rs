@@ -30,14 +30,11 @@ pub(super) fn to_host(
     let len = usize::try_from(bytes).expect("at most PART_BYTES_MAX");
     // A server of this machine reads this memory in place. For other transports it is ordinary memory.
     let shown = link.is_some_and(|link| shared.transport.capabilities(link).zero_copy);
-    let lease = match (here, device.lease_again(from, len, shown)) {
-        (_, Some(lease)) => Ok(lease),
-        (true, None) => return false,
-        (false, None) => device.lease(from, len, shown),
-    };
+    let lease = if here { device.lease_again(from, len, shown).map(Ok) } else { Some(device.lease(from, len, shown)) };
     let staging = match lease {
-        Ok(lease) => Staging::new(lease),
-        Err(error) => {
+        None => return false,
+        Some(Ok(lease)) => Staging::new(lease),
+        Some(Err(error)) => {
             shared.report(|state, now| state.worker.handle_copied(now, task.id, Err(error)));
             return true;
         }
