@@ -111,6 +111,14 @@ impl<F: Fn(u64) -> Fate + Send + Sync> Transport for Tap<F> {
         self.inner.abandon(exchange);
     }
 
+    fn cork(&self) {
+        self.inner.cork();
+    }
+
+    fn uncork(&self) {
+        self.inner.uncork();
+    }
+
     fn disconnect(&self, link: LinkId) {
         self.inner.disconnect(link);
     }

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::bell::Bell;
+use super::burst::Burst;
 use super::dial::dial;
 use super::executors::execute;
 use super::job::Job;
@@ -74,8 +75,10 @@ impl Dispatcher {
 
     /// Executes the next tasks of `stage`, at most `tasks_max`, as long as they are short, and leaves the rest to the stage's thread.
     fn run_here(&self, shared: &Arc<Shared>, stage: Stage, bytes_max: u64, tasks_max: usize) {
+        let mut burst = Burst::of(stage, &*shared.transport);
         for _ in 0..tasks_max {
             let Ok(Some(job)) = shared.with(|state, now| state.take_short(now, stage, bytes_max)) else { break };
+            burst.add(job.task.bytes);
             if let Some(left) = execute(shared, job, bytes_max) {
                 self.left().push_back(left);
                 return self.bell(stage).ring();

@@ -14,6 +14,7 @@
 //! [`Membership`](crate::runtime::Membership) holds the connection to the coordinator, [`Timer`](crate::runtime::Timer) wakes for deadlines; an idle engine runs none of its threads.
 
 mod bell;
+mod burst;
 mod followed;
 mod handle;
 mod loans;

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
+use super::burst::Burst;
 use super::dispatcher::Dispatcher;
 use super::executors::execute;
 use super::shared::Shared;
@@ -14,11 +15,15 @@ pub(super) fn spawn(stage: Stage, shared: Arc<Shared>, dispatcher: Arc<Dispatche
     let run = move || {
         loop {
             dispatcher.bell(stage).wait();
+            let mut burst = Burst::of(stage, &*shared.transport);
             while let Some(job) = dispatcher.take(&shared, stage) {
+                let bytes = job.task.bytes;
                 tracing::trace!(%stage, part = %job.task.part, round = job.task.round.0, "task taken");
                 // After a panic the next `take` refuses.
                 let _ = shared.guard(|| execute(&shared, job, 0));
+                burst.add(bytes);
             }
+            drop(burst);
             if shared.look(|state| state.closed) {
                 return;
             }

@@ -106,6 +106,13 @@ pub trait Transport: Progress + Send + Sync {
     /// ignored.
     fn abandon(&self, exchange: ExchangeId);
 
+    /// More calls follow at once. A transport may wait for them, until [`uncork`](Self::uncork), before it begins to send. If it began with
+    /// the first part alone, that part's server would get so much before the others get anything that their links idle meanwhile.
+    fn cork(&self) {}
+
+    /// Ends what one call of [`cork`](Self::cork) began. Each call of it needs one of these, soon.
+    fn uncork(&self) {}
+
     /// Closes a link; its exchanges fail.
     fn disconnect(&self, link: LinkId);
 

@@ -127,6 +127,14 @@ impl Transport for Router {
         self.of(exchange).abandon(exchange);
     }
 
+    fn cork(&self) {
+        self.quic.cork();
+    }
+
+    fn uncork(&self) {
+        self.quic.uncork();
+    }
+
     fn disconnect(&self, link: LinkId) {
         let (transport, link) = self.at(link);
         transport.disconnect(link);

@@ -6,7 +6,7 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
 
 use rustix::event::{EventfdFlags, eventfd};
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender, WeakUnboundedSender};
@@ -18,7 +18,7 @@ use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender, WeakUnboundedS
 pub(super) fn channel<T>() -> io::Result<(Commands<T>, Inbox<T>)> {
     let (sender, receiver) = mpsc::unbounded_channel();
     let bell = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?;
-    let bell = Arc::new(Bell { event: bell, sleeping: AtomicBool::new(false) });
+    let bell = Arc::new(Bell { event: bell, sleeping: AtomicBool::new(false), corks: AtomicUsize::new(0) });
     Ok((Commands { sender: Some(sender), bell: Arc::clone(&bell) }, Inbox { receiver, bell }))
 }
 
@@ -38,12 +38,21 @@ impl<T> Commands<T> {
     pub(super) fn send(&self, command: T) -> Result<(), T> {
         let sender = self.sender.as_ref().expect("taken only by drop");
         sender.send(command).map_err(|refused| refused.0)?;
-        self.bell.ring();
+        self.bell.ring_if_open();
         Ok(())
     }
-}
 
-impl<T> Commands<T> {
+    /// Commands do not wake the loop from now on.
+    pub(super) fn cork(&self) {
+        self.bell.corks.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Ends what one call of [`cork`](Self::cork) began.
+    pub(super) fn uncork(&self) {
+        self.bell.corks.fetch_sub(1, Ordering::SeqCst);
+        self.bell.ring();
+    }
+
     /// A callers' end that does not keep the loop running.
     pub(super) fn downgrade(&self) -> WeakCommands<T> {
         let sender = self.sender.as_ref().expect("taken only by drop");
@@ -140,9 +149,19 @@ impl<T> Inbox<T> {
 struct Bell {
     event: OwnedFd,
     sleeping: AtomicBool,
+    /// How many callers will ring it soon, when all their commands are in the queue.
+    corks: AtomicUsize,
 }
 
 impl Bell {
+    /// Rings unless it is corked: then whoever uncorks it rings, after this caller's command was put into the queue.
+    fn ring_if_open(&self) {
+        fence(Ordering::SeqCst);
+        if self.corks.load(Ordering::SeqCst) == 0 {
+            self.ring();
+        }
+    }
+
     fn ring(&self) {
         fence(Ordering::SeqCst);
         if self.sleeping.load(Ordering::SeqCst) && self.sleeping.swap(false, Ordering::SeqCst) {
@@ -180,6 +199,19 @@ mod tests {
         commands.send(2).unwrap();
         assert!(rung());
         assert!(!rung(), "once");
+    }
+
+    #[test]
+    fn a_corked_bell_rings_when_anybody_uncorks_it() {
+        let (commands, inbox) = channel().unwrap();
+        let rung = || rustix::io::read(&inbox.bell.event, &mut [0; 8]).is_ok();
+        assert!(inbox.doze());
+        commands.cork();
+        commands.cork();
+        commands.send(1).unwrap();
+        assert!(!rung());
+        commands.uncork();
+        assert!(rung(), "who uncorks it again and again must not hold others up");
     }
 
     #[test]

@@ -66,6 +66,14 @@ impl Transport for QuicTransport {
         self.call(Call::Abandon { exchange });
     }
 
+    fn cork(&self) {
+        self.calls.cork();
+    }
+
+    fn uncork(&self) {
+        self.calls.uncork();
+    }
+
     fn disconnect(&self, link: LinkId) {
         self.call(Call::Disconnect { link });
     }

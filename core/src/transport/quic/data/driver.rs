@@ -348,12 +348,14 @@ impl Net {
     /// Sends datagrams, in small turns of the connections. A connection that has more to send stays in `stirred`.
     ///
     /// The turns are small because a server sums what came from every worker. If a worker sent everything for one server first, and each
-    /// worker chose another server, no server could send anything back.
+    /// worker chose another server, no server could send anything back. If all workers chose the same server, the others would wait for
+    /// their first bytes. What their links could have carried meanwhile is never made up for.
     fn transmit<R: Role>(&mut self, role: &mut R) -> bool {
         if self.stirred.is_empty() || !self.wire.flush() {
             return false;
         }
         let now = now();
+        let is_alone = self.lines.len() == 1;
         let mut bytes = 0;
         let mut waiting: Vec<(ConnectionHandle, Share)> =
             std::mem::take(&mut self.stirred).into_iter().map(|handle| (handle, role.share(handle))).collect();
@@ -364,7 +366,8 @@ impl Net {
                 waiting.swap_remove(place);
                 continue;
             };
-            let segments = self.wire.segments(line.connection.current_mtu());
+            let batch_bytes = if is_alone { usize::MAX } else { waiting[place].1.batch_bytes() };
+            let segments = self.wire.segments(line.connection.current_mtu(), batch_bytes);
             self.buffer.clear();
             match line.connection.poll_transmit(now, segments, &mut self.buffer) {
                 Some(transmit) => {

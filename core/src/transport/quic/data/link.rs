@@ -99,6 +99,6 @@ impl Link {
     /// How much it has to send. Its urgency is that of the bytes that it sends next, not of those that wait for an acknowledgement.
     pub(super) fn share(&self) -> Share {
         let next = self.writers.first().map(|(Reverse(precedence), _)| *precedence);
-        Share { urgency: self.handed.most_urgent(next, &self.pushing), bytes: self.bytes_open }
+        Share { urgency: self.handed.most_urgent(next, &self.pushing), bytes: self.bytes_open, open: self.bytes_open }
     }
 }

@@ -18,6 +18,8 @@ pub(super) struct Served {
     pub(super) precedence: i32,
     /// Of the request; the answer goes by it.
     pub(super) urgency: u8,
+    /// Bytes of the part; none until the header was read.
+    pub(super) part_bytes: u64,
     header: HeaderReader,
     /// Absent until the header was read.
     state: Option<ServerExchange>,
@@ -48,6 +50,7 @@ impl Served {
             stream,
             precedence: 0,
             urgency: 0,
+            part_bytes: 0,
             header: HeaderReader::default(),
             state: None,
             unsent: Vec::new(),
@@ -102,7 +105,7 @@ impl Served {
         }
         match self.header.finish(peer).and_then(|header| header.into_request(peer)) {
             Ok(header) => {
-                self.urgency = header.urgency();
+                (self.urgency, self.part_bytes) = (header.urgency(), header.part_bytes());
                 self.state = Some(ServerExchange::new(&header));
                 Found::Opened(header)
             }

@@ -53,6 +53,8 @@ struct Link {
     peer: String,
     answers: u32,
     streams: BTreeMap<StreamId, Served>,
+    /// Bytes of all its exchanges.
+    bytes_open: u64,
     /// Streams with something to write, the most urgent first.
     writers: BTreeSet<(Reverse<i32>, StreamId)>,
     /// Exchanges whose answer was begun and has not reached the peer.
@@ -169,7 +171,7 @@ impl Role for Server {
         let link = self.owners.get(&connection).and_then(|link| self.links.get(link));
         // A writer may wait for its sum instead of for the connection, so that only what was handed over says what is sent next.
         let urgency = |link: &Link| link.handed.most_urgent(None, &link.answering);
-        Share { urgency: link.map_or(0, urgency), bytes: 0 }
+        Share { urgency: link.map_or(0, urgency), bytes: 0, open: link.map_or(0, |link| link.bytes_open) }
     }
 
     fn is_waiting(&self) -> bool {
@@ -275,7 +277,7 @@ impl Server {
         let peer = format!("{} {} at {address}", identity.role, identity.node);
         let (streams, writers) = (BTreeMap::new(), BTreeSet::new());
         let (answering, handed) = (Classes::default(), Handed::default());
-        self.links.insert(link, Link { handle, peer, answers: 0, streams, writers, answering, handed });
+        self.links.insert(link, Link { handle, peer, answers: 0, streams, bytes_open: 0, writers, answering, handed });
         self.owners.insert(handle, link);
         self.tell(Incoming::LinkUp { link, node: identity.node, address: address.to_string() });
     }
@@ -351,6 +353,7 @@ impl Server {
             match served.read(connection, &link.peer) {
                 Found::Nothing => return,
                 Found::Opened(header) => {
+                    link.bytes_open += served.part_bytes;
                     self.exchanges.insert(exchange, (id, stream));
                     self.tell(Incoming::Opened { link: id, exchange, header });
                 }
@@ -398,6 +401,7 @@ impl Server {
     fn forget(&mut self, net: &mut Net, id: LinkId, stream: StreamId) -> Option<ExchangeId> {
         let link = self.links.get_mut(&id)?;
         let served = link.streams.remove(&stream)?;
+        link.bytes_open -= served.part_bytes;
         if served.is_answering() {
             link.answering.leave(served.precedence);
         }

@@ -59,7 +59,8 @@ fn loopback_is_used_in_its_full_width() {
     let world = Trying::new(Settings::default());
     let (server, worker) = connected(&world);
     server.still_serves(&worker);
-    world.exchange(server, &worker, 1 << 20);
+    let _echo = server.echo();
+    world.exchange(1, &worker, 1 << 20);
     assert!(world.largest.load(Ordering::Relaxed) > 65_000);
 }
 
@@ -68,8 +69,28 @@ fn no_datagram_is_larger_than_allowed() {
     let settings = Settings { datagram_bytes_max: Some(1_452), ..Settings::default() };
     let world = Trying::new(settings);
     let (server, worker) = connected(&world);
-    world.exchange(server, &worker, 1 << 20);
+    let _echo = server.echo();
+    world.exchange(1, &worker, 1 << 20);
     assert_eq!(world.largest.load(Ordering::Relaxed), 1_452);
+}
+
+#[test]
+fn servers_of_a_small_sum_take_turns_in_small_batches() {
+    let settings = Settings { datagram_bytes_max: Some(1_452), ..Settings::default() };
+    let world = Trying::new(settings);
+    let can_batch = world.wire("127.0.0.1:0").segments(1_452, usize::MAX) > 1;
+    let (server, worker) = connected(&world);
+    let (other, _lost) = connect(&*worker.transport, server.peer.clone());
+    other.soon().unwrap();
+    let _echo = server.echo();
+    let largest_batch = |id: u64, bytes: usize| {
+        world.exchange(id, &worker, bytes);
+        world.largest_batch.load(Ordering::Relaxed)
+    };
+    let small = largest_batch(1, 1 << 20);
+    assert!(small <= 24 << 10, "{small}");
+    let large = largest_batch(2, 4 << 20);
+    assert!(!can_batch || large > 24 << 10, "{large}");
 }
 
 #[test]
@@ -179,27 +200,29 @@ struct Trying {
     has_failed: Arc<AtomicBool>,
     loss_percent: Arc<AtomicU64>,
     largest: Arc<AtomicUsize>,
+    largest_batch: Arc<AtomicUsize>,
 }
 
 impl Trying {
     fn new(settings: Settings) -> Self {
         let mut world = Loopback::new();
         world.settings = settings;
-        Self { world, has_failed: Arc::default(), loss_percent: Arc::default(), largest: Arc::default() }
+        let (has_failed, loss_percent) = (Arc::default(), Arc::default());
+        Self { world, has_failed, loss_percent, largest: Arc::default(), largest_batch: Arc::default() }
     }
 
     fn wire(&self, address: &str) -> Wire {
         let mut wire = open(socket::bind(address.parse().unwrap(), 1 << 20).unwrap()).unwrap();
         (wire.trial.loss_percent, wire.trial.largest) = (Arc::clone(&self.loss_percent), Arc::clone(&self.largest));
+        wire.trial.largest_batch = Arc::clone(&self.largest_batch);
         wire.trial.has_failed = Arc::clone(&self.has_failed);
         wire
     }
 
-    fn exchange(&self, server: Server, worker: &Worker, bytes: usize) {
-        let _echo = server.echo();
+    fn exchange(&self, id: u64, worker: &Worker, bytes: usize) {
         let (mut pushed, mut pulled) = (pattern(bytes, 1), vec![0; bytes]);
-        worker.push(ExchangeId(1), &mut pushed);
-        sum_of(worker.pull(ExchangeId(1), &mut pulled).soon());
+        worker.push(ExchangeId(id), &mut pushed);
+        sum_of(worker.pull(ExchangeId(id), &mut pulled).soon());
         assert!(pushed == pulled);
     }
 }

@@ -103,10 +103,11 @@ impl Wire {
         Ok(received > 0)
     }
 
-    /// How many datagrams of `bytes` go into one call.
-    pub(super) fn segments(&self, bytes: u16) -> usize {
+    /// How many datagrams of `bytes` go into one call that sends at most `batch_bytes`, but at least one datagram.
+    pub(super) fn segments(&self, bytes: u16, batch_bytes: usize) -> usize {
         // Segmentation offload takes no more than an IP packet holds.
-        (usize::from(DATAGRAM_BYTES_MAX) / usize::from(bytes).max(1)).clamp(1, self.state.max_gso_segments())
+        let batch_bytes = batch_bytes.min(DATAGRAM_BYTES_MAX.into());
+        (batch_bytes / usize::from(bytes).max(1)).clamp(1, self.state.max_gso_segments())
     }
 
     /// Sends a batch, or keeps it if the kernel has no room. Returns whether the socket takes more.
@@ -192,6 +193,8 @@ pub(super) struct Trial {
     pub(super) has_failed: std::sync::Arc<std::sync::atomic::AtomicBool>,
     /// Bytes of the largest.
     pub(super) largest: std::sync::Arc<std::sync::atomic::AtomicUsize>,
+    /// Bytes of the largest batch that one call sent.
+    pub(super) largest_batch: std::sync::Arc<std::sync::atomic::AtomicUsize>,
     random: u64,
 }
 
@@ -199,6 +202,7 @@ pub(super) struct Trial {
 impl Trial {
     fn look_at(&mut self, batches: &mut Vec<Batch>) {
         for Batch { from, to, ecn, mut datagrams, stride } in std::mem::take(batches) {
+            self.largest_batch.fetch_max(datagrams.len(), std::sync::atomic::Ordering::Relaxed);
             while !datagrams.is_empty() {
                 let datagram = datagrams.split_to(stride.min(datagrams.len()));
                 self.largest.fetch_max(datagram.len(), std::sync::atomic::Ordering::Relaxed);
