@@ -78,11 +78,12 @@ impl Dispatcher {
         let mut burst = Burst::of(stage, &*shared.transport);
         for _ in 0..tasks_max {
             let Ok(Some(job)) = shared.with(|state, now| state.take_short(now, stage, bytes_max)) else { break };
-            burst.add(job.task.bytes);
+            let bytes = job.task.bytes;
             if let Some(left) = execute(shared, job, bytes_max) {
                 self.left().push_back(left);
                 return self.bell(stage).ring();
             }
+            burst.add(bytes);
         }
         if shared.look(|state| state.worker.has_ready(stage)) {
             self.bell(stage).ring();

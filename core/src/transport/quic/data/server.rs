@@ -168,10 +168,11 @@ impl Role for Server {
 
     /// Workers are served alike: a sum is of use when all of them have it.
     fn share(&self, connection: ConnectionHandle) -> Share {
-        let link = self.owners.get(&connection).and_then(|link| self.links.get(link));
+        let Some(link) = self.owners.get(&connection).and_then(|link| self.links.get(link)) else {
+            return Share::default();
+        };
         // A writer may wait for its sum instead of for the connection, so that only what was handed over says what is sent next.
-        let urgency = |link: &Link| link.handed.most_urgent(None, &link.answering);
-        Share { urgency: link.map_or(0, urgency), bytes: 0, open: link.map_or(0, |link| link.bytes_open) }
+        Share { urgency: link.handed.most_urgent(None, &link.answering), bytes: 0, open: link.bytes_open }
     }
 
     fn is_waiting(&self) -> bool {
