@@ -14,7 +14,8 @@ unexport PYTHONDONTWRITEBYTECODE
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
 
-# Each test that is skipped adds a line to a file here, its name and the reason. Where CI is root, a test that needs root fails instead.
+# Each test that is skipped adds a line to a file here, its name and the reason. Where CI is root, only the reasons in
+# tests/allowed_skips.txt hold; any other skip fails.
 SKIPS := $(abspath target/skipped-tests)
 count_skips = cat $(1) 2>/dev/null | awk -F '\t' '{ by[$$2]++ } END { print "Skipped: " NR; for (why in by) print "  " by[why] " x " why }'
 

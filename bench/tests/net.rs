@@ -53,7 +53,7 @@ fn loss_is_measured_against_tcp_and_loses_nothing() {
     let written = std::fs::read_to_string(json).expect("it was written");
     assert!(written.contains(r#""contender": "tcp""#) && written.contains(r#""variant": "heavy""#), "{written}");
     let text = stdout(&output);
-    assert!(text.contains("with loss of 1/1000: ours moves") && text.contains("0 elements wrong"), "{output:?}");
+    assert!(text.contains("with loss of 1/1000: our goodput is") && text.contains("0 elements wrong"), "{output:?}");
     assert_eq!(output.status.code(), Some(0), "{output:?}");
 }
 
@@ -129,8 +129,10 @@ fn skipped(output: &Output) -> bool {
     // Containers may have root and yet no right to make namespaces, or a kernel without the queue.
     let needs = if says(&["need root", "unshare --", "Operation not permitted"]) {
         "needs root"
-    } else if says(&["is not installed", "qdisc kind is unknown", "nft -f"]) {
-        "needs shaped links"
+    } else if says(&["is not installed"]) {
+        "needs a program"
+    } else if says(&["qdisc kind is unknown", "nft -f"]) {
+        "needs shaped links of the kernel"
     } else {
         return false;
     };

@@ -143,13 +143,22 @@ def record_as_passed(test: str) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Makes a skip for want of root a failure where CI is root: there the test can run."""
+    """Makes a skip a failure where CI is root and installs what tests need, unless `allowed_skips.txt` names the reason."""
     report = yield
     is_root_on_ci = os.environ.get("CI") == "true" and os.geteuid() == 0
-    if report.skipped and is_root_on_ci and why_skipped(report).startswith("needs root"):
+    if report.skipped and is_root_on_ci and not why_skipped(report).startswith(allowed_skips()):
         report.outcome = "failed"
-        report.longrepr = f"a test that CI runs as root was skipped: {why_skipped(report)}"
+        report.longrepr = (
+            f"a test was skipped in CI: {why_skipped(report)}; let .ci/run install what it needs, "
+            "or add the reason to tests/allowed_skips.txt"
+        )
     return report
+
+
+def allowed_skips() -> tuple[str, ...]:
+    """How the reasons begin for which CI may skip a test."""
+    lines = (Path(__file__).parents[1] / "allowed_skips.txt").read_text().splitlines()
+    return tuple(line.partition("\t")[0] for line in lines if not line.startswith("#"))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
