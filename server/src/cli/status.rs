@@ -108,7 +108,7 @@ pub(super) fn text(answers: &[Answer], columns: Option<u16>) -> String {
 fn job_text(Answer { leader, status }: &Answer, columns: Option<u16>) -> String {
     let view = &status.view;
     let mut text = format!(
-        "job {}: {}, {}, {}, epoch {}\n",
+        "job {}: {}, {}, {}, {}\n",
         view.job,
         phase(&view.phase),
         counted(view.workers().count(), "worker"),
@@ -294,7 +294,7 @@ mod tests {
     #[test]
     fn sizes_are_short() {
         for (size, shown) in
-            [(0, "0 B"), (64, "64 B"), (4096, "4 KiB"), (4 << 20 | 1 << 18, "4.2 MiB"), (1536, "1.5 KiB")]
+            [(0, "0"), (64, "64 B"), (4096, "4 KiB"), (4 << 20 | 1 << 18, "4.2 MiB"), (1536, "1.5 KiB")]
         {
             assert_eq!(bytes(size), shown);
         }

@@ -35,7 +35,8 @@ impl Listed {
     /// Lists the job that this process leads from now on. Nothing if there is no directory for it, or if it cannot be written: then the job
     /// runs all the same, and `gradlane status` needs its join string.
     pub fn here(config: &Config, join: &JoinString) -> Option<Self> {
-        let state_dir = config.state_dir.as_deref()?;
+        // Settings that were not loaded, as in tests, still hold the `~` of the default.
+        let state_dir = config.state_dir.as_deref().filter(|path| !path.starts_with("~"))?;
         jobs(state_dir); // removes what killed processes left
         let directory = directory(state_dir);
         let author = Author::this();
