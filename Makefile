@@ -19,12 +19,15 @@ help: ## this list
 SKIPS := $(abspath target/skipped-tests)
 count_skips = cat $(1) 2>/dev/null | awk -F '\t' '{ by[$$2]++ } END { print "Skipped: " NR; for (why in by) print "  " by[why] " x " why }'
 
+# A long step of the set-up: what it does, and the seconds that it takes on two cores with nothing built or downloaded yet.
+STEP := $(PYTHON) python/step.py
+
 # The environment of each framework.
 FRAMEWORK := torch
 DEMO_VENV := $(if $(filter torch fsdp,$(FRAMEWORK)),$(VENV),.venv-$(if $(filter keras,$(FRAMEWORK)),tensorflow,$(FRAMEWORK)))
 
 demo: $(DEMO_VENV)/installed ## two workers, two servers, real images; checks itself; FRAMEWORK=fsdp shards the model, keras, tensorflow and jax are others than PyTorch
-	$(DEMO_VENV)/bin/python examples/demo.py --framework $(FRAMEWORK)
+	@$(DEMO_VENV)/bin/python examples/demo.py --framework $(FRAMEWORK)
 
 test: lint test-rust test-python ## everything CI runs
 	@$(call count_skips,$(SKIPS)/rust $(SKIPS)/python)
@@ -170,23 +173,23 @@ ptx: $(VENV)/requirements ## the PTX of the kernels for devices, after a change 
 
 # uv installs in seconds what takes pip minutes; it comes from the registry like everything else.
 $(VENV)/bin/uv:
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet uv
+	@$(STEP) "Making a Python environment in $(VENV)" 15 -- $(PYTHON) -m venv $(VENV)
+	@$(STEP) "Installing uv" 5 -- $(BIN)/python -m pip install --quiet uv
 
 $(VENV)/requirements: python/requirements-dev.txt | $(VENV)/bin/uv
-	$(BIN)/uv pip install --system-certs --quiet --python $(BIN)/python -r python/requirements-dev.txt
-	touch $@
+	@$(STEP) "Installing Python packages" 60 -- $(BIN)/uv pip install --system-certs --quiet --python $(BIN)/python -r python/requirements-dev.txt
+	@touch $@
 
 RUST_SOURCES := $(shell find core server plugins python bench -name '*.rs' -o -name Cargo.toml) Cargo.toml Cargo.lock pyproject.toml
 # What TensorFlow and XLA load; see ARCHITECTURE.md.
 OP_LIBRARIES := libgradlane_tensorflow_op.so libgradlane_xla_ffi.so
 # The library for C, target/release/libgradlane_session.so, comes with the benchmark: what both need is then compiled once.
 $(VENV)/installed: $(VENV)/requirements $(RUST_SOURCES)
-	cargo build --quiet --release -p gradlane-bench -p gradlane-session -p gradlane-tensorflow-op -p gradlane-xla-ffi
-	mkdir -p plugins/gradlane/bin
-	for file in gradlane-bench $(OP_LIBRARIES); do strip -o plugins/gradlane/bin/$$file target/release/$$file; done
-	VIRTUAL_ENV=$(abspath $(VENV)) $(BIN)/maturin develop --release --quiet
-	touch $@
+	@$(STEP) "Building the engine" 240 -- cargo build --release -p gradlane-bench -p gradlane-session -p gradlane-tensorflow-op -p gradlane-xla-ffi
+	@mkdir -p plugins/gradlane/bin
+	@for file in gradlane-bench $(OP_LIBRARIES); do strip -o plugins/gradlane/bin/$$file target/release/$$file; done
+	@VIRTUAL_ENV=$(abspath $(VENV)) $(STEP) "Building the Python module" 60 -- $(BIN)/maturin develop --release
+	@touch $@
 
 clean: ## forget everything that was built or installed
 	rm -rf target fuzz/target $(VENV) dist

@@ -34,11 +34,12 @@ def main() -> int:
     torch.manual_seed(gl.rank())  # different on purpose: the wrapper broadcasts rank 0
     (inputs, labels), test = digits()
     model = gl.DistributedDataParallel(network(options.seed))
-    before, seconds = gl.metrics(), train(model, inputs, labels, options)
+    before = gl.metrics()
+    seconds, losses = train(model, inputs, labels, options)
 
     reached = accuracy(model, *test)
     if options.save:
-        save(options.save, model.module.state_dict().values())
+        save(options.save, model.module.state_dict().values(), losses)
     if gl.rank() == 0:
         report(options.steps, seconds, reached, before, gl.metrics())
     gl.shutdown()
@@ -50,7 +51,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=100, help="optimizer steps (default 100)")
     parser.add_argument("--batch", type=int, default=128, help="samples a step over all workers (default 128)")
     parser.add_argument("--seed", type=int, default=1, help="of initial weights and batches (default 1)")
-    parser.add_argument("--save", type=Path, help="folder for the final weights of each rank")
+    parser.add_argument("--save", type=Path, help="folder for the final weights and the losses of each rank")
     parser.add_argument("--check", action="store_true", help=f"fail if the test accuracy is below {ACCURACY_MIN:.0%}")
     return parser.parse_args()
 
@@ -88,10 +89,13 @@ def network(seed: int) -> nn.Module:
     )
 
 
-def train(model: nn.Module, inputs: torch.Tensor, labels: torch.Tensor, options: argparse.Namespace) -> float:
-    """Trains on this worker's share of each batch. Returns the seconds that it took."""
+def train(
+    model: nn.Module, inputs: torch.Tensor, labels: torch.Tensor, options: argparse.Namespace
+) -> tuple[float, list[float]]:
+    """Trains on this worker's share of each batch. Returns the seconds that it took, and this worker's loss at each step."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3)
     draw = torch.Generator().manual_seed(options.seed)
+    losses = []
     started = time.perf_counter()
     with Progress(options.steps, is_shown=gl.rank() == 0) as progress:
         for step in range(options.steps):
@@ -100,14 +104,16 @@ def train(model: nn.Module, inputs: torch.Tensor, labels: torch.Tensor, options:
             loss = F.cross_entropy(model(inputs[batch]), labels[batch])
             loss.backward()
             optimizer.step()
-            progress.advance(step, loss.item())
-    return time.perf_counter() - started
+            losses.append(loss.item())
+            progress.advance(step, losses[-1])
+    return time.perf_counter() - started, losses
 
 
-def save(folder: Path, weights: Iterable[torch.Tensor]) -> None:
-    """Writes this worker's weights."""
+def save(folder: Path, weights: Iterable[torch.Tensor], losses: list[float]) -> None:
+    """Writes this worker's weights, and its loss at each step."""
     folder.mkdir(parents=True, exist_ok=True)
     np.savez(folder / f"rank{gl.rank()}.npz", *[tensor.numpy() for tensor in weights])
+    np.save(folder / f"losses{gl.rank()}.npy", losses)
 
 
 @torch.no_grad()

@@ -34,11 +34,12 @@ def main() -> int:
         if any(True for _ in layer.parameters()):
             fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
-    before, seconds = gl.metrics(), train(model, inputs, labels, options)
+    before = gl.metrics()
+    seconds, losses = train(model, inputs, labels, options)
 
     reached = accuracy(model, *test)
     if options.save:
-        save(options.save, [weight.full_tensor() for weight in model.state_dict().values()])
+        save(options.save, [weight.full_tensor() for weight in model.state_dict().values()], losses)
     if gl.rank() == 0:
         report(options.steps, seconds, reached, before, gl.metrics())
     distributed.destroy_process_group()

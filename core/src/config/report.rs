@@ -7,16 +7,18 @@ use super::knobs::{Config, KNOBS, Knob};
 use super::origin::Origin;
 
 impl Config {
-    /// A table of all knobs by topic: name, value, where the value came from, meaning. Secrets are masked.
+    /// All knobs, with their topic: name, value, where the value came from, meaning. Secrets are masked.
+    pub fn rows(&self) -> impl Iterator<Item = (&'static str, [String; 4])> {
+        KNOBS.iter().map(|knob| {
+            let value = knob.value(self);
+            let value = if value.is_empty() { "-".to_owned() } else { value };
+            (knob.topic, [knob.name.to_owned(), value, self.origin(knob.name).to_string(), knob.doc.to_owned()])
+        })
+    }
+
+    /// [`rows`](Self::rows) as a text, one line a knob.
     pub fn report(&self) -> String {
-        let rows: Vec<[String; 4]> = KNOBS
-            .iter()
-            .map(|knob| {
-                let value = knob.value(self);
-                let value = if value.is_empty() { "-".to_owned() } else { value };
-                [knob.name.to_owned(), value, self.origin(knob.name).to_string(), knob.doc.to_owned()]
-            })
-            .collect();
+        let rows: Vec<[String; 4]> = self.rows().map(|(_, row)| row).collect();
         let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
         let (names, values, origins) = (width(0), width(1), width(2));
         let mut text = String::new();

@@ -6,4 +6,4 @@ mod table;
 mod text;
 
 pub use table::{Instance, Kind, METRICS, Metric, ServerMetrics, Unit, WorkerMetrics};
-pub use text::{prometheus, report};
+pub use text::{prometheus, report, rows};

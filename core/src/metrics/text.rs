@@ -31,25 +31,27 @@ pub fn prometheus(instances: &[Instance]) -> String {
     text
 }
 
-/// A table of all metrics by scope: name, kind, unit, name in Prometheus, meaning.
+/// All metrics, each with the heading of its scope: name, kind, unit, name in Prometheus, meaning.
+pub fn rows() -> impl Iterator<Item = (String, [String; 5])> {
+    METRICS.iter().map(|metric| {
+        let unit = metric.unit.name().unwrap_or("-");
+        let row = [metric.name, metric.kind.name(), unit, &exported_name(metric), metric.help].map(str::to_owned);
+        (format!("Each {}, in Prometheus with the label `{}`", metric.scope, metric.label), row)
+    })
+}
+
+/// [`rows`] as a text, one line a metric.
 pub fn report() -> String {
-    let rows: Vec<[String; 5]> = METRICS
-        .iter()
-        .map(|metric| {
-            let unit = metric.unit.name().unwrap_or("-");
-            [metric.name, metric.kind.name(), unit, &exported_name(metric), metric.help].map(str::to_owned)
-        })
-        .collect();
+    let (headings, rows): (Vec<String>, Vec<[String; 5]>) = rows().unzip();
     let width = |column: usize| rows.iter().map(|row| row[column].len()).max().unwrap_or(0);
     let (names, kinds, units, exported_names) = (width(0), width(1), width(2), width(3));
     let mut text = String::new();
-    let mut scope = "";
-    for (metric, [name, kind, unit, exported, help]) in METRICS.iter().zip(&rows) {
-        if scope != metric.scope {
-            let gap = if scope.is_empty() { "" } else { "\n" };
-            scope = metric.scope;
-            writeln!(text, "{gap}Each {scope}, in Prometheus with the label `{}`", metric.label)
-                .expect("a String takes all");
+    let mut last = "";
+    for (heading, [name, kind, unit, exported, help]) in headings.iter().zip(&rows) {
+        if last != heading {
+            let gap = if last.is_empty() { "" } else { "\n" };
+            last = heading;
+            writeln!(text, "{gap}{heading}").expect("a String takes all");
         }
         writeln!(text, "  {name:names$}  {kind:kinds$}  {unit:units$}  {exported:exported_names$}  {help}")
             .expect("a String takes all");

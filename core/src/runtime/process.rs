@@ -88,9 +88,15 @@ pub fn announced(bound: &str, advertise: Option<&str>, towards: &str) -> String 
     let any = matches!(host, "0.0.0.0" | "[::]");
     match advertise {
         Some(advertise) => format!("{advertise}:{port}"),
-        None if any => format!("{}:{port}", route(towards).unwrap_or_else(|| "127.0.0.1".to_owned())),
+        None if any => format!("{}:{port}", route(towards).unwrap_or_else(|| loopback().to_owned())),
         None => bound.to_owned(),
     }
+}
+
+/// The host part of this machine's loopback address, as in `host:port`: that of IPv4, or that of IPv6 where there is no other.
+pub fn loopback() -> &'static str {
+    let has = |host: &str| UdpSocket::bind((host, 0)).is_ok();
+    if !has("127.0.0.1") && has("::1") { "[::1]" } else { "127.0.0.1" }
 }
 
 /// The local address of the route to `towards`. Connecting a UDP socket sends nothing.

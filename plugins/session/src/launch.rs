@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use gradlane_core::config::{Config, Launcher, Origin, ProcessRole};
+use gradlane_core::runtime::process;
 use gradlane_core::types::JoinString;
 use gradlane_core::{Error, Result};
 use gradlane_server::launch::entering::{Found, Place};
@@ -129,7 +130,7 @@ impl Launch {
             return Entrance::Find { job };
         }
         Entrance::Embed(EmbeddedPlan {
-            bind: if is_local { "127.0.0.1:0" } else { "0.0.0.0:0" }.to_owned(),
+            bind: if is_local { format!("{}:0", process::loopback()) } else { "0.0.0.0:0".to_owned() },
             workers: self.size,
             servers: self.config.servers.max(1),
             job,

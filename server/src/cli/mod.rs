@@ -24,6 +24,8 @@ use crate::log;
 
 mod bench;
 mod roles;
+mod screen;
+mod speech;
 mod status;
 mod token;
 
@@ -69,7 +71,10 @@ enum Command {
     /// Run the role in GRADLANE_ROLE or DMLC_ROLE; a server if neither is set
     #[command(hide = true)]
     Serve(Settings),
-    /// Show the members of a running job
+    /// Show the members of the jobs of this user on this host, or of one job
+    #[command(
+        after_help = "Without a job's name or join string, shows every job that a process of this user leads on this host."
+    )]
     Status(Status),
     /// Make a further join string for a job that runs, for one role
     Token {
@@ -107,9 +112,13 @@ struct Run {
 struct Status {
     #[command(flatten)]
     settings: Settings,
-    /// Print JSON
+    /// Print JSON, a line for each job
     #[arg(long)]
     json: bool,
+    /// Show it again every so many seconds, until no job runs
+    #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "2",
+          value_parser = clap::value_parser!(u64).range(1..=3600))]
+    watch: Option<u64>,
 }
 
 #[derive(Subcommand, Debug)]
@@ -207,10 +216,18 @@ impl Command {
             Self::Coordinator(settings) => live(ProcessRole::Coordinator, &settings),
             Self::Both(settings) => live(ProcessRole::Both, &settings),
             Self::Serve(settings) => live(settings.role()?, &settings),
-            Self::Status(Status { settings, json }) => {
+            Self::Status(Status { settings, json, watch }) => {
                 let config = settings.load(Some(ProcessRole::Server))?;
-                let status = status::ask(&config)?;
-                say(&if json { status::json(&status) } else { status::text(&status) })
+                let show = |answers: &[status::Answer]| match json {
+                    true => status::json(answers),
+                    false => status::text(answers, screen::columns()),
+                };
+                match watch {
+                    None => say(&show(&status::ask(&config)?)),
+                    Some(seconds) => {
+                        status::watch(&config, Duration::from_secs(seconds), |answers| say(&show(answers)))
+                    }
+                }
             }
             Self::Token { what: Token::New(NewToken { role, uses, ttl, settings }) } => {
                 let role = if role == "server" { Role::Server } else { Role::Worker };
@@ -219,9 +236,18 @@ impl Command {
             }
             Self::Config(Report { settings, toml }) => {
                 let config = settings.load(None)?;
-                say(&if toml { config.to_toml() } else { config.report() })
+                say(&match (toml, screen::columns()) {
+                    (true, _) => config.to_toml(),
+                    (false, None) => config.report(),
+                    (false, Some(columns)) => {
+                        screen::sections(config.rows().map(|(topic, row)| (topic.to_owned(), row)), columns)
+                    }
+                })
             }
-            Self::Metrics => say(&metrics::report()),
+            Self::Metrics => say(&match screen::columns() {
+                None => metrics::report(),
+                Some(columns) => screen::sections(metrics::rows(), columns),
+            }),
             Self::Bench { words } => bench::run(&words),
             Self::Doctor(Doctor { settings, json }) => {
                 // Loaded for a server, because a worker's place does not matter here.

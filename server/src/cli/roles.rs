@@ -6,19 +6,21 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crossbeam_channel::{Receiver, bounded, select, unbounded};
+use crossbeam_channel::{Receiver, after, bounded, never, select, unbounded};
 use gradlane_core::config::{Config, Origin, ProcessRole};
 use gradlane_core::types::Role;
 use gradlane_core::types::join::JoinString;
 use gradlane_core::{Error, Result};
 
+use super::speech::{Speech, who_is_there};
 use crate::coordinator::CoordinatorConfig;
 use crate::coordinator::driver::CoordinatorNode;
 use crate::embedded::{Embedded, EmbeddedOptions};
 use crate::exit;
 use crate::launch::entering::Found;
 use crate::launch::rendezvous::{self, Published};
-use crate::node::{Server, ServerOptions};
+use crate::launch::running::Listed;
+use crate::node::{Server, ServerOptions, ServerState};
 use crate::private_file;
 use crate::signals::Interrupts;
 
@@ -45,6 +47,8 @@ pub(super) fn run(role: ProcessRole, config: Config) -> Result<i32> {
 
 /// A running role.
 trait Live: Send + Sync + 'static {
+    /// What a person at the terminal wants to know now; nothing once that will not change any more.
+    fn news(&self) -> Option<String>;
     /// Blocks until the job has ended or [`Live::stop`] was called.
     fn wait(&self) -> Result<()>;
     /// Stops: the process ends within two seconds of a signal.
@@ -69,13 +73,21 @@ fn live<R: Live>(start: impl FnOnce() -> Result<R> + Send + 'static, interrupts:
     };
     let waiting = Arc::clone(&role);
     let ended = in_thread(move || waiting.wait())?;
-    let outcome = select! {
-        recv(ended) -> outcome => outcome.unwrap_or_else(panicked).map(|()| exit::SUCCESS),
-        recv(interrupts) -> signal => Ok(interrupted(signal)),
+    let mut speech = Speech::default();
+    let outcome = loop {
+        let look_again = if speech.tell(role.news()) { after(LOOK_EVERY) } else { never() };
+        select! {
+            recv(ended) -> outcome => break outcome.unwrap_or_else(panicked).map(|()| exit::SUCCESS),
+            recv(interrupts) -> signal => break Ok(interrupted(signal)),
+            recv(look_again) -> _ => {}
+        }
     };
     role.stop();
     outcome
 }
+
+/// How often a role is asked for news while its job forms.
+const LOOK_EVERY: Duration = Duration::from_millis(200);
 
 /// Runs `work` in a separate thread and delivers its outcome.
 fn in_thread<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<Receiver<Result<T>>> {
@@ -105,6 +117,15 @@ fn start_server(config: Config) -> Result<Server> {
 }
 
 impl Live for Server {
+    fn news(&self) -> Option<String> {
+        match self.state() {
+            ServerState::Joining => {
+                Some(format!("server listening on {}; waiting for its job to form", self.address()))
+            }
+            ServerState::Running | ServerState::Draining | ServerState::Stopped | ServerState::Failed(_) => None,
+        }
+    }
+
     fn wait(&self) -> Result<()> {
         self.join(None)
     }
@@ -118,7 +139,10 @@ impl Live for Server {
 /// A coordinator with a published join string.
 struct Coordinating {
     node: CoordinatorNode,
+    workers: u32,
+    servers: u32,
     _announced: Announced,
+    _listed: Option<Listed>,
 }
 
 fn start_coordinator(config: Config) -> Result<Coordinating> {
@@ -140,10 +164,15 @@ fn start_coordinator(config: Config) -> Result<Coordinating> {
     };
     let node = CoordinatorNode::start(machine, &config, directory.as_deref())?;
     let announced = announce(node.join_string(), &config)?;
-    Ok(Coordinating { node, _announced: announced })
+    let listed = Listed::here(&config, node.join_string());
+    Ok(Coordinating { node, workers, servers: config.servers, _announced: announced, _listed: listed })
 }
 
 impl Live for Coordinating {
+    fn news(&self) -> Option<String> {
+        who_is_there(&self.node.status().ok()?, self.workers, self.servers)
+    }
+
     fn wait(&self) -> Result<()> {
         self.node.wait(None)
     }
@@ -161,6 +190,8 @@ fn stopped() -> Error {
 /// A coordinator with its servers in one process.
 struct Joint {
     embedded: Embedded,
+    workers: u32,
+    servers: u32,
     _announced: Announced,
 }
 
@@ -179,10 +210,14 @@ fn start_both(config: Config) -> Result<Joint> {
     }
     let embedded = Embedded::start(EmbeddedOptions { config: config.clone(), workers, servers })?;
     let announced = announce(embedded.join_string(), &config)?;
-    Ok(Joint { embedded, _announced: announced })
+    Ok(Joint { embedded, workers, servers, _announced: announced })
 }
 
 impl Live for Joint {
+    fn news(&self) -> Option<String> {
+        who_is_there(&self.embedded.status().ok()?, self.workers, self.servers)
+    }
+
     fn wait(&self) -> Result<()> {
         self.embedded.coordinator().wait(None)
     }
@@ -220,7 +255,8 @@ struct Announced {
     join_file: Option<PathBuf>,
 }
 
-/// Publishes the join string in the join file and for the user's own processes, and says on standard output where it is.
+/// Publishes the join string in the join file and for the user's own processes, and says on standard output where it is. On a terminal it
+/// also says where the coordinator listens, and what to do with that line.
 fn announce(join: &JoinString, config: &Config) -> Result<Announced> {
     let published = match config.state_dir.as_deref() {
         Some(state_dir) => Some(rendezvous::publish(state_dir, &config.job, join)?),
@@ -232,6 +268,15 @@ fn announce(join: &JoinString, config: &Config) -> Result<Announced> {
     let file = config.join_file.as_deref().or(published.as_ref().map(Published::path));
     let line = announcement(join, file, std::io::stdout().is_terminal())?;
     // A reader that has closed the pipe, such as `head -1`, must not stop the job.
+    tracing::info!(job = config.job, address = join.address, "the coordinator listens");
+    if std::io::stderr().is_terminal() {
+        let _ = writeln!(
+            std::io::stderr(),
+            "gradlane: job {}, coordinator listening on {}. Give this variable to its servers and workers; it is a secret:",
+            config.job,
+            join.address
+        );
+    }
     let mut stdout = std::io::stdout().lock();
     let _ = writeln!(stdout, "{line}").and_then(|()| stdout.flush());
     Ok(Announced { _published: published, join_file: config.join_file.clone() })
@@ -262,7 +307,7 @@ impl Drop for Announced {
 
 #[cfg(test)]
 mod tests {
-    use crossbeam_channel::{Sender, never};
+    use crossbeam_channel::Sender;
 
     use super::*;
 
@@ -366,6 +411,10 @@ mod tests {
     }
 
     impl<W: Fn() -> Result<()> + Send + Sync + 'static> Live for Fake<W> {
+        fn news(&self) -> Option<String> {
+            None
+        }
+
         fn wait(&self) -> Result<()> {
             (self.wait)()
         }

@@ -1,61 +1,174 @@
-//! `gradlane status`: the members of a running job, as its coordinator sees them.
+//! `gradlane status`: the members of running jobs, as their coordinators see them.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::time::Duration;
 
-use gradlane_core::Result;
-use gradlane_core::config::Config;
+use gradlane_core::config::{Config, Origin, units};
 use gradlane_core::runtime;
 use gradlane_core::types::{MachineId, Phase, Role};
 use gradlane_core::wire::frame::{Health, Status};
+use gradlane_core::{Error, Result};
 
+use super::screen;
+use crate::exit;
 use crate::launch::entering::Found;
+use crate::launch::running::{self, Running};
 
-/// Asks the coordinator of the job that `config` names.
-///
-/// # Errors
-/// Why the coordinator cannot be found or does not answer. Fails within seconds, because a user waits.
-pub(super) fn ask(config: &Config) -> Result<Status> {
-    const PATIENCE: Duration = Duration::from_secs(5);
-    let patience = config.join_timeout.min(PATIENCE);
-    let (join, credentials) = Found::by_settings(config, Duration::ZERO)?.enrol(config, Role::Observer, patience)?;
-    runtime::status(&join.address, &credentials, patience)
+/// A job that was asked.
+pub(super) struct Answer {
+    /// The process of this host that leads it, if it was found by that.
+    leader: Option<Running>,
+    status: Status,
 }
 
-/// One line for the job, then one line a member. Those on the same numbered machine can share memory; a server *by shared memory* is reached
-/// that way from its machine.
-pub(super) fn text(status: &Status) -> String {
+/// Asks the coordinator of the job that `config` names. If it names none, asks all jobs that processes of this user lead on this host.
+///
+/// # Errors
+/// Why no coordinator can be found or answers. Fails within seconds, because a user waits.
+pub(super) fn ask(config: &Config) -> Result<Vec<Answer>> {
+    let is_given = |name: &str| *config.origin(name) != Origin::Default;
+    if ["join", "join_file", "coordinator_host"].into_iter().any(is_given) {
+        return ask_at(config, Found::by_settings(config, Duration::ZERO)?).map(|answer| vec![answer]);
+    }
+    let mut here = config.state_dir.as_deref().map(running::jobs).unwrap_or_default();
+    if is_given("job") {
+        here.retain(|running| running.job == config.job);
+    }
+    if here.is_empty() {
+        // A coordinator on another host may have published its join string in a home directory that the hosts share.
+        let found = Found::by_settings(config, Duration::ZERO).map_err(|error| nothing_runs(config, error))?;
+        return ask_at(config, found).map(|answer| vec![answer]);
+    }
+    let mut answers = Vec::new();
+    let mut failed = None;
+    for running in here {
+        match ask_at(config, Found::from(running.join.clone())) {
+            Ok(answer) => answers.push(Answer { leader: Some(running), ..answer }),
+            // It may have ended meanwhile. The others are shown all the same.
+            Err(error) => failed = Some(error),
+        }
+    }
+    match failed {
+        Some(error) if answers.is_empty() => Err(error),
+        Some(_) | None => Ok(answers),
+    }
+}
+
+/// Shows the jobs every `every`, until none runs any more. A terminal shows the newest state alone.
+///
+/// # Errors
+/// As [`ask`], at the first time.
+pub(super) fn watch(config: &Config, every: Duration, show: impl Fn(&[Answer]) -> Result<i32>) -> Result<i32> {
+    let mut answers = ask(config)?;
+    loop {
+        if screen::columns().is_some() {
+            screen::clear();
+        }
+        show(&answers)?;
+        crossbeam_channel::after(every).recv().expect("a timer fires");
+        answers = match ask(config) {
+            Ok(answers) => answers,
+            Err(error) => {
+                tracing::info!(%error, "no job is left to watch");
+                return Ok(exit::SUCCESS);
+            }
+        };
+    }
+}
+
+fn ask_at(config: &Config, found: Found) -> Result<Answer> {
+    const PATIENCE: Duration = Duration::from_secs(5);
+    let patience = config.join_timeout.min(PATIENCE);
+    let (join, credentials) = found.enrol(config, Role::Observer, patience)?;
+    Ok(Answer { leader: None, status: runtime::status(&join.address, &credentials, patience)? })
+}
+
+fn nothing_runs(config: &Config, error: Error) -> Error {
+    match error {
+        Error::Unavailable { .. } => {
+            let name =
+                if *config.origin("job") == Origin::Default { String::new() } else { format!(" {}", config.job) };
+            Error::Unavailable {
+                what: format!("a job{name} of this user on this host"),
+                cause: "none runs here; for a job that another host leads, give its join string: --join-file, GRADLANE_JOIN_FILE or \
+                        GRADLANE_JOIN"
+                    .to_owned(),
+            }
+        }
+        error => error,
+    }
+}
+
+/// For people: a heading and a table of its members for each job. The table fits `columns`, if they are given.
+pub(super) fn text(answers: &[Answer], columns: Option<u16>) -> String {
+    answers.iter().map(|answer| job_text(answer, columns)).collect::<Vec<_>>().join("\n")
+}
+
+fn job_text(Answer { leader, status }: &Answer, columns: Option<u16>) -> String {
     let view = &status.view;
-    let mut text = format!("job {}, {}: {}\n", view.job, view.epoch, phase(&view.phase));
+    let mut text = format!(
+        "job {}: {}, {}, {}, {}\n",
+        view.job,
+        phase(&view.phase),
+        counted(view.workers().count(), "worker"),
+        counted(view.servers().count(), "server"),
+        view.epoch
+    );
+    if let Some(Running { pid, command, .. }) = leader {
+        let _ = writeln!(text, "led by process {pid}: {command}");
+    }
     if let Phase::Aborted(cause) = &view.phase {
         let _ = writeln!(text, "cause: {cause}");
     }
-    let machines = machines(status);
-    for (member, status) in view.members.iter().zip(&status.members) {
-        let _ = write!(text, "{:<12} {:<8} {}", member.name(), health(status.health), member.place());
-        if !member.process.address.is_empty() {
-            let _ = write!(text, " at {}", member.process.address);
-        }
-        if let Some(machine) = machines.get(&member.process.machine) {
-            let near = if member.process.socket_path.is_empty() { "" } else { " by shared memory" };
-            let _ = write!(text, " on machine {machine}{near}");
-        }
-        let _ = write!(text, ", heard of {:.1} s ago", status.silent.as_secs_f64());
-        if let Some((_, round)) = status.progress.last {
-            let _ = write!(text, ", last in {round}");
-        }
-        let (pending, bytes) = (status.progress.pending, status.progress.bytes_in_flight);
-        let _ = write!(text, ", {pending} pending, {bytes} bytes in flight");
-        if status.placed_parts > 0 {
-            let _ = write!(text, ", sums {} bytes in {} parts", status.placed_bytes, status.placed_parts);
-        }
-        text.push('\n');
+    if view.members.is_empty() {
+        text.push_str("no member has joined yet\n");
+        return text;
     }
+    let machines = machines(status);
+    let rows = view.members.iter().zip(&status.members).map(|(member, status)| {
+        let machine = machines.get(&member.process.machine).map_or_else(|| "-".to_owned(), usize::to_string);
+        let near = if member.process.socket_path.is_empty() { "" } else { ", shm" };
+        let address = &member.process.address;
+        let sums = match status.placed_parts {
+            0 => "-".to_owned(),
+            parts => format!("{} in {}", bytes(status.placed_bytes), counted(parts as usize, "part")),
+        };
+        [
+            member.name(),
+            health(status.health).to_owned(),
+            format!("{:.1} s ago", status.silent.as_secs_f64()),
+            status.progress.last.map_or_else(|| "-".to_owned(), |(_, round)| round.0.to_string()),
+            status.progress.pending.to_string(),
+            bytes(status.progress.bytes_in_flight),
+            sums,
+            member.place(),
+            if address.is_empty() { "-".to_owned() } else { address.clone() },
+            format!("{machine}{near}"),
+        ]
+    });
+    const HEADER: [&str; 10] =
+        ["member", "health", "heard", "round", "pending", "in flight", "sums", "process", "address", "machine"];
+    text.push_str(&screen::table(HEADER, rows, columns));
     if status.imbalance_milli > 1000 {
         let _ = writeln!(text, "the most loaded server has {:.2} times its share", imbalance(status));
     }
     text
+}
+
+/// `1 worker`, `2 workers`.
+fn counted(count: usize, what: &str) -> String {
+    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
+}
+
+/// A size with at most one digit after the point, as `4.2 MiB`.
+fn bytes(bytes: u64) -> String {
+    let unit = (1 << (bytes.max(1).ilog2() / 10 * 10)) as u64;
+    if bytes % unit == 0 {
+        return units::print_bytes(bytes);
+    }
+    let name = units::print_bytes(unit);
+    format!("{:.1} {}", bytes as f64 / unit as f64, name.trim_start_matches("1 "))
 }
 
 /// The largest load of a server over its fair share.
@@ -75,8 +188,12 @@ fn machines(status: &Status) -> BTreeMap<MachineId, usize> {
     numbers
 }
 
-/// The same as JSON for programs. Ages are in milliseconds.
-pub(super) fn json(status: &Status) -> String {
+/// The same for programs: a line of JSON for each job. Ages are in milliseconds.
+pub(super) fn json(answers: &[Answer]) -> String {
+    answers.iter().map(|answer| job_json(answer) + "\n").collect()
+}
+
+fn job_json(Answer { leader, status }: &Answer) -> String {
     let view = &status.view;
     let machines = machines(status);
     let members: Vec<_> = view
@@ -110,6 +227,7 @@ pub(super) fn json(status: &Status) -> String {
     };
     serde_json::json!({
         "job": view.job,
+        "leader_pid": leader.as_ref().map(|leader| leader.pid),
         "epoch": { "term": view.epoch.term, "number": view.epoch.number },
         "phase": phase(&view.phase),
         "cause": cause,
@@ -142,37 +260,52 @@ fn health(health: Health) -> &'static str {
 #[cfg(test)]
 mod tests {
     use gradlane_core::Error;
-    use gradlane_core::types::{Epoch, Incarnation, Member, NodeId, Process, Round, TensorKey, View};
+    use gradlane_core::types::{Epoch, Incarnation, JoinString, Member, NodeId, Process, Round, TensorKey, View};
     use gradlane_core::wire::frame::{MemberStatus, Progress};
 
     use super::*;
 
     #[test]
     fn each_member_has_a_line() {
-        let text = text(&status(Phase::Running));
+        let text = text(&[answer(Phase::Running)], None);
         let lines: Vec<_> = text.lines().collect();
-        assert_eq!(lines[0], "job night, epoch 1.3: running");
-        assert_eq!(
-            lines[1],
-            "worker 0     alive    n1 (pid 70), heard of 0.2 s ago, last in round 7, 2 pending, 64 bytes in flight"
-        );
-        assert!(
-            lines[2].starts_with("server 0     alive    n1 (pid 80) at 10.0.0.1:9 on machine 0 by shared memory, ")
-                && lines[2].ends_with(", sums 4096 bytes in 2 parts"),
-            "{text}"
-        );
-        assert_eq!(lines[3..], ["the most loaded server has 1.50 times its share"]);
+        assert_eq!(lines[0], "job night: running, 1 worker, 1 server, epoch 1.3");
+        assert_eq!(lines[1], "led by process 60: gradlane run -n 1 -s 1 -- python train.py");
+        let words = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>().join(" ");
+        assert_eq!(words(lines[2]), "member health heard round pending in flight sums process address machine");
+        assert_eq!(words(lines[3]), "worker 0 alive 0.2 s ago 7 2 64 B - n1 (pid 70) - -");
+        assert_eq!(words(lines[4]), "server 0 alive 0.2 s ago 7 2 64 B 4 KiB in 2 parts n1 (pid 80) 10.0.0.1:9 0, shm");
+        assert_eq!(lines[5..], ["the most loaded server has 1.50 times its share"]);
+    }
+
+    #[test]
+    fn the_table_fits_the_terminal() {
+        let text = text(&[answer(Phase::Running), answer(Phase::Running)], Some(80));
+        let table = text.lines().filter(|line| !line.starts_with("led by"));
+        assert!(table.clone().all(|line| line.chars().count() <= 80), "{text}");
+        assert_eq!(text.lines().filter(|line| line.starts_with("job night")).count(), 2, "{text}");
     }
 
     #[test]
     fn an_aborted_job_says_why() {
-        assert!(text(&status(Phase::Aborted(Error::Cancelled))).contains("cause: cancelled by the caller"));
+        assert!(text(&[answer(Phase::Aborted(Error::Cancelled))], None).contains("cause: cancelled by the caller"));
+    }
+
+    #[test]
+    fn sizes_are_short() {
+        for (size, shown) in
+            [(0, "0"), (64, "64 B"), (4096, "4 KiB"), (4 << 20 | 1 << 18, "4.2 MiB"), (1536, "1.5 KiB")]
+        {
+            assert_eq!(bytes(size), shown);
+        }
     }
 
     #[test]
     fn programs_read_the_same_as_json() {
-        let read: serde_json::Value = serde_json::from_str(&json(&status(Phase::Running))).unwrap();
-        assert_eq!(read["phase"], "running");
+        let text = json(&[answer(Phase::Running), answer(Phase::Running)]);
+        assert_eq!(text.lines().count(), 2, "a line a job");
+        let read: serde_json::Value = serde_json::from_str(text.lines().next().unwrap()).unwrap();
+        assert_eq!((&read["phase"], &read["leader_pid"]), (&"running".into(), &60.into()));
         assert_eq!((&read["workers"], &read["servers"]), (&1.into(), &1.into()));
         assert_eq!(read["members"][0]["health"], "alive");
         assert_eq!(read["members"][0]["silent_ms"], 200);
@@ -183,6 +316,16 @@ mod tests {
             (&serde_json::Value::Null, &0.into())
         );
         assert_eq!(read["members"][1]["shared_memory"], true);
+    }
+
+    fn answer(phase: Phase) -> Answer {
+        let leader = Running {
+            job: "night".to_owned(),
+            join: JoinString { address: "127.0.0.1:9000".to_owned(), ca_hash: [1; 32], secret: [2; 16] },
+            pid: 60,
+            command: "gradlane run -n 1 -s 1 -- python train.py".to_owned(),
+        };
+        Answer { leader: Some(leader), status: status(phase) }
     }
 
     fn status(phase: Phase) -> Status {

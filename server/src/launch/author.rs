@@ -44,7 +44,7 @@ impl Author {
     }
 
     /// Whether this process can tell if it runs: it is of this host and of the same process namespace.
-    fn is_seen_from_here(&self) -> bool {
+    pub(super) fn is_seen_from_here(&self) -> bool {
         self.start != 0 && self.host == process::host() && self.namespace == namespace()
     }
 }

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gradlane_core::config::{Config, Knob, Origin};
+use gradlane_core::runtime::process;
 use gradlane_core::types::Role;
 use gradlane_core::types::join::JoinString;
 use gradlane_core::{Error, Result};
@@ -28,12 +29,14 @@ pub mod entering;
 #[doc(hidden)]
 pub mod fuzzing;
 pub mod rendezvous;
+pub mod running;
 pub mod sealed;
 mod supervision;
 mod supervisor;
 
 pub use crate::ending::Ending;
 
+use running::Listed;
 use supervisor::{Event, Failure, Supervisor, refused_start};
 
 /// What to launch.
@@ -107,7 +110,7 @@ fn start_all(
 
 /// The parts of the job in this process.
 enum Host {
-    Coordinator(CoordinatorNode),
+    Coordinator { node: CoordinatorNode, _listed: Option<Listed> },
     Embedded(Embedded),
 }
 
@@ -115,19 +118,21 @@ impl Host {
     fn start(launch: &Launch) -> Result<Self> {
         let mut config = launch.config.clone();
         if *config.origin("bind") == Origin::Default {
-            config.bind = "127.0.0.1:0".to_owned();
+            config.bind = format!("{}:0", process::loopback());
         }
         let (workers, servers) = (launch.workers, launch.servers);
         if servers == 0 {
             return Embedded::start(EmbeddedOptions { config, workers, servers: 1 }).map(Self::Embedded);
         }
         let machine = CoordinatorConfig::from_config(&config, workers, servers);
-        CoordinatorNode::start(machine, &config, None).map(Self::Coordinator)
+        let node = CoordinatorNode::start(machine, &config, None)?;
+        let _listed = Listed::here(&config, node.join_string());
+        Ok(Self::Coordinator { node, _listed })
     }
 
     fn coordinator(&self) -> &CoordinatorNode {
         match self {
-            Self::Coordinator(coordinator) => coordinator,
+            Self::Coordinator { node, .. } => node,
             Self::Embedded(embedded) => embedded.coordinator(),
         }
     }
@@ -153,7 +158,7 @@ impl Host {
     /// The workers have ended; the other members are told so.
     fn stop(&self) {
         match self {
-            Self::Coordinator(coordinator) => coordinator.stop(Error::FailedPrecondition {
+            Self::Coordinator { node, .. } => node.stop(Error::FailedPrecondition {
                 what: "the launcher has ended the job".to_owned(),
                 hint: "see what it printed".to_owned(),
             }),
@@ -256,9 +261,9 @@ fn worker_place(launch: &Launch, rank: u32) -> Vec<(String, String)> {
 fn server_place(launch: &Launch, index: u32) -> Vec<(String, String)> {
     // On the coordinator's host, with a free port.
     let host = match launch.config.origin("bind") {
-        Origin::Default => "127.0.0.1",
+        Origin::Default => process::loopback(),
         Origin::Argument | Origin::Environment(_) | Origin::File(_) | Origin::Cluster(_) | Origin::Launcher(_) => {
-            launch.config.bind.rsplit_once(':').map_or("127.0.0.1", |(host, _)| host)
+            launch.config.bind.rsplit_once(':').map_or(process::loopback(), |(host, _)| host)
         }
     };
     let place = [

@@ -220,7 +220,7 @@ fn within<T>(patience: Duration, mut look: impl FnMut() -> Result<Option<T>>) ->
     }
 }
 
-fn create_private_dir(directory: &Path) -> Result<()> {
+pub(super) fn create_private_dir(directory: &Path) -> Result<()> {
     let create = || {
         DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
         // The directory may have been made by hand, with the permissions of the umask.
@@ -230,7 +230,7 @@ fn create_private_dir(directory: &Path) -> Result<()> {
 }
 
 /// The content of a file that only this user can have written and read; nothing if there is no file.
-fn read_private(path: &Path) -> Result<Option<String>> {
+pub(super) fn read_private(path: &Path) -> Result<Option<String>> {
     let failed = |error: &io::Error| io_error("reading", path, error);
     // Checks the opened file, so that it cannot be replaced between check and use. Does not follow links.
     let mut file = match OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path) {

@@ -1,0 +1,75 @@
+//! How reports look on a terminal: tables that fit its width. Programs that read a pipe get one line a row instead.
+
+use std::io::{IsTerminal, Write};
+
+use comfy_table::{ContentArrangement, Table, presets};
+
+/// The columns of the terminal on standard output; nothing if standard output is none.
+pub(super) fn columns() -> Option<u16> {
+    let stdout = std::io::stdout();
+    let size = stdout.is_terminal().then(|| terminal_size::terminal_size_of(&stdout)).flatten();
+    size.map(|(width, _)| width.0)
+}
+
+/// Empties the terminal on standard output, and goes to its first line (ECMA-48: CUP, ED).
+pub(super) fn clear() {
+    let _ = write!(std::io::stdout(), "\x1b[H\x1b[2J");
+}
+
+/// A table with `header` (none if it is empty). Long cells wrap if `columns` are given and not enough.
+pub(super) fn table<const N: usize>(
+    header: [&str; N],
+    rows: impl IntoIterator<Item = [String; N]>,
+    columns: Option<u16>,
+) -> String {
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING);
+    if header.iter().any(|name| !name.is_empty()) {
+        table.set_header(header);
+    }
+    table.add_rows(rows);
+    match columns {
+        Some(columns) => table.set_content_arrangement(ContentArrangement::Dynamic).set_width(columns),
+        None => table.set_content_arrangement(ContentArrangement::Disabled),
+    };
+    table.lines().fold(String::new(), |text, line| text + line.trim_end() + "\n")
+}
+
+/// A table for each heading, in the order in which the headings come first.
+pub(super) fn sections<const N: usize>(rows: impl IntoIterator<Item = (String, [String; N])>, columns: u16) -> String {
+    let mut sections: Vec<(String, Vec<[String; N]>)> = Vec::new();
+    for (heading, row) in rows {
+        match sections.last_mut() {
+            Some((last, rows)) if *last == heading => rows.push(row),
+            Some(_) | None => sections.push((heading, vec![row])),
+        }
+    }
+    let texts = sections.into_iter().map(|(heading, rows)| heading + "\n" + &table([""; N], rows, Some(columns)));
+    texts.collect::<Vec<_>>().join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_table_fits_its_columns_and_loses_no_word() {
+        let rows = || [["partition_bytes", "4 MiB", "larger tensors are split into parts of this size at most"]];
+        let rows = || rows().map(|row| row.map(str::to_owned));
+        let text = table(["setting", "value", "meaning"], rows(), Some(50));
+        assert!(text.lines().all(|line| line.chars().count() <= 50), "{text}");
+        for word in rows()[0][2].split(' ') {
+            assert!(text.contains(word), "{word}: {text}");
+        }
+        let text = table(["setting", "value", "meaning"], rows(), None);
+        assert_eq!(text.lines().count(), 2, "one line a row: {text}");
+    }
+
+    #[test]
+    fn rows_with_one_heading_stand_together() {
+        let row = |heading: &str, cell: &str| (heading.to_owned(), [cell.to_owned()]);
+        let text = sections([row("a", "1"), row("a", "2"), row("b", "3")], 80);
+        let lines: Vec<_> = text.lines().map(str::trim).collect();
+        assert_eq!(lines, ["a", "1", "2", "", "b", "3"]);
+    }
+}

@@ -1,0 +1,88 @@
+//! What a coordinator or a server tells the person at its terminal while its job forms.
+
+use std::collections::BTreeSet;
+use std::io::{IsTerminal, Write};
+
+use gradlane_core::types::{Phase, Role};
+use gradlane_core::wire::frame::Status;
+
+/// Tells a person what changes. A log gets the same as events.
+#[derive(Default)]
+pub(super) struct Speech {
+    last: Option<String>,
+}
+
+impl Speech {
+    /// Tells `news` if they are new, and returns whether there will be more.
+    pub(super) fn tell(&mut self, news: Option<String>) -> bool {
+        let goes_on = news.is_some();
+        if let Some(news) = news.filter(|news| self.last.as_ref() != Some(news)) {
+            if std::io::stderr().is_terminal() {
+                let _ = writeln!(std::io::stderr(), "gradlane: {news}");
+            } else {
+                tracing::info!("{news}");
+            }
+            self.last = Some(news);
+        }
+        goes_on
+    }
+}
+
+/// Who is there of a job that forms, and who is missing, in words.
+pub(super) fn who_is_there(status: &Status, workers: u32, servers: u32) -> Option<String> {
+    let view = &status.view;
+    if view.phase != Phase::Forming {
+        return None;
+    }
+    let (mut there, mut missing) = (Vec::new(), Vec::new());
+    for (role, wanted) in [(Role::Worker, workers), (Role::Server, servers)] {
+        let present: BTreeSet<u32> =
+            view.members.iter().filter(|member| member.process.role == role).map(|member| member.index).collect();
+        there.push(format!("{} of {wanted} {role}s", present.len()));
+        missing.extend((0..wanted).filter(|index| !present.contains(index)).map(|index| format!("{role} {index}")));
+    }
+    let named = missing.iter().take(MISSING_NAMED).cloned().collect::<Vec<_>>().join(", ");
+    let more = missing.len().saturating_sub(MISSING_NAMED);
+    let waiting = match (missing.len(), more) {
+        (0, _) => String::new(),
+        (_, 0) => format!("; waiting for {named}"),
+        (_, more) => format!("; waiting for {named} and {more} more"),
+    };
+    Some(format!("{}{waiting}", there.join(", ")))
+}
+
+/// How many missing members are named.
+const MISSING_NAMED: usize = 4;
+
+#[cfg(test)]
+mod tests {
+    use gradlane_core::types::{Epoch, Incarnation, Member, NodeId, Process, Round, View};
+
+    use super::*;
+
+    #[test]
+    fn a_job_that_forms_is_told_in_words() {
+        let member = |role, index| Member {
+            process: Process::new(role, Incarnation(1)),
+            node: NodeId([0; 32]),
+            index,
+            first_round: Round(0),
+        };
+        let status = |phase, members: Vec<Member>| Status {
+            view: View { job: "night".to_owned(), epoch: Epoch { term: 1, number: 1 }, phase, members },
+            members: Vec::new(),
+            imbalance_milli: 0,
+        };
+        let some = || vec![member(Role::Worker, 0), member(Role::Worker, 2), member(Role::Server, 0)];
+        let told = |members, workers| who_is_there(&status(Phase::Forming, members), workers, 2);
+        assert_eq!(
+            told(some(), 4).as_deref(),
+            Some("2 of 4 workers, 1 of 2 servers; waiting for worker 1, worker 3, server 1")
+        );
+        assert_eq!(
+            told(Vec::new(), 8).as_deref(),
+            Some("0 of 8 workers, 0 of 2 servers; waiting for worker 0, worker 1, worker 2, worker 3 and 6 more")
+        );
+        assert_eq!(who_is_there(&status(Phase::Running, some()), 4, 2), None);
+    }
+}
