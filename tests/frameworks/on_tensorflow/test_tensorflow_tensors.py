@@ -1,5 +1,6 @@
 """Sums of tensors, eagerly and in functions."""
 
+import random
 import time
 
 import gradlane.tensorflow as gl
@@ -206,6 +207,50 @@ def test_calls_one_after_the_other_do_not_deadlock_in_a_graph():
 
     for _ in range(3):
         assert sums(tf.constant([1.0])).numpy().tolist() == [40.0]
+
+
+@tf.custom_gradient
+def patient(x):
+    """The same value, and the same gradient, after a while that differs between workers and calls."""
+
+    def later(value):
+        time.sleep(random.Random(f"{value} on {gl.rank()}").random() / 100)
+        return value
+
+    def same(x):
+        return tf.ensure_shape(tf.numpy_function(later, [x], tf.float32, stateful=False), x.shape)
+
+    return same(x), same
+
+
+def test_iterations_of_a_loop_are_not_mixed():
+    """TensorFlow runs independent iterations side by side, in another order on each worker."""
+
+    @tf.function
+    def means(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            mean = tf.map_fn(lambda element: patient(gl.push_pull(patient(element), "iteration")), x)
+        return mean, tape.gradient(mean, x, output_gradients=x)
+
+    mine = tf.range(16.0) + 100.0 * gl.rank()
+    for _ in range(2):
+        for result in means(mine):
+            assert result.numpy().tolist() == [50.0 + number for number in range(16)]
+
+
+def test_calls_of_one_function_are_not_mixed():
+    @tf.function(input_signature=[tf.TensorSpec([], tf.float32)])
+    def mean(x):
+        return gl.push_pull(patient(x), "call of a function")
+
+    @tf.function
+    def means(x):
+        return tf.stack([mean(element) for element in tf.unstack(x)])
+
+    mine = tf.range(8.0) + 100.0 * gl.rank()
+    for _ in range(2):
+        assert means(mine).numpy().tolist() == [50.0 + number for number in range(8)]
 
 
 def test_two_lists_of_variables_in_one_function_are_told_apart():
