@@ -1,6 +1,7 @@
 """Sums of tensors, eagerly and in functions."""
 
 import random
+import threading
 import time
 
 import gradlane.tensorflow as gl
@@ -251,6 +252,37 @@ def test_calls_of_one_function_are_not_mixed():
     mine = tf.range(8.0) + 100.0 * gl.rank()
     for _ in range(2):
         assert means(mine).numpy().tolist() == [50.0 + number for number in range(8)]
+
+
+CHANGES = {
+    "assign_add": lambda variable: variable.assign_add(tf.fill(variable.shape, 100.0)),
+    "scatter_update": lambda variable: variable.scatter_nd_update([[0], [1]], [100.0, 100.0]),
+}
+
+
+@BOTH
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_variable_may_change_while_its_value_is_reduced(made, change, request):
+    variable = tf.Variable(tf.fill([300_000], 1.0 + gl.rank()))
+    total = made(lambda: gl.push_pull(variable, request.node.nodeid, op=gl.Sum))
+    assert (total().numpy() == 3).all()
+    gl.barrier(f"{request.node.nodeid} begins")
+    if gl.rank() == 0:
+        submissions, results = gl.metrics()["submissions"], []
+        reducing = threading.Thread(target=lambda: results.append(total().numpy()))
+        reducing.start()
+        due = time.monotonic() + 60
+        while gl.metrics()["submissions"] == submissions:
+            assert time.monotonic() < due, "nothing was submitted"
+            time.sleep(0.001)
+        CHANGES[change](variable)
+        assert variable.numpy()[0] >= 100
+        gl.barrier(f"{request.node.nodeid} has changed")
+        reducing.join()
+        assert (results[0] == 3).all(), "what was submitted was changed"
+    else:
+        gl.barrier(f"{request.node.nodeid} has changed")
+        assert (total().numpy() == 3).all()
 
 
 def test_two_lists_of_variables_in_one_function_are_told_apart():
