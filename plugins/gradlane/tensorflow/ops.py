@@ -31,7 +31,9 @@ def push_pull(
     """Average `tensor` over all workers into a new tensor. Differentiable: the gradient is reduced the same way.
 
     Works eagerly and in `tf.function`. In a function, calls wait for their results in the order of the program. If
-    there are many tensors, `tf.concat` them, or use `DistributedGradientTape`, which waits once for all.
+    there are many tensors, `tf.concat` them, or use `DistributedGradientTape`, which waits once for all. If several Python
+    threads call functions that reduce, each wait occupies one of TensorFlow's threads: set more of them than yours by
+    `tf.config.threading.set_inter_op_parallelism_threads`.
 
     Args:
         tensor: anything that `tf.convert_to_tensor` takes, or `tf.IndexedSlices`, of which the values and indices of
