@@ -30,6 +30,9 @@ from gradlane.errors import (
 _FAILURES_MAX = 16
 """How many failed operations a library remembers."""
 
+_FORKED = "was forked from"
+"""In the error of every operation in a forked child."""
+
 _ATTACHED = 0
 _OTHER_VERSION = 2
 
@@ -93,6 +96,8 @@ class OpLibrary:
         """The exception of the operation whose error a framework has put into `text`; None if it is of none of ours."""
         if self._library is None:
             return None
+        if _FORKED in text:
+            return _session.fork_error()
         operations = (ctypes.c_uint64 * _FAILURES_MAX)()
         for operation in operations[: self._library.gradlane_op_failures(operations, _FAILURES_MAX)]:
             error = _core.operation_error(operation)

@@ -199,13 +199,21 @@ def _end(leave: Callable[[_bootstrap.Job], None]) -> None:
         visit(None)
 
 
+def fork_error() -> ForkedProcessError | None:
+    """Why nothing can be reduced in this process, if it was forked from a member of a job."""
+    if _inherited is None:
+        return None
+    return ForkedProcessError(
+        f"process {os.getpid()} was forked from worker {_inherited.rank}, which takes part in a job; the engine does "
+        "not work in a forked child, which can only ask for rank(), size() and alike. Start processes with "
+        "multiprocessing's spawn or forkserver method"
+    )
+
+
 def _refuse_in_fork() -> None:
-    if _inherited is not None:
-        raise ForkedProcessError(
-            f"process {os.getpid()} was forked from worker {_inherited.rank}, which takes part in a job; the engine "
-            "does not work in a forked child, which can only ask for rank(), size() and alike. Start processes with "
-            "multiprocessing's spawn or forkserver method"
-        )
+    error = fork_error()
+    if error is not None:
+        raise error
 
 
 def _refuse_another(job: _bootstrap.Job, arguments: Mapping[str, str]) -> None:

@@ -97,7 +97,7 @@ class MismatchError(InvalidArgumentError):
 
     Attributes:
         tensor: its name.
-        field: what differs: `dtype`, `shape`, `op`, `length` or `name`.
+        field: what differs: `dtype`, `shape`, `op`, `length`, `name`, or the `tree` of a call of `gradlane.jax`.
         ranks: the worker that declared first, and the one that disagrees.
         expected: the value of the first worker.
         got: the value of the other worker.

@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "python"))
+sys.path[:0] = [str(Path(__file__).parents[1] / "python"), str(Path(__file__).parent)]
 
 # Workers share the cores of one machine. Two threads run operations, because more would hide that one of them blocks.
 os.environ.setdefault("WORKER_TEST_LAUNCH_TIMEOUT", "600")  # compiling graphs takes long

@@ -8,8 +8,9 @@ import jax
 
 from gradlane._framework import Failures, translated
 from gradlane._op_library import error_of_code
-from gradlane.errors import Error
+from gradlane.errors import Error, MismatchError
 from gradlane.jax import _native
+from gradlane.jax._names import STRUCTURE
 
 _failures = Failures()
 
@@ -36,4 +37,21 @@ def _typed(error: Exception) -> Error | None:
     text = str(error)
     if _OUTSIDE in text:
         return error_of_code(9, _OUTSIDE)
-    return _failures.find(text) or _native.library.error_of(text)
+    return _in_words(_failures.find(text) or _native.library.error_of(text))
+
+
+def _in_words(error: Error | None) -> Error | None:
+    """The same error, but one about the paths of a tree without the checksums that stand for them."""
+    if not isinstance(error, MismatchError) or not (error.tensor or "").removesuffix(", backward").endswith(STRUCTURE):
+        return error
+    name = str(error.tensor).partition(STRUCTURE)[0]
+    first, second = error.ranks
+    who = f"worker {first} and worker {second} give" if first != second else f"two calls of worker {first} give"
+    return MismatchError(
+        f"tensor {name}: {who} trees with other paths; give all workers the same tree, and each call of the program a "
+        "name of its own",
+        tensor=name,
+        field="tree",
+        first=(first, None),
+        second=(second, None),
+    )

@@ -15,6 +15,9 @@ from gradlane.errors import InvalidArgumentError
 _BYTES_MAX = 240
 """The longest name, below the engine's limit of 256, so that `.backward` fits behind it."""
 
+STRUCTURE = ": the tree, whose length here is a checksum of its paths"
+"""Ends the name of the array that stands for the paths of a tree."""
+
 _STRUCTURES = 1021
 """How many structures of trees are told apart, and the most bytes that stand for one."""
 
@@ -38,12 +41,12 @@ def structure_of(name: str, names: Sequence[str]) -> tuple[str, int]:
     timeout for a leaf that the others do not have.
     """
     length = 1 + zlib.crc32("\n".join(names).encode()) % _STRUCTURES
-    return f"{_shortened(name)}: hash of the tree's paths"[:_BYTES_MAX], length
+    return f"{_shortened(name, _BYTES_MAX - len(STRUCTURE))}{STRUCTURE}", length
 
 
-def _shortened(name: str) -> str:
+def _shortened(name: str, bytes_max: int = _BYTES_MAX) -> str:
     name = name.replace("\n", " ").replace("\0", " ")
     encoded = name.encode()
-    if len(encoded) <= _BYTES_MAX:
+    if len(encoded) <= bytes_max:
         return name
     return f"{encoded[:150].decode(errors='ignore')}~{hashlib.sha256(encoded).hexdigest()[:32]}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from gradlane import _names, _session
 from gradlane._compression import Compression, Compressor
 from gradlane._reduction import Average, ReduceOp
 from gradlane.jax.ops import push_pull
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def push_pull_gradients(
-    name: str = "gradients",
+    name: str | None = None,
     *,
     op: ReduceOp = Average,
     compression: Compressor = Compression.none,
@@ -28,7 +29,8 @@ def push_pull_gradients(
     them once, add up the gradients of several passes yourself, such as by `jax.lax.scan`, before you call the optimizer.
 
     Args:
-        name: equal on all workers; another one for each optimizer.
+        name: a prefix of the arrays' names, equal on all workers, and another one for each call. None makes a number:
+            give names if workers make their optimizers in different orders.
         op: `Average` or `Sum`.
         compression: the element type on the wire.
         timeout: seconds for the reduction of one step; None takes the job's step timeout.
@@ -42,11 +44,14 @@ def push_pull_gradients(
             "gradlane.jax.push_pull_gradients needs optax; run pip install 'gradlane[jax]'", name="optax"
         ) from error
 
+    kind = "gradients" if _session.is_initialized() else "gradients before init"
+    prefix = _names.namespace(kind, name)
+
     def init(_: Any) -> Any:
         return optax.EmptyState()
 
     def update(updates: Any, state: Any, params: Any | None = None) -> tuple[Any, Any]:
         del params
-        return push_pull(updates, name, op=op, compression=compression, timeout=timeout), state
+        return push_pull(updates, prefix, op=op, compression=compression, timeout=timeout), state
 
     return optax.GradientTransformation(init, update)

@@ -6,7 +6,7 @@ submissions that the program made before it. All workers run the same program, s
 others wait for, even with a single thread.
 
 If a graph uses a name twice, the second submission comes after the wait for the first. Otherwise two workers could
-submit them in different orders.
+submit them in different orders. For graphs that run several times, as the body of a loop does, `_step` says how.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from gradlane.tensorflow import _sparse, _step
 from gradlane.tensorflow._choice import operations
 from gradlane.tensorflow._errors import python_function
 from gradlane.tensorflow._reduction import Reduction
+from gradlane.tensorflow._step import Step
+from gradlane.tensorflow._transformations import refuse_lost_gradients
 
 
 @dataclass
@@ -35,23 +37,37 @@ class _Program:
     """What the next wait comes after."""
     names: set[str] = field(default_factory=set)
     """The names that it uses."""
+    step: Step | None = None
+    """Read before its first reduction."""
 
 
 def reduce_all(
-    tensors: Sequence[Any], names: Sequence[str], reduction: Reduction, agreement: Agreement | None
-) -> list[Any]:
+    tensors: Sequence[Any],
+    names: Sequence[str],
+    reduction: Reduction,
+    agreement: Agreement | None,
+    forward: Step | None,
+) -> tuple[list[Any], Step]:
     """Adds the reduction of all `tensors`, dense or `tf.IndexedSlices`, to the present graph.
 
+    Args:
+        tensors, names, reduction, agreement: as for `_reduce.reduce_all`.
+        forward: what this function returned for the graph whose gradient the present graph computes, if it does.
+    Returns:
+        The results, and what the gradient of them needs as `forward`.
     Raises:
-        UnsupportedError: the graph will be compiled by XLA.
+        UnsupportedError: the graph will be compiled by XLA, or is inside of a transformation that loses gradients.
     """
     _refuse_xla()
+    refuse_lost_gradients(tensors)
     _declare(tensors, names, reduction)
     program = _program()
+    if program.step is None:
+        program.step = _step.step(forward)
     used = {*names, *(() if agreement is None else (agreement.name,))}
     is_again = not program.names.isdisjoint(used)
     program.names |= used
-    ops, step, gates = operations(), _step.step(), program.gates
+    ops, step, gates = operations(), program.step.value, program.gates
     dense, sparse = [], []
     with tf.control_dependencies(gates if is_again else []):
         for position, (tensor, name) in enumerate(zip(tensors, names, strict=True)):
@@ -72,7 +88,8 @@ def reduce_all(
             gates[:] = [landed[0].values if isinstance(landed[0], tf.IndexedSlices) else landed[0]]
             for (position, _), result in zip(begun, landed, strict=True):
                 results[position] = result
-    return results
+    program.step.advance(gates)
+    return results, program.step
 
 
 def _program() -> _Program:

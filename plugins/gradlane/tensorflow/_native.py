@@ -2,7 +2,8 @@
 
 A contribution is lent to the engine where TensorFlow has it, and the result is received into the memory of the output:
 nothing is copied. Submitting never blocks. One wait takes the handles of a whole step, because a wait for each tensor
-could occupy all of TensorFlow's threads before the other tensors are submitted.
+could occupy all of TensorFlow's threads before the other tensors are submitted. So a program whose Python threads reduce
+at once needs more threads for operations than these, by `tf.config.threading.set_inter_op_parallelism_threads`.
 """
 
 from __future__ import annotations

@@ -9,7 +9,6 @@ import tensorflow as tf
 from gradlane._compression import Compression, Compressor, check_compression
 from gradlane._operations import check_name
 from gradlane._reduction import ReduceOp, resolve
-from gradlane.errors import InvalidArgumentError
 from gradlane.tensorflow import _sparse
 from gradlane.tensorflow._autograph import unconverted
 from gradlane.tensorflow._reduce import reduce_all
@@ -32,7 +31,9 @@ def push_pull(
     """Average `tensor` over all workers into a new tensor. Differentiable: the gradient is reduced the same way.
 
     Works eagerly and in `tf.function`. In a function, calls wait for their results in the order of the program. If
-    there are many tensors, `tf.concat` them, or use `DistributedGradientTape`, which waits once for all.
+    there are many tensors, `tf.concat` them, or use `DistributedGradientTape`, which waits once for all. If several Python
+    threads call functions that reduce, each wait occupies one of TensorFlow's threads: set more of them than yours by
+    `tf.config.threading.set_inter_op_parallelism_threads`.
 
     Args:
         tensor: anything that `tf.convert_to_tensor` takes, or `tf.IndexedSlices`, of which the values and indices of
@@ -49,7 +50,7 @@ def push_pull(
         MismatchError: a worker used `name` with another dtype, shape or op (both are named).
         StallError: some workers did not contribute in time (they are named).
         InvalidArgumentError: the tensor is ragged or sparse, or its elements cannot be reduced.
-        UnsupportedError: the function is compiled by XLA.
+        UnsupportedError: the function is compiled by XLA, or loses gradients, as `tf.vectorized_map` does.
         NotInitializedError: before `init()`.
         tensorflow.errors.OpError: in a graph, where an error passes through TensorFlow. Its text has the class and the
             message of ours.
@@ -64,22 +65,7 @@ def push_pull(
     tensor = dense(tensor)
     if sparse_as_dense and isinstance(tensor, tf.IndexedSlices):
         tensor = tf.convert_to_tensor(tensor)
-    return reduce_one(tensor, check_name(name), reduction)
-
-
-def reduce_one(tensor: Any, name: str, reduction: Reduction) -> Any:
-    """Reduces one tensor from `dense`; differentiable if it is dense."""
+    check_name(name)
     if isinstance(tensor, tf.IndexedSlices):
         _sparse.check_op(reduction.op)
-        return reduce_all([tensor], [name], reduction)[0]
-
-    @tf.custom_gradient  # type: ignore[untyped-decorator]
-    def reduced(tensor: Any) -> Any:
-        def gradient(upstream: Any) -> Any:
-            if reduction.op not in ("sum", "mean"):
-                raise InvalidArgumentError(f"{reduction.op} has no gradient; use tf.stop_gradient, or Average or Sum")
-            return reduce_one(tf.convert_to_tensor(upstream), f"{name}.backward", reduction)
-
-        return reduce_all([tensor], [name], reduction)[0], gradient
-
-    return reduced(tensor)
+    return reduce_all([tensor], [name], reduction)[0]

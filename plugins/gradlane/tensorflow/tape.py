@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -35,7 +37,8 @@ def DistributedGradientTape(
         tape = gl.DistributedGradientTape(tape)
         gradients = tape.gradient(loss, model.trainable_variables)
 
-    Nothing is broadcast: call `broadcast_variables` first.
+    Nothing is broadcast: call `broadcast_variables` first. The averages can be differentiated again, such as for a
+    gradient penalty, if all workers do so; `tf.IndexedSlices` only with `sparse_as_dense`. Jacobians are averaged, too.
 
     Args:
         tape: a `tf.GradientTape`, also one that has not recorded yet.
@@ -65,13 +68,41 @@ class _Distributed:
 
     _how: Averaging
     _namespace: str
+    _is_inside = False
+    """Whether a method of the class below runs that calls others of this one."""
 
     @unconverted
     def gradient(self, target: Any, sources: Any, *arguments: Any, **options: Any) -> Any:
         """The gradients of `target` with respect to `sources`, averaged; arguments are those of `tf.GradientTape`."""
         local = super().gradient(target, sources, *arguments, **options)  # type: ignore[misc]
+        # `jacobian` of the class calls this for each row.
+        return local if self._is_inside else self._averaged(local, sources)
+
+    @unconverted
+    def jacobian(self, target: Any, sources: Any, *arguments: Any, **options: Any) -> Any:
+        """The Jacobians, averaged; arguments are those of `tf.GradientTape`."""
+        with self._inside():
+            local = super().jacobian(target, sources, *arguments, **options)  # type: ignore[misc]
+        return self._averaged(local, sources)
+
+    @unconverted
+    def batch_jacobian(self, target: Any, source: Any, *arguments: Any, **options: Any) -> Any:
+        """The Jacobians of the rows of a batch, averaged; arguments are those of `tf.GradientTape`."""
+        with self._inside():
+            local = super().batch_jacobian(target, source, *arguments, **options)  # type: ignore[misc]
+        return self._averaged(local, source)
+
+    def _averaged(self, local: Any, sources: Any) -> Any:
         flat, variables = tf.nest.flatten(local), tf.nest.flatten(sources)
         return tf.nest.pack_sequence_as(local, average(flat, variables, self._namespace, self._how))
+
+    @contextlib.contextmanager
+    def _inside(self) -> Iterator[None]:
+        self._is_inside = True
+        try:
+            yield
+        finally:
+            self._is_inside = False
 
 
 def _namespace() -> str:

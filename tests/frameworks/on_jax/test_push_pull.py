@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from calls import ROUTES, SETTING
+from children import told_by_a_child
 from gradlane.errors import InvalidArgumentError, MismatchError, StallError, UnsupportedError
 from processes import run_python
 
@@ -83,6 +84,19 @@ def test_arrays_of_the_cpu_are_not_copied(call):
 
 
 @pytest.mark.workers(2)
+@pytest.mark.over(*ROUTES)
+def test_donated_arrays_are_read_before_their_memory_is_used_again(call):
+    total = jax.jit(lambda x: gl.push_pull(x, f"donated {call}", op=gl.Sum), donate_argnums=0)
+    mixed = jax.jit(lambda x: gl.push_pull(2 * x, f"mixed {call}", op=gl.Sum) + x, donate_argnums=0)
+    for number in range(5):
+        mine = [jnp.full(300_000, 1.0 + number + gl.rank()) for _ in range(2)]
+        np.testing.assert_array_equal(total(mine[0]), 3.0 + 2 * number)
+        np.testing.assert_array_equal(mixed(mine[1]), 2 * (3.0 + 2 * number) + 1 + number + gl.rank())
+        with pytest.raises(RuntimeError, match="deleted"):
+            gl.push_pull(mine[0], "deleted")
+
+
+@pytest.mark.workers(2)
 @pytest.mark.over("local", "quic")
 def test_trees_that_differ_are_the_typed_error_on_every_worker(call):
     rank = gl.rank()
@@ -92,8 +106,11 @@ def test_trees_that_differ_are_the_typed_error_on_every_worker(call):
     assert (caught.value.tensor, set(caught.value.ranks)) == (f"shapes {call}['other']", {0, 1})
 
     leaves = {"same": jnp.ones(5), f"only{rank}": jnp.ones(3)}
-    with pytest.raises(MismatchError, match="hash of the tree's paths"):
+    with pytest.raises(MismatchError) as caught:
         gl.push_pull(leaves, f"leaves {call}")
+    error = caught.value
+    assert (error.tensor, error.field, set(error.ranks)) == (f"leaves {call}", "tree", {0, 1})
+    assert "trees with other paths; give all workers the same tree" in str(error) and "[" not in str(error)
     # The job goes on.
     np.testing.assert_array_equal(gl.push_pull(jnp.full(2, 2.0 * rank), f"good {call}"), 1.0)
 
@@ -150,6 +167,26 @@ def test_transformations_that_repeat_the_call_are_refused(transformation, call):
     transform = {"vmap": jax.vmap, "pmap": jax.pmap, "shard_map": lambda f: jax.jit(shard_map()(f, **specs))}
     with pytest.raises(UnsupportedError, match="outside of vmap, pmap and shard_map"):
         transform[transformation](lambda x: gl.push_pull(x, "never"))(jnp.ones((1, 3)))
+
+
+@pytest.mark.filterwarnings("ignore:os.fork")
+@pytest.mark.workers(2)
+@pytest.mark.over("quic")
+def test_a_forked_child_is_refused_and_the_parent_goes_on(call):
+    """What JAX has not compiled before may hang in a forked child, before it reaches a call."""
+    x = jnp.ones(3)
+    total = jax.jit(lambda x: gl.push_pull(x, f"before and after forks {call}", op=gl.Sum))
+    jax.block_until_ready(total(x))
+    attempts = {
+        "compiled": lambda: jax.block_until_ready(total(x)),
+        "eager": lambda: gl.push_pull(x, "forked"),
+        "broadcast": lambda: gl.broadcast(x, name="forked"),
+    }
+    for what, attempt in attempts.items():
+        told = told_by_a_child(gl.typed_errors()(attempt))
+        assert told.startswith("ForkedProcessError: process "), f"{what}: {told}"
+        assert "spawn or forkserver" in told, f"{what}: {told}"
+    assert total(x).tolist() == [2.0] * 3
 
 
 def test_before_init_and_after_shutdown_the_error_says_what_to_call(call):

@@ -46,6 +46,24 @@ def test_accumulated_gradients_are_those_of_a_single_process(call):
 
 
 @pytest.mark.workers(2)
+@pytest.mark.over("quic")
+def test_two_optimizers_of_one_program_need_no_names(call):
+    """Such as those of a generator and of a discriminator, whose trees differ."""
+    optimizers = [optax.chain(gl.push_pull_gradients(), optax.sgd(1.0)) for _ in range(2)]
+    trees = [{"kernel": jnp.ones(3)}, {"kernel": jnp.ones((2, 2)), "bias": jnp.ones(2)}]
+
+    @jax.jit
+    def step(states, scale):
+        pairs = zip(optimizers, trees, states, strict=True)
+        return [optimizer.update(jax.tree.map(lambda x: x * scale, tree), state)[0] for optimizer, tree, state in pairs]
+
+    states = [optimizer.init(tree) for optimizer, tree in zip(optimizers, trees, strict=True)]
+    for _ in range(2):
+        for updates in step(states, 1.0 + gl.rank()):
+            assert all((np.asarray(update) == -1.5).all() for update in jax.tree.leaves(updates))
+
+
+@pytest.mark.workers(2)
 @pytest.mark.over("local", "quic")
 def test_the_gradient_of_a_reduction_is_the_reduction_of_the_gradients(call):
     factor = 1.0 + gl.rank()

@@ -3,7 +3,9 @@
 import gradlane.tensorflow as gl
 import pytest
 import tensorflow as tf
+from children import told_by_a_child
 from gradlane.errors import MismatchError, StallError, UnsupportedError, UnusedParametersError
+from gradlane.tensorflow import _native
 from processes import run_python
 
 
@@ -101,23 +103,28 @@ def test_a_call_before_init_says_so(how):
     )
 
 
-def test_a_fork_is_refused():
-    script = """
-import os
-import tensorflow as tf, gradlane.tensorflow as gl
-gl.init()
-x = tf.ones(3)
-child = os.fork()
-if child == 0:
-    try:
-        gl.push_pull(x, "x")
-    except gl.Error as error:
-        os.write(1, f"{type(error).__name__}: {error}".encode())
-    os._exit(0)
-os.waitpid(child, 0)
-"""
-    ended = run_python(script)
-    assert "ForkedProcessError: process" in ended.output and "spawn or forkserver" in ended.output, ended.output
+@over_quic
+@together
+def test_a_forked_child_is_refused_and_the_parent_goes_on():
+    """What TensorFlow itself runs in a forked child, such as a function, hangs there before it reaches an operation."""
+    x = tf.ones(3)
+    total = tf.function(lambda: gl.push_pull(x, "before and after forks", op=gl.Sum))
+    total()
+    pending = _native.submit(x, "begun before forks", 0)
+    attempts = {
+        "push_pull": lambda: gl.push_pull(x, "forked"),
+        "tape": lambda: gl.DistributedGradientTape(tf.GradientTape()),
+        "broadcast_variables": lambda: gl.broadcast_variables([tf.Variable(x)]),
+        "submit": lambda: _native.submit(x, "forked", 0),
+        "wait": lambda: _native.wait([pending], [x]),
+        "the op by itself": lambda: _native.load().gradlane_wait(handles=[pending], Tout=[x.dtype]),
+    }
+    for what, attempt in attempts.items():
+        told = told_by_a_child(gl.typed_errors()(attempt))
+        assert told.startswith("ForkedProcessError: process "), f"{what}: {told}"
+        assert "spawn or forkserver" in told, f"{what}: {told}"
+    assert _native.wait([pending], [x])[0].numpy().tolist() == [1.0] * 3
+    assert total().numpy().tolist() == [2.0] * 3
 
 
 def test_a_release_that_is_too_old_is_refused():

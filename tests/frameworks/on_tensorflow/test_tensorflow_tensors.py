@@ -1,5 +1,7 @@
 """Sums of tensors, eagerly and in functions."""
 
+import random
+import threading
 import time
 
 import gradlane.tensorflow as gl
@@ -206,6 +208,81 @@ def test_calls_one_after_the_other_do_not_deadlock_in_a_graph():
 
     for _ in range(3):
         assert sums(tf.constant([1.0])).numpy().tolist() == [40.0]
+
+
+@tf.custom_gradient
+def patient(x):
+    """The same value, and the same gradient, after a while that differs between workers and calls."""
+
+    def later(value):
+        time.sleep(random.Random(f"{value} on {gl.rank()}").random() / 100)
+        return value
+
+    def same(x):
+        return tf.ensure_shape(tf.numpy_function(later, [x], tf.float32, stateful=False), x.shape)
+
+    return same(x), same
+
+
+def test_iterations_of_a_loop_are_not_mixed():
+    """TensorFlow runs independent iterations side by side, in another order on each worker."""
+
+    @tf.function
+    def means(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            mean = tf.map_fn(lambda element: patient(gl.push_pull(patient(element), "iteration")), x)
+        return mean, tape.gradient(mean, x, output_gradients=x)
+
+    mine = tf.range(16.0) + 100.0 * gl.rank()
+    for _ in range(2):
+        for result in means(mine):
+            assert result.numpy().tolist() == [50.0 + number for number in range(16)]
+
+
+def test_calls_of_one_function_are_not_mixed():
+    @tf.function(input_signature=[tf.TensorSpec([], tf.float32)])
+    def mean(x):
+        return gl.push_pull(patient(x), "call of a function")
+
+    @tf.function
+    def means(x):
+        return tf.stack([mean(element) for element in tf.unstack(x)])
+
+    mine = tf.range(8.0) + 100.0 * gl.rank()
+    for _ in range(2):
+        assert means(mine).numpy().tolist() == [50.0 + number for number in range(8)]
+
+
+CHANGES = {
+    "assign_add": lambda variable: variable.assign_add(tf.fill(variable.shape, 100.0)),
+    "scatter_update": lambda variable: variable.scatter_nd_update([[0], [1]], [100.0, 100.0]),
+}
+
+
+@BOTH
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_variable_may_change_while_its_value_is_reduced(made, change, request):
+    variable = tf.Variable(tf.fill([300_000], 1.0 + gl.rank()))
+    total = made(lambda: gl.push_pull(variable, request.node.nodeid, op=gl.Sum))
+    assert (total().numpy() == 3).all()
+    gl.barrier(f"{request.node.nodeid} begins")
+    if gl.rank() == 0:
+        submissions, results = gl.metrics()["submissions"], []
+        reducing = threading.Thread(target=lambda: results.append(total().numpy()))
+        reducing.start()
+        due = time.monotonic() + 60
+        while gl.metrics()["submissions"] == submissions:
+            assert time.monotonic() < due, "nothing was submitted"
+            time.sleep(0.001)
+        CHANGES[change](variable)
+        assert variable.numpy()[0] >= 100
+        gl.barrier(f"{request.node.nodeid} has changed")
+        reducing.join()
+        assert (results[0] == 3).all(), "what was submitted was changed"
+    else:
+        gl.barrier(f"{request.node.nodeid} has changed")
+        assert (total().numpy() == 3).all()
 
 
 def test_two_lists_of_variables_in_one_function_are_told_apart():

@@ -6,7 +6,7 @@ Devices for dense and sparse tensors are accepted and have no effect: TensorFlow
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NoReturn
 
 import tensorflow as tf
 
@@ -27,8 +27,8 @@ from gradlane.compat.byteps.common import (
 )
 from gradlane.compat.byteps.tensorflow._unnamed import name_of
 from gradlane.errors import FailedPreconditionError, UnsupportedError
+from gradlane.tensorflow._reduce import reduce_all
 from gradlane.tensorflow._reduction import Reduction
-from gradlane.tensorflow.ops import reduce_one
 from gradlane.tensorflow.variables import as_bits, broadcast_assignments, of_bits
 
 __all__ = [
@@ -92,9 +92,17 @@ def broadcast(tensor: Any, root_rank: int, scope: str = "", name: str | None = N
     whole = f"{scope}{name}" if name else name_of(tensor, f"{scope}broadcast")
     if isinstance(tensor, tf.Variable):
         return broadcast_assignments([tensor], root_rank, whole)[0]
-    value = tf.convert_to_tensor(tensor)
-    received = reduce_one(as_bits(value), whole, Reduction(op="broadcast", root=check_root(root_rank)))
-    return of_bits(received, value.dtype)
+    reduction = Reduction(op="broadcast", root=check_root(root_rank))
+
+    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    def received(value: Any) -> Any:
+        def gradient(_: Any) -> NoReturn:
+            raise UnsupportedError("a broadcast has no gradient; use tf.stop_gradient")
+
+        [bits] = reduce_all([as_bits(value)], [whole], reduction)
+        return of_bits(bits, value.dtype), gradient
+
+    return received(tensor)
 
 
 def broadcast_variables(variables: Iterable[Any], root_rank: int, scope: str = "") -> None:
