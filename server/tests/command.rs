@@ -69,6 +69,25 @@ fn a_launcher_that_is_killed_leaves_nobody_behind() {
 }
 
 #[test]
+fn status_finds_the_job_of_a_launcher_by_itself() {
+    let home = tempfile::tempdir().unwrap();
+    let mut launcher =
+        command(home.path(), &["run", "-n", "1", "-s", "1", "--", "sh", "-c", "echo there; exec sleep 300"]);
+    let mut launcher = launcher.stdout(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(launcher.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let status = || command(home.path(), &["status", "--json"]).output().unwrap();
+    let found = status();
+    let leader = format!("\"leader_pid\":{}", launcher.id());
+    assert!(String::from_utf8_lossy(&found.stdout).contains(&leader), "{found:?}");
+    launcher.kill().unwrap();
+    launcher.wait().unwrap();
+    let none = status();
+    assert!(stderr(&none).contains("none runs here"), "{none:?}");
+    assert_ne!(none.status.code(), Some(0), "{none:?}");
+}
+
+#[test]
 fn a_job_that_does_not_form_names_who_is_missing() {
     let home = tempfile::tempdir().unwrap();
     let limits = ["-o", "join_timeout=2s", "-o", "form_timeout=500ms"];
