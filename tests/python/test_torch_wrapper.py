@@ -62,7 +62,7 @@ def test_parameters_and_buffers_of_rank_0_are_where_all_start():
 
 
 @pytest.mark.parametrize("way", ["deepcopy", "pickle", "torch.save"])
-def test_a_copy_runs_its_module_and_averages_nothing(way):
+def test_a_copy_runs_its_module_and_does_not_train_until_it_is_wrapped(way):
     model = gl.DistributedDataParallel(made(mlp))
     batch = next(batches(1))
     step(model, sgd(model.parameters()), mine(batch))
@@ -79,9 +79,14 @@ def test_a_copy_runs_its_module_and_averages_nothing(way):
         assert torch.equal(copied.train(training)(inputs), model.train(training)(inputs))
     if gl.rank() == 0:  # alone
         copied.zero_grad()
-        F.cross_entropy(copied(inputs), labels).backward()
-        with copied.no_sync():
+        for _ in range(2):
+            with pytest.raises(gl.Error, match=r"parameter \d\.(weight|bias) .*a copy averages nothing.* wrap its module"):
+                F.cross_entropy(copied(inputs), labels).backward()
+        with copied.no_sync(), pytest.raises(gl.Error, match="a copy averages nothing"):
             F.cross_entropy(copied(inputs), labels).backward()
+        with torch.no_grad():  # a moving average
+            for average, parameter in zip(copied.parameters(), model.parameters(), strict=True):
+                average.lerp_(parameter, 0.0)
     again = gl.DistributedDataParallel(copied.module)
     for wrapped in (model.train(), again.train()):
         wrapped.zero_grad()

@@ -106,6 +106,36 @@ def is_dense(tensor: torch.Tensor) -> bool:
     return tensor.is_contiguous() and not tensor.is_neg() and not tensor.is_conj()
 
 
+Kind = tuple[torch.dtype, torch.Size, torch.device]
+"""Element type, shape and device of a tensor."""
+
+
+def kind_of(tensor: torch.Tensor) -> Kind:
+    """Element type, shape and device of `tensor`."""
+    return tensor.dtype, tensor.shape, tensor.device
+
+
+def check_kind(tensor: torch.Tensor, declared: Kind, name: str) -> None:
+    """Raises if the gradient of a parameter, or a parameter without one, is not what was declared on all workers.
+
+    Raises:
+        InvalidArgumentError: the parameter was changed, for example by `model.half()`; the message says how.
+    """
+    if (now := kind_of(tensor)) != declared:
+        before, after = (f"{dtype_name(dtype)} {list(shape)} on {device}" for dtype, shape, device in (declared, now))
+        raise InvalidArgumentError(
+            f"the gradient of {name} would be {after}, but the workers agreed on {before}; call half(), to() and what else "
+            "changes parameters before the model or its optimizer is wrapped, or wrap it again"
+        )
+
+
+def overlaps_itself(tensor: torch.Tensor) -> bool:
+    """Whether several elements have the same memory, as those of `expand()` do."""
+    return not tensor.is_contiguous() and any(
+        size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    )
+
+
 def dense(tensor: torch.Tensor) -> torch.Tensor:
     """`tensor` without its history, or a copy if it is not dense."""
     return tensor.detach().resolve_conj().resolve_neg().contiguous()

@@ -21,10 +21,11 @@ from torch import nn
 from gradlane._reduction import Average, ReduceOp
 from gradlane.errors import FailedPreconditionError, InvalidArgumentError, UnsupportedError
 from gradlane import _names
+from gradlane.torch._copies import Averaging, plain_class
 from gradlane.torch._deferred import Deferred
 from gradlane.torch.compression import Compression, Compressor
 from gradlane.torch.ddp import DistributedDataParallel
-from gradlane.torch.optimizer import Averaging, check_passes, name_parameters
+from gradlane.torch.optimizer import check_passes, name_parameters
 
 Kind = TypeVar("Kind", bound=torch.optim.Optimizer)
 
@@ -90,18 +91,19 @@ def CrossBarrier(
     if any(isinstance(module, averaging) for module in model.modules()):
         raise InvalidArgumentError("the model averages its gradients by itself; give CrossBarrier what it wraps")
     _refuse_homeless(model, optimizer)
+    kind = plain_class(optimizer)
     named = list(model.named_parameters() if named_parameters is None else named_parameters)
     listed = name_parameters(optimizer, named)
     updates = Deferred(
         _names.namespace("cross_barrier", name),
         optimizer,
         listed,
+        named,
         compression=compression,
         op=op,
         passes=check_passes(backward_passes_per_step),
         sparse_as_dense=sparse_as_dense,
     )
-    kind = type(optimizer)
     barrier = _Barrier(model, updates, listed, tuple(opaque), kind, optimizer.__dict__.pop("step", None))
     # As for DistributedOptimizer, schedulers refer to this object. An earlier scheduler has replaced its `step` with a
     # wrapper of the class's method; our `step` also does the work of that wrapper.
@@ -211,7 +213,7 @@ class _Barrier:
         self.updates, self.kind, self.own_step = updates, kind, own_step
         self._model = model
         positions = {id(parameter): position for position, (_, parameter) in enumerate(listed)}
-        self._hooks: list[Any] = []
+        self._hooks: list[Any] = list(updates.hooks)
         for name, module in model.named_modules():
             within = module.parameters(recurse=isinstance(module, opaque))
             needed = tuple(positions[id(p)] for p in within if id(p) in positions)
