@@ -57,7 +57,9 @@ class _Slot:
     priority: int
     kind: _tensors.Kind
     version: int = 0
-    """Of the parameter, before its last gradient."""
+    """Of the parameter, before its last gradient and, while an update is due, since `step()`."""
+    address: int = 0
+    """Of the parameter's memory, while an update is due."""
     passed: int = 0
     """Backward passes in this window."""
     is_announced: bool = True
@@ -194,6 +196,7 @@ class Deferred:
             self._settings = settings_of(self._optimizer)
             for slot in self._slots:
                 slot.is_announced = False
+                slot.version, slot.address = slot.parameter._version, slot.parameter.data_ptr()
                 self._flight(slot).is_due = True
             self._due, self._behind = len(self._slots), list(self._slots)
         self._has_begun, self._is_complete = False, False
@@ -354,6 +357,12 @@ class Deferred:
         cleared = [slot for slot in slots if slot.parameter.grad is not self._flight(slot).loan.placeholder]
         others = [slot.parameter.grad for slot in cleared]
         zeroed = [slot for slot in slots if self._flight(slot).zeroed]
+        for slot in slots:
+            if (slot.version, slot.address) != (slot.parameter._version, slot.parameter.data_ptr()):
+                self._fail(slot, FailedPreconditionError(
+                    f"parameter {slot.name} was changed between step() and its update, which comes when it is needed; call "
+                    "synchronize() before parameters are changed or replaced"
+                ))
         for slot in slots:
             self._unveil(slot)
         self._due -= len(slots)

@@ -70,8 +70,13 @@ class Loan:
         parameter.grad = self.placeholder
 
     def submitted(self) -> None:
-        """Records that the engine has the memory now. A later change of it is an error."""
-        self._version = self.gradient._version
+        """Records that the engine has the memory now. A later change of it is an error.
+
+        Views of one tensor share a version, which also counts the engine's changes of the others. So a change of a view
+        is found only if it was made through `parameter.grad`.
+        """
+        if not self.gradient._is_view():
+            self._version = self.gradient._version
 
     def complaint(self, *, may_be_replaced: bool = False) -> str | None:
         """What somebody did to the gradient, in words; None if nobody did anything.

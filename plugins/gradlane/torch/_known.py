@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from gradlane.errors import FailedPreconditionError
 from gradlane.torch._owners import Named, is_owned, unknown
 
 
@@ -16,6 +17,15 @@ def places(optimizer: torch.optim.Optimizer) -> Iterator[Named]:
     for number, group in enumerate(optimizer.param_groups):
         for position, parameter in enumerate(group["params"]):
             yield f"{number}.{position}", parameter
+
+
+def refused_group(optimizer: torch.optim.Optimizer, door: str) -> FailedPreconditionError:
+    """The error about a group that is added after the optimizer was given to `door`."""
+    number = len(optimizer.param_groups)
+    return FailedPreconditionError(
+        f"the optimizer is distributed, and its parameters are fixed: nobody would average the gradient of parameter "
+        f"{number}.0 (group.position); add the group before {door}"
+    )
 
 
 class Known:

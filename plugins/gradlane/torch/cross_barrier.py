@@ -23,6 +23,8 @@ from gradlane.errors import FailedPreconditionError, InvalidArgumentError, Unsup
 from gradlane import _names
 from gradlane.torch._copies import Averaging, plain_class
 from gradlane.torch._deferred import Deferred
+from gradlane.torch._known import refused_group
+from gradlane.torch._module_hooks import Hook
 from gradlane.torch.compression import Compression, Compressor
 from gradlane.torch.ddp import DistributedDataParallel
 from gradlane.torch.optimizer import check_passes, name_parameters
@@ -176,9 +178,7 @@ class _CrossBarrier(Averaging):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Not possible any more: the parameters are fixed on all workers."""
-        raise FailedPreconditionError(
-            "the optimizer is distributed, and its parameters are fixed; add the group before CrossBarrier"
-        )
+        raise refused_group(self, "CrossBarrier")
 
     def __enter__(self: Kind) -> Kind:
         return self
@@ -219,9 +219,9 @@ class _Barrier:
             needed = tuple(positions[id(p)] for p in within if id(p) in positions)
             if needed or module is model:
                 # Before other hooks, which may compute the module's weights from its parameters.
-                hook = _Hook(self._before_forward(name or type(model).__name__, needed))
+                hook = Hook(self._before_forward(name or type(model).__name__, needed))
                 self._hooks.append(module.register_forward_pre_hook(hook, prepend=True))
-            settle = _Hook(lambda *_: updates.settle())
+            settle = Hook(lambda *_: updates.settle())
             self._hooks.append(module.register_state_dict_pre_hook(settle))
             self._hooks.append(module.register_load_state_dict_pre_hook(settle))
         for position, (_, parameter) in enumerate(listed):
@@ -258,22 +258,6 @@ class _Barrier:
             self.updates.gradient(position)
 
         return gradient_is_ready
-
-
-class _Hook:
-    """A hook on a module. In a copy of the module (`copy.deepcopy`, `pickle`, `torch.save`) it does nothing."""
-
-    def __init__(self, call: Callable[..., None] | None = None) -> None:
-        # A compiler that traces it would run the optimizer on its own stand-ins for parameters and settings. So the
-        # graph of a compiled model ends before each module that waits.
-        self._call = None if call is None else torch.compiler.disable(call)
-
-    def __call__(self, *arguments: object) -> None:
-        if self._call is not None:
-            self._call(*arguments)
-
-    def __reduce__(self) -> tuple[type[_Hook], tuple[()]]:
-        return _Hook, ()
 
 
 def _refuse_homeless(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:

@@ -19,7 +19,7 @@ from gradlane._window import forward_order
 from gradlane.torch._copies import Averaging, plain_class, with_closure
 from gradlane.torch._gradients import Gradients, PostAverageHook
 from gradlane.torch._in_flight import CALL_SYNCHRONIZE
-from gradlane.torch._known import Known, places
+from gradlane.torch._known import Known, places, refused_group
 from gradlane.torch._owners import watch, watch_frozen
 from gradlane.torch.compression import Compression, Compressor
 from gradlane.torch.ops import push_pull_
@@ -156,9 +156,7 @@ class _Distributed(Averaging):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Not possible any more: the parameters are fixed on all workers."""
-        raise FailedPreconditionError(
-            "the optimizer is distributed, and its parameters are fixed; add the group before DistributedOptimizer"
-        )
+        raise refused_group(self, "DistributedOptimizer")
 
 
 class _Synchronizer:
