@@ -16,6 +16,7 @@ from typing import NoReturn
 import torch
 
 from gradlane import _session, timeline
+from gradlane._alike import check_alike
 from gradlane._handle import Handle
 from gradlane._reduction import ReduceOp, resolve
 from gradlane._window import Window, forward_order
@@ -109,6 +110,8 @@ class Deferred:
         for slot in self._slots:
             _tensors.check_place(slot.parameter)
         own(self, parameters)
+        rows = [(name, _tensors.dtype_name(p.dtype), tuple(p.shape)) for name, p in parameters]
+        check_alike("parameter", rows, f"{namespace}/parameters")
         self.hooks = watch_frozen(self, self._known.frozen(optimizer), _REMEDY)
         """To be removed with the hooks on the model."""
         tensors = ((self._window.name(slot.position), slot.parameter) for slot in self._slots)

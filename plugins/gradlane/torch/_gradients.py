@@ -16,6 +16,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from gradlane import _session
+from gradlane._alike import check_alike
 from gradlane._handle import Handle
 from gradlane._reduction import Average, ReduceOp, Sum, WeightedAverage, resolve
 from gradlane._sets import ProcessSet
@@ -73,7 +74,7 @@ class Gradients:
                 those at these positions, even if this worker had no gradient.
             process_set: the workers whose gradients are averaged, of which this one is a member; all by default.
         Raises:
-            MismatchError: a worker has one of the parameters in another dtype or shape (both are named).
+            MismatchError: the parameters of the workers differ; it names the first that does.
             InvalidArgumentError: a parameter cannot be reduced, or something else averages its gradient already.
         """
         if sparse not in ("allgather", "dense"):
@@ -104,6 +105,8 @@ class Gradients:
         for parameter in self._parameters:
             _tensors.check_place(parameter)
         own(self, parameters)
+        rows = [(name, _tensors.dtype_name(p.dtype), tuple(p.shape)) for name, p in parameters]
+        check_alike("parameter", rows, f"{namespace}/parameters", process_set)
         self._bundles: dict[int, Bundle] = {}
         if process_set is not None:
             return

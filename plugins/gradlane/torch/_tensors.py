@@ -15,6 +15,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from gradlane import _core, _session
 from gradlane._buffers import Buffer, DeviceBuffer, HostBuffer, check_dtype
+from gradlane._groups import located
 from gradlane._handle import Handle
 from gradlane._operations import by_device, declare_places, submit
 from gradlane._reduction import NativeOp
@@ -65,6 +66,11 @@ def check_place(tensor: torch.Tensor) -> None:
         raise InvalidArgumentError(
             f"a tensor of layout {tensor.layout} cannot be reduced as it is; use to_dense(), or sparse= of the wrappers"
         )
+
+
+def check_place_of(name: str, tensor: torch.Tensor) -> None:
+    """The same for the tensor `name`, which is named in errors."""
+    located(name, check_place, tensor)
 
 
 def device_of(tensor: torch.Tensor) -> int | None:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
 from torch.utils.hooks import RemovableHandle
 
 from gradlane._reduction import Average
@@ -18,7 +19,7 @@ from gradlane.torch import _tensors
 from gradlane._window import forward_order
 from gradlane.torch._gradients import Gradients, PostAverageHook, Priority, SparsePolicy
 from gradlane.torch._owners import is_owned, refuse_unknown, watch, watch_copy, watch_frozen
-from gradlane.torch.broadcast import broadcast_optimizer_state, broadcast_tensors
+from gradlane.torch.broadcast import broadcast_alike, broadcast_buffers, broadcast_optimizer_state
 from gradlane.torch.compression import Compression, Compressor
 
 
@@ -63,7 +64,9 @@ class DistributedDataParallel(nn.Module):
             module: on CUDA devices, on the CPU or on both. Parameters with `requires_grad=False` are left alone.
             device_ids: the one CUDA device of the whole module, to which inputs are moved. None or empty leaves inputs
                 where they are, as a module on several devices needs.
-            broadcast_buffers: whether buffers of rank 0 replace those of the others before each training forward pass.
+            broadcast_buffers: whether buffers of rank 0 replace those of the others before each training forward pass. Set it
+                to False if several forward passes come before their backward passes, and the model computes gradients
+                through buffers that differ between workers.
             find_unused_parameters: whether a parameter may get no gradient. If so, workers without one contribute zeros
                 if another has one. If not, all raise UnusedParametersError, which names parameters and ranks.
             bucket_cap_mb: accepted but not used, because the engine cuts and joins tensors by its own rules.
@@ -258,13 +261,22 @@ class DistributedDataParallel(nn.Module):
 
     def _copy_state(self, root_rank: int) -> None:
         state = dict(self.module.named_parameters()) | dict(self.module.named_buffers())
-        broadcast_tensors({f"{self._namespace}/state/{n}": tensor for n, tensor in state.items()}, root_rank)
+        prefix = f"{self._namespace}/state/"
+        broadcast_alike({f"{prefix}{n}": tensor for n, tensor in state.items()}, prefix, root_rank)
 
     def _copy_buffers(self, root_rank: int) -> None:
         if not self._buffer_names:
             return
         buffers = dict(self.module.named_buffers())
-        broadcast_tensors({f"{self._namespace}/buffer/{n}": buffers[n] for n in self._buffer_names}, root_rank)
+        prefix = f"{self._namespace}/buffer/"
+        # In training, the running statistics of a normalization are not used, and so no backward pass needs them.
+        unsaved = {
+            f"{prefix}{path}{'.' * bool(path)}{n}"
+            for path, module in self.module.named_modules()
+            if isinstance(module, _NormBase) and module.training
+            for n in ("running_mean", "running_var", "num_batches_tracked")
+        }
+        broadcast_buffers({f"{prefix}{n}": buffers[n] for n in self._buffer_names}, root_rank, unsaved)
 
     def _refuse_unknown_parameters(self) -> None:
         refuse_unknown(self.module.named_parameters(), self._known, _REMEDY_UNKNOWN)
