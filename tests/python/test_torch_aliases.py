@@ -1,5 +1,7 @@
 """Tensors that share memory, in broadcasts and in wrappers; models that differ between workers."""
 
+import pickle
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -164,3 +166,29 @@ def test_several_forward_passes_may_come_before_their_backward_passes():
     assert means[0] != means[1], "of the second pass"
     outputs[1].sum().backward()
     outputs[0].sum().backward()
+
+
+def numpy_scalar():
+    import numpy
+
+    return numpy.array(0.1)
+
+
+@pytest.mark.parametrize(
+    "value, complaint", [(numpy_scalar, "ndarray"), (lambda: print, "builtin_function"), (lambda: torch.float32, "dtype")]
+)
+def test_a_state_that_the_root_cannot_send_is_an_error_on_all_workers(value, complaint):
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(3))], lr=0.1)
+    if gl.rank() == 0:
+        optimizer.param_groups[0]["odd"] = value()
+    with pytest.raises(InvalidArgumentError, match=complaint):
+        gl.broadcast_optimizer_state(optimizer)
+    optimizer.param_groups[0].pop("odd", None)
+    gl.broadcast_optimizer_state(optimizer)
+
+
+def test_an_object_that_the_root_cannot_send_is_an_error_on_all_workers():
+    expected = (TypeError, AttributeError, pickle.PicklingError) if gl.rank() == 0 else InvalidArgumentError
+    with pytest.raises(expected, match=r"pickle|<lambda>"):
+        gl.broadcast_object((lambda: None) if gl.rank() == 0 else None)
+    assert gl.broadcast_object(gl.rank()) == 0

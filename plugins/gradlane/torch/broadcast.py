@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,25 +91,35 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int =
         root_rank: the rank whose state all workers get.
         prefix: put before the names of the broadcasts.
     Raises:
-        InvalidArgumentError: the state holds something other than tensors, numbers, texts and alike; it is named.
+        InvalidArgumentError: the state of the root holds something other than tensors, numbers, texts and alike; it is
+            named on all workers.
     """
     is_root = _session.rank() == check_root(root_rank)
+    outline: Any = None
     tensors: list[torch.Tensor] = []
-    outline = _take_tensors(optimizer.state_dict(), tensors) if is_root else None
-    # Through host memory, because only load_state_dict knows the device of a worker's state, and moves it there.
-    tensors = [tensor.cpu() for tensor in tensors]
-    slots = [_Slot.of(tensor) for tensor in tensors]
-    # Not pickled: the bytes pass through servers, and unpickling would run what they contain.
-    payload = _plain.encode([outline, [[slot.dtype, slot.shape] for slot in slots]]) if is_root else None
+    slots: list[_Slot] = []
+    payload: bytes | Exception | None = None
+    if is_root:
+        try:
+            outline = _take_tensors(optimizer.state_dict(), tensors)
+            tensors = _apart(tensors)
+            slots = [_Slot.of(tensor) for tensor in tensors]
+            # Not pickled: the bytes pass through servers, and unpickling would run what they contain.
+            payload = _plain.encode([outline, [[slot.dtype, slot.shape] for slot in slots]])
+        except Exception as error:
+            payload = error
     received = broadcast_bytes(payload, root_rank, f"{prefix}outline")
     if not is_root:
         outline, described = _plain.decode(received)
         slots = [_Slot(tuple(shape), dtype) for dtype, shape in described]
         tensors = [slot.empty() for slot in slots]
     # The structure is part of the names, because an optimizer that has stepped since holds other tensors at the same
-    # position.
-    digest = hashlib.sha256(repr(slots).encode()).hexdigest()[:12]
-    broadcast_tensors({f"{prefix}{digest}.{i}": tensor for i, tensor in enumerate(tensors)}, root_rank)
+    # position. All workers get to know the structures in the same order.
+    structures = _structures.setdefault((_session.generation(), prefix), [])
+    if slots not in structures:
+        structures.append(slots)
+    number = structures.index(slots)
+    broadcast_tensors({f"{prefix}{number}.{i}": tensor for i, tensor in enumerate(tensors)}, root_rank)
     if not is_root:
         optimizer.load_state_dict(_put_tensors(outline, tensors))
 
@@ -172,6 +181,21 @@ class _Slot:
         if not isinstance(dtype, torch.dtype):
             raise ProtocolError(f"received an optimizer state with a tensor of the unknown element type {self.dtype!r}")
         return torch.empty(self.shape, dtype=dtype)
+
+
+_structures: dict[tuple[int, str], list[list[_Slot]]] = {}
+"""By generation of the session and prefix: the shapes of the optimizer states that were broadcast."""
+
+
+def _apart(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The tensors in host memory, where only `load_state_dict` of a worker knows a device, and in memory of their own."""
+    apart, used = [], set()
+    for tensor in tensors:
+        moved = tensor.detach().cpu()
+        storage = moved.untyped_storage().data_ptr()
+        apart.append(moved.clone() if storage in used else moved)
+        used.add(storage)
+    return apart
 
 
 def _take_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
