@@ -147,6 +147,26 @@ def dense(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().resolve_conj().resolve_neg().contiguous()
 
 
+def pairs(tensor: torch.Tensor, op: NativeOp) -> torch.Tensor:
+    """A complex tensor as pairs of real numbers in the same memory, which add up as it does; any other as it is.
+
+    Raises:
+        InvalidArgumentError: `op` is "min" or "max", and complex numbers have no order.
+    """
+    if not tensor.is_complex():
+        return tensor
+    if op in ("min", "max"):
+        raise InvalidArgumentError(f"complex numbers have no {op}; reduce torch.view_as_real(tensor), or abs()")
+    return torch.view_as_real(tensor)
+
+
+def wire_form(tensor: torch.Tensor) -> tuple[str, tuple[int, ...]]:
+    """The element type and shape with which a tensor is declared: those of `pairs`."""
+    if tensor.is_complex():
+        return dtype_name(tensor.dtype.to_real()), (*tensor.shape, 2)
+    return dtype_name(tensor.dtype), tuple(tensor.shape)
+
+
 def land(reduced: torch.Tensor, tensor: torch.Tensor) -> None:
     """Copies a result into `tensor`, in the current stream of its device."""
     tensor.copy_(reduced)
@@ -166,7 +186,7 @@ def declare_tensors(
 ) -> None:
     """Declares names with the element types and shapes of tensors, in one call for each device and for the host."""
     for group in by_device(named, lambda member: device_of(member[1])):
-        places = ((name, dtype_name(tensor.dtype), tuple(tensor.shape)) for name, tensor in group)
+        places = ((name, *wire_form(tensor)) for name, tensor in group)
         declare_places(session, places, codec=codec, fuse=fuse, timeout=timeout)
 
 

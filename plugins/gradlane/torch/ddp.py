@@ -15,7 +15,6 @@ from torch.utils.hooks import RemovableHandle
 from gradlane._reduction import Average
 from gradlane.errors import FailedPreconditionError, InvalidArgumentError
 from gradlane import _names, _session
-from gradlane.torch import _tensors
 from gradlane._window import forward_order
 from gradlane.torch._gradients import Gradients, PostAverageHook, Priority, SparsePolicy
 from gradlane.torch._owners import is_owned, refuse_unknown, watch, watch_copy, watch_frozen
@@ -94,9 +93,7 @@ class DistributedDataParallel(nn.Module):
         frozen = [(n, p) for n, p in module.named_parameters() if not p.requires_grad]
         self._known = {id(parameter) for _, parameter in named}
         self._copy_state(root_rank=0)
-        self._buffer_names = [
-            n for n, b in module.named_buffers() if broadcast_buffers and _tensors.is_reducible(b.dtype)
-        ]
+        self._buffer_names = [name for name, _ in module.named_buffers()] if broadcast_buffers else []
         self._gradients: Gradients | None = Gradients(
             self._namespace,
             named,

@@ -43,6 +43,8 @@ def _begin(
     names = names_of(name, len(tensors))
     _check_in_place(names, tensors)
     wires, backs = _wires(names, tensors)
+    if any([wire.is_complex() for wire in wires]):
+        wires = [located(name, _tensors.pairs, wire, reduction.native) for name, wire in zip(names, wires, strict=True)]
     return _submit(
         names,
         wires,
