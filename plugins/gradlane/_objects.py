@@ -26,7 +26,7 @@ from gradlane import _buffers, _plain, _session
 from gradlane._handle import Handle, joined
 from gradlane._operations import check_root, submit
 from gradlane._sets import ProcessSet, members_of, name_in_job
-from gradlane.errors import AuthError
+from gradlane.errors import AuthError, InvalidArgumentError
 
 _BLOCK_BYTES = tuple(256 << shift for shift in range(18, -1, -1))
 """The sizes of blocks, the largest first."""
@@ -126,27 +126,50 @@ def broadcast_object(
     Returns:
         On `root_rank` `value` itself, elsewhere a copy.
     Raises:
-        InvalidArgumentError: `plain` is set, and there is something else in `value`; the message says where.
+        InvalidArgumentError: `plain` is set, and there is something else in `value`; the message says where. On the other
+            workers also if `value` does not pickle; on `root_rank` the error is that of pickle then.
         ProtocolError: `plain` is set, and something else was received.
         AuthError: what was received was not sent by the worker of `root_rank`.
     """
     is_root = _session.rank() == check_root(root_rank, process_set)
     about = name_in_job(name, process_set)
-    payload = _dumps(value, plain, "broadcast_object", about, root_rank) if is_root else None
+    payload: bytes | Exception | None = None
+    if is_root:
+        try:
+            payload = _dumps(value, plain, "broadcast_object", about, root_rank)
+        except Exception as error:
+            payload = error
     received = broadcast_bytes(payload, root_rank, name, process_set=process_set, timeout=timeout)
     return value if is_root else _loads(received, plain, "broadcast_object", about, root_rank)
 
 
 def broadcast_bytes(
-    payload: bytes | None,
+    payload: bytes | Exception | None,
     root_rank: int,
     name: str,
     *,
     process_set: ProcessSet | None = None,
     timeout: float | None = None,
 ) -> memoryview:
-    """Gives every worker the bytes that only `root_rank` gives."""
+    """Gives every worker the bytes that only `root_rank` gives.
+
+    Args:
+        payload: on `root_rank` the bytes, or why there are none; None on the others.
+        root_rank: the rank with the bytes.
+        name: equal on all workers.
+        process_set: the workers that take part, with the root and this one among them; all by default.
+        timeout: seconds; None takes the job's step timeout.
+    Raises:
+        Exception: on `root_rank`, that which was given for the bytes.
+        InvalidArgumentError: on the others, with its text.
+    """
+    failure = payload if isinstance(payload, Exception) else None
+    if failure is not None:
+        payload = f"{type(failure).__name__}: {failure}".encode(errors="replace")
+    assert not isinstance(payload, Exception)
     length = array("q", [0 if payload is None else len(payload)])
+    if failure is not None:
+        length[0] = -length[0]
     place = _buffers.locate(length, writable=True)
     submit(
         f"{name}.length",
@@ -158,7 +181,13 @@ def broadcast_bytes(
         process_set=process_set,
         timeout=timeout,
     ).wait()
-    return _transfer(payload, length[0], root_rank, f"{name}.{root_rank}", process_set, timeout).wait()
+    received = _transfer(payload, abs(length[0]), root_rank, f"{name}.{root_rank}", process_set, timeout).wait()
+    if failure is not None:
+        raise failure
+    if length[0] < 0:
+        text = bytes(received).decode(errors="replace")
+        raise InvalidArgumentError(f"{name}: worker {root_rank} could not send what it was to broadcast: {text}")
+    return received
 
 
 def _dumps(value: Any, plain: bool, operation: str, name: str, sender: int) -> bytes:

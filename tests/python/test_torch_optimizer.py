@@ -209,12 +209,21 @@ def test_an_optimizer_of_sparse_gradients_gets_them_although_they_travel_dense(w
     assert_equal_everywhere(model, f"after SparseAdam with {wrap}")
 
 
-def test_a_copy_is_a_plain_optimizer():
+def test_a_copy_is_an_optimizer_of_the_class_that_averages_nothing_and_does_not_train():
     model = two_layers()
     optimizer = distributed(model)
-    for copied in (copy.deepcopy(optimizer), pickle.loads(pickle.dumps(optimizer))):
-        assert not hasattr(copied, "synchronize") and type(copied) in type(optimizer).__mro__
-        copied.step()
+    for copied in (copy.deepcopy(optimizer), pickle.loads(pickle.dumps(optimizer)), copy.deepcopy(copy.deepcopy(optimizer))):
+        assert not hasattr(copied, "synchronize") and isinstance(copied, torch.optim.SGD)
+        copied.step()  # there are no gradients
+        own = copied.param_groups[0]["params"]
+        own[1].grad = torch.ones_like(own[1])
+        with pytest.raises(gl.Error, match=r"parameter 0\.1 .*a copy averages nothing"):
+            copied.step()
+        with pytest.raises(gl.Error, match=r"parameter 0\.1 .*a copy averages nothing"):
+            copied.step(lambda: 0.0)
+        again = gl.DistributedOptimizer(copied)
+        again.step()
+        assert own[1].tolist() == [[0.0] * 4]
 
 
 def test_clearing_gradients_that_are_on_their_way_is_refused():

@@ -4,6 +4,7 @@ import copy
 import gc
 import io
 import pickle
+import warnings
 import weakref
 
 import pytest
@@ -13,6 +14,7 @@ torch = pytest.importorskip("torch")
 import gradlane.torch as gl  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
 from gradlane.errors import InvalidArgumentError  # noqa: E402
+from gradlane.torch import _in_flight  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.optim import SGD  # noqa: E402
 from training import (  # noqa: E402
@@ -62,7 +64,7 @@ def test_parameters_and_buffers_of_rank_0_are_where_all_start():
 
 
 @pytest.mark.parametrize("way", ["deepcopy", "pickle", "torch.save"])
-def test_a_copy_runs_its_module_and_averages_nothing(way):
+def test_a_copy_runs_its_module_and_does_not_train_until_it_is_wrapped(way):
     model = gl.DistributedDataParallel(made(mlp))
     batch = next(batches(1))
     step(model, sgd(model.parameters()), mine(batch))
@@ -79,9 +81,14 @@ def test_a_copy_runs_its_module_and_averages_nothing(way):
         assert torch.equal(copied.train(training)(inputs), model.train(training)(inputs))
     if gl.rank() == 0:  # alone
         copied.zero_grad()
-        F.cross_entropy(copied(inputs), labels).backward()
-        with copied.no_sync():
+        for _ in range(2):
+            with pytest.raises(gl.Error, match=r"parameter \d\.(weight|bias) .*a copy averages nothing.* wrap its module"):
+                F.cross_entropy(copied(inputs), labels).backward()
+        with copied.no_sync(), pytest.raises(gl.Error, match="a copy averages nothing"):
             F.cross_entropy(copied(inputs), labels).backward()
+        with torch.no_grad():  # a moving average
+            for average, parameter in zip(copied.parameters(), model.parameters(), strict=True):
+                average.lerp_(parameter, 0.0)
     again = gl.DistributedDataParallel(copied.module)
     for wrapped in (model.train(), again.train()):
         wrapped.zero_grad()
@@ -306,6 +313,39 @@ def test_a_gradient_taken_by_autograd_grad_is_the_workers_own():
     assert gl.metrics()["push_bytes"] == before
     gradient.square().sum().backward()  # a gradient penalty: now the parameters get theirs
     assert_equal_gradients(model)
+
+
+@pytest.mark.parametrize("width", [4, 60_000], ids=["small", "large"])
+def test_a_graph_of_gradients_is_kept_with_one_warning(width, monkeypatch):
+    monkeypatch.setattr(_in_flight, "_has_warned_of_graph", False)
+    model = gl.DistributedDataParallel(nn.Sequential(nn.Linear(4, width), nn.Linear(width, 1)))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            model.zero_grad()
+            model(ONES * (gl.rank() + 1)).square().sum().backward(create_graph=True)
+            assert all(parameter.grad.requires_grad for parameter in model.parameters())
+    assert sum("create_graph=True): the gradients are averaged" in str(warning.message) for warning in caught) == 1
+    assert_equal_gradients(model)
+    model.zero_grad()  # breaks the circle of parameters and graphs
+
+
+def test_hooks_after_the_average_see_it_and_end():
+    model = gl.DistributedDataParallel(Branches(), find_unused_parameters=True)
+    seen = []
+    handle = model.register_post_average_hook(lambda parameter: seen.append((parameter, parameter.grad.tolist())))
+    with model.no_sync():
+        model(ONES, "left").sum().backward()
+    assert not seen
+    model.zero_grad()
+    model(ONES * (gl.rank() + 1), "left").sum().backward()
+    [(parameter, gradient)] = seen
+    assert parameter is model.module.left.weight and gradient == [[1.5] * 4]
+    handle.remove()
+    model(ONES, "left").sum().backward()
+    assert len(seen) == 1
+    with pytest.raises(gl.Error, match="a copy .* averages nothing"):
+        copy.deepcopy(model).register_post_average_hook(print)
 
 
 @pytest.mark.parametrize("policy", ["allgather", "dense"])

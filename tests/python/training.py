@@ -29,13 +29,14 @@ def made(model, seed=7):
     return model()
 
 
-def batches(steps, seed=3):
-    """Two batches of 8x8 inputs in turn, with labels that can be learned; the same on all workers."""
+def batches(steps, seed=3, different=2):
+    """`different` batches of 8x8 inputs in turn, with labels that can be learned; the same on all workers."""
     generator = torch.Generator().manual_seed(seed)
-    inputs = torch.randn(2, BATCH, 1, 8, 8, generator=generator)
+    inputs = torch.randn(different, BATCH, 1, 8, 8, generator=generator)
     rule = torch.randn(64, 10, generator=generator)
     for number in range(steps):
-        yield inputs[number % 2], (inputs[number % 2].flatten(1) @ rule).argmax(1)
+        batch = inputs[number % different]
+        yield batch, (batch.flatten(1) @ rule).argmax(1)
 
 
 def mine(batch):
@@ -52,11 +53,11 @@ def step(model, optimizer, batch):
     return loss.item()
 
 
-def trained_alone(model, optimizer, steps, seed=7):
+def trained_alone(model, optimizer, steps, seed=7, different=2):
     """What a single process makes of the whole batches."""
     reference = made(model, seed)
     stepping = optimizer(reference.parameters())
-    losses = [step(reference, stepping, batch) for batch in batches(steps)]
+    losses = [step(reference, stepping, batch) for batch in batches(steps, different=different)]
     return reference, losses
 
 

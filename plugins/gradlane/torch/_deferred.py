@@ -16,15 +16,18 @@ from typing import NoReturn
 import torch
 
 from gradlane import _session, timeline
+from gradlane._alike import check_alike
 from gradlane._handle import Handle
 from gradlane._reduction import ReduceOp, resolve
 from gradlane._window import Window, forward_order
-from gradlane.errors import Error, FailedPreconditionError, InvalidArgumentError, UnsupportedError
+from gradlane.errors import Error, FailedPreconditionError, UnsupportedError
 from gradlane.torch import _tensors
-from gradlane.torch._owners import own
-from gradlane.torch._partial import InFlight, PartialStep, Settings, settings_of, veil
+from gradlane.torch._in_flight import CALL_SYNCHRONIZE, Loan, refuse_cleared
+from gradlane.torch._known import Known
+from gradlane.torch._owners import own, refuse_stepped, watch_frozen
+from gradlane.torch._partial import PartialStep, Settings, settings_of
 from gradlane.torch.compression import Compressor, check_compression
-from gradlane.torch.ops import reduce_in_place, wait_all
+from gradlane.torch.ops import reduce_in_place
 
 _CHUNK_BYTES = 4 << 20
 """The most bytes of parameters that are updated at once before they are needed: some milliseconds of work."""
@@ -35,10 +38,12 @@ class _Flight:
     """A gradient in flight, or an average that was not used yet."""
 
     transfer: Handle[torch.Tensor]
-    veil: InFlight
+    loan: Loan
     is_own: bool
     """Whether this worker had a gradient; if not, zeros are in flight."""
     is_due: bool = False
+    has_landed: bool = False
+    """Whether the average is in the gradient."""
     zeroed: bool = False
     """Whether the gradient is to be zeros after the update."""
 
@@ -51,6 +56,11 @@ class _Slot:
     name: str
     parameter: torch.nn.Parameter
     priority: int
+    kind: _tensors.Kind
+    version: int = 0
+    """Of the parameter, before its last gradient and, while an update is due, since `step()`."""
+    address: int = 0
+    """Of the parameter's memory, while an update is due."""
     passed: int = 0
     """Backward passes in this window."""
     is_announced: bool = True
@@ -65,19 +75,24 @@ class Deferred:
         namespace: str,
         optimizer: torch.optim.Optimizer,
         parameters: Sequence[tuple[str, torch.nn.Parameter]],
+        named: Sequence[tuple[str, torch.nn.Parameter]],
         *,
         compression: Compressor,
         op: ReduceOp,
         passes: int,
         sparse_as_dense: bool,
     ) -> None:
-        """Declares all parameters on all workers, in the order in which a forward pass needs them."""
+        """Declares all parameters on all workers, in the order in which a forward pass needs them.
+
+        Args:
+            named: parameters that have names for errors, also such as are not averaged.
+        """
         self._optimizer, self._compression = optimizer, check_compression(compression)
         self._op = resolve(op, None, None)
         self._passes, self._sparse_as_dense = passes, sparse_as_dense
-        self._slots = [_Slot(i, name, p, forward_order(i, name)) for i, (name, p) in enumerate(parameters)]
+        self._slots = [_Slot(i, name, p, forward_order(i, name), _tensors.kind_of(p)) for i, (name, p) in enumerate(parameters)]
         self._window: Window[_Flight] = Window(namespace, [name for name, _ in parameters], self._start)
-        self._known = {id(slot.parameter) for slot in self._slots}
+        self._known = Known(parameters, named, _REMEDY)
         self._partial_step = PartialStep(optimizer)
         only_sparse = isinstance(optimizer, torch.optim.SparseAdam)
         self._sparse = {slot.position for slot in self._slots if only_sparse}
@@ -95,8 +110,12 @@ class Deferred:
         for slot in self._slots:
             _tensors.check_place(slot.parameter)
         own(self, parameters)
-        named = ((self._window.name(slot.position), slot.parameter) for slot in self._slots)
-        _tensors.declare_tensors(_session.session(), named, codec=compression.codec, fuse=True, timeout=None)
+        rows = [(name, _tensors.dtype_name(p.dtype), tuple(p.shape)) for name, p in parameters]
+        check_alike("parameter", rows, f"{namespace}/parameters")
+        self.hooks = watch_frozen(self, self._known.frozen(optimizer), _REMEDY)
+        """To be removed with the hooks on the model."""
+        tensors = ((self._window.name(slot.position), slot.parameter) for slot in self._slots)
+        _tensors.declare_tensors(_session.session(), tensors, codec=compression.codec, fuse=True, timeout=None)
 
     def begin(self) -> None:
         """Records that a training forward pass has begun."""
@@ -148,10 +167,13 @@ class Deferred:
                 "forward pass"
             )
         self._window.refuse_second(position, " (call synchronize() after it, on all workers)")
+        slot.version = slot.parameter._version
 
     def gradient(self, position: int) -> None:
         """Handles a new gradient: submits it if this was the last backward pass of the window."""
         slot = self._slots[position]
+        refuse_cleared(slot.parameter, slot.name)
+        refuse_stepped(slot.parameter, slot.name, slot.version)
         self._has_begun, self._is_complete = True, False
         slot.passed += 1
         self._window.mark_used(position)
@@ -161,7 +183,7 @@ class Deferred:
     def step(self) -> None:
         """Ends the window: from now on its updates are due, with the optimizer's present settings."""
         self._window.check()
-        self._refuse_unknown()
+        self._known.refuse_others(self._optimizer)
         hooks = self._optimizer._optimizer_step_pre_hooks or self._optimizer._optimizer_step_post_hooks
         if hooks and not self._is_complete:
             self.settle()
@@ -171,10 +193,13 @@ class Deferred:
         else:
             self.settle()  # what no forward pass needed since the last step
             self._is_settled = False
+            self._refuse_touched()
             self._end_window()
+            self._partial_step.regroup()
             self._settings = settings_of(self._optimizer)
             for slot in self._slots:
                 slot.is_announced = False
+                slot.version, slot.address = slot.parameter._version, slot.parameter.data_ptr()
                 self._flight(slot).is_due = True
             self._due, self._behind = len(self._slots), list(self._slots)
         self._has_begun, self._is_complete = False, False
@@ -184,6 +209,7 @@ class Deferred:
         self._window.check()
         self.settle()
         if self._has_begun and not self._is_complete:
+            self._known.refuse_others(self._optimizer)
             self._complete()
 
     def clear_gradients(self, set_to_none: bool) -> bool:
@@ -224,6 +250,7 @@ class Deferred:
         slot = self._slots[position]
         gradient = slot.parameter.grad
         is_own = gradient is not None
+        _tensors.check_kind(slot.parameter if gradient is None else gradient, slot.kind, slot.name)
         if gradient is None:
             gradient = torch.zeros_like(slot.parameter, memory_format=torch.contiguous_format)
         elif gradient.is_sparse:
@@ -233,6 +260,11 @@ class Deferred:
                 )
             gradient = gradient.to_dense()
             self._sparse.add(position)
+        elif _tensors.overlaps_itself(gradient):
+            gradient = gradient.contiguous()
+        if is_own:
+            self._window.mark_used(position)  # the user may have made it
+        loan = Loan(slot.parameter, gradient, slot.name, CALL_SYNCHRONIZE)
         transfer = reduce_in_place(
             gradient,
             self._window.name(position),
@@ -240,9 +272,8 @@ class Deferred:
             priority=slot.priority,
             compression=self._compression,
         )
-        hidden = veil(gradient, slot.name)
-        slot.parameter.grad = hidden
-        return _Flight(transfer, hidden, is_own)
+        loan.submitted()
+        return _Flight(transfer, loan, is_own)
 
     def _end_window(self) -> None:
         """Submits the remaining gradients, or zeros, and tells the workers which parameters were used."""
@@ -252,6 +283,7 @@ class Deferred:
 
     def _complete(self) -> None:
         """Ends the window, and puts all averages into the gradients."""
+        self._refuse_touched()
         self._end_window()
         self._land(self._slots)
         for slot in self._slots:
@@ -312,8 +344,12 @@ class Deferred:
     def _land(self, slots: Iterable[_Slot]) -> None:
         for slot in slots:
             flight = self._flight(slot)
+            complaint = None if flight.has_landed else flight.loan.complaint(may_be_replaced=True)
             try:
                 flight.transfer.wait()
+                flight.has_landed = True
+                if complaint is not None:
+                    raise FailedPreconditionError(f"{complaint}; {CALL_SYNCHRONIZE}")
                 if not flight.is_own:
                     self._window.was_used(slot.position)
             except Exception as error:
@@ -321,9 +357,15 @@ class Deferred:
 
     def _update(self, slots: list[_Slot]) -> None:
         """Steps parameters whose averages have landed."""
-        cleared = [slot for slot in slots if slot.parameter.grad is not self._flight(slot).veil]
+        cleared = [slot for slot in slots if slot.parameter.grad is not self._flight(slot).loan.placeholder]
         others = [slot.parameter.grad for slot in cleared]
         zeroed = [slot for slot in slots if self._flight(slot).zeroed]
+        for slot in slots:
+            if (slot.version, slot.address) != (slot.parameter._version, slot.parameter.data_ptr()):
+                self._fail(slot, FailedPreconditionError(
+                    f"parameter {slot.name} was changed between step() and its update, which comes when it is needed; call "
+                    "synchronize() before parameters are changed or replaced"
+                ))
         for slot in slots:
             self._unveil(slot)
         self._due -= len(slots)
@@ -356,11 +398,13 @@ class Deferred:
             raise named from error
         raise error
 
-    def _refuse_unknown(self) -> None:
-        for group in self._optimizer.param_groups:
-            for parameter in group["params"]:
-                if parameter.requires_grad and id(parameter) not in self._known:
-                    raise InvalidArgumentError(
-                        f"a parameter of shape {list(parameter.shape)} was unfrozen after CrossBarrier was made, and "
-                        "would not be averaged; remove() it and make it again"
-                    )
+    def _refuse_touched(self) -> None:
+        """Raises if somebody changed a gradient that is on its way and not due yet."""
+        for slot in self._slots:
+            flight = self._window.on_its_way(slot.position)
+            complaint = None if flight is None or flight.has_landed else flight.loan.complaint()
+            if complaint is not None:
+                self._fail(slot, FailedPreconditionError(f"{complaint}; {CALL_SYNCHRONIZE}"))
+
+
+_REMEDY = "unfreeze parameters and add groups before CrossBarrier is made, or remove() it and make it again"

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from gradlane import _session
+from gradlane._alike import check_alike
 from gradlane._handle import Handle
 from gradlane._reduction import Average, ReduceOp, Sum, WeightedAverage, resolve
 from gradlane._sets import ProcessSet
@@ -21,6 +24,7 @@ from gradlane._window import Window
 from gradlane.errors import FailedPreconditionError, InvalidArgumentError
 from gradlane.torch import _tensors
 from gradlane.torch._bundles import Bundle, Bundled, bundles_of
+from gradlane.torch._in_flight import Loan, refuse, refuse_cleared
 from gradlane.torch._owners import own
 from gradlane.torch._sparse import SparseTransfer
 from gradlane.torch.compression import Compressor, check_compression
@@ -34,6 +38,9 @@ SparsePolicy = Literal["allgather", "dense"]
 
 Transfer = Handle[torch.Tensor] | Bundled | SparseTransfer
 """A gradient in flight."""
+
+PostAverageHook = Callable[[torch.nn.Parameter], None]
+"""Called with a parameter whose gradient is the average."""
 
 
 class Gradients:
@@ -50,6 +57,7 @@ class Gradients:
         sparse_parameters: frozenset[int],
         priority: Priority,
         refuse_unused: bool,
+        remedy: str,
         sparse_again: Iterable[int] | None = None,
         process_set: ProcessSet | None = None,
     ) -> None:
@@ -61,17 +69,18 @@ class Gradients:
             sparse: how sparse gradients are reduced.
             sparse_parameters: positions whose gradients are known to be sparse.
             refuse_unused: whether a parameter without a gradient, on any worker, is an error.
+            remedy: for errors, what to do instead of using gradients that are on their way.
             sparse_again: None leaves gradients dense that were made dense; else they become sparse again, and so do
                 those at these positions, even if this worker had no gradient.
             process_set: the workers whose gradients are averaged, of which this one is a member; all by default.
         Raises:
-            MismatchError: a worker has one of the parameters in another dtype or shape (both are named).
+            MismatchError: the parameters of the workers differ; it names the first that does.
             InvalidArgumentError: a parameter cannot be reduced, or something else averages its gradient already.
         """
         if sparse not in ("allgather", "dense"):
             raise InvalidArgumentError(f'sparse={sparse!r} is no policy; use "allgather" or "dense"')
         self._op, self._compression, self._sparse = resolve(op, None, None), check_compression(compression), sparse
-        self._refuse_unused = refuse_unused
+        self._refuse_unused, self._remedy = refuse_unused, remedy
         self._among: Literal["all", "any"] = "all" if refuse_unused else "any"
         self._is_uneven = self._sits_out = False
         self._left: str | None = None
@@ -82,15 +91,22 @@ class Gradients:
         """Of the two above. It is not held during a call: a submission may wait for a thread of another worker."""
         self.leader = 0
         """The lowest of the ranks that had data in the last window in which any had."""
+        self._names = [name for name, _ in parameters]
         self._parameters = [parameter for _, parameter in parameters]
+        self._kinds = [_tensors.kind_of(parameter) for parameter in self._parameters]
+        self._loans: dict[int, Loan] = {}
+        """This worker's gradients in flight, by position."""
+        self._hooks: OrderedDict[int, PostAverageHook] = OrderedDict()
         self._priorities = [priority(position, name) for position, (name, _) in enumerate(parameters)]
         self._gathered = {i for i in sparse_parameters if sparse == "allgather"}
         self._sparse_again = None if sparse_again is None else set(sparse_again)
         self._set = process_set
-        self._window: Window[Transfer] = Window(namespace, [name for name, _ in parameters], self._start, process_set)
+        self._window: Window[Transfer] = Window(namespace, self._names, self._start, process_set)
         for parameter in self._parameters:
             _tensors.check_place(parameter)
         own(self, parameters)
+        rows = [(name, _tensors.dtype_name(p.dtype), tuple(p.shape)) for name, p in parameters]
+        check_alike("parameter", rows, f"{namespace}/parameters", process_set)
         self._bundles: dict[int, Bundle] = {}
         if process_set is not None:
             return
@@ -100,24 +116,32 @@ class Gradients:
         _tensors.declare_tensors(session, named, codec=compression.codec, fuse=True, timeout=None)
         self._bundles = bundles_of(dense, names, session.companions(), self._start_together)
 
+    def register_post_average_hook(self, hook: PostAverageHook) -> RemovableHandle:
+        """Calls `hook(parameter)` for each parameter with an average, at the end of every window."""
+        handle = RemovableHandle(self._hooks)
+        self._hooks[handle.id] = hook
+        return handle
+
     def mark_used(self, position: int) -> None:
         """Records that the parameter has a gradient that is not to be submitted yet.
 
         Raises:
-            FailedPreconditionError: this worker has left.
+            FailedPreconditionError: this worker has left, or another hook has cleared the gradient.
         """
         self.refuse_left()
+        refuse_cleared(self._parameters[position], self._names[position])
         self._window.mark_used(position)
 
     def submit(self, position: int) -> None:
         """Submits the parameter's gradient, in place.
 
         Raises:
-            FailedPreconditionError: it is in flight already, or this worker has left.
+            FailedPreconditionError: it is in flight already, another hook has cleared it, or this worker has left.
         """
         self._begin()
         try:
             self._window.refuse_second(position)
+            refuse_cleared(self._parameters[position], self._names[position])
             self._window.mark_used(position)
             self._window.submit(position)
         finally:
@@ -136,12 +160,13 @@ class Gradients:
     def finish(self) -> None:
         """Ends the window: submits the remaining gradients, or zeros, and waits for the averages.
 
-        A parameter that no worker used keeps its old gradient, which may be None.
+        A gradient that is there counts, also if autograd did not make it in this window. A parameter without a gradient
+        on any worker keeps none. At last the hooks of `register_post_average_hook` run.
 
         Raises:
             UnusedParametersError: a worker had no gradient for some parameter, and `refuse_unused` was set.
             StallError: some workers did not come to the end of their window in time (they are named).
-            FailedPreconditionError: this worker has left.
+            FailedPreconditionError: this worker has left, or somebody changed a gradient that was on its way.
         """
         window = self._window
         self._begin()
@@ -153,6 +178,10 @@ class Gradients:
             self._refuse(used)
         finally:
             self._end()
+        for hook in list(self._hooks.values()):
+            for position, parameter in enumerate(self._parameters):
+                if window.was_used(position):
+                    hook(parameter)
 
     @contextlib.contextmanager
     def uneven(self) -> Iterator[None]:
@@ -258,6 +287,9 @@ class Gradients:
             raise
         finally:
             self._window.clear()
+            for loan in self._loans.values():
+                loan.abandon()
+            self._loans.clear()
             for bundle in set(self._bundles.values()):
                 bundle.clear()
 
@@ -269,6 +301,7 @@ class Gradients:
     def _land(self) -> None:
         """Completes all transfers of the window."""
         window = self._window
+        complaints = list(self._complaints())
         transfers = [window.take(position) for position in range(len(self._parameters))]
         for transfer in transfers:
             if isinstance(transfer, SparseTransfer):
@@ -278,24 +311,36 @@ class Gradients:
         wait_all(handles + [bundle.handle for bundle in bundles if bundle.handle is not None])
         active = window.active()
         self.leader = active[0]
+        refuse(complaints, self._remedy)
         for position, (parameter, transfer) in enumerate(zip(self._parameters, transfers, strict=True)):
-            reduced, gradient = transfer.wait(), parameter.grad
+            reduced = transfer.wait()
             if self._sits_out:
                 continue
             if isinstance(transfer, SparseTransfer) and self._is_uneven and self._op is not Sum:
                 reduced = reduced / len(active)
-            # In place, the average is the gradient itself. An unused parameter keeps its gradient.
+            loan = self._loans.pop(position, None)
+            gradient = None if loan is None else loan.gradient
+            # In place, the average is the gradient itself.
             if window.was_used(position) and reduced is not gradient:
                 keeps_dense = gradient is not None and not gradient.is_sparse
-                parameter.grad = reduced.to_dense() if keeps_dense else reduced
-            gradient = parameter.grad
+                gradient = reduced.to_dense() if keeps_dense else reduced
             if gradient is not None and not gradient.is_sparse and position in (self._sparse_again or ()):
-                parameter.grad = gradient.to_sparse(1)
+                gradient = gradient.to_sparse(1)
+            parameter.grad = gradient
+
+    def _complaints(self) -> Iterator[str]:
+        """What somebody else did to gradients while they were on their way."""
+        for position, parameter in enumerate(self._parameters):
+            loan = self._loans.get(position)
+            if loan is not None and (complaint := loan.complaint()) is not None:
+                yield complaint
+            elif loan is None and parameter.grad is not None and not self._sits_out:
+                yield f"the gradient of {self._names[position]} was set while the average was on its way"
 
     def _start(self, position: int) -> Transfer:
         parameter, name = self._parameters[position], self._window.name(position)
-        gradient = None if self._sits_out else parameter.grad
-        if gradient is not None and gradient.is_sparse and self._sparse == "allgather":
+        gradient = None if self._sits_out else self._lend(position)
+        if gradient is not None and gradient.is_sparse:
             self._gathered.add(position)  # also when this worker has none
         if position in self._gathered:
             bundle = self._bundles.pop(position, None)
@@ -305,14 +350,10 @@ class Gradients:
             return SparseTransfer(_as_sparse(gradient, parameter), name, op, self._set)
         if gradient is None:
             gradient = torch.zeros_like(parameter, memory_format=torch.contiguous_format)
-        elif gradient.is_sparse:
-            gradient = parameter.grad = gradient.to_dense()
-            if self._sparse_again is not None:
-                self._sparse_again.add(position)
         if position in self._bundles:
             return self._bundles[position].add(position, gradient)
         op, weight = self._reduction()
-        return reduce_in_place(
+        transfer = reduce_in_place(
             gradient,
             name,
             op,
@@ -321,19 +362,44 @@ class Gradients:
             compression=self._compression,
             process_set=self._set,
         )
+        if position in self._loans:
+            self._loans[position].submitted()
+        return transfer
+
+    def _lend(self, position: int) -> torch.Tensor | None:
+        """Takes the gradient of a parameter out of the user's hands; None if there is none."""
+        parameter, name = self._parameters[position], self._names[position]
+        gradient = parameter.grad
+        _tensors.check_kind(parameter if gradient is None else gradient, self._kinds[position], name)
+        if gradient is None:
+            return None
+        if self._among == "any":
+            self._window.mark_used(position)  # the user may have made it
+        if gradient.is_sparse and self._sparse == "dense":
+            gradient = gradient.to_dense()
+            if self._sparse_again is not None:
+                self._sparse_again.add(position)
+        elif not gradient.is_sparse and _tensors.overlaps_itself(gradient):
+            gradient = gradient.contiguous()
+        self._loans[position] = Loan(parameter, gradient, name, self._remedy)
+        return gradient
 
     def _start_together(
         self, positions: Sequence[int], gradients: Sequence[torch.Tensor]
     ) -> Handle[list[torch.Tensor]]:
         op, weight = self._reduction()
-        return grouped_push_pull_async_(
-            gradients,
+        handle = grouped_push_pull_async_(
+            [gradient.detach() if gradient.requires_grad else gradient for gradient in gradients],
             [self._window.name(position) for position in positions],
             op=op,
             weight=weight,
             priority=max(self._priorities[position] for position in positions),
             compression=self._compression,
         )
+        for position in positions:
+            if position in self._loans:
+                self._loans[position].submitted()
+        return handle
 
     def _reduction(self) -> tuple[ReduceOp, float | None]:
         """How gradients are reduced, and this worker's weight if they have weights.

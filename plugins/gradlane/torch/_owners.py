@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -15,15 +15,17 @@ from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from gradlane import _session
-from gradlane.errors import InvalidArgumentError
+from gradlane.errors import FailedPreconditionError, InvalidArgumentError
 
 T = TypeVar("T")
+
+Named = tuple[str, torch.nn.Parameter]
 
 _owners: Any = WeakTensorKeyDictionary()
 """By parameter: a weak reference to the object that averages its gradient, and the generation of its session."""
 
 
-def own(owner: object, named: Sequence[tuple[str, torch.nn.Parameter]]) -> None:
+def own(owner: object, named: Sequence[Named]) -> None:
     """Makes `owner` the one object that averages the gradients of these parameters.
 
     Raises:
@@ -40,29 +42,159 @@ def own(owner: object, named: Sequence[tuple[str, torch.nn.Parameter]]) -> None:
         _owners[parameter] = (weakref.ref(owner), _session.generation())
 
 
-def watch(owner: T, parameters: Sequence[torch.nn.Parameter], ready: Callable[[T, int], None]) -> None:
-    """Calls `ready(owner, position)` when a parameter has got its gradient, as long as `owner` lives."""
+def is_owned(parameter: torch.Tensor) -> bool:
+    """Whether an object of the present session averages the gradient of this parameter."""
+    owner, generation = _owners.get(parameter, (lambda: None, None))
+    return owner() is not None and generation == _session.generation()
+
+
+def watch(owner: T, named: Sequence[Named], ready: Callable[[T, int], None]) -> None:
+    """Calls `ready(owner, position)` when a parameter has got its gradient, as long as `owner` lives.
+
+    Hooks that a parameter has already run before. If one of them changes the parameter, as an optimizer does that steps
+    during `backward()`, the backward pass raises FailedPreconditionError.
+    """
     reference = weakref.ref(owner)
 
-    def hook(position: int) -> Callable[[torch.Tensor], None]:
-        def gradient_is_ready(_: torch.Tensor) -> None:
+    def hook(position: int, name: str, before: _Before | None) -> Callable[[torch.Tensor], None]:
+        def gradient_is_ready(parameter: torch.Tensor) -> None:
             living = reference()
             if living is not None:
+                if before is not None:
+                    before.refuse_change(parameter, name)
                 ready(living, position)
 
         return gradient_is_ready
 
-    hooks = [parameter.register_post_accumulate_grad_hook(hook(i)) for i, parameter in enumerate(parameters)]
+    hooks: list[RemovableHandle] = []
+    for position, (name, parameter) in enumerate(named):
+        before = _Before(parameter) if parameter._post_accumulate_grad_hooks else None
+        if before is not None:
+            hooks.append(parameter.register_hook(before.note))
+        hooks.append(parameter.register_post_accumulate_grad_hook(hook(position, name, before)))
     weakref.finalize(owner, _remove, hooks).atexit = False
 
 
-def _owned(named: Sequence[tuple[str, torch.nn.Parameter]]) -> str | None:
-    """The name of the first of these parameters that has an owner in the present session."""
+class _Before:
+    """Notices that a hook which runs before ours changes the parameter: then it has used a gradient of this worker."""
+
+    def __init__(self, parameter: torch.Tensor) -> None:
+        self._parameter = weakref.ref(parameter)
+        self._version: int | None = None
+
+    def note(self, _: torch.Tensor) -> None:
+        """Called before the parameter gets its gradient."""
+        parameter = self._parameter()
+        self._version = None if parameter is None else parameter._version
+
+    def refuse_change(self, parameter: torch.Tensor, name: str) -> None:
+        if self._version is not None:
+            refuse_stepped(parameter, name, self._version)
+
+
+def refuse_stepped(parameter: torch.Tensor, name: str, version: int) -> None:
+    """Raises if a parameter has changed since it had this version, which was before autograd made its gradient.
+
+    Raises:
+        FailedPreconditionError: it has.
+    """
+    if parameter._version != version:
+        raise FailedPreconditionError(
+            f"another hook changed parameter {name} before its gradient was averaged, as an optimizer does that steps "
+            "during backward(); give register_post_average_hook() what needs the average of a gradient"
+        )
+
+
+def watch_frozen(owner: object, named: Iterable[Named], remedy: str) -> list[RemovableHandle]:
+    """Makes backward passes raise once these parameters get gradients, as long as `owner` lives.
+
+    Args:
+        named: parameters that require no gradient now.
+        remedy: for the error, what to do.
+    Returns:
+        The hooks, to end this before.
+    """
+    reference = weakref.ref(owner)
+
+    def hook(name: str) -> Callable[[torch.Tensor], None]:
+        def refuse(parameter: torch.Tensor) -> None:
+            if reference() is not None and not is_owned(parameter):
+                raise unknown(name, remedy)
+
+        return refuse
+
+    hooks = []
     for name, parameter in named:
-        owner, generation = _owners.get(parameter, (lambda: None, None))
-        if owner() is not None and generation == _session.generation():
-            return name
-    return None
+        if (parameter.is_floating_point() or parameter.is_complex()) and not parameter.is_inference():
+            parameter.requires_grad_(True)  # PyTorch registers such a hook on no other parameter, but keeps it
+            hooks.append(parameter.register_post_accumulate_grad_hook(hook(name)))
+            parameter.requires_grad_(False)
+    weakref.finalize(owner, _remove, hooks).atexit = False
+    return hooks
+
+
+_watched_copies: Any = WeakTensorKeyDictionary()
+"""The parameters that have a hook of `watch_copy`, each with a weak reference to the copy."""
+
+
+def watch_copy(owner: object, named: Iterable[Named], remedy: str) -> None:
+    """Makes backward passes raise that give these parameters gradients, as long as the copy `owner` lives.
+
+    Args:
+        named: parameters of a copy that averages nothing.
+        remedy: for the error: of what it is a copy, and what to do.
+    """
+    fresh = [(n, p) for n, p in named if _watched_copies.get(p, lambda: None)() is not owner]
+    reference = weakref.ref(owner)
+
+    def hook(name: str) -> Callable[[torch.Tensor], None]:
+        def refuse(parameter: torch.Tensor) -> None:
+            if reference() is not None and not is_owned(parameter):
+                raise copy_trains(name, remedy)
+
+        return refuse
+
+    hooks = []
+    for name, parameter in fresh:
+        hooks.append(parameter.register_post_accumulate_grad_hook(hook(name)))
+        _watched_copies[parameter] = reference
+    if hooks:
+        weakref.finalize(owner, _remove, hooks).atexit = False
+
+
+def copy_trains(name: str, remedy: str) -> FailedPreconditionError:
+    """The error about a copy that would train by itself."""
+    return FailedPreconditionError(
+        f"parameter {name} has a gradient of this worker alone, because a copy averages nothing: it is a copy of a {remedy}"
+    )
+
+
+def refuse_unknown(named: Iterable[Named], known: Container[int], remedy: str) -> None:
+    """Raises if a parameter gets gradients that nobody averages.
+
+    Args:
+        named: the parameters that there are now.
+        known: the ids of those that are averaged.
+        remedy: for the error, what to do.
+    Raises:
+        InvalidArgumentError: there is one; it is named.
+    """
+    for name, parameter in named:
+        if id(parameter) not in known and parameter.requires_grad and not is_owned(parameter):
+            raise unknown(name, remedy)
+
+
+def unknown(name: str, remedy: str) -> InvalidArgumentError:
+    """The error about a parameter that nobody averages."""
+    return InvalidArgumentError(
+        f"parameter {name} was added, replaced or unfrozen after the workers agreed on what to average, and its gradient "
+        f"would not be averaged; {remedy}"
+    )
+
+
+def _owned(named: Sequence[Named]) -> str | None:
+    """The name of the first of these parameters that has an owner in the present session."""
+    return next((name for name, parameter in named if is_owned(parameter)), None)
 
 
 def _remove(hooks: Iterable[RemovableHandle]) -> None:

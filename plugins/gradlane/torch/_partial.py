@@ -1,14 +1,14 @@
-"""Steps any torch optimizer for some of its parameters, and guards gradients that are not averaged yet."""
+"""Steps any torch optimizer for some of its parameters."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
-from gradlane.errors import FailedPreconditionError, UnsupportedError
+from gradlane.errors import UnsupportedError
 
 Settings = list[dict[str, Any]]
 """Learning rate and so on of each group of an optimizer, without the parameters."""
@@ -49,7 +49,13 @@ class PartialStep:
         self._step: Callable[[torch.optim.Optimizer], Any] = (
             getattr(kind.step, "__wrapped__", kind.step) if hooked else kind.step
         )
-        self._groups = {id(p): index for index, group in enumerate(optimizer.param_groups) for p in group["params"]}
+        self._groups: dict[int, int] = {}
+        self.regroup()
+
+    def regroup(self) -> None:
+        """Learns which group each parameter is in now. One that is in none is not stepped, as by the optimizer itself."""
+        groups = self._optimizer.param_groups
+        self._groups = {id(p): index for index, group in enumerate(groups) for p in group["params"]}
 
     def __call__(self, parameters: Iterable[torch.nn.Parameter], settings: Settings) -> None:
         """Steps `parameters`, on their present gradients.
@@ -60,7 +66,8 @@ class PartialStep:
         """
         chosen: list[list[torch.nn.Parameter]] = [[] for _ in settings]
         for parameter in parameters:
-            chosen[self._groups[id(parameter)]].append(parameter)
+            if (group := self._groups.get(id(parameter))) is not None:
+                chosen[group].append(parameter)
         groups = [{**s, "params": of} for s, of in zip(settings, chosen, strict=True) if of]
         if not groups:
             return
@@ -101,38 +108,3 @@ def _modes_of_a_step() -> Iterator[None]:
             if torch.is_autocast_enabled(kind):
                 modes.enter_context(torch.autocast(kind, enabled=False))
         yield
-
-
-class InFlight(torch.Tensor):
-    """A placeholder in `parameter.grad` for a gradient in flight: every use of it raises an error."""
-
-    _parameter: str
-
-    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        return f"<the gradient of {self._parameter}, on its way>"
-
-    @classmethod
-    def __torch_function__(
-        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> NoReturn:
-        word = getattr(func, "__name__", "an operation")
-        name = next((tensor._parameter for tensor in _veils(args)), "a parameter")
-        raise FailedPreconditionError(
-            f"{word} on the gradient of {name}, which is on its way to its average; call optimizer.synchronize() "
-            "between backward() and whatever needs the gradients themselves, such as clipping or unscaling"
-        )
-
-
-def veil(gradient: torch.Tensor, name: str) -> InFlight:
-    """A placeholder for `gradient`, of the parameter `name`."""
-    hidden: InFlight = gradient.detach().as_subclass(InFlight)
-    hidden._parameter = name
-    return hidden
-
-
-def _veils(arguments: Any) -> Iterable[InFlight]:
-    for argument in arguments:
-        if isinstance(argument, InFlight):
-            yield argument
-        elif isinstance(argument, list | tuple):
-            yield from _veils(argument)

@@ -15,6 +15,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from gradlane import _core, _session
 from gradlane._buffers import Buffer, DeviceBuffer, HostBuffer, check_dtype
+from gradlane._groups import located
 from gradlane._handle import Handle
 from gradlane._operations import by_device, declare_places, submit
 from gradlane._reduction import NativeOp
@@ -67,6 +68,11 @@ def check_place(tensor: torch.Tensor) -> None:
         )
 
 
+def check_place_of(name: str, tensor: torch.Tensor) -> None:
+    """The same for the tensor `name`, which is named in errors."""
+    located(name, check_place, tensor)
+
+
 def device_of(tensor: torch.Tensor) -> int | None:
     """The ordinal of the CUDA device that `tensor` is on; None for host memory."""
     return tensor.get_device() if tensor.is_cuda else None
@@ -106,9 +112,59 @@ def is_dense(tensor: torch.Tensor) -> bool:
     return tensor.is_contiguous() and not tensor.is_neg() and not tensor.is_conj()
 
 
+Kind = tuple[torch.dtype, torch.Size, torch.device]
+"""Element type, shape and device of a tensor."""
+
+
+def kind_of(tensor: torch.Tensor) -> Kind:
+    """Element type, shape and device of `tensor`."""
+    return tensor.dtype, tensor.shape, tensor.device
+
+
+def check_kind(tensor: torch.Tensor, declared: Kind, name: str) -> None:
+    """Raises if the gradient of a parameter, or a parameter without one, is not what was declared on all workers.
+
+    Raises:
+        InvalidArgumentError: the parameter was changed, for example by `model.half()`; the message says how.
+    """
+    if (now := kind_of(tensor)) != declared:
+        before, after = (f"{dtype_name(dtype)} {list(shape)} on {device}" for dtype, shape, device in (declared, now))
+        raise InvalidArgumentError(
+            f"the gradient of {name} would be {after}, but the workers agreed on {before}; call half(), to() and what else "
+            "changes parameters before the model or its optimizer is wrapped, or wrap it again"
+        )
+
+
+def overlaps_itself(tensor: torch.Tensor) -> bool:
+    """Whether several elements have the same memory, as those of `expand()` do."""
+    return not tensor.is_contiguous() and any(
+        size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    )
+
+
 def dense(tensor: torch.Tensor) -> torch.Tensor:
     """`tensor` without its history, or a copy if it is not dense."""
     return tensor.detach().resolve_conj().resolve_neg().contiguous()
+
+
+def pairs(tensor: torch.Tensor, op: NativeOp) -> torch.Tensor:
+    """A complex tensor as pairs of real numbers in the same memory, which add up as it does; any other as it is.
+
+    Raises:
+        InvalidArgumentError: `op` is "min" or "max", and complex numbers have no order.
+    """
+    if not tensor.is_complex():
+        return tensor
+    if op in ("min", "max"):
+        raise InvalidArgumentError(f"complex numbers have no {op}; reduce torch.view_as_real(tensor), or abs()")
+    return torch.view_as_real(tensor)
+
+
+def wire_form(tensor: torch.Tensor) -> tuple[str, tuple[int, ...]]:
+    """The element type and shape with which a tensor is declared: those of `pairs`."""
+    if tensor.is_complex():
+        return dtype_name(tensor.dtype.to_real()), (*tensor.shape, 2)
+    return dtype_name(tensor.dtype), tuple(tensor.shape)
 
 
 def land(reduced: torch.Tensor, tensor: torch.Tensor) -> None:
@@ -130,7 +186,7 @@ def declare_tensors(
 ) -> None:
     """Declares names with the element types and shapes of tensors, in one call for each device and for the host."""
     for group in by_device(named, lambda member: device_of(member[1])):
-        places = ((name, dtype_name(tensor.dtype), tuple(tensor.shape)) for name, tensor in group)
+        places = ((name, *wire_form(tensor)) for name, tensor in group)
         declare_places(session, places, codec=codec, fuse=fuse, timeout=timeout)
 
 

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from gradlane import _plain, _session
+from gradlane._alike import Row, check_alike
 from gradlane._objects import allgather, broadcast_bytes, broadcast_object
 from gradlane._operations import check_root
 from gradlane._sets import ProcessSet
 from gradlane.errors import InvalidArgumentError, ProtocolError
 from gradlane.torch import _tensors
+from gradlane.torch._aliases import without_aliases
 from gradlane.torch.groups import broadcast_all
 
 __all__ = [
@@ -42,8 +43,9 @@ def broadcast_parameters(
         prefix: put before each name, to distinguish them from other uses of the same names.
         process_set: the workers that take part, with the root and this one among them; all by default.
     Raises:
-        MismatchError: a worker has one of them in another dtype or shape (both are named).
-        InvalidArgumentError: a value in `params` is no tensor, or a name occurs twice.
+        MismatchError: the names, dtypes or shapes of the workers differ; it names the first difference.
+        InvalidArgumentError: a value in `params` is no tensor, a name occurs twice, or two tensors overlap without being
+            the same (both are named). One tensor may have several names, as tied weights do.
     """
     pairs = list(params.items() if isinstance(params, Mapping) else params)
     named = {prefix + name: tensor for name, tensor in pairs}
@@ -54,7 +56,29 @@ def broadcast_parameters(
             raise InvalidArgumentError(
                 f"params[{name!r}] is {type(tensor).__name__}, no tensor; leave it out, or send it by broadcast_object"
             )
-    broadcast_tensors(named, root_rank, process_set)
+    broadcast_alike(named, prefix, root_rank, process_set)
+
+
+def broadcast_alike(
+    named: Mapping[str, torch.Tensor], prefix: str, root_rank: int, process_set: ProcessSet | None = None
+) -> None:
+    """Broadcasts tensors after all workers have found that they have the same ones.
+
+    Args:
+        named: one tensor may have several names, if it has them on all workers.
+        prefix: of the names; left out of errors about differences.
+    Raises:
+        MismatchError: the workers have other tensors; it names the first difference.
+        InvalidArgumentError: two tensors overlap (both are named), or one cannot be sent.
+    """
+    distinct, aliases = without_aliases(named)
+    rows: list[Row] = []
+    for name, tensor in named.items():
+        same = aliases.get(name)
+        kind = f"the same tensor as {same.removeprefix(prefix)}," if same else _tensors.dtype_name(tensor.dtype)
+        rows.append((name.removeprefix(prefix), kind, tuple(tensor.shape)))
+    check_alike("tensor", rows, f"{prefix}list", process_set)
+    broadcast_all(list(distinct.values()), list(distinct), root_rank, process_set)
 
 
 def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int = 0, prefix: str = "optimizer.") -> None:
@@ -67,27 +91,65 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int =
         root_rank: the rank whose state all workers get.
         prefix: put before the names of the broadcasts.
     Raises:
-        InvalidArgumentError: the state holds something other than tensors, numbers, texts and alike; it is named.
+        InvalidArgumentError: the state of the root holds something other than tensors, numbers, texts and alike; it is
+            named on all workers.
     """
     is_root = _session.rank() == check_root(root_rank)
+    outline: Any = None
     tensors: list[torch.Tensor] = []
-    outline = _take_tensors(optimizer.state_dict(), tensors) if is_root else None
-    # Through host memory, because only load_state_dict knows the device of a worker's state, and moves it there.
-    tensors = [tensor.cpu() for tensor in tensors]
-    slots = [_Slot.of(tensor) for tensor in tensors]
-    # Not pickled: the bytes pass through servers, and unpickling would run what they contain.
-    payload = _plain.encode([outline, [[slot.dtype, slot.shape] for slot in slots]]) if is_root else None
+    slots: list[_Slot] = []
+    payload: bytes | Exception | None = None
+    if is_root:
+        try:
+            outline = _take_tensors(optimizer.state_dict(), tensors)
+            tensors = _apart(tensors)
+            slots = [_Slot.of(tensor) for tensor in tensors]
+            # Not pickled: the bytes pass through servers, and unpickling would run what they contain.
+            payload = _plain.encode([outline, [[slot.dtype, slot.shape] for slot in slots]])
+        except Exception as error:
+            payload = error
     received = broadcast_bytes(payload, root_rank, f"{prefix}outline")
     if not is_root:
         outline, described = _plain.decode(received)
         slots = [_Slot(tuple(shape), dtype) for dtype, shape in described]
         tensors = [slot.empty() for slot in slots]
     # The structure is part of the names, because an optimizer that has stepped since holds other tensors at the same
-    # position.
-    digest = hashlib.sha256(repr(slots).encode()).hexdigest()[:12]
-    broadcast_tensors({f"{prefix}{digest}.{i}": tensor for i, tensor in enumerate(tensors)}, root_rank)
+    # position. All workers get to know the structures in the same order.
+    structures = _structures.setdefault((_session.generation(), prefix), [])
+    if slots not in structures:
+        structures.append(slots)
+    number = structures.index(slots)
+    broadcast_tensors({f"{prefix}{number}.{i}": tensor for i, tensor in enumerate(tensors)}, root_rank)
     if not is_root:
         optimizer.load_state_dict(_put_tensors(outline, tensors))
+
+
+def broadcast_buffers(named: Mapping[str, torch.Tensor], root_rank: int, unsaved: Collection[str]) -> None:
+    """Broadcasts the buffers of a module before a forward pass, while backward passes of earlier ones may be outstanding.
+
+    Autograd refuses to go back through an operation if a tensor that it saved was written since. So the buffers of the
+    root are not written, and those of the other workers only if their bits differ. (On a device, finding that out would
+    make the host wait, so there all are written.)
+
+    Args:
+        unsaved: names of buffers that a backward pass does not need. Autograd does not hear that they were written.
+    """
+    distinct, _ = without_aliases(named)
+    if _session.rank() == root_rank:
+        broadcast_all(list(distinct.values()), list(distinct), root_rank, notes_changes=False)
+        return
+    copies = {name: _tensors.dense(tensor).clone() for name, tensor in distinct.items()}
+    broadcast_all(list(copies.values()), list(copies), root_rank)
+    with torch.no_grad():
+        for name, tensor in distinct.items():
+            if tensor.is_cuda or not _have_equal_bits(tensor, copies[name]):
+                (tensor.data if name in unsaved else tensor).copy_(copies[name])
+
+
+def _have_equal_bits(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Also of NaN and of -0.0, which are not equal to themselves and to 0.0."""
+    sides = (_tensors.dense(tensor).reshape(-1).view(torch.uint8) for tensor in (first, second))
+    return torch.equal(*sides)
 
 
 def allgather_object(
@@ -98,8 +160,9 @@ def allgather_object(
 
 
 def broadcast_tensors(named: Mapping[str, torch.Tensor], root_rank: int, process_set: ProcessSet | None = None) -> None:
-    """Broadcasts all tensors at once; small ones share messages."""
-    broadcast_all(list(named.values()), list(named), root_rank, process_set)
+    """Broadcasts all tensors at once; small ones share messages. A tensor with several names travels once."""
+    distinct, _ = without_aliases(named)
+    broadcast_all(list(distinct.values()), list(distinct), root_rank, process_set)
 
 
 @dataclass(frozen=True)
@@ -118,6 +181,21 @@ class _Slot:
         if not isinstance(dtype, torch.dtype):
             raise ProtocolError(f"received an optimizer state with a tensor of the unknown element type {self.dtype!r}")
         return torch.empty(self.shape, dtype=dtype)
+
+
+_structures: dict[tuple[int, str], list[list[_Slot]]] = {}
+"""By generation of the session and prefix: the shapes of the optimizer states that were broadcast."""
+
+
+def _apart(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The tensors in host memory, where only `load_state_dict` of a worker knows a device, and in memory of their own."""
+    apart, used = [], set()
+    for tensor in tensors:
+        moved = tensor.detach().cpu()
+        storage = moved.untyped_storage().data_ptr()
+        apart.append(moved.clone() if storage in used else moved)
+        used.add(storage)
+    return apart
 
 
 def _take_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:

@@ -21,10 +21,13 @@ from torch import nn
 from gradlane._reduction import Average, ReduceOp
 from gradlane.errors import FailedPreconditionError, InvalidArgumentError, UnsupportedError
 from gradlane import _names
+from gradlane.torch._copies import Averaging, plain_class
 from gradlane.torch._deferred import Deferred
+from gradlane.torch._known import refused_group
+from gradlane.torch._module_hooks import Hook
 from gradlane.torch.compression import Compression, Compressor
 from gradlane.torch.ddp import DistributedDataParallel
-from gradlane.torch.optimizer import Averaging, check_passes, name_parameters
+from gradlane.torch.optimizer import check_passes, name_parameters
 
 Kind = TypeVar("Kind", bound=torch.optim.Optimizer)
 
@@ -90,18 +93,19 @@ def CrossBarrier(
     if any(isinstance(module, averaging) for module in model.modules()):
         raise InvalidArgumentError("the model averages its gradients by itself; give CrossBarrier what it wraps")
     _refuse_homeless(model, optimizer)
+    kind = plain_class(optimizer)
     named = list(model.named_parameters() if named_parameters is None else named_parameters)
     listed = name_parameters(optimizer, named)
     updates = Deferred(
         _names.namespace("cross_barrier", name),
         optimizer,
         listed,
+        named,
         compression=compression,
         op=op,
         passes=check_passes(backward_passes_per_step),
         sparse_as_dense=sparse_as_dense,
     )
-    kind = type(optimizer)
     barrier = _Barrier(model, updates, listed, tuple(opaque), kind, optimizer.__dict__.pop("step", None))
     # As for DistributedOptimizer, schedulers refer to this object. An earlier scheduler has replaced its `step` with a
     # wrapper of the class's method; our `step` also does the work of that wrapper.
@@ -174,9 +178,7 @@ class _CrossBarrier(Averaging):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Not possible any more: the parameters are fixed on all workers."""
-        raise FailedPreconditionError(
-            "the optimizer is distributed, and its parameters are fixed; add the group before CrossBarrier"
-        )
+        raise refused_group(self, "CrossBarrier")
 
     def __enter__(self: Kind) -> Kind:
         return self
@@ -211,15 +213,15 @@ class _Barrier:
         self.updates, self.kind, self.own_step = updates, kind, own_step
         self._model = model
         positions = {id(parameter): position for position, (_, parameter) in enumerate(listed)}
-        self._hooks: list[Any] = []
+        self._hooks: list[Any] = list(updates.hooks)
         for name, module in model.named_modules():
             within = module.parameters(recurse=isinstance(module, opaque))
             needed = tuple(positions[id(p)] for p in within if id(p) in positions)
             if needed or module is model:
                 # Before other hooks, which may compute the module's weights from its parameters.
-                hook = _Hook(self._before_forward(name or type(model).__name__, needed))
+                hook = Hook(self._before_forward(name or type(model).__name__, needed))
                 self._hooks.append(module.register_forward_pre_hook(hook, prepend=True))
-            settle = _Hook(lambda *_: updates.settle())
+            settle = Hook(lambda *_: updates.settle())
             self._hooks.append(module.register_state_dict_pre_hook(settle))
             self._hooks.append(module.register_load_state_dict_pre_hook(settle))
         for position, (_, parameter) in enumerate(listed):
@@ -256,22 +258,6 @@ class _Barrier:
             self.updates.gradient(position)
 
         return gradient_is_ready
-
-
-class _Hook:
-    """A hook on a module. In a copy of the module (`copy.deepcopy`, `pickle`, `torch.save`) it does nothing."""
-
-    def __init__(self, call: Callable[..., None] | None = None) -> None:
-        # A compiler that traces it would run the optimizer on its own stand-ins for parameters and settings. So the
-        # graph of a compiled model ends before each module that waits.
-        self._call = None if call is None else torch.compiler.disable(call)
-
-    def __call__(self, *arguments: object) -> None:
-        if self._call is not None:
-            self._call(*arguments)
-
-    def __reduce__(self) -> tuple[type[_Hook], tuple[()]]:
-        return _Hook, ()
 
 
 def _refuse_homeless(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:

@@ -9,15 +9,16 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.utils.hooks import RemovableHandle
 
 from gradlane._reduction import Average
-from gradlane.errors import InvalidArgumentError
-from gradlane import _names
-from gradlane.torch import _tensors
+from gradlane.errors import FailedPreconditionError, InvalidArgumentError
+from gradlane import _names, _session
 from gradlane._window import forward_order
-from gradlane.torch._gradients import Gradients, Priority, SparsePolicy
-from gradlane.torch._owners import watch
-from gradlane.torch.broadcast import broadcast_optimizer_state, broadcast_tensors
+from gradlane.torch._gradients import Gradients, PostAverageHook, Priority, SparsePolicy
+from gradlane.torch._owners import is_owned, refuse_unknown, watch, watch_copy, watch_frozen
+from gradlane.torch.broadcast import broadcast_alike, broadcast_buffers, broadcast_optimizer_state
 from gradlane.torch.compression import Compression, Compressor
 
 
@@ -35,8 +36,12 @@ class DistributedDataParallel(nn.Module):
     Every worker must make its wrappers in the same order, and run the same number of backward passes. Backward passes
     that reach no parameter of the module (`torch.autograd.grad`) do not count. To compile, wrap the compiled module.
 
+    While a gradient is on its way, only the engine may use it. Other hooks on parameters may change it before, if they
+    were registered before the module was wrapped; `register_post_average_hook` is for those that need the average.
+
     A copy (`copy.deepcopy`, `pickle`, `torch.save`) runs its module and averages nothing, also without a job: it suits
-    moving averages of weights and checkpoints. To train it, wrap its `module`.
+    moving averages of weights and checkpoints. In a job of several workers, a backward pass of a copy raises
+    FailedPreconditionError; to train it, wrap its `module`. A shallow copy (`copy.copy`) is the same wrapper once more.
     """
 
     def __init__(
@@ -58,7 +63,9 @@ class DistributedDataParallel(nn.Module):
             module: on CUDA devices, on the CPU or on both. Parameters with `requires_grad=False` are left alone.
             device_ids: the one CUDA device of the whole module, to which inputs are moved. None or empty leaves inputs
                 where they are, as a module on several devices needs.
-            broadcast_buffers: whether buffers of rank 0 replace those of the others before each training forward pass.
+            broadcast_buffers: whether buffers of rank 0 replace those of the others before each training forward pass. Set it
+                to False if several forward passes come before their backward passes, and the model computes gradients
+                through buffers that differ between workers.
             find_unused_parameters: whether a parameter may get no gradient. If so, workers without one contribute zeros
                 if another has one. If not, all raise UnusedParametersError, which names parameters and ranks.
             bucket_cap_mb: accepted but not used, because the engine cuts and joins tensors by its own rules.
@@ -83,11 +90,10 @@ class DistributedDataParallel(nn.Module):
             raise InvalidArgumentError(
                 f"{type(module).__name__} has no parameter that requires a gradient; nothing to average"
             )
+        frozen = [(n, p) for n, p in module.named_parameters() if not p.requires_grad]
         self._known = {id(parameter) for _, parameter in named}
         self._copy_state(root_rank=0)
-        self._buffer_names = [
-            n for n, b in module.named_buffers() if broadcast_buffers and _tensors.is_reducible(b.dtype)
-        ]
+        self._buffer_names = [name for name, _ in module.named_buffers()] if broadcast_buffers else []
         self._gradients: Gradients | None = Gradients(
             self._namespace,
             named,
@@ -97,18 +103,25 @@ class DistributedDataParallel(nn.Module):
             sparse_parameters=_sparse_positions(module, named),
             priority=forward_order if priority == "backward" else priority,
             refuse_unused=not find_unused_parameters,
+            remedy=_REMEDY_TOUCHED,
         )
         self._synchronizes = True
+        self._original: tuple[DistributedDataParallel, ...] = ()
+        """Of a shallow copy: the wrapper that it is a copy of."""
         self._is_joining = False
         self._backward_runs = False
-        self._any_gradient = False
-        watch(self, [parameter for _, parameter in named], DistributedDataParallel._gradient_is_ready)
+        self._any_gradient = self._has_checked = False
+        watch(self, named, DistributedDataParallel._gradient_is_ready)
+        watch_frozen(self, frozen, _REMEDY_UNKNOWN)
 
     def forward(self, *inputs: Any, **keywords: Any) -> Any:
         """Runs the module."""
         if self._device is not None:
             inputs, keywords = _moved(inputs, self._device), _moved(keywords, self._device)
-        if self._gradients is None or not torch.is_grad_enabled():
+        if not torch.is_grad_enabled():
+            return self.module(*inputs, **keywords)
+        if self._gradients is None:
+            self._refuse_training_of_a_copy()
             return self.module(*inputs, **keywords)
         self._gradients.refuse_left()
         self._backward_runs = False  # a backward pass that raised did not reset it
@@ -123,6 +136,26 @@ class DistributedDataParallel(nn.Module):
             if tensor.requires_grad:
                 tensor.register_hook(lambda _: self._enter_backward())
         return output
+
+    def register_post_average_hook(self, hook: PostAverageHook) -> RemovableHandle:
+        """Calls `hook(parameter)` for each parameter whose gradient has become the average, at the end of `backward()`.
+
+        The hook may use and change `parameter.grad` and the parameter. So it is the place for an optimizer that steps
+        during the backward pass and frees each gradient:
+
+            model.register_post_average_hook(lambda p: (optimizers[p].step(), optimizers[p].zero_grad()))
+
+        Hooks run in the order of the parameters. They do not run inside of `no_sync()`, for a parameter that no worker
+        used, after an error, and on a worker that has left `join()`.
+
+        Returns:
+            An object whose `remove()` ends the calls.
+        Raises:
+            FailedPreconditionError: this is a copy, which averages nothing.
+        """
+        if self._gradients is None:
+            raise FailedPreconditionError("a copy of a DistributedDataParallel averages nothing; wrap its module")
+        return self._gradients.register_post_average_hook(hook)
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -178,9 +211,22 @@ class DistributedDataParallel(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         """The state of a copy: other parameters, which are not declared, and no gradients to average."""
-        fresh: dict[str, Any] = {"_gradients": None, "_known": set(), "_is_joining": False}
-        fresh |= {"_backward_runs": False, "_any_gradient": False}
+        fresh: dict[str, Any] = {"_gradients": None, "_known": set(), "_is_joining": False, "_original": ()}
+        fresh |= {"_backward_runs": False, "_any_gradient": False, "_has_checked": False}
         return {**self.__dict__, **fresh}
+
+    def __copy__(self) -> DistributedDataParallel:
+        """The same module, parameters and averages."""
+        copied = type(self).__new__(type(self))
+        copied.__dict__.update(self.__dict__)
+        copied._original = (self,)  # the hooks on the parameters live as long as it; in a tuple, it is no module of ours
+        return copied
+
+    def _refuse_training_of_a_copy(self) -> None:
+        """Makes backward passes raise that give this copy's parameters gradients which nobody averages."""
+        if _session.is_initialized() and _session.size() > 1:
+            unwatched = [(n, p) for n, p in self.module.named_parameters() if p.requires_grad and not is_owned(p)]
+            watch_copy(self, unwatched, "DistributedDataParallel; wrap its module in DistributedDataParallel to train it")
 
     def _gradient_is_ready(self, position: int) -> None:
         self._enter_backward()
@@ -203,27 +249,42 @@ class DistributedDataParallel(nn.Module):
         self._backward_runs = False
         had_gradient, self._any_gradient = self._any_gradient, False
         if self._synchronizes and had_gradient and self._gradients is not None:
+            if not self._has_checked:  # the module was called by itself
+                self._refuse_unknown_parameters()
+            self._has_checked = False
             self._gradients.finish()
             if self._is_joining:
                 self._copy_buffers(self._gradients.leader)
 
     def _copy_state(self, root_rank: int) -> None:
         state = dict(self.module.named_parameters()) | dict(self.module.named_buffers())
-        broadcast_tensors({f"{self._namespace}/state/{n}": tensor for n, tensor in state.items()}, root_rank)
+        prefix = f"{self._namespace}/state/"
+        broadcast_alike({f"{prefix}{n}": tensor for n, tensor in state.items()}, prefix, root_rank)
 
     def _copy_buffers(self, root_rank: int) -> None:
         if not self._buffer_names:
             return
         buffers = dict(self.module.named_buffers())
-        broadcast_tensors({f"{self._namespace}/buffer/{n}": buffers[n] for n in self._buffer_names}, root_rank)
+        prefix = f"{self._namespace}/buffer/"
+        # In training, the running statistics of a normalization are not used, and so no backward pass needs them.
+        unsaved = {
+            f"{prefix}{path}{'.' * bool(path)}{n}"
+            for path, module in self.module.named_modules()
+            if isinstance(module, _NormBase) and module.training
+            for n in ("running_mean", "running_var", "num_batches_tracked")
+        }
+        broadcast_buffers({f"{prefix}{n}": buffers[n] for n in self._buffer_names}, root_rank, unsaved)
 
     def _refuse_unknown_parameters(self) -> None:
-        for name, parameter in self.module.named_parameters():
-            if parameter.requires_grad and id(parameter) not in self._known:
-                raise InvalidArgumentError(
-                    f"parameter {name} was added, replaced or unfrozen after the module was wrapped, and would not be "
-                    "averaged; wrap the module again after changing it"
-                )
+        refuse_unknown(self.module.named_parameters(), self._known, _REMEDY_UNKNOWN)
+        self._has_checked = True
+
+
+_REMEDY_UNKNOWN = "wrap the module again after changing it"
+_REMEDY_TOUCHED = (
+    "use gradients when backward() has returned or in a hook of register_post_average_hook(), and change them before they "
+    "are averaged only in hooks that were registered before the module was wrapped"
+)
 
 
 def _sparse_positions(module: nn.Module, named: Sequence[tuple[str, nn.Parameter]]) -> frozenset[int]:

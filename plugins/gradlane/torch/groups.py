@@ -43,6 +43,8 @@ def _begin(
     names = names_of(name, len(tensors))
     _check_in_place(names, tensors)
     wires, backs = _wires(names, tensors)
+    if any([wire.is_complex() for wire in wires]):
+        wires = [located(name, _tensors.pairs, wire, reduction.native) for name, wire in zip(names, wires, strict=True)]
     return _submit(
         names,
         wires,
@@ -113,9 +115,17 @@ def grouped_push_pull_async_(
 
 
 def broadcast_all(
-    tensors: Sequence[torch.Tensor], names: Sequence[str], root: int, process_set: ProcessSet | None = None
+    tensors: Sequence[torch.Tensor],
+    names: Sequence[str],
+    root: int,
+    process_set: ProcessSet | None = None,
+    *,
+    notes_changes: bool = True,
 ) -> None:
-    """Gives every worker the bits of these tensors on `root`, in place; of any element types and strides."""
+    """Gives every worker the bits of these tensors on `root`, in place; of any element types and strides.
+
+    Without `notes_changes` autograd does not hear that they are written, as is right on the root.
+    """
     bits = [located(name, _tensors.bits, tensor) for name, tensor in zip(names, tensors, strict=True)]
     wires = [wire for wire, _, _ in bits]
     backs = [(tensor, dense) for _, dense, tensor in bits if dense.data_ptr() != tensor.data_ptr()]
@@ -127,6 +137,7 @@ def broadcast_all(
         result=None,
         root=check_root(root, process_set),
         process_set=process_set,
+        notes_changes=notes_changes,
         waits=True,
     ).wait()
 
@@ -139,11 +150,14 @@ def _submit(
     *,
     result: T,
     process_set: ProcessSet | None = None,
+    notes_changes: bool = True,
     **options: Any,
 ) -> Handle[T]:
     """Starts an operation on contiguous `wires`; afterwards copies the second of each pair of `backs` to the first."""
     if process_set is None:
         handle = _submit_together(names, wires, op, result, options)
+        if notes_changes:
+            _tensors.note_changed(wires)
     else:
         handle = _submit_each(names, wires, op, process_set, options).then(lambda _: result)
     if not backs:
@@ -151,7 +165,8 @@ def _submit(
 
     def land(reduced: T) -> T:
         for tensor, wire in backs:
-            _tensors.land(wire, tensor)
+            if notes_changes:
+                _tensors.land(wire, tensor)
         return reduced
 
     return handle.then(land)
@@ -171,9 +186,7 @@ def _submit_together(
     devices, streams = _places(wires)
     used = {device for device in devices if device is not None}
     options |= {"devices": devices, "streams": streams, "current": _tensors.CurrentStreams(used) if used else None}
-    handle = submit_all(names, dtypes, shapes, addresses, None, op, owner=wires, result=result, **options)
-    _tensors.note_changed(wires)
-    return handle
+    return submit_all(names, dtypes, shapes, addresses, None, op, owner=wires, result=result, **options)
 
 
 def _submit_each(

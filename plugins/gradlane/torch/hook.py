@@ -7,7 +7,6 @@ PyTorch still wants a process group for its own control traffic; gloo will do. I
 objects, so this file cannot use `from __future__ import annotations`.
 """
 
-import hashlib
 from collections.abc import Mapping
 
 import torch
@@ -17,6 +16,7 @@ from gradlane import _session
 from gradlane._reduction import Average
 from gradlane.errors import InvalidArgumentError, UnsupportedError
 from gradlane import _names
+from gradlane.torch._beneath import Beneath
 from gradlane.torch._futures import Completions, future_on
 from gradlane.torch._sparse import SparseTransfer
 from gradlane.torch.compression import Compression, Compressor, check_compression
@@ -41,6 +41,9 @@ class State:
     ) -> None:
         """Reads the names of a model.
 
+        With `model`, backward passes raise if PyTorch's wrapper would leave out a gradient in silence: of a parameter
+        that was added or unfrozen later, or one that another hook has cleared or used before it was averaged.
+
         Args:
             model: the module, wrapped or not.
             group: accepted if it spans all workers; averages over part of them are not supported.
@@ -60,6 +63,12 @@ class State:
         self.compression = check_compression(compression)
         self._namespace = _names.namespace("hook", name)
         self._names = {id(parameter): (position, n) for position, (parameter, n) in enumerate(pairs)}
+        self._buckets: dict[tuple[str, ...], str] = {}
+        self._beneath = None if model is None else Beneath(model)
+
+    def __getstate__(self) -> dict[str, object]:
+        """The state of a copy, which PyTorch's wrapper makes and does not use."""
+        return {**self.__dict__, "_beneath": None}
 
     def bucket_name(self, bucket: distributed.GradBucket) -> tuple[str, int]:
         """A name for the bucket, made of its parameters only, and the priority of the parameter needed first."""
@@ -69,9 +78,23 @@ class State:
             raise InvalidArgumentError(
                 "a bucket holds a parameter that State does not know; make State from the same model"
             )
-        digest = hashlib.sha256("\0".join(name for _, name in members).encode()).hexdigest()[:12]
-        name = f"{self._namespace}/{members[0][1]}+{len(members) - 1}.{digest}"
-        return name, -min(position for position, _ in members)
+        names = tuple(name for _, name in members)
+        if names not in self._buckets:
+            label = f"{self._namespace}/{names[0]}+{len(names) - 1}"
+            # PyTorch makes the same buckets on all workers, and sends them in one order.
+            alike = sum(other.rpartition(" #")[0] == label for other in self._buckets.values())
+            self._buckets[names] = f"{label} #{alike}"
+        return self._buckets[names], -min(position for position, _ in members)
+
+    def check(self, bucket: distributed.GradBucket) -> None:
+        """Raises if PyTorch's wrapper leaves out the gradient of a parameter.
+
+        Raises:
+            InvalidArgumentError: a parameter was added, unfrozen or changed.
+            FailedPreconditionError: another hook has cleared a gradient of the bucket, or changed a parameter.
+        """
+        if self._beneath is not None:
+            self._beneath.check(bucket.parameters(), is_last=bucket.is_last())
 
 
 def ddp_comm_hook(state: State, bucket: distributed.GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -79,6 +102,7 @@ def ddp_comm_hook(state: State, bucket: distributed.GradBucket) -> torch.futures
 
     `backward()` raises errors of the engine as RuntimeError; the text begins with the type of the original error.
     """
+    state.check(bucket)
     buffer = bucket.buffer()
     name, priority = state.bucket_name(bucket)
     if buffer.is_sparse:

@@ -106,8 +106,8 @@ def push_pull(tensor: torch.Tensor, name: str, **options: Any) -> torch.Tensor:
     the caller puts into that stream, or copies to the host, sees the result.
 
     Args:
-        tensor: any shape; float16, bfloat16, float32, float64, int32, int64, int8 or uint8; on one CUDA device or the
-            CPU. On a device it is read after the work so far of its current stream.
+        tensor: any shape; float16, bfloat16, float32, float64, int32, int64, int8, uint8 or a complex type; on one CUDA
+            device or the CPU. On a device it is read after the work so far of its current stream.
         name: equal on all workers; its first use fixes dtype and shape.
         op: `Average` (default), `Sum`, `Min`, `Max` or `WeightedAverage`; equal on all workers.
         average: BytePS's form of `op`: True for `Average`, False for `Sum`.
@@ -228,8 +228,9 @@ def reduce_in_place(
     """
     _tensors.check_place(tensor)
     plain = tensor.detach()
+    source = _tensors.dense(plain)
     handle = _tensors.submit_in_place(
-        _tensors.dense(plain),
+        _tensors.pairs(source, op.native),
         name,
         op.native,
         weight=weight,
@@ -240,9 +241,9 @@ def reduce_in_place(
         waits=waits,
     )
 
-    def land(reduced: torch.Tensor) -> torch.Tensor:
-        if reduced.data_ptr() != plain.data_ptr():
-            _tensors.land(reduced, plain)
+    def land(_: torch.Tensor) -> torch.Tensor:
+        if source.data_ptr() != plain.data_ptr():
+            _tensors.land(source, plain)
         return tensor
 
     return handle.then(land)

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from gradlane._reduction import Average, ReduceOp
 from gradlane._sets import ProcessSet
 from gradlane.errors import FailedPreconditionError, InvalidArgumentError
 from gradlane import _names
 from gradlane._window import forward_order
-from gradlane.torch._gradients import Gradients
-from gradlane.torch._owners import watch
+from gradlane.torch._copies import Averaging, plain_class, with_closure
+from gradlane.torch._gradients import Gradients, PostAverageHook
+from gradlane.torch._in_flight import CALL_SYNCHRONIZE
+from gradlane.torch._known import Known, places, refused_group
+from gradlane.torch._owners import watch, watch_frozen
 from gradlane.torch.compression import Compression, Compressor
+from gradlane.torch.ops import push_pull_
 
 Kind = TypeVar("Kind", bound=torch.optim.Optimizer)
 
@@ -39,7 +45,13 @@ def DistributedOptimizer(
     unscale gradients of a model that leaves parameters out. A parameter that only some workers used gets the average
     with zeros from the others.
 
-    Keep the optimizer: with its last reference the averaging ends.
+    While a gradient is on its way, only the engine may use it; every other use raises FailedPreconditionError. The
+    parameters are fixed: an error names one that was unfrozen or added later. LBFGS, and optimizers that are not PyTorch's,
+    get the average of the losses from a `closure`, because they may decide by it how far they go.
+
+    Keep the optimizer: with its last reference the averaging ends. A copy (`copy.deepcopy`, `pickle`, `torch.save`)
+    averages nothing. In a job of several workers it does not step on gradients; give it to `DistributedOptimizer` to
+    train with it. A shallow copy (`copy.copy`) is the same optimizer once more.
 
     Nothing is broadcast: call `broadcast_parameters` and `broadcast_optimizer_state` first.
 
@@ -65,10 +77,12 @@ def DistributedOptimizer(
         raise InvalidArgumentError("the optimizer is distributed already; wrap it once")
     if process_set is not None:
         process_set.rank()  # raises if this worker is not a member
-    kind = type(optimizer)
+    kind = plain_class(optimizer)
+    named = None if named_parameters is None else list(named_parameters)
     synchronizer = _Synchronizer(
         _names.namespace("optimizer", name),
-        name_parameters(optimizer, None if named_parameters is None else list(named_parameters)),
+        optimizer,
+        named,
         compression,
         backward_passes_per_step,
         op,
@@ -85,20 +99,6 @@ def DistributedOptimizer(
     return optimizer
 
 
-class Averaging(torch.optim.Optimizer):
-    """Marks optimizers that average their gradients; wrapping one again would average averages."""
-
-    def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
-        """Makes a copy (`copy.deepcopy`, `pickle`, `torch.save`) a plain optimizer of the own class."""
-        own = next(kind for kind in type(self).__mro__ if not issubclass(kind, Averaging))
-        return _blank, (own,), self.__getstate__()
-
-
-def _blank(kind: type[torch.optim.Optimizer]) -> torch.optim.Optimizer:
-    """An optimizer without state, for a copy."""
-    return kind.__new__(kind)
-
-
 class _Distributed(Averaging):
     """The methods of a distributed optimizer in addition to its own class."""
 
@@ -107,6 +107,14 @@ class _Distributed(Averaging):
     def synchronize(self) -> None:
         """Completes the averages of this step; does nothing if they are complete. `step()` calls it."""
         self._synchronizer.synchronize()
+
+    def register_post_average_hook(self, hook: PostAverageHook) -> RemovableHandle:
+        """Calls `hook(parameter)` for each parameter whose gradient has become the average.
+
+        The hook may use and change `parameter.grad` and the parameter. Hooks run where the averages are completed: at the
+        end of `backward()`, in `synchronize()` or in `step()`. See `DistributedDataParallel.register_post_average_hook`.
+        """
+        return self._synchronizer.register_post_average_hook(hook)
 
     @contextlib.contextmanager
     def skip_synchronize(self) -> Iterator[None]:
@@ -148,9 +156,7 @@ class _Distributed(Averaging):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Not possible any more: the parameters are fixed on all workers."""
-        raise FailedPreconditionError(
-            "the optimizer is distributed, and its parameters are fixed; add the group before DistributedOptimizer"
-        )
+        raise refused_group(self, "DistributedOptimizer")
 
 
 class _Synchronizer:
@@ -159,7 +165,8 @@ class _Synchronizer:
     def __init__(
         self,
         namespace: str,
-        named: list[tuple[str, torch.nn.Parameter]],
+        optimizer: torch.optim.Optimizer,
+        given: list[tuple[str, torch.nn.Parameter]] | None,
         compression: Compressor,
         passes: int,
         op: ReduceOp,
@@ -168,6 +175,11 @@ class _Synchronizer:
         process_set: ProcessSet | None,
     ) -> None:
         self.passes = check_passes(passes)
+        named = name_parameters(optimizer, given)
+        self._op, self._set, self._loss_name = op, process_set, f"{namespace}/loss"
+        is_torch = plain_class(optimizer).__module__.startswith("torch.optim.")
+        self._decides_by_loss = isinstance(optimizer, torch.optim.LBFGS) or not is_torch
+        self._optimizer, self._known = weakref.ref(optimizer), Known(named, given or (), _REMEDY)
         self._passed: Counter[int] = Counter()
         self._is_complete = False
         self._is_skipped = False
@@ -180,13 +192,21 @@ class _Synchronizer:
             sparse_parameters=frozenset(),
             priority=forward_order,
             refuse_unused=False,
+            remedy=CALL_SYNCHRONIZE,
             # That optimizer takes no other gradients, also from a worker that had none itself.
             sparse_again=range(len(named)) if takes_only_sparse else (),
             process_set=process_set,
         )
-        watch(self, [parameter for _, parameter in named], _Synchronizer._gradient_is_ready)
+        watch(self, named, _Synchronizer._gradient_is_ready)
+        watch_frozen(self, self._known.frozen(optimizer), _REMEDY)
+
+    def register_post_average_hook(self, hook: PostAverageHook) -> RemovableHandle:
+        return self._gradients.register_post_average_hook(hook)
 
     def synchronize(self) -> None:
+        optimizer = self._optimizer()
+        if optimizer is not None:
+            self._known.refuse_others(optimizer)
         if not self._is_complete:
             self._passed.clear()
             self._gradients.finish()
@@ -204,10 +224,10 @@ class _Synchronizer:
         self, optimizer: torch.optim.Optimizer, positional: tuple[Any, ...], keywords: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         """Completes the averages. A closure makes the gradients during the step, so it is wrapped to complete them."""
-        del optimizer
-        closure = keywords.get("closure") or next(iter(positional[1:]), None)
-        if closure is not None:
-            return (positional[0], self._synchronized(closure)), {k: v for k, v in keywords.items() if k != "closure"}
+        self._known.refuse_others(optimizer)
+        with_averages = with_closure(positional, keywords, self._synchronized)
+        if with_averages is not None:
+            return with_averages
         if not self._is_skipped:
             self.synchronize()
         self._is_complete = False
@@ -232,10 +252,19 @@ class _Synchronizer:
             loss = closure()
             if not self._is_skipped:
                 self.synchronize()
+                loss = self._averaged(loss) if self._decides_by_loss else loss
             self._is_complete = False
             return loss
 
         return evaluate
+
+    def _averaged(self, loss: Any) -> Any:
+        """The average (or sum) of a number over the workers, so that all of them decide alike by it."""
+        if not isinstance(loss, torch.Tensor | float) or (isinstance(loss, torch.Tensor) and loss.numel() != 1):
+            return loss
+        number = torch.as_tensor(float(loss), dtype=torch.float64)
+        averaged = push_pull_(number, self._loss_name, op=self._op, process_set=self._set)
+        return averaged.to(loss).view(loss.shape) if isinstance(loss, torch.Tensor) else averaged.item()
 
     def _gradient_is_ready(self, position: int) -> None:
         self._gradients.refuse_left()
@@ -254,13 +283,7 @@ def name_parameters(
     optimizer: torch.optim.Optimizer, named: list[tuple[str, torch.nn.Parameter]] | None
 ) -> list[tuple[str, torch.nn.Parameter]]:
     """The optimizer's parameters that require gradients, named and in the order of `named`."""
-    groups = optimizer.param_groups
-    own = {
-        id(p): (f"{g}.{i}", p)
-        for g, group in enumerate(groups)
-        for i, p in enumerate(group["params"])
-        if p.requires_grad
-    }
+    own = {id(parameter): (place, parameter) for place, parameter in places(optimizer) if parameter.requires_grad}
     if named is None:
         return list(own.values())
     for pair in named:
@@ -273,9 +296,9 @@ def name_parameters(
         raise InvalidArgumentError(f"named_parameters gives several parameters one name: {', '.join(sorted(twice))}")
     unnamed = own.keys() - {id(parameter) for _, parameter in named}
     if unnamed:
-        places = ", ".join(own[key][0] for key in own if key in unnamed)
+        without = ", ".join(own[key][0] for key in own if key in unnamed)
         raise InvalidArgumentError(
-            f"named_parameters names not all parameters of the optimizer; without a name (group.position): {places}"
+            f"named_parameters names not all parameters of the optimizer; without a name (group.position): {without}"
         )
     return [(name, parameter) for name, parameter in named if id(parameter) in own]
 
@@ -284,3 +307,6 @@ def check_passes(passes: int) -> int:
     if passes < 1:
         raise InvalidArgumentError(f"backward_passes_per_step={passes}; give at least 1")
     return passes
+
+
+_REMEDY = "unfreeze parameters and add groups before the optimizer is distributed"

@@ -1,0 +1,114 @@
+"""Finds gradients that PyTorch's own wrapper would not average, for the hook beneath it.
+
+The wrapper copies gradients into buckets. It takes a gradient that another hook has cleared for zeros, and knows nothing
+of parameters that came later.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from gradlane.torch import _tensors
+from gradlane.torch._in_flight import refuse_cleared
+from gradlane.torch._module_hooks import Hook
+from gradlane.torch._owners import Named, is_owned, refuse_stepped, unknown, watch_frozen
+
+_REMEDY = "wrap the model again after changing it"
+
+
+class Beneath:
+    """Watches the parameters of a model from each forward pass to the end of its backward pass."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        """Puts hooks on the model and its parameters, which work as long as this object lives."""
+        self._model = weakref.ref(model)
+        named = list(model.named_parameters())
+        self._kinds = {id(parameter): _tensors.kind_of(parameter) for _, parameter in named}
+        self._required = {id(parameter) for _, parameter in named if parameter.requires_grad}
+        self._outside: set[int] | None = None
+        """Parameters that were to get gradients from the start, but are in no bucket: the user averages them otherwise."""
+        self._versions: dict[int, int] = {}
+        """By parameter: its version before the last forward pass."""
+        self._fresh: dict[int, str] = {}
+        """The parameters that have got gradients since, and their names."""
+        self._seen: set[int] = set()
+        """Those in the buckets of this backward pass so far."""
+        self._hooks: list[Any] = [
+            model.register_forward_pre_hook(Hook(self._weakly(Beneath._before_forward)), prepend=True),
+            *watch_frozen(self, [(n, p) for n, p in named if not p.requires_grad], _REMEDY),
+        ]
+        for name, parameter in named:
+            if parameter.requires_grad:
+                self._hooks.append(parameter.register_post_accumulate_grad_hook(self._weakly(Beneath._after, name)))
+        weakref.finalize(self, _remove, self._hooks).atexit = False
+
+    def check(self, bucket: Sequence[torch.Tensor], *, is_last: bool) -> None:
+        """Raises if a gradient is lost. Called when all gradients of a bucket have been made.
+
+        Raises:
+            InvalidArgumentError: a parameter was added or unfrozen, and is in no bucket; it is named.
+            FailedPreconditionError: another hook has cleared a gradient, or changed a parameter; it is named.
+        """
+        for parameter in bucket:
+            name = self._fresh.pop(id(parameter), None)
+            if name is not None:
+                refuse_cleared(parameter, name)
+                refuse_stepped(parameter, name, self._versions.get(id(parameter), parameter._version))
+        self._seen.update(map(id, bucket))
+        if is_last:
+            seen, self._seen = self._seen, set()
+            self._refuse_others(seen)
+
+    def _refuse_others(self, seen: set[int]) -> None:
+        others = [
+            (name, parameter)
+            for name, parameter in self._averaged_parameters()
+            if parameter.requires_grad and id(parameter) not in seen and not is_owned(parameter)
+        ]
+        if self._outside is None:
+            self._outside = {id(parameter) for _, parameter in others if id(parameter) in self._required}
+        for name, parameter in others:
+            if id(parameter) not in self._outside:
+                raise unknown(name, _REMEDY)
+
+    def _averaged_parameters(self) -> list[Named]:
+        """The model's parameters without those that PyTorch was told to leave out."""
+        model = self._model()
+        if model is None:
+            return []
+        ignored = set(getattr(model, "_ddp_params_and_buffers_to_ignore", ()))
+        return [(name, parameter) for name, parameter in model.named_parameters() if name not in ignored]
+
+    def _before_forward(self, *_: object) -> None:
+        if not torch.is_grad_enabled():
+            return
+        self._fresh.clear()
+        for name, parameter in self._averaged_parameters():
+            kind = self._kinds.get(id(parameter))
+            if kind is not None and parameter.requires_grad:
+                _tensors.check_kind(parameter, kind, name)
+            self._versions[id(parameter)] = parameter._version
+
+    def _after(self, parameter: torch.Tensor, name: str) -> None:
+        refuse_cleared(parameter, name)
+        self._fresh[id(parameter)] = name
+
+    def _weakly(self, method: Callable[..., None], *arguments: object) -> Callable[..., None]:
+        """Calls a method as long as this object lives."""
+        reference = weakref.ref(self)
+
+        def call(first: Any, *others: object) -> None:
+            living = reference()
+            if living is not None:
+                method(living, first, *(arguments or others))
+
+        return call
+
+
+def _remove(hooks: Sequence[Any]) -> None:
+    for hook in hooks:
+        hook.remove()
