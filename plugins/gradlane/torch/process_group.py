@@ -18,8 +18,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, NoReturn
 
@@ -27,7 +26,6 @@ import torch
 from torch import distributed
 
 from gradlane import _session
-from gradlane._handle import Handle
 from gradlane._operations import barrier
 from gradlane._reduction import Average, Max, Min, ReduceOp, Sum
 from gradlane._sets import ProcessSet
@@ -35,6 +33,7 @@ from gradlane.errors import InvalidArgumentError, UnsupportedError
 from gradlane.torch import _tensors
 from gradlane.torch._arrivals import meet
 from gradlane.torch._futures import Completions
+from gradlane.torch._works import Start, Work, seconds
 from gradlane.torch.ops import reduce_in_place
 
 BACKEND = "gradlane"
@@ -101,32 +100,32 @@ class ProcessGroupGradlane(distributed.ProcessGroup):
 
     # Reductions.
 
-    def allreduce(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> _Work:  # type: ignore[override]
+    def allreduce(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> Work:  # type: ignore[override]
         """Reduces each tensor over all workers, in place."""
         op = _reduction(opts)
-        return _Work(list(tensors), [self._sum(tensor, op, "all_reduce") for tensor in tensors])
+        return Work(list(tensors), [self._sum(tensor, op, "all_reduce") for tensor in tensors])
 
-    def allreduce_coalesced(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> _Work:
+    def allreduce_coalesced(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> Work:
         """The same; the engine joins and cuts messages by itself."""
         return self.allreduce(tensors, opts)
 
-    def reduce(self, tensors: Sequence[torch.Tensor], opts: Any) -> _Work:  # type: ignore[override]
+    def reduce(self, tensors: Sequence[torch.Tensor], opts: Any) -> Work:  # type: ignore[override]
         """Reduces each tensor over all workers; its new value is that of the root alone."""
         op = _reduction(opts)
-        return _Work(list(tensors), [self._sum_to(opts.rootRank, tensor, tensor, op, "reduce") for tensor in tensors])
+        return Work(list(tensors), [self._sum_to(opts.rootRank, tensor, tensor, op, "reduce") for tensor in tensors])
 
     def reduce_scatter(  # type: ignore[override]
         self, output_tensors: Sequence[torch.Tensor], input_tensors: Sequence[Sequence[torch.Tensor]], opts: Any = None
-    ) -> _Work:
+    ) -> Work:
         """Reduces the tensors of each list, of which each worker keeps the one of its rank."""
         op = _reduction(opts)
         starts = []
         for output, inputs in zip(output_tensors, input_tensors, strict=True):
             self._check_count(len(inputs), "reduce_scatter")
             starts += self._scatter_sums(output, inputs, op)
-        return _Work(list(output_tensors), starts)
+        return Work(list(output_tensors), starts)
 
-    def _reduce_scatter_base(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> _Work:
+    def _reduce_scatter_base(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:
         """Reduces `input`, of which each worker keeps the part of its rank."""
         return self.reduce_scatter_tensor_coalesced([output], [input], opts)
 
@@ -134,7 +133,7 @@ class ProcessGroupGradlane(distributed.ProcessGroup):
 
     def reduce_scatter_tensor_coalesced(
         self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None
-    ) -> _Work:
+    ) -> Work:
         """The same for several pairs of tensors."""
         op = _reduction(opts)
         starts = []
@@ -142,28 +141,28 @@ class ProcessGroupGradlane(distributed.ProcessGroup):
             self._check_length(whole, output, "reduce_scatter")
             parts = whole.detach().reshape(-1).split(output.numel()) if output.numel() else [output] * self._size
             starts += self._scatter_sums(output, parts, op)
-        return _Work(list(outputs), starts)
+        return Work(list(outputs), starts)
 
     reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced  # type: ignore[assignment]
 
     # Copies.
 
-    def broadcast(self, tensors: Sequence[torch.Tensor], opts: Any) -> _Work:  # type: ignore[override]
+    def broadcast(self, tensors: Sequence[torch.Tensor], opts: Any) -> Work:  # type: ignore[override]
         """Gives every worker the bits of the root's tensors, in place."""
         root = opts.rootRank
-        return _Work(list(tensors), [self._copy(tensor, root, "broadcast") for tensor in tensors])
+        return Work(list(tensors), [self._copy(tensor, root, "broadcast") for tensor in tensors])
 
     def allgather(  # type: ignore[override]
         self, output_tensors: Sequence[Sequence[torch.Tensor]], input_tensors: Sequence[torch.Tensor], opts: Any = None
-    ) -> _Work:
+    ) -> Work:
         """Gives every worker the tensors of all, in rank order; they may have different lengths."""
         starts = []
         for outputs, own in zip(output_tensors, input_tensors, strict=True):
             self._check_count(len(outputs), "all_gather")
             starts += self._gather(list(outputs), own, "all_gather")
-        return _Work([list(outputs) for outputs in output_tensors], starts)
+        return Work([list(outputs) for outputs in output_tensors], starts)
 
-    def _allgather_base(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> _Work:
+    def _allgather_base(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:
         """Gives every worker the tensors of all, one after the other in `output`."""
         return self.allgather_into_tensor_coalesced([output], [input], opts)
 
@@ -171,7 +170,7 @@ class ProcessGroupGradlane(distributed.ProcessGroup):
 
     def allgather_into_tensor_coalesced(
         self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None
-    ) -> _Work:
+    ) -> Work:
         """The same for several pairs of tensors."""
         starts = []
         for output, own in zip(outputs, inputs, strict=True):
@@ -180,13 +179,13 @@ class ProcessGroupGradlane(distributed.ProcessGroup):
                 raise InvalidArgumentError("all_gather into a tensor that is not contiguous; give a contiguous one")
             parts = output.detach().view(-1).split(own.numel()) if own.numel() else [output.detach()] * self._size
             starts += self._gather(list(parts), own, "all_gather")
-        return _Work(list(outputs), starts)
+        return Work(list(outputs), starts)
 
     all_gather_single_coalesced = allgather_into_tensor_coalesced  # type: ignore[assignment]
 
     def gather(  # type: ignore[override]
         self, output_tensors: Sequence[Sequence[torch.Tensor]], input_tensors: Sequence[torch.Tensor], opts: Any
-    ) -> _Work:
+    ) -> Work:
         """Gives the root the tensors of all, in rank order."""
         starts, root = [], opts.rootRank
         for position, own in enumerate(input_tensors):
@@ -198,11 +197,11 @@ class ProcessGroupGradlane(distributed.ProcessGroup):
             outputs[root].detach().copy_(own.detach().view(outputs[root].shape))
             others = [rank for rank in range(self._size) if rank != root]
             starts += [self._message(outputs[rank], rank, root, "gather") for rank in others]
-        return _Work([list(outputs) for outputs in output_tensors], starts)
+        return Work([list(outputs) for outputs in output_tensors], starts)
 
     def scatter(  # type: ignore[override]
         self, output_tensors: Sequence[torch.Tensor], input_tensors: Sequence[Sequence[torch.Tensor]], opts: Any
-    ) -> _Work:
+    ) -> Work:
         """Gives each worker the root's tensor for its rank."""
         starts, root = [], opts.rootRank
         for position, output in enumerate(output_tensors):
@@ -214,15 +213,15 @@ class ProcessGroupGradlane(distributed.ProcessGroup):
             output.detach().copy_(given[root].detach().view(output.shape))
             others = [rank for rank in range(self._size) if rank != root]
             starts += [self._message(given[rank], root, rank, "scatter") for rank in others]
-        return _Work(list(output_tensors), starts)
+        return Work(list(output_tensors), starts)
 
     def alltoall(
         self, output_tensors: Sequence[torch.Tensor], input_tensors: Sequence[torch.Tensor], opts: Any = None
-    ) -> _Work:
+    ) -> Work:
         """Sends a tensor to each worker and receives one from each; lengths may differ."""
         self._check_count(len(output_tensors), "all_to_all")
         self._check_count(len(input_tensors), "all_to_all")
-        return _Work(list(output_tensors), self._exchange(output_tensors, input_tensors))
+        return Work(list(output_tensors), self._exchange(output_tensors, input_tensors))
 
     def alltoall_base(
         self,
@@ -231,29 +230,29 @@ class ProcessGroupGradlane(distributed.ProcessGroup):
         output_split_sizes: Sequence[int] = (),
         input_split_sizes: Sequence[int] = (),
         opts: Any = None,
-    ) -> _Work:
+    ) -> Work:
         """The same with tensors that are cut along their first dimension, evenly unless sizes are given."""
         if not output.is_contiguous():
             raise InvalidArgumentError("all_to_all into a tensor that is not contiguous; give a contiguous one")
         into = self._cut(output.detach(), output_split_sizes)
-        return _Work([output], self._exchange(into, self._cut(input.detach(), input_split_sizes)))
+        return Work([output], self._exchange(into, self._cut(input.detach(), input_split_sizes)))
 
     all_to_all_single = alltoall_base  # type: ignore[assignment]
 
-    def send(self, tensors: Sequence[torch.Tensor], dst: int, tag: int = 0) -> _Work:
+    def send(self, tensors: Sequence[torch.Tensor], dst: int, tag: int = 0) -> Work:
         """Sends tensors to the worker `dst` of the group, which calls `recv` with the same tag."""
-        return _Work(list(tensors), [self._message(tensor, self._rank, dst, f"send{tag}") for tensor in tensors])
+        return Work(list(tensors), [self._message(tensor, self._rank, dst, f"send{tag}") for tensor in tensors])
 
-    def recv(self, tensors: Sequence[torch.Tensor], src: int, tag: int = 0) -> _Work:
+    def recv(self, tensors: Sequence[torch.Tensor], src: int, tag: int = 0) -> Work:
         """Receives tensors from the worker `src` of the group."""
-        return _Work(list(tensors), [self._message(tensor, src, self._rank, f"send{tag}") for tensor in tensors])
+        return Work(list(tensors), [self._message(tensor, src, self._rank, f"send{tag}") for tensor in tensors])
 
-    def barrier(self, opts: Any = None) -> _Work:
+    def barrier(self, opts: Any = None) -> Work:
         """Waits until every member has come."""
         if self._set is not None:
-            return _Work([], [self._sum(torch.zeros(1, dtype=torch.uint8), Max, "barrier")])
-        barrier(f"{self._name}/barrier", timeout=_seconds(getattr(opts, "timeout", None)))
-        return _Work([], [])
+            return Work([], [self._sum(torch.zeros(1, dtype=torch.uint8), Max, "barrier")])
+        barrier(f"{self._name}/barrier", timeout=seconds(getattr(opts, "timeout", None)))
+        return Work([], [])
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """Waits until every member has come; an error names the members that did not.
@@ -268,9 +267,9 @@ class ProcessGroupGradlane(distributed.ProcessGroup):
         del wait_all_ranks
         name = f"{self._name}/monitored_barrier"
         if self._set is None:
-            barrier(name, timeout=_seconds(timeout))
+            barrier(name, timeout=seconds(timeout))
         else:
-            meet(name, self._set, _seconds(timeout))
+            meet(name, self._set, seconds(timeout))
 
     # What this backend does not do.
 
@@ -280,7 +279,7 @@ class ProcessGroupGradlane(distributed.ProcessGroup):
 
     # Parts of the above.
 
-    def _sum(self, tensor: torch.Tensor, op: ReduceOp, kind: str) -> _Start:
+    def _sum(self, tensor: torch.Tensor, op: ReduceOp, kind: str) -> Start:
         _check_reducible(tensor)
         name, flat = self._key(f"{kind}.{op.name}", tensor), _flat(tensor)
         if self._set is None:
@@ -290,7 +289,7 @@ class ProcessGroupGradlane(distributed.ProcessGroup):
             lambda reduced: _back(reduced, tensor)
         )
 
-    def _sum_to(self, receiver: int, tensor: torch.Tensor, output: torch.Tensor, op: ReduceOp, kind: str) -> _Start:
+    def _sum_to(self, receiver: int, tensor: torch.Tensor, output: torch.Tensor, op: ReduceOp, kind: str) -> Start:
         """Reduces `tensor` into `output` on the worker `receiver`; on the others nothing changes."""
         _check_reducible(tensor)
         name, flat, members = self._key(f"{kind}{receiver}.{op.name}", tensor), _flat(tensor), self._set
@@ -303,16 +302,16 @@ class ProcessGroupGradlane(distributed.ProcessGroup):
             lambda reduced: _back(reduced, output) if is_receiver else output
         )
 
-    def _scatter_sums(self, output: torch.Tensor, parts: Sequence[torch.Tensor], op: ReduceOp) -> list[_Start]:
+    def _scatter_sums(self, output: torch.Tensor, parts: Sequence[torch.Tensor], op: ReduceOp) -> list[Start]:
         return [self._sum_to(rank, part, output, op, "reduce_scatter") for rank, part in enumerate(parts)]
 
-    def _copy(self, tensor: torch.Tensor, root: int, kind: str) -> _Start:
+    def _copy(self, tensor: torch.Tensor, root: int, kind: str) -> Start:
         name, flat = self._key(f"{kind}.{root}", tensor), _flat(tensor)
         if self._set is None:
             return lambda: _tensors.submit_bits(flat, name, root).then(lambda copied: _back(copied, tensor))
         return self._copy_among(self._set, tensor, self._ranks[root], name, receiver=None)
 
-    def _message(self, tensor: torch.Tensor, origin: int, to: int, kind: str) -> _Start:
+    def _message(self, tensor: torch.Tensor, origin: int, to: int, kind: str) -> Start:
         """Copies a tensor from one worker of the group to another one; this worker is one of the two."""
         if origin == to:
             raise InvalidArgumentError("a message of a worker to itself; copy the tensor")
@@ -322,7 +321,7 @@ class ProcessGroupGradlane(distributed.ProcessGroup):
 
     def _copy_among(
         self, members: ProcessSet, tensor: torch.Tensor, root: int, name: str, *, receiver: int | None
-    ) -> _Start:
+    ) -> Start:
         """Copies the bits of `root`, a rank of the job, to the members, or to one of them."""
         wire, source, _ = _tensors.bits(_tensors.in_host_memory(_flat(tensor)))
         gets = _session.rank() != root and receiver in (None, _session.rank())
@@ -330,7 +329,7 @@ class ProcessGroupGradlane(distributed.ProcessGroup):
             wire, name, "broadcast", root=root, process_set=members, receiver=receiver
         ).then(lambda _: _back(source, tensor) if gets else tensor)
 
-    def _exchange(self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> list[_Start]:
+    def _exchange(self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> list[Start]:
         starts = []
         for rank, (output, own) in enumerate(zip(outputs, inputs, strict=True)):
             if rank == self._rank:
@@ -351,7 +350,7 @@ class ProcessGroupGradlane(distributed.ProcessGroup):
         parts: Sequence[torch.Tensor] = tensor.split(lengths)
         return parts
 
-    def _gather(self, outputs: list[torch.Tensor], own: torch.Tensor, kind: str) -> list[_Start]:
+    def _gather(self, outputs: list[torch.Tensor], own: torch.Tensor, kind: str) -> list[Start]:
         outputs[self._rank].detach().copy_(own.detach().view(outputs[self._rank].shape))
         return [self._copy(output, root, kind) for root, output in enumerate(outputs)]
 
@@ -369,101 +368,6 @@ class ProcessGroupGradlane(distributed.ProcessGroup):
                 f"{call} between {whole.numel()} elements of {whole.dtype} and {part.numel()} of {part.dtype} in a "
                 f"group of {self._size} workers; the longer tensor has one part for each worker, of the same type"
             )
-
-
-_Start = Callable[[], Handle[Any]]
-"""Begins an operation."""
-
-
-class _Work(distributed.Work):
-    """The operations of one call."""
-
-    def __init__(self, result: Any, starts: Sequence[_Start]) -> None:
-        super().__init__()
-        self._handles = [start() for start in starts]
-        self._result = result
-        _unclaimed[id(self)] = self
-        if len(_unclaimed) > _UNCLAIMED_MAX:
-            _unclaimed.pop(next(iter(_unclaimed)))
-
-    def wait(self, timeout: timedelta | None = None) -> bool:
-        """Makes the current streams wait for the results; on the CPU it waits itself.
-
-        Raises the error of the first operation that failed, when all have ended.
-        """
-        _unclaimed.pop(id(self), None)
-        if _elements(self._result) == 1:
-            _counters.append(self)
-        first: BaseException | None = None
-        for handle in self._handles:
-            try:
-                handle.wait(_seconds(timeout))
-            except Exception as error:
-                first = first or error
-        if first is not None:
-            raise first
-        return True
-
-    def is_completed(self) -> bool:
-        """Whether all operations have ended, well or not."""
-        return all(handle.poll() for handle in self._handles)
-
-    def is_success(self) -> bool:
-        """Whether all operations have ended well."""
-        return self.is_completed() and self.exception() is None
-
-    def exception(self) -> BaseException | None:
-        """The error of the first operation that failed, if one has."""
-        return next((error for handle in self._handles if (error := handle.exception()) is not None), None)
-
-    def result(self) -> list[torch.Tensor]:
-        """The tensors of the call."""
-        return self._result  # type: ignore[no-any-return]
-
-    def synchronize(self) -> None:
-        """The same as `wait()`."""
-        self.wait()
-
-    def get_future(self) -> torch.futures.Future[Any]:
-        """A future of the tensors of the call."""
-        _unclaimed.pop(id(self), None)
-        completions, device, result = Completions.of_this_job(), _device(self._result), self._result
-        futures = [completions.of(handle, device) for handle in self._handles]
-
-        def all_landed(ended: torch.futures.Future[list[torch.futures.Future[Any]]]) -> Any:
-            for future in ended.value():
-                future.value()  # raises its error
-            return result
-
-        return torch.futures.collect_all(futures).then(all_landed)
-
-
-_unclaimed: dict[int, _Work] = {}
-"""The newest works that nobody has waited for or asked for a future, by their identity.
-
-C++ code of PyTorch 2.6, such as DDP, keeps only the C++ half of a work. With the Python half gone, it waits for ever.
-"""
-
-_UNCLAIMED_MAX = 1024
-"""Programs that never wait for some works keep no more of them than that; DDP has one a bucket."""
-
-_counters: deque[_Work] = deque(maxlen=16)
-"""The newest works of a single element that were waited for. DDP's `join` waits for the number of workers that still have
-data, of which it keeps the C++ half alone, and asks for its future afterwards."""
-
-
-def _elements(result: Any) -> int:
-    """How many elements the tensors of a call have."""
-    if isinstance(result, list):
-        return sum(map(_elements, result))
-    return result.numel() if isinstance(result, torch.Tensor) else 0
-
-
-def _device(result: Any) -> torch.device:
-    """The device of the tensors of a call."""
-    while isinstance(result, list) and result:
-        result = result[0]
-    return result.device if isinstance(result, torch.Tensor) else torch.device("cpu")
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
@@ -507,13 +411,6 @@ def _refuse(call: str) -> NoReturn:
         f'{call} does not exist on the backend "{BACKEND}"; make a second group for it: '
         'torch.distributed.new_group(backend="gloo")'
     )
-
-
-def _seconds(timeout: timedelta | None) -> float | None:
-    """A time limit of PyTorch; None, and none or a negative one, leave it to the job's step timeout."""
-    if timeout is None or timeout.total_seconds() <= 0:
-        return None
-    return timeout.total_seconds()
 
 
 def _create(options: Any, backend_options: object = None) -> ProcessGroupGradlane:
