@@ -181,6 +181,7 @@ def _begin(name: _Name, submit: Callable[[str], Handle[T]], lock: threading.Lock
 
 def _undeclare(names: Sequence[_Name]) -> list[_Name]:
     """Undeclares names, and returns those that cannot end yet."""
+    names = [name for name in names if name.in_job]
     if not names:
         return []
     session = _session.session()
