@@ -32,6 +32,8 @@ def begin_unnamed(
     kind: str = "noname",
     process_set: ProcessSet | None = None,
     parts: Parts | None = None,
+    *,
+    waits: bool = False,
 ) -> Handle[T]:
     """Begins an operation by `submit`, under a name that is the same on workers that make the same calls in the same order.
 
@@ -44,12 +46,15 @@ def begin_unnamed(
         kind: of the call.
         process_set: the workers that take part. The calls of each process set count apart.
         parts: the names that `submit` gives to tensors; the name itself by default.
+        waits: whether the caller waits for the handle next. Then no other tensor needs to be kept from the name.
     """
     described = ".".join([kind, *_described(tensors)])
     names = (f"{described}.{number}" for number in itertools.count())
     name = next(name for name in names if name_in_job(name, process_set) not in in_flight)
     taken = name_in_job(name, process_set)
     handle = _recent[process_set].begin(name, submit, members=process_set, parts=parts)
+    if waits:
+        return handle
     in_flight.add(taken)
 
     def landed(result: T) -> T:

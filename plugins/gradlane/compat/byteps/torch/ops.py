@@ -105,7 +105,7 @@ def _begin(waits: bool, tensor: torch.Tensor, name: str | None, options: dict[st
         return begin_copy(waits, tensor, name, options)
     _tensors.check_place(tensor)
     differentiable, plain = is_differentiable([tensor], options), tensor.detach()
-    handle = begin_unnamed([tensor], lambda chosen: begin_copy(waits, plain, chosen, options))
+    handle = begin_unnamed([tensor], lambda chosen: begin_copy(waits, plain, chosen, options), waits=waits)
     if not differentiable:
         return handle
 
@@ -124,7 +124,7 @@ def _begin_in_place(
     if name:
         return submit(name)
     _tensors.check_place(tensor)
-    return begin_unnamed([tensor], submit)
+    return begin_unnamed([tensor], submit, waits=waits)
 
 
 def byteps_torch_set_num_grads(num_grads: int) -> None:

@@ -43,6 +43,8 @@ def begin(
     submit: Callable[[str], Handle[T]],
     compression: Compressor = Compression.none,
     parts: Parts | None = None,
+    *,
+    waits: bool = False,
 ) -> Handle[T]:
     """Begins an operation by `submit`, which is called with a name. It is another one for each kind of call, as in Horovod.
 
@@ -56,11 +58,12 @@ def begin(
         submit: called with the name in the engine.
         compression: a name fixes it too.
         parts: the names that `submit` gives to tensors; the name itself by default.
+        waits: whether the caller waits for the handle next.
     """
     codec = check_compression(compression).codec
     if not name:
         kind = f"{call}.noname" if codec == "none" else f"{call}.noname.{codec}"
-        return begin_unnamed(tensors, submit, kind, members, parts)
+        return begin_unnamed(tensors, submit, kind, members, parts, waits=waits)
     fixed = (codec, *[(tensor.dtype, tuple(tensor.shape)) for tensor in tensors])
     return _named.begin(f"{call}.{name}", fixed, submit, members=members, parts=parts)
 

@@ -100,7 +100,7 @@ def _alltoall(
 
         return join_graph([rows], [tensor], again)[0], received
 
-    return begin("alltoall", name, [], members, submit, parts=lambda _: []).then(land)
+    return begin("alltoall", name, [], members, submit, parts=lambda _: [], waits=waits).then(land)
 
 
 def _exchange_rows(

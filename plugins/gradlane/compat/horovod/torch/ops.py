@@ -265,9 +265,13 @@ def _allreduce(
     differentiable = is_differentiable([tensor], {"op": op, "average": average})
     given = scale(tensor.detach(), factors[0])
     options = {"op": op, "average": average, "compression": compression, "process_set": members}
-    handle = begin(
-        "allreduce", name, [tensor], members, lambda chosen: begin_copy(waits, given, chosen, options), compression
-    ).then(lambda reduced: scale(reduced, factors[1]))
+
+    def submit(chosen: str) -> Handle[torch.Tensor]:
+        return begin_copy(waits, given, chosen, options)
+
+    handle = begin("allreduce", name, [tensor], members, submit, compression, waits=waits).then(
+        lambda reduced: scale(reduced, factors[1])
+    )
     if not differentiable:
         return handle
 
@@ -295,7 +299,9 @@ def _allreduce_in_place(
     def submit(chosen: str) -> Handle[torch.Tensor]:
         return begin_in_place(waits, tensor, chosen, op=op, average=average, process_set=members)
 
-    return begin("allreduce", name, [tensor], members, submit).then(lambda reduced: scale_in_place(reduced, factors[1]))
+    return begin("allreduce", name, [tensor], members, submit, waits=waits).then(
+        lambda reduced: scale_in_place(reduced, factors[1])
+    )
 
 
 def _grouped(
@@ -316,7 +322,7 @@ def _grouped(
     def submit(chosen: str) -> Handle[list[torch.Tensor]]:
         return groups._begin_copies(waits, given, chosen, options)
 
-    handle = _begin_group(name, tensors, members, submit, compression).then(
+    handle = _begin_group(waits, name, tensors, members, submit, compression).then(
         lambda reduced: [scale(tensor, factors[1]) for tensor in reduced]
     )
     if not differentiable:
@@ -347,12 +353,13 @@ def _grouped_in_place(
     def submit(chosen: str) -> Handle[list[torch.Tensor]]:
         return groups._begin(waits, tensors, chosen, op=op, average=average, process_set=members)
 
-    return _begin_group(name, tensors, members, submit).then(
+    return _begin_group(waits, name, tensors, members, submit).then(
         lambda reduced: [scale_in_place(tensor, factors[1]) for tensor in reduced]
     )
 
 
 def _begin_group(
+    waits: bool,
     name: str | None,
     tensors: Sequence[torch.Tensor],
     members: Workers | None,
@@ -364,7 +371,7 @@ def _begin_group(
     def parts(chosen: str) -> list[str]:
         return [f"{chosen}.{position}" for position in range(count)]
 
-    return begin(f"grouped_allreduce{count}", name, tensors, members, submit, compression, parts)
+    return begin(f"grouped_allreduce{count}", name, tensors, members, submit, compression, parts, waits=waits)
 
 
 def _checked_group(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -414,7 +421,7 @@ def _allgather(
         return _with_mean_gradient(rows, tensor, process_set, lambda mean: mean[first : first + len(tensor)])
 
     # Bytes travel, under names that know no shape.
-    return begin("allgather", name, [], members, submit, parts=lambda _: []).then(join)
+    return begin("allgather", name, [], members, submit, parts=lambda _: [], waits=waits).then(join)
 
 
 _MARK_BYTES = 16
