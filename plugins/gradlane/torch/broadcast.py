@@ -46,6 +46,12 @@ def broadcast_parameters(
         InvalidArgumentError: a value in `params` is no tensor, or a name occurs twice.
     """
     pairs = list(params.items() if isinstance(params, Mapping) else params)
+    unnamed = next((one for one in pairs if not (isinstance(one, tuple) and len(one) == 2)), None)
+    if unnamed is not None:
+        raise InvalidArgumentError(
+            f"params holds {type(unnamed).__name__} without a name; give model.state_dict(), model.named_parameters() or "
+            "pairs (name, tensor)"
+        )
     named = {prefix + name: tensor for name, tensor in pairs}
     if len(named) < len(pairs):
         raise InvalidArgumentError("a name comes twice in params; give each tensor its own")
