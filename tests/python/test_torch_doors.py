@@ -53,7 +53,6 @@ BEFORE_INIT = {
     "gl.CrossBarrier": cross_barrier,
     "gl.fsdp.attach": lambda: gl.fsdp.attach(linear()),
     "torch.ops": lambda: torch.ops.gradlane.push_pull(ones(), "x", True),
-    "bps.rank": bps.rank,
     "bps.declare": lambda: bps.declare("x"),
     "bps.push_pull": lambda: bps.push_pull(ones(), name="x"),
     "bps.push_pull_async_inplace": lambda: bps.push_pull_async_inplace(ones()),
