@@ -371,10 +371,9 @@ fn warnings(environment: &BTreeMap<String, String>) -> Vec<Warning> {
             };
             Some(Warning { variable: name.clone(), problem })
         });
-    let unread = environment
-        .iter()
-        .filter(|(name, _)| !known.contains(name))
-        .filter_map(|(name, value)| Some(Warning { variable: name.clone(), problem: unread::why(name, value, environment)? }));
+    let unread = environment.iter().filter(|(name, _)| !known.contains(name)).filter_map(|(name, value)| {
+        Some(Warning { variable: name.clone(), problem: unread::why(name, value, environment)? })
+    });
     unknown.chain(unread).collect()
 }
 

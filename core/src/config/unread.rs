@@ -12,7 +12,9 @@ pub(super) fn why(name: &str, value: &str, environment: &BTreeMap<String, String
     }
     if OF_PS_LITE_TOO.contains(&name) {
         let is_ps_lite = environment.contains_key("DMLC_ROLE");
-        return is_ps_lite.then(|| "is not read here; set GRADLANE_BIND for an address, and GRADLANE_TIMELINE for a timeline".to_owned());
+        return is_ps_lite.then(|| {
+            "is not read here; set GRADLANE_BIND for an address, and GRADLANE_TIMELINE for a timeline".to_owned()
+        });
     }
     let told = UNREAD.iter().find(|(names, _)| names.contains(&name)).map(|(_, why)| *why);
     let is_theirs = ["BYTEPS_", "DMLC_", "PS_", "PSLITE_"].iter().any(|prefix| name.starts_with(prefix));

@@ -41,10 +41,10 @@ def init(lazy: bool = True) -> None:
     _speed.restart()
 
 
-def shutdown() -> None:
-    """Leaves the job. The ranks stay what they were, as in BytePS."""
+def shutdown(timeout: float = 10.0) -> None:
+    """Leaves the job; see `gradlane.shutdown`. The ranks stay what they were, as in BytePS."""
     _note_place()
-    gradlane.shutdown()
+    gradlane.shutdown(timeout)
 
 
 def rank() -> int:
@@ -113,6 +113,7 @@ def resume(num_workers: int, num_servers: int, global_rank: int, context: object
         gradlane.init()
     else:
         gradlane.init(rank=global_rank, size=num_workers, servers=num_servers)
+    _note_place()
     _speed.restart()
 
 
