@@ -27,6 +27,7 @@ from gradlane._collectives import (
     send,
     send_async,
 )
+from gradlane._compression import Compression
 from gradlane._core import __version__
 from gradlane._groups import grouped_push_pull, grouped_push_pull_async
 from gradlane._handle import Handle
@@ -75,6 +76,7 @@ __all__ = [
     "AuthError",
     "Average",
     "CertExpiredError",
+    "Compression",
     "ConfigError",
     "DeviceError",
     "Error",

@@ -10,8 +10,10 @@ from functools import lru_cache
 from typing import TypeVar
 
 from gradlane import _buffers, _core, _session
+from gradlane._arguments import check_name, check_priority, check_timeout, the_rest_by_name
+from gradlane._compression import Compression, Compressor, check_compression
 from gradlane._handle import Handle, Streams, together
-from gradlane._operations import agree_on_empty, by_device, check_name, check_out
+from gradlane._operations import agree_on_empty, by_device, check_out
 from gradlane._reduction import NativeOp, ReduceOp, resolve
 from gradlane.errors import InvalidArgumentError, UnsupportedError
 
@@ -19,6 +21,7 @@ B = TypeVar("B")
 T = TypeVar("T")
 
 
+@the_rest_by_name
 def grouped_push_pull(
     buffers: Sequence[B],
     name: str | Sequence[str],
@@ -27,6 +30,7 @@ def grouped_push_pull(
     average: bool | None = None,
     weight: float | None = None,
     priority: int | None = None,
+    compression: Compressor = Compression.none,
     out: Sequence[B] | None = None,
     timeout: float | None = None,
 ) -> list[B]:
@@ -39,7 +43,7 @@ def grouped_push_pull(
         buffers: as for `push_pull`; of any dtypes and shapes, the same on all workers. Only buffers
             of the same device, or of the host, share messages.
         name: a name for each buffer, or one for all: then buffer i has the name `name.i`. Equal on all workers.
-        op: as for `push_pull`, the same for all buffers; so are `average`, `weight` and `timeout`.
+        op: as for `push_pull`, the same for all buffers; so are `average`, `weight`, `compression` and `timeout`.
         priority: of the first buffer; each further one has one less than the one before.
         out: a buffer for each result, of the same dtype and shape as its source.
     Returns:
@@ -49,9 +53,11 @@ def grouped_push_pull(
         StallError: some workers did not contribute in time (they are named).
         InvalidArgumentError: a buffer cannot be reduced, or a name occurs twice. In this case nothing was sent.
     """
-    return _begin(buffers, name, resolve(op, average, weight), weight, priority, out, timeout, waits=True).wait()
+    reduction = resolve(op, average, weight)
+    return _begin(buffers, name, reduction, weight, priority, compression, out, timeout, waits=True).wait()
 
 
+@the_rest_by_name
 def grouped_push_pull_async(
     buffers: Sequence[B],
     name: str | Sequence[str],
@@ -60,6 +66,7 @@ def grouped_push_pull_async(
     average: bool | None = None,
     weight: float | None = None,
     priority: int | None = None,
+    compression: Compressor = Compression.none,
     out: Sequence[B] | None = None,
     timeout: float | None = None,
 ) -> Handle[list[B]]:
@@ -68,7 +75,8 @@ def grouped_push_pull_async(
     The handle is done when all operations have ended. If some failed, it raises the error of the first of them, after
     all memory is free.
     """
-    return _begin(buffers, name, resolve(op, average, weight), weight, priority, out, timeout, waits=False)
+    reduction = resolve(op, average, weight)
+    return _begin(buffers, name, reduction, weight, priority, compression, out, timeout, waits=False)
 
 
 def _begin(
@@ -77,6 +85,7 @@ def _begin(
     reduction: ReduceOp,
     weight: float | None,
     priority: int | None,
+    compression: Compressor,
     out: Sequence[B] | None,
     timeout: float | None,
     *,
@@ -108,7 +117,8 @@ def _begin(
         owner=(sources, targets),
         result=results,
         weight=1.0 if weight is None else weight,
-        priority=priority or 0,
+        priority=check_priority(priority),
+        codec=check_compression(compression).codec,
         timeout=timeout,
         waits=waits,
         devices=[source.device for source in sources],
@@ -147,6 +157,8 @@ def submit_all(
         current: the streams in which the framework uses the results; without them the handle waits for their end.
     """
     session = _session.session()
+    check_timeout(timeout)
+    priority = check_priority(priority)
     batch, kept = _batch(names, dtypes, shapes, codec)
     meetings: list[_core.Handle] = []
     for i in set(range(len(names))).difference(kept) if len(kept) < len(names) else ():

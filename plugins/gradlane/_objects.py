@@ -24,7 +24,7 @@ from typing import Any
 
 from gradlane import _buffers, _plain, _session
 from gradlane._handle import Handle, joined
-from gradlane._operations import check_root, submit
+from gradlane._operations import check_name, check_root, submit
 from gradlane._sets import ProcessSet, members_of, name_in_job
 from gradlane.errors import AuthError, InvalidArgumentError
 
@@ -97,7 +97,7 @@ def allgather(
     Raises:
         AuthError: what was received was not sent by a worker of this job.
     """
-    about = name_in_job(name, process_set)
+    about = name_in_job(check_name(name), process_set)
     payload = _dumps(value, plain, "allgather", about, _session.rank())
     blobs = Gathering(payload, name, process_set=process_set, timeout=timeout).finish()
     ranks = members_of(process_set)
@@ -132,7 +132,7 @@ def broadcast_object(
         AuthError: what was received was not sent by the worker of `root_rank`.
     """
     is_root = _session.rank() == check_root(root_rank, process_set)
-    about = name_in_job(name, process_set)
+    about = name_in_job(check_name(name), process_set)
     payload: bytes | Exception | None = None
     if is_root:
         try:

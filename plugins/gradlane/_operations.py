@@ -10,7 +10,10 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from gradlane import _buffers, _core, _session
+from gradlane._arguments import check_name as check_name
+from gradlane._arguments import check_priority, check_timeout, the_rest_by_name
 from gradlane._buffers import Buffer
+from gradlane._compression import Compression, Compressor, check_compression
 from gradlane._handle import Handle, Streams
 from gradlane._reduction import NativeOp, ReduceOp, resolve
 from gradlane._sets import ProcessSet, check_member
@@ -19,6 +22,7 @@ from gradlane.errors import InvalidArgumentError
 T = TypeVar("T")
 
 
+@the_rest_by_name
 def push_pull(
     buffer: T,
     name: str,
@@ -27,6 +31,7 @@ def push_pull(
     average: bool | None = None,
     weight: float | None = None,
     priority: int | None = None,
+    compression: Compressor = Compression.none,
     out: T | None = None,
     process_set: ProcessSet | None = None,
     timeout: float | None = None,
@@ -41,6 +46,7 @@ def push_pull(
         average: old form of `op`: True for `Average`, False for `Sum`.
         weight: this worker's weight in a `WeightedAverage`, such as its number of samples.
         priority: higher goes first; only the order matters.
+        compression: the element type on the wire; equal on all workers and fixed with dtype and shape.
         out: the buffer for the result, of the same dtype and shape, on the same device or both on the host.
         process_set: the workers that take part, of which this one is a member; all by default.
         timeout: seconds for the whole operation; None takes the job's step timeout.
@@ -56,9 +62,10 @@ def push_pull(
         DeviceError: the device failed.
     """
     reduction = resolve(op, average, weight)
-    return _begin(buffer, name, reduction, weight, priority, out, process_set, timeout, waits=True).wait()
+    return _begin(buffer, name, reduction, weight, priority, compression, out, process_set, timeout, waits=True).wait()
 
 
+@the_rest_by_name
 def push_pull_async(
     buffer: T,
     name: str,
@@ -67,12 +74,14 @@ def push_pull_async(
     average: bool | None = None,
     weight: float | None = None,
     priority: int | None = None,
+    compression: Compressor = Compression.none,
     out: T | None = None,
     process_set: ProcessSet | None = None,
     timeout: float | None = None,
 ) -> Handle[T]:
     """Like `push_pull`, but returns at once. Do not use `buffer` or `out` until the handle is done."""
-    return _begin(buffer, name, resolve(op, average, weight), weight, priority, out, process_set, timeout, waits=False)
+    reduction = resolve(op, average, weight)
+    return _begin(buffer, name, reduction, weight, priority, compression, out, process_set, timeout, waits=False)
 
 
 def _begin(
@@ -81,6 +90,7 @@ def _begin(
     reduction: ReduceOp,
     weight: float | None,
     priority: int | None,
+    compression: Compressor,
     out: T | None,
     process_set: ProcessSet | None,
     timeout: float | None,
@@ -97,13 +107,15 @@ def _begin(
         reduction.native,
         result=buffer if out is None else out,
         weight=1.0 if weight is None else weight,
-        priority=priority or 0,
+        priority=check_priority(priority),
+        codec=check_compression(compression).codec,
         process_set=process_set,
         timeout=timeout,
         waits=waits,
     )
 
 
+@the_rest_by_name
 def broadcast(
     buffer: T,
     root_rank: int = 0,
@@ -137,6 +149,7 @@ def broadcast(
     return handle.wait()
 
 
+@the_rest_by_name
 def declare(tensors: str | Mapping[str, Any], *, fuse: bool = True, timeout: float | None = None) -> None:
     """Fix dtype and shape of several names ahead of their first use, the same on all workers.
 
@@ -152,14 +165,18 @@ def declare(tensors: str | Mapping[str, Any], *, fuse: bool = True, timeout: flo
         MismatchError: a worker declared one of the names with another dtype or shape (both are named).
     """
     session = _session.session()
+    check_timeout(timeout)
     if isinstance(tensors, str):
         return
+    if not isinstance(tensors, Mapping):
+        raise InvalidArgumentError(f"declare({type(tensors).__name__}); give buffers by name, as a dictionary")
     places = {name: _buffers.locate(tensor, writable=False) for name, tensor in tensors.items()}
     for names in by_device(places, lambda name: places[name].device):
         described = ((name, places[name].dtype, places[name].shape) for name in names)
         declare_places(session, described, fuse=fuse, timeout=timeout)
 
 
+@the_rest_by_name
 def undeclare(names: str | Iterable[str], *, timeout: float | None = None) -> None:
     """Say that this worker uses these names no more.
 
@@ -176,11 +193,13 @@ def undeclare(names: str | Iterable[str], *, timeout: float | None = None) -> No
         FailedPreconditionError: an operation on one of them has not ended; wait for its handle first.
     """
     session = _session.session()
+    check_timeout(timeout)
     listed = [check_name(name) for name in ([names] if isinstance(names, str) else names)]
     if listed:
         session.undeclare(listed, timeout)
 
 
+@the_rest_by_name
 def barrier(name: str = "barrier", *, process_set: ProcessSet | None = None, timeout: float | None = None) -> None:
     """Wait until every worker, or every member of `process_set`, has called `barrier` with this name.
 
@@ -188,6 +207,8 @@ def barrier(name: str = "barrier", *, process_set: ProcessSet | None = None, tim
         StallError: some workers did not come in time (they are named).
         InvalidArgumentError: this worker is not in `process_set`.
     """
+    check_name(name)
+    check_timeout(timeout)
     if process_set is None:
         _session.session().barrier(name, timeout)
         return
@@ -220,6 +241,8 @@ def submit(
     """
     session = _session.session()
     check_name(name)
+    check_timeout(timeout)
+    priority = check_priority(priority)
     members: list[int] | None = None
     if process_set is not None:
         process_set.rank()  # raises if this worker is not a member
@@ -311,18 +334,6 @@ def declare_places(
         session.declare(listed, fuse, timeout, codec)
 
 
-def check_name(name: object) -> str:
-    """Returns `name` if it can name a tensor.
-
-    Raises:
-        InvalidArgumentError: it is no text, or empty. A name is required: numbers in the order of calls would pair
-            different tensors as soon as two workers call in different orders.
-    """
-    if isinstance(name, str) and name:
-        return name
-    raise InvalidArgumentError(f"name={name!r} cannot name a tensor; give a text that is equal on all workers")
-
-
 def check_out(source: Buffer, target: Buffer) -> None:
     """Refuses a buffer for the result with another dtype or shape, or on another device."""
     if source.device != target.device:
@@ -341,6 +352,8 @@ def check_root(root_rank: int, process_set: ProcessSet | None = None) -> int:
     if process_set is not None:
         return check_member(root_rank, process_set, "root_rank")
     size = _session.size()
+    if not isinstance(root_rank, int):
+        raise InvalidArgumentError(f"root_rank={root_rank!r} is no rank; ranks are 0 to {size - 1}")
     if 0 <= root_rank < size:
         return root_rank
     raise InvalidArgumentError(f"root_rank={root_rank} is not in the job; ranks are 0 to {size - 1}")

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from gradlane import _bootstrap, _core, _ending
+from gradlane._arguments import check_timeout
 from gradlane.errors import ForkedProcessError, InvalidArgumentError, NotInitializedError
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ def init(
         ForkedProcessError: the parent of this forked process takes part in a job.
     """
     del lazy
+    check_timeout(timeout)
     given = {"rank": rank, "size": size, "local_rank": local_rank, "servers": servers, "coordinator": coordinator}
     arguments = {name: str(value) for name, value in given.items() if value is not None}
     settings = {name: str(value) for name, value in (config or {}).items()}

@@ -290,3 +290,16 @@ def test_what_is_not_plain_is_named_and_what_is_not_plain_is_not_read():
     for damaged in (b"", b"\x80\x04N.", b'{"other": 1}', b'{"bytes": "zz"}', b"[" * 100_000, b'{"dict": [[[], 1]]}'):
         with pytest.raises(ProtocolError, match="of no plain value"):
             _plain.decode(damaged)
+
+
+@pytest.mark.parametrize("compression", ["fp16", "bf16"])
+def test_a_compression_narrows_what_travels(compression, transport):
+    kind = getattr(gradlane.Compression, compression)
+    sent = [gradlane.metrics()["push_bytes"]]
+    for options in ({}, {"compression": kind}):
+        array = np.full(100_000, 1.0 + gradlane.rank(), np.float32)
+        gradlane.push_pull(array, f"{compression} {options}", op=gradlane.Sum, **options)
+        assert (array == 3.0).all()
+        sent.append(gradlane.metrics()["push_bytes"])
+    whole, narrow = sent[1] - sent[0], sent[2] - sent[1]
+    assert narrow == whole / 2 if transport != "local" else narrow == whole == 0

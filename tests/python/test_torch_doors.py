@@ -8,6 +8,7 @@ import gradlane.torch as gl
 import pytest
 import torch
 from gradlane import _session
+from gradlane.errors import InvalidArgumentError
 
 bps = importlib.import_module("byteps.torch")
 parallel = importlib.import_module("byteps.torch.parallel")
@@ -52,7 +53,6 @@ BEFORE_INIT = {
     "gl.CrossBarrier": cross_barrier,
     "gl.fsdp.attach": lambda: gl.fsdp.attach(linear()),
     "torch.ops": lambda: torch.ops.gradlane.push_pull(ones(), "x", True),
-    "bps.rank": bps.rank,
     "bps.declare": lambda: bps.declare("x"),
     "bps.push_pull": lambda: bps.push_pull(ones(), name="x"),
     "bps.push_pull_async_inplace": lambda: bps.push_pull_async_inplace(ones()),
@@ -116,3 +116,9 @@ def test_doors_side_by_side_share_one_session():
     for optimizer in optimizers:
         optimizer.synchronize()
     assert [model.weight.grad.tolist() for model in models] == [[[1.5, 1.5]]] * 3
+
+
+@pytest.mark.parametrize("params", [[torch.ones(2)], [torch.nn.Parameter(torch.ones(2))], ["w"], [("w", 1, 2)]], ids=str)
+def test_parameters_without_names_are_refused(params):
+    with pytest.raises(InvalidArgumentError, match=r"without a name; give model\.state_dict\(\)"):
+        gl.broadcast_parameters(params)

@@ -91,8 +91,9 @@ impl Config {
                 [knob.name, knob.former].into_iter().find(|name| source.contains_key(*name))
             };
             let argument = named(arguments).map(|name| (&arguments[name], Origin::Argument));
+            let mut variables = knob.variables().filter(|name| !unread::is_switched_off(name, &environment));
             let variable =
-                knob.variables().find_map(|name| environment.get(&name).map(|text| (text, Origin::Environment(name))));
+                variables.find_map(|name| environment.get(&name).map(|text| (text, Origin::Environment(name))));
             let key = file.and_then(|file| Some((&keys[named(&keys)?], Origin::File(file.path.clone()))));
             if let Some((text, origin)) = argument.or(variable).or(key) {
                 config.set(knob, text, origin)?;
@@ -370,10 +371,9 @@ fn warnings(environment: &BTreeMap<String, String>) -> Vec<Warning> {
             };
             Some(Warning { variable: name.clone(), problem })
         });
-    let unread = environment
-        .iter()
-        .filter(|(name, _)| !known.contains(name))
-        .filter_map(|(name, value)| Some(Warning { variable: name.clone(), problem: unread::why(name, value)? }));
+    let unread = environment.iter().filter(|(name, _)| !known.contains(name)).filter_map(|(name, value)| {
+        Some(Warning { variable: name.clone(), problem: unread::why(name, value, environment)? })
+    });
     unknown.chain(unread).collect()
 }
 

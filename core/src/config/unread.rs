@@ -1,15 +1,29 @@
 //! Variables of BytePS and ps-lite that have no meaning here. Scripts set them, so each is named in a warning.
 
+use std::collections::BTreeMap;
+
 /// Why the variable `name` is not read, and what to do; `None` if it does no harm that it is not.
 ///
-/// `name` is no alias of a setting. A switch that is off is not worth a warning.
-pub(super) fn why(name: &str, value: &str) -> Option<String> {
+/// `name` is no alias of a setting. A switch that is off is not worth a warning. Names of ps-lite that other programs use too count only in
+/// an `environment` that is ps-lite's.
+pub(super) fn why(name: &str, value: &str, environment: &BTreeMap<String, String>) -> Option<String> {
     if value.trim() == "0" || READ_ELSEWHERE.contains(&name) {
         return None;
+    }
+    if OF_PS_LITE_TOO.contains(&name) {
+        let is_ps_lite = environment.contains_key("DMLC_ROLE");
+        return is_ps_lite.then(|| {
+            "is not read here; set GRADLANE_BIND for an address, and GRADLANE_TIMELINE for a timeline".to_owned()
+        });
     }
     let told = UNREAD.iter().find(|(names, _)| names.contains(&name)).map(|(_, why)| *why);
     let is_theirs = ["BYTEPS_", "DMLC_", "PS_", "PSLITE_"].iter().any(|prefix| name.starts_with(prefix));
     told.or(is_theirs.then_some("has no effect here, and is not read")).map(str::to_owned)
+}
+
+/// Whether an alias must not be read: BytePS's switch for the timeline is off, whatever folder is set.
+pub(super) fn is_switched_off(alias: &str, environment: &BTreeMap<String, String>) -> bool {
+    alias == "BYTEPS_TRACE_DIR" && environment.get("BYTEPS_TRACE_ON").is_some_and(|value| value.trim() == "0")
 }
 
 /// A launch reads these, or `bpslaunch`.
@@ -21,6 +35,9 @@ const READ_ELSEWHERE: [&str; 6] = [
     "DMLC_NUM_WORKER",
     "DMLC_WORKER_ID",
 ];
+
+/// Variables of ps-lite without a prefix.
+const OF_PS_LITE_TOO: [&str; 3] = ["PORT", "ENABLE_PROFILING", "PROFILE_PATH"];
 
 /// By name, what takes the place of a variable, or why nothing does.
 const UNREAD: [(&[&str], &str); 13] = [
@@ -87,6 +104,25 @@ mod tests {
         assert_eq!(set("BYTEPS_NUMA_ON", "1"), [("BYTEPS_NUMA_ON".to_owned(), unknown)]);
         assert_eq!(set("BYTEPS_PARTITION_BYTES", "4096000"), [], "an alias");
         assert_eq!(set("PSALMS", "7"), [], "somebody else's");
+    }
+
+    #[test]
+    fn names_that_other_programs_use_too_are_warned_of_only_beside_those_of_ps_lite() {
+        let of_ps_lite = BTreeMap::from([("DMLC_ROLE".to_owned(), "worker".to_owned())]);
+        for name in OF_PS_LITE_TOO {
+            assert_eq!(why(name, "7", &BTreeMap::new()), None, "{name}");
+            assert!(why(name, "7", &of_ps_lite).is_some(), "{name}");
+        }
+    }
+
+    #[test]
+    fn the_folder_of_a_timeline_counts_unless_its_switch_is_off() {
+        for (switch, is_on) in [(None, true), (Some("1"), true), (Some("0"), false)] {
+            let folder = ("BYTEPS_TRACE_DIR".to_owned(), "/tmp/traces".to_owned());
+            let switch = switch.map(|value| ("BYTEPS_TRACE_ON".to_owned(), value.to_owned()));
+            let (config, _) = Config::load(&BTreeMap::new(), [folder].into_iter().chain(switch), None).unwrap();
+            assert_eq!(config.timeline.is_some(), is_on, "{switch:?}");
+        }
     }
 
     #[test]

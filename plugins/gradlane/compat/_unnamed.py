@@ -3,33 +3,58 @@
 from __future__ import annotations
 
 import itertools
+import zlib
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import torch
 
 from gradlane import Handle, ProcessSet
+from gradlane._recent import Parts, RecentNames
 from gradlane._sets import name_in_job
 
 T = TypeVar("T")
 
+NAMES_MAX = 4096
+"""How many such names all workers keep, and the workers of each process set."""
+
 in_flight: set[str] = set()
 """The names in the job of tensors whose handles were not waited for."""
 
+_recent: defaultdict[ProcessSet | None, RecentNames] = defaultdict(lambda: RecentNames(NAMES_MAX))
+"""By process set, because only the calls of one set have the same order on all of its members."""
 
-def free_name(tensor: torch.Tensor, kind: str = "noname", process_set: ProcessSet | None = None) -> str:
-    """A name for a tensor without one, the same on workers that make the same calls in the same order.
 
-    It is used again once its operation was waited for, so that a job needs few of them. The calls of each process set
-    count apart.
+def begin_unnamed(
+    tensors: Sequence[torch.Tensor],
+    submit: Callable[[str], Handle[T]],
+    kind: str = "noname",
+    process_set: ProcessSet | None = None,
+    parts: Parts | None = None,
+    *,
+    waits: bool = False,
+) -> Handle[T]:
+    """Begins an operation by `submit`, under a name that is the same on workers that make the same calls in the same order.
+
+    A name is used again once its operation was waited for. So a job needs few of them, and those for shapes that came
+    long ago end.
+
+    Args:
+        tensors: whose element types and shapes tell the calls apart; there may be none.
+        submit: called with the name.
+        kind: of the call.
+        process_set: the workers that take part. The calls of each process set count apart.
+        parts: the names that `submit` gives to tensors; the name itself by default.
+        waits: whether the caller waits for the handle next. Then no other tensor needs to be kept from the name.
     """
-    dtype, shape = str(tensor.dtype).removeprefix("torch."), "x".join(map(str, tensor.shape))
-    names = (f"{kind}.{dtype}.{shape}.{number}" for number in itertools.count())
-    return next(name for name in names if name_in_job(name, process_set) not in in_flight)
-
-
-def hold(name: str, handle: Handle[T], process_set: ProcessSet | None = None) -> Handle[T]:
-    """Keeps `name` from other tensors until the handle is waited for, which programs do in the same order."""
+    described = ".".join([kind, *_described(tensors)])
+    names = (f"{described}.{number}" for number in itertools.count())
+    name = next(name for name in names if name_in_job(name, process_set) not in in_flight)
     taken = name_in_job(name, process_set)
+    handle = _recent[process_set].begin(name, submit, members=process_set, parts=parts)
+    if waits:
+        return handle
     in_flight.add(taken)
 
     def landed(result: T) -> T:
@@ -37,3 +62,9 @@ def hold(name: str, handle: Handle[T], process_set: ProcessSet | None = None) ->
         return result
 
     return handle.then(landed)
+
+
+def _described(tensors: Sequence[torch.Tensor]) -> list[str]:
+    kinds = [(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)) for tensor in tensors]
+    shown = [f"{dtype}.{'x'.join(map(str, shape))}" for dtype, shape in kinds[:1]]
+    return shown if len(kinds) < 2 else [*shown, f"{zlib.crc32(repr(kinds).encode()):08x}"]

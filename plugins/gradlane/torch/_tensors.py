@@ -280,7 +280,12 @@ def bits(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor
     check_place(tensor)
     tensor = tensor.detach()
     source = dense(tensor)
-    return (source if is_reducible(source.dtype) else source.reshape(-1).view(torch.uint8)), source, tensor
+    return (source if is_reducible(source.dtype) else vector(source).view(torch.uint8)), source, tensor
+
+
+def vector(tensor: torch.Tensor) -> torch.Tensor:
+    """A contiguous tensor as a vector over its memory. The step of a single element may be any number, and is 1 here."""
+    return tensor.as_strided((tensor.numel(),), (1,))
 
 
 def is_reducible(dtype: torch.dtype) -> bool:

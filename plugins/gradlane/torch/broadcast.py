@@ -48,6 +48,12 @@ def broadcast_parameters(
             the same (both are named). One tensor may have several names, as tied weights do.
     """
     pairs = list(params.items() if isinstance(params, Mapping) else params)
+    unnamed = next((one for one in pairs if not (isinstance(one, tuple) and len(one) == 2)), None)
+    if unnamed is not None:
+        raise InvalidArgumentError(
+            f"params holds {type(unnamed).__name__} without a name; give model.state_dict(), model.named_parameters() or "
+            "pairs (name, tensor)"
+        )
     named = {prefix + name: tensor for name, tensor in pairs}
     if len(named) < len(pairs):
         raise InvalidArgumentError("a name comes twice in params; give each tensor its own")

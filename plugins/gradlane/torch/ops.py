@@ -14,6 +14,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, overload
 import torch
 
 from gradlane import _session
+from gradlane._arguments import check_count
 from gradlane._groups import located
 from gradlane._handle import Handle
 from gradlane._operations import check_name, check_root
@@ -77,10 +78,12 @@ def form_of(model: Callable[Concatenate[bool, P], Any]) -> Callable[[Callable[..
     signature = inspect.signature(model)
     _, *parameters = signature.parameters.values()
     known = {parameter.name for parameter in parameters}
+    by_position = [parameter.name for parameter in parameters if parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
 
     def shape(form: Callable[..., T]) -> Callable[P, T]:
         @functools.wraps(form)
         def checked(*positional: Any, **options: Any) -> T:
+            check_count(form.__name__, by_position, len(positional))
             unknown = options.keys() - known
             if unknown:
                 raise TypeError(

@@ -5,21 +5,24 @@
 
 A group has all workers of the job, or some of them (`new_group`). PyTorch gives its calls no names, so they are told
 apart by the kind of the call, element type and length: all members must make calls that are alike in the same order, as
-with any process group. `monitored_barrier` is a method of the group, `torch.distributed.group.WORLD.monitored_barrier()`,
-because PyTorch's function of that name takes groups of Gloo only.
+with any process group. The names for what was not called for longest end, so that any number of lengths may come.
+`monitored_barrier` is a method of the group, `torch.distributed.group.WORLD.monitored_barrier()`, because PyTorch's
+function of that name takes groups of Gloo only.
 
 No call sends a worker more than its share. `reduce` and `reduce_scatter` bring a sum to the worker that keeps it.
-`gather`, `scatter`, `all_to_all`, `send` and `recv` are messages from one worker to another. Tensors on devices are
-reduced there by calls that give all workers of the job the whole result. For other calls they are copied to the host
-and back, because the devices of a machine have one communicator, of all its workers.
+`gather`, `scatter`, `all_to_all`, `send` and `recv` are messages from one worker to another. The exceptions are
+products and operations on the bits of integers: each worker that gets the result receives the tensors of all for it.
+Tensors on devices are reduced there by calls that give all workers of the job the whole result. For other calls they are copied to
+the host and back, because the devices of a machine have one communicator, of all its workers.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections import deque
+from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, NoReturn
 
@@ -27,32 +30,57 @@ import torch
 from torch import distributed
 
 from gradlane import _session
-from gradlane._handle import Handle
+from gradlane._handle import Handle, joined
 from gradlane._operations import barrier
-from gradlane._reduction import Average, Max, Min, ReduceOp, Sum
+from gradlane._recent import PassingNames, RecentNames
 from gradlane._sets import ProcessSet
 from gradlane.errors import InvalidArgumentError, UnsupportedError
 from gradlane.torch import _tensors
 from gradlane.torch._arrivals import meet
 from gradlane.torch._futures import Completions
+from gradlane.torch._reductions import Reduction, flat, form_of, reduction_of, values_of
+from gradlane.torch._works import Start, Work, seconds
 from gradlane.torch.ops import reduce_in_place
 
 BACKEND = "gradlane"
 """The name for `init_process_group`."""
 
 
+NAMES_MAX = 8192
+"""The most names that a group of all workers keeps for its collectives, and again for its messages."""
+
+_GROUP_NAMES_MIN = 64
+
+_PAIR_NAMES_MIN = 16
+
+_TAGS_KEPT = 16
+"""Messages with tags below it keep their names."""
+
+
 class ProcessGroupGradlane(distributed.ProcessGroup):
     """Workers of the job, as a process group."""
 
-    def __init__(self, rank: int, ranks: Sequence[int], process_set: ProcessSet | None = None) -> None:
+    def __init__(
+        self,
+        rank: int,
+        ranks: Sequence[int],
+        process_set: ProcessSet | None = None,
+        timeout: float | None = None,
+    ) -> None:
         """A group of these `ranks` of the job, in the order of the group; this worker has the place `rank` in it.
 
         Args:
             process_set: the same ranks; None if they are all workers of the job.
+            timeout: seconds for a call; None takes the job's step timeout.
         """
         super().__init__(rank, len(ranks))
         self._rank, self._size = rank, len(ranks)
         self._ranks, self._set = tuple(ranks), process_set
+        self._timeout = timeout
+        # The groups of one dimension of a mesh have together as many names as the group of all workers.
+        self._names = RecentNames(max(_GROUP_NAMES_MIN, NAMES_MAX * len(ranks) // max(1, _session.size())))
+        self._channels: dict[str, RecentNames] = {}
+        self._passing, self._messages = PassingNames(), Counter[str]()
         self._name = self._description = ""
 
     # What PyTorch asks of a group.
@@ -101,32 +129,31 @@ class ProcessGroupGradlane(distributed.ProcessGroup):
 
     # Reductions.
 
-    def allreduce(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> _Work:  # type: ignore[override]
+    def allreduce(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> Work:  # type: ignore[override]
         """Reduces each tensor over all workers, in place."""
-        op = _reduction(opts)
-        return _Work(list(tensors), [self._sum(tensor, op, "all_reduce") for tensor in tensors])
+        op, limit = reduction_of(opts), self._limit(opts)
+        return Work(list(tensors), [self._sum(tensor, op, "all_reduce", limit) for tensor in tensors])
 
-    def allreduce_coalesced(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> _Work:
+    def allreduce_coalesced(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> Work:
         """The same; the engine joins and cuts messages by itself."""
         return self.allreduce(tensors, opts)
 
-    def reduce(self, tensors: Sequence[torch.Tensor], opts: Any) -> _Work:  # type: ignore[override]
+    def reduce(self, tensors: Sequence[torch.Tensor], opts: Any) -> Work:  # type: ignore[override]
         """Reduces each tensor over all workers; its new value is that of the root alone."""
-        op = _reduction(opts)
-        return _Work(list(tensors), [self._sum_to(opts.rootRank, tensor, tensor, op, "reduce") for tensor in tensors])
+        op, limit, root = reduction_of(opts), self._limit(opts), opts.rootRank
+        return Work(list(tensors), [self._sum_to(root, tensor, tensor, op, "reduce", limit) for tensor in tensors])
 
     def reduce_scatter(  # type: ignore[override]
         self, output_tensors: Sequence[torch.Tensor], input_tensors: Sequence[Sequence[torch.Tensor]], opts: Any = None
-    ) -> _Work:
+    ) -> Work:
         """Reduces the tensors of each list, of which each worker keeps the one of its rank."""
-        op = _reduction(opts)
-        starts = []
+        op, limit, starts = reduction_of(opts), self._limit(opts), []
         for output, inputs in zip(output_tensors, input_tensors, strict=True):
             self._check_count(len(inputs), "reduce_scatter")
-            starts += self._scatter_sums(output, inputs, op)
-        return _Work(list(output_tensors), starts)
+            starts += self._scatter_sums(output, inputs, op, limit)
+        return Work(list(output_tensors), starts)
 
-    def _reduce_scatter_base(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> _Work:
+    def _reduce_scatter_base(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:
         """Reduces `input`, of which each worker keeps the part of its rank."""
         return self.reduce_scatter_tensor_coalesced([output], [input], opts)
 
@@ -134,36 +161,35 @@ class ProcessGroupGradlane(distributed.ProcessGroup):
 
     def reduce_scatter_tensor_coalesced(
         self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None
-    ) -> _Work:
+    ) -> Work:
         """The same for several pairs of tensors."""
-        op = _reduction(opts)
-        starts = []
+        op, limit, starts = reduction_of(opts), self._limit(opts), []
         for output, whole in zip(outputs, inputs, strict=True):
             self._check_length(whole, output, "reduce_scatter")
             parts = whole.detach().reshape(-1).split(output.numel()) if output.numel() else [output] * self._size
-            starts += self._scatter_sums(output, parts, op)
-        return _Work(list(outputs), starts)
+            starts += self._scatter_sums(output, parts, op, limit)
+        return Work(list(outputs), starts)
 
     reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced  # type: ignore[assignment]
 
     # Copies.
 
-    def broadcast(self, tensors: Sequence[torch.Tensor], opts: Any) -> _Work:  # type: ignore[override]
+    def broadcast(self, tensors: Sequence[torch.Tensor], opts: Any) -> Work:  # type: ignore[override]
         """Gives every worker the bits of the root's tensors, in place."""
-        root = opts.rootRank
-        return _Work(list(tensors), [self._copy(tensor, root, "broadcast") for tensor in tensors])
+        root, limit = opts.rootRank, self._limit(opts)
+        return Work(list(tensors), [self._copy(tensor, root, "broadcast", limit) for tensor in tensors])
 
     def allgather(  # type: ignore[override]
         self, output_tensors: Sequence[Sequence[torch.Tensor]], input_tensors: Sequence[torch.Tensor], opts: Any = None
-    ) -> _Work:
+    ) -> Work:
         """Gives every worker the tensors of all, in rank order; they may have different lengths."""
         starts = []
         for outputs, own in zip(output_tensors, input_tensors, strict=True):
             self._check_count(len(outputs), "all_gather")
-            starts += self._gather(list(outputs), own, "all_gather")
-        return _Work([list(outputs) for outputs in output_tensors], starts)
+            starts += self._gather(list(outputs), own, "all_gather", self._limit(opts))
+        return Work([list(outputs) for outputs in output_tensors], starts)
 
-    def _allgather_base(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> _Work:
+    def _allgather_base(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:
         """Gives every worker the tensors of all, one after the other in `output`."""
         return self.allgather_into_tensor_coalesced([output], [input], opts)
 
@@ -171,58 +197,57 @@ class ProcessGroupGradlane(distributed.ProcessGroup):
 
     def allgather_into_tensor_coalesced(
         self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None
-    ) -> _Work:
+    ) -> Work:
         """The same for several pairs of tensors."""
         starts = []
         for output, own in zip(outputs, inputs, strict=True):
             self._check_length(output, own, "all_gather")
-            if not output.is_contiguous():
-                raise InvalidArgumentError("all_gather into a tensor that is not contiguous; give a contiguous one")
-            parts = output.detach().view(-1).split(own.numel()) if own.numel() else [output.detach()] * self._size
-            starts += self._gather(list(parts), own, "all_gather")
-        return _Work(list(outputs), starts)
+            place = _place(output)
+            parts = place.view(-1).split(own.numel()) if own.numel() else [place] * self._size
+            starts += _landing(self._gather(list(parts), own, "all_gather", self._limit(opts)), place, output)
+        return Work(list(outputs), starts)
 
     all_gather_single_coalesced = allgather_into_tensor_coalesced  # type: ignore[assignment]
 
     def gather(  # type: ignore[override]
         self, output_tensors: Sequence[Sequence[torch.Tensor]], input_tensors: Sequence[torch.Tensor], opts: Any
-    ) -> _Work:
+    ) -> Work:
         """Gives the root the tensors of all, in rank order."""
-        starts, root = [], opts.rootRank
+        starts, root, limit = [], opts.rootRank, self._limit(opts)
         for position, own in enumerate(input_tensors):
             if self._rank != root:
-                starts.append(self._message(own, self._rank, root, "gather"))
+                starts.append(self._message(own, self._rank, root, "gather", limit))
                 continue
             outputs = list(output_tensors[position])
             self._check_count(len(outputs), "gather")
-            outputs[root].detach().copy_(own.detach().view(outputs[root].shape))
+            outputs[root].detach().copy_(own.detach().reshape(outputs[root].shape))
             others = [rank for rank in range(self._size) if rank != root]
-            starts += [self._message(outputs[rank], rank, root, "gather") for rank in others]
-        return _Work([list(outputs) for outputs in output_tensors], starts)
+            starts += [self._message(outputs[rank], rank, root, "gather", limit) for rank in others]
+        return Work([list(outputs) for outputs in output_tensors], starts)
 
     def scatter(  # type: ignore[override]
         self, output_tensors: Sequence[torch.Tensor], input_tensors: Sequence[Sequence[torch.Tensor]], opts: Any
-    ) -> _Work:
+    ) -> Work:
         """Gives each worker the root's tensor for its rank."""
-        starts, root = [], opts.rootRank
+        starts, root, limit = [], opts.rootRank, self._limit(opts)
         for position, output in enumerate(output_tensors):
             if self._rank != root:
-                starts.append(self._message(output, root, self._rank, "scatter"))
+                starts.append(self._message(output, root, self._rank, "scatter", limit))
                 continue
             given = list(input_tensors[position])
             self._check_count(len(given), "scatter")
-            output.detach().copy_(given[root].detach().view(output.shape))
+            output.detach().copy_(given[root].detach().reshape(output.shape))
             others = [rank for rank in range(self._size) if rank != root]
-            starts += [self._message(given[rank], root, rank, "scatter") for rank in others]
-        return _Work(list(output_tensors), starts)
+            starts += [self._message(given[rank], root, rank, "scatter", limit) for rank in others]
+        return Work(list(output_tensors), starts)
 
     def alltoall(
         self, output_tensors: Sequence[torch.Tensor], input_tensors: Sequence[torch.Tensor], opts: Any = None
-    ) -> _Work:
+    ) -> Work:
         """Sends a tensor to each worker and receives one from each; lengths may differ."""
         self._check_count(len(output_tensors), "all_to_all")
         self._check_count(len(input_tensors), "all_to_all")
-        return _Work(list(output_tensors), self._exchange(output_tensors, input_tensors))
+        return Work(list(output_tensors), self._exchange(output_tensors, input_tensors, self._limit(opts)))
 
     def alltoall_base(
         self,
@@ -231,35 +256,35 @@ class ProcessGroupGradlane(distributed.ProcessGroup):
         output_split_sizes: Sequence[int] = (),
         input_split_sizes: Sequence[int] = (),
         opts: Any = None,
-    ) -> _Work:
+    ) -> Work:
         """The same with tensors that are cut along their first dimension, evenly unless sizes are given."""
-        if not output.is_contiguous():
-            raise InvalidArgumentError("all_to_all into a tensor that is not contiguous; give a contiguous one")
-        into = self._cut(output.detach(), output_split_sizes)
-        return _Work([output], self._exchange(into, self._cut(input.detach(), input_split_sizes)))
+        place, limit = _place(output), self._limit(opts)
+        into, given = self._cut(place, output_split_sizes), self._cut(input.detach(), input_split_sizes)
+        return Work([output], _landing(self._exchange(into, given, limit), place, output))
 
     all_to_all_single = alltoall_base  # type: ignore[assignment]
 
-    def send(self, tensors: Sequence[torch.Tensor], dst: int, tag: int = 0) -> _Work:
+    def send(self, tensors: Sequence[torch.Tensor], dst: int, tag: int = 0) -> Work:
         """Sends tensors to the worker `dst` of the group, which calls `recv` with the same tag."""
-        return _Work(list(tensors), [self._message(tensor, self._rank, dst, f"send{tag}") for tensor in tensors])
+        return Work(list(tensors), [self._message(t, self._rank, dst, "send", self._timeout, tag) for t in tensors])
 
-    def recv(self, tensors: Sequence[torch.Tensor], src: int, tag: int = 0) -> _Work:
+    def recv(self, tensors: Sequence[torch.Tensor], src: int, tag: int = 0) -> Work:
         """Receives tensors from the worker `src` of the group."""
-        return _Work(list(tensors), [self._message(tensor, src, self._rank, f"send{tag}") for tensor in tensors])
+        return Work(list(tensors), [self._message(t, src, self._rank, "send", self._timeout, tag) for t in tensors])
 
-    def barrier(self, opts: Any = None) -> _Work:
+    def barrier(self, opts: Any = None) -> Work:
         """Waits until every member has come."""
         if self._set is not None:
-            return _Work([], [self._sum(torch.zeros(1, dtype=torch.uint8), Max, "barrier")])
-        barrier(f"{self._name}/barrier", timeout=_seconds(getattr(opts, "timeout", None)))
-        return _Work([], [])
+            token = torch.zeros(1, dtype=torch.bool)
+            return Work([], [self._sum(token, reduction_of(None), "barrier", self._limit(opts))])
+        barrier(f"{self._name}/barrier", timeout=self._limit(opts))
+        return Work([], [])
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """Waits until every member has come; an error names the members that did not.
 
         Args:
-            timeout: None takes the job's step timeout.
+            timeout: None takes that of the group, or the job's step timeout.
             wait_all_ranks: has no effect, because all missing ranks are named anyway.
         Raises:
             TimeoutError: some members did not come in time. They are named by their ranks in the job. In a group of some
@@ -268,9 +293,9 @@ class ProcessGroupGradlane(distributed.ProcessGroup):
         del wait_all_ranks
         name = f"{self._name}/monitored_barrier"
         if self._set is None:
-            barrier(name, timeout=_seconds(timeout))
+            barrier(name, timeout=seconds(timeout) or self._timeout)
         else:
-            meet(name, self._set, _seconds(timeout))
+            meet(name, self._set, seconds(timeout) or self._timeout)
 
     # What this backend does not do.
 
@@ -280,64 +305,119 @@ class ProcessGroupGradlane(distributed.ProcessGroup):
 
     # Parts of the above.
 
-    def _sum(self, tensor: torch.Tensor, op: ReduceOp, kind: str) -> _Start:
-        _check_reducible(tensor)
-        name, flat = self._key(f"{kind}.{op.name}", tensor), _flat(tensor)
-        if self._set is None:
-            return lambda: reduce_in_place(flat, name, op).then(lambda reduced: _back(reduced, tensor))
-        wire, members = _tensors.in_host_memory(flat), self._set
-        return lambda: _tensors.submit_in_place(wire, name, op.native, process_set=members).then(
-            lambda reduced: _back(reduced, tensor)
-        )
+    def _limit(self, opts: Any) -> float | None:
+        """The seconds that a call may take: of its options, or of the group; None takes the job's step timeout."""
+        return seconds(getattr(opts, "timeout", None)) or self._timeout
 
-    def _sum_to(self, receiver: int, tensor: torch.Tensor, output: torch.Tensor, op: ReduceOp, kind: str) -> _Start:
+    def _sum(self, tensor: torch.Tensor, op: Reduction, kind: str, limit: float | None) -> Start:
+        key, members = self._key(f"{kind}.{op.name}", tensor), self._set
+        wire, op = form_of(tensor, op)
+        if op.native is None:
+            return self._combination(wire, tensor, op, key, limit)
+        native = op.native
+
+        def submit(name: str) -> Handle[torch.Tensor]:
+            if op.factor is not None:
+                wire.mul_(op.factor)
+            if members is None:
+                return reduce_in_place(wire, name, native, timeout=limit)
+            return _tensors.submit_in_place(wire, name, native.native, process_set=members, timeout=limit)
+
+        return lambda: self._names.begin(key, submit, members=members).then(lambda sum: _back(sum, tensor))
+
+    def _sum_to(
+        self, receiver: int, tensor: torch.Tensor, output: torch.Tensor, op: Reduction, kind: str, limit: float | None
+    ) -> Start:
         """Reduces `tensor` into `output` on the worker `receiver`; on the others nothing changes."""
-        _check_reducible(tensor)
-        name, flat, members = self._key(f"{kind}{receiver}.{op.name}", tensor), _flat(tensor), self._set
+        key, members = self._key(f"{kind}{receiver}.{op.name}", tensor), self._set
         is_receiver, to = receiver == self._rank, self._ranks[receiver]
-        # The sum lands on the contribution, which is the caller's.
-        wire = _tensors.in_host_memory(flat)
-        if is_receiver and tensor is not output and wire.data_ptr() == flat.data_ptr():
-            wire = wire.clone()
-        return lambda: _tensors.submit_in_place(wire, name, op.native, process_set=members, receiver=to).then(
-            lambda reduced: _back(reduced, output) if is_receiver else output
+        flat, op = form_of(tensor, op)
+        if op.native is None:
+            return self._combination_at(receiver, flat, output, op, kind, limit)
+        native, wire = op.native, _tensors.in_host_memory(flat)
+        if op.factor is not None:
+            wire = wire * op.factor
+        elif is_receiver and tensor is not output and wire.data_ptr() == tensor.data_ptr():
+            wire = wire.clone()  # the sum lands on the contribution, which is the caller's
+
+        def submit(name: str) -> Handle[torch.Tensor]:
+            return _tensors.submit_in_place(
+                wire, name, native.native, process_set=members, receiver=to, timeout=limit
+            )
+
+        return lambda: self._names.begin(key, submit, members=members).then(
+            lambda sum: _back(sum, output) if is_receiver else output
         )
 
-    def _scatter_sums(self, output: torch.Tensor, parts: Sequence[torch.Tensor], op: ReduceOp) -> list[_Start]:
-        return [self._sum_to(rank, part, output, op, "reduce_scatter") for rank, part in enumerate(parts)]
+    def _scatter_sums(
+        self, output: torch.Tensor, parts: Sequence[torch.Tensor], op: Reduction, limit: float | None
+    ) -> list[Start]:
+        return [self._sum_to(rank, part, output, op, "reduce_scatter", limit) for rank, part in enumerate(parts)]
 
-    def _copy(self, tensor: torch.Tensor, root: int, kind: str) -> _Start:
-        name, flat = self._key(f"{kind}.{root}", tensor), _flat(tensor)
-        if self._set is None:
-            return lambda: _tensors.submit_bits(flat, name, root).then(lambda copied: _back(copied, tensor))
-        return self._copy_among(self._set, tensor, self._ranks[root], name, receiver=None)
+    def _combination(
+        self, own: torch.Tensor, output: torch.Tensor, op: Reduction, key: str, limit: float | None
+    ) -> Start:
+        """Brings the vectors of all workers to each, and combines them into `output`."""
+        parts = [torch.empty_like(own, device="cpu") for _ in range(self._size)]
+        starts = self._gather(parts, own, key.partition("/")[2], limit)
+        return lambda: joined([start() for start in starts]).then(lambda _: _combined(parts, output, op))
 
-    def _message(self, tensor: torch.Tensor, origin: int, to: int, kind: str) -> _Start:
+    def _combination_at(
+        self, receiver: int, own: torch.Tensor, output: torch.Tensor, op: Reduction, kind: str, limit: float | None
+    ) -> Start:
+        """Brings the vectors of all workers to `receiver`, which combines them into `output`."""
+        kind = f"{kind}.{op.name}"
+        if receiver != self._rank:
+            return self._message(own, self._rank, receiver, kind, limit)
+        parts = [torch.empty_like(own, device="cpu") for _ in range(self._size)]
+        parts[receiver].copy_(own)
+        others = [rank for rank in range(self._size) if rank != receiver]
+        starts = [self._message(parts[rank], rank, receiver, kind, limit) for rank in others]
+        return lambda: joined([start() for start in starts]).then(lambda _: _combined(parts, output, op))
+
+    def _copy(self, tensor: torch.Tensor, root: int, kind: str, limit: float | None) -> Start:
+        key, members, wire = self._key(f"{kind}.{root}", tensor), self._set, flat(tensor)
+        if members is not None:
+            to = _Copy(members, self._ranks[root], None, limit)
+            return lambda: self._names.begin(key, to.submit(tensor), members=members)
+
+        def submit(name: str) -> Handle[torch.Tensor]:
+            return _tensors.submit_bits(wire, name, root, timeout=limit)
+
+        return lambda: self._names.begin(key, submit).then(lambda copied: _back(copied, tensor))
+
+    def _message(
+        self, tensor: torch.Tensor, origin: int, to: int, kind: str, limit: float | None, tag: int = 0
+    ) -> Start:
         """Copies a tensor from one worker of the group to another one; this worker is one of the two."""
         if origin == to:
             raise InvalidArgumentError("a message of a worker to itself; copy the tensor")
         pair = ProcessSet({self._ranks[origin], self._ranks[to]})
-        name = self._key(f"{kind}.{origin}>{to}", tensor)
-        return self._copy_among(pair, tensor, self._ranks[origin], name, receiver=self._ranks[to])
+        submit = _Copy(pair, self._ranks[origin], self._ranks[to], limit).submit(tensor)
+        channel = f"{kind}{tag or ''}.{origin}>{to}"
+        key = self._key(channel, tensor)
+        if not 0 <= tag < _TAGS_KEPT:
+            # The order of messages with different tags may differ between the two workers, and there may be any number
+            # of tags. So the name for such a message ends with it.
+            self._messages[channel] += 1
+            name = f"{key}#{self._messages[channel]}"
+            return lambda: self._passing.begin(name, submit, members=pair)
+        names = self._channels.get(channel)
+        if names is None:
+            names = self._channels[channel] = RecentNames(max(_PAIR_NAMES_MIN, NAMES_MAX // (_session.size() ** 2)))
+        recent = names
+        return lambda: recent.begin(key, submit, members=pair)
 
-    def _copy_among(
-        self, members: ProcessSet, tensor: torch.Tensor, root: int, name: str, *, receiver: int | None
-    ) -> _Start:
-        """Copies the bits of `root`, a rank of the job, to the members, or to one of them."""
-        wire, source, _ = _tensors.bits(_tensors.in_host_memory(_flat(tensor)))
-        gets = _session.rank() != root and receiver in (None, _session.rank())
-        return lambda: _tensors.submit_in_place(
-            wire, name, "broadcast", root=root, process_set=members, receiver=receiver
-        ).then(lambda _: _back(source, tensor) if gets else tensor)
-
-    def _exchange(self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> list[_Start]:
+    def _exchange(
+        self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], limit: float | None
+    ) -> list[Start]:
         starts = []
         for rank, (output, own) in enumerate(zip(outputs, inputs, strict=True)):
             if rank == self._rank:
-                output.detach().copy_(own.detach().view(output.shape))
+                output.detach().copy_(own.detach().reshape(output.shape))
                 continue
-            starts.append(self._message(own, self._rank, rank, "all_to_all"))
-            starts.append(self._message(output, rank, self._rank, "all_to_all"))
+            starts.append(self._message(own, self._rank, rank, "all_to_all", limit))
+            starts.append(self._message(output, rank, self._rank, "all_to_all", limit))
         return starts
 
     def _cut(self, tensor: torch.Tensor, sizes: Sequence[int]) -> Sequence[torch.Tensor]:
@@ -351,9 +431,11 @@ class ProcessGroupGradlane(distributed.ProcessGroup):
         parts: Sequence[torch.Tensor] = tensor.split(lengths)
         return parts
 
-    def _gather(self, outputs: list[torch.Tensor], own: torch.Tensor, kind: str) -> list[_Start]:
-        outputs[self._rank].detach().copy_(own.detach().view(outputs[self._rank].shape))
-        return [self._copy(output, root, kind) for root, output in enumerate(outputs)]
+    def _gather(
+        self, outputs: list[torch.Tensor], own: torch.Tensor, kind: str, limit: float | None
+    ) -> list[Start]:
+        outputs[self._rank].detach().copy_(own.detach().reshape(outputs[self._rank].shape))
+        return [self._copy(output, root, kind, limit) for root, output in enumerate(outputs)]
 
     def _key(self, kind: str, tensor: torch.Tensor) -> str:
         """A name that calls of one kind have on all workers; the engine keeps the rounds of a name in order."""
@@ -371,135 +453,59 @@ class ProcessGroupGradlane(distributed.ProcessGroup):
             )
 
 
-_Start = Callable[[], Handle[Any]]
-"""Begins an operation."""
+@dataclass(frozen=True)
+class _Copy:
+    """The copy of the bits of `root` to the members of a set, or to the one that is `receiver`; ranks of the job."""
+
+    members: ProcessSet
+    root: int
+    receiver: int | None
+    limit: float | None
+
+    def submit(self, tensor: torch.Tensor) -> Callable[[str], Handle[torch.Tensor]]:
+        """Begins the copy of a tensor under a name."""
+        wire, source, _ = _tensors.bits(_tensors.in_host_memory(flat(tensor)))
+        gets = _session.rank() != self.root and self.receiver in (None, _session.rank())
+        return lambda name: _tensors.submit_in_place(
+            wire,
+            name,
+            "broadcast",
+            root=self.root,
+            process_set=self.members,
+            receiver=self.receiver,
+            timeout=self.limit,
+        ).then(lambda _: _back(source, tensor) if gets else tensor)
 
 
-class _Work(distributed.Work):
-    """The operations of one call."""
-
-    def __init__(self, result: Any, starts: Sequence[_Start]) -> None:
-        super().__init__()
-        self._handles = [start() for start in starts]
-        self._result = result
-        _unclaimed[id(self)] = self
-        if len(_unclaimed) > _UNCLAIMED_MAX:
-            _unclaimed.pop(next(iter(_unclaimed)))
-
-    def wait(self, timeout: timedelta | None = None) -> bool:
-        """Makes the current streams wait for the results; on the CPU it waits itself.
-
-        Raises the error of the first operation that failed, when all have ended.
-        """
-        _unclaimed.pop(id(self), None)
-        if _elements(self._result) == 1:
-            _counters.append(self)
-        first: BaseException | None = None
-        for handle in self._handles:
-            try:
-                handle.wait(_seconds(timeout))
-            except Exception as error:
-                first = first or error
-        if first is not None:
-            raise first
-        return True
-
-    def is_completed(self) -> bool:
-        """Whether all operations have ended, well or not."""
-        return all(handle.poll() for handle in self._handles)
-
-    def is_success(self) -> bool:
-        """Whether all operations have ended well."""
-        return self.is_completed() and self.exception() is None
-
-    def exception(self) -> BaseException | None:
-        """The error of the first operation that failed, if one has."""
-        return next((error for handle in self._handles if (error := handle.exception()) is not None), None)
-
-    def result(self) -> list[torch.Tensor]:
-        """The tensors of the call."""
-        return self._result  # type: ignore[no-any-return]
-
-    def synchronize(self) -> None:
-        """The same as `wait()`."""
-        self.wait()
-
-    def get_future(self) -> torch.futures.Future[Any]:
-        """A future of the tensors of the call."""
-        _unclaimed.pop(id(self), None)
-        completions, device, result = Completions.of_this_job(), _device(self._result), self._result
-        futures = [completions.of(handle, device) for handle in self._handles]
-
-        def all_landed(ended: torch.futures.Future[list[torch.futures.Future[Any]]]) -> Any:
-            for future in ended.value():
-                future.value()  # raises its error
-            return result
-
-        return torch.futures.collect_all(futures).then(all_landed)
+def _place(output: torch.Tensor) -> torch.Tensor:
+    """`output`, or where the result is made if its memory is not contiguous."""
+    plain = output.detach()
+    return plain if _tensors.is_dense(plain) else torch.empty_like(plain, memory_format=torch.contiguous_format)
 
 
-_unclaimed: dict[int, _Work] = {}
-"""The newest works that nobody has waited for or asked for a future, by their identity.
+def _landing(starts: list[Start], place: torch.Tensor, output: torch.Tensor) -> list[Start]:
+    """The same operations, after which what is in `place` is in `output`."""
+    if place.data_ptr() == output.data_ptr() or not starts:
+        return starts
 
-C++ code of PyTorch 2.6, such as DDP, keeps only the C++ half of a work. With the Python half gone, it waits for ever.
-"""
+    def landed(_: object) -> torch.Tensor:
+        output.detach().copy_(place)
+        return output
 
-_UNCLAIMED_MAX = 1024
-"""Programs that never wait for some works keep no more of them than that; DDP has one a bucket."""
-
-_counters: deque[_Work] = deque(maxlen=16)
-"""The newest works of a single element that were waited for. DDP's `join` waits for the number of workers that still have
-data, of which it keeps the C++ half alone, and asks for its future afterwards."""
+    return [lambda: joined([start() for start in starts]).then(landed)]
 
 
-def _elements(result: Any) -> int:
-    """How many elements the tensors of a call have."""
-    if isinstance(result, list):
-        return sum(map(_elements, result))
-    return result.numel() if isinstance(result, torch.Tensor) else 0
-
-
-def _device(result: Any) -> torch.device:
-    """The device of the tensors of a call."""
-    while isinstance(result, list) and result:
-        result = result[0]
-    return result.device if isinstance(result, torch.Tensor) else torch.device("cpu")
-
-
-def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    """The values of a tensor as a vector, over its memory where that is possible: names know lengths, not shapes."""
-    values = tensor.detach()
-    return values.view(-1) if values.is_contiguous() else values.reshape(-1)
-
-
-def _check_reducible(tensor: torch.Tensor) -> None:
-    if tensor.dtype == torch.bool:
-        raise UnsupportedError("a reduction of bool; reduce tensor.to(torch.uint8) with MAX or MIN")
-
-
-def _back(reduced: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-    if reduced.data_ptr() != tensor.data_ptr():
-        _tensors.land(reduced.view(tensor.shape), tensor.detach())
+def _back(wire: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    """Brings a result into `tensor`, unless it has its memory."""
+    if wire.data_ptr() != tensor.data_ptr():
+        _tensors.land(values_of(wire, tensor), tensor.detach())
     return tensor
 
 
-def _reduction(opts: Any) -> ReduceOp:
-    """The engine's operation for that of a call."""
-    if opts is None:
-        return Sum
-    # The option stands on the left, because only its class knows how to compare.
-    for theirs, ours in (
-        (distributed.ReduceOp.SUM, Sum),
-        (distributed.ReduceOp.AVG, Average),
-        (distributed.ReduceOp.MIN, Min),
-        (distributed.ReduceOp.MAX, Max),
-    ):
-        if opts.reduceOp == theirs:
-            return ours
-    raise UnsupportedError(
-        f"the reduction {opts.reduceOp} does not exist here; SUM, AVG, MIN and MAX do. For others, make a second "
-        'group: torch.distributed.new_group(backend="gloo")'
-    )
+def _combined(parts: list[torch.Tensor], output: torch.Tensor, op: Reduction) -> torch.Tensor:
+    """Combines the vectors of the workers in the order of their ranks, so that the result is the same everywhere."""
+    assert op.combine is not None, "operations of the engine combine nothing here"
+    return _back(functools.reduce(op.combine, parts), output)
 
 
 def _refuse(call: str) -> NoReturn:
@@ -509,16 +515,31 @@ def _refuse(call: str) -> NoReturn:
     )
 
 
-def _seconds(timeout: timedelta | None) -> float | None:
-    """A time limit of PyTorch; None, and none or a negative one, leave it to the job's step timeout."""
-    if timeout is None or timeout.total_seconds() <= 0:
-        return None
-    return timeout.total_seconds()
+_READ = ("global_ranks_in_group", "group_id", "group_rank", "group_size", "process_group", "store", "timeout")
+"""The options of PyTorch for a new group that are heeded here."""
+
+
+def _check_options(options: Any, backend_options: object) -> None:
+    """Refuses options that would have no effect."""
+    given = {} if backend_options is None else {"pg_options": backend_options}
+    for name in dir(options):
+        value = None if name.startswith("_") or name in _READ else getattr(options, name)
+        if value and not callable(value):
+            given[name] = value
+    if given:
+        listed = ", ".join(f"{name}={value!r}" for name, value in given.items())
+        raise UnsupportedError(
+            f'{listed} is an option of other backends and would have no effect on "{BACKEND}"; leave it out of '
+            "init_process_group and new_group"
+        )
 
 
 def _create(options: Any, backend_options: object = None) -> ProcessGroupGradlane:
-    """Makes a group for `torch.distributed`, and joins the job if this process has not."""
-    del backend_options
+    """Makes a group for `torch.distributed`, and joins the job if this process has not.
+
+    A timeout other than PyTorch's default is the limit of each call of the group, instead of the job's step timeout.
+    """
+    _check_options(options, backend_options)
     _session.join_beside(options.store)
     workers, rank, size = _session.size(), options.group_rank, options.group_size
     # The first group, of all workers, names no ranks.
@@ -535,7 +556,10 @@ def _create(options: Any, backend_options: object = None) -> ProcessGroupGradlan
         )
     _hide_from_dynamo()
     Completions.of_this_job()  # reports what begins from now on
-    return ProcessGroupGradlane(rank, ranks, None if size == workers else ProcessSet(ranks))
+    limit = getattr(options, "timeout", None)
+    if limit == distributed.constants.default_pg_timeout:
+        limit = None
+    return ProcessGroupGradlane(rank, ranks, None if size == workers else ProcessSet(ranks), seconds(limit))
 
 
 @functools.cache

@@ -205,7 +205,7 @@ impl Registry {
             return Err(Refusal::Asker(Error::Exhausted {
                 what: "tensors of a job".to_owned(),
                 limit: limits::TENSORS_MAX.to_string(),
-                hint: "join small tensors into larger ones".to_owned(),
+                hint: "undeclare names that are used no more, or join small tensors into larger ones".to_owned(),
             }));
         }
         Ok(new)

@@ -13,4 +13,15 @@ from gradlane.compat._alias import install
 
 __all__: list[str] = []
 
-install("byteps", __name__)
+_TAPE = "use DistributedGradientTape or DistributedOptimizer of byteps.tensorflow"
+
+_MISSING = {
+    "byteps.mxnet": "use gradlane.push_pull, which takes NumPy arrays and what offers DLPack",
+    "byteps.misc": "its scripts for ImageNet are in BytePS's repository",
+    "byteps.tensorflow.distribute": _TAPE,
+    "byteps.tensorflow.distribute.cross_device_ops": _TAPE,
+    "byteps.tensorflow.distribute.mirrored_strategy": _TAPE,
+    "byteps.server": "start a server with `bpslaunch`, or with `gradlane server`",
+}
+
+install("byteps", __name__, _MISSING)

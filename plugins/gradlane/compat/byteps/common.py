@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 
 import gradlane
-from gradlane import _core, local_rank, local_size, rank, shutdown, size
-from gradlane.errors import InvalidArgumentError
+from gradlane import _core, _session
+from gradlane.errors import InvalidArgumentError, NotInitializedError
 
 __all__ = [
+    "BytePSBasics",
     "get_pushpull_speed",
     "init",
     "local_rank",
@@ -35,7 +37,54 @@ def init(lazy: bool = True) -> None:
         NotFormedError: some members did not join in time; the message names them.
     """
     gradlane.init(lazy)
+    _note_place()
     _speed.restart()
+
+
+def shutdown(timeout: float = 10.0) -> None:
+    """Leaves the job; see `gradlane.shutdown`. The ranks stay what they were, as in BytePS."""
+    _note_place()
+    gradlane.shutdown(timeout)
+
+
+def rank() -> int:
+    """This worker's number in the job; after it, the one that it had, and 0 before the first."""
+    return _place_now()["rank"]
+
+
+def size() -> int:
+    """The number of workers in the job; after it, the one that there was, and 1 before the first."""
+    return _place_now()["size"]
+
+
+def local_rank() -> int:
+    """This worker's number on its host, also between `suspend()` and `resume()`; 0 before the first job."""
+    return _place_now()["local_rank"]
+
+
+def local_size() -> int:
+    """The number of workers on this host, as `local_rank()`; 1 before the first job."""
+    return _place_now()["local_size"]
+
+
+_place = {"rank": 0, "size": 1, "local_rank": 0, "local_size": 1}
+"""BytePS knows these at any time: outside of a job those of the last one."""
+
+
+def _place_now() -> dict[str, int]:
+    with contextlib.suppress(NotInitializedError):
+        _note_place()
+    return _place
+
+
+def _note_place() -> None:
+    if gradlane.is_initialized() or _session._inherited is not None:
+        _place.update(
+            rank=gradlane.rank(),
+            size=gradlane.size(),
+            local_rank=gradlane.local_rank(),
+            local_size=gradlane.local_size(),
+        )
 
 
 def suspend() -> None:
@@ -64,6 +113,7 @@ def resume(num_workers: int, num_servers: int, global_rank: int, context: object
         gradlane.init()
     else:
         gradlane.init(rank=global_rank, size=num_workers, servers=num_servers)
+    _note_place()
     _speed.restart()
 
 
@@ -94,6 +144,24 @@ def get_pushpull_speed() -> tuple[int, float]:
     As in BytePS, there is an answer every ten seconds; in between it is `(0, -5.0)`.
     """
     return _speed.ask()
+
+
+class BytePSBasics:
+    """The functions of this module as methods, from which plugins of other frameworks take them."""
+
+    def __init__(self, pkg_path: str = "", *args: str) -> None:
+        """The arguments say where BytePS's library is, and there is none."""
+        del pkg_path, args
+
+    init = staticmethod(init)
+    shutdown = staticmethod(shutdown)
+    suspend = staticmethod(suspend)
+    resume = staticmethod(resume)
+    size = staticmethod(size)
+    local_size = staticmethod(local_size)
+    rank = staticmethod(rank)
+    local_rank = staticmethod(local_rank)
+    get_pushpull_speed = staticmethod(get_pushpull_speed)
 
 
 class _Speed:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
@@ -104,16 +106,27 @@ _counted: Counter[int] = Counter()
 def init(comm: object = None, process_sets: Sequence[ProcessSet] | str | None = None) -> None:
     """Joins the job that the environment describes.
 
+    A timeline begins if `HOROVOD_TIMELINE` names a file. Other variables of Horovod have no effect; those that are set are
+    named in a warning.
+
     Args:
-        comm: has no effect; MPI's variables are read, not its communicators.
+        comm: None; the environment says which workers there are.
         process_sets: sets to add, the same on all workers; None and "dynamic" add none. Sets can always be added later.
     Raises:
         NotFormedError: some members did not join in time; the message names them.
         MismatchError: the workers add different sets (both are named).
         InvalidArgumentError: see `add_process_set`.
+        UnsupportedError: `comm` is given. A part of the workers is a process set.
     """
-    del comm
+    if comm is not None:
+        raise UnsupportedError(
+            f"init(comm={comm!r}): the launcher says which workers there are; leave it out, and give process_sets for "
+            "some of them"
+        )
+    joins = not is_initialized()
     gradlane.init()
+    if joins:
+        _read_environment()
     if process_sets is None or process_sets == "dynamic":
         return
     if isinstance(process_sets, str):
@@ -211,6 +224,34 @@ def is_homogeneous() -> bool:
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
-    """Writes a timeline of every part from now on; there are no cycles to mark."""
-    del mark_cycles
+    """Writes a timeline of every part from now on.
+
+    Args:
+        file_path: see `gradlane.start_timeline`.
+        mark_cycles: there are no cycles here; True is answered by a warning.
+    """
+    if mark_cycles:
+        warnings.warn("mark_cycles=True has no effect: operations wait for no cycle here", stacklevel=2)
     gradlane.start_timeline(file_path)
+
+
+_HEEDED = ("HOROVOD_TIMELINE", "HOROVOD_DYNAMIC_PROCESS_SETS")
+"""Sets can always be added, which the second one asks for."""
+
+
+def _read_environment() -> None:
+    """Begins the timeline that is asked for, and warns of variables that ask for something that there is not."""
+    path = os.environ.get("HOROVOD_TIMELINE", "")
+    if path and path != "DYNAMIC":  # which leaves it to start_timeline
+        gradlane.start_timeline(path)
+    unread = [
+        name
+        for name, value in sorted(os.environ.items())
+        if name.startswith("HOROVOD_") and name not in _HEEDED and value not in ("", "0")
+    ]
+    if unread:
+        warnings.warn(
+            f"{', '.join(unread)} {'have' if len(unread) > 1 else 'has'} no effect; `gradlane config` lists the settings "
+            "that there are",
+            stacklevel=3,
+        )

@@ -10,7 +10,10 @@ import numpy as np
 
 import gradlane
 import gradlane.keras as gl
+from gradlane import _buffers, _operations
 from gradlane._compression import Compression, Compressor
+from gradlane._operations import check_root
+from gradlane._recent import RecentNames
 from gradlane.compat.byteps.common import init, local_rank, local_size, rank, resume, shutdown, size, suspend
 from gradlane.compat.byteps.keras import callbacks
 from gradlane.errors import FailedPreconditionError
@@ -32,6 +35,10 @@ __all__ = [
     "size",
     "suspend",
 ]
+
+
+_unnamed = RecentNames(4096)
+"""The names of arrays that a script gives none; those for shapes that came long ago end."""
 
 
 def DistributedOptimizer(
@@ -67,13 +74,23 @@ def push_pull(value: Any, name: str | None = None, average: bool = True) -> Any:
         average: False for the sum.
     """
     array = np.array(value)
-    return gradlane.push_pull(array, name or f"push_pull.{array.dtype}.{array.shape}", average=average)
+    if name:
+        return gradlane.push_pull(array, name, average=average)
+    key = f"push_pull.{array.dtype}.{array.shape}"
+    return _unnamed.begin(key, lambda chosen: gradlane.push_pull_async(array, chosen, average=average)).wait()
 
 
 def broadcast(value: Any, root_rank: int, name: str | None = None) -> Any:
     """Gives every worker the number or array of `root_rank`; arguments are those of `push_pull`."""
     array = np.array(value)
-    return gradlane.broadcast(array, root_rank, name or f"broadcast.{array.dtype}.{array.shape}")
+    if name:
+        return gradlane.broadcast(array, root_rank, name)
+    place = _buffers.locate(array, writable=True)
+
+    def submit(chosen: str) -> gradlane.Handle[Any]:
+        return _operations.submit(chosen, place, place, "broadcast", result=array, root=check_root(root_rank))
+
+    return _unnamed.begin(f"broadcast.{array.dtype}.{array.shape}", submit).wait()
 
 
 def load_model(

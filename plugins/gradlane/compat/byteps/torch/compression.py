@@ -1,5 +1,5 @@
 """`byteps.torch.compression`."""
 
-from gradlane.torch.compression import Compression
+from gradlane.compat._compression import Compression
 
 __all__ = ["Compression"]

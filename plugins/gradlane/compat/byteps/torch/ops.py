@@ -8,7 +8,7 @@ import torch
 
 import gradlane.torch as gl
 from gradlane import Handle
-from gradlane.compat._unnamed import free_name, hold
+from gradlane.compat._unnamed import begin_unnamed
 from gradlane.compat.byteps.common import (
     init,
     local_rank,
@@ -20,7 +20,11 @@ from gradlane.compat.byteps.common import (
     suspend,
 )
 from gradlane.errors import InvalidArgumentError, UnsupportedError
+from gradlane.torch import _tensors
 from gradlane.torch.compression import Compression, Compressor
+from gradlane.torch.ops import _begin as begin_in_place
+from gradlane.torch.ops import _begin_copy as begin_copy
+from gradlane.torch.ops import is_differentiable, join_graph
 
 __all__ = [
     "byteps_torch_set_num_grads",
@@ -67,34 +71,60 @@ def push_pull(
         priority: higher goes first; only the order matters.
         compression: the element type on the wire.
     """
-    chosen = name or free_name(tensor)
-    return gl.push_pull(tensor, chosen, average=average, version=version, priority=priority, compression=compression)
+    del version
+    return _begin(True, tensor, name, {"average": average, "priority": priority, "compression": compression}).wait()
 
 
 def push_pull_async(
     tensor: torch.Tensor, average: bool = True, name: str | None = None, version: int = 0, priority: int = 0
 ) -> Handle[torch.Tensor]:
     """Like `push_pull`, but returns at once; `synchronize(handle)` yields the new tensor."""
-    chosen = name or free_name(tensor)
-    handle = gl.push_pull_async(tensor, chosen, average=average, version=version, priority=priority)
-    return handle if name else hold(chosen, handle)
+    del version
+    return _begin(False, tensor, name, {"average": average, "priority": priority})
 
 
 def push_pull_inplace(
     tensor: torch.Tensor, average: bool = True, name: str | None = None, version: int = 0, priority: int = 0
 ) -> torch.Tensor:
     """Like `push_pull`, but the result replaces `tensor`."""
-    chosen = name or free_name(tensor)
-    return gl.push_pull_inplace(tensor, chosen, average=average, version=version, priority=priority)
+    del version
+    return _begin_in_place(True, tensor, name, average, priority).wait()
 
 
 def push_pull_async_inplace(
     tensor: torch.Tensor, average: bool = True, name: str | None = None, version: int = 0, priority: int = 0
 ) -> Handle[torch.Tensor]:
     """Like `push_pull_inplace`, but returns at once. Do not use `tensor` before `synchronize(handle)` has returned."""
-    chosen = name or free_name(tensor)
-    handle = gl.push_pull_async_inplace(tensor, chosen, average=average, version=version, priority=priority)
-    return handle if name else hold(chosen, handle)
+    del version
+    return _begin_in_place(False, tensor, name, average, priority)
+
+
+def _begin(waits: bool, tensor: torch.Tensor, name: str | None, options: dict[str, Any]) -> Handle[torch.Tensor]:
+    """Begins with a copy. The result is part of the graph of `tensor`."""
+    if name:
+        return begin_copy(waits, tensor, name, options)
+    _tensors.check_place(tensor)
+    differentiable, plain = is_differentiable([tensor], options), tensor.detach()
+    handle = begin_unnamed([tensor], lambda chosen: begin_copy(waits, plain, chosen, options), waits=waits)
+    if not differentiable:
+        return handle
+
+    def again(_: list[int], gradients: list[torch.Tensor]) -> list[torch.Tensor]:
+        return [_begin(True, gradient, None, options).wait() for gradient in gradients]
+
+    return handle.then(lambda reduced: join_graph([reduced], [tensor], again)[0])
+
+
+def _begin_in_place(
+    waits: bool, tensor: torch.Tensor, name: str | None, average: bool, priority: int
+) -> Handle[torch.Tensor]:
+    def submit(chosen: str) -> Handle[torch.Tensor]:
+        return begin_in_place(waits, tensor, chosen, average=average, priority=priority)
+
+    if name:
+        return submit(name)
+    _tensors.check_place(tensor)
+    return begin_unnamed([tensor], submit, waits=waits)
 
 
 def byteps_torch_set_num_grads(num_grads: int) -> None:

@@ -26,10 +26,14 @@ class DistributedDataParallel(gl.DistributedDataParallel):
         broadcast_buffers: bool = True,
         compression: Compressor = Compression.none,
     ) -> None:
-        """Broadcasts the state of rank 0; see `gradlane.torch.DistributedDataParallel` for arguments and errors."""
+        """Broadcasts the state of rank 0; see `gradlane.torch.DistributedDataParallel` for arguments and errors.
+
+        As in BytePS, `device_ids` may also be given for a module that is wholly on the CPU, where it says nothing.
+        """
+        on_cpu = all(parameter.device.type == "cpu" for parameter in module.parameters())
         super().__init__(
             module,
-            device_ids,
+            None if on_cpu else device_ids,
             broadcast_buffers=broadcast_buffers,
             find_unused_parameters=True,
             compression=compression,

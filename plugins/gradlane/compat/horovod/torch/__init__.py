@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import warnings
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NoReturn, TypeVar
 
 import torch
@@ -60,7 +62,8 @@ from gradlane.compat.horovod.torch.ops import (
     poll,
     synchronize,
 )
-from gradlane.errors import UnsupportedError
+from gradlane.errors import Error as HorovodInternalError
+from gradlane.errors import InvalidArgumentError, UnsupportedError
 from gradlane.torch.compression import Compressor
 
 __all__ = [
@@ -68,6 +71,7 @@ __all__ = [
     "Average",
     "Compression",
     "DistributedOptimizer",
+    "HorovodInternalError",
     "Max",
     "Min",
     "ProcessSet",
@@ -158,12 +162,20 @@ def DistributedOptimizer(
 ) -> Kind:
     """Makes `optimizer` average its gradients over all workers; see `gradlane.torch.DistributedOptimizer`.
 
-    `num_groups` and `groups` have no effect: the engine joins and cuts messages by its own rules. A
-    `gradient_predivide_factor` has none either, because sums of 16-bit floats are made in float32.
+    `num_groups` and `groups` change no result, and the engine joins and cuts messages by its own rules. A
+    `gradient_predivide_factor` changes none either, because sums of 16-bit floats are made in float32.
 
     With a `process_set`, its workers average among themselves, and a worker outside of it steps on its own gradients.
+
+    `step()` after `synchronize()` warns unless it is inside of `skip_synchronize()`, as in Horovod.
+
+    Raises:
+        InvalidArgumentError: see `gradlane.torch.DistributedOptimizer`; or a factor with another `op` than `Average`, or
+            something else than groups of tensors.
     """
-    del gradient_predivide_factor, num_groups, groups
+    if gradient_predivide_factor != 1.0 and op is not Average:
+        raise InvalidArgumentError(f"gradient_predivide_factor={gradient_predivide_factor} needs op=Average")
+    _check_groups(num_groups if groups is None else groups)
     members = check_added(process_set).members
     distributed = gl.DistributedOptimizer(
         optimizer,
@@ -175,7 +187,55 @@ def DistributedOptimizer(
         process_set=members if process_set.included() else gl.ProcessSet([rank()]),
     )
     _optimizers.add(distributed)
+    _warn_of_second_synchronize(distributed)
     return distributed
+
+
+def _check_groups(groups: object) -> None:
+    is_count = isinstance(groups, int) and not isinstance(groups, bool) and groups >= 0
+    members = [member for group in groups for member in group] if isinstance(groups, list) else None
+    if not is_count and members is None:
+        raise InvalidArgumentError(f"groups={groups!r}; give a number of groups, or a list of lists of torch.Tensor")
+    if members is not None and not all(isinstance(member, torch.Tensor) for member in members):
+        raise InvalidArgumentError("groups must consist of torch.Tensor")
+    if members is not None and len(set(map(id, members))) < len(members):
+        raise InvalidArgumentError("a parameter can only appear once in groups")
+
+
+def _warn_of_second_synchronize(optimizer: Any) -> None:
+    """Makes `step()` warn if the script has called `synchronize()` and the averages may be awaited once more."""
+    awaited = False
+    synchronize, skip_synchronize = optimizer.synchronize, optimizer.skip_synchronize
+    skips = 0
+
+    def noted() -> None:
+        nonlocal awaited
+        synchronize()
+        awaited = True
+
+    @contextlib.contextmanager
+    def skipped() -> Iterator[None]:
+        nonlocal skips
+        skips += 1
+        try:
+            with skip_synchronize():
+                yield
+        finally:
+            skips -= 1
+
+    def before_step(*_: object) -> None:
+        nonlocal awaited
+        if awaited and not skips:
+            warnings.warn(
+                "optimizer.step() called without optimizer.skip_synchronize() context after optimizer.synchronize(). "
+                "The averages are awaited once more, and what was changed in between is kept; use "
+                "`with optimizer.skip_synchronize(): optimizer.step()`",
+                stacklevel=3,
+            )
+        awaited = False
+
+    optimizer.synchronize, optimizer.skip_synchronize = noted, skipped
+    optimizer.register_step_pre_hook(before_step)
 
 
 def broadcast_parameters(

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
 
 from gradlane import Handle, ProcessSet, ReduceOp
-from gradlane.compat._unnamed import free_name, hold
+from gradlane._recent import ChangingNames, Parts
+from gradlane.compat._unnamed import begin_unnamed
 from gradlane.errors import InvalidArgumentError, UnsupportedError
 from gradlane.torch.compression import Compression, Compressor, check_compression
 
 T = TypeVar("T")
+
+_named = ChangingNames()
 
 
 class _Adasum:
@@ -31,33 +35,53 @@ def checked_op(op: Any) -> ReduceOp | None:
     return op
 
 
-def named(
+def begin(
     call: str,
     name: str | None,
-    tensor: torch.Tensor,
+    tensors: Sequence[torch.Tensor],
     members: ProcessSet | None,
+    submit: Callable[[str], Handle[T]],
     compression: Compressor = Compression.none,
-) -> str:
-    """A tensor's name, which is another one for each kind of call, as in Horovod.
+    parts: Parts | None = None,
+    *,
+    waits: bool = False,
+) -> Handle[T]:
+    """Begins an operation by `submit`, which is called with a name. It is another one for each kind of call, as in Horovod.
 
-    An unnamed tensor has another name for each compression too, because a name fixes it.
+    As in Horovod, a name may be used again for tensors of other shapes and element types.
+
+    Args:
+        call: the kind of the call.
+        name: the user's; None for a tensor without one.
+        tensors: whose element types and shapes a name fixes.
+        members: the workers that take part.
+        submit: called with the name in the engine.
+        compression: a name fixes it too.
+        parts: the names that `submit` gives to tensors; the name itself by default.
+        waits: whether the caller waits for the handle next.
     """
-    if name:
-        return f"{call}.{name}"
     codec = check_compression(compression).codec
-    return free_name(tensor, f"{call}.noname" if codec == "none" else f"{call}.noname.{codec}", members)
-
-
-def held(name: str | None, chosen: str, members: ProcessSet | None, handle: Handle[T]) -> Handle[T]:
-    """Keeps a name that was chosen for an unnamed tensor from others until `handle` is waited for."""
-    return handle if name else hold(chosen, handle, members)
+    if not name:
+        kind = f"{call}.noname" if codec == "none" else f"{call}.noname.{codec}"
+        return begin_unnamed(tensors, submit, kind, members, parts, waits=waits)
+    fixed = (codec, *[(tensor.dtype, tuple(tensor.shape)) for tensor in tensors])
+    return _named.begin(f"{call}.{name}", fixed, submit, members=members, parts=parts)
 
 
 def scale(tensor: torch.Tensor, factor: float) -> torch.Tensor:
-    """`tensor` times `factor`, which is itself if the factor is 1."""
-    return tensor if factor == 1.0 else tensor * factor
+    """`tensor` times `factor`, which is itself if the factor is 1.
+
+    The element type stays. As in Horovod, integers are multiplied in float64, and what follows the point is cut off.
+    """
+    if factor == 1.0:
+        return tensor
+    if tensor.is_floating_point() or tensor.is_complex():
+        return tensor * factor
+    return (tensor.to(torch.float64) * factor).to(tensor.dtype)
 
 
 def scale_in_place(tensor: torch.Tensor, factor: float) -> torch.Tensor:
-    """Multiplies `tensor` by `factor`, and returns it."""
-    return tensor if factor == 1.0 else tensor.mul_(factor)
+    """Multiplies `tensor` by `factor` as `scale` does, and returns it."""
+    if factor != 1.0:
+        tensor.detach().copy_(scale(tensor.detach(), factor))
+    return tensor

@@ -5,6 +5,7 @@ No worker sends or receives more than its share. Tensors on devices go through h
 
 from __future__ import annotations
 
+import operator
 from array import array
 from collections.abc import Sequence
 from typing import Any
@@ -12,12 +13,13 @@ from zlib import crc32
 
 import torch
 
-from gradlane import Average, Handle, Sum, _sets, push_pull, rank, recv_async, send_async
+from gradlane import Average, Handle, Sum, _sets, push_pull_async, rank, recv_async, send_async
 from gradlane import ProcessSet as Workers
 from gradlane._handle import joined
 from gradlane._reduction import resolve
+from gradlane.compat._background import in_background
 from gradlane.compat.horovod.common import ProcessSet, global_process_set, members_of
-from gradlane.compat.horovod.torch._calls import checked_op, held, named, scale
+from gradlane.compat.horovod.torch._calls import begin, checked_op, scale
 from gradlane.compat.horovod.torch.ops import allgather
 from gradlane.errors import InvalidArgumentError, MismatchError
 from gradlane.torch import _tensors
@@ -51,7 +53,7 @@ def alltoall(
         InvalidArgumentError: `splits` does not fit the tensor or the set; or this worker is not in the set.
         MismatchError: the rows of another worker have another shape or element type.
     """
-    rows, received = alltoall_async(tensor, splits, name, process_set).wait()
+    rows, received = _alltoall(True, tensor, splits, name, process_set).wait()
     return rows if splits is None else (rows, received)
 
 
@@ -61,42 +63,62 @@ def alltoall_async(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Handle[tuple[torch.Tensor, torch.Tensor]]:
-    """Like `alltoall`; waits for the splits of all workers, and returns while the rows are on their way.
+    """Like `alltoall`, but returns at once; `synchronize(handle)` yields the rows, and how many came from each worker."""
+    return _alltoall(False, tensor, splits, name, process_set)
 
-    `synchronize(handle)` yields the rows, and how many came from each worker.
-    """
+
+def _alltoall(
+    waits: bool, tensor: torch.Tensor, splits: Splits | None, name: str | None, process_set: ProcessSet
+) -> Handle[tuple[torch.Tensor, torch.Tensor]]:
     members = members_of(process_set)
-    workers = _sets.members_of(members)
     _tensors.check_place(tensor)
-    sent = _lengths(tensor, splits, len(workers))
-    chosen = named("alltoall", name, torch.empty(0), members)
-    came = _exchange_lengths(sent, tensor, chosen, members)
+    sent = _lengths(tensor, splits, len(_sets.members_of(members)))
+    differentiable = is_differentiable([tensor], {})
+    source = _tensors.in_host_memory(tensor.detach())[: sum(sent)]
 
+    def submit(chosen: str) -> Handle[tuple[torch.Tensor, list[int]]]:
+        lengths = _announce_lengths(sent, tensor, chosen, members)
+
+        def exchange() -> tuple[torch.Tensor, list[int]]:
+            came = _check_lengths(lengths.wait(), len(sent), tensor, chosen, members)
+            return _exchange_rows(source, sent, came, chosen, members), came
+
+        return Handle(None, exchange) if waits else in_background(exchange)
+
+    kind, device = (splits.dtype, splits.device) if isinstance(splits, torch.Tensor) else (torch.int32, None)
+
+    def land(exchanged: tuple[torch.Tensor, list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+        out, came = exchanged
+        rows, received = out.to(tensor.device), torch.tensor(came, dtype=kind, device=device)
+        if not differentiable:
+            return rows, received
+
+        def again(_: list[int], gradients: list[torch.Tensor]) -> list[torch.Tensor]:
+            back = alltoall_async(gradients[0], came, f"{name}.backward" if name else None, process_set).wait()[0]
+            kept = back.new_zeros(len(tensor) - len(back), *back.shape[1:])  # rows that no worker got
+            return [torch.cat([back, kept])]
+
+        return join_graph([rows], [tensor], again)[0], received
+
+    return begin("alltoall", name, [], members, submit, parts=lambda _: [], waits=waits).then(land)
+
+
+def _exchange_rows(
+    tensor: torch.Tensor, sent: list[int], came: list[int], name: str, members: Workers | None
+) -> torch.Tensor:
+    """Sends rows and receives those of all workers."""
     out = torch.empty(sum(came), *tensor.shape[1:], dtype=tensor.dtype)
-    sources = _bytes(_tensors.in_host_memory(tensor.detach())[: sum(sent)], sent)
-    targets = _bytes(out, came)
     handles: list[Handle[Any]] = []
-    for worker, source, target in zip(workers, sources, targets, strict=True):
+    for worker, source, target in zip(_sets.members_of(members), _bytes(tensor, sent), _bytes(out, came), strict=True):
         if worker == rank():
             target.copy_(source)
             continue
         if source.numel():
-            handles.append(_send(source, worker, _sets.name_in_job(chosen, members)))
+            handles.append(_send(source, worker, _sets.name_in_job(name, members)))
         if target.numel():
-            handles.append(_receive(target, worker, _sets.name_in_job(chosen, members)))
-
-    kind, device = (splits.dtype, splits.device) if isinstance(splits, torch.Tensor) else (torch.int32, None)
-    received = torch.tensor(came, dtype=kind, device=device)
-    handle = held(name, chosen, members, joined(handles).then(lambda _: (out.to(tensor.device), received)))
-    if not is_differentiable([tensor], {}):
-        return handle
-
-    def again(_: list[int], gradients: list[torch.Tensor]) -> list[torch.Tensor]:
-        back = alltoall_async(gradients[0], came, f"{name}.backward" if name else None, process_set).wait()[0]
-        kept = back.new_zeros(len(tensor) - len(back), *back.shape[1:])  # rows that no worker got
-        return [torch.cat([back, kept])]
-
-    return handle.then(lambda landed: (join_graph([landed[0]], [tensor], again)[0], landed[1]))
+            handles.append(_receive(target, worker, _sets.name_in_job(name, members)))
+    joined(handles).wait()
+    return out
 
 
 def reducescatter(
@@ -176,27 +198,35 @@ def _scatter(
     _tensors.check_place(tensor)
     _check_rows(tensor, "reducescatter")
     differentiable = is_differentiable([tensor], {"op": reduction})
-    chosen = named("reducescatter", name, tensor, members, compression)
     whole = _tensors.dense(scale(_tensors.in_host_memory(tensor.detach()), prescale_factor))
     parts = list(whole.tensor_split(len(workers)))
     own = workers.index(rank())
     parts[own] = parts[own].clone()  # the sum lands there, and the tensor is the caller's
-    handle = joined(
-        [
-            _tensors.submit_in_place(
-                part, f"{chosen}>{worker}", reduction.native, codec=codec, process_set=members, receiver=worker
-            )
-            for worker, part in zip(workers, parts, strict=True)
-        ]
-    ).then(lambda _: scale(parts[own], postscale_factor).to(tensor.device))
+
+    def names(chosen: str) -> list[str]:
+        return [f"{chosen}>{worker}" for worker in workers]
+
+    def submit(chosen: str) -> Handle[list[torch.Tensor]]:
+        return joined(
+            [
+                _tensors.submit_in_place(
+                    part, called, reduction.native, codec=codec, process_set=members, receiver=worker
+                )
+                for worker, part, called in zip(workers, parts, names(chosen), strict=True)
+            ]
+        )
+
+    handle = begin("reducescatter", name, [tensor], members, submit, compression, names).then(
+        lambda _: scale(parts[own], postscale_factor).to(tensor.device)
+    )
     if not differentiable:
-        return held(name, chosen, members, handle)
+        return handle
 
     def again(_: list[int], gradients: list[torch.Tensor]) -> list[torch.Tensor]:
         factor = prescale_factor * postscale_factor * (len(workers) if reduction is Sum else 1)
         return [allgather(scale(gradients[0], factor), f"{name}.backward" if name else None, process_set)]
 
-    return held(name, chosen, members, handle.then(lambda part: join_graph([part], [tensor], again)[0]))
+    return handle.then(lambda part: join_graph([part], [tensor], again)[0])
 
 
 def _lengths(tensor: torch.Tensor, splits: Splits | None, count: int) -> list[int]:
@@ -207,7 +237,11 @@ def _lengths(tensor: torch.Tensor, splits: Splits | None, count: int) -> list[in
         if rows % count:
             raise InvalidArgumentError(f"alltoall of {rows} rows among {count} workers, which is uneven; give splits")
         return [rows // count] * count
-    lengths = [int(length) for length in (splits.tolist() if isinstance(splits, torch.Tensor) else splits)]
+    given = splits.tolist() if isinstance(splits, torch.Tensor) else list(splits)
+    try:
+        lengths = [operator.index(length) for length in given]
+    except TypeError as error:
+        raise InvalidArgumentError(f"alltoall with splits={given}; give integers") from error
     if len(lengths) != count or sum(lengths) > rows or min(lengths) < 0:
         raise InvalidArgumentError(
             f"alltoall of {rows} rows with splits={lengths} among {count} workers; give a number of rows for each "
@@ -216,18 +250,22 @@ def _lengths(tensor: torch.Tensor, splits: Splits | None, count: int) -> list[in
     return lengths
 
 
-def _exchange_lengths(sent: list[int], tensor: torch.Tensor, name: str, members: Workers | None) -> list[int]:
-    """Tells each worker how many rows it gets from the others, and checks that all rows are alike.
+def _announce_lengths(sent: list[int], tensor: torch.Tensor, name: str, members: Workers | None) -> Handle[Any]:
+    """Begins to tell each worker how many rows it gets from the others.
 
     Each worker fills its line of a table with what it sends, and with a mark of its kind of rows; the sum is the table.
     """
     workers = _sets.members_of(members)
     own, width = workers.index(rank()), len(sent) + 1
-    kind = f"{_tensors.dtype_name(tensor.dtype)} {list(tensor.shape[1:])}"
     table = array("q", bytes(8 * len(workers) * width))
-    table[own * width : (own + 1) * width] = array("q", [*sent, crc32(kind.encode())])
-    push_pull(table, f"{name}.lengths", op=Sum, process_set=members)
-    for worker, mark in zip(workers, table[width - 1 :: width], strict=True):
+    table[own * width : (own + 1) * width] = array("q", [*sent, crc32(_kind(tensor).encode())])
+    return push_pull_async(table, f"{name}.lengths", op=Sum, process_set=members)
+
+
+def _check_lengths(table: Any, count: int, tensor: torch.Tensor, name: str, members: Workers | None) -> list[int]:
+    """How many rows come from each worker. Raises unless all rows are alike."""
+    kind, workers = _kind(tensor), _sets.members_of(members)
+    for worker, mark in zip(workers, table[count :: count + 1], strict=True):
         if mark != crc32(kind.encode()):
             raise MismatchError(
                 f"alltoall: rows of worker {rank()} are {kind}, and those of worker {worker} are not; send rows of one "
@@ -237,7 +275,12 @@ def _exchange_lengths(sent: list[int], tensor: torch.Tensor, name: str, members:
                 first=(rank(), kind),
                 second=(worker, "other rows"),
             )
-    return list(table[own::width])
+    return list(table[workers.index(rank()) :: count + 1])
+
+
+def _kind(tensor: torch.Tensor) -> str:
+    """What rows must be alike in."""
+    return f"{_tensors.dtype_name(tensor.dtype)} {list(tensor.shape[1:])}"
 
 
 def _bytes(rows: torch.Tensor, lengths: Sequence[int]) -> Sequence[torch.Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -13,13 +14,16 @@ from gradlane import ProcessSet as Workers
 from gradlane._handle import joined
 from gradlane._objects import Gathering
 from gradlane._operations import check_root
+from gradlane.compat._background import in_background
 from gradlane.compat.horovod.common import ProcessSet, global_process_set, members_of
-from gradlane.compat.horovod.torch._calls import checked_op, held, named, scale, scale_in_place
-from gradlane.errors import InvalidArgumentError
-from gradlane.torch import _tensors
+from gradlane.compat.horovod.torch._calls import begin, checked_op, scale, scale_in_place
+from gradlane.errors import InvalidArgumentError, MismatchError
+from gradlane.torch import _tensors, groups
 from gradlane.torch._sparse import content_of
 from gradlane.torch.compression import Compression, Compressor
-from gradlane.torch.ops import is_differentiable, join_graph
+from gradlane.torch.ops import _begin as begin_in_place
+from gradlane.torch.ops import _begin_copy as begin_copy
+from gradlane.torch.ops import check_in_place, is_differentiable, join_graph
 
 T = TypeVar("T")
 
@@ -50,11 +54,8 @@ def allreduce(
         InvalidArgumentError: this worker is not in the process set.
         FailedPreconditionError: the process set was not added, or was removed.
     """
-    members, op = members_of(process_set), checked_op(op)
-    chosen = named("allreduce", name, tensor, members, compression)
-    scaled = scale(tensor, prescale_factor)
-    reduced = gl.push_pull(scaled, chosen, op=op, average=average, compression=compression, process_set=members)
-    return scale(reduced, postscale_factor)
+    factors = prescale_factor, postscale_factor
+    return _allreduce(True, tensor, average, name, compression, op, factors, process_set).wait()
 
 
 def allreduce_async(
@@ -67,10 +68,8 @@ def allreduce_async(
     process_set: ProcessSet = global_process_set,
 ) -> Handle[torch.Tensor]:
     """Like `allreduce`, but returns at once; `synchronize(handle)` yields the new tensor."""
-    members, op = members_of(process_set), checked_op(op)
-    chosen = named("allreduce", name, tensor, members)
-    handle = gl.push_pull_async(scale(tensor, prescale_factor), chosen, op=op, average=average, process_set=members)
-    return held(name, chosen, members, handle.then(lambda reduced: scale(reduced, postscale_factor)))
+    factors = prescale_factor, postscale_factor
+    return _allreduce(False, tensor, average, name, Compression.none, op, factors, process_set)
 
 
 def allreduce_(
@@ -83,7 +82,8 @@ def allreduce_(
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
     """Like `allreduce`, but the result replaces `tensor`."""
-    return allreduce_async_(tensor, average, name, op, prescale_factor, postscale_factor, process_set).wait()
+    factors = prescale_factor, postscale_factor
+    return _allreduce_in_place(True, tensor, average, name, op, factors, process_set).wait()
 
 
 def allreduce_async_(
@@ -96,11 +96,8 @@ def allreduce_async_(
     process_set: ProcessSet = global_process_set,
 ) -> Handle[torch.Tensor]:
     """Like `allreduce_`, but returns at once. Do not use `tensor` before `synchronize(handle)` has returned."""
-    members, op = members_of(process_set), checked_op(op)
-    chosen = named("allreduce", name, tensor, members)
-    scale_in_place(tensor, prescale_factor)
-    handle = gl.push_pull_async_inplace(tensor, chosen, op=op, average=average, process_set=members)
-    return held(name, chosen, members, handle.then(lambda reduced: scale_in_place(reduced, postscale_factor)))
+    factors = prescale_factor, postscale_factor
+    return _allreduce_in_place(False, tensor, average, name, op, factors, process_set)
 
 
 def grouped_allreduce(
@@ -114,11 +111,8 @@ def grouped_allreduce(
     process_set: ProcessSet = global_process_set,
 ) -> list[torch.Tensor]:
     """Reduces many tensors in one call, into new ones. Arguments and errors are those of `allreduce`."""
-    members, op = members_of(process_set), checked_op(op)
-    chosen = _group_name(name, tensors, members, compression)
-    scaled = [scale(tensor, prescale_factor) for tensor in tensors]
-    reduced = gl.grouped_push_pull(scaled, chosen, op=op, average=average, compression=compression, process_set=members)
-    return [scale(tensor, postscale_factor) for tensor in reduced]
+    factors = prescale_factor, postscale_factor
+    return _grouped(True, tensors, average, name, compression, op, factors, process_set).wait()
 
 
 def grouped_allreduce_async(
@@ -131,12 +125,8 @@ def grouped_allreduce_async(
     process_set: ProcessSet = global_process_set,
 ) -> Handle[list[torch.Tensor]]:
     """Like `grouped_allreduce`, but returns at once."""
-    members, op = members_of(process_set), checked_op(op)
-    chosen = _group_name(name, tensors, members)
-    scaled = [scale(tensor, prescale_factor) for tensor in tensors]
-    handle = gl.grouped_push_pull_async(scaled, chosen, op=op, average=average, process_set=members)
-    scaled_back = handle.then(lambda reduced: [scale(tensor, postscale_factor) for tensor in reduced])
-    return held(name, chosen, members, scaled_back)
+    factors = prescale_factor, postscale_factor
+    return _grouped(False, tensors, average, name, Compression.none, op, factors, process_set)
 
 
 def grouped_allreduce_(
@@ -149,7 +139,8 @@ def grouped_allreduce_(
     process_set: ProcessSet = global_process_set,
 ) -> list[torch.Tensor]:
     """Like `grouped_allreduce`, but the results replace `tensors`."""
-    return grouped_allreduce_async_(tensors, average, name, op, prescale_factor, postscale_factor, process_set).wait()
+    factors = prescale_factor, postscale_factor
+    return _grouped_in_place(True, tensors, average, name, op, factors, process_set).wait()
 
 
 def grouped_allreduce_async_(
@@ -162,13 +153,8 @@ def grouped_allreduce_async_(
     process_set: ProcessSet = global_process_set,
 ) -> Handle[list[torch.Tensor]]:
     """Like `grouped_allreduce_`, but returns at once. Do not use the tensors before the handle was waited for."""
-    members, op = members_of(process_set), checked_op(op)
-    chosen = _group_name(name, tensors, members)
-    for tensor in tensors:
-        scale_in_place(tensor, prescale_factor)
-    handle = gl.grouped_push_pull_async_(tensors, chosen, op=op, average=average, process_set=members)
-    scaled_back = handle.then(lambda reduced: [scale_in_place(tensor, postscale_factor) for tensor in reduced])
-    return held(name, chosen, members, scaled_back)
+    factors = prescale_factor, postscale_factor
+    return _grouped_in_place(False, tensors, average, name, op, factors, process_set)
 
 
 def allgather(
@@ -178,35 +164,14 @@ def allgather(
 
     Differentiable if the tensors of all workers are. As in Horovod, the gradient is the mean of those of the workers.
     """
-    return allgather_async(tensor, name, process_set).wait()
+    return _allgather(True, tensor, name, process_set).wait()
 
 
 def allgather_async(
     tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle[torch.Tensor]:
-    """Like `allgather`; waits for the lengths of all workers, and returns while the contents are on their way."""
-    members, is_in_graph = members_of(process_set), is_differentiable([tensor], {})
-    if tensor.dim() == 0:
-        raise InvalidArgumentError("allgather of a tensor without dimensions; give tensor.reshape(1)")
-    _tensors.check_place(tensor)
-    row = tensor.shape[1:]
-    # The shape is no part of an unnamed one's name, because the first dimension may differ.
-    rows = torch.empty(0, *row, dtype=tensor.dtype)
-    chosen = named("allgather", name, rows, members)
-    handles = Gathering(content_of(tensor), chosen, process_set=members).exchange()
-
-    def join(parts: list[memoryview]) -> torch.Tensor:
-        flat = [torch.frombuffer(part, dtype=tensor.dtype) for part in parts if len(part)]
-        joined = torch.cat(flat) if flat else torch.empty(0, dtype=tensor.dtype)
-        count = -1 if row.numel() else 0
-        rows = joined.view(count, *row).to(tensor.device)
-        if not is_in_graph:
-            return rows
-        before = sum(len(part) for part in parts[: _sets.members_of(members).index(gl.rank())])
-        first = before // (row.numel() * tensor.element_size()) if row.numel() else 0
-        return _with_mean_gradient(rows, tensor, process_set, lambda mean: mean[first : first + len(tensor)])
-
-    return held(name, chosen, members, joined(handles).then(join))
+    """Like `allgather`, but returns at once; `synchronize(handle)` yields the new tensor."""
+    return _allgather(False, tensor, name, process_set)
 
 
 def grouped_allgather(
@@ -219,7 +184,7 @@ def grouped_allgather(
 def grouped_allgather_async(
     tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle[list[torch.Tensor]]:
-    """Like `grouped_allgather`; waits for the lengths of all workers, and returns while the contents are on their way."""
+    """Like `grouped_allgather`, but returns at once."""
     named = [None if name is None else f"{name}.{position}" for position in range(len(tensors))]
     return joined([allgather_async(*one, process_set) for one in zip(tensors, named, strict=True)])
 
@@ -263,8 +228,12 @@ def broadcast_async_(
     """Like `broadcast_`, but returns at once. Do not use `tensor` before `synchronize(handle)` has returned."""
     members = members_of(process_set)
     root = check_root(root_rank, members)
-    chosen = named("broadcast", name, tensor, members)
-    return held(name, chosen, members, _tensors.submit_bits(tensor, chosen, root, process_set=members))
+    _tensors.check_place(tensor)
+
+    def submit(chosen: str) -> Handle[torch.Tensor]:
+        return _tensors.submit_bits(tensor, chosen, root, process_set=members)
+
+    return begin("broadcast", name, [tensor], members, submit)
 
 
 def poll(handle: Handle[Any]) -> bool:
@@ -275,6 +244,188 @@ def poll(handle: Handle[Any]) -> bool:
 def synchronize(handle: Handle[T]) -> T:
     """Waits for an operation and returns its result."""
     return gl.synchronize(handle)
+
+
+_Factors = tuple[float, float]
+"""By which tensors are multiplied before they are reduced, and after."""
+
+
+def _allreduce(
+    waits: bool,
+    tensor: torch.Tensor,
+    average: bool | None,
+    name: str | None,
+    compression: Compressor,
+    op: Any,
+    factors: _Factors,
+    process_set: ProcessSet,
+) -> Handle[torch.Tensor]:
+    members, op = members_of(process_set), checked_op(op)
+    _tensors.check_place(tensor)
+    differentiable = is_differentiable([tensor], {"op": op, "average": average})
+    given = scale(tensor.detach(), factors[0])
+    options = {"op": op, "average": average, "compression": compression, "process_set": members}
+
+    def submit(chosen: str) -> Handle[torch.Tensor]:
+        return begin_copy(waits, given, chosen, options)
+
+    handle = begin("allreduce", name, [tensor], members, submit, compression, waits=waits).then(
+        lambda reduced: scale(reduced, factors[1])
+    )
+    if not differentiable:
+        return handle
+
+    def again(_: list[int], gradients: list[torch.Tensor]) -> list[torch.Tensor]:
+        back = f"{name}.backward" if name else None
+        return [_allreduce(True, gradients[0], average, back, compression, op, factors, process_set).wait()]
+
+    return handle.then(lambda reduced: join_graph([reduced], [tensor], again)[0])
+
+
+def _allreduce_in_place(
+    waits: bool,
+    tensor: torch.Tensor,
+    average: bool | None,
+    name: str | None,
+    op: Any,
+    factors: _Factors,
+    process_set: ProcessSet,
+) -> Handle[torch.Tensor]:
+    members, op = members_of(process_set), checked_op(op)
+    _tensors.check_place(tensor)
+    check_in_place(tensor)
+    scale_in_place(tensor, factors[0])
+
+    def submit(chosen: str) -> Handle[torch.Tensor]:
+        return begin_in_place(waits, tensor, chosen, op=op, average=average, process_set=members)
+
+    return begin("allreduce", name, [tensor], members, submit, waits=waits).then(
+        lambda reduced: scale_in_place(reduced, factors[1])
+    )
+
+
+def _grouped(
+    waits: bool,
+    tensors: Sequence[torch.Tensor],
+    average: bool | None,
+    name: str | None,
+    compression: Compressor,
+    op: Any,
+    factors: _Factors,
+    process_set: ProcessSet,
+) -> Handle[list[torch.Tensor]]:
+    members, op, tensors = members_of(process_set), checked_op(op), _checked_group(tensors)
+    differentiable = is_differentiable(tensors, {"op": op, "average": average})
+    given = [scale(tensor.detach(), factors[0]) for tensor in tensors]
+    options = {"op": op, "average": average, "compression": compression, "process_set": members}
+
+    def submit(chosen: str) -> Handle[list[torch.Tensor]]:
+        return groups._begin_copies(waits, given, chosen, options)
+
+    handle = _begin_group(waits, name, tensors, members, submit, compression).then(
+        lambda reduced: [scale(tensor, factors[1]) for tensor in reduced]
+    )
+    if not differentiable:
+        return handle
+
+    def again(_: list[int], gradients: list[torch.Tensor]) -> list[torch.Tensor]:
+        back = f"{name}.backward" if name else None
+        return _grouped(True, gradients, average, back, compression, op, factors, process_set).wait()
+
+    return handle.then(lambda reduced: join_graph(reduced, tensors, again))
+
+
+def _grouped_in_place(
+    waits: bool,
+    tensors: Sequence[torch.Tensor],
+    average: bool | None,
+    name: str | None,
+    op: Any,
+    factors: _Factors,
+    process_set: ProcessSet,
+) -> Handle[list[torch.Tensor]]:
+    members, op, tensors = members_of(process_set), checked_op(op), _checked_group(tensors)
+    for tensor in tensors:
+        check_in_place(tensor)
+    for tensor in tensors:
+        scale_in_place(tensor, factors[0])
+
+    def submit(chosen: str) -> Handle[list[torch.Tensor]]:
+        return groups._begin(waits, tensors, chosen, op=op, average=average, process_set=members)
+
+    return _begin_group(waits, name, tensors, members, submit).then(
+        lambda reduced: [scale_in_place(tensor, factors[1]) for tensor in reduced]
+    )
+
+
+def _begin_group(
+    waits: bool,
+    name: str | None,
+    tensors: Sequence[torch.Tensor],
+    members: Workers | None,
+    submit: Callable[[str], Handle[T]],
+    compression: Compressor = Compression.none,
+) -> Handle[T]:
+    count = len(tensors)
+
+    def parts(chosen: str) -> list[str]:
+        return [f"{chosen}.{position}" for position in range(count)]
+
+    return begin(f"grouped_allreduce{count}", name, tensors, members, submit, compression, parts, waits=waits)
+
+
+def _checked_group(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    if not tensors:
+        raise InvalidArgumentError("a group of no tensors")
+    for tensor in tensors:
+        _tensors.check_place(tensor)
+    return list(tensors)
+
+
+def _allgather(
+    waits: bool, tensor: torch.Tensor, name: str | None, process_set: ProcessSet
+) -> Handle[torch.Tensor]:
+    members = members_of(process_set)
+    _tensors.check_place(tensor)
+    is_in_graph = is_differentiable([tensor], {})
+    if tensor.dim() == 0:
+        raise InvalidArgumentError("allgather of a tensor without dimensions; give tensor.reshape(1)")
+    row, dtype = tensor.shape[1:], tensor.dtype
+    kind = f"{_tensors.dtype_name(dtype)} {list(row)}"
+    mark = zlib.crc32(kind.encode()).to_bytes(_MARK_BYTES, "little")
+
+    def submit(chosen: str) -> Handle[list[memoryview]]:
+        gathering = Gathering(mark + bytes(content_of(tensor)), chosen, process_set=members)
+        return Handle(None, gathering.finish) if waits else in_background(gathering.finish)
+
+    def join(parts: list[memoryview]) -> torch.Tensor:
+        for worker, part in zip(_sets.members_of(members), parts, strict=True):
+            if part[:_MARK_BYTES] != mark:
+                raise MismatchError(
+                    f"allgather: rows of worker {gl.rank()} are {kind}, and those of worker {worker} are not; give rows "
+                    "of one shape and element type on all workers",
+                    tensor=name or "allgather",
+                    field="shape",
+                    first=(gl.rank(), kind),
+                    second=(worker, "other rows"),
+                )
+        contents = [part[_MARK_BYTES:] for part in parts]
+        flat = [torch.frombuffer(content, dtype=dtype) for content in contents if len(content)]
+        joined = torch.cat(flat) if flat else torch.empty(0, dtype=dtype)
+        count = -1 if row.numel() else 0
+        rows = joined.view(count, *row).to(tensor.device)
+        if not is_in_graph:
+            return rows
+        before = sum(len(content) for content in contents[: _sets.members_of(members).index(gl.rank())])
+        first = before // (row.numel() * tensor.element_size()) if row.numel() else 0
+        return _with_mean_gradient(rows, tensor, process_set, lambda mean: mean[first : first + len(tensor)])
+
+    # Bytes travel, under names that know no shape.
+    return begin("allgather", name, [], members, submit, parts=lambda _: [], waits=waits).then(join)
+
+
+_MARK_BYTES = 16
+"""Before the content of a worker stands what kind of rows it is; of this length, which keeps the content aligned."""
 
 
 def _with_mean_gradient(
@@ -292,14 +443,3 @@ def _with_mean_gradient(
         return [own(allreduce(gradients[0], op=Average, process_set=process_set))]
 
     return join_graph([result], [tensor], again)[0]
-
-
-def _group_name(
-    name: str | None,
-    tensors: Sequence[torch.Tensor],
-    members: Workers | None,
-    compression: Compressor = Compression.none,
-) -> str:
-    if not tensors:
-        raise InvalidArgumentError("a group of no tensors")
-    return named(f"grouped_allreduce{len(tensors)}", name, tensors[0], members, compression)

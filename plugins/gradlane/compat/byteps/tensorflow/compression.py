@@ -1,0 +1,5 @@
+"""`byteps.tensorflow.compression`."""
+
+from gradlane._compression import Compression
+
+__all__ = ["Compression"]
