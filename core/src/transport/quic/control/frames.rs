@@ -116,7 +116,7 @@ pub(super) async fn converse(
 
 /// Hears the frames that came before the connection was lost, as far as the machine handles them soon.
 async fn last_frames(listening: Pin<&mut impl Future<Output = Error>>, lost: &ConnectionError, peer: &str) -> Error {
-    let _ = timeout(LAST_WORDS, listening).await;
+    let _ = timeout(LAST_FRAMES, listening).await;
     connection_error(lost, peer)
 }
 
@@ -219,10 +219,12 @@ async fn speak(connection: &Connection, mut sender: SendStream, mut posted: Post
 /// The largest declaration fits, and the answers to it.
 const QUEUE_BYTES_MAX: usize = 2 * limits::FRAME_BYTES_MAX;
 /// Frames of one link that wait for the machine behind it: a worker sends few without waiting for an answer.
-pub(super) const WAITING_FRAMES_MAX: usize = 64;
+pub(in crate::transport::quic) const WAITING_FRAMES_MAX: usize = 64;
 /// Requests for the status that are under way on one link, from the reading of the request to the writing of the answer.
 const STATUS_REQUESTS_MAX: usize = 1;
 /// Between two answers on one link: nobody needs the status more often, and that of a job of thousands takes milliseconds to write.
 const STATUS_PAUSE: Duration = Duration::from_millis(100);
-/// For frames before the end of a link to be acknowledged, or to be handled.
+/// For frames that came before the end of a link to be handled.
+const LAST_FRAMES: Duration = Duration::from_secs(5);
+/// For frames before the end of a link to be acknowledged.
 const LAST_WORDS: Duration = Duration::from_secs(1);

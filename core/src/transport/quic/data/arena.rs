@@ -113,7 +113,7 @@ impl Lent {
         if self.ends.len() < self.max {
             return false;
         }
-        if self.refusals % SWEEP_EVERY == 0 {
+        if self.refusals.is_multiple_of(SWEEP_EVERY) {
             let bytes = self.bytes;
             self.ends.retain_mut(|end| !whole(end, bytes));
         }
