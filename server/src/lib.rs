@@ -20,10 +20,11 @@ mod ending;
 mod exit;
 mod memory_limit;
 mod os;
-mod private_file;
 mod signals;
 mod site;
 mod trusted_file;
+
+pub(crate) use gradlane_core::local::private_file;
 
 pub use embedded::{Embedded, EmbeddedOptions};
 pub use node::{Server, ServerOptions, ServerState};

@@ -2,7 +2,7 @@
 //!
 //! - `puppet` joins as a worker, says `joined <rank>`, then does what standard input says, one order a line, and answers each with
 //!   `ok` or `failed <code> <error>`:
-//!   `sum <name> <round>`, `barrier <name> <milliseconds>`, `shutdown <milliseconds>`; or with a number: `metric <name>`.
+//!   `sum <name> <round>`, `pair <name> <round>` (a sum of ranks 0 and 1), `barrier <name> <milliseconds>`, `shutdown <milliseconds>`; or with a number: `metric <name>`.
 //! - `train <rounds> [<rank> <mishap>]` joins as a worker, says `joined <rank> <pid>`, reduces so many rounds (0: without end), and
 //!   leaves. After its first round the worker of `rank` exits with the code `mishap` instead, or with `stuck` does nothing any more, for
 //!   which the others wait a second. The exit code is 1 after an error, which standard error tells.
@@ -67,6 +67,9 @@ fn obey(engine: &Engine) -> Result<i32> {
         }
         let done = match line.split(' ').collect::<Vec<_>>()[..] {
             ["sum", name, round] => rounds::begin(engine, name, number(round), ELEMENTS).and_then(|sum| sum.check()),
+            ["pair", name, round] => {
+                rounds::begin_of_two(engine, name, number(round), ELEMENTS).and_then(|sum| sum.check())
+            }
             ["barrier", name, timeout] => engine.arrive(name, Some(milliseconds(timeout))).wait(None),
             ["shutdown", grace] => engine.shutdown(milliseconds(grace)),
             _ => panic!("{line:?} is no order"),

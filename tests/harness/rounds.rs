@@ -2,7 +2,7 @@
 
 use gradlane_core::Result;
 use gradlane_core::engine::{Engine, Handle};
-use gradlane_core::types::Op;
+use gradlane_core::types::{Op, Participants, WorkerId, WorkerSet};
 
 use crate::cluster::Tensor;
 use crate::digits;
@@ -20,9 +20,31 @@ pub struct Reduction {
 /// # Errors
 /// As [`Engine::push_pull`].
 pub fn begin(engine: &Engine, name: &str, round: u64, len: usize) -> Result<Reduction> {
+    begin_among(engine, name, round, len, Participants::ALL)
+}
+
+/// The same among the workers of ranks 0 and 1.
+///
+/// # Errors
+/// As [`Engine::push_pull`].
+pub fn begin_of_two(engine: &Engine, name: &str, round: u64, len: usize) -> Result<Reduction> {
+    let pair = [0, 1].map(WorkerId).into_iter().collect::<WorkerSet>();
+    let participants = if engine.size() == 2 { Participants::ALL } else { Participants::of(pair) };
+    begin_among(engine, name, round, len, participants)
+}
+
+fn begin_among(
+    engine: &Engine,
+    name: &str,
+    round: u64,
+    len: usize,
+    participants: Participants,
+) -> Result<Reduction> {
     let mut tensor = Tensor::new(name, digits::contribution(engine.rank().0, name, round, len));
+    let workers = participants.members().map_or(engine.size(), |members| u32::try_from(members.len()).expect("it is small"));
+    tensor.spec.participants = participants;
     let handle = tensor.push_pull(engine, Op::Sum)?;
-    Ok(Reduction { tensor, handle, workers: engine.size(), round })
+    Ok(Reduction { tensor, handle, workers, round })
 }
 
 impl Reduction {

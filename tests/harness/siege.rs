@@ -10,14 +10,16 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use crossbeam_channel::after;
-use gradlane_core::runtime::{Clock, status};
+use gradlane_core::cluster::MemberConfig;
+use gradlane_core::runtime::{Clock, Membership, MembershipOptions, process, status};
 use gradlane_core::transport::identity::{Authority, Credentials};
 use gradlane_core::transport::quic::vandal::siege::{Manner, Pass, Plan, Siege, initials};
 use gradlane_core::types::{DType, Epoch, JoinString, Op, PartId, Participants, Role, Round, TensorKey, Time, View};
-use gradlane_core::wire::{Body, Contribute, Contribution, Request, Service, Target, VERSION};
+use gradlane_core::wire::frame::Progress;
+use gradlane_core::wire::{Body, Contribute, Contribution, Frame, Request, Service, Target, VERSION};
 use tempfile::TempDir;
 
-use crate::cluster::PATIENCE;
+use crate::cluster::{PATIENCE, config};
 use crate::network::{CLEAR, Conditions, Loss, Relay};
 use crate::over::Over;
 use crate::patience::{elapsed, eventually};
@@ -67,6 +69,10 @@ pub enum Who {
     OtherJob,
     /// It has enrolled in this job and is no member of it.
     NoMember,
+    /// It has enrolled as an observer.
+    Observer,
+    /// It is a worker of the job, which takes part in no sum.
+    Member,
 }
 
 /// What it does once it is let in.
@@ -80,10 +86,18 @@ pub enum Doing {
     Trickling,
     /// Sends without end and reads nothing.
     Pouring,
+    /// Asks for the status without end, and reads the answers.
+    Asking,
+    /// Asks for the status without end, and reads nothing.
+    AskingOnly,
+    /// Opens streams and gives them up, without end.
+    Churning,
+    /// Claims to know the secret of the join string.
+    Guessing,
 }
 
 /// All attacks on ports. `tests/README.md` lists what else was tried, and where.
-pub const ATTACKS: [Attack; 13] = [
+pub const ATTACKS: [Attack; 18] = [
     on(Victim::Server, "forged Initials, 10,000/s", Means::ForgedInitials),
     on(Victim::Coordinator, "forged Initials, 10,000/s", Means::ForgedInitials),
     on(Victim::Server, "handshakes without certificate", flood(Who::Nobody)),
@@ -101,6 +115,20 @@ pub const ATTACKS: [Attack; 13] = [
     on(Victim::Coordinator, "a byte a second", Means::Connections(Who::NoMember, Doing::Trickling, 64, 100)),
     on(Victim::Server, "streams with gaps", Means::GappedConnections(Who::NoMember, Doing::Pouring, 8, 100)),
     on(Victim::Server, "garbage and HTTP", Means::Garbage),
+    on(
+        Victim::Coordinator,
+        "status requests without end",
+        Means::Connections(Who::Observer, Doing::Asking, 64, 200),
+    ),
+    on(Victim::Coordinator, "answers that nobody reads", Means::Connections(Who::Observer, Doing::AskingOnly, 64, 200)),
+    on(
+        Victim::Coordinator,
+        "thousands of observers",
+        Means::Connections(Who::Observer, Doing::Nothing, 5_000, 2_000),
+    ),
+    on(Victim::Coordinator, "wrong secrets", Means::Connections(Who::Newcomer, Doing::Guessing, 2_000, 2_000)),
+    // One connection, because a server knows only the newest one of a member.
+    on(Victim::Server, "100,000 streams of a member", Means::Connections(Who::Member, Doing::Churning, 1, 10)),
 ];
 
 /// How long each part of an attack lasts.
@@ -123,6 +151,8 @@ pub struct Cost {
     pub attempts: u64,
     /// How many of its connections got a stream.
     pub admitted: u64,
+    /// How many streams it opened and gave up.
+    pub streams: u64,
     /// What should not have happened.
     pub faults: Vec<String>,
 }
@@ -132,7 +162,7 @@ pub struct Cost {
 /// # Panics
 /// If a sum is wrong or does not come, or a worker ends.
 pub fn endure(attack: &Attack, times: Times, actor: &Path) -> Cost {
-    let mut job = Job::start(actor);
+    let mut job = Job::start(actor, attack.is_by_a_member());
     let before = job.train(times.each);
     let (view, memory) = (job.view(), job.memory());
     let attacker = Attacker::start(attack, &job);
@@ -144,8 +174,9 @@ pub fn endure(attack: &Attack, times: Times, actor: &Path) -> Cost {
     let mut cost = Cost {
         steps: [before, during, after],
         grown_bytes: grown.unwrap_or_default(),
-        attempts: counts.0,
-        admitted: counts.1,
+        attempts: counts.attempts,
+        admitted: counts.admitted,
+        streams: counts.streams,
         faults: Vec::new(),
     };
     if job.view() != view {
@@ -153,6 +184,15 @@ pub fn endure(attack: &Attack, times: Times, actor: &Path) -> Cost {
     }
     cost.faults.extend(job.end());
     cost
+}
+
+impl Attack {
+    fn is_by_a_member(&self) -> bool {
+        match self.means {
+            Means::Connections(who, ..) | Means::GappedConnections(who, ..) => who == Who::Member,
+            Means::ForgedInitials | Means::Garbage => false,
+        }
+    }
 }
 
 impl Cost {
@@ -193,9 +233,11 @@ struct Job {
     coordinator: Process,
     join: JoinString,
     /// May ask for the state of the job.
-    observer: Credentials,
-    /// Has enrolled as a worker and did not join.
-    no_member: Arc<Credentials>,
+    observer: Arc<Credentials>,
+    /// Has enrolled as a worker. It did not join, or it is the worker of the attacker.
+    stranger: Arc<Credentials>,
+    /// Of the attacker's worker.
+    membership: Option<Membership>,
     step: u64,
     _home: TempDir,
     /// The most memory of each process since it was asked for.
@@ -203,23 +245,26 @@ struct Job {
 }
 
 impl Job {
-    fn start(actor: &Path) -> Self {
+    /// A job of two workers; the attacker is a third one, or none.
+    fn start(actor: &Path, attacker_joins: bool) -> Self {
         let home = tempfile::tempdir().expect("there is room");
-        let line = ["coordinator", "-n", "2", "-s", "1", "--bind", "127.0.0.1:0"];
+        let size = if attacker_joins { "3" } else { "2" };
+        let line = ["coordinator", "-n", size, "-s", "1", "--bind", "127.0.0.1:0"];
         let file = home.path().join("join");
         let to = [("join_file", file.to_str().expect("a temporary file has a plain name"))];
         let coordinator = Process::start(actor, &line, home.path(), &environment(&to));
         let join: JoinString = eventually("the coordinator listens", || {
             std::fs::read_to_string(&file).ok().and_then(|text| text.trim().parse().ok())
         });
-        let enrol = |role| Credentials::enroll(&join, role, PATIENCE).expect("the job has not formed");
-        let (observer, no_member) = (enrol(Role::Observer), Arc::new(enrol(Role::Worker)));
+        let enrol = |role| Arc::new(Credentials::enroll(&join, role, PATIENCE).expect("the job has not formed"));
+        let (observer, stranger) = (enrol(Role::Observer), enrol(Role::Worker));
+        let membership = attacker_joins.then(|| joined(&join, &stranger));
         let start = |part: &str, settings: &[(&str, &str)]| {
             let settings = Over::Quic.with(&[settings, &[("bind", "127.0.0.1:0"), ("step_timeout", "20 s")]].concat());
             Process::start(actor, &[part], home.path(), &variables(&join, &settings))
         };
         let server = start("server", &[("server_index", "0")]);
-        let mut workers = ["0", "1"].map(|rank| start("puppet", &[("rank", rank), ("size", "2")]));
+        let mut workers = ["0", "1"].map(|rank| start("puppet", &[("rank", rank), ("size", size)]));
         for worker in &mut workers {
             assert!(worker.line().starts_with("joined"));
         }
@@ -229,7 +274,8 @@ impl Job {
             coordinator,
             join,
             observer,
-            no_member,
+            stranger,
+            membership,
             step: 0,
             _home: home,
             peaks: Vec::new(),
@@ -240,7 +286,7 @@ impl Job {
     fn train(&mut self, lasts: Duration) -> f64 {
         let (clock, first) = (Clock::start(), self.step);
         while elapsed(clock) < lasts {
-            let order = format!("sum weight {}", self.step);
+            let order = format!("pair weight {}", self.step);
             self.workers.iter_mut().for_each(|worker| worker.order(&order));
             for worker in &mut self.workers {
                 assert_eq!(worker.line(), "ok", "step {}", self.step);
@@ -275,6 +321,9 @@ impl Job {
 
     /// Ends the job in order, and returns what did not go well.
     fn end(mut self) -> Vec<String> {
+        if let Some(membership) = &self.membership {
+            membership.leave();
+        }
         self.workers.iter_mut().for_each(|worker| worker.order("shutdown 20000"));
         let mut faults: Vec<String> =
             self.workers.iter_mut().map(Process::line).filter(|answer| answer != "ok").collect();
@@ -294,6 +343,13 @@ fn resident(process: &Process) -> u64 {
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
     let kib = line.and_then(|line| line.split_whitespace().next()).and_then(|kib| kib.parse::<u64>().ok());
     kib.unwrap_or_default() << 10
+}
+
+/// What an attacker tried, how often it was let in, and how many streams it gave up.
+struct Counts {
+    attempts: u64,
+    admitted: u64,
+    streams: u64,
 }
 
 /// An attack under way.
@@ -321,7 +377,7 @@ impl Attacker {
                 Self::Connections { siege, _path: Some(path) }
             }
         };
-        eventually("the attack begins", || (attacker.counts().0 > 0).then_some(()));
+        eventually("the attack begins", || (attacker.counts().attempts > 0).then_some(()));
         attacker
     }
 
@@ -351,15 +407,16 @@ impl Attacker {
         Self::Datagrams { over, sent, thread }
     }
 
-    /// What it tried, and how often it was let in.
-    fn counts(&self) -> (u64, u64) {
+    fn counts(&self) -> Counts {
         match self {
-            Self::Connections { siege, .. } => (siege.attempts(), siege.admitted()),
-            Self::Datagrams { sent, .. } => (sent.load(Ordering::Relaxed), 0),
+            Self::Connections { siege, .. } => {
+                Counts { attempts: siege.attempts(), admitted: siege.admitted(), streams: siege.streams() }
+            }
+            Self::Datagrams { sent, .. } => Counts { attempts: sent.load(Ordering::Relaxed), admitted: 0, streams: 0 },
         }
     }
 
-    fn end(self) -> (u64, u64) {
+    fn end(self) -> Counts {
         let counts = self.counts();
         if let Self::Datagrams { over, thread, .. } = self {
             over.store(true, Ordering::Relaxed);
@@ -378,7 +435,8 @@ fn besiege(job: &Job, on: Victim, address: String, how: (Who, Doing, usize, u32)
             let other = Authority::create("another").and_then(|other| other.credentials(Role::Worker));
             Pass::Certificate(Arc::new(other.expect("it certifies anybody")))
         }
-        Who::NoMember => Pass::Certificate(Arc::clone(&job.no_member)),
+        Who::NoMember | Who::Member => Pass::Certificate(Arc::clone(&job.stranger)),
+        Who::Observer => Pass::Certificate(Arc::clone(&job.observer)),
     };
     // The beginning of what a member would send.
     let bytes = match on {
@@ -390,9 +448,29 @@ fn besiege(job: &Job, on: Victim, address: String, how: (Who, Doing, usize, u32)
         Doing::Nothing => Manner::Idle,
         Doing::Hoarding => Manner::Hoard(begun),
         Doing::Trickling => Manner::Trickle(begun),
-        Doing::Pouring => Manner::Pour([bytes, vec![0; 64 << 10]].concat()),
+        Doing::Pouring => {
+            Manner::Pour { first: Vec::new(), again: [bytes, vec![0; 64 << 10]].concat(), reads: false }
+        }
+        Doing::Asking | Doing::AskingOnly => {
+            let request = Frame::StatusRequest.encode();
+            let length = u32::try_from(request.len()).expect("it is short");
+            let again = [&length.to_le_bytes(), &request[..]].concat().repeat(1_000);
+            Manner::Pour { first: vec![VERSION], again, reads: doing == Doing::Asking }
+        }
+        Doing::Churning => Manner::Churn(bytes),
+        // Version, role, a proof that is none, and no signing request: the proof is looked at first.
+        Doing::Guessing => Manner::Say([vec![1, Role::Worker as u8], vec![0x55; 32]].concat()),
     };
     Siege::start(Plan { address, from: ATTACKER, pass, manner, at_once, rate }).expect("it has a socket")
+}
+
+/// A worker of the job that does nothing but live.
+fn joined(join: &JoinString, credentials: &Arc<Credentials>) -> Membership {
+    let config = config(Over::Quic, &[("rank", "2"), ("size", "3")]);
+    let member = MemberConfig { requested: Some(2), workers: 3, ..process::member(Role::Worker, &config) };
+    let (coordinator, credentials) = (join.address.clone(), Arc::clone(credentials));
+    let options = MembershipOptions { member, coordinator, credentials };
+    Membership::start(options, Clock::start(), Progress::default, drop).expect("there is a thread")
 }
 
 /// The header of a contribution to a tensor that nobody declared.

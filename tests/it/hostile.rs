@@ -169,7 +169,7 @@ fn frames_that_nobody_may_send_end_their_link_and_nothing_else() {
             link.send(&frame);
             let reason = events.iter().find_map(|event| match event {
                 ControlEvent::Closed(reason) => Some(reason),
-                ControlEvent::Connected | ControlEvent::Frame(_) => None,
+                ControlEvent::Connected | ControlEvent::Frame(..) => None,
             });
             assert!(matches!(reason, Some(Error::Protocol { .. })), "{frame:?}: {reason:?}");
         }
@@ -197,7 +197,7 @@ fn who_claims_the_rank_of_a_worker_takes_no_place() {
                 servers: 1,
             }));
             let answer = events.iter().find_map(|event| match event {
-                ControlEvent::Frame(frame) => Some(frame),
+                ControlEvent::Frame(frame, _) => Some(frame),
                 ControlEvent::Connected | ControlEvent::Closed(_) => None,
             });
             let Some(Frame::Refused(error)) = &answer else { panic!("{answer:?}") };

@@ -20,6 +20,8 @@ cases! {
     a_path_that_becomes_narrower_stops_nothing_over_quic: "MTU 1500 to 1280", Steady;
     a_worker_that_the_coordinator_misses_for_a_while_is_no_loss_over_quic: "cut W|C", Steady;
     a_job_forms_and_ends_while_links_flap_over_quic: "flaps of 1 s", EpochChange;
+    a_worker_with_a_slow_control_connection_is_no_loss_over_quic: "slow W|C", Steady;
+    a_job_forms_and_ends_though_the_server_has_a_slow_control_connection_over_quic: "slow S|C", EpochChange;
     members_that_get_new_addresses_come_back_over_quic: "new addresses", Steady;
 }
 

@@ -2,6 +2,7 @@
 //! and where.
 
 mod circles;
+mod queues;
 mod source;
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,8 +1,11 @@
-"""What the operating system does to a job: it has no room on its disk or in its memory, or sets its clock."""
+"""What the operating system does to a job: it has no room on its disk or in its memory, kills for memory, or sets its clock."""
 
+import contextlib
+import os
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -88,6 +91,31 @@ def wall_clock(folder: Path) -> Path:
     return library
 
 
+@contextlib.contextmanager
+def memory_group(bytes_max: int) -> Iterator[list[str]]:
+    """A memory cgroup with a limit. Yields the beginning of a command that is to run in it (cgroups(7))."""
+    groups = Path("/sys/fs/cgroup")
+    is_v1 = (groups / "memory").is_dir()
+    group = (groups / "memory" if is_v1 else groups) / f"gradlane-test-{os.getpid()}"
+    try:
+        group.mkdir()
+        (group / ("memory.limit_in_bytes" if is_v1 else "memory.max")).write_text(str(bytes_max))
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            group.rmdir()
+        pytest.skip(f"no memory cgroup can be made here: {error}")
+    try:
+        yield ["sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "sh"]
+    finally:
+        # Its processes have ended, and the kernel needs a moment to notice.
+        deadline = time.monotonic() + 10
+        while group.exists() and time.monotonic() < deadline:
+            with contextlib.suppress(OSError):
+                group.rmdir()
+                break
+            time.sleep(0.01)
+
+
 def limited(command: Sequence[str]) -> list[str]:
     """The command where no file can grow, and no shared memory. Its output goes through a pipe, which can."""
     return ["bash", "-o", "pipefail", "-c", '(ulimit -f 0; exec "$@" 2>&1) | cat', "bash", *command]
@@ -96,3 +124,42 @@ def limited(command: Sequence[str]) -> list[str]:
 def files(folder: Path) -> dict[str, bytes]:
     """The files in a folder, by their names."""
     return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.over("local", "shm", "quic")
+def test_a_full_dev_shm_disturbs_no_job(transport):
+    # Shared memory has no name in /dev/shm, so its room does not matter (memfd_create(2)).
+    if os.geteuid() != 0:
+        pytest.skip("needs root: a /dev/shm of its own")
+    script = SUMS + "gradlane.init(); sums(5); gradlane.shutdown(); say('done')"
+    fill = "mount -t tmpfs -o size=64k none /dev/shm && ! head -c 1M /dev/zero > /dev/shm/full 2>/dev/null"
+    command = ["unshare", "-m", "sh", "-c", f'{fill} && exec "$@"', "sh", *RUN, "--", sys.executable, "-c", script]
+    [ended] = run_all([(command, over(transport))], timeout=60)
+    assert (ended.code, ended.output) == (0, "done\n" * 2)
+
+
+@pytest.mark.over("local", "shm", "quic")
+def test_a_job_runs_within_the_memory_of_its_group(transport):
+    script = SUMS + "gradlane.init(); sums(50); gradlane.shutdown(); say('done')"
+    with memory_group(384 << 20) as enter:
+        [ended] = run_all([([*enter, *RUN, "--", sys.executable, "-c", script], over(transport))], timeout=60)
+    assert (ended.code, ended.output) == (0, "done\n" * 2)
+
+
+@pytest.mark.over("local", "shm", "quic")
+def test_a_worker_that_its_memory_group_kills_is_named_to_the_others(transport):
+    script = SUMS + """
+gradlane.init()
+sums(2)
+if gradlane.rank() == 1:
+    # More than the group has, in pieces, so that the kernel kills and the allocation does not fail.
+    hoard = [bytearray(os.urandom(1 << 20) * 16) for _ in range(128)]
+try:
+    sums(1)
+except gradlane.PeerLostError as error:
+    say(f"lost rank {error.rank}")
+"""
+    with memory_group(384 << 20) as enter:
+        [ended] = run_all([([*enter, *RUN, "--", sys.executable, "-c", script], over(transport))], timeout=60)
+    assert ended.code != 0, ended.output
+    assert "lost rank 1\n" in ended.output, ended.output

@@ -64,7 +64,7 @@ fn print(case: &Case, moment: Moment, seed: u64, outcome: &Outcome) {
 /// Returns how many attacks did harm. How fast the job was is a figure: it depends on what else the machine does.
 fn hostile() -> usize {
     println!(
-        "attack                               on           steps/s  during       after        memory    attempts  admitted"
+        "attack                               on           steps/s  during       after        memory    attempts  admitted   streams"
     );
     let times = Times { each: Duration::from_secs(4), pause: Duration::from_secs(5) };
     let mut failed = 0;
@@ -73,7 +73,7 @@ fn hostile() -> usize {
         let [before, during, after] = cost.steps;
         let [during, after] = [during, after].map(|steps| steps / before);
         println!(
-            "{:<36} {:<12} {before:>7.0}  {:<12} {:<12} {:>+4} MiB {:>11} {:>9}",
+            "{:<36} {:<12} {before:>7.0}  {:<12} {:<12} {:>+4} MiB {:>11} {:>9} {:>9}",
             attack.name,
             format!("{:?}", attack.on),
             share(during, 0.3),
@@ -81,6 +81,7 @@ fn hostile() -> usize {
             cost.grown_bytes >> 20,
             cost.attempts,
             cost.admitted,
+            cost.streams,
         );
         let faults = cost.faults(attack);
         faults.iter().for_each(|fault| println!("  FAILED: {fault}"));

@@ -300,6 +300,14 @@ errors! {
         /// What to do.
         hint: String,
     }
+    /// The token in the join string is one of this job, but it is not good for this: it is for another role, used up or too old.
+    #[error("the token in the join string {problem}; {hint}")]
+    25: Token of Unauthenticated, raised as "TokenError"("AuthError") {
+        /// What is wrong with it.
+        problem: String,
+        /// What to do.
+        hint: String,
+    }
 }
 
 /// The classes of failure, equal in Rust and Python; gRPC's well-known names.

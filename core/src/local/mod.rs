@@ -2,13 +2,15 @@
 //! with a deadline, memory near a NUMA node, and progress: which thread does the work of a component, and how long it looks for work.
 //!
 //! The users of this module decide the content of the memory, its writers, and the messages. Only one thing here has a name that can
-//! outlive the processes: the directory of a [`PrivateSocket`]. The next [`PrivateSocket`] of the same user removes it.
+//! outlive the processes: the directory of a [`PrivateSocket`]. The next [`PrivateSocket`] of the same user removes it. [`private_file`]
+//! writes files that are meant to outlive them.
 
 pub mod backing;
 pub mod futex;
 #[cfg(feature = "cuda")]
 pub(crate) mod numa;
 mod peer;
+pub mod private_file;
 pub mod progress;
 pub mod segment;
 pub mod socket;

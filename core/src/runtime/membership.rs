@@ -228,7 +228,7 @@ impl Driver {
         match input {
             Input::Control { dial, .. } if dial != self.dials => {}
             Input::Control { event: ControlEvent::Connected, .. } => self.member.handle_connected(now),
-            Input::Control { event: ControlEvent::Frame(frame), .. } => self.member.handle_frame(now, frame),
+            Input::Control { event: ControlEvent::Frame(frame, _waiting), .. } => self.member.handle_frame(now, frame),
             Input::Control { event: ControlEvent::Closed(reason), .. } => {
                 self.link = None;
                 self.member.handle_disconnected(now, reason);
@@ -327,9 +327,9 @@ pub fn status(address: &str, credentials: &Credentials, patience: Duration) -> R
     loop {
         match received.recv_deadline(due) {
             Ok(ControlEvent::Connected) => link.send(&Frame::StatusRequest),
-            Ok(ControlEvent::Frame(Frame::Status(status))) => return Ok(status),
-            Ok(ControlEvent::Frame(Frame::Refused(error)) | ControlEvent::Closed(error)) => return Err(error),
-            Ok(ControlEvent::Frame(_)) => {}
+            Ok(ControlEvent::Frame(Frame::Status(status), _)) => return Ok(status),
+            Ok(ControlEvent::Frame(Frame::Refused(error), _) | ControlEvent::Closed(error)) => return Err(error),
+            Ok(ControlEvent::Frame(..)) => {}
             Err(_) => {
                 return Err(Error::Timeout { what: format!("asking {address} for its status"), waited: patience });
             }

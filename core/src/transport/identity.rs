@@ -5,10 +5,10 @@
 //! certificate is renewed.
 
 use std::fmt;
-use std::fs::{self, File, OpenOptions};
-use std::io::{ErrorKind, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::fs;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use aws_lc_rs::{hmac, rand};
@@ -22,10 +22,11 @@ use rustls::pki_types::{CertificateDer, CertificateSigningRequestDer};
 pub use super::certificate::PeerIdentity;
 use super::certificate::{SERVER_NAME, public_key, public_key_hash, sha256};
 pub use super::credentials::Credentials;
-use super::invitation::{self, Invitation};
+use super::invitation::{self, Invitation, Invitations};
 use super::validity::{BACKDATED, wall_clock};
 pub use super::validity::{Renewal, Validity};
 use crate::error::{Error, Result};
+use crate::local::private_file::{self, IfOpen};
 use crate::types::join::JoinString;
 use crate::types::{NodeId, Role, WorkersKey};
 
@@ -38,6 +39,8 @@ pub struct Authority {
     lifetime: Duration,
     /// Where it is kept, with further secrets.
     dir: Option<PathBuf>,
+    /// Locked while a newcomer's secret is looked up.
+    invitations: Mutex<Invitations>,
 }
 
 impl Authority {
@@ -49,23 +52,23 @@ impl Authority {
         check_job(job)?;
         let key = KeyPair::generate().map_err(|error| failed("making the job's key", error))?;
         let certificate = certify_authority(job, &key)?;
-        Ok(Self { job: job.to_owned(), key, certificate, secret: draw()?, lifetime: LIFETIME, dir: None })
+        Ok(Self::of(job, key, certificate, draw()?, None))
     }
 
     /// A new authority for `job`, kept in `dir`, which only this user may read, in place of that of an earlier job. Nothing of the earlier
     /// one is good any more.
     ///
     /// # Errors
-    /// [`Error::Io`] if the directory cannot be used, [`Error::Auth`] if others may read it.
+    /// [`Error::Io`] if the directory cannot be used, [`Error::Auth`] if others may read it or it belongs to another user.
     pub fn begin(dir: &Path, job: &str) -> Result<Self> {
         let authority = Self { dir: Some(dir.to_owned()), ..Self::create(job)? };
-        private_dir(dir)?;
+        private_file::directory(dir, IfOpen::Refuse)?;
         Self::forget(dir)?;
         let [key, certificate, secret] = files(dir);
         // The secret is written last: its presence says that the others are whole.
-        let kept = keep(&key, authority.key.serialized_der())
-            .and_then(|()| keep(&certificate, &authority.certificate))
-            .and_then(|()| keep(&secret, &authority.secret));
+        let kept = private_file::write(&key, authority.key.serialized_der())
+            .and_then(|()| private_file::write(&certificate, &authority.certificate))
+            .and_then(|()| private_file::write(&secret, authority.secret));
         match kept {
             Ok(()) => Ok(authority),
             Err(error) => {
@@ -90,7 +93,7 @@ impl Authority {
 
     fn load(dir: &Path, job: &str) -> Result<Option<Self>> {
         check_job(job)?;
-        private_dir(dir)?;
+        private_file::directory(dir, IfOpen::Refuse)?;
         let [key, certificate, secret] = files(dir);
         if !secret.exists() {
             return Ok(None);
@@ -107,8 +110,17 @@ impl Authority {
             return Err(damaged("ca.der"));
         }
         let secret = read(&secret)?.try_into().map_err(|_| damaged("join.secret"))?;
-        let (job, dir) = (job.to_owned(), Some(dir.to_owned()));
-        Ok(Some(Self { job, key, certificate, secret, lifetime: LIFETIME, dir }))
+        Ok(Some(Self::of(job, key, certificate, secret, Some(dir.to_owned()))))
+    }
+
+    fn of(
+        job: &str,
+        key: KeyPair,
+        certificate: CertificateDer<'static>,
+        secret: [u8; 16],
+        dir: Option<PathBuf>,
+    ) -> Self {
+        Self { job: job.to_owned(), key, certificate, secret, lifetime: LIFETIME, dir, invitations: Mutex::default() }
     }
 
     /// The key of this job's workers. It is derived from the authority's own key, so that a coordinator that resumes a job has the same one.
@@ -150,8 +162,8 @@ impl Authority {
             });
         }
         let invitation = Invitation { role, uses, until: invitation::end(wall_clock(), lasts), secret: draw()? };
-        private_dir(&invitation::folder(dir))?;
-        keep(&invitation.path(dir), invitation.text().as_bytes())?;
+        private_file::directory(&invitation::folder(dir), IfOpen::Refuse)?;
+        private_file::write(&invitation.path(dir), invitation.text())?;
         Ok(JoinString { secret: invitation.secret, ..join.clone() })
     }
 
@@ -210,7 +222,7 @@ impl Authority {
     /// certificate uses up one of what an invitation permits; a look at the job's state does not.
     ///
     /// # Errors
-    /// [`Error::Auth`] if it knows none, or that of another role.
+    /// [`Error::Auth`] if it knows none; [`Error::Token`] if it knows one that is for another role, used up or too old.
     pub(super) fn admit(
         &self,
         request: &[u8],
@@ -221,27 +233,35 @@ impl Authority {
         if knows(&self.secret) {
             return self.sign(request, role, peer);
         }
-        let refused = |problem: String| Error::Auth {
-            problem,
-            hint: "copy the whole join string of the job that runs now; a token may be used up or too old".to_owned(),
+        let now = wall_clock();
+        // Held until the use is counted, so that no use counts for two.
+        let mut invitations = self.invitations.lock().unwrap_or_else(PoisonError::into_inner);
+        let invited = match &self.dir {
+            Some(dir) => invitations.below(dir, now)?.iter().find(|found| knows(&found.secret)).map(|found| (dir, found)),
+            None => None,
         };
-        let invitations = match &self.dir {
-            Some(dir) => invitation::all(dir, wall_clock())?,
-            None => Vec::new(),
+        let Some((dir, found)) = invited else {
+            return Err(Error::Auth {
+                problem: format!("the secret in the join string is not that of job {}", self.job),
+                hint: "copy the whole join string of the job that runs now".to_owned(),
+            });
         };
-        let (Some(dir), Some(mut found)) = (&self.dir, invitations.into_iter().find(|found| knows(&found.secret)))
-        else {
-            return Err(refused(format!("the secret in the join string is not that of job {}", self.job)));
+        let refused = |problem: String| {
+            let hint = format!("make one with `gradlane token new --role {role}` where the coordinator runs");
+            Error::Token { problem, hint }
         };
+        if let Some(fault) = found.fault(now) {
+            return Err(refused(fault));
+        }
         if role == Role::Observer {
             return self.sign(request, role, peer);
         }
         if role != found.role {
-            return Err(refused(format!("the token in the join string is for a {}, not for a {role}", found.role)));
+            return Err(refused(format!("is for a {}, not for a {role}", found.role)));
         }
         let certificate = self.sign(request, role, peer)?;
-        found.uses -= 1;
-        keep(&found.path(dir), found.text().as_bytes())?;
+        let found = Invitation { uses: found.uses - 1, ..found.clone() };
+        private_file::write(&found.path(dir), found.text())?;
         Ok(certificate)
     }
 
@@ -343,24 +363,6 @@ fn files(dir: &Path) -> [PathBuf; 3] {
     ["ca.key", "ca.der", "join.secret"].map(|name| dir.join(name))
 }
 
-/// Makes `dir` unless it exists, and checks that only this user can look into it.
-fn private_dir(dir: &Path) -> Result<()> {
-    fs::DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(|error| io(dir, &error))?;
-    let mode = fs::metadata(dir).map_err(|error| io(dir, &error))?.permissions().mode();
-    if mode & 0o077 == 0 {
-        return Ok(());
-    }
-    let problem = format!("{} is open to others (mode {:o})", dir.display(), mode & 0o777);
-    Err(Error::Auth { problem, hint: format!("chmod 700 {}", dir.display()) })
-}
-
-/// Writes a file that only this user may read.
-fn keep(path: &Path, bytes: &[u8]) -> Result<()> {
-    let open = || OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path);
-    let write = |mut file: File| file.write_all(bytes).and_then(|()| file.sync_all());
-    open().and_then(write).map_err(|error| io(path, &error))
-}
-
 /// Draws a join secret.
 fn draw() -> Result<[u8; 16]> {
     let mut secret = [0; 16];
@@ -384,6 +386,8 @@ const JOB_BYTES_MAX: usize = 64;
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
 
     #[test]
@@ -450,14 +454,19 @@ mod tests {
             Err(Error::Auth { problem, .. }) => problem,
             other => panic!("{other:?}"),
         };
-        assert!(problem(come(token.secret, Role::Server)).contains("is for a worker, not for a server"));
+        let fault = |outcome: Result<CertificateDer<'static>>| match outcome {
+            Err(Error::Token { problem, .. }) => problem,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(fault(come(token.secret, Role::Server)), "is for a worker, not for a server");
         for _ in 0..3 {
             assert_eq!(PeerIdentity::of(&come(token.secret, Role::Observer).unwrap()).unwrap().role, Role::Observer);
         }
         for _ in 0..2 {
             assert_eq!(PeerIdentity::of(&come(token.secret, Role::Worker).unwrap()).unwrap().role, Role::Worker);
         }
-        assert!(problem(come(token.secret, Role::Worker)).contains("is not that of job resnet"), "it is used up");
+        assert!(fault(come(token.secret, Role::Worker)).contains("is used up"));
+        assert!(problem(come([7; 16], Role::Worker)).contains("is not that of job resnet"));
         assert!(come(join.secret, Role::Server).is_ok(), "the job's own secret is good for both");
 
         let other = Authority::create("resnet").unwrap().join_string("a:1");

@@ -2,6 +2,9 @@
 //!
 //! They are files in the directory of the job's authority, which only its user can read. A command writes them, and the coordinator reads
 //! them when a process comes whose secret is not the job's own. Only the coordinator counts their uses.
+//!
+//! An invitation that is used up or too old is kept for a while, so that a process which comes with it is told what is wrong. The files are
+//! read again only when their directory has changed, because anybody can make the coordinator look for a secret that it does not know.
 
 use std::fs;
 use std::io::{ErrorKind, Read};
@@ -30,6 +33,15 @@ impl Invitation {
         folder(dir).join(HEXLOWER.encode(&super::certificate::sha256(&self.secret)[..8]))
     }
 
+    /// Why it is not good any more at `now`; `None` if it is.
+    pub(super) fn fault(&self, now: SystemTime) -> Option<String> {
+        match seconds(now).checked_sub(self.until) {
+            Some(late) => Some(format!("ended {late} s ago")),
+            None if self.uses == 0 => Some("is used up: it has let in as many processes as it may".to_owned()),
+            None => None,
+        }
+    }
+
     /// The text of its file.
     pub(super) fn text(&self) -> String {
         let Self { role, uses, until, secret } = self;
@@ -46,11 +58,42 @@ impl Invitation {
     }
 }
 
-/// The invitations below `dir` that are still good at `now`. Removes the others.
-///
-/// # Errors
-/// [`Error::Io`] if the directory cannot be read.
-pub(super) fn all(dir: &Path, now: SystemTime) -> Result<Vec<Invitation>> {
+/// The invitations below the directory of an authority, as they were read last.
+#[derive(Default)]
+pub(super) struct Invitations {
+    found: Vec<Invitation>,
+    /// When they were read, and when the directory had changed last.
+    read: Option<(SystemTime, SystemTime)>,
+    #[cfg(test)]
+    reads: u32,
+}
+
+impl Invitations {
+    /// The invitations below `dir` at `now`, also those that are used up or too old. Reads them again if the directory may have changed.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if the directory cannot be read.
+    pub(super) fn below(&mut self, dir: &Path, now: SystemTime) -> Result<&[Invitation]> {
+        let changed = fs::metadata(folder(dir)).and_then(|folder| folder.modified()).ok();
+        let is_known = self.read.is_some_and(|(at, of)| {
+            // A change within the resolution of the file system's clock shows no new time, and a remote one may show it late.
+            let is_settled = at.duration_since(of).is_ok_and(|since| since >= RESOLUTION);
+            changed == Some(of) && is_settled && now.duration_since(at).is_ok_and(|since| since < READ_EVERY)
+        });
+        if !is_known {
+            self.found = all(dir, now)?;
+            self.read = changed.map(|of| (now, of));
+            #[cfg(test)]
+            {
+                self.reads += 1;
+            }
+        }
+        Ok(&self.found)
+    }
+}
+
+/// The invitations below `dir`. Removes those that ended long ago, and if there are many also the others that are not good any more.
+fn all(dir: &Path, now: SystemTime) -> Result<Vec<Invitation>> {
     let folder = folder(dir);
     let io = |error: &std::io::Error| Error::Io { what: folder.display().to_string(), cause: error.to_string() };
     let entries = match fs::read_dir(&folder) {
@@ -69,14 +112,23 @@ pub(super) fn all(dir: &Path, now: SystemTime) -> Result<Vec<Invitation>> {
         let mut text = String::new();
         let read = fs::File::open(&path).and_then(|file| file.take(BYTES_MAX).read_to_string(&mut text));
         match (read, Invitation::parse(&text)) {
-            (Ok(_), Some(invitation)) if invitation.uses > 0 && seconds(now) < invitation.until => {
-                found.push(invitation)
+            (Ok(_), Some(invitation)) if seconds(now) < invitation.until.saturating_add(REMEMBERED_SECONDS) => {
+                found.push(invitation);
             }
             (Ok(_), Some(_)) => drop(fs::remove_file(&path)),
             (Ok(_), None) => tracing::warn!(path = %path.display(), "no invitation can be read from this file"),
             // Used up since the directory was listed.
             (Err(_), _) => {}
         }
+    }
+    if found.len() > REMEMBERED_MAX {
+        found.retain(|invitation| {
+            let is_good = invitation.fault(now).is_none();
+            if !is_good {
+                let _ = fs::remove_file(invitation.path(dir));
+            }
+            is_good
+        });
     }
     Ok(found)
 }
@@ -113,6 +165,13 @@ const MAGIC: &str = "gradlane-token-1";
 /// Of which others are not looked at.
 const FILES_MAX: usize = 512;
 const BYTES_MAX: u64 = 256;
+/// How long an invitation is kept that is not good any more, and how many there may be beside it.
+const REMEMBERED_SECONDS: u64 = 24 * 3600;
+const REMEMBERED_MAX: usize = FILES_MAX / 2;
+/// Of the times of a file system, the coarsest.
+const RESOLUTION: Duration = Duration::from_secs(1);
+/// The files are read again after this time, even if nothing seems to have changed.
+const READ_EVERY: Duration = Duration::from_secs(1);
 
 #[cfg(test)]
 mod tests {
@@ -133,19 +192,64 @@ mod tests {
     }
 
     #[test]
-    fn one_that_is_used_up_or_too_old_is_removed() {
+    fn one_that_is_not_good_any_more_says_why_for_a_day() {
         let dir = tempfile::tempdir().unwrap();
         fs::create_dir(folder(dir.path())).unwrap();
         let good = Invitation { role: Role::Worker, uses: 1, until: 100, secret: [1; 16] };
         let used = Invitation { uses: 0, secret: [2; 16], ..good.clone() };
-        let old = Invitation { until: 50, secret: [3; 16], ..good.clone() };
+        let old = Invitation { until: 40, secret: [3; 16], ..good.clone() };
         for invitation in [&good, &used, &old] {
             fs::write(invitation.path(dir.path()), invitation.text()).unwrap();
         }
-        let now = UNIX_EPOCH + Duration::from_secs(50);
-        assert!(all(dir.path(), now).unwrap() == [good.clone()]);
-        assert_eq!(fs::read_dir(folder(dir.path())).unwrap().count(), 1);
+        let faults = |now| {
+            let mut found = all(dir.path(), now).unwrap();
+            found.sort_by_key(|invitation| invitation.secret);
+            found.iter().map(|invitation| invitation.fault(now).unwrap_or_default()).collect::<Vec<_>>()
+        };
+        let used_up = "is used up: it has let in as many processes as it may";
+        assert_eq!(faults(at(50)), ["", used_up, "ended 10 s ago"]);
+        assert_eq!(faults(at(40 + REMEMBERED_SECONDS)).len(), 2);
+        assert_eq!(fs::read_dir(folder(dir.path())).unwrap().count(), 2);
         forget(dir.path()).unwrap();
-        assert!(all(dir.path(), now).unwrap().is_empty());
+        assert!(all(dir.path(), at(50)).unwrap().is_empty());
+    }
+
+    #[test]
+    fn those_that_are_not_good_any_more_leave_room_for_others() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir(folder(dir.path())).unwrap();
+        for number in 0..=REMEMBERED_MAX {
+            let [high, low] = (number as u16).to_be_bytes();
+            let secret = std::array::from_fn(|at| if at % 2 == 0 { high } else { low });
+            let invitation = Invitation { role: Role::Worker, uses: u32::from(number == 0), until: 100, secret };
+            fs::write(invitation.path(dir.path()), invitation.text()).unwrap();
+        }
+        assert_eq!(all(dir.path(), at(50)).unwrap().len(), 1);
+        assert_eq!(fs::read_dir(folder(dir.path())).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn secrets_that_nobody_knows_do_not_make_the_files_be_read_each_time() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir(folder(dir.path())).unwrap();
+        let first = Invitation { role: Role::Worker, uses: 1, until: u64::MAX, secret: [1; 16] };
+        fs::write(first.path(dir.path()), first.text()).unwrap();
+        let changed = fs::metadata(folder(dir.path())).unwrap().modified().unwrap();
+        let mut invitations = Invitations::default();
+        let settled = changed + RESOLUTION;
+        for _ in 0..1_000 {
+            assert_eq!(invitations.below(dir.path(), settled).unwrap().len(), 1);
+        }
+        assert_eq!(invitations.reads, 1);
+        let second = Invitation { secret: [2; 16], ..first.clone() };
+        fs::write(second.path(dir.path()), second.text()).unwrap();
+        let touched = fs::File::open(folder(dir.path())).unwrap();
+        touched.set_modified(changed + Duration::from_millis(5)).unwrap();
+        assert_eq!(invitations.below(dir.path(), settled).unwrap().len(), 2, "the directory has changed");
+        assert_eq!((invitations.below(dir.path(), settled + READ_EVERY).unwrap().len(), invitations.reads), (2, 3));
+    }
+
+    fn at(second: u64) -> SystemTime {
+        UNIX_EPOCH + Duration::from_secs(second)
     }
 }

@@ -263,7 +263,7 @@ fn announce(join: &JoinString, config: &Config) -> Result<Announced> {
         None => None,
     };
     if let Some(path) = &config.join_file {
-        private_file::write(path, &format!("{join}\n"))?;
+        private_file::write(path, format!("{join}\n"))?;
     }
     let file = config.join_file.as_deref().or(published.as_ref().map(Published::path));
     let line = announcement(join, file, std::io::stdout().is_terminal())?;

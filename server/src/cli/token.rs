@@ -34,7 +34,7 @@ pub(super) fn make(config: &Config, good: Good) -> Result<()> {
         Some(path) => path.clone(),
         None => beside(&directory, good.role)?,
     };
-    private_file::write(&path, &format!("{token}\n"))?;
+    private_file::write(&path, format!("{token}\n"))?;
     let line = announcement(&token, Some(&path), std::io::stdout().is_terminal())?;
     // A reader that has closed the pipe is no failure.
     let _ = writeln!(std::io::stdout(), "{line}");

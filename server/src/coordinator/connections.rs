@@ -1,6 +1,6 @@
 //! The connections of the coordinator: the node at the other end, the member for which it speaks, and the commands to send.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use gradlane_core::error::{Error, Result};
 use gradlane_core::types::{LinkId, NodeId, Role};
@@ -13,6 +13,9 @@ use super::{Command, Event};
 #[derive(Debug, Default)]
 pub(super) struct Connections {
     links: BTreeMap<LinkId, Link>,
+    /// Those of observers, and those of other nodes that have not spoken for a member yet. Later connections have greater names.
+    observers: BTreeSet<LinkId>,
+    strangers: BTreeSet<LinkId>,
     commands: VecDeque<Command>,
     /// Of members that gave up and wait for an answer.
     parting: Vec<LinkId>,
@@ -29,21 +32,26 @@ pub(super) struct Link {
 }
 
 impl Connections {
-    /// An authenticated node connected.
-    ///
-    /// # Errors
-    /// [`Error::Exhausted`] if it is to be closed, because there are too many.
-    pub(super) fn add(&mut self, link: LinkId, node: NodeId, role: Role) -> Result<()> {
-        const LINKS_MAX: usize = 2 * limits::MEMBERS_MAX;
+    /// An authenticated node connected. Observers have [`OBSERVERS_MAX`] places of their own, and all others have `STRANGERS_MAX` until
+    /// they speak for a member. When these are taken, the oldest connection without a member gives way. So nobody who may only look takes
+    /// the place of a member, and idle connections keep nobody out. Members' connections are not counted, because there are no more of
+    /// them than members.
+    pub(super) fn add(&mut self, link: LinkId, node: NodeId, role: Role) {
         self.links.insert(link, Link { node, role, speaks_for: None });
-        if self.links.len() <= LINKS_MAX {
-            return Ok(());
+        let is_observer = role == Role::Observer;
+        let guests = if is_observer { &mut self.observers } else { &mut self.strangers };
+        guests.insert(link);
+        let (what, max) =
+            if is_observer { ("observers", OBSERVERS_MAX) } else { ("connections of no member", STRANGERS_MAX) };
+        if guests.len() > max {
+            let oldest = guests.first().copied().expect("there is the new one");
+            let error = Error::Exhausted {
+                what: format!("{what} at the coordinator"),
+                limit: max.to_string(),
+                hint: "the oldest one gives way: ask again".to_owned(),
+            };
+            self.close(oldest, error);
         }
-        Err(Error::Exhausted {
-            what: "connections to the coordinator".to_owned(),
-            limit: LINKS_MAX.to_string(),
-            hint: "close some".to_owned(),
-        })
     }
 
     /// A connection, unless it ended or was closed.
@@ -75,6 +83,7 @@ impl Connections {
     /// If there is no such connection.
     pub(super) fn assign(&mut self, link: LinkId, member: Option<Identity>) {
         self.links.get_mut(&link).expect("only connections that exist speak for members").speaks_for = member;
+        self.strangers.remove(&link);
     }
 
     /// From now on `link` speaks for no member, and waits for [`dismiss_parting`](Self::dismiss_parting).
@@ -99,6 +108,8 @@ impl Connections {
     /// A connection ended. Returns the member that it spoke for.
     pub(super) fn remove(&mut self, link: LinkId) -> Option<Identity> {
         self.parting.retain(|parting| *parting != link);
+        self.observers.remove(&link);
+        self.strangers.remove(&link);
         self.links.remove(&link).and_then(|link| link.speaks_for)
     }
 
@@ -136,3 +147,8 @@ impl Connections {
         self.commands.is_empty()
     }
 }
+
+/// Observers at once. An observer asks, and ends.
+pub(super) const OBSERVERS_MAX: usize = 32;
+/// Connections of workers and servers that have not joined yet: all members may come at the same time.
+const STRANGERS_MAX: usize = limits::MEMBERS_MAX;

@@ -1,4 +1,8 @@
 //! Runs a [`Coordinator`] machine behind a control listener: one thread that sleeps on a channel.
+//!
+//! The channel holds at most `WAITING_FRAMES_MAX` frames of each link, because a link is not read further before its frames are handled
+//! ([`Waiting`]). Requests for the status have a queue of their own ([`questions`]). One of them is answered in each pass over the channel, so
+//! that observers do not delay members.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
@@ -11,15 +15,18 @@ use gradlane_core::config::Config;
 use gradlane_core::runtime::{Clock, Heard, Inputs, process};
 use gradlane_core::transport::identity::{Authority, Credentials};
 use gradlane_core::transport::quic::Settings;
-use gradlane_core::transport::quic::control::{ControlIncoming, ControlListener};
-use gradlane_core::types::{JoinString, Phase, Role, WorkersKey};
+use gradlane_core::transport::quic::control::{ControlIncoming, ControlListener, Waiting};
+use gradlane_core::types::{JoinString, LinkId, Phase, Role, WorkersKey};
 use gradlane_core::wire::frame::{Frame, Status};
 use gradlane_core::{Error, Result};
 
 use super::{Command, Coordinator, CoordinatorConfig, Event};
 use crate::site;
 
+mod questions;
 pub(crate) mod term;
+
+use questions::Questions;
 
 /// A running coordinator.
 pub struct CoordinatorNode {
@@ -39,6 +46,8 @@ struct End {
 
 enum Input {
     Control(ControlIncoming),
+    /// Somebody has asked for the status.
+    Asked,
     Death { pid: u32, cause: String },
     Status(Sender<Status>),
     Stop(Error),
@@ -61,14 +70,24 @@ impl CoordinatorNode {
         let authority = Arc::new(authority.with_lifetime(config.certificate_lifetime));
         let term = term::next(state_dir)?;
         let (inputs, received) = unbounded();
-        let events = inputs.clone();
+        let questions = Arc::new(Questions::default());
+        let (events, asked) = (inputs.clone(), Arc::clone(&questions));
         let listener = ControlListener::bind(
             &config.bind,
             Arc::clone(&authority),
             &Settings::from_config(config),
             site::by_settings(config)?.as_ref(),
             Box::new(move |incoming| {
-                let _ = events.send(Input::Control(incoming));
+                let input = match incoming {
+                    ControlIncoming::Frame { link, frame: Frame::StatusRequest, waiting } => {
+                        if !asked.ask(link, waiting) {
+                            return;
+                        }
+                        Input::Asked
+                    }
+                    other => Input::Control(other),
+                };
+                let _ = events.send(input);
             }),
         )?;
         let address = process::announced(listener.address(), config.advertise.as_deref(), ELSEWHERE);
@@ -84,6 +103,9 @@ impl CoordinatorNode {
             state_dir: state_dir.map(Path::to_owned),
             workers_key: authority.workers_key(),
             admits_newcomers: Ok(()),
+            questions,
+            inputs: inputs.clone(),
+            waiting: None,
         };
         let thread = std::thread::Builder::new()
             .name("gl-coordinator".to_owned())
@@ -173,6 +195,11 @@ struct Driver {
     workers_key: WorkersKey,
     /// What the listener was told last.
     admits_newcomers: Result<()>,
+    questions: Arc<Questions>,
+    /// For [`Input::Asked`], so that the next question comes after the inputs that are there.
+    inputs: Sender<Input>,
+    /// Of the frame that was handled last, until its answers are sent.
+    waiting: Option<Waiting>,
 }
 
 impl Driver {
@@ -198,6 +225,7 @@ impl Driver {
             let now = self.clock.now();
             match heard {
                 Heard::Input(Input::Control(incoming)) => self.handle(incoming),
+                Heard::Input(Input::Asked) => self.handle_question(),
                 Heard::Input(Input::Death { pid, cause }) => self.machine.handle_death(now, pid, &self.host, cause),
                 Heard::Input(Input::Status(reply)) => {
                     let _ = reply.send(self.machine.status(now));
@@ -232,6 +260,7 @@ impl Driver {
             match input {
                 Input::Stop(_) => return,
                 Input::Control(incoming) => self.handle(incoming),
+                Input::Asked => self.handle_question(),
                 Input::Status(reply) => {
                     let _ = reply.send(self.machine.status(self.clock.now()));
                 }
@@ -242,11 +271,24 @@ impl Driver {
     }
 
     fn handle(&mut self, incoming: ControlIncoming) {
-        let now = self.clock.now();
         match incoming {
             ControlIncoming::Up { link, node, role, .. } => self.machine.handle_connected(link, node, role),
-            ControlIncoming::Frame { link, frame } => self.machine.handle_frame(now, link, frame),
+            ControlIncoming::Frame { link, frame, waiting } => self.handle_frame(link, frame, waiting),
             ControlIncoming::Down { link, reason } => self.machine.handle_disconnected(link, reason),
+        }
+    }
+
+    fn handle_frame(&mut self, link: LinkId, frame: Frame, waiting: Waiting) {
+        self.machine.handle_frame(self.clock.now(), link, frame);
+        self.waiting = Some(waiting);
+    }
+
+    /// Answers one request for the status. The next one comes after the inputs that are there now.
+    fn handle_question(&mut self) {
+        let Some((link, waiting)) = self.questions.next() else { return };
+        self.handle_frame(link, Frame::StatusRequest, waiting);
+        if !self.questions.is_empty() {
+            let _ = self.inputs.send(Input::Asked);
         }
     }
 
@@ -273,6 +315,9 @@ impl Driver {
                 }
                 Command::Event(event) => log(&event),
             }
+        }
+        if let Some(waiting) = self.waiting.take() {
+            self.listener.handled(waiting);
         }
         ended
     }

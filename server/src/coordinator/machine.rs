@@ -123,9 +123,7 @@ impl Coordinator {
 
     /// A node connected whose certificate is for `role`.
     pub fn handle_connected(&mut self, link: LinkId, node: NodeId, role: Role) {
-        if let Err(error) = self.connections.add(link, node, role) {
-            self.close(link, error);
-        }
+        self.connections.add(link, node, role);
     }
 
     /// A node sent a frame. Frames of a closed connection are ignored.

@@ -78,7 +78,7 @@ impl Found {
     ///
     /// # Errors
     /// As [`Credentials::enroll`]. A join string that is not that of the coordinator which answers is refused only after a short while in
-    /// which no newer one was found.
+    /// which no newer one was found. It is tried once.
     pub fn enrol(self, config: &Config, role: Role, patience: Duration) -> Result<(JoinString, Credentials)> {
         let site = site::by_settings(config)?;
         self.try_each(patience, |join, patience| Credentials::enroll_by(site.as_ref(), join, role, patience))
@@ -97,27 +97,33 @@ impl Found {
         }
         let clock = Clock::start();
         let elapsed = || clock.now().since(Time::ZERO);
-        let mut refused_since = None;
         loop {
             let left = patience.saturating_sub(elapsed());
             let error = match attempt(&join, left.min(ATTEMPT)) {
                 Ok(outcome) => return Ok((join, outcome)),
                 Err(error) => error,
             };
-            let waits_until = match &error {
-                // Nobody answers.
-                Error::Unavailable { .. } | Error::Timeout { .. } => patience,
-                // Another coordinator answers, whose own join string may be about to come.
-                Error::Auth { .. } => patience.min(*refused_since.get_or_insert_with(elapsed) + REFUSED),
+            let (waits_until, asks_again) = match &error {
+                // Another coordinator answers, whose own join string may be about to come. It would refuse this one again.
+                Error::Auth { .. } => (patience.min(elapsed() + REFUSED), false),
+                // Nobody answers, or there is no place yet.
+                Error::Timeout { .. } => (patience, true),
+                error if error.retryable() => (patience, true),
                 _ => return Err(error),
             };
-            match newer(&place, &join)? {
-                Some(newer) => {
+            loop {
+                if let Some(newer) = newer(&place, &join)? {
                     tracing::info!(former = join.address, address = newer.address, "another coordinator leads the job");
-                    (join, refused_since) = (newer, None);
+                    join = newer;
+                    break;
                 }
-                None if elapsed() >= waits_until => return Err(told_with_place(error, &place)),
-                None => drop(crossbeam_channel::after(PAUSE).recv()),
+                if elapsed() >= waits_until {
+                    return Err(told_with_place(error, &place));
+                }
+                let _ = crossbeam_channel::after(PAUSE).recv();
+                if asks_again {
+                    break;
+                }
             }
         }
     }
@@ -229,6 +235,36 @@ mod tests {
     }
 
     #[test]
+    fn a_join_string_that_is_refused_is_tried_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("join-file");
+        write(&path, &join(1));
+        let refused = Error::Auth { problem: "an unknown secret".to_owned(), hint: String::new() };
+        let spent = Error::Token { problem: "is used up".to_owned(), hint: String::new() };
+        for (error, patience) in [(refused, PAUSE * 2), (spent, HOUR)] {
+            let found = Found::at(Place::File(path.clone()), Duration::ZERO).unwrap();
+            let mut attempts = 0;
+            let outcome = found.try_each(patience, |_, _| {
+                attempts += 1;
+                Err::<(), _>(error.clone())
+            });
+            assert_eq!((outcome, attempts), (Err(error), 1));
+        }
+    }
+
+    #[test]
+    fn a_good_join_string_waits_for_its_place() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("join-file");
+        write(&path, &join(1));
+        let found = Found::at(Place::File(path), Duration::ZERO).unwrap();
+        let full = || Error::Exhausted { what: "places".to_owned(), limit: "64".to_owned(), hint: String::new() };
+        let mut refusals = vec![full(), full(), full()];
+        let outcome = found.try_each(HOUR, |_, _| refusals.pop().map_or(Ok(()), Err));
+        assert_eq!(outcome, Ok((join(1), ())));
+    }
+
+    #[test]
     fn what_was_given_is_tried_once_and_other_errors_end_it() {
         let mut patiences = Vec::new();
         let given = Found::from(join(1)).try_each(HOUR, |_, patience| {
@@ -261,7 +297,7 @@ mod tests {
     const HOUR: Duration = Duration::from_secs(3600);
 
     fn write(path: &Path, join: &JoinString) {
-        private_file::write(path, &format!("{join}\n")).unwrap();
+        private_file::write(path, format!("{join}\n")).unwrap();
     }
 
     fn unavailable() -> Error {

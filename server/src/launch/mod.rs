@@ -185,7 +185,7 @@ impl Handover {
         let folders = config.runtime_dir.as_deref().into_iter().chain([temporary]);
         let name = format!("gradlane-run-{}.join", std::process::id());
         let made = folders.map(|folder| folder.join(&name)).find(|path| {
-            match private_file::write(path, &format!("{join}\n")) {
+            match private_file::write(path, format!("{join}\n")) {
                 Ok(()) => true,
                 Err(error) => {
                     tracing::debug!(%error, "no place for the join string");

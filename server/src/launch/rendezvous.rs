@@ -4,21 +4,22 @@
 //! the coordinator writes its join string to `<state_dir>/jobs/<job>/join`, readable by the user alone, and the others wait for it. The
 //! caller decides whether a process needs this, and the job's name.
 
-use std::fs::{self, DirBuilder, OpenOptions, Permissions};
+use std::fs::{self, OpenOptions};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use gradlane_core::config::{Config, Origin};
+use gradlane_core::local::private_file::{self, IfOpen};
 use gradlane_core::runtime::Clock;
 use gradlane_core::types::Time;
 use gradlane_core::types::join::JoinString;
 use gradlane_core::{Error, Result};
 
 use super::author::Author;
+use crate::os;
 use crate::trusted_file::{self, LINES_BYTES_MAX, Purpose};
-use crate::{os, private_file};
 
 /// A published join string. Dropping it removes the file.
 #[derive(Debug)]
@@ -62,11 +63,12 @@ pub fn check_free(state_dir: &Path, job: &str) -> Result<()> {
 /// Publishes `join` for the user's processes that look for `job`.
 ///
 /// # Errors
-/// As [`check_free`]; [`Error::Config`] for a job that cannot be a file name, [`Error::Io`] if the directory cannot be written.
+/// As [`check_free`]; [`Error::Config`] for a job that cannot be a file name, [`Error::Io`] if the directory cannot be written,
+/// [`Error::Auth`] if it belongs to another user.
 pub fn publish(state_dir: &Path, job: &str, join: &JoinString) -> Result<Published> {
     check_free(state_dir, job)?;
     let directory = job_dir(state_dir, job)?;
-    create_private_dir(&directory)?;
+    private_file::directory(&directory, IfOpen::Shut)?;
     let path = directory.join(JOIN);
     let content = content(join, &Author::this());
     private_file::write(&path, &content)?;
@@ -220,15 +222,6 @@ fn within<T>(patience: Duration, mut look: impl FnMut() -> Result<Option<T>>) ->
     }
 }
 
-pub(super) fn create_private_dir(directory: &Path) -> Result<()> {
-    let create = || {
-        DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
-        // The directory may have been made by hand, with the permissions of the umask.
-        fs::set_permissions(directory, Permissions::from_mode(0o700))
-    };
-    create().map_err(|error| io_error("creating", directory, &error))
-}
-
 /// The content of a file that only this user can have written and read; nothing if there is no file.
 pub(super) fn read_private(path: &Path) -> Result<Option<String>> {
     let failed = |error: &io::Error| io_error("reading", path, error);
@@ -262,7 +255,8 @@ fn io_error(doing: &str, path: &Path, error: &io::Error) -> Error {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::symlink;
+    use std::fs::Permissions;
+    use std::os::unix::fs::{PermissionsExt, symlink};
 
     use super::super::author::start_of;
     use super::*;
@@ -330,12 +324,12 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let published = publish(dir.path(), "job", &join()).unwrap();
         let reborn = Author { start: 1, ..Author::this() };
-        private_file::write(published.path(), &format!("{}\n{reborn}\n", join())).unwrap();
+        private_file::write(published.path(), format!("{}\n{reborn}\n", join())).unwrap();
         let error = find(dir.path(), "job", Duration::ZERO).unwrap_err();
         assert!(error.to_string().contains("has died"), "{error}");
 
         let elsewhere = Author { host: "another-host".to_owned(), ..reborn };
-        private_file::write(published.path(), &format!("{}\n{elsewhere}\n", join())).unwrap();
+        private_file::write(published.path(), format!("{}\n{elsewhere}\n", join())).unwrap();
         assert_eq!(find(dir.path(), "job", Duration::ZERO), Ok(join()), "of other hosts nothing is known");
     }
 

@@ -8,11 +8,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use gradlane_core::config::Config;
+use gradlane_core::local::private_file::{self, IfOpen};
 use gradlane_core::types::JoinString;
 
 use super::author::Author;
 use super::rendezvous;
-use crate::private_file;
 
 /// A job that a process of this user leads on this host.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -44,7 +44,7 @@ impl Listed {
         let port = join.address.rsplit(':').next().unwrap_or_default();
         let path = directory.join(format!("{}.{port}", author.pid));
         let content = rendezvous::content(join, &author) + &config.job + "\n";
-        match rendezvous::create_private_dir(&directory).and_then(|()| private_file::write(&path, &content)) {
+        match private_file::directory(&directory, IfOpen::Shut).and_then(|()| private_file::write(&path, &content)) {
             Ok(()) => Some(Self(path)),
             Err(error) => {
                 tracing::debug!(%error, "gradlane status will not find this job by itself");
@@ -120,7 +120,7 @@ mod tests {
         let listed = Listed::here(&Config { state_dir: Some(dir.path().to_owned()), ..Config::default() }, &join(1));
         let path = listed.as_ref().unwrap().0.clone();
         let dead = Author { start: Author::this().start + 1, ..Author::this() };
-        private_file::write(&path, &(rendezvous::content(&join(1), &dead) + "default\n")).unwrap();
+        private_file::write(&path, rendezvous::content(&join(1), &dead) + "default\n").unwrap();
         assert_eq!(jobs(dir.path()), []);
         assert!(!path.exists());
     }

@@ -55,8 +55,8 @@ pub enum Due {
     Errors(&'static [Code]),
 }
 
-/// All cases: the 24 of reliability.md, section 5.4, which heal, and 3 that do not.
-pub const CASES: [Case; 27] = [
+/// All cases: the 24 of reliability.md, section 5.4, and 2 more, which heal, and 3 that do not.
+pub const CASES: [Case; 29] = [
     Case { name: "loss 0.1 %", phases: &[two_seconds(lossy(0.001))], ..USUAL },
     Case { name: "loss 1 %", phases: &[two_seconds(lossy(0.01))], ..USUAL },
     Case { name: "loss 5 %", phases: &[two_seconds(lossy(0.05))], ..USUAL },
@@ -84,6 +84,19 @@ pub const CASES: [Case; 27] = [
     Case { name: "cut W->S", paths: &[Between::WorkersAndServer], phases: &[hold(12_000, CUT, CLEAR)], ..USUAL },
     Case { name: "cut S->W", paths: &[Between::WorkersAndServer], phases: &[hold(12_000, CLEAR, CUT)], ..USUAL },
     Case { name: "flaps of 1 s", phases: &[cut(1_000), clear(1_000), cut(1_000), clear(1_000), cut(1_000)], ..USUAL },
+    // Slower than an old modem: a handshake takes most of a second.
+    Case {
+        name: "slow W|C",
+        paths: &[Between::SecondWorkerAndCoordinator],
+        phases: &[two_seconds(rate(64_000, u64::MAX, 1000))],
+        ..USUAL
+    },
+    Case {
+        name: "slow S|C",
+        paths: &[Between::ServerAndCoordinator],
+        phases: &[two_seconds(rate(64_000, u64::MAX, 1000))],
+        ..USUAL
+    },
     Case { name: "new addresses", phases: &[Phase::Restart], ..USUAL },
     Case {
         name: "W|S for good",

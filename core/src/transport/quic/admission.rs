@@ -54,7 +54,7 @@ struct Guarded {
 /// A place that a task holds. Dropping it leaves it.
 pub(super) struct Held {
     gatekeeper: Gatekeeper,
-    place: Place,
+    pub(super) place: Place,
     /// When the peer must be done.
     pub(super) until: Instant,
 }
@@ -107,13 +107,13 @@ impl AdmissionControl {
     }
 
     /// Admits peers until the endpoint is closed.
-    pub(super) async fn watch(self, endpoint: Endpoint, arrivals: mpsc::UnboundedSender<Arrival>) {
+    pub(super) async fn watch(self, endpoint: Endpoint, arrivals: mpsc::Sender<Arrival>) {
         while let Some(incoming) = endpoint.accept().await {
             self.admit(incoming, &arrivals);
         }
     }
 
-    fn admit(&self, incoming: Incoming, arrivals: &mpsc::UnboundedSender<Arrival>) {
+    fn admit(&self, incoming: Incoming, arrivals: &mpsc::Sender<Arrival>) {
         let remote = incoming.remote_address();
         let began = now();
         let admitted = match self.gatekeeper.arrive(began, remote.ip(), incoming.remote_address_validated()) {
@@ -157,7 +157,7 @@ impl AdmissionControl {
                     return close_with(&connection, &error);
                 }
             };
-            let _ = arrivals.send(arrival);
+            let _ = arrivals.send(arrival).await;
         });
         self.gatekeeper.works_for(admitted.place, task.abort_handle());
     }
@@ -204,6 +204,13 @@ impl Gatekeeper {
         let mut guarded = self.lock();
         guarded.tasks.remove(&place);
         guarded.gate.leave(place);
+    }
+
+    /// As [`Gate::give_way`].
+    pub(super) fn give_way(&self, now: Instant, place: Place) {
+        let mut guarded = self.lock();
+        let now = guarded.time(now);
+        guarded.gate.give_way(now, place);
     }
 
     /// As [`Gate::proven`].

@@ -12,11 +12,12 @@
 //! Where a site has certificates of its own ([`Site`]), the protocol is `gradlane-site/1`: both sides show such a certificate in the handshake.
 //! The proof is sent and does not count.
 //!
+//! A wrong proof changes nothing for others, not even for processes at the same address: a user's mistake must not shut a host out, and 128
+//! bits cannot be guessed. What wrong proofs cost is bounded by the gate in front of handshakes and enrolments.
+//!
 //! The secret is never sent. The proof is bound to this one connection by the exporter, so that it cannot be relayed or used again.
 //! The key is made by the newcomer and never leaves it; the signature of the signing request (CSR) shows that it has it.
 
-use std::collections::BTreeMap;
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::mpsc;
 use std::time::Duration;
@@ -46,8 +47,9 @@ impl Credentials {
     ///
     /// # Errors
     /// [`Error::FailedPrecondition`] if the job waits for nobody any more (an observer may come at any time),
-    /// [`Error::Auth`] if the coordinator is not the one of the join string or does not accept the secret, [`Error::Unavailable`] if it
-    /// cannot be reached in time.
+    /// [`Error::Auth`] if the coordinator is not the one of the join string or does not know the secret, [`Error::Token`] if the join string
+    /// is not good for this role or any more, [`Error::Unavailable`] if the coordinator cannot be reached in time, [`Error::Timeout`] if
+    /// it has no place for a newcomer.
     pub fn enroll(join: &JoinString, role: Role, patience: Duration) -> Result<Self> {
         Self::enroll_by(None, join, role, patience)
     }
@@ -81,7 +83,7 @@ impl Credentials {
     }
 }
 
-/// Asks again if the coordinator gave the place of this process to another one, or had none.
+/// Asks again if the coordinator gave the place of this process to another one, or had none, until `patience` ends.
 async fn insist(
     dialer: &Dialer,
     vouched: Vouched,
@@ -96,7 +98,13 @@ async fn insist(
             outcome => return outcome,
         };
         if until - Instant::now() <= PAUSE {
-            return Err(error);
+            return Err(match error {
+                Error::Exhausted { .. } => {
+                    let what = format!("waiting for a place among the newcomers of {COORDINATOR} at {}", join.address);
+                    Error::Timeout { what, waited: patience }
+                }
+                other => other,
+            });
         }
         sleep(PAUSE).await;
     }
@@ -143,36 +151,13 @@ async fn ask(
 /// The coordinator's side of enrolment.
 pub(super) struct Registrar {
     authority: Arc<Authority>,
-    /// Failed proofs by address.
-    failures: BTreeMap<IpAddr, Failures>,
     /// Why nobody becomes a member any more.
     closed: Option<Error>,
 }
 
-struct Failures {
-    since: Instant,
-    count: u32,
-}
-
 impl Registrar {
     pub(super) fn new(authority: Arc<Authority>) -> Self {
-        Self { authority, failures: BTreeMap::new(), closed: None }
-    }
-
-    /// Whether somebody at this address may try: a secret of 128 bits cannot be guessed, but guessing costs handshakes.
-    pub(super) fn admits(&mut self, remote: IpAddr) -> bool {
-        let now = Instant::now();
-        self.failures.retain(|_, failures| now - failures.since < FAILURES_FORGOTTEN);
-        self.failures.get(&remote).is_none_or(|failures| failures.count < FAILURES_MAX)
-    }
-
-    pub(super) fn failed(&mut self, remote: IpAddr) {
-        // When many addresses fail at once the oldest entries are as good as any to forget.
-        if self.failures.len() >= FAILING_ADDRESSES_MAX {
-            self.failures.pop_first();
-        }
-        let failures = self.failures.entry(remote).or_insert(Failures { since: Instant::now(), count: 0 });
-        failures.count += 1;
+        Self { authority, closed: None }
     }
 
     /// From now on nobody becomes a member; a newcomer is told why.
@@ -192,11 +177,16 @@ pub(super) struct Terms {
     closed: Option<Error>,
 }
 
-/// Serves one newcomer. The caller gives it a deadline.
+/// Serves one newcomer. The caller gives it a deadline. `refused` is called before a newcomer hears that it is refused.
 ///
 /// # Errors
 /// [`Error::Auth`] for a wrong proof; the newcomer was told.
-pub(super) async fn serve(terms: &Terms, vouched: Vouched, connection: &Connection) -> Result<()> {
+pub(super) async fn serve(
+    terms: &Terms,
+    vouched: Vouched,
+    connection: &Connection,
+    refused: impl FnOnce(),
+) -> Result<()> {
     let peer = format!("the process at {}", connection.remote_address());
     connection.set_max_concurrent_bi_streams(VarInt::from_u32(1));
     let (sender, mut receiver) = connection.accept_bi().await.map_err(|lost| connection_error(&lost, &peer))?;
@@ -206,7 +196,10 @@ pub(super) async fn serve(terms: &Terms, vouched: Vouched, connection: &Connecti
     };
     let answer = match &issued {
         Ok(certificate) => Answer::Issued { certificate, authority: terms.authority.certificate() },
-        Err(error) => Answer::Refused(error.told_to_peer()),
+        Err(error) => {
+            refused();
+            Answer::Refused(error.told_to_peer())
+        }
     };
     let answer = answer.bytes();
     say_goodbye(connection, sender, &answer, &peer).await?;
@@ -276,7 +269,3 @@ const MESSAGE_BYTES_MAX: usize = 8 << 10;
 const PAUSE: Duration = Duration::from_millis(200);
 /// For the closing of a connection to reach the peer.
 const GOODBYE: Duration = Duration::from_millis(500);
-/// Wrong proofs from one address until it has to wait.
-const FAILURES_MAX: u32 = 10;
-const FAILURES_FORGOTTEN: Duration = Duration::from_secs(60);
-const FAILING_ADDRESSES_MAX: usize = 1_024;

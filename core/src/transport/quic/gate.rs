@@ -116,6 +116,14 @@ impl Gate {
         }
     }
 
+    /// The newcomer in this place is refused. It counts as stalled once it has had time to hear why, so that refused ones keep no other
+    /// newcomer out.
+    pub(super) fn give_way(&mut self, now: Time, place: Place) {
+        if let Some(since) = self.newcomers.held.get_mut(&place) {
+            *since = now - (STALLED_AFTER - HEARS_WITHIN);
+        }
+    }
+
     /// A peer at `remote` has shown a certificate of the job, or that it knows the secret.
     pub(super) fn proven(&mut self, remote: IpAddr) {
         let origin = Origin::of(remote);
@@ -189,17 +197,17 @@ impl Places {
         Self { held: BTreeMap::new(), max }
     }
 
-    /// Gives `place` to a peer, if need be instead of the one that holds its place longest. `None` if all are taken and nobody has stalled.
+    /// Gives `place` to a peer, if need be instead of the one that holds its place longest or was refused. `None` if all are taken and nobody has stalled.
     fn take(&mut self, now: Time, place: Place) -> Option<Option<Place>> {
         let mut instead_of = None;
         if self.held.len() >= self.max {
-            // Later places have greater names.
-            let (oldest, since) = self.held.first_key_value()?;
+            let (oldest, since) = self.held.iter().min_by_key(|(_, since)| **since)?;
             if now.since(*since) < STALLED_AFTER {
                 return None;
             }
-            instead_of = Some(*oldest);
-            self.held.pop_first();
+            let oldest = *oldest;
+            self.held.remove(&oldest);
+            instead_of = Some(oldest);
         }
         self.held.insert(place, now);
         Some(instead_of)
@@ -237,6 +245,8 @@ const NEWCOMERS_MAX: usize = 64;
 const STALLED_AFTER: Duration = Duration::from_secs(1);
 /// The time of a newcomer from its first packet until it has heard the answer, in times of a handshake.
 const NEWCOMER_SHARE: u32 = 2;
+/// For a newcomer to hear that it is refused.
+const HEARS_WITHIN: Duration = Duration::from_millis(200);
 /// Attempts of one address at once, and then one in each of these times: 20 a second.
 const BURST: u32 = 40;
 const REFILL: Duration = Duration::from_millis(50);
@@ -366,6 +376,22 @@ mod tests {
         assert_eq!(next.instead_of, Some(Place(1)));
         gate.gate.leave(next.place);
         assert!(gate.gate.enrol(gate.now, began).is_some_and(|admitted| admitted.instead_of.is_none()));
+    }
+
+    #[test]
+    fn refused_newcomers_keep_no_other_out() {
+        let mut gate = Drilled::new();
+        let began = gate.now;
+        let places: Vec<Place> = (0..NEWCOMERS_MAX)
+            .map(|_| gate.gate.enrol(gate.now, began).expect("there are places").place)
+            .collect();
+        gate.pass(1);
+        gate.gate.give_way(gate.now, places[7]);
+        assert_eq!(gate.gate.enrol(gate.now, began), None, "it has not heard why");
+        gate.pass(200);
+        let next = gate.gate.enrol(gate.now, began).expect("the refused one gives way");
+        assert_eq!(next.instead_of, Some(places[7]));
+        assert_eq!(gate.gate.enrol(gate.now, began), None, "nobody else has stalled");
     }
 
     #[test]

@@ -27,7 +27,7 @@ mod socket;
 pub(super) mod tls;
 mod transport;
 
-pub use control::{ControlEvent, ControlIncoming, ControlLink, ControlListener};
+pub use control::{ControlEvent, ControlIncoming, ControlLink, ControlListener, Waiting};
 pub use data::bind;
 pub use settings::{Congestion, Settings};
 pub use transport::QuicTransport;

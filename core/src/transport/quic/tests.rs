@@ -1,5 +1,6 @@
 //! QUIC over real sockets of this host.
 
+use std::collections::VecDeque;
 use std::net::UdpSocket;
 use std::sync::Arc;
 use std::sync::mpsc::channel;
@@ -7,6 +8,7 @@ use std::time::Duration;
 
 use quinn::crypto::rustls::QuicClientConfig;
 
+use super::control::WAITING_FRAMES_MAX;
 use super::dial::{Dialed, Dialer};
 use super::endpoint;
 use super::*;
@@ -16,9 +18,9 @@ use crate::transport::identity::{Authority, Credentials, Validity};
 use crate::transport::site::Site;
 use crate::transport::validity::wall_clock;
 use crate::transport::{Inbox, Incoming, Listener, Peer, Transport};
-use crate::types::{ExchangeId, LinkId, NodeId, Role, Time};
+use crate::types::{Epoch, ExchangeId, LinkId, NodeId, Phase, Role, Time, View};
 use crate::wire::Frame;
-use crate::wire::frame::Progress;
+use crate::wire::frame::{Progress, Status};
 
 mod flood;
 mod site;
@@ -358,8 +360,70 @@ fn frames_pass_both_ways_in_order() {
         coordinator.listener.send(id, Frame::HeartbeatAck { sent: Time(at) });
     }
     for at in 0..100 {
-        assert!(matches!(events.soon(), ControlEvent::Frame(Frame::HeartbeatAck { sent }) if sent == Time(at)));
+        assert!(matches!(events.soon(), ControlEvent::Frame(Frame::HeartbeatAck { sent }, _) if sent == Time(at)));
     }
+}
+
+#[test]
+fn a_link_is_read_no_further_while_many_of_its_frames_wait() {
+    const SENT: u64 = 1_000;
+    let coordinator = Coordinator::new("resnet");
+    let (link, _events) = dial(&coordinator, &coordinator.authority.credentials(Role::Worker).unwrap());
+    (0..SENT).for_each(|at| link.send(&heartbeat(at)));
+    coordinator.up();
+    // Nobody handles them: they are kept.
+    let mut waiting: VecDeque<_> = (0..WAITING_FRAMES_MAX).map(|_| coordinator.events.soon()).collect();
+    assert!(coordinator.events.0.recv_timeout(Duration::from_millis(50)).is_err(), "the rest waits at the peer");
+    for at in 0..SENT {
+        let handled = waiting.pop_front().expect("as many as may wait");
+        assert!(matches!(handled, ControlIncoming::Frame { frame, .. } if frame == heartbeat(at)));
+        if at + (WAITING_FRAMES_MAX as u64) < SENT {
+            waiting.push_back(coordinator.events.soon());
+        }
+    }
+}
+
+#[test]
+fn a_request_for_the_status_waits_until_the_one_before_is_answered() {
+    let coordinator = Coordinator::new("resnet");
+    let (link, events) = dial(&coordinator, &coordinator.authority.credentials(Role::Observer).unwrap());
+    assert!(matches!(events.soon(), ControlEvent::Connected));
+    (0..3).for_each(|_| link.send(&Frame::StatusRequest));
+    let id = coordinator.up();
+    for _ in 0..3 {
+        assert!(matches!(coordinator.events.soon(), ControlIncoming::Frame { frame: Frame::StatusRequest, .. }));
+        assert!(coordinator.events.0.recv_timeout(Duration::from_millis(50)).is_err(), "not before it is answered");
+        coordinator.listener.send(id, Frame::Status(status()));
+        assert!(matches!(events.soon(), ControlEvent::Frame(Frame::Status(_), _)));
+    }
+}
+
+#[test]
+fn who_has_not_joined_sends_short_frames_only() {
+    let coordinator = Coordinator::new("resnet");
+    let (link, events) = dial(&coordinator, &coordinator.authority.credentials(Role::Worker).unwrap());
+    assert!(matches!(events.soon(), ControlEvent::Connected));
+    link.send(&Frame::StatusRequest);
+    let names = (0..1_000).map(|number| format!("a name that is not short, {number}")).collect();
+    link.send(&Frame::Undeclare { request: 0, names });
+    let ControlEvent::Closed(error) = events.soon() else { panic!("it is closed") };
+    assert!(matches!(&error, Error::Protocol { field, .. } if field == "length"), "{error}");
+}
+
+#[test]
+fn frames_that_wait_when_their_node_leaves_are_heard_out() {
+    let coordinator = Coordinator::new("resnet");
+    let (link, events) = dial(&coordinator, &coordinator.authority.credentials(Role::Worker).unwrap());
+    assert!(matches!(events.soon(), ControlEvent::Connected));
+    (0..3 * WAITING_FRAMES_MAX as u64).for_each(|at| link.send(&heartbeat(at)));
+    link.send(&Frame::Leave);
+    drop(link);
+    coordinator.up();
+    for at in 0..3 * WAITING_FRAMES_MAX as u64 {
+        assert!(matches!(coordinator.events.soon(), ControlIncoming::Frame { frame, .. } if frame == heartbeat(at)));
+    }
+    assert!(matches!(coordinator.events.soon(), ControlIncoming::Frame { frame: Frame::Leave, .. }));
+    assert!(matches!(coordinator.events.soon(), ControlIncoming::Down { .. }));
 }
 
 #[test]
@@ -373,7 +437,7 @@ fn who_is_sent_away_hears_the_last_frame_and_the_reason() {
     let reason = Error::DuplicateRank { member: "worker 1".to_owned(), holder: "host-a (pid 7)".to_owned() };
     coordinator.listener.send(id, Frame::Refused(reason.clone()));
     coordinator.listener.close(id, reason.clone());
-    assert!(matches!(events.soon(), ControlEvent::Frame(Frame::Refused(told)) if told == reason));
+    assert!(matches!(events.soon(), ControlEvent::Frame(Frame::Refused(told), _) if told == reason));
     match events.soon() {
         ControlEvent::Closed(told) => assert_eq!(told, reason),
         other => panic!("{other:?}"),
@@ -429,7 +493,7 @@ fn a_node_is_told_when_the_coordinator_stops() {
     let id = coordinator.up();
     coordinator.listener.send(id, Frame::Leave);
     coordinator.listener.stop(SOON);
-    assert!(matches!(events.soon(), ControlEvent::Frame(Frame::Leave)), "what was sent before is heard");
+    assert!(matches!(events.soon(), ControlEvent::Frame(Frame::Leave, _)), "what was sent before is heard");
     assert!(matches!(events.soon(), ControlEvent::Closed(Error::Unavailable { .. })));
 }
 
@@ -541,6 +605,11 @@ fn dial(coordinator: &Coordinator, credentials: &Credentials) -> (ControlLink, D
     let (events, sender) = events();
     let link = ControlLink::dial(coordinator.listener.address(), credentials, SOON, sender).unwrap();
     (link, events)
+}
+
+fn status() -> Status {
+    let view = View { job: "resnet".to_owned(), epoch: Epoch::default(), phase: Phase::Forming, members: Vec::new() };
+    Status { view, members: Vec::new(), imbalance_milli: 1_000 }
 }
 
 fn heartbeat(at: u64) -> Frame {

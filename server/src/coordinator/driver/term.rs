@@ -32,7 +32,7 @@ pub(super) fn next(state_dir: Option<&Path>) -> Result<u32> {
             hint: "remove the file once no process of the job is left".to_owned(),
         });
     };
-    private_file::write(&path, &text(term))?;
+    private_file::write(&path, text(term))?;
     Ok(term)
 }
 

@@ -1,5 +1,8 @@
 //! Which connection speaks for a member.
 
+use gradlane_core::wire::limits;
+
+use super::super::connections::OBSERVERS_MAX;
 use super::*;
 
 #[test]
@@ -90,6 +93,42 @@ fn what_no_member_says_closes_its_connection_and_disturbs_nobody_else() {
         assert_eq!(job.coordinator.view().phase, Phase::Running);
         assert!(job.received(1).is_empty());
     }
+}
+
+#[test]
+fn the_oldest_observer_gives_way_and_no_member_does() {
+    let mut job = formed(2);
+    let observers = 1_000..1_000 + 10 * OBSERVERS_MAX as u64;
+    for link in observers.clone() {
+        job.connect_as(link, 9, Role::Observer);
+    }
+    let closed: Vec<Command> = job.drain();
+    assert_eq!(closed.len(), 9 * OBSERVERS_MAX);
+    let is_exhausted = |link: u64, command: &Command| {
+        matches!(command, Command::Close { link: closed, error: Error::Exhausted { .. } } if *closed == LinkId(link))
+    };
+    assert!(observers.clone().zip(&closed).all(|(link, command)| is_exhausted(link, command)), "{closed:?}");
+    let newest = observers.end - 1;
+    job.frame(newest, Frame::StatusRequest);
+    assert!(matches!(job.received(newest)[..], [Frame::Status(_)]));
+    for link in [0, 1, SERVER] {
+        job.heartbeat(link);
+        assert!(matches!(job.received(link)[..], [Frame::HeartbeatAck { .. }]));
+    }
+}
+
+#[test]
+fn connections_that_join_nowhere_keep_no_member_out() {
+    let mut job = job(2);
+    for link in 1_000..1_000 + 2 * limits::MEMBERS_MAX as u64 {
+        job.connect(link, 9);
+    }
+    job.drain();
+    // Later connections have greater names.
+    for (node, join) in [(0, worker(0)), (1, worker(1)), (SERVER as u8, server(0))] {
+        job.join_as(100_000 + u64::from(node), node, join);
+    }
+    assert_eq!(job.coordinator.view().phase, Phase::Running);
 }
 
 #[test]

@@ -339,6 +339,7 @@ impl Witness {
             | Error::Incompatible { .. }
             | Error::Auth { .. }
             | Error::CertExpired { .. }
+            | Error::Token { .. }
             | Error::Protocol { .. }
             | Error::Exhausted { .. }
             | Error::Unavailable { .. }

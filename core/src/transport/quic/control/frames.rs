@@ -1,20 +1,25 @@
-//! Frames on a stream: a length of four bytes, then the frame. The reader checks the length before it believes it, and the writer's
-//! queue has a limit, so that a peer that does not read costs its link and not the memory.
+//! Frames on a stream: a length of four bytes, then the frame. The reader checks the length before it believes it.
+//!
+//! Both queues of a link have limits. A peer that does not read costs its link, because the writer's queue is bounded. A peer that sends
+//! faster than the machine behind the link handles frames is slowed down: the link is not read further until the machine has room
+//! ([`Waiting`]). Requests for the status are answered one after the other, because an answer is much longer than a request.
 
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
-use quinn::{Connection, RecvStream, SendStream};
+use quinn::{Connection, ConnectionError, RecvStream, SendStream};
 use tokio::select;
-use tokio::sync::Notify;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
-use tokio::time::timeout;
+use tokio::sync::{Notify, Semaphore};
+use tokio::time::{Instant, sleep_until, timeout};
 
 use super::super::closing::{
     CLOSE_ORDERLY, close_for_fault, close_with, connection_error, early_end, read_error, read_exact_error, written,
 };
+use super::Waiting;
 use crate::error::{Error, Result};
 use crate::wire::{Frame, limits};
 
@@ -30,22 +35,29 @@ pub(super) struct Posted {
     queue: Arc<Queue>,
 }
 
-#[derive(Default)]
 struct Queue {
     bytes: AtomicUsize,
     /// The peer does not read: more was queued than is kept for it.
     overflow: Notify,
+    /// A permit for each request for the status that may be under way. The answer gives it back once it is written.
+    status: Semaphore,
 }
 
 enum Post {
-    Frame(Bytes),
+    Frame {
+        bytes: Bytes,
+        /// It answers a request for the status.
+        is_status: bool,
+    },
     /// After all frames before: ends the link, for a reason if there is one.
     Close(Option<Error>),
 }
 
 pub(super) fn outbox() -> (Outbox, Posted) {
     let (sender, receiver) = unbounded_channel();
-    let queue = Arc::new(Queue::default());
+    let queue =
+        Queue { bytes: AtomicUsize::new(0), overflow: Notify::new(), status: Semaphore::new(STATUS_REQUESTS_MAX) };
+    let queue = Arc::new(queue);
     (Outbox { frames: sender, queue: Arc::clone(&queue) }, Posted { frames: receiver, queue })
 }
 
@@ -59,7 +71,7 @@ impl Outbox {
         if queued > QUEUE_BYTES_MAX {
             self.queue.overflow.notify_one();
         } else {
-            let _ = self.frames.send(Post::Frame(bytes));
+            let _ = self.frames.send(Post::Frame { bytes, is_status: matches!(frame, Frame::Status(_)) });
         }
     }
 
@@ -69,42 +81,68 @@ impl Outbox {
     }
 }
 
-/// Carries frames both ways until the link ends; says why it did. The peer's first frame has at most `first_frame_bytes_max` bytes.
+/// Carries frames both ways until the link ends; says why it did. The peer's frames have at most `bytes_max_before_join` bytes until it
+/// sends a [`Frame::Join`]. The link is read no further while [`WAITING_FRAMES_MAX`] of its frames, or as many bytes as the largest frame
+/// has, were given to `heard` and are not handled.
 pub(super) async fn converse(
     connection: &Connection,
     stream: (SendStream, RecvStream),
     posted: Posted,
     peer: &str,
-    first_frame_bytes_max: usize,
-    heard: impl FnMut(Frame),
+    bytes_max_before_join: usize,
+    heard: impl FnMut(Frame, Waiting),
 ) -> Error {
     let (sender, receiver) = stream;
     let queue = Arc::clone(&posted.queue);
+    let mut listening = pin!(listen(connection, receiver, peer, (bytes_max_before_join, &queue.status), heard));
     let ended = select! {
-        ended = listen(connection, receiver, peer, first_frame_bytes_max, heard) => ended,
-        ended = speak(connection, sender, posted, peer) => ended,
+        ended = &mut listening => ended,
+        ended = speak(connection, sender, posted, peer) => match connection.close_reason() {
+            // The peer ended the connection, or it was lost. What came before is still heard.
+            Some(lost) if !matches!(lost, ConnectionError::LocallyClosed) => last_frames(listening, &lost, peer).await,
+            Some(_) | None => ended,
+        },
         () = queue.overflow.notified() => Error::Exhausted {
             what: format!("control frames that {peer} does not read"),
             limit: format!("{} MiB", QUEUE_BYTES_MAX >> 20),
             hint: "look at that process: it may be stopped or out of processor time".to_owned(),
         },
-        lost = connection.closed() => connection_error(&lost, peer),
+        lost = connection.closed() => last_frames(listening, &lost, peer).await,
     };
     // Without effect on a connection that is closed already.
     close_with(connection, &ended);
     ended
 }
 
+/// Hears the frames that came before the connection was lost, as far as the machine handles them soon.
+async fn last_frames(listening: Pin<&mut impl Future<Output = Error>>, lost: &ConnectionError, peer: &str) -> Error {
+    let _ = timeout(LAST_FRAMES, listening).await;
+    connection_error(lost, peer)
+}
+
 async fn listen(
     connection: &Connection,
     mut receiver: RecvStream,
     peer: &str,
-    mut limit: usize,
-    mut heard: impl FnMut(Frame),
+    (mut limit, status): (usize, &Semaphore),
+    mut heard: impl FnMut(Frame, Waiting),
 ) -> Error {
+    let room = Arc::new(Semaphore::new(limits::FRAME_BYTES_MAX));
+    let mut next_status = Instant::now();
     loop {
-        match read_frame(&mut receiver, limit, peer).await {
-            Ok(Some(frame)) => heard(frame),
+        match read_frame(&mut receiver, limit, &room, peer).await {
+            Ok(Some((frame, waiting))) => {
+                match frame {
+                    Frame::Join(_) => limit = limits::FRAME_BYTES_MAX,
+                    Frame::StatusRequest => {
+                        status.acquire().await.expect("nobody closes it").forget();
+                        sleep_until(next_status).await;
+                        next_status = Instant::now() + STATUS_PAUSE;
+                    }
+                    _ => {}
+                }
+                heard(frame, waiting);
+            }
             // The reason comes with the end of the connection.
             Ok(None) => match timeout(LAST_WORDS, connection.closed()).await {
                 Ok(lost) => return connection_error(&lost, peer),
@@ -116,12 +154,16 @@ async fn listen(
                 return error;
             }
         }
-        limit = limits::FRAME_BYTES_MAX;
     }
 }
 
-/// The next frame, or nothing at an end between frames.
-async fn read_frame(receiver: &mut RecvStream, limit: usize, peer: &str) -> Result<Option<Frame>> {
+/// The next frame, or nothing at an end between frames. Waits for `room` before it reads the frame itself.
+async fn read_frame(
+    receiver: &mut RecvStream,
+    limit: usize,
+    room: &Arc<Semaphore>,
+    peer: &str,
+) -> Result<Option<(Frame, Waiting)>> {
     let mut length = [0; 4];
     match receiver.read_exact(&mut length).await {
         Ok(()) => {}
@@ -132,6 +174,8 @@ async fn read_frame(receiver: &mut RecvStream, limit: usize, peer: &str) -> Resu
     if length > limit {
         return Err(early_end("length", &format!("is {length}, above {limit}"), peer));
     }
+    let share = u32::try_from(length.max(limits::FRAME_BYTES_MAX / WAITING_FRAMES_MAX)).expect("below the limit");
+    let waiting = Arc::clone(room).acquire_many_owned(share).await.expect("nobody closes it");
     // Grows with what arrives, not with what was announced.
     let mut body = Vec::with_capacity(length.min(64 << 10));
     while body.len() < length {
@@ -140,17 +184,20 @@ async fn read_frame(receiver: &mut RecvStream, limit: usize, peer: &str) -> Resu
             None => return Err(early_end("frame", &format!("ends after {} bytes", body.len()), peer)),
         }
     }
-    Frame::decode(&body, peer).map(Some)
+    Ok(Some((Frame::decode(&body, peer)?, Waiting { _room: waiting })))
 }
 
 async fn speak(connection: &Connection, mut sender: SendStream, mut posted: Posted, peer: &str) -> Error {
     loop {
         // Without an outbox nobody will ever close the link, which is closing it.
         match posted.frames.recv().await.unwrap_or(Post::Close(None)) {
-            Post::Frame(bytes) => {
+            Post::Frame { bytes, is_status } => {
                 let length = bytes.len();
                 let sent = written(sender.write_chunk(bytes).await, peer);
                 posted.queue.bytes.fetch_sub(length, Ordering::Relaxed);
+                if is_status && posted.queue.status.available_permits() < STATUS_REQUESTS_MAX {
+                    posted.queue.status.add_permits(1);
+                }
                 if let Err(error) = sent {
                     return error;
                 }
@@ -171,5 +218,13 @@ async fn speak(connection: &Connection, mut sender: SendStream, mut posted: Post
 
 /// The largest declaration fits, and the answers to it.
 const QUEUE_BYTES_MAX: usize = 2 * limits::FRAME_BYTES_MAX;
+/// Frames of one link that wait for the machine behind it: a worker sends few without waiting for an answer.
+pub(in crate::transport::quic) const WAITING_FRAMES_MAX: usize = 64;
+/// Requests for the status that are under way on one link, from the reading of the request to the writing of the answer.
+const STATUS_REQUESTS_MAX: usize = 1;
+/// Between two answers on one link: nobody needs the status more often, and that of a job of thousands takes milliseconds to write.
+const STATUS_PAUSE: Duration = Duration::from_millis(100);
+/// For frames that came before the end of a link to be handled.
+const LAST_FRAMES: Duration = Duration::from_secs(5);
 /// For frames before the end of a link to be acknowledged.
 const LAST_WORDS: Duration = Duration::from_secs(1);

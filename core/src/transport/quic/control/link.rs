@@ -132,7 +132,7 @@ async fn live(
         return error;
     }
     events(ControlEvent::Connected);
-    let heard = |frame| events(ControlEvent::Frame(frame));
+    let heard = |frame, waiting| events(ControlEvent::Frame(frame, waiting));
     converse(&dialed.connection, dialed.stream, posted, COORDINATOR, limits::FRAME_BYTES_MAX, heard).await
 }
 

@@ -21,7 +21,7 @@ use super::super::enroll::{self, Registrar};
 use super::super::settings::Settings;
 use super::super::socket;
 use super::super::tls::{Admission, Vouched, certificate};
-use super::ControlIncoming;
+use super::{ControlIncoming, Waiting};
 use super::frames::{Outbox, converse, outbox};
 use super::link::BUFFER_BYTES;
 use crate::error::{Error, Result};
@@ -92,6 +92,12 @@ impl ControlListener {
         let _ = self.commands.send(Command::Send { link, frame });
     }
 
+    /// Lets a link be read on, once the frames sent before are on their way. So a link whose frames are handled faster than their answers
+    /// are sent is not read ahead of them.
+    pub fn handled(&self, frame: Waiting) {
+        let _ = self.commands.send(Command::Handled(frame));
+    }
+
     /// Sends a node its next certificate, as [`Frame::Renewed`]. It is for the key, the role and the job of the one that the node showed.
     pub fn certify(&self, link: LinkId) {
         let _ = self.commands.send(Command::Certify { link });
@@ -147,6 +153,7 @@ enum Command {
     Certify {
         link: LinkId,
     },
+    Handled(Waiting),
     Stop(Duration),
     #[cfg(test)]
     Vanish,
@@ -182,7 +189,7 @@ async fn run(
     own_commands: mpsc::WeakUnboundedSender<Command>,
     mut commands: UnboundedReceiver<Command>,
 ) {
-    let (arriving, mut arrivals) = mpsc::unbounded_channel();
+    let (arriving, mut arrivals) = mpsc::channel(ARRIVALS_MAX);
     tokio::spawn(admission_control.watch(endpoint.clone(), arriving));
     let patience = loop {
         select! {
@@ -203,6 +210,7 @@ async fn run(
                         to.outbox.send(&Frame::Renewed { outcome });
                     }
                 }
+                Some(Command::Handled(waiting)) => drop(waiting),
                 Some(Command::Down { link }) => drop(state.outboxes.remove(&link)),
                 Some(Command::Stop(patience)) => break patience,
                 #[cfg(test)]
@@ -247,8 +255,8 @@ impl ServerState {
             let silent = || Error::Timeout { what: format!("the first word of {peer}"), waited: FIRST_WORD };
             let reason = match opened.unwrap_or_else(|_| Err(silent())) {
                 Ok(stream) => {
-                    let heard = |frame| events(ControlIncoming::Frame { link, frame });
-                    converse(&connection, stream, posted, &peer, FIRST_FRAME_BYTES_MAX, heard).await
+                    let heard = |frame, waiting| events(ControlIncoming::Frame { link, frame, waiting });
+                    converse(&connection, stream, posted, &peer, BYTES_MAX_BEFORE_JOIN, heard).await
                 }
                 Err(error) => {
                     close_for_fault(&connection, &error);
@@ -272,29 +280,18 @@ impl ServerState {
         let (registrar, gatekeeper) = (Arc::clone(&self.registrar), self.gatekeeper.clone());
         let task = self.tasks.spawn(async move {
             let remote = connection.remote_address();
-            let address = remote.ip().to_canonical();
-            let lock = || registrar.lock().unwrap_or_else(PoisonError::into_inner);
-            if !lock().admits(address) {
-                let what = format!("failed enrolments from {address}");
-                let hint = "wait a minute; use the join string that the coordinator prints".to_owned();
-                let error = Error::Exhausted { what, limit: "10 a minute".to_owned(), hint };
-                gatekeeper.log_refusal(now(), remote, &error);
-                return close_with(&connection, &error);
-            }
-            let terms = lock().terms();
-            let served = timeout_at(held.until.into(), enroll::serve(&terms, vouched, &connection)).await;
+            let terms = registrar.lock().unwrap_or_else(PoisonError::into_inner).terms();
+            let refused = || gatekeeper.give_way(now(), held.place);
+            let served = timeout_at(held.until.into(), enroll::serve(&terms, vouched, &connection, refused)).await;
             match served.unwrap_or_else(|_| Err(early_end("enrolment", "is not done in time", &remote.to_string()))) {
                 Ok(()) => {
-                    gatekeeper.proven(address);
+                    gatekeeper.proven(remote.ip());
                     tracing::info!(%remote, "enrolled");
                 }
                 Err(error) => {
                     gatekeeper.log_refusal(now(), remote, &error);
                     // Without effect if the newcomer has closed it.
                     close_for_fault(&connection, &error);
-                    if matches!(error, Error::Auth { .. }) {
-                        lock().failed(address);
-                    }
                 }
             }
         });
@@ -330,8 +327,10 @@ async fn greeted(connection: &Connection, peer: &str) -> Result<(SendStream, Rec
     Ok((sender, receiver))
 }
 
-/// A join holds two texts of up to 4 KiB; nothing longer is believed before it.
-const FIRST_FRAME_BYTES_MAX: usize = 16 << 10;
+/// A join holds two texts of up to 4 KiB. Nothing longer is believed before it, so that observers and strangers cost little memory.
+const BYTES_MAX_BEFORE_JOIN: usize = 16 << 10;
+/// Peers whose handshake has succeeded and that are not served yet. Further ones keep their places at the gate.
+const ARRIVALS_MAX: usize = 64;
 /// How often to compare the coordinator's own certificate with the calendar.
 const LOOK_EVERY: Duration = Duration::from_secs(60);
 /// For a member to open its stream.

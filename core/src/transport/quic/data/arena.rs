@@ -1,8 +1,12 @@
 //! Memory for received datagrams. The chunks of a stream are slices of it.
 //!
 //! A slot holds the largest batch that receive offload delivers. Received datagrams are cut off its front one by one. When the last slice is
-//! dropped, on any thread, the slot is used again. A short batch is copied out instead, because a few bytes would occupy a whole slot, and
-//! the copy costs less.
+//! dropped, on any thread, the slot is used again. A short batch is copied into a shared block instead, because a few bytes would occupy a
+//! whole slot, and the copy costs less.
+//!
+//! One slice keeps its whole slot or block. A peer can arrange that of each slot a single datagram is not read, so what is booked is slots and
+//! blocks, not bytes. When [`SLOTS_MAX`] or [`BLOCKS_MAX`] are out, each further datagram is copied into memory of its own
+//! ([`Cut::Apart`]). How much of that is kept, quinn-proto bounds: it copies chunks together when too much around them is kept.
 #![expect(unsafe_code, reason = "a slot that came back is known to be initialised")]
 
 use std::collections::VecDeque;
@@ -12,20 +16,36 @@ use bytes::BytesMut;
 /// Bytes of a slot: a batch of receive offload is no longer.
 pub(super) const SLOT_BYTES: usize = 1 << 16;
 
-/// Slots, and the slices that are out.
+/// Slots and blocks, and which of them are out.
 #[derive(Debug)]
 pub(super) struct Arena {
     /// Whole slots.
     idle: Vec<BytesMut>,
-    /// The ends of slots whose beginnings are in use, oldest first. With its end, the memory of a slot can be reclaimed.
-    lent: VecDeque<BytesMut>,
+    /// The ends of slots whose beginnings are in use. With its end, the memory of a slot can be reclaimed.
+    slots: Lent,
     /// Where short batches go.
-    short: BytesMut,
+    block: BytesMut,
+    /// The ends of blocks that are full.
+    blocks: Lent,
+}
+
+/// A received batch.
+#[derive(PartialEq, Eq, Debug)]
+pub(super) enum Cut {
+    /// Its bytes.
+    Joint(BytesMut),
+    /// There is no memory for it: copy each datagram, and then use the slot again.
+    Apart,
 }
 
 impl Arena {
     pub(super) fn new() -> Self {
-        Self { idle: Vec::new(), lent: VecDeque::new(), short: BytesMut::with_capacity(SHORT_BYTES) }
+        Self {
+            idle: Vec::new(),
+            slots: Lent::new(SLOT_BYTES, SLOTS_MAX),
+            block: BytesMut::with_capacity(BLOCK_BYTES),
+            blocks: Lent::new(BLOCK_BYTES, BLOCKS_MAX),
+        }
     }
 
     /// A slot of [`SLOT_BYTES`].
@@ -33,59 +53,108 @@ impl Arena {
         if let Some(slot) = self.idle.pop() {
             return slot;
         }
-        // The newest slots are the most likely to be in a cache. They are free where bytes are copied out at once. Where bytes are held
-        // for a while, the oldest slots are free.
-        let count = self.lent.len();
-        let (newest, oldest) = ((count.saturating_sub(LOOKS)..count).rev(), 0..LOOKS.min(count.saturating_sub(LOOKS)));
-        let back = newest.chain(oldest).find(|at| reclaim(&mut self.lent[*at]));
-        if let Some(slot) = back.and_then(|at| self.lent.remove(at)) {
-            return slot;
+        match self.slots.reclaim() {
+            Some(mut slot) => {
+                // SAFETY: reclaiming without allocating gives the allocation that the slot was made of, back from its beginning, because
+                // its capacity is no larger than a slot (`BytesMut::zeroed`). All of it was initialised when it was made, and nothing
+                // makes bytes uninitialised again.
+                unsafe { slot.set_len(SLOT_BYTES) };
+                slot
+            }
+            None => BytesMut::zeroed(SLOT_BYTES),
         }
-        BytesMut::zeroed(SLOT_BYTES)
     }
 
-    /// The first `len` bytes of `slot`, which were received. The slot stays usable if they are few.
-    pub(super) fn cut(&mut self, slot: &mut BytesMut, len: usize) -> BytesMut {
+    /// The first `len` bytes of `slot`, which were received. The slot stays usable if they are few, or if there is no memory for another.
+    pub(super) fn cut(&mut self, slot: &mut BytesMut, len: usize) -> Cut {
         if len < SHORT_BATCH {
-            if self.short.capacity() < len {
-                self.short.reserve(SHORT_BYTES);
+            if self.block.capacity() < len {
+                if self.blocks.is_full() {
+                    return Cut::Apart;
+                }
+                let block = self.blocks.reclaim().unwrap_or_else(|| BytesMut::with_capacity(BLOCK_BYTES));
+                self.blocks.lend(std::mem::replace(&mut self.block, block));
             }
-            self.short.extend_from_slice(&slot[..len]);
-            return self.short.split();
+            self.block.extend_from_slice(&slot[..len]);
+            return Cut::Joint(self.block.split());
+        }
+        if self.slots.is_full() {
+            return Cut::Apart;
         }
         let fresh = self.slot();
         let mut used = std::mem::replace(slot, fresh);
         let received = used.split_to(len);
-        // Slots beyond these are not reused. Their memory is freed with their last slice.
-        if self.lent.len() >= LENT_MAX {
-            self.lent.pop_front();
-        }
-        self.lent.push_back(used);
-        received
+        self.slots.lend(used);
+        Cut::Joint(received)
     }
 }
 
-/// Makes `slot` whole again if nothing cut from it is left.
-fn reclaim(slot: &mut BytesMut) -> bool {
-    slot.clear();
-    let back = slot.try_reclaim(SLOT_BYTES);
-    if back {
-        // SAFETY: reclaiming without allocating gives the allocation that the slot was made of, back from its beginning, because its
-        // capacity is no larger than a slot (`BytesMut::zeroed`). All of it was initialised when it was made, and nothing makes
-        // bytes uninitialised again.
-        unsafe { slot.set_len(SLOT_BYTES) };
+/// The ends of pieces of memory that are out, oldest first.
+#[derive(Debug)]
+struct Lent {
+    ends: VecDeque<BytesMut>,
+    bytes: usize,
+    max: usize,
+    /// How often it was found full since all were looked at.
+    refusals: u32,
+}
+
+impl Lent {
+    fn new(bytes: usize, max: usize) -> Self {
+        Self { ends: VecDeque::new(), bytes, max, refusals: 0 }
     }
-    back
+
+    fn lend(&mut self, end: BytesMut) {
+        self.ends.push_back(end);
+    }
+
+    /// Whether as many are out as may be. Those that came back unseen are found at times.
+    fn is_full(&mut self) -> bool {
+        if self.ends.len() < self.max {
+            return false;
+        }
+        if self.refusals.is_multiple_of(SWEEP_EVERY) {
+            let bytes = self.bytes;
+            self.ends.retain_mut(|end| !whole(end, bytes));
+        }
+        self.refusals += 1;
+        if self.ends.len() < self.max {
+            self.refusals = 0;
+            return false;
+        }
+        true
+    }
+
+    /// One that came back, empty.
+    fn reclaim(&mut self) -> Option<BytesMut> {
+        // The newest are the most likely to be in a cache. They are free where bytes are copied out at once. Where bytes are held for a
+        // while, the oldest are free.
+        let count = self.ends.len();
+        let (newest, oldest) = ((count.saturating_sub(LOOKS)..count).rev(), 0..LOOKS.min(count.saturating_sub(LOOKS)));
+        let bytes = self.bytes;
+        let back = newest.chain(oldest).find(|at| whole(&mut self.ends[*at], bytes))?;
+        self.ends.remove(back)
+    }
+}
+
+/// Makes a piece of memory whole again, and empty, if nothing cut from it is left.
+fn whole(end: &mut BytesMut, bytes: usize) -> bool {
+    end.clear();
+    end.try_reclaim(bytes)
 }
 
 /// A batch below this is copied out of its slot.
 const SHORT_BATCH: usize = 16 << 10;
 /// How much room for them is made at once.
-const SHORT_BYTES: usize = 256 << 10;
+const BLOCK_BYTES: usize = 256 << 10;
 /// How many slots are looked at, from each end, before another is made.
 const LOOKS: usize = 4;
-/// Slots that are watched for coming back.
-const LENT_MAX: usize = 512;
+/// Slots that are out: 128 MiB. More than the parts that a server takes in at once, so that copying is rare.
+const SLOTS_MAX: usize = 2_048;
+/// Blocks that are out: 32 MiB.
+const BLOCKS_MAX: usize = 128;
+/// How often all that are out are looked at, in batches that found none.
+const SWEEP_EVERY: u32 = 64;
 
 #[cfg(test)]
 mod tests {
@@ -97,7 +166,7 @@ mod tests {
         let mut slot = arena.slot();
         let address = slot.as_ptr();
         slot[SHORT_BATCH - 1] = 7;
-        let mut received = arena.cut(&mut slot, SHORT_BATCH);
+        let mut received = joint(arena.cut(&mut slot, SHORT_BATCH));
         assert_eq!((received.as_ptr(), received[SHORT_BATCH - 1]), (address, 7), "cut, not copied");
         let kept = received.split_to(100).freeze().slice(1..2);
         drop(received);
@@ -114,9 +183,38 @@ mod tests {
         let mut slot = arena.slot();
         let address = slot.as_ptr();
         slot[..3].copy_from_slice(b"abc");
-        let received = arena.cut(&mut slot, 3);
+        let received = joint(arena.cut(&mut slot, 3));
         slot[..3].copy_from_slice(b"def");
-        assert_eq!((&received[..], &arena.cut(&mut slot, 3)[..]), (b"abc" as &[u8], b"def" as &[u8]));
+        assert_eq!((&received[..], &joint(arena.cut(&mut slot, 3))[..]), (b"abc" as &[u8], b"def" as &[u8]));
         assert_eq!((slot.as_ptr(), slot.len()), (address, SLOT_BYTES));
+    }
+
+    #[test]
+    fn a_byte_kept_of_each_batch_pins_no_more_slots_than_there_may_be() {
+        for (len, max) in [(SHORT_BATCH, SLOTS_MAX), (SHORT_BATCH - 1, BLOCKS_MAX * (BLOCK_BYTES / (SHORT_BATCH - 1)))] {
+            let mut arena = Arena::new();
+            let mut slot = arena.slot();
+            let mut kept = Vec::new();
+            let full = (0..2 * max).find(|_| match arena.cut(&mut slot, len) {
+                Cut::Joint(mut received) => {
+                    kept.push(received.split_to(1));
+                    false
+                }
+                Cut::Apart => true,
+            });
+            assert!(full.is_some(), "at {max}");
+            assert!(arena.slots.ends.len() <= SLOTS_MAX && arena.blocks.ends.len() <= BLOCKS_MAX);
+            assert_eq!(slot.len(), SLOT_BYTES, "it is used again");
+            kept.clear();
+            let again = (0..2 * SWEEP_EVERY).find(|_| arena.cut(&mut slot, len) != Cut::Apart);
+            assert!(again.is_some(), "what came back is found");
+        }
+    }
+
+    fn joint(cut: Cut) -> BytesMut {
+        match cut {
+            Cut::Joint(received) => received,
+            Cut::Apart => panic!("there is memory"),
+        }
     }
 }

@@ -8,7 +8,7 @@ use bytes::BytesMut;
 use quinn::udp::{self, RecvMeta, UdpSocketState};
 use quinn_proto::{EcnCodepoint, Transmit};
 
-use super::arena::{Arena, SLOT_BYTES};
+use super::arena::{Arena, Cut, SLOT_BYTES};
 use crate::transport::quic::settings::DATAGRAM_BYTES_MAX;
 
 /// A socket with segmentation offload in both directions, as far as the system has it.
@@ -94,9 +94,12 @@ impl Wire {
         };
         for (slot, meta) in self.slots.iter_mut().zip(&meta).take(received) {
             let len = meta.len.min(SLOT_BYTES);
-            let datagrams = self.arena.cut(slot, len);
-            let ecn = meta.ecn.and_then(|ecn| EcnCodepoint::from_bits(ecn as u8));
-            into.push(Batch { from: meta.addr, to: meta.dst_ip, ecn, datagrams, stride: meta.stride.max(1) });
+            let (ecn, stride) = (meta.ecn.and_then(|ecn| EcnCodepoint::from_bits(ecn as u8)), meta.stride.max(1));
+            let batch = |datagrams| Batch { from: meta.addr, to: meta.dst_ip, ecn, datagrams, stride };
+            match self.arena.cut(slot, len) {
+                Cut::Joint(datagrams) => into.push(batch(datagrams)),
+                Cut::Apart => into.extend(slot[..len].chunks(stride).map(|datagram| batch(datagram.into()))),
+            }
         }
         #[cfg(test)]
         self.trial.look_at(into);

@@ -1,4 +1,4 @@
-//! One address stalls as many handshakes and enrolments as it can. Members and newcomers are served all the same.
+//! One address stalls as many handshakes and enrolments as it can, or guesses secrets. Members and newcomers are served all the same.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -28,6 +28,32 @@ fn stalled_enrolments_of_one_address_keep_nobody_out() {
     (0..STALLED).for_each(|_| flood.silent.soon());
     everybody_else_is_served(&coordinator);
     flood.end();
+}
+
+#[test]
+fn wrong_secrets_of_an_address_keep_nobody_of_it_out() {
+    let coordinator = Coordinator::new("resnet");
+    let wrong = crate::types::join::JoinString { secret: [9; 16], ..coordinator.join() };
+    let is_refused = || {
+        let error = Credentials::enroll(&wrong, Role::Worker, SOON).unwrap_err();
+        assert!(matches!(&error, Error::Auth { problem, .. } if problem.contains("is not that of job")), "{error}");
+    };
+    let enrols = || drop(Credentials::enroll(&coordinator.join(), Role::Worker, SOON).unwrap());
+    (0..30).for_each(|_| is_refused());
+    enrols();
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                while !over.load(Ordering::Relaxed) {
+                    // It may be given up before it was heard, because there are so many.
+                    let _ = Credentials::enroll(&wrong, Role::Worker, SOON);
+                }
+            });
+        }
+        (0..5).for_each(|_| enrols());
+        over.store(true, Ordering::Relaxed);
+    });
 }
 
 #[test]

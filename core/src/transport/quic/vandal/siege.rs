@@ -11,7 +11,7 @@ use quinn::{ClientConfig, Endpoint};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
-use super::super::closing::CLOSE_ORDERLY;
+use super::super::closing::{CLOSE_ORDERLY, STREAM_GIVEN_UP};
 use super::super::settings::Settings;
 use super::super::{endpoint, socket, tls};
 use super::{internal, parse};
@@ -40,8 +40,19 @@ pub enum Manner {
     Hoard(Vec<u8>),
     /// Sends one of these bytes each second.
     Trickle(Vec<u8>),
-    /// Sends these bytes again and again, as fast as it may, and reads nothing.
-    Pour(Vec<u8>),
+    /// Sends the first bytes, and then the others again and again, as fast as it may. Reads what comes, or nothing.
+    Pour {
+        /// Sent once.
+        first: Vec<u8>,
+        /// Sent again and again.
+        again: Vec<u8>,
+        /// Whether it reads.
+        reads: bool,
+    },
+    /// Opens a stream, begins it with these bytes and gives it up, again and again, as fast as it may.
+    Churn(Vec<u8>),
+    /// Sends these bytes as all that it has to say, and waits for the answer.
+    Say(Vec<u8>),
 }
 
 /// An attack under way. Dropping it ends it.
@@ -55,6 +66,7 @@ struct Counts {
     over: AtomicBool,
     attempts: AtomicU64,
     admitted: AtomicU64,
+    streams: AtomicU64,
 }
 
 /// How to attack.
@@ -113,6 +125,11 @@ impl Siege {
     pub fn admitted(&self) -> u64 {
         self.counts.admitted.load(Ordering::Relaxed)
     }
+
+    /// How many streams it opened and gave up.
+    pub fn streams(&self) -> u64 {
+        self.counts.streams.load(Ordering::Relaxed)
+    }
 }
 
 impl Drop for Siege {
@@ -136,7 +153,7 @@ async fn visit(endpoint: Endpoint, remote: SocketAddr, manner: Manner, counts: A
     counts.attempts.fetch_add(1, Ordering::Relaxed);
     let Ok(connecting) = endpoint.connect(remote, SERVER_NAME) else { return };
     let Ok(connection) = connecting.await else { return };
-    let Ok((mut sender, _receiver)) = connection.open_bi().await else { return };
+    let Ok((mut sender, mut receiver)) = connection.open_bi().await else { return };
     counts.admitted.fetch_add(1, Ordering::Relaxed);
     let mut streams = Vec::new();
     match manner {
@@ -156,7 +173,32 @@ async fn visit(endpoint: Endpoint, remote: SocketAddr, manner: Manner, counts: A
                 sleep(Duration::from_secs(1)).await;
             }
         }
-        Manner::Pour(bytes) => while sender.write_all(&bytes).await.is_ok() {},
+        Manner::Pour { first, again, reads } => {
+            let pour = async {
+                let _ = sender.write_all(&first).await;
+                while sender.write_all(&again).await.is_ok() {}
+            };
+            let read = async {
+                while reads && matches!(receiver.read_chunk(1 << 16, true).await, Ok(Some(_))) {}
+            };
+            tokio::join!(pour, read);
+        }
+        Manner::Churn(bytes) => {
+            while let Ok((mut sender, mut receiver)) = connection.open_bi().await {
+                if sender.write_all(&bytes).await.is_err() {
+                    break;
+                }
+                let _ = sender.reset(STREAM_GIVEN_UP);
+                let _ = receiver.stop(STREAM_GIVEN_UP);
+                counts.streams.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+        Manner::Say(bytes) => {
+            let _ = sender.write_all(&bytes).await;
+            let _ = sender.finish();
+            let _ = receiver.read_to_end(1 << 16).await;
+            connection.close(CLOSE_ORDERLY, b"");
+        }
     }
     connection.closed().await;
 }
