@@ -4,6 +4,7 @@
 #![expect(unsafe_code, reason = "functions of NCCL are called")]
 
 use std::ffi::{c_int, c_void};
+use std::mem::offset_of;
 use std::ptr;
 use std::sync::Arc;
 
@@ -252,6 +253,21 @@ const fn operator(reduction: Reduction) -> u32 {
         Reduction::Min => ncclRedOp_t::ncclMin,
         Reduction::Max => ncclRedOp_t::ncclMax,
     }) as u32
+}
+
+macro_rules! laid_out {
+    ($($field:ident at $offset:literal),+) => {
+        const _: () = {
+            $(assert!(offset_of!(ncclConfig_t, $field) == $offset);)+
+        };
+    };
+}
+
+// As nccl.h lays it out, with which a test compares these numbers.
+laid_out! {
+    size at 0, magic at 8, version at 12, blocking at 16, cgaClusterSize at 20, minCTAs at 24, maxCTAs at 28, netName at 32,
+    splitShare at 40, trafficClass at 44, commName at 48, collnetEnable at 56, CTAPolicy at 60, shrinkShare at 64,
+    nvlsCTAs at 68, nChannelsPerNetPeer at 72, nvlinkCentricSched at 76
 }
 
 fn config() -> ncclConfig_t {
