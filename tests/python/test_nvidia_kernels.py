@@ -8,33 +8,50 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import re
 
 import fakecuda
 import numpy as np
 import pytest
 from nvidia import CUDA_SOURCE, KERNEL_SIZES, PTX, ROOT, TRITON, compiler, kernels_of_engine, ran, wheel
 
-DEVICES = {75: "T4", 80: "A100", 90: "H100", 100: "B200"}
+DEVICES = {60: "P100", 70: "V100", 75: "T4", 80: "A100", 90: "H100", 100: "B200"}
 """A device of each capability."""
 
 
 @pytest.fixture(scope="module", params=DEVICES, ids=lambda capability: f"sm_{capability}")
-def cubin(request, tmp_path_factory):
-    """The program that an assembler makes of the PTX for devices of one capability. The newest devices have an assembler of their own."""
+def program(request, tmp_path_factory):
+    """The capability of a device, and the program that an assembler makes of the PTX for it. The newest have an assembler of their own."""
     assembler = wheel(TRITON / ("ptxas-blackwell" if request.param >= 100 else "ptxas"))
     made = tmp_path_factory.mktemp("cubin") / "kernels.cubin"
     ran(assembler, f"-arch=sm_{request.param}", "--warning-as-error", PTX, "-o", made)
-    return made
+    return request.param, made
 
 
-def test_no_kernel_spills_registers_or_needs_local_memory(cubin):
+def test_no_kernel_spills_registers_or_needs_local_memory(program):
+    capability, cubin = program
     usage = ran(wheel(TRITON / "cuobjdump"), "-res-usage", cubin)
     sizes = {name: [int(size) for size in rest] for name, *rest in KERNEL_SIZES.findall(usage)}
     assert sorted(sizes) == sorted(kernels_of_engine())
+    # The 2048 threads of a multiprocessor share 65536 registers; older assemblers' choices leave it half full at least.
+    registers_max = 32 if capability >= 80 else 64
     for name, (registers, stack, shared, local) in sizes.items():
         assert (stack, shared, local) == (0, 0, 0), f"{name}: {usage}"
-        # 2048 threads of a multiprocessor share 65536 registers.
-        assert registers <= 32, f"{name} has {registers} registers, so that a multiprocessor is not full"
+        assert registers <= registers_max, f"{name} has {registers} registers"
+
+
+# The disassembler knows no older devices.
+@pytest.mark.parametrize("program", [capability for capability in DEVICES if capability >= 75], indirect=True)
+def test_every_kernel_has_four_loads_under_way_before_it_stores(program):
+    _, cubin = program
+    code = ran(wheel(TRITON / "cuobjdump"), "-sass", cubin)
+    functions = dict(re.findall(r"Function : (\w+)\n(.*?)(?=\n\s*Function :|\Z)", code, re.DOTALL))
+    assert sorted(functions) == sorted(kernels_of_engine())
+    for name, instructions in functions.items():
+        accesses = "".join(re.findall(r"\b(L|S)(?:DG|TG|D|T)\.E", instructions))
+        # One loop for each width of words.
+        loops = 4 if name == "gradlane_copy" else 1
+        assert accesses.count("LLLLSSSS") >= loops, f"{name}: {accesses}"
 
 
 class Run(ctypes.Structure):

@@ -15,6 +15,7 @@ impl Code {
     pub(crate) const INVALID_DEVICE: Self = Self(101);
     pub(crate) const INVALID_CONTEXT: Self = Self(201);
     pub(crate) const INVALID_PTX: Self = Self(218);
+    pub(crate) const UNSUPPORTED_PTX_VERSION: Self = Self(222);
     pub(crate) const INVALID_HANDLE: Self = Self(400);
     pub(crate) const NOT_FOUND: Self = Self(500);
     pub(crate) const NOT_READY: Self = Self(600);
