@@ -128,9 +128,53 @@ def test_memory_is_given_back_as_soon_as_nccl_has_stopped(request):
     gradlane.shutdown(0.0)
 
 
+class Kept(Array):
+    """Its memory is not freed, which would wait for all work of the device."""
+
+    def __del__(self):
+        pass
+
+
+STOPS_WITHOUT_FREEING, ONLY_ABORTS = (
+    {"FAKECUDA_DEVICES": "2", "FAKENCCL_VERSION": version} for version in ("22809", "22605")
+)
+
+
+@pytest.mark.workers(2, settings=PATIENT, env=STOPS_WITHOUT_FREEING, alone=True)
+def test_a_loss_is_told_and_memory_is_free_while_the_framework_uses_the_device(request):
+    is_free_beside_other_work(request.node.nodeid)
+
+
+@pytest.mark.workers(2, settings=PATIENT, env=ONLY_ABORTS, alone=True)
+def test_the_same_with_an_nccl_that_frees_memory_to_stop(request):
+    is_free_beside_other_work(request.node.nodeid)
+
+
+def is_free_beside_other_work(test):
+    """An abort of NCCL waits for the other work of the device here, as memory is freed for it."""
+    device = gradlane.rank()
+    # Loads the kernels, which waits for all work of the device too.
+    before = mine(lag_seconds=0.0)
+    before.__class__ = Kept
+    gradlane.push_pull(before, "before", op=gradlane.Sum)
+    with closed_gate(user_stream(device), device):
+        array = lost(test)
+        array.__class__ = Kept
+        is_held = weakref.ref(array)
+        del array
+        let_engine_give_back(lambda: is_held() is None, seconds=20.0)
+        assert is_held() is None
+    gradlane.shutdown(0.0)
+
+
 def lost_in_the_middle(test):
-    """The array of a sum that was on both devices when the second worker ended without a word. The first has been told."""
+    """As `lost`, after another sum."""
     gradlane.push_pull(mine(lag_seconds=0.0), "before", op=gradlane.Sum)
+    return lost(test)
+
+
+def lost(test):
+    """The array of a sum that was on both devices when the second worker ended without a word. The first has been told."""
     array = mine(lag_seconds=0.0)
     if gradlane.rank() == 1:
         with closed_gate(array.stream, array.device):  # so the first waits for it

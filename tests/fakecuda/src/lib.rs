@@ -31,6 +31,9 @@
 //! | `FAKECUDA_VERSION` | of CUDA, that the driver speaks; PTX of a newer one is refused (222) | 13.0 |
 //! | `FAKECUDA_REGISTER_SHARED` | 0: memory that processes share is not registered (801) | 1 |
 //!
+//! A stream or event that is used after its end ends the process, because the real driver may crash then. With `FAKECUDA_STRICT=0` it is
+//! refused (400), as a handle is that never was one.
+//!
 //! In a fork of the process every call answers 3, as there are no threads and whoever held a lock is gone.
 //!
 //! State of the process is what a C library has: there is one driver in a process, here as in reality, and this crate is no part of the

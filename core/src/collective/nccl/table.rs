@@ -20,14 +20,19 @@ pub(super) const REMOTE_ERROR: Code = 6;
 pub(super) const IN_PROGRESS: Code = 7;
 
 macro_rules! calls {
-    ($($field:ident = $name:literal: fn($($argument:ty),*) -> $result:ty;)+) => {
+    (
+        $($field:ident = $name:literal: fn($($argument:ty),*) -> $result:ty;)+
+        optional:
+        $($newer:ident = $newer_name:literal: fn($($newer_argument:ty),*) -> $newer_result:ty;)+
+    ) => {
         /// NCCL's functions.
         pub(super) struct Table {
             $(pub(super) $field: unsafe extern "C" fn($($argument),*) -> $result,)+
+            $(pub(super) $newer: Option<unsafe extern "C" fn($($newer_argument),*) -> $newer_result>,)+
         }
 
         impl Table {
-            /// Finds every function in `library`, which must never be closed.
+            /// Finds every function in `library`, which must never be closed. Older libraries lack those that are optional.
             ///
             /// # Errors
             /// The name of the first function that it lacks.
@@ -40,6 +45,15 @@ macro_rules! calls {
                             library.get::<unsafe extern "C" fn($($argument),*) -> $result>(concat!($name, "\0").as_bytes())
                         };
                         *symbol.map_err(|_| $name)?
+                    },)+
+                    $($newer: {
+                        // SAFETY: as above, in the first nccl.h that has it and in all later ones.
+                        let symbol = unsafe {
+                            library.get::<unsafe extern "C" fn($($newer_argument),*) -> $newer_result>(
+                                concat!($newer_name, "\0").as_bytes(),
+                            )
+                        };
+                        symbol.ok().map(|symbol| *symbol)
                     },)+
                 })
             }
@@ -66,6 +80,8 @@ calls! {
     broadcast = "ncclBroadcast": fn(*const c_void, *mut c_void, usize, u32, c_int, ncclComm_t, cudaStream_t) -> Code;
     send = "ncclSend": fn(*const c_void, usize, u32, c_int, ncclComm_t, cudaStream_t) -> Code;
     receive = "ncclRecv": fn(*mut c_void, usize, u32, c_int, ncclComm_t, cudaStream_t) -> Code;
+    optional:
+    revoke = "ncclCommRevoke": fn(ncclComm_t, c_int) -> Code;
 }
 
 impl Table {
