@@ -101,6 +101,24 @@ def test_workers_with_two_devices_each_reduce_on_both():
         assert (seen(array) == 3 + 2 * number).all()
 
 
+@pytest.mark.workers(2, settings=SETTINGS, env={"FAKECUDA_DEVICES": "2", "NCCL_COMM_BLOCKING": "1"}, alone=True)
+def test_an_environment_that_makes_nccl_wait_in_its_calls_is_told_and_changes_no_sum(capfd):
+    array = mine(np.float32)
+    gradlane.push_pull(array, "blocking", op=gradlane.Sum)
+    assert (seen(array) == (np.arange(COUNT) % 50) * 3).all()
+    assert "NCCL_COMM_BLOCKING=1 is in the environment" in capfd.readouterr().err
+
+
+@pytest.mark.workers(2, settings=SETTINGS, env={"FAKECUDA_DEVICES": "2", "FAKECUDA_CAPABILITY": "5.2"})
+def test_a_device_that_is_too_old_is_named_with_its_capability():
+    array = mine(np.int32)
+    gradlane.push_pull(array, "needs no kernel", op=gradlane.Sum)
+    assert (seen(array) == (np.arange(COUNT) % 50) * 3).all()
+    with pytest.raises(gradlane.FailedPreconditionError, match="compute capability 5.2") as raised:
+        gradlane.push_pull(array, "needs one", op=gradlane.Average)
+    assert "6.0 or later" in str(raised.value) and "driver to" not in str(raised.value)
+
+
 PATIENT = SETTINGS | {"dead_timeout": "30s"}
 """The launcher ends the survivor some time after the coordinator gave up the other one; here not while the test runs."""
 

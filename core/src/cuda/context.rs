@@ -6,7 +6,9 @@ use std::fmt;
 use std::ptr;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use cudarc::driver::sys::{CUcontext, CUdevice, CUdevice_attribute, CUevent, CUevent_flags, CUstream, CUstreamCaptureMode};
+use cudarc::driver::sys::{
+    CUcontext, CUdevice, CUdevice_attribute, CUevent, CUevent_flags, CUstream, CUstreamCaptureMode,
+};
 
 use super::api::Api;
 use super::codes::{self, Code, checked, fault, name};

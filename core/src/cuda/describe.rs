@@ -29,7 +29,8 @@ pub fn describe(config: &Config, seen: Option<&Path>) -> Vec<Line> {
         Err(absent) => {
             // The loader does not look there.
             let lies = seen.filter(|_| matches!(absent, super::driver::Absent::NoLibrary { .. }));
-            let lies = lies.map_or_else(String::new, |path| format!("; {} exists, so cuda_lib may name it", path.display()));
+            let lies =
+                lies.map_or_else(String::new, |path| format!("; {} exists, so cuda_lib may name it", path.display()));
             return vec![about(false, "cuda".to_owned(), absent.to_string(), absent.advice() + &lies)];
         }
     };

@@ -121,7 +121,8 @@ impl Kernels {
             }
             context.checked("loading the kernels", code)?;
             // Owned before the kernels are looked up, so that a failure unloads the module.
-            let mut kernels = Self { module, functions: [ptr::null_mut(); KERNELS.len()], context: Arc::clone(context) };
+            let mut kernels =
+                Self { module, functions: [ptr::null_mut(); KERNELS.len()], context: Arc::clone(context) };
             for (function, (_, name)) in kernels.functions.iter_mut().zip(KERNELS) {
                 // SAFETY: the name ends with a zero, and one handle is written, which is valid as long as its module.
                 let code = unsafe { (context.api().module_function)(function, module, name.as_ptr().cast()) };

@@ -39,7 +39,7 @@ pub(crate) fn words(code: u32) -> Option<(&'static CStr, &'static CStr)> {
     WORDS.iter().find(|(known, ..)| *known == code).map(|(_, name, text)| (*name, *text))
 }
 
-const WORDS: [(u32, &CStr, &CStr); 31] = [
+const WORDS: [(u32, &CStr, &CStr); 32] = [
     (0, c"CUDA_SUCCESS", c"no error"),
     (1, c"CUDA_ERROR_INVALID_VALUE", c"invalid argument"),
     (2, c"CUDA_ERROR_OUT_OF_MEMORY", c"out of memory"),

@@ -412,7 +412,16 @@ fn only_mapped_memory_that_may_be_written_is_registered() {
     const PAGE: usize = 4096;
     let _world = World::new();
     // SAFETY: new memory, at an address of the kernel's choice.
-    let start = unsafe { libc::mmap(null_mut(), 3 * PAGE, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0) };
+    let start = unsafe {
+        libc::mmap(
+            null_mut(),
+            3 * PAGE,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+            -1,
+            0,
+        )
+    };
     assert_ne!(start, libc::MAP_FAILED);
     // SAFETY: of this mapping, which nobody uses.
     unsafe {

@@ -229,8 +229,7 @@ impl Work {
         let begun = self.now();
         let left = || patience.saturating_sub(self.now().since(begun));
         // The thread that issues puts its own kernels on the stream until it sees the end.
-        let (state, _) =
-            self.bell.wait_timeout_while(self.lock(), left(), |state| state.is_issuing).expect(LOCK);
+        let (state, _) = self.bell.wait_timeout_while(self.lock(), left(), |state| state.is_issuing).expect(LOCK);
         let is_issuing = state.is_issuing;
         drop(state);
         if is_issuing {

@@ -88,7 +88,8 @@ exported! {
     }
     fn cuStreamIsCapturing(stream: usize, status: *mut c_uint) |driver| {
         // A question, which breaks no capture.
-        driver.refuse_default(&*driver.stream_to_look_at(stream)?, false)?;
+        let found = driver.stream_to_look_at(stream)?;
+        driver.refuse_default(&found, false)?;
         put(status, status_of(driver.captures.of(stream)))
     }
     fn cuStreamGetCaptureInfo_v2(
