@@ -114,7 +114,7 @@ def test_a_device_that_is_too_old_is_named_with_its_capability():
     array = mine(np.int32)
     gradlane.push_pull(array, "needs no kernel", op=gradlane.Sum)
     assert (seen(array) == (np.arange(COUNT) % 50) * 3).all()
-    with pytest.raises(gradlane.FailedPreconditionError, match="compute capability 5.2") as raised:
+    with pytest.raises(gradlane.errors.FailedPreconditionError, match="compute capability 5.2") as raised:
         gradlane.push_pull(array, "needs one", op=gradlane.Average)
     assert "6.0 or later" in str(raised.value) and "driver to" not in str(raised.value)
 

@@ -409,3 +409,17 @@ fn take(job: *mut c_void) -> Box<Job> {
 fn shifted(number: i32) -> u64 {
     (i64::from(number) - i64::from(i32::MIN)).cast_unsigned() + 1
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_operations_of_a_group_are_done_in_one_order_everywhere_and_seldom_in_that_of_the_calls() {
+        let called: Vec<u32> = (0..8).collect();
+        let orders: Vec<Vec<u32>> = (0..100).map(|group| shuffled(called.clone(), group)).collect();
+        assert_eq!(orders, (0..100).map(|group| shuffled(called.clone(), group)).collect::<Vec<_>>());
+        assert!(orders.iter().filter(|order| **order == called).count() < 3);
+        assert!(orders.iter().all(|order| called.iter().all(|one| order.contains(one))));
+    }
+}
