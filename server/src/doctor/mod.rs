@@ -24,16 +24,16 @@ pub struct Examined {
     /// The number of GPUs.
     pub gpus: usize,
     /// Where the CUDA driver's library lies.
-    pub cuda: Option<PathBuf>,
+    pub libcuda: Option<PathBuf>,
     /// Where NCCL lies, PyTorch's before others.
-    pub nccl: Option<PathBuf>,
+    pub libnccl: Option<PathBuf>,
 }
 
 /// Examines the machine below `root`, which is `/` except in tests.
 pub fn examine(root: &Path, expectations: &Expectations) -> Examined {
     let machine = machine::Machine::read(root, expectations);
     let findings = diagnosis::findings(&machine, expectations);
-    Examined { findings, gpus: machine.gpus.len(), cuda: machine.libcuda, nccl: machine.libnccl }
+    Examined { findings, gpus: machine.gpus.len(), libcuda: machine.libcuda, libnccl: machine.libnccl }
 }
 
 /// The findings about devices from the libraries that this program has loaded. The driver is missed on a machine with `gpus`, and NCCL on
