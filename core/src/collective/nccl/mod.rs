@@ -88,7 +88,7 @@ mod tests {
             let family = u16::try_from(family).unwrap();
             [&[7; 8][..], &family.to_ne_bytes(), &[0x1f, 0x90], rest].concat()
         };
-        assert_eq!(address(&id(libc::AF_INET, &[10, 0, 0, 7])), Some([10, 0, 0, 7].into()));
+        assert_eq!(address(&id(libc::AF_INET, &[10, 0, 0, 7])), Some(IpAddr::from([10_u8, 0, 0, 7])));
         let six = [&[0; 4][..], &[0; 15], &[1]].concat();
         assert!(address(&id(libc::AF_INET6, &six)).unwrap().is_loopback());
         assert_eq!(address(b"/tmp/fakenccl-1234"), None);
