@@ -11,7 +11,7 @@ import weakref
 import gradlane
 import numpy as np
 import pytest
-from fakecuda import LAG_SECONDS, LIBRARY, Array, Tensor, call, counter, user_stream
+from fakecuda import LAG_SECONDS, LIBRARY, Array, Tensor, call, counter, in_context, user_stream
 
 pytestmark = [
     pytest.mark.workers(2, settings={"cuda_lib": LIBRARY}, env={"FAKECUDA_DEVICES": "2"}),
@@ -158,6 +158,18 @@ def test_an_array_whose_stream_is_captured_into_a_graph_is_refused():
     call("cuStreamBeginCapture_v2", ctypes.c_size_t(array.stream), 2)
     with pytest.raises(gradlane.errors.FailedPreconditionError, match="captur.*outside"):
         gradlane.push_pull(array, "captured")
+
+
+def test_the_default_stream_is_refused_while_a_stream_is_captured_that_it_would_wait_for():
+    blocking, array, graph = ctypes.c_size_t(), Array(counting(np.float32, 0), device=1), ctypes.c_size_t()
+    array.stream = 1  # the default one, in the words of the protocol
+    in_context(1, "cuStreamCreate", ctypes.byref(blocking), 0)
+    in_context(1, "cuStreamBeginCapture_v2", blocking, 1)
+    with pytest.raises(gradlane.errors.FailedPreconditionError, match="captur.*outside"):
+        gradlane.push_pull(array, "beside a capture")
+    # Asking has not broken it.
+    in_context(1, "cuStreamEndCapture", blocking, ctypes.byref(graph))
+    gradlane.push_pull(array, "behind a capture", op=gradlane.Sum)
 
 
 def test_a_device_that_does_not_exist_is_refused_by_its_number():

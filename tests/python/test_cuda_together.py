@@ -101,6 +101,24 @@ def test_workers_with_two_devices_each_reduce_on_both():
         assert (seen(array) == 3 + 2 * number).all()
 
 
+@pytest.mark.workers(2, settings=SETTINGS, env={"FAKECUDA_DEVICES": "2", "NCCL_COMM_BLOCKING": "1"}, alone=True)
+def test_an_environment_that_makes_nccl_wait_in_its_calls_is_told_and_changes_no_sum(capfd):
+    array = mine(np.float32)
+    gradlane.push_pull(array, "blocking", op=gradlane.Sum)
+    assert (seen(array) == (np.arange(COUNT) % 50) * 3).all()
+    assert "NCCL_COMM_BLOCKING=1 is in the environment" in capfd.readouterr().err
+
+
+@pytest.mark.workers(2, settings=SETTINGS, env={"FAKECUDA_DEVICES": "2", "FAKECUDA_CAPABILITY": "5.2"})
+def test_a_device_that_is_too_old_is_named_with_its_capability():
+    array = mine(np.int32)
+    gradlane.push_pull(array, "needs no kernel", op=gradlane.Sum)
+    assert (seen(array) == (np.arange(COUNT) % 50) * 3).all()
+    with pytest.raises(gradlane.errors.FailedPreconditionError, match="compute capability 5.2") as raised:
+        gradlane.push_pull(array, "needs one", op=gradlane.Average)
+    assert "6.0 or later" in str(raised.value) and "driver to" not in str(raised.value)
+
+
 PATIENT = SETTINGS | {"dead_timeout": "30s"}
 """The launcher ends the survivor some time after the coordinator gave up the other one; here not while the test runs."""
 
@@ -128,9 +146,53 @@ def test_memory_is_given_back_as_soon_as_nccl_has_stopped(request):
     gradlane.shutdown(0.0)
 
 
+class Kept(Array):
+    """Its memory is not freed, which would wait for all work of the device."""
+
+    def __del__(self):
+        pass
+
+
+STOPS_WITHOUT_FREEING, ONLY_ABORTS = (
+    {"FAKECUDA_DEVICES": "2", "FAKENCCL_VERSION": version} for version in ("22809", "22605")
+)
+
+
+@pytest.mark.workers(2, settings=PATIENT, env=STOPS_WITHOUT_FREEING, alone=True)
+def test_a_loss_is_told_and_memory_is_free_while_the_framework_uses_the_device(request):
+    is_free_beside_other_work(request.node.nodeid)
+
+
+@pytest.mark.workers(2, settings=PATIENT, env=ONLY_ABORTS, alone=True)
+def test_the_same_with_an_nccl_that_frees_memory_to_stop(request):
+    is_free_beside_other_work(request.node.nodeid)
+
+
+def is_free_beside_other_work(test):
+    """An abort of NCCL waits for the other work of the device here, as memory is freed for it."""
+    device = gradlane.rank()
+    # Loads the kernels, which waits for all work of the device too.
+    before = mine(lag_seconds=0.0)
+    before.__class__ = Kept
+    gradlane.push_pull(before, "before", op=gradlane.Sum)
+    with closed_gate(user_stream(device), device):
+        array = lost(test)
+        array.__class__ = Kept
+        is_held = weakref.ref(array)
+        del array
+        let_engine_give_back(lambda: is_held() is None, seconds=20.0)
+        assert is_held() is None
+    gradlane.shutdown(0.0)
+
+
 def lost_in_the_middle(test):
-    """The array of a sum that was on both devices when the second worker ended without a word. The first has been told."""
+    """As `lost`, after another sum."""
     gradlane.push_pull(mine(lag_seconds=0.0), "before", op=gradlane.Sum)
+    return lost(test)
+
+
+def lost(test):
+    """The array of a sum that was on both devices when the second worker ended without a word. The first has been told."""
     array = mine(lag_seconds=0.0)
     if gradlane.rank() == 1:
         with closed_gate(array.stream, array.device):  # so the first waits for it

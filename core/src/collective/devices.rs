@@ -1,5 +1,7 @@
 //! Selects the library that reduces device memory among the ranks of a machine, in this build.
 
+use std::path::Path;
+
 use super::device::MakeDeviceCollective;
 use crate::config::Config;
 use crate::cuda::Line;
@@ -29,13 +31,13 @@ pub fn device_collective(_config: &Config) -> Result<MakeDeviceCollective> {
     })
 }
 
-/// Describes the library for people; empty if this build uses none.
-pub fn describe(config: &Config) -> Option<Line> {
+/// Describes the library for people; empty if this build uses none. `seen` is the file that lies where frameworks keep theirs.
+pub fn describe(config: &Config, seen: Option<&Path>) -> Option<Line> {
     #[cfg(feature = "cuda")]
-    return Some(crate::collective::nccl::describe(config));
+    return Some(crate::collective::nccl::describe(config, seen));
     #[cfg(not(feature = "cuda"))]
     {
-        let _unused = config;
+        let _unused = (config, seen);
         None
     }
 }

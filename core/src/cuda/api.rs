@@ -49,6 +49,7 @@ calls! {
     device = "cuDeviceGet": fn(*mut CUdevice, c_int);
     device_name = "cuDeviceGetName": fn(*mut c_char, c_int, CUdevice);
     device_memory = "cuDeviceTotalMem_v2": fn(*mut usize, CUdevice);
+    device_attribute = "cuDeviceGetAttribute": fn(*mut c_int, c_uint, CUdevice);
     device_pci_bus_id = "cuDeviceGetPCIBusId": fn(*mut c_char, c_int, CUdevice);
     device_reaches = "cuDeviceCanAccessPeer": fn(*mut c_int, CUdevice, CUdevice);
     primary_retain = "cuDevicePrimaryCtxRetain": fn(*mut CUcontext, CUdevice);

@@ -6,12 +6,27 @@ use std::fmt;
 use std::ptr;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use cudarc::driver::sys::{CUcontext, CUdevice, CUevent, CUevent_flags, CUstream, CUstreamCaptureMode};
+use cudarc::driver::sys::{
+    CUcontext, CUdevice, CUdevice_attribute, CUevent, CUevent_flags, CUstream, CUstreamCaptureMode,
+};
 
 use super::api::Api;
 use super::codes::{self, Code, checked, fault, name};
 use crate::error::{Error, Result};
 use crate::mem::Ordinal;
+
+/// A generation of devices. Later ones are greater.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) struct Capability {
+    pub(crate) major: u32,
+    pub(crate) minor: u32,
+}
+
+impl fmt::Display for Capability {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.major, self.minor)
+    }
+}
 
 /// The primary context of a device. Everything that belongs to the device holds it.
 pub(crate) struct Context {
@@ -47,6 +62,20 @@ impl Context {
         self.device
     }
 
+    /// The compute capability of the device, such as 9.0; 0.0 if the driver does not tell.
+    pub(crate) fn capability(&self) -> Capability {
+        let attribute = |attribute: CUdevice_attribute| {
+            let mut value = 0;
+            // SAFETY: it writes one number.
+            let code = unsafe { (self.api.device_attribute)(&raw mut value, attribute as c_uint, self.raw_device) };
+            checked(code).map_or(0, |()| value.unsigned_abs())
+        };
+        Capability {
+            major: attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR),
+            minor: attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR),
+        }
+    }
+
     /// The driver's functions.
     pub(crate) fn api(&self) -> &Api {
         &self.api
@@ -55,7 +84,7 @@ impl Context {
     /// Makes this the context of the calling thread permanently. Called once on every engine thread that works with the device, never on a
     /// thread of the caller.
     ///
-    /// Also sets the thread's capture mode to relaxed. Otherwise the first event that is queried here would break a graph that PyTorch
+    /// Also sets the thread's capture mode to thread-local. Otherwise the first event that is queried here would break a graph that PyTorch
     /// captures on another thread.
     ///
     /// # Errors

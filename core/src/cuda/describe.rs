@@ -1,5 +1,7 @@
 //! Describes the CUDA driver and devices of this machine for people.
 
+use std::path::Path;
+
 use crate::config::Config;
 
 /// One line of the description.
@@ -16,19 +18,25 @@ pub struct Line {
 }
 
 /// Loads the driver as an engine with these settings does, and lists its devices and PCIe groups. Makes no context, so it takes no device
-/// memory.
+/// memory. `seen` is the file that lies where drivers are installed.
 #[cfg(feature = "cuda")]
-pub fn describe(config: &Config) -> Vec<Line> {
-    use std::path::Path;
-
+pub fn describe(config: &Config, seen: Option<&Path>) -> Vec<Line> {
     use crate::config::units::print_bytes;
 
     let about = |usable, subject: String, found, advice: String| Line { usable, subject, found, advice };
     let driver = match super::Driver::load(config.cuda_lib.as_deref()) {
         Ok(driver) => driver,
-        Err(absent) => return vec![about(false, "cuda".to_owned(), absent.to_string(), absent.advice())],
+        Err(absent) => {
+            // The loader does not look there.
+            let lies = seen.filter(|_| matches!(absent, super::driver::Absent::NoLibrary { .. }));
+            let lies =
+                lies.map_or_else(String::new, |path| format!("; {} exists, so cuda_lib may name it", path.display()));
+            return vec![about(false, "cuda".to_owned(), absent.to_string(), absent.advice() + &lies)];
+        }
     };
-    let found = format!("a driver for CUDA up to {}: {}", driver.version(), driver.library());
+    let place = Path::new(driver.library());
+    let place = seen.filter(|path| path.file_name() == Some(place.as_os_str())).unwrap_or(place);
+    let found = format!("a driver for CUDA up to {}: {}", driver.version(), place.display());
     let mut lines = vec![about(true, "cuda".to_owned(), found, String::new())];
     for device in driver.ordinals() {
         lines.push(match driver.facts(device) {
@@ -64,7 +72,7 @@ pub fn describe(config: &Config) -> Vec<Line> {
 
 /// The description for a build without CUDA.
 #[cfg(not(feature = "cuda"))]
-pub fn describe(_config: &Config) -> Vec<Line> {
+pub fn describe(_config: &Config, _seen: Option<&Path>) -> Vec<Line> {
     vec![Line {
         usable: false,
         subject: "cuda".to_owned(),
@@ -81,7 +89,7 @@ mod tests {
     #[test]
     fn what_is_missing_comes_with_what_to_do() {
         let config = Config { cuda_lib: Some("/nowhere/libcuda.so.1".into()), ..Config::default() };
-        let [line] = &describe(&config)[..] else { panic!("one line") };
+        let [line] = &describe(&config, None)[..] else { panic!("one line") };
         assert_eq!((line.usable, line.subject.as_str()), (false, "cuda"));
         assert!(!line.advice.is_empty());
         let searched = line.found.contains("/nowhere/libcuda.so.1");

@@ -15,8 +15,8 @@ use cudarc::driver::sys::{CUfunction, CUmodule};
 
 use super::api::Api;
 use super::codes;
-use super::codes::name;
-use super::context::Context;
+use super::codes::{Code, name};
+use super::context::{Capability, Context};
 use super::stream::Stream;
 use crate::error::{Error, Result};
 use crate::mem::DeviceRegion;
@@ -24,6 +24,9 @@ use crate::types::DType;
 
 /// The PTX of `elementwise.cu`, with a terminating zero for the driver.
 const PTX: &str = concat!(include_str!("kernels/elementwise.ptx"), "\0");
+
+/// The first devices for which the driver can compile it: the `.target` that the PTX names.
+const NEEDED: Capability = Capability { major: 6, minor: 0 };
 
 /// What a kernel does to every element.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -114,15 +117,12 @@ impl Kernels {
             // SAFETY: the text ends with a zero, and one handle is written, which is unloaded in `drop`.
             let code = unsafe { (context.api().module_load)(&raw mut module, PTX.as_ptr().cast()) };
             if codes::is_compilation(code) {
-                return Err(Error::FailedPrecondition {
-                    what: format!("the driver cannot compile for {}: {}", name(context.device()), codes::describe(code)),
-                    hint: "update NVIDIA's driver to 525 or later; in a container, give it libnvidia-ptxjitcompiler.so.1 too"
-                        .to_owned(),
-                });
+                return Err(cannot_compile(context, code));
             }
             context.checked("loading the kernels", code)?;
             // Owned before the kernels are looked up, so that a failure unloads the module.
-            let mut kernels = Self { module, functions: [ptr::null_mut(); KERNELS.len()], context: Arc::clone(context) };
+            let mut kernels =
+                Self { module, functions: [ptr::null_mut(); KERNELS.len()], context: Arc::clone(context) };
             for (function, (_, name)) in kernels.functions.iter_mut().zip(KERNELS) {
                 // SAFETY: the name ends with a zero, and one handle is written, which is valid as long as its module.
                 let code = unsafe { (context.api().module_function)(function, module, name.as_ptr().cast()) };
@@ -271,6 +271,23 @@ fn blocks(work: Work, runs: &[Run]) -> c_uint {
     let threads = if work == Work::Copy { longest.div_ceil(WORD_BYTES) } else { longest };
     let count = runs.len() as u64;
     (count * threads.div_ceil(THREADS).min(BLOCKS_MAX / count)) as c_uint
+}
+
+fn cannot_compile(context: &Context, code: Code) -> Error {
+    let capability = context.capability();
+    let hint = if capability < NEEDED {
+        format!("use a device of compute capability {NEEDED} or later, or keep these tensors in host memory")
+    } else {
+        "update NVIDIA's driver to 525 or later; in a container, give it libnvidia-ptxjitcompiler.so.1 too".to_owned()
+    };
+    Error::FailedPrecondition {
+        what: format!(
+            "the driver cannot compile for {}, a device of compute capability {capability}: {}",
+            name(context.device()),
+            codes::describe(code)
+        ),
+        hint,
+    }
 }
 
 fn no_kernel(work: Work) -> Error {

@@ -252,10 +252,11 @@ impl Command {
             Self::Doctor(Doctor { settings, json }) => {
                 // Loaded for a server, because a worker's place does not matter here.
                 let config = settings.load(Some(ProcessRole::Server))?;
-                let mut findings = doctor::examine(Path::new("/"), &expectations(&config, program));
-                let mut lines = cuda::describe(&config);
-                lines.extend(collective::devices::describe(&config));
-                findings.extend(doctor::devices(lines));
+                let doctor::Examined { mut findings, gpus, libcuda, libnccl } =
+                    doctor::examine(Path::new("/"), &expectations(&config, program));
+                let mut lines = cuda::describe(&config, libcuda.as_deref());
+                lines.extend(collective::devices::describe(&config, libnccl.as_deref()));
+                findings.extend(doctor::devices(lines, gpus));
                 say(&if json { doctor::json(&findings) } else { doctor::text(&findings) })
             }
         }

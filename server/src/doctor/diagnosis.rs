@@ -20,7 +20,7 @@ pub(super) fn findings(machine: &Machine, expectations: &Expectations) -> Vec<Fi
     findings.extend(interfaces(machine));
     findings.extend(open_files(machine));
     findings.push(state_dir(machine, expectations));
-    findings.extend(gpus(machine));
+    findings.push(gpus(machine));
     findings
 }
 
@@ -167,24 +167,11 @@ fn state_dir(machine: &Machine, expectations: &Expectations) -> Finding {
     }
 }
 
-fn gpus(machine: &Machine) -> Vec<Finding> {
-    if machine.gpus.is_empty() {
-        return vec![finding(Level::Info, "gpus", "none; tensors are reduced in host memory")];
+fn gpus(machine: &Machine) -> Finding {
+    match machine.gpus.len() {
+        0 => finding(Level::Info, "gpus", "none; tensors are reduced in host memory"),
+        count => finding(Level::Ok, "gpus", format!("{count}: {}", machine.gpus.join(", "))),
     }
-    let mut findings = vec![finding(Level::Ok, "gpus", format!("{}: {}", machine.gpus.len(), machine.gpus.join(", ")))];
-    findings.push(match &machine.libcuda {
-        Some(path) => finding(Level::Ok, "cuda library", path.display().to_string()),
-        None => finding(Level::Warn, "cuda library", "libcuda.so.1 not found")
-            .advise("install NVIDIA's driver, or start the container with the NVIDIA runtime (`--gpus all`)"),
-    });
-    findings.push(match &machine.libnccl {
-        Some(path) => finding(Level::Ok, "nccl", path.display().to_string()),
-        None if machine.gpus.len() > 1 => finding(Level::Warn, "nccl", "libnccl.so.2 not found").advise(
-            "GPUs of one host are reduced through NCCL: install PyTorch with CUDA, or `pip install nvidia-nccl-cu12`",
-        ),
-        None => finding(Level::Info, "nccl", "libnccl.so.2 not found; one GPU needs none"),
-    });
-    findings
 }
 
 fn gibibytes(bytes: u64) -> String {
@@ -278,10 +265,20 @@ mod tests {
     }
 
     #[test]
-    fn nccl_is_missed_only_by_several_gpus() {
-        let with = |gpus: usize| about(&Machine { gpus: vec!["H200".to_owned(); gpus], ..Machine::default() }, "nccl");
-        assert_eq!(with(1).level, Level::Info);
-        assert_eq!(with(2).level, Level::Warn);
+    fn libraries_are_left_to_the_lines_about_what_was_loaded() {
+        let machine = Machine {
+            gpus: vec!["H200".to_owned(); 2],
+            libcuda: Some("/usr/lib/libcuda.so.1".into()),
+            ..Machine::default()
+        };
+        let expectations = Expectations {
+            socket_buffer_bytes: 16 << 20,
+            state_dir: "/home/user/.gradlane".into(),
+            python_prefixes: Vec::new(),
+        };
+        let findings = findings(&machine, &expectations);
+        assert!(findings.iter().all(|finding| !finding.subject.contains("cuda") && finding.subject != "nccl"));
+        assert_eq!(about(&machine, "gpus").found, "2: H200, H200");
     }
 
     fn about(machine: &Machine, subject: &str) -> Finding {

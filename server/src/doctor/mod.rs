@@ -5,7 +5,7 @@
 //! tell whether it is usable.
 
 use std::fmt::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use gradlane_core::cuda;
 
@@ -16,18 +16,41 @@ mod machine;
 pub use finding::{Finding, Level};
 pub use machine::Expectations;
 
-/// Examines the machine below `root`, which is `/` except in tests.
-pub fn examine(root: &Path, expectations: &Expectations) -> Vec<Finding> {
-    diagnosis::findings(&machine::Machine::read(root, expectations), expectations)
+/// What the file system tells about the machine.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Examined {
+    /// All but those about NVIDIA's libraries.
+    pub findings: Vec<Finding>,
+    /// The number of GPUs.
+    pub gpus: usize,
+    /// Where the CUDA driver's library lies.
+    pub libcuda: Option<PathBuf>,
+    /// Where NCCL lies, PyTorch's before others.
+    pub libnccl: Option<PathBuf>,
 }
 
-/// The findings about devices from the libraries that this program has loaded.
-pub fn devices(lines: Vec<cuda::Line>) -> impl Iterator<Item = Finding> {
-    lines.into_iter().map(|cuda::Line { usable, subject, found, advice }| Finding {
-        level: if usable { Level::Ok } else { Level::Info },
-        subject,
-        found,
-        advice,
+/// Examines the machine below `root`, which is `/` except in tests.
+pub fn examine(root: &Path, expectations: &Expectations) -> Examined {
+    let machine = machine::Machine::read(root, expectations);
+    let findings = diagnosis::findings(&machine, expectations);
+    Examined { findings, gpus: machine.gpus.len(), libcuda: machine.libcuda, libnccl: machine.libnccl }
+}
+
+/// The findings about devices from the libraries that this program has loaded. The driver is missed on a machine with `gpus`, and NCCL on
+/// one with several.
+pub fn devices(lines: Vec<cuda::Line>, gpus: usize) -> impl Iterator<Item = Finding> {
+    lines.into_iter().map(move |cuda::Line { usable, subject, found, advice }| {
+        let is_missed = match subject.as_str() {
+            "cuda" => gpus > 0,
+            "nccl" => gpus > 1,
+            _ => false,
+        };
+        let level = match (usable, is_missed) {
+            (true, _) => Level::Ok,
+            (false, true) => Level::Warn,
+            (false, false) => Level::Info,
+        };
+        Finding { level, subject, found, advice }
     })
 }
 
@@ -81,8 +104,13 @@ mod tests {
             found: "f".to_owned(),
             advice: "a".to_owned(),
         };
-        let findings: Vec<_> = devices(vec![line(true, "cuda"), line(false, "cuda:0")]).collect();
+        let findings: Vec<_> = devices(vec![line(true, "cuda"), line(false, "cuda:0")], 1).collect();
         assert_eq!(findings, [finding(Level::Ok, "cuda", "f", "a"), finding(Level::Info, "cuda:0", "f", "a")]);
+        // Each library is missed where it would be used.
+        let levels = |gpus| devices(vec![line(false, "cuda"), line(false, "nccl")], gpus).map(|finding| finding.level);
+        assert_eq!(levels(0).collect::<Vec<_>>(), [Level::Info, Level::Info]);
+        assert_eq!(levels(1).collect::<Vec<_>>(), [Level::Warn, Level::Info]);
+        assert_eq!(levels(2).collect::<Vec<_>>(), [Level::Warn, Level::Warn]);
     }
 
     #[test]
@@ -93,7 +121,7 @@ mod tests {
             state_dir: "/home/user/.gradlane".into(),
             python_prefixes: Vec::new(),
         };
-        let findings = examine(root.path(), &expectations);
+        let findings = examine(root.path(), &expectations).findings;
         let complaints = findings.iter().filter(|finding| finding.level == Level::Warn);
         assert_eq!(complaints.map(|finding| finding.subject.as_str()).collect::<Vec<_>>(), ["machine"]);
     }

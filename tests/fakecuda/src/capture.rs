@@ -129,6 +129,20 @@ impl Captures {
         Err(Code::CAPTURE_UNSUPPORTED)
     }
 
+    /// The default stream was asked for something: it would wait for blocking streams, so none of them may be under capture.
+    pub(crate) fn refuse_default(&self, is_blocking: impl Fn(usize) -> bool, breaks: bool) -> Outcome {
+        let mut table = self.lock();
+        let Table { running, streams, .. } = &mut *table;
+        let mut touched = false;
+        for (_, captured) in streams.iter().filter(|(stream, _)| is_blocking(**stream)) {
+            touched = true;
+            if let Some(capture) = running.get_mut(&captured.capture) {
+                capture.is_broken |= breaks;
+            }
+        }
+        if touched { Err(Code::CAPTURE_IMPLICIT) } else { Ok(()) }
+    }
+
     /// A call that is not allowed while something is captured: it breaks what it touches, and fails.
     pub(crate) fn forbid(&self) -> Outcome {
         let mode = MODE.with(Cell::get);

@@ -15,6 +15,7 @@ impl Code {
     pub(crate) const INVALID_DEVICE: Self = Self(101);
     pub(crate) const INVALID_CONTEXT: Self = Self(201);
     pub(crate) const INVALID_PTX: Self = Self(218);
+    pub(crate) const UNSUPPORTED_PTX_VERSION: Self = Self(222);
     pub(crate) const INVALID_HANDLE: Self = Self(400);
     pub(crate) const NOT_FOUND: Self = Self(500);
     pub(crate) const NOT_READY: Self = Self(600);
@@ -29,6 +30,7 @@ impl Code {
     pub(crate) const CAPTURE_INVALIDATED: Self = Self(901);
     pub(crate) const CAPTURE_UNMATCHED: Self = Self(903);
     pub(crate) const CAPTURE_UNJOINED: Self = Self(904);
+    pub(crate) const CAPTURE_IMPLICIT: Self = Self(906);
     pub(crate) const CAPTURED_EVENT: Self = Self(907);
 }
 
@@ -37,7 +39,7 @@ pub(crate) fn words(code: u32) -> Option<(&'static CStr, &'static CStr)> {
     WORDS.iter().find(|(known, ..)| *known == code).map(|(_, name, text)| (*name, *text))
 }
 
-const WORDS: [(u32, &CStr, &CStr); 31] = [
+const WORDS: [(u32, &CStr, &CStr); 32] = [
     (0, c"CUDA_SUCCESS", c"no error"),
     (1, c"CUDA_ERROR_INVALID_VALUE", c"invalid argument"),
     (2, c"CUDA_ERROR_OUT_OF_MEMORY", c"out of memory"),
@@ -67,6 +69,11 @@ const WORDS: [(u32, &CStr, &CStr); 31] = [
     (901, c"CUDA_ERROR_STREAM_CAPTURE_INVALIDATED", c"operation failed due to a previous error during capture"),
     (903, c"CUDA_ERROR_STREAM_CAPTURE_UNMATCHED", c"capture was not initiated in this stream"),
     (904, c"CUDA_ERROR_STREAM_CAPTURE_UNJOINED", c"capturing stream has unjoined work"),
+    (
+        906,
+        c"CUDA_ERROR_STREAM_CAPTURE_IMPLICIT",
+        c"operation would make the legacy stream depend on a capturing blocking stream",
+    ),
     (907, c"CUDA_ERROR_CAPTURED_EVENT", c"operation not permitted on an event last recorded in a capturing stream"),
     (999, c"CUDA_ERROR_UNKNOWN", c"unknown error"),
 ];

@@ -154,10 +154,50 @@ impl Driver {
 
     /// The stream of a handle; 0 and 1 are the legacy default stream of the current context, 2 the per-thread one.
     pub(crate) fn stream(&self, handle: usize) -> Outcome<Arc<Stream>> {
+        let found = self.stream_to_look_at(handle)?;
+        self.refuse_default(&found, true)?;
+        Ok(found)
+    }
+
+    /// The same, for a call that puts nothing into it and waits for nothing of it.
+    pub(crate) fn stream_to_look_at(&self, handle: usize) -> Outcome<Arc<Stream>> {
         match handle {
             0..=2 => self.stream_of(self.current()?, handle),
-            _ => self.tables().streams.get(&handle).cloned().ok_or(Code::INVALID_HANDLE),
+            _ => self.stream_called(handle),
         }
+    }
+
+    /// An error if `stream` is the legacy default one and a stream is under capture that it would wait for.
+    pub(crate) fn refuse_default(&self, stream: &Stream, breaks: bool) -> Outcome {
+        if stream.kind != Kind::Legacy {
+            return Ok(());
+        }
+        let streams = self.tables().streams.clone();
+        let is_blocking = |handle: usize| {
+            streams.get(&handle).is_some_and(|other| other.device == stream.device && other.is_blocking())
+        };
+        self.captures.refuse_default(is_blocking, breaks)
+    }
+
+    fn stream_called(&self, handle: usize) -> Outcome<Arc<Stream>> {
+        let tables = self.tables();
+        tables.streams.get(&handle).cloned().ok_or_else(|| self.no_handle(&tables, handle, "stream"))
+    }
+
+    /// The event of a handle.
+    pub(crate) fn event(&self, handle: usize) -> Outcome<Arc<Event>> {
+        let tables = self.tables();
+        tables.events.get(&handle).cloned().ok_or_else(|| self.no_handle(&tables, handle, "event"))
+    }
+
+    /// What comes of a handle that nothing has. The driver may crash if something had it, and so does this, as a test must not get by with
+    /// it; unless it is not strict.
+    pub(crate) fn no_handle(&self, tables: &Tables, handle: usize, what: &str) -> Code {
+        if self.settings.get().is_strict && tables.was_given_out(handle) {
+            eprintln!("fakecuda: {what} {handle:#x} is used after its end");
+            std::process::abort();
+        }
+        Code::INVALID_HANDLE
     }
 
     /// The same, where the default streams are those of `device`.
@@ -165,7 +205,7 @@ impl Driver {
         match handle {
             0 | 1 => Ok(device.legacy.clone()),
             2 => Ok(device.per_thread.clone()),
-            _ => self.tables().streams.get(&handle).cloned().ok_or(Code::INVALID_HANDLE),
+            _ => self.stream_called(handle),
         }
     }
 
@@ -430,10 +470,17 @@ impl Drop for Slot<'_> {
 }
 
 impl Tables {
-    /// Looks like a pointer and is none: a handle that is used after its end is refused.
+    /// Looks like a pointer and is none; never given out twice.
     pub(crate) fn handle(&mut self) -> usize {
         self.handles += 1;
-        (1 << 24) + (self.handles << 4)
+        Self::FIRST + (self.handles << 4)
+    }
+
+    const FIRST: usize = 1 << 24;
+
+    fn was_given_out(&self, handle: usize) -> bool {
+        let number = handle.wrapping_sub(Self::FIRST) >> 4;
+        handle.is_multiple_of(16) && (1..=self.handles).contains(&number)
     }
 }
 

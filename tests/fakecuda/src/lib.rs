@@ -27,7 +27,12 @@
 //! | `FAKECUDA_STRICT` | 0: what was freed is never at the address of something new, and neither loading a module nor pinning memory waits for running work | 1 |
 //! | `FAKECUDA_CALL_US` | how long each call takes that puts a copy, a kernel or a host function into a stream | 0 |
 //! | `FAKECUDA_SLOTS` | how many kernels and host functions a device runs at a time | 8 |
+//! | `FAKECUDA_CAPABILITY` | compute capability of the devices; PTX for newer ones is refused (218) | 9.0 |
+//! | `FAKECUDA_VERSION` | of CUDA, that the driver speaks; PTX of a newer one is refused (222) | 13.0 |
 //! | `FAKECUDA_REGISTER_SHARED` | 0: memory that processes share is not registered (801) | 1 |
+//!
+//! A stream or event that is used after its end ends the process, because the real driver may crash then. With `FAKECUDA_STRICT=0` it is
+//! refused (400), as a handle is that never was one.
 //!
 //! In a fork of the process every call answers 3, as there are no threads and whoever held a lock is gone.
 //!

@@ -7,6 +7,7 @@
 #![expect(unsafe_code, reason = "memory is mapped and protected by address")]
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr::null_mut;
 use std::sync::{Arc, Weak};
@@ -33,15 +34,33 @@ pub(crate) fn prefers_a_node() -> bool {
 
 /// Whether the memory at `address` of the host is a mapping that other processes may have too.
 pub(crate) fn is_shared(address: usize) -> bool {
-    let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
-    // `start-end rw-s ...` (`proc_pid_maps(5)`).
-    let mapping = maps.lines().find_map(|line| {
+    mappings().into_iter().any(|(range, access)| range.contains(&address) && access.ends_with('s'))
+}
+
+/// Whether all of these bytes of the host are mapped, and can be read, and written if it `is_written`.
+pub(crate) fn is_mapped(address: usize, bytes: usize, is_written: bool) -> bool {
+    let Some(end) = address.checked_add(bytes) else { return false };
+    let mut reached = address;
+    // In the order of their addresses.
+    for (range, access) in mappings() {
+        let is_open = access.starts_with(if is_written { "rw" } else { "r" });
+        if range.contains(&reached) && is_open {
+            reached = range.end;
+        }
+    }
+    reached >= end
+}
+
+/// The mappings of this process in order, and what may be done with each: `start-end rw-s ...` (`proc_pid_maps(5)`).
+fn mappings() -> Vec<(Range<usize>, String)> {
+    let mapping = |line: &str| {
         let mut words = line.split(' ');
         let (start, end) = words.next()?.split_once('-')?;
-        let [start, end] = [start, end].map(|text| usize::from_str_radix(text, 16).unwrap_or(0));
-        (start..end).contains(&address).then(|| words.next().unwrap_or_default().to_owned())
-    });
-    mapping.is_some_and(|access| access.ends_with('s'))
+        let number = |text| usize::from_str_radix(text, 16).ok();
+        Some((number(start)?..number(end)?, words.next()?.to_owned()))
+    };
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
+    maps.lines().filter_map(mapping).collect()
 }
 
 /// Memory of a device.

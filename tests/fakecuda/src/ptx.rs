@@ -6,6 +6,8 @@
 
 use std::collections::BTreeMap;
 
+use crate::settings;
+
 /// What a kernel's loads and stores reach.
 pub trait Memory {
     /// Fills `to` from `address`; false if that is not all allocated.
@@ -17,6 +19,10 @@ pub trait Memory {
 /// The kernels of one text.
 #[derive(Clone, Debug)]
 pub struct Module {
+    /// Of PTX: major and minor number.
+    version: (u32, u32),
+    /// Capability of the devices for which it is, and of which later ones run it.
+    target: (u32, u32),
     kernels: BTreeMap<String, Kernel>,
 }
 
@@ -122,6 +128,11 @@ const OPERATIONS: &[(&str, usize, Operation)] = &[
     ("shr.u64", 2, |[a, b, _]| a.checked_shr(low(b) as u32).unwrap_or(0)),
     ("shr.s32", 2, |[a, b, _]| low(shift_right(a << 32, low(b) + 32))),
     ("shr.s64", 2, |[a, b, _]| shift_right(a, low(b))),
+    // So many bits from one on. Both numbers are bytes, and there are none above the highest bit.
+    ("bfe.u32", 3, |[a, from, len]| {
+        let ones = 1_u64.checked_shl(u32::from(len as u8)).map_or(u64::MAX, |above| above - 1);
+        low(a).checked_shr(u32::from(from as u8)).unwrap_or(0) & ones
+    }),
     ("setp.eq.f64", 2, |[a, b, _]| u64::from(f64::from_bits(a) == f64::from_bits(b))),
     ("setp.eq.s64", 2, |[a, b, _]| u64::from(a == b)),
     ("setp.ne.s64", 2, |[a, b, _]| u64::from(a != b)),
@@ -138,14 +149,20 @@ impl Module {
     /// # Errors
     /// What is not known, with its line.
     pub fn parse(text: &str) -> Result<Self, String> {
+        let (mut version, mut target) = ((0, 0), (0, 0));
         let mut kernels = BTreeMap::new();
         let mut lines = text.lines().enumerate().map(|(index, line)| (index + 1, statement(line)));
         while let Some((number, line)) = lines.next() {
             let Some((_, name)) = line.split_once(".entry ") else {
-                // What devices of which version it is for matters to their drivers only.
-                let is_known = line.is_empty()
-                    || [".version", ".target", ".address_size"].iter().any(|word| line.starts_with(word));
-                if is_known { continue } else { return Err(format!("line {number}: `{line}` is not known here")) }
+                let unknown = || format!("line {number}: `{line}` is not known here");
+                match line.split_once(' ') {
+                    Some((".version", text)) => version = settings::version(text).ok_or_else(unknown)?,
+                    Some((".target", text)) => target = capability(text).ok_or_else(unknown)?,
+                    Some((".address_size", "64")) => {}
+                    _ if line.is_empty() => {}
+                    _ => return Err(unknown()),
+                }
+                continue;
             };
             let mut kernel = Reader::default();
             for (number, line) in lines.by_ref() {
@@ -157,7 +174,17 @@ impl Module {
             let name = name.trim_end_matches('(').to_owned();
             kernels.insert(name, kernel.finish()?);
         }
-        Ok(Self { kernels })
+        Ok(Self { version, target, kernels })
+    }
+
+    /// The version of PTX that it says it is in: major and minor number.
+    pub fn version(&self) -> (u32, u32) {
+        self.version
+    }
+
+    /// The compute capability that it needs at least: major and minor number.
+    pub fn target(&self) -> (u32, u32) {
+        self.target
     }
 
     /// The kernel called `name`.
@@ -169,6 +196,13 @@ impl Module {
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.kernels.keys().map(String::as_str)
     }
+}
+
+/// The capability of a target such as `sm_75` or `sm_100`. Targets with a letter, such as `sm_90a`, run on devices of that one alone, which
+/// nothing here has.
+fn capability(text: &str) -> Option<(u32, u32)> {
+    let number: u32 = text.strip_prefix("sm_")?.parse().ok()?;
+    Some((number / 10, number % 10))
 }
 
 /// A line without comment, indentation and the semicolon at its end.

@@ -23,6 +23,10 @@ pub(crate) struct Settings {
     pub(crate) slots: usize,
     /// Whether memory that processes share may be registered.
     pub(crate) registers_shared: bool,
+    /// Compute capability of the devices: major and minor number.
+    pub(crate) capability: (u32, u32),
+    /// Of CUDA, that the driver speaks: major and minor number.
+    pub(crate) version: (u32, u32),
 }
 
 /// Which streams are slow.
@@ -37,7 +41,7 @@ pub(crate) enum Lagging {
 pub(crate) struct Held(Mutex<Settings>);
 
 /// Names of all settings but `FAIL`, which the faults understand.
-const NAMES: [&str; 12] = [
+const NAMES: [&str; 14] = [
     "DEVICES",
     "MEMORY",
     "LAG_US",
@@ -50,6 +54,8 @@ const NAMES: [&str; 12] = [
     "CALL_US",
     "SLOTS",
     "REGISTER_SHARED",
+    "CAPABILITY",
+    "VERSION",
 ];
 
 impl Held {
@@ -67,6 +73,8 @@ impl Held {
             call: Duration::ZERO,
             slots: 8,
             registers_shared: true,
+            capability: (9, 0),
+            version: (13, 0),
         };
         for name in NAMES {
             if let Some(value) = variable(name) {
@@ -107,10 +115,17 @@ impl Settings {
             "CALL_US" => put(&mut self.call, value.parse().ok().map(Duration::from_micros)),
             "SLOTS" => put(&mut self.slots, value.parse().ok().filter(|slots| *slots > 0)),
             "REGISTER_SHARED" => put(&mut self.registers_shared, yes_or_no()),
+            "CAPABILITY" => put(&mut self.capability, version(value)),
+            "VERSION" => put(&mut self.version, version(value)),
             "PCI" => put(&mut self.pci, Some(value.split(',').map(|one| one.trim().to_owned()).collect())),
             "PEERS" => put(&mut self.peers, value.parse().ok()),
             _ => false,
         }
+    }
+
+    /// The newest PTX that the driver compiles: 9.0 for CUDA 13.0, 8.4 for 12.4 (PTX manual, "Release Notes").
+    pub(crate) fn ptx_version(&self) -> (u32, u32) {
+        (self.version.0.saturating_sub(4), self.version.1)
     }
 
     /// The PCI address of a device, such as `0000:01:00.0`.
@@ -121,6 +136,12 @@ impl Settings {
     pub(crate) fn are_peers(&self, one: usize, other: usize) -> bool {
         one != other && (self.peers == 0 || one / self.peers == other / self.peers)
     }
+}
+
+/// Two numbers with a dot between them.
+pub(crate) fn version(text: &str) -> Option<(u32, u32)> {
+    let (major, minor) = text.split_once('.')?;
+    Some((major.parse().ok()?, minor.parse().ok()?))
 }
 
 impl Lagging {

@@ -76,6 +76,29 @@ fn settings_change_what_devices_do() {
     assert_eq!(cu!(cuMemsetD8Async(address, 1, 1, null_mut())), 0);
     assert_eq!(cu!(cuStreamQuery(null_mut())), 600);
     assert_eq!(cu!(cuStreamSynchronize(null_mut())), 0);
+
+    // Whoever uses what has ended ends the process; not here.
+    control.set("STRICT", "0");
+    assert_eq!(cu!(cuStreamDestroy_v2(streams[1])), 0);
+    assert_eq!([cu!(cuStreamQuery(streams[1])), cu!(cuStreamDestroy_v2(streams[1]))], [400, 400]);
+    control.set("STRICT", "1");
+    assert_eq!(cu!(cuStreamQuery(0x77 as sys::CUstream)), 400, "it never was a stream");
+
+    // A driver compiles PTX of its own time, for devices of its own and earlier generations.
+    let loaded = |version: &str, capability: &str| {
+        control.set("VERSION", version);
+        control.set("CAPABILITY", capability);
+        let mut major = 0;
+        let attribute = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR;
+        assert_eq!(cu!(cuDeviceGetAttribute(&mut major, attribute, 0)), 0);
+        assert!(capability.starts_with(&major.to_string()));
+        let text = c".version 8.0\n.target sm_70\n.address_size 64\n";
+        cu!(cuModuleLoadData(&mut null_mut(), text.as_ptr().cast()))
+    };
+    assert_eq!(loaded("12.0", "7.0"), 0);
+    assert_eq!(loaded("11.8", "9.0"), 222);
+    assert_eq!(loaded("13.0", "6.1"), 218);
+    assert_eq!(loaded("13.0", "10.0"), 0);
 }
 
 extern "C" fn nothing(_: *mut c_void) {}

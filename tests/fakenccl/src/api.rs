@@ -17,6 +17,10 @@ use crate::config::Config;
 use crate::group::{self, Ended};
 use crate::library::Library;
 use crate::operation::{Factor, Kind, Reduction, Task};
+use crate::settings::variable;
+
+/// The first version that has `ncclCommRevoke`.
+const REVOKES: c_int = 22_807;
 
 /// `ncclUniqueId`: here the path of the file.
 #[repr(C)]
@@ -83,6 +87,10 @@ exported! {
     fn ncclCommDestroy(comm: usize) |library| {
         library.look_at_the_context();
         let found = library.comm(comm)?;
+        if !found.blocks && found.result() == IN_PROGRESS {
+            let text = "Attempt to use communicator before the previous operation returned ncclSuccess";
+            return Err(Failure::argument(text));
+        }
         library.take(|settings| settings.destroy);
         let outcome = found.wait_until_idle().and_then(|()| found.drain());
         found.leave();
@@ -95,6 +103,17 @@ exported! {
         found.abort();
         library.forget(comm);
         Ok(SUCCESS)
+    }
+    fn ncclCommRevoke(comm: usize, flags: c_int) |library| {
+        if library.settings().version < REVOKES {
+            return Err(Failure::argument("this version has no such function"));
+        }
+        if flags != 0 {
+            return Err(Failure::argument("no flags are known"));
+        }
+        let found = library.comm(comm)?;
+        found.revoke();
+        Ok(if found.blocks { SUCCESS } else { IN_PROGRESS })
     }
     fn ncclCommGetAsyncError(comm: usize, result: *mut u32) |library| {
         let state = library.comm(comm)?.result();
@@ -274,10 +293,16 @@ fn blocks(config: *const Config, otherwise: bool) -> Outcome<bool> {
     }
     let mut known = Config::NOTHING;
     // SAFETY: the size comes first in all versions, and the caller passes as many bytes as it says.
-    let given = unsafe { config.cast::<usize>().read() }.min(size_of::<Config>());
+    let given = unsafe { config.cast::<usize>().read() }.min(Config::bytes_of(Library::get().settings().version));
     // SAFETY: the same bytes, no more than `known` has. The fields are numbers and pointers, which are not followed.
     unsafe { std::ptr::copy_nonoverlapping(config.cast::<u8>(), (&raw mut known).cast::<u8>(), given) };
-    known.blocks(otherwise)
+    let blocks = known.blocks(otherwise)?;
+    // The environment goes before the program.
+    Ok(match variable("NCCL_COMM_BLOCKING").as_deref() {
+        Some("0") => false,
+        Some("1") => true,
+        _ => blocks,
+    })
 }
 
 fn put<T>(to: *mut T, value: T) -> Outcome<u32> {

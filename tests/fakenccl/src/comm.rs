@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-use crate::codes::{Failure, INTERNAL_ERROR, INVALID_ARGUMENT, Outcome};
+use crate::codes::{Failure, INTERNAL_ERROR, INVALID_ARGUMENT, INVALID_USAGE, Outcome};
 use crate::cuda::{Cuda, Place};
 use crate::library::Library;
 use crate::mail::exchange;
@@ -43,6 +43,7 @@ struct State {
     /// Launches that are being done.
     running: usize,
     is_finalized: bool,
+    is_revoked: bool,
     failure: Option<Failure>,
     scales: u32,
 }
@@ -121,6 +122,7 @@ impl Comm {
     pub(crate) fn result(&self) -> u32 {
         let state = self.lock();
         match &state.failure {
+            _ if state.is_revoked && state.running > 0 => crate::codes::IN_PROGRESS,
             Some(failure) => failure.code,
             None if state.busy > 0 || (state.is_finalized && state.launched > 0) => crate::codes::IN_PROGRESS,
             None => crate::codes::SUCCESS,
@@ -143,6 +145,9 @@ impl Comm {
         let state = self.lock();
         if let Some(failure) = &state.failure {
             return Err(failure.clone());
+        }
+        if state.is_revoked {
+            return Err(Failure::new(INVALID_USAGE, "the communicator was revoked"));
         }
         if state.busy > 0 || state.is_finalized {
             let text = "Attempt to use communicator before the previous operation returned ncclSuccess";
@@ -192,10 +197,11 @@ impl Comm {
         let meeting = self.meeting.get().ok_or_else(|| Failure::new(INTERNAL_ERROR, "it has not met"))?;
         let library = Library::get();
         let mut letters = Vec::new();
-        let grouped = tasks.iter().filter(|task| !task.is_a_letter()).count() as u64;
+        let (posted, together): (Vec<&Task>, Vec<&Task>) = tasks.iter().partition(|task| task.is_a_letter());
+        let grouped = together.len() as u64;
         // Letters need no partner in the same group.
         let group = self.groups.fetch_add(u64::from(grouped > 0), Ordering::AcqRel);
-        for task in tasks {
+        for task in shuffled(together, group).into_iter().chain(posted) {
             library.pass_on(&self.aborted);
             if let Some(code) = library.faults.strike(task.name(), Some(self.rank)) {
                 return Err(Failure::new(code, format!("{} fails because a test wants it to", task.name())));
@@ -322,14 +328,28 @@ impl Comm {
     /// Ends at once: whatever waits for other ranks stops. The others hear of it, unless it is strict.
     pub(crate) fn abort(&self) {
         Library::get().take(|settings| settings.abort);
-        self.aborted.store(true, Ordering::Release);
-        if let Some(meeting) = self.meeting.get() {
-            meeting.leave(false);
-        }
+        self.stop();
         let stops = |state: &mut State| state.running > 0 || state.busy > 0;
         // What runs looks for this every 10 ms at most.
         let waited = self.news.wait_timeout_while(self.lock(), Duration::from_secs(2), stops);
         drop(waited.unwrap_or_else(PoisonError::into_inner));
+        if Library::get().settings().is_strict {
+            self.cuda.free_something(&self.place);
+        }
+    }
+
+    /// What is under way stops, and nothing is freed; [`result`](Self::result) tells when it has.
+    pub(crate) fn revoke(&self) {
+        Library::get().take(|settings| settings.abort);
+        self.lock().is_revoked = true;
+        self.stop();
+    }
+
+    fn stop(&self) {
+        self.aborted.store(true, Ordering::Release);
+        if let Some(meeting) = self.meeting.get() {
+            meeting.leave(false);
+        }
     }
 
     /// Keeps the first failure.
@@ -337,7 +357,8 @@ impl Comm {
         let Err(failure) = outcome else { return };
         let library = Library::get();
         library.note(&failure);
-        if state.failure.is_none() {
+        // What is stopped on purpose has not failed.
+        if state.failure.is_none() && !state.is_revoked {
             state.failure = Some(failure.clone());
         }
         if let Some(meeting) = self.meeting.get()
@@ -351,6 +372,18 @@ impl Comm {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// The operations of a group in the order in which they are done. NCCL promises none, and has many under way at once. It is the same on all
+/// ranks, because they must meet.
+fn shuffled<T>(mut tasks: Vec<T>, group: u64) -> Vec<T> {
+    let mut number = group;
+    for last in (1..tasks.len()).rev() {
+        // Knuth's numbers for a linear congruential generator; the high half is random enough.
+        number = number.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        tasks.swap(last, (number >> 33) as usize % (last + 1));
+    }
+    tasks
 }
 
 /// What the stream calls.
@@ -375,4 +408,18 @@ fn take(job: *mut c_void) -> Box<Job> {
 /// In the order of the numbers, and never 0.
 fn shifted(number: i32) -> u64 {
     (i64::from(number) - i64::from(i32::MIN)).cast_unsigned() + 1
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_operations_of_a_group_are_done_in_one_order_everywhere_and_seldom_in_that_of_the_calls() {
+        let called: Vec<u32> = (0..8).collect();
+        let orders: Vec<Vec<u32>> = (0..100).map(|group| shuffled(called.clone(), group)).collect();
+        assert_eq!(orders, (0..100).map(|group| shuffled(called.clone(), group)).collect::<Vec<_>>());
+        assert!(orders.iter().filter(|order| **order == called).count() < 3);
+        assert!(orders.iter().all(|order| called.iter().all(|one| order.contains(one))));
+    }
 }

@@ -1,10 +1,11 @@
 //! What a communicator is made with, checked field by field.
 
 use std::ffi::{c_char, c_int, c_uint};
+use std::mem::offset_of;
 
 use crate::codes::{Failure, Outcome};
 
-/// `ncclConfig_t` of NCCL 2.28; its size says how much of it there is.
+/// `ncclConfig_t` of NCCL 2.30; its size says how much of it there is.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Config {
@@ -25,6 +26,10 @@ pub(crate) struct Config {
     nvls_ctas: c_int,
     channels_per_peer: c_int,
     nvlink_centric: c_int,
+    graph_usage: c_int,
+    rma_contexts: c_int,
+    p2p_peers_max: c_int,
+    graph_ordering: c_int,
 }
 
 const MAGIC: c_uint = 0xcafe_beef;
@@ -53,7 +58,24 @@ impl Config {
         nvls_ctas: UNDEFINED,
         channels_per_peer: UNDEFINED,
         nvlink_centric: UNDEFINED,
+        graph_usage: UNDEFINED,
+        rma_contexts: UNDEFINED,
+        p2p_peers_max: UNDEFINED,
+        graph_ordering: UNDEFINED,
     };
+
+    /// How many bytes of it a library of this version knows: what a caller has beyond them is not looked at.
+    pub(crate) const fn bytes_of(version: c_int) -> usize {
+        match version {
+            ..21_700 => offset_of!(Self, cluster_size),
+            ..21_800 => offset_of!(Self, split_share),
+            ..22_700 => offset_of!(Self, traffic_class),
+            ..22_800 => offset_of!(Self, channels_per_peer),
+            ..22_900 => offset_of!(Self, graph_usage),
+            ..23_000 => offset_of!(Self, p2p_peers_max),
+            _ => size_of::<Self>(),
+        }
+    }
 
     /// Whether calls block, which is `otherwise` if the configuration does not say.
     pub(crate) fn blocks(&self, otherwise: bool) -> Outcome<bool> {
@@ -80,6 +102,10 @@ impl Config {
             ("nvlsCTAs", self.nvls_ctas, 1..=c_int::MAX),
             ("nChannelsPerNetPeer", self.channels_per_peer, 1..=32),
             ("nvlinkCentricSched", self.nvlink_centric, 0..=1),
+            ("graphUsageMode", self.graph_usage, 0..=2),
+            ("numRmaCtx", self.rma_contexts, 1..=c_int::MAX),
+            ("maxP2pPeers", self.p2p_peers_max, 1..=c_int::MAX),
+            ("graphStreamOrdering", self.graph_ordering, 0..=1),
         ];
         if let Some((name, value, _)) =
             fields.into_iter().find(|(_, value, range)| *value != UNDEFINED && !range.contains(value))
@@ -99,6 +125,12 @@ mod tests {
     use super::*;
 
     #[test]
+    fn each_version_knows_as_much_as_its_header_had() {
+        let versions = [21_400, 21_703, 21_800, 22_605, 22_703, 22_809, 22_907, 23_007];
+        assert_eq!(versions.map(Config::bytes_of), [20, 40, 44, 44, 72, 80, 88, 96]);
+    }
+
+    #[test]
     fn every_field_is_checked() {
         let refused = |change: fn(&mut Config)| {
             let mut config = Config::NOTHING;
@@ -108,7 +140,7 @@ mod tests {
         assert_eq!(refused(|_| ()), None);
         assert_eq!(refused(|config| config.blocking = 0), None);
         assert_eq!(refused(|config| config.size = 20), None, "an older header ends here");
-        let changes: [fn(&mut Config); 16] = [
+        let changes: [fn(&mut Config); 20] = [
             |config| config.magic = 0,
             |config| config.size = 16,
             |config| config.version = 0,
@@ -125,6 +157,10 @@ mod tests {
             |config| config.nvls_ctas = 0,
             |config| config.channels_per_peer = 0,
             |config| config.nvlink_centric = 2,
+            |config| config.graph_usage = 3,
+            |config| config.rma_contexts = 0,
+            |config| config.p2p_peers_max = 0,
+            |config| config.graph_ordering = 2,
         ];
         for (at, change) in changes.into_iter().enumerate() {
             assert!(refused(change).is_some(), "change {at}");

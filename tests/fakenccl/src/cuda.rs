@@ -40,6 +40,7 @@ functions! {
     context_push = "cuCtxPushCurrent_v2": fn(usize);
     context_pop = "cuCtxPopCurrent_v2": fn(*mut usize);
     context_set = "cuCtxSetCurrent": fn(usize);
+    context_synchronize = "cuCtxSynchronize": fn();
     primary_retain = "cuDevicePrimaryCtxRetain": fn(*mut usize, c_int);
     pci_bus_id = "cuDeviceGetPCIBusId": fn(*mut c_char, c_int, c_int);
     stream_context = "cuStreamGetCtx": fn(usize, *mut usize);
@@ -118,6 +119,12 @@ impl Cuda {
             0 => Ok(host),
             _ => Err(Failure::argument(format!("{bytes} bytes at {address:#x} are not memory of a device"))),
         }
+    }
+
+    /// Frees memory of the device, as NCCL does at an abort: the driver waits for all work of the device before.
+    pub(crate) fn free_something(&self, place: &Place) {
+        // A device that has failed waits for nothing.
+        let _ = self.within(place, || checked("cuCtxSynchronize", (self.context_synchronize)()));
     }
 
     /// A kernel touched memory that is none: the device is lost.

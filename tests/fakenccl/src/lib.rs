@@ -15,8 +15,11 @@
 //!   abort ends it. What an operation that is stopped has written is anything. With `FAKENCCL_STRICT=0` a rank that is gone is noticed at
 //!   once, and one that does not come after `FAKENCCL_TIMEOUT`: 6. So is an abort by the others.
 //! * Whoever calls without a current context gets one on the first device, as from CUDA's runtime; the counter `contexts_made` counts them.
-//! * `ncclCommDestroy` waits for the other ranks.
-//! * Every field of `ncclConfig_t` is checked.
+//! * `ncclCommDestroy` waits for the other ranks. One that does not block and is in progress is refused (4), and nothing is freed.
+//! * An abort stops what is under way, and then waits for all work of the device, that of others too, because it frees memory.
+//!   `ncclCommRevoke`, from 2.28.7 on, only stops.
+//! * The collective operations of a group are done in another order than they were called in, the same on all ranks.
+//! * Every field of `ncclConfig_t` is checked that the version has. `NCCL_COMM_BLOCKING` goes before what the configuration says.
 //! * Two ranks on one device (by PCI address, unless `NCCL_HOSTID` differs) are refused with 5, as before NCCL 2.30.
 //! * Buffers are device memory of the communicator's device, and overlap as NCCL's in-place rules say or not at all; else 4.
 //! * Sums are made in the order of ranks, those of f16 and bf16 in f32, rounded once. An average of floats is the sum of contributions

@@ -20,6 +20,8 @@ fn nothing_is_forgiven() {
     a_thread_without_a_context_gets_one_on_the_first_device(&control);
     a_communicator_that_fails_at_once_is_there_all_the_same(&control);
     whoever_frees_a_communicator_waits_for_the_others(&control);
+    a_communicator_in_progress_is_not_freed(&control);
+    an_abort_waits_for_other_work_of_the_device_and_a_revocation_does_not(&control);
     assert_eq!(control.counter("live_comms"), 0);
 }
 
@@ -130,4 +132,62 @@ fn whoever_frees_a_communicator_waits_for_the_others(control: &fakenccl::Control
         }
         member.comm = 0;
     });
+}
+
+fn a_communicator_in_progress_is_not_freed(control: &fakenccl::Control) {
+    let id = unique_id(&libraries().0);
+    // The second of the two never comes.
+    apart(1, |member| {
+        assert_eq!((member.nccl.ncclCommInitRankConfig)(&mut member.comm, 2, id, 0, &Config::not_blocking()), 7);
+        assert_eq!((member.nccl.ncclCommDestroy)(member.comm), 4);
+        assert_eq!(control.counter("live_comms"), 1);
+        assert_eq!((member.nccl.ncclCommAbort)(member.comm), 0);
+    });
+}
+
+fn an_abort_waits_for_other_work_of_the_device_and_a_revocation_does_not(control: &fakenccl::Control) {
+    team(2, |member| {
+        let address = member.floats([1.0]);
+        if member.rank == 1 {
+            assert_eq!((member.nccl.ncclCommAbort)(member.comm), 0);
+            member.comm = 0;
+            return;
+        }
+        let (opened, opening) = std::sync::mpsc::channel::<()>();
+        let gate = Box::into_raw(Box::new(opening)).cast();
+        let mut other = null_mut();
+        assert_eq!(cu!(cuStreamCreate(&mut other, 1)), 0);
+        let function: unsafe extern "C" fn(*mut std::ffi::c_void) = wait_for_the_test;
+        assert_eq!(cu!(cuLaunchHostFunc(other, Some(function), gate)), 0);
+        assert_eq!(member.all_reduce(address, 1), 0);
+        assert_eq!((member.nccl.ncclCommRevoke)(member.comm, 0), 0);
+        assert_eq!(cu!(cuStreamSynchronize(member.stream)), 0, "the operation has stopped");
+        assert_eq!((member.settled(), member.all_reduce(address, 1)), (0, 5));
+        let mut context = null_mut();
+        assert_eq!(cu!(cuCtxGetCurrent(&mut context)), 0);
+        let (nccl, comm, context) = (member.nccl.clone(), member.comm, context as usize);
+        std::thread::scope(|scope| {
+            let before = control.counter("ncclCommAbort");
+            let aborting = scope.spawn(move || {
+                assert_eq!(cu!(cuCtxSetCurrent(context as _)), 0);
+                (nccl.ncclCommAbort)(comm)
+            });
+            let begin = now();
+            while control.counter("ncclCommAbort") == before {
+                assert!(begin.elapsed() < PATIENCE);
+                std::thread::yield_now();
+            }
+            assert!(!aborting.is_finished() && control.counter("live_comms") == 1);
+            drop(opened);
+            assert_eq!(aborting.join().expect("no panic"), 0);
+        });
+        member.comm = 0;
+    });
+}
+
+/// Ends when the test drops its end of the channel.
+extern "C" fn wait_for_the_test(gate: *mut std::ffi::c_void) {
+    // SAFETY: the test made it for this one call.
+    let opening = unsafe { Box::from_raw(gate.cast::<std::sync::mpsc::Receiver<()>>()) };
+    let _ = opening.recv();
 }

@@ -4,12 +4,13 @@
 #![expect(unsafe_code, reason = "functions of NCCL are called")]
 
 use std::ffi::{c_int, c_void};
+use std::mem::offset_of;
 use std::ptr;
 use std::sync::Arc;
 
 use cudarc::nccl::sys::{cudaStream_t, ncclComm_t, ncclConfig_t, ncclRedOp_t, ncclUniqueId};
 
-use super::library::Library;
+use super::library::{Library, Version};
 use super::program::{Reduction, Step, data_type};
 use super::table::{Code, IN_PROGRESS, REMOTE_ERROR, SUCCESS};
 use crate::collective::DeviceMemory;
@@ -99,6 +100,12 @@ impl Comm {
         // SAFETY: it reads the configuration, which is laid out as its size and version say, and writes one handle.
         let code = unsafe { (library.table.init)(&raw mut raw, count(ranks), id, count(me), &raw mut config) };
         let begun = checked(library, device, ptr::null_mut(), "ncclCommInitRankConfig", code);
+        if code == SUCCESS {
+            tracing::warn!(
+                "NCCL waits in its calls, because NCCL_COMM_BLOCKING=1 is in the environment or in nccl.conf: the loss of a worker may be told \
+                 late, and its tensors may stay in memory; unset it"
+            );
+        }
         let comm = (!raw.is_null()).then(|| Self { library: Arc::clone(library), device, raw });
         (comm, begun)
     }
@@ -209,7 +216,7 @@ impl Comm {
         self.checked("ncclCommFinalize", unsafe { (self.library.table.finalize)(self.raw) })
     }
 
-    /// Frees it after [`finalize`](Self::finalize) is done. Waits for the other ranks, so it may take for ever. The thread must have bound
+    /// Frees it after [`finalize`](Self::finalize) is done: NCCL refuses to free a communicator in progress, and then frees nothing. Waits for the other ranks, so it may take for ever. The thread must have bound
     /// the device's context.
     pub(super) fn destroy(self) {
         // SAFETY: the communicator lives, and is not used after this.
@@ -219,7 +226,21 @@ impl Comm {
         }
     }
 
-    /// Ends the operations under way and frees the communicator, without waiting for other ranks. May take long, or for ever. The thread
+    /// Begins to stop the operations under way, and frees nothing; [`state`](Self::state) tells when they have stopped. After this, only
+    /// [`abort`](Self::abort) may be called. Whether it was begun: a library before 2.28.7 cannot.
+    pub(super) fn revoke(&self) -> bool {
+        /// No flags exist (`NCCL_REVOKE_DEFAULT`).
+        const DEFAULT: c_int = 0;
+        let Some(revoke) = self.library.table.revoke.filter(|_| self.library.version >= Version::REVOKES) else {
+            return false;
+        };
+        // SAFETY: the communicator lives. It may be called at any time between two other calls.
+        let code = unsafe { revoke(self.raw, DEFAULT) };
+        matches!(code, SUCCESS | IN_PROGRESS)
+    }
+
+    /// Ends the operations under way and frees the communicator, without waiting for other ranks. May take long, or for ever: the driver
+    /// frees memory when all work of the device has ended, that of the framework too. The thread
     /// must have bound the device's context: in a thread without one, NCCL makes a context on the first device.
     pub(super) fn abort(self) {
         // SAFETY: the communicator lives, and is not used after this. It may be called at any time between two other calls.
@@ -252,6 +273,21 @@ const fn operator(reduction: Reduction) -> u32 {
         Reduction::Min => ncclRedOp_t::ncclMin,
         Reduction::Max => ncclRedOp_t::ncclMax,
     }) as u32
+}
+
+macro_rules! laid_out {
+    ($($field:ident at $offset:literal),+) => {
+        const _: () = {
+            $(assert!(offset_of!(ncclConfig_t, $field) == $offset);)+
+        };
+    };
+}
+
+// As nccl.h lays it out, with which a test compares these numbers.
+laid_out! {
+    size at 0, magic at 8, version at 12, blocking at 16, cgaClusterSize at 20, minCTAs at 24, maxCTAs at 28, netName at 32,
+    splitShare at 40, trafficClass at 44, commName at 48, collnetEnable at 56, CTAPolicy at 60, shrinkShare at 64,
+    nvlsCTAs at 68, nChannelsPerNetPeer at 72, nvlinkCentricSched at 76
 }
 
 fn config() -> ncclConfig_t {

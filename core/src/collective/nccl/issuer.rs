@@ -115,7 +115,12 @@ impl Issuer {
     fn serve(&self, lines: &Lines) -> Result<()> {
         loop {
             match self.next() {
-                Next::Issue(group) => self.issue(lines, group)?,
+                Next::Issue(group) => {
+                    let issued = self.issue(lines, group);
+                    self.work.lock().is_issuing = false;
+                    self.work.bell.notify_all();
+                    issued?;
+                }
                 Next::Look => self.look()?,
                 Next::Close => {
                     self.close();
@@ -136,6 +141,7 @@ impl Issuer {
             if let Some(group) = state.queue.pop_front() {
                 let (group, waiting) = group.into_iter().unzip();
                 state.issuing = waiting;
+                state.is_issuing = true;
                 return Next::Issue(group);
             }
             if state.closing && state.flying.is_empty() {
@@ -348,7 +354,11 @@ impl Issuer {
         Error::Device {
             device: name(self.context.device()),
             what: what.to_owned(),
-            cause: format!("it did not end within {patience:?}: another worker of this machine may hang"),
+            cause: format!(
+                "it did not end within {patience:?}: another worker of this machine may hang, or the workers may have started the \
+                 collectives of another communicator on this device (torch.distributed, tensor parallelism, FSDP, SyncBatchNorm) and \
+                 these in different orders, so that each waits for the other; start them in one order on all workers"
+            ),
         }
     }
 
@@ -361,9 +371,12 @@ impl Issuer {
         let freed = match (comm, ended) {
             (None, _) => true,
             // It waits for the other ranks. One of them may have died by now, and nothing can abort it any more.
-            (Some(comm), Ok(())) => self.work.apart("gl-nccl-destroy", FINALIZE_PATIENCE, || comm.destroy()),
-            (Some(comm), Err(error)) => {
-                tracing::debug!(%error, "the communicator is aborted");
+            (Some(comm), Ok(())) if comm.state().is_ok_and(|is_over| is_over) => {
+                self.work.apart("gl-nccl-destroy", FINALIZE_PATIENCE, || comm.destroy())
+            }
+            // NCCL would not free one that is still in progress, for example because everything ended meanwhile.
+            (Some(comm), ended) => {
+                tracing::debug!(?ended, "the communicator is aborted");
                 self.work.apart("gl-nccl-abort", FINALIZE_PATIENCE, || comm.abort())
             }
         };

@@ -22,6 +22,8 @@ pub(super) struct Version(pub(super) u32);
 impl Version {
     /// The first version that is used. Communicators that do not block exist since 2.14, and groups of them had faults up to 2.19.
     pub(super) const NEEDED: Self = Self(22000);
+    /// The first version that can stop what is under way without freeing anything (`ncclCommRevoke`).
+    pub(super) const REVOKES: Self = Self(22807);
 }
 
 impl fmt::Display for Version {

@@ -20,14 +20,18 @@ pub(super) const REMOTE_ERROR: Code = 6;
 pub(super) const IN_PROGRESS: Code = 7;
 
 macro_rules! calls {
-    ($($field:ident = $name:literal: fn($($argument:ty),*) -> $result:ty;)+) => {
+    (
+        required { $($field:ident = $name:literal: fn($($argument:ty),*) -> $result:ty;)+ }
+        optional { $($newer:ident = $newer_name:literal: fn($($newer_argument:ty),*) -> $newer_result:ty;)+ }
+    ) => {
         /// NCCL's functions.
         pub(super) struct Table {
             $(pub(super) $field: unsafe extern "C" fn($($argument),*) -> $result,)+
+            $(pub(super) $newer: Option<unsafe extern "C" fn($($newer_argument),*) -> $newer_result>,)+
         }
 
         impl Table {
-            /// Finds every function in `library`, which must never be closed.
+            /// Finds every function in `library`, which must never be closed. Older libraries lack those that are optional.
             ///
             /// # Errors
             /// The name of the first function that it lacks.
@@ -41,6 +45,15 @@ macro_rules! calls {
                         };
                         *symbol.map_err(|_| $name)?
                     },)+
+                    $($newer: {
+                        // SAFETY: as above, in the first nccl.h that has it and in all later ones.
+                        let symbol = unsafe {
+                            library.get::<unsafe extern "C" fn($($newer_argument),*) -> $newer_result>(
+                                concat!($newer_name, "\0").as_bytes(),
+                            )
+                        };
+                        symbol.ok().map(|symbol| *symbol)
+                    },)+
                 })
             }
         }
@@ -48,24 +61,29 @@ macro_rules! calls {
 }
 
 calls! {
-    version = "ncclGetVersion": fn(*mut c_int) -> Code;
-    error_string = "ncclGetErrorString": fn(Code) -> *const c_char;
-    last_error = "ncclGetLastError": fn(ncclComm_t) -> *const c_char;
-    unique_id = "ncclGetUniqueId": fn(*mut ncclUniqueId) -> Code;
-    init = "ncclCommInitRankConfig": fn(*mut ncclComm_t, c_int, ncclUniqueId, c_int, *mut ncclConfig_t) -> Code;
-    async_error = "ncclCommGetAsyncError": fn(ncclComm_t, *mut Code) -> Code;
-    finalize = "ncclCommFinalize": fn(ncclComm_t) -> Code;
-    destroy = "ncclCommDestroy": fn(ncclComm_t) -> Code;
-    abort = "ncclCommAbort": fn(ncclComm_t) -> Code;
-    group_start = "ncclGroupStart": fn() -> Code;
-    group_end = "ncclGroupEnd": fn() -> Code;
-    all_reduce = "ncclAllReduce": fn(*const c_void, *mut c_void, usize, u32, u32, ncclComm_t, cudaStream_t) -> Code;
-    reduce = "ncclReduce": fn(*const c_void, *mut c_void, usize, u32, u32, c_int, ncclComm_t, cudaStream_t) -> Code;
-    reduce_scatter = "ncclReduceScatter": fn(*const c_void, *mut c_void, usize, u32, u32, ncclComm_t, cudaStream_t) -> Code;
-    all_gather = "ncclAllGather": fn(*const c_void, *mut c_void, usize, u32, ncclComm_t, cudaStream_t) -> Code;
-    broadcast = "ncclBroadcast": fn(*const c_void, *mut c_void, usize, u32, c_int, ncclComm_t, cudaStream_t) -> Code;
-    send = "ncclSend": fn(*const c_void, usize, u32, c_int, ncclComm_t, cudaStream_t) -> Code;
-    receive = "ncclRecv": fn(*mut c_void, usize, u32, c_int, ncclComm_t, cudaStream_t) -> Code;
+    required {
+        version = "ncclGetVersion": fn(*mut c_int) -> Code;
+        error_string = "ncclGetErrorString": fn(Code) -> *const c_char;
+        last_error = "ncclGetLastError": fn(ncclComm_t) -> *const c_char;
+        unique_id = "ncclGetUniqueId": fn(*mut ncclUniqueId) -> Code;
+        init = "ncclCommInitRankConfig": fn(*mut ncclComm_t, c_int, ncclUniqueId, c_int, *mut ncclConfig_t) -> Code;
+        async_error = "ncclCommGetAsyncError": fn(ncclComm_t, *mut Code) -> Code;
+        finalize = "ncclCommFinalize": fn(ncclComm_t) -> Code;
+        destroy = "ncclCommDestroy": fn(ncclComm_t) -> Code;
+        abort = "ncclCommAbort": fn(ncclComm_t) -> Code;
+        group_start = "ncclGroupStart": fn() -> Code;
+        group_end = "ncclGroupEnd": fn() -> Code;
+        all_reduce = "ncclAllReduce": fn(*const c_void, *mut c_void, usize, u32, u32, ncclComm_t, cudaStream_t) -> Code;
+        reduce = "ncclReduce": fn(*const c_void, *mut c_void, usize, u32, u32, c_int, ncclComm_t, cudaStream_t) -> Code;
+        reduce_scatter = "ncclReduceScatter": fn(*const c_void, *mut c_void, usize, u32, u32, ncclComm_t, cudaStream_t) -> Code;
+        all_gather = "ncclAllGather": fn(*const c_void, *mut c_void, usize, u32, ncclComm_t, cudaStream_t) -> Code;
+        broadcast = "ncclBroadcast": fn(*const c_void, *mut c_void, usize, u32, c_int, ncclComm_t, cudaStream_t) -> Code;
+        send = "ncclSend": fn(*const c_void, usize, u32, c_int, ncclComm_t, cudaStream_t) -> Code;
+        receive = "ncclRecv": fn(*mut c_void, usize, u32, c_int, ncclComm_t, cudaStream_t) -> Code;
+    }
+    optional {
+        revoke = "ncclCommRevoke": fn(ncclComm_t, c_int) -> Code;
+    }
 }
 
 impl Table {

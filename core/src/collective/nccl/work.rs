@@ -4,8 +4,8 @@
 //!   (nothing) ──first operation──► Meeting ──all ranks there──► Issuing ──shutdown, nothing under way──► Ended
 //!                                     └──── abort, error, deadline ────┴──► Ending ──► Ended
 //! ```
-//! In `Ending`, a separate thread aborts the communicator, because that may hang if a device does, and then waits until the stream is empty.
-//! The waiting operations get the cause after that, or after [`ABORT_PATIENCE`]. Until the stream is empty, a device may still write the
+//! In `Ending`, a separate thread aborts the communicator, because that may hang if a device does, and another one waits until the stream is
+//! empty. The waiting operations get the cause after that, or after [`ABORT_PATIENCE`]. Until the stream is empty, a device may still write the
 //! memory of the operations, so there is [`Doubt`](crate::mem::Doubt) about it, for ever if need be.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -52,6 +52,8 @@ pub(super) struct State {
     pub(super) flown: u64,
     /// The operations of the group that was taken from the queue and is not on the stream yet.
     pub(super) issuing: Vec<Done<()>>,
+    /// The thread that issues puts work on the stream now, or may.
+    pub(super) is_issuing: bool,
     /// An operation failed, and the cause may still become known.
     failing: bool,
     /// The error after which no operation is issued.
@@ -157,31 +159,94 @@ impl Work {
         // Before anything is reported. The thread that aborts ends it.
         let reason = KeptUnlessEnded(Some(self.team.doubt.raise()));
         let work = Arc::clone(self);
-        let abort = move || {
-            // Taken out first, because a thread that only needs the lock must not wait for the abort.
-            let comm = work.comm.lock().expect(LOCK).take();
-            if let Some(comm) = comm {
-                comm.abort();
-            }
-            work.drain();
+        let stop = move || {
+            work.stop();
             reason.end();
         };
-        if !self.apart("gl-nccl-abort", ABORT_PATIENCE, abort) {
+        if !self.apart("gl-nccl-stop", ABORT_PATIENCE, stop) {
             tracing::error!("NCCL does not end what is under way; its memory may still be written, so it is not freed");
         }
     }
 
-    /// Waits until the stream is empty: kernels and copies of ours wait there for work of the framework, and write memory after it. The
-    /// thread has the device's context.
-    fn drain(&self) {
-        let Some(stream) = self.stream.get() else { return };
-        // After a fault of the device nothing runs there any more.
-        let Ok(end) = stream.record() else { return };
+    /// Stops what is under way, and returns when the stream is empty. The communicator is freed beside that or later, because NCCL frees
+    /// memory for it, and for this the driver waits until all work of the device has ended, that of the framework too. The thread has the
+    /// device's context.
+    fn stop(self: &Arc<Self>) {
+        // Taken out first, because a thread that only needs the lock must not wait for the abort.
+        let comm = self.comm.lock().expect(LOCK).take();
+        let Some(comm) = comm else { return self.drain() };
+        let is_revoked = comm.revoke();
+        let is_settled = self.settles_soon(&comm, is_revoked);
+        if is_revoked && is_settled && self.drains(ABORT_PATIENCE) {
+            self.abort_apart(comm);
+            return;
+        }
+        let aborted = self.abort_apart(comm);
+        if !is_settled {
+            // A thread of NCCL may put work on the stream until the abort returns, which drops the sender. This thread has nothing else to
+            // do, and the doubt about the memory lasts as long.
+            let _ = aborted.recv();
+        }
+        self.drain();
+    }
+
+    /// Whether no thread of NCCL puts work on the stream any more. One that was revoked may take some time until then.
+    fn settles_soon(&self, comm: &Comm, is_revoked: bool) -> bool {
+        let begun = self.now();
         let mut nap = DRAIN;
-        while let Ok(false) = end.is_reached("what was under way at an abort") {
+        loop {
+            // A failed communicator has ended its calls too.
+            if !matches!(comm.state(), Ok(false)) {
+                return true;
+            }
+            if !is_revoked || self.now().since(begun) >= ABORT_PATIENCE {
+                return false;
+            }
             drop(self.bell.wait_timeout(self.lock(), nap));
             nap = (nap * 2).min(LOOK);
         }
+    }
+
+    /// Aborts on a thread of its own; the receiver ends when that has ended.
+    fn abort_apart(&self, comm: Comm) -> crossbeam_channel::Receiver<()> {
+        let (aborting, aborted) = crossbeam_channel::bounded::<()>(0);
+        let abort = move || {
+            let _aborting = aborting;
+            comm.abort();
+        };
+        self.apart("gl-nccl-abort", Duration::ZERO, abort);
+        aborted
+    }
+
+    /// Waits until the stream is empty, for as long as that takes.
+    fn drain(&self) {
+        while !self.drains(ABORT_PATIENCE) {}
+    }
+
+    /// Waits until the stream is empty, for `patience` at most; returns whether it is. Kernels and copies of ours wait there for work of the
+    /// framework, and write memory after it. The thread has the device's context.
+    fn drains(&self, patience: Duration) -> bool {
+        let begun = self.now();
+        let left = || patience.saturating_sub(self.now().since(begun));
+        // The thread that issues puts its own kernels on the stream until it sees the end.
+        let (state, _) = self.bell.wait_timeout_while(self.lock(), left(), |state| state.is_issuing).expect(LOCK);
+        let is_issuing = state.is_issuing;
+        drop(state);
+        if is_issuing {
+            return false;
+        }
+        let Some(stream) = self.stream.get() else { return true };
+        // After a fault of the device nothing runs there any more.
+        let Ok(end) = stream.record() else { return true };
+        let mut nap = DRAIN;
+        while let Ok(false) = end.is_reached("what was under way at an abort") {
+            if left().is_zero() {
+                return false;
+            }
+            drop(self.bell.wait_timeout(self.lock(), nap));
+            nap = (nap * 2).min(LOOK);
+        }
+        true
     }
 
     fn report_all(&self, cause: &Error) {

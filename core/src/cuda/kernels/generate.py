@@ -11,9 +11,9 @@ from pathlib import Path
 
 WHEEL = "nvidia-cuda-nvrtc-cu12"
 HERE = Path(__file__).parent
-# Turing, the oldest that the CUDA 13 toolkit knows; the driver compiles it for whatever newer GPU there is. With a
-# later standard than C++03 NVRTC declares what nobody asked for, four kilobytes of it.
-OPTIONS = [b"--gpu-architecture=compute_75", b"--std=c++03"]
+# Pascal, because nothing here needs a newer device, and drivers of branch 580 still serve it; a driver compiles the PTX for
+# whatever newer GPU there is. With a later standard than C++03 NVRTC declares what nobody asked for, four kilobytes of it.
+OPTIONS = [b"--gpu-architecture=compute_60", b"--std=c++03"]
 
 
 def sources() -> list[Path]:

@@ -5,9 +5,6 @@ use std::ffi::{c_char, c_int, c_uint};
 use super::{exported, put, put_text};
 use crate::codes::{Code, words};
 
-/// The driver that speaks CUDA 13.0.
-const VERSION: c_int = 13_000;
-
 exported! {
     fn cuInit(flags: c_uint) |driver| {
         if flags != 0 {
@@ -16,7 +13,10 @@ exported! {
         driver.initialize();
         Ok(())
     }
-    fn cuDriverGetVersion(version: *mut c_int) |_| { put(version, VERSION) }
+    fn cuDriverGetVersion(version: *mut c_int) |driver| {
+        let (major, minor) = driver.settings.get().version;
+        put(version, c_int::try_from(1000 * major + 10 * minor).map_err(|_| Code::INVALID_VALUE)?)
+    }
     fn cuGetErrorName(code: c_uint, name: *mut *const c_char) |_| {
         put(name, words(code).ok_or(Code::INVALID_VALUE)?.0.as_ptr())
     }
@@ -43,7 +43,13 @@ exported! {
     }
     fn cuDeviceGetAttribute(value: *mut c_int, attribute: c_uint, device: c_int) |driver| {
         let ordinal = driver.device(device)?.ordinal;
-        put(value, attribute_of(attribute, &driver.settings.get().pci_address(ordinal)))
+        let settings = driver.settings.get();
+        let (major, minor) = settings.capability;
+        put(value, match attribute {
+            75 => c_int::try_from(major).unwrap_or(c_int::MAX),
+            76 => c_int::try_from(minor).unwrap_or(c_int::MAX),
+            _ => attribute_of(attribute, &settings.pci_address(ordinal)),
+        })
     }
     fn cuDeviceCanAccessPeer(can: *mut c_int, device: c_int, peer: c_int) |driver| {
         let (one, other) = (driver.device(device)?.ordinal, driver.device(peer)?.ordinal);
@@ -78,7 +84,6 @@ fn attribute_of(attribute: c_uint, pci: &str) -> c_int {
         34 => field(8, 10),
         40 => 2,           // engines of copies
         50 => field(0, 4), // PCI domain
-        75 => 9,           // compute capability
         _ => 0,
     }
 }

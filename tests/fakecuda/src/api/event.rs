@@ -23,13 +23,15 @@ exported! {
         put(event, handle)
     }
     fn cuEventDestroy_v2(event: usize) |driver| {
-        let destroyed = driver.tables().events.remove(&event).ok_or(Code::INVALID_HANDLE)?;
+        let mut tables = driver.tables();
+        let destroyed = tables.events.remove(&event).ok_or_else(|| driver.no_handle(&tables, event, "event"))?;
+        drop(tables);
         driver.devices()[destroyed.device].counters.live_events.sub(1);
         Ok(())
     }
     fn cuEventRecord(event: usize, stream: usize) |driver| {
         let found = driver.stream(stream)?;
-        let event = find(driver, event)?;
+        let event = driver.event(event)?;
         driver.devices()[found.device].healthy()?;
         if event.device != found.device {
             return Err(Code::INVALID_HANDLE);
@@ -38,7 +40,7 @@ exported! {
         Ok(())
     }
     fn cuEventQuery(event: usize) |driver| {
-        let event = find(driver, event)?;
+        let event = driver.event(event)?;
         driver.captures.forbid()?;
         driver.devices()[event.device].healthy()?;
         match event.last() {
@@ -49,7 +51,7 @@ exported! {
         }
     }
     fn cuEventSynchronize(event: usize) |driver| {
-        let event = find(driver, event)?;
+        let event = driver.event(event)?;
         driver.captures.forbid()?;
         let device = &driver.devices()[event.device];
         device.counters.waits.add(1);
@@ -69,15 +71,11 @@ exported! {
 }
 
 fn elapsed(driver: &Driver, start: usize, end: usize) -> Outcome<f32> {
-    let (start, end) = (find(driver, start)?, find(driver, end)?);
+    let (start, end) = (driver.event(start)?, driver.event(end)?);
     if !start.is_timed() || !end.is_timed() {
         return Err(Code::INVALID_HANDLE);
     }
     let (Last::In(start), Last::In(end)) = (start.last(), end.last()) else { return Err(Code::INVALID_HANDLE) };
     let (start, end) = (start.reached().ok_or(Code::NOT_READY)?, end.reached().ok_or(Code::NOT_READY)?);
     Ok((end.saturating_duration_since(start).as_secs_f64() * 1e3) as f32)
-}
-
-fn find(driver: &Driver, event: usize) -> Outcome<Arc<Event>> {
-    driver.tables().events.get(&event).cloned().ok_or(Code::INVALID_HANDLE)
 }

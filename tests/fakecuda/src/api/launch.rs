@@ -15,6 +15,13 @@ exported! {
         driver.synchronize_implicitly(driver.current()?);
         // Compiled images are no PTX and have nothing that could be run here.
         let parsed = Module::parse(&text(image)?).map_err(|_| Code::INVALID_PTX)?;
+        let settings = driver.settings.get();
+        if parsed.version() > settings.ptx_version() {
+            return Err(Code::UNSUPPORTED_PTX_VERSION);
+        }
+        if parsed.target() > settings.capability {
+            return Err(Code::INVALID_PTX);
+        }
         let mut tables = driver.tables();
         let handle = tables.handle();
         tables.modules.insert(handle, parsed);

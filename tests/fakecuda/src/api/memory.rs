@@ -5,7 +5,7 @@ use std::ffi::{c_int, c_uint, c_void};
 use super::{exported, get, put};
 use crate::codes::{Code, Outcome};
 use crate::driver::Driver;
-use crate::memory::{Pinned, is_shared, prefers_a_node};
+use crate::memory::{Pinned, is_mapped, is_shared, prefers_a_node};
 
 /// Of `cuMemHostAlloc`.
 const WRITE_COMBINED: c_uint = 4;
@@ -52,6 +52,10 @@ exported! {
         }
         if !driver.settings.get().registers_shared && is_shared(address) {
             return Err(Code::NOT_SUPPORTED);
+        }
+        const READ_ONLY: c_uint = 8;
+        if !is_mapped(address, bytes, flags & READ_ONLY == 0) {
+            return Err(Code::INVALID_VALUE);
         }
         driver.synchronize_implicitly(device);
         driver.memory().register(device.ordinal, address, bytes, flags)?;

@@ -25,7 +25,9 @@ exported! {
         put(stream, driver.create_stream(driver.current()?, false, flags, priority.clamp(-5, 0)))
     }
     fn cuStreamDestroy_v2(stream: usize) |driver| {
-        let destroyed = driver.tables().streams.remove(&stream).ok_or(Code::INVALID_HANDLE)?;
+        let mut tables = driver.tables();
+        let destroyed = tables.streams.remove(&stream).ok_or_else(|| driver.no_handle(&tables, stream, "stream"))?;
+        drop(tables);
         destroyed.close();
         driver.devices()[destroyed.device].counters.live_streams.sub(1);
         Ok(())
@@ -41,7 +43,7 @@ exported! {
     fn cuStreamWaitEvent(stream: usize, event: usize, _flags: c_uint) |driver| {
         let found = driver.stream(stream)?;
         driver.devices()[found.device].healthy()?;
-        let event = driver.tables().events.get(&event).cloned().ok_or(Code::INVALID_HANDLE)?;
+        let event = driver.event(event)?;
         match event.last() {
             Last::Never => Ok(()),
             Last::Captured(capture) => driver.captures.join(stream, capture),
@@ -55,10 +57,12 @@ exported! {
             }
         }
     }
-    fn cuStreamGetPriority(stream: usize, priority: *mut c_int) |driver| { put(priority, driver.stream(stream)?.priority) }
-    fn cuStreamGetFlags(stream: usize, flags: *mut c_uint) |driver| { put(flags, driver.stream(stream)?.flags) }
+    fn cuStreamGetPriority(stream: usize, priority: *mut c_int) |driver| {
+        put(priority, driver.stream_to_look_at(stream)?.priority)
+    }
+    fn cuStreamGetFlags(stream: usize, flags: *mut c_uint) |driver| { put(flags, driver.stream_to_look_at(stream)?.flags) }
     fn cuStreamGetCtx(stream: usize, context: *mut usize) |driver| {
-        let device = driver.stream(stream)?.device;
+        let device = driver.stream_to_look_at(stream)?.device;
         put(context, driver.devices()[device].context())
     }
     fn cuLaunchHostFunc(stream: usize, function: Option<extern "C" fn(*mut c_void)>, argument: usize) |driver| {
@@ -83,7 +87,9 @@ exported! {
         Ok(())
     }
     fn cuStreamIsCapturing(stream: usize, status: *mut c_uint) |driver| {
-        driver.stream(stream)?;
+        // A question, which breaks no capture.
+        let found = driver.stream_to_look_at(stream)?;
+        driver.refuse_default(&found, false)?;
         put(status, status_of(driver.captures.of(stream)))
     }
     fn cuStreamGetCaptureInfo_v2(

@@ -103,7 +103,7 @@ fn a_structure_is_a_parameter_whose_words_are_loaded_by_address() {
 
 #[test]
 fn integers_are_shifted_and_divided_in_the_width_of_the_instruction() {
-    let table: [(&str, i64, u64); 20] = [
+    let table: [(&str, i64, u64); 24] = [
         ("shr.s32 %rd2, %rd2, 31", -1 << 31, 0xffff_ffff),
         ("shr.s32 %rd2, %rd2, 4", -1 << 31, 0xf800_0000),
         ("shr.s32 %rd2, %rd2, 40", i64::MAX, 0xffff_ffff),
@@ -124,6 +124,10 @@ fn integers_are_shifted_and_divided_in_the_width_of_the_instruction() {
         ("mul.lo.s32 %rd2, %rd2, 2", -1, 0xffff_fffe),
         ("neg.s64 %rd2, %rd2", 5, u64::MAX - 4),
         ("cvt.u32.u64 %rd2, %rd2", -1, 0xffff_ffff),
+        ("bfe.u32 %rd2, %rd2, 16, 1", 0x1_0000, 1),
+        ("bfe.u32 %rd2, %rd2, 4, 8", -1, 0xff),
+        ("bfe.u32 %rd2, %rd2, 28, 8", -1, 0xf),
+        ("bfe.u32 %rd2, %rd2, 256, 70", -1, 0xffff_ffff),
     ];
     for (instruction, of, expected) in table {
         let found = computed(&["ld.global.u64 %rd2, [%rd1]", instruction], of.to_le_bytes());

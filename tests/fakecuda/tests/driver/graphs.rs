@@ -38,6 +38,31 @@ fn what_is_submitted_under_capture_is_not_done() {
 }
 
 #[test]
+fn the_default_stream_refuses_work_while_a_blocking_stream_is_captured() {
+    let world = World::new();
+    let (device, blocking, other, event) = (world.allocate(4), world.stream(0), world.stream(1), world.event());
+    let status = || {
+        let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+        cu!(cuStreamIsCapturing(null_mut(), &mut status))
+    };
+    let mut graph = null_mut();
+    assert_eq!(cu!(cuStreamBeginCapture_v2(other, THREAD_LOCAL)), 0);
+    assert_eq!(status(), 0);
+    assert_eq!(cu!(cuMemsetD8Async(device, 1, 4, null_mut())), 0, "that one is not ordered with it");
+    assert_eq!(cu!(cuStreamEndCapture(other, &mut graph)), 0);
+    // A question breaks nothing.
+    assert_eq!(cu!(cuStreamBeginCapture_v2(blocking, THREAD_LOCAL)), 0);
+    assert_eq!(status(), 906);
+    assert_eq!(cu!(cuStreamEndCapture(blocking, &mut graph)), 0);
+    // Work does.
+    assert_eq!(cu!(cuStreamBeginCapture_v2(blocking, THREAD_LOCAL)), 0);
+    assert_eq!(cu!(cuEventRecord(event, null_mut())), 906);
+    assert_eq!(cu!(cuMemsetD8Async(device, 1, 4, null_mut())), 906);
+    assert_eq!(cu!(cuStreamEndCapture(blocking, &mut graph)), 901);
+    assert_eq!(status(), 0);
+}
+
+#[test]
 fn a_graph_does_all_that_was_captured_in_its_order_whenever_it_is_launched() {
     extern "C" fn count(word: *mut c_void) {
         // SAFETY: the test keeps the word until the stream has done this.

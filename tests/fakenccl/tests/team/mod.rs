@@ -90,6 +90,7 @@ table! {
     ncclCommFinalize: fn(usize) -> u32;
     ncclCommDestroy: fn(usize) -> u32;
     ncclCommAbort: fn(usize) -> u32;
+    ncclCommRevoke: fn(usize, c_int) -> u32;
     ncclCommGetAsyncError: fn(usize, *mut u32) -> u32;
     ncclGetErrorString: fn(u32) -> *const c_char;
     ncclGetLastError: fn(usize) -> *const c_char;

@@ -1,0 +1,219 @@
+"""The kernels for devices before NVIDIA's assemblers, and before a compiler of C++ that knows nothing of PTX.
+
+The assemblers accept the PTX for each generation of devices, and say what it uses there. The source, compiled for the host, computes what
+the PTX does in the interpreter of the stand-in for the driver, which all other tests of kernels trust.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import re
+
+import fakecuda
+import numpy as np
+import pytest
+from nvidia import CUDA_SOURCE, KERNEL_SIZES, PTX, ROOT, TRITON, compiler, kernels_of_engine, ran, wheel
+
+DEVICES = {60: "P100", 70: "V100", 75: "T4", 80: "A100", 90: "H100", 100: "B200"}
+"""A device of each capability."""
+
+
+@pytest.fixture(scope="module", params=DEVICES, ids=lambda capability: f"sm_{capability}")
+def program(request, tmp_path_factory):
+    """The capability of a device, and the program that an assembler makes of the PTX for it. The newest have an assembler of their own."""
+    assembler = wheel(TRITON / ("ptxas-blackwell" if request.param >= 100 else "ptxas"))
+    made = tmp_path_factory.mktemp("cubin") / "kernels.cubin"
+    ran(assembler, f"-arch=sm_{request.param}", "--warning-as-error", PTX, "-o", made)
+    return request.param, made
+
+
+def test_no_kernel_spills_registers_or_needs_local_memory(program):
+    capability, cubin = program
+    usage = ran(wheel(TRITON / "cuobjdump"), "-res-usage", cubin)
+    sizes = {name: [int(size) for size in rest] for name, *rest in KERNEL_SIZES.findall(usage)}
+    assert sorted(sizes) == sorted(kernels_of_engine())
+    # The 2048 threads of a multiprocessor share 65536 registers; older assemblers' choices leave it half full at least.
+    registers_max = 32 if capability >= 80 else 64
+    for name, (registers, stack, shared, local) in sizes.items():
+        assert (stack, shared, local) == (0, 0, 0), f"{name}: {usage}"
+        assert registers <= registers_max, f"{name} has {registers} registers"
+
+
+# The disassembler knows no older devices.
+@pytest.mark.parametrize("program", [capability for capability in DEVICES if capability >= 75], indirect=True)
+def test_every_kernel_has_four_loads_under_way_before_it_stores(program):
+    _, cubin = program
+    code = ran(wheel(TRITON / "cuobjdump"), "-sass", cubin)
+    functions = dict(re.findall(r"Function : (\w+)\n(.*?)(?=\n\s*Function :|\Z)", code, re.DOTALL))
+    assert sorted(functions) == sorted(kernels_of_engine())
+    for name, instructions in functions.items():
+        accesses = "".join(re.findall(r"\b(L|S)(?:DG|TG|D|T)\.E", instructions))
+        # One loop for each width of words.
+        loops = 4 if name == "gradlane_copy" else 1
+        assert accesses.count("LLLLSSSS") >= loops, f"{name}: {accesses}"
+
+
+class Run(ctypes.Structure):
+    """As in `elementwise.cu`."""
+
+    _fields_ = [("origin", ctypes.c_uint64), ("to", ctypes.c_uint64), ("len", ctypes.c_uint64)]
+
+
+class Runs(ctypes.Structure):
+    """As in `elementwise.cu`."""
+
+    _fields_ = [("number", ctypes.c_uint64), ("count", ctypes.c_uint64), ("runs", Run * 170)]
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory):
+    """The source of the kernels as a library for the host."""
+    folder, here = tmp_path_factory.mktemp("host"), ROOT / "tests/python"
+    source = CUDA_SOURCE.read_text()
+    replacements = {
+        'asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));': "value = half_to_float(bits);",
+        'asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));': "bits = float_to_half(value);",
+    }
+    for assembly, call in replacements.items():
+        assert source.count(assembly) == 1, assembly
+        source = source.replace(assembly, call)
+    assert "asm" not in source
+    kernels, halves, library = folder / "kernels.inc", folder / "halves.o", folder / "kernels.so"
+    kernels.write_text(source)
+    # No product may be joined with another operation, which would round once instead of twice.
+    exact = ["-O2", "-fPIC", "-ffp-contract=off"]
+    ran(compiler("gcc"), *exact, "-c", here / "halves_on_host.c", "-o", halves)
+    define = f'-DKERNELS="{kernels}"'
+    ran(compiler("g++"), *exact, "-shared", define, here / "kernels_on_host.cpp", halves, "-o", library)
+    return ctypes.CDLL(str(library))
+
+
+@pytest.fixture(scope="module")
+def module():
+    """The PTX, loaded by the stand-in for the driver."""
+    loaded = ctypes.c_void_p()
+    fakecuda.in_context(0, "cuModuleLoadData", ctypes.byref(loaded), PTX.read_bytes() + b"\0")
+    return loaded
+
+
+class Arena:
+    """Memory that the host and the device have at the same address."""
+
+    def __init__(self, size: int) -> None:
+        self.address = fakecuda.allocate(size)
+        self.bytes = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(self.address))
+
+    def free(self) -> None:
+        fakecuda.free(self.address)
+
+
+GRID = (16, 64)
+"""Blocks and threads. The blocks are a multiple of the number of runs, which is 4 at most here."""
+
+
+def both(host, module, name: str, number: int, data: np.ndarray, written: type, runs: int, multiple: int = 1) -> list:
+    """What the interpreter and the host make of `data`, cut into runs whose ends are multiples of `multiple` elements.
+
+    The last `multiple` elements of a run are left out, so that what is written there shows.
+    """
+    read_size, written_size = data.itemsize, np.dtype(written).itemsize
+    inside, outcome = Arena(data.nbytes), []
+    inside.bytes[:] = data.view(np.uint8)
+    function = ctypes.c_void_p()
+    fakecuda.in_context(0, "cuModuleGetFunction", ctypes.byref(function), module, name.encode())
+    ends = [len(data) * run // runs // multiple * multiple for run in range(runs + 1)]
+    for on_device in (True, False):
+        outside = Arena(len(data) * written_size)
+        outside.bytes[:] = 0xEE
+        parameter = Runs(number, runs)
+        for run, (begin, end) in enumerate(itertools.pairwise(ends)):
+            places = inside.address + begin * read_size, outside.address + begin * written_size
+            parameter.runs[run] = Run(*places, end - begin - multiple)
+        if on_device:
+            arguments = (ctypes.c_void_p * 1)(ctypes.addressof(parameter))
+            grid = (GRID[0], 1, 1, GRID[1], 1, 1)
+            fakecuda.in_context(0, "cuLaunchKernel", function, *grid, 0, None, arguments, None)
+            fakecuda.finish(0)
+        else:
+            host.run_on_host(getattr(host, name), ctypes.byref(parameter), *GRID)
+        outcome.append(outside.bytes.view(written).copy())
+        outside.free()
+    inside.free()
+    return outcome
+
+
+def agree(device: np.ndarray, host: np.ndarray, what: str) -> None:
+    """Equal in all bits. A NaN may have any payload, which devices do not keep."""
+    as_bits = {2: np.uint16, 4: np.uint32, 8: np.uint64}[device.itemsize]
+    differ = (device.view(as_bits) != host.view(as_bits)) & ~(np.isnan(device) & np.isnan(host))
+    assert not differ.any(), f"{what}: {differ.sum()} elements, such as {device[differ][0]} and {host[differ][0]}"
+
+
+LEN = 1 << 18
+FACTORS = [1.0, 1 / 3, -2.5e-5, 0.0]
+SCALES = {
+    "gradlane_scale_f32": ("f32", "f32"),
+    "gradlane_scale_f64": ("f64", "f64"),
+    "gradlane_scale_f16": ("f16", "f16"),
+    "gradlane_scale_bf16": ("bf16", "bf16"),
+    "gradlane_f32_to_f16": ("f32", "f16"),
+    "gradlane_f32_to_bf16": ("f32", "bf16"),
+    "gradlane_f16_to_f32": ("f16", "f32"),
+    "gradlane_bf16_to_f32": ("bf16", "f32"),
+}
+BITS = {"f16": np.uint16, "bf16": np.uint16, "f32": np.uint32, "f64": np.uint64}
+DIVISIONS = {
+    "gradlane_divide_i8": np.int8,
+    "gradlane_divide_u8": np.uint8,
+    "gradlane_divide_i32": np.int32,
+    "gradlane_divide_i64": np.int64,
+}
+
+
+def floats(bits: np.ndarray, kind: str) -> np.ndarray:
+    """The numbers that have these bits."""
+    if kind == "bf16":
+        return (bits.astype(np.uint32) << 16).view(np.float32)
+    return bits.view({"f16": np.float16, "f32": np.float32, "f64": np.float64}[kind])
+
+
+def samples(kind: str) -> np.ndarray:
+    """The bits of every half-size float, or of many floats of every sign and exponent, NaN and infinities among them."""
+    if BITS[kind] == np.uint16:
+        return np.arange(1 << 16, dtype=np.uint16)
+    return np.random.default_rng(7).integers(0, np.iinfo(BITS[kind]).max, LEN, BITS[kind], endpoint=True)
+
+
+@pytest.mark.parametrize("name", SCALES)
+def test_the_source_on_the_host_scales_and_casts_as_the_ptx_does(host, module, name):
+    read, written = SCALES[name]
+    for runs, factor in enumerate(FACTORS, 1):
+        number = int(np.float64(factor).view(np.uint64))
+        # A grid is a multiple of the number of runs.
+        found = both(host, module, name, number, samples(read), BITS[written], {3: 2}.get(runs, runs))
+        device, ours = (floats(bits, written) for bits in found)
+        agree(device, ours, f"{name}, times {factor}")
+
+
+@pytest.mark.parametrize("name", DIVISIONS)
+def test_the_source_on_the_host_divides_as_the_ptx_does(host, module, name):
+    dtype = DIVISIONS[name]
+    limits = np.iinfo(dtype)
+    data = np.random.default_rng(7).integers(limits.min, limits.max, LEN // 2, dtype, endpoint=True)
+    data[:4] = [limits.min, limits.max, 0, limits.min + 1]
+    for divisor in (1, 3, 8, 255):
+        device, ours = both(host, module, name, divisor, data, dtype, 4)
+        assert (device == ours).all(), f"{name}, by {divisor}"
+
+
+@pytest.mark.parametrize("width", [1, 2, 4, 8])
+def test_the_source_on_the_host_copies_as_the_ptx_does(host, module, width):
+    data = np.random.default_rng(7).integers(0, 255, LEN // 4 * width, np.uint8)
+    device, ours = both(host, module, "gradlane_copy", 0, data, np.uint8, 4, multiple=width)
+    assert (device == ours).all()
+    assert (device[:1000] == data[:1000]).all()
+
+
+def test_every_kernel_of_the_engine_is_compared():
+    assert sorted([*SCALES, *DIVISIONS, "gradlane_copy"]) == sorted(kernels_of_engine())
