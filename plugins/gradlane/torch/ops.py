@@ -228,8 +228,12 @@ def reduce_in_place(
     """
     _tensors.check_place(tensor)
     plain = tensor.detach()
+    wire, place = _tensors.dense(plain), _tensors.address_of(plain)
+    is_copy = wire.data_ptr() != place
+    if is_copy:
+        _tensors.check_landing(plain)
     handle = _tensors.submit_in_place(
-        _tensors.dense(plain),
+        wire,
         name,
         op.native,
         weight=weight,
@@ -241,7 +245,8 @@ def reduce_in_place(
     )
 
     def land(reduced: torch.Tensor) -> torch.Tensor:
-        if reduced.data_ptr() != plain.data_ptr():
+        _tensors.check_unmoved(tensor, place)
+        if is_copy:
             _tensors.land(reduced, plain)
         return tensor
 
