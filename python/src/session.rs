@@ -91,6 +91,12 @@ impl Session {
         self.inner.size()
     }
 
+    /// Seconds from the submission of an operation within which it has ended or is given up, whatever happens.
+    #[getter]
+    fn call_limit(&self) -> f64 {
+        self.inner.call_limit().as_secs_f64()
+    }
+
     /// Declares tensors `(name, dtype, shape)` in one round trip.
     #[pyo3(signature = (tensors, fuse, timeout, codec = "none"))]
     fn declare(
@@ -210,6 +216,7 @@ impl Session {
         let spec = dtype.parse().and_then(|dtype| Ok(TensorSpec::new(name, dtype, shape).with_codec(codec.parse()?)));
         let begun = spec.and_then(|spec| py.detach(|| self.inner.agree_on_empty(spec, timeout.map(duration))));
         let inner = begun.map_err(|error| errors::raise(py, &error))?;
+        self.completions.watch(&inner);
         Ok(Handle { inner, owners: Arc::clone(&self.owners) })
     }
 
