@@ -159,10 +159,13 @@ def test_an_array_interface_of_another_class_is_refused(data):
             _buffers.locate(Foreign(), writable=writable)
 
 
-@pytest.mark.parametrize("shape", [np.broadcast_to(np.float32(1), (4,)), np.lib.stride_tricks.as_strided(np.ones(4), (4, 4), (0, 8))])
-def test_elements_that_share_memory_are_refused(shape):
+@pytest.mark.parametrize(
+    "shared",
+    [np.broadcast_to(np.float32(1), (4,)), np.lib.stride_tricks.as_strided(np.ones(4), (4, 4), (0, 8))],
+)
+def test_elements_that_share_memory_are_refused(shared):
     with pytest.raises(InvalidArgumentError, match="not C-contiguous"):
-        _buffers.locate(shape, writable=True)
+        _buffers.locate(shared, writable=True)
 
 
 def test_structured_and_object_arrays_are_refused():

@@ -94,7 +94,8 @@ def test_many_futures_without_elements_complete_in_any_order():
 
 @pytest.mark.workers(2)
 def test_futures_of_a_process_group_complete_for_tensors_without_elements():
-    torch.distributed.init_process_group("gradlane", store=torch.distributed.HashStore(), rank=gradlane.rank(), world_size=2)
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group("gradlane", store=store, rank=gradlane.rank(), world_size=2)
     try:
         for dtype in (torch.float32, torch.int64):
             work = torch.distributed.all_reduce(torch.ones(0, dtype=dtype), async_op=True)
