@@ -47,8 +47,8 @@ def push_pull(
         process_set: the workers that take part, of which this one is a member; all by default.
         timeout: seconds for the whole operation; None takes the job's step timeout.
     Returns:
-        `buffer`, or `out`; for a NumPy scalar without `out` a new scalar. On a device the result is complete when the call returns: later work on any stream
-        sees it.
+        `buffer`, or `out`; for a NumPy scalar without `out` a new scalar. On a device the result is complete when the call
+        returns: later work on any stream sees it.
     Raises:
         MismatchError: a worker used `name` with another dtype, shape, op or other members (both are named).
         StallError: some workers did not contribute in time (they are named).
