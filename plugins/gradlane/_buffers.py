@@ -1,8 +1,11 @@
 """Finds the memory of a user's buffer, in host memory or on a CUDA device, and checks whether it can be reduced.
 
-Accepts, in this order: NumPy arrays (`__array_interface__`), tensors on a CUDA device (DLPack, which names the device
-and knows bfloat16, or else `__cuda_array_interface__`), anything with the buffer protocol, and DLPack producers in host
-memory. No framework is imported. `gradlane.torch` has a faster path for PyTorch tensors; here they are read by DLPack.
+Accepts, in this order: NumPy arrays, tensors on a CUDA device (DLPack, which names the device and knows bfloat16, or
+else `__cuda_array_interface__`), anything with the buffer protocol, and DLPack producers in host memory. No framework is
+imported. `gradlane.torch` has a faster path for PyTorch tensors; here they are read by DLPack.
+
+The owner of a buffer keeps the memory where it is until the operation has ended. So an address alone is refused: the
+`__array_interface__` of a NumPy scalar, for example, is that of a copy which is freed at once.
 
 A group may locate a thousand arrays in every round, so each attribute of an array is read only once.
 """
@@ -11,6 +14,8 @@ from __future__ import annotations
 
 import ctypes
 import math
+import sys
+import weakref
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar
@@ -107,22 +112,31 @@ def locate(value: Any, *, writable: bool) -> Buffer:
         InvalidArgumentError: not a buffer, not contiguous, read-only, or of an element type that cannot be reduced.
         UnsupportedError: the memory is on a device of another kind.
     """
-    interface = getattr(value, "__array_interface__", None)  # made anew each time it is looked at
-    if interface is not None:
-        return _of_array(value, interface, writable)
+    if _is_numpys(value, "ndarray"):
+        return _of_array(value, writable)
+    if _is_numpys(value, "generic"):
+        if writable:
+            raise InvalidArgumentError(
+                f"a NumPy scalar ({type(value).__name__}) never changes, so it has no place for a result; give an array, "
+                "such as numpy.array(value)"
+            )
+        return _of_array(_numpy().array(value), writable)
     if _dlpack.device_of(value)[0] == _dlpack.CUDA:
         return _of_dlpack(value, writable)
     if hasattr(value, "__cuda_array_interface__"):
         return _of_cuda_array(value, writable)
     try:
         view = memoryview(value)
-    except (TypeError, BufferError, ValueError):
+    except (TypeError, BufferError, ValueError) as error:
         if hasattr(value, "__dlpack__"):
             return _of_dlpack(value, writable)
-        raise InvalidArgumentError(
-            f"{type(value).__name__} is not a buffer; give a NumPy array, a writable buffer or a DLPack tensor"
-        ) from None
+        raise _no_buffer(value, error) from None
     return _of_memoryview(view, writable)
+
+
+def array_of_scalar(value: Any) -> Any:
+    """An array without dimensions that has the value of a NumPy scalar; None if `value` is anything else."""
+    return _numpy().array(value) if _is_numpys(value, "generic") else None
 
 
 def check_dtype(dtype: str) -> str:
@@ -140,7 +154,34 @@ def check_dtype(dtype: str) -> str:
     raise InvalidArgumentError(f"dtype {dtype} cannot be reduced; {advice}")
 
 
-def _of_array(array: Any, interface: dict[str, Any], writable: bool) -> HostBuffer:
+def _numpy() -> Any:
+    """NumPy's module; None if nobody has imported it."""
+    return sys.modules.get("numpy")
+
+
+def _is_numpys(value: Any, kind: str) -> bool:
+    """Whether `value` is of this class of NumPy. Where nobody has imported NumPy, there is no value of it."""
+    known = getattr(_numpy(), kind, None)
+    return known is not None and isinstance(value, known)
+
+
+def _no_buffer(value: Any, error: Exception) -> InvalidArgumentError:
+    kind = type(value).__name__
+    if hasattr(value, "__array_interface__"):
+        return InvalidArgumentError(
+            f"{kind} tells an address by __array_interface__, but nothing there keeps the memory; give "
+            "numpy.array(value), and take the result from that array"
+        )
+    if isinstance(error, TypeError):
+        return InvalidArgumentError(
+            f"{kind} is not a buffer; give a NumPy array, a writable buffer or a DLPack tensor"
+        )
+    return InvalidArgumentError(f"{kind} does not lend its memory: {error}")
+
+
+def _of_array(array: Any, writable: bool) -> HostBuffer:
+    # Of the class, because a class that derives from it may say something else. Made anew each time it is looked at.
+    interface = _numpy().ndarray.__array_interface__.__get__(array)
     if interface["typestr"][0] == ">":
         raise InvalidArgumentError(f"{array.dtype} is in foreign byte order; convert it with .astype")
     dtype = _name_of(array.dtype)
@@ -149,7 +190,17 @@ def _of_array(array: Any, interface: dict[str, Any], writable: bool) -> HostBuff
         raise _not_contiguous("array", "numpy.ascontiguousarray()")
     if writable and read_only:
         raise _read_only("array")
-    return HostBuffer(address, dtype, tuple(interface["shape"]), array)
+    return HostBuffer(address, dtype, tuple(interface["shape"]), (array, weakref.ref(_whole(array))))
+
+
+def _whole(array: Any) -> Any:
+    """The array whose memory `array` shows. While a weak reference to it exists, NumPy refuses to resize it.
+
+    Without one, `resize(..., refcheck=False)` would free the memory that the engine uses.
+    """
+    while _is_numpys(array.base, "ndarray"):
+        array = array.base
+    return array
 
 
 @lru_cache(maxsize=64)
@@ -182,7 +233,8 @@ def _of_cuda_array(array: Any, writable: bool) -> DeviceBuffer:
         raise _not_contiguous("array", "its own method for that")
     if writable and header.read_only:
         raise _read_only("array")
-    return DeviceBuffer(header.address, dtype, header.shape, array, header.device, header.stream)
+    owner = (array, header.interface)
+    return DeviceBuffer(header.address, dtype, header.shape, owner, header.device, header.stream)
 
 
 def _of_dlpack(tensor: Any, writable: bool) -> Buffer:
@@ -195,8 +247,8 @@ def _of_dlpack(tensor: Any, writable: bool) -> Buffer:
     try:
         # The producer makes this stream wait for its own stream, and the engine waits for this one. It is the legacy
         # default stream, because PyTorch and others refuse the per-thread default stream.
-        header = _dlpack.read(tensor, stream=_LEGACY_STREAM if is_cuda else None)
-    except BufferError as error:
+        header = _dlpack.read(tensor, stream=_LEGACY_STREAM if is_cuda else None, copy=False if writable else None)
+    except (BufferError, RuntimeError, TypeError, ValueError) as error:
         raise InvalidArgumentError(f"{type(tensor).__name__} does not lend its memory: {error}") from error
     if header.device_type not in (_dlpack.CPU, _dlpack.CUDA):
         raise UnsupportedError(
@@ -207,6 +259,11 @@ def _of_dlpack(tensor: Any, writable: bool) -> Buffer:
         raise _not_contiguous("tensor", "its own method for that")
     if writable and header.read_only:
         raise _read_only("tensor")
+    if writable and header.is_copy:
+        raise InvalidArgumentError(
+            f"{type(tensor).__name__} lends a copy of its memory, in which a result would be lost; give a place for the "
+            "result as out="
+        )
     # The capsule is never consumed, so its destructor releases the memory, and nothing here calls the deleter.
     dtype, owner = check_dtype(header.dtype), (tensor, header.capsule)
     if header.device_type == _dlpack.CUDA:

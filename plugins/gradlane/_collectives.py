@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from gradlane import _buffers, _session
 from gradlane._buffers import Buffer, DeviceBuffer, HostBuffer
 from gradlane._handle import Handle, joined
-from gradlane._operations import check_name, submit
+from gradlane._operations import changeable, check_name, submit
 from gradlane._reduction import ReduceOp, resolve
 from gradlane._sets import ProcessSet, check_member, members_of
 from gradlane.errors import InvalidArgumentError, UnsupportedError
@@ -41,7 +41,7 @@ def reduce(
         process_set: the workers that take part; all by default.
         timeout: seconds; None takes the job's step timeout.
     Returns:
-        `buffer`.
+        `buffer`; for a NumPy scalar a new scalar.
     """
     return reduce_async(buffer, name, root_rank, op=op, process_set=process_set, timeout=timeout).wait()
 
@@ -57,19 +57,21 @@ def reduce_async(
 ) -> Handle[B]:
     """Like `reduce`, but returns at once. Do not use `buffer` until the handle is done."""
     check_member(root_rank, process_set, "root_rank")
-    place = _buffers.locate(buffer, writable=True)
+    changed, finish = changeable(buffer)
+    place = _buffers.locate(changed, writable=True)
     reduction = resolve(op, None, None).native
     # The root is a part of the name, because a name has one receiver.
-    return submit(
+    handle = submit(
         f"{check_name(name)}>{root_rank}",
         place,
         place,
         reduction,
-        result=buffer,
+        result=changed,
         process_set=process_set,
         receiver=root_rank,
         timeout=timeout,
     )
+    return handle if finish is None else handle.then(finish)
 
 
 def reduce_scatter(

@@ -28,6 +28,8 @@ class Header:
     device: int
     stream: int | None
     """Handle of the stream that computes the array; None if there is nothing to wait for."""
+    interface: object
+    """The description itself, which may refer to what owns the memory."""
 
     def strides_of(self, item_bytes: int) -> tuple[int, ...] | None:
         """The strides in elements of this size."""
@@ -57,6 +59,11 @@ def read(array: Any) -> Header:
             "2 that of a thread"
         )
     address, read_only = interface["data"]
+    if array.__cuda_array_interface__["data"][0] != address:
+        raise InvalidArgumentError(
+            f"{kind} tells another address each time, so its __cuda_array_interface__ is that of memory which nobody "
+            "keeps; give an array that owns its memory"
+        )
     strides = interface.get("strides")
     return Header(
         address=address or 0,
@@ -66,6 +73,7 @@ def read(array: Any) -> Header:
         read_only=bool(read_only),
         device=_device(array),
         stream=stream,
+        interface=interface,
     )
 
 

@@ -17,7 +17,10 @@ CUDA = 2
 _NOWHERE = (0, 0)
 
 _KINDS = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex", 6: "bool"}
+_MAJOR = 1
+"""The known version; a later one may have another layout."""
 _READ_ONLY = 1
+_IS_COPY = 2
 
 
 class _Tensor(ctypes.Structure):
@@ -57,6 +60,8 @@ class Header:
     device_type: int
     device_id: int
     read_only: bool
+    is_copy: bool
+    """Whether the producer has copied the tensor for this export."""
     capsule: object
 
 
@@ -72,36 +77,50 @@ def device_of(value: Any) -> tuple[int, int]:
     return int(kind), int(number)
 
 
-def read(value: Any, stream: int | None = None) -> Header:
+def read(value: Any, stream: int | None = None, copy: bool | None = None) -> Header:
     """Exports `value` and reads its header.
 
     Args:
         stream: a stream of the tensor's device; the producer makes it wait for pending work on the tensor. None for
             host memory.
+        copy: False asks the producer to fail rather than to copy the tensor; None leaves it to the producer.
+    Raises:
+        BufferError: the producer cannot export the tensor, or exports it in a later version of DLPack.
+        ValueError: it gave something else than a tensor that nobody has taken over.
     """
-    wanted = {} if stream is None else {"stream": stream}
-    try:
-        capsule = value.__dlpack__(max_version=(1, 0), **wanted)
-    except TypeError:  # a producer from before DLPack 1.0 does not know the version
-        capsule = value.__dlpack__(**wanted)
+    capsule = _export(value, {} if stream is None else {"stream": stream}, {} if copy is None else {"copy": copy})
     flags = 0
     if _is_valid(capsule, b"dltensor_versioned"):
         versioned = _Versioned.from_address(_pointer(capsule, b"dltensor_versioned"))
+        if versioned.major != _MAJOR:
+            raise BufferError(f"it comes in version {versioned.major} of DLPack, and {_MAJOR} was asked for")
         tensor, flags = versioned.tensor, versioned.flags
     else:
         tensor = _Tensor.from_address(_pointer(capsule, b"dltensor"))
     rank = tensor.ndim
     kind = _KINDS.get(tensor.type_code, f"type{tensor.type_code}_")
+    lanes = "" if tensor.type_lanes == 1 else f"x{tensor.type_lanes}"
     return Header(
         address=(tensor.data or 0) + tensor.byte_offset,
-        dtype="bool" if kind == "bool" else f"{kind}{tensor.type_bits * tensor.type_lanes}",
+        dtype="bool" if (kind, lanes) == ("bool", "") else f"{kind}{tensor.type_bits}{lanes}",
         shape=tuple(tensor.shape[:rank]),
         strides=tuple(tensor.strides[:rank]) if tensor.strides else None,
         device_type=tensor.device_type,
         device_id=tensor.device_id,
         read_only=bool(flags & _READ_ONLY),
+        is_copy=bool(flags & _IS_COPY),
         capsule=capsule,
     )
+
+
+def _export(value: Any, stream: dict[str, Any], copy: dict[str, Any]) -> Any:
+    """The capsule of `value`. Producers from before DLPack 1.0 know neither a version nor `copy`."""
+    for known in ({"max_version": (_MAJOR, 0), **copy}, {"max_version": (_MAJOR, 0)}):
+        try:
+            return value.__dlpack__(**known, **stream)
+        except TypeError:
+            continue
+    return value.__dlpack__(**stream)
 
 
 _is_valid = ctypes.pythonapi.PyCapsule_IsValid

@@ -13,9 +13,9 @@ from gradlane import _buffers, _core, _session
 from gradlane._arguments import check_name, check_priority, check_timeout, the_rest_by_name
 from gradlane._compression import Compression, Compressor, check_compression
 from gradlane._handle import Handle, Streams, together
-from gradlane._operations import agree_on_empty, by_device, check_out
+from gradlane._operations import agree_on_empty, by_device, changeable, check_out
 from gradlane._reduction import NativeOp, ReduceOp, resolve
-from gradlane.errors import InvalidArgumentError, UnsupportedError
+from gradlane.errors import FailedPreconditionError, InvalidArgumentError, UnsupportedError
 
 B = TypeVar("B")
 T = TypeVar("T")
@@ -91,23 +91,24 @@ def _begin(
     *,
     waits: bool,
 ) -> Handle[list[B]]:
-    buffers = list(buffers)
-    names = names_of(name, len(buffers))
-    results = buffers if out is None else list(out)
-    if len(results) != len(buffers):
-        raise InvalidArgumentError(f"out has {len(results)} buffers for {len(buffers)}; give one for each")
-    sources = [
-        located(name, _buffers.locate, buffer, writable=out is None)
-        for name, buffer in zip(names, buffers, strict=True)
+    given = list(buffers)
+    names = names_of(name, len(given))
+    # The places of the results, and what makes the result of each.
+    places = [changeable(buffer) for buffer in given] if out is None else [(buffer, None) for buffer in out]
+    if len(places) != len(given):
+        raise InvalidArgumentError(f"out has {len(places)} buffers for {len(given)}; give one for each")
+    results = [place for place, _ in places]
+    targets = [
+        located(name, _buffers.locate, buffer, writable=True) for name, buffer in zip(names, results, strict=True)
     ]
-    targets = sources
+    sources = targets
     if out is not None:
-        targets = [
-            located(name, _buffers.locate, buffer, writable=True) for name, buffer in zip(names, results, strict=True)
+        sources = [
+            located(name, _buffers.locate, buffer, writable=False) for name, buffer in zip(names, given, strict=True)
         ]
         for name, source, target in zip(names, sources, targets, strict=True):
             located(name, check_out, source, target)
-    return submit_all(
+    handle = submit_all(
         names,
         tuple(source.dtype for source in sources),
         tuple(source.shape for source in sources),
@@ -124,6 +125,9 @@ def _begin(
         devices=[source.device for source in sources],
         streams=[place.stream for place in (sources if out is None else sources + targets)],
     )
+    if not any([finish for _, finish in places]):
+        return handle
+    return handle.then(lambda _: [place if finish is None else finish(place) for place, finish in places])
 
 
 def submit_all(
@@ -220,7 +224,7 @@ def located(name: str, locate: Callable[..., T], *arguments: object, **options: 
     """Calls `locate`; adds the name of the member to its errors."""
     try:
         return locate(*arguments, **options)
-    except (InvalidArgumentError, UnsupportedError) as error:
+    except (FailedPreconditionError, InvalidArgumentError, UnsupportedError) as error:
         raise type(error)(f"{name}: {error}", **error.fields) from error
 
 

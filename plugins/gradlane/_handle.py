@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+
+from gradlane.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from gradlane import _core
@@ -68,8 +70,10 @@ class Handle(Generic[T]):
         begins.
 
         Args:
-            timeout: seconds; None waits until the operation ends, which the job's step timeout bounds.
+            timeout: seconds from 0 on; None waits until the operation ends, which the job's step timeout bounds.
         Raises:
+            InvalidArgumentError: `timeout` is negative or not a number.
+            ForkedProcessError: the process that began the operation forked this one.
             TimeoutError: not done within `timeout`; the operation goes on and may be waited for again.
             StallError: some workers did not contribute; they are named.
             MismatchError: the workers disagree about the tensor; both sides are named.
@@ -78,6 +82,7 @@ class Handle(Generic[T]):
         """
         if self._streams is None:
             return self.synchronize(timeout)
+        _check_timeout(timeout)
         now = self._streams.current()
         if self._finish is not None:
             if self._native is not None:
@@ -89,6 +94,7 @@ class Handle(Generic[T]):
 
     def synchronize(self, timeout: float | None = None) -> T:
         """Waits until the operation has ended and returns its result. Arguments and errors: see `wait`."""
+        _check_timeout(timeout)
         if self._native is not None and (self._finish is not None or self._streams is not None):
             self._native.wait(timeout)
         if self._finish is not None:
@@ -143,12 +149,22 @@ class Handle(Generic[T]):
         return self.wait()  # in this thread, whose streams use the result
 
 
+def _check_timeout(timeout: float | None) -> None:
+    if timeout is not None and not timeout >= 0:  # neither is not-a-number
+        raise InvalidArgumentError(f"timeout={timeout} is no time to wait; give seconds from 0 on, or None")
+
+
 class Several:
     """Several operations as one. It ends when all have ended, with the error of the first that failed."""
 
     def __init__(self, natives: Sequence[_core.Handle | Several]) -> None:
         """Joins at least one operation."""
         self._natives = natives
+
+    @property
+    def parts(self) -> Sequence[_core.Handle | Several]:
+        """The operations."""
+        return self._natives
 
     @property
     def id(self) -> int:
@@ -193,6 +209,15 @@ class Several:
         """Cancels all of them."""
         for native in self._natives:
             native.cancel()
+
+
+def natives_of(native: _core.Handle | Several | None) -> Iterator[_core.Handle]:
+    """The engine's handles of an operation, one by one."""
+    if isinstance(native, Several):
+        for part in native.parts:
+            yield from natives_of(part)
+    elif native is not None:
+        yield native
 
 
 def joined(handles: Sequence[Handle[T]]) -> Handle[list[T]]:

@@ -41,6 +41,8 @@ def push_pull(
     Args:
         buffer: NumPy array, writable buffer, DLPack tensor or anything with `__cuda_array_interface__`; on the CPU or
             one CUDA device; contiguous, any shape; float16, bfloat16, float32, float64, int32, int64, int8 or uint8.
+            It must own its memory, and keep it until the operation has ended. A NumPy scalar does not change: the
+            result is a new one.
         name: equal on all workers; its first use fixes dtype, shape and members.
         op: `Average` (default), `Sum`, `Min`, `Max` or `WeightedAverage`; equal on all workers.
         average: old form of `op`: True for `Average`, False for `Sum`.
@@ -51,8 +53,8 @@ def push_pull(
         process_set: the workers that take part, of which this one is a member; all by default.
         timeout: seconds for the whole operation; None takes the job's step timeout.
     Returns:
-        `buffer`, or `out`. On a device the result is complete when the call returns: later work on any stream
-        sees it.
+        `buffer`, or `out`; for a NumPy scalar without `out` a new scalar. On a device the result is complete when the call
+        returns: later work on any stream sees it.
     Raises:
         MismatchError: a worker used `name` with another dtype, shape, op or other members (both are named).
         StallError: some workers did not contribute in time (they are named).
@@ -79,7 +81,7 @@ def push_pull_async(
     process_set: ProcessSet | None = None,
     timeout: float | None = None,
 ) -> Handle[T]:
-    """Like `push_pull`, but returns at once. Do not use `buffer` or `out` until the handle is done."""
+    """Like `push_pull`, but returns at once. Do not use `buffer` or `out` until the handle is done, nor resize them."""
     reduction = resolve(op, average, weight)
     return _begin(buffer, name, reduction, weight, priority, compression, out, process_set, timeout, waits=False)
 
@@ -97,15 +99,16 @@ def _begin(
     *,
     waits: bool,
 ) -> Handle[T]:
-    source = _buffers.locate(buffer, writable=out is None)
-    target = source if out is None else _buffers.locate(out, writable=True)
+    changed, finish = changeable(buffer) if out is None else (out, None)
+    target = _buffers.locate(changed, writable=True)
+    source = target if out is None else _buffers.locate(buffer, writable=False)
     check_out(source, target)
-    return submit(
+    handle = submit(
         name,
         source,
         target,
         reduction.native,
-        result=buffer if out is None else out,
+        result=changed,
         weight=1.0 if weight is None else weight,
         priority=check_priority(priority),
         codec=check_compression(compression).codec,
@@ -113,6 +116,16 @@ def _begin(
         timeout=timeout,
         waits=waits,
     )
+    return handle if finish is None else handle.then(finish)
+
+
+def changeable(buffer: T) -> tuple[T, Callable[[T], T] | None]:
+    """A buffer for an operation in place of a call that returns the result, and what makes the result of that buffer.
+
+    A NumPy scalar has no memory of its own. An array with its value takes its place, and the result is a scalar again.
+    """
+    array = _buffers.array_of_scalar(buffer)
+    return (buffer, None) if array is None else (array, lambda reduced: reduced[()])  # type: ignore[index]
 
 
 @the_rest_by_name
@@ -132,21 +145,24 @@ def broadcast(
         name: equal on all workers; its first use fixes dtype, shape and members.
         process_set: the workers that take part, with the root among them; all by default.
         timeout: seconds; None takes the job's step timeout.
+    Returns:
+        `buffer`; for a NumPy scalar a new scalar.
     """
-    place = _buffers.locate(buffer, writable=True)
+    changed, finish = changeable(buffer)
+    place = _buffers.locate(changed, writable=True)
     root = check_root(root_rank, process_set)
     handle = submit(
         name,
         place,
         place,
         "broadcast",
-        result=buffer,
+        result=changed,
         root=root,
         process_set=process_set,
         timeout=timeout,
         waits=True,
     )
-    return handle.wait()
+    return (handle if finish is None else handle.then(finish)).wait()
 
 
 @the_rest_by_name

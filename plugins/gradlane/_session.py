@@ -84,7 +84,7 @@ def _join(
 ) -> None:
     global _job, _generation
     with _lock:
-        _refuse_in_fork()
+        refuse_in_fork()
         if _job is not None:
             _refuse_another(_job, arguments)
             return
@@ -118,7 +118,7 @@ def current() -> _bootstrap.Job:
     """
     job = _job
     if job is None:
-        _refuse_in_fork()
+        refuse_in_fork()
         raise NotInitializedError("this process takes part in no job; call gradlane.init() first")
     return job
 
@@ -126,6 +126,28 @@ def current() -> _bootstrap.Job:
 def session() -> _core.Session:
     """The session of this process; fails as `current` does."""
     return current().session
+
+
+def fork_error() -> ForkedProcessError | None:
+    """Why nothing can be reduced in this process, if it was forked from a member of a job."""
+    if _inherited is None:
+        return None
+    return ForkedProcessError(
+        f"process {os.getpid()} was forked from worker {_inherited.rank}, which takes part in a job; the engine does "
+        "not work in a forked child, which can only ask for rank(), size() and alike. Start processes with "
+        "multiprocessing's spawn or forkserver method"
+    )
+
+
+def refuse_in_fork() -> None:
+    """Raises in a process that was forked from a member of a job. Costs next to nothing elsewhere.
+
+    Raises:
+        ForkedProcessError: the engine does not work here.
+    """
+    error = fork_error()
+    if error is not None:
+        raise error
 
 
 def after_leaving(follow: Callable[[], None]) -> None:
@@ -199,23 +221,6 @@ def _end(leave: Callable[[_bootstrap.Job], None]) -> None:
         follow()
     for visit in _visitors:
         visit(None)
-
-
-def fork_error() -> ForkedProcessError | None:
-    """Why nothing can be reduced in this process, if it was forked from a member of a job."""
-    if _inherited is None:
-        return None
-    return ForkedProcessError(
-        f"process {os.getpid()} was forked from worker {_inherited.rank}, which takes part in a job; the engine does "
-        "not work in a forked child, which can only ask for rank(), size() and alike. Start processes with "
-        "multiprocessing's spawn or forkserver method"
-    )
-
-
-def _refuse_in_fork() -> None:
-    error = fork_error()
-    if error is not None:
-        raise error
 
 
 def _refuse_another(job: _bootstrap.Job, arguments: Mapping[str, str]) -> None:

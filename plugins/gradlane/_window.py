@@ -65,7 +65,8 @@ class Window(Generic[T]):
         return f"{self._namespace}/{self._names[position]}"
 
     def check(self) -> None:
-        """Raises the error after which the workers are out of step, if there was one."""
+        """Raises the error after which the workers are out of step, if there was one, and in a forked process."""
+        _session.refuse_in_fork()
         if self._failure is not None:
             raise self._failure
 

@@ -7,12 +7,13 @@ use gradlane_session::{EmbeddedPlan, config};
 use pyo3::prelude::*;
 
 use crate::errors;
+use crate::own_process::Own;
 use crate::wait::{duration, in_background};
 
 /// A job's coordinator and servers. Stops when it is dropped.
 #[pyclass(frozen, module = "gradlane._core")]
 pub(crate) struct Embedded {
-    inner: Arc<gradlane_session::Embedded>,
+    inner: Own<Arc<gradlane_session::Embedded>>,
 }
 
 #[pymethods]
@@ -34,24 +35,25 @@ impl Embedded {
         settings.insert("job".to_owned(), job.clone());
         let plan = EmbeddedPlan { bind, workers, servers, job, coordinator_only };
         let started = py.detach(|| gradlane_session::Embedded::start(plan, config(&settings)?));
-        started.map(|inner| Self { inner: Arc::new(inner) }).map_err(|error| errors::raise(py, &error))
+        started.map(|inner| Self { inner: Own::new(Arc::new(inner)) }).map_err(|error| errors::raise(py, &error))
     }
 
     /// The join string for the workers. It is a secret.
     #[getter]
-    fn join(&self) -> String {
-        self.inner.join().to_string()
+    fn join(&self, py: Python<'_>) -> PyResult<String> {
+        Ok(self.inner.get(py)?.join().to_string())
     }
 
     /// Writes the join string to this user's state directory, for processes that look for `job`, until [`Embedded::stop`].
     fn publish(&self, py: Python<'_>, job: &str) -> PyResult<()> {
-        let published = config(&BTreeMap::new()).and_then(|config| self.inner.publish(&config, job));
+        let inner = self.inner.get(py)?;
+        let published = config(&BTreeMap::new()).and_then(|config| inner.publish(&config, job));
         published.map_err(|error| errors::raise(py, &error))
     }
 
     /// Waits until all workers have left, at most `timeout` seconds, then stops everything. Idempotent.
     fn stop(&self, py: Python<'_>, timeout: f64) -> PyResult<()> {
-        let inner = Arc::clone(&self.inner);
+        let inner = Arc::clone(self.inner.get(py)?);
         let stopped = in_background(py, move || inner.stop(duration(timeout)))?;
         stopped.map_err(|error| errors::raise(py, &error))
     }

@@ -7,28 +7,40 @@ use gradlane_core::mem::Ordinal;
 use pyo3::prelude::*;
 
 use crate::errors;
+use crate::own_process::Own;
 use crate::owners::{Owners, release};
 use crate::wait::wait_interruptibly;
 
-/// An operation under way. Every clone and every thread sees the same outcome.
+/// An operation under way. Every clone and every thread sees the same outcome. In a forked child its methods raise `ForkedProcessError`.
 #[pyclass(frozen, module = "gradlane._core")]
-pub(crate) struct Handle {
-    pub(crate) inner: engine::Handle,
-    pub(crate) owners: Arc<Owners>,
+pub(crate) struct Handle(Own<Parts>);
+
+/// What a handle is in the process that submitted the operation.
+struct Parts {
+    inner: engine::Handle,
+    owners: Arc<Owners>,
+}
+
+impl Handle {
+    /// The handle of an operation whose memory these owners keep.
+    pub(crate) fn new(inner: engine::Handle, owners: Arc<Owners>) -> Self {
+        Self(Own::new(Parts { inner, owners }))
+    }
 }
 
 #[pymethods]
 impl Handle {
     /// Unique within the session.
     #[getter]
-    fn id(&self) -> u64 {
-        self.inner.id()
+    fn id(&self, py: Python<'_>) -> PyResult<u64> {
+        Ok(self.0.get(py)?.inner.id())
     }
 
     /// Waits for the end of the operation, at most `timeout` seconds, and raises its error.
     fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
-        let outcome = wait_interruptibly(py, timeout, |slice| self.inner.wait(Some(slice)))?;
-        release(py, &self.owners);
+        let Parts { inner, owners } = self.0.get(py)?;
+        let outcome = wait_interruptibly(py, timeout, |slice| inner.wait(Some(slice)))?;
+        release(py, owners);
         outcome.map_err(|error| errors::raise(py, &error))
     }
 
@@ -37,41 +49,48 @@ impl Handle {
     fn follow(&self, py: Python<'_>, timeout: Option<f64>, streams: Vec<(u16, u64)>) -> PyResult<()> {
         let stream =
             |device: Ordinal| streams.iter().find(|(number, _)| *number == device.0).map(|(_, stream)| *stream);
-        let outcome = wait_interruptibly(py, timeout, |slice| self.inner.follow(Some(slice), stream))?;
-        release(py, &self.owners);
+        let Parts { inner, owners } = self.0.get(py)?;
+        let outcome = wait_interruptibly(py, timeout, |slice| inner.follow(Some(slice), stream))?;
+        release(py, owners);
         outcome.map_err(|error| errors::raise(py, &error))
     }
 
     /// Whether `follow` returns at once.
-    fn is_issued(&self) -> bool {
-        self.inner.is_issued()
+    fn is_issued(&self, py: Python<'_>) -> PyResult<bool> {
+        Ok(self.0.get(py)?.inner.is_issued())
     }
 
     /// Whether the operation has ended, with success or an error.
-    fn poll(&self, py: Python<'_>) -> bool {
-        release(py, &self.owners);
-        self.inner.outcome().is_some()
+    fn poll(&self, py: Python<'_>) -> PyResult<bool> {
+        let Parts { inner, owners } = self.0.get(py)?;
+        release(py, owners);
+        Ok(inner.outcome().is_some())
     }
 
     /// Cancels the operation; it ends with a `CancelledError` once its memory is free.
-    fn cancel(&self, py: Python<'_>) {
-        py.detach(|| self.inner.cancel());
+    fn cancel(&self, py: Python<'_>) -> PyResult<()> {
+        let Parts { inner, .. } = self.0.get(py)?;
+        py.detach(|| inner.cancel());
+        Ok(())
     }
 
     /// The exception the operation ended with, or `None`.
     fn error<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
-        match self.inner.outcome() {
+        match self.0.get(py)?.inner.outcome() {
             Some(Err(error)) => errors::build(py, &error).map(Some),
             Some(Ok(())) | None => Ok(None),
         }
     }
 
     fn __repr__(&self) -> String {
-        let state = match self.inner.outcome() {
+        let Some(Parts { inner, .. }) = self.0.find() else {
+            return "<gradlane handle of the process that forked this one>".to_owned();
+        };
+        let state = match inner.outcome() {
             None => "pending".to_owned(),
             Some(Ok(())) => "done".to_owned(),
             Some(Err(error)) => format!("failed: {error}"),
         };
-        format!("<gradlane handle {}: {state}>", self.inner.id())
+        format!("<gradlane handle {}: {state}>", inner.id())
     }
 }

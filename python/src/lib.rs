@@ -14,6 +14,7 @@ mod handle;
 mod launch;
 mod lent;
 mod metrics;
+mod own_process;
 mod owners;
 mod session;
 mod wait;

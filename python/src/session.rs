@@ -17,12 +17,16 @@ use crate::batch::{Batch, specs};
 use crate::errors;
 use crate::handle::Handle;
 use crate::metrics;
+use crate::own_process::Own;
 use crate::owners::{Owners, release};
 use crate::wait::{SLICE, duration, in_background, wait_interruptibly};
 
 /// The membership of a process in a job. All blocking calls release the interpreter lock.
 #[pyclass(frozen, module = "gradlane._core")]
-pub(crate) struct Session {
+pub(crate) struct Session(Own<Parts>);
+
+/// What a session is in the process that joined the job.
+struct Parts {
     inner: Arc<gradlane_session::Session>,
     owners: Arc<Owners>,
     completions: Completions,
@@ -75,20 +79,26 @@ impl Session {
     }
 
     #[getter]
-    fn rank(&self) -> u32 {
-        self.inner.rank()
+    fn rank(&self, py: Python<'_>) -> PyResult<u32> {
+        Ok(self.0.get(py)?.inner.rank())
     }
 
     /// The key that only the coordinator and the workers of the job have.
     #[getter]
     fn workers_key<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
-        let key = self.inner.workers_key().map_err(|error| errors::raise(py, &error))?;
+        let key = self.0.get(py)?.inner.workers_key().map_err(|error| errors::raise(py, &error))?;
         Ok(PyBytes::new(py, &key.0))
     }
 
     #[getter]
-    fn size(&self) -> u32 {
-        self.inner.size()
+    fn size(&self, py: Python<'_>) -> PyResult<u32> {
+        Ok(self.0.get(py)?.inner.size())
+    }
+
+    /// Seconds from the submission of an operation within which it has ended or is given up, whatever happens.
+    #[getter]
+    fn call_limit(&self, py: Python<'_>) -> PyResult<f64> {
+        Ok(self.0.get(py)?.inner.call_limit().as_secs_f64())
     }
 
     /// Declares tensors `(name, dtype, shape)` in one round trip.
@@ -101,14 +111,16 @@ impl Session {
         timeout: Option<f64>,
         codec: &str,
     ) -> PyResult<()> {
-        let declared = specs(tensors, codec)
-            .and_then(|specs| py.detach(|| self.inner.declare(specs, fuse, timeout.map(duration))));
+        let inner = &self.0.get(py)?.inner;
+        let declared =
+            specs(tensors, codec).and_then(|specs| py.detach(|| inner.declare(specs, fuse, timeout.map(duration))));
         declared.map_err(|error| errors::raise(py, &error))
     }
 
     /// Says that this worker uses these names no more.
     fn undeclare(&self, py: Python<'_>, names: Vec<String>, timeout: Option<f64>) -> PyResult<()> {
-        py.detach(|| self.inner.undeclare(&names, timeout.map(duration))).map_err(|error| errors::raise(py, &error))
+        let inner = &self.0.get(py)?.inner;
+        py.detach(|| inner.undeclare(&names, timeout.map(duration))).map_err(|error| errors::raise(py, &error))
     }
 
     /// Submits a reduction. `source` and `destination` are addresses; the shape gives their length, and `owner` keeps them valid. With
@@ -139,14 +151,15 @@ impl Session {
         members: Option<Vec<u32>>,
         receiver: Option<u32>,
     ) -> PyResult<Handle> {
-        release(py, &self.owners);
-        let inner = self.hand_in(py, owner, |ended| {
+        let parts = self.0.get(py)?;
+        release(py, &parts.owners);
+        let inner = parts.hand_in(py, owner, |ended| {
             let op = reduction(op, root)?;
-            let participants = self.inner.participants(members.as_deref(), receiver)?;
+            let participants = parts.inner.participants(members.as_deref(), receiver)?;
             let tensor = TensorSpec::new(name, dtype.parse()?, shape).with_codec(codec.parse()?);
             let tensor = tensor.with_participants(participants);
             let bytes = tensor_bytes(&tensor)?;
-            let mut lender = self.inner.lender(device);
+            let mut lender = parts.inner.lender(device);
             let (from, to) = streams;
             // SAFETY: the package's Python code takes the address and the length from one tensor, whose owner `hand_in` holds until the
             // operation has ended. The public documentation requires that nothing else writes to it meanwhile.
@@ -154,10 +167,10 @@ impl Session {
                 unsafe { (lender.lend(source, bytes, from)?, lender.lend(destination, bytes, to)?) };
             let (priority, timeout) = (Priority(priority), timeout.map(duration));
             let submission = Submission { tensor, source, destination, op, weight, priority, timeout };
-            self.inner.submit(submission, waits.then_some(SLICE), ended)
+            parts.inner.submit(submission, waits.then_some(SLICE), ended)
         });
         let inner = inner.map_err(|error| errors::raise(py, &error))?;
-        Ok(Handle { inner, owners: Arc::clone(&self.owners) })
+        Ok(Handle::new(inner, Arc::clone(&parts.owners)))
     }
 
     /// Submits the reduction of all tensors of a batch at once. `sources` and, unless it is in place, `destinations` are addresses in the
@@ -183,18 +196,19 @@ impl Session {
         device: Option<u16>,
         streams: Vec<Option<u64>>,
     ) -> PyResult<Handle> {
-        release(py, &self.owners);
+        let parts = self.0.get(py)?;
+        release(py, &parts.owners);
         let (batch, timeout) = (&*batch, timeout.map(duration));
-        let inner = self.hand_in(py, owner, |ended| {
+        let inner = parts.hand_in(py, owner, |ended| {
             let op = reduction(op, root)?;
             let lent = Lent { sources: &sources, destinations: destinations.as_deref(), streams: &streams };
             // SAFETY: as for `submit`; `owner` keeps all of these tensors.
-            let members = unsafe { batch.inner.lend(self.inner.lender(device), lent, priority) }?;
+            let members = unsafe { batch.inner.lend(parts.inner.lender(device), lent, priority) }?;
             let submission = BatchSubmission { batch: batch.inner.tensors(), members, op, weight, timeout };
-            self.inner.submit_all(submission, waits.then_some(SLICE), ended)
+            parts.inner.submit_all(submission, waits.then_some(SLICE), ended)
         });
         let inner = inner.map_err(|error| errors::raise(py, &error))?;
-        Ok(Handle { inner, owners: Arc::clone(&self.owners) })
+        Ok(Handle::new(inner, Arc::clone(&parts.owners)))
     }
 
     /// Begins the first reduction of a tensor without elements. The handle resolves once all workers have come.
@@ -207,93 +221,108 @@ impl Session {
         timeout: Option<f64>,
         codec: &str,
     ) -> PyResult<Handle> {
+        let parts = self.0.get(py)?;
         let spec = dtype.parse().and_then(|dtype| Ok(TensorSpec::new(name, dtype, shape).with_codec(codec.parse()?)));
-        let begun = spec.and_then(|spec| py.detach(|| self.inner.agree_on_empty(spec, timeout.map(duration))));
+        let begun = spec.and_then(|spec| py.detach(|| parts.inner.agree_on_empty(spec, timeout.map(duration))));
         let inner = begun.map_err(|error| errors::raise(py, &error))?;
-        Ok(Handle { inner, owners: Arc::clone(&self.owners) })
+        parts.completions.watch(&inner);
+        Ok(Handle::new(inner, Arc::clone(&parts.owners)))
     }
 
     /// Waits until all workers have called it.
     fn barrier(&self, py: Python<'_>, name: &str, timeout: Option<f64>) -> PyResult<()> {
-        let handle = self.inner.arrive(name, timeout.map(duration));
+        let handle = self.0.get(py)?.inner.arrive(name, timeout.map(duration));
         let outcome = wait_interruptibly(py, None, |slice| handle.wait(Some(slice)))?;
         outcome.map_err(|error| errors::raise(py, &error))
     }
 
     /// The integer by which op libraries submit to this session, through the functions at `engine_table()`. Valid as long as the session.
     fn lend(&self, py: Python<'_>) -> PyResult<u64> {
-        if self.lent.get().is_none() {
-            let lent = LentSession::new(Arc::clone(&self.inner)).map_err(|error| errors::raise(py, &error))?;
+        let parts = self.0.get(py)?;
+        if parts.lent.get().is_none() {
+            let lent = LentSession::new(Arc::clone(&parts.inner)).map_err(|error| errors::raise(py, &error))?;
             // Another thread may have been first. Then this one ends.
-            let _ = self.lent.set(lent);
+            let _ = parts.lent.set(lent);
         }
-        Ok(self.lent.get().expect("just set").key())
+        Ok(parts.lent.get().expect("just set").key())
     }
 
     /// Counters since the start.
     fn metrics<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        release(py, &self.owners);
-        metrics::values(py, &self.inner.metrics())
+        let parts = self.0.get(py)?;
+        release(py, &parts.owners);
+        metrics::values(py, &parts.inner.metrics())
     }
 
     /// The metrics in Prometheus' text format.
-    fn metrics_text(&self, py: Python<'_>) -> String {
-        release(py, &self.owners);
-        prometheus(&[self.inner.metrics()])
+    fn metrics_text(&self, py: Python<'_>) -> PyResult<String> {
+        let parts = self.0.get(py)?;
+        release(py, &parts.owners);
+        Ok(prometheus(&[parts.inner.metrics()]))
     }
 
     /// The parts of every declared tensor, one a line.
-    fn layout(&self) -> String {
-        self.inner.layout()
+    fn layout(&self, py: Python<'_>) -> PyResult<String> {
+        Ok(self.0.get(py)?.inner.layout())
     }
 
     /// The names of tensors that are sent together, a list for each message.
-    fn companions(&self) -> Vec<Vec<String>> {
-        self.inner.companions()
+    fn companions(&self, py: Python<'_>) -> PyResult<Vec<Vec<String>>> {
+        Ok(self.0.get(py)?.inner.companions())
     }
 
     /// Records from now on what this worker does, and returns the path of the file.
     fn start_timeline(&self, py: Python<'_>, place: PathBuf) -> PyResult<PathBuf> {
-        py.detach(|| self.inner.start_timeline(&place)).map_err(|error| errors::raise(py, &error))
+        let inner = &self.0.get(py)?.inner;
+        py.detach(|| inner.start_timeline(&place)).map_err(|error| errors::raise(py, &error))
     }
 
     /// Completes the file of the timeline; does nothing if no timeline is being recorded.
-    fn stop_timeline(&self, py: Python<'_>) {
-        py.detach(|| self.inner.stop_timeline());
+    fn stop_timeline(&self, py: Python<'_>) -> PyResult<()> {
+        let inner = &self.0.get(py)?.inner;
+        py.detach(|| inner.stop_timeline());
+        Ok(())
     }
 
-    /// Adds a span of a thread, in nanoseconds since 1970, to the timeline; does nothing if no timeline is being recorded.
+    /// Adds a span of a thread, in nanoseconds since 1970, to the timeline; does nothing if no timeline is being recorded,
+    /// and in a forked child.
     fn record_span(&self, thread: u64, thread_name: &str, name: &str, start_ns: u64, end_ns: u64) {
-        self.inner.timeline().record(Thread { id: thread, name: thread_name }, name, start_ns, end_ns);
+        if let Some(parts) = self.0.find() {
+            parts.inner.timeline().record(Thread { id: thread, name: thread_name }, name, start_ns, end_ns);
+        }
     }
 
     /// Ids of operations that became ready since the last call: `follow` of their handles returns at once. Waits up to `timeout` seconds for
     /// the first. Operations that were submitted before the first call are not reported.
-    fn next_ready(&self, py: Python<'_>, timeout: f64) -> Vec<u64> {
-        py.detach(|| self.completions.next(duration(timeout)))
+    fn next_ready(&self, py: Python<'_>, timeout: f64) -> PyResult<Vec<u64>> {
+        let parts = self.0.get(py)?;
+        Ok(py.detach(|| parts.completions.next(duration(timeout))))
     }
 
     /// Waits until all operations have ended for which streams wait, at most `timeout` seconds, and raises the first error among them that
     /// nobody was told of.
     fn settle(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
-        let settled = wait_interruptibly(py, timeout, |slice| self.inner.settle(Some(slice)))?;
-        release(py, &self.owners);
+        let parts = self.0.get(py)?;
+        let settled = wait_interruptibly(py, timeout, |slice| parts.inner.settle(Some(slice)))?;
+        release(py, &parts.owners);
         settled.map_err(|error| errors::raise(py, &error))
     }
 
     /// Ends the work of this process because of `cause`, which every member of the job gets. Waits at most `timeout` seconds until the
     /// coordinator knows. Does nothing after this process has left.
     fn give_up(&self, py: Python<'_>, cause: String, timeout: f64) -> PyResult<()> {
-        let outcome = py.detach(|| self.inner.give_up(cause, duration(timeout)));
-        release(py, &self.owners);
+        let parts = self.0.get(py)?;
+        let outcome = py.detach(|| parts.inner.give_up(cause, duration(timeout)));
+        release(py, &parts.owners);
         outcome.map_err(|error| errors::raise(py, &error))
     }
 
     /// Leaves the job: pending operations fail. Waits at most `timeout` seconds for the other workers. Idempotent.
     fn shutdown(&self, py: Python<'_>, timeout: f64) -> PyResult<()> {
-        let inner = Arc::clone(&self.inner);
+        let parts = self.0.get(py)?;
+        let inner = Arc::clone(&parts.inner);
         let outcome = in_background(py, move || inner.shutdown(duration(timeout)))?;
-        release(py, &self.owners);
+        release(py, &parts.owners);
         outcome.map_err(|error| errors::raise(py, &error))
     }
 }
@@ -301,9 +330,12 @@ impl Session {
 impl Session {
     fn new(inner: gradlane_session::Session) -> Self {
         let owners = Arc::new(Owners::new(inner.doubt().clone()));
-        Self { inner: Arc::new(inner), owners, completions: Completions::default(), lent: OnceLock::new() }
+        let inner = Arc::new(inner);
+        Self(Own::new(Parts { inner, owners, completions: Completions::default(), lent: OnceLock::new() }))
     }
+}
 
+impl Parts {
     /// Calls `submit` with the function for the end of the operation, and holds `owner` until then.
     fn hand_in(
         &self,

@@ -1,10 +1,11 @@
 """Which memory can be reduced, and what is said of the rest."""
 
 import array
+import ctypes
 
 import numpy as np
 import pytest
-from gradlane import InvalidArgumentError, UnsupportedError, _buffers
+from gradlane import InvalidArgumentError, UnsupportedError, _buffers, _dlpack
 
 SUPPORTED = ["float16", "float32", "float64", "int8", "int32", "int64", "uint8"]
 
@@ -128,6 +129,126 @@ def test_foreign_byte_order_is_refused():
 def test_what_is_no_buffer_is_refused(value):
     with pytest.raises(InvalidArgumentError, match="is not a buffer"):
         _buffers.locate(value, writable=True)
+
+
+def test_a_numpy_scalar_is_copied_as_a_source_and_refused_as_a_result():
+    scalar = np.float32(3)
+    place = _buffers.locate(scalar, writable=False)
+    assert (place.dtype, place.shape, place.owner[0]) == ("float32", (), 3)
+    with pytest.raises(InvalidArgumentError, match="never changes"):
+        _buffers.locate(scalar, writable=True)
+
+
+def test_a_class_cannot_hide_where_its_array_lies():
+    class Elsewhere(np.ndarray):
+        @property
+        def __array_interface__(self):
+            return np.zeros(3).__array_interface__
+
+    values = np.zeros(3).view(Elsewhere)
+    assert _buffers.locate(values, writable=True).address == values.ctypes.data
+
+
+@pytest.mark.parametrize("data", [(0x7000, False), None, bytes(12)], ids=["address", "none", "buffer"])
+def test_an_array_interface_of_another_class_is_refused(data):
+    class Foreign:
+        __array_interface__ = {"version": 3, "typestr": "<f4", "shape": (3,), "data": data}
+
+    for writable in (True, False):
+        with pytest.raises(InvalidArgumentError, match=r"Foreign tells an address .* give numpy\.array"):
+            _buffers.locate(Foreign(), writable=writable)
+
+
+@pytest.mark.parametrize(
+    "shared",
+    [np.broadcast_to(np.float32(1), (4,)), np.lib.stride_tricks.as_strided(np.ones(4), (4, 4), (0, 8))],
+)
+def test_elements_that_share_memory_are_refused(shared):
+    with pytest.raises(InvalidArgumentError, match="not C-contiguous"):
+        _buffers.locate(shared, writable=True)
+
+
+def test_structured_and_object_arrays_are_refused():
+    for values in (np.zeros(3, [("a", "<f4")]), np.zeros(3, [("a", ">f4")])[0], np.zeros(3, object)):
+        with pytest.raises(InvalidArgumentError):
+            _buffers.locate(values, writable=False)
+
+
+def test_a_released_view_is_refused():
+    view = memoryview(bytearray(8))
+    view.release()
+    with pytest.raises(InvalidArgumentError, match="does not lend its memory: .*released"):
+        _buffers.locate(view, writable=True)
+
+
+def test_ctypes_arrays_are_found_where_they_lie():
+    values = (ctypes.c_float * 3)(1, 2, 3)
+    place = _buffers.locate(values, writable=True)
+    assert (place.address, place.dtype, place.shape) == (ctypes.addressof(values), "float32", (3,))
+
+
+class Copies(OnlyDLPack):
+    """A producer that always copies, and says so."""
+
+    def __dlpack__(self, *, copy=None, **arguments):
+        return self.values.__dlpack__(copy=True, **arguments)
+
+
+class OldCopies(Copies):
+    """One that takes no wishes."""
+
+    def __dlpack__(self, *, max_version=None):
+        return super().__dlpack__(max_version=max_version)
+
+
+class MustCopy(OnlyDLPack):
+    """One that must copy, and fails if it may not."""
+
+    def __dlpack__(self, *, copy=None, **arguments):
+        if copy is False:
+            raise BufferError("a copy would be needed")
+        return self.values.__dlpack__(copy=True, **arguments)
+
+
+@pytest.mark.parametrize("producer", [Copies, OldCopies, MustCopy])
+def test_a_producer_that_copies_is_a_source_and_no_place_for_a_result(producer):
+    values = np.arange(3.0)
+    with pytest.raises(InvalidArgumentError, match="copy"):
+        _buffers.locate(producer(values), writable=True)
+    place = _buffers.locate(producer(values), writable=False)
+    assert ctypes.string_at(place.address, 24) == values.tobytes() and place.address != values.ctypes.data
+
+
+class Gives(OnlyDLPack):
+    """A producer that gives this, whatever it is."""
+
+    def __dlpack__(self, **arguments):
+        return self.values
+
+
+def test_what_is_no_capsule_or_is_used_up_is_refused():
+    used = np.zeros(3).__dlpack__()
+    np.from_dlpack(Gives(used))
+    for given in (None, 7, "dltensor", used):
+        with pytest.raises(InvalidArgumentError, match="Gives does not lend its memory"):
+            _buffers.locate(Gives(given), writable=True)
+
+
+class Managed(ctypes.Structure):
+    _fields_ = [("tensor", _dlpack._Tensor), ("manager_ctx", ctypes.c_void_p), ("deleter", ctypes.c_void_p)]
+
+
+def test_vectors_as_elements_and_later_versions_of_dlpack_are_refused():
+    shape = (ctypes.c_int64 * 1)(4)
+    tensor = {"data": 0x7000, "device_type": 1, "ndim": 1, "type_code": 2, "type_bits": 16, "shape": shape}
+    pairs = Managed(tensor=_dlpack._Tensor(type_lanes=2, **tensor))
+    later = _dlpack._Versioned(major=2, tensor=_dlpack._Tensor(type_lanes=1, **tensor))
+    new = ctypes.pythonapi.PyCapsule_New
+    new.argtypes, new.restype = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p], ctypes.py_object
+    with pytest.raises(InvalidArgumentError, match="dtype float16x2 cannot be reduced"):
+        _buffers.locate(Gives(new(ctypes.addressof(pairs), b"dltensor", None)), writable=True)
+    with pytest.raises(InvalidArgumentError, match="version 2 of DLPack"):
+        _buffers.locate(Gives(new(ctypes.addressof(later), b"dltensor_versioned", None)), writable=True)
 
 
 def test_memory_of_other_kinds_is_not_supported():

@@ -134,6 +134,71 @@ def test_a_forked_child_is_refused_its_parents_session():
     assert ended.code == 0, ended.output
 
 
+FORKS = """
+import ctypes, os, signal, sys, threading
+from ctypes import POINTER, byref, c_char_p, c_double, c_int32, c_size_t, c_uint32, c_uint64, c_void_p, sizeof
+
+library = ctypes.CDLL(sys.argv[1])
+FAILED_PRECONDITION, FOREVER = 4, 2**64 - 1
+
+class Submission(ctypes.Structure):
+    _fields_ = [("struct_size", c_size_t), ("name", c_char_p), ("shape", POINTER(c_uint64)), ("dimensions", c_size_t),
+                ("codec", c_char_p), ("source", c_void_p), ("destination", c_void_p), ("bytes", c_size_t),
+                ("source_stream", c_uint64), ("destination_stream", c_uint64), ("timeout_ms", c_uint64),
+                ("weight", c_double), ("dtype", c_uint32), ("op", c_uint32), ("root", c_uint32), ("priority", c_int32),
+                ("memory", c_uint32), ("device", c_uint32), ("callback", c_void_p), ("user", c_void_p),
+                ("members", POINTER(c_uint32)), ("member_count", c_size_t), ("has_receiver", c_uint32),
+                ("receiver", c_uint32)]
+
+def began():
+    session = c_uint64()
+    assert library.gradlane_init(None, c_size_t(0), byref(session), None) == 0
+    return session
+
+def summed(session):
+    values, shape, operation = (c_double * 3)(1, 2, 3), (c_uint64 * 1)(3), c_uint64()
+    given = Submission(struct_size=sizeof(Submission), name=b"values", shape=shape, dimensions=1, dtype=2, op=1,
+                       source=ctypes.addressof(values), bytes=24)
+    assert library.gradlane_submit(session, byref(given), byref(operation), None) == 0
+    assert library.gradlane_wait(operation, c_uint64(FOREVER), None) == 0 and list(values) == [1, 2, 3]
+    return operation
+
+session = began()
+kept = summed(session)
+stopping = False
+
+def busy():  # holds the locks of the tables most of the time
+    while not stopping:
+        library.gradlane_release(summed(session), None)
+
+threads = [threading.Thread(target=busy) for _ in range(2)]
+[thread.start() for thread in threads]
+for _ in range(40):
+    child = os.fork()
+    if child == 0:
+        signal.alarm(30)
+        calls = [library.gradlane_poll(kept, None), library.gradlane_wait(kept, c_uint64(FOREVER), None),
+                 library.gradlane_cancel(kept, None), library.gradlane_release(kept, None),
+                 library.gradlane_shutdown(session, c_uint64(0), None)]
+        own = began()  # a job of its own works, and its numbers are others
+        operation = summed(own)
+        is_other = own.value != session.value and operation.value != kept.value
+        library.gradlane_shutdown(own, c_uint64(0), None)
+        os._exit(0 if calls == [FAILED_PRECONDITION] * 5 and is_other else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+stopping = True
+[thread.join() for thread in threads]
+assert library.gradlane_poll(kept, None) == 0 and library.gradlane_release(kept, None) == 0
+assert library.gradlane_shutdown(session, c_uint64(0), None) == 0
+print("exact")
+"""
+
+
+def test_children_are_refused_while_other_threads_hold_the_locks_and_may_begin_a_job_of_their_own():
+    [ended] = run_all([([sys.executable, "-c", FORKS, str(LIBRARY)], {})], timeout=120)
+    assert (ended.code, ended.output) == (0, "exact\n")
+
+
 def test_the_library_is_linked_without_python():
     imports = LIBRARY.read_bytes()
     assert b"libpython" not in imports and b"PyObject_" not in imports and b"Py_Initialize" not in imports

@@ -31,6 +31,20 @@ def test_an_array_is_found_where_it_lies(version):
     assert (place.device, place.stream) == (1, 77)
 
 
+def test_memory_that_is_another_each_time_is_refused():
+    class Temporary(Interface):
+        def __getattribute__(self, name):
+            value = super().__getattribute__(name)
+            if name == "__cuda_array_interface__":
+                address, read_only = value["data"]
+                value["data"] = (address + 0x100, read_only)
+                return dict(value)
+            return value
+
+    with pytest.raises(InvalidArgumentError, match="another address each time"):
+        _buffers.locate(Temporary(), writable=True)
+
+
 @pytest.mark.parametrize("version", [None, 0, 1, 4])
 def test_versions_that_are_not_known_are_refused(version):
     with pytest.raises(UnsupportedError, match=f"version {version} of __cuda_array_interface__; known are 2 and 3"):

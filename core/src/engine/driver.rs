@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use super::arrivals::Arrivals;
 use super::dispatcher::Dispatcher;
 use super::handle::{Handle, Keeper};
 use super::keeper::{Submissions, ending};
@@ -82,6 +83,7 @@ pub struct Engine {
     timeline: Arc<Timeline>,
     /// The engine has begun to leave.
     pub(super) leaving: Mutex<bool>,
+    arrivals: Arrivals,
 }
 
 impl Engine {
@@ -110,8 +112,7 @@ impl Engine {
             stall_warn: config.stall_warn,
             // QUIC gives a silent connection up after twice this timeout.
             steady: config.dead_timeout * 6,
-            // The bound that is promised for every call.
-            stuck: config.step_timeout + config.dead_timeout * 2,
+            stuck: config.call_limit(),
             device: if options.device.is_some() { DeviceKind::Cuda } else { DeviceKind::Host },
         };
         let dispatcher = Arc::new(Dispatcher::default());
@@ -169,6 +170,7 @@ impl Engine {
             keeper,
             timeline: Arc::new(timeline),
             leaving: Mutex::default(),
+            arrivals: Arrivals::default(),
         };
         engine.shared.milestones.wait(None, |reached| reached.joined)?;
         engine.equip(clock, socket)?;
@@ -427,11 +429,12 @@ impl Engine {
     ///
     /// The handle's error is an [`Error::Timeout`](crate::Error::Timeout) that names the ranks that did not come, or the cause if the job ended.
     pub fn arrive(&self, name: &str, timeout: Option<Duration>) -> Handle {
+        let id = self.arrivals.next_number();
         if let Some(error) = self.shared.look(|state| state.worker.ended().cloned()) {
-            return Handle::resolved(0, Err(error));
+            return Handle::resolved(id, Err(error));
         }
         let timeout = timeout.unwrap_or(self.config.step_timeout);
-        let (handle, done) = Handle::new(0, None, Arc::default(), |_| {});
+        let (handle, done) = Handle::new(id, None, Arc::default(), |_| {});
         // If the engine is shut down, the token is dropped, which reports an error.
         if let Some(membership) = &*locked(&self.shared.membership) {
             membership.barrier(name.to_owned(), timeout, done);

@@ -41,6 +41,7 @@ mod dispatcher;
 mod local_peers;
 mod stage_loop;
 
+mod arrivals;
 mod driver;
 
 mod batch;

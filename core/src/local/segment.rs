@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 use rustix::io::Errno;
-use rustix::mm::{MapFlags, ProtFlags};
+use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use crate::error::{Error, Result};
 
@@ -27,10 +27,15 @@ const SEALS_TO_SHOW: SealFlags = SEALS.union(SealFlags::FUTURE_WRITE);
 ///
 /// Peers are processes of the same user. They follow the protocol of the module that uses the segment, but a peer may be compromised. So
 /// the reader checks every value before it uses the value as an index or a length.
+///
+/// A forked child does not inherit a mapping that can be written, because the peers would take what it writes for that of its parent.
+/// Whoever has a segment checks first that the process is the one that mapped it.
 pub struct Segment {
     start: NonNull<u8>,
     bytes: usize,
     fd: OwnedFd,
+    /// The process that has the mapping.
+    process: u32,
 }
 
 // SAFETY: a mapping belongs to the process, not to a thread.
@@ -197,12 +202,21 @@ impl Segment {
         // SAFETY: a new mapping at an address of the kernel's choice touches no memory in use.
         let start = unsafe { rustix::mm::mmap(std::ptr::null_mut(), length, access, MapFlags::SHARED, &fd, 0) };
         let start = NonNull::new(start.map_err(failed)?.cast::<u8>()).expect("nothing is mapped at null");
-        Ok(Self { start, bytes: length, fd })
+        let segment = Self { start, bytes: length, fd, process: std::process::id() };
+        if access.contains(ProtFlags::WRITE) {
+            // SAFETY: changes only what a fork does with the new mapping.
+            unsafe { rustix::mm::madvise(start.as_ptr().cast::<c_void>(), length, Advice::LinuxDontFork) }
+                .map_err(failed)?;
+        }
+        Ok(segment)
     }
 }
 
 impl Drop for Segment {
     fn drop(&mut self) {
+        if self.process != std::process::id() {
+            return; // a forked child may have other memory at this address
+        }
         // SAFETY: only this value owns the mapping, and no borrow of it outlives `self`.
         let unmapped = unsafe { rustix::mm::munmap(self.start.as_ptr().cast::<c_void>(), self.bytes) };
         debug_assert!(unmapped.is_ok(), "a mapping is unmapped once");

@@ -1,17 +1,15 @@
 //! The side of an op library: holds the table and the session that Python gave, and calls the functions safely.
 #![expect(unsafe_code, reason = "calls functions of another library by their addresses")]
 
-use std::collections::VecDeque;
 use std::ffi::c_char;
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 
 use crate::status::{GradlaneError, GradlaneStatus};
 use crate::table::{ENGINE_MAGIC, ENGINE_VERSION, EngineTable};
 use crate::types::{GRADLANE_FOREVER, GradlaneOperation, GradlaneSession, GradlaneSubmission};
 
-/// How many failed operations are kept, so that Python can ask for their typed errors.
+/// How many failed operations are kept, so that Python can ask for their typed errors. A power of two, as their count wraps around.
 const FAILURES_MAX: usize = 16;
 
 /// The way of an op library to the session of its process. Each library has one, as a static, because a framework calls an op without any
@@ -20,7 +18,10 @@ const FAILURES_MAX: usize = 16;
 pub struct Door {
     table: AtomicPtr<EngineTable>,
     session: AtomicU64,
-    failed: Mutex<VecDeque<GradlaneOperation>>,
+    /// The last failed operations, 0 for none. Without a lock, because a thread could hold it during a fork.
+    failed: [AtomicU64; FAILURES_MAX],
+    /// How many operations have failed.
+    failures: AtomicUsize,
 }
 
 /// The answer to a table.
@@ -78,7 +79,12 @@ impl Door {
     /// A door that leads nowhere yet.
     #[expect(clippy::new_without_default, reason = "only statics are made of it")]
     pub const fn new() -> Self {
-        Self { table: AtomicPtr::new(null_mut()), session: AtomicU64::new(0), failed: Mutex::new(VecDeque::new()) }
+        Self {
+            table: AtomicPtr::new(null_mut()),
+            session: AtomicU64::new(0),
+            failed: [const { AtomicU64::new(0) }; FAILURES_MAX],
+            failures: AtomicUsize::new(0),
+        }
     }
 
     /// Sends all further calls to this session; 0 for none. Operations that were begun before are not affected.
@@ -125,7 +131,9 @@ impl Door {
 
     /// The last operations that failed, newest first. The table's owner can say how each of them failed.
     pub fn failures(&self) -> Vec<GradlaneOperation> {
-        self.failed().iter().copied().collect()
+        let count = self.failures.load(Ordering::Acquire);
+        let back = |places| self.failed[count.wrapping_sub(places) % FAILURES_MAX].load(Ordering::Acquire);
+        (1..=FAILURES_MAX).map(back).filter(|key| *key != 0).collect()
     }
 
     fn table(&self) -> Option<&'static EngineTable> {
@@ -135,13 +143,9 @@ impl Door {
 
     /// Keeps a failed operation, and returns the one that is too many now.
     fn keep(&self, key: GradlaneOperation) -> Option<GradlaneOperation> {
-        let mut failed = self.failed();
-        failed.push_front(key);
-        if failed.len() > FAILURES_MAX { failed.pop_back() } else { None }
-    }
-
-    fn failed(&self) -> MutexGuard<'_, VecDeque<GradlaneOperation>> {
-        self.failed.lock().unwrap_or_else(PoisonError::into_inner)
+        let place = self.failures.fetch_add(1, Ordering::AcqRel) % FAILURES_MAX;
+        let before = self.failed[place].swap(key, Ordering::AcqRel);
+        (before != 0).then_some(before)
     }
 }
 

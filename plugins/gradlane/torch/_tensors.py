@@ -2,8 +2,11 @@
 
 The engine reads a tensor on a CUDA device after the work so far of the calling thread's current stream. That is the
 stream that computed the tensor, also in autograd's hooks, which run under the stream of their backward pass. Waiting
-for a handle makes the current stream of the waiting thread wait for the result. The tensor is held until the host has
-seen the result land, so its allocator need not know the engine's streams.
+for a handle makes the current stream of the waiting thread wait for the result. The storage of the tensor is held until
+the host has seen the result land, so its allocator need not know the engine's streams.
+
+A tensor can get another storage (`set_`, `.data =`), and then the engine still has the old one. A storage can move its
+memory (`resize_`, `share_memory_`), which nothing here can prevent; then the handle raises an error.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from gradlane._handle import Handle
 from gradlane._operations import by_device, declare_places, submit
 from gradlane._reduction import NativeOp
 from gradlane._sets import ProcessSet
-from gradlane.errors import InvalidArgumentError, UnsupportedError
+from gradlane.errors import FailedPreconditionError, InvalidArgumentError, UnsupportedError
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -41,10 +44,60 @@ def locate(tensor: torch.Tensor) -> Buffer:
             f"the tensor of shape {list(tensor.shape)} is not contiguous; reduce tensor.contiguous()"
         )
     dtype, shape = check_dtype(dtype_name(tensor.dtype)), tuple(tensor.shape)
+    address, storage = address_of(tensor), tensor.untyped_storage()
+    if tensor.storage_offset() * tensor.itemsize + tensor.nbytes > storage.nbytes() or (tensor.nbytes and not address):
+        raise _no_memory(tensor)
     device = device_of(tensor)
     if device is None:
-        return HostBuffer(tensor.data_ptr(), dtype, shape, tensor)
-    return DeviceBuffer(tensor.data_ptr(), dtype, shape, tensor, device, stream_of(device))
+        return HostBuffer(address, dtype, shape, storage)
+    return DeviceBuffer(address, dtype, shape, storage, device, stream_of(device))
+
+
+def address_of(tensor: torch.Tensor) -> int:
+    """Where the elements of a tensor lie.
+
+    Raises:
+        InvalidArgumentError: it stands for other tensors, as inside of `torch.func`.
+    """
+    try:
+        address: int = tensor.data_ptr()
+    except RuntimeError as error:
+        raise _no_memory(tensor) from error
+    return address
+
+
+def check_unmoved(tensor: torch.Tensor, address: int) -> None:
+    """Raises if the memory of a tensor is not where it was lent to the engine.
+
+    Raises:
+        FailedPreconditionError: it was freed or moved meanwhile.
+    """
+    if tensor.data_ptr() != address:
+        raise FailedPreconditionError(
+            f"the memory of the tensor of shape {list(tensor.shape)} was freed or replaced while it was reduced, so its "
+            "values are undefined; wait for the handle before resize_(), set_(), share_memory_() or an assignment to "
+            ".data"
+        )
+
+
+def check_landing(tensor: torch.Tensor) -> None:
+    """Raises if a result cannot be copied into a tensor that is not dense.
+
+    Raises:
+        InvalidArgumentError: some of its elements share memory, as those of `expand()` do.
+    """
+    if torch._debug_has_internal_overlap(tensor) == 1:
+        raise InvalidArgumentError(
+            f"elements of the tensor of shape {list(tensor.shape)} share memory, as after expand(), so it has no place "
+            "for a result; give tensor.clone()"
+        )
+
+
+def _no_memory(tensor: torch.Tensor) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"{type(tensor).__name__} of shape {list(tensor.shape)} has no memory for that shape: its storage was resized, or "
+        "it stands for other tensors; reduce those, or a tensor.clone() from before"
+    )
 
 
 def check_place(tensor: torch.Tensor) -> None:
@@ -229,11 +282,11 @@ def submit_in_place(
     )
     if receiver in (None, _session.rank()):
         note_changed([tensor])
-    if wire is tensor:
-        return handle
 
     def back(reduced: torch.Tensor) -> torch.Tensor:
-        land(reduced, tensor.detach())
+        check_unmoved(reduced, place.address)
+        if wire is not tensor:
+            land(reduced, tensor.detach())
         return tensor
 
     return handle.then(back)
@@ -260,8 +313,11 @@ def submit_bits(
 ) -> Handle[torch.Tensor]:
     """Starts the broadcast of a tensor of any element type and strides; the handle yields `tensor`, overwritten."""
     wire, source, tensor = bits(tensor)
+    is_copy = source.data_ptr() != tensor.data_ptr()
+    if is_copy:
+        check_landing(tensor)
     handle = submit_in_place(wire, name, "broadcast", root=root, process_set=process_set, timeout=timeout, waits=waits)
-    if source.data_ptr() == tensor.data_ptr():
+    if not is_copy:
         return handle.then(lambda _: tensor)
 
     def back(_: torch.Tensor) -> torch.Tensor:

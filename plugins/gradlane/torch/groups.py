@@ -128,7 +128,7 @@ def broadcast_all(
     """
     bits = [located(name, _tensors.bits, tensor) for name, tensor in zip(names, tensors, strict=True)]
     wires = [wire for wire, _, _ in bits]
-    backs = [(tensor, dense) for _, dense, tensor in bits if dense.data_ptr() != tensor.data_ptr()]
+    backs = _landings(names, [(tensor, dense) for _, dense, tensor in bits])
     _submit(
         names_of(names, len(wires)),
         wires,
@@ -183,10 +183,22 @@ def _submit_together(
         dtypes = tuple([located(name, _tensors.locate, wire).dtype for name, wire in zip(names, wires, strict=True)])
     shapes = tuple([wire.shape for wire in wires])
     addresses = [wire.data_ptr() for wire in wires]
+    storages = [wire.untyped_storage() for wire in wires]
+    if not all(addresses) or any([storage.nbytes() < wire.nbytes for storage, wire in zip(storages, wires, strict=True)]):
+        for name, wire in zip(names, wires, strict=True):  # one has no elements, or its storage was resized
+            located(name, _tensors.locate, wire)
     devices, streams = _places(wires)
     used = {device for device in devices if device is not None}
     options |= {"devices": devices, "streams": streams, "current": _tensors.CurrentStreams(used) if used else None}
-    return submit_all(names, dtypes, shapes, addresses, None, op, owner=wires, result=result, **options)
+    handle = submit_all(names, dtypes, shapes, addresses, None, op, owner=storages, result=result, **options)
+
+    def landed(reduced: T) -> T:
+        if [wire.data_ptr() for wire in wires] != addresses:
+            for name, wire, address in zip(names, wires, addresses, strict=True):
+                located(name, _tensors.check_unmoved, wire, address)
+        return reduced
+
+    return handle.then(landed)
 
 
 def _submit_each(
@@ -229,8 +241,19 @@ def _wires(
     if len(plain) == len(tensors) and all(plain):
         return tensors, []
     wires = [located(name, _wire, tensor) for name, tensor in zip(names, tensors, strict=True)]
-    pairs = zip(tensors, wires, strict=True)
-    return wires, [(tensor.detach(), wire) for tensor, wire in pairs if tensor.data_ptr() != wire.data_ptr()]
+    return wires, _landings(names, [(tensor.detach(), wire) for tensor, wire in zip(tensors, wires, strict=True)])
+
+
+def _landings(
+    names: Sequence[str], pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """The pairs of a tensor and its wire whose results are copied back, because the wire is a copy."""
+    backs = []
+    for name, (tensor, wire) in zip(names, pairs, strict=True):
+        if located(name, _tensors.address_of, tensor) != wire.data_ptr():
+            located(name, _tensors.check_landing, tensor)
+            backs.append((tensor, wire))
+    return backs
 
 
 def _wire(tensor: torch.Tensor) -> torch.Tensor:

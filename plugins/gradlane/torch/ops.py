@@ -231,9 +231,12 @@ def reduce_in_place(
     """
     _tensors.check_place(tensor)
     plain = tensor.detach()
-    source = _tensors.dense(plain)
+    wire, place = _tensors.dense(plain), _tensors.address_of(plain)
+    is_copy = wire.data_ptr() != place
+    if is_copy:
+        _tensors.check_landing(plain)
     handle = _tensors.submit_in_place(
-        _tensors.pairs(source, op.native),
+        _tensors.pairs(wire, op.native),
         name,
         op.native,
         weight=weight,
@@ -245,8 +248,9 @@ def reduce_in_place(
     )
 
     def land(_: torch.Tensor) -> torch.Tensor:
-        if source.data_ptr() != plain.data_ptr():
-            _tensors.land(source, plain)
+        _tensors.check_unmoved(tensor, place)
+        if is_copy:
+            _tensors.land(wire, plain)
         return tensor
 
     return handle.then(land)

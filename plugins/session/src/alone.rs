@@ -47,6 +47,11 @@ impl Alone {
         engine::reduce_alone(id, submissions, Some(&self.devices), &self.followed, then)
     }
 
+    /// The handle of an operation that has nothing to reduce.
+    pub(crate) fn nothing_to_do(&self) -> engine::Handle {
+        engine::Handle::resolved(self.handles.fetch_add(1, Ordering::Relaxed), Ok(()))
+    }
+
     /// The operations for which streams wait.
     pub(crate) fn followed(&self) -> &Followed {
         &self.followed

@@ -14,6 +14,14 @@ impl<T> OwnProcess<T> {
     pub fn new(value: T) -> Self {
         Self { value: Some(value), pid: std::process::id() }
     }
+
+    /// The value.
+    ///
+    /// # Errors
+    /// In a forked child, the process that made the value.
+    pub fn own(&self) -> Result<&T, u32> {
+        if self.pid == std::process::id() { Ok(self) } else { Err(self.pid) }
+    }
 }
 
 impl<T> Deref for OwnProcess<T> {

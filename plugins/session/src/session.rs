@@ -24,6 +24,7 @@ use crate::own_process::OwnProcess;
 /// child that drops its copy does nothing.
 pub struct Session {
     place: OwnProcess<Place>,
+    call_limit: Duration,
 }
 
 enum Place {
@@ -63,6 +64,7 @@ impl Session {
             join_timeout: patience,
             ..process::member(Role::Worker, &config)
         };
+        let call_limit = config.call_limit();
         let engine = Engine::start(EngineOptions {
             config,
             member,
@@ -72,7 +74,7 @@ impl Session {
             copies,
             device: Some(devices),
         })?;
-        Ok(Self { place: OwnProcess::new(Place::Joined(Box::new(engine))) })
+        Ok(Self { place: OwnProcess::new(Place::Joined(Box::new(engine))), call_limit })
     }
 
     /// A job of one worker, without any server. Reductions are copies.
@@ -80,7 +82,8 @@ impl Session {
     /// # Errors
     /// If the timeline that the settings ask for cannot be written.
     pub fn alone(config: &Config) -> Result<Self> {
-        Ok(Self { place: OwnProcess::new(Place::Alone(Alone::new(config, devices(config))?)) })
+        let alone = Alone::new(config, devices(config))?;
+        Ok(Self { place: OwnProcess::new(Place::Alone(alone)), call_limit: config.call_limit() })
     }
 
     /// This worker's rank.
@@ -220,7 +223,7 @@ impl Session {
     pub fn agree_on_empty(&self, tensor: TensorSpec, timeout: Option<Duration>) -> Result<Handle> {
         match &*self.place {
             Place::Joined(engine) => engine.agree_on_empty(tensor, timeout),
-            Place::Alone(_) => Ok(Handle::resolved(0, Ok(()))),
+            Place::Alone(alone) => Ok(alone.nothing_to_do()),
         }
     }
 
@@ -228,8 +231,13 @@ impl Session {
     pub fn arrive(&self, name: &str, timeout: Option<Duration>) -> Handle {
         match &*self.place {
             Place::Joined(engine) => engine.arrive(name, timeout),
-            Place::Alone(_) => Handle::resolved(0, Ok(())),
+            Place::Alone(alone) => alone.nothing_to_do(),
         }
+    }
+
+    /// The longest time from the submission of an operation to its end, or until it is given up.
+    pub fn call_limit(&self) -> Duration {
+        self.call_limit
     }
 
     /// Whether a device may still write memory of operations that have ended. As long as this doubt exists, [`Owners`](crate::Owners) keeps

@@ -12,7 +12,7 @@ use gradlane_core::{Error, Result};
 use super::answer::answer;
 use super::callbacks::Callback;
 use super::read::{device, numbers, op, present, structures, tensor, write};
-use super::sessions::{Member, limit, member, refuse_forked};
+use super::sessions::{Member, limit, member};
 use super::table::Table;
 use crate::batch::Batch;
 use crate::memory::Lender;
@@ -21,8 +21,8 @@ use gradlane_abi::{
 };
 use gradlane_abi::{GradlaneError, GradlaneStatus};
 
-/// The operations of this process, each with the process that submitted it; see `SESSIONS`.
-static OPERATIONS: Table<(Handle, u32)> = Table::new(0x4F, "operation");
+/// The operations of this process; see `SESSIONS`.
+static OPERATIONS: Table<Handle> = Table::new(0x4F, "operation");
 
 /// Submits a reduction and returns at once.
 ///
@@ -204,14 +204,12 @@ pub(super) fn failure(operation: GradlaneOperation) -> Option<Error> {
 }
 
 fn insert(handle: Handle) -> Result<GradlaneOperation> {
-    OPERATIONS.insert((handle, std::process::id()))
+    OPERATIONS.insert(handle)
 }
 
 /// The handle of an operation. Fails in a forked process, because nothing there would resolve it.
 fn find(operation: GradlaneOperation) -> Result<Handle> {
-    let (handle, pid) = OPERATIONS.find(operation)?;
-    refuse_forked(pid)?;
-    Ok(handle)
+    OPERATIONS.find(operation)
 }
 
 /// The handle of an operation on tensors without elements.

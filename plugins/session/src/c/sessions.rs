@@ -24,7 +24,6 @@ use gradlane_abi::{GradlaneError, GradlaneStatus};
 pub(super) struct Member {
     pub(super) job: Job,
     pub(super) callbacks: Arc<Callbacks>,
-    pid: u32,
 }
 
 /// The sessions of this process. A static, because in C an integer must find its session without a context.
@@ -34,7 +33,7 @@ static GENERATION: AtomicU64 = AtomicU64::new(0);
 
 impl Member {
     fn new(job: Job) -> Arc<Self> {
-        Arc::new(Self { job, callbacks: Arc::default(), pid: std::process::id() })
+        Arc::new(Self { job, callbacks: Arc::default() })
     }
 }
 
@@ -45,31 +44,15 @@ pub(super) fn lend(session: Arc<Session>) -> Result<GradlaneSession> {
 
 /// Makes the integer of a lent session invalid. Returns when all callbacks have run.
 pub(super) fn take_back(session: GradlaneSession) {
-    // In a forked child the thread of the callbacks does not exist.
-    if let Ok(member) = SESSIONS.remove(session)
-        && refuse_forked(member.pid).is_ok()
-    {
+    // A forked child does not find it, and has no thread of the callbacks.
+    if let Ok(member) = SESSIONS.remove(session) {
         member.callbacks.finish();
     }
 }
 
-/// The session of an integer.
+/// The session of an integer. Fails in a forked process, because the threads of its parent's sessions do not exist there.
 pub(super) fn member(session: GradlaneSession) -> Result<Arc<Member>> {
-    let member = SESSIONS.find(session)?;
-    refuse_forked(member.pid)?;
-    Ok(member)
-}
-
-/// Refuses a value of process `owner` in another process, because the threads of a session do not exist in a forked child.
-pub(super) fn refuse_forked(owner: u32) -> Result<()> {
-    let pid = std::process::id();
-    if owner == pid {
-        return Ok(());
-    }
-    Err(Error::FailedPrecondition {
-        what: format!("process {pid} was forked from process {owner}, which has the session"),
-        hint: "call gradlane_init in a process that was not forked from a member of a job".to_owned(),
-    })
+    SESSIONS.find(session)
 }
 
 /// The version of this library's interface; compare it with `GRADLANE_ABI_VERSION`.
