@@ -44,13 +44,14 @@ impl Handle {
 
     /// Whether `follow` returns at once.
     fn is_issued(&self) -> bool {
-        self.inner.is_issued()
+        // Also if the engine is stuck: then `follow` raises at once.
+        self.inner.is_issued() || self.inner.is_given_up()
     }
 
-    /// Whether the operation has ended, with success or an error.
+    /// Whether the operation has ended, with success or an error, or is given up because the engine is stuck: then `wait` raises at once.
     fn poll(&self, py: Python<'_>) -> bool {
         release(py, &self.owners);
-        self.inner.outcome().is_some()
+        self.inner.outcome().is_some() || self.inner.is_given_up()
     }
 
     /// Cancels the operation; it ends with a `CancelledError` once its memory is free.

@@ -3,6 +3,7 @@
 
 mod circles;
 mod source;
+mod waits;
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -2,12 +2,13 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use super::dispatcher::Dispatcher;
+use super::followed::STILL_RUNNING;
 use super::handle::{Handle, Keeper};
 use super::keeper::{Submissions, ending};
+use super::limit::Limit;
 use super::local_peers::{self, Books};
 use super::memory::Memory;
 use super::metrics::Metrics;
@@ -19,8 +20,8 @@ use super::trace::Timeline;
 use crate::cluster::{MemberConfig, MemberEvent, empty_barrier};
 use crate::config::Config;
 use crate::device::Device;
-use crate::error::Result;
-use crate::local::{PrivateSocket, Progress, Segment};
+use crate::error::{Error, Result};
+use crate::local::{OwnThread, PrivateSocket, Progress, Segment};
 use crate::mem::{Copies, Doubt};
 use crate::pipeline::Stage;
 use crate::runtime::{Clock, Membership, MembershipOptions, Timer};
@@ -73,7 +74,7 @@ pub struct Engine {
     pub(super) dispatcher: Arc<Dispatcher>,
     /// For the threads that wait for handles.
     waiting: Arc<Waiting>,
-    pub(super) threads: Mutex<Vec<JoinHandle<()>>>,
+    pub(super) threads: Mutex<Vec<OwnThread>>,
     config: Config,
     pub(super) coordinator: String,
     pub(super) credentials: Arc<Credentials>,
@@ -110,10 +111,10 @@ impl Engine {
             stall_warn: config.stall_warn,
             // QUIC gives a silent connection up after twice this timeout.
             steady: config.dead_timeout * 6,
-            // The bound that is promised for every call.
-            stuck: config.step_timeout + config.dead_timeout * 2,
+            stuck: answer_bound(&config),
             device: if options.device.is_some() { DeviceKind::Cuda } else { DeviceKind::Host },
         };
+        let joins_in = member.join_timeout + answer_bound(&config);
         let dispatcher = Arc::new(Dispatcher::default());
         let shared = Arc::new(Shared::new(
             options.transport,
@@ -153,7 +154,7 @@ impl Engine {
                 shared.break_down(cause);
             }
         }));
-        let room = Room::new(config.submit_bytes_max);
+        let room = Room::new(config.submit_bytes_max, answer_bound(&config));
         let keeper = Submissions::single(&shared);
         let timeline = Timeline::new(clock, config.timeline_bytes_max);
         let waiting = Arc::new(Waiting(Arc::clone(&shared)));
@@ -170,7 +171,7 @@ impl Engine {
             timeline: Arc::new(timeline),
             leaving: Mutex::default(),
         };
-        engine.shared.milestones.wait(None, |reached| reached.joined)?;
+        engine.shared.milestones.wait(joins_in, "joining the job", |reached| reached.joined)?;
         engine.equip(clock, socket)?;
         if let Some(place) = &engine.config.timeline {
             engine.start_timeline(place)?;
@@ -274,6 +275,13 @@ impl Engine {
     /// # Errors
     /// [`Error::Mismatch`](crate::Error::Mismatch) if another worker declared one of the names differently.
     pub fn declare(&self, tensors: Vec<TensorSpec>, fuse: bool, timeout: Option<Duration>) -> Result<()> {
+        let what = tensors.first().map_or_else(String::new, |first| {
+            format!(
+                "declaring {} tensors, the first is {} (a name that was undeclared comes again once every worker has undeclared it)",
+                tensors.len(),
+                first.name
+            )
+        });
         let (handle, done) = Handle::new(0, None, Arc::default(), |_| {});
         let asked = self.shared.with(|state, _| {
             let request = state.worker.declare(tensors, fuse)?;
@@ -284,7 +292,7 @@ impl Engine {
             Ok(())
         });
         asked.flatten()?;
-        handle.wait(timeout)
+        self.wait_for_answer(&handle, timeout, &what)
     }
 
     /// Says that this worker uses these names no more. When every worker has said so, the names cost nothing any more, and may be declared
@@ -302,7 +310,23 @@ impl Engine {
             Ok(())
         });
         asked.flatten()?;
-        handle.wait(timeout)
+        self.wait_for_answer(&handle, timeout, "undeclaring names")
+    }
+
+    /// Waits for the answer to a request of this process, at most for `timeout`, or for as long as any call may wait.
+    fn wait_for_answer(&self, handle: &Handle, timeout: Option<Duration>, what: &str) -> Result<()> {
+        let patience = timeout.unwrap_or_else(|| answer_bound(&self.config));
+        match handle.wait(Some(patience)) {
+            Err(Error::Timeout { what: found, waited }) if found == STILL_RUNNING => {
+                Err(Error::Timeout { what: what.to_owned(), waited })
+            }
+            outcome => outcome,
+        }
+    }
+
+    /// The limit of an operation that begins now.
+    pub(super) fn limit(&self, name: impl Into<Arc<str>>) -> Limit {
+        Limit::new(self.shared.clock, answer_bound(&self.config), name)
     }
 
     /// Reduces a tensor over all workers. `then` runs when the handle resolves, with its id, on an engine thread;
@@ -335,6 +359,7 @@ impl Engine {
         let room = Room::enter(&self.room, bytes, timeout)?;
         entered();
 
+        let limit = self.limit(format!("tensor {}", tensor.name));
         let (device, device_encodes) = (source.device(), encodes(&tensor, &source, self.device()));
         let described = Tensor { key: tensor.key(), bytes, device, device_encodes, priority };
         let handle = self.shared.with_pushing(here_bytes_max, |state, now| {
@@ -350,7 +375,7 @@ impl Engine {
         });
         let handle = handle.flatten()?;
         Metrics::add(&self.shared.metrics.submissions, 1);
-        Ok(self.polling(handle))
+        Ok(self.polling(handle).limited(limit))
     }
 
     /// Reduces a tensor over all workers and waits for it, at most for `patience`; like [`push_pull`](Self::push_pull) and
@@ -401,7 +426,8 @@ impl Engine {
         };
         // Only once there is room, because the wait for room may need another thread to do the work.
         let handle = submit(HERE_BYTES_MAX, &|| collective.announce())?;
-        // A panic ends the handle as well.
+        // A panic ends the handle as well. No longer than the handle trusts the engine: it asks in its own wait.
+        let patience = patience.min(answer_bound(&self.config));
         let _ = self.shared.guard(|| collective.poll_announced(&|| handle.is_issued(), patience));
         Ok(handle)
     }
@@ -431,12 +457,15 @@ impl Engine {
             return Handle::resolved(0, Err(error));
         }
         let timeout = timeout.unwrap_or(self.config.step_timeout);
+        // The coordinator answers at the timeout at the latest, and a lost coordinator is reported a moment later.
+        let bound = timeout.saturating_add(self.config.dead_timeout * 2 + ANSWER_MARGIN);
+        let limit = Limit::new(self.shared.clock, bound, format!("barrier {name}"));
         let (handle, done) = Handle::new(0, None, Arc::default(), |_| {});
         // If the engine is shut down, the token is dropped, which reports an error.
         if let Some(membership) = &*locked(&self.shared.membership) {
             membership.barrier(name.to_owned(), timeout, done);
         }
-        handle
+        handle.limited(limit)
     }
 }
 
@@ -451,6 +480,15 @@ impl Drop for Engine {
 pub(super) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
+
+/// The bound that is promised for every call: the step timeout, within which a server answers, and the time after which a peer without a
+/// sign of life is lost.
+pub(super) fn answer_bound(config: &Config) -> Duration {
+    config.step_timeout + config.dead_timeout * 2
+}
+
+/// How much later than its timeout the answer to a barrier may come. The membership waits for so long itself.
+const ANSWER_MARGIN: Duration = Duration::from_secs(2);
 
 fn on_event(shared: &Arc<Shared>, event: MemberEvent) {
     match event {

@@ -17,6 +17,8 @@ mod bell;
 mod burst;
 mod followed;
 mod handle;
+mod inline;
+mod limit;
 mod loans;
 mod memory;
 mod metrics;
