@@ -7,6 +7,8 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use gradlane_core::engine::Handle;
+use gradlane_core::runtime::Clock;
+use gradlane_core::types::Time;
 
 /// Collects the numbers of operations that are ready, from the first call of [`next`](Self::next) on: their handles can be
 /// [followed](gradlane_core::engine::Handle::follow) at once, because all their work is on devices, or has ended, or is
@@ -47,12 +49,20 @@ impl Completions {
     /// The numbers of operations that became ready since the last call. Waits up to `patience` for the first one.
     pub fn next(&self, patience: Duration) -> Vec<u64> {
         self.wanted.store(true, Ordering::Relaxed);
-        let first = self.receiver.recv_timeout(patience);
-        // To look costs a moment for each open operation, so mostly only while the engine is silent.
-        if first.is_err() || self.calls.fetch_add(1, Ordering::Relaxed).is_multiple_of(CALLS_PER_LOOK) {
-            self.tell_of_given_up();
+        let clock = Clock::start();
+        let waited = || clock.now().since(Time::ZERO);
+        loop {
+            let first = self.receiver.recv_timeout(patience.saturating_sub(waited()).min(LOOK_EVERY));
+            // To look costs a moment for each open operation, so mostly only while the engine is silent.
+            if first.is_err() || self.calls.fetch_add(1, Ordering::Relaxed).is_multiple_of(CALLS_PER_LOOK) {
+                self.tell_of_given_up();
+            }
+            let ready: Vec<u64> =
+                first.into_iter().chain(std::iter::from_fn(|| self.receiver.try_recv().ok())).collect();
+            if !ready.is_empty() || patience <= waited() {
+                return ready;
+            }
         }
-        first.into_iter().chain(std::iter::from_fn(|| self.receiver.try_recv().ok())).collect()
     }
 
     fn tell_of_given_up(&self) {
@@ -65,6 +75,8 @@ impl Completions {
     }
 }
 
+/// How often a call looks for operations that were given up while it waits.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// How many calls that found something pass between two looks for operations that were given up.
 const CALLS_PER_LOOK: u32 = 64;
 

@@ -6,7 +6,11 @@
 //!
 //! Every model has a *planted* form: the same model over a piece with a defect that was found, or nearly made. It must fail, or the model
 //! proves nothing. `shuttle` runs with sequential consistency, so that too weak an ordering of atomics is not found.
-#![expect(dead_code, unreachable_pub, reason = "the files of production have more than a model uses, and other visibilities")]
+#![expect(
+    dead_code,
+    unreachable_pub,
+    reason = "the files of production have more than a model uses, and other visibilities"
+)]
 
 pub mod error {
     //! That of the engine.

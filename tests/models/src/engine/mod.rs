@@ -18,8 +18,8 @@ mod room;
 use std::sync::Arc;
 use std::time::Duration;
 
-use shuttle::sync::{Condvar, Mutex};
 use shuttle::sync::atomic::{AtomicU32, Ordering};
+use shuttle::sync::{Condvar, Mutex};
 use shuttle::thread;
 
 use bell::Bell;
@@ -157,8 +157,7 @@ pub fn bell_that_forgets() {
 
 /// As [`inline`], but the thread that executes does not look again after it gave up its turn.
 pub fn inline_that_looks_once() {
-    let (turn, waiting, tasks) =
-        (Arc::new(Mutex::new(())), Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(0)));
+    let (turn, waiting, tasks) = (Arc::new(Mutex::new(())), Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(0)));
     let submitting: Vec<_> = (0..2)
         .map(|_| {
             let (turn, waiting, tasks) = (Arc::clone(&turn), Arc::clone(&waiting), Arc::clone(&tasks));
