@@ -84,7 +84,9 @@ pub fn handle() {
         .collect();
     let resolving = thread::spawn(move || done.ok(()));
     let there = Arc::clone(&told);
-    handle.when_issued(move || drop(there.fetch_add(1, Ordering::SeqCst)));
+    handle.when_issued(move || {
+        there.fetch_add(1, Ordering::SeqCst);
+    });
     waiting.into_iter().chain([resolving]).for_each(|thread| thread.join().expect("no panic"));
     assert_eq!(told.load(Ordering::SeqCst), 1, "the listener is called once");
 }
