@@ -55,7 +55,11 @@ impl Callbacks {
                 let (sender, receiver) = unbounded::<Callback>();
                 let there = Arc::downgrade(self);
                 let run = move || {
-                    let give_up = || drop(there.upgrade().map(|callbacks| callbacks.run_given_up()));
+                    let give_up = || {
+                        if let Some(callbacks) = there.upgrade() {
+                            callbacks.run_given_up();
+                        }
+                    };
                     run_all(&receiver, give_up);
                 };
                 let thread = std::thread::Builder::new().name("gl-callbacks".to_owned()).spawn(run);

@@ -81,7 +81,7 @@ pub fn poller() {
     Worker::run(2, true);
 }
 
-/// As [`poller`], but nobody wakes a helper whose result another thread has found.
+/// As [`poller`], but nobody wakes a helper whose operation another thread has ended.
 pub fn poller_that_wakes_no_helper() {
     Worker::run(2, false);
 }

@@ -1,4 +1,5 @@
-//! A worker of the model: its own thread, callers that wait for their sums, and a server that answers.
+//! A worker of the model: its own thread, callers that wait for their sums, a server that answers all but one of them, and the engine's timer,
+//! which ends the operation of that one.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -40,20 +41,30 @@ impl Worker {
         };
         let own = start(|worker, _| run(worker), 0);
         let server = start(
-            |worker, callers| {
-                for caller in 0..callers {
+            |worker, answered| {
+                for caller in 0..answered {
                     if worker.link.answer(caller) {
                         worker.poller.events.push(Happening::Rung(LinkId(1)));
                     }
                 }
             },
-            callers,
+            callers - 1,
         );
+        let timer = start(Self::resolve, callers - 1);
         let waiting: Vec<_> = (0..callers).map(|caller| start(Self::wait, caller)).collect();
-        waiting.into_iter().chain([server]).for_each(|thread| thread.join().expect("no panic"));
+        waiting.into_iter().chain([server, timer]).for_each(|thread| thread.join().expect("no panic"));
         worker.over.store(true, Ordering::SeqCst);
         worker.poller.wake();
         own.join().expect("no panic");
+    }
+
+    /// The operation of a caller ends. As `Dispatch::carry_out`.
+    fn resolve(&self, caller: usize) {
+        self.resolved.lock().expect("no panic")[caller] = true;
+        self.changed.notify_all();
+        if self.wakes_helper {
+            self.poller.wake_helper();
+        }
     }
 
     /// As `Handle::wait`.
@@ -78,13 +89,7 @@ impl Side for Worker {
 
     fn turn(&self, links: &[Arc<Link>]) -> bool {
         let answers: Vec<usize> = links.iter().flat_map(|link| link.drain()).collect();
-        for caller in &answers {
-            self.resolved.lock().expect("no panic")[*caller] = true;
-            self.changed.notify_all();
-            if self.wakes_helper {
-                self.poller.wake_helper();
-            }
-        }
+        answers.iter().for_each(|caller| self.resolve(*caller));
         !answers.is_empty()
     }
 
