@@ -5,7 +5,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use super::dispatcher::Dispatcher;
-use super::followed::STILL_RUNNING;
 use super::handle::{Handle, Keeper};
 use super::keeper::{Submissions, ending};
 use super::limit::Limit;
@@ -20,7 +19,7 @@ use super::trace::Timeline;
 use crate::cluster::{MemberConfig, MemberEvent, empty_barrier};
 use crate::config::Config;
 use crate::device::Device;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::local::{OwnThread, PrivateSocket, Progress, Segment};
 use crate::mem::{Copies, Doubt};
 use crate::pipeline::Stage;
@@ -75,7 +74,7 @@ pub struct Engine {
     /// For the threads that wait for handles.
     waiting: Arc<Waiting>,
     pub(super) threads: Mutex<Vec<OwnThread>>,
-    config: Config,
+    pub(super) config: Config,
     pub(super) coordinator: String,
     pub(super) credentials: Arc<Credentials>,
     pub(super) room: Arc<Room>,
@@ -267,61 +266,6 @@ impl Engine {
     /// The timeline, for the caller's own spans.
     pub fn timeline(&self) -> &Timeline {
         &self.timeline
-    }
-
-    /// Declares tensors before their first use, all in one round trip. With `fuse`, small neighbours may share parts; all of the list
-    /// must then be submitted in every round.
-    ///
-    /// # Errors
-    /// [`Error::Mismatch`](crate::Error::Mismatch) if another worker declared one of the names differently.
-    pub fn declare(&self, tensors: Vec<TensorSpec>, fuse: bool, timeout: Option<Duration>) -> Result<()> {
-        let what = tensors.first().map_or_else(String::new, |first| {
-            format!(
-                "declaring {} tensors, the first is {} (a name that was undeclared comes again once every worker has undeclared it)",
-                tensors.len(),
-                first.name
-            )
-        });
-        let (handle, done) = Handle::new(0, None, Arc::default(), |_| {});
-        let asked = self.shared.with(|state, _| {
-            let request = state.worker.declare(tensors, fuse)?;
-            match request {
-                Some(request) => state.await_answer(request, done),
-                None => done.ok(()),
-            }
-            Ok(())
-        });
-        asked.flatten()?;
-        self.wait_for_answer(&handle, timeout, &what)
-    }
-
-    /// Says that this worker uses these names no more. When every worker has said so, the names cost nothing any more, and may be declared
-    /// again as other tensors. A declaration that comes earlier waits for the other workers. Does not wait for them itself.
-    ///
-    /// # Errors
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if a name is not declared, or shares a part with one that is not among
-    /// them; [`Error::FailedPrecondition`](crate::Error::FailedPrecondition) if a tensor is still being declared or reduced; or why the
-    /// job ended.
-    pub fn undeclare(&self, names: &[String], timeout: Option<Duration>) -> Result<()> {
-        let (handle, done) = Handle::new(0, None, Arc::default(), |_| {});
-        let asked = self.shared.with(|state, _| {
-            let request = state.worker.undeclare(names)?;
-            state.await_answer(request, done);
-            Ok(())
-        });
-        asked.flatten()?;
-        self.wait_for_answer(&handle, timeout, "undeclaring names")
-    }
-
-    /// Waits for the answer to a request of this process, at most for `timeout`, or for as long as any call may wait.
-    fn wait_for_answer(&self, handle: &Handle, timeout: Option<Duration>, what: &str) -> Result<()> {
-        let patience = timeout.unwrap_or_else(|| answer_bound(&self.config));
-        match handle.wait(Some(patience)) {
-            Err(Error::Timeout { what: found, waited }) if found == STILL_RUNNING => {
-                Err(Error::Timeout { what: what.to_owned(), waited })
-            }
-            outcome => outcome,
-        }
     }
 
     /// The limit of an operation that begins now.

@@ -189,6 +189,13 @@ mod tests {
     }
 
     #[test]
+    fn settling_gives_up_if_no_operation_ends() {
+        let followed = Followed { bound: Duration::ZERO, ..Followed::default() };
+        followed.begin();
+        assert!(matches!(followed.settle(None), Err(Error::Unresponsive { .. })));
+    }
+
+    #[test]
     fn what_the_caller_cancelled_is_no_error_for_him() {
         let followed = Followed::default();
         followed.begin();

@@ -48,6 +48,7 @@ mod driver;
 mod batch;
 mod ending;
 mod local;
+mod names;
 
 pub use batch::{Batch, BatchSubmission, Member};
 pub use driver::{Engine, EngineOptions, Submission};

@@ -86,3 +86,17 @@ impl Room {
 }
 
 const LOCK: &str = "nobody panics while holding it";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_producer_gives_up_if_no_submission_ends() {
+        let room = Arc::new(Room::new(10, Duration::from_millis(1)));
+        let held = Room::enter(&room, 10, None);
+        assert!(matches!(Room::enter(&room, 1, None), Err(Error::Exhausted { .. })));
+        drop(held);
+        assert!(Room::enter(&room, 1, None).is_ok());
+    }
+}

@@ -157,7 +157,7 @@ pub struct Scheduler {
     /// Stages to wake, one bit each.
     wakes: u16,
     submitted: u64,
-    /// When a step of any task last began or ended.
+    /// When a step of any task last began or ended, except those that tell a server of a withdrawal.
     moved: Time,
     ended: Option<Error>,
 }
@@ -294,8 +294,10 @@ impl Scheduler {
 
     /// Makes a task that was taken out of its queue a running one.
     fn start(&mut self, now: Time, id: TaskId) -> Task {
-        self.moved = now;
         let work = self.tasks.get_mut(id.0).expect("queued tasks exist");
+        if !work.purpose.is_withdrawal() {
+            self.moved = now;
+        }
         self.running[work.stage.index()] += 1;
         work.place = Place::Running;
         let is_unwanted = work.purpose.is_unwanted() || work.purpose == Purpose::Dropped;
@@ -312,8 +314,10 @@ impl Scheduler {
     /// # Panics
     /// If the task is not running.
     pub fn finish(&mut self, now: Time, id: TaskId, outcome: Outcome) {
-        self.moved = now;
         let work = self.tasks.get(id.0).expect("a running task exists");
+        if !work.purpose.is_withdrawal() {
+            self.moved = now;
+        }
         assert_eq!(work.place, Place::Running, "only a running task is finished");
         self.running[work.stage.index()] -= 1;
         let stage = work.stage;

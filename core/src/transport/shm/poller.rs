@@ -1,7 +1,4 @@
-//! How one side of shared memory waits for work: it spins for a moment, and then sleeps until one of its descriptors is ready.
-//!
-//! The descriptors are the bells of its links, their connections, the listening socket, and an event that other threads of the process
-//! trigger.
+//! How one side of shared memory waits for work: it spins for a moment, and then sleeps until there is an [event](Events).
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
