@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-rust test-sim test-net test-hostile test-faults test-lasting test-python test-torch-oldest test-frameworks test-tensorflow test-tensorflow-oldest test-jax test-jax-oldest static-server test-static lint bench deny fuzz fuzz-run fakes gpu-bundle gpu-check issue-cost ptx clean
+.PHONY: help demo test test-rust test-sim test-net test-hostile test-faults test-lasting test-soak test-models test-python test-torch-oldest test-frameworks test-tensorflow test-tensorflow-oldest test-jax test-jax-oldest static-server test-static lint bench deny fuzz fuzz-run fakes gpu-bundle gpu-check issue-cost ptx clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -31,7 +31,7 @@ demo: $(DEMO_VENV)/installed ## two workers, two servers, real images; checks it
 
 test: lint test-rust test-python ## everything CI runs
 	@$(call count_skips,$(SKIPS)/rust $(SKIPS)/python)
-	@echo "Left out, each with a target: frameworks, torch-oldest, static, net, hostile, faults, lasting (make test-...), fuzz, gpu-check"
+	@echo "Left out, each with a target: frameworks, torch-oldest, static, net, hostile, faults, lasting, soak, models (make test-...), fuzz, gpu-check"
 
 lint: $(VENV)/requirements
 	cargo fmt --all --check
@@ -51,6 +51,12 @@ test-faults: ## how long survivors wait for their typed error, for each kind of 
 
 test-lasting: ## memory over 100,000 names that end and 10,000,000 sums, on each transport (an hour); NAMES= and SUMS= for fewer
 	LASTING_NAMES=$(or $(NAMES),100000) LASTING_SUMS=$(or $(SUMS),10000000) cargo test --release -p gradlane-tests --test lasting -- --nocapture
+
+test-models: ## what threads share, in many orders of their steps: ITERATIONS=100000 (a quarter of an hour)
+	MODEL_ITERATIONS=$(or $(ITERATIONS),100000) cargo test --release -p gradlane-models
+
+test-soak: ## native threads that share a session, over each transport: ROUNDS=20000 (some minutes)
+	SOAK_ROUNDS=$(or $(ROUNDS),20000) cargo test --release -p gradlane-tests --test soak -- --nocapture --test-threads=1
 
 # An idle machine, please: the figures are those of the machine. What is wrong or hangs fails on any.
 test-net: ## jobs on every bad network, with a table (30 minutes): SEEDS=1 for a third of it, ONLY=loss,MTU for some

@@ -44,6 +44,7 @@ __all__ = [
     "StallError",
     "TimeoutError",
     "UnavailableError",
+    "UnresponsiveError",
     "UnsupportedError",
     "UnusedParametersError",
 ]
@@ -197,6 +198,20 @@ class ServerUnreachableError(TimeoutError):
         super().__init__(message, **fields)
         self.server: str | None = fields.get("server")
         self.cause: str | None = fields.get("cause")
+        self.hint: str | None = fields.get("hint")
+
+
+class UnresponsiveError(TimeoutError):
+    """The engine of this process did not end an operation, because its threads are stuck. Its memory stays in use.
+
+    Attributes:
+        what: the operation, such as `tensor grad`.
+        hint: what to do.
+    """
+
+    def __init__(self, message: str, **fields: Any) -> None:
+        super().__init__(message, **fields)
+        self.what: str | None = fields.get("what")
         self.hint: str | None = fields.get("hint")
 
 

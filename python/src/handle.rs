@@ -57,14 +57,16 @@ impl Handle {
 
     /// Whether `follow` returns at once.
     fn is_issued(&self, py: Python<'_>) -> PyResult<bool> {
-        Ok(self.0.get(py)?.inner.is_issued())
+        let inner = &self.0.get(py)?.inner;
+        // Also if the engine is stuck: then `follow` raises at once.
+        Ok(inner.is_issued() || inner.is_given_up())
     }
 
-    /// Whether the operation has ended, with success or an error.
+    /// Whether the operation has ended, with success or an error, or is given up because the engine is stuck: then `wait` raises at once.
     fn poll(&self, py: Python<'_>) -> PyResult<bool> {
         let Parts { inner, owners } = self.0.get(py)?;
         release(py, owners);
-        Ok(inner.outcome().is_some())
+        Ok(inner.outcome().is_some() || inner.is_given_up())
     }
 
     /// Cancels the operation; it ends with a `CancelledError` once its memory is free.

@@ -42,6 +42,7 @@ mod shapes;
 mod sim;
 mod site;
 mod skips;
+mod stuck;
 mod supply_chain;
 mod tidy;
 mod tiers;

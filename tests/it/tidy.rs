@@ -4,6 +4,7 @@
 mod circles;
 mod queues;
 mod source;
+mod waits;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -308,6 +309,21 @@ fn the_data_path_copies_only_where_it_is_counted() {
 }
 
 #[test]
+fn a_value_that_may_not_be_wanted_is_built_only_if_it_is_wanted() {
+    let mut wrong = Vec::new();
+    for source in read("tests").into_iter().chain(read("bench/src")).chain(everything()) {
+        for (at, word) in source.code.match_indices(".then_some(") {
+            let argument = argument(&source.code[at + word.len()..]);
+            if builds(argument) {
+                let line = source.code[..at].matches('\n').count() + 1;
+                wrong.push(format!("{}:{line}: then_some({argument}): write then(|| ...), or an if", source.path));
+            }
+        }
+    }
+    report("values that are built, and dropped, though nobody wants them", wrong);
+}
+
+#[test]
 fn files_can_be_read_in_one_sitting() {
     let long = |source: &Source| {
         let harness = source.path.starts_with("tests/");
@@ -438,4 +454,29 @@ fn text(path: &str) -> String {
 
 fn report(what: &str, wrong: Vec<String>) {
     assert!(wrong.is_empty(), "{what}:\n  {}", wrong.join("\n  "));
+}
+
+/// The text up to the parenthesis that closes the argument.
+fn argument(text: &str) -> &str {
+    let mut depth = 0_usize;
+    let end = text.find(|letter| match letter {
+        '(' | '[' | '{' => {
+            depth += 1;
+            false
+        }
+        ')' if depth == 0 => true,
+        ')' | ']' | '}' => {
+            depth -= 1;
+            false
+        }
+        _ => false,
+    });
+    &text[..end.unwrap_or(text.len())]
+}
+
+/// Whether an expression calls a function or fills a structure, both of which may make a value whose drop has an effect.
+fn builds(expression: &str) -> bool {
+    let is_name = |letter: char| letter.is_alphanumeric() || letter == '_' || letter == '!';
+    let opens = expression.match_indices(['(', '{']);
+    opens.into_iter().any(|(at, _)| expression[..at].trim_end().ends_with(is_name))
 }

@@ -23,6 +23,7 @@ NOT_BY_A_CALL = {
     errors.AbortedError: "a base class",
     errors.PeerLostError: "needs a process that dies: test_lost_members.py",
     errors.ServerUnreachableError: "needs a server that cannot be reached: tests/it/unreachable.rs",
+    errors.UnresponsiveError: "needs an engine whose threads are stuck: tests/it/stuck.rs",
     errors.CertExpiredError: "needs a certificate that has expired: tests/it/security.rs",
     errors.TokenError: "needs a token of a coordinator: core/src/transport/identity.rs",
     errors.FencedError: "needs a process that is held up: test_lost_members.py",

@@ -154,7 +154,7 @@ fn blank(team: &Team, entry: &Entry) -> Row {
         count: entry.count,
         dtype: Some(entry.case.dtype()),
         op: (entry.case.op != NO_OP).then(|| entry.case.op()),
-        collective: (!entry.case.echoes()).then_some(entry.case.collective.name()),
+        collective: if entry.case.echoes() { None } else { Some(entry.case.collective.name()) },
         ..Row::new(&team.name, team.ours, &entry.variant)
     }
 }

@@ -151,6 +151,7 @@ impl Engine {
         let room = Room::enter(&self.room, bytes, timeout)?;
 
         let count = members.len() as u64;
+        let limit = self.limit(format!("tensor {}", batch.names()));
         let handle = self.shared.with_pushing(here_bytes_max, |state, now| {
             let describe = |index: usize| {
                 let Member { source, priority, .. } = &members[index];
@@ -183,7 +184,7 @@ impl Engine {
         });
         let handle = handle.flatten()?;
         Metrics::add(&self.shared.metrics.submissions, count);
-        Ok(self.polling(handle))
+        Ok(self.polling(handle).limited(limit))
     }
 }
 

@@ -1,6 +1,6 @@
 //! A bell, on which the thread of a stage sleeps.
 
-use std::sync::{Condvar, Mutex, PoisonError};
+use crate::local::sync::{Condvar, Mutex, PoisonError};
 
 /// A thread waits for its bell; other threads ring it when there is work.
 ///

@@ -5,13 +5,13 @@
 //! and PUSH of short parts by the thread that submits them, or that learns that a device has copied them.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::bell::Bell;
 use super::burst::Burst;
 use super::dial::dial;
 use super::executors::execute;
+use super::inline::Inline;
 use super::job::Job;
 use super::metrics::Metrics;
 use super::shared::{Dispatch, Shared};
@@ -36,15 +36,6 @@ pub(super) struct Dispatcher {
     left: Mutex<VecDeque<Job>>,
 }
 
-/// Serialises inline execution of some stages, so that their tasks keep the order in which the scheduler gives them.
-#[derive(Default)]
-struct Inline {
-    /// The thread that holds this lock executes.
-    turn: Mutex<()>,
-    /// Whether there may be tasks.
-    waiting: AtomicBool,
-}
-
 impl Dispatcher {
     /// The bell of `stage`'s thread.
     pub(super) fn bell(&self, stage: Stage) -> &Bell {
@@ -56,21 +47,15 @@ impl Dispatcher {
         self.bells.iter().for_each(Bell::ring);
     }
 
-    /// Executes the ready tasks of `stages` on this thread. Only one thread does so at a time; it looks again for every other thread that
-    /// came meanwhile, so that the order of tasks holds.
+    /// Executes the ready tasks of `stages` on this thread, or leaves them to the thread that does so now.
     fn run_inline(shared: &Arc<Shared>, stages: &[Stage], inline: &Inline) {
-        inline.waiting.store(true, Ordering::SeqCst);
-        while inline.waiting.load(Ordering::SeqCst) {
-            let Ok(turn) = inline.turn.try_lock() else { return };
-            while inline.waiting.swap(false, Ordering::SeqCst) {
-                for stage in stages {
-                    while let Ok(Some(job)) = shared.with(|state, now| state.take(now, *stage)) {
-                        execute(shared, job, 0);
-                    }
+        inline.run(|| {
+            for stage in stages {
+                while let Ok(Some(job)) = shared.with(|state, now| state.take(now, *stage)) {
+                    execute(shared, job, 0);
                 }
             }
-            drop(turn);
-        }
+        });
     }
 
     /// Executes the next tasks of `stage`, at most `tasks_max`, as long as they are short, and leaves the rest to the stage's thread.

@@ -2,13 +2,13 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use super::arrivals::Arrivals;
 use super::dispatcher::Dispatcher;
 use super::handle::{Handle, Keeper};
 use super::keeper::{Submissions, ending};
+use super::limit::Limit;
 use super::local_peers::{self, Books};
 use super::memory::Memory;
 use super::metrics::Metrics;
@@ -21,7 +21,7 @@ use crate::cluster::{MemberConfig, MemberEvent, empty_barrier};
 use crate::config::Config;
 use crate::device::Device;
 use crate::error::Result;
-use crate::local::{PrivateSocket, Progress, Segment};
+use crate::local::{OwnThread, PrivateSocket, Progress, Segment};
 use crate::mem::{Copies, Doubt};
 use crate::pipeline::Stage;
 use crate::runtime::{Clock, Membership, MembershipOptions, Timer};
@@ -74,8 +74,8 @@ pub struct Engine {
     pub(super) dispatcher: Arc<Dispatcher>,
     /// For the threads that wait for handles.
     waiting: Arc<Waiting>,
-    pub(super) threads: Mutex<Vec<JoinHandle<()>>>,
-    config: Config,
+    pub(super) threads: Mutex<Vec<OwnThread>>,
+    pub(super) config: Config,
     pub(super) coordinator: String,
     pub(super) credentials: Arc<Credentials>,
     pub(super) room: Arc<Room>,
@@ -115,6 +115,7 @@ impl Engine {
             stuck: config.call_limit(),
             device: if options.device.is_some() { DeviceKind::Cuda } else { DeviceKind::Host },
         };
+        let joins_in = member.join_timeout + config.call_limit();
         let dispatcher = Arc::new(Dispatcher::default());
         let shared = Arc::new(Shared::new(
             options.transport,
@@ -154,7 +155,7 @@ impl Engine {
                 shared.break_down(cause);
             }
         }));
-        let room = Room::new(config.submit_bytes_max);
+        let room = Room::new(config.submit_bytes_max, config.call_limit());
         let keeper = Submissions::single(&shared);
         let timeline = Timeline::new(clock, config.timeline_bytes_max);
         let waiting = Arc::new(Waiting(Arc::clone(&shared)));
@@ -172,7 +173,7 @@ impl Engine {
             leaving: Mutex::default(),
             arrivals: Arrivals::default(),
         };
-        engine.shared.milestones.wait(None, |reached| reached.joined)?;
+        engine.shared.milestones.wait(joins_in, "joining the job", |reached| reached.joined)?;
         engine.equip(clock, socket)?;
         if let Some(place) = &engine.config.timeline {
             engine.start_timeline(place)?;
@@ -270,41 +271,9 @@ impl Engine {
         &self.timeline
     }
 
-    /// Declares tensors before their first use, all in one round trip. With `fuse`, small neighbours may share parts; all of the list
-    /// must then be submitted in every round.
-    ///
-    /// # Errors
-    /// [`Error::Mismatch`](crate::Error::Mismatch) if another worker declared one of the names differently.
-    pub fn declare(&self, tensors: Vec<TensorSpec>, fuse: bool, timeout: Option<Duration>) -> Result<()> {
-        let (handle, done) = Handle::new(0, None, Arc::default(), |_| {});
-        let asked = self.shared.with(|state, _| {
-            let request = state.worker.declare(tensors, fuse)?;
-            match request {
-                Some(request) => state.await_answer(request, done),
-                None => done.ok(()),
-            }
-            Ok(())
-        });
-        asked.flatten()?;
-        handle.wait(timeout)
-    }
-
-    /// Says that this worker uses these names no more. When every worker has said so, the names cost nothing any more, and may be declared
-    /// again as other tensors. A declaration that comes earlier waits for the other workers. Does not wait for them itself.
-    ///
-    /// # Errors
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if a name is not declared, or shares a part with one that is not among
-    /// them; [`Error::FailedPrecondition`](crate::Error::FailedPrecondition) if a tensor is still being declared or reduced; or why the
-    /// job ended.
-    pub fn undeclare(&self, names: &[String], timeout: Option<Duration>) -> Result<()> {
-        let (handle, done) = Handle::new(0, None, Arc::default(), |_| {});
-        let asked = self.shared.with(|state, _| {
-            let request = state.worker.undeclare(names)?;
-            state.await_answer(request, done);
-            Ok(())
-        });
-        asked.flatten()?;
-        handle.wait(timeout)
+    /// The limit of an operation that begins now.
+    pub(super) fn limit(&self, name: impl Into<Arc<str>>) -> Limit {
+        Limit::new(self.shared.clock, self.config.call_limit(), name)
     }
 
     /// Reduces a tensor over all workers. `then` runs when the handle resolves, with its id, on an engine thread;
@@ -337,6 +306,7 @@ impl Engine {
         let room = Room::enter(&self.room, bytes, timeout)?;
         entered();
 
+        let limit = self.limit(format!("tensor {}", tensor.name));
         let (device, device_encodes) = (source.device(), encodes(&tensor, &source, self.device()));
         let described = Tensor { key: tensor.key(), bytes, device, device_encodes, priority };
         let handle = self.shared.with_pushing(here_bytes_max, |state, now| {
@@ -352,7 +322,7 @@ impl Engine {
         });
         let handle = handle.flatten()?;
         Metrics::add(&self.shared.metrics.submissions, 1);
-        Ok(self.polling(handle))
+        Ok(self.polling(handle).limited(limit))
     }
 
     /// Reduces a tensor over all workers and waits for it, at most for `patience`; like [`push_pull`](Self::push_pull) and
@@ -403,7 +373,8 @@ impl Engine {
         };
         // Only once there is room, because the wait for room may need another thread to do the work.
         let handle = submit(HERE_BYTES_MAX, &|| collective.announce())?;
-        // A panic ends the handle as well.
+        // A panic ends the handle as well. No longer than the handle trusts the engine: it asks in its own wait.
+        let patience = patience.min(self.config.call_limit());
         let _ = self.shared.guard(|| collective.poll_announced(&|| handle.is_issued(), patience));
         Ok(handle)
     }
@@ -434,12 +405,15 @@ impl Engine {
             return Handle::resolved(id, Err(error));
         }
         let timeout = timeout.unwrap_or(self.config.step_timeout);
+        // The coordinator answers at the timeout at the latest, and a lost coordinator is reported a moment later.
+        let bound = timeout.saturating_add(self.config.dead_timeout * 2 + ANSWER_MARGIN);
+        let limit = Limit::new(self.shared.clock, bound, format!("barrier {name}"));
         let (handle, done) = Handle::new(id, None, Arc::default(), |_| {});
         // If the engine is shut down, the token is dropped, which reports an error.
         if let Some(membership) = &*locked(&self.shared.membership) {
             membership.barrier(name.to_owned(), timeout, done);
         }
-        handle
+        handle.limited(limit)
     }
 }
 
@@ -454,6 +428,9 @@ impl Drop for Engine {
 pub(super) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
+
+/// How much later than its timeout the answer to a barrier may come. The membership waits for so long itself.
+const ANSWER_MARGIN: Duration = Duration::from_secs(2);
 
 fn on_event(shared: &Arc<Shared>, event: MemberEvent) {
     match event {

@@ -73,7 +73,10 @@ impl Engine {
             return Ok(());
         }
         if self.shared.with(|state, now| state.worker.handle_leave(now, grace)).is_ok() {
-            let _ = self.shared.milestones.wait(None, |reached| reached.may_leave);
+            // The machine ends this wait after `grace`. The rest is for threads that are late, or stuck.
+            let patience = grace.saturating_add(ENDING);
+            let _ =
+                self.shared.milestones.wait(patience, "telling servers of withdrawals", |reached| reached.may_leave);
         }
         if let Some(membership) = &*locked(&self.shared.membership) {
             membership.leave();
@@ -84,7 +87,8 @@ impl Engine {
     /// Waits at most `grace` for the answer of the coordinator, then ends all threads.
     fn close(&self, grace: Duration) -> Result<()> {
         let milestones = &self.shared.milestones;
-        let left = milestones.wait(Some(grace), |reached| reached.left || reached.failed.is_some());
+        let what = "waiting for the other workers to leave";
+        let left = milestones.wait(grace, what, |reached| reached.left || reached.failed.is_some());
         let membership = locked(&self.shared.membership).take();
         drop(membership);
         if let Some(collective) = self.shared.collective.get() {
@@ -99,7 +103,7 @@ impl Engine {
         self.shared.close();
         self.dispatcher.ring_all();
         for thread in locked(&self.threads).drain(..) {
-            let _ = thread.join();
+            thread.join(ENDING);
         }
         // Taken out of the lock first, because a callback under way may arm it.
         let timer = locked(&self.shared.timer).take();
@@ -108,6 +112,9 @@ impl Engine {
         left
     }
 }
+
+/// How long the end of an engine waits for a thread that was told to end. A thread that is stuck stays behind, with a warning.
+const ENDING: Duration = Duration::from_secs(2);
 
 /// The error of submissions that are under way when their worker gives up.
 fn given_up(cause: &str) -> Error {

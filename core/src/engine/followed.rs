@@ -1,10 +1,14 @@
 //! The operations for whose end a stream of the caller waits instead of a thread, and the errors of which nobody was told in time.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use super::limit::GRACE;
 use crate::error::{Error, Result};
+use crate::local::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use crate::runtime::Clock;
+use crate::types::Time;
 
 /// The text of a wait's error if what was waited for goes on after the timeout.
 pub const STILL_RUNNING: &str = "waiting for an operation, which goes on";
@@ -12,10 +16,13 @@ pub const STILL_RUNNING: &str = "waiting for an operation, which goes on";
 /// Counts operations from [`Handle::follow`](super::Handle::follow) to their end, and keeps the first error among them until it is told.
 ///
 /// The caller of `follow` was told that all is well. So the error of such an operation comes from the next call that can raise it.
-#[derive(Default, Debug)]
+#[derive(Debug)]
 pub struct Followed {
     open: Mutex<Open>,
     ended: Condvar,
+    clock: Clock,
+    /// How long no operation may begin or end while some are open.
+    bound: Duration,
     /// Operations for whose end a stream has waited.
     stream_waits: Arc<AtomicU64>,
     /// Waits of threads for the end of an operation.
@@ -25,15 +32,25 @@ pub struct Followed {
 #[derive(Default, Debug)]
 struct Open {
     operations: usize,
+    /// When an operation last began or ended.
+    moved: Time,
     /// The error, and the id of its handle.
     untold: Option<(u64, Error)>,
 }
 
+impl Default for Followed {
+    fn default() -> Self {
+        let (stream_waits, host_waits) = Default::default();
+        let (open, ended) = (Mutex::default(), Condvar::new());
+        Self { open, ended, clock: Clock::start(), bound: ALONE_BOUND, stream_waits, host_waits }
+    }
+}
+
 impl Followed {
-    /// Counts in these metrics.
-    pub(super) fn counting(stream_waits: &Arc<AtomicU64>, host_waits: &Arc<AtomicU64>) -> Self {
+    /// Counts in these metrics. Operations that are open for longer than `bound` without any that begins or ends are given up.
+    pub(super) fn counting(stream_waits: &Arc<AtomicU64>, host_waits: &Arc<AtomicU64>, bound: Duration) -> Self {
         let (stream_waits, host_waits) = (Arc::clone(stream_waits), Arc::clone(host_waits));
-        Self { stream_waits, host_waits, ..Self::default() }
+        Self { stream_waits, host_waits, bound, ..Self::default() }
     }
 
     /// Tells the error of an operation of whose end nobody else was told, once.
@@ -47,19 +64,29 @@ impl Followed {
     /// Waits until all operations have ended for which streams wait, at most for `timeout`.
     ///
     /// # Errors
-    /// That of [`check`](Self::check); [`Error::Timeout`] if some have not ended in time.
+    /// That of [`check`](Self::check); [`Error::Timeout`] if some have not ended in time; [`Error::Unresponsive`] if none has begun or ended
+    /// for so long that the engine or the device must be stuck.
     pub fn settle(&self, timeout: Option<Duration>) -> Result<()> {
-        let open = |open: &mut Open| open.operations > 0;
-        let guard = self.lock();
-        let mut guard = match timeout {
-            None => self.ended.wait_while(guard, open).unwrap_or_else(PoisonError::into_inner),
-            Some(timeout) => {
-                self.ended.wait_timeout_while(guard, timeout, open).unwrap_or_else(PoisonError::into_inner).0
+        let until = timeout.map(|timeout| self.clock.now() + timeout);
+        let mut guard = self.lock();
+        let stuck = loop {
+            let (now, stuck_at) = (self.clock.now(), guard.moved + self.bound + GRACE);
+            let due = until.map_or(stuck_at, |until| until.min(stuck_at));
+            if guard.operations == 0 || due <= now {
+                break guard.operations > 0 && stuck_at <= now;
             }
+            guard = self.ended.wait_timeout(guard, due.since(now)).unwrap_or_else(PoisonError::into_inner).0;
         };
         match (guard.untold.take(), guard.operations) {
             (Some((_, error)), _) => Err(error),
             (None, 0) => Ok(()),
+            (None, operations) if stuck => Err(Error::Unresponsive {
+                what: format!("{operations} operations on devices"),
+                waited: self.clock.now().since(guard.moved),
+                hint: "the device or the engine's threads are stuck, and the memory stays in use; look at what they do (py-spy dump --native, \
+                       gdb), and start the job again"
+                    .to_owned(),
+            }),
             (None, operations) => Err(Error::Timeout {
                 what: format!("{STILL_RUNNING} ({operations} on devices)"),
                 waited: timeout.unwrap_or_default(),
@@ -70,13 +97,16 @@ impl Followed {
     /// A stream waits for an operation that has not ended.
     pub(super) fn begin(&self) {
         self.stream_waits.fetch_add(1, Ordering::Relaxed);
-        self.lock().operations += 1;
+        let mut open = self.lock();
+        open.operations += 1;
+        open.moved = self.clock.now();
     }
 
     /// The operation `id` has ended. `names` are its tensors, for an error.
     pub(super) fn end(&self, id: u64, outcome: &Result<()>, names: &str) {
         let mut open = self.lock();
         open.operations -= 1;
+        open.moved = self.clock.now();
         if let Err(error) = outcome
             && *error != Error::Cancelled
         {
@@ -101,6 +131,9 @@ impl Followed {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
+
+/// The bound of a job of one worker, whose operations are copies of a device.
+pub(super) const ALONE_BOUND: Duration = Duration::from_secs(300);
 
 /// The error with the names of the tensors, where it does not name them anyway.
 fn with_names(error: &Error, names: &str) -> Error {
@@ -153,6 +186,13 @@ mod tests {
         let ending = std::thread::spawn(move || there.end(1, &Ok(()), "grad"));
         assert_eq!(followed.settle(None), Ok(()));
         ending.join().expect("no panic");
+    }
+
+    #[test]
+    fn settling_gives_up_if_no_operation_ends() {
+        let followed = Followed { bound: Duration::ZERO, ..Followed::default() };
+        followed.begin();
+        assert!(matches!(followed.settle(None), Err(Error::Unresponsive { .. })));
     }
 
     #[test]

@@ -2,16 +2,19 @@
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use super::followed::{Followed, STILL_RUNNING};
+use super::limit::Limit;
 use crate::cuda::Marks;
 use crate::error::{Error, Result};
 use crate::local::Progress;
+use crate::local::sync::{Condvar, Mutex, MutexGuard};
 use crate::mem::Ordinal;
 use crate::runtime::Clock;
 use crate::types::{Done, Time};
+use crate::worker::Liveness;
 
 /// An operation that was submitted. Resolves exactly once; every clone sees the outcome.
 ///
@@ -27,6 +30,8 @@ pub struct Handle {
     followed: Arc<Followed>,
     /// The component whose work a waiting thread can do.
     progress: Option<Weak<dyn Progress + Send + Sync>>,
+    /// When waiting threads ask whether the engine still works. Absent if there is no engine that could be stuck.
+    limit: Option<Arc<Limit>>,
 }
 
 /// What a handle asks of the engine that has its operation. Shared by all handles of an engine.
@@ -36,6 +41,9 @@ pub(super) trait Keeper: Send + Sync {
 
     /// A stream of the caller waits for the operation with this id, so whatever the caller submits from now on comes after it.
     fn free_memory(&self, id: u64);
+
+    /// Whether the engine works at the operation with this id. Does not wait for any other thread.
+    fn liveness(&self, id: u64) -> Liveness;
 }
 
 /// The end of an operation, as its handle tells it.
@@ -89,13 +97,19 @@ impl Handle {
                 resume_unwind(panic);
             }
         });
-        (Self { id, slot, keeper, followed, progress: None }, done)
+        (Self { id, slot, keeper, followed, progress: None, limit: None }, done)
     }
 
     /// The same handle. Its waiting threads poll `progress` unless another thread does.
     #[must_use]
     pub(super) fn polling(self, progress: Weak<dyn Progress + Send + Sync>) -> Self {
         Self { progress: Some(progress), ..self }
+    }
+
+    /// The same handle. Threads that wait for it ask after this time whether the engine still works at it.
+    #[must_use]
+    pub(super) fn limited(self, limit: Limit) -> Self {
+        Self { limit: Some(Arc::new(limit)), ..self }
     }
 
     /// What tells this handle that all work is on devices.
@@ -112,7 +126,7 @@ impl Handle {
     pub fn resolved(id: u64, outcome: Result<()>) -> Self {
         let state = Mutex::new(Resolution { outcome: Some(outcome), ..Resolution::default() });
         let slot = Arc::new(Slot { state, changed: Condvar::new() });
-        Self { id, slot, keeper: None, followed: Arc::default(), progress: None }
+        Self { id, slot, keeper: None, followed: Arc::default(), progress: None, limit: None }
     }
 
     /// Unique within its engine.
@@ -123,7 +137,9 @@ impl Handle {
     /// Waits for the outcome.
     ///
     /// # Errors
-    /// The operation's error, or [`Error::Timeout`] when `timeout` passes first; the operation then goes on.
+    /// The operation's error, or [`Error::Timeout`] when `timeout` passes first; the operation then goes on. [`Error::Unresponsive`] if the
+    /// engine's threads should have ended the operation and have not; its memory then stays in use until there is an
+    /// [`outcome`](Self::outcome).
     pub fn wait(&self, timeout: Option<Duration>) -> Result<()> {
         if let Some(outcome) = self.outcome() {
             if outcome.is_err() {
@@ -132,7 +148,7 @@ impl Handle {
             return outcome;
         }
         let clock = Clock::start();
-        let outcome = self.slot_when(timeout, &clock, Resolution::is_resolved).outcome.clone();
+        let outcome = self.slot_when(timeout, &clock, Resolution::is_resolved)?.outcome.clone();
         let outcome = outcome.ok_or_else(|| still_running(&clock))?;
         self.followed.count_host_wait();
         if outcome.is_err() {
@@ -152,7 +168,7 @@ impl Handle {
     /// As [`wait`](Self::wait). Those of [`Mark::precede`](crate::cuda::Mark::precede); the operation then goes on.
     pub fn follow(&self, timeout: Option<Duration>, stream: impl Fn(Ordinal) -> Option<u64>) -> Result<()> {
         let clock = Clock::start();
-        let state = self.slot_when(timeout, &clock, Resolution::is_issued);
+        let state = self.slot_when(timeout, &clock, Resolution::is_issued)?;
         let (outcome, marks) = (state.outcome.clone(), state.issued.clone());
         drop(state);
         let marks = match (outcome, marks) {
@@ -182,28 +198,61 @@ impl Handle {
     }
 
     /// Waits until the state is `enough`, or for `timeout`.
+    ///
+    /// # Errors
+    /// [`Error::Unresponsive`] if the engine does not work at the operation any more.
     fn slot_when(
         &self,
         timeout: Option<Duration>,
         clock: &Clock,
         enough: fn(&Resolution) -> bool,
-    ) -> MutexGuard<'_, Resolution> {
+    ) -> Result<MutexGuard<'_, Resolution>> {
+        loop {
+            let left = timeout.map(|timeout| timeout.saturating_sub(waited(clock)));
+            let ask_in = self.limit.as_ref().map(|limit| limit.left());
+            let state = self.sleep(left.into_iter().chain(ask_in).min(), enough);
+            if enough(&state) || timeout.is_some_and(|timeout| timeout <= waited(clock)) {
+                return Ok(state);
+            }
+            drop(state);
+            self.ask()?;
+        }
+    }
+
+    /// Does work of the engine, and sleeps, until the state is `enough`, or for `patience`.
+    fn sleep(&self, patience: Option<Duration>, enough: fn(&Resolution) -> bool) -> MutexGuard<'_, Resolution> {
+        let clock = Clock::start();
         let is_enough = || enough(&self.slot.lock());
         if let Some(progress) = self.progress.as_ref().and_then(Weak::upgrade).filter(|_| !is_enough()) {
-            progress.poll(&is_enough, timeout.unwrap_or(Duration::MAX));
+            progress.poll(&is_enough, patience.unwrap_or(Duration::MAX));
         }
         let mut guard = self.slot.lock();
         guard.waiters += 1;
         let waiting = |state: &mut Resolution| !enough(state);
-        let mut guard = match timeout {
+        let mut guard = match patience {
             None => self.slot.changed.wait_while(guard, waiting).expect(LOCK),
-            Some(timeout) => {
-                let rest = timeout.saturating_sub(waited(clock));
+            Some(patience) => {
+                let rest = patience.saturating_sub(waited(&clock));
                 self.slot.changed.wait_timeout_while(guard, rest, waiting).expect(LOCK).0
             }
         };
         guard.waiters -= 1;
         guard
+    }
+
+    /// Fails if the engine should have ended the operation and has not.
+    ///
+    /// # Errors
+    /// [`Error::Unresponsive`].
+    fn ask(&self) -> Result<()> {
+        let liveness = || self.keeper.as_ref().map_or(Liveness::Stuck, |keeper| keeper.liveness(self.id));
+        self.limit.as_ref().map_or(Ok(()), |limit| limit.ask(liveness))
+    }
+
+    /// Whether threads that wait for this handle give it up, because the engine does not work any more: then [`wait`](Self::wait) and
+    /// [`follow`](Self::follow) return [`Error::Unresponsive`], and the memory stays in use.
+    pub fn is_given_up(&self) -> bool {
+        !self.slot.lock().is_issued() && self.ask().is_err()
     }
 
     /// Whether [`follow`](Self::follow) returns at once: all work is on devices, or has ended.

@@ -7,6 +7,7 @@ use super::followed::Followed;
 use super::handle::{Ended, Keeper};
 use super::room::Entered;
 use super::shared::Shared;
+use crate::worker::Liveness;
 
 /// The keeper of all single submissions of an engine, or of those of one batch.
 pub(super) struct Submissions {
@@ -43,6 +44,11 @@ impl Keeper for Submissions {
         if let Some(shared) = self.shared.upgrade() {
             shared.report(|state, _| self.ids(id).for_each(|id| state.loans.free(id)));
         }
+    }
+
+    fn liveness(&self, id: u64) -> Liveness {
+        let Some(shared) = self.shared.upgrade() else { return Liveness::Stuck };
+        shared.liveness(self.ids(id))
     }
 }
 

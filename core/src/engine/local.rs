@@ -4,13 +4,15 @@ use std::sync::Arc;
 
 use super::batch::Open;
 use super::driver::Submission;
-use super::followed::Followed;
+use super::followed::{ALONE_BOUND, Followed};
 use super::handle::{Ended, Handle};
+use super::limit::Limit;
 use super::memory::Memory;
 use super::submit::check;
 use crate::cuda::{Mark, Marks, OnIssue};
 use crate::device::{Device, Transfer};
 use crate::error::{Error, Result};
+use crate::runtime::Clock;
 use crate::types::{Done, Op};
 
 /// Reduces tensors without a server and without an engine, all or none. The handle has the number `id` and resolves when all of them are
@@ -34,6 +36,7 @@ pub fn reduce_alone(
         tensor.participants.check_size(&tensor.name, 1)?;
     }
     let names = submissions.first().map(|submission| submission.tensor.name.clone()).unwrap_or_default();
+    let limit = Limit::new(Clock::start(), ALONE_BOUND, format!("tensor {names}"));
     let there = Arc::clone(followed);
     let ended = move |Ended { id, outcome, is_followed }: Ended<'_>| {
         then(id);
@@ -54,7 +57,7 @@ pub fn reduce_alone(
         });
         copy(source, destination, device, issued, Open::member(&open));
     }
-    Ok(handle)
+    Ok(handle.limited(limit))
 }
 
 fn copy(source: Memory, destination: Memory, device: Option<&Arc<dyn Device>>, issued: OnIssue, done: Done<()>) {

@@ -1,9 +1,9 @@
 //! The progress of the engine's membership, for caller threads that wait for it.
 
-use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 use crate::error::{Error, Result};
+use crate::local::sync::{Condvar, Mutex, PoisonError};
 
 /// The reached milestones, and a way to wait for them.
 #[derive(Default)]
@@ -36,23 +36,15 @@ impl Milestones {
         self.reached.lock().unwrap_or_else(PoisonError::into_inner).failed.clone()
     }
 
-    /// Waits until `enough`, the job's failure, or `patience`. The membership has deadlines of its own, so that none is needed to join.
-    pub(super) fn wait(&self, patience: Option<Duration>, enough: impl Fn(&Reached) -> bool) -> Result<()> {
+    /// Waits until `enough`, the job's failure, or `patience`. `what` is what the caller waits for, for the error.
+    pub(super) fn wait(&self, patience: Duration, what: &str, enough: impl Fn(&Reached) -> bool) -> Result<()> {
         let guard = self.reached.lock().unwrap_or_else(PoisonError::into_inner);
         let waiting = |reached: &mut Reached| !enough(reached) && reached.failed.is_none();
-        let guard = match patience {
-            None => self.changed.wait_while(guard, waiting).unwrap_or_else(PoisonError::into_inner),
-            Some(patience) => {
-                self.changed.wait_timeout_while(guard, patience, waiting).unwrap_or_else(PoisonError::into_inner).0
-            }
-        };
+        let guard = self.changed.wait_timeout_while(guard, patience, waiting).unwrap_or_else(PoisonError::into_inner).0;
         match (enough(&guard), &guard.failed) {
             (true, _) => Ok(()),
             (false, Some(error)) => Err(error.clone()),
-            (false, None) => Err(Error::Timeout {
-                what: "waiting for the other workers to leave".to_owned(),
-                waited: patience.unwrap_or_default(),
-            }),
+            (false, None) => Err(Error::Timeout { what: what.to_owned(), waited: patience }),
         }
     }
 }

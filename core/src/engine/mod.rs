@@ -17,6 +17,8 @@ mod bell;
 mod burst;
 mod followed;
 mod handle;
+mod inline;
+mod limit;
 mod loans;
 mod memory;
 mod metrics;
@@ -47,6 +49,7 @@ mod driver;
 mod batch;
 mod ending;
 mod local;
+mod names;
 
 pub use batch::{Batch, BatchSubmission, Member};
 pub use driver::{Engine, EngineOptions, Submission};

@@ -1,15 +1,18 @@
 //! Delays callers that submit faster than operations end.
 
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::error::{Error, Result};
+use crate::local::sync::{Condvar, Mutex};
 
 /// Bounds the bytes of unresolved submissions: a producer that runs ahead waits here.
 pub(super) struct Room {
     held: Mutex<Held>,
     freed: Condvar,
     bytes_max: u64,
+    /// How long a producer waits while no submission ends.
+    bound: Duration,
 }
 
 #[derive(Default)]
@@ -17,6 +20,8 @@ struct Held {
     bytes: u64,
     /// Producers that wait for room.
     waiters: u32,
+    /// Counts the submissions that have ended.
+    ended: u64,
 }
 
 /// Bytes that a submission holds until it ends: dropping it makes room for others.
@@ -32,18 +37,26 @@ impl Drop for Entered {
 }
 
 impl Room {
-    pub(super) fn new(bytes_max: u64) -> Self {
-        Self { held: Mutex::default(), freed: Condvar::new(), bytes_max }
+    pub(super) fn new(bytes_max: u64, bound: Duration) -> Self {
+        Self { held: Mutex::default(), freed: Condvar::new(), bytes_max, bound }
     }
 
-    /// Waits until there is room for these bytes, and reserves them.
+    /// Waits until there is room for these bytes, and reserves them. Without a timeout it waits as long as submissions end.
     pub(super) fn enter(room: &Arc<Self>, bytes: u64, timeout: Option<Duration>) -> Result<Entered> {
         let full = |held: &mut Held| held.bytes > 0 && held.bytes + bytes > room.bytes_max;
         let mut guard = room.held.lock().expect(LOCK);
         if full(&mut guard) {
             guard.waiters += 1;
             guard = match timeout {
-                None => room.freed.wait_while(guard, full).expect(LOCK),
+                None => loop {
+                    let ended = guard.ended;
+                    let waiting = |held: &mut Held| full(held) && held.ended == ended;
+                    let (mut held, late) = room.freed.wait_timeout_while(guard, room.bound, waiting).expect(LOCK);
+                    if late.timed_out() || !full(&mut held) {
+                        break held;
+                    }
+                    guard = held;
+                },
                 Some(timeout) => room.freed.wait_timeout_while(guard, timeout, full).expect(LOCK).0,
             };
             guard.waiters -= 1;
@@ -63,6 +76,7 @@ impl Room {
     fn leave(&self, bytes: u64) {
         let mut held = self.held.lock().expect(LOCK);
         held.bytes -= bytes;
+        held.ended += 1;
         let waiters = held.waiters;
         drop(held);
         if waiters > 0 {
@@ -72,3 +86,17 @@ impl Room {
 }
 
 const LOCK: &str = "nobody panics while holding it";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_producer_gives_up_if_no_submission_ends() {
+        let room = Arc::new(Room::new(10, Duration::from_millis(1)));
+        let held = Room::enter(&room, 10, None);
+        assert!(matches!(Room::enter(&room, 1, None), Err(Error::Exhausted { .. })));
+        drop(held);
+        assert!(Room::enter(&room, 1, None).is_ok());
+    }
+}

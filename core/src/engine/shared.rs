@@ -1,7 +1,8 @@
 //! The shared data of the engine's threads: the state under one lock, and everything outside of it.
 
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, TryLockError};
 use std::time::Duration;
 
 use super::followed::Followed;
@@ -18,7 +19,7 @@ use crate::mem::Doubt;
 use crate::runtime::{Clock, Membership, Timer};
 use crate::transport::Transport;
 use crate::types::Time;
-use crate::worker::Worker;
+use crate::worker::{Liveness, Worker};
 
 /// The engine as its threads see it.
 pub(super) struct Shared {
@@ -65,7 +66,8 @@ impl Shared {
         worker: Worker,
         dispatch: Arc<dyn Dispatch>,
     ) -> Self {
-        let followed = Arc::new(Followed::counting(&metrics.stream_waits, &metrics.host_waits));
+        let bound = worker.answer_bound();
+        let followed = Arc::new(Followed::counting(&metrics.stream_waits, &metrics.host_waits, bound));
         Self {
             clock,
             transport,
@@ -142,6 +144,21 @@ impl Shared {
     /// Reads the state, also after a panic.
     pub(super) fn look<T>(&self, read: impl FnOnce(&State) -> T) -> T {
         read(&self.state.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Whether the engine works at the submissions with these ids. Does not wait for any other thread: if one keeps the lock, it is stuck.
+    pub(super) fn liveness(&self, ids: Range<u64>) -> Liveness {
+        const ATTEMPTS: usize = 1000;
+        for _ in 0..ATTEMPTS {
+            match self.state.try_lock() {
+                Ok(state) => return state.worker.liveness(self.clock.now(), ids),
+                Err(TryLockError::Poisoned(state)) => {
+                    return state.into_inner().worker.liveness(self.clock.now(), ids);
+                }
+                Err(TryLockError::WouldBlock) => std::thread::yield_now(),
+            }
+        }
+        Liveness::Stuck
     }
 
     /// Keeps the memory of the executing task alive. `None` after a panic, when it may be gone already.

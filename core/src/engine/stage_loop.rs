@@ -1,17 +1,17 @@
 //! One loop for every stage that has a thread: sleep on the bell, take what the machine allows, execute it.
 
 use std::sync::Arc;
-use std::thread::JoinHandle;
 
 use super::burst::Burst;
 use super::dispatcher::Dispatcher;
 use super::executors::execute;
 use super::shared::Shared;
-use crate::error::{Error, Result};
+use crate::error::Result;
+use crate::local::OwnThread;
 use crate::pipeline::stage::Stage;
 
 /// Starts the thread of `stage`. It ends when its bell rings after the engine has closed.
-pub(super) fn spawn(stage: Stage, shared: Arc<Shared>, dispatcher: Arc<Dispatcher>) -> Result<JoinHandle<()>> {
+pub(super) fn spawn(stage: Stage, shared: Arc<Shared>, dispatcher: Arc<Dispatcher>) -> Result<OwnThread> {
     let run = move || {
         loop {
             dispatcher.bell(stage).wait();
@@ -29,9 +29,5 @@ pub(super) fn spawn(stage: Stage, shared: Arc<Shared>, dispatcher: Arc<Dispatche
             }
         }
     };
-    let name = format!("gl-{}", stage.to_string().to_lowercase());
-    std::thread::Builder::new()
-        .name(name.clone())
-        .spawn(run)
-        .map_err(|error| Error::Io { what: format!("starting thread {name}"), cause: error.to_string() })
+    OwnThread::start(&format!("gl-{}", stage.to_string().to_lowercase()), run)
 }

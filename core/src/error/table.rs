@@ -308,6 +308,16 @@ errors! {
         /// What to do.
         hint: String,
     }
+    /// The engine of this process did not end an operation by its deadline. The operation's memory stays in use.
+    #[error("{what}: the engine of this process has not answered for {:.1} s: {hint}", waited.as_secs_f64())]
+    26: Unresponsive of DeadlineExceeded, raised as "UnresponsiveError"("TimeoutError") {
+        /// The operation.
+        what: String,
+        /// How long ago it began.
+        waited: Duration,
+        /// What that means, and what to do.
+        hint: String,
+    }
 }
 
 /// The classes of failure, equal in Rust and Python; gRPC's well-known names.

@@ -14,11 +14,12 @@ pub mod private_file;
 pub mod progress;
 pub mod segment;
 pub mod socket;
+pub(crate) mod sync;
 pub(crate) mod thread;
 
 pub use backing::SharedBacking;
 pub use progress::Progress;
 pub use segment::{Segment, Shown};
 pub use socket::{Connection, PrivateSocket, Received};
-pub use thread::Ended;
-pub(crate) use thread::{Obituary, OwnThread};
+pub(crate) use thread::Obituary;
+pub use thread::{Ended, OwnThread};

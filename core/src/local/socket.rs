@@ -216,7 +216,7 @@ impl Connection {
                 problem: "is longer than any that is expected".to_owned(),
             });
         }
-        Ok((message.bytes > 0).then_some(Received { bytes: message.bytes, fds }))
+        Ok(if message.bytes > 0 { Some(Received { bytes: message.bytes, fds }) } else { None })
     }
 
     /// Ends both directions. The peer sees the end of the connection, and so does a thread that waits on this end.

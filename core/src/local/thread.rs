@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 
 /// A thread that its own process can wait for with a deadline. Other processes cannot wait for it.
 #[derive(Debug)]
-pub(crate) struct OwnThread {
+pub struct OwnThread {
     thread: Mutex<Option<JoinHandle<()>>>,
     ended: Receiver<()>,
     /// The process that has the thread. The child of a fork inherits this value, but no threads.
@@ -23,7 +23,7 @@ impl OwnThread {
     ///
     /// # Errors
     /// [`Error::Io`] if the system gives no thread.
-    pub(crate) fn start(name: &str, body: impl FnOnce() + Send + 'static) -> Result<Self> {
+    pub fn start(name: &str, body: impl FnOnce() + Send + 'static) -> Result<Self> {
         let (ending, ended) = bounded::<()>(0);
         let body = move || {
             // Dropped when the thread ends, also when it panics.
@@ -65,7 +65,7 @@ impl OwnThread {
 
     /// Waits for the thread, which was told to end within `patience`. If it does not end in time, logs a warning and leaves it running.
     /// Does not wait on the thread itself, for example when a callback drops its driver.
-    pub(crate) fn join(&self, patience: Duration) {
+    pub fn join(&self, patience: Duration) {
         if !self.is_ours() {
             return;
         }

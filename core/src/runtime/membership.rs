@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, OnceLock};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use crossbeam_channel::{Sender, unbounded};
@@ -11,6 +10,7 @@ use crossbeam_channel::{Sender, unbounded};
 use super::{Clock, Heard, Inputs};
 use crate::cluster::{Member, MemberCommand, MemberConfig, MemberEvent};
 use crate::error::{Error, Result};
+use crate::local::OwnThread;
 use crate::transport::identity::{Credentials, Renewal};
 use crate::transport::quic::control::{ControlEvent, ControlLink};
 use crate::types::{Done, PartLayout, TensorSpec, Time, WorkersKey};
@@ -21,7 +21,7 @@ use crate::wire::frame::{Frame, Progress, Stall, Status};
 pub struct Membership {
     inputs: Sender<Input>,
     workers_key: Arc<OnceLock<WorkersKey>>,
-    thread: Option<JoinHandle<()>>,
+    thread: OwnThread,
 }
 
 /// How to join.
@@ -76,11 +76,8 @@ impl Membership {
             progress: Box::new(progress),
             events: Box::new(events),
         };
-        let thread = std::thread::Builder::new()
-            .name("gl-membership".to_owned())
-            .spawn(move || driver.run_guarded(Inputs::new(received, clock)))
-            .map_err(|error| Error::Io { what: "starting a thread".to_owned(), cause: error.to_string() })?;
-        Ok(Self { inputs, workers_key, thread: Some(thread) })
+        let thread = OwnThread::start("gl-membership", move || driver.run_guarded(Inputs::new(received, clock)))?;
+        Ok(Self { inputs, workers_key, thread })
     }
 
     /// The key that the coordinator gave the workers of the job. A worker has it from [`MemberEvent::Joined`] on, other processes never.
@@ -124,14 +121,10 @@ impl Membership {
         self.send(Input::BreakDown(cause));
     }
 
-    /// Closes the connection and ends the thread. Pending requests fail.
+    /// Closes the connection and ends the thread, for which it waits at most [`ENDING`]. Pending requests fail.
     pub fn stop(&mut self) {
         self.send(Input::Stop);
-        if let Some(thread) = self.thread.take()
-            && thread.thread().id() != std::thread::current().id()
-        {
-            let _ = thread.join();
-        }
+        self.thread.join(ENDING);
     }
 
     fn send(&self, input: Input) {
@@ -145,6 +138,9 @@ impl Drop for Membership {
         self.stop();
     }
 }
+
+/// Longer than the thread takes to end. One that is stuck is left behind, with a warning.
+const ENDING: Duration = Duration::from_secs(2);
 
 struct Driver {
     member: Member,

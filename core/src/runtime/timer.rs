@@ -1,12 +1,13 @@
 //! Calls a driver back at the deadlines of its state machines. Sleeps on a channel otherwise.
 
 use std::sync::{Arc, Mutex};
-use std::thread::JoinHandle;
+use std::time::Duration;
 
 use crossbeam_channel::{RecvTimeoutError, Sender, bounded};
 
 use super::Clock;
-use crate::error::{Error, Result};
+use crate::error::Result;
+use crate::local::OwnThread;
 use crate::types::Time;
 
 /// A thread that calls back at a deadline. A caller can set an earlier deadline at any time.
@@ -14,7 +15,7 @@ use crate::types::Time;
 pub struct Timer {
     armed: Arc<Mutex<Option<Time>>>,
     bell: Option<Sender<()>>,
-    thread: Option<JoinHandle<()>>,
+    thread: OwnThread,
 }
 
 impl Timer {
@@ -41,11 +42,8 @@ impl Timer {
                 Err(RecvTimeoutError::Disconnected) => return,
             }
         };
-        let thread = std::thread::Builder::new()
-            .name(name.to_owned())
-            .spawn(run)
-            .map_err(|error| Error::Io { what: format!("starting thread {name}"), cause: error.to_string() })?;
-        Ok(Self { armed, bell: Some(bell), thread: Some(thread) })
+        let thread = OwnThread::start(name, run)?;
+        Ok(Self { armed, bell: Some(bell), thread })
     }
 
     /// Makes sure that the callback happens at `due` or before. `None` changes nothing.
@@ -59,14 +57,10 @@ impl Timer {
         }
     }
 
-    /// Ends the thread and waits for a callback under way.
+    /// Ends the thread and waits for a callback under way, at most for [`ENDING`].
     pub fn stop(&mut self) {
         self.bell = None;
-        if let Some(thread) = self.thread.take()
-            && thread.thread().id() != std::thread::current().id()
-        {
-            let _ = thread.join();
-        }
+        self.thread.join(ENDING);
     }
 }
 
@@ -75,6 +69,9 @@ impl Drop for Timer {
         self.stop();
     }
 }
+
+/// Longer than a callback takes. One that is stuck is left behind, with a warning.
+const ENDING: Duration = Duration::from_secs(2);
 
 const LOCK: &str = "nobody panics while holding the armed time";
 

@@ -157,6 +157,8 @@ pub struct Scheduler {
     /// Stages to wake, one bit each.
     wakes: u16,
     submitted: u64,
+    /// When a step of any task last began or ended, except those that tell a server of a withdrawal.
+    moved: Time,
     ended: Option<Error>,
 }
 
@@ -190,6 +192,7 @@ impl Scheduler {
             commands: VecDeque::new(),
             wakes: 0,
             submitted: 0,
+            moved: Time::ZERO,
             ended: None,
         }
     }
@@ -292,6 +295,9 @@ impl Scheduler {
     /// Makes a task that was taken out of its queue a running one.
     fn start(&mut self, now: Time, id: TaskId) -> Task {
         let work = self.tasks.get_mut(id.0).expect("queued tasks exist");
+        if !work.purpose.is_withdrawal() {
+            self.moved = now;
+        }
         self.running[work.stage.index()] += 1;
         work.place = Place::Running;
         let is_unwanted = work.purpose.is_unwanted() || work.purpose == Purpose::Dropped;
@@ -309,6 +315,9 @@ impl Scheduler {
     /// If the task is not running.
     pub fn finish(&mut self, now: Time, id: TaskId, outcome: Outcome) {
         let work = self.tasks.get(id.0).expect("a running task exists");
+        if !work.purpose.is_withdrawal() {
+            self.moved = now;
+        }
         assert_eq!(work.place, Place::Running, "only a running task is finished");
         self.running[work.stage.index()] -= 1;
         let stage = work.stage;
@@ -395,6 +404,18 @@ impl Scheduler {
         let stage = Stage::ALL.into_iter().find(|stage| self.wakes & (1 << stage.index()) != 0)?;
         self.wakes &= !(1 << stage.index());
         Some(Command::Wake(stage))
+    }
+
+    /// When a step of any task last began or ended.
+    pub fn moved(&self) -> Time {
+        self.moved
+    }
+
+    /// When a task of this submission last came to another stage, or the submission was opened.
+    pub fn moved_of(&self, group: GroupId) -> Option<Time> {
+        let group = self.group(group)?;
+        let tasks = group.tasks.iter().filter_map(|task| self.tasks.get(task.0));
+        Some(tasks.map(|work| work.since).fold(group.opened, Time::max))
     }
 
     /// Why a task brings no sum to the other ranks of its machine; `None` if it brings one.

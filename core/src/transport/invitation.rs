@@ -54,7 +54,7 @@ impl Invitation {
         let role = Role::named(words.next()?).filter(|role| matches!(role, Role::Worker | Role::Server))?;
         let (uses, until) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
         let secret = HEXLOWER.decode(words.next()?.as_bytes()).ok()?.try_into().ok()?;
-        words.next().is_none().then_some(Self { role, uses, until, secret })
+        if words.next().is_none() { Some(Self { role, uses, until, secret }) } else { None }
     }
 }
 

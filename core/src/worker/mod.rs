@@ -10,6 +10,7 @@
 //! | `silence` | since when a server has not answered, and what is said of it |
 //! | `withdrawals` | which round this worker withdraws from, and what it tells the others |
 //! | `steps` | what a stage does with a task, and what its end means |
+//! | `liveness` | whether the engine's threads still work at a submission |
 //! | `records` | what the worker keeps of a submission and of a task |
 //! | `command` | the messages of the worker: commands out, steps out, outcomes in |
 
@@ -17,6 +18,7 @@ mod command;
 mod endings;
 mod formation;
 mod links;
+mod liveness;
 mod records;
 mod silence;
 
@@ -31,5 +33,6 @@ mod tests;
 
 pub use command::{Action, Command, Destination, Dial, Exchanged, Held, Load, Meeting, Piece, Step, Stuck, Use};
 pub use formation::Formation;
+pub use liveness::Liveness;
 pub use machine::{Worker, WorkerSettings};
 pub use records::{Accepted, Members, Tally, Tensor, Terms};

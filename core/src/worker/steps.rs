@@ -210,7 +210,7 @@ impl Worker {
         };
         // Staging memory belongs to the engine. The other ranks need it even if this rank's caller no longer wants the result.
         let slot = goal.slot(task.part, task.round);
-        record.held = (memory != Use::Staged).then_some(Held::Operation(slot));
+        record.held = if memory == Use::Staged { None } else { Some(Held::Operation(slot)) };
         let claim = Claim {
             op: record.part.op,
             dtype: record.part.layout.dtype,

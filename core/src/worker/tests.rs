@@ -15,6 +15,7 @@ use crate::types::{
 use crate::wire::{Body, Contribution, Request};
 
 mod ending;
+mod liveness;
 mod unreachable;
 
 const SECOND: Duration = Duration::from_secs(1);

@@ -62,7 +62,7 @@ impl Failure {
             GradlaneStatus::Ok => 0,
             GradlaneStatus::Cancelled => 1,
             GradlaneStatus::InvalidArgument => 3,
-            GradlaneStatus::DeadlineExceeded => 4,
+            GradlaneStatus::DeadlineExceeded | GradlaneStatus::Unresponsive => 4,
             GradlaneStatus::AlreadyExists => 6,
             GradlaneStatus::ResourceExhausted => 8,
             GradlaneStatus::FailedPrecondition => 9,
@@ -160,7 +160,8 @@ pub struct Operation {
 }
 
 impl Operation {
-    /// Waits until the operation has ended, which the job's step timeout bounds. The memory is free then.
+    /// Waits until the operation has ended, which the job's step timeout bounds. The memory is free then, unless the status of the failure is
+    /// [`GradlaneStatus::Unresponsive`]: then it stays in use, and the caller must not free it.
     ///
     /// # Errors
     /// Those of the operation.

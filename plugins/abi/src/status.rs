@@ -34,6 +34,8 @@ pub enum GradlaneStatus {
     DataLoss = 12,
     /// A defect of Gradlane.
     Internal = 13,
+    /// The engine of this process does not end the operation, because its threads are stuck. The memory of the operation stays in use.
+    Unresponsive = 14,
 }
 
 /// The description of an error. The structure and the text belong to the caller. The library writes to them only during the call that gets

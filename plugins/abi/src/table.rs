@@ -8,7 +8,7 @@ pub const ENGINE_MAGIC: u64 = u64::from_ne_bytes(*b"gradlane");
 
 /// The version of [`EngineTable`] and of the structures that its functions take. Both sides must have the same one: they come in one
 /// wheel, so nothing else occurs except where files of two versions were mixed.
-pub const ENGINE_VERSION: u32 = 1;
+pub const ENGINE_VERSION: u32 = 2;
 
 /// The functions of the engine that an op library needs. The table lives as long as the native module is loaded, which is until the
 /// process ends. Sessions are integers, so that one that has ended is an error and not a stray pointer.

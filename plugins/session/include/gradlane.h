@@ -70,6 +70,8 @@ typedef enum GradlaneStatus {
     GRADLANE_STATUS_DATA_LOSS = 12,
     // A defect of Gradlane.
     GRADLANE_STATUS_INTERNAL = 13,
+    // The engine of this process does not end the operation, because its threads are stuck. The memory of the operation stays in use.
+    GRADLANE_STATUS_UNRESPONSIVE = 14,
 } GradlaneStatus;
 
 // The description of an error. The structure and the text belong to the caller. The library writes to them only during the call that gets
@@ -252,9 +254,10 @@ GradlaneStatus gradlane_init(const GradlaneSetting *settings, size_t settings_co
 
 // Leaves the job and ends the session, also if it returns an error: the session's number is not valid afterwards.
 //
-// Pending operations fail, and their memory is free when this returns; their numbers stay valid until they are released. Waits at most
-// `grace_ms` for the other workers, then stops servers that this process embeds. All callbacks have run when this returns. A callback of
-// this session must not call it.
+// Pending operations fail, and their memory is free when this returns, unless `gradlane_poll` says `GRADLANE_STATUS_PENDING` or
+// `GRADLANE_STATUS_UNRESPONSIVE` for one, because the engine's threads are stuck. Their numbers stay valid until they are released. Waits at
+// most `grace_ms` for the other workers, then stops servers that this process embeds. All callbacks have run when this returns. A callback
+// of this session must not call it.
 GradlaneStatus gradlane_shutdown(GradlaneSession session, uint64_t grace_ms, GradlaneError *error);
 
 // Writes this worker's number in the job, from 0, to `rank`.
@@ -272,7 +275,7 @@ GradlaneStatus gradlane_in_doubt(GradlaneSession session, uint32_t *in_doubt, Gr
 // Fixes dtype and shape of names ahead of their first use, in one round trip.
 //
 // If `fuse` is not 0, small neighbours may share messages, and all tensors of the list must be submitted in every round. Tensors without
-// elements are left out. `timeout_ms` bounds the wait; 0 waits as long as the job lives.
+// elements are left out. `timeout_ms` bounds the wait; 0 takes the job's step timeout, and a little more for the answer.
 GradlaneStatus gradlane_declare(GradlaneSession session, const GradlaneTensor *tensors, size_t count, int32_t fuse, uint64_t timeout_ms, GradlaneError *error);
 
 // Says that this worker uses these names no more. When every worker has said so, they cost nothing any more, and may be used again for
@@ -280,7 +283,7 @@ GradlaneStatus gradlane_declare(GradlaneSession session, const GradlaneTensor *t
 //
 // Names whose tensors share messages must be given in one call. The operations on them must have ended. A call that uses one of the names
 // again waits until every worker has said that it does not. `timeout_ms` bounds the wait for what is left of ended operations, not for the
-// other workers; 0 waits as long as the job lives.
+// other workers; 0 takes the job's step timeout, and a little more for the answer.
 GradlaneStatus gradlane_undeclare(GradlaneSession session, const char *const *names, size_t count, uint64_t timeout_ms, GradlaneError *error);
 
 // Waits until every worker has called the barrier `name`, at most `timeout_ms`; 0 takes the job's step timeout.
@@ -294,7 +297,8 @@ GradlaneStatus gradlane_metrics(GradlaneSession session, char *buffer, size_t ca
 // Submits a reduction and returns at once.
 //
 // `operation` receives the operation, which the caller releases. Source and destination belong to the library until the operation has
-// ended: until `gradlane_poll` or `gradlane_wait` returns anything but `GRADLANE_STATUS_PENDING` for it, or its callback runs.
+// ended: until `gradlane_poll` or `gradlane_wait` returns anything but `GRADLANE_STATUS_PENDING` or `GRADLANE_STATUS_UNRESPONSIVE` for it.
+// When its callback runs, it has ended too, unless `gradlane_poll` says `GRADLANE_STATUS_UNRESPONSIVE` in the callback.
 // The call waits while more bytes are unresolved than the setting `submit_bytes_max` allows.
 //
 // If the arguments are wrong, this call fails and no callback runs. All later errors are errors of the operation.
@@ -308,15 +312,17 @@ GradlaneStatus gradlane_submit(GradlaneSession session, const GradlaneSubmission
 GradlaneStatus gradlane_submit_all(GradlaneSession session, const GradlaneSubmission *submissions, size_t count, GradlaneOperation *operation, GradlaneError *error);
 
 // Reduces a tensor and returns when the result has landed. Faster than `gradlane_submit` and `gradlane_wait`, because the calling thread
-// does a part of the work. `callback` is not called.
+// does a part of the work. `callback` is not called. After `GRADLANE_STATUS_UNRESPONSIVE` never free the memory.
 GradlaneStatus gradlane_push_pull(GradlaneSession session, const GradlaneSubmission *submission, GradlaneError *error);
 
 // Waits until the operation has ended, at most `timeout_ms`. `GRADLANE_FOREVER` waits until its end, which the job's step timeout bounds.
 //
-// Returns `GRADLANE_STATUS_PENDING` if it has not ended, else its status. May be repeated, and called by several threads.
+// Returns `GRADLANE_STATUS_PENDING` if it has not ended, else its status. May be repeated, and called by several threads. Returns
+// `GRADLANE_STATUS_UNRESPONSIVE` if the engine should have ended the operation and has not, because its threads are stuck; the memory then
+// stays in use.
 GradlaneStatus gradlane_wait(GradlaneOperation operation, uint64_t timeout_ms, GradlaneError *error);
 
-// Returns the status of the operation, or `GRADLANE_STATUS_PENDING` if it has not ended.
+// Returns the status of the operation, or `GRADLANE_STATUS_PENDING` if it has not ended, or `GRADLANE_STATUS_UNRESPONSIVE` as `gradlane_wait`.
 GradlaneStatus gradlane_poll(GradlaneOperation operation, GradlaneError *error);
 
 // Cancels the operation. It ends with `GRADLANE_STATUS_CANCELLED` once its memory is free, unless it has ended already. The other workers'

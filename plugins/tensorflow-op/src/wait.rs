@@ -65,6 +65,14 @@ unsafe fn run(context: *mut TfContext) -> Result<(), Failure> {
 
 /// The result of an operation.
 fn end(mut begun: Begun) -> Result<Tensor, Failure> {
-    begun.operation.wait()?;
-    Ok(begun.sum)
+    match begun.operation.wait() {
+        Ok(()) => Ok(begun.sum),
+        Err(failure) => {
+            if failure.status == GradlaneStatus::Unresponsive {
+                // The engine is stuck and may still write to the memory, so the memory is never freed.
+                std::mem::forget(begun);
+            }
+            Err(failure)
+        }
+    }
 }

@@ -113,14 +113,29 @@ pub(crate) unsafe fn push_pull(frame: &Frame<'_>, door: &'static Door) -> Result
     // SAFETY: XLA's buffers are valid until this function returns, and so is the array of the structure. It returns after the end of both
     // operations. XLA writes to no argument, and neither reads nor writes a result meanwhile.
     let (mut agreement, reduction) = unsafe { (door.begin(&[agreement])?, door.begin(&submissions)) };
-    let agreed = agreement.wait();
+    let agreed = kept(agreement.wait());
     let mut reduction = reduction?;
     if agreed.is_err() {
         // The others have the same error, and cancel, too.
         reduction.cancel();
     }
-    let reduced = reduction.wait();
+    let reduced = kept(reduction.wait());
     agreed.and(reduced)
+}
+
+/// The outcome of an operation. Ends the process if the engine is stuck: XLA uses its buffers again as soon as the call returns, and the
+/// engine may still write to them. Nothing can take them from XLA, and a wait without end would be no better.
+fn kept(outcome: Result<(), Failure>) -> Result<(), Failure> {
+    if let Err(failure) = &outcome
+        && failure.status == GradlaneStatus::Unresponsive
+    {
+        eprintln!(
+            "gradlane: the process ends, because XLA would use memory that the engine may still write: {}",
+            failure.text
+        );
+        std::process::abort();
+    }
+    outcome
 }
 
 /// # Safety

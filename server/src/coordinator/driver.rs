@@ -7,11 +7,11 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
-use crossbeam_channel::{Sender, unbounded};
+use crossbeam_channel::{RecvTimeoutError, Sender, unbounded};
 use gradlane_core::config::Config;
+use gradlane_core::local::OwnThread;
 use gradlane_core::runtime::{Clock, Heard, Inputs, process};
 use gradlane_core::transport::identity::{Authority, Credentials};
 use gradlane_core::transport::quic::Settings;
@@ -33,7 +33,7 @@ pub struct CoordinatorNode {
     join: JoinString,
     authority: Arc<Authority>,
     inputs: Sender<Input>,
-    thread: Mutex<Option<JoinHandle<()>>>,
+    thread: OwnThread,
     end: Arc<End>,
 }
 
@@ -107,11 +107,8 @@ impl CoordinatorNode {
             inputs: inputs.clone(),
             waiting: None,
         };
-        let thread = std::thread::Builder::new()
-            .name("gl-coordinator".to_owned())
-            .spawn(move || driver.run_guarded(Inputs::new(received, clock)))
-            .map_err(|error| Error::Io { what: "starting a thread".to_owned(), cause: error.to_string() })?;
-        Ok(Self { join, authority, inputs, thread: Mutex::new(Some(thread)), end })
+        let thread = OwnThread::start("gl-coordinator", move || driver.run_guarded(Inputs::new(received, clock)))?;
+        Ok(Self { join, authority, inputs, thread, end })
     }
 
     /// The join string: all that a node needs to join. It is a secret.
@@ -135,13 +132,18 @@ impl CoordinatorNode {
     /// The state of the job.
     ///
     /// # Errors
-    /// [`Error::FailedPrecondition`] once the coordinator has stopped.
+    /// [`Error::FailedPrecondition`] once the coordinator has stopped; [`Error::Timeout`] if its thread does not answer.
     pub fn status(&self) -> Result<Status> {
         let (sender, receiver) = crossbeam_channel::bounded(1);
         let _ = self.inputs.send(Input::Status(sender));
-        receiver.recv().map_err(|_| Error::FailedPrecondition {
-            what: "the coordinator has stopped".to_owned(),
-            hint: "start another job".to_owned(),
+        receiver.recv_timeout(ANSWERING).map_err(|error| match error {
+            RecvTimeoutError::Disconnected => Error::FailedPrecondition {
+                what: "the coordinator has stopped".to_owned(),
+                hint: "start another job".to_owned(),
+            },
+            RecvTimeoutError::Timeout => {
+                Error::Timeout { what: "asking the coordinator of this process".to_owned(), waited: ANSWERING }
+            }
         })
     }
 
@@ -164,9 +166,7 @@ impl CoordinatorNode {
     /// Ends the job if it still runs: every member is told `cause`. Idempotent.
     pub fn stop(&self, cause: Error) {
         let _ = self.inputs.send(Input::Stop(cause));
-        if let Some(thread) = self.thread.lock().expect(LOCK).take() {
-            let _ = thread.join();
-        }
+        self.thread.join(STOPPING);
     }
 }
 
@@ -181,6 +181,12 @@ impl Drop for CoordinatorNode {
 
 /// An address that belongs to no host (RFC 5737). The route to it tells which address of this host others see.
 const ELSEWHERE: &str = "192.0.2.1:9";
+
+/// Longer than the coordinator needs for the inputs before a question.
+const ANSWERING: Duration = Duration::from_secs(30);
+
+/// Longer than the coordinator's thread takes to end. One that is stuck is left behind, with a warning.
+const STOPPING: Duration = Duration::from_secs(10);
 
 const LOCK: &str = "nobody panics while holding it";
 

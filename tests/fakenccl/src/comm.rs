@@ -91,7 +91,7 @@ impl Comm {
         self.in_a_thread(move |comm| {
             let settings = Library::get().settings();
             pass(settings.init);
-            let device = (!settings.duplicates).then_some(comm.place.pci_address.as_str());
+            let device = if settings.duplicates { None } else { Some(comm.place.pci_address.as_str()) };
             let manner = (settings.timeout, settings.is_strict);
             let meeting = Meeting::join(&path, comm.rank, comm.ranks, device, manner, &comm.aborted)?;
             if comm.aborted.load(Ordering::Acquire) {

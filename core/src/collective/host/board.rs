@@ -1,15 +1,10 @@
-//! The shared words of a machine's ranks: ring buffers of records, counters of chunks, and the presence of each rank. The presence says
-//! whether a writer must wake the rank.
-//!
-//! # Sleeping without missing anything
-//! A rank first publishes that it sleeps, then checks once more for records, and then sleeps on a word, its *bell*. A writer checks *after*
-//! its write whether the reader sleeps, with a full fence between the two. So either the sleeper sees the write, or the writer sees that
-//! the reader sleeps. The writer then *rings*: it changes the bell and wakes the sleeper. A reader that is awake costs the writer one load.
+//! The shared words of a machine's ranks: ring buffers of records, counters of chunks, and the [presence](super::presence) of each rank.
 
-use std::sync::atomic::{AtomicU32, Ordering, fence};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use super::layout::{ANNOUNCEMENT_WORDS, ANNOUNCEMENTS, Head, Layout, MAGIC, ORDER_WORDS, ORDERS, Word};
+use super::presence::{Bells, Presence, ring};
 use super::record::{mark_more, order_of, order_words, take_more};
 use crate::collective::agreement::Announcement;
 use crate::collective::device::NOTICE_BYTES_MAX;
@@ -25,27 +20,6 @@ pub(super) struct Board {
     pub(super) segment: Segment,
     pub(super) layout: Layout,
     pub(super) me: usize,
-}
-
-/// Which thread drives a rank.
-///
-/// ```text
-///  Awake ◄──► Asleep        a thread drives it
-///    │ leaves       ▲ knock
-///    ▼              │
-///  Idle, Awaited ───┘       no thread does; its own thread sleeps
-/// ```
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[repr(u32)]
-pub(super) enum Presence {
-    /// A thread drives it, or is about to, and will see new records.
-    Awake = 0,
-    /// The thread that drives it sleeps on its bell.
-    Asleep = 1,
-    /// No thread drives it, and it waits for nothing. Only urgent records may wake it.
-    Idle = 2,
-    /// No thread drives it. It waits for other ranks, or they wait for it.
-    Awaited = 3,
 }
 
 /// The identity in the header of a board.
@@ -248,19 +222,7 @@ impl Board {
 
     /// Wakes `rank` if its thread sleeps or if it waits for others. With `urgent`, also if it waits for nothing.
     pub(super) fn knock(&self, rank: usize, urgent: bool) {
-        fence(Ordering::SeqCst);
-        let presence = self.segment.u32(self.layout.word(rank, Word::Presence));
-        let found = presence.load(Ordering::Relaxed);
-        let word = match found {
-            found if found == Presence::Asleep as u32 => Word::Bell,
-            found if found == Presence::Awaited as u32 => Word::Idle,
-            found if found == Presence::Idle as u32 && urgent => Word::Idle,
-            _ => return,
-        };
-        // If several ranks wake it at once, only one of them rings.
-        if presence.compare_exchange(found, Presence::Awake as u32, Ordering::SeqCst, Ordering::Relaxed).is_ok() {
-            self.ring(rank, word);
-        }
+        self.bells(rank).knock(urgent);
     }
 
     /// Wakes each other rank as [`knock`](Self::knock) does.
@@ -272,9 +234,7 @@ impl Board {
 
     /// Changes a bell and wakes the threads that sleep on it.
     pub(super) fn ring(&self, rank: usize, word: Word) {
-        let bell = self.segment.u32(self.layout.word(rank, word));
-        bell.fetch_add(1, Ordering::AcqRel);
-        futex::wake(bell);
+        ring(self.segment.u32(self.layout.word(rank, word)));
     }
 
     /// The value of a bell of this rank, for [`sleep`](Self::sleep).
@@ -289,8 +249,12 @@ impl Board {
 
     /// Sets the presence of this rank. Afterwards the caller must check once more for new records.
     pub(super) fn appear(&self, presence: Presence) {
-        self.segment.u32(self.layout.word(self.me, Word::Presence)).store(presence as u32, Ordering::SeqCst);
-        fence(Ordering::SeqCst);
+        self.bells(self.me).appear(presence);
+    }
+
+    fn bells(&self, rank: usize) -> Bells<'_> {
+        let word = |word| self.segment.u32(self.layout.word(rank, word));
+        Bells { presence: word(Word::Presence), bell: word(Word::Bell), idle: word(Word::Idle) }
     }
 
     /// Records the core on which this rank is driven. Returns whether another rank was last driven there.

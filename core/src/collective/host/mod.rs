@@ -20,6 +20,7 @@ pub(super) mod fuzzing;
 mod layout;
 mod options;
 mod pending;
+mod presence;
 mod record;
 mod reduction;
 mod rendezvous;
@@ -29,33 +30,33 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use rustix::thread::sched_getcpu;
 
 pub use self::options::HostOptions;
 
-use self::board::{Board, Presence};
+use self::board::Board;
 use self::bulletin::BoardBulletin;
 use self::devices::Devices;
 use self::driver::{Driver, Request};
 use self::layout::Word;
+use self::presence::Presence;
 use self::reduction::Scratch;
 use self::watch::Watch;
 use super::{Collective, Operation, Team};
 use crate::collective::agreement::{Agreement, Party};
 use crate::collective::order::{Claim, Order, Slot};
 use crate::error::{Error, Result};
-use crate::local::Progress;
 use crate::local::progress::Spin;
+use crate::local::{OwnThread, Progress};
 use crate::types::{Declined, Done, Time};
 
 /// This process's side of a collective. Its ranks agree in host memory. The tensors lie in host memory or in memory of devices. Dropping it
 /// makes this rank leave the others.
 pub struct HostCollective {
     core: Arc<Core>,
-    threads: Mutex<Vec<JoinHandle<()>>>,
+    threads: Mutex<Vec<OwnThread>>,
 }
 
 struct Core {
@@ -87,6 +88,8 @@ const SPIN_CRAMPED: Duration = Duration::from_micros(3);
 const STEPS_PER_LOOK: u32 = 16;
 /// How long a rank that leaves waits at most until its operations have ended.
 const LEAVING: Duration = Duration::from_secs(1);
+/// How much later its threads may end. A thread that is stuck stays behind, with a warning.
+const ENDING: Duration = Duration::from_secs(2);
 
 impl HostCollective {
     /// Meets the other ranks of this machine. `failed` returns the error of the job if it failed meanwhile.
@@ -146,8 +149,8 @@ impl HostCollective {
         let own = Arc::clone(&core);
         let watcher = Arc::clone(&core);
         let threads = vec![
-            spawn("gl-collective", move || own.serve())?,
-            spawn("gl-neighbours", move || {
+            OwnThread::start("gl-collective", move || own.serve())?,
+            OwnThread::start("gl-neighbours", move || {
                 watcher.watch.run(&watcher.board, |rank| watcher.request(Request::Left(rank)));
             })?,
         ];
@@ -218,10 +221,7 @@ impl Collective for HostCollective {
         core.board.ring(core.board.me, Word::Bell);
         core.board.ring(core.board.me, Word::Idle);
         for thread in self.threads.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
-            // A callback on one of these threads may drop the engine.
-            if thread.thread().id() != std::thread::current().id() {
-                let _ = thread.join();
-            }
+            thread.join(LEAVING + ENDING);
         }
         core.devices.shutdown();
     }
@@ -339,6 +339,10 @@ impl Core {
             if moved {
                 spin.worked();
                 is_idle = false;
+                // Work that never ends must not keep a thread that wants to wait no longer.
+                if steps.is_multiple_of(STEPS_PER_LOOK) && until.is_some_and(|until| until <= self.now()) {
+                    break;
+                }
                 continue;
             }
             std::hint::spin_loop();
@@ -424,12 +428,6 @@ impl Core {
 const NAP_MAX: Duration = Duration::from_secs(3600);
 
 const LOCK: &str = "nobody panics while driving";
-
-fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
-    let failed =
-        |error: std::io::Error| Error::Io { what: format!("starting thread {name}"), cause: error.to_string() };
-    std::thread::Builder::new().name(name.to_owned()).spawn(run).map_err(failed)
-}
 
 #[cfg(test)]
 mod tests;

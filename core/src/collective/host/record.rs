@@ -168,17 +168,11 @@ fn claim_of(kind: u64, bytes: u64, weight: f64, priority: u32, members: u64) -> 
     let device_index = flags >> DEVICE_INDEX_SHIFT;
     let is_device_index = device_index < Claim::DEVICES_MAX && (device_index == 0 || device == DeviceKind::Cuda);
     let whole = bytes.is_multiple_of(dtype.bytes()) && is_device_index && flags & 0b1100 == 0 && members != 0;
-    whole.then_some(Claim {
-        op,
-        dtype,
-        bytes,
-        device,
-        device_index,
-        failed,
-        weight,
-        priority: Priority(priority.cast_signed()),
-        members,
-    })
+    if !whole {
+        return None;
+    }
+    let priority = Priority(priority.cast_signed());
+    Some(Claim { op, dtype, bytes, device, device_index, failed, weight, priority, members })
 }
 
 fn slot_words((part, round): Slot) -> [u64; 3] {
@@ -188,7 +182,8 @@ fn slot_words((part, round): Slot) -> [u64; 3] {
 fn slot_of(key: u64, index: u64, round: u64) -> Option<Slot> {
     let place = Round(round);
     let is_possible = Goal::round(place).0 <= ROUND_MAX;
-    is_possible.then_some((PartId { key: TensorKey(key), index: u32::try_from(index).ok()? }, place))
+    let part = PartId { key: TensorKey(key), index: u32::try_from(index).ok()? };
+    is_possible.then_some((part, place))
 }
 
 fn nanos(duration: Duration) -> u64 {

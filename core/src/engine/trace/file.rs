@@ -12,12 +12,13 @@ use std::io::Write as _;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::thread::JoinHandle;
+use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 
 use super::subject::{Subject, Thread};
 use crate::error::{Error, Result};
+use crate::local::OwnThread;
 use crate::types::WorkerId;
 
 /// One thing to write.
@@ -68,7 +69,7 @@ pub(super) struct Writer {
     sender: Option<Sender<Event>>,
     lost: Arc<AtomicU64>,
     threads: Mutex<BTreeSet<u64>>,
-    thread: Option<JoinHandle<()>>,
+    thread: OwnThread,
 }
 
 impl Writer {
@@ -90,11 +91,8 @@ impl Writer {
         let mut sheet =
             Sheet { file, rank, text: String::new(), room: bytes_max, full: false, lost: Arc::clone(&lost) };
         sheet.head().map_err(failed)?;
-        let thread = std::thread::Builder::new()
-            .name("gl-timeline".to_owned())
-            .spawn(move || sheet.fill(&receiver))
-            .map_err(failed)?;
-        Ok(Self { sender: Some(sender), lost, threads: Mutex::default(), thread: Some(thread) })
+        let thread = OwnThread::start("gl-timeline", move || sheet.fill(&receiver))?;
+        Ok(Self { sender: Some(sender), lost, threads: Mutex::default(), thread })
     }
 
     /// Has an event written, unless so many wait that there is no room; whether there was. Never waits.
@@ -119,12 +117,12 @@ impl Writer {
 impl Drop for Writer {
     fn drop(&mut self) {
         self.sender = None;
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
+        self.thread.join(WRITING);
     }
 }
 
+/// How long the end of a timeline waits for its file to be written. After that the rest is written in the background.
+const WRITING: Duration = Duration::from_secs(10);
 /// So many events wait at most: some 10 MiB.
 const EVENTS_WAITING_MAX: usize = 64 << 10;
 /// Written at once at most, more or less.

@@ -3,8 +3,9 @@
 use std::future::Future;
 use std::net::{SocketAddr, UdpSocket};
 use std::sync::Arc;
+use std::time::Duration;
 
-use crossbeam_channel::bounded;
+use crossbeam_channel::{RecvTimeoutError, bounded};
 use quinn::{Endpoint, EndpointConfig, Runtime, ServerConfig, TokioRuntime};
 
 use super::socket::PlainSocket;
@@ -48,10 +49,16 @@ where
         // A name that is still being resolved must not hold the thread up.
         runtime.shutdown_background();
     })?;
-    let outcome = starting.recv().map_err(|_| Error::Internal { what: format!("thread {name} panicked") })?;
+    let outcome = starting.recv_timeout(STARTING).map_err(|error| match error {
+        RecvTimeoutError::Disconnected => Error::Internal { what: format!("thread {name} panicked") },
+        RecvTimeoutError::Timeout => Error::Timeout { what: format!("starting thread {name}"), waited: STARTING },
+    })?;
     outcome.map_err(|error| Error::Io { what: "starting an endpoint".to_owned(), cause: error.to_string() })?;
     Ok(thread)
 }
+
+/// Longer than the thread needs to begin.
+const STARTING: Duration = Duration::from_secs(30);
 
 /// The addresses of `host:port`.
 pub(super) async fn resolve(address: &str, what: &str) -> Result<Vec<SocketAddr>> {

@@ -19,7 +19,7 @@
 //! The key is made by the newcomer and never leaves it; the signature of the signing request (CSR) shows that it has it.
 
 use std::sync::Arc;
-use std::sync::mpsc;
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 
 use aws_lc_rs::hmac;
@@ -76,8 +76,11 @@ impl Credentials {
             let _ = timeout(GOODBYE, endpoint.wait_idle()).await;
         };
         let thread = endpoint::start("gradlane-enroll", socket, settings.endpoint(), None, serve)?;
-        let outcome =
-            outcome.recv().map_err(|_| Error::Internal { what: "enrolment ended without a word".to_owned() })?;
+        // The thread keeps to `patience` itself. The rest is for a thread that is late, or stuck.
+        let outcome = outcome.recv_timeout(patience.saturating_add(GOODBYE)).map_err(|error| match error {
+            RecvTimeoutError::Disconnected => Error::Internal { what: "enrolment ended without a word".to_owned() },
+            RecvTimeoutError::Timeout => Error::Timeout { what: "enrolling".to_owned(), waited: patience },
+        })?;
         thread.join(GOODBYE * 2);
         outcome
     }

@@ -51,7 +51,7 @@ impl Rope {
     pub(super) fn shown(fd: OwnedFd) -> Option<Self> {
         let is_bell = sockopt::socket_domain(&fd) == Ok(AddressFamily::UNIX)
             && sockopt::socket_type(&fd) == Ok(SocketType::STREAM);
-        is_bell.then_some(Self(fd))
+        if is_bell { Some(Self(fd)) } else { None }
     }
 
     pub(super) fn fd(&self) -> BorrowedFd<'_> {

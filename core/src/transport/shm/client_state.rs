@@ -17,12 +17,13 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::Duration;
 
 use super::client_tables::{ClientTables, Effects, Entry, Exchange};
+use super::events::Happening;
 use super::greeting;
 use super::inbound::Received;
 use super::landing::Arriving;
 use super::layout::Message;
 use super::link::{Ended, Link, Parts, Pumped, Sent};
-use super::poller::{Happening, Poller, Side};
+use super::poller::{Poller, Side};
 use crate::error::{Error, Result};
 use crate::mem::{Copies, Loan};
 use crate::transport::exchange::{Pull, WorkerExchange, bad, broken_off, costs_the_link, link_gone, unknown_exchange};
@@ -102,7 +103,7 @@ impl ClientState {
         tables.links_made += 1;
         let id = LinkId(tables.links_made);
         let link = Arc::new(Link::new(id, peer.name.as_str().into(), parts));
-        self.poller.watch(&link)?;
+        self.poller.events.watch(&link)?;
         let (exchanges, queued) = (BTreeMap::new(), VecDeque::new());
         tables.links.insert(id, Entry { link, lost, exchanges, last: 0, queued });
         drop(tables);
@@ -333,7 +334,7 @@ impl ClientState {
             .map(|(exchange, _)| *exchange)
             .collect();
         drop(tables);
-        self.poller.forget(&entry.link);
+        self.poller.events.forget(&entry.link);
         let error = match reason {
             Error::Protocol { .. } => Error::Unavailable {
                 what: entry.link.peer.to_string(),

@@ -14,9 +14,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use super::events::Happening;
 use super::greeting;
 use super::link::Link;
-use super::poller::{Happening, Poller, Side, run};
+use super::poller::{Poller, Side, run};
 use super::server_state::ServerState;
 use super::server_tables::Entry;
 use crate::error::{Error, Result};
@@ -43,7 +44,7 @@ pub fn bind(
     let socket = PrivateSocket::listen(parent)?;
     let path = socket.path().display().to_string();
     let state = Arc::new(ServerState::new(credentials, shared_memory, copies, inbox)?);
-    state.poller.watch_socket(socket.fd())?;
+    state.poller.events.watch_socket(socket.fd())?;
     // The thread owns the socket, because a fork's child has no such thread and so does not remove the socket's path.
     let serving = Serving { state: Arc::clone(&state), socket };
     let obituary = Obituary::default();
@@ -131,7 +132,7 @@ impl Serving {
                     let id = LinkId(tables.name());
                     let peer = format!("{} {} on this machine", identity.role, identity.node);
                     let link = Arc::new(Link::new(id, peer.into(), parts));
-                    if let Err(error) = state.poller.watch(&link) {
+                    if let Err(error) = state.poller.events.watch(&link) {
                         return tracing::warn!(%error, "a process of this machine cannot connect");
                     }
                     tables

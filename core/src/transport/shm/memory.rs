@@ -6,7 +6,6 @@
 #![expect(unsafe_code, reason = "bytes in memory that another process maps are reached by address")]
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering, fence};
 
 use bytes::Bytes;
 
@@ -16,6 +15,7 @@ use super::layout::{
     message_at,
 };
 use crate::error::Result;
+use crate::local::sync::{AtomicBool, Ordering, fence};
 use crate::local::{Segment, Shown};
 use crate::mem::Copies;
 use crate::transport::exchange::bad;

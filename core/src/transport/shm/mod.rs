@@ -20,6 +20,7 @@ mod bell;
 mod cells;
 mod client_state;
 mod client_tables;
+mod events;
 #[cfg(any(test, feature = "testing"))]
 #[doc(hidden)]
 pub mod fuzzing;

@@ -1,95 +1,37 @@
-//! How one side of shared memory waits for work: it spins for a moment, and then sleeps until one of its descriptors is ready.
-//!
-//! The descriptors are the bells of its links, their connections, the listening socket, and an event that other threads of the process
-//! trigger.
+//! How one side of shared memory waits for work: it spins for a moment, and then sleeps until there is an [event](Events).
 
-use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::time::{Duration, Instant};
 
-use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
-use rustix::event::{EventfdFlags, Timespec};
-
+use super::events::{Events, Happening};
 use super::link::Link;
 use super::seats::Seats;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::local::progress::Spin;
-use crate::types::LinkId;
+use crate::local::sync::{AtomicBool, Ordering, fence};
 
-/// The descriptors that a side waits for, in one epoll.
+/// How the threads of a side sleep, and how other threads wake them.
 pub(super) struct Poller {
     pub(super) seats: Seats,
+    pub(super) events: Events,
     began: Instant,
-    epoll: OwnedFd,
-    /// Other threads of this process trigger it.
-    wake: OwnedFd,
     asleep: AtomicBool,
     /// The side sleeps without a short timeout, so that even work that may wait has to wake it.
     deep: AtomicBool,
 }
 
-/// What happened.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Happening {
-    /// A process wants to connect.
-    Socket,
-    /// The peer of a link is gone, or says why it goes.
-    End(LinkId),
-    /// The bell of a link was rung.
-    Rung(LinkId),
-}
-
 impl Poller {
     pub(super) fn new() -> Result<Self> {
-        let made = || {
-            let epoll = epoll::create(CreateFlags::CLOEXEC)?;
-            let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-            // Edge-triggered, so that nobody has to read the counter: one wake-up serves any number of rings.
-            epoll::add(&epoll, &wake, EventData::new_u64(WAKE), EventFlags::IN | EventFlags::ET)?;
-            let (asleep, deep) = (AtomicBool::new(false), AtomicBool::new(false));
-            Ok(Self { seats: Seats::new(), began: now(), epoll, wake, asleep, deep })
-        };
-        made().map_err(|error| io("making an event queue", error))
-    }
-
-    /// Also waits for connections at the socket of a listener.
-    pub(super) fn watch_socket(&self, socket: BorrowedFd<'_>) -> Result<()> {
-        // Told once for each process that connects. Otherwise a process that cannot be accepted, because no descriptor is left, would wake
-        // the thread again and again.
-        let added = epoll::add(&self.epoll, socket, EventData::new_u64(SOCKET), EventFlags::IN | EventFlags::ET);
-        added.map_err(|error| io("watching a socket", error))
-    }
-
-    /// Also waits for a link.
-    pub(super) fn watch(&self, link: &Link) -> Result<()> {
-        let (ear, ends) = link.fds();
-        let add = |fd, token, flags| epoll::add(&self.epoll, fd, EventData::new_u64(token), flags);
-        // Edge-triggered, because a bell whose other end is closed stays readable.
-        let added = add(ear, RUNG | link.id.0, EventFlags::IN | EventFlags::ET).and_then(|()| {
-            ends.into_iter().try_for_each(|end| add(end, link.id.0, EventFlags::IN | EventFlags::RDHUP))
-        });
-        added.map_err(|error| io("watching a link", error))
-    }
-
-    /// Stops waiting for a link. Closing the link would not be enough, because a child process may hold its descriptors open.
-    pub(super) fn forget(&self, link: &Link) {
-        let (ear, ends) = link.fds();
-        for fd in ends.into_iter().chain([ear]) {
-            let _ = epoll::delete(&self.epoll, fd);
-        }
+        let (asleep, deep) = (AtomicBool::new(false), AtomicBool::new(false));
+        Ok(Self { seats: Seats::new(), events: Events::new()?, began: now(), asleep, deep })
     }
 
     /// Wakes the side if it sleeps.
     pub(super) fn wake(&self) {
         fence(Ordering::SeqCst);
         if self.asleep.load(Ordering::Relaxed) {
-            self.ring();
+            self.events.ring();
         }
-    }
-
-    fn ring(&self) {
-        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
 
     /// Makes a thread that helps ask again whether it has enough.
@@ -112,38 +54,11 @@ impl Poller {
         fence(Ordering::SeqCst);
     }
 
-    /// Call it with `true` before the last check for work that precedes [`wait`](Self::wait), and with `false` after the wait.
+    /// Call it with `true` before the last check for work that precedes [`Events::wait`], and with `false` after the wait.
     fn set_asleep(&self, asleep: bool) {
         self.asleep.store(asleep, Ordering::SeqCst);
         fence(Ordering::SeqCst);
     }
-
-    /// Sleeps until a descriptor is ready, at most for `timeout`.
-    fn wait(&self, timeout: Option<Duration>) -> Vec<Happening> {
-        let timeout = timeout.map(|timeout| Timespec {
-            tv_sec: i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX),
-            tv_nsec: i64::from(timeout.subsec_nanos()),
-        });
-        let mut events = Vec::with_capacity(64);
-        // It fails only because of a signal. Then the caller checks everything as well.
-        let _ = epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), timeout.as_ref());
-        let happening = |event: &Event| match event.data.u64() {
-            WAKE => None,
-            SOCKET => Some(Happening::Socket),
-            rung if rung & RUNG != 0 => Some(Happening::Rung(LinkId(rung & !RUNG))),
-            link => Some(Happening::End(LinkId(link))),
-        };
-        events.iter().filter_map(happening).collect()
-    }
-}
-
-const WAKE: u64 = u64::MAX;
-const SOCKET: u64 = u64::MAX - 1;
-/// Marks the bell of a link. Links are counted from 1, so that no number reaches this.
-const RUNG: u64 = 1 << 63;
-
-fn io(what: &str, error: rustix::io::Errno) -> Error {
-    Error::Io { what: what.to_owned(), cause: error.to_string() }
 }
 
 /// A worker's or a server's side of shared memory. One thread at a time does its work: its own thread, or a thread that [helps](help).
@@ -170,7 +85,7 @@ pub(super) fn run(side: &impl Side) {
     while !side.is_over() {
         if poller.seats.has_helper() {
             // The event that woke this thread, such as room in a segment, may show nowhere else. So it is passed on to the helper.
-            poller.ring();
+            poller.events.ring();
             poller.seats.step_aside();
         }
         work(side, &mut pace, &|| poller.seats.has_helper(), None);
@@ -205,9 +120,10 @@ impl Default for Pace {
 /// A thread gives its seat up before it sleeps, so that another thread may work. A peer's bell wakes one of those that sleep.
 fn work(side: &impl Side, pace: &mut Pace, enough: &dyn Fn() -> bool, until: Option<Instant>) -> bool {
     let poller = side.poller();
-    let mut seat = poller.seats.sit_down();
+    let left = || until.map(|until| until.saturating_duration_since(now()));
+    let Some(mut seat) = poller.seats.sit_down(left()) else { return true };
     if pace.light {
-        seat.worked();
+        seat.spin().worked();
     }
     poller.set_asleep(false);
     poller.set_deep(false);
@@ -228,13 +144,13 @@ fn work(side: &impl Side, pace: &mut Pace, enough: &dyn Fn() -> bool, until: Opt
         pace.turns = pace.turns.wrapping_add(1);
         if busy {
             pace.light = true;
-            seat.worked();
+            seat.spin().worked();
             if pace.turns.is_multiple_of(TURNS_A_LOOK) {
                 // A busy thread never sleeps, so it looks here for peers that are gone and for processes that connect.
-                poller.wait(Some(Duration::ZERO)).into_iter().for_each(|happening| side.happened(happening));
+                poller.events.wait(Some(Duration::ZERO)).into_iter().for_each(|happening| side.happened(happening));
             }
             links = side.links();
-        } else if !(pace.light && looks_for_more(side, &mut seat, &links, enough)) {
+        } else if !(pace.light && looks_for_more(side, seat.spin(), &links, enough)) {
             break;
         }
     }
@@ -242,17 +158,21 @@ fn work(side: &impl Side, pace: &mut Pace, enough: &dyn Fn() -> bool, until: Opt
     poller.set_deep(!pace.light);
     poller.set_asleep(true);
     let news = side.has_work() || enough() || links.iter().any(|link| link.has_news());
-    let left = until.map(|until| until.saturating_duration_since(now()));
+    let left = left();
     let patience = match (news || (!pace.light && side.has_leisurely_work()), pace.light) {
         (true, _) => Some(Duration::ZERO),
         (false, true) => Some(left.map_or(MOMENT, |left| left.min(MOMENT))),
         (false, false) => left,
     };
     drop(seat);
-    let happened = poller.wait(patience);
+    let happened = poller.events.wait(patience);
     pace.light = false;
     if !happened.is_empty() {
-        let _seat = poller.seats.sit_down();
+        let Some(_seat) = poller.seats.sit_down(until.map(|until| until.saturating_duration_since(now()))) else {
+            // Another thread is in the middle of its work for too long. What happened must not be lost, so a later turn looks again.
+            poller.events.ring();
+            return true;
+        };
         happened.into_iter().for_each(|happening| side.happened(happening));
     }
     false

@@ -225,7 +225,7 @@ impl ServerState {
 
     /// Ends a link and all its exchanges.
     pub(super) fn down(&self, link: &Arc<Link>, reason: &Error) {
-        self.poller.forget(link);
+        self.poller.events.forget(link);
         let mut tables = self.tables();
         let Some(entry) = tables.links.remove(&link.id) else { return };
         let ended: Vec<Exchange> = entry

@@ -546,7 +546,7 @@ impl poller::Side for Joined {
     fn turn(&self, links: &[Arc<link::Link>]) -> bool {
         // The first time that nothing came is followed by a short sleep, and the second time by a long one.
         if self.turns.fetch_add(1, Ordering::Relaxed) == 1 {
-            self.poller.watch(&self.late).unwrap();
+            self.poller.events.watch(&self.late).unwrap();
             self.links.lock().unwrap().push(Arc::clone(&self.late));
             self.poller.wake();
             self.added.send(()).unwrap();
@@ -563,7 +563,7 @@ impl poller::Side for Joined {
         false
     }
 
-    fn happened(&self, _: poller::Happening) {}
+    fn happened(&self, _: events::Happening) {}
 
     fn is_over(&self) -> bool {
         self.over.load(Ordering::Relaxed)

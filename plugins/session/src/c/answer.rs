@@ -24,7 +24,7 @@ pub(super) unsafe fn answer(
         Ok(Err(failure)) => failure,
         Err(panic) => Error::Internal { what: format!("a panic: {}", message(&*panic)) },
     };
-    let status = status_of(failure.code());
+    let status = status_of(&failure);
     // Ignores a structure that the caller did not set up; the status is returned anyway. SAFETY: the caller of this function promises that
     // it can be read that far.
     let is_usable =
@@ -59,9 +59,12 @@ pub(super) unsafe fn write_text(text: &str, to: *mut c_char, capacity: usize) ->
     text.len()
 }
 
-/// The status for a class of failure.
-pub(super) fn status_of(code: Code) -> GradlaneStatus {
-    match code {
+/// The status for a failure. Each class has one, and so has the failure after which the memory of an operation is still in use.
+pub(super) fn status_of(failure: &Error) -> GradlaneStatus {
+    if let Error::Unresponsive { .. } = failure {
+        return GradlaneStatus::Unresponsive;
+    }
+    match failure.code() {
         Code::InvalidArgument => GradlaneStatus::InvalidArgument,
         Code::AlreadyExists => GradlaneStatus::AlreadyExists,
         Code::FailedPrecondition => GradlaneStatus::FailedPrecondition,

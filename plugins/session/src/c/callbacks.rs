@@ -5,12 +5,16 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 use std::thread::{JoinHandle, ThreadId};
+use std::time::Duration;
 
-use crossbeam_channel::{Sender, unbounded};
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, unbounded};
 use gradlane_core::{Error, Result};
 
 /// A function of the caller, to be run once.
 pub(super) type Callback = Box<dyn FnOnce() + Send>;
+
+/// Whether the engine will not end an operation, because its threads are stuck.
+pub(super) type GivenUp = Box<dyn Fn() -> bool + Send>;
 
 /// The callbacks of one session.
 #[derive(Default)]
@@ -19,7 +23,7 @@ pub(super) struct Callbacks(Mutex<State>);
 #[derive(Default)]
 struct State {
     /// Callbacks of operations that have not ended, by the engine's number.
-    waiting: BTreeMap<u64, Callback>,
+    waiting: BTreeMap<u64, (GivenUp, Callback)>,
     /// Operations that ended before their callback was registered.
     ended: BTreeSet<u64>,
     thread: Thread,
@@ -39,7 +43,7 @@ impl Callbacks {
     ///
     /// # Errors
     /// [`Error::Io`] if the system cannot start a thread; [`Error::FailedPrecondition`] after [`finish`](Self::finish).
-    pub(super) fn start(&self) -> Result<()> {
+    pub(super) fn start(self: &Arc<Self>) -> Result<()> {
         let mut state = self.0.lock().expect(LOCK);
         match state.thread {
             Thread::Runs(..) => Ok(()),
@@ -49,7 +53,15 @@ impl Callbacks {
             }),
             Thread::NotStarted => {
                 let (sender, receiver) = unbounded::<Callback>();
-                let run = move || receiver.into_iter().for_each(|callback| callback());
+                let there = Arc::downgrade(self);
+                let run = move || {
+                    let give_up = || {
+                        if let Some(callbacks) = there.upgrade() {
+                            callbacks.run_given_up();
+                        }
+                    };
+                    run_all(&receiver, give_up);
+                };
                 let thread = std::thread::Builder::new().name("gl-callbacks".to_owned()).spawn(run);
                 let refused = |error: std::io::Error| Error::Io {
                     what: "starting the thread of callbacks".to_owned(),
@@ -67,19 +79,30 @@ impl Callbacks {
         move |id| {
             let mut state = callbacks.0.lock().expect(LOCK);
             match state.waiting.remove(&id) {
-                Some(callback) => state.send(callback),
+                Some((_, callback)) => state.send(callback),
+                // Or its callback has run, because it was given up.
                 None => drop(state.ended.insert(id)),
             }
         }
     }
 
-    /// Registers the callback of an operation that was submitted with [`ended`](Self::ended).
-    pub(super) fn expect(&self, id: u64, callback: Callback) {
+    /// Registers the callback of an operation that was submitted with [`ended`](Self::ended). It also runs when the operation is `given_up`.
+    pub(super) fn expect(&self, id: u64, given_up: GivenUp, callback: Callback) {
         let mut state = self.0.lock().expect(LOCK);
         if state.ended.remove(&id) {
             state.send(callback);
         } else {
-            state.waiting.insert(id, callback);
+            state.waiting.insert(id, (given_up, callback));
+        }
+    }
+
+    /// Runs the callbacks of operations that the engine does not end.
+    fn run_given_up(&self) {
+        let mut state = self.0.lock().expect(LOCK);
+        let lost: Vec<u64> = state.waiting.iter().filter(|(_, (given_up, _))| given_up()).map(|(id, _)| *id).collect();
+        for id in lost {
+            let (_, callback) = state.waiting.remove(&id).expect("found above");
+            state.send(callback);
         }
     }
 
@@ -107,6 +130,17 @@ impl Callbacks {
     }
 }
 
+/// Runs callbacks as they come, until no more can come. Calls `give_up` from time to time while none come.
+fn run_all(receiver: &Receiver<Callback>, give_up: impl Fn()) {
+    loop {
+        match receiver.recv_timeout(LOOK_EVERY) {
+            Ok(callback) => callback(),
+            Err(RecvTimeoutError::Timeout) => give_up(),
+            Err(RecvTimeoutError::Disconnected) => return,
+        }
+    }
+}
+
 impl State {
     fn send(&self, callback: Callback) {
         match &self.thread {
@@ -116,6 +150,9 @@ impl State {
         }
     }
 }
+
+/// How often the thread looks for operations that the engine does not end.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 const LOCK: &str = "no thread panics while it holds this lock";
 
@@ -134,11 +171,23 @@ mod tests {
         };
         callbacks.ended()(1);
         assert!(receiver.is_empty());
-        callbacks.expect(1, callback(1));
-        callbacks.expect(2, callback(2));
+        callbacks.expect(1, Box::new(|| false), callback(1));
+        callbacks.expect(2, Box::new(|| false), callback(2));
         callbacks.ended()(2);
         callbacks.finish();
         assert_eq!(receiver.try_iter().collect::<Vec<_>>(), [1, 2]);
         assert!(matches!(callbacks.start(), Err(Error::FailedPrecondition { .. })));
+    }
+
+    #[test]
+    fn a_callback_runs_also_if_its_operation_was_given_up_and_only_once() {
+        let callbacks = Arc::new(Callbacks::default());
+        callbacks.start().unwrap();
+        let (sender, receiver) = unbounded();
+        callbacks.expect(1, Box::new(|| true), Box::new(move || sender.send(1).unwrap()));
+        callbacks.run_given_up();
+        callbacks.ended()(1);
+        callbacks.finish();
+        assert_eq!(receiver.try_iter().collect::<Vec<_>>(), [1]);
     }
 }

@@ -80,7 +80,7 @@ unsafe extern "C" fn begin(
         let (key, status) = match begun {
             Ok(key) => (key, GradlaneStatus::Ok),
             Err(error) => {
-                let status = status_of(error.code());
+                let status = status_of(&error);
                 (operations::failed(error)?, status)
             }
         };

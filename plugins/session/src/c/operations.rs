@@ -27,7 +27,8 @@ static OPERATIONS: Table<Handle> = Table::new(0x4F, "operation");
 /// Submits a reduction and returns at once.
 ///
 /// `operation` receives the operation, which the caller releases. Source and destination belong to the library until the operation has
-/// ended: until `gradlane_poll` or `gradlane_wait` returns anything but `GRADLANE_STATUS_PENDING` for it, or its callback runs.
+/// ended: until `gradlane_poll` or `gradlane_wait` returns anything but `GRADLANE_STATUS_PENDING` or `GRADLANE_STATUS_UNRESPONSIVE` for it.
+/// When its callback runs, it has ended too, unless `gradlane_poll` says `GRADLANE_STATUS_UNRESPONSIVE` in the callback.
 /// The call waits while more bytes are unresolved than the setting `submit_bytes_max` allows.
 ///
 /// If the arguments are wrong, this call fails and no callback runs. All later errors are errors of the operation.
@@ -72,7 +73,7 @@ pub unsafe extern "C" fn gradlane_submit_all(
 }
 
 /// Reduces a tensor and returns when the result has landed. Faster than `gradlane_submit` and `gradlane_wait`, because the calling thread
-/// does a part of the work. `callback` is not called.
+/// does a part of the work. `callback` is not called. After `GRADLANE_STATUS_UNRESPONSIVE` never free the memory.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gradlane_push_pull(
     session: GradlaneSession,
@@ -95,7 +96,9 @@ pub unsafe extern "C" fn gradlane_push_pull(
 
 /// Waits until the operation has ended, at most `timeout_ms`. `GRADLANE_FOREVER` waits until its end, which the job's step timeout bounds.
 ///
-/// Returns `GRADLANE_STATUS_PENDING` if it has not ended, else its status. May be repeated, and called by several threads.
+/// Returns `GRADLANE_STATUS_PENDING` if it has not ended, else its status. May be repeated, and called by several threads. Returns
+/// `GRADLANE_STATUS_UNRESPONSIVE` if the engine should have ended the operation and has not, because its threads are stuck; the memory then
+/// stays in use.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gradlane_wait(
     operation: GradlaneOperation,
@@ -115,12 +118,17 @@ pub unsafe extern "C" fn gradlane_wait(
     unsafe { answer(error, call) }
 }
 
-/// Returns the status of the operation, or `GRADLANE_STATUS_PENDING` if it has not ended.
+/// Returns the status of the operation, or `GRADLANE_STATUS_PENDING` if it has not ended, or `GRADLANE_STATUS_UNRESPONSIVE` as `gradlane_wait`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gradlane_poll(operation: GradlaneOperation, error: *mut GradlaneError) -> GradlaneStatus {
-    let call = || match find(operation)?.outcome() {
-        None => Ok(GradlaneStatus::Pending),
-        Some(outcome) => outcome.map(|()| GradlaneStatus::Ok),
+    let call = || {
+        let handle = find(operation)?;
+        match handle.outcome() {
+            // At once, because the engine is given up.
+            None if handle.is_given_up() => handle.wait(None).map(|()| GradlaneStatus::Ok),
+            None => Ok(GradlaneStatus::Pending),
+            Some(outcome) => outcome.map(|()| GradlaneStatus::Ok),
+        }
     };
     // SAFETY: promised by the caller of this function.
     unsafe { answer(error, call) }
@@ -236,6 +244,8 @@ fn submit_with(
     let is_engines = handle.is_some();
     let handle = handle.unwrap_or_else(nothing_to_do);
     let id = handle.id();
+    let watched = handle.clone();
+    let given_up = Box::new(move || watched.is_given_up());
     let operation = insert(handle)?;
     let user = User(user);
     let callback: Callback = Box::new(move || {
@@ -244,7 +254,7 @@ fn submit_with(
         unsafe { function(user, operation) }
     });
     if is_engines {
-        callbacks.expect(id, callback);
+        callbacks.expect(id, given_up, callback);
     } else {
         callbacks.run(callback);
     }

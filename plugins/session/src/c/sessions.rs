@@ -118,9 +118,10 @@ unsafe fn arguments(settings: *const GradlaneSetting, count: usize) -> Result<Se
 
 /// Leaves the job and ends the session, also if it returns an error: the session's number is not valid afterwards.
 ///
-/// Pending operations fail, and their memory is free when this returns; their numbers stay valid until they are released. Waits at most
-/// `grace_ms` for the other workers, then stops servers that this process embeds. All callbacks have run when this returns. A callback of
-/// this session must not call it.
+/// Pending operations fail, and their memory is free when this returns, unless `gradlane_poll` says `GRADLANE_STATUS_PENDING` or
+/// `GRADLANE_STATUS_UNRESPONSIVE` for one, because the engine's threads are stuck. Their numbers stay valid until they are released. Waits at
+/// most `grace_ms` for the other workers, then stops servers that this process embeds. All callbacks have run when this returns. A callback
+/// of this session must not call it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gradlane_shutdown(
     session: GradlaneSession,
@@ -188,7 +189,7 @@ pub unsafe extern "C" fn gradlane_in_doubt(
 /// Fixes dtype and shape of names ahead of their first use, in one round trip.
 ///
 /// If `fuse` is not 0, small neighbours may share messages, and all tensors of the list must be submitted in every round. Tensors without
-/// elements are left out. `timeout_ms` bounds the wait; 0 waits as long as the job lives.
+/// elements are left out. `timeout_ms` bounds the wait; 0 takes the job's step timeout, and a little more for the answer.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gradlane_declare(
     session: GradlaneSession,
@@ -219,7 +220,7 @@ pub unsafe extern "C" fn gradlane_declare(
 ///
 /// Names whose tensors share messages must be given in one call. The operations on them must have ended. A call that uses one of the names
 /// again waits until every worker has said that it does not. `timeout_ms` bounds the wait for what is left of ended operations, not for the
-/// other workers; 0 waits as long as the job lives.
+/// other workers; 0 takes the job's step timeout, and a little more for the answer.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gradlane_undeclare(
     session: GradlaneSession,

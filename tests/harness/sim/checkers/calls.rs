@@ -347,6 +347,7 @@ impl Witness {
             | Error::Io { .. }
             | Error::Device { .. }
             | Error::OtherTerm { .. }
+            | Error::Unresponsive { .. }
             | Error::Internal { .. } => false,
         }
     }

@@ -62,7 +62,7 @@ impl WorkerProcess {
                 if sends_body {
                     bytes = gather(context, self.me, &self.memory, &contribution, DeviceKind::Host);
                 }
-                self.check_push(context, &task, header, sends_body.then_some(bytes.as_slice()));
+                self.check_push(context, &task, header, if sends_body { Some(bytes.as_slice()) } else { None });
                 let is_checked = context.plan.settings.checksum && !bytes.is_empty();
                 if let Contribution::First { checksum, .. } = &mut header.contribution {
                     *checksum = is_checked.then(|| crc32c::crc32c(&bytes));

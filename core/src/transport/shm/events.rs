@@ -1,0 +1,104 @@
+//! The descriptors that a side of shared memory waits for, in one epoll.
+//!
+//! They are the bells of its links, their connections, the listening socket, and an event that other threads of the process trigger. One
+//! event wakes one of the threads that sleep here.
+
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
+use rustix::event::{EventfdFlags, Timespec};
+
+use super::link::Link;
+use crate::error::{Error, Result};
+use crate::types::LinkId;
+
+/// An event queue of the system.
+pub(super) struct Events {
+    epoll: OwnedFd,
+    /// Other threads of this process trigger it.
+    wake: OwnedFd,
+}
+
+/// What happened.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Happening {
+    /// A process wants to connect.
+    Socket,
+    /// The peer of a link is gone, or says why it goes.
+    End(LinkId),
+    /// The bell of a link was rung.
+    Rung(LinkId),
+}
+
+impl Events {
+    pub(super) fn new() -> Result<Self> {
+        let made = || {
+            let epoll = epoll::create(CreateFlags::CLOEXEC)?;
+            let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+            // Edge-triggered, so that nobody has to read the counter: one wake-up serves any number of rings.
+            epoll::add(&epoll, &wake, EventData::new_u64(WAKE), EventFlags::IN | EventFlags::ET)?;
+            Ok(Self { epoll, wake })
+        };
+        made().map_err(|error| io("making an event queue", error))
+    }
+
+    /// Also waits for connections at the socket of a listener.
+    pub(super) fn watch_socket(&self, socket: BorrowedFd<'_>) -> Result<()> {
+        // Told once for each process that connects. Otherwise a process that cannot be accepted, because no descriptor is left, would wake
+        // the thread again and again.
+        let added = epoll::add(&self.epoll, socket, EventData::new_u64(SOCKET), EventFlags::IN | EventFlags::ET);
+        added.map_err(|error| io("watching a socket", error))
+    }
+
+    /// Also waits for a link.
+    pub(super) fn watch(&self, link: &Link) -> Result<()> {
+        let (ear, ends) = link.fds();
+        let add = |fd, token, flags| epoll::add(&self.epoll, fd, EventData::new_u64(token), flags);
+        // Edge-triggered, because a bell whose other end is closed stays readable.
+        let added = add(ear, RUNG | link.id.0, EventFlags::IN | EventFlags::ET).and_then(|()| {
+            ends.into_iter().try_for_each(|end| add(end, link.id.0, EventFlags::IN | EventFlags::RDHUP))
+        });
+        added.map_err(|error| io("watching a link", error))
+    }
+
+    /// Stops waiting for a link. Closing the link would not be enough, because a child process may hold its descriptors open.
+    pub(super) fn forget(&self, link: &Link) {
+        let (ear, ends) = link.fds();
+        for fd in ends.into_iter().chain([ear]) {
+            let _ = epoll::delete(&self.epoll, fd);
+        }
+    }
+
+    /// Wakes one thread that sleeps here, or the next one that wants to.
+    pub(super) fn ring(&self) {
+        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+    }
+
+    /// Sleeps until a descriptor is ready, at most for `timeout`.
+    pub(super) fn wait(&self, timeout: Option<Duration>) -> Vec<Happening> {
+        let timeout = timeout.map(|timeout| Timespec {
+            tv_sec: i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: i64::from(timeout.subsec_nanos()),
+        });
+        let mut events = Vec::with_capacity(64);
+        // It fails only because of a signal. Then the caller checks everything as well.
+        let _ = epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), timeout.as_ref());
+        let happening = |event: &Event| match event.data.u64() {
+            WAKE => None,
+            SOCKET => Some(Happening::Socket),
+            rung if rung & RUNG != 0 => Some(Happening::Rung(LinkId(rung & !RUNG))),
+            link => Some(Happening::End(LinkId(link))),
+        };
+        events.iter().filter_map(happening).collect()
+    }
+}
+
+const WAKE: u64 = u64::MAX;
+const SOCKET: u64 = u64::MAX - 1;
+/// Marks the bell of a link. Links are counted from 1, so that no number reaches this.
+const RUNG: u64 = 1 << 63;
+
+fn io(what: &str, error: rustix::io::Errno) -> Error {
+    Error::Io { what: what.to_owned(), cause: error.to_string() }
+}

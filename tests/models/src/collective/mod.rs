@@ -1,0 +1,3 @@
+//! What the ranks of a machine share.
+
+pub mod host;
