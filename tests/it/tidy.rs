@@ -3,6 +3,7 @@
 
 mod circles;
 mod source;
+mod texts;
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -284,7 +284,10 @@ impl Issuer {
             let notice = notice.and_then(|notice| Notice::read(&notice)).ok_or_else(|| Error::Device {
                 device: name(device),
                 what: "meeting the devices of this machine".to_owned(),
-                cause: format!("the first worker of the machine did not begin to connect within {join_timeout:?}"),
+                cause: format!(
+                    "the first worker of the machine did not begin to connect within {:.1} s",
+                    join_timeout.as_secs_f64()
+                ),
             })?;
             notice.check(&self.library)?;
             notice.id
@@ -348,7 +351,10 @@ impl Issuer {
         Error::Device {
             device: name(self.context.device()),
             what: what.to_owned(),
-            cause: format!("it did not end within {patience:?}: another worker of this machine may hang"),
+            cause: format!(
+                "it did not end within {:.1} s: another worker of this machine may hang",
+                patience.as_secs_f64()
+            ),
         }
     }
 
