@@ -22,6 +22,7 @@ mod silence;
 
 pub mod machine;
 
+mod stalls;
 mod steps;
 mod submissions;
 mod withdrawals;

@@ -16,6 +16,7 @@ use crate::coordinator::CoordinatorConfig;
 use crate::coordinator::driver::CoordinatorNode;
 use crate::embedded::{Embedded, EmbeddedOptions};
 use crate::exit;
+use crate::launch;
 use crate::launch::entering::Found;
 use crate::launch::rendezvous::{self, Published};
 use crate::node::{Server, ServerOptions};
@@ -70,7 +71,7 @@ fn live<R: Live>(start: impl FnOnce() -> Result<R> + Send + 'static, interrupts:
     let waiting = Arc::clone(&role);
     let ended = in_thread(move || waiting.wait())?;
     let outcome = select! {
-        recv(ended) -> outcome => outcome.unwrap_or_else(panicked).map(|()| exit::SUCCESS),
+        recv(ended) -> outcome => outcome.unwrap_or_else(panicked).map(|()| exit::SUCCESS).or_else(told_by_launcher),
         recv(interrupts) -> signal => Ok(interrupted(signal)),
     };
     role.stop();
@@ -87,6 +88,15 @@ fn in_thread<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'stati
         Ok(_) => Ok(outcome),
         Err(error) => Err(Error::Io { what: "starting a thread".to_owned(), cause: error.to_string() }),
     }
+}
+
+/// The exit code of a role whose job failed, if the launcher of the job tells why; else the error.
+fn told_by_launcher(error: Error) -> Result<i32> {
+    if !launch::is_launched() {
+        return Err(error);
+    }
+    tracing::info!(%error, "the job failed");
+    Ok(exit::code(&error))
 }
 
 fn panicked<T>(_: crossbeam_channel::RecvError) -> Result<T> {
