@@ -1,10 +1,17 @@
-//! The log of a process.
+//! The log of a process: sentences on a terminal, fields in a file or a pipe.
 
+use std::fmt::{self, Debug, Write as _};
 use std::io::IsTerminal;
 
 use gradlane_core::config::Config;
+use gradlane_core::config::units::print_bytes;
 use gradlane_core::{Error, Result};
+use tracing::field::{Field, Visit};
+use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::fmt::format::Writer;
+use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
+use tracing_subscriber::registry::LookupSpan;
 
 /// Starts the log of this process, on standard error, because standard output is for results. Keeps an existing log, such as that of a
 /// test. Lines that cannot be written, as on a full disk, are lost.
@@ -19,6 +26,143 @@ pub fn start(config: &Config) -> Result<()> {
     })?;
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     // Errors of the log would be reported by a macro that panics if standard error cannot be written.
-    let _ = log.with_ansi(std::io::stderr().is_terminal()).log_internal_errors(false).try_init();
+    let log = log.with_ansi(false).log_internal_errors(false);
+    // Fails if there is a log already.
+    let _ = if std::io::stderr().is_terminal() { log.event_format(Sentences).try_init() } else { log.try_init() };
     Ok(())
+}
+
+/// Writes an event as a line for people, such as `gradlane: warning: a sum waits: tensor w, round 3, missing rank 1, waited 10.0 s`.
+struct Sentences;
+
+impl<S, N> FormatEvent<S, N> for Sentences
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+    N: for<'a> FormatFields<'a> + 'static,
+{
+    fn format_event(&self, _: &FmtContext<'_, S, N>, mut line: Writer<'_>, event: &Event<'_>) -> fmt::Result {
+        let mut sentence = Sentence::default();
+        event.record(&mut sentence);
+        let level = match *event.metadata().level() {
+            Level::ERROR => "error: ",
+            Level::WARN => "warning: ",
+            Level::INFO => "",
+            Level::DEBUG => "debug: ",
+            Level::TRACE => "trace: ",
+        };
+        writeln!(line, "gradlane: {level}{}", sentence.text())
+    }
+}
+
+/// The parts of a sentence.
+#[derive(Default)]
+struct Sentence {
+    message: String,
+    /// Facts, such as `round 3`.
+    facts: Vec<String>,
+    /// Texts that are sentences themselves, such as an error.
+    reasons: Vec<String>,
+}
+
+impl Sentence {
+    fn add(&mut self, field: &str, value: String) {
+        match field {
+            "message" => self.message = value,
+            "error" | "cause" | "reason" | "detail" => self.reasons.push(value),
+            // Nobody else is meant.
+            "others" if value == "0" => {}
+            "others" => self.facts.push(format!("and {value} others")),
+            field => self.facts.push(format!("{} {value}", field.replace('_', " "))),
+        }
+    }
+
+    fn text(self) -> String {
+        let Self { message, facts, reasons } = self;
+        let facts = if facts.is_empty() { message } else { format!("{message}: {}", facts.join(", ")) };
+        std::iter::once(facts).chain(reasons).collect::<Vec<_>>().join("; ")
+    }
+}
+
+impl Visit for Sentence {
+    fn record_f64(&mut self, field: &Field, value: f64) {
+        match field.name().strip_suffix("_s") {
+            Some(name) => self.add(name, format!("{value:.1} s")),
+            None => self.add(field.name(), format!("{value:.1}")),
+        }
+    }
+
+    fn record_u64(&mut self, field: &Field, value: u64) {
+        match field.name() {
+            name if name.ends_with("bytes") || name.ends_with("bytes_max") => self.add(name, print_bytes(value)),
+            name => match name.strip_suffix("_s") {
+                Some(name) => self.add(name, format!("{value} s")),
+                None => self.add(name, value.to_string()),
+            },
+        }
+    }
+
+    fn record_str(&mut self, field: &Field, value: &str) {
+        self.add(field.name(), value.to_owned());
+    }
+
+    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+        let mut text = String::new();
+        write!(text, "{value:?}").expect("a string takes all");
+        self.add(field.name(), text);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+    use std::sync::{Arc, Mutex, PoisonError};
+
+    use super::*;
+
+    #[test]
+    fn people_read_sentences_without_names_of_types_and_targets() {
+        let written = Written::default();
+        let writer = written.clone();
+        let log = tracing_subscriber::fmt().with_ansi(false).event_format(Sentences);
+        let log = log.with_writer(move || writer.clone()).finish();
+        tracing::subscriber::with_default(log, || {
+            let (tensor, missing) = ("fc.weight", "rank 1");
+            tracing::warn!(
+                tensor,
+                round = 3_u64,
+                missing,
+                waited_s = 10.002,
+                others = 0_usize,
+                detail = "last seen",
+                "a sum waits"
+            );
+            tracing::info!(booked_bytes = 20_u64 << 20, "memory");
+            let error = Error::Cancelled;
+            tracing::error!(%error, "it failed");
+        });
+        let expected = "gradlane: warning: a sum waits: tensor fc.weight, round 3, missing rank 1, waited 10.0 s; last seen\n\
+                        gradlane: memory: booked bytes 20 MiB\n\
+                        gradlane: error: it failed; cancelled by the caller\n";
+        assert_eq!(written.text(), expected);
+    }
+
+    #[derive(Clone, Default)]
+    struct Written(Arc<Mutex<Vec<u8>>>);
+
+    impl Written {
+        fn text(&self) -> String {
+            String::from_utf8(self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()).expect("text")
+        }
+    }
+
+    impl io::Write for Written {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap_or_else(PoisonError::into_inner).extend(bytes);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
 }

@@ -31,9 +31,39 @@ fn the_launcher_has_the_exit_code_of_the_first_worker_that_fails() {
 }
 
 #[test]
+fn a_job_says_once_why_it_failed_however_many_processes_it_has() {
+    let script = "test $GRADLANE_RANK = 1 && exit 3; while :; do sleep 0.1; done";
+    for servers in ["0", "3"] {
+        let output = run(&["run", "-n", "3", "-s", servers, "--grace", "0", "--", "sh", "-c", script]);
+        assert_eq!(output.status.code(), Some(3), "{output:?}");
+        let told = stderr(&output);
+        assert_eq!(told.matches("worker 1 exited with code 3").count(), 1, "{told}");
+        assert!(told.lines().count() <= 2, "{told}");
+    }
+}
+
+#[test]
+fn what_killed_launchers_left_is_removed_by_the_next_one() {
+    let home = tempfile::tempdir().unwrap();
+    let folder = home.path().to_str().unwrap().to_owned();
+    let place = format!("runtime_dir={folder}");
+    let line = ["run", "-n", "1", "-o", &place, "--", "sh", "-c", "echo started; exec sleep 300"];
+    let mut launcher = command(home.path(), &line).stdout(Stdio::piped()).spawn().unwrap();
+    let mut started = String::new();
+    BufReader::new(launcher.stdout.take().unwrap()).read_line(&mut started).unwrap();
+    launcher.kill().unwrap();
+    launcher.wait().unwrap();
+    let left = home.path().join(format!("gradlane-run-{}.join", launcher.id()));
+    assert!(left.exists(), "a killed launcher cannot tidy up");
+    let next = command(home.path(), &["run", "-n", "1", "-o", &place, "--", "true"]).output().unwrap();
+    assert!(next.status.success() && !left.exists(), "{next:?}");
+}
+
+#[test]
 fn a_program_that_does_not_exist_has_the_shells_exit_code() {
     let output = run(&["run", "-n", "1", "--", "/nonexistent/program"]);
     assert_eq!(output.status.code(), Some(127), "{output:?}");
+    assert_eq!(stderr(&output), "gradlane: program /nonexistent/program does not exist; check its name and PATH\n");
 }
 
 #[test]

@@ -33,15 +33,10 @@ pub fn begin_of_two(engine: &Engine, name: &str, round: u64, len: usize) -> Resu
     begin_among(engine, name, round, len, participants)
 }
 
-fn begin_among(
-    engine: &Engine,
-    name: &str,
-    round: u64,
-    len: usize,
-    participants: Participants,
-) -> Result<Reduction> {
+fn begin_among(engine: &Engine, name: &str, round: u64, len: usize, participants: Participants) -> Result<Reduction> {
     let mut tensor = Tensor::new(name, digits::contribution(engine.rank().0, name, round, len));
-    let workers = participants.members().map_or(engine.size(), |members| u32::try_from(members.len()).expect("it is small"));
+    let workers =
+        participants.members().map_or(engine.size(), |members| u32::try_from(members.len()).expect("it is small"));
     tensor.spec.participants = participants;
     let handle = tensor.push_pull(engine, Op::Sum)?;
     Ok(Reduction { tensor, handle, workers, round })

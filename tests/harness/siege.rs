@@ -115,17 +115,9 @@ pub const ATTACKS: [Attack; 18] = [
     on(Victim::Coordinator, "a byte a second", Means::Connections(Who::NoMember, Doing::Trickling, 64, 100)),
     on(Victim::Server, "streams with gaps", Means::GappedConnections(Who::NoMember, Doing::Pouring, 8, 100)),
     on(Victim::Server, "garbage and HTTP", Means::Garbage),
-    on(
-        Victim::Coordinator,
-        "status requests without end",
-        Means::Connections(Who::Observer, Doing::Asking, 64, 200),
-    ),
+    on(Victim::Coordinator, "status requests without end", Means::Connections(Who::Observer, Doing::Asking, 64, 200)),
     on(Victim::Coordinator, "answers that nobody reads", Means::Connections(Who::Observer, Doing::AskingOnly, 64, 200)),
-    on(
-        Victim::Coordinator,
-        "thousands of observers",
-        Means::Connections(Who::Observer, Doing::Nothing, 5_000, 2_000),
-    ),
+    on(Victim::Coordinator, "thousands of observers", Means::Connections(Who::Observer, Doing::Nothing, 5_000, 2_000)),
     on(Victim::Coordinator, "wrong secrets", Means::Connections(Who::Newcomer, Doing::Guessing, 2_000, 2_000)),
     // One connection, because a server knows only the newest one of a member.
     on(Victim::Server, "100,000 streams of a member", Means::Connections(Who::Member, Doing::Churning, 1, 10)),
@@ -448,9 +440,7 @@ fn besiege(job: &Job, on: Victim, address: String, how: (Who, Doing, usize, u32)
         Doing::Nothing => Manner::Idle,
         Doing::Hoarding => Manner::Hoard(begun),
         Doing::Trickling => Manner::Trickle(begun),
-        Doing::Pouring => {
-            Manner::Pour { first: Vec::new(), again: [bytes, vec![0; 64 << 10]].concat(), reads: false }
-        }
+        Doing::Pouring => Manner::Pour { first: Vec::new(), again: [bytes, vec![0; 64 << 10]].concat(), reads: false },
         Doing::Asking | Doing::AskingOnly => {
             let request = Frame::StatusRequest.encode();
             let length = u32::try_from(request.len()).expect("it is short");

@@ -118,7 +118,7 @@ fn every_worker_sees_one_even_layout_of_large_models() {
         assert_eq!(layouts[0], layouts[1]);
         let mut loads: BTreeMap<&str, u64> = BTreeMap::new();
         for part in layouts[0].lines() {
-            // `part 0123456789abcdef/0 float32 4194304 B on server 1 | …`
+            // `part fc.weight/0 float32 4194304 B on server 1 | …`
             let words: Vec<&str> = part.split(' ').collect();
             *loads.entry(words[7]).or_default() += words[3].parse::<u64>().unwrap();
         }

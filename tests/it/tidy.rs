@@ -4,6 +4,7 @@
 mod circles;
 mod queues;
 mod source;
+mod texts;
 mod waits;
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -41,6 +41,12 @@ pub struct Member {
     round_trip: Option<Duration>,
     index: Option<u32>,
     view: Option<View>,
+    /// When it said last why the job has not formed.
+    said_why: Option<Time>,
+    /// Whether it asked the coordinator for the state of the job, and got no answer yet.
+    asked_status: bool,
+    /// How often in a row this process could not begin to connect.
+    local_failures: u32,
     commands: VecDeque<MemberCommand>,
 }
 
@@ -80,6 +86,9 @@ impl Member {
             round_trip: None,
             index: None,
             view: None,
+            said_why: None,
+            asked_status: false,
+            local_failures: 0,
             commands: VecDeque::from([MemberCommand::Dial]),
             config,
         }
@@ -92,12 +101,14 @@ impl Member {
 
     /// When to call [`Member::handle_timeout`] if nothing happens before. `None` once the membership ended.
     pub fn poll_timeout(&self) -> Option<Time> {
-        [self.patience_ends(), self.line.poll_timeout(), self.requests.poll_timeout()].into_iter().flatten().min()
+        let due = [self.patience_ends(), self.line.poll_timeout(), self.requests.poll_timeout(), self.says_why_at()];
+        due.into_iter().flatten().min()
     }
 
     /// The dialled connection is up.
     pub fn handle_connected(&mut self, now: Time) {
         if self.line.connected(now) {
+            (self.asked_status, self.local_failures) = (false, 0);
             let join = self.join();
             self.send(Frame::Join(join));
         } else if self.line.is_cut() {
@@ -152,6 +163,7 @@ impl Member {
             Frame::StallNotice { tensor, stall, detail } => {
                 self.tell(MemberEvent::StallNotice { tensor, stall, detail });
             }
+            Frame::Status(status) => self.handle_status(now, &status),
             Frame::Join(_)
             | Frame::Heartbeat { .. }
             | Frame::Declare { .. }
@@ -161,8 +173,7 @@ impl Member {
             | Frame::Leave
             | Frame::Fail { .. }
             | Frame::StatusRequest
-            | Frame::Renew
-            | Frame::Status(_) => self.fail_protocol("kind", "nobody sends to a member"),
+            | Frame::Renew => self.fail_protocol("kind", "nobody sends to a member"),
         }
     }
 
@@ -172,6 +183,7 @@ impl Member {
             let error = self.out_of_patience(now);
             return self.fail(error);
         }
+        self.say_why(now);
         for event in self.requests.expire(now) {
             self.tell(event);
         }
@@ -346,10 +358,13 @@ impl Member {
 
     /// The index that `view` gives to this life of this process.
     fn index_in(&self, view: &View) -> Option<u32> {
-        let Self { config: MemberConfig { process: me, .. }, .. } = self;
-        let is_me =
-            |other: &&types::Member| other.process.role == me.role && other.process.incarnation == me.incarnation;
-        view.members.iter().find(is_me).map(|member| member.index)
+        view.members.iter().find(|member| self.is_me(member)).map(|member| member.index)
+    }
+
+    /// Whether a member is this life of this process.
+    fn is_me(&self, other: &types::Member) -> bool {
+        let me = &self.config.process;
+        other.process.role == me.role && other.process.incarnation == me.incarnation
     }
 
     fn join(&self) -> Join {
@@ -475,6 +490,7 @@ impl Member {
 }
 
 mod leaving;
+mod waiting;
 
 #[cfg(test)]
 mod tests;

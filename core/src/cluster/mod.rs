@@ -37,6 +37,8 @@ pub struct MemberConfig {
     /// A connection on which the coordinator was silent for so long is given up, and the coordinator is dialled again. Longer than
     /// `heartbeat_interval`, because the coordinator answers each heartbeat.
     pub silence_max: Duration,
+    /// While the job forms, this process says in this interval why it has not formed yet; zero means never.
+    pub warn_after: Duration,
     /// The time from the start until the job must have formed.
     pub join_timeout: Duration,
     /// How long a formed job goes on without a frame from the coordinator.
@@ -52,13 +54,21 @@ pub struct MemberConfig {
 /// A command of a [`Member`] for its driver. The driver carries them out in order.
 #[derive(Clone, PartialEq, Debug)]
 pub enum MemberCommand {
-    /// Connect to the coordinator. Report the outcome with `handle_connected` or `handle_disconnected`. If there is a connection, the
+    /// Connect to the coordinator. Report the outcome with `handle_connected` or `handle_disconnected`, or with `handle_undialled` if this
+    /// process cannot even begin to connect. If there is a connection, the
     /// coordinator does not answer on it: give it up without waiting, and report nothing more of it.
     Dial,
     /// Send on the current connection.
     Send(Frame),
     /// Close the connection, or stop connecting, once everything was sent. The driver need not report anything any more.
     Hangup,
+    /// Tell the log why the job has not formed yet.
+    SayWhy {
+        /// How long this process has waited for it.
+        waited: Duration,
+        /// Which processes are missing, or why the coordinator is not reached.
+        reason: String,
+    },
     /// Tell the process this event.
     Event(MemberEvent),
 }

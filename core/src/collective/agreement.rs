@@ -110,7 +110,7 @@ impl<L> Agreement<L> {
         let refusal = match (&self.closed, self.share(&wish)) {
             (Some(error), _) => Some(error.clone()),
             _ if self.pending.contains_key(&slot) || self.has_announced(slot) => wrong("is reduced twice".to_owned()),
-            (None, None) => wrong(format!("is not reduced by these ranks of this machine: {:?}", wish.goal)),
+            (None, None) => wrong("is not reduced by these ranks of this machine".to_owned()),
             (None, Some(dataflow)) if !self.is_enough(brought, &wish, dataflow) => {
                 wrong("with memory of another length".to_owned())
             }

@@ -12,6 +12,7 @@ use std::time::Duration;
 use super::kinds::Unit;
 use super::knobs::{Config, KNOBS, Knob, variable};
 use super::origin::{Origin, PREFIX, written};
+use super::units::print_bytes;
 use super::unread;
 use crate::error::{Error, Result};
 
@@ -118,6 +119,7 @@ impl Config {
             let warn = |origin| Warning { variable: written(name, &origin), problem: problem.to_owned() };
             warnings.extend(origins.map(warn));
         }
+        warnings.extend(too_small(&config));
         Ok((config, warnings))
     }
 
@@ -380,6 +382,25 @@ fn warnings(environment: &BTreeMap<String, String>) -> Vec<Warning> {
         Some(Warning { variable: name.clone(), problem: unread::why(name, value, environment)? })
     });
     unknown.chain(unread).collect()
+}
+
+/// Limits of memory that were set so low that nothing fails and everything is slow.
+fn too_small(config: &Config) -> impl Iterator<Item = Warning> {
+    let part = print_bytes(config.partition_bytes);
+    let credit = (config.credit_bytes < config.partition_bytes).then(|| {
+        let problem =
+            format!("is less than a part (partition_bytes, {part}), so parts travel one after the other; raise it");
+        ("credit_bytes", problem)
+    });
+    let holds_few = |bytes: &u64| *bytes / 8 * 7 < config.partition_bytes.saturating_mul(4);
+    let server = config.server_bytes_max.filter(holds_few).map(|_| {
+        let hint = "so sums wait for memory; raise it, or lower partition_bytes";
+        ("server_bytes_max", format!("holds less than four parts (partition_bytes, {part}), {hint}"))
+    });
+    let given = [credit, server].into_iter().flatten().filter(|(name, _)| *config.origin(name) != Origin::Default);
+    let warnings: Vec<Warning> =
+        given.map(|(name, problem)| Warning { variable: written(name, config.origin(name)), problem }).collect();
+    warnings.into_iter()
 }
 
 /// The candidate with the fewest differences from `name`, if they are few.

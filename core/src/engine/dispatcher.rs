@@ -193,22 +193,35 @@ fn undeclare(shared: &Arc<Shared>, request: u64, names: Vec<String>) {
     }
 }
 
-/// Warns of a submission without progress.
-fn warn(Stuck { report, missing, unreachable }: &Stuck) {
+/// Warns of submissions without progress.
+fn warn(Stuck { report, missing, unreachable, others }: &Stuck) {
     let StallReport { name, round, waited, parts, .. } = report;
-    let (round, waited_s) = (round.0, waited.as_secs_f64());
+    let (tensor, round, waited_s) = (name, round.0, waited.as_secs_f64());
     match report.at {
         Some((stage, _)) if stage.is_collective() => {
-            tracing::warn!(%name, round, parts, waited_s, "a tensor waits for other workers of this machine");
+            tracing::warn!(%tensor, round, parts, waited_s, others, "a tensor waits for other workers of this machine");
         }
         Some((stage, server)) if let Some(error) = unreachable => {
-            tracing::warn!(%name, round, %stage, %server, parts, waited_s, %error, "a tensor waits for a server that does not answer");
+            tracing::warn!(
+                %tensor, round, %stage, %server, parts, waited_s, others, %error,
+                "a tensor waits for a server that does not answer"
+            );
+        }
+        Some((stage, server)) if let Some(error) = &report.cause => {
+            tracing::warn!(
+                %tensor, round, %stage, %server, parts, waited_s, others, %error,
+                "a tensor is refused by its server again and again"
+            );
         }
         Some((stage, server)) => {
-            tracing::warn!(%name, round, %stage, %server, parts, waited_s, "a tensor does not move");
+            tracing::warn!(%tensor, round, %stage, %server, parts, waited_s, others, "a tensor does not move");
         }
         None => {
-            tracing::warn!(%name, round, ?missing, waited_s, "a tensor waits for others of its part to be submitted here");
+            let missing = missing.join(", ");
+            tracing::warn!(
+                %tensor, round, missing, waited_s, others,
+                "a tensor waits for others of its part to be submitted here"
+            );
         }
     }
 }

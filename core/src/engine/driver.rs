@@ -20,7 +20,7 @@ use super::trace::Timeline;
 use crate::cluster::{MemberConfig, MemberEvent, empty_barrier};
 use crate::config::Config;
 use crate::device::Device;
-use crate::error::Result;
+use crate::error::{Result, ranks};
 use crate::local::{OwnThread, PrivateSocket, Progress, Segment};
 use crate::mem::{Copies, Doubt};
 use crate::pipeline::Stage;
@@ -450,14 +450,20 @@ fn on_event(shared: &Arc<Shared>, event: MemberEvent) {
             shared.report(|state, now| state.worker.handle_forget(now, key, &error));
         }
         MemberEvent::StallNotice { tensor, stall, detail } => {
-            tracing::warn!(
-                tensor, round = stall.round.0, missing = ?stall.missing, waited_s = stall.waited.as_secs_f64(), detail,
-                "waiting for a contribution"
+            // The coordinator's own log has it as a warning, once for the whole job.
+            tracing::info!(
+                tensor,
+                round = stall.round.0,
+                missing = ranks(&stall.missing),
+                waited_s = stall.waited.as_secs_f64(),
+                detail,
+                "a sum waits"
             );
-            shared.report(|state, _| state.worker.handle_stall_notice(stall.part, stall.round, detail));
+            shared.report(|state, now| state.worker.handle_stall_notice(now, stall.part, stall.round, detail));
         }
         MemberEvent::Failed(error) => {
-            tracing::error!(%error, "the job failed");
+            // The caller gets it as an error.
+            tracing::info!(%error, "the job failed");
             shared.report(|state, now| state.worker.handle_failed(now, error.clone()));
             shared.milestones.change(|reached| reached.failed = Some(error));
         }

@@ -62,16 +62,26 @@ pub(super) trait FieldType: Sized {
     /// The field's value, for [`Error::fields`](super::Error::fields).
     fn as_field(&self) -> Field<'_>;
 
+    /// Calls `change` with each text that the field holds.
+    fn each_text(&mut self, change: &mut dyn FnMut(&mut String));
+
     /// Reads the field's value, for [`Error::from_fields`](super::Error::from_fields).
     fn read<S: FieldSource>(source: &mut S, field: &str) -> Result<Self, S::Fault>;
 }
 
 macro_rules! field_types {
-    ($($type:ty => $kind:ident($value:ident: $shown:expr) by $read:ident;)+) => {$(
+    ($($type:ty => $kind:ident($value:ident: $shown:expr) by $read:ident $(with texts $change:ident: $each:expr)?;)+) => {$(
         impl FieldType for $type {
             fn as_field(&self) -> Field<'_> {
                 let $value = self;
                 Field::$kind($shown)
+            }
+
+            fn each_text(&mut self, _change: &mut dyn FnMut(&mut String)) {
+                $(
+                    let ($value, $change) = (self, _change);
+                    $each
+                )?
             }
 
             fn read<S: FieldSource>(source: &mut S, field: &str) -> Result<Self, S::Fault> {
@@ -82,11 +92,11 @@ macro_rules! field_types {
 }
 
 field_types! {
-    String => Text(text: text) by text;
-    Claim => Claim(claim: claim) by claim;
+    String => Text(text: text) by text with texts change: change(text);
+    Claim => Claim(claim: claim) by claim with texts change: change(&mut claim.value);
     Round => Round(round: *round) by round;
     Vec<WorkerId> => Ranks(ranks: ranks) by ranks;
-    Vec<String> => Members(members: members) by members;
+    Vec<String> => Members(members: members) by members with texts change: members.iter_mut().for_each(change);
     Duration => Duration(duration: *duration) by duration;
     u32 => Number(number: *number) by number;
     Epoch => Epoch(epoch: *epoch) by epoch;

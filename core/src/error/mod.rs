@@ -5,13 +5,13 @@
 
 use std::time::Duration;
 
-use crate::id::{Round, WorkerId};
+use crate::id::{Round, TensorKey, WorkerId};
 
 mod fields;
 mod table;
 
 pub use fields::{Claim, Field, FieldSource};
-pub use table::{Code, ERRORS, Error, ErrorKind};
+pub use table::{Code, ERRORS, Error, ErrorKind, ranks};
 
 /// The result of everything in Gradlane that can fail.
 pub type Result<T> = std::result::Result<T, Error>;
@@ -36,6 +36,19 @@ impl Error {
     /// Whether the same call may succeed later without anything else being changed.
     pub fn retryable(&self) -> bool {
         self.code().retryable()
+    }
+
+    /// This error with the names of tensors instead of their keys. Servers and the ranks of a machine know tensors by key; keys mean nothing
+    /// to people.
+    #[must_use]
+    pub fn with_name(mut self, key: TensorKey, name: &str) -> Self {
+        let key = key.to_string();
+        self.each_text(&mut |text| {
+            if text.contains(&key) {
+                *text = text.replace(&key, name);
+            }
+        });
+        self
     }
 
     /// This error as the peer must see it. In an incompatibility the two sides are swapped, because the peer shows the text to its user.
@@ -128,6 +141,48 @@ mod tests {
             };
             assert_eq!((tensor.as_str(), round, missing), ("w", Round(7), vec![WorkerId(3)]));
             assert_eq!(detail, format!("worker 3 gave this round up: {private}"));
+        }
+    }
+
+    #[test]
+    fn a_name_takes_the_place_of_a_key_in_every_text_of_every_error() {
+        struct OfKey(TensorKey);
+        impl FieldSource for OfKey {
+            type Fault = ();
+
+            fn text(&mut self, _: &str) -> std::result::Result<String, ()> {
+                Ok(format!("tensor {} here", self.0))
+            }
+            fn claim(&mut self, _: &str) -> std::result::Result<Claim, ()> {
+                Ok(Claim { worker: WorkerId(1), value: self.0.to_string() })
+            }
+            fn round(&mut self, _: &str) -> std::result::Result<Round, ()> {
+                Ok(Round(2))
+            }
+            fn ranks(&mut self, _: &str) -> std::result::Result<Vec<WorkerId>, ()> {
+                Ok(vec![WorkerId(1), WorkerId(2)])
+            }
+            fn members(&mut self, _: &str) -> std::result::Result<Vec<String>, ()> {
+                Ok(vec![self.0.to_string()])
+            }
+            fn duration(&mut self, _: &str) -> std::result::Result<Duration, ()> {
+                Ok(Duration::from_millis(10_002))
+            }
+            fn number(&mut self, _: &str) -> std::result::Result<u32, ()> {
+                Ok(3)
+            }
+            fn epoch(&mut self, _: &str) -> std::result::Result<crate::id::Epoch, ()> {
+                Ok(crate::id::Epoch { term: 1, number: 2 })
+            }
+        }
+        let key = TensorKey::of("fc.weight");
+        for kind in ERRORS {
+            let error = Error::from_fields(kind.wire_code, &mut OfKey(key)).unwrap().unwrap();
+            let text = error.with_name(key, "fc.weight").to_string();
+            assert!(!text.contains(&key.to_string()), "{text}");
+            for debug_form in ["WorkerId(", "Round(", "Epoch {", "Some(", "None", "[\"", "Duration"] {
+                assert!(!text.contains(debug_form), "{}: {text}", kind.variant);
+            }
         }
     }
 

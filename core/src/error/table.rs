@@ -76,6 +76,13 @@ macro_rules! errors {
                 }
             }
 
+            /// Calls `change` with each text of its fields.
+            pub fn each_text(&mut self, change: &mut dyn FnMut(&mut String)) {
+                match self {
+                    $(Self::$variant { $($($field),+)? } => { $($($field.each_text(change);)+)? })+
+                }
+            }
+
             /// The error whose variant has the code `wire_code`, with its fields read from `source` in the order of the declaration.
             /// `None` if no variant has that code; then nothing was read.
             ///
@@ -376,7 +383,8 @@ fn disagreement(field: &str, first: &Claim, second: &Claim) -> String {
     format!("{worker} has {field} {value}, {} has {field} {}", second.worker, second.value)
 }
 
-fn ranks(missing: &[WorkerId]) -> String {
+/// These workers in words, such as `ranks 1, 3`.
+pub fn ranks(missing: &[WorkerId]) -> String {
     let numbers: Vec<String> = missing.iter().map(|worker| worker.0.to_string()).collect();
     format!("rank{} {}", if numbers.len() == 1 { "" } else { "s" }, numbers.join(", "))
 }

@@ -74,7 +74,11 @@ impl OwnThread {
         // The channel carries nothing: it is disconnected when the thread ends.
         match self.ended.recv_timeout(patience + LATE) {
             Err(RecvTimeoutError::Timeout) | Ok(()) => {
-                tracing::warn!(?patience, thread = thread.thread().name(), "a thread did not end in time");
+                tracing::warn!(
+                    patience_s = patience.as_secs_f64(),
+                    thread = thread.thread().name(),
+                    "a thread did not end in time"
+                );
             }
             Err(RecvTimeoutError::Disconnected) => drop(thread.join()),
         }

@@ -352,11 +352,11 @@ impl Registry {
             || distinct.len() < layout.pieces.len()
             || ends.is_none_or(|total| total > PART_BYTES_MAX)
         {
-            return Err(broken(format!("part {} is malformed", layout.part)));
+            return Err(broken("has a part that is malformed".to_owned()));
         }
         match self.parts.get(&layout.part) {
             Some(known) if **known == layout => Ok(Arc::clone(known)),
-            Some(_) => Err(broken(format!("part {} changed", layout.part))),
+            Some(_) => Err(broken("has a part that was another one before".to_owned())),
             None => {
                 let layout = Arc::new(layout);
                 self.parts.insert(layout.part, Arc::clone(&layout));
@@ -446,10 +446,6 @@ impl Registry {
         self.fusing.retain(|(of, _), _| *of != part);
         self.incomplete.retain(|(_, of, _)| *of != part);
     }
-
-    fn label(&self, key: TensorKey) -> String {
-        self.name_of(key).map_or_else(|| key.to_string(), str::to_owned)
-    }
 }
 
 /// The parts of a tensor in the order of its bytes, if they tile it. The check is needed because the coordinator's answer must not lead
@@ -471,7 +467,7 @@ fn tiling(spec: &TensorSpec, parts: Vec<Arc<PartLayout>>) -> Result<Vec<Share>> 
             || span.bytes == 0
             || span.bytes % spec.dtype.bytes() != 0
         {
-            return Err(broken(format!("part {} does not continue tensor {}", part.part, spec.name)));
+            return Err(broken(format!("has a part that does not continue tensor {}", spec.name)));
         }
         end = span.end();
     }
@@ -487,6 +483,7 @@ fn broken(problem: String) -> Error {
 
 mod comparing;
 mod ending;
+mod texts;
 mod together;
 
 pub use together::{Unit, Whole};

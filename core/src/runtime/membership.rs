@@ -257,6 +257,9 @@ impl Driver {
                     }
                 }
                 MemberCommand::Hangup => self.link = None,
+                MemberCommand::SayWhy { waited, reason } => {
+                    tracing::warn!(waited_s = waited.as_secs(), reason, "the job has not formed yet");
+                }
                 MemberCommand::Event(event) => self.report(event),
             }
         }
@@ -274,7 +277,7 @@ impl Driver {
         });
         match ControlLink::dial(&self.coordinator, &self.credentials, PATIENCE, events) {
             Ok(link) => self.link = Some(link),
-            Err(error) => self.handle(Input::Control { dial, event: ControlEvent::Closed(error) }),
+            Err(error) => self.member.handle_undialled(self.clock.now(), error),
         }
     }
 

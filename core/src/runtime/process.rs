@@ -23,6 +23,7 @@ pub fn member(role: Role, config: &Config) -> MemberConfig {
         coordinator: String::new(),
         heartbeat_interval: config.heartbeat_interval,
         silence_max: config.suspect_timeout,
+        warn_after: config.stall_warn,
         join_timeout: config.join_timeout,
         control_lost_timeout: config.control_lost_timeout,
         replaced_timeout: config.dead_timeout * 2,

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use super::ids::GroupId;
 use super::scheduler::Scheduler;
+use crate::error::Error;
 use crate::pipeline::Stage;
 use crate::types::{Round, ServerId, Time};
 
@@ -17,7 +18,7 @@ pub struct StallDetector {
 }
 
 /// A submission without progress.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Debug)]
 pub struct StallReport {
     /// The submission.
     pub group: GroupId,
@@ -29,8 +30,10 @@ pub struct StallReport {
     pub at: Option<(Stage, ServerId)>,
     /// How many of its parts have been there that long.
     pub parts: u32,
-    /// How long the first of them has been there.
+    /// How long the first of them has been there, with all repeats of its exchange.
     pub waited: Duration,
+    /// Why the last of these exchanges failed; absent if none did.
+    pub cause: Option<Error>,
 }
 
 impl StallDetector {
@@ -53,25 +56,30 @@ impl StallDetector {
         }
         self.next = Some(now + self.warn_after);
         let mut reports: BTreeMap<(GroupId, Option<(Stage, ServerId)>), StallReport> = BTreeMap::new();
-        let mut note = |id: GroupId, at: Option<(Stage, ServerId)>, parts: u32, since: Time| {
+        let mut note = |id: GroupId, at: Option<(Stage, ServerId)>, parts: u32, since: Time, cause: Option<&Error>| {
             let waited = now.since(since);
             let Some(group) = scheduler.group(id).filter(|_| waited >= self.warn_after) else {
                 return;
             };
-            let first =
-                || StallReport { group: id, name: Arc::clone(&group.name), round: group.round, at, parts: 0, waited };
+            let first = || {
+                let (name, round) = (Arc::clone(&group.name), group.round);
+                StallReport { group: id, name, round, at, parts: 0, waited, cause: None }
+            };
             let report = reports.entry((id, at)).or_insert_with(first);
             report.parts += parts;
+            report.cause = report.cause.take().or_else(|| cause.cloned());
             report.waited = report.waited.max(waited);
         };
         for work in scheduler.tasks() {
             for group in &work.spec.groups {
-                note(*group, Some((work.stage, work.spec.server)), 1, work.since);
+                // Otherwise it waits for something else than its repeat.
+                let cause = work.tries.last_failure.as_ref().filter(|_| work.is_paused());
+                note(*group, Some((work.stage, work.spec.server)), 1, work.waits_since(), cause);
             }
         }
         for (id, group) in scheduler.groups().filter(|(_, group)| group.incomplete()) {
             let submitted = u32::try_from(group.tasks.len()).expect("fewer than its shares");
-            note(id, None, group.shares - submitted, group.opened);
+            note(id, None, group.shares - submitted, group.opened, None);
         }
         reports.into_values().collect()
     }

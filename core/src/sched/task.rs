@@ -152,6 +152,10 @@ pub(super) struct Tries {
     pub(super) last_failure: Option<Error>,
     /// The most bytes of the sum that any of them has landed.
     pub(super) landed: u64,
+    /// When the first of them failed.
+    pub(super) since: Option<Time>,
+    /// Since when the server refuses the part because it has no memory for it; absent if the last failure had another cause.
+    pub(super) short_since: Option<Time>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -193,6 +197,16 @@ impl Work {
             holds_round: false,
             credit_place: None,
         }
+    }
+
+    /// Since when it waits for the end of its stage. Repeats are one wait: each of them comes to PUSH anew.
+    pub(super) fn waits_since(&self) -> Time {
+        self.tries.since.filter(|_| self.stage.is_exchange()).unwrap_or(self.since)
+    }
+
+    /// Whether it waits to repeat an exchange that failed.
+    pub(super) fn is_paused(&self) -> bool {
+        matches!(self.place, Place::Queued(Gates { pause: Some(_), .. }))
     }
 
     pub(super) fn entry(&self, id: TaskId) -> Entry {

@@ -76,7 +76,10 @@ impl Credentials {
         let named = PeerIdentity::of(&certificate)?;
         if named != self.0.identity {
             return Err(Error::Auth {
-                problem: format!("a certificate that should replace that of {:?} is of {named:?}", self.0.identity),
+                problem: format!(
+                    "the certificate that should replace that of this {} of job {} is for a {} of job {}, or for another key",
+                    self.0.identity.role, self.0.identity.job, named.role, named.job
+                ),
                 hint: "look at what answers at the coordinator's address".to_owned(),
             });
         }

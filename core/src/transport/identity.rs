@@ -237,7 +237,9 @@ impl Authority {
         // Held until the use is counted, so that no use counts for two.
         let mut invitations = self.invitations.lock().unwrap_or_else(PoisonError::into_inner);
         let invited = match &self.dir {
-            Some(dir) => invitations.below(dir, now)?.iter().find(|found| knows(&found.secret)).map(|found| (dir, found)),
+            Some(dir) => {
+                invitations.below(dir, now)?.iter().find(|found| knows(&found.secret)).map(|found| (dir, found))
+            }
             None => None,
         };
         let Some((dir, found)) = invited else {

@@ -70,7 +70,7 @@ pub enum Command {
     Dial(Dial),
     /// Close a link to a server that is no longer in the view, or that has moved.
     Disconnect(LinkId),
-    /// Warn that a submission does not move.
+    /// Warn that submissions do not move. All that wait for the same are one warning.
     Warn(Stuck),
     /// The job failed: end at once the operations that the ranks of this machine do together.
     Abort(Error),
@@ -144,6 +144,8 @@ pub struct Stuck {
     pub missing: Vec<String>,
     /// Why the server does not answer this worker, if it does not.
     pub unreachable: Option<Error>,
+    /// How many other submissions wait for the same.
+    pub others: usize,
 }
 
 /// One stage of one task, to be executed now.

@@ -7,9 +7,9 @@
 //! A server that leaves the view, or moves, is forgotten from any state. Reports carry the number of their attempt, so a late report about
 //! a forgotten connection changes nothing.
 //!
-//! A server is *silent* from its first dial, or from the loss of its connection, until it answers an exchange or has kept a connection for
-//! `steady`. A connection alone does not end the silence: it may come up and go down for ever without carrying anything. What waits for a
-//! silent server fails after the step timeout, unless it has a connection at that time.
+//! A server is *silent* from its first dial, or from the time at which it stopped answering on the connection that is lost, until it answers
+//! an exchange or has kept a connection for `steady`. A connection alone does not end the silence: it may come up and go down for ever
+//! without carrying anything. What waits for a silent server fails after the step timeout, unless it has a connection at that time.
 //!
 //! A server with a connection may be *stuck*: its process lives, and it answers nothing. A server that works answers each exchange within the
 //! step timeout, if only with an error. So what was asked for longer ago than that and a margin fails, if nothing was answered meanwhile.
@@ -39,6 +39,8 @@ pub(super) struct Links {
     steady: Duration,
     /// How long a server that is connected may answer nothing.
     stuck: Duration,
+    /// How long a connection is silent before the transport gives it up.
+    quiet: Duration,
 }
 
 #[derive(Debug)]
@@ -52,6 +54,8 @@ struct Link {
     silence: Option<Silence>,
     /// When the server answered last.
     heard: Option<Time>,
+    /// When it was asked first, of all that may be open; absent if nothing was asked since the last look.
+    asked: Option<Time>,
     /// When to look whether it is stuck; absent if nothing was asked since the last look.
     look_at: Option<Time>,
 }
@@ -75,9 +79,10 @@ pub(super) struct Changes {
 
 impl Links {
     /// No servers. A submission waits for `patience` for a server that does not answer. A connection that was up for `steady` ends the
-    /// silence of its server. A server that is connected may answer nothing for `stuck`.
-    pub(super) fn new(patience: Duration, steady: Duration, stuck: Duration) -> Self {
-        Self { servers: BTreeMap::new(), attempts: 0, patience, steady, stuck }
+    /// silence of its server. A server that is connected may answer nothing for `stuck`. The transport gives a connection up that was silent
+    /// for `quiet`.
+    pub(super) fn new(patience: Duration, steady: Duration, stuck: Duration, quiet: Duration) -> Self {
+        Self { servers: BTreeMap::new(), attempts: 0, patience, steady, stuck, quiet }
     }
 
     /// The connection to `server`, if there is one now.
@@ -102,7 +107,8 @@ impl Links {
             if !self.servers.contains_key(server) {
                 let (state, backoff, silence) =
                     (LinkState::Dialling, BACKOFF_MIN, Some(Silence::new(now, self.patience)));
-                let link = Link { to: to.clone(), state, attempt: 0, backoff, silence, heard: None, look_at: None };
+                let (to, heard, asked, look_at) = (to.clone(), None, None, None);
+                let link = Link { to, state, attempt: 0, backoff, silence, heard, asked, look_at };
                 self.servers.insert(*server, link);
                 changes.dials.extend(self.dial(*server));
             }
@@ -155,6 +161,7 @@ impl Links {
     pub(super) fn asked(&mut self, now: Time, server: ServerId) {
         let look_at = now + self.stuck;
         if let Some(link) = self.servers.get_mut(&server) {
+            link.asked.get_or_insert(now);
             link.look_at.get_or_insert(look_at);
         }
     }
@@ -179,6 +186,9 @@ impl Links {
         let link = self.servers.get_mut(&server)?;
         let since = oldest.map(|oldest| link.heard.map_or(oldest, |heard| heard.max(oldest)));
         let due = since.map(|since| since + self.stuck);
+        if oldest.is_none() {
+            link.asked = None;
+        }
         let is_stuck = due.is_some_and(|due| due <= now);
         // What was asked later than the oldest is looked at later.
         link.look_at = if is_stuck { Some(now + self.stuck) } else { due };
@@ -205,7 +215,8 @@ impl Links {
             LinkState::Up { since, .. } if since + self.steady <= now => entry.silence = None,
             LinkState::Dialling | LinkState::Up { .. } => {}
         }
-        entry.silence.get_or_insert_with(|| Silence::new(now, self.patience)).failed(now, cause);
+        let since = entry.silent_since(now, self.quiet);
+        entry.silence.get_or_insert_with(|| Silence::new(since, self.patience)).failed(now, cause);
         entry.state = LinkState::Waiting { until: now + entry.backoff };
         entry.backoff = (entry.backoff * 2).min(BACKOFF_MAX);
         true
@@ -232,6 +243,14 @@ impl Link {
         }
     }
 
+    /// Since when a server has not answered whose connection is lost now: since it was asked or answered last, but not longer than a
+    /// connection may be silent, because until then it was alive.
+    fn silent_since(&self, now: Time, quiet: Duration) -> Time {
+        let Some(asked) = self.asked else { return now };
+        let unanswered = self.heard.map_or(asked, |heard| heard.max(asked));
+        now - now.since(unanswered).min(quiet)
+    }
+
     /// Its silence, if it has no connection.
     fn silence(&self) -> Option<&Silence> {
         self.silence.as_ref().filter(|_| self.up().is_none())
@@ -254,11 +273,12 @@ mod tests {
     const STEP: Duration = Duration::from_secs(60);
     const STEADY: Duration = Duration::from_secs(20);
     const STUCK: Duration = Duration::from_secs(70);
+    const QUIET: Duration = Duration::from_secs(10);
     const SECOND: Duration = Duration::from_secs(1);
 
     #[test]
     fn a_server_that_is_not_reached_is_dialled_again_after_a_pause_that_doubles() {
-        let mut links = Links::new(STEP, STEADY, STUCK);
+        let mut links = Links::new(STEP, STEADY, STUCK, QUIET);
         let mut dial = links.follow(Time::ZERO, &servers("a")).dials.remove(0);
         let mut now = Time::ZERO;
         for pause_ms in [50, 100, 200] {
@@ -274,7 +294,7 @@ mod tests {
 
     #[test]
     fn a_server_that_moved_is_dialled_anew_and_a_report_about_its_old_place_changes_nothing() {
-        let mut links = Links::new(STEP, STEADY, STUCK);
+        let mut links = Links::new(STEP, STEADY, STUCK, QUIET);
         let old = links.follow(Time::ZERO, &servers("a")).dials.remove(0);
         let new = links.follow(Time::ZERO, &servers("b")).dials.remove(0);
         assert!(!links.established(Time::ZERO, ONE, old.attempt, LinkId(1)));
@@ -285,7 +305,7 @@ mod tests {
 
     #[test]
     fn a_server_that_left_the_view_is_forgotten_and_its_link_closed() {
-        let mut links = Links::new(STEP, STEADY, STUCK);
+        let mut links = Links::new(STEP, STEADY, STUCK, QUIET);
         let dial = links.follow(Time::ZERO, &servers("a")).dials.remove(0);
         links.established(Time::ZERO, ONE, dial.attempt, LinkId(1));
         let changes = links.follow(Time::ZERO, &BTreeMap::new());
@@ -296,7 +316,7 @@ mod tests {
 
     #[test]
     fn a_connection_that_is_lost_before_it_was_reported_is_not_used() {
-        let mut links = Links::new(STEP, STEADY, STUCK);
+        let mut links = Links::new(STEP, STEADY, STUCK, QUIET);
         let dial = links.follow(Time::ZERO, &servers("a")).dials.remove(0);
         assert!(links.lost(Time::ZERO, ONE, dial.attempt, gone()));
         assert!(!links.established(Time::ZERO, ONE, dial.attempt, LinkId(1)));
@@ -305,7 +325,7 @@ mod tests {
 
     #[test]
     fn a_server_is_silent_from_its_first_dial_until_it_answers() {
-        let mut links = Links::new(STEP, STEADY, STUCK);
+        let mut links = Links::new(STEP, STEADY, STUCK, QUIET);
         let dial = links.follow(Time::ZERO, &servers("a")).dials.remove(0);
         let due = Time::ZERO + STEP;
         assert_eq!(links.poll_timeout(), Some(due));
@@ -325,7 +345,7 @@ mod tests {
 
     #[test]
     fn connections_that_carry_nothing_do_not_end_a_silence() {
-        let mut links = Links::new(STEP, STEADY, STUCK);
+        let mut links = Links::new(STEP, STEADY, STUCK, QUIET);
         let mut dial = links.follow(Time::ZERO, &servers("a")).dials.remove(0);
         let mut now = Time::ZERO;
         for _ in 0..10 {
@@ -344,7 +364,7 @@ mod tests {
 
     #[test]
     fn a_server_that_is_connected_is_stuck_if_it_answers_nothing_of_what_was_asked() {
-        let mut links = Links::new(STEP, STEADY, STUCK);
+        let mut links = Links::new(STEP, STEADY, STUCK, QUIET);
         let dial = links.follow(Time::ZERO, &servers("a")).dials.remove(0);
         links.established(Time::ZERO, ONE, dial.attempt, LinkId(1));
         links.answered(Time::ZERO, ONE);
@@ -364,8 +384,51 @@ mod tests {
     }
 
     #[test]
+    fn a_silence_is_counted_from_the_last_answer_and_not_from_the_loss_of_the_connection() {
+        let at = |seconds: u32| Time::ZERO + SECOND * seconds;
+        // Asked at, answered at, lost at, silent since.
+        for (asked, answered, lost, since) in [
+            (Some(100), None, 110, 100),
+            (Some(100), Some(103), 110, 103),
+            (Some(100), None, 150, 140),
+            (None, None, 110, 110),
+        ] {
+            let mut links = Links::new(STEP, STEADY, STUCK, QUIET);
+            let dial = links.follow(Time::ZERO, &servers("a")).dials.remove(0);
+            links.established(Time::ZERO, ONE, dial.attempt, LinkId(1));
+            links.answered(Time::ZERO, ONE);
+            if let Some(asked) = asked {
+                links.asked(at(asked), ONE);
+            }
+            if let Some(answered) = answered {
+                links.answered(at(answered), ONE);
+            }
+            links.lost(at(lost), ONE, dial.attempt, gone());
+            assert_eq!(links.overdue(at(lost) + STEP)[0].1.since, at(since), "lost at {lost}");
+        }
+    }
+
+    #[test]
+    fn an_error_names_the_port_and_a_firewall_before_anything_else() {
+        let mut links = Links::new(STEP, STEADY, STUCK, QUIET);
+        let dial = links.follow(Time::ZERO, &servers("node7:9000")).dials.remove(0);
+        links.lost(Time::ZERO, ONE, dial.attempt, gone());
+        let unreached = links.unreachable(Time::ZERO + STEP, ONE).unwrap();
+        let dial = links.due(Time::ZERO + STEP).remove(0);
+        links.established(Time::ZERO + STEP, ONE, dial.attempt, LinkId(1));
+        links.asked(Time::ZERO + STEP, ONE);
+        let stuck = links.look(Time::ZERO + STEP + STUCK, ONE, Some(Time::ZERO + STEP)).unwrap();
+        for error in [unreached, stuck] {
+            let Error::ServerUnreachable { server, hint, .. } = &error else { panic!("{error}") };
+            assert_eq!(server, "server 0 at node7:9000");
+            let first = hint.split(',').next().unwrap();
+            assert!(first.contains("firewall") && first.contains("UDP port 9000 of node7"), "{hint}");
+        }
+    }
+
+    #[test]
     fn the_last_failure_is_the_cause_and_one_that_we_caused_is_none() {
-        let mut links = Links::new(STEP, STEADY, STUCK);
+        let mut links = Links::new(STEP, STEADY, STUCK, QUIET);
         let dial = links.follow(Time::ZERO, &servers("a")).dials.remove(0);
         let refused = Error::Auth { problem: "expired".to_owned(), hint: "renew it".to_owned() };
         links.lost(Time::ZERO, ONE, dial.attempt, refused);
@@ -388,7 +451,7 @@ mod tests {
 
     #[test]
     fn nobody_waits_for_a_server_that_these_settings_do_not_reach() {
-        let mut links = Links::new(STEP, STEADY, STUCK);
+        let mut links = Links::new(STEP, STEADY, STUCK, QUIET);
         let dial = links.follow(Time::ZERO, &servers("a")).dials.remove(0);
         let [what, hint] = ["it shares no memory", "use transport = auto"].map(str::to_owned);
         links.lost(Time::ZERO, ONE, dial.attempt, Error::FailedPrecondition { what, hint });

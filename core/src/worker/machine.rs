@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
-use super::command::{Command, Held, Stuck};
+use super::command::{Command, Held};
 use super::formation::Formation;
 use super::links::{Changes, DIAL_TIMEOUT, Links};
 use super::records::{Ending, Parked, Record, Submission};
@@ -86,6 +86,8 @@ pub struct Worker {
     pub(super) timeline: bool,
     /// The newest notices of sums that wait: what the missing workers did last.
     notices: VecDeque<(PartId, Round, String)>,
+    /// When the last of them came.
+    pub(super) told_of_stall: Option<Time>,
     /// These go before the scheduler's own commands.
     pub(super) commands: VecDeque<Command>,
 }
@@ -112,6 +114,11 @@ impl WorkerSettings {
     pub(super) fn patience(&self) -> Duration {
         self.scheduler.step_timeout.max(DIAL_TIMEOUT * 2)
     }
+
+    /// How long a connection is silent before the transport gives it up: what `stuck` has more than the step timeout.
+    fn quiet(&self) -> Duration {
+        self.stuck.saturating_sub(self.scheduler.step_timeout)
+    }
 }
 
 /// ```text
@@ -136,7 +143,7 @@ impl Worker {
             registry: Registry::new(WorkerId(0)),
             // An empty pipeline until the view says where each process is. Nothing is submitted before.
             scheduler: Scheduler::new(settings.scheduler, Pipeline::of(Vec::new())),
-            links: Links::new(settings.patience(), settings.steady, settings.stuck),
+            links: Links::new(settings.patience(), settings.steady, settings.stuck, settings.quiet()),
             stalls: StallDetector::new(now, settings.stall_warn),
             ended: None,
             leaving: Leaving::Staying,
@@ -156,6 +163,7 @@ impl Worker {
             most_urgent: Priority(i32::MIN),
             timeline: false,
             notices: VecDeque::new(),
+            told_of_stall: None,
             commands: VecDeque::new(),
         }
     }
@@ -175,7 +183,8 @@ impl Worker {
     }
 
     /// The coordinator says what the workers did last for which this round waits. The round's error will say it, too.
-    pub fn handle_stall_notice(&mut self, part: PartId, round: Round, detail: String) {
+    pub fn handle_stall_notice(&mut self, now: Time, part: PartId, round: Round, detail: String) {
+        self.told_of_stall = Some(now);
         self.notices.retain(|(known, of, _)| (*known, *of) != (part, round));
         self.notices.push_back((part, round, detail));
         if self.notices.len() > NOTICES_MAX {
@@ -240,14 +249,8 @@ impl Worker {
     /// Does the work that is due.
     pub fn handle_timeout(&mut self, now: Time) {
         self.scheduler.handle_timeout(now);
-        for report in self.stalls.handle_timeout(now, &self.scheduler) {
-            let missing = match (&report.at, self.groups.get(report.group)) {
-                (None, Some(submission)) => self.registry.waiting_for(*submission),
-                (None, None) | (Some(_), _) => Vec::new(),
-            };
-            let unreachable = report.at.and_then(|(_, server)| self.links.unreachable(now, server));
-            self.commands.push_back(Command::Warn(Stuck { report, missing, unreachable }));
-        }
+        let reports = self.stalls.handle_timeout(now, &self.scheduler);
+        self.warn_of(now, reports);
         for (server, silence, error) in self.links.overdue(now) {
             let next = self.scheduler.fail_unanswered(now, server, silence.since, silence.patience, &error);
             self.links.checked(now, server, next);
@@ -403,7 +406,7 @@ impl Worker {
 
     /// The parts of every declared tensor, one per line, for people to read.
     pub fn describe_layout(&self) -> String {
-        self.registry.parts().map(|part| format!("{part}\n")).collect()
+        self.registry.parts().map(|part| format!("{}\n", self.registry.describe(part))).collect()
     }
 
     /// The names of tensors that share a part, a list for each such part. No byte of it is sent before all of them were submitted.

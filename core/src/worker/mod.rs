@@ -24,6 +24,7 @@ mod silence;
 
 pub mod machine;
 
+mod stalls;
 mod steps;
 mod submissions;
 mod withdrawals;

@@ -20,9 +20,9 @@ pub(super) struct Silence {
 }
 
 impl Silence {
-    /// A silence that begins now. Nothing that waits for the server fails before `patience` has passed.
-    pub(super) fn new(now: Time, patience: Duration) -> Self {
-        Self { since: now, cause: None, patience, check_at: now + patience }
+    /// A silence that began at `since`. Nothing that waits for the server fails before `patience` has passed.
+    pub(super) fn new(since: Time, patience: Duration) -> Self {
+        Self { since, cause: None, patience, check_at: since + patience }
     }
 
     /// Another attempt failed now. Nothing waits for a server that cannot be reached with these settings.
@@ -38,26 +38,27 @@ impl Silence {
 
     /// The error of what waited for this server in vain.
     pub(super) fn error(&self, now: Time, to: &Destination) -> Error {
-        let (cause, hint) = match &self.cause {
-            Some(Error::Unavailable { cause, .. }) => (cause.clone(), UNREACHED),
-            Some(Error::Auth { problem: cause, hint } | Error::FailedPrecondition { what: cause, hint }) => {
-                (cause.clone(), hint.as_str())
-            }
-            Some(Error::Exhausted { what, limit, hint }) => {
-                (format!("there is no more {what}: {limit}"), hint.as_str())
-            }
-            Some(Error::CertExpired { holder, times, hint }) => {
-                (format!("the certificate of {holder} is not good now: {times}"), hint.as_str())
-            }
-            Some(other) => (other.to_string(), UNREACHED),
-            None => ("the first attempt to connect has not ended".to_owned(), UNREACHED),
+        let unreached = || {
+            format!(
+                "check that no firewall drops {}, that the server runs, and that this host can reach that address (set `advertise` on \
+                 the server if not)",
+                port(to)
+            )
         };
-        Error::ServerUnreachable {
-            server: format!("{} at {}", to.name, to.address),
-            waited: now.since(self.since),
-            cause,
-            hint: hint.to_owned(),
-        }
+        let (cause, hint) = match &self.cause {
+            Some(Error::Unavailable { cause, .. }) => (cause.clone(), unreached()),
+            Some(Error::Auth { problem: cause, hint } | Error::FailedPrecondition { what: cause, hint }) => {
+                (cause.clone(), hint.clone())
+            }
+            Some(Error::Exhausted { what, limit, hint }) => (format!("there is no more {what}: {limit}"), hint.clone()),
+            Some(Error::CertExpired { holder, times, hint }) => {
+                (format!("the certificate of {holder} is not good now: {times}"), hint.clone())
+            }
+            Some(other) => (other.to_string(), unreached()),
+            None => ("the first attempt to connect has not ended".to_owned(), unreached()),
+        };
+        let server = format!("{} at {}", to.name, to.address);
+        Error::ServerUnreachable { server, waited: now.since(self.since), cause, hint }
     }
 }
 
@@ -66,10 +67,19 @@ pub(super) fn stuck(to: &Destination, waited: Duration) -> Error {
     Error::ServerUnreachable {
         server: format!("{} at {}", to.name, to.address),
         waited,
-        cause: "it is connected and its process lives, but it has answered nothing".to_owned(),
-        hint: "look at what its threads do (py-spy, gdb) and at its log, and start the job again".to_owned(),
+        cause: "it is connected, but it has answered nothing".to_owned(),
+        hint: format!(
+            "check that no firewall or tunnel drops {}, small packets or large ones, look at the log of the server and at what its \
+             threads do (py-spy, gdb), and start the job again",
+            port(to)
+        ),
     }
 }
 
-const UNREACHED: &str = "check that the server runs, that this host can reach that address (set `advertise` on the server if \
-                         not), and that no firewall drops UDP to or from it";
+/// Where a server gets packets, in words for those who look after firewalls.
+fn port(to: &Destination) -> String {
+    match to.address.rsplit_once(':') {
+        Some((host, port)) => format!("UDP port {port} of {host}"),
+        None => format!("UDP to {}", to.address),
+    }
+}

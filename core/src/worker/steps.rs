@@ -64,7 +64,9 @@ impl Worker {
         };
         let outcome = match outcome {
             Outcome::Failed(error) => Outcome::Failed(self.with_name(task, error)),
-            Outcome::Done | Outcome::Retry { .. } => outcome,
+            // The cause of a repeat is told if the repeats end in an error, and in warnings.
+            Outcome::Retry { error, landed } => Outcome::Retry { error: self.with_name(task, error), landed },
+            Outcome::Done => outcome,
         };
         self.record_mut(task).held = None;
         self.finish(now, task, outcome);
@@ -307,28 +309,19 @@ impl Worker {
     /// already named one of the part's tensors, that name stays.
     pub(super) fn with_name(&self, task: TaskId, error: Error) -> Error {
         let Some(record) = self.tasks.get(task) else { return error };
-        let names = self.names_of(&record.part);
-        let named = |tensor: String| if names.contains(&tensor) { tensor } else { names.join(" + ") };
-        match error {
-            Error::Mismatch { tensor, field, first, second } => {
-                Error::Mismatch { tensor: named(tensor), field, first, second }
-            }
+        let part = record.part.layout.part;
+        let names = self.names_of(&record.part).join(" + ");
+        match error.with_name(part.key, &names) {
             Error::Stalled { tensor, round, missing, waited, detail } => {
-                let detail = match self.notice(record.part.layout.part, record.part.round) {
+                let detail = match self.notice(part, record.part.round) {
                     Some(notice) if !detail.contains(notice) => format!("{notice}; {detail}"),
                     Some(_) | None => detail,
                 };
-                Error::Stalled { tensor: named(tensor), round, missing, waited, detail }
+                Error::Stalled { tensor, round, missing, waited, detail }
             }
             Error::Device { device, what, cause } => {
-                let what =
-                    if what.contains("(tensor ") { what } else { format!("{what} (tensor {})", names.join(" + ")) };
+                let what = if what.contains("(tensor ") { what } else { format!("{what} (tensor {names})") };
                 Error::Device { device, what, cause }
-            }
-            Error::Checksum { tensor, round, from } => Error::Checksum { tensor: named(tensor), round, from },
-            Error::InvalidArgument { what, hint } => {
-                let what = what.replace(&record.part.layout.part.key.to_string(), &names.join(" + "));
-                Error::InvalidArgument { what, hint }
             }
             other => other,
         }

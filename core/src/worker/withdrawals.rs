@@ -14,7 +14,11 @@ impl Worker {
     /// Withdraws a part of which one submission ended before the others came. The part cannot be summed without that one.
     pub(super) fn withdraw_incomplete(&mut self, now: Time, part: &ReadyPart) {
         let error = Error::FailedPrecondition {
-            what: format!("{}: a tensor that shares part {} was given up before", part.round, part.layout.part),
+            what: format!(
+                "{}: a tensor that shares a part with {} was given up before",
+                part.round,
+                self.names_of(part).join(" + ")
+            ),
             hint: "declare tensors without fusion to give them up one by one".to_owned(),
         };
         self.withdraw(now, part, &error);
@@ -49,10 +53,9 @@ impl Worker {
             .collect();
         let error = Error::InvalidArgument {
             what: format!(
-                "tensors {} and {} share part {}, but on {} one lies in {} and the other in {}",
+                "tensors {} and {} share a part, but on {} one lies in {} and the other in {}",
                 names[0],
                 names[elsewhere],
-                part.layout.part,
                 self.rank(),
                 places[0],
                 places[elsewhere]

@@ -8,6 +8,7 @@ use gradlane_core::runtime::process;
 use gradlane_core::types::JoinString;
 use gradlane_core::{Error, Result};
 use gradlane_server::launch::entering::{Found, Place};
+use gradlane_server::launch::waiting::Waiting;
 use gradlane_server::launch::{rendezvous, sealed};
 
 use crate::embedded::EmbeddedPlan;
@@ -161,7 +162,9 @@ fn next_jobs(join: &JoinString) -> String {
 /// # Errors
 /// As [`rendezvous::find`] and [`rendezvous::state_dir`].
 pub fn find_join(config: &Config, job: &str, patience: Duration) -> Result<Found> {
-    Found::at(published(config, job)?, patience)
+    let place = published(config, job)?;
+    let _waiting = Waiting::start(config.stall_warn, place.lacks());
+    Found::at(place, patience)
 }
 
 /// Where the coordinator of `job` publishes its join string.

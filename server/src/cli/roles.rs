@@ -17,11 +17,11 @@ use crate::coordinator::CoordinatorConfig;
 use crate::coordinator::driver::CoordinatorNode;
 use crate::embedded::{Embedded, EmbeddedOptions};
 use crate::exit;
+use crate::launch;
 use crate::launch::entering::Found;
 use crate::launch::rendezvous::{self, Published};
 use crate::launch::running::Listed;
 use crate::node::{Server, ServerOptions, ServerState};
-use crate::private_file;
 use crate::signals::Interrupts;
 
 /// Runs a role until its job ends or a signal comes, and returns the exit code.
@@ -77,7 +77,7 @@ fn live<R: Live>(start: impl FnOnce() -> Result<R> + Send + 'static, interrupts:
     let outcome = loop {
         let look_again = if speech.tell(role.news()) { after(LOOK_EVERY) } else { never() };
         select! {
-            recv(ended) -> outcome => break outcome.unwrap_or_else(panicked).map(|()| exit::SUCCESS),
+            recv(ended) -> outcome => break outcome.unwrap_or_else(panicked).map(|()| exit::SUCCESS).or_else(told_by_launcher),
             recv(interrupts) -> signal => break Ok(interrupted(signal)),
             recv(look_again) -> _ => {}
         }
@@ -99,6 +99,15 @@ fn in_thread<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'stati
         Ok(_) => Ok(outcome),
         Err(error) => Err(Error::Io { what: "starting a thread".to_owned(), cause: error.to_string() }),
     }
+}
+
+/// The exit code of a role whose job failed, if the launcher of the job tells why; else the error.
+fn told_by_launcher(error: Error) -> Result<i32> {
+    if !launch::is_launched() {
+        return Err(error);
+    }
+    tracing::info!(%error, "the job failed");
+    Ok(exit::code(&error))
 }
 
 fn panicked<T>(_: crossbeam_channel::RecvError) -> Result<T> {

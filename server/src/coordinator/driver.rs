@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use crossbeam_channel::{RecvTimeoutError, Sender, unbounded};
 use gradlane_core::config::Config;
+use gradlane_core::error::ranks;
 use gradlane_core::local::OwnThread;
 use gradlane_core::runtime::{Clock, Heard, Inputs, process};
 use gradlane_core::transport::identity::{Authority, Credentials};
@@ -48,7 +49,10 @@ enum Input {
     Control(ControlIncoming),
     /// Somebody has asked for the status.
     Asked,
-    Death { pid: u32, cause: String },
+    Death {
+        pid: u32,
+        cause: String,
+    },
     Status(Sender<Status>),
     Stop(Error),
 }
@@ -336,12 +340,19 @@ fn log(event: &Event) {
         Event::Suspect { member, place, silent } => {
             tracing::warn!(member, place, silent_s = silent.as_secs_f64(), "silent")
         }
-        Event::Dead { member, place, cause } => tracing::error!(member, place, cause, "lost"),
-        Event::Stall { tensor, stall, detail } => tracing::warn!(
-            tensor, round = stall.round.0, missing = ?stall.missing, waited_s = stall.waited.as_secs_f64(), detail,
+        // If the job ends because of it, the owner of the coordinator gets it as an error.
+        Event::Dead { member, place, cause } => tracing::info!(member, place, cause, "lost"),
+        Event::Stall { tensor, stall, detail, others } => tracing::warn!(
+            tensor,
+            round = stall.round.0,
+            missing = ranks(&stall.missing),
+            waited_s = stall.waited.as_secs_f64(),
+            detail,
+            others,
             "a sum waits"
         ),
-        Event::Decided { what, reason } => tracing::error!(reason, "{what}"),
+        Event::Ends { reason } => tracing::info!(reason, "the job ends"),
+        Event::GoesOn { without, reason } => tracing::warn!(without, reason, "the job goes on"),
         Event::HotServer { warning } => tracing::warn!("{warning}"),
         Event::Finished(_) => {}
     }

@@ -296,6 +296,7 @@ impl World {
                     self.carry_to_coordinator(link, Delivery::Down(reset()));
                 }
             }
+            MemberCommand::SayWhy { .. } => {}
             MemberCommand::Event(event) => self.nodes[node].hear(self.now, event, &mut self.last_end),
         }
     }
@@ -365,6 +366,7 @@ impl Node {
             coordinator: "n0:6000".to_owned(),
             heartbeat_interval: Duration::from_millis(250),
             silence_max: Duration::from_secs(2),
+            warn_after: Duration::from_secs(10),
             join_timeout: Duration::from_secs(60),
             control_lost_timeout: Duration::from_secs(120),
             replaced_timeout: Duration::from_secs(10),

@@ -344,11 +344,12 @@ impl Coordinator {
         }
         match verdict {
             Verdict::Abort { cause, reason } if runs => {
-                self.connections.event(Event::Decided { what: "the job ends", reason });
+                self.connections.event(Event::Ends { reason });
                 self.end(now, Err(cause));
             }
             Verdict::Continue { without, reason } if runs => {
-                self.connections.event(Event::Decided { what: "the job goes on", reason });
+                let names: Vec<String> = without.iter().map(|identity| self.roster.name(*identity)).collect();
+                self.connections.event(Event::GoesOn { without: names.join(", "), reason });
                 self.go_on(now, &without);
             }
             // While the job forms, the end of its connection frees a seat. After the end there is nothing more to decide.
@@ -420,7 +421,9 @@ impl Coordinator {
         for link in self.roster.links(|identity| identity.role == Role::Worker) {
             self.connections.send(link, notice.clone());
         }
-        self.connections.event(Event::Stall { tensor, stall, detail });
+        if let Some(others) = self.stalls.is_news_for_people(now) {
+            self.connections.event(Event::Stall { tensor, stall, detail, others });
+        }
     }
 
     /// A member keeps its key and its role as long as it is one, so its next certificate is a matter of the job's authority alone.

@@ -169,11 +169,16 @@ pub enum Event {
         /// The evidence.
         cause: String,
     },
-    /// The consequence of the loss of members.
-    Decided {
-        /// The consequence.
-        what: &'static str,
-        /// Why.
+    /// The job ends because members were lost.
+    Ends {
+        /// Why it does not go on.
+        reason: &'static str,
+    },
+    /// The job goes on without the members that were lost.
+    GoesOn {
+        /// These members, such as `worker 1, worker 2`.
+        without: String,
+        /// Why it can.
         reason: &'static str,
     },
     /// One server has a much larger load than its share.
@@ -189,6 +194,8 @@ pub enum Event {
         stall: Stall,
         /// What the missing workers did last.
         detail: String,
+        /// How many other sums were reported since the last such event.
+        others: usize,
     },
     /// The job is over, and every member knows or had time to hear of it. The last event.
     Finished(Result<()>),

@@ -157,11 +157,11 @@ impl Registry {
         self.tensors.iter().filter_map(|(key, entry)| Some(Forgotten { key: *key, error: entry.failed.clone()? }))
     }
 
-    /// The names of the first few tensors in a part, or its key if it is unknown.
+    /// The names of the first few tensors in a part.
     pub(super) fn name_of(&self, part: PartId) -> String {
         const NAMES_MAX: usize = 3;
         let Some(layout) = self.layouter.parts_of(part.key).find(|layout| layout.part == part) else {
-            return part.key.to_string();
+            return self.tensor_name(part.key);
         };
         let names: Vec<String> =
             layout.pieces.iter().take(NAMES_MAX).map(|piece| self.tensor_name(piece.tensor)).collect();
@@ -170,9 +170,11 @@ impl Registry {
         format!("{}{more}", names.join(", "))
     }
 
-    /// The name of a tensor, or its key if it is not known.
+    /// The name of a tensor, in words if it is not known.
     pub(super) fn tensor_name(&self, key: TensorKey) -> String {
-        self.tensors.get(&key).map_or_else(|| key.to_string(), |entry| entry.spec.name.clone())
+        // A report may be older than the end of the name.
+        let ended = || "a tensor whose name has ended".to_owned();
+        self.tensors.get(&key).map_or_else(ended, |entry| entry.spec.name.clone())
     }
 
     /// The tensors of `specs` that are new, if they agree with the earlier declarations.
@@ -428,7 +430,7 @@ mod tests {
         let layouts = registry.declare(Time::ZERO, WorkerId(0), &specs, true).0.unwrap();
         assert_eq!(registry.name_of(layouts[0].part), "a, b, c and 2 more");
         let unknown = PartId { key: TensorKey(7), index: 0 };
-        assert_eq!(registry.name_of(unknown), TensorKey(7).to_string());
+        assert_eq!(registry.name_of(unknown), "a tensor whose name has ended");
     }
 
     #[test]

@@ -1,8 +1,9 @@
-//! Turns a server's report of a waiting sum into one notice for the log.
+//! Turns a server's report of a waiting sum into a notice for the workers, and into a line of the log.
 //!
-//! A late worker is late with every part, and every server reports each of them. A few notices per interval say as much as all of them.
+//! A late worker is late with every part, and every server reports each of them. A few notices per interval say as much as all of them, and
+//! people get one line per interval with the number of the others.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use gradlane_core::types::{PartId, Round, Time, WorkerId};
@@ -13,12 +14,18 @@ use super::roster::{Roster, Seat};
 
 /// The most sums that are reported in one interval.
 const NOTICES_MAX: usize = 8;
+/// The most sums that are counted for people.
+const UNSAID_MAX: usize = 4096;
 
 /// The recently reported sums.
 #[derive(Debug)]
 pub(super) struct Stalls {
     interval: Duration,
     told: BTreeMap<(PartId, Round), Time>,
+    /// When people were told last.
+    said: Option<Time>,
+    /// Sums that were reported since then.
+    unsaid: BTreeSet<(PartId, Round)>,
 }
 
 /// The notice of a waiting sum.
@@ -34,7 +41,7 @@ pub(super) struct Notice {
 
 impl Stalls {
     pub(super) fn new(interval: Duration) -> Self {
-        Self { interval, told: BTreeMap::new() }
+        Self { interval, told: BTreeMap::new(), said: None, unsaid: BTreeSet::new() }
     }
 
     /// The notice of a waiting sum; `None` if there were enough of them, or if every missing worker was lost.
@@ -47,12 +54,24 @@ impl Stalls {
     ) -> Option<Notice> {
         // The server may not have heard yet that a worker was lost.
         stall.missing.retain(|rank| roster.worker(*rank).is_some());
+        if !stall.missing.is_empty() && self.unsaid.len() < UNSAID_MAX {
+            self.unsaid.insert((stall.part, stall.round));
+        }
         if stall.missing.is_empty() || !self.is_news(now, stall.part, stall.round) {
             return None;
         }
         let tensor = registry.name_of(stall.part);
         let detail = describe(now, &stall.missing, roster, registry);
         Some(Notice { tensor, stall, detail })
+    }
+
+    /// Whether people are to be told of a sum now. Then the answer is how many others were reported since they were told last.
+    pub(super) fn is_news_for_people(&mut self, now: Time) -> Option<usize> {
+        if self.said.is_some_and(|said| now.since(said) < self.interval) {
+            return None;
+        }
+        self.said = Some(now);
+        Some(std::mem::take(&mut self.unsaid).len().saturating_sub(1))
     }
 
     /// Whether to report this sum now.
@@ -110,6 +129,16 @@ mod tests {
         let mut stalls = Stalls::new(INTERVAL);
         let told = (0..1000).filter(|index| stalls.is_news(Time::ZERO, part(*index), Round(7))).count();
         assert_eq!(told, NOTICES_MAX);
+    }
+
+    #[test]
+    fn people_get_one_line_an_interval_with_the_number_of_the_others() {
+        let mut stalls = Stalls::new(INTERVAL);
+        stalls.unsaid.extend((0..1000).map(|index| (part(index), Round(7))));
+        let told: Vec<Option<usize>> = (0..1000).map(|_| stalls.is_news_for_people(Time::ZERO)).collect();
+        assert_eq!((told[0], told.iter().flatten().count()), (Some(999), 1));
+        stalls.unsaid.extend((0..3).map(|index| (part(index), Round(7))));
+        assert_eq!(stalls.is_news_for_people(Time::ZERO + INTERVAL), Some(2));
     }
 
     fn part(index: u32) -> PartId {

@@ -14,6 +14,7 @@ use gradlane_core::types::{JoinString, Role, Time};
 use gradlane_core::{Error, Result};
 
 use super::rendezvous;
+use super::waiting::Waiting;
 use crate::site;
 
 /// A join string, and where it was found.
@@ -55,6 +56,7 @@ impl Found {
                 Place::Published { state_dir: rendezvous::state_dir(config)?.to_owned(), job: rendezvous::job(config) }
             }
         };
+        let _waiting = Waiting::start(config.stall_warn, place.lacks());
         Self::at(place, patience)
     }
 
@@ -81,6 +83,11 @@ impl Found {
     /// which no newer one was found. It is tried once.
     pub fn enrol(self, config: &Config, role: Role, patience: Duration) -> Result<(JoinString, Credentials)> {
         let site = site::by_settings(config)?;
+        let address = &self.join.address;
+        let what = format!(
+            "the coordinator at {address} has not let it in; check that the coordinator runs, and that no firewall drops UDP to that address"
+        );
+        let _waiting = Waiting::start(config.stall_warn, what);
         self.try_each(patience, |join, patience| Credentials::enroll_by(site.as_ref(), join, role, patience))
     }
 
@@ -124,6 +131,22 @@ impl Found {
                 if asks_again {
                     break;
                 }
+            }
+        }
+    }
+}
+
+impl Place {
+    /// What a process waits for if it finds no join string here.
+    pub fn lacks(&self) -> String {
+        match self {
+            Self::Given => "it has a join string".to_owned(),
+            Self::File(path) => format!("the join file {} is not there; start the coordinator", path.display()),
+            Self::Published { state_dir, job } => {
+                format!(
+                    "no coordinator of job {job} has published its join string in {}; start it",
+                    state_dir.display()
+                )
             }
         }
     }

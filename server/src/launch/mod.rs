@@ -20,7 +20,6 @@ use crate::coordinator::CoordinatorConfig;
 use crate::coordinator::driver::CoordinatorNode;
 use crate::embedded::{Embedded, EmbeddedOptions};
 use crate::exit;
-use crate::private_file;
 use crate::signals::Interrupts;
 
 mod author;
@@ -28,14 +27,18 @@ pub mod entering;
 #[cfg(any(test, feature = "testing"))]
 #[doc(hidden)]
 pub mod fuzzing;
+mod left_behind;
 pub mod rendezvous;
 pub mod running;
 pub mod sealed;
 mod supervision;
 mod supervisor;
+pub mod waiting;
 
 pub use crate::ending::Ending;
 
+use author::Author;
+use left_behind::{RUN_PREFIX, sweep_join_files};
 use running::Listed;
 use supervisor::{Event, Failure, Supervisor, refused_start};
 
@@ -80,13 +83,23 @@ pub fn run(launch: &Launch) -> Result<i32> {
     let handover = Handover::make(&launch.config, host.join_string());
 
     let code = match start_all(&mut supervisor, processes(launch, &handover)) {
-        Ok(()) => supervisor.run(|failure| match failure {
-            Failure::Child { pid, cause } => {
-                exit::complain(&cause);
-                host.coordinator().report_death(pid, cause);
+        Ok(()) => {
+            let mut consequences = Vec::new();
+            let code = supervisor.run(|failure| match failure {
+                Failure::Child { pid, cause, is_cause } => {
+                    match is_cause {
+                        true => exit::complain(&cause),
+                        false => consequences.push(cause.clone()),
+                    }
+                    host.coordinator().report_death(pid, cause);
+                }
+                Failure::Job(error) => exit::complain(&error),
+            });
+            if !consequences.is_empty() {
+                exit::complain(&format!("{}, because of that", consequences.join(", ")));
             }
-            Failure::Job(error) => exit::complain(&error),
-        }),
+            code
+        }
         Err((code, error)) => {
             exit::complain(&error);
             drop(supervisor);
@@ -183,9 +196,11 @@ impl Handover {
     fn make(config: &Config, join: &JoinString) -> Self {
         let temporary = Path::new(TEMPORARY);
         let folders = config.runtime_dir.as_deref().into_iter().chain([temporary]);
-        let name = format!("gradlane-run-{}.join", std::process::id());
-        let made = folders.map(|folder| folder.join(&name)).find(|path| {
-            match private_file::write(path, format!("{join}\n")) {
+        let name = format!("{RUN_PREFIX}{}.join", std::process::id());
+        // With its author, so that a later launcher can tell whether it was left behind.
+        let content = rendezvous::content(join, &Author::this());
+        let made = folders.inspect(|folder| sweep_join_files(folder)).map(|folder| folder.join(&name)).find(|path| {
+            match private_file::write(path, &content) {
                 Ok(()) => true,
                 Err(error) => {
                     tracing::debug!(%error, "no place for the join string");
@@ -208,6 +223,15 @@ impl Drop for Handover {
         }
     }
 }
+
+/// Whether a launcher started this process, lives, and tells the user how the job failed.
+#[expect(clippy::disallowed_methods, reason = "this variable is no setting: launcher and child agree on it")]
+pub(crate) fn is_launched() -> bool {
+    std::env::var(LAUNCHER).is_ok_and(|pid| pid.parse() == Ok(std::os::unix::process::parent_id()))
+}
+
+/// The variable in which children find the number of the launcher's process. It is no setting.
+const LAUNCHER: &str = "_GRADLANE_LAUNCHER";
 
 /// Where the file is if there is no `runtime_dir`.
 const TEMPORARY: &str = "/tmp";
@@ -238,6 +262,7 @@ fn command(line: &[OsString], launch: &Launch, join: &Handover) -> Command {
     for (name, value) in &launch.settings {
         command.env(variable(name), value);
     }
+    command.env(LAUNCHER, std::process::id().to_string());
     // The launcher's own way into a job is not that of its children.
     command.env_remove(variable("join")).env_remove(variable("join_file"));
     command.env(&join.variable.0, &join.variable.1);

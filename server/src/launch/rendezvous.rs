@@ -18,6 +18,7 @@ use gradlane_core::types::join::JoinString;
 use gradlane_core::{Error, Result};
 
 use super::author::Author;
+use super::left_behind::sweep_jobs;
 use crate::os;
 use crate::trusted_file::{self, LINES_BYTES_MAX, Purpose};
 
@@ -40,6 +41,8 @@ impl Drop for Published {
         // A later coordinator of the same job may have replaced the file.
         if fs::read_to_string(&self.path).is_ok_and(|content| content == self.content) {
             let _ = fs::remove_file(&self.path);
+            // Stays if the coordinator keeps more there, such as the number of its term.
+            let _ = self.path.parent().map(fs::remove_dir);
         }
     }
 }
@@ -68,10 +71,13 @@ pub fn check_free(state_dir: &Path, job: &str) -> Result<()> {
 pub fn publish(state_dir: &Path, job: &str, join: &JoinString) -> Result<Published> {
     check_free(state_dir, job)?;
     let directory = job_dir(state_dir, job)?;
-    private_file::directory(&directory, IfOpen::Shut)?;
+    sweep_jobs(&state_dir.join(JOBS));
     let path = directory.join(JOIN);
     let content = content(join, &Author::this());
-    private_file::write(&path, &content)?;
+    let write =
+        || private_file::directory(&directory, IfOpen::Shut).and_then(|()| private_file::write(&path, &content));
+    // The end of an earlier job of this name may have removed its folder just now.
+    write().or_else(|_| write())?;
     Ok(Published { path, content })
 }
 
@@ -134,6 +140,8 @@ pub fn state_dir(config: &Config) -> Result<&Path> {
     })
 }
 
+/// The folder of the jobs in the directory of a user's state.
+const JOBS: &str = "jobs";
 /// The file of the join string in the job's directory.
 const JOIN: &str = "join";
 
@@ -149,7 +157,7 @@ pub fn job_dir(state_dir: &Path, job: &str) -> Result<PathBuf> {
             hint: "use letters, digits, '.', '-' and '_'".to_owned(),
         });
     }
-    Ok(state_dir.join("jobs").join(job))
+    Ok(state_dir.join(JOBS).join(job))
 }
 
 /// Waits up to `patience` for a file with a join string that the user has named.
@@ -268,7 +276,7 @@ mod tests {
         assert_eq!(find(dir.path(), "job", Duration::ZERO), Ok(join()));
         let path = published.path().to_owned();
         drop(published);
-        assert!(!path.exists());
+        assert!(!path.parent().unwrap().exists(), "no folder is left of a job that ended");
     }
 
     #[test]

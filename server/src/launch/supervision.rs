@@ -14,9 +14,10 @@ use crate::ending::Ending;
 pub(super) enum Command {
     /// Send this signal to every child that still runs.
     SignalAll(i32),
-    /// This child failed: tell the coordinator and the user.
-    ReportFailure { child: usize, ending: Ending },
-    /// The job failed before any child did: tell the user why.
+    /// This child failed: tell the coordinator, and the user. `is_cause` if it is the first failure of all, or that of the child because of
+    /// which the coordinator gave the job up. The others are consequences, and are told together at the end.
+    ReportFailure { child: usize, ending: Ending, is_cause: bool },
+    /// The job failed, and no child that failed before explains it: tell the user why.
     ReportJobFailure,
     /// Every child has ended; the launcher exits with this code.
     Finish(i32),
@@ -97,7 +98,8 @@ impl Supervision {
             // A server that ends in order does so because the job has ended; its workers may still be busy.
             State::Running if ending.in_order() => {}
             State::Running | State::Grace { .. } if !ending.in_order() => {
-                self.commands.push_back(Command::ReportFailure { child, ending });
+                let is_cause = self.cause.is_none() || self.culprit == Some(child);
+                self.commands.push_back(Command::ReportFailure { child, ending, is_cause });
                 self.failed[child] = Some(ending);
                 self.fail(now, Cause::Child(ending));
             }
@@ -109,7 +111,13 @@ impl Supervision {
 
     /// The coordinator gave the job up, because of `culprit` if that is a child; `code` is the exit code if no child explains it better.
     pub(super) fn handle_job_failure(&mut self, now: Time, code: i32, culprit: Option<usize>) {
-        if self.cause.is_none() {
+        // A child that ends because of another one may be heard of first.
+        let is_explained = match self.cause {
+            None => false,
+            Some(Cause::Child(_)) => culprit.is_none_or(|culprit| self.failed[culprit].is_some()),
+            Some(Cause::Job(_) | Cause::Interrupt(_)) => true,
+        };
+        if !is_explained {
             self.commands.push_back(Command::ReportJobFailure);
         }
         self.culprit = self.culprit.or(culprit);
@@ -228,7 +236,10 @@ mod tests {
     fn a_server_that_fails_fails_the_job() {
         let mut job = job();
         job.handle_exit(at(1), SERVER, Ending::Exited(70));
-        assert_eq!(commands(&mut job), [Command::ReportFailure { child: SERVER, ending: Ending::Exited(70) }]);
+        assert_eq!(
+            commands(&mut job),
+            [Command::ReportFailure { child: SERVER, ending: Ending::Exited(70), is_cause: true }]
+        );
         job.handle_exit(at(2), WORKER_0, Ending::Exited(1));
         job.handle_exit(at(2), WORKER_1, Ending::Exited(1));
         assert_eq!(commands(&mut job).last(), Some(&Command::Finish(70)), "the first failure counts");
@@ -238,7 +249,7 @@ mod tests {
     fn survivors_of_a_failure_get_the_grace_then_sigterm_then_sigkill() {
         let mut job = job();
         job.handle_exit(at(10), WORKER_0, Ending::Killed(libc::SIGKILL));
-        let failed = Command::ReportFailure { child: WORKER_0, ending: Ending::Killed(libc::SIGKILL) };
+        let failed = Command::ReportFailure { child: WORKER_0, ending: Ending::Killed(libc::SIGKILL), is_cause: true };
         assert_eq!(commands(&mut job), [failed]);
         assert_eq!(job.poll_timeout(), Some(at(15)));
 
@@ -318,7 +329,19 @@ mod tests {
         let mut job = job();
         job.handle_exit(at(1), WORKER_1, Ending::Exited(7));
         job.handle_job_failure(at(1), 1, None);
-        assert_eq!(commands(&mut job), [Command::ReportFailure { child: WORKER_1, ending: Ending::Exited(7) }]);
+        let failed = Command::ReportFailure { child: WORKER_1, ending: Ending::Exited(7), is_cause: true };
+        assert_eq!(commands(&mut job), [failed]);
+    }
+
+    #[test]
+    fn the_cause_is_told_also_if_a_child_that_ends_because_of_it_is_heard_of_before() {
+        let mut job = job();
+        job.handle_exit(at(1), WORKER_0, Ending::Exited(1));
+        job.handle_job_failure(at(1), 1, Some(WORKER_1));
+        job.handle_exit(at(1), WORKER_1, Ending::Exited(7));
+        let failure = |child, code| Command::ReportFailure { child, ending: Ending::Exited(code), is_cause: true };
+        let told = [failure(WORKER_0, 1), Command::ReportJobFailure, failure(WORKER_1, 7)];
+        assert_eq!(commands(&mut job)[..3], told);
     }
 
     #[test]

@@ -25,8 +25,8 @@ pub(super) enum Event {
 /// A failure, for the user and partly for the coordinator.
 #[derive(Clone, PartialEq, Debug)]
 pub(super) enum Failure {
-    /// A child failed; `cause` is such as `worker 1 exited with code 3`.
-    Child { pid: u32, cause: String },
+    /// A child failed; `cause` is such as `worker 1 exited with code 3`. `is_cause` if the job failed because of it, as far as is known.
+    Child { pid: u32, cause: String, is_cause: bool },
     /// The job failed before any child did.
     Job(Error),
 }
@@ -86,9 +86,10 @@ impl Supervisor {
             while let Some(decision) = self.machine.next_command() {
                 match decision {
                     Decision::SignalAll(signal) => self.signal(signal),
-                    Decision::ReportFailure { child, ending } => {
+                    Decision::ReportFailure { child, ending, is_cause } => {
                         let child = &self.children[child];
-                        failed(Failure::Child { pid: child.process.id(), cause: format!("{} {ending}", child.name) });
+                        let (pid, cause) = (child.process.id(), format!("{} {ending}", child.name));
+                        failed(Failure::Child { pid, cause, is_cause });
                     }
                     Decision::ReportJobFailure => {
                         failed(Failure::Job(job_error.take().expect("the machine was told of it with this error")));

@@ -61,11 +61,27 @@ pub enum Command {
         /// Why.
         reason: Error,
     },
+    /// Tell the log that a sum had to wait for memory. At most once a `stall_warn`.
+    Short {
+        /// The figures.
+        shortage: Shortage,
+    },
     /// Tell the coordinator that a round waits.
     Stalled {
         /// Which round, for which workers, since when.
         stall: Stall,
     },
+}
+
+/// A request for which there was no memory, for the log of the server.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Shortage {
+    /// Bytes that were asked for.
+    pub wanted: u64,
+    /// Bytes in use.
+    pub booked: u64,
+    /// Bytes that there are.
+    pub bytes_max: u64,
 }
 
 /// A step in the life of a sum: `Begin`, any number of `Receive` and `Answer`, `Publish` and `Seal` in between, `Drop`.

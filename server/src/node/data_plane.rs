@@ -12,7 +12,7 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use gradlane_core::cluster::MemberEvent;
-use gradlane_core::error::{Error, Result};
+use gradlane_core::error::{Error, Result, ranks};
 use gradlane_core::mem::{Copies, Pool};
 use gradlane_core::metrics::ServerMetrics;
 use gradlane_core::reduce::Kernels;
@@ -22,7 +22,7 @@ use gradlane_core::types::{ExchangeId, Time, WorkerId};
 use gradlane_core::wire::frame::{Progress, Stall};
 
 use crate::node::accumulator::Workshop;
-use crate::node::command::{Command, SlotId, Step};
+use crate::node::command::{Command, Shortage, SlotId, Step};
 use crate::node::config::NodeConfig;
 use crate::node::lanes::{Job, Outlets, SumLanes, Told, inline_bytes_max};
 use crate::node::life::ServerState;
@@ -288,6 +288,12 @@ impl DataPlane {
                 }
                 self.send(Outgoing::Disconnect { link, reason });
             }
+            Command::Short { shortage: Shortage { wanted, booked, bytes_max } } => tracing::warn!(
+                wanted_bytes = wanted,
+                booked_bytes = booked,
+                bytes_max,
+                "sums wait for memory of this server: raise server_bytes_max, add servers, or lower the workers' credit_bytes"
+            ),
             Command::Stalled { stall } => self.report(stall),
         }
     }
@@ -312,7 +318,8 @@ impl DataPlane {
     }
 
     fn report(&self, stall: Stall) {
-        tracing::warn!(part = %stall.part, round = stall.round.0, missing = ?stall.missing, "round waits");
+        // The coordinator knows the tensor's name and what the missing workers do, so the warning is its own.
+        tracing::debug!(part = %stall.part, round = stall.round.0, missing = ranks(&stall.missing), "round waits");
         let membership = self.membership.get().and_then(Weak::upgrade);
         // The lock is not waited for: its holder ends the membership and waits for its thread, which may wait for the node.
         if let Some(Ok(membership)) = membership.as_ref().map(|membership| membership.try_lock()) {

@@ -191,7 +191,8 @@ fn memory_bytes_max(config: &Config) -> u64 {
 fn follow(plane: &Arc<DataPlane>, event: MemberEvent) {
     match &event {
         MemberEvent::Joined { index, view } => tracing::info!(server = index, epoch = %view.epoch, "joined"),
-        MemberEvent::Failed(error) => tracing::error!(%error, "the job failed"),
+        // The owner of the server gets it as an error.
+        MemberEvent::Failed(error) => tracing::info!(%error, "the job failed"),
         MemberEvent::View(_)
         | MemberEvent::Ended { .. }
         | MemberEvent::Forget { .. }

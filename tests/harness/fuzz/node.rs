@@ -431,6 +431,7 @@ impl World {
                     self.lose(link);
                 }
             }
+            Command::Short { .. } => {}
             Command::Stalled { stall } => {
                 assert!(!stall.missing.is_empty(), "a stall names who is missing");
             }

@@ -97,7 +97,8 @@ impl CoordinatorProcess {
             Event::Formed { .. } => context.witness.formed(&self.machine.view()),
             Event::Refused { .. }
             | Event::Suspect { .. }
-            | Event::Decided { .. }
+            | Event::Ends { .. }
+            | Event::GoesOn { .. }
             | Event::HotServer { .. }
             | Event::Stall { .. } => {}
         }

@@ -36,6 +36,7 @@ impl MemberDriver {
             coordinator: "coordinator:1".to_owned(),
             heartbeat_interval: timing::HEARTBEAT,
             silence_max: timing::SUSPECT,
+            warn_after: timing::FORM / 4,
             join_timeout: timing::FORM * 2,
             control_lost_timeout: timing::CONTROL_LOST,
             replaced_timeout: timing::DEAD * 2,
@@ -107,6 +108,7 @@ impl MemberDriver {
                     }
                 }
                 MemberCommand::Hangup => self.hang_up(context),
+                MemberCommand::SayWhy { .. } => {}
                 MemberCommand::Event(event) => events.push(event),
             }
         }

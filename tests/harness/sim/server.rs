@@ -128,7 +128,7 @@ impl ServerProcess {
             Command::Grant { .. } => {}
             Command::Reject { exchange, target, error } => {
                 let is_short = matches!(&error, Error::Exhausted { .. })
-                    || matches!(&error, Error::FailedPrecondition { what, .. } if what.contains("too few for this job"));
+                    || matches!(&error, Error::FailedPrecondition { what, .. } if what.contains("memory of the server for sums"));
                 if let Some(entry) = context.exchange(exchange).filter(|_| is_short) {
                     let worker = entry.worker.who;
                     context.witness.refused(worker, target.part.key);
@@ -139,6 +139,7 @@ impl ServerProcess {
                 self.lose(link);
                 context.send_link(self.me, link, Input::LinkLost { link, error: reason });
             }
+            Command::Short { .. } => {}
             Command::Stalled { stall } => self.member.member.report_stall(stall),
         }
     }

@@ -98,28 +98,16 @@ const QUEUES: [Queue; 38] = [
         "pieces: VecDeque<Piece>",
         "the bytes of one exchange, which this process owns",
     ),
-    queue(
-        "core/src/transport/shm/outbound.rs",
-        "Option<(VecDeque<Piece>, bool)>",
-        "the same, given back",
-    ),
+    queue("core/src/transport/shm/outbound.rs", "Option<(VecDeque<Piece>, bool)>", "the same, given back"),
     queue("core/src/transport/shm/outbound.rs", "fn has_at_most(", "the same, looked at"),
     queue("core/src/transport/shm/outbound.rs", "fn cut(", "the same, cut"),
-    queue(
-        "core/src/transport/shm/cells.rs",
-        "busy: VecDeque<u16>",
-        "the cells of a link; then nothing is sent",
-    ),
+    queue("core/src/transport/shm/cells.rs", "busy: VecDeque<u16>", "the cells of a link; then nothing is sent"),
     queue(
         "core/src/transport/shm/client_tables.rs",
         "queued: VecDeque<ExchangeId>",
         "pushes of this process, bounded by its credit",
     ),
-    queue(
-        "core/src/transport/shm/client_state.rs",
-        "let (sender, returned) = mpsc::channel()",
-        "one proof",
-    ),
+    queue("core/src/transport/shm/client_state.rs", "let (sender, returned) = mpsc::channel()", "one proof"),
     queue(
         "core/src/transport/shm/landing.rs",
         "chunks: VecDeque<Bytes>",

@@ -253,7 +253,7 @@ fn notices_are_passed_on() {
     assert_eq!(events(&mut member), expected);
 }
 
-fn config() -> MemberConfig {
+pub(super) fn config() -> MemberConfig {
     MemberConfig {
         process: Process { host: "n1".to_owned(), pid: 1, ..Process::new(Role::Worker, Incarnation(11)) },
         requested: None,
@@ -262,6 +262,7 @@ fn config() -> MemberConfig {
         coordinator: "n0:7000".to_owned(),
         heartbeat_interval: SECOND,
         silence_max: 3 * SECOND,
+        warn_after: Duration::ZERO,
         join_timeout: 30 * SECOND,
         control_lost_timeout: 100 * SECOND,
         replaced_timeout: 10 * SECOND,
@@ -289,7 +290,7 @@ fn reconnect(member: &mut Member, lost: u64, back: u64) {
     member.handle_connected(at(back));
 }
 
-fn view(number: u32) -> View {
+pub(super) fn view(number: u32) -> View {
     let member = |index: u32| crate::types::Member {
         process: Process::new(Role::Worker, Incarnation(10 + u128::from(index))),
         node: NodeId([index as u8; 32]),
@@ -308,18 +309,18 @@ fn spec(name: &str) -> TensorSpec {
     TensorSpec::new(name, DType::F32, vec![10])
 }
 
-fn down() -> Error {
+pub(super) fn down() -> Error {
     Error::Io { what: "connect".to_owned(), cause: "connection refused".to_owned() }
 }
 
-fn commands(member: &mut Member) -> Vec<MemberCommand> {
+pub(super) fn commands(member: &mut Member) -> Vec<MemberCommand> {
     std::iter::from_fn(|| member.next_command()).collect()
 }
 
 fn events(member: &mut Member) -> Vec<MemberEvent> {
     let event = |command| match command {
         MemberCommand::Event(event) => Some(event),
-        MemberCommand::Dial | MemberCommand::Send(_) | MemberCommand::Hangup => None,
+        MemberCommand::Dial | MemberCommand::Send(_) | MemberCommand::Hangup | MemberCommand::SayWhy { .. } => None,
     };
     commands(member).into_iter().filter_map(event).collect()
 }
@@ -327,11 +328,11 @@ fn events(member: &mut Member) -> Vec<MemberEvent> {
 fn sent(member: &mut Member) -> Vec<Frame> {
     let frame = |command| match command {
         MemberCommand::Send(frame) => Some(frame),
-        MemberCommand::Dial | MemberCommand::Event(_) | MemberCommand::Hangup => None,
+        MemberCommand::Dial | MemberCommand::Event(_) | MemberCommand::Hangup | MemberCommand::SayWhy { .. } => None,
     };
     commands(member).into_iter().filter_map(frame).collect()
 }
 
-fn at(seconds: u64) -> Time {
+pub(super) fn at(seconds: u64) -> Time {
     Time::ZERO + Duration::from_secs(seconds)
 }

@@ -50,10 +50,10 @@ impl Board {
             let found = board.segment.u64(word as usize).load(Ordering::Relaxed);
             if found != value {
                 return Err(Error::Incompatible {
-                    field: format!("{word:?} of the shared memory"),
-                    ours: format!("{value:016x}"),
+                    field: format!("the {} in the shared memory", word.name()),
+                    ours: "its own".to_owned(),
                     peer: "the lowest rank of this machine".to_owned(),
-                    theirs: format!("{found:016x}"),
+                    theirs: "another one".to_owned(),
                 });
             }
         }

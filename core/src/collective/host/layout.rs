@@ -50,6 +50,20 @@ pub(super) enum Head {
     Verdicts = 3 * LINE as isize,
 }
 
+impl Head {
+    /// What the word says, in words.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Magic => "version of Gradlane",
+            Self::Layout | Self::Bytes => "layout",
+            Self::Job => "job",
+            Self::IncarnationLow | Self::IncarnationHigh => "lowest rank",
+            Self::Term => "term of the coordinator",
+            Self::Broken | Self::Orders | Self::Verdicts => "state of the sums",
+        }
+    }
+}
+
 /// Words of a rank.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Word {

@@ -290,7 +290,10 @@ impl Issuer {
             let notice = notice.and_then(|notice| Notice::read(&notice)).ok_or_else(|| Error::Device {
                 device: name(device),
                 what: "meeting the devices of this machine".to_owned(),
-                cause: format!("the first worker of the machine did not begin to connect within {join_timeout:?}"),
+                cause: format!(
+                    "the first worker of the machine did not begin to connect within {:.1} s",
+                    join_timeout.as_secs_f64()
+                ),
             })?;
             notice.check(&self.library)?;
             notice.id
@@ -355,9 +358,10 @@ impl Issuer {
             device: name(self.context.device()),
             what: what.to_owned(),
             cause: format!(
-                "it did not end within {patience:?}: another worker of this machine may hang, or the workers may have started the \
+                "it did not end within {:.1} s: another worker of this machine may hang, or the workers may have started the \
                  collectives of another communicator on this device (torch.distributed, tensor parallelism, FSDP, SyncBatchNorm) and \
-                 these in different orders, so that each waits for the other; start them in one order on all workers"
+                 these in different orders, so that each waits for the other; start them in one order on all workers",
+                patience.as_secs_f64()
             ),
         }
     }

@@ -51,6 +51,16 @@ fn a_setting_without_effect_warns_wherever_it_stands() {
 }
 
 #[test]
+fn a_limit_of_memory_that_makes_everything_slow_warns_with_the_figures() {
+    let (_, warnings) = load("", "GRADLANE_CREDIT_BYTES=1MiB", "server_bytes_max = \"8 MiB\"").unwrap();
+    let told: Vec<String> = warnings.iter().map(ToString::to_string).collect();
+    assert_eq!(told.len(), 2, "{told:?}");
+    assert!(told[0].starts_with("GRADLANE_CREDIT_BYTES is less than a part (partition_bytes, 4 MiB)"), "{told:?}");
+    assert!(told[1].starts_with("server_bytes_max in g.toml holds less than four parts"), "{told:?}");
+    assert_eq!(load("", "GRADLANE_CREDIT_BYTES=64MiB", "server_bytes_max = \"1 GiB\"").unwrap().1, []);
+}
+
+#[test]
 fn a_file_holds_texts_numbers_and_flags() {
     let text = "partition_bytes = 1_048_576\nstall_warn = 0.5\ndeterministic = true\njob = \"a\"\nservers = 2";
     let (config, _) = Config::load(&BTreeMap::new(), [], Some(&file(text))).unwrap();

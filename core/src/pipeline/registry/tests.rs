@@ -213,7 +213,7 @@ fn a_part_may_hold_tensors_that_this_worker_did_not_declare() {
     registry.declaring(1, &both[..1]);
     registry.handle_declared(1, Ok(layout(&both)));
     assert_eq!(registry.submit(Time::ZERO, both[0].key(), Op::Sum, 1.0, 5).unwrap().ready, []);
-    assert_eq!(registry.waiting_for(5), [both[1].key().to_string()], "known by its key only");
+    assert_eq!(registry.waiting_for(5), ["a tensor that other workers declare and this worker does not"]);
     registry.declaring(2, &both[1..]);
     registry.handle_declared(2, Ok(layout(&both)));
     assert_eq!(registry.submit(Time::ZERO, both[1].key(), Op::Sum, 1.0, 6).unwrap().ready[0].tickets, [5, 6]);

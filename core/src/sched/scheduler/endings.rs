@@ -30,8 +30,10 @@ impl Scheduler {
     /// Ends a task that was submitted too late for one of its groups.
     pub(super) fn refuse(&mut self, now: Time, id: TaskId) {
         let work = self.tasks.get(id.0).expect("just submitted");
+        let names = work.spec.groups.iter().filter_map(|group| Some(&*self.groups.get(group.0)?.name));
+        let names = names.collect::<Vec<_>>().join(" + ");
         let given_up = Error::FailedPrecondition {
-            what: format!("{}: a tensor that shares part {} was given up before", work.spec.round, work.spec.part),
+            what: format!("{}: a tensor that shares a part with {names} was given up before", work.spec.round),
             hint: "declare tensors without fusion to give them up one by one".to_owned(),
         };
         self.withdraw_from(now, id, Some(&given_up));

@@ -46,8 +46,15 @@ impl Scheduler {
     pub(super) fn repeat(&mut self, now: Time, id: TaskId, error: Error, landed: u64) {
         let work = self.tasks.get_mut(id.0).expect("a task that moves exists");
         let doubled = self.config.retry_min.saturating_mul(2u32.saturating_pow(work.tries.failures));
-        let at = now + doubled.min(self.config.retry_max);
+        let is_short = matches!(error, Error::Exhausted { .. });
+        // Memory is free again as soon as another sum ends, which takes milliseconds. Longer pauses would make the sum take many times
+        // as long as the memory is short.
+        let longest =
+            if is_short { self.config.retry_max.min(self.config.retry_min * 4) } else { self.config.retry_max };
+        let at = now + doubled.min(longest);
         let tries = &mut work.tries;
+        tries.since.get_or_insert(now);
+        tries.short_since = if is_short { tries.short_since.or(Some(now)) } else { None };
         tries.failures = tries.failures.saturating_add(1);
         tries.last_failure = Some(error);
         if !planted(self.config.defect, Defect::LandingForgotten) {

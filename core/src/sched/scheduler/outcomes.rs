@@ -1,6 +1,7 @@
 //! The consequences of the end of a stage for its task.
 
 use super::Scheduler;
+use crate::error::Error;
 use crate::pipeline::{Route, Stage};
 use crate::sched::ids::TaskId;
 use crate::sched::rules::{ends_credit, is_staged};
@@ -11,6 +12,16 @@ impl Scheduler {
     /// Handles the end of a stage of a task for which a group waits.
     pub(super) fn finish_wanted(&mut self, now: Time, id: TaskId, outcome: Outcome) {
         let (stage, route) = self.whereabouts(id);
+        let outcome = match outcome {
+            Outcome::Retry { error, landed } if stage.is_exchange() => match self.starved(now, id, &error) {
+                Some(error) => {
+                    self.withdraw_from(now, id, Some(&error));
+                    Outcome::Failed(error)
+                }
+                None => Outcome::Retry { error, landed },
+            },
+            other @ (Outcome::Done | Outcome::Retry { .. } | Outcome::Failed(_)) => other,
+        };
         match outcome {
             Outcome::Done => {
                 self.pass(id);
@@ -73,6 +84,24 @@ impl Scheduler {
                 }
             }
         }
+    }
+
+    /// The error of a task whose server refuses it because of `error`, if the server has had no memory for it for a step timeout.
+    fn starved(&self, now: Time, id: TaskId, error: &Error) -> Option<Error> {
+        let Error::Exhausted { what, limit, hint } = error else { return None };
+        let work = self.tasks.get(id.0)?;
+        let waited = work.tries.short_since.map(|since| now.since(since))?;
+        let names: Vec<&str> =
+            work.spec.groups.iter().filter_map(|group| Some(&*self.groups.get(group.0)?.name)).collect();
+        (waited >= self.config.step_timeout).then(|| Error::FailedPrecondition {
+            what: format!(
+                "tensor {} waited {:.1} s at {} for {what}, of which there are {limit}",
+                names.join(" + "),
+                waited.as_secs_f64(),
+                work.spec.server
+            ),
+            hint: hint.clone(),
+        })
     }
 
     /// Returns credit and opens the next round of the part, as the end of a stage allows.

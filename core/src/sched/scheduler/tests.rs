@@ -369,11 +369,43 @@ fn what_does_not_move_is_reported_once_an_interval() {
         at,
         parts,
         waited: 11 * SECOND,
+        cause: None,
     };
     let expected = [report(stuck, "stuck", Some((Stage::Push, ServerId(0))), 2), report(shared, "shared", None, 1)];
     assert_eq!(detector.handle_timeout(world.now, &world.scheduler), expected);
     assert_eq!(detector.handle_timeout(world.now, &world.scheduler), [], "until the next interval");
     assert_eq!(detector.poll_timeout(), Some(world.now + 10 * SECOND));
+}
+
+#[test]
+fn a_part_for_which_its_server_has_no_memory_is_tried_again_soon_reported_and_fails_after_the_step_timeout() {
+    let step_timeout = 20 * SECOND;
+    let mut world = World::new(SchedulerConfig { step_timeout, ..config() }, host());
+    let mut detector = StallDetector::new(world.now, 10 * SECOND);
+    let group = world.open("weight", 1);
+    let task = world.submit(part(0), 10, 0, &[group]);
+    let [what, limit, hint] = ["memory of the server for sums", "1 MiB", "raise server_bytes_max"].map(str::to_owned);
+    let short = Error::Exhausted { what, limit, hint };
+    let mut reports = Vec::new();
+    let ends = loop {
+        world.take(Stage::Push).expect("its pause is over");
+        world.finish(task, Outcome::Retry { error: short.clone(), landed: 0 });
+        let commands = world.all_commands();
+        if let Some(error) = commands.iter().find_map(failure) {
+            assert!(commands.iter().any(|command| matches!(command, Command::Withdraw { .. })), "{commands:?}");
+            break error.to_string();
+        }
+        let pause = world.scheduler.poll_timeout().expect("it is repeated").since(world.now);
+        assert!(pause <= Duration::from_millis(100), "the pause does not multiply the wait: {pause:?}");
+        reports.extend(detector.handle_timeout(world.now, &world.scheduler));
+        world.wait(pause);
+    };
+    assert!(
+        ends.contains("tensor weight waited 20.") && ends.contains("at server 0 for memory of the server for sums"),
+        "{ends}"
+    );
+    let report = &reports[0];
+    assert_eq!((report.cause.as_ref(), report.waited >= 9 * SECOND), (Some(&short), true));
 }
 
 struct World {

@@ -382,9 +382,8 @@ mod tests {
     fn refused_newcomers_keep_no_other_out() {
         let mut gate = Drilled::new();
         let began = gate.now;
-        let places: Vec<Place> = (0..NEWCOMERS_MAX)
-            .map(|_| gate.gate.enrol(gate.now, began).expect("there are places").place)
-            .collect();
+        let places: Vec<Place> =
+            (0..NEWCOMERS_MAX).map(|_| gate.gate.enrol(gate.now, began).expect("there are places").place).collect();
         gate.pass(1);
         gate.gate.give_way(gate.now, places[7]);
         assert_eq!(gate.gate.enrol(gate.now, began), None, "it has not heard why");

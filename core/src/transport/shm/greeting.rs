@@ -232,7 +232,9 @@ impl Talk {
                     field: "layout of shared memory".to_owned(),
                     ours: LAYOUT.to_string(),
                     peer: self.peer.clone(),
-                    theirs: format!("{layout:?}"),
+                    theirs: layout
+                        .first_chunk()
+                        .map_or_else(|| "none".to_owned(), |layout| u32::from_le_bytes(*layout).to_string()),
                 });
             }
             Some((&REFUSE, body)) => return Err(reject::from_body(body, &self.peer).unwrap_or_else(|error| error)),
@@ -274,7 +276,7 @@ const REFUSE: u8 = 2;
 
 fn tls_error(error: &rustls::Error, peer: &str) -> Error {
     match error {
-        rustls::Error::AlertReceived(alert) => refused_by_peer(u8::from(*alert), peer, &format!("{alert:?}")),
+        rustls::Error::AlertReceived(alert) => refused_by_peer(u8::from(*alert), peer, &error.to_string()),
         rustls::Error::InvalidCertificate(cause) => {
             refused_by_us(u8::from(AlertDescription::from(cause.clone())), peer, &error.to_string())
         }

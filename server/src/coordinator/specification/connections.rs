@@ -104,9 +104,7 @@ fn the_oldest_observer_gives_way_and_no_member_does() {
     }
     let closed: Vec<Command> = job.drain();
     assert_eq!(closed.len(), 9 * OBSERVERS_MAX);
-    let is_exhausted = |link: u64, command: &Command| {
-        matches!(command, Command::Close { link: closed, error: Error::Exhausted { .. } } if *closed == LinkId(link))
-    };
+    let is_exhausted = |link: u64, command: &Command| matches!(command, Command::Close { link: closed, error: Error::Exhausted { .. } } if *closed == LinkId(link));
     assert!(observers.clone().zip(&closed).all(|(link, command)| is_exhausted(link, command)), "{closed:?}");
     let newest = observers.end - 1;
     job.frame(newest, Frame::StatusRequest);

@@ -41,6 +41,8 @@ pub(in crate::node) struct Aggregator {
     /// When to look for sums that nobody reads any more; absent where there are none.
     pub(super) look_at_sums: Option<Time>,
     pub(super) readers: Readers,
+    /// Sums that every caller has received whole and nobody reads. They go first if memory is short.
+    pub(super) delivered: BTreeSet<SlotId>,
     /// Workers that take no sums, with how long they have taken none. Their links are to be closed.
     pub(super) given_up: Vec<(WorkerId, Duration)>,
     /// The memory of the whole node.
@@ -114,6 +116,7 @@ impl Aggregator {
             warned: None,
             look_at_sums: None,
             readers: Readers::default(),
+            delivered: BTreeSet::new(),
             given_up: Vec::new(),
             last_counted: None,
             draining: None,
@@ -355,6 +358,9 @@ impl Aggregator {
         self.unroute(exchange);
         let ended = self.exchanges.remove(&exchange)?;
         self.readers.end(ended.worker, ended.slot, exchange, was_answered);
+        if was_answered {
+            self.note_delivery(ended.slot, ended.worker);
+        }
         Some(ended)
     }
 

@@ -142,6 +142,7 @@ impl Aggregator {
         let Some(part) = self.parts.get_mut(&id.part) else { return };
         let Some(slot) = part.slots[parity(id.round)].take_if(|slot| slot.id == id) else { return };
         self.budget.give_back(slot.booked);
+        self.delivered.remove(&id);
         if let RoundState::Published(_) = slot.state {
             self.step(id, Step::Drop);
         }
@@ -174,6 +175,7 @@ impl Aggregator {
     pub(super) fn answer(&mut self, id: SlotId, published: &Published, exchange: ExchangeId) {
         let epoch = self.membership.as_ref().map_or(Epoch::default(), |ours| ours.epoch);
         self.slot_mut(id).expect("it has a sum").is_read();
+        self.delivered.remove(&id);
         let slot = self.slot(id).expect("it has a sum");
         let is_whole = matches!(slot.state, RoundState::Published(_));
         // A sum that was published before workers were lost is not the one that the view of `epoch` asks for.
@@ -187,6 +189,7 @@ impl Aggregator {
             ExchangeState::Waiting | ExchangeState::Answering => false,
         };
         let worker = entry.worker;
+        self.slot_mut(id).expect("it has a sum").served.remove(worker);
         if is_whole {
             self.readers.owe(worker, id, exchange);
         }

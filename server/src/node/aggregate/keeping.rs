@@ -7,20 +7,22 @@
 //! An open round to which nobody was counted, because the contributions that began broke off, goes in the same time. The workers that
 //! began it have given up by then.
 //!
+//! A sum that every caller has received whole is kept as well, but it goes at once if a new round needs its memory.
+//!
 //! A worker that is connected and takes no sums reads nothing either. It is given up after a step timeout, its link is closed, and the sums
 //! that no other worker reads go at once. If it comes back for one of them, it gets an error that names it. Whether the job goes on without
 //! it is not decided here: its error makes it withdraw from the next rounds or end, and the coordinator decides about a member that ends.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use gradlane_core::error::Error;
-use gradlane_core::types::{Defect, Time, planted};
+use gradlane_core::error::{Error, Result};
+use gradlane_core::types::{Defect, Time, WorkerId, planted};
 
 use super::aggregator::Aggregator;
 use super::readers::Slow;
 use super::refusals::{broke_off, not_taken, over};
 use super::round::{RoundState, Slot};
-use crate::node::command::{SlotId, Step};
+use crate::node::command::{Command, SlotId, Step};
 
 impl Aggregator {
     /// A round begins: its sum will have to be looked at.
@@ -78,11 +80,44 @@ impl Aggregator {
                 continue;
             }
             let error = untaken.remove(&id).unwrap_or_else(|| over(id));
-            self.slot_mut(id).expect("found above").state = RoundState::Failed(error);
-            self.step(id, Step::Drop);
-            self.book(id);
+            self.free_sum(id, error);
         }
         self.look_at_sums = is_watched.then(|| now + keep / 2);
+    }
+
+    /// `worker` has received the whole sum of a round.
+    pub(super) fn note_delivery(&mut self, id: SlotId, worker: WorkerId) {
+        let Some(slot) = self.slot_mut(id) else { return };
+        slot.served.insert(worker);
+        let is_published = matches!(slot.state, RoundState::Published(_));
+        if is_published && slot.served.contains_all(&slot.due.set) {
+            self.delivered.insert(id);
+        }
+    }
+
+    /// Books the memory of a new round. If it is short, the sums go that every caller has received: otherwise a name that is used once
+    /// would keep its sum until it is quiet, and other names would wait for that long.
+    pub(super) fn take_memory(&mut self, now: Time, bytes: u64) -> Result<()> {
+        while !self.budget.fits(bytes)
+            && let Some(id) = self.delivered.pop_first()
+        {
+            self.free_sum(id, over(id));
+        }
+        let taken = self.budget.take(now, bytes);
+        if taken.is_err()
+            && let Some(shortage) = self.budget.shortage(now, bytes, self.config.stall_warn)
+        {
+            self.commands.push_back(Command::Short { shortage });
+        }
+        taken
+    }
+
+    /// Frees the sum of a published round. Whoever asks for it hears `error`.
+    fn free_sum(&mut self, id: SlotId, error: Error) {
+        self.delivered.remove(&id);
+        self.slot_mut(id).expect("it has a sum").state = RoundState::Failed(error);
+        self.step(id, Step::Drop);
+        self.book(id);
     }
 }
 

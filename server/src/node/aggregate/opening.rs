@@ -235,7 +235,7 @@ impl Aggregator {
             }
         }
         slot.booked = slot.needs(&self.config);
-        self.budget.take(now, slot.booked)?;
+        self.take_memory(now, slot.booked)?;
         self.watch_sums(now);
         if let RoundState::Open(_) = slot.state {
             let block_bytes = self.block_bytes(&slot.spec);

@@ -66,6 +66,8 @@ pub(super) struct Slot {
     /// that came.
     pub(super) arrived: WorkerSet,
     pub(super) state: RoundState,
+    /// The callers that have received the whole sum.
+    pub(super) served: WorkerSet,
     /// Since when nobody is seen to read the sum.
     pub(super) quiet_since: Option<Time>,
     /// Bytes of memory accounted to it.
@@ -75,7 +77,8 @@ pub(super) struct Slot {
 impl Slot {
     pub(super) fn new(id: SlotId, spec: Spec, due: Callers, attempt: u16) -> Self {
         let state = RoundState::Open(Open::default());
-        Self { id, spec, due, attempt, arrived: WorkerSet::default(), state, quiet_since: None, booked: 0 }
+        let (arrived, served) = (WorkerSet::default(), WorkerSet::default());
+        Self { id, spec, due, attempt, arrived, state, served, quiet_since: None, booked: 0 }
     }
 
     /// The callers that are due and were not counted.

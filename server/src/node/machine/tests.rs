@@ -230,6 +230,7 @@ fn rejected(node: &mut Node) -> Vec<(u64, Code)> {
     let reject = |command: Command| match command {
         Command::Reject { exchange, error, .. } => Some((exchange.0, error.code())),
         Command::Sum { .. }
+        | Command::Short { .. }
         | Command::Stalled { .. }
         | Command::Accept { .. }
         | Command::Unroute { .. }

@@ -278,6 +278,7 @@ impl Play {
                 Command::Accept { .. } => return Err("accepted a withdrawal that nobody sent".to_owned()),
                 Command::Grant { .. } => {}
                 Command::Disconnect { .. } => return Err("closed the only link of a process".to_owned()),
+                Command::Short { .. } => {}
                 Command::Stalled { .. } => return Err("stalled though no time passed".to_owned()),
             }
         }

@@ -302,7 +302,7 @@ impl Witness {
             Error::InvalidArgument { what, .. } if what.contains("which does not exist") => (0..)
                 .map_while(|rank| Some((rank, self.job.worker_of_rank(rank)?)))
                 .any(|(rank, root)| what.contains(&format!("from {},", WorkerId(rank))) && self.job.is_lost(root)),
-            Error::FailedPrecondition { what, .. } if what.contains("too few for this job") => {
+            Error::FailedPrecondition { what, .. } if what.contains("memory of the server for sums") => {
                 self.is_short(Some(me.who), tensor)
             }
             Error::FailedPrecondition { what, .. } if what.contains("is over") => {
@@ -428,7 +428,7 @@ impl Witness {
                     partners.iter().any(told) || self.is_short(None, tensor) || self.job.workers().any(gave_up);
                 is_told || self.evidence.is_damaged(&partners, round)
             }
-            detail => self.is_short(None, tensor) && detail.contains("too few for this job"),
+            detail => self.is_short(None, tensor) && detail.contains("memory of the server for sums"),
         }
     }
 
@@ -475,8 +475,9 @@ impl Witness {
         let Some(first) = partners().filter_map(call).map(|call| call.submitted).min() else { return false };
         let due = first + timing::STEP.mul_f64(2.0 - DRIFT);
         let is_missing = |at: &usize| call(*at).is_none_or(|call| call.submitted >= due);
-        // A worker knows a tensor that it never declared by its key alone.
-        let names = |at: usize| told.contains(&self.calls.names[at]) || told.contains(&self.calls.keys[at].to_string());
+        // A worker does not know the name of a tensor that it never declared.
+        let names =
+            |at: usize| told.contains(&self.calls.names[at]) || told.contains("a tensor that other workers declare");
         due <= self.world && partners().filter(is_missing).any(names)
     }
 

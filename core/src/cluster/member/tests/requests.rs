@@ -131,7 +131,7 @@ fn a_refused_declaration_fails_no_other_that_shared_its_frame() {
             match command {
                 MemberCommand::Send(frame) => frames.push(frame),
                 MemberCommand::Event(event) => outcomes.push(event),
-                MemberCommand::Dial | MemberCommand::Hangup => panic!("{command:?}"),
+                MemberCommand::Dial | MemberCommand::Hangup | MemberCommand::SayWhy { .. } => panic!("{command:?}"),
             }
         }
     }

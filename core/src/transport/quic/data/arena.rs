@@ -191,7 +191,8 @@ mod tests {
 
     #[test]
     fn a_byte_kept_of_each_batch_pins_no_more_slots_than_there_may_be() {
-        for (len, max) in [(SHORT_BATCH, SLOTS_MAX), (SHORT_BATCH - 1, BLOCKS_MAX * (BLOCK_BYTES / (SHORT_BATCH - 1)))] {
+        for (len, max) in [(SHORT_BATCH, SLOTS_MAX), (SHORT_BATCH - 1, BLOCKS_MAX * (BLOCK_BYTES / (SHORT_BATCH - 1)))]
+        {
             let mut arena = Arena::new();
             let mut slot = arena.slot();
             let mut kept = Vec::new();

@@ -332,7 +332,7 @@ impl Worker {
     fn push(&mut self, link: LinkId, id: ExchangeId, push: Push, done: Done<()>) {
         let Some(known) = self.links.get_mut(&link) else { return done.err(link_gone()) };
         if self.exchanges.contains_key(&id) {
-            return done.err(Error::Internal { what: format!("exchange {id:?} was begun twice") });
+            return done.err(Error::Internal { what: format!("exchange {} was begun twice", id.0) });
         }
         let returning = self.returning.clone();
         let loan = Loan::new(push.body, move |proof| drop(returning.send((id, proof))));

@@ -178,9 +178,7 @@ async fn visit(endpoint: Endpoint, remote: SocketAddr, manner: Manner, counts: A
                 let _ = sender.write_all(&first).await;
                 while sender.write_all(&again).await.is_ok() {}
             };
-            let read = async {
-                while reads && matches!(receiver.read_chunk(1 << 16, true).await, Ok(Some(_))) {}
-            };
+            let read = async { while reads && matches!(receiver.read_chunk(1 << 16, true).await, Ok(Some(_))) {} };
             tokio::join!(pour, read);
         }
         Manner::Churn(bytes) => {

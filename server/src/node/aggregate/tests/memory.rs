@@ -27,12 +27,59 @@ fn a_begun_round_can_take_every_contribution() {
 #[test]
 fn memory_that_never_becomes_free_is_an_error_that_is_not_repeated() {
     let mut world = World::with(2, |config| config.memory_bytes_max = 32);
+    world.open(0, in_part(1, header(0)));
+    world.commands();
     for (seconds, code) in [(0, Code::ResourceExhausted), (119, Code::ResourceExhausted), (1, Code::FailedPrecondition)]
     {
-        world.pass(Duration::from_secs(seconds));
-        world.open(0, sized(36, header(0)));
+        world.now = world.now + Duration::from_secs(seconds);
+        world.open(0, sized(20, header(0)));
         assert_eq!(rejected(&world.commands()), [code]);
     }
+}
+
+#[test]
+fn a_sum_that_can_never_fit_is_refused_at_once_with_the_figures() {
+    let mut world = World::with(2, |config| config.memory_bytes_max = 32);
+    world.open(0, sized(36, header(0)));
+    let commands = world.commands();
+    assert_eq!(rejected(&commands), [Code::FailedPrecondition]);
+    let told = errors(&commands).next().unwrap().to_string();
+    assert!(told.contains("needs 36 B") && told.contains("32 B") && told.contains("server_bytes_max"), "{told}");
+}
+
+#[test]
+fn a_sum_that_everybody_has_makes_room_for_a_new_one_at_once() {
+    let mut world = World::with(2, |config| config.memory_bytes_max = 32);
+    let [first, second] = world.everybody(header(0))[..] else { panic!("two workers") };
+    world.node.handle_answered(first);
+    world.commands();
+    let large = sized(24, in_part(1, header(0)));
+    world.open(0, large.clone());
+    assert_eq!(rejected(&world.commands()), [Code::ResourceExhausted], "one worker still reads it");
+    world.node.handle_answered(second);
+    let exchange = world.open(0, large);
+    let commands = world.commands();
+    assert!(commands.contains(&drops(0)) && received(&commands) == [exchange], "{commands:?}");
+    world.open(0, header(0));
+    assert_eq!(rejected(&world.commands()), [Code::FailedPrecondition], "too late");
+}
+
+#[test]
+fn a_shortage_is_reported_with_its_figures_once_an_interval() {
+    let mut world = World::with(2, |config| config.memory_bytes_max = 32);
+    world.open(0, in_part(1, header(0)));
+    world.commands();
+    let mut reports = Vec::new();
+    for _ in 0..11 {
+        world.open(0, sized(20, header(0)));
+        let shortages = world.commands().into_iter().filter_map(|command| match command {
+            Command::Short { shortage } => Some(shortage),
+            _ => None,
+        });
+        reports.extend(shortages);
+        world.now = world.now + Duration::from_secs(1);
+    }
+    assert_eq!(reports, [Shortage { wanted: 20, booked: 16, bytes_max: 32 }; 2]);
 }
 
 #[test]
@@ -176,7 +223,7 @@ fn two_rounds_of_a_part_are_all_that_is_ever_kept() {
 fn in_rank_order_every_rank_but_the_first_has_room_of_its_own() {
     let mut world = World::with(3, |config| (config.deterministic, config.memory_bytes_max) = (true, 63));
     world.open(1, sized(24, in_part(1, header(0))));
-    assert_eq!(rejected(&world.commands()), [Code::ResourceExhausted], "two times 24 beside the sum");
+    assert_eq!(rejected(&world.commands()), [Code::FailedPrecondition], "two times 24 beside the sum");
     let late = world.push(2, header(0));
     world.open(2, in_part(1, header(0)));
     assert_eq!(rejected(&world.commands()), [Code::ResourceExhausted]);

@@ -16,7 +16,7 @@ use gradlane_core::wire::{
     Body, Contribute, Contribution, Contributors, Request, Service, Sum, Target, Withdraw, reject,
 };
 
-use crate::node::command::{Command, Order, Receipt, SlotId, Step, SumSpec, Upload};
+use crate::node::command::{Command, Order, Receipt, Shortage, SlotId, Step, SumSpec, Upload};
 use crate::node::config::NodeConfig;
 use crate::node::machine::Node;
 
@@ -274,6 +274,7 @@ fn steps(commands: &[Command]) -> impl Iterator<Item = &Step> {
     commands.iter().filter_map(|command| match command {
         Command::Sum { step, .. } => Some(step),
         Command::Reject { .. }
+        | Command::Short { .. }
         | Command::Stalled { .. }
         | Command::Accept { .. }
         | Command::Unroute { .. }
@@ -304,6 +305,7 @@ fn errors(commands: &[Command]) -> impl Iterator<Item = &Error> {
     commands.iter().filter_map(|command| match command {
         Command::Reject { error, .. } => Some(error),
         Command::Sum { .. }
+        | Command::Short { .. }
         | Command::Stalled { .. }
         | Command::Accept { .. }
         | Command::Unroute { .. }

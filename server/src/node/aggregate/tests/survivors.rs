@@ -343,6 +343,7 @@ fn rejects(commands: &[Command]) -> Vec<(ExchangeId, Code, u16)> {
     let reject = |command: &Command| match command {
         Command::Reject { exchange, target, error } => Some((*exchange, error.code(), target.attempt)),
         Command::Sum { .. }
+        | Command::Short { .. }
         | Command::Stalled { .. }
         | Command::Accept { .. }
         | Command::Unroute { .. }

@@ -1,0 +1,120 @@
+//! Removes what killed processes of this user have left behind: files with join strings, and the folders of their jobs.
+//!
+//! Only what is known to be left is removed: the file names its author, a process of this host that has ended. Nothing is known about
+//! processes of other hosts and of other process namespaces, which may share the folder.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use super::author::Author;
+use crate::os;
+use crate::trusted_file::{self, LINES_BYTES_MAX, Purpose};
+
+/// What every name of a launcher's join file begins with.
+pub(super) const RUN_PREFIX: &str = "gradlane-run-";
+/// An empty folder that is younger may be that of a job that begins just now.
+const BEGINNING: Duration = Duration::from_secs(3600);
+
+/// Removes the join files of killed launchers in `folder`.
+pub(super) fn sweep_join_files(folder: &Path) {
+    let is_join_file = |path: &PathBuf| {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        name.starts_with(RUN_PREFIX) && name.ends_with(".join")
+    };
+    for path in entries(folder).into_iter().filter(is_join_file).filter(|path| is_left(path)) {
+        let _ = fs::remove_file(path);
+    }
+}
+
+/// Removes the folders in `jobs` of which nothing is left but the join string of a coordinator that was killed, or nothing at all. What
+/// a coordinator needs to resume its job stays.
+pub(super) fn sweep_jobs(jobs: &Path) {
+    for folder in entries(jobs) {
+        match &entries(&folder)[..] {
+            [] if is_ours(&folder) && is_old(&folder) => drop(fs::remove_dir(&folder)),
+            [join] if is_left(join) => {
+                let _ = fs::remove_file(join);
+                let _ = fs::remove_dir(&folder);
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Whether a file of this user names an author that is known to have ended.
+fn is_left(path: &Path) -> bool {
+    const LEFT: Purpose = Purpose { name: "join file", forbidden: 0o077, hint: "", bytes_max: LINES_BYTES_MAX };
+    let content = || trusted_file::read(path, LEFT).ok().flatten();
+    let author = |content: String| content.lines().nth(1).and_then(Author::parse);
+    is_ours(path) && content().and_then(author).is_some_and(|author| author.is_gone())
+}
+
+fn is_ours(path: &Path) -> bool {
+    fs::symlink_metadata(path).is_ok_and(|found| found.uid() == os::effective_user() && !found.is_symlink())
+}
+
+fn is_old(path: &Path) -> bool {
+    let age = fs::symlink_metadata(path).and_then(|found| found.modified()).ok().and_then(|made| made.elapsed().ok());
+    age.is_some_and(|age| age > BEGINNING)
+}
+
+/// What lies in a folder; nothing if it cannot be read.
+fn entries(folder: &Path) -> Vec<PathBuf> {
+    fs::read_dir(folder).into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path())).collect()
+}
+
+#[cfg(test)]
+#[cfg(target_os = "linux")]
+mod tests {
+    use super::*;
+    use gradlane_core::local::private_file;
+
+    #[test]
+    fn only_files_of_processes_that_have_ended_are_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let this = Author::this();
+        let gone = Author { start: 1, ..this.clone() };
+        let elsewhere = Author { host: "another-host".to_owned(), ..gone.clone() };
+        let unknown = "gradlane1.somewhere\n".to_owned();
+        let files = [
+            ("gradlane-run-1.join", with(&gone), false),
+            ("gradlane-run-2.join", with(&this), true),
+            ("gradlane-run-3.join", with(&elsewhere), true),
+            ("gradlane-run-4.join", unknown, true),
+            ("another-1.join", with(&gone), true),
+        ];
+        for (name, content, _) in &files {
+            private_file::write(&dir.path().join(name), content).unwrap();
+        }
+        sweep_join_files(dir.path());
+        for (name, _, stays) in files {
+            assert_eq!(dir.path().join(name).exists(), stays, "{name}");
+        }
+    }
+
+    #[test]
+    fn the_folder_of_a_job_goes_with_its_coordinator_unless_it_can_be_resumed() {
+        let dir = tempfile::tempdir().unwrap();
+        let gone = Author { start: 1, ..Author::this() };
+        for (name, author) in [("dead", &gone), ("resumable", &gone), ("alive", &Author::this())] {
+            fs::create_dir(dir.path().join(name)).unwrap();
+            private_file::write(&dir.path().join(name).join("join"), &with(author)).unwrap();
+        }
+        private_file::write(&dir.path().join("resumable/key"), "secret").unwrap();
+        fs::create_dir(dir.path().join("begins")).unwrap();
+        sweep_jobs(dir.path());
+        let mut left: Vec<String> = entries(dir.path())
+            .iter()
+            .map(|path| path.file_name().unwrap_or_default().to_string_lossy().into_owned())
+            .collect();
+        left.sort();
+        assert_eq!(left, ["alive", "begins", "resumable"]);
+        assert!(dir.path().join("resumable/join").exists());
+    }
+
+    fn with(author: &Author) -> String {
+        format!("gradlane1.somewhere\n{author}\n")
+    }
+}
