@@ -41,8 +41,8 @@ pub(in crate::node) struct Aggregator {
     /// When to look for sums that nobody reads any more; absent where there are none.
     pub(super) look_at_sums: Option<Time>,
     pub(super) readers: Readers,
-    /// Sums that every caller has received whole and nobody reads. They go first if memory is short.
-    pub(super) delivered: BTreeSet<SlotId>,
+    /// Sums that every caller has received whole and nobody reads, and since when memory is wanted for which they may go.
+    pub(super) delivered: BTreeMap<SlotId, Option<Time>>,
     /// Workers that take no sums, with how long they have taken none. Their links are to be closed.
     pub(super) given_up: Vec<(WorkerId, Duration)>,
     /// The memory of the whole node.
@@ -116,7 +116,7 @@ impl Aggregator {
             warned: None,
             look_at_sums: None,
             readers: Readers::default(),
-            delivered: BTreeSet::new(),
+            delivered: BTreeMap::new(),
             given_up: Vec::new(),
             last_counted: None,
             draining: None,

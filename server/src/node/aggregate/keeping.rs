@@ -7,13 +7,14 @@
 //! An open round to which nobody was counted, because the contributions that began broke off, goes in the same time. The workers that
 //! began it have given up by then.
 //!
-//! A sum that every caller has received whole is kept as well, but it goes at once if a new round needs its memory.
+//! A sum that every caller has received whole is kept as well, but it goes soon if a new round needs its memory.
 //!
 //! A worker that is connected and takes no sums reads nothing either. It is given up after a step timeout, its link is closed, and the sums
 //! that no other worker reads go at once. If it comes back for one of them, it gets an error that names it. Whether the job goes on without
 //! it is not decided here: its error makes it withdraw from the next rounds or end, and the coordinator decides about a member that ends.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use gradlane_core::error::{Error, Result};
 use gradlane_core::types::{Defect, Time, WorkerId, planted};
@@ -23,6 +24,9 @@ use super::readers::Slow;
 use super::refusals::{broke_off, not_taken, over};
 use super::round::{RoundState, Slot};
 use crate::node::command::{Command, SlotId, Step};
+
+/// A worker that gave up an exchange whose answer had come asks again within this time.
+const ASKED_AGAIN: Duration = Duration::from_millis(200);
 
 impl Aggregator {
     /// A round begins: its sum will have to be looked at.
@@ -91,17 +95,23 @@ impl Aggregator {
         slot.served.insert(worker);
         let is_published = matches!(slot.state, RoundState::Published(_));
         if is_published && slot.served.contains_all(&slot.due.set) {
-            self.delivered.insert(id);
+            self.delivered.insert(id, None);
         }
     }
 
     /// Books the memory of a new round. If it is short, the sums go that every caller has received: otherwise a name that is used once
     /// would keep its sum until it is quiet, and other names would wait for that long.
     pub(super) fn take_memory(&mut self, now: Time, bytes: u64) -> Result<()> {
-        while !self.budget.fits(bytes)
-            && let Some(id) = self.delivered.pop_first()
-        {
-            self.free_sum(id, over(id));
+        if !self.budget.fits(bytes) {
+            self.delivered.values_mut().for_each(|since| *since = since.or(Some(now)));
+            let may_go = |since: &Option<Time>| since.is_some_and(|since| since + ASKED_AGAIN <= now);
+            let old: Vec<SlotId> =
+                self.delivered.iter().filter(|(_, since)| may_go(since)).map(|(id, _)| *id).collect();
+            for id in old {
+                if !self.budget.fits(bytes) {
+                    self.free_sum(id, over(id));
+                }
+            }
         }
         let taken = self.budget.take(now, bytes);
         if taken.is_err()

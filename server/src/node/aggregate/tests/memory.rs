@@ -48,7 +48,7 @@ fn a_sum_that_can_never_fit_is_refused_at_once_with_the_figures() {
 }
 
 #[test]
-fn a_sum_that_everybody_has_makes_room_for_a_new_one_at_once() {
+fn a_sum_that_everybody_has_soon_makes_room_for_a_new_one() {
     let mut world = World::with(2, |config| config.memory_bytes_max = 32);
     let [first, second] = world.everybody(header(0))[..] else { panic!("two workers") };
     world.node.handle_answered(first);
@@ -57,6 +57,9 @@ fn a_sum_that_everybody_has_makes_room_for_a_new_one_at_once() {
     world.open(0, large.clone());
     assert_eq!(rejected(&world.commands()), [Code::ResourceExhausted], "one worker still reads it");
     world.node.handle_answered(second);
+    world.open(0, large.clone());
+    assert_eq!(rejected(&world.commands()), [Code::ResourceExhausted], "a worker may still ask again");
+    world.now = world.now + Duration::from_millis(200);
     let exchange = world.open(0, large);
     let commands = world.commands();
     assert!(commands.contains(&drops(0)) && received(&commands) == [exchange], "{commands:?}");
