@@ -22,6 +22,7 @@ use crate::launch::entering::Found;
 use crate::launch::rendezvous::{self, Published};
 use crate::launch::running::Listed;
 use crate::node::{Server, ServerOptions, ServerState};
+use crate::private_file;
 use crate::signals::Interrupts;
 
 /// Runs a role until its job ends or a signal comes, and returns the exit code.

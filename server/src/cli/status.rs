@@ -164,7 +164,7 @@ fn counted(count: usize, what: &str) -> String {
 /// A size with at most one digit after the point, as `4.2 MiB`.
 fn bytes(bytes: u64) -> String {
     let unit = (1 << (bytes.max(1).ilog2() / 10 * 10)) as u64;
-    if bytes % unit == 0 {
+    if bytes.is_multiple_of(unit) {
         return units::print_bytes(bytes);
     }
     let name = units::print_bytes(unit);

@@ -11,6 +11,7 @@ use gradlane_core::{Error, Result};
 
 use super::roles::announcement;
 use crate::launch::rendezvous;
+use crate::private_file;
 
 /// What a token is good for.
 #[derive(Clone, Copy, Debug)]

@@ -20,6 +20,7 @@ use crate::coordinator::CoordinatorConfig;
 use crate::coordinator::driver::CoordinatorNode;
 use crate::embedded::{Embedded, EmbeddedOptions};
 use crate::exit;
+use crate::private_file;
 use crate::signals::Interrupts;
 
 mod author;

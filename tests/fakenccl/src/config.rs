@@ -66,14 +66,20 @@ impl Config {
 
     /// How many bytes of it a library of this version knows: what a caller has beyond them is not looked at.
     pub(crate) const fn bytes_of(version: c_int) -> usize {
-        match version {
-            ..21_700 => offset_of!(Self, cluster_size),
-            ..21_800 => offset_of!(Self, split_share),
-            ..22_700 => offset_of!(Self, traffic_class),
-            ..22_800 => offset_of!(Self, channels_per_peer),
-            ..22_900 => offset_of!(Self, graph_usage),
-            ..23_000 => offset_of!(Self, p2p_peers_max),
-            _ => size_of::<Self>(),
+        if version < 21_700 {
+            offset_of!(Self, cluster_size)
+        } else if version < 21_800 {
+            offset_of!(Self, split_share)
+        } else if version < 22_700 {
+            offset_of!(Self, traffic_class)
+        } else if version < 22_800 {
+            offset_of!(Self, channels_per_peer)
+        } else if version < 22_900 {
+            offset_of!(Self, graph_usage)
+        } else if version < 23_000 {
+            offset_of!(Self, p2p_peers_max)
+        } else {
+            size_of::<Self>()
         }
     }
 

@@ -7,6 +7,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use gradlane_core::{Error, Result};
 
+use crate::private_file;
+
 /// The term of a coordinator that starts now.
 ///
 /// With a state directory, which must exist, it is one more than that of the last start, and it is on the disk before this returns. Without

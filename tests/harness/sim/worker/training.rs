@@ -203,7 +203,7 @@ impl WorkerProcess {
         if !in_place {
             self.memory.push(Buffer { bytes: vec![oracle::JUNK; bytes as usize], lent: true, place });
         }
-        let device = if on_device { Some(Ordinal(0)) } else { None };
+        let device = if *on_device { Some(Ordinal(0)) } else { None };
         (
             [source, destination],
             Tensor { key: spec.key(), bytes, device, device_encodes: *device_encodes, priority: *priority },
