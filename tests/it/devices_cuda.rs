@@ -378,7 +378,7 @@ fn copies_of_several_threads_do_not_mix() {
 #[test]
 fn the_doctor_lists_what_there_is() {
     let world = World::new();
-    let lines = describe(&config());
+    let lines = describe(&config(), None);
     assert!(lines[0].usable && lines[0].found.contains("libfakecuda.so"), "{:?}", lines[0]);
     let own = lines.iter().find(|line| line.subject == world.cuda.name(world.device)).unwrap();
     assert!(own.usable && own.found.contains("PCI 0000:") && own.found.contains("GiB"), "{own:?}");

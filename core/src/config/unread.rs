@@ -120,7 +120,7 @@ mod tests {
         for (switch, is_on) in [(None, true), (Some("1"), true), (Some("0"), false)] {
             let folder = ("BYTEPS_TRACE_DIR".to_owned(), "/tmp/traces".to_owned());
             let switch = switch.map(|value| ("BYTEPS_TRACE_ON".to_owned(), value.to_owned()));
-            let (config, _) = Config::load(&BTreeMap::new(), [folder].into_iter().chain(switch), None).unwrap();
+            let (config, _) = Config::load(&BTreeMap::new(), [folder].into_iter().chain(switch.clone()), None).unwrap();
             assert_eq!(config.timeline.is_some(), is_on, "{switch:?}");
         }
     }

@@ -100,7 +100,7 @@ mod tests {
         let gone = Author { start: 1, ..Author::this() };
         for (name, author) in [("dead", &gone), ("resumable", &gone), ("alive", &Author::this())] {
             fs::create_dir(dir.path().join(name)).unwrap();
-            private_file::write(&dir.path().join(name).join("join"), &with(author)).unwrap();
+            private_file::write(&dir.path().join(name).join("join"), with(author)).unwrap();
         }
         private_file::write(&dir.path().join("resumable/key"), "secret").unwrap();
         fs::create_dir(dir.path().join("begins")).unwrap();

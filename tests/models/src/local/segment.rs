@@ -13,12 +13,14 @@ pub struct Segment(Arc<Vec<(AtomicU64, AtomicU32)>>);
 /// As the other side sees a segment.
 pub struct Shown(pub Segment);
 
-impl Segment {
+impl Default for Segment {
     /// All words are zero.
-    pub fn new() -> Self {
+    fn default() -> Self {
         Self(Arc::new((0..SEGMENT_BYTES / 4).map(|_| (AtomicU64::new(0), AtomicU32::new(0))).collect()))
     }
+}
 
+impl Segment {
     /// The word of 64 bits at an offset.
     pub fn u64(&self, at: usize) -> &AtomicU64 {
         &self.0[at / 4].0

@@ -98,7 +98,7 @@ pub fn ring_without_a_second_look() {
 
 fn exchange(looks_again: bool) {
     const MESSAGES: u64 = 4;
-    let (ours, theirs) = (Segment::new(), Segment::new());
+    let (ours, theirs) = (Segment::default(), Segment::default());
     let (to_reader, to_writer) = (Rope::default(), Rope::default());
     let writer = Memory::new(ours.clone(), Shown(theirs.clone()), to_reader.clone(), Copies);
     let reader = Memory::new(theirs, Shown(ours), to_writer.clone(), Copies);
