@@ -303,7 +303,7 @@ impl Engine {
         check_ranks(std::slice::from_ref(&tensor), op, || self.size())?;
         self.shared.followed.check()?;
         let bytes = source.len() as u64;
-        let room = Room::enter(&self.room, bytes, timeout)?;
+        let room = Room::enter(&self.room, bytes, timeout, &|| self.shared.works())?;
         entered();
 
         let limit = self.limit(format!("tensor {}", tensor.name));

@@ -37,7 +37,7 @@ impl Engine {
     /// # Errors
     /// The first error among them of which nobody was told; [`Error::Timeout`] if some have not ended in time.
     pub fn settle(&self, timeout: Option<Duration>) -> Result<()> {
-        self.shared.followed.settle(timeout)
+        self.shared.followed.settle(timeout, &|| self.shared.works())
     }
 
     /// The workers that have not left, as far as the coordinator still answers.

@@ -65,16 +65,27 @@ impl Followed {
     ///
     /// # Errors
     /// That of [`check`](Self::check); [`Error::Timeout`] if some have not ended in time; [`Error::Unresponsive`] if none has begun or ended
-    /// for so long that the engine or the device must be stuck.
-    pub fn settle(&self, timeout: Option<Duration>) -> Result<()> {
+    /// for so long that the engine or the device must be stuck, and the engine does not `work` at them.
+    pub fn settle(&self, timeout: Option<Duration>, works: &dyn Fn() -> bool) -> Result<()> {
         let until = timeout.map(|timeout| self.clock.now() + timeout);
         let mut guard = self.lock();
         let stuck = loop {
             let (now, stuck_at) = (self.clock.now(), guard.moved + self.bound + GRACE);
-            let due = until.map_or(stuck_at, |until| until.min(stuck_at));
-            if guard.operations == 0 || due <= now {
-                break guard.operations > 0 && stuck_at <= now;
+            if guard.operations == 0 || until.is_some_and(|until| until <= now) {
+                break false;
             }
+            if stuck_at <= now {
+                // Asked without the lock, because a thread of the engine may need it.
+                drop(guard);
+                let goes_on = works();
+                guard = self.lock();
+                if !goes_on {
+                    break guard.operations > 0;
+                }
+                guard.moved = self.clock.now();
+                continue;
+            }
+            let due = until.map_or(stuck_at, |until| until.min(stuck_at));
             guard = self.ended.wait_timeout(guard, due.since(now)).unwrap_or_else(PoisonError::into_inner).0;
         };
         match (guard.untold.take(), guard.operations) {
@@ -181,10 +192,10 @@ mod tests {
     fn settling_waits_for_all_that_streams_wait_for() {
         let followed = Arc::new(Followed::default());
         followed.begin();
-        assert!(matches!(followed.settle(Some(Duration::ZERO)), Err(Error::Timeout { .. })));
+        assert!(matches!(followed.settle(Some(Duration::ZERO), &|| false), Err(Error::Timeout { .. })));
         let there = Arc::clone(&followed);
         let ending = std::thread::spawn(move || there.end(1, &Ok(()), "grad"));
-        assert_eq!(followed.settle(None), Ok(()));
+        assert_eq!(followed.settle(None, &|| false), Ok(()));
         ending.join().expect("no panic");
     }
 
@@ -192,7 +203,7 @@ mod tests {
     fn settling_gives_up_if_no_operation_ends() {
         let followed = Followed { bound: Duration::ZERO, ..Followed::default() };
         followed.begin();
-        assert!(matches!(followed.settle(None), Err(Error::Unresponsive { .. })));
+        assert!(matches!(followed.settle(None, &|| false), Err(Error::Unresponsive { .. })));
     }
 
     #[test]
@@ -200,6 +211,6 @@ mod tests {
         let followed = Followed::default();
         followed.begin();
         followed.end(1, &Err(Error::Cancelled), "grad");
-        assert_eq!(followed.settle(None), Ok(()));
+        assert_eq!(followed.settle(None, &|| false), Ok(()));
     }
 }

@@ -41,8 +41,14 @@ impl Room {
         Self { held: Mutex::default(), freed: Condvar::new(), bytes_max, bound }
     }
 
-    /// Waits until there is room for these bytes, and reserves them. Without a timeout it waits as long as submissions end.
-    pub(super) fn enter(room: &Arc<Self>, bytes: u64, timeout: Option<Duration>) -> Result<Entered> {
+    /// Waits until there is room for these bytes, and reserves them. Without a timeout it waits as long as submissions end, or the engine
+    /// `works` at them.
+    pub(super) fn enter(
+        room: &Arc<Self>,
+        bytes: u64,
+        timeout: Option<Duration>,
+        works: &dyn Fn() -> bool,
+    ) -> Result<Entered> {
         let full = |held: &mut Held| held.bytes > 0 && held.bytes + bytes > room.bytes_max;
         let mut guard = room.held.lock().expect(LOCK);
         if full(&mut guard) {
@@ -52,8 +58,17 @@ impl Room {
                     let ended = guard.ended;
                     let waiting = |held: &mut Held| full(held) && held.ended == ended;
                     let (mut held, late) = room.freed.wait_timeout_while(guard, room.bound, waiting).expect(LOCK);
-                    if late.timed_out() || !full(&mut held) {
+                    if !full(&mut held) {
                         break held;
+                    }
+                    if late.timed_out() {
+                        // Asked without the lock, because a thread of the engine may need it.
+                        drop(held);
+                        let goes_on = works();
+                        held = room.held.lock().expect(LOCK);
+                        if !goes_on {
+                            break held;
+                        }
                     }
                     guard = held;
                 },
@@ -94,9 +109,25 @@ mod tests {
     #[test]
     fn a_producer_gives_up_if_no_submission_ends() {
         let room = Arc::new(Room::new(10, Duration::from_millis(1)));
-        let held = Room::enter(&room, 10, None);
-        assert!(matches!(Room::enter(&room, 1, None), Err(Error::Exhausted { .. })));
+        let held = Room::enter(&room, 10, None, &|| false);
+        assert!(matches!(Room::enter(&room, 1, None, &|| false), Err(Error::Exhausted { .. })));
         drop(held);
-        assert!(Room::enter(&room, 1, None).is_ok());
+        assert!(Room::enter(&room, 1, None, &|| false).is_ok());
+    }
+
+    #[test]
+    fn a_producer_waits_as_long_as_the_engine_works_at_a_long_submission() {
+        let room = Arc::new(Room::new(10, Duration::from_millis(1)));
+        let held = std::cell::Cell::new(Some(Room::enter(&room, 10, None, &|| false)));
+        let asked = std::cell::Cell::new(0);
+        let works = || {
+            asked.set(asked.get() + 1);
+            if asked.get() == 3 {
+                drop(held.take());
+            }
+            true
+        };
+        assert!(Room::enter(&room, 1, None, &works).is_ok());
+        assert_eq!(asked.get(), 3);
     }
 }

@@ -161,6 +161,14 @@ impl Shared {
         Liveness::Stuck
     }
 
+    /// Whether the engine works at the submissions that have not ended.
+    pub(super) fn works(&self) -> bool {
+        match self.liveness(0..u64::MAX) {
+            Liveness::Works { .. } => true,
+            Liveness::Stuck => false,
+        }
+    }
+
     /// Keeps the memory of the executing task alive. `None` after a panic, when it may be gone already.
     pub(super) fn use_memory(&self) -> Option<RwLockReadGuard<'_, ()>> {
         let using = self.memory.read().unwrap_or_else(PoisonError::into_inner);

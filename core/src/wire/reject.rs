@@ -198,7 +198,8 @@ mod tests {
         ("160500000005000000", "this process belongs to the job of term 5, but the coordinator leads that of term 5: it was started again, which begins a new job; start all processes of the job again"),
         ("170600000073657276657280969800000000000500000063617573650400000068696e74", "server has not answered this worker for 0.0 s: cause; hint"),
         ("1806000000686f6c6465720500000074696d65730400000068696e74", "the certificate of holder is not good now: times; hint"),
-        ("19040000007768617480969800000000000400000068696e74", "what: the engine of this process has not answered for 0.0 s: hint"),
+        ("190700000070726f626c656d0400000068696e74", "the token in the join string problem; hint"),
+        ("1a040000007768617480969800000000000400000068696e74", "what: the engine of this process has not answered for 0.0 s: hint"),
     ];
 
     #[test]

@@ -43,7 +43,7 @@ impl Worker {
     fn due(&self, submission: &Submission) -> Time {
         let bound = self.settings.stuck;
         let own = submission.group.and_then(|group| self.scheduler.moved_of(group)).unwrap_or(submission.submitted);
-        let anything = self.scheduler.moved().max(submission.submitted);
+        let anything = self.scheduler.moved().max(own);
         let due = (anything + bound).min(own + bound * OTHERS_MOVE);
         // A deadline of the caller ends everything but the step that an executor is in.
         let late = bound.saturating_sub(self.settings.scheduler.step_timeout);

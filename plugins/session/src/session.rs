@@ -307,7 +307,7 @@ impl Session {
     pub fn settle(&self, timeout: Option<Duration>) -> Result<()> {
         match &*self.place {
             Place::Joined(engine) => engine.settle(timeout),
-            Place::Alone(alone) => alone.followed().settle(timeout),
+            Place::Alone(alone) => alone.followed().settle(timeout, &|| false),
         }
     }
 
@@ -334,7 +334,7 @@ impl Session {
         match &*self.place {
             Place::Joined(engine) => engine.shutdown(grace),
             Place::Alone(alone) => {
-                let settled = alone.followed().settle(Some(grace));
+                let settled = alone.followed().settle(Some(grace), &|| false);
                 alone.leave();
                 settled
             }

@@ -104,7 +104,12 @@ fn in_thread<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'stati
 
 /// The exit code of a role whose job failed, if the launcher of the job tells why; else the error.
 fn told_by_launcher(error: Error) -> Result<i32> {
-    if !launch::is_launched() {
+    // What the coordinator tells its members, it tells the launcher too. Everything else only this process knows.
+    let is_told = matches!(
+        error,
+        Error::PeerLost { .. } | Error::NotFormed { .. } | Error::FailedPrecondition { .. } | Error::Cancelled
+    );
+    if !launch::is_launched() || !is_told {
         return Err(error);
     }
     tracing::info!(%error, "the job failed");

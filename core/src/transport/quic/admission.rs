@@ -133,6 +133,8 @@ impl AdmissionControl {
         let (arrivals, gatekeeper) = (arrivals.clone(), self.gatekeeper.clone());
         let authorities = self.authorities.clone();
         let task = tokio::spawn(async move {
+            // The whole of it moves in here, and its place is free when this task ends. Its fields alone would be copied.
+            let held = held;
             let connection = match timeout_at(held.until.into(), connecting).await {
                 Ok(Ok(connection)) => connection,
                 Ok(Err(error)) => {

@@ -14,7 +14,7 @@ use gradlane_core::{Error, Result};
 pub(super) type Callback = Box<dyn FnOnce() + Send>;
 
 /// Whether the engine will not end an operation, because its threads are stuck.
-pub(super) type GivenUp = Box<dyn Fn() -> bool + Send>;
+pub(super) type GivenUp = Arc<dyn Fn() -> bool + Send + Sync>;
 
 /// The callbacks of one session.
 #[derive(Default)]
@@ -98,11 +98,16 @@ impl Callbacks {
 
     /// Runs the callbacks of operations that the engine does not end.
     fn run_given_up(&self) {
-        let mut state = self.0.lock().expect(LOCK);
-        let lost: Vec<u64> = state.waiting.iter().filter(|(_, (given_up, _))| given_up()).map(|(id, _)| *id).collect();
-        for id in lost {
-            let (_, callback) = state.waiting.remove(&id).expect("found above");
-            state.send(callback);
+        // Asked without the lock: a handle that is being resolved keeps its own lock and waits for this one in `ended`.
+        let asked: Vec<(u64, GivenUp)> = {
+            let state = self.0.lock().expect(LOCK);
+            state.waiting.iter().map(|(id, (given_up, _))| (*id, Arc::clone(given_up))).collect()
+        };
+        for id in asked.into_iter().filter(|(_, given_up)| given_up()).map(|(id, _)| id) {
+            let mut state = self.0.lock().expect(LOCK);
+            if let Some((_, callback)) = state.waiting.remove(&id) {
+                state.send(callback);
+            }
         }
     }
 
@@ -120,9 +125,15 @@ impl Callbacks {
         id == Some(std::thread::current().id())
     }
 
-    /// Waits until the callbacks of all ended operations have run, and ends the thread.
+    /// Waits until all callbacks have run, and ends the thread. The operations have ended, unless the engine is stuck.
     pub(super) fn finish(&self) {
-        let before = std::mem::replace(&mut self.0.lock().expect(LOCK).thread, Thread::Finished);
+        let before = {
+            let mut state = self.0.lock().expect(LOCK);
+            for (_, (_, callback)) in std::mem::take(&mut state.waiting) {
+                state.send(callback);
+            }
+            std::mem::replace(&mut state.thread, Thread::Finished)
+        };
         if let Thread::Runs(sender, thread) = before {
             drop(sender);
             let _ = thread.join();
@@ -171,8 +182,8 @@ mod tests {
         };
         callbacks.ended()(1);
         assert!(receiver.is_empty());
-        callbacks.expect(1, Box::new(|| false), callback(1));
-        callbacks.expect(2, Box::new(|| false), callback(2));
+        callbacks.expect(1, Arc::new(|| false), callback(1));
+        callbacks.expect(2, Arc::new(|| false), callback(2));
         callbacks.ended()(2);
         callbacks.finish();
         assert_eq!(receiver.try_iter().collect::<Vec<_>>(), [1, 2]);
@@ -184,7 +195,7 @@ mod tests {
         let callbacks = Arc::new(Callbacks::default());
         callbacks.start().unwrap();
         let (sender, receiver) = unbounded();
-        callbacks.expect(1, Box::new(|| true), Box::new(move || sender.send(1).unwrap()));
+        callbacks.expect(1, Arc::new(|| true), Box::new(move || sender.send(1).unwrap()));
         callbacks.run_given_up();
         callbacks.ended()(1);
         callbacks.finish();

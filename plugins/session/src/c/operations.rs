@@ -3,6 +3,7 @@
 #![expect(clippy::missing_safety_doc, reason = "one contract for all functions, in the documentation of the folder")]
 
 use std::ffi::c_void;
+use std::sync::Arc;
 use std::time::Duration;
 
 use gradlane_core::engine::{BatchSubmission, Handle, Member as BatchMember, Memory, STILL_RUNNING, Submission};
@@ -124,8 +125,11 @@ pub unsafe extern "C" fn gradlane_poll(operation: GradlaneOperation, error: *mut
     let call = || {
         let handle = find(operation)?;
         match handle.outcome() {
-            // At once, because the engine is given up.
-            None if handle.is_given_up() => handle.wait(None).map(|()| GradlaneStatus::Ok),
+            // At once, because the engine is given up; or it works again.
+            None if handle.is_given_up() => match handle.wait(Some(Duration::ZERO)) {
+                Err(Error::Timeout { .. }) => Ok(GradlaneStatus::Pending),
+                outcome => outcome.map(|()| GradlaneStatus::Ok),
+            },
             None => Ok(GradlaneStatus::Pending),
             Some(outcome) => outcome.map(|()| GradlaneStatus::Ok),
         }
@@ -245,7 +249,7 @@ fn submit_with(
     let handle = handle.unwrap_or_else(nothing_to_do);
     let id = handle.id();
     let watched = handle.clone();
-    let given_up = Box::new(move || watched.is_given_up());
+    let given_up = Arc::new(move || watched.is_given_up());
     let operation = insert(handle)?;
     let user = User(user);
     let callback: Callback = Box::new(move || {

@@ -101,7 +101,7 @@ pub fn followed() {
             thread::spawn(move || followed.end(id, &Ok(()), "grad"))
         })
         .collect();
-    assert_eq!(followed.settle(None), Ok(()));
+    assert_eq!(followed.settle(None, &|| true), Ok(()));
     ending.into_iter().for_each(|thread| thread.join().expect("no panic"));
 }
 
@@ -112,7 +112,7 @@ pub fn room() {
         .map(|_| {
             let (room, held) = (Arc::clone(&room), Arc::clone(&held));
             thread::spawn(move || {
-                let entered = Room::enter(&room, 60, None).expect("room is made");
+                let entered = Room::enter(&room, 60, None, &|| true).expect("room is made");
                 let mut bytes = held.lock().expect("no panic");
                 *bytes += 60;
                 assert!(*bytes <= 100, "{bytes} bytes");

@@ -279,6 +279,8 @@ impl ServerState {
         let held = self.gatekeeper.hold(admitted);
         let (registrar, gatekeeper) = (Arc::clone(&self.registrar), self.gatekeeper.clone());
         let task = self.tasks.spawn(async move {
+            // The whole of it moves in here, and its place is free when this task ends. Its fields alone would be copied.
+            let held = held;
             let remote = connection.remote_address();
             let terms = registrar.lock().unwrap_or_else(PoisonError::into_inner).terms();
             let refused = || gatekeeper.give_way(now(), held.place);
