@@ -18,7 +18,7 @@ class _Background:
     id = 0
 
     def __init__(self, work: Callable[[], object]) -> None:
-        self._ended = threading.Event()
+        self.ended = threading.Event()
         self._error: BaseException | None = None
         self.result: object = None
 
@@ -28,14 +28,14 @@ class _Background:
             except BaseException as error:
                 self._error = error
             finally:
-                self._ended.set()
+                self.ended.set()
 
         # A daemon, because the end of the program must not wait for workers that are gone.
         threading.Thread(target=run, name="gradlane-exchange", daemon=True).start()
 
     def wait(self, timeout: float | None) -> None:
         """Waits at most `timeout` seconds for the end. Without one, the deadlines of the steps end it."""
-        if not self._ended.wait(timeout):
+        if not self.ended.wait(timeout):
             raise TimeoutError(f"not done after {timeout:.1f} s")
         if self._error is not None:
             raise self._error
@@ -46,7 +46,7 @@ class _Background:
         self.wait(timeout)
 
     def poll(self) -> bool:
-        return self._ended.is_set()
+        return self.ended.is_set()
 
     is_issued = poll
 
@@ -57,7 +57,28 @@ class _Background:
         raise UnsupportedError("an exchange of several steps cannot be cancelled; wait for it")
 
 
-def in_background(work: Callable[[], T]) -> Handle[T]:
-    """Does `work` on a thread of its own; the handle yields its result."""
-    task = _Background(work)
+_in_flight: dict[str, threading.Event] = {}
+"""By name: the end of the newest exchange on a thread of its own."""
+_in_flight_lock = threading.Lock()
+
+
+def in_turn(name: str, work: Callable[[], T], *, waits: bool) -> Handle[T]:
+    """Does `work` after the earlier exchanges of this name have ended, because they use the same names in the engine.
+
+    The handle yields its result. With `waits` the caller's thread does the work when it waits, else a thread of its own.
+    """
+    with _in_flight_lock:
+        for ended in [other for other, end in _in_flight.items() if end.is_set()]:
+            del _in_flight[ended]
+        before = _in_flight.get(name)
+
+        def after_others() -> T:
+            if before is not None:
+                before.wait()  # the deadlines of its steps end it
+            return work()
+
+        if waits:
+            return Handle(None, after_others)
+        task = _Background(after_others)
+        _in_flight[name] = task.ended
     return Handle(cast(Any, task), lambda: cast(T, task.result))

@@ -39,10 +39,12 @@ def without_aliases(named: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.
 
 
 def _elements_of(name: str, tensor: torch.Tensor) -> Hashable:
-    """Equal for tensors that have the same elements in the same order; shapes may differ if both are contiguous."""
+    """Equal for tensors that are the same memory: what one gets, the other has. Shapes may differ if both fill it without gaps."""
     if tensor.numel() == 0 or tensor.is_meta:
         return name
-    layout = tensor.numel() if tensor.is_contiguous() else (tensor.shape, tensor.stride())
+    # Not contiguous alone: a tied decoder has the transposed weight of its encoder.
+    is_whole = tensor.is_contiguous() or torch.ops.aten.is_non_overlapping_and_dense.default(tensor)
+    layout = tensor.numel() if is_whole else (tensor.shape, tensor.stride())
     return tensor.device, tensor.data_ptr(), tensor.dtype, tensor.is_conj(), tensor.is_neg(), layout
 
 

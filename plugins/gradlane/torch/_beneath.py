@@ -15,7 +15,7 @@ import torch
 from gradlane.torch import _tensors
 from gradlane.torch._in_flight import refuse_cleared
 from gradlane.torch._module_hooks import Hook
-from gradlane.torch._owners import Named, is_owned, refuse_stepped, unknown, watch_frozen
+from gradlane.torch._owners import Before, Named, is_owned, unknown, watch_frozen
 
 _REMEDY = "wrap the model again after changing it"
 
@@ -27,12 +27,12 @@ class Beneath:
         """Puts hooks on the model and its parameters, which work as long as this object lives."""
         self._model = weakref.ref(model)
         named = list(model.named_parameters())
-        self._kinds = {id(parameter): _tensors.kind_of(parameter) for _, parameter in named}
+        self._kinds: dict[int, _tensors.Kind] = {}
+        """By parameter: what it was in the first forward pass. A script may move the model to a device before."""
+        self._before = {id(parameter): Before(parameter) for _, parameter in named if parameter.requires_grad}
         self._required = {id(parameter) for _, parameter in named if parameter.requires_grad}
         self._outside: set[int] | None = None
         """Parameters that were to get gradients from the start, but are in no bucket: the user averages them otherwise."""
-        self._versions: dict[int, int] = {}
-        """By parameter: its version before the last forward pass."""
         self._fresh: dict[int, str] = {}
         """The parameters that have got gradients since, and their names."""
         self._seen: set[int] = set()
@@ -43,6 +43,7 @@ class Beneath:
         ]
         for name, parameter in named:
             if parameter.requires_grad:
+                self._hooks.append(parameter.register_hook(self._before[id(parameter)].note))
                 self._hooks.append(parameter.register_post_accumulate_grad_hook(self._weakly(Beneath._after, name)))
         weakref.finalize(self, _remove, self._hooks).atexit = False
 
@@ -57,7 +58,7 @@ class Beneath:
             name = self._fresh.pop(id(parameter), None)
             if name is not None:
                 refuse_cleared(parameter, name)
-                refuse_stepped(parameter, name, self._versions.get(id(parameter), parameter._version))
+                self._before[id(parameter)].refuse_change(parameter, name)
         self._seen.update(map(id, bucket))
         if is_last:
             seen, self._seen = self._seen, set()
@@ -88,10 +89,9 @@ class Beneath:
             return
         self._fresh.clear()
         for name, parameter in self._averaged_parameters():
-            kind = self._kinds.get(id(parameter))
-            if kind is not None and parameter.requires_grad:
+            if parameter.requires_grad:
+                kind = self._kinds.setdefault(id(parameter), _tensors.kind_of(parameter))
                 _tensors.check_kind(parameter, kind, name)
-            self._versions[id(parameter)] = parameter._version
 
     def _after(self, parameter: torch.Tensor, name: str) -> None:
         refuse_cleared(parameter, name)

@@ -56,7 +56,7 @@ def watch(owner: T, named: Sequence[Named], ready: Callable[[T, int], None]) -> 
     """
     reference = weakref.ref(owner)
 
-    def hook(position: int, name: str, before: _Before | None) -> Callable[[torch.Tensor], None]:
+    def hook(position: int, name: str, before: Before | None) -> Callable[[torch.Tensor], None]:
         def gradient_is_ready(parameter: torch.Tensor) -> None:
             living = reference()
             if living is not None:
@@ -68,14 +68,14 @@ def watch(owner: T, named: Sequence[Named], ready: Callable[[T, int], None]) -> 
 
     hooks: list[RemovableHandle] = []
     for position, (name, parameter) in enumerate(named):
-        before = _Before(parameter) if parameter._post_accumulate_grad_hooks else None
+        before = Before(parameter) if parameter._post_accumulate_grad_hooks else None
         if before is not None:
             hooks.append(parameter.register_hook(before.note))
         hooks.append(parameter.register_post_accumulate_grad_hook(hook(position, name, before)))
     weakref.finalize(owner, _remove, hooks).atexit = False
 
 
-class _Before:
+class Before:
     """Notices that a hook which runs before ours changes the parameter: then it has used a gradient of this worker."""
 
     def __init__(self, parameter: torch.Tensor) -> None:

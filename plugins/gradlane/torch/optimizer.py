@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from gradlane._reduction import Average, ReduceOp
+from gradlane._reduction import Average, ReduceOp, Sum
 from gradlane._sets import ProcessSet
 from gradlane.errors import FailedPreconditionError, InvalidArgumentError
 from gradlane import _names
@@ -259,12 +259,18 @@ class _Synchronizer:
         return evaluate
 
     def _averaged(self, loss: Any) -> Any:
-        """The average (or sum) of a number over the workers, so that all of them decide alike by it."""
-        if not isinstance(loss, torch.Tensor | float) or (isinstance(loss, torch.Tensor) and loss.numel() != 1):
+        """The average (or sum) of a number over the workers that have one, so that all of them decide alike by it.
+
+        A worker whose closure gives no number takes part all the same, because the others wait for it.
+        """
+        value = loss.detach() if isinstance(loss, torch.Tensor) else loss
+        is_number = isinstance(value, float) or (isinstance(value, torch.Tensor) and value.numel() == 1)
+        pair = torch.tensor([float(value) if is_number else 0.0, float(is_number)], dtype=torch.float64)
+        total, count = push_pull_(pair, self._loss_name, op=Sum, process_set=self._set).unbind()
+        if not is_number:
             return loss
-        number = torch.as_tensor(float(loss), dtype=torch.float64)
-        averaged = push_pull_(number, self._loss_name, op=self._op, process_set=self._set)
-        return averaged.to(loss).view(loss.shape) if isinstance(loss, torch.Tensor) else averaged.item()
+        agreed = total if self._op is Sum else total / count
+        return agreed.to(value).view(value.shape) if isinstance(value, torch.Tensor) else agreed.item()
 
     def _gradient_is_ready(self, position: int) -> None:
         self._gradients.refuse_left()

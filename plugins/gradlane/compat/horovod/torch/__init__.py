@@ -205,12 +205,13 @@ def _check_groups(groups: object) -> None:
 def _warn_of_second_synchronize(optimizer: Any) -> None:
     """Makes `step()` warn if the script has called `synchronize()` and the averages may be awaited once more."""
     awaited = False
-    synchronize, skip_synchronize = optimizer.synchronize, optimizer.skip_synchronize
+    # Weakly, because the optimizer keeps these functions, and the averaging ends with its last reference.
+    reference, kind = weakref.ref(optimizer), type(optimizer)
     skips = 0
 
     def noted() -> None:
         nonlocal awaited
-        synchronize()
+        kind.synchronize(reference())
         awaited = True
 
     @contextlib.contextmanager
@@ -218,7 +219,7 @@ def _warn_of_second_synchronize(optimizer: Any) -> None:
         nonlocal skips
         skips += 1
         try:
-            with skip_synchronize():
+            with kind.skip_synchronize(reference()):
                 yield
         finally:
             skips -= 1

@@ -17,7 +17,7 @@ from gradlane import Average, Handle, Sum, _sets, push_pull_async, rank, recv_as
 from gradlane import ProcessSet as Workers
 from gradlane._handle import joined
 from gradlane._reduction import resolve
-from gradlane.compat._background import in_background
+from gradlane.compat._background import in_turn
 from gradlane.compat.horovod.common import ProcessSet, global_process_set, members_of
 from gradlane.compat.horovod.torch._calls import begin, checked_op, scale
 from gradlane.compat.horovod.torch.ops import allgather
@@ -83,7 +83,7 @@ def _alltoall(
             came = _check_lengths(lengths.wait(), len(sent), tensor, chosen, members)
             return _exchange_rows(source, sent, came, chosen, members), came
 
-        return Handle(None, exchange) if waits else in_background(exchange)
+        return in_turn(_sets.name_in_job(chosen, members), exchange, waits=waits)
 
     kind, device = (splits.dtype, splits.device) if isinstance(splits, torch.Tensor) else (torch.int32, None)
 

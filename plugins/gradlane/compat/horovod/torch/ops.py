@@ -14,7 +14,7 @@ from gradlane import ProcessSet as Workers
 from gradlane._handle import joined
 from gradlane._objects import Gathering
 from gradlane._operations import check_root
-from gradlane.compat._background import in_background
+from gradlane.compat._background import in_turn
 from gradlane.compat.horovod.common import ProcessSet, global_process_set, members_of
 from gradlane.compat.horovod.torch._calls import begin, checked_op, scale, scale_in_place
 from gradlane.errors import InvalidArgumentError, MismatchError
@@ -396,7 +396,7 @@ def _allgather(
 
     def submit(chosen: str) -> Handle[list[memoryview]]:
         gathering = Gathering(mark + bytes(content_of(tensor)), chosen, process_set=members)
-        return Handle(None, gathering.finish) if waits else in_background(gathering.finish)
+        return in_turn(_sets.name_in_job(chosen, members), gathering.finish, waits=waits)
 
     def join(parts: list[memoryview]) -> torch.Tensor:
         for worker, part in zip(_sets.members_of(members), parts, strict=True):
