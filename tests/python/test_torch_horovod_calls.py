@@ -190,3 +190,14 @@ def test_more_shapes_without_a_name_than_names_are_kept(monkeypatch):
         assert hvd.reducescatter(torch.ones(length)).tolist() == [1.0] * (length // 2)
         assert hvd.broadcast(torch.ones(length), 0).tolist() == [1.0] * length
     assert len(_unnamed._recent[None]._names) <= 8
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_exchanges_of_one_name_end_in_the_order_of_their_calls(waits):
+    count = 8
+    sent = [torch.full((2 * hvd.size(),), float(100 * number + hvd.rank())) for number in range(count)]
+    handles = [hvd.alltoall_async(tensor, name="same") for tensor in sent[:-1]]
+    last = hvd.alltoall(sent[-1], name="same") if waits else hvd.synchronize(hvd.alltoall_async(sent[-1], name="same"))[0]
+    received = [hvd.synchronize(handle)[0] for handle in handles] + [last]
+    for number, rows in enumerate(received):
+        assert rows.tolist() == [float(100 * number + rank) for rank in range(hvd.size()) for _ in range(2)]

@@ -132,6 +132,30 @@ def test_the_old_way_to_synchronize_and_clip_works():
     assert torch.allclose(model["left"].weight, torch.zeros(1, 4), atol=1e-5)
 
 
+class Foreign(torch.optim.Optimizer):
+    """An optimizer that is not PyTorch's, so that nobody knows whether it decides by the loss."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {})
+
+    def step(self, closure=None):
+        return closure()
+
+
+def test_a_worker_whose_closure_gives_no_number_takes_part_in_the_average_of_the_losses():
+    model = two_layers()
+    optimizer = gl.DistributedOptimizer(Foreign(model.parameters()), model.named_parameters())
+
+    def closure():
+        optimizer.zero_grad()
+        loss = sum(model[side](torch.ones(1, 4)).sum() for side in model)
+        loss.backward()
+        return None if gl.rank() == 1 else loss
+
+    loss = optimizer.step(closure)
+    assert loss is None if gl.rank() == 1 else loss.item() == 8.0, loss
+
+
 def test_a_step_takes_a_closure():
     model = made(mlp)
     optimizer = gl.DistributedOptimizer(sgd(model.parameters()), model.named_parameters())
