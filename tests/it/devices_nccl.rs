@@ -404,7 +404,7 @@ fn what_takes_longer_than_a_step_may_is_aborted() {
     for rank in &mut team.0 {
         let line = rank.line();
         // Both causes are named that a rank cannot tell from each other.
-        let is_told = ["did not end within 1s", "may hang", "another communicator on this device"];
+        let is_told = ["did not end within 1.0 s", "may hang", "another communicator on this device"];
         let in_time = line.starts_with("device cuda:") && is_told.iter().all(|words| line.contains(words));
         assert!(in_time || line.starts_with("lost worker "), "{line}");
     }

@@ -178,8 +178,8 @@ fn start_coordinator(config: Config) -> Result<Coordinating> {
         None => None,
     };
     let node = CoordinatorNode::start(machine, &config, directory.as_deref())?;
-    let announced = announce(node.join_string(), &config)?;
     let listed = Listed::here(&config, node.join_string());
+    let announced = announce(node.join_string(), &config)?;
     Ok(Coordinating { node, workers, servers: config.servers, _announced: announced, _listed: listed })
 }
 
