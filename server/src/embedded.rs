@@ -10,7 +10,6 @@ use gradlane_core::{Error, Result};
 
 use crate::coordinator::CoordinatorConfig;
 use crate::coordinator::driver::CoordinatorNode;
-use crate::launch::running::Listed;
 use crate::node::{Server, ServerOptions};
 
 /// What to embed.
@@ -28,7 +27,6 @@ pub struct EmbeddedOptions {
 pub struct Embedded {
     coordinator: CoordinatorNode,
     servers: Vec<Server>,
-    _listed: Option<Listed>,
 }
 
 impl Embedded {
@@ -37,7 +35,7 @@ impl Embedded {
     /// # Errors
     /// [`Error::Io`] if an address cannot be bound.
     pub fn start(options: EmbeddedOptions) -> Result<Self> {
-        let Self { coordinator, _listed, .. } = Self::start_coordinator(&options)?;
+        let Self { coordinator, .. } = Self::start_coordinator(&options)?;
         let EmbeddedOptions { config, workers: _, servers } = options;
         let host = config.bind.rsplit_once(':').map_or("127.0.0.1", |(host, _)| host);
         let config = Config { bind: format!("{host}:0"), ..config.clone() };
@@ -52,7 +50,7 @@ impl Embedded {
                 })
             })
             .collect::<Result<Vec<_>>>()?;
-        Ok(Self { coordinator, servers, _listed })
+        Ok(Self { coordinator, servers })
     }
 
     /// Starts the coordinator alone, for a job whose servers are separate processes and join as the workers do.
@@ -62,8 +60,7 @@ impl Embedded {
     pub fn start_coordinator(options: &EmbeddedOptions) -> Result<Self> {
         let machine = CoordinatorConfig::from_config(&options.config, options.workers, options.servers);
         let coordinator = CoordinatorNode::start(machine, &options.config, None)?;
-        let _listed = Listed::here(&options.config, coordinator.join_string());
-        Ok(Self { coordinator, servers: Vec::new(), _listed })
+        Ok(Self { coordinator, servers: Vec::new() })
     }
 
     /// The join string for the workers. It is a secret.

@@ -8,6 +8,7 @@ use gradlane_core::config::Config;
 use gradlane_core::types::JoinString;
 use gradlane_server::EmbeddedOptions;
 use gradlane_server::launch::rendezvous::{self, Published};
+use gradlane_server::launch::running::Listed;
 
 use crate::own_process::OwnProcess;
 
@@ -32,6 +33,8 @@ pub struct Embedded {
     join: JoinString,
     /// The file with the join string of this job, while it runs.
     published: Mutex<Option<Published>>,
+    /// The file by which `gradlane status` finds this job, while it runs.
+    listed: Mutex<Option<OwnProcess<Option<Listed>>>>,
 }
 
 impl Embedded {
@@ -44,12 +47,14 @@ impl Embedded {
         // The coordinator's log says which workers a sum waits for.
         gradlane_server::log::start(&config)?;
         let options = EmbeddedOptions { config: Config { bind, job, ..config }, workers, servers };
+        let config = options.config.clone();
         let embedded = match coordinator_only {
             true => gradlane_server::Embedded::start_coordinator(&options)?,
             false => gradlane_server::Embedded::start(options)?,
         };
         let join = embedded.join_string().clone();
-        Ok(Self { inner: Mutex::new(Some(OwnProcess::new(embedded))), join, published: Mutex::default() })
+        let listed = Mutex::new(Some(OwnProcess::new(Listed::here(&config, &join))));
+        Ok(Self { inner: Mutex::new(Some(OwnProcess::new(embedded))), join, published: Mutex::default(), listed })
     }
 
     /// The join string for the workers. It is a secret.
@@ -73,6 +78,7 @@ impl Embedded {
     /// As [`gradlane_server::Embedded::stop`].
     pub fn stop(&self, grace: Duration) -> Result<()> {
         self.published.lock().expect(LOCK).take();
+        self.listed.lock().expect(LOCK).take();
         let embedded = self.inner.lock().expect(LOCK).take();
         embedded.map_or(Ok(()), |embedded| embedded.stop(grace))
     }

@@ -208,6 +208,7 @@ struct Joint {
     workers: u32,
     servers: u32,
     _announced: Announced,
+    _listed: Option<Listed>,
 }
 
 fn start_both(config: Config) -> Result<Joint> {
@@ -224,8 +225,9 @@ fn start_both(config: Config) -> Result<Joint> {
         rendezvous::check_free(state_dir, &config.job)?;
     }
     let embedded = Embedded::start(EmbeddedOptions { config: config.clone(), workers, servers })?;
+    let listed = Listed::here(&config, embedded.join_string());
     let announced = announce(embedded.join_string(), &config)?;
-    Ok(Joint { embedded, workers, servers, _announced: announced })
+    Ok(Joint { embedded, workers, servers, _announced: announced, _listed: listed })
 }
 
 impl Live for Joint {

@@ -125,7 +125,7 @@ fn start_all(
 /// The parts of the job in this process.
 enum Host {
     Coordinator { node: CoordinatorNode, _listed: Option<Listed> },
-    Embedded(Embedded),
+    Embedded { embedded: Embedded, _listed: Option<Listed> },
 }
 
 impl Host {
@@ -136,7 +136,9 @@ impl Host {
         }
         let (workers, servers) = (launch.workers, launch.servers);
         if servers == 0 {
-            return Embedded::start(EmbeddedOptions { config, workers, servers: 1 }).map(Self::Embedded);
+            let embedded = Embedded::start(EmbeddedOptions { config: config.clone(), workers, servers: 1 })?;
+            let _listed = Listed::here(&config, embedded.join_string());
+            return Ok(Self::Embedded { embedded, _listed });
         }
         let machine = CoordinatorConfig::from_config(&config, workers, servers);
         let node = CoordinatorNode::start(machine, &config, None)?;
@@ -147,7 +149,7 @@ impl Host {
     fn coordinator(&self) -> &CoordinatorNode {
         match self {
             Self::Coordinator { node, .. } => node,
-            Self::Embedded(embedded) => embedded.coordinator(),
+            Self::Embedded { embedded, .. } => embedded.coordinator(),
         }
     }
 
@@ -176,7 +178,7 @@ impl Host {
                 what: "the launcher has ended the job".to_owned(),
                 hint: "see what it printed".to_owned(),
             }),
-            Self::Embedded(embedded) => {
+            Self::Embedded { embedded, .. } => {
                 // The exit codes have decided the outcome of the job.
                 let _ = embedded.stop(Duration::ZERO);
             }

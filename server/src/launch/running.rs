@@ -87,7 +87,10 @@ fn read(path: &Path) -> Option<(u64, Running)> {
     let words = fs::read(format!("/proc/{}/cmdline", author.pid)).unwrap_or_default();
     let words: Vec<_> = words.split(|byte| *byte == 0).map(String::from_utf8_lossy).collect();
     let command = words.join(" ").trim_end().to_owned();
-    author.is_seen_from_here().then_some((author.start, Running { job, join, pid: author.pid, command }))
+    if !author.is_seen_from_here() {
+        return None;
+    }
+    Some((author.start, Running { job, join, pid: author.pid, command }))
 }
 
 fn directory(state_dir: &Path) -> PathBuf {

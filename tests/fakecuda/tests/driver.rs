@@ -5,8 +5,6 @@
 #![expect(unsafe_code, reason = "the driver's interface is C")]
 
 use std::ffi::{CStr, c_void};
-use std::os::unix::process::CommandExt;
-use std::process::Command;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 use std::time::Duration;
@@ -391,20 +389,6 @@ fn a_thread_without_a_context_is_told_so() {
     assert_eq!(cu!(cuCtxPopCurrent_v2(&mut before)), 0);
     assert_eq!(before, world.context);
     assert_eq!(cu!(cuCtxSynchronize()), 201);
-}
-
-#[test]
-fn a_fork_of_the_process_has_no_driver() {
-    let _world = World::new();
-    assert_eq!(cu!(cuDeviceGetCount(&mut 0)), 0);
-    let ask = || match (cu!(cuDeviceGetCount(&mut 0)), cu!(cuInit(0))) {
-        (3, 3) => Ok(()),
-        _ => Err(std::io::ErrorKind::Other.into()),
-    };
-    let mut command = Command::new("true");
-    // SAFETY: the fork calls the driver, which looks at nothing but the process's number there.
-    unsafe { command.pre_exec(ask) };
-    assert!(command.status().expect("both answered 3").success());
 }
 
 #[test]

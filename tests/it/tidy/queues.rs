@@ -17,6 +17,7 @@ struct Queue {
 
 const QUEUES: [Queue; 38] = [
     // Of the control links.
+    queue("core/src/transport/quic/vandal.rs", "bounded(1)", "one answer; attacks of tests"),
     queue(
         "core/src/transport/quic/control/frames.rs",
         "let (sender, receiver) = unbounded_channel()",

@@ -125,11 +125,8 @@ pub unsafe extern "C" fn gradlane_poll(operation: GradlaneOperation, error: *mut
     let call = || {
         let handle = find(operation)?;
         match handle.outcome() {
-            // At once, because the engine is given up; or it works again.
-            None if handle.is_given_up() => match handle.wait(Some(Duration::ZERO)) {
-                Err(Error::Timeout { .. }) => Ok(GradlaneStatus::Pending),
-                outcome => outcome.map(|()| GradlaneStatus::Ok),
-            },
+            // At once, because the engine is given up.
+            None if handle.is_given_up() => handle.wait(None).map(|()| GradlaneStatus::Ok),
             None => Ok(GradlaneStatus::Pending),
             Some(outcome) => outcome.map(|()| GradlaneStatus::Ok),
         }
