@@ -15,9 +15,8 @@ struct Queue {
     bound: &'static str,
 }
 
-const QUEUES: [Queue; 38] = [
+const QUEUES: [Queue; 39] = [
     // Of the control links.
-    queue("core/src/transport/quic/vandal.rs", "bounded(1)", "one answer; attacks of tests"),
     queue(
         "core/src/transport/quic/control/frames.rs",
         "let (sender, receiver) = unbounded_channel()",
@@ -154,6 +153,7 @@ const QUEUES: [Queue; 38] = [
     // Of commands and launchers: from signals and children of this process.
     queue("server/src/launch/supervision.rs", "commands: VecDeque<Command>", "the commands of one input"),
     queue("server/src/launch/supervisor.rs", "let (events, received) = unbounded()", "ends of children, and signals"),
+    queue("core/src/transport/quic/vandal.rs", "bounded(1)", "one answer; attacks of tests"),
 ];
 
 /// Folders in which queues hold what users and the system do, and nothing of peers.
