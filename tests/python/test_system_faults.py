@@ -43,7 +43,7 @@ def test_a_coordinator_whose_state_has_no_room_says_so_and_keeps_what_was_there(
     assert before, "there is a journal"
     [ended] = run_all([(limited(command), {})], timeout=60)
     assert ended.code == 1, ended.output
-    assert ended.output.startswith(f"gradlane: {tmp_path}/") and "File too large" in ended.output, ended.output
+    assert ended.output.startswith(f"gradlane: writing {tmp_path}/") and "File too large" in ended.output, ended.output
     assert files(tmp_path) == before
 
 

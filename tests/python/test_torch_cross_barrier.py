@@ -424,17 +424,20 @@ def test_recomputed_activations():
 
 
 @pytest.mark.parametrize("name", ["SGD", "AdamW"])
-@pytest.mark.parametrize("compiled_first", [False, True])
-def test_a_compiled_model_gets_the_same_bits(name, compiled_first):
+@pytest.mark.parametrize("compiled", ["afterwards", "before", "before and called", "before, another of its class"])
+def test_a_compiled_model_gets_the_same_bits(name, compiled):
     def train(wrap):
         torch._dynamo.reset()
         model = made(mlp)
-        compiled = torch.compile(model, backend="aot_eager") if compiled_first else None
+        call = torch.compile(made(mlp) if "another" in compiled else model, backend="aot_eager")
+        if compiled not in ("afterwards", "before"):
+            call(mine(next(batches(1)))[0])
         optimizer = wrap(model, OPTIMIZERS[name](model.parameters()))
-        compiled = compiled or torch.compile(model, backend="aot_eager")
+        if compiled == "afterwards" or "another" in compiled:
+            call = torch.compile(model, backend="aot_eager")
         for batch in batches(4):
             optimizer.zero_grad()
-            backward(compiled, batch)
+            backward(call, batch)
             optimizer.step()
         return model.state_dict()
 

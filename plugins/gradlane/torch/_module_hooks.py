@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 
 import torch
@@ -21,3 +22,13 @@ class Hook:
 
     def __reduce__(self) -> tuple[type[Hook], tuple[()]]:
         return Hook, ()
+
+
+def forget_compiled() -> None:
+    """Makes PyTorch compile models anew.
+
+    A graph that was made before a module got a hook runs without it, and PyTorch uses it for other modules of the class.
+    """
+    dynamo = sys.modules.get("torch._dynamo")
+    if dynamo is not None:
+        dynamo.reset()

@@ -24,7 +24,7 @@ from gradlane import _names
 from gradlane.torch._copies import Averaging, plain_class
 from gradlane.torch._deferred import Deferred
 from gradlane.torch._known import refused_group
-from gradlane.torch._module_hooks import Hook
+from gradlane.torch._module_hooks import Hook, forget_compiled
 from gradlane.torch.compression import Compression, Compressor
 from gradlane.torch.ddp import DistributedDataParallel
 from gradlane.torch.optimizer import check_passes, name_parameters
@@ -227,6 +227,7 @@ class _Barrier:
         for position, (_, parameter) in enumerate(listed):
             self._hooks.append(parameter.register_hook(self._before_gradient(position)))
             self._hooks.append(parameter.register_post_accumulate_grad_hook(self._after_gradient(position)))
+        forget_compiled()
 
     def remove(self) -> None:
         for hook in self._hooks:
