@@ -43,6 +43,7 @@ __all__ = [
     "ServerUnreachableError",
     "StallError",
     "TimeoutError",
+    "TokenError",
     "UnavailableError",
     "UnresponsiveError",
     "UnsupportedError",
@@ -273,6 +274,14 @@ class CertExpiredError(AuthError):
         super().__init__(message, **fields)
         self.holder: str | None = fields.get("holder")
         self.times: str | None = fields.get("times")
+
+
+class TokenError(AuthError):
+    """The token in the join string is one of this job, but it is not good for this. `problem` says why."""
+
+    def __init__(self, message: str, **fields: Any) -> None:
+        super().__init__(message, **fields)
+        self.problem: str | None = fields.get("problem")
 
 
 class ChecksumError(Error):

@@ -207,6 +207,11 @@ def test_every_class_is_in_the_table_or_says_why_not():
     assert raised | set(NOT_BY_A_CALL) == {getattr(errors, name) for name in errors.__all__}
 
 
+def test_every_class_can_be_caught_by_the_name_of_the_package():
+    assert {getattr(gradlane, name) for name in errors.__all__} == {getattr(errors, name) for name in errors.__all__}
+    assert set(errors.__all__) <= set(gradlane.__all__)
+
+
 class OnDevice:
     """Lends the memory of an array and claims that it lies on a device of a kind that is not known."""
 

@@ -27,10 +27,7 @@ CALLBACKS_MAX = 1024
 """How many callbacks may wait for further operations at a time."""
 
 _LOOK_EVERY = 1.0
-"""Seconds between two looks for futures whose deadline has passed."""
-
-_LATE = 1.0
-"""Seconds after the limit of every call at which a future gives up."""
+"""Seconds between two looks for operations that are ready and were not reported."""
 
 
 def future_on(device: torch.device) -> torch.futures.Future[Any]:
@@ -39,17 +36,18 @@ def future_on(device: torch.device) -> torch.futures.Future[Any]:
 
 
 class _Arrival:
-    """A future that is completed once all parts of an operation are ready, or at its deadline."""
+    """A future that is completed once all parts of an operation are ready."""
 
-    def __init__(self, handle: Handle[Any], future: torch.futures.Future[Any], due: float) -> None:
+    def __init__(self, handle: Handle[Any], future: torch.futures.Future[Any]) -> None:
         self._parts: Iterator[_core.Handle] = natives_of(handle.native)
         self._future = future
-        self.due = due
-        self.is_late = False
+        self.part: _core.Handle | None = None
+        """The part that it waits for."""
 
     def next_part(self) -> _core.Handle | None:
         """The next part to wait for."""
-        return next(self._parts, None)
+        self.part = next(self._parts, None)
+        return self.part
 
     def complete(self) -> None:
         """Lets those go on that wait for the future."""
@@ -60,8 +58,8 @@ class Completions:
     """Completes futures when the engine reports that their operations are ready, in any order.
 
     One thread hears of them. Callbacks run on others, because a callback may wait for a further operation, as that
-    of PyTorch's PowerSGD hook does. Each future also completes when the session has ended, at the deadline of its
-    operation, and in a forked child, there with an error.
+    of PyTorch's PowerSGD hook does. Each future also completes when its operation is given up, when the session has
+    ended, and in a forked child, all with an error.
     """
 
     _present: Completions | None = None
@@ -79,7 +77,6 @@ class Completions:
 
     def __init__(self, session: _core.Session) -> None:
         self._session = session
-        self._limit = session.call_limit + _LATE
         self._lock = threading.Lock()
         # By the number of the part that each waits for; several may wait for one part.
         self._waiting: dict[int, list[_Arrival]] = {}
@@ -92,18 +89,17 @@ class Completions:
     def of(self, handle: Handle[T], device: torch.device) -> torch.futures.Future[T]:
         """A future of an operation on a tensor on `device`, which began since there are completions of this job."""
         arrived = future_on(device)
-        arrival = _Arrival(handle, arrived, time.monotonic() + self._limit)
 
         def land(_: torch.futures.Future[Any]) -> T:
             try:
                 # In streams of PyTorch's, in which those wait that wait for the future.
-                return handle.wait(0.0 if arrival.is_late else None)
+                return handle.wait()
             except Error as error:
                 # PyTorch cannot carry an exception of another type through a future of its reducer.
                 raise RuntimeError(f"{type(error).__name__}: {error}") from error
 
         result: torch.futures.Future[T] = arrived.then(land)
-        self._advance(arrival, lambda complete: complete())
+        self._advance(_Arrival(handle, arrived), lambda complete: complete())
         return result
 
     def _advance(self, arrival: _Arrival, run: Callable[[Callable[[], None]], object]) -> None:
@@ -141,14 +137,12 @@ class Completions:
                     ready = self._session.next_ready(_LOOK_EVERY)
                 except Error:
                     break
+                if time.monotonic() >= look:
+                    look = time.monotonic() + _LOOK_EVERY
+                    ready += self._unreported()
                 for operation in ready:
                     for arrival in self._taken(operation):
                         self._advance(arrival, run)
-                if time.monotonic() >= look:
-                    look = time.monotonic() + _LOOK_EVERY
-                    for arrival in self._late():
-                        arrival.is_late = True
-                        run(arrival.complete)
             for arrival in self._rest():
                 run(arrival.complete)
 
@@ -157,14 +151,11 @@ class Completions:
         with self._lock:
             return self._waiting.pop(operation, [])
 
-    def _late(self) -> list[_Arrival]:
-        """Takes those whose deadline has passed: the engine was to end or give up their operations before."""
-        now = time.monotonic()
+    def _unreported(self) -> list[int]:
+        """Operations that somebody waits for, and that are ready whether or not the engine has said so."""
         with self._lock:
-            late = [arrival for waiting in self._waiting.values() for arrival in waiting if arrival.due <= now]
-            for operation, waiting in list(self._waiting.items()) if late else ():
-                self._waiting[operation] = [arrival for arrival in waiting if arrival.due > now]
-        return late
+            parts = [waiting[0].part for waiting in self._waiting.values() if waiting]
+        return [part.id for part in parts if part is not None and part.is_issued()]
 
     def _rest(self) -> list[_Arrival]:
         """Takes all, because the session has ended. Whoever comes later does not wait."""
