@@ -6,41 +6,99 @@ import hashlib
 from array import array
 from collections.abc import Sequence
 from itertools import zip_longest
+from typing import Any
 
-from gradlane import _buffers
+from gradlane import _buffers, _session
+from gradlane._handle import Handle
 from gradlane._objects import allgather
 from gradlane._operations import submit
-from gradlane._sets import ProcessSet, members_of
-from gradlane.errors import MismatchError
+from gradlane._sets import ProcessSet, members_of, name_in_job
+from gradlane.errors import InvalidArgumentError, MismatchError
 
 Row = tuple[str, str, Sequence[int]]
 """Of a tensor: its name, its element type, and its shape."""
 
 
-def check_alike(kind: str, rows: Sequence[Row], name: str, process_set: ProcessSet | None = None) -> None:
-    """Raises on every worker if the lists of the workers differ. All of them must call it.
+class Comparison:
+    """A comparison of the lists of all workers, which has begun and waits for none of them yet."""
 
-    As a rule 64 bytes travel. Only if the lists differ, all workers send them.
+    def __init__(
+        self, kind: str, rows: Sequence[Row] | Exception, name: str, process_set: ProcessSet | None = None
+    ) -> None:
+        """Begins it. All workers must do so, and `check` it later.
 
-    Args:
-        kind: what the rows are, for errors, such as `parameter`.
-        rows: a row for each tensor.
-        name: of the operation, equal on all workers.
-        process_set: the workers that take part, of which this one is a member; all by default.
-    Raises:
-        MismatchError: the lists differ; it names the first difference.
-        StallError: some workers did not come (they are named).
-    """
-    described = [[row_name, dtype, list(shape)] for row_name, dtype, shape in rows]
-    digest = array("q", hashlib.sha256(repr(described).encode()).digest())
-    codes = array("q", [code >> 1 for code in digest])  # so that each has a negative
-    marks = codes + array("q", [-code for code in codes])
-    agreed = marks[:]
-    place = _buffers.locate(agreed, writable=True)
-    submit(f"{name}/alike", place, place, "max", result=None, process_set=process_set).wait()
-    if agreed != marks:
-        lists = allgather(described, f"{name}/lists", plain=True, process_set=process_set)
-        raise _difference(kind, members_of(process_set), lists)
+        As a rule 64 bytes travel. Only if the lists differ, all workers send them.
+
+        Args:
+            kind: what the rows are, for errors, such as `parameter`.
+            rows: a row for each tensor, or why this worker has none. Then the others need not wait for it in vain.
+            name: of the operation, equal on all workers.
+            process_set: the workers that take part, of which this one is a member; all by default.
+        """
+        for handle in _left_behind.pop(_key(name, process_set), ()):
+            handle.wait()
+        self._kind, self._name, self._set = kind, name, process_set
+        self._failure = rows if isinstance(rows, Exception) else None
+        self._described = [] if isinstance(rows, Exception) else [[row, dtype, list(shape)] for row, dtype, shape in rows]
+        told = repr(self._described if self._failure is None else str(self._failure))
+        digest = array("q", hashlib.sha256(told.encode(errors="replace")).digest())
+        codes = array("q", [code >> 1 for code in digest])  # so that each has a negative
+        self._marks = codes + array("q", [-code for code in codes])
+        self._agreed = self._marks[:]
+        place = _buffers.locate(self._agreed, writable=True)
+        self._handle = submit(f"{name}/alike", place, place, "max", result=None, process_set=process_set)
+
+    def check(self) -> None:
+        """Waits for all workers, and raises on every one of them if their lists differ.
+
+        Raises:
+            MismatchError: the lists differ; it names the first difference.
+            StallError: some workers did not come (they are named).
+            Exception: on a worker that gave a failure, that failure, at once.
+            InvalidArgumentError: another worker gave a failure; the message has its text.
+        """
+        if self._failure is not None:
+            _left_behind[_key(self._name, self._set)] = [self._handle, self._exchange_failures()]
+            raise self._failure
+        self._handle.wait()
+        if self._agreed == self._marks:
+            return
+        texts, members = self._exchange_failures().wait(), members_of(self._set)
+        for place, rank in enumerate(members):
+            text = texts[place * _TEXT_BYTES : (place + 1) * _TEXT_BYTES].rstrip(b"\0").decode(errors="replace")
+            if text:
+                raise InvalidArgumentError(f"worker {rank} could not take part: {text}")
+        raise _difference(
+            self._kind, members, allgather(self._described, f"{self._name}/lists", plain=True, process_set=self._set)
+        )
+
+    def _exchange_failures(self) -> Handle[bytearray]:
+        """Begins to tell all workers the failures of all: a text of a fixed length for each worker, of which one knows its own."""
+        members = members_of(self._set)
+        texts, own = bytearray(len(members) * _TEXT_BYTES), members.index(_session.rank()) * _TEXT_BYTES
+        if self._failure is not None:
+            text = f"{type(self._failure).__name__}: {self._failure}".encode(errors="replace")[:_TEXT_BYTES]
+            texts[own : own + len(text)] = text
+        place = _buffers.locate(texts, writable=True)
+        return submit(f"{self._name}/failures", place, place, "max", result=texts, process_set=self._set)
+
+
+_TEXT_BYTES = 400
+"""The longest text of a failure that other workers are told."""
+
+_left_behind: dict[tuple[int, str], list[Handle[Any]]] = {}
+"""By generation of the session and name: exchanges that a worker with a failure began and did not wait for."""
+
+
+def _key(name: str, process_set: ProcessSet | None) -> tuple[int, str]:
+    return _session.generation(), name_in_job(name, process_set)
+
+
+def check_alike(
+    kind: str, rows: Sequence[Row] | Exception, name: str, process_set: ProcessSet | None = None
+) -> None:
+    """Raises on every worker if the lists of the workers differ; all of them must call it. See `Comparison`."""
+    Comparison(kind, rows, name, process_set).check()
 
 
 def _difference(kind: str, ranks: Sequence[int], lists: Sequence[Sequence[list[object]]]) -> MismatchError:

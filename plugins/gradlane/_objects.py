@@ -48,17 +48,20 @@ class Gathering:
 
     def __init__(
         self,
-        payload: bytes | bytearray | memoryview,
+        payload: bytes | bytearray | memoryview | Exception,
         name: str,
         *,
         process_set: ProcessSet | None = None,
         timeout: float | None = None,
     ) -> None:
-        """Announces the length of `payload`."""
-        self._payload, self._name, self._set, self._timeout = payload, name, process_set, timeout
+        """Announces the length of `payload`, or that this worker has none and why."""
+        self._failure = payload if isinstance(payload, Exception) else None
+        content = _in_words(payload) if isinstance(payload, Exception) else payload
+        self._payload, self._name, self._set, self._timeout = content, name, process_set, timeout
         self._members = members_of(process_set)
         self._lengths = array("q", bytes(8 * len(self._members)))
-        self._lengths[_session.rank() if process_set is None else process_set.rank()] = len(payload)
+        own = _session.rank() if process_set is None else process_set.rank()
+        self._lengths[own] = len(content) if self._failure is None else -len(content)
         place = _buffers.locate(self._lengths, writable=True)
         self._announced = submit(
             f"{name}.lengths", place, place, "sum", result=None, process_set=process_set, timeout=timeout
@@ -67,11 +70,22 @@ class Gathering:
     def exchange(self) -> list[Handle[memoryview]]:
         """Waits for the lengths and starts the transfers; the handles, in rank order, yield the bytes."""
         self._announced.wait()
-        return [self._transfer(root, length) for root, length in zip(self._members, self._lengths, strict=True)]
+        return [self._transfer(root, abs(length)) for root, length in zip(self._members, self._lengths, strict=True)]
 
     def finish(self) -> list[memoryview]:
-        """Waits for the bytes of all ranks and returns them in rank order; the memory belongs to the caller."""
-        return [handle.wait() for handle in self.exchange()]
+        """Waits for the bytes of all ranks and returns them in rank order; the memory belongs to the caller.
+
+        Raises:
+            Exception: on a worker that gave an exception, that exception.
+            InvalidArgumentError: another worker gave one; the message has its text.
+        """
+        gathered = [handle.wait() for handle in self.exchange()]
+        if self._failure is not None:
+            raise self._failure
+        for root, length, text in zip(self._members, self._lengths, gathered, strict=True):
+            if length < 0:
+                raise InvalidArgumentError(f"{self._name}: worker {root} could not send its part: {_told(text)}")
+        return gathered
 
     def _transfer(self, root: int, length: int) -> Handle[memoryview]:
         payload = self._payload if root == _session.rank() else None
@@ -95,10 +109,16 @@ def allgather(
         process_set: the workers that take part, of which this one is a member; all by default.
         timeout: seconds; None takes the job's step timeout.
     Raises:
+        InvalidArgumentError: a worker's value does not pickle, or is not plain; it is named. On that worker the error is
+            that of pickle.
         AuthError: what was received was not sent by a worker of this job.
     """
     about = name_in_job(check_name(name), process_set)
-    payload = _dumps(value, plain, "allgather", about, _session.rank())
+    payload: bytes | Exception
+    try:
+        payload = _dumps(value, plain, "allgather", about, _session.rank())
+    except Exception as error:
+        payload = error
     blobs = Gathering(payload, name, process_set=process_set, timeout=timeout).finish()
     ranks = members_of(process_set)
     return [_loads(blob, plain, "allgather", about, rank) for rank, blob in zip(ranks, blobs, strict=True)]
@@ -165,7 +185,7 @@ def broadcast_bytes(
     """
     failure = payload if isinstance(payload, Exception) else None
     if failure is not None:
-        payload = f"{type(failure).__name__}: {failure}".encode(errors="replace")
+        payload = _in_words(failure)
     assert not isinstance(payload, Exception)
     length = array("q", [0 if payload is None else len(payload)])
     if failure is not None:
@@ -185,9 +205,18 @@ def broadcast_bytes(
     if failure is not None:
         raise failure
     if length[0] < 0:
-        text = bytes(received).decode(errors="replace")
+        text = _told(received)
         raise InvalidArgumentError(f"{name}: worker {root_rank} could not send what it was to broadcast: {text}")
     return received
+
+
+def _in_words(failure: Exception) -> bytes:
+    """What other workers are told of a failure."""
+    return f"{type(failure).__name__}: {failure}".encode(errors="replace")
+
+
+def _told(text: memoryview) -> str:
+    return bytes(text).decode(errors="replace")
 
 
 def _dumps(value: Any, plain: bool, operation: str, name: str, sender: int) -> bytes:

@@ -46,6 +46,25 @@ def fork(body: Callable[[], None]) -> None:
     assert status == 0, f"the child ended with {status}:\n{text}"
 
 
+def told_by_a_child(attempt: Callable[[], object]) -> str:
+    """The class and the text of the error of `attempt` in a forked child; says so if it has none."""
+    reading, writing = os.pipe()
+
+    def tell() -> None:
+        try:
+            told = f"no error, but {attempt()}"
+        except Exception as error:
+            told = f"{type(error).__name__}: {error}"
+        os.write(writing, told.encode())
+
+    with contextlib.closing(os.fdopen(reading)) as told:
+        try:
+            fork(tell)
+        finally:
+            os.close(writing)
+        return told.read()
+
+
 def refused(call: Callable[[], object]) -> None:
     """Checks that a call is refused in this child."""
     try:

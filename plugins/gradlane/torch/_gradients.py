@@ -16,7 +16,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from gradlane import _session
-from gradlane._alike import check_alike
+from gradlane._alike import Comparison, check_alike
 from gradlane._handle import Handle
 from gradlane._reduction import Average, ReduceOp, Sum, WeightedAverage, resolve
 from gradlane._sets import ProcessSet
@@ -63,6 +63,8 @@ class Gradients:
     ) -> None:
         """Declares all parameters on all workers. In a process set, the first gradient of each declares it.
 
+        It waits for the other workers, but not in a process set: there the first window compares the parameters.
+
         Args:
             namespace: a prefix of all names.
             parameters: names and parameters, in the order in which a forward pass needs them.
@@ -102,14 +104,21 @@ class Gradients:
         self._sparse_again = None if sparse_again is None else set(sparse_again)
         self._set = process_set
         self._window: Window[Transfer] = Window(namespace, self._names, self._start, process_set)
-        for parameter in self._parameters:
-            _tensors.check_place(parameter)
-        own(self, parameters)
+        self._comparison: Comparison | None = None
+        """Of the parameters, begun and not yet checked."""
+        try:
+            for name, parameter in parameters:
+                _tensors.check_place_of(name, parameter)
+            own(self, parameters)
+        except Exception as error:
+            check_alike("parameter", error, f"{namespace}/parameters", process_set)
         rows = [(name, _tensors.dtype_name(p.dtype), tuple(p.shape)) for name, p in parameters]
-        check_alike("parameter", rows, f"{namespace}/parameters", process_set)
+        self._comparison = Comparison("parameter", rows, f"{namespace}/parameters", process_set)
         self._bundles: dict[int, Bundle] = {}
         if process_set is not None:
+            # The members may belong to several sets, and make their wrappers in different orders. So none waits here.
             return
+        self._compare()
         dense = {i: parameter for i, parameter in enumerate(self._parameters) if i not in self._gathered}
         names, session = {self._window.name(i): i for i in dense}, _session.session()
         named = ((name, dense[i]) for name, i in names.items())
@@ -252,6 +261,7 @@ class Gradients:
         """
         window = self._window
         window.check()
+        self._compare()
         used = bytes([1]) * len(self._parameters)
         with self._failing():
             window.sit_out(self._among)
@@ -272,6 +282,24 @@ class Gradients:
             self.refuse_left()
             self._window.check()
             self._calls += 1
+        if self._comparison is not None:
+            try:
+                self._compare()
+            except Exception:
+                self._end()
+                raise
+
+    def _compare(self) -> None:
+        """Raises if the parameters of the workers differ; waits for the workers in the first window only."""
+        comparison = self._comparison
+        if comparison is not None:
+            try:
+                comparison.check()
+            except Exception as error:
+                self._window.fail(error)
+                raise
+            finally:
+                self._comparison = None
 
     def _end(self) -> None:
         with self._lock:

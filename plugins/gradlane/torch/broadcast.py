@@ -47,6 +47,17 @@ def broadcast_parameters(
         InvalidArgumentError: a value in `params` is no tensor, a name occurs twice, or two tensors overlap without being
             the same (both are named). One tensor may have several names, as tied weights do.
     """
+    named: Mapping[str, torch.Tensor] | Exception
+    try:
+        named = _prefixed(params, prefix)
+    except Exception as error:
+        named = error
+    broadcast_alike(named, prefix, root_rank, process_set)
+
+
+def _prefixed(
+    params: Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor]], prefix: str
+) -> dict[str, torch.Tensor]:
     pairs = list(params.items() if isinstance(params, Mapping) else params)
     unnamed = next((one for one in pairs if not (isinstance(one, tuple) and len(one) == 2)), None)
     if unnamed is not None:
@@ -62,29 +73,38 @@ def broadcast_parameters(
             raise InvalidArgumentError(
                 f"params[{name!r}] is {type(tensor).__name__}, no tensor; leave it out, or send it by broadcast_object"
             )
-    broadcast_alike(named, prefix, root_rank, process_set)
+    return named
 
 
 def broadcast_alike(
-    named: Mapping[str, torch.Tensor], prefix: str, root_rank: int, process_set: ProcessSet | None = None
+    named: Mapping[str, torch.Tensor] | Exception, prefix: str, root_rank: int, process_set: ProcessSet | None = None
 ) -> None:
     """Broadcasts tensors after all workers have found that they have the same ones.
 
     Args:
-        named: one tensor may have several names, if it has them on all workers.
+        named: one tensor may have several names, if it has them on all workers. Or why this worker has none: then that is
+            raised here, and the others get an error with its text.
         prefix: of the names; left out of errors about differences.
     Raises:
         MismatchError: the workers have other tensors; it names the first difference.
         InvalidArgumentError: two tensors overlap (both are named), or one cannot be sent.
     """
-    distinct, aliases = without_aliases(named)
-    rows: list[Row] = []
-    for name, tensor in named.items():
-        same = aliases.get(name)
-        kind = f"the same tensor as {same.removeprefix(prefix)}," if same else _tensors.dtype_name(tensor.dtype)
-        rows.append((name.removeprefix(prefix), kind, tuple(tensor.shape)))
+    rows: list[Row] | Exception
+    distinct: dict[str, torch.Tensor] = {}
+    try:
+        if isinstance(named, Exception):
+            raise named
+        distinct, aliases = without_aliases(named)
+        rows = [_row(name, tensor, aliases.get(name), prefix) for name, tensor in named.items()]
+    except Exception as error:
+        rows = error
     check_alike("tensor", rows, f"{prefix}list", process_set)
     broadcast_all(list(distinct.values()), list(distinct), root_rank, process_set)
+
+
+def _row(name: str, tensor: torch.Tensor, same: str | None, prefix: str) -> Row:
+    kind = f"the same tensor as {same.removeprefix(prefix)}," if same else _tensors.dtype_name(tensor.dtype)
+    return name.removeprefix(prefix), kind, tuple(tensor.shape)
 
 
 def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int = 0, prefix: str = "optimizer.") -> None:
@@ -194,12 +214,23 @@ _structures: dict[tuple[int, str], list[list[_Slot]]] = {}
 
 
 def _apart(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The tensors in host memory, where only `load_state_dict` of a worker knows a device, and in memory of their own."""
+    """The tensors in host memory, where only `load_state_dict` of a worker knows a device, and in memory of their own.
+
+    Raises:
+        InvalidArgumentError: a tensor has no elements in order, such as a sparse one.
+    """
     apart, used = [], set()
     for tensor in tensors:
+        if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_quantized:
+            raise InvalidArgumentError(
+                f"the state holds a tensor of shape {list(tensor.shape)} that is sparse, quantized or without data; make it "
+                "dense, or take it out of the state"
+            )
         moved = tensor.detach().cpu()
         storage = moved.untyped_storage().data_ptr()
-        apart.append(moved.clone() if storage in used else moved)
+        if storage in used or _tensors.overlaps_itself(moved):
+            moved = moved.clone(memory_format=torch.contiguous_format)
+        apart.append(moved)
         used.add(storage)
     return apart
 
