@@ -123,9 +123,14 @@ fn the_waits_of_the_c_interface_end_though_the_engine_is_stuck(over: Over) {
 fn an_engine_that_goes_on_in_time_is_not_given_up(over: Over) {
     let job = Job::start(over);
     let [one, other] = &job.sessions[..] else { panic!("two workers") };
+    let hold = job.hold_up();
     let mut tensors = [1.0, 2.0].map(|value| Tensor::new("w", vec![value; 1000]));
     let [ours, theirs] = &mut tensors;
     let waiting = one.submit(ours.submission(Op::Sum), None, |_| {}).unwrap();
+    let early = waiting.wait(Some(Duration::from_millis(100)));
+    assert!(matches!(early, Err(Error::Timeout { .. })), "stuck, and not for long yet: {early:?}");
+    assert!(!waiting.is_given_up());
+    hold.let_go();
     std::thread::scope(|scope| {
         let waited = scope.spawn(|| waiting.wait(None));
         other.submit(theirs.submission(Op::Sum), Some(PATIENCE), |_| {}).unwrap().wait(None).unwrap();

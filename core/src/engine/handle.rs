@@ -69,6 +69,8 @@ struct Resolution {
     /// The marks after the operation, once all of its work is on devices.
     issued: Option<Marks>,
     is_followed: bool,
+    /// Whether the end is being told, so that it is too late to follow.
+    is_ending: bool,
     /// What to call once the operation is issued.
     listener: Option<Box<dyn FnOnce() + Send>>,
     /// Wakes only if a thread waits, because a wake is a system call, and there may be a thousand small tensors.
@@ -87,10 +89,15 @@ impl Handle {
         let slot = Arc::new(Slot::default());
         let there = Arc::clone(&slot);
         let done = Done::new(move |outcome| {
+            let is_followed = {
+                let mut state = there.lock();
+                state.is_ending = true;
+                state.is_followed
+            };
+            // Without the lock, because the callback may be stuck, and waits with a timeout must end. A panic of it must not keep those asleep
+            // who wait for the outcome.
+            let called = catch_unwind(AssertUnwindSafe(|| then(Ended { id, outcome: &outcome, is_followed })));
             let mut state = there.lock();
-            // A panic of the callback must not keep those asleep who wait for the outcome.
-            let ended = Ended { id, outcome: &outcome, is_followed: state.is_followed };
-            let called = catch_unwind(AssertUnwindSafe(|| then(ended)));
             state.outcome = Some(outcome);
             there.wake(state);
             if let Err(panic) = called {
@@ -187,6 +194,10 @@ impl Handle {
         if let Some(outcome) = &state.outcome {
             return outcome.clone();
         }
+        if state.is_ending {
+            drop(state);
+            return self.wait(timeout.map(|timeout| timeout.saturating_sub(waited(&clock))));
+        }
         if !std::mem::replace(&mut state.is_followed, true) {
             self.followed.begin();
             drop(state);
@@ -215,7 +226,11 @@ impl Handle {
                 return Ok(state);
             }
             drop(state);
-            self.ask()?;
+            if let Err(error) = self.ask() {
+                // It may have ended just now: the engine forgets an operation before its handle is told.
+                let state = self.slot.lock();
+                return if enough(&state) { Ok(state) } else { Err(error) };
+            }
         }
     }
 
@@ -252,7 +267,7 @@ impl Handle {
     /// Whether threads that wait for this handle give it up, because the engine does not work any more: then [`wait`](Self::wait) and
     /// [`follow`](Self::follow) return [`Error::Unresponsive`], and the memory stays in use.
     pub fn is_given_up(&self) -> bool {
-        !self.slot.lock().is_issued() && self.ask().is_err()
+        !self.is_issued() && self.ask().is_err() && !self.is_issued()
     }
 
     /// Whether [`follow`](Self::follow) returns at once: all work is on devices, or has ended.
@@ -361,6 +376,27 @@ mod tests {
         assert_eq!(followed.check(), Err(failure.clone()));
         assert_eq!(handle.wait(None), Err(failure));
         assert_eq!(followed.check(), Ok(()));
+    }
+
+    #[test]
+    fn waits_end_by_their_timeouts_while_a_callback_is_stuck() {
+        let (let_go, held) = std::sync::mpsc::channel::<()>();
+        let (begun, begins) = std::sync::mpsc::channel();
+        let (handle, done) = Handle::new(1, None, Arc::default(), move |_| {
+            let _ = begun.send(());
+            let _ = held.recv();
+        });
+        handle.issue()(Marks::default());
+        std::thread::scope(|scope| {
+            scope.spawn(|| done.ok(()));
+            begins.recv().expect("it begins");
+            assert!(handle.outcome().is_none() && !handle.is_given_up());
+            assert!(matches!(handle.wait(Some(Duration::from_millis(1))), Err(Error::Timeout { .. })));
+            let late = handle.follow(Some(Duration::from_millis(1)), |_| Some(0));
+            assert!(matches!(late, Err(Error::Timeout { .. })), "{late:?}: it is too late to follow");
+            drop(let_go);
+        });
+        assert_eq!(handle.wait(None), Ok(()));
     }
 
     #[test]

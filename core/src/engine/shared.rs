@@ -172,7 +172,7 @@ impl Shared {
     /// Keeps the memory of the executing task alive. `None` after a panic, when it may be gone already.
     pub(super) fn use_memory(&self) -> Option<RwLockReadGuard<'_, ()>> {
         let using = self.memory.read().unwrap_or_else(PoisonError::into_inner);
-        self.broken.get().is_none().then_some(using)
+        if self.broken.get().is_none() { Some(using) } else { None }
     }
 
     /// Marks the state as closed: the threads of the stages end when they are woken.

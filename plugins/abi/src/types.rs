@@ -15,8 +15,10 @@ pub type GradlaneSession = u64;
 /// A submitted operation. 0 is never an operation.
 pub type GradlaneOperation = u64;
 
-/// Runs once when an operation has ended, on a thread of the library. It may call any function of this library except `gradlane_shutdown`
-/// of its own session. It must return soon, because it delays other callbacks, and it must not throw. `operation` may already be released.
+/// Runs once when an operation has ended, or is given up because the engine's threads are stuck: then `gradlane_poll` says
+/// `GRADLANE_STATUS_PENDING` or `GRADLANE_STATUS_UNRESPONSIVE`, and the memory stays in use. It runs on a thread of the library. It may call
+/// any function of this library except `gradlane_shutdown` of its own session. It must return soon, because it delays other callbacks, and
+/// it must not throw. `operation` may already be released.
 pub type GradlaneCallback = Option<unsafe extern "C" fn(user: *mut c_void, operation: GradlaneOperation)>;
 
 /// Element types. 16-bit floats are added in float32 and rounded once. Integer sums wrap.

@@ -26,6 +26,6 @@ impl Waiting {
             }
         };
         let started = std::thread::Builder::new().name("gl-waiting".to_owned()).spawn(speak).is_ok();
-        Self { _stop: started.then_some(stop) }
+        Self { _stop: if started { Some(stop) } else { None } }
     }
 }

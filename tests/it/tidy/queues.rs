@@ -15,7 +15,7 @@ struct Queue {
     bound: &'static str,
 }
 
-const QUEUES: [Queue; 39] = [
+const QUEUES: [Queue; 51] = [
     // Of the control links.
     queue(
         "core/src/transport/quic/control/frames.rs",
@@ -150,9 +150,58 @@ const QUEUES: [Queue; 39] = [
         "staged: VecDeque<Staged>",
         "a body that the node has accepted, within its budget of memory",
     ),
+    // Between the ranks of a machine, which belong to one user, and of a member's own calls.
+    queue(
+        "core/src/collective/order.rs",
+        "failures: VecDeque<(Slot, Failure)>",
+        "one for each operation that was announced, and a rank announces what it submitted, within `submit_bytes_max`",
+    ),
+    queue(
+        "core/src/collective/agreement.rs",
+        "unsaid: VecDeque<Announcement>",
+        "one for each operation of this process, which waits while the leader's ring is full",
+    ),
+    queue(
+        "core/src/collective/agreement.rs",
+        "acts: VecDeque<Act<L>>",
+        "the commands of one input: the driver drains them before the next",
+    ),
+    queue(
+        "core/src/collective/host/mod.rs",
+        "requests: Mutex<VecDeque<Request>>",
+        "calls of this process: one for each operation, and the end of each rank",
+    ),
+    queue(
+        "core/src/collective/nccl/work.rs",
+        "queue: VecDeque<Vec<(Ordered, Done<()>)>>",
+        "operations of this process; the leader orders no more than the device has room for",
+    ),
+    queue(
+        "core/src/collective/nccl/work.rs",
+        "crossbeam_channel::bounded(0)",
+        "one outcome of a call on another thread",
+    ),
+    queue(
+        "core/src/cluster/declarations.rs",
+        "waiting: VecDeque<u64>",
+        "calls of this process that wait for an answer",
+    ),
+    queue(
+        "core/src/cluster/declarations.rs",
+        "undeclared_first: VecDeque<TensorKey>",
+        "as many names as a job may have; then the oldest is forgotten",
+    ),
+    queue(
+        "core/src/cluster/member.rs",
+        "commands: VecDeque<MemberCommand>",
+        "the commands of one input: the driver drains them before the next",
+    ),
+    queue("core/src/runtime/timer.rs", "let (bell, rung) = bounded(1)", "one ring; another one is not needed"),
+    queue("server/src/launch/waiting.rs", "let (stop, stopped) = bounded(0)", "nothing: it tells an end"),
     // Of commands and launchers: from signals and children of this process.
     queue("server/src/launch/supervision.rs", "commands: VecDeque<Command>", "the commands of one input"),
     queue("server/src/launch/supervisor.rs", "let (events, received) = unbounded()", "ends of children, and signals"),
+    queue("core/src/transport/fuzzing.rs", "let (give_back, returned) =", "one proof; inputs of tests"),
     queue("core/src/transport/quic/vandal.rs", "bounded(1)", "one answer; attacks of tests"),
 ];
 
@@ -165,9 +214,10 @@ const fn queue(file: &'static str, line: &'static str, bound: &'static str) -> Q
 
 #[test]
 fn every_queue_between_a_peer_and_a_machine_has_a_bound() {
-    const FOLDERS: [&str; 3] = ["core/src/transport", "core/src/runtime", "server/src"];
+    const FOLDERS: [&str; 5] =
+        ["core/src/transport", "core/src/collective", "core/src/cluster", "core/src/runtime", "server/src"];
     // Channels of all crates by the end of their names, and fields, arguments and results.
-    const SIGNS: [&str; 4] = ["unbounded()", "channel()", "VecDeque<", "bounded(1)"];
+    const SIGNS: [&str; 5] = ["unbounded()", "channel()", "VecDeque<", "bounded(1)", "bounded(0)"];
     // Uses of a queue that has its row where it is made.
     const ELSEWHERE: [&str; 2] = ["commands::channel()", "fn lock("];
     let mut wrong = Vec::new();
@@ -177,6 +227,7 @@ fn every_queue_between_a_peer_and_a_machine_has_a_bound() {
             continue;
         }
         for (number, line) in (1..).zip(code.lines()) {
+            let line = without_types(line);
             let is_bounded_channel = line.contains("channel(") && line.contains("_MAX)");
             let is_queue = is_bounded_channel || SIGNS.iter().any(|sign| line.contains(sign));
             if !is_queue || ELSEWHERE.iter().any(|sign| line.contains(sign)) {
@@ -193,4 +244,26 @@ fn every_queue_between_a_peer_and_a_machine_has_a_bound() {
     let unused = QUEUES.iter().zip(used).filter(|(_, used)| !used);
     super::report("rows without a queue", unused.map(|(row, _)| format!("{}: {}", row.file, row.line)).collect());
     assert!(QUEUES.iter().all(|queue| !queue.bound.is_empty()));
+}
+
+/// A line without the types of calls: `unbounded::<Vec<u8>>()` is `unbounded()`.
+fn without_types(line: &str) -> String {
+    let mut text = String::new();
+    let mut rest = line;
+    while let Some((before, after)) = rest.split_once("::<") {
+        text.push_str(before);
+        let mut depth = 1;
+        let end = after.find(|letter| {
+            depth += i32::from(letter == '<') - i32::from(letter == '>');
+            depth == 0
+        });
+        rest = end.map_or("", |end| &after[end + 1..]);
+    }
+    text + rest
+}
+
+#[test]
+fn a_queue_is_found_whatever_types_it_names() {
+    assert_eq!(without_types("let (a, b) = unbounded::<Vec<u8>>();"), "let (a, b) = unbounded();");
+    assert_eq!(without_types("channel::<()>(2) + bounded::<u8>(1)"), "channel(2) + bounded(1)");
 }

@@ -141,11 +141,18 @@ impl Callbacks {
     }
 }
 
-/// Runs callbacks as they come, until no more can come. Calls `give_up` from time to time while none come.
+/// Runs callbacks as they come, until no more can come. Calls `give_up` while none come, and now and then while many come.
 fn run_all(receiver: &Receiver<Callback>, give_up: impl Fn()) {
+    let mut run = 0_u32;
     loop {
         match receiver.recv_timeout(LOOK_EVERY) {
-            Ok(callback) => callback(),
+            Ok(callback) => {
+                callback();
+                run = run.wrapping_add(1);
+                if run.is_multiple_of(CALLBACKS_PER_LOOK) {
+                    give_up();
+                }
+            }
             Err(RecvTimeoutError::Timeout) => give_up(),
             Err(RecvTimeoutError::Disconnected) => return,
         }
@@ -164,6 +171,8 @@ impl State {
 
 /// How often the thread looks for operations that the engine does not end.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// How many callbacks run between two looks if they never stop coming.
+const CALLBACKS_PER_LOOK: u32 = 64;
 
 const LOCK: &str = "no thread panics while it holds this lock";
 
@@ -188,6 +197,18 @@ mod tests {
         callbacks.finish();
         assert_eq!(receiver.try_iter().collect::<Vec<_>>(), [1, 2]);
         assert!(matches!(callbacks.start(), Err(Error::FailedPrecondition { .. })));
+    }
+
+    #[test]
+    fn given_up_operations_are_looked_for_also_while_callbacks_never_stop_coming() {
+        let (sender, receiver) = unbounded::<Callback>();
+        for _ in 0..3 * CALLBACKS_PER_LOOK {
+            sender.send(Box::new(|| {})).unwrap();
+        }
+        drop(sender);
+        let looks = std::cell::Cell::new(0);
+        run_all(&receiver, || looks.set(looks.get() + 1));
+        assert_eq!(looks.get(), 3);
     }
 
     #[test]

@@ -29,7 +29,7 @@ static OPERATIONS: Table<Handle> = Table::new(0x4F, "operation");
 ///
 /// `operation` receives the operation, which the caller releases. Source and destination belong to the library until the operation has
 /// ended: until `gradlane_poll` or `gradlane_wait` returns anything but `GRADLANE_STATUS_PENDING` or `GRADLANE_STATUS_UNRESPONSIVE` for it.
-/// When its callback runs, it has ended too, unless `gradlane_poll` says `GRADLANE_STATUS_UNRESPONSIVE` in the callback.
+/// When its callback runs, it has ended too, unless `gradlane_poll` says one of these two in the callback.
 /// The call waits while more bytes are unresolved than the setting `submit_bytes_max` allows.
 ///
 /// If the arguments are wrong, this call fails and no callback runs. All later errors are errors of the operation.

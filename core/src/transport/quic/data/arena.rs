@@ -19,8 +19,6 @@ pub(super) const SLOT_BYTES: usize = 1 << 16;
 /// Slots and blocks, and which of them are out.
 #[derive(Debug)]
 pub(super) struct Arena {
-    /// Whole slots.
-    idle: Vec<BytesMut>,
     /// The ends of slots whose beginnings are in use. With its end, the memory of a slot can be reclaimed.
     slots: Lent,
     /// Where short batches go.
@@ -41,7 +39,6 @@ pub(super) enum Cut {
 impl Arena {
     pub(super) fn new() -> Self {
         Self {
-            idle: Vec::new(),
             slots: Lent::new(SLOT_BYTES, SLOTS_MAX),
             block: BytesMut::with_capacity(BLOCK_BYTES),
             blocks: Lent::new(BLOCK_BYTES, BLOCKS_MAX),
@@ -50,9 +47,6 @@ impl Arena {
 
     /// A slot of [`SLOT_BYTES`].
     pub(super) fn slot(&mut self) -> BytesMut {
-        if let Some(slot) = self.idle.pop() {
-            return slot;
-        }
         match self.slots.reclaim() {
             Some(mut slot) => {
                 // SAFETY: reclaiming without allocating gives the allocation that the slot was made of, back from its beginning, because
@@ -97,15 +91,34 @@ struct Lent {
     max: usize,
     /// How often it was found full since all were looked at.
     refusals: u32,
+    /// How many were lent since those that nobody needs any more were looked for.
+    lent: u32,
 }
 
 impl Lent {
     fn new(bytes: usize, max: usize) -> Self {
-        Self { ends: VecDeque::new(), bytes, max, refusals: 0 }
+        Self { ends: VecDeque::new(), bytes, max, refusals: 0, lent: 0 }
     }
 
     fn lend(&mut self, end: BytesMut) {
         self.ends.push_back(end);
+        self.lent += 1;
+        if self.lent >= TRIM_EVERY {
+            self.lent = 0;
+            self.trim();
+        }
+    }
+
+    /// Frees what came back after a burst, but for [`KEPT_BYTES`].
+    fn trim(&mut self) {
+        let (bytes, mut kept) = (self.bytes, 0);
+        if self.ends.len() * bytes > KEPT_BYTES {
+            self.ends.retain_mut(|end| {
+                let is_back = whole(end, bytes);
+                kept += if is_back { bytes } else { 0 };
+                !is_back || kept <= KEPT_BYTES
+            });
+        }
     }
 
     /// Whether as many are out as may be. Those that came back unseen are found at times.
@@ -153,6 +166,10 @@ const LOOKS: usize = 4;
 const SLOTS_MAX: usize = 2_048;
 /// Blocks that are out: 32 MiB.
 const BLOCKS_MAX: usize = 128;
+/// Memory that came back, and is kept for later.
+const KEPT_BYTES: usize = 32 << 20;
+/// How many batches pass between two looks for memory to free.
+const TRIM_EVERY: u32 = 256;
 /// How often all that are out are looked at, in batches that found none.
 const SWEEP_EVERY: u32 = 64;
 
@@ -187,6 +204,19 @@ mod tests {
         slot[..3].copy_from_slice(b"def");
         assert_eq!((&received[..], &joint(arena.cut(&mut slot, 3))[..]), (b"abc" as &[u8], b"def" as &[u8]));
         assert_eq!((slot.as_ptr(), slot.len()), (address, SLOT_BYTES));
+    }
+
+    #[test]
+    fn what_a_burst_needed_is_given_back_to_the_system() {
+        let mut arena = Arena::new();
+        let mut slot = arena.slot();
+        let held: Vec<_> = (0..SLOTS_MAX).map(|_| joint(arena.cut(&mut slot, SHORT_BATCH))).collect();
+        assert_eq!(arena.slots.ends.len(), SLOTS_MAX);
+        drop(held);
+        for _ in 0..TRIM_EVERY {
+            drop(joint(arena.cut(&mut slot, SHORT_BATCH)));
+        }
+        assert!(arena.slots.ends.len() * SLOT_BYTES <= KEPT_BYTES + SLOT_BYTES, "{}", arena.slots.ends.len());
     }
 
     #[test]
