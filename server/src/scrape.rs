@@ -22,6 +22,9 @@ pub(crate) fn get(exporter: &Exporter, path: &str) -> (u16, String) {
     let mut text = String::new();
     stream.read_to_string(&mut text).unwrap();
     let (head, body) = text.split_once("\r\n\r\n").expect("a head");
-    let status = head.split(' ').nth(1).expect("a status");
-    (status.parse().expect("a number"), body.to_owned())
+    match head.split(' ').nth(1).expect("a status").parse().expect("a number") {
+        // This thread was too slow.
+        408 => get(exporter, path),
+        status => (status, body.to_owned()),
+    }
 }

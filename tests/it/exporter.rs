@@ -212,8 +212,11 @@ fn ask(port: u16, path: &str) -> Option<(u16, String)> {
     let mut text = String::new();
     stream.read_to_string(&mut text).ok()?;
     let (head, body) = text.split_once("\r\n\r\n")?;
-    let status = head.strip_prefix("HTTP/1.1 ")?.split(' ').next()?.parse().ok()?;
-    Some((status, body.to_owned()))
+    match head.strip_prefix("HTTP/1.1 ")?.split(' ').next()?.parse().ok()? {
+        // This thread was too slow.
+        408 => ask(port, path),
+        status => Some((status, body.to_owned())),
+    }
 }
 
 /// The value of the one sample whose line begins like this.

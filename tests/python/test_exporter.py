@@ -33,7 +33,7 @@ def get(port, path):
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
     connection.request("GET", path)
     answer = connection.getresponse()
-    return answer.status, answer.read().decode()
+    return get(port, path) if answer.status == 408 else (answer.status, answer.read().decode())
 """
 
 
@@ -148,6 +148,8 @@ def ask(port: int, path: str) -> tuple[int, str | None, str]:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
     connection.request("GET", path)
     answer = connection.getresponse()
+    if answer.status == 408:  # this process was too slow
+        return ask(port, path)
     return answer.status, answer.getheader("Content-Type"), answer.read().decode()
 
 

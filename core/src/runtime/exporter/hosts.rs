@@ -26,7 +26,7 @@ pub(super) enum Unanswered {
 }
 
 impl Hosts {
-    /// `localhost`, and these names and addresses, without ports. Those that are neither are left out.
+    /// `localhost`, and these names and addresses, without ports.
     pub(super) fn new<'a>(hosts: impl IntoIterator<Item = &'a str>) -> Self {
         let mut all = Self { names: BTreeSet::from(["localhost".to_owned()]), addresses: BTreeSet::new() };
         for host in hosts {
@@ -55,6 +55,12 @@ impl Hosts {
         };
         if known { Ok(()) } else { Err(Unanswered::Foreign) }
     }
+}
+
+/// Whether it is a name or an address, without a port.
+pub(super) fn is_host(text: &str) -> bool {
+    let is_bare_address = text.parse::<IpAddr>().is_ok();
+    is_bare_address || host_of(text).is_some() && (text.ends_with(']') || !text.contains(':'))
 }
 
 enum Host<'a> {
@@ -163,6 +169,24 @@ mod tests {
             assert_eq!(hosts().check(malformed.as_bytes(), LOOPBACK), Err(Unanswered::Malformed), "{malformed}");
         }
         assert_eq!(hosts().check(b"\xff\xfe", LOOPBACK), Err(Unanswered::Malformed));
+    }
+
+    #[test]
+    fn a_host_of_the_settings_has_no_port() {
+        for (text, good) in [
+            ("n7", true),
+            ("n7.example.", true),
+            ("10.0.0.9", true),
+            ("::1", true),
+            ("[::1]", true),
+            ("n7:9400", false),
+            ("[::1]:9400", false),
+            ("http://n7", false),
+            ("*", false),
+            ("", false),
+        ] {
+            assert_eq!(is_host(text), good, "{text}");
+        }
     }
 
     const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);

@@ -43,8 +43,8 @@ pub mod fuzzing;
 
 pub use shown::{Shown, Standing, StandingCell};
 
-use hosts::Hosts;
-use serving::Serving;
+use hosts::{Hosts, is_host};
+use serving::{CONNECTION_TIME, Serving};
 
 /// The exporter of this process: a thread that listens on a port. Dropping it frees the port.
 ///
@@ -78,7 +78,8 @@ impl Exporter {
     /// because a job should not fail for its metrics; then Prometheus finds that this process does not answer.
     ///
     /// # Errors
-    /// [`Error::Config`] if the local rank of this worker makes a port that does not exist; [`Error::Io`] if the system gives no thread.
+    /// [`Error::Config`] if the local rank of this worker makes a port that does not exist, or `metrics_hosts` has a text that is no host;
+    /// [`Error::Io`] if the system gives no thread.
     pub fn by_settings(config: &Config) -> Result<Option<Arc<Self>>> {
         let Some(bind) = &config.metrics_bind else { return Ok(None) };
         let local_rank = match config.role {
@@ -87,6 +88,13 @@ impl Exporter {
         };
         let bind = with_port_ahead(bind, local_rank)?;
         let (bound_host, _) = bind.rsplit_once(':').expect("checked with the settings");
+        if let Some(wrong) = config.metrics_hosts.iter().find(|host| !is_host(host)) {
+            return Err(Error::Config {
+                knob: "metrics_hosts".to_owned(),
+                problem: format!("has {wrong:?}, which is no host"),
+                hint: "give names and addresses without ports, with commas between them".to_owned(),
+            });
+        }
         let this = process::host();
         let further = config.metrics_hosts.iter().map(String::as_str);
         let hosts = Hosts::new([bound_host, &this].into_iter().chain(config.advertise.as_deref()).chain(further));
@@ -100,7 +108,7 @@ impl Exporter {
                 return Ok(None);
             }
         };
-        let exporter = Self::start(listener, hosts)?;
+        let exporter = Self::start(listener, hosts, CONNECTION_TIME)?;
         let url = format!("http://{}/metrics", exporter.address);
         if bind.ends_with(":0") {
             // Nobody else knows the port.
@@ -111,7 +119,7 @@ impl Exporter {
         Ok(Some(Arc::new(exporter)))
     }
 
-    fn start(listener: TcpListener, hosts: Hosts) -> Result<Self> {
+    fn start(listener: TcpListener, hosts: Hosts, connection_time: Duration) -> Result<Self> {
         let io =
             |error: std::io::Error| Error::Io { what: "starting to show metrics".to_owned(), cause: error.to_string() };
         listener.set_nonblocking(true).map_err(io)?;
@@ -126,6 +134,7 @@ impl Exporter {
             hosts,
             shown: Box::new(move || read.lock().parts.iter().map(|(_, part)| Arc::clone(part)).collect()),
             metrics: ExporterMetrics::default(),
+            connection_time,
         };
         let run = move || {
             // Its own end is all that a fault here may cost.
@@ -161,13 +170,6 @@ impl Drop for Exporter {
             let _ = rustix::io::write(&*self.ending, &1_u64.to_ne_bytes());
             self.thread.join(ENDING);
         }
-    }
-}
-
-impl Exposure {
-    /// The exporter.
-    pub fn exporter(&self) -> &Arc<Exporter> {
-        &self.exporter
     }
 }
 

@@ -20,7 +20,7 @@ use crate::types::Time;
 
 /// Connections that are open at once. A further one is answered with 503.
 pub(super) const CONNECTIONS_MAX: usize = 16;
-/// How long a connection may last, from its beginning until its answer is read.
+/// The usual [`Serving::connection_time`].
 pub(super) const CONNECTION_TIME: Duration = Duration::from_secs(2);
 /// The pause after the system gave no connection, because it has no descriptor left.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -35,6 +35,8 @@ pub(super) struct Serving {
     /// What is shown now.
     pub(super) shown: Box<dyn Fn() -> Vec<Arc<dyn Shown>> + Send>,
     pub(super) metrics: ExporterMetrics,
+    /// How long a connection may last, from its beginning until its answer is read.
+    pub(super) connection_time: Duration,
 }
 
 struct Connection {
@@ -141,7 +143,7 @@ impl Serving {
             connections.push(Connection {
                 stream,
                 asked,
-                due: now + CONNECTION_TIME,
+                due: now + self.connection_time,
                 state: State::Reading(Vec::new()),
             });
         }
