@@ -133,6 +133,7 @@ def enter(
                 num_nodes=launch.num_nodes,
                 settings=dict(settings),
                 timeout=timeout,
+                embedded=embedded,
                 **place,
             )
         except BaseException:

@@ -104,12 +104,14 @@ class Session:
         timeout: float,
         file: Path | None = None,
         job: str | None = None,
+        embedded: Embedded | None = None,
     ) -> Session:
         """Joins the job that `join` names and waits until it has formed.
 
         Args:
             file, job: the file, or the job of this user's state directory, where `join` was found. If its coordinator
                 does not answer, a newer one is looked for there.
+            embedded: the coordinator in this process, whose exporter shows this worker too.
         """
     @staticmethod
     def local(settings: dict[str, str]) -> Session:

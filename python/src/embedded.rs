@@ -13,7 +13,7 @@ use crate::wait::{duration, in_background};
 /// A job's coordinator and servers. Stops when it is dropped.
 #[pyclass(frozen, module = "gradlane._core")]
 pub(crate) struct Embedded {
-    inner: Own<Arc<gradlane_session::Embedded>>,
+    pub(crate) inner: Own<Arc<gradlane_session::Embedded>>,
 }
 
 #[pymethods]

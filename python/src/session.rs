@@ -14,6 +14,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 
 use crate::batch::{Batch, specs};
+use crate::embedded::Embedded;
 use crate::errors;
 use crate::handle::Handle;
 use crate::metrics;
@@ -36,9 +37,9 @@ struct Parts {
 #[pymethods]
 impl Session {
     /// Joins a job and returns once it runs. `file`, or the `job` of this user's state directory, is where the join string was found, and
-    /// where a newer one is looked for if its coordinator does not answer.
+    /// where a newer one is looked for if its coordinator does not answer. `embedded` is the coordinator in this process, if it has one.
     #[staticmethod]
-    #[pyo3(signature = (join, *, rank, size, servers, local_rank, local_size, node_rank, num_nodes, settings, timeout, file = None, job = None))]
+    #[pyo3(signature = (join, *, rank, size, servers, local_rank, local_size, node_rank, num_nodes, settings, timeout, file = None, job = None, embedded = None))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of a Python call")]
     fn join(
         py: Python<'_>,
@@ -54,10 +55,12 @@ impl Session {
         timeout: f64,
         file: Option<PathBuf>,
         job: Option<String>,
+        embedded: Option<PyRef<'_, Embedded>>,
     ) -> PyResult<Self> {
         let _ = (local_rank, local_size, node_rank, num_nodes);
         let request = JoinRequest { rank, workers: size, servers, patience: duration(timeout) };
         let join = join.to_owned();
+        let embedded = embedded.map(|embedded| embedded.inner.get(py).cloned()).transpose()?;
         let joined = in_background(py, move || {
             let config = config(&settings)?;
             let place = match (file, job) {
@@ -65,7 +68,11 @@ impl Session {
                 (None, Some(job)) => published(&config, &job)?,
                 (None, None) => Place::Given,
             };
-            gradlane_session::Session::join(Found { join: join.parse()?, place }, request, config)
+            let found = Found { join: join.parse()?, place };
+            match &embedded {
+                Some(embedded) => gradlane_session::Session::join_beside(embedded, found, request, config),
+                None => gradlane_session::Session::join(found, request, config),
+            }
         })?;
         joined.map(Self::new).map_err(|error| errors::raise(py, &error))
     }

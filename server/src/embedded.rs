@@ -1,9 +1,10 @@
 //! A coordinator and its servers inside the calling process: for rank 0 of a job without a server pool, for tests and notebooks.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use gradlane_core::config::Config;
+use gradlane_core::runtime::exporter::Exporter;
 use gradlane_core::types::{JoinString, Phase, Role};
 use gradlane_core::wire::frame::Status;
 use gradlane_core::{Error, Result};
@@ -27,6 +28,7 @@ pub struct EmbeddedOptions {
 pub struct Embedded {
     coordinator: CoordinatorNode,
     servers: Vec<Server>,
+    exporter: Mutex<Option<Arc<Exporter>>>,
 }
 
 impl Embedded {
@@ -35,7 +37,7 @@ impl Embedded {
     /// # Errors
     /// [`Error::Io`] if an address cannot be bound.
     pub fn start(options: EmbeddedOptions) -> Result<Self> {
-        let Self { coordinator, .. } = Self::start_coordinator(&options)?;
+        let Self { coordinator, exporter, .. } = Self::start_coordinator(&options)?;
         let EmbeddedOptions { config, workers: _, servers } = options;
         let host = config.bind.rsplit_once(':').map_or("127.0.0.1", |(host, _)| host);
         let config = Config { bind: format!("{host}:0"), ..config.clone() };
@@ -50,7 +52,10 @@ impl Embedded {
                 })
             })
             .collect::<Result<Vec<_>>>()?;
-        Ok(Self { coordinator, servers })
+        if let Some(exporter) = &*exporter.lock().unwrap_or_else(PoisonError::into_inner) {
+            servers.iter().for_each(|server| server.show_at(exporter));
+        }
+        Ok(Self { coordinator, servers, exporter })
     }
 
     /// Starts the coordinator alone, for a job whose servers are separate processes and join as the workers do.
@@ -58,9 +63,13 @@ impl Embedded {
     /// # Errors
     /// [`Error::Io`] if its address cannot be bound.
     pub fn start_coordinator(options: &EmbeddedOptions) -> Result<Self> {
+        let exporter = Exporter::by_settings(&options.config)?;
         let machine = CoordinatorConfig::from_config(&options.config, options.workers, options.servers);
         let coordinator = CoordinatorNode::start(machine, &options.config, None)?;
-        Ok(Self { coordinator, servers: Vec::new() })
+        if let Some(exporter) = &exporter {
+            coordinator.show_at(exporter);
+        }
+        Ok(Self { coordinator, servers: Vec::new(), exporter: Mutex::new(exporter) })
     }
 
     /// The join string for the workers. It is a secret.
@@ -76,6 +85,12 @@ impl Embedded {
     /// The coordinator.
     pub fn coordinator(&self) -> &CoordinatorNode {
         &self.coordinator
+    }
+
+    /// The exporter that the settings asked for, which shows the coordinator and the servers until they are stopped. A worker in the same
+    /// process is shown there too.
+    pub fn exporter(&self) -> Option<Arc<Exporter>> {
+        self.exporter.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// The state of the job.
@@ -101,6 +116,8 @@ impl Embedded {
         for server in &self.servers {
             server.stop(Duration::from_secs(1));
         }
+        let exporter = self.exporter.lock().unwrap_or_else(PoisonError::into_inner).take();
+        drop(exporter);
         outcome
     }
 }

@@ -16,6 +16,9 @@ pub mod log;
 #[doc(hidden)]
 pub mod fuzzing;
 
+#[cfg(test)]
+mod scrape;
+
 mod ending;
 mod exit;
 mod memory_limit;

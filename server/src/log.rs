@@ -9,8 +9,8 @@ use gradlane_core::{Error, Result};
 use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::EnvFilter;
-use tracing_subscriber::fmt::format::Writer;
-use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
+use tracing_subscriber::fmt::format::{FmtSpan, Writer};
+use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields, FormattedFields};
 use tracing_subscriber::registry::LookupSpan;
 
 /// Starts the log of this process, on standard error, because standard output is for results. Keeps an existing log, such as that of a
@@ -24,7 +24,9 @@ pub fn start(config: &Config) -> Result<()> {
         problem: format!("{:?} is no filter: {cause}", config.log),
         hint: "give a level such as info, or directives such as info,gradlane_core::sched=trace".to_owned(),
     })?;
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    // The end of a span, such as `submit`, is a line with the time that it took, if the filter lets it through.
+    let log =
+        tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_span_events(FmtSpan::CLOSE);
     // Errors of the log would be reported by a macro that panics if standard error cannot be written.
     let log = log.with_ansi(false).log_internal_errors(false);
     // Fails if there is a log already.
@@ -40,7 +42,7 @@ where
     S: Subscriber + for<'a> LookupSpan<'a>,
     N: for<'a> FormatFields<'a> + 'static,
 {
-    fn format_event(&self, _: &FmtContext<'_, S, N>, mut line: Writer<'_>, event: &Event<'_>) -> fmt::Result {
+    fn format_event(&self, context: &FmtContext<'_, S, N>, mut line: Writer<'_>, event: &Event<'_>) -> fmt::Result {
         let mut sentence = Sentence::default();
         event.record(&mut sentence);
         let level = match *event.metadata().level() {
@@ -50,7 +52,16 @@ where
             Level::DEBUG => "debug: ",
             Level::TRACE => "trace: ",
         };
-        writeln!(line, "gradlane: {level}{}", sentence.text())
+        write!(line, "gradlane: {level}")?;
+        for span in context.event_scope().into_iter().flat_map(|scope| scope.from_root()) {
+            let extensions = span.extensions();
+            let fields = extensions.get::<FormattedFields<N>>().map_or("", |fields| fields.as_str());
+            match fields.is_empty() {
+                true => write!(line, "{}: ", span.name())?,
+                false => write!(line, "{} ({fields}): ", span.name())?,
+            }
+        }
+        writeln!(line, "{}", sentence.text())
     }
 }
 
@@ -144,6 +155,27 @@ mod tests {
                         gradlane: memory: booked bytes 20 MiB\n\
                         gradlane: error: it failed; cancelled by the caller\n";
         assert_eq!(written.text(), expected);
+    }
+
+    #[test]
+    fn a_span_that_is_asked_for_is_told_with_what_it_took() {
+        for (filter, expected) in [("warn", 0), ("trace", 2)] {
+            let written = Written::default();
+            let writer = written.clone();
+            let log =
+                tracing_subscriber::fmt().with_ansi(false).with_env_filter(filter).with_span_events(FmtSpan::CLOSE);
+            let log = log.event_format(Sentences).with_writer(move || writer.clone()).finish();
+            tracing::subscriber::with_default(log, || {
+                let _span = tracing::trace_span!("submit", tensor = "fc.weight", bytes = 40).entered();
+                tracing::trace!("declared");
+            });
+            let text = written.text();
+            let lines: Vec<&str> = text.lines().collect();
+            assert_eq!(lines.len(), expected, "{text}");
+            let start = "gradlane: trace: submit (tensor=\"fc.weight\" bytes=40): ";
+            assert!(lines.iter().all(|line| line.starts_with(start)), "{text}");
+            assert!(lines.last().is_none_or(|last| last.contains("close: time.busy ")), "{text}");
+        }
     }
 
     #[derive(Clone, Default)]

@@ -10,6 +10,7 @@ use gradlane_core::config::Config;
 use gradlane_core::device::Device;
 use gradlane_core::engine::{Engine, EngineOptions, Handle, Submission};
 use gradlane_core::mem::{Copies, Region};
+use gradlane_core::runtime::exporter::Exporter;
 use gradlane_core::runtime::process;
 use gradlane_core::transport::Transport;
 use gradlane_core::transport::identity::Credentials;
@@ -226,7 +227,10 @@ fn enter(
     let transport = transport(&credentials, &copies)?;
     let member = MemberConfig { requested: rank, workers, ..process::member(Role::Worker, config) };
     let coordinator = join.address.clone();
-    Engine::start(EngineOptions { config: config.clone(), member, coordinator, credentials, transport, copies, device })
+    let exporter = Exporter::by_settings(config)?;
+    let config = config.clone();
+    let options = EngineOptions { config, member, coordinator, credentials, transport, copies, device };
+    Engine::start_shown(options, exporter.as_ref())
 }
 
 /// A tensor of a test, reduced in place. It must outlive its handles.

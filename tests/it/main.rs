@@ -20,6 +20,7 @@ mod devices_safety;
 mod devices_tiers;
 mod endings;
 mod errors;
+mod exporter;
 mod fault_times;
 mod flow;
 mod handles;

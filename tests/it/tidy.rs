@@ -3,6 +3,7 @@
 
 mod circles;
 mod queues;
+mod shown;
 mod source;
 mod texts;
 mod waits;

@@ -268,6 +268,13 @@ knobs! {
         timeline: Optional<Path> = "", alias "BYTEPS_TRACE_DIR";
         /// Size at which a timeline ends.
         timeline_bytes_max: Bytes = "256 MiB" in "64 KiB" to "64 GiB";
+        /// Where this process shows its metrics and its state over HTTP, such as 127.0.0.1:9400; absent for nowhere, and port 0 for any free
+        /// one, which the log names. Anybody who reaches the address can read them. Each process of a host has a port of its own: a worker adds
+        /// its local rank, and `gradlane run` takes this port for itself and the following ones for its workers, then for its servers.
+        metrics_bind: Optional<Address> = "";
+        /// Further names under which others may ask for metrics. The address that was asked, `localhost`, and the names of this host are always
+        /// good; any other name is refused, so that no web page can read them through a name of its own.
+        metrics_hosts: Names = "";
     }
 }
 

@@ -148,6 +148,7 @@ impl Engine {
         check_ranks(&batch.tensors, op, || self.size())?;
         self.shared.followed.check()?;
         let bytes = members.iter().map(|member| member.source.len() as u64).sum();
+        let _span = tracing::trace_span!("submit_all", tensors = members.len(), bytes).entered();
         let room = Room::enter(&self.room, bytes, timeout, &|| self.shared.works())?;
 
         let count = members.len() as u64;

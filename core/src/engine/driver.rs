@@ -24,6 +24,7 @@ use crate::error::{Result, ranks};
 use crate::local::{OwnThread, PrivateSocket, Progress, Segment};
 use crate::mem::{Copies, Doubt};
 use crate::pipeline::Stage;
+use crate::runtime::exporter::{Exporter, Exposure, Standing};
 use crate::runtime::{Clock, Membership, MembershipOptions, Timer};
 use crate::sched::SchedulerConfig;
 use crate::transport::Transport;
@@ -81,6 +82,8 @@ pub struct Engine {
     pub(super) room: Arc<Room>,
     keeper: Arc<dyn Keeper>,
     timeline: Arc<Timeline>,
+    /// While the exporter of this process shows it.
+    pub(super) exposure: Mutex<Option<Exposure>>,
     /// The engine has begun to leave.
     pub(super) leaving: Mutex<bool>,
     arrivals: Arrivals,
@@ -93,6 +96,15 @@ impl Engine {
     /// If it could not join. For example, [`Error::NotFormed`](crate::Error::NotFormed) names the missing processes, and [`Error::DuplicateRank`](crate::Error::DuplicateRank) the process that
     /// has the rank.
     pub fn start(options: EngineOptions) -> Result<Self> {
+        Self::start_shown(options, None)
+    }
+
+    /// As [`start`](Self::start). `exporter` shows this worker from now on until it has left, also while it waits for the job to form.
+    ///
+    /// # Errors
+    /// As [`start`](Self::start).
+    pub fn start_shown(options: EngineOptions, exporter: Option<&Arc<Exporter>>) -> Result<Self> {
+        let _span = tracing::debug_span!("join", coordinator = &*options.coordinator).entered();
         let clock = Clock::start();
         let config = options.config;
         let process = &options.member.process;
@@ -126,6 +138,7 @@ impl Engine {
             Worker::new(clock.now(), settings),
             Arc::clone(&dispatcher) as _,
         ));
+        let exposure = exporter.map(|exporter| exporter.show(Arc::clone(&shared.probe) as _));
         let timed = Arc::downgrade(&shared);
         let timer = Timer::start("gl-timer", clock, move |_| {
             // The next deadline is armed by `with` itself.
@@ -170,6 +183,7 @@ impl Engine {
             room: Arc::new(room),
             keeper,
             timeline: Arc::new(timeline),
+            exposure: Mutex::new(exposure),
             leaving: Mutex::default(),
             arrivals: Arrivals::default(),
         };
@@ -178,6 +192,7 @@ impl Engine {
         if let Some(place) = &engine.config.timeline {
             engine.start_timeline(place)?;
         }
+        engine.shared.probe.standing.advance(Standing::Ready);
         Ok(engine)
     }
 
@@ -303,6 +318,7 @@ impl Engine {
         check_ranks(std::slice::from_ref(&tensor), op, || self.size())?;
         self.shared.followed.check()?;
         let bytes = source.len() as u64;
+        let _span = tracing::trace_span!("submit", tensor = &*tensor.name, bytes).entered();
         let room = Room::enter(&self.room, bytes, timeout, &|| self.shared.works())?;
         entered();
 
@@ -436,6 +452,8 @@ fn on_event(shared: &Arc<Shared>, event: MemberEvent) {
     match event {
         MemberEvent::Joined { index, view } => {
             tracing::info!(rank = index, epoch = %view.epoch, "joined");
+            // It has one rank for its whole life.
+            let _ = shared.probe.rank.set(index);
             shared.report(|state, now| state.worker.handle_joined(now, WorkerId(index), view));
             shared.look(|state| {
                 if let Some(Formation { pipeline, machines, team, .. }) = state.worker.formation() {
@@ -464,6 +482,7 @@ fn on_event(shared: &Arc<Shared>, event: MemberEvent) {
         MemberEvent::Failed(error) => {
             // The caller gets it as an error.
             tracing::info!(%error, "the job failed");
+            shared.probe.standing.advance(Standing::Failed);
             shared.report(|state, now| state.worker.handle_failed(now, error.clone()));
             shared.milestones.change(|reached| reached.failed = Some(error));
         }

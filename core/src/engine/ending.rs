@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::driver::{Engine, locked};
 use crate::error::{Error, Result};
+use crate::runtime::exporter::Standing;
 use crate::runtime::status;
 use crate::types::Role;
 use crate::wire::frame::Health;
@@ -60,6 +61,7 @@ impl Engine {
         if std::mem::replace(&mut *locked(&self.leaving), true) {
             return Ok(());
         }
+        self.shared.probe.standing.advance(Standing::Ending);
         // Nothing is withdrawn: the other workers hear of the loss, which ends all of their rounds.
         self.shared.report(|state, now| state.worker.handle_failed(now, given_up(&cause)));
         if let Some(membership) = &*locked(&self.shared.membership) {
@@ -72,6 +74,7 @@ impl Engine {
         if std::mem::replace(&mut *locked(&self.leaving), true) {
             return Ok(());
         }
+        self.shared.probe.standing.advance(Standing::Ending);
         if self.shared.with(|state, now| state.worker.handle_leave(now, grace)).is_ok() {
             // The machine ends this wait after `grace`. The rest is for threads that are late, or stuck.
             let patience = grace.saturating_add(ENDING);
@@ -109,6 +112,10 @@ impl Engine {
         let timer = locked(&self.shared.timer).take();
         drop(timer);
         self.stop_timeline();
+        self.shared.probe.standing.advance(Standing::Ended);
+        // Frees the port, if nobody else is shown there.
+        let exposure = locked(&self.exposure).take();
+        drop(exposure);
         left
     }
 }

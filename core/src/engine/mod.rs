@@ -24,6 +24,7 @@ mod memory;
 mod metrics;
 mod milestones;
 mod payload;
+mod probe;
 mod room;
 mod submit;
 mod trace;

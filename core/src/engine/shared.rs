@@ -8,6 +8,7 @@ use std::time::Duration;
 use super::followed::Followed;
 use super::metrics::Metrics;
 use super::milestones::Milestones;
+use super::probe::Probe;
 use super::state::{Effect, State};
 use super::wire::Wire;
 use crate::collective::Collective;
@@ -16,6 +17,7 @@ use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::local::Progress;
 use crate::mem::Doubt;
+use crate::runtime::exporter::Standing;
 use crate::runtime::{Clock, Membership, Timer};
 use crate::transport::Transport;
 use crate::types::Time;
@@ -28,7 +30,9 @@ pub(super) struct Shared {
     pub(super) device: Option<Arc<dyn Device>>,
     /// Whether a device may still write memory of operations that have ended.
     pub(super) doubt: Doubt,
-    pub(super) metrics: Metrics,
+    pub(super) metrics: Arc<Metrics>,
+    /// What the exporter shows.
+    pub(super) probe: Arc<Probe>,
     /// The operations for which streams of the caller wait.
     pub(super) followed: Arc<Followed>,
     pub(super) wire: Wire,
@@ -67,6 +71,7 @@ impl Shared {
         dispatch: Arc<dyn Dispatch>,
     ) -> Self {
         let bound = worker.answer_bound();
+        let metrics = Arc::new(metrics);
         let followed = Arc::new(Followed::counting(&metrics.stream_waits, &metrics.host_waits, bound));
         Self {
             clock,
@@ -74,6 +79,7 @@ impl Shared {
             device,
             doubt: Doubt::default(),
             followed,
+            probe: Arc::new(Probe::new(&metrics)),
             metrics,
             wire: Wire::new(),
             checksum,
@@ -185,6 +191,7 @@ impl Shared {
             return first.clone();
         }
         tracing::error!(%cause, "the engine stopped");
+        self.probe.standing.advance(Standing::Failed);
         let cause = self.broken.get_or_init(|| cause).clone();
         self.bury(state, &cause);
         cause

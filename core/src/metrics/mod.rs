@@ -1,9 +1,11 @@
-//! What a worker or a server counts about itself.
+//! What workers, servers, the coordinator and the exporter count about themselves.
 //!
 //! All metrics stand in one table, [`METRICS`]. [`report`] writes it for people, [`prometheus`] writes values for Prometheus.
 
 mod table;
 mod text;
 
-pub use table::{Instance, Kind, METRICS, Metric, ServerMetrics, Unit, WorkerMetrics};
+pub use table::{
+    CoordinatorMetrics, ExporterMetrics, Instance, Kind, METRICS, Metric, ServerMetrics, Unit, WorkerMetrics,
+};
 pub use text::{prometheus, report, rows};

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// A row of the table.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Metric {
-    /// What has this metric: `worker` or `server`.
+    /// What has this metric: `worker`, `server`, `coordinator` or `exporter`.
     pub scope: &'static str,
     /// The label that tells several of that scope apart, such as `rank`.
     pub label: &'static str,
@@ -63,7 +63,7 @@ impl Unit {
     }
 }
 
-/// The values of one worker or server at one time.
+/// The values of one worker, server, coordinator or exporter at one time.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Instance {
     /// The scope of its metrics.
@@ -74,15 +74,16 @@ pub struct Instance {
     pub values: Vec<(&'static str, u64)>,
 }
 
-/// Makes a structure of counters for each scope, and [`METRICS`]. A counter's row reads `name: Counter of Unit;`, below its documentation.
-/// A counter that others hold too has `, shared` behind its unit. A gauge is computed: `name: Gauge of Unit = |metrics| value;`.
+/// Makes a structure of counters and gauges for each scope, and [`METRICS`]. A row reads `name: Kind of Unit;`, below its documentation. A
+/// counter that others hold too has `, shared` behind its unit. A gauge that follows from other values is computed:
+/// `name: Gauge of Unit = |metrics| value;`.
 macro_rules! metrics {
     ($(
         $(#[doc = $scope_doc:literal])+
         $scope:literal by $label:literal: $set:ident {
             $(
                 $(#[doc = $help:literal])+
-                $name:ident: Counter of $unit:ident $(, $shared:ident)?;
+                $name:ident: $kind:ident of $unit:ident $(, $shared:ident)?;
             )+
         }
         computed {
@@ -94,7 +95,7 @@ macro_rules! metrics {
     )+) => {
         /// Every metric, by scope.
         pub const METRICS: &[Metric] = &[$(
-            $(metrics!(@row $scope, $label, $name, Counter, $unit, $($help),+),)+
+            $(metrics!(@row $scope, $label, $name, $kind, $unit, $($help),+),)+
             $(metrics!(@row $scope, $label, $gauge, Gauge, $gauge_unit, $($gauge_help),+),)*
         )+];
 
@@ -110,6 +111,11 @@ macro_rules! metrics {
                 /// Adds `by` to `counter`, one of the fields.
                 pub fn add(counter: &AtomicU64, by: u64) {
                     counter.fetch_add(by, Ordering::Relaxed);
+                }
+
+                /// Sets `gauge`, one of the fields.
+                pub fn set(gauge: &AtomicU64, value: u64) {
+                    gauge.store(value, Ordering::Relaxed);
                 }
 
                 $(
@@ -226,6 +232,60 @@ metrics! {
         copied_bytes: Counter of Bytes, shared;
     }
     computed {}
+
+    /// What the coordinator of a job counted since its start, and what it knows of the job.
+    "coordinator" by "job_name": CoordinatorMetrics {
+        /// Workers that the job has when it is complete.
+        workers_expected: Gauge of Count;
+        /// Workers that are members now: they have joined, and have neither left nor been given up.
+        workers_joined: Gauge of Count;
+        /// Servers that the job has when it is complete.
+        servers_expected: Gauge of Count;
+        /// Servers that are members now.
+        servers_joined: Gauge of Count;
+        /// Members that are silent for longer than `suspect_timeout`.
+        members_suspect: Gauge of Count;
+        /// Members that were given up.
+        losses: Counter of Count;
+        /// Whether the job runs: 1 once all members have joined, and 0 before that and after its end.
+        running: Gauge of Count;
+        /// The number of the membership, which grows with each change of it; 0 until the job runs.
+        epoch: Gauge of Count;
+        /// The number of this start of the coordinator, which grows with each.
+        term: Gauge of Count;
+        /// Connections of members and of others that ask.
+        connections: Gauge of Count;
+        /// Frames that were handled, of members and of processes that want to be members.
+        frames: Counter of Count;
+        /// Requests for the state of the job, such as those of `gradlane status`.
+        status_requests: Counter of Count;
+        /// Processes with a certificate of this job that were refused as members, for example because their rank is taken.
+        refusals: Counter of Count;
+        /// Processes that asked for a certificate and were refused: they know no secret of the job, or the job is complete.
+        enrolments_refused: Counter of Count, shared;
+        /// Reports of sums that wait for workers. Each sum is reported once per `stall_warn`.
+        stalls: Counter of Count;
+        /// Warnings that one server has much more than its share.
+        hot_servers: Counter of Count;
+    }
+    computed {
+        /// Workers and servers that the job waits for.
+        members_missing: Gauge of Count = |metrics| {
+            let expected = metrics.workers_expected() + metrics.servers_expected();
+            expected.saturating_sub(metrics.workers_joined() + metrics.servers_joined())
+        };
+    }
+
+    /// What the exporter of a process counted: the thread that answers these requests.
+    "exporter" by "version": ExporterMetrics {
+        /// Requests that got what they asked for.
+        answers: Counter of Count;
+        /// Requests that were refused: malformed, too long or too slow, for another host, or for a page that does not exist.
+        refusals: Counter of Count;
+        /// Connections that were turned away, because too many were open.
+        connections_refused: Counter of Count;
+    }
+    computed {}
 }
 
 #[cfg(test)]
@@ -236,7 +296,12 @@ mod tests {
 
     #[test]
     fn a_snapshot_has_the_rows_of_its_scope_in_their_order() {
-        for instance in [WorkerMetrics::default().instance(0), ServerMetrics::default().instance(0)] {
+        for instance in [
+            WorkerMetrics::default().instance(0),
+            ServerMetrics::default().instance(0),
+            CoordinatorMetrics::default().instance("night"),
+            ExporterMetrics::default().instance("0.1.0"),
+        ] {
             let rows = METRICS.iter().filter(|metric| metric.scope == instance.scope).map(|metric| metric.name);
             assert_eq!(rows.collect::<Vec<_>>(), instance.values.iter().map(|(name, _)| *name).collect::<Vec<_>>());
         }
@@ -252,6 +317,20 @@ mod tests {
         WorkerMetrics::add(&metrics.resolved, 2);
         assert_eq!((metrics.copied_bytes(), metrics.submissions(), metrics.handles_live()), (7, 5, 3));
         assert!(metrics.snapshot().contains(&("copied_bytes", 7)));
+    }
+
+    #[test]
+    fn a_job_misses_the_members_that_have_not_joined() {
+        let metrics = CoordinatorMetrics::default();
+        for (gauge, value) in [
+            (&metrics.workers_expected, 4),
+            (&metrics.servers_expected, 2),
+            (&metrics.workers_joined, 3),
+            (&metrics.servers_joined, 0),
+        ] {
+            CoordinatorMetrics::set(gauge, value);
+        }
+        assert_eq!(metrics.members_missing(), 3);
     }
 
     #[test]

@@ -77,7 +77,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
-    use crate::metrics::{ServerMetrics, WorkerMetrics};
+    use crate::metrics::{CoordinatorMetrics, ExporterMetrics, ServerMetrics, WorkerMetrics};
 
     #[test]
     fn values_stand_below_the_help_and_the_type_of_their_metric() {
@@ -101,6 +101,8 @@ gradlane_worker_push_bytes_total{rank=\"1\"} 2
             WorkerMetrics::default().instance(0),
             ServerMetrics::default().instance(0),
             WorkerMetrics::default().instance(1),
+            CoordinatorMetrics::default().instance("night"),
+            ExporterMetrics::default().instance("0.1.0"),
         ]);
         assert!(text.ends_with('\n'));
         let families = families(&text);

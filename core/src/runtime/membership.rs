@@ -172,6 +172,7 @@ impl Driver {
     }
 
     fn run(&mut self, mut inputs: Inputs<Input>) {
+        let _span = tracing::debug_span!("membership").entered();
         loop {
             self.drain();
             match inputs.next(self.due()) {

@@ -1,5 +1,5 @@
 //! The parts that every process of a job has, in any role: the clock, the timer that calls back at deadlines, the order of inputs and
-//! deadlines, and the connection to the coordinator.
+//! deadlines, the connection to the coordinator, and the exporter of metrics.
 //!
 //! Workers and servers use it. It knows no tensors: the [engine](crate::engine) and the server's drivers handle those.
 
@@ -9,6 +9,7 @@ mod timer;
 
 mod membership;
 
+pub mod exporter;
 pub mod process;
 
 pub use clock::Clock;

@@ -1,14 +1,17 @@
 //! A job of one worker: every reduction is a copy, and there are no other members.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use gradlane_core::config::Config;
 use gradlane_core::device::Device;
 use gradlane_core::engine::{self, Followed, Submission, Timeline};
 use gradlane_core::mem::Doubt;
+use gradlane_core::runtime::exporter::{Exporter, Exposure};
 use gradlane_core::types::WorkerId;
 use gradlane_core::{Error, Result};
+
+use crate::probe::Probe;
 
 /// The only worker of its job.
 pub(crate) struct Alone {
@@ -18,6 +21,8 @@ pub(crate) struct Alone {
     devices: Arc<dyn Device>,
     doubt: Doubt,
     followed: Arc<Followed>,
+    /// While the exporter of this process shows it.
+    exposure: Mutex<Option<Exposure>>,
 }
 
 impl Alone {
@@ -28,7 +33,9 @@ impl Alone {
             timeline.start(place, WorkerId(0))?;
         }
         let (handles, closed) = (AtomicU64::new(1), AtomicBool::new(false));
-        Ok(Self { handles, closed, timeline, devices, doubt: Doubt::default(), followed: Arc::default() })
+        let exposure = Exporter::by_settings(config)?.map(|exporter| exporter.show(Arc::new(Probe)));
+        let (doubt, followed, exposure) = (Doubt::default(), Arc::default(), Mutex::new(exposure));
+        Ok(Self { handles, closed, timeline, devices, doubt, followed, exposure })
     }
 
     /// Reduces all tensors or none; `then` runs when they are done.
@@ -77,5 +84,7 @@ impl Alone {
         self.closed.store(true, Ordering::Relaxed);
         self.devices.shutdown(&self.doubt);
         self.timeline.stop();
+        let exposure = self.exposure.lock().unwrap_or_else(PoisonError::into_inner).take();
+        drop(exposure);
     }
 }

@@ -1,10 +1,11 @@
 //! A coordinator and servers inside this process, and the file with which other processes of the user find them.
 
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use gradlane_core::Result;
 use gradlane_core::config::Config;
+use gradlane_core::runtime::exporter::Exporter;
 use gradlane_core::types::JoinString;
 use gradlane_server::EmbeddedOptions;
 use gradlane_server::launch::rendezvous::{self, Published};
@@ -60,6 +61,11 @@ impl Embedded {
     /// The join string for the workers. It is a secret.
     pub fn join(&self) -> &JoinString {
         &self.join
+    }
+
+    /// The exporter of this process, if the settings asked for one.
+    pub(crate) fn exporter(&self) -> Option<Arc<Exporter>> {
+        self.inner.lock().expect(LOCK).as_ref().and_then(|embedded| embedded.exporter())
     }
 
     /// Writes the join string to this user's state directory, for processes that look for `job`, until [`stop`](Self::stop).

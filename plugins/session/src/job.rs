@@ -40,7 +40,11 @@ impl Job {
         };
         let request = JoinRequest { rank: launch.rank, workers: launch.size, servers: config.servers, patience };
         // An embedded server stops when it is dropped, as after a failure here.
-        Ok(Self { session: Arc::new(Session::join(found, request, config.clone())?), embedded })
+        let session = match &embedded {
+            Some(embedded) => Session::join_beside(embedded, found, request, config.clone())?,
+            None => Session::join(found, request, config.clone())?,
+        };
+        Ok(Self { session: Arc::new(session), embedded })
     }
 
     /// The session.

@@ -25,6 +25,7 @@ mod embedded;
 mod memory;
 mod own_process;
 mod owners;
+mod probe;
 mod settings;
 
 pub use batch::{Batch, Lent};

@@ -9,6 +9,7 @@ use gradlane_core::device::Device;
 use gradlane_core::engine::{self, BatchSubmission, Engine, EngineOptions, Handle, Member, Submission, Timeline};
 use gradlane_core::mem::{Copies, Doubt};
 use gradlane_core::metrics::Instance;
+use gradlane_core::runtime::exporter::Exporter;
 use gradlane_core::runtime::process;
 use gradlane_core::transport::router::Router;
 use gradlane_core::types::{Participants, Role, TensorSpec, WorkerId, WorkerSet, WorkersKey};
@@ -17,6 +18,7 @@ use gradlane_server::launch::entering::Found;
 
 use crate::alone::Alone;
 use crate::devices::devices;
+use crate::embedded::Embedded;
 use crate::memory::Lender;
 use crate::own_process::OwnProcess;
 
@@ -49,8 +51,21 @@ impl Session {
     /// Joins the job whose join string was found and returns once it runs.
     ///
     /// # Errors
-    /// As [`Found::enrol`] and [`Engine::start`].
+    /// As [`Exporter::by_settings`], [`Found::enrol`] and [`Engine::start`].
     pub fn join(found: Found, request: JoinRequest, config: Config) -> Result<Self> {
+        let exporter = Exporter::by_settings(&config)?;
+        Self::join_shown(found, request, config, exporter)
+    }
+
+    /// The same for a process that has embedded the coordinator. If `embedded` has an exporter, that one shows this worker too.
+    ///
+    /// # Errors
+    /// As [`join`](Self::join).
+    pub fn join_beside(embedded: &Embedded, found: Found, request: JoinRequest, config: Config) -> Result<Self> {
+        Self::join_shown(found, request, config, embedded.exporter())
+    }
+
+    fn join_shown(found: Found, request: JoinRequest, config: Config, exporter: Option<Arc<Exporter>>) -> Result<Self> {
         let JoinRequest { rank, workers, servers, patience } = request;
         let (join, credentials) = found.enrol(&config, Role::Worker, patience)?;
         let credentials = Arc::new(credentials);
@@ -65,7 +80,7 @@ impl Session {
             ..process::member(Role::Worker, &config)
         };
         let call_limit = config.call_limit();
-        let engine = Engine::start(EngineOptions {
+        let options = EngineOptions {
             config,
             member,
             coordinator: join.address,
@@ -73,14 +88,15 @@ impl Session {
             transport: Arc::new(transport),
             copies,
             device: Some(devices),
-        })?;
+        };
+        let engine = Engine::start_shown(options, exporter.as_ref())?;
         Ok(Self { place: OwnProcess::new(Place::Joined(Box::new(engine))), call_limit })
     }
 
     /// A job of one worker, without any server. Reductions are copies.
     ///
     /// # Errors
-    /// If the timeline that the settings ask for cannot be written.
+    /// If the timeline that the settings ask for cannot be written. As [`Exporter::by_settings`].
     pub fn alone(config: &Config) -> Result<Self> {
         let alone = Alone::new(config, devices(config))?;
         Ok(Self { place: OwnProcess::new(Place::Alone(alone)), call_limit: config.call_limit() })

@@ -83,7 +83,7 @@ enum Command {
     },
     /// Show every setting, its value and where it came from
     Config(Report),
-    /// Show every metric that workers and servers have, its unit and meaning
+    /// Show every metric of workers, servers and the coordinator, its unit and meaning
     Metrics,
     /// Check this machine and say what to change
     Doctor(Doctor),
@@ -200,6 +200,9 @@ struct Settings {
     /// Where keys and join strings are kept
     #[arg(long, value_name = "DIR")]
     state_dir: Option<String>,
+    /// Where to show metrics over HTTP: the first port of this host's processes, such as 127.0.0.1:9400
+    #[arg(long, value_name = "HOST:PORT")]
+    metrics_bind: Option<String>,
     /// A coordinator takes up the job of its last start again, with the same join string
     #[arg(long)]
     resume: bool,
@@ -296,6 +299,7 @@ impl Settings {
             ("bind", &self.bind),
             ("advertise", &self.advertise),
             ("state_dir", &self.state_dir),
+            ("metrics_bind", &self.metrics_bind),
             ("resume", &self.resume.then(|| "true".to_owned())),
             ("log", &self.log),
         ];
@@ -464,6 +468,7 @@ mod tests {
             bind: Some("127.0.0.1:0".to_owned()),
             advertise: Some("n1".to_owned()),
             state_dir: Some("/tmp/state".to_owned()),
+            metrics_bind: Some("127.0.0.1:0".to_owned()),
             resume: true,
             log: Some("info".to_owned()),
         };

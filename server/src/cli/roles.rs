@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, after, bounded, never, select, unbounded};
 use gradlane_core::config::{Config, Origin, ProcessRole};
+use gradlane_core::runtime::exporter::Exporter;
 use gradlane_core::types::Role;
 use gradlane_core::types::join::JoinString;
 use gradlane_core::{Error, Result};
@@ -126,9 +127,15 @@ fn interrupted(signal: std::result::Result<i32, crossbeam_channel::RecvError>) -
 
 fn start_server(config: Config) -> Result<Server> {
     let patience = config.join_timeout;
+    let exporter = Exporter::by_settings(&config)?;
     let (join, credentials) = Found::by_settings(&config, patience)?.enrol(&config, Role::Server, patience)?;
     let index = config.server_index;
-    Server::start(ServerOptions { config, coordinator: join.address, credentials: Arc::new(credentials), index })
+    let server =
+        Server::start(ServerOptions { config, coordinator: join.address, credentials: Arc::new(credentials), index })?;
+    if let Some(exporter) = &exporter {
+        server.show_at(exporter);
+    }
+    Ok(server)
 }
 
 impl Live for Server {
@@ -177,7 +184,11 @@ fn start_coordinator(config: Config) -> Result<Coordinating> {
         }
         None => None,
     };
+    let exporter = Exporter::by_settings(&config)?;
     let node = CoordinatorNode::start(machine, &config, directory.as_deref())?;
+    if let Some(exporter) = &exporter {
+        node.show_at(exporter);
+    }
     let listed = Listed::here(&config, node.join_string());
     let announced = announce(node.join_string(), &config)?;
     Ok(Coordinating { node, workers, servers: config.servers, _announced: announced, _listed: listed })

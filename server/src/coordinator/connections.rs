@@ -54,6 +54,11 @@ impl Connections {
         }
     }
 
+    /// How many there are.
+    pub(super) fn count(&self) -> usize {
+        self.links.len()
+    }
+
     /// A connection, unless it ended or was closed.
     pub(super) fn get(&self, link: LinkId) -> Option<Link> {
         self.links.get(&link).copied()

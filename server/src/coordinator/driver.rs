@@ -6,13 +6,15 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 use crossbeam_channel::{RecvTimeoutError, Sender, unbounded};
 use gradlane_core::config::Config;
 use gradlane_core::error::ranks;
 use gradlane_core::local::OwnThread;
+use gradlane_core::metrics::CoordinatorMetrics;
+use gradlane_core::runtime::exporter::{Exporter, Exposure};
 use gradlane_core::runtime::{Clock, Heard, Inputs, process};
 use gradlane_core::transport::identity::{Authority, Credentials};
 use gradlane_core::transport::quic::Settings;
@@ -24,9 +26,11 @@ use gradlane_core::{Error, Result};
 use super::{Command, Coordinator, CoordinatorConfig, Event};
 use crate::site;
 
+mod probe;
 mod questions;
 pub(crate) mod term;
 
+use probe::Probe;
 use questions::Questions;
 
 /// A running coordinator.
@@ -36,6 +40,9 @@ pub struct CoordinatorNode {
     inputs: Sender<Input>,
     thread: OwnThread,
     end: Arc<End>,
+    probe: Arc<Probe>,
+    /// While an exporter of this process shows it.
+    exposure: Mutex<Option<Exposure>>,
 }
 
 /// How the job ended; empty while it lives.
@@ -98,6 +105,7 @@ impl CoordinatorNode {
         let join = authority.join_string(&address);
 
         let end = Arc::new(End::default());
+        let probe = Arc::new(Probe::new(&machine, listener.enrolments_refused()));
         let mut driver = Driver {
             machine: Coordinator::new(machine, term, clock.now()),
             clock,
@@ -110,9 +118,11 @@ impl CoordinatorNode {
             questions,
             inputs: inputs.clone(),
             waiting: None,
+            probe: Arc::clone(&probe),
+            is_counted: false,
         };
         let thread = OwnThread::start("gl-coordinator", move || driver.run_guarded(Inputs::new(received, clock)))?;
-        Ok(Self { join, authority, inputs, thread, end })
+        Ok(Self { join, authority, inputs, thread, end, probe, exposure: Mutex::default() })
     }
 
     /// The join string: all that a node needs to join. It is a secret.
@@ -167,10 +177,19 @@ impl CoordinatorNode {
         })
     }
 
+    /// Shows it at this exporter until it is stopped.
+    pub fn show_at(&self, exporter: &Arc<Exporter>) {
+        let exposure = exporter.show(Arc::clone(&self.probe) as _);
+        *self.exposure.lock().unwrap_or_else(PoisonError::into_inner) = Some(exposure);
+    }
+
     /// Ends the job if it still runs: every member is told `cause`. Idempotent.
     pub fn stop(&self, cause: Error) {
         let _ = self.inputs.send(Input::Stop(cause));
         self.thread.join(STOPPING);
+        // Frees the port, if nobody else is shown there.
+        let exposure = self.exposure.lock().unwrap_or_else(PoisonError::into_inner).take();
+        drop(exposure);
     }
 }
 
@@ -210,6 +229,9 @@ struct Driver {
     inputs: Sender<Input>,
     /// Of the frame that was handled last, until its answers are sent.
     waiting: Option<Waiting>,
+    probe: Arc<Probe>,
+    /// Whether nothing but heartbeats came since the members were counted.
+    is_counted: bool,
 }
 
 impl Driver {
@@ -218,6 +240,7 @@ impl Driver {
         let Err(panic) = catch_unwind(AssertUnwindSafe(|| self.run(inputs))) else { return };
         let error = Error::of_panic("the coordinator stopped because it", &*panic);
         tracing::error!(%error, "the coordinator stopped");
+        self.probe.broke_down();
         self.end.set(Err(error));
         self.listener.stop(Duration::from_millis(500));
     }
@@ -289,6 +312,14 @@ impl Driver {
     }
 
     fn handle_frame(&mut self, link: LinkId, frame: Frame, waiting: Waiting) {
+        let counter = match &frame {
+            Frame::StatusRequest => &self.probe.metrics.status_requests,
+            _ => &self.probe.metrics.frames,
+        };
+        CoordinatorMetrics::add(counter, 1);
+        let _span = tracing::trace_span!("frame", link = link.0).entered();
+        // Most frames, and they change nothing that is counted but that a suspect lives. The next look for silent members counts that.
+        self.is_counted = matches!(frame, Frame::Heartbeat { .. });
         self.machine.handle_frame(self.clock.now(), link, frame);
         self.waiting = Some(waiting);
     }
@@ -323,8 +354,14 @@ impl Driver {
                     ended = true;
                     self.end.set(outcome);
                 }
-                Command::Event(event) => log(&event),
+                Command::Event(event) => {
+                    self.probe.count(&event);
+                    log(&event);
+                }
             }
+        }
+        if !std::mem::take(&mut self.is_counted) {
+            self.probe.follow(&self.machine.census());
         }
         if let Some(waiting) = self.waiting.take() {
             self.listener.handled(waiting);

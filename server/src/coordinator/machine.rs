@@ -17,6 +17,7 @@ use super::stall::{Notice, Stalls};
 use super::verdict::{Lost, Verdict, verdict};
 use super::{Command, CoordinatorConfig, Event, questions};
 
+mod counting;
 mod declaring;
 mod leaving;
 

@@ -18,6 +18,7 @@
 //! | `barrier` | which barriers are complete |
 //! | `questions` | what may be asked at which time, and the status |
 //! | `stall` | what is told of a sum that waits |
+//! | `census` | the job in numbers |
 
 use std::time::Duration;
 
@@ -31,6 +32,7 @@ use gradlane_core::wire::frame::Stall;
 
 // Declared in alphabetical order; the table above is the order to read them in.
 mod barrier;
+mod census;
 mod connections;
 pub mod driver;
 mod endings;
@@ -48,6 +50,7 @@ mod joint;
 #[cfg(test)]
 mod specification;
 
+pub use census::{Census, Life};
 pub use machine::Coordinator;
 pub use verdict::Policy;
 

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gradlane_core::config::{Config, Knob, Origin};
+use gradlane_core::runtime::exporter::{Exporter, with_port_ahead};
 use gradlane_core::runtime::process;
 use gradlane_core::types::Role;
 use gradlane_core::types::join::JoinString;
@@ -79,6 +80,8 @@ pub fn run(launch: &Launch) -> Result<i32> {
     let _watch = Interrupts::watch(move |signal| {
         let _ = interrupts.send(Event::Interrupt(signal));
     })?;
+    // Before anything is started: whether there is a port for the last one.
+    metrics_bind(launch, launch.workers.saturating_add(launch.servers))?;
     let host = Arc::new(Host::start(launch)?);
     host.report_failure_to(&supervisor)?;
     let handover = Handover::make(&launch.config, host.join_string());
@@ -141,7 +144,11 @@ impl Host {
             return Ok(Self::Embedded { embedded, _listed });
         }
         let machine = CoordinatorConfig::from_config(&config, workers, servers);
+        let exporter = Exporter::by_settings(&config)?;
         let node = CoordinatorNode::start(machine, &config, None)?;
+        if let Some(exporter) = &exporter {
+            node.show_at(exporter);
+        }
         let _listed = Listed::here(&config, node.join_string());
         Ok(Self::Coordinator { node, _listed })
     }
@@ -283,7 +290,9 @@ fn worker_place(launch: &Launch, rank: u32) -> Vec<(String, String)> {
         ("num_nodes", 1.to_string()),
         ("servers", launch.servers.max(1).to_string()),
     ];
-    place.map(|(name, value)| (variable(name), value)).into()
+    // The worker itself adds its local rank.
+    let metrics = metrics_bind(launch, 1).expect(PORT).map(|bind| ("metrics_bind", bind));
+    place.into_iter().chain(metrics).map(|(name, value)| (variable(name), value)).collect()
 }
 
 fn server_place(launch: &Launch, index: u32) -> Vec<(String, String)> {
@@ -301,8 +310,16 @@ fn server_place(launch: &Launch, index: u32) -> Vec<(String, String)> {
         ("servers", launch.servers.to_string()),
         ("bind", format!("{host}:0")),
     ];
-    place.map(|(name, value)| (variable(name), value)).into()
+    let metrics = metrics_bind(launch, 1 + launch.workers + index).expect(PORT).map(|bind| ("metrics_bind", bind));
+    place.into_iter().chain(metrics).map(|(name, value)| (variable(name), value)).collect()
 }
+
+/// Where a process of the job shows its metrics: so many ports above that of the launcher, which has the first.
+fn metrics_bind(launch: &Launch, ahead: u32) -> Result<Option<String>> {
+    launch.config.metrics_bind.as_deref().map(|bind| with_port_ahead(bind, ahead)).transpose()
+}
+
+const PORT: &str = "the last port of the job was checked before it began";
 
 /// The environment variable of a setting. The configuration file is none, but is named in the same way.
 fn variable(name: &str) -> String {
@@ -348,6 +365,34 @@ mod tests {
     }
 
     #[test]
+    fn every_process_shows_its_metrics_at_a_port_of_its_own() {
+        let config = Config { metrics_bind: Some("127.0.0.1:9400".to_owned()), ..Config::default() };
+        let (program, worker) = (words("gradlane"), words("python train.py"));
+        let launch = |config| Launch {
+            config,
+            settings: BTreeMap::new(),
+            workers: 2,
+            servers: 2,
+            failure_grace: Duration::ZERO,
+            program: &program,
+            worker: &worker,
+        };
+        let shown = |launch: &Launch| -> Vec<Option<String>> {
+            let all = processes(launch, &handover());
+            all.iter().map(|(_, _, command)| environment(command).get("GRADLANE_METRICS_BIND").cloned()).collect()
+        };
+        let expected = ["9403", "9404", "9401", "9401"].map(|port| Some(format!("127.0.0.1:{port}")));
+        assert_eq!(shown(&launch(config.clone())), expected, "the workers add their local ranks");
+        assert_eq!(shown(&launch(Config::default())), [None, None, None, None]);
+        let any = Config { metrics_bind: Some("[::1]:0".to_owned()), ..Config::default() };
+        assert!(shown(&launch(any)).iter().all(|bind| bind.as_deref() == Some("[::1]:0")));
+
+        let high = Config { metrics_bind: Some("127.0.0.1:65533".to_owned()), ..config };
+        let refused = run(&launch(high)).unwrap_err();
+        assert!(matches!(&refused, Error::Config { knob, .. } if knob == "metrics_bind"), "{refused}");
+    }
+
+    #[test]
     fn the_children_get_a_private_file_with_the_join_string_until_the_job_ends() {
         let dir = tempfile::tempdir().unwrap();
         let config = Config { runtime_dir: Some(dir.path().to_owned()), ..Config::default() };
@@ -382,7 +427,6 @@ mod tests {
     }
 
     fn started(workers: u32, servers: u32) -> Vec<(Role, String, Command)> {
-        let words = |line: &str| line.split(' ').map(OsString::from).collect::<Vec<_>>();
         let settings = [("step_timeout", "70 s"), ("config", "job.toml")];
         let launch = Launch {
             config: Config::default(),
@@ -393,8 +437,15 @@ mod tests {
             program: &words("python -m gradlane.cli"),
             worker: &words("python train.py"),
         };
-        let handover = Handover { variable: ("GRADLANE_JOIN_FILE".to_owned(), "/run/join".to_owned()), file: None };
-        processes(&launch, &handover)
+        processes(&launch, &handover())
+    }
+
+    fn handover() -> Handover {
+        Handover { variable: ("GRADLANE_JOIN_FILE".to_owned(), "/run/join".to_owned()), file: None }
+    }
+
+    fn words(line: &str) -> Vec<OsString> {
+        line.split(' ').map(OsString::from).collect()
     }
 
     fn names(all: &[(Role, String, Command)]) -> Vec<&str> {

@@ -27,12 +27,15 @@ use crate::node::config::NodeConfig;
 use crate::node::lanes::{Job, Outlets, SumLanes, Told, inline_bytes_max};
 use crate::node::life::ServerState;
 use crate::node::machine::Node;
+use crate::node::probe::Probe;
 
 /// The data side of one server.
 pub(crate) struct DataPlane {
     clock: Clock,
     pool: Pool,
-    pub(crate) stats: ServerMetrics,
+    pub(crate) stats: Arc<ServerMetrics>,
+    /// What the exporter shows.
+    pub(crate) probe: Arc<Probe>,
     node: Mutex<Node>,
     /// Where the bytes of each body go. Filled and emptied by the node's commands.
     routes: Mutex<BTreeMap<ExchangeId, Route>>,
@@ -58,12 +61,13 @@ impl DataPlane {
     /// A data plane without a listener: see [`DataPlane::attach`].
     pub(crate) fn new(config: NodeConfig, sum_threads: NonZeroUsize, pool: Pool, clock: Clock) -> Result<Arc<Self>> {
         let kernels = Kernels::detect();
-        let stats = ServerMetrics::default();
+        let stats = Arc::new(ServerMetrics::default());
         let copies = Copies::counted_in(&stats.copied_bytes);
         let workshop = Workshop { kernels, pool: pool.clone(), copies, defect: config.defect };
         let plane = Arc::new(Self {
             clock,
             pool,
+            probe: Arc::new(Probe::new(&stats)),
             stats,
             node: Mutex::new(Node::new(config)),
             routes: Mutex::new(BTreeMap::new()),
@@ -144,6 +148,7 @@ impl DataPlane {
             return;
         }
         tracing::error!(%cause, "the server stopped");
+        self.probe.broke_down();
         // Taken and released, so that a thread which found the server alive already waits.
         drop(self.node());
         self.ended.notify_all();
@@ -222,6 +227,7 @@ impl DataPlane {
                 self.with(|node, _| node.handle_link_down(link));
             }
             Incoming::Opened { link, exchange, header } => {
+                let _span = tracing::trace_span!("open", link = link.0, exchange = exchange.0).entered();
                 self.with(|node, now| node.handle_opened(now, link, exchange, &header));
             }
             Incoming::Body { exchange, chunks } => self.receive(exchange, chunks),
@@ -229,7 +235,10 @@ impl DataPlane {
                 tracing::debug!(exchange = exchange.0, %reason, "exchange torn");
                 self.with(|node, _| node.handle_torn(exchange));
             }
-            Incoming::Answered { exchange } => self.with(|node, _| node.handle_answered(exchange)),
+            Incoming::Answered { exchange } => {
+                let _span = tracing::trace_span!("answered", exchange = exchange.0).entered();
+                self.with(|node, _| node.handle_answered(exchange));
+            }
         }
     }
 
@@ -267,6 +276,7 @@ impl DataPlane {
             self.carry_out(command);
         }
         let due = node.poll_timeout();
+        self.probe.follow(node.state());
         if node.is_drained() || node.state().has_ended() != had_ended {
             self.ended.notify_all();
         }

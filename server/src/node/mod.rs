@@ -16,6 +16,7 @@ pub mod sum;
 mod data_plane;
 mod lanes;
 mod life;
+mod probe;
 mod server;
 
 pub use config::NodeConfig;

@@ -1,7 +1,7 @@
 //! One summation server of a job: joins, listens, adds, ends with the job.
 
 use std::num::NonZeroUsize;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use gradlane_core::cluster::{MemberConfig, MemberEvent};
@@ -9,6 +9,7 @@ use gradlane_core::config::{Config, TransportChoice};
 use gradlane_core::local::SharedBacking;
 use gradlane_core::mem::{Backing, Copies, Pool};
 use gradlane_core::metrics::ServerMetrics;
+use gradlane_core::runtime::exporter::{Exporter, Exposure};
 use gradlane_core::runtime::{Clock, Membership, MembershipOptions, process};
 use gradlane_core::transport::identity::Credentials;
 use gradlane_core::transport::mem::MemNetwork;
@@ -45,6 +46,8 @@ pub struct Server {
     address: String,
     plane: Arc<DataPlane>,
     membership: Arc<Mutex<Membership>>,
+    /// While an exporter of this process shows it.
+    exposure: Mutex<Option<Exposure>>,
 }
 
 impl Server {
@@ -121,12 +124,18 @@ impl Server {
         )?;
         let membership = Arc::new(Mutex::new(membership));
         plane.attach(listener, Arc::downgrade(&membership));
-        Ok(Self { address, plane, membership })
+        Ok(Self { address, plane, membership, exposure: Mutex::default() })
     }
 
     /// The address at which it accepts exchanges, `host:port`.
     pub fn address(&self) -> &str {
         &self.address
+    }
+
+    /// Shows it at this exporter until it is stopped.
+    pub fn show_at(&self, exporter: &Arc<Exporter>) {
+        let exposure = exporter.show(Arc::clone(&self.plane.probe) as _);
+        *self.exposure.lock().unwrap_or_else(PoisonError::into_inner) = Some(exposure);
     }
 
     /// Bytes in and out.
@@ -169,6 +178,9 @@ impl Server {
         self.plane.end();
         self.membership.lock().expect(LOCK).stop();
         self.plane.stop(patience);
+        // Frees the port, if nobody else is shown there.
+        let exposure = self.exposure.lock().unwrap_or_else(PoisonError::into_inner).take();
+        drop(exposure);
     }
 }
 
@@ -190,7 +202,10 @@ fn memory_bytes_max(config: &Config) -> u64 {
 
 fn follow(plane: &Arc<DataPlane>, event: MemberEvent) {
     match &event {
-        MemberEvent::Joined { index, view } => tracing::info!(server = index, epoch = %view.epoch, "joined"),
+        MemberEvent::Joined { index, view } => {
+            plane.probe.joined(*index);
+            tracing::info!(server = index, epoch = %view.epoch, "joined");
+        }
         // The owner of the server gets it as an error.
         MemberEvent::Failed(error) => tracing::info!(%error, "the job failed"),
         MemberEvent::View(_)

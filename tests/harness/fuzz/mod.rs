@@ -68,6 +68,7 @@ pub const TARGETS: &[Target] = &[
     peers::ANSWER,
     peers::SHM_MESSAGE,
     peers::CODEC,
+    peers::HTTP_REQUEST,
     texts::JOIN_STRING,
     texts::INVITATION,
     texts::JOURNAL,

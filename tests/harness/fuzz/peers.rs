@@ -4,6 +4,7 @@ use std::sync::LazyLock;
 
 use gradlane_core::codec;
 use gradlane_core::reduce::Kernels;
+use gradlane_core::runtime::exporter::fuzzing as exporter;
 use gradlane_core::transport::fuzzing as transport;
 use gradlane_core::transport::identity::Authority;
 use gradlane_core::types::{DType, Encoding, Op};
@@ -66,6 +67,26 @@ pub(super) const CODEC: Target = Target {
         chosen.map(|chosen| [&chosen[..], &body].concat()).collect()
     },
     memory: Memory { bytes: 4 << 10, times: 32 },
+};
+
+pub(super) const HTTP_REQUEST: Target = Target {
+    name: "http_request",
+    kind: Kind::Decoder,
+    check: |bytes| {
+        if let Some((&piece, request)) = bytes.split_first() {
+            exporter::request(request, usize::from(piece));
+        }
+    },
+    seeds: || {
+        let requests = [
+            "GET /metrics HTTP/1.1\r\nHost: localhost:9400\r\nAccept: text/plain;version=0.0.4\r\n\r\n",
+            "HEAD http://n7/healthz?a=b HTTP/1.0\r\nhost: 127.0.0.1\r\n\r\nGET /",
+            "GET /readyz HTTP/1.1\nHost: [::ffff:127.0.0.1]:1\n\n",
+        ];
+        let pieces = [&[1][..], &[7], &[255]];
+        requests.iter().zip(pieces).map(|(request, piece)| [piece, request.as_bytes()].concat()).collect()
+    },
+    memory: Memory { bytes: 64 << 10, times: 32 },
 };
 
 static AUTHORITY: LazyLock<Authority> =

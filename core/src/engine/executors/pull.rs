@@ -13,6 +13,8 @@ use crate::worker::Exchanged;
 pub(super) fn execute(shared: &Arc<Shared>, task: Task, exchange: ExchangeId, into: Vec<Region>) {
     let reporter = Arc::clone(shared);
     let pulled = Done::new(move |answer: Result<Answer, Torn>| {
+        let _span =
+            tracing::trace_span!("pull", part = %task.part, round = task.round.0, exchange = exchange.0).entered();
         let outcome = match answer {
             Ok(Answer::Sum(header)) => {
                 Metrics::add(&reporter.metrics.pulls, 1);

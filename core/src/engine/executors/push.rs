@@ -12,6 +12,7 @@ use crate::types::{Done, ExchangeId, LinkId};
 use crate::wire::{Contribution, Request};
 
 pub(super) fn execute(shared: &Arc<Shared>, task: Task, link: LinkId, exchange: ExchangeId, mut push: Push) {
+    let _span = tracing::trace_span!("push", part = %task.part, round = task.round.0, exchange = exchange.0).entered();
     let checked = match shared.checksum {
         Checksum::Auto => shared.transport.capabilities(link).needs_checksum,
         Checksum::Always => true,

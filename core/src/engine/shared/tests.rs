@@ -5,6 +5,7 @@ use crate::engine::dispatcher::Dispatcher;
 use crate::engine::handle::Handle;
 use crate::local::Progress;
 use crate::mem::Copies;
+use crate::runtime::exporter::tests::{exporter, get};
 use crate::sched::SchedulerConfig;
 use crate::transport::{Answer, LinkLost, Peer, Push, Torn};
 use crate::types::{DeviceKind, Done, ExchangeId, LinkId};
@@ -52,6 +53,30 @@ fn a_transport_whose_thread_ended_ends_every_handle_with_its_cause() {
     assert_eq!(shared.break_down(first.clone()), first);
     assert_eq!(shared.break_down(second), first);
     assert_eq!(handle.wait(None), Err(first));
+}
+
+#[test]
+fn metrics_are_shown_while_the_lock_is_held() {
+    let (shared, exporter) = (shared(), exporter("127.0.0.1:0"));
+    let _exposure = exporter.show(Arc::clone(&shared.probe) as _);
+    shared.probe.rank.set(3).unwrap();
+    Metrics::add(&shared.metrics.submissions, 5);
+    let held = shared.state.lock();
+    let memory = shared.memory.write();
+    assert!(get(&exporter, "/metrics").contains("gradlane_worker_submissions_total{rank=\"3\"} 5\n"));
+    assert!(get(&exporter, "/readyz").ends_with("\r\n\r\nworker: joining\n"));
+    drop((held, memory));
+}
+
+#[test]
+fn an_engine_that_stopped_is_not_ready() {
+    let (shared, exporter) = (shared(), exporter("127.0.0.1:0"));
+    let _exposure = exporter.show(Arc::clone(&shared.probe) as _);
+    shared.probe.standing.advance(Standing::Ready);
+    assert!(get(&exporter, "/readyz").starts_with("HTTP/1.1 200 "));
+    shared.with(|_, _| panic!("planted")).unwrap_err();
+    let told = get(&exporter, "/readyz");
+    assert!(told.starts_with("HTTP/1.1 503 ") && told.ends_with("worker: failed\n"), "{told}");
 }
 
 /// The handle of a submission that nothing ends.

@@ -8,6 +8,7 @@ use gradlane_core::wire::{Contribute, Request, checksum};
 
 use super::*;
 use crate::node::aggregate::tests::{again, checked, config, header, in_part, node, sized, view};
+use crate::scrape::{exporter, get};
 
 const BYTES: usize = 4 << 20;
 const BLOCK: usize = 256 << 10;
@@ -41,6 +42,23 @@ fn a_contribution_that_breaks_off_is_continued_where_it_was() {
     server.bring(again, BLOCK..BYTES);
     let heard = server.hears_until(|heard| heard.ended.len() == 2);
     assert_eq!(heard.ended[&again], checksum(0, &2.0_f32.to_le_bytes().repeat(BYTES / 4)));
+}
+
+#[test]
+fn metrics_are_shown_while_the_locks_are_held() {
+    let (server, exporter) = (Played::new(2, |_| {}), exporter());
+    let _exposure = exporter.show(Arc::clone(&server.plane.probe) as _);
+    assert!(!get(&exporter, "/metrics").1.contains("gradlane_server_"), "it has no index yet");
+    server.plane.probe.joined(4);
+    let exchange = server.open(0, part(0));
+    server.bring(exchange, 0..BLOCK);
+    let (node, routes) = (server.plane.node(), server.plane.routes());
+    let (_, text) = get(&exporter, "/metrics");
+    assert!(text.contains(&format!("gradlane_server_received_bytes_total{{server=\"4\"}} {BLOCK}\n")), "{text}");
+    assert_eq!(get(&exporter, "/readyz"), (200, "server: ready\n".to_owned()));
+    drop((node, routes));
+    server.plane.break_down(Error::Cancelled);
+    assert_eq!(get(&exporter, "/readyz"), (503, "server: failed\n".to_owned()));
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -36,6 +37,7 @@ pub struct ControlListener {
     address: String,
     commands: UnboundedSender<Command>,
     registrar: Arc<Mutex<Registrar>>,
+    refused: Arc<AtomicU64>,
     thread: OwnThread,
 }
 
@@ -63,9 +65,11 @@ impl ControlListener {
         let endpoint = settings.endpoint_with(&authority.reset_key());
         let (commands, inbox) = mpsc::unbounded_channel();
         let registrar = Arc::new(Mutex::new(Registrar::new(Arc::clone(&authority))));
+        let refused = Arc::<AtomicU64>::default();
         let state = ServerState {
             events: events.into(),
             registrar: Arc::clone(&registrar),
+            refused: Arc::clone(&refused),
             gatekeeper: admission_control.gatekeeper().clone(),
             authority,
             outboxes: BTreeMap::new(),
@@ -79,7 +83,7 @@ impl ControlListener {
             run(endpoint, admission_control, state, weak, inbox).await;
         };
         let thread = endpoint::start("gradlane-coord", socket, endpoint, Some(server), serve)?;
-        Ok(Self { address, commands, registrar, thread })
+        Ok(Self { address, commands, registrar, refused, thread })
     }
 
     /// Where it listens, `ip:port`.
@@ -106,6 +110,11 @@ impl ControlListener {
     /// Certifies no more members; processes that enrol from now on are told `why`.
     pub fn close_enrolment(&self, why: Error) {
         self.registrar.lock().unwrap_or_else(PoisonError::into_inner).close(why);
+    }
+
+    /// The number of newcomers that were refused, which goes on growing.
+    pub fn enrolments_refused(&self) -> Arc<AtomicU64> {
+        Arc::clone(&self.refused)
     }
 
     /// Ends a link once the frames sent before were heard; its node is told the reason.
@@ -175,6 +184,8 @@ struct ServerState {
     events: Arc<dyn Fn(ControlIncoming) + Send + Sync>,
     /// Locked for a look-up at a time, never while anything is called or awaited.
     registrar: Arc<Mutex<Registrar>>,
+    /// Counts the newcomers that were refused.
+    refused: Arc<AtomicU64>,
     gatekeeper: Gatekeeper,
     authority: Arc<Authority>,
     outboxes: BTreeMap<LinkId, Addressee>,
@@ -272,12 +283,14 @@ impl ServerState {
 
     fn newcomer(&mut self, connection: Connection, began: Instant, vouched: Vouched) {
         let Some(admitted) = self.gatekeeper.enrol(now(), began) else {
+            self.refused.fetch_add(1, Ordering::Relaxed);
             let hint = "this process asks again by itself".to_owned();
             let (what, limit) = ("enrolments at once".to_owned(), "as many as there are places for".to_owned());
             return close_with(&connection, &Error::Exhausted { what, limit, hint });
         };
         let held = self.gatekeeper.hold(admitted);
         let (registrar, gatekeeper) = (Arc::clone(&self.registrar), self.gatekeeper.clone());
+        let refusals = Arc::clone(&self.refused);
         let task = self.tasks.spawn(async move {
             // The whole of it moves in here, and its place is free when this task ends. Its fields alone would be copied.
             let held = held;
@@ -291,6 +304,7 @@ impl ServerState {
                     tracing::info!(%remote, "enrolled");
                 }
                 Err(error) => {
+                    refusals.fetch_add(1, Ordering::Relaxed);
                     gatekeeper.log_refusal(now(), remote, &error);
                     // Without effect if the newcomer has closed it.
                     close_for_fault(&connection, &error);

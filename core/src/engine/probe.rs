@@ -1,0 +1,36 @@
+//! What the exporter shows of a worker.
+
+use std::sync::{Arc, OnceLock};
+
+use super::metrics::Metrics;
+use crate::metrics::Instance;
+use crate::runtime::exporter::{Shown, Standing, StandingCell};
+
+/// The metrics and the state of a worker, beside its lock: they can be read while every thread of the engine is stuck.
+pub(super) struct Probe {
+    metrics: Arc<Metrics>,
+    /// How far it is.
+    pub(super) standing: StandingCell,
+    /// Its rank, once it has one.
+    pub(super) rank: OnceLock<u32>,
+}
+
+impl Probe {
+    pub(super) fn new(metrics: &Arc<Metrics>) -> Self {
+        Self { metrics: Arc::clone(metrics), standing: StandingCell::default(), rank: OnceLock::new() }
+    }
+}
+
+impl Shown for Probe {
+    fn name(&self) -> &'static str {
+        "worker"
+    }
+
+    fn standing(&self) -> Standing {
+        self.standing.now()
+    }
+
+    fn values(&self) -> Option<Instance> {
+        self.rank.get().map(|rank| self.metrics.instance(rank))
+    }
+}

@@ -1,0 +1,185 @@
+//! Writes the answers to requests: the pages, and why there is none.
+
+use std::fmt::Write as _;
+use std::sync::Arc;
+
+use super::request::{Page, Refusal, Verdict};
+use super::shown::{Shown, Standing};
+use crate::metrics::{Instance, prometheus};
+
+/// The bytes of an answer, whose connection ends behind it. `exporter` are the exporter's own metrics.
+pub(super) fn answer(verdict: Verdict, shown: &[Arc<dyn Shown>], exporter: impl FnOnce() -> Instance) -> Vec<u8> {
+    let Answer { status, kind, body } = match verdict.outcome {
+        Ok(Page::Metrics) => {
+            let mut instances: Vec<Instance> = shown.iter().filter_map(|shown| shown.values()).collect();
+            instances.push(exporter());
+            Answer { status: "200 OK", kind: "text/plain; version=0.0.4; charset=utf-8", body: prometheus(&instances) }
+        }
+        Ok(Page::Health) => Answer::plain("200 OK", "ok"),
+        Ok(Page::Readiness) => readiness(shown),
+        Err(refusal) => refused(refusal),
+    };
+    let mut text = format!(
+        "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {}\r\nConnection: close\r\nCache-Control: no-store\r\n\
+         X-Content-Type-Options: nosniff\r\n",
+        body.len()
+    );
+    if let Err(Refusal::OtherMethod) = verdict.outcome {
+        text.push_str("Allow: GET, HEAD\r\n");
+    }
+    text.push_str("\r\n");
+    if verdict.wants_body {
+        text.push_str(&body);
+    }
+    text.into_bytes()
+}
+
+struct Answer {
+    status: &'static str,
+    kind: &'static str,
+    body: String,
+}
+
+impl Answer {
+    fn plain(status: &'static str, body: impl Into<String>) -> Self {
+        let mut body = body.into();
+        if !body.ends_with('\n') {
+            body.push('\n');
+        }
+        Self { status, kind: "text/plain; charset=utf-8", body }
+    }
+}
+
+/// A line for each part of this process. All of them must be ready. A process without any has not begun to join.
+fn readiness(shown: &[Arc<dyn Shown>]) -> Answer {
+    let standings = || shown.iter().map(|shown| (shown.name(), shown.standing()));
+    let mut body = String::new();
+    for (name, standing) in standings() {
+        writeln!(body, "{name}: {}", standing.word()).expect("a String takes all");
+    }
+    if shown.is_empty() {
+        body.push_str(Standing::Joining.word());
+    }
+    let is_ready = !shown.is_empty() && standings().all(|(_, standing)| standing == Standing::Ready);
+    Answer::plain(if is_ready { "200 OK" } else { "503 Service Unavailable" }, body)
+}
+
+fn refused(refusal: Refusal) -> Answer {
+    let (status, why) = match refusal {
+        Refusal::Malformed => ("400 Bad Request", "this is no request of HTTP/1.1 with one Host field"),
+        Refusal::OtherHost => {
+            ("403 Forbidden", "this host has another name; the setting metrics_hosts adds names under which it answers")
+        }
+        Refusal::NoPage => ("404 Not Found", "there are /metrics, /healthz and /readyz"),
+        Refusal::OtherMethod => ("405 Method Not Allowed", "use GET or HEAD"),
+        Refusal::Slow => ("408 Request Timeout", "the request did not come in time"),
+        Refusal::Long => ("431 Request Header Fields Too Large", "the head of a request may have 8 KiB and 64 fields"),
+        Refusal::OtherVersion => ("505 HTTP Version Not Supported", "use HTTP/1.1"),
+        Refusal::Busy => ("503 Service Unavailable", "too many connections are open; ask again"),
+    };
+    Answer::plain(status, why)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::metrics::{ExporterMetrics, WorkerMetrics};
+
+    #[test]
+    fn metrics_come_with_their_type_and_their_length() {
+        let (head, body) = get(Page::Metrics, &[worker(Standing::Ready)]);
+        assert!(head.starts_with("HTTP/1.1 200 OK\r\n"), "{head}");
+        assert!(head.contains("\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\n"), "{head}");
+        assert!(head.contains(&format!("\r\nContent-Length: {}\r\n", body.len())), "{head}");
+        assert!(head.contains("\r\nConnection: close\r\n"), "{head}");
+        assert!(body.contains("gradlane_worker_submissions_total{rank=\"3\"} 0\n"), "{body}");
+        assert!(body.contains("gradlane_exporter_answers_total{version=\"9\"} 0\n"), "{body}");
+    }
+
+    #[test]
+    fn a_part_without_a_place_has_no_values() {
+        let (head, body) = get(Page::Metrics, &[worker(Standing::Joining)]);
+        assert!(head.starts_with("HTTP/1.1 200 OK\r\n"), "{head}");
+        assert!(!body.contains("gradlane_worker"), "{body}");
+    }
+
+    #[test]
+    fn a_process_is_ready_if_all_its_parts_are() {
+        use Standing::{Ended, Ending, Failed, Joining, Ready};
+        for (standings, ready, told) in [
+            (&[][..], false, "joining\n"),
+            (&[Ready], true, "worker: ready\n"),
+            (&[Ready, Ready], true, "worker: ready\nworker: ready\n"),
+            (&[Ready, Joining], false, "worker: ready\nworker: joining\n"),
+            (&[Ending], false, "worker: ending\n"),
+            (&[Ended], false, "worker: ended\n"),
+            (&[Failed], false, "worker: failed\n"),
+        ] {
+            let shown: Vec<_> = standings.iter().map(|standing| worker(*standing)).collect();
+            let (head, body) = get(Page::Readiness, &shown);
+            let status = if ready { "200 OK" } else { "503 Service Unavailable" };
+            assert!(head.starts_with(&format!("HTTP/1.1 {status}\r\n")), "{standings:?}: {head}");
+            assert_eq!(body, told, "{standings:?}");
+            let (head, _) = get(Page::Health, &shown);
+            assert!(head.starts_with("HTTP/1.1 200 OK\r\n"), "{standings:?}: it lives: {head}");
+        }
+    }
+
+    #[test]
+    fn a_head_has_the_length_of_the_body_that_it_leaves_out() {
+        for outcome in [Ok(Page::Metrics), Ok(Page::Readiness), Err(Refusal::NoPage)] {
+            let whole = text(Verdict { outcome, wants_body: true }, &[]);
+            let head = text(Verdict { outcome, wants_body: false }, &[]);
+            assert!(head.ends_with("\r\n\r\n") && whole.starts_with(&head) && whole.len() > head.len(), "{head}");
+        }
+    }
+
+    #[test]
+    fn a_refusal_says_why_and_what_is_allowed() {
+        for (refusal, status) in [
+            (Refusal::Malformed, "400 Bad Request"),
+            (Refusal::OtherHost, "403 Forbidden"),
+            (Refusal::NoPage, "404 Not Found"),
+            (Refusal::OtherMethod, "405 Method Not Allowed"),
+            (Refusal::Slow, "408 Request Timeout"),
+            (Refusal::Long, "431 Request Header Fields Too Large"),
+            (Refusal::OtherVersion, "505 HTTP Version Not Supported"),
+            (Refusal::Busy, "503 Service Unavailable"),
+        ] {
+            let text = text(Verdict { outcome: Err(refusal), wants_body: true }, &[]);
+            assert!(text.starts_with(&format!("HTTP/1.1 {status}\r\n")), "{text}");
+            assert_eq!(text.contains("\r\nAllow: GET, HEAD\r\n"), refusal == Refusal::OtherMethod, "{text}");
+            assert!(text.split_once("\r\n\r\n").is_some_and(|(_, body)| body.len() > 5), "{text}");
+        }
+    }
+
+    struct Worker(Standing);
+
+    impl Shown for Worker {
+        fn name(&self) -> &'static str {
+            "worker"
+        }
+
+        fn standing(&self) -> Standing {
+            self.0
+        }
+
+        fn values(&self) -> Option<Instance> {
+            (self.0 != Standing::Joining).then(|| WorkerMetrics::default().instance(3))
+        }
+    }
+
+    fn worker(standing: Standing) -> Arc<dyn Shown> {
+        Arc::new(Worker(standing))
+    }
+
+    fn get(page: Page, shown: &[Arc<dyn Shown>]) -> (String, String) {
+        let text = text(Verdict { outcome: Ok(page), wants_body: true }, shown);
+        let (head, body) = text.split_once("\r\n\r\n").expect("a head");
+        (format!("{head}\r\n"), body.to_owned())
+    }
+
+    fn text(verdict: Verdict, shown: &[Arc<dyn Shown>]) -> String {
+        String::from_utf8(answer(verdict, shown, || ExporterMetrics::default().instance(9))).expect("text")
+    }
+}

@@ -1,0 +1,142 @@
+//! What the exporter shows of a coordinator.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use gradlane_core::metrics::{CoordinatorMetrics, Instance};
+use gradlane_core::runtime::exporter::{Shown, Standing, StandingCell};
+
+use crate::coordinator::{Census, CoordinatorConfig, Event, Life};
+
+/// The metrics and the state of a coordinator. Its thread writes them, and they can be read while that thread is stuck.
+pub(super) struct Probe {
+    job: String,
+    pub(super) metrics: CoordinatorMetrics,
+    standing: StandingCell,
+}
+
+impl Probe {
+    /// `enrolments_refused` is counted by the listener.
+    pub(super) fn new(config: &CoordinatorConfig, enrolments_refused: Arc<AtomicU64>) -> Self {
+        let metrics = CoordinatorMetrics { enrolments_refused, ..CoordinatorMetrics::default() };
+        CoordinatorMetrics::set(&metrics.workers_expected, config.workers.into());
+        CoordinatorMetrics::set(&metrics.servers_expected, config.servers.into());
+        Self { job: config.job.clone(), metrics, standing: StandingCell::default() }
+    }
+
+    /// The job may have changed.
+    pub(super) fn follow(&self, census: &Census) {
+        let Census { workers, servers, suspect, connections, life, epoch } = *census;
+        for (gauge, value) in [
+            (&self.metrics.workers_joined, workers),
+            (&self.metrics.servers_joined, servers),
+            (&self.metrics.members_suspect, suspect),
+            (&self.metrics.connections, connections),
+            (&self.metrics.running, u64::from(life == Life::Running)),
+            (&self.metrics.epoch, epoch.number.into()),
+            (&self.metrics.term, epoch.term.into()),
+        ] {
+            CoordinatorMetrics::set(gauge, value);
+        }
+        self.standing.advance(match life {
+            // It can do its work, which is to take the members in. Were it not ready, a Kubernetes service would not lead them to it.
+            Life::Forming | Life::Running => Standing::Ready,
+            Life::Ended => Standing::Ended,
+            Life::Failed => Standing::Failed,
+        });
+    }
+
+    /// An event in the life of the job.
+    pub(super) fn count(&self, event: &Event) {
+        let counter = match event {
+            Event::Refused { .. } => &self.metrics.refusals,
+            Event::Dead { .. } => &self.metrics.losses,
+            Event::Stall { .. } => &self.metrics.stalls,
+            Event::HotServer { .. } => &self.metrics.hot_servers,
+            Event::Formed { .. }
+            | Event::Suspect { .. }
+            | Event::Ends { .. }
+            | Event::GoesOn { .. }
+            | Event::Finished(_) => return,
+        };
+        CoordinatorMetrics::add(counter, 1);
+    }
+
+    /// The coordinator can do no more.
+    pub(super) fn broke_down(&self) {
+        self.standing.advance(Standing::Failed);
+    }
+}
+
+impl Shown for Probe {
+    fn name(&self) -> &'static str {
+        "coordinator"
+    }
+
+    fn standing(&self) -> Standing {
+        self.standing.now()
+    }
+
+    fn values(&self) -> Option<Instance> {
+        Some(self.metrics.instance(&self.job))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crossbeam_channel::bounded;
+    use gradlane_core::Error;
+    use gradlane_core::config::Config;
+    use gradlane_core::types::Epoch;
+
+    use super::super::{CoordinatorNode, Input};
+    use super::*;
+    use crate::scrape::{exporter, get};
+
+    #[test]
+    fn it_is_shown_while_its_thread_is_stuck() {
+        let config = Config { bind: "127.0.0.1:0".to_owned(), ..Config::default() };
+        let machine = CoordinatorConfig { job: "night".to_owned(), ..CoordinatorConfig::from_config(&config, 2, 1) };
+        let node = CoordinatorNode::start(machine, &config, None).unwrap();
+        let exporter = exporter();
+        node.show_at(&exporter);
+        let (reply, taken) = bounded(0);
+        node.inputs.send(Input::Status(reply)).unwrap();
+        while !node.inputs.is_empty() {
+            std::thread::yield_now();
+        }
+        // Its thread waits until somebody takes the status.
+        let (_, text) = get(&exporter, "/metrics");
+        assert!(text.contains("gradlane_coordinator_workers_expected{job_name=\"night\"} 2\n"), "{text}");
+        assert!(text.contains("gradlane_coordinator_members_missing{job_name=\"night\"} 3\n"), "{text}");
+        assert_eq!(get(&exporter, "/readyz"), (200, "coordinator: ready\n".to_owned()));
+        taken.recv().unwrap();
+        node.stop(Error::Cancelled);
+        assert!(!get(&exporter, "/metrics").1.contains("gradlane_coordinator_"), "it is not shown any more");
+    }
+
+    #[test]
+    fn a_job_is_counted_and_ready_until_it_ends() {
+        let config = CoordinatorConfig::from_config(&Config::default(), 2, 1);
+        let census = Census {
+            workers: 1,
+            servers: 1,
+            suspect: 0,
+            connections: 3,
+            life: Life::Forming,
+            epoch: Epoch { term: 7, number: 0 },
+        };
+        for (life, standing, running) in [
+            (Life::Forming, Standing::Ready, 0),
+            (Life::Running, Standing::Ready, 1),
+            (Life::Ended, Standing::Ended, 0),
+            (Life::Failed, Standing::Failed, 0),
+        ] {
+            let probe = Probe::new(&config, Arc::default());
+            probe.follow(&Census { life, ..census });
+            assert_eq!((probe.standing(), probe.metrics.running()), (standing, running), "{life:?}");
+            let metrics = &probe.metrics;
+            assert_eq!((metrics.members_missing(), metrics.connections(), metrics.term()), (1, 3, 7));
+        }
+    }
+}

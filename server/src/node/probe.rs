@@ -1,0 +1,57 @@
+//! What the exporter shows of a server.
+
+use std::sync::{Arc, OnceLock};
+
+use gradlane_core::metrics::{Instance, ServerMetrics};
+use gradlane_core::runtime::exporter::{Shown, Standing, StandingCell};
+
+use crate::node::life::ServerState;
+
+/// The metrics and the state of a server, beside its locks: they can be read while every thread of it is stuck.
+pub(crate) struct Probe {
+    stats: Arc<ServerMetrics>,
+    standing: StandingCell,
+    /// Its index, once it has one.
+    index: OnceLock<u32>,
+}
+
+impl Probe {
+    pub(crate) fn new(stats: &Arc<ServerMetrics>) -> Self {
+        Self { stats: Arc::clone(stats), standing: StandingCell::default(), index: OnceLock::new() }
+    }
+
+    /// It has joined its job. It has one index for its whole life.
+    pub(crate) fn joined(&self, index: u32) {
+        let _ = self.index.set(index);
+    }
+
+    /// Its state may have changed.
+    pub(crate) fn follow(&self, state: &ServerState) {
+        self.standing.advance(match state {
+            ServerState::Joining => Standing::Joining,
+            ServerState::Running => Standing::Ready,
+            ServerState::Draining => Standing::Ending,
+            ServerState::Stopped => Standing::Ended,
+            ServerState::Failed(_) => Standing::Failed,
+        });
+    }
+
+    /// A thread of it panicked or ended.
+    pub(crate) fn broke_down(&self) {
+        self.standing.advance(Standing::Failed);
+    }
+}
+
+impl Shown for Probe {
+    fn name(&self) -> &'static str {
+        "server"
+    }
+
+    fn standing(&self) -> Standing {
+        self.standing.now()
+    }
+
+    fn values(&self) -> Option<Instance> {
+        self.index.get().map(|index| self.stats.instance(index))
+    }
+}
