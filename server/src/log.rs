@@ -5,6 +5,7 @@ use std::io::IsTerminal;
 
 use gradlane_core::config::Config;
 use gradlane_core::config::units::print_bytes;
+use gradlane_core::types::printable;
 use gradlane_core::{Error, Result};
 use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Subscriber};
@@ -76,7 +77,9 @@ struct Sentence {
 }
 
 impl Sentence {
+    /// Adds a value. Names and texts of others must not forge lines, nor control the terminal.
     fn add(&mut self, field: &str, value: String) {
+        let value = printable(&value);
         match field {
             "message" => self.message = value,
             "error" | "cause" | "reason" | "detail" => self.reasons.push(value),
@@ -176,6 +179,20 @@ mod tests {
             assert!(lines.iter().all(|line| line.starts_with(start)), "{text}");
             assert!(lines.last().is_none_or(|last| last.contains("close: time.busy ")), "{text}");
         }
+    }
+
+    #[test]
+    fn a_name_neither_forges_a_line_nor_controls_the_terminal() {
+        let written = Written::default();
+        let writer = written.clone();
+        let log = tracing_subscriber::fmt().with_ansi(false).event_format(Sentences);
+        let log = log.with_writer(move || writer.clone()).finish();
+        let name = "w\u{1b}[2J\ngradlane: all is well";
+        let error = Error::Internal { what: name.to_owned() };
+        tracing::subscriber::with_default(log, || tracing::warn!(tensor = name, shown = %name, %error, "a sum waits"));
+        let text = written.text();
+        assert_eq!(text.matches('\n').count(), 1, "{text}");
+        assert!(!text.trim_end().contains(char::is_control), "{text:?}");
     }
 
     #[derive(Clone, Default)]

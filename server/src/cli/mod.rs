@@ -221,15 +221,18 @@ impl Command {
             Self::Serve(settings) => live(settings.role()?, &settings),
             Self::Status(Status { settings, json, watch }) => {
                 let config = settings.load(Some(ProcessRole::Server))?;
-                let show = |answers: &[status::Answer]| match json {
-                    true => status::json(answers),
-                    false => status::text(answers, screen::columns()),
+                let show = |answers: &[status::Answer]| {
+                    say(&match json {
+                        true => status::json(answers),
+                        false => status::text(answers, screen::columns()),
+                    })
                 };
                 match watch {
-                    None => say(&show(&status::ask(&config)?)),
-                    Some(seconds) => {
-                        status::watch(&config, Duration::from_secs(seconds), |answers| say(&show(answers)))
+                    None => {
+                        let answers = status::ask(&config)?;
+                        show(&answers).map(|_| status::exit_code(&answers))
                     }
+                    Some(seconds) => status::watch(&config, Duration::from_secs(seconds), show),
                 }
             }
             Self::Token { what: Token::New(NewToken { role, uses, ttl, settings }) } => {

@@ -49,8 +49,10 @@ pub(super) fn run(role: ProcessRole, config: Config) -> Result<i32> {
 
 /// A running role.
 trait Live: Send + Sync + 'static {
-    /// What a person at the terminal wants to know now; nothing once that will not change any more.
-    fn news(&self) -> Option<String>;
+    /// What a person at the terminal wants to know now; nothing once that will not change any more. Answers at once.
+    fn news(&self) -> Result<Option<String>>;
+    /// How long the news may stay the same until a warning; `None` if another part of the role warns.
+    fn warns_after(&self) -> Option<Duration>;
     /// Blocks until the job has ended or [`Live::stop`] was called.
     fn wait(&self) -> Result<()>;
     /// Stops: the process ends within two seconds of a signal.
@@ -75,7 +77,7 @@ fn live<R: Live>(start: impl FnOnce() -> Result<R> + Send + 'static, interrupts:
     };
     let waiting = Arc::clone(&role);
     let ended = in_thread(move || waiting.wait())?;
-    let mut speech = Speech::default();
+    let mut speech = Speech::new(role.warns_after());
     let outcome = loop {
         let look_again = if speech.tell(role.news()) { after(LOOK_EVERY) } else { never() };
         select! {
@@ -90,6 +92,8 @@ fn live<R: Live>(start: impl FnOnce() -> Result<R> + Send + 'static, interrupts:
 
 /// How often a role is asked for news while its job forms.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
+/// How long a busy coordinator is waited for then. A signal must not wait longer.
+const NEWS_PATIENCE: Duration = Duration::from_millis(100);
 
 /// Runs `work` in a separate thread and delivers its outcome.
 fn in_thread<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<Receiver<Result<T>>> {
@@ -139,13 +143,17 @@ fn start_server(config: Config) -> Result<Server> {
 }
 
 impl Live for Server {
-    fn news(&self) -> Option<String> {
-        match self.state() {
+    fn news(&self) -> Result<Option<String>> {
+        Ok(match self.state() {
             ServerState::Joining => {
                 Some(format!("server listening on {}; waiting for its job to form", self.address()))
             }
             ServerState::Running | ServerState::Draining | ServerState::Stopped | ServerState::Failed(_) => None,
-        }
+        })
+    }
+
+    fn warns_after(&self) -> Option<Duration> {
+        None
     }
 
     fn wait(&self) -> Result<()> {
@@ -163,6 +171,7 @@ struct Coordinating {
     node: CoordinatorNode,
     workers: u32,
     servers: u32,
+    stall_warn: Duration,
     _announced: Announced,
     _listed: Option<Listed>,
 }
@@ -191,12 +200,18 @@ fn start_coordinator(config: Config) -> Result<Coordinating> {
     }
     let listed = Listed::here(&config, node.join_string());
     let announced = announce(node.join_string(), &config)?;
-    Ok(Coordinating { node, workers, servers: config.servers, _announced: announced, _listed: listed })
+    let (servers, stall_warn) = (config.servers, config.stall_warn);
+    Ok(Coordinating { node, workers, servers, stall_warn, _announced: announced, _listed: listed })
 }
 
 impl Live for Coordinating {
-    fn news(&self) -> Option<String> {
-        who_is_there(&self.node.status().ok()?, self.workers, self.servers)
+    fn news(&self) -> Result<Option<String>> {
+        let status = self.node.status_within(NEWS_PATIENCE)?;
+        Ok(who_is_there(&status, self.workers, self.servers))
+    }
+
+    fn warns_after(&self) -> Option<Duration> {
+        Some(self.stall_warn)
     }
 
     fn wait(&self) -> Result<()> {
@@ -218,6 +233,7 @@ struct Joint {
     embedded: Embedded,
     workers: u32,
     servers: u32,
+    stall_warn: Duration,
     _announced: Announced,
     _listed: Option<Listed>,
 }
@@ -238,12 +254,17 @@ fn start_both(config: Config) -> Result<Joint> {
     let embedded = Embedded::start(EmbeddedOptions { config: config.clone(), workers, servers })?;
     let listed = Listed::here(&config, embedded.join_string());
     let announced = announce(embedded.join_string(), &config)?;
-    Ok(Joint { embedded, workers, servers, _announced: announced, _listed: listed })
+    Ok(Joint { embedded, workers, servers, stall_warn: config.stall_warn, _announced: announced, _listed: listed })
 }
 
 impl Live for Joint {
-    fn news(&self) -> Option<String> {
-        who_is_there(&self.embedded.status().ok()?, self.workers, self.servers)
+    fn news(&self) -> Result<Option<String>> {
+        let status = self.embedded.coordinator().status_within(NEWS_PATIENCE)?;
+        Ok(who_is_there(&status, self.workers, self.servers))
+    }
+
+    fn warns_after(&self) -> Option<Duration> {
+        Some(self.stall_warn)
     }
 
     fn wait(&self) -> Result<()> {
@@ -295,7 +316,6 @@ fn announce(join: &JoinString, config: &Config) -> Result<Announced> {
     }
     let file = config.join_file.as_deref().or(published.as_ref().map(Published::path));
     let line = announcement(join, file, std::io::stdout().is_terminal())?;
-    // A reader that has closed the pipe, such as `head -1`, must not stop the job.
     tracing::info!(job = config.job, address = join.address, "the coordinator listens");
     if std::io::stderr().is_terminal() {
         let _ = writeln!(
@@ -306,6 +326,7 @@ fn announce(join: &JoinString, config: &Config) -> Result<Announced> {
         );
     }
     let mut stdout = std::io::stdout().lock();
+    // A reader that has closed the pipe, such as `head -1`, must not stop the job.
     let _ = writeln!(stdout, "{line}").and_then(|()| stdout.flush());
     Ok(Announced { _published: published, join_file: config.join_file.clone() })
 }
@@ -439,7 +460,11 @@ mod tests {
     }
 
     impl<W: Fn() -> Result<()> + Send + Sync + 'static> Live for Fake<W> {
-        fn news(&self) -> Option<String> {
+        fn news(&self) -> Result<Option<String>> {
+            Ok(None)
+        }
+
+        fn warns_after(&self) -> Option<Duration> {
             None
         }
 

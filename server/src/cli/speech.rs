@@ -2,29 +2,53 @@
 
 use std::collections::BTreeSet;
 use std::io::{IsTerminal, Write};
+use std::time::Duration;
 
-use gradlane_core::types::{Phase, Role};
+use gradlane_core::runtime::Clock;
+use gradlane_core::types::{Phase, Role, Time};
 use gradlane_core::wire::frame::Status;
+use gradlane_core::{Error, Result};
 
-/// Tells a person what changes. A log gets the same as events.
-#[derive(Default)]
+/// Tells a person what changes. A log gets the same as events, and a warning while nothing changes.
 pub(super) struct Speech {
+    clock: Clock,
     last: Option<String>,
+    /// When it last said anything.
+    told: Time,
+    /// How long nothing may change until it warns; `None` if another part of the process warns.
+    warns_after: Option<Duration>,
 }
 
 impl Speech {
-    /// Tells `news` if they are new, and returns whether there will be more.
-    pub(super) fn tell(&mut self, news: Option<String>) -> bool {
-        let goes_on = news.is_some();
-        if let Some(news) = news.filter(|news| self.last.as_ref() != Some(news)) {
-            if std::io::stderr().is_terminal() {
-                let _ = writeln!(std::io::stderr(), "gradlane: {news}");
-            } else {
-                tracing::info!("{news}");
+    pub(super) fn new(warns_after: Option<Duration>) -> Self {
+        Self { clock: Clock::start(), last: None, told: Time::ZERO, warns_after }
+    }
+
+    /// Tells `news` if they are new, and returns whether there may be more. Nothing is the end of all news.
+    pub(super) fn tell(&mut self, news: Result<Option<String>>) -> bool {
+        let now = self.clock.now();
+        match news {
+            Ok(None) => return false,
+            // Perhaps it is busy.
+            Err(Error::Timeout { .. }) => {}
+            Err(_) => return false,
+            Ok(Some(news)) if self.last.as_ref() == Some(&news) => {
+                if self.warns_after.is_some_and(|after| self.told + after <= now) {
+                    let waited_s = now.since(Time::ZERO).as_secs_f64();
+                    tracing::warn!(waited_s, reason = news, "the job has not formed yet");
+                    self.told = now;
+                }
             }
-            self.last = Some(news);
+            Ok(Some(news)) => {
+                if std::io::stderr().is_terminal() {
+                    let _ = writeln!(std::io::stderr(), "gradlane: {news}");
+                } else {
+                    tracing::info!("{news}");
+                }
+                (self.last, self.told) = (Some(news), now);
+            }
         }
-        goes_on
+        true
     }
 }
 

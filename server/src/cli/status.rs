@@ -19,19 +19,20 @@ use crate::launch::running::{self, Running};
 pub(super) struct Answer {
     /// The process of this host that leads it, if it was found by that.
     leader: Option<Running>,
-    status: Status,
+    /// Or why there is none though the leader runs.
+    status: Result<Status>,
 }
 
 /// Asks the coordinator of the job that `config` names. If it names none, asks all jobs that processes of this user lead on this host.
 ///
 /// # Errors
-/// Why no coordinator can be found or answers. Fails within seconds, because a user waits.
+/// Why no coordinator can be found, or why the one that is named does not answer. Fails within seconds, because a user waits.
 pub(super) fn ask(config: &Config) -> Result<Vec<Answer>> {
     let is_given = |name: &str| *config.origin(name) != Origin::Default;
     if ["join", "join_file", "coordinator_host"].into_iter().any(is_given) {
         return ask_at(config, Found::by_settings(config, Duration::ZERO)?).map(|answer| vec![answer]);
     }
-    let mut here = config.state_dir.as_deref().map(running::jobs).unwrap_or_default();
+    let mut here = led_here(config);
     if is_given("job") {
         here.retain(|running| running.job == config.job);
     }
@@ -41,17 +42,25 @@ pub(super) fn ask(config: &Config) -> Result<Vec<Answer>> {
         return ask_at(config, found).map(|answer| vec![answer]);
     }
     let mut answers = Vec::new();
-    let mut failed = None;
     for running in here {
-        match ask_at(config, Found::from(running.join.clone())) {
-            Ok(answer) => answers.push(Answer { leader: Some(running), ..answer }),
-            // It may have ended meanwhile. The others are shown all the same.
-            Err(error) => failed = Some(error),
+        let status = ask_at(config, Found::from(running.join.clone())).and_then(|answer| answer.status);
+        // It may have ended meanwhile.
+        if status.is_ok() || led_here(config).contains(&running) {
+            answers.push(Answer { leader: Some(running), status });
         }
     }
-    match failed {
-        Some(error) if answers.is_empty() => Err(error),
-        Some(_) | None => Ok(answers),
+    if answers.is_empty() { Err(nothing_runs_here(config)) } else { Ok(answers) }
+}
+
+fn led_here(config: &Config) -> Vec<Running> {
+    config.state_dir.as_deref().map(running::jobs).unwrap_or_default()
+}
+
+/// The exit code for these answers: success if a coordinator has answered.
+pub(super) fn exit_code(answers: &[Answer]) -> i32 {
+    match answers.iter().find_map(|answer| answer.status.as_ref().err()) {
+        Some(error) if answers.iter().all(|answer| answer.status.is_err()) => exit::code(error),
+        Some(_) | None => exit::SUCCESS,
     }
 }
 
@@ -81,22 +90,23 @@ fn ask_at(config: &Config, found: Found) -> Result<Answer> {
     const PATIENCE: Duration = Duration::from_secs(5);
     let patience = config.join_timeout.min(PATIENCE);
     let (join, credentials) = found.enrol(config, Role::Observer, patience)?;
-    Ok(Answer { leader: None, status: runtime::status(&join.address, &credentials, patience)? })
+    Ok(Answer { leader: None, status: Ok(runtime::status(&join.address, &credentials, patience)?) })
 }
 
 fn nothing_runs(config: &Config, error: Error) -> Error {
     match error {
-        Error::Unavailable { .. } => {
-            let name =
-                if *config.origin("job") == Origin::Default { String::new() } else { format!(" {}", config.job) };
-            Error::Unavailable {
-                what: format!("a job{name} of this user on this host"),
-                cause: "none runs here; for a job that another host leads, give its join string: --join-file, GRADLANE_JOIN_FILE or \
-                        GRADLANE_JOIN"
-                    .to_owned(),
-            }
-        }
+        Error::Unavailable { .. } => nothing_runs_here(config),
         error => error,
+    }
+}
+
+fn nothing_runs_here(config: &Config) -> Error {
+    let name = if *config.origin("job") == Origin::Default { String::new() } else { format!(" {}", config.job) };
+    Error::Unavailable {
+        what: format!("a job{name} of this user on this host"),
+        cause: "none runs here; for a job that another host leads, give its join string: --join-file, GRADLANE_JOIN_FILE or \
+                GRADLANE_JOIN"
+            .to_owned(),
     }
 }
 
@@ -106,6 +116,14 @@ pub(super) fn text(answers: &[Answer], columns: Option<u16>) -> String {
 }
 
 fn job_text(Answer { leader, status }: &Answer, columns: Option<u16>) -> String {
+    let status = match status {
+        Ok(status) => status,
+        Err(error) => {
+            let Running { job, pid, command, .. } =
+                leader.as_ref().expect("what does not answer was found by its process");
+            return format!("job {job}: does not answer: {error}\nled by process {pid}: {command}\n");
+        }
+    };
     let view = &status.view;
     let mut text = format!(
         "job {}: {}, {}, {}, {}\n",
@@ -194,6 +212,15 @@ pub(super) fn json(answers: &[Answer]) -> String {
 }
 
 fn job_json(Answer { leader, status }: &Answer) -> String {
+    let leader_pid = leader.as_ref().map(|leader| leader.pid);
+    let status = match status {
+        Ok(status) => status,
+        Err(error) => {
+            let job = leader.as_ref().map(|leader| &leader.job);
+            let error = error.to_string();
+            return serde_json::json!({ "job": job, "leader_pid": leader_pid, "error": error }).to_string();
+        }
+    };
     let view = &status.view;
     let machines = machines(status);
     let members: Vec<_> = view
@@ -227,7 +254,7 @@ fn job_json(Answer { leader, status }: &Answer) -> String {
     };
     serde_json::json!({
         "job": view.job,
-        "leader_pid": leader.as_ref().map(|leader| leader.pid),
+        "leader_pid": leader_pid,
         "epoch": { "term": view.epoch.term, "number": view.epoch.number },
         "phase": phase(&view.phase),
         "cause": cause,
@@ -279,6 +306,19 @@ mod tests {
     }
 
     #[test]
+    fn a_job_that_does_not_answer_is_shown_beside_the_others() {
+        let busy = Error::Timeout { what: "the coordinator".to_owned(), waited: Duration::from_secs(5) };
+        let answers = [answer(Phase::Running), Answer { status: Err(busy), ..answer(Phase::Running) }];
+        let shown = text(&answers, None);
+        assert!(shown.contains("job night: does not answer: ") && shown.contains("job night: running"), "{shown}");
+        let lines: Vec<serde_json::Value> =
+            json(&answers).lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+        assert_eq!((&lines[1]["job"], &lines[1]["leader_pid"]), (&"night".into(), &60.into()));
+        assert!(lines[1]["error"].as_str().is_some_and(|error| error.contains("coordinator")));
+        assert_eq!((exit_code(&answers), exit_code(&answers[1..]) == exit::SUCCESS), (exit::SUCCESS, false));
+    }
+
+    #[test]
     fn the_table_fits_the_terminal() {
         let text = text(&[answer(Phase::Running), answer(Phase::Running)], Some(80));
         let table = text.lines().filter(|line| !line.starts_with("led by"));
@@ -325,7 +365,7 @@ mod tests {
             pid: 60,
             command: "gradlane run -n 1 -s 1 -- python train.py".to_owned(),
         };
-        Answer { leader: Some(leader), status: status(phase) }
+        Answer { leader: Some(leader), status: Ok(status(phase)) }
     }
 
     fn status(phase: Phase) -> Status {

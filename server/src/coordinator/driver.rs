@@ -148,15 +148,23 @@ impl CoordinatorNode {
     /// # Errors
     /// [`Error::FailedPrecondition`] once the coordinator has stopped; [`Error::Timeout`] if its thread does not answer.
     pub fn status(&self) -> Result<Status> {
+        self.status_within(ANSWERING)
+    }
+
+    /// As [`status`](Self::status); waits at most `patience` for the coordinator's thread.
+    ///
+    /// # Errors
+    /// As [`status`](Self::status).
+    pub fn status_within(&self, patience: Duration) -> Result<Status> {
         let (sender, receiver) = crossbeam_channel::bounded(1);
         let _ = self.inputs.send(Input::Status(sender));
-        receiver.recv_timeout(ANSWERING).map_err(|error| match error {
+        receiver.recv_timeout(patience).map_err(|error| match error {
             RecvTimeoutError::Disconnected => Error::FailedPrecondition {
                 what: "the coordinator has stopped".to_owned(),
                 hint: "start another job".to_owned(),
             },
             RecvTimeoutError::Timeout => {
-                Error::Timeout { what: "asking the coordinator of this process".to_owned(), waited: ANSWERING }
+                Error::Timeout { what: "asking the coordinator of this process".to_owned(), waited: patience }
             }
         })
     }
