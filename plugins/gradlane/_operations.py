@@ -166,7 +166,13 @@ def broadcast(
 
 
 @the_rest_by_name
-def declare(tensors: str | Mapping[str, Any], *, fuse: bool = True, timeout: float | None = None) -> None:
+def declare(
+    tensors: str | Mapping[str, Any],
+    *,
+    compression: Compressor = Compression.none,
+    fuse: bool = True,
+    timeout: float | None = None,
+) -> None:
     """Fix dtype and shape of several names ahead of their first use, the same on all workers.
 
     Small tensors declared in one call share messages. A message is sent when all of its tensors are submitted, so
@@ -175,6 +181,7 @@ def declare(tensors: str | Mapping[str, Any], *, fuse: bool = True, timeout: flo
     Args:
         tensors: buffers by name; only dtype and shape are used. A bare name is accepted for BytePS scripts and does
             nothing, because the first use declares it.
+        compression: that of the operations on them.
         fuse: whether small tensors may share messages.
         timeout: seconds; None takes the job's setting.
     Raises:
@@ -182,6 +189,7 @@ def declare(tensors: str | Mapping[str, Any], *, fuse: bool = True, timeout: flo
     """
     session = _session.session()
     check_timeout(timeout)
+    codec = check_compression(compression).codec
     if isinstance(tensors, str):
         return
     if not isinstance(tensors, Mapping):
@@ -189,7 +197,7 @@ def declare(tensors: str | Mapping[str, Any], *, fuse: bool = True, timeout: flo
     places = {name: _buffers.locate(tensor, writable=False) for name, tensor in tensors.items()}
     for names in by_device(places, lambda name: places[name].device):
         described = ((name, places[name].dtype, places[name].shape) for name in names)
-        declare_places(session, described, fuse=fuse, timeout=timeout)
+        declare_places(session, described, codec=codec, fuse=fuse, timeout=timeout)
 
 
 @the_rest_by_name

@@ -4,6 +4,7 @@ import asyncio
 import hmac
 import pickle
 import threading
+from array import array
 
 import gradlane
 import numpy as np
@@ -290,6 +291,21 @@ def test_what_is_not_plain_is_named_and_what_is_not_plain_is_not_read():
     for damaged in (b"", b"\x80\x04N.", b'{"other": 1}', b'{"bytes": "zz"}', b"[" * 100_000, b'{"dict": [[[], 1]]}'):
         with pytest.raises(ProtocolError, match="of no plain value"):
             _plain.decode(damaged)
+
+
+@pytest.mark.parametrize("compression", ["fp16", "bf16"])
+def test_a_compression_is_declared_ahead_and_works_on_every_kind_of_buffer(compression):
+    kind = getattr(gradlane.Compression, compression)
+    exact = 1.0 + gradlane.rank()
+    whole = {f"{compression} array": np.full(3, exact, np.float32), f"{compression} scalar": np.float32(exact)}
+    whole[f"{compression} memory"] = memoryview(array("f", [exact] * 3))
+    gradlane.declare({f"{compression} array": whole[f"{compression} array"]}, compression=kind)
+    for name, buffer in whole.items():
+        reduced = gradlane.push_pull(buffer, name, op=gradlane.Sum, compression=kind)
+        expected = sum(1.0 + rank for rank in range(gradlane.size()))
+        assert np.asarray(reduced).reshape(-1)[0] == expected
+    with pytest.raises(InvalidArgumentError, match="no compressor"):
+        gradlane.declare({"late": np.ones(1)}, compression="fp16")
 
 
 @pytest.mark.parametrize("compression", ["fp16", "bf16"])

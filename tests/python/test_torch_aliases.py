@@ -192,3 +192,58 @@ def test_an_object_that_the_root_cannot_send_is_an_error_on_all_workers():
     with pytest.raises(expected, match=r"pickle|<lambda>"):
         gl.broadcast_object((lambda: None) if gl.rank() == 0 else None)
     assert gl.broadcast_object(gl.rank()) == 0
+
+
+class Many(nn.Module):
+    """Buffers of all kinds: small and large ones, one with two names, and 200 that are alike."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+        for index in range(200):
+            self.register_buffer(f"small{index}", torch.full((3,), float(index)))
+        self.register_buffer("mask", torch.tensor([True, False]))
+        self.register_buffer("phase", torch.tensor([1 + 2j]))
+        self.register_buffer("short", torch.ones(5, dtype=torch.bfloat16))
+        self.register_buffer("count", torch.tensor(7))
+        self.register_buffer("transposed", torch.arange(6.0).view(2, 3).t())
+        self.register_buffer("nothing", torch.zeros(0))
+        self.register_buffer("large", torch.zeros(1 << 19))
+        self.register_buffer("again", self.count)
+
+    def forward(self, inputs):
+        return self.layer(inputs)
+
+
+def buffers_of(model):
+    return {name: tensor.tolist() for name, tensor in model.module.named_buffers()}
+
+
+def test_buffers_follow_those_of_rank_0_in_few_messages():
+    model = gl.DistributedDataParallel(Many())
+    model(torch.ones(1, 2))
+    before = gl.metrics()["submissions"]
+    model(torch.ones(1, 2))
+    assert gl.metrics()["submissions"] - before <= 3, "the small ones, the large one, and the one without elements"
+    if gl.rank() == 0:
+        with torch.no_grad():
+            for name, buffer in model.module.named_buffers():
+                buffer.copy_(~buffer if name == "mask" else buffer + 1)
+    versions = {name: buffer._version for name, buffer in model.module.named_buffers()}
+    model(torch.ones(1, 2))
+    found = gl.allgather_object(buffers_of(model), "buffers")
+    assert found[0] == found[1] and found[0]["small3"] == [4.0] * 3 and found[0]["mask"] == [False, True]
+    assert found[0]["transposed"] == [[1, 4], [2, 5], [3, 6]] and model.module.again.item() == 8
+    written = {name for name, buffer in model.module.named_buffers() if buffer._version != versions[name]}
+    assert written == (set() if gl.rank() == 0 else set(found[0]) - {"nothing"})
+
+
+def test_buffers_that_were_replaced_follow_too():
+    model = gl.DistributedDataParallel(Many())
+    model(torch.ones(1, 2))
+    model.module.small3 = torch.full((4,), float(gl.rank()))
+    model.module.mask.data = torch.full((2,), gl.rank() == 0)
+    model(torch.ones(1, 2))
+    assert model.module.small3.tolist() == [0.0] * 4 and model.module.mask.tolist() == [True, True]
+    copied = pickle.loads(pickle.dumps(model.module))
+    assert copied.small3.tolist() == [0.0] * 4

@@ -136,3 +136,26 @@ print(model.weight.grad.tolist())
 def test_the_hook_works_in_a_job_of_one_too():
     ended = run_python(ALONE)
     assert (ended.code, ended.output.splitlines()[-1:]) == (0, ["[[1.0, 1.0, 1.0]]"]), ended.output
+
+
+def scripted(model):
+    return torch.jit.script(model)
+
+
+def one_graph(model):
+    return torch.compile(model, backend="eager", fullgraph=True)
+
+
+@pytest.mark.workers(2)
+@pytest.mark.parametrize("transform", [scripted, one_graph, lambda model: model], ids=["script", "fullgraph", "plain"])
+@pytest.mark.parametrize("state_first", [True, False])
+def test_a_model_with_a_state_can_be_scripted_and_compiled_as_one_graph(transform, state_first):
+    model = made(mlp)
+    state = gl.State(model) if state_first else None
+    changed = transform(model)
+    ddp = torch.nn.parallel.DistributedDataParallel(changed, process_group=gloo())
+    ddp.register_comm_hook(state or gl.State(changed), gl.ddp_comm_hook)
+    for step in range(2):
+        ddp(torch.full((2, 64), float(gl.rank() + step))).sum().backward()
+    gradients = gl.allgather_object([parameter.grad.tolist() for parameter in changed.parameters()], "of all")
+    assert gradients[0] == gradients[1]

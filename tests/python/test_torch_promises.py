@@ -287,7 +287,7 @@ TABLE = {
     replaced_data: {"barrier": REFUSED},
     replaced_parameter: {"wrapper": REFUSED, "hook": REFUSED},
     another_element_type: REFUSED,
-    another_shape: REFUSED,
+    another_shape: {"wrapper": REFUSED, "optimizer": REFUSED, "barrier": REFUSED, "hook": BY_PYTORCH},
     tied_later: {"wrapper": REFUSED, "hook": REFUSED, "byteps wrapper": EQUAL},
     parametrized_later: {"barrier": REFUSED, "hook": REFUSED},
     deep_copied: {"wrapper": REFUSED, "optimizer": REFUSED, "barrier": REFUSED},

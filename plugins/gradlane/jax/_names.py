@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import hashlib
+import weakref
 import zlib
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import jax
+import jax.extend.core
 
+from gradlane import _session
+from gradlane._names import namespace
 from gradlane._operations import check_name
 from gradlane.errors import InvalidArgumentError
+
+with jax.ensure_compile_time_eval(), jax.extend.core.take_current_trace() as _outermost:
+    _EVALUATION: type = type(_outermost)
+    """The class of the trace that traces nothing."""
 
 _BYTES_MAX = 240
 """The longest name, below the engine's limit of 256, so that `.backward` fits behind it."""
@@ -20,6 +28,58 @@ STRUCTURE = ": the tree, whose length here is a checksum of its paths"
 
 _STRUCTURES = 1021
 """How many structures of trees are told apart, and the most bytes that stand for one."""
+
+
+class FirstUse:
+    """The prefix of the names of a call whose user gave none: a number, by the order in which such calls are first used.
+
+    The order in which they are made would not do: it may differ between workers, and functions that JAX traces again
+    make what they contain again.
+    """
+
+    def __init__(self, kind: str, name: str | None) -> None:
+        """Remembers where this was made. With a `name` the prefix is that name."""
+        self._kind, self._name = kind, name
+        self._made_in = _present_trace()
+        self._prefixes: dict[Hashable, str] = {}
+
+    def of(self, tree: Any) -> str:
+        """The prefix for this tree, the same each time. Trees with other paths, shapes or types have others.
+
+        Raises:
+            NotInitializedError: this process takes part in no job.
+            InvalidArgumentError: this was made inside the function that is being traced.
+        """
+        _session.session()
+        if self._name is not None:
+            return self._name
+        if self._is_made_again():
+            raise InvalidArgumentError(
+                "push_pull_gradients() was made inside the function that JAX traces, and would have another name after each "
+                "trace; make it outside of the function, or give it name="
+            )
+        leaves, structure = jax.tree_util.tree_flatten(tree)
+        key = structure, tuple((getattr(leaf, "shape", ()), str(getattr(leaf, "dtype", type(leaf)))) for leaf in leaves)
+        if key not in self._prefixes:
+            self._prefixes[key] = namespace(self._kind, None)
+        return self._prefixes[key]
+
+    def _is_made_again(self) -> bool:
+        """Whether the trace in which this was made still runs."""
+        made_in = None if self._made_in is None else self._made_in()
+        trace = None if made_in is None else _present_trace()
+        while trace is not None and (running := trace()) is not None:
+            if running is made_in:
+                return True
+            parent = getattr(running, "parent_trace", None)
+            trace = None if parent is None or isinstance(parent, _EVALUATION) else weakref.ref(parent)
+        return False
+
+
+def _present_trace() -> weakref.ref[Any] | None:
+    """The trace of a function that runs now; None outside of all."""
+    with jax.extend.core.take_current_trace() as trace:
+        return None if isinstance(trace, _EVALUATION) else weakref.ref(trace)
 
 
 def names_of(name: str, paths: Sequence[Any]) -> tuple[str, ...]:

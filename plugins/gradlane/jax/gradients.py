@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from gradlane import _names, _session
 from gradlane._compression import Compression, Compressor
 from gradlane._reduction import Average, ReduceOp
+from gradlane.jax._names import FirstUse
 from gradlane.jax.ops import push_pull
 
 if TYPE_CHECKING:
@@ -29,13 +29,16 @@ def push_pull_gradients(
     them once, add up the gradients of several passes yourself, such as by `jax.lax.scan`, before you call the optimizer.
 
     Args:
-        name: a prefix of the arrays' names, equal on all workers, and another one for each call. None makes a number:
-            give names if workers make their optimizers in different orders.
+        name: a prefix of the arrays' names, equal on all workers, and another one for each call. None makes a number when
+            the optimizer is used for the first time, so workers may make their optimizers in any order. Give names if
+            workers use them for the first time in different orders.
         op: `Average` or `Sum`.
         compression: the element type on the wire.
         timeout: seconds for the reduction of one step; None takes the job's step timeout.
     Raises:
         ModuleNotFoundError: optax is not installed.
+        InvalidArgumentError: on use, if it has no name and was made inside the function that JAX traces. Each trace would
+            make another one, and workers need not trace equally often.
     """
     try:
         import optax
@@ -44,14 +47,13 @@ def push_pull_gradients(
             "gradlane.jax.push_pull_gradients needs optax; run pip install 'gradlane[jax]'", name="optax"
         ) from error
 
-    kind = "gradients" if _session.is_initialized() else "gradients before init"
-    prefix = _names.namespace(kind, name)
+    prefix = FirstUse("gradients", name)
 
     def init(_: Any) -> Any:
         return optax.EmptyState()
 
     def update(updates: Any, state: Any, params: Any | None = None) -> tuple[Any, Any]:
         del params
-        return push_pull(updates, prefix, op=op, compression=compression, timeout=timeout), state
+        return push_pull(updates, prefix.of(updates), op=op, compression=compression, timeout=timeout), state
 
     return optax.GradientTransformation(init, update)

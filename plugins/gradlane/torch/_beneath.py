@@ -14,36 +14,38 @@ import torch
 
 from gradlane.torch import _tensors
 from gradlane.torch._in_flight import refuse_cleared
-from gradlane.torch._module_hooks import Hook
 from gradlane.torch._owners import Before, Named, is_owned, unknown, watch_frozen
 
 _REMEDY = "wrap the model again after changing it"
 
 
 class Beneath:
-    """Watches the parameters of a model from each forward pass to the end of its backward pass."""
+    """Watches the parameters of a model during backward passes.
+
+    It has no hook on the module: such a hook would keep the model from `torch.jit.script`, and from compilation as one
+    graph.
+    """
 
     def __init__(self, model: torch.nn.Module) -> None:
-        """Puts hooks on the model and its parameters, which work as long as this object lives."""
+        """Puts hooks on the parameters of the model, which work as long as this object lives."""
         self._model = weakref.ref(model)
         named = list(model.named_parameters())
         self._kinds: dict[int, _tensors.Kind] = {}
-        """By parameter: what it was in the first forward pass. A script may move the model to a device before."""
+        """By parameter: what it was in its first backward pass. A script may move the model to a device before."""
         self._before = {id(parameter): Before(parameter) for _, parameter in named if parameter.requires_grad}
         self._required = {id(parameter) for _, parameter in named if parameter.requires_grad}
         self._outside: set[int] | None = None
         """Parameters that were to get gradients from the start, but are in no bucket: the user averages them otherwise."""
         self._fresh: dict[int, str] = {}
-        """The parameters that have got gradients since, and their names."""
+        """The parameters that have got gradients in this backward pass, and their names."""
+        self._pass: int | None = None
+        """The backward pass of `_fresh`, by its number among those of autograd."""
         self._seen: set[int] = set()
         """Those in the buckets of this backward pass so far."""
-        self._hooks: list[Any] = [
-            model.register_forward_pre_hook(Hook(self._weakly(Beneath._before_forward)), prepend=True),
-            *watch_frozen(self, [(n, p) for n, p in named if not p.requires_grad], _REMEDY),
-        ]
+        self._hooks: list[Any] = watch_frozen(self, [(n, p) for n, p in named if not p.requires_grad], _REMEDY)
         for name, parameter in named:
             if parameter.requires_grad:
-                self._hooks.append(parameter.register_hook(self._before[id(parameter)].note))
+                self._hooks.append(parameter.register_hook(self._weakly(Beneath._before_gradient, weakref.ref(parameter), name)))
                 self._hooks.append(parameter.register_post_accumulate_grad_hook(self._weakly(Beneath._after, name)))
         weakref.finalize(self, _remove, self._hooks).atexit = False
 
@@ -84,14 +86,17 @@ class Beneath:
         ignored = set(getattr(model, "_ddp_params_and_buffers_to_ignore", ()))
         return [(name, parameter) for name, parameter in model.named_parameters() if name not in ignored]
 
-    def _before_forward(self, *_: object) -> None:
-        if not torch.is_grad_enabled():
+    def _before_gradient(self, _: torch.Tensor, parameter: weakref.ref[torch.Tensor], name: str) -> None:
+        living = parameter()
+        if living is None:
             return
-        self._fresh.clear()
-        for name, parameter in self._averaged_parameters():
-            if parameter.requires_grad:
-                kind = self._kinds.setdefault(id(parameter), _tensors.kind_of(parameter))
-                _tensors.check_kind(parameter, kind, name)
+        number = torch._C._current_graph_task_id()
+        if number != self._pass:  # an earlier pass may have ended with an error
+            self._fresh.clear()
+            self._pass = number
+        self._before[id(living)].note(living)
+        kind = self._kinds.setdefault(id(living), _tensors.kind_of(living))
+        _tensors.check_kind(living, kind, name)
 
     def _after(self, parameter: torch.Tensor, name: str) -> None:
         refuse_cleared(parameter, name)

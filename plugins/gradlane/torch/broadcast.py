@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -148,34 +148,6 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int =
     broadcast_tensors({f"{prefix}{number}.{i}": tensor for i, tensor in enumerate(tensors)}, root_rank)
     if not is_root:
         optimizer.load_state_dict(_put_tensors(outline, tensors))
-
-
-def broadcast_buffers(named: Mapping[str, torch.Tensor], root_rank: int, unsaved: Collection[str]) -> None:
-    """Broadcasts the buffers of a module before a forward pass, while backward passes of earlier ones may be outstanding.
-
-    Autograd refuses to go back through an operation if a tensor that it saved was written since. So the buffers of the
-    root are not written, and those of the other workers only if their bits differ. (On a device, finding that out would
-    make the host wait, so there all are written.)
-
-    Args:
-        unsaved: names of buffers that a backward pass does not need. Autograd does not hear that they were written.
-    """
-    distinct, _ = without_aliases(named)
-    if _session.rank() == root_rank:
-        broadcast_all(list(distinct.values()), list(distinct), root_rank, notes_changes=False)
-        return
-    copies = {name: _tensors.dense(tensor).clone() for name, tensor in distinct.items()}
-    broadcast_all(list(copies.values()), list(copies), root_rank)
-    with torch.no_grad():
-        for name, tensor in distinct.items():
-            if tensor.is_cuda or not _have_equal_bits(tensor, copies[name]):
-                (tensor.data if name in unsaved else tensor).copy_(copies[name])
-
-
-def _have_equal_bits(first: torch.Tensor, second: torch.Tensor) -> bool:
-    """Also of NaN and of -0.0, which are not equal to themselves and to 0.0."""
-    sides = (_tensors.dense(tensor).reshape(-1).view(torch.uint8) for tensor in (first, second))
-    return torch.equal(*sides)
 
 
 def allgather_object(

@@ -18,7 +18,8 @@ from gradlane import _names, _session
 from gradlane._window import forward_order
 from gradlane.torch._gradients import Gradients, PostAverageHook, Priority, SparsePolicy
 from gradlane.torch._owners import is_owned, refuse_unknown, watch, watch_copy, watch_frozen
-from gradlane.torch.broadcast import broadcast_alike, broadcast_buffers, broadcast_optimizer_state
+from gradlane.torch._buffer_copies import BufferCopies
+from gradlane.torch.broadcast import broadcast_alike, broadcast_optimizer_state
 from gradlane.torch.compression import Compression, Compressor
 
 
@@ -94,6 +95,7 @@ class DistributedDataParallel(nn.Module):
         self._known = {id(parameter) for _, parameter in named}
         self._copy_state(root_rank=0)
         self._buffer_names = [name for name, _ in module.named_buffers()] if broadcast_buffers else []
+        self._buffer_copies = BufferCopies(f"{self._namespace}/buffer/")
         self._gradients: Gradients | None = Gradients(
             self._namespace,
             named,
@@ -265,15 +267,16 @@ class DistributedDataParallel(nn.Module):
         if not self._buffer_names:
             return
         buffers = dict(self.module.named_buffers())
-        prefix = f"{self._namespace}/buffer/"
-        # In training, the running statistics of a normalization are not used, and so no backward pass needs them.
-        unsaved = {
-            f"{prefix}{path}{'.' * bool(path)}{n}"
+        self._buffer_copies.copy({name: buffers[name] for name in self._buffer_names}, root_rank, self._unsaved_buffers)
+
+    def _unsaved_buffers(self) -> set[str]:
+        """In training, the running statistics of a normalization are not used, and so no backward pass needs them."""
+        return {
+            f"{path}{'.' * bool(path)}{name}"
             for path, module in self.module.named_modules()
             if isinstance(module, _NormBase) and module.training
-            for n in ("running_mean", "running_var", "num_batches_tracked")
+            for name in ("running_mean", "running_var", "num_batches_tracked")
         }
-        broadcast_buffers({f"{prefix}{n}": buffers[n] for n in self._buffer_names}, root_rank, unsaved)
 
     def _refuse_unknown_parameters(self) -> None:
         refuse_unknown(self.module.named_parameters(), self._known, _REMEDY_UNKNOWN)

@@ -204,13 +204,20 @@ def synchronize(handle: Handle[T] | None = None, *, timeout: float | None = None
     return None
 
 
-def declare(tensors: str | Mapping[str, torch.Tensor], *, fuse: bool = True, timeout: float | None = None) -> None:
+def declare(
+    tensors: str | Mapping[str, torch.Tensor],
+    *,
+    compression: Compressor = Compression.none,
+    fuse: bool = True,
+    timeout: float | None = None,
+) -> None:
     """Fix dtype and shape of several names ahead of their first use; see `gradlane.declare`."""
     session = _session.session()
+    codec = check_compression(compression).codec
     if not isinstance(tensors, str):
         for name, tensor in tensors.items():
             located(name, _tensors.check_place, tensor)
-        _tensors.declare_tensors(session, tensors.items(), fuse=fuse, timeout=timeout)
+        _tensors.declare_tensors(session, tensors.items(), codec=codec, fuse=fuse, timeout=timeout)
 
 
 def reduce_in_place(

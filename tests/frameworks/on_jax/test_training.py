@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from gradlane.errors import InvalidArgumentError
 
 TOLERANCE = 1e-12
 """Relative, in float64: a few roundings, as the sum over workers is taken in another order."""
@@ -43,6 +44,50 @@ def test_accumulated_gradients_are_those_of_a_single_process(call):
     ours = trained(made(0), optax.MultiSteps(inner, every_k_schedule=4), mine)
     alone = trained(made(0), optax.MultiSteps(optax.sgd(0.1), every_k_schedule=4), lambda batch: batch)
     assert_close(ours, alone, tolerance=1e-6)  # optax's running mean has factors of float32
+
+
+@pytest.mark.workers(2)
+@pytest.mark.over("quic")
+def test_optimizers_without_names_may_be_made_in_any_order_and_traced_again(call):
+    """Twins, so that nothing but their names tells their gradients apart."""
+    twins = ["first", "second"][:: 1 if gl.rank() == 0 else -1]
+    made_here = {twin: optax.chain(gl.push_pull_gradients(), optax.sgd(1.0)) for twin in twins}
+
+    @functools.partial(jax.jit, static_argnames="again")
+    def step(gradients, again):
+        del again
+        found = {}
+        for twin in ("first", "second"):
+            optimizer = made_here[twin]
+            found[twin], _ = optimizer.update(gradients[twin], optimizer.init(gradients[twin]))
+        return found
+
+    gradients = {"first": {"w": jnp.full(2, 1.0 + gl.rank())}, "second": {"w": jnp.full(2, 10.0 + gl.rank())}}
+    for again in (0, gl.rank(), 2):  # rank 1 traces once more
+        found = step(gradients, again)
+        assert found["first"]["w"].tolist() == [-1.5] * 2 and found["second"]["w"].tolist() == [-10.5] * 2
+
+
+@pytest.mark.workers(2)
+@pytest.mark.over("quic")
+def test_an_optimizer_without_a_name_is_made_outside_of_what_uses_it(call):
+    def update(optimizer):
+        gradients = {"w": jnp.full(2, 1.0 + gl.rank())}
+        return optimizer.update(gradients, optimizer.init(gradients))[0]
+
+    @jax.jit
+    def inside(scale):
+        optimizer = gl.push_pull_gradients()
+        return jax.lax.scan(lambda total, _: (total + update(optimizer)["w"], None), jnp.zeros(2) * scale, None, 2)
+
+    with pytest.raises(InvalidArgumentError, match="made inside the function that JAX traces.*name="):
+        inside(1.0)
+
+    kept = []
+    jax.eval_shape(lambda: kept.append(gl.push_pull_gradients()))  # as a function that makes a train state does
+    assert jax.jit(lambda: update(kept[0]))()["w"].tolist() == [1.5] * 2
+    named = jax.jit(lambda: update(gl.push_pull_gradients(f"named {call}")))
+    assert named()["w"].tolist() == [1.5] * 2
 
 
 @pytest.mark.workers(2)

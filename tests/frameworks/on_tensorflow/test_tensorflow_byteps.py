@@ -9,8 +9,11 @@ import gradlane.tensorflow as gl
 import numpy as np
 import pytest
 import tensorflow as tf
+from gradlane import _recent
 from gradlane.errors import FailedPreconditionError, InvalidArgumentError, UnsupportedError
 from processes import over, run_all
+
+UNNAMED = "gradlane.compat.byteps.tensorflow._unnamed"
 
 SIGNATURES = {
     "tensorflow": {
@@ -220,3 +223,29 @@ def test_every_form_of_the_calls():
         keras.broadcast_global_variables(0)
     with pytest.raises(InvalidArgumentError, match="takes backward_passes_per_step=1"):
         bps.DistributedOptimizer(tf.compat.v1.train.GradientDescentOptimizer(0.1), backward_passes_per_step=2)
+
+
+@pytest.mark.over("quic")
+@pytest.mark.workers(2, settings={"step_timeout": "100s"})
+def test_eager_calls_of_any_number_of_lengths_use_up_no_names(monkeypatch):
+    bps, names = importlib.import_module("byteps.tensorflow"), importlib.import_module(UNNAMED)
+    monkeypatch.setattr(names, "_recent", names.RecentNames(8))
+    ended, undeclare = [], _recent._undeclare
+
+    def noted(leaving):
+        late = undeclare(leaving)
+        ended.extend(name.present for name in leaving if name not in late)
+        return late
+
+    monkeypatch.setattr(_recent, "_undeclare", noted)
+    for length in [*range(1, 40), *range(1, 40)]:
+        mine = tf.fill([length], 1.0 + bps.rank())
+        assert bps.push_pull(mine).numpy().tolist() == [1.5] * length
+        with tf.GradientTape() as tape:
+            tape.watch(mine)
+            loss = tf.reduce_sum(bps.push_pull(mine, "loss/"))
+        assert tape.gradient(loss, mine).numpy().tolist() == [1.0] * length
+        assert bps.broadcast(mine, 1).numpy().tolist() == [2.0] * length
+        rows = tf.IndexedSlices(tf.ones([length, 2]), tf.range(length), [40, 2])
+        assert len(bps.push_pull(rows).indices) == 2 * length
+    assert len(set(ended)) >= 2 * 3 * 39 - 3 * 8, "all but those that are kept"

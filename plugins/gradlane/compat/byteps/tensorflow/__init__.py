@@ -25,7 +25,7 @@ from gradlane.compat.byteps.common import (
     size,
     suspend,
 )
-from gradlane.compat.byteps.tensorflow._unnamed import name_of
+from gradlane.compat.byteps.tensorflow._unnamed import under_a_name
 from gradlane.errors import FailedPreconditionError, UnsupportedError
 from gradlane.tensorflow._reduce import reduce_all
 from gradlane.tensorflow._reduction import Reduction
@@ -68,14 +68,18 @@ def push_pull(
 
     Args:
         tensor: `tf.Tensor`, `tf.Variable` or `tf.IndexedSlices`.
-        scope: put before its name, which follows from dtype, shape and the order of the calls in a function.
+        scope: put before its name, which follows from its dtype and shape, and in a function from the order of the calls.
         average, op, compression: as in BytePS; without the first two the average.
         enable_async: is not there.
     """
     del device_dense, device_sparse
     if enable_async:
         raise UnsupportedError("enable_async=True: every sum has the contributions of all workers; leave it out")
-    return gl.push_pull(tensor, name_of(tensor, f"{scope}push_pull"), average=average, op=op, compression=compression)
+    return under_a_name(
+        tensor,
+        f"{scope}push_pull",
+        lambda chosen: gl.push_pull(tensor, chosen, average=average, op=op, compression=compression),
+    )
 
 
 def broadcast(tensor: Any, root_rank: int, scope: str = "", name: str | None = None, is_variable: bool = True) -> Any:
@@ -89,9 +93,14 @@ def broadcast(tensor: Any, root_rank: int, scope: str = "", name: str | None = N
         is_variable: has no effect; a variable is recognised.
     """
     del is_variable
-    whole = f"{scope}{name}" if name else name_of(tensor, f"{scope}broadcast")
+    if name:
+        return _broadcast(tensor, root_rank, f"{scope}{name}")
+    return under_a_name(tensor, f"{scope}broadcast", lambda chosen: _broadcast(tensor, root_rank, chosen))
+
+
+def _broadcast(tensor: Any, root_rank: int, name: str) -> Any:
     if isinstance(tensor, tf.Variable):
-        return broadcast_assignments([tensor], root_rank, whole)[0]
+        return broadcast_assignments([tensor], root_rank, name)[0]
     reduction = Reduction(op="broadcast", root=check_root(root_rank))
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
@@ -99,7 +108,7 @@ def broadcast(tensor: Any, root_rank: int, scope: str = "", name: str | None = N
         def gradient(_: Any) -> NoReturn:
             raise UnsupportedError("a broadcast has no gradient; use tf.stop_gradient")
 
-        [bits] = reduce_all([as_bits(value)], [whole], reduction)
+        [bits] = reduce_all([as_bits(value)], [name], reduction)
         return of_bits(bits, value.dtype), gradient
 
     return received(tensor)
