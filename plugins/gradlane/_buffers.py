@@ -42,6 +42,9 @@ _KIND_OF_FORMAT = {
     "?": "bool",
 }
 
+_FOREIGN_ORDER = ">!" if sys.byteorder == "little" else "<"
+"""How the format of a buffer begins whose bytes are in the other order than those of this machine."""
+
 _LEGACY_STREAM = 1
 """The device's legacy default stream in DLPack and in the driver (`CU_STREAM_LEGACY`); 0 would be ambiguous."""
 
@@ -110,7 +113,7 @@ def locate(value: Any, *, writable: bool) -> Buffer:
             it is accessible only by the buffer protocol.
     Raises:
         InvalidArgumentError: not a buffer, not contiguous, read-only, or of an element type that cannot be reduced.
-        UnsupportedError: the memory is on a device of another kind.
+        UnsupportedError: the memory is on a device of another kind, or it is that of a masked array.
     """
     if _is_numpys(value, "ndarray"):
         return _of_array(value, writable)
@@ -179,7 +182,17 @@ def _no_buffer(value: Any, error: Exception) -> InvalidArgumentError:
     return InvalidArgumentError(f"{kind} does not lend its memory: {error}")
 
 
+def _refuse_masked(value: object) -> None:
+    """Raises for a masked array of NumPy: what it masks is in its memory, and would be reduced with the rest."""
+    masked = getattr(sys.modules.get("numpy.ma"), "MaskedArray", None)
+    if masked is not None and isinstance(value, masked):
+        raise UnsupportedError(
+            f"{type(value).__name__} is a masked array; reduce array.data and array.mask separately, or array.filled(0)"
+        )
+
+
 def _of_array(array: Any, writable: bool) -> HostBuffer:
+    _refuse_masked(array)
     # Of the class, because a class that derives from it may say something else. Made anew each time it is looked at.
     interface = _numpy().ndarray.__array_interface__.__get__(array)
     if interface["typestr"][0] == ">":
@@ -190,17 +203,32 @@ def _of_array(array: Any, writable: bool) -> HostBuffer:
         raise _not_contiguous("array", "numpy.ascontiguousarray()")
     if writable and read_only:
         raise _read_only("array")
-    return HostBuffer(address, dtype, tuple(interface["shape"]), (array, weakref.ref(_whole(array))))
+    return HostBuffer(address, dtype, tuple(interface["shape"]), (array, _against_resizing(array)))
 
 
-def _whole(array: Any) -> Any:
-    """The array whose memory `array` shows. While a weak reference to it exists, NumPy refuses to resize it.
+def _against_resizing(lent: Any) -> object:
+    """What keeps NumPy from resizing the array whose memory `lent` shows; None if it is not that of an array.
 
-    Without one, `resize(..., refcheck=False)` would free the memory that the engine uses.
+    NumPy refuses to resize an array to which a weak reference exists. Without one, `resize(..., refcheck=False)` would
+    free the memory that the engine uses: NumPy does not count those who hold a buffer of an array.
     """
-    while _is_numpys(array.base, "ndarray"):
-        array = array.base
-    return array
+    while lent is not None:
+        if _is_numpys(lent, "ndarray"):
+            if lent.base is None:
+                return weakref.ref(lent)
+            lent = lent.base
+        elif isinstance(lent, memoryview):
+            lent = lent.obj
+        elif isinstance(lent, _OF_CTYPES):
+            held = (lent._objects or {}) if lent._b_base_ is None else {}
+            lent = lent._b_base_ or next((one for one in held.values() if isinstance(one, memoryview)), None)
+        else:
+            return None
+    return None
+
+
+_OF_CTYPES = (ctypes.Array, ctypes.Structure, ctypes.Union, ctypes.c_char.__mro__[1])
+"""The classes of ctypes whose objects have memory; the last one is that of single numbers."""
 
 
 @lru_cache(maxsize=64)
@@ -210,9 +238,8 @@ def _name_of(dtype: Any) -> str:
 
 
 def _of_memoryview(view: memoryview, writable: bool) -> HostBuffer:
-    code = view.format.lstrip("@=<") or "B"
-    kind = _KIND_OF_FORMAT.get(code, f"format {view.format!r} ")
-    dtype = check_dtype("bool" if kind == "bool" else f"{kind}{view.itemsize * 8}")
+    _refuse_masked(view.obj)
+    dtype = _dtype_of(view)
     if not view.c_contiguous:
         raise _not_contiguous("buffer", "bytearray()")
     if writable and view.readonly:
@@ -222,8 +249,23 @@ def _of_memoryview(view: memoryview, writable: bool) -> HostBuffer:
         return HostBuffer(0, dtype, shape, view)
     # ctypes gives only addresses of writable memory. It also holds the export, so that a bytearray cannot be resized.
     memory = bytearray(view) if view.readonly else view
-    owner = (ctypes.c_char * view.nbytes).from_buffer(memory)
-    return HostBuffer(ctypes.addressof(owner), dtype, shape, owner)
+    exported = (ctypes.c_char * view.nbytes).from_buffer(memory)
+    return HostBuffer(ctypes.addressof(exported), dtype, shape, (exported, _against_resizing(memory)))
+
+
+def _dtype_of(view: memoryview) -> str:
+    """The name of a buffer's element type, from its format in the notation of Python's `struct`."""
+    code = view.format.lstrip("@=<>!") or "B"
+    kind = _KIND_OF_FORMAT.get(code)
+    if kind is None:
+        raise InvalidArgumentError(
+            f"a buffer of format {view.format!r} cannot be reduced; supported: {', '.join(ITEM_BYTES)}"
+        )
+    if view.itemsize > 1 and view.format[0] in _FOREIGN_ORDER:
+        raise InvalidArgumentError(
+            f"a buffer of format {view.format!r} is in foreign byte order; convert it, for example with numpy's .astype"
+        )
+    return check_dtype("bool" if kind == "bool" else f"{kind}{view.itemsize * 8}")
 
 
 def _of_cuda_array(array: Any, writable: bool) -> DeviceBuffer:

@@ -2,6 +2,7 @@
 
 import array
 import ctypes
+import sys
 
 import numpy as np
 import pytest
@@ -123,6 +124,52 @@ def test_other_element_types_are_refused_with_the_list_of_supported_ones(values)
 def test_foreign_byte_order_is_refused():
     with pytest.raises(InvalidArgumentError, match="byte order"):
         _buffers.locate(np.zeros(3, ">f4"), writable=True)
+
+
+FOREIGN = ">" if sys.byteorder == "little" else "<"
+
+
+@pytest.mark.parametrize("code", ["f", "d", "i", "q"])
+def test_a_buffer_in_foreign_byte_order_is_refused_by_that_name(code):
+    values = memoryview(np.zeros(3, FOREIGN + code))
+    with pytest.raises(InvalidArgumentError, match=rf"format '{FOREIGN}{code}' is in foreign byte order; .*astype"):
+        _buffers.locate(values, writable=True)
+
+
+@pytest.mark.parametrize(
+    ("values", "format"),
+    [
+        (memoryview(np.zeros(3, [("a", "f4"), ("b", "i4")])), "T{f:a:i:b:}"),
+        (memoryview(np.zeros(3, np.complex64)), "Zf"),
+        (memoryview(bytearray(3)).cast("c"), "c"),
+    ],
+    ids=["structure", "complex", "characters"],
+)
+def test_a_buffer_of_another_format_is_refused_by_that_name(values, format):
+    with pytest.raises(InvalidArgumentError) as refused:
+        _buffers.locate(values, writable=True)
+    assert str(refused.value).startswith(f"a buffer of format {format!r} cannot be reduced; supported: float32")
+
+
+MASKED = {
+    "array": lambda values: values,
+    "part": lambda values: values[1:],
+    "without masked values": lambda values: np.ma.MaskedArray(values.data),
+    "memoryview": memoryview,
+    "memoryview of a part": lambda values: memoryview(values[1:])[1:],
+}
+
+
+@pytest.mark.parametrize("writable", [True, False], ids=["result", "source"])
+@pytest.mark.parametrize("make", MASKED)
+def test_a_masked_array_is_refused_because_what_it_masks_would_count(make, writable):
+    values = np.ma.MaskedArray([1.0, 2.0, 3.0], mask=[False, True, False])
+    with pytest.raises(UnsupportedError, match=r"Masked.* is a masked array; reduce .*data and .*mask separately"):
+        _buffers.locate(MASKED[make](values), writable=writable)
+
+
+def test_the_data_of_a_masked_array_is_an_array():
+    assert _buffers.locate(np.ma.MaskedArray([1.0, 2.0], mask=[True, False]).data, writable=True).len == 2
 
 
 @pytest.mark.parametrize("value", [[1.0, 2.0], 3.0, "text", None])

@@ -5,8 +5,10 @@ they are, and the results must be right.
 """
 
 import array
+import ctypes
 import gc
 import mmap
+import pickle
 import weakref
 
 import gradlane
@@ -120,6 +122,44 @@ def test_an_object_that_tells_only_an_address_is_refused():
 def _resizable_array():
     values = np.zeros(1 << 16, np.uint8)
     return values, lambda: values.resize(1 << 22, refcheck=False)
+
+
+BESIDE_ARRAYS = {
+    "memoryview": memoryview,
+    "memoryview of bytes": lambda values: memoryview(values).cast("B"),
+    "memoryview of a memoryview": lambda values: memoryview(memoryview(values)),
+    "memoryview of a part": lambda values: memoryview(values)[8:],
+    "array of a memoryview": lambda values: np.frombuffer(memoryview(values), np.uint8),
+    "part of an array of a memoryview": lambda values: np.asarray(memoryview(values))[8:],
+    "array of a pickle buffer": lambda values: np.frombuffer(pickle.PickleBuffer(values), np.uint8),
+    "memoryview of an array of a memoryview": lambda values: memoryview(np.asarray(memoryview(values))),
+    "array of ctypes": lambda values: (ctypes.c_uint8 * values.nbytes).from_buffer(values),
+    "part of a structure of ctypes": lambda values: _pair(values.nbytes // 2).from_buffer(values).second,
+    "array of an array of ctypes": lambda values: np.ctypeslib.as_array((ctypes.c_uint8 * 64).from_buffer(values)),
+}
+"""What has the memory of a NumPy array without being a view of it in NumPy's eyes."""
+
+
+def _pair(length):
+    fields = [("first", ctypes.c_uint8 * length), ("second", ctypes.c_uint8 * length)]
+    return type("Pair", (ctypes.Structure,), {"_fields_": fields})
+
+
+@pytest.mark.parametrize("beside", BESIDE_ARRAYS)
+@pytest.mark.workers(2)
+def test_an_array_cannot_be_resized_while_its_memory_is_lent_by_another_object(beside):
+    values = np.zeros(1 << 16, np.uint8)
+    buffer = BESIDE_ARRAYS[beside](values)
+    if gradlane.rank() == 1:
+        gradlane.barrier(f"{beside} was tried")  # so the operation of rank 0 cannot have ended before
+    handle = gradlane.push_pull_async(buffer, beside, op=Sum)
+    if gradlane.rank() == 0:
+        with pytest.raises(ValueError, match="cannot resize an array"):
+            values.resize(1 << 22, refcheck=False)
+        gradlane.barrier(f"{beside} was tried")
+    handle.wait()
+    del handle, buffer
+    values.resize(1 << 22, refcheck=False)
 
 
 def _view_of_a_resizable_array():
