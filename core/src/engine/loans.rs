@@ -61,6 +61,13 @@ pub(super) enum User {
     ThisCall,
 }
 
+impl Lent {
+    /// The marks of the caller before which the engine cannot use the memory.
+    fn marks_before(&self) -> impl Iterator<Item = &Mark> {
+        self.memory.iter().flat_map(|(from, to)| [from.after(), to.after()]).flatten()
+    }
+}
+
 impl Loans {
     /// Takes the memory of a tensor, source and destination. [`lend`](Self::lend) it next.
     pub(super) fn take(&mut self, source: &Memory, destination: &Memory) -> Result<Taken, InUse> {
@@ -141,11 +148,10 @@ impl Loans {
     /// The marks of callers before which the engine cannot use the memory of these submissions, or of others on the same devices, whose
     /// work may stand before theirs.
     pub(super) fn marks_before(&self, submissions: Range<u64>) -> Vec<Mark> {
-        let marks = |lent: &Lent| lent.memory.iter().flat_map(|(from, to)| [from.after(), to.after()]).flatten();
-        let asked = self.lent.range(submissions).flat_map(|(_, lent)| marks(lent));
+        let asked = self.lent.range(submissions).flat_map(|(_, lent)| lent.marks_before());
         let devices: BTreeSet<Ordinal> = asked.filter_map(Mark::device).collect();
         let mut before: Vec<Mark> = Vec::new();
-        for mark in self.lent.values().flat_map(marks) {
+        for mark in self.lent.values().flat_map(Lent::marks_before) {
             let is_new = !before.iter().any(|known| known.is(mark));
             if is_new && mark.device().is_some_and(|device| devices.contains(&device)) {
                 before.push(mark.clone());

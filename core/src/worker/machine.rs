@@ -263,7 +263,7 @@ impl Worker {
         };
         let oldest = self.tasks.iter().filter_map(|(_, record)| asked(record)).min();
         let Some(error) = self.links.look(now, server, oldest) else { return };
-        let is_due = |record: &Record| asked(record).is_some_and(|asked| asked + self.settings.stuck <= now);
+        let is_due = |record: &Record| asked(record).is_some_and(|asked| asked + self.settings.bounds.stuck <= now);
         let due = self.tasks.iter().map(|(_, record)| record).filter(|record| is_due(record));
         let submissions: BTreeSet<u64> = due.flat_map(|record| record.part.tickets.iter().copied()).collect();
         for submission in submissions {

@@ -212,7 +212,8 @@ impl Driver {
         let Some((running, _)) = &mut self.current else { return Ok(moved) };
         let advanced = running.advance(&self.board, &mut self.scratch);
         if advanced {
-            self.move_on(now);
+            self.moved = now;
+            self.noted.note(now);
         }
         if running.is_over() {
             let (running, done) = self.current.take().expect("looked at above");
@@ -337,13 +338,9 @@ impl Driver {
         }
     }
 
-    fn move_on(&mut self, now: Time) {
+    fn start(&mut self, now: Time, part: Part, done: Option<Done<f64>>) {
         self.moved = now;
         self.noted.note(now);
-    }
-
-    fn start(&mut self, now: Time, part: Part, done: Option<Done<f64>>) {
-        self.move_on(now);
         let running = Running::new(part, self.chunks, self.board.layout);
         self.current = Some((running, done));
     }
