@@ -121,9 +121,6 @@ class Session:
     @property
     def size(self) -> int: ...
     @property
-    def call_limit(self) -> float:
-        """Seconds from the submission of an operation within which it has ended or is given up."""
-    @property
     def workers_key(self) -> bytes:
         """The key that only the coordinator and the workers of the job have."""
     def declare(

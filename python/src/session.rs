@@ -102,12 +102,6 @@ impl Session {
         Ok(self.0.get(py)?.inner.size())
     }
 
-    /// Seconds from the submission of an operation within which it has ended or is given up, whatever happens.
-    #[getter]
-    fn call_limit(&self, py: Python<'_>) -> PyResult<f64> {
-        Ok(self.0.get(py)?.inner.call_limit().as_secs_f64())
-    }
-
     /// Declares tensors `(name, dtype, shape)` in one round trip.
     #[pyo3(signature = (tensors, fuse, timeout, codec = "none"))]
     fn declare(

@@ -27,10 +27,11 @@ matrix! {
     [locally, over_shm, over_quic]:
         every_wait_of_a_caller_ends_though_the_engine_is_stuck,
         the_waits_of_the_c_interface_end_though_the_engine_is_stuck,
+        a_timeout_of_the_submission_bounds_the_wait_though_the_engine_is_stuck,
         an_engine_that_goes_on_in_time_is_not_given_up;
 }
 
-/// A handle is given up after the step timeout, twice `dead_timeout`, and the time to catch up.
+/// A handle is given up 2 s after the longest wait of the engine, which is `step_timeout` and 10 s, and after 2 s to catch up.
 const SETTINGS: [(&str, &str); 3] = [("step_timeout", "4 s"), ("stall_warn", "1 s"), ("dead_timeout", "3 s")];
 
 fn every_wait_of_a_caller_ends_though_the_engine_is_stuck(over: Over) {
@@ -120,6 +121,20 @@ fn the_waits_of_the_c_interface_end_though_the_engine_is_stuck(over: Over) {
     drop((first, second));
 }
 
+fn a_timeout_of_the_submission_bounds_the_wait_though_the_engine_is_stuck(over: Over) {
+    const LONG: (&str, &str) = ("step_timeout", "1 h");
+    let job = Job::start_with(over, &[LONG, SETTINGS[1], SETTINGS[2]]);
+    let hold = job.hold_up();
+    let mut tensor = Tensor::new("w0", vec![1.0; 1000]);
+    let submission = Submission { timeout: Some(Duration::from_secs(1)), ..tensor.submission(Op::Sum) };
+    let began = Clock::start();
+    let handle = job.sessions[0].submit(submission, None, |_| {}).unwrap();
+    is_given_up(handle.wait(None), "w0");
+    assert!(elapsed(began) < PATIENCE, "{:?}", elapsed(began));
+    hold.let_go();
+    let _how = eventually("the engine lets go of the memory", || handle.outcome());
+}
+
 fn an_engine_that_goes_on_in_time_is_not_given_up(over: Over) {
     let job = Job::start(over);
     let [one, other] = &job.sessions[..] else { panic!("two workers") };
@@ -165,7 +180,11 @@ impl Hold {
 
 impl Job {
     fn start(over: Over) -> Self {
-        let config = config(over, &SETTINGS);
+        Self::start_with(over, &SETTINGS)
+    }
+
+    fn start_with(over: Over, settings: &[(&str, &str)]) -> Self {
+        let config = config(over, settings);
         let embedded =
             Embedded::start(EmbeddedOptions { config: config.clone(), workers: 2, servers: 1 }).expect("starts");
         let sessions = std::thread::scope(|scope| {

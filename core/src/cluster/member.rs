@@ -119,6 +119,12 @@ impl Member {
 
     /// The connection ended, or did not come up.
     pub fn handle_disconnected(&mut self, now: Time, error: Error) {
+        // This process had what it needs to connect.
+        self.local_failures = 0;
+        self.line_lost(now, error);
+    }
+
+    fn line_lost(&mut self, now: Time, error: Error) {
         // If the coordinator refuses a process, or the versions differ, a second attempt does not help. A member of a formed job was
         // accepted before, so there the connection is at fault.
         let refused = matches!(error, Error::Auth { .. } | Error::CertExpired { .. } | Error::Incompatible { .. });
@@ -163,7 +169,7 @@ impl Member {
             Frame::StallNotice { tensor, stall, detail } => {
                 self.tell(MemberEvent::StallNotice { tensor, stall, detail });
             }
-            Frame::Status(status) => self.handle_status(now, &status),
+            Frame::Forming(forming) => self.handle_forming(now, &forming),
             Frame::Join(_)
             | Frame::Heartbeat { .. }
             | Frame::Declare { .. }
@@ -173,6 +179,7 @@ impl Member {
             | Frame::Leave
             | Frame::Fail { .. }
             | Frame::StatusRequest
+            | Frame::Status(_)
             | Frame::Renew => self.fail_protocol("kind", "nobody sends to a member"),
         }
     }

@@ -152,7 +152,7 @@ impl Engine {
         let room = Room::enter(&self.room, bytes, timeout, &|| self.shared.works())?;
 
         let count = members.len() as u64;
-        let limit = self.limit(format!("tensor {}", batch.names()));
+        let limit = self.limit(format!("tensor {}", batch.names()), timeout);
         let handle = self.shared.with_pushing(here_bytes_max, |state, now| {
             let describe = |index: usize| {
                 let Member { source, priority, .. } = &members[index];

@@ -220,7 +220,7 @@ impl Handle {
     ) -> Result<MutexGuard<'_, Resolution>> {
         loop {
             let left = timeout.map(|timeout| timeout.saturating_sub(waited(clock)));
-            let ask_in = self.limit.as_ref().map(|limit| limit.left());
+            let ask_in = self.limit.is_some().then(|| self.trusted_for());
             let state = self.sleep(left.into_iter().chain(ask_in).min(), enough);
             if enough(&state) || timeout.is_some_and(|timeout| timeout <= waited(clock)) {
                 return Ok(state);
@@ -253,6 +253,11 @@ impl Handle {
         };
         guard.waiters -= 1;
         guard
+    }
+
+    /// How long a thread that waits does not ask yet whether the engine works at the operation.
+    pub(super) fn trusted_for(&self) -> Duration {
+        self.limit.as_ref().map_or(Duration::MAX, |limit| limit.left())
     }
 
     /// Fails if the engine should have ended the operation and has not.

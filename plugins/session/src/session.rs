@@ -26,7 +26,6 @@ use crate::own_process::OwnProcess;
 /// child that drops its copy does nothing.
 pub struct Session {
     place: OwnProcess<Place>,
-    call_limit: Duration,
 }
 
 enum Place {
@@ -79,7 +78,6 @@ impl Session {
             join_timeout: patience,
             ..process::member(Role::Worker, &config)
         };
-        let call_limit = config.call_limit();
         let options = EngineOptions {
             config,
             member,
@@ -90,7 +88,7 @@ impl Session {
             device: Some(devices),
         };
         let engine = Engine::start_shown(options, exporter.as_ref())?;
-        Ok(Self { place: OwnProcess::new(Place::Joined(Box::new(engine))), call_limit })
+        Ok(Self { place: OwnProcess::new(Place::Joined(Box::new(engine))) })
     }
 
     /// A job of one worker, without any server. Reductions are copies.
@@ -99,7 +97,7 @@ impl Session {
     /// If the timeline that the settings ask for cannot be written. As [`Exporter::by_settings`].
     pub fn alone(config: &Config) -> Result<Self> {
         let alone = Alone::new(config, devices(config))?;
-        Ok(Self { place: OwnProcess::new(Place::Alone(alone)), call_limit: config.call_limit() })
+        Ok(Self { place: OwnProcess::new(Place::Alone(alone)) })
     }
 
     /// This worker's rank.
@@ -251,11 +249,6 @@ impl Session {
         }
     }
 
-    /// The longest time from the submission of an operation to its end, or until it is given up.
-    pub fn call_limit(&self) -> Duration {
-        self.call_limit
-    }
-
     /// Whether a device may still write memory of operations that have ended. As long as this doubt exists, [`Owners`](crate::Owners) keeps
     /// the owners of that memory.
     pub fn doubt(&self) -> &Doubt {
@@ -323,7 +316,7 @@ impl Session {
     pub fn settle(&self, timeout: Option<Duration>) -> Result<()> {
         match &*self.place {
             Place::Joined(engine) => engine.settle(timeout),
-            Place::Alone(alone) => alone.followed().settle(timeout, &|| false),
+            Place::Alone(alone) => alone.followed().settle(timeout, &|| alone.followed().works_alone()),
         }
     }
 
@@ -350,7 +343,7 @@ impl Session {
         match &*self.place {
             Place::Joined(engine) => engine.shutdown(grace),
             Place::Alone(alone) => {
-                let settled = alone.followed().settle(Some(grace), &|| false);
+                let settled = alone.followed().settle(Some(grace), &|| alone.followed().works_alone());
                 alone.leave();
                 settled
             }

@@ -71,7 +71,7 @@ impl Coordinator {
             barriers: Barriers::new(config.workers, config.defect),
             registry: None,
             // Twice, because the end of a connection may be noticed late.
-            endings: Endings::new(config.dead_timeout * 2, config.defect),
+            endings: Endings::new(config.workers, config.dead_timeout * 2, config.defect),
             stalls: Stalls::new(config.stall_interval),
             config,
         }
@@ -134,7 +134,11 @@ impl Coordinator {
             seat.lives(now);
         }
         match (frame, speaks_for) {
-            (Frame::StatusRequest, _) => {
+            (Frame::StatusRequest, Some(identity)) => {
+                let forming = questions::forming(&self.roster, identity);
+                self.connections.send(link, Frame::Forming(forming));
+            }
+            (Frame::StatusRequest, None) => {
                 let status = self.status(now);
                 self.connections.send(link, Frame::Status(status));
             }
@@ -179,6 +183,7 @@ impl Coordinator {
                 | Frame::BarrierDone { .. }
                 | Frame::StallNotice { .. }
                 | Frame::Status(_)
+                | Frame::Forming(_)
                 | Frame::Renewed { .. }
                 | Frame::WorkersKey(_),
                 Some(_),
