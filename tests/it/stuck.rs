@@ -9,7 +9,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
 use gradlane_core::Error;
-use gradlane_core::engine::Handle;
+use gradlane_core::engine::{Handle, Submission};
 use gradlane_core::runtime::Clock;
 use gradlane_core::types::Op;
 use gradlane_server::{Embedded, EmbeddedOptions};

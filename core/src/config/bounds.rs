@@ -11,7 +11,7 @@ use super::knobs::Config;
 /// How long an attempt to connect may take.
 pub const DIAL_TIMEOUT: Duration = Duration::from_secs(3);
 /// The shortest time after which a silent connection is lost. One that is given up after less would not survive a busy computer.
-pub const SILENT_MIN: Duration = Duration::from_secs(1);
+const SILENT_MIN: Duration = Duration::from_secs(1);
 /// How long the ranks of a machine wait for the answer of the rank that decides their order. It needs processor time for the answer only.
 pub const LEADER_PATIENCE: Duration = Duration::from_secs(10);
 /// How long an error of NCCL waits for its cause, because the ranks notice the death of another one at about the same time.
