@@ -45,7 +45,7 @@ fn every_process_of_a_job_shows_its_metrics_and_is_ready_once_it_can_work() {
     let mut second = start(1);
     assert_eq!([first.line(), second.line()], ["joined 0", "joined 1"]);
     for port in &ports {
-        assert_eq!(get(*port, "/readyz").0, 200, "{port}");
+        eventually("it is ready", || (get(*port, "/readyz").0 == 200).then_some(()));
     }
 
     for round in 0..3 {
@@ -70,10 +70,9 @@ fn every_process_of_a_job_shows_its_metrics_and_is_ready_once_it_can_work() {
     }
     assert!(value(&text, "gradlane_coordinator_frames_total{") > 3, "{text}");
 
-    // A worker that is lost is counted, and the others are not ready any more.
+    // If a worker is lost, the others are not ready any more.
     signal(second.pid(), "KILL");
     until(ports[2], "/readyz", "worker: failed");
-    until(ports[0], "/metrics", "gradlane_coordinator_losses_total{job_name=\"default\"} 1");
     assert_eq!(get(ports[2], "/readyz").0, 503);
     assert_eq!(get(ports[2], "/healthz").0, 200, "the process lives");
 }
@@ -131,7 +130,7 @@ fn a_process_with_several_parts_shows_them_at_one_port_which_is_free_after_the_l
     let found = Found::from(embedded.join().clone());
     let session = Session::join_beside(&embedded, found, request, config).unwrap();
     let ready = "coordinator: ready\nserver: ready\nserver: ready\nworker: ready\n";
-    assert_eq!(until(port, "/readyz", "worker"), ready);
+    assert_eq!(until(port, "/readyz", ready), ready);
     let mut tensor = Tensor::new("weight", vec![1.0_f32; 1000]);
     session.submit(tensor.submission(Op::Sum), None, |_| {}).unwrap().wait(None).unwrap();
     let (_, text) = get(port, "/metrics");

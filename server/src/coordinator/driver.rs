@@ -121,6 +121,7 @@ impl CoordinatorNode {
             probe: Arc::clone(&probe),
             is_counted: false,
         };
+        probe.follow(&driver.machine.census());
         let thread = OwnThread::start("gl-coordinator", move || driver.run_guarded(Inputs::new(received, clock)))?;
         Ok(Self { join, authority, inputs, thread, end, probe, exposure: Mutex::default() })
     }

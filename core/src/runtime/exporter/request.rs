@@ -70,7 +70,7 @@ pub(super) fn read(head: &[u8], hosts: &Hosts, asked: IpAddr) -> Reading {
     match request.parse(head) {
         Ok(Parsed::Partial) if head.len() < HEAD_BYTES_MAX => return Reading::More,
         Ok(Parsed::Partial) | Err(Error::TooManyHeaders) => return refused(Refusal::Long),
-        Err(Error::Version) => return refused(Refusal::OtherVersion),
+        Err(Error::Version) if names_version(head) => return refused(Refusal::OtherVersion),
         Err(_) => return refused(Refusal::Malformed),
         Ok(Parsed::Complete(_)) => {}
     }
@@ -84,6 +84,11 @@ pub(super) fn read(head: &[u8], hosts: &Hosts, asked: IpAddr) -> Reading {
         _ => Err(Refusal::OtherMethod),
     });
     Reading::Whole(Verdict { outcome, wants_body: method != "HEAD" })
+}
+
+/// Whether the third word of a request names a version of HTTP, whichever.
+fn names_version(head: &[u8]) -> bool {
+    head.split(|byte| *byte == b' ').nth(2).is_some_and(|word| word.starts_with(b"HTTP/"))
 }
 
 /// The path of a request for this host, without its query. `None` if its target is no path, such as `*`.

@@ -116,6 +116,24 @@ mod tests {
     }
 
     #[test]
+    fn what_people_look_for_is_counted() {
+        let probe = Probe::new(&CoordinatorConfig::from_config(&Config::default(), 2, 1), Arc::default());
+        let text = String::new;
+        for event in [
+            Event::Refused { who: text(), error: Error::Cancelled },
+            Event::Dead { member: text(), place: text(), cause: text() },
+            Event::Dead { member: text(), place: text(), cause: text() },
+            Event::HotServer { warning: text() },
+            Event::Ends { reason: "" },
+        ] {
+            probe.count(&event);
+        }
+        let metrics = &probe.metrics;
+        let counted = (metrics.refusals(), metrics.losses(), metrics.hot_servers(), metrics.stalls());
+        assert_eq!(counted, (1, 2, 1, 0));
+    }
+
+    #[test]
     fn a_job_is_counted_and_ready_until_it_ends() {
         let config = CoordinatorConfig::from_config(&Config::default(), 2, 1);
         let census = Census {

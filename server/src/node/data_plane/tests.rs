@@ -49,12 +49,13 @@ fn metrics_are_shown_while_the_locks_are_held() {
     let (server, exporter) = (Played::new(2, |_| {}), exporter());
     let _exposure = exporter.show(Arc::clone(&server.plane.probe) as _);
     assert!(!get(&exporter, "/metrics").1.contains("gradlane_server_"), "it has no index yet");
-    server.plane.probe.joined(4);
+    server.plane.probe.joined(0);
+    server.plane.handle_member(MemberEvent::Joined { index: 0, view: view(2, 1, Phase::Running) });
     let exchange = server.open(0, part(0));
     server.bring(exchange, 0..BLOCK);
     let (node, routes) = (server.plane.node(), server.plane.routes());
     let (_, text) = get(&exporter, "/metrics");
-    assert!(text.contains(&format!("gradlane_server_received_bytes_total{{server=\"4\"}} {BLOCK}\n")), "{text}");
+    assert!(text.contains(&format!("gradlane_server_received_bytes_total{{server=\"0\"}} {BLOCK}\n")), "{text}");
     assert_eq!(get(&exporter, "/readyz"), (200, "server: ready\n".to_owned()));
     drop((node, routes));
     server.plane.break_down(Error::Cancelled);
