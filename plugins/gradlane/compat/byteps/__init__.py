@@ -15,7 +15,11 @@ __all__: list[str] = []
 
 _TAPE = "use DistributedGradientTape or DistributedOptimizer of byteps.tensorflow"
 
+_SSH = "run bpslaunch on each host with the DMLC variables, or use `gradlane run`, torchrun, mpirun or srun"
+
 _MISSING = {
+    "byteps.launcher": _SSH,
+    "byteps.launcher.dist_launcher": _SSH,
     "byteps.mxnet": "use gradlane.push_pull, which takes NumPy arrays and what offers DLPack",
     "byteps.misc": "its scripts for ImageNet are in BytePS's repository",
     "byteps.tensorflow.distribute": _TAPE,

@@ -28,9 +28,10 @@ def main() -> int:
     """Runs the command line of this process, and returns its exit code."""
     command, environment = sys.argv[1:], dict(os.environ)
     role = environment.get("DMLC_ROLE", "")
-    if role in _COMMANDS:
+    if role in _COMMANDS and not _asks_for_ssh(command):
         _become(["-m", "gradlane", _COMMANDS[role]], environment)
     try:
+        _refuse_hosts(command)
         if role != "worker":
             raise _Misuse(f"DMLC_ROLE={role!r}; give worker, server or scheduler")
         if not command:
@@ -48,6 +49,23 @@ def main() -> int:
 
 class _Misuse(Exception):
     """What is wrong with the environment or the command line, and what to do."""
+
+
+_OF_SSH = ("-WH", "-SH", "--worker-hostfile", "--server-hostfile", "--scheduler-ip", "--scheduler-port")
+"""Options of BytePS's `dist_launcher.py`, which starts a job by ssh."""
+
+
+def _asks_for_ssh(command: Sequence[str]) -> bool:
+    first = command[0] if command else ""
+    return first.partition("=")[0] in _OF_SSH or any(Path(word).name == "dist_launcher.py" for word in command[:2])
+
+
+def _refuse_hosts(command: Sequence[str]) -> None:
+    if _asks_for_ssh(command):
+        raise _Misuse(
+            "BytePS's launcher by ssh (dist_launcher.py) does not exist here; run bpslaunch on each host with DMLC_ROLE and "
+            "the other DMLC variables, by your scheduler or by ssh, or use `gradlane run`, torchrun, mpirun or srun"
+        )
 
 
 def _become(arguments: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
