@@ -30,7 +30,7 @@ matrix! {
         an_engine_that_goes_on_in_time_is_not_given_up;
 }
 
-/// A handle is given up after the step timeout, twice `dead_timeout`, and the time to catch up.
+/// A handle is given up 2 s after the longest wait of the engine, which is `step_timeout` and 10 s, and after 2 s to catch up.
 const SETTINGS: [(&str, &str); 3] = [("step_timeout", "4 s"), ("stall_warn", "1 s"), ("dead_timeout", "3 s")];
 
 fn every_wait_of_a_caller_ends_though_the_engine_is_stuck(over: Over) {

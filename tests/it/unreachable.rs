@@ -35,6 +35,16 @@ fn a_server_that_announces_a_wrong_address_is_named_with_the_refusal_over_quic()
 }
 
 #[test]
+fn however_short_the_timeouts_are_the_error_is_that_of_the_server_and_not_of_a_stuck_engine_over_quic() {
+    // Of the workers alone: the coordinator of a busy machine gives no member up that fast.
+    let short = [("step_timeout", "300 ms"), ("stall_warn", "100 ms"), ("dead_timeout", "100 ms")];
+    let job = Job::start_with(NOWHERE, &short);
+    for error in job.reduce("lost").map(Result::unwrap_err) {
+        assert!(matches!(error, Error::ServerUnreachable { .. }), "{error}");
+    }
+}
+
+#[test]
 fn a_path_that_drops_everything_from_some_time_on_ends_calls_on_every_rank_over_quic() {
     let job = Job::start(Relay::HOST);
     let relay = Relay::before(job.server.address());
@@ -60,7 +70,13 @@ struct Job {
 
 impl Job {
     fn start(advertise: &str) -> Self {
+        Self::start_with(advertise, &[])
+    }
+
+    /// The same, with other settings of the workers.
+    fn start_with(advertise: &str, of_workers: &[(&str, &str)]) -> Self {
         let config = config(Over::Quic, &SETTINGS);
+        let of_workers = if of_workers.is_empty() { config.clone() } else { self::config(Over::Quic, of_workers) };
         let coordinator = CoordinatorNode::start(CoordinatorConfig::from_config(&config, 2, 1), &config, None).unwrap();
         let join = coordinator.join_string();
         let server = Server::start(ServerOptions {
@@ -70,7 +86,7 @@ impl Job {
             index: None,
         })
         .unwrap();
-        let start = |rank| worker(&config, join, Some(rank), 2).unwrap();
+        let start = |rank| worker(&of_workers, join, Some(rank), 2).unwrap();
         let workers = std::thread::scope(|scope| {
             let starting = [0, 1].map(|rank| scope.spawn(move || start(rank)));
             starting.into_iter().map(|worker| worker.join().unwrap()).collect()

@@ -65,6 +65,17 @@ def test_sums_of_many_parts_from_two_servers_are_exact():
         assert (array.seen_by(user_stream()) == expected(np.float32)).all()
 
 
+@pytest.mark.workers(
+    2, settings={"cuda_lib": LIBRARY, "step_timeout": "4s", "stall_warn": "2s"}, env={"FAKECUDA_DEVICES": "2"}
+)
+@pytest.mark.over("quic")
+def test_work_of_a_device_before_an_operation_may_take_longer_than_a_healthy_engine_is_waited_for():
+    """The engine is given up 18 s after it got the data."""
+    array = Array(counting(np.float32, gradlane.rank()), stream=user_stream(lag_seconds=21.0))
+    gradlane.push_pull_async(array, "after a long kernel", op=gradlane.Sum).wait()
+    assert (array.seen_by(user_stream()) == expected(np.float32)).all()
+
+
 def test_an_array_that_names_no_stream_is_read_at_once():
     """What a wait that is missing looks like: the tests beside this one would see it."""
     stream = user_stream(lag_seconds=LAG_SECONDS)

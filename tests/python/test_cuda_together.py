@@ -44,6 +44,15 @@ def test_sums_are_exact_and_ask_no_server(dtype):
     assert after["pushes"] == before["pushes"] and after["local_sums"] > before["local_sums"]
 
 
+@pytest.mark.workers(
+    2, settings=SETTINGS | {"step_timeout": "2s", "stall_warn": "1s"}, env={"FAKECUDA_DEVICES": "2"}
+)
+def test_the_time_of_an_operation_begins_when_the_devices_have_come_to_it():
+    array = mine(lag_seconds=5.0)
+    gradlane.push_pull(array, "after a long kernel", op=gradlane.Sum)
+    assert (seen(array) == (np.arange(COUNT) % 50) * 3).all()
+
+
 def test_averages_and_the_largest_go_to_another_array():
     source, out = mine(), Array(np.zeros(COUNT, np.float32), device=gradlane.rank())
     gradlane.push_pull(source, "average", out=out)

@@ -3,15 +3,13 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use crate::config::ANSWER_MARGIN;
 use crate::error::{Error, Result};
 use crate::types::{PartLayout, TensorSpec, Time};
 use crate::wire::{Frame, limits};
 
 use super::MemberEvent;
 use super::declarations::{Answered, Declarations};
-
-/// How much later than its timeout a barrier's answer may come: enough for a round trip and a reconnection.
-const ANSWER_MARGIN: Duration = Duration::from_secs(2);
 
 /// Unanswered requests by number. All kinds share one rising sequence of numbers, and no number is used twice.
 #[derive(Default, Debug)]

@@ -31,6 +31,7 @@ use super::explain::{broken, named};
 use super::group::{self, Blocks, Room};
 use super::order::{Breach, Claim, Decision, Order, Slot};
 use super::ranks::Breakage;
+use crate::config::LEADER_PATIENCE;
 use crate::error::Error;
 use crate::types::{Declined, Defect, DeviceKind, Goal, Time, WorkerId, planted};
 use crate::wire::frame::Stall;
@@ -72,9 +73,6 @@ struct Pending<L> {
     /// Whether this rank has complained to the leader that it takes too long.
     overdue: bool,
 }
-
-/// How long the leader may take to answer an urgent announcement. It needs processor time for the answer only.
-const ANSWER_PATIENCE: Duration = Duration::from_secs(10);
 
 /// How many deadlines of ended operations may stay in `due`. Below that, clearing them costs more than it saves.
 const DUE_SLACK: usize = 64;
@@ -333,7 +331,7 @@ impl<L> Agreement<L> {
                 continue;
             }
             let overdue = Announcement::Overdue(slot, now.since(pending.since));
-            self.due.insert((now + ANSWER_PATIENCE, slot));
+            self.due.insert((now + LEADER_PATIENCE, slot));
             self.announce(overdue);
         }
         Ok(())
@@ -406,7 +404,7 @@ impl<L> Agreement<L> {
         let members = pending.wish.claim.members;
         // From now on the operation does not wait for the other ranks, but for the leader's answer.
         self.due.remove(&(pending.since + self.party.step_timeout, slot));
-        self.due.insert((now + ANSWER_PATIENCE, slot));
+        self.due.insert((now + LEADER_PATIENCE, slot));
         self.announce(Announcement::Withdrawn(Declined { slot, members }));
     }
 

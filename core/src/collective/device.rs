@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use super::dataflow::Dataflow;
@@ -102,6 +102,8 @@ pub struct Team {
     pub doubt: Doubt,
     /// Counts what goes between devices, and what that costs.
     pub traffic: Traffic,
+    /// When an operation last moved.
+    pub moved: Moved,
     /// A monotonic clock.
     pub clock: Arc<dyn Fn() -> Time + Send + Sync>,
 }
@@ -124,6 +126,22 @@ pub struct Traffic {
     pub groups: Arc<AtomicU64>,
     /// Time that the issuing thread took to put them on streams.
     pub issue_nanoseconds: Arc<AtomicU64>,
+}
+
+/// When an operation of a collective last moved: it began, went on, or ended. All clones share it.
+#[derive(Clone, Default, Debug)]
+pub struct Moved(Arc<AtomicU64>);
+
+impl Moved {
+    /// Something moved now.
+    pub fn note(&self, now: Time) {
+        self.0.fetch_max(now.0, Ordering::Relaxed);
+    }
+
+    /// When something moved last; [`Time::ZERO`] before the first time.
+    pub fn last(&self) -> Time {
+        Time(self.0.load(Ordering::Relaxed))
+    }
 }
 
 impl fmt::Debug for Team {

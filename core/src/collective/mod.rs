@@ -24,7 +24,7 @@ pub mod host;
 pub mod nccl;
 
 pub use dataflow::Dataflow;
-pub use device::{Bulletin, DeviceCollective, DeviceMemory, MakeDeviceCollective, Ordered, Team, Traffic};
+pub use device::{Bulletin, DeviceCollective, DeviceMemory, MakeDeviceCollective, Moved, Ordered, Team, Traffic};
 pub use devices::device_collective;
 pub use host::{HostCollective, HostOptions};
 pub use operation::{Memory, Operation};
@@ -34,7 +34,7 @@ pub use crate::types::Goal;
 
 use crate::error::Error;
 use crate::local::Progress;
-use crate::types::{Declined, Done, Slot};
+use crate::types::{Declined, Done, Slot, Time};
 
 /// Reduces among the ranks of one machine.
 pub trait Collective: Progress + Send + Sync {
@@ -59,6 +59,9 @@ pub trait Collective: Progress + Send + Sync {
 
     /// Ends all operations at once with this cause, because the job is over. Does not wait for other ranks, which learn of it themselves.
     fn abort(&self, cause: Error);
+
+    /// When an operation last moved: it began, went on, or ended. Does not wait for any other thread.
+    fn moved(&self) -> Time;
 
     /// Ends the operations under way and leaves the other ranks. Idempotent.
     fn shutdown(&self);

@@ -50,11 +50,6 @@ const RETIRED: [(&str, &str); 1] =
     [("quic_driver", "has no effect any more, and the next version refuses it: remove it")];
 
 impl Config {
-    /// The longest time from the submission of an operation to its end, or until it is given up: the bound that is promised for every call.
-    pub fn call_limit(&self) -> Duration {
-        self.step_timeout + self.dead_timeout * 2
-    }
-
     /// Loads the settings of this process: `arguments` by name of the knob, its environment, and the file that the argument `config`
     /// or `GRADLANE_CONFIG` names.
     ///

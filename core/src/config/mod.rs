@@ -3,8 +3,9 @@
 //! [`knobs`] is the table. The typed [`Config`], its parsing, printing and documentation are made from it. [`load`] combines the sources in
 //! their order: arguments of the call, environment, file, `cluster_file`, a launcher such as `torchrun`, default. `place` fills in the
 //! values that the cluster file and the launcher know. [`launch`] knows the launchers, and `tf_config` knows the one that describes the
-//! whole job. `job_name` names a job after its launcher's number for it. [`kinds`], `choices` and [`units`] say how a value is written, and [`report`] says how all values are shown.
+//! whole job. `bounds` derives how long each wait lasts. `job_name` names a job after its launcher's number for it. [`kinds`], `choices` and [`units`] say how a value is written, and [`report`] says how all values are shown.
 
+mod bounds;
 mod choices;
 mod cluster_file;
 #[cfg(any(test, feature = "testing"))]
@@ -23,6 +24,7 @@ mod tf_config;
 pub mod units;
 mod unread;
 
+pub use bounds::{ANSWER_MARGIN, Bounds, DIAL_TIMEOUT, LEADER_PATIENCE, NCCL_ABORT_PATIENCE, NCCL_GRACE};
 pub use choices::{Checksum, Congestion, FrameworkCall, LocalReduce, TransportChoice};
 pub use kinds::ProcessRole;
 pub use knobs::{Config, KNOBS, Knob};

@@ -46,6 +46,17 @@ impl Mark {
         }
     }
 
+    /// Whether the point is reached, or never will be because the device failed. Any thread may ask; it does not wait for the point.
+    pub fn is_reached(&self) -> bool {
+        match self {
+            Self::Reached => true,
+            #[cfg(feature = "cuda")]
+            Self::Event(event) => {
+                event.context().within(|| event.is_reached("the work before an operation")).unwrap_or(true)
+            }
+        }
+    }
+
     /// Whether both are one point of a stream.
     pub(crate) fn is(&self, other: &Self) -> bool {
         match (self, other) {

@@ -102,6 +102,7 @@ impl Engine {
         if let Some(socket) = &socket {
             member.process.socket_path = socket.path().to_string_lossy().into_owned();
         }
+        let bounds = config.bounds();
         let settings = WorkerSettings {
             scheduler: SchedulerConfig {
                 credit_bytes: config.credit_bytes,
@@ -110,12 +111,10 @@ impl Engine {
                 ..SchedulerConfig::default()
             },
             stall_warn: config.stall_warn,
-            // QUIC gives a silent connection up after twice this timeout.
-            steady: config.dead_timeout * 6,
-            stuck: config.call_limit(),
+            bounds,
             device: if options.device.is_some() { DeviceKind::Cuda } else { DeviceKind::Host },
         };
-        let joins_in = member.join_timeout + config.call_limit();
+        let joins_in = member.join_timeout + bounds.call;
         let dispatcher = Arc::new(Dispatcher::default());
         let shared = Arc::new(Shared::new(
             options.transport,
@@ -155,7 +154,7 @@ impl Engine {
                 shared.break_down(cause);
             }
         }));
-        let room = Room::new(config.submit_bytes_max, config.call_limit());
+        let room = Room::new(config.submit_bytes_max, bounds.call);
         let keeper = Submissions::single(&shared);
         let timeline = Timeline::new(clock, config.timeline_bytes_max);
         let waiting = Arc::new(Waiting(Arc::clone(&shared)));
@@ -273,7 +272,7 @@ impl Engine {
 
     /// The limit of an operation that begins now.
     pub(super) fn limit(&self, name: impl Into<Arc<str>>) -> Limit {
-        Limit::new(self.shared.clock, self.config.call_limit(), name)
+        Limit::new(self.shared.clock, self.config.bounds().call, name)
     }
 
     /// Reduces a tensor over all workers. `then` runs when the handle resolves, with its id, on an engine thread;
@@ -374,7 +373,7 @@ impl Engine {
         // Only once there is room, because the wait for room may need another thread to do the work.
         let handle = submit(HERE_BYTES_MAX, &|| collective.announce())?;
         // A panic ends the handle as well. No longer than the handle trusts the engine: it asks in its own wait.
-        let patience = patience.min(self.config.call_limit());
+        let patience = patience.min(self.config.bounds().call);
         let _ = self.shared.guard(|| collective.poll_announced(&|| handle.is_issued(), patience));
         Ok(handle)
     }
@@ -405,8 +404,7 @@ impl Engine {
             return Handle::resolved(id, Err(error));
         }
         let timeout = timeout.unwrap_or(self.config.step_timeout);
-        // The coordinator answers at the timeout at the latest, and a lost coordinator is reported a moment later.
-        let bound = timeout.saturating_add(self.config.dead_timeout * 2 + ANSWER_MARGIN);
+        let bound = self.config.bounds().barrier(timeout);
         let limit = Limit::new(self.shared.clock, bound, format!("barrier {name}"));
         let (handle, done) = Handle::new(id, None, Arc::default(), |_| {});
         // If the engine is shut down, the token is dropped, which reports an error.
@@ -428,9 +426,6 @@ impl Drop for Engine {
 pub(super) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
-
-/// How much later than its timeout the answer to a barrier may come. The membership waits for so long itself.
-const ANSWER_MARGIN: Duration = Duration::from_secs(2);
 
 fn on_event(shared: &Arc<Shared>, event: MemberEvent) {
     match event {

@@ -1,14 +1,17 @@
 //! The operations for whose end a stream of the caller waits instead of a thread, and the errors of which nobody was told in time.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use super::limit::GRACE;
+use super::limit::{DEVICE_LOOK, GRACE};
+use crate::cuda::Mark;
 use crate::error::{Error, Result};
 use crate::local::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use crate::runtime::Clock;
 use crate::types::Time;
+use crate::worker::Liveness;
 
 /// The text of a wait's error if what was waited for goes on after the timeout.
 pub const STILL_RUNNING: &str = "waiting for an operation, which goes on";
@@ -36,6 +39,10 @@ struct Open {
     moved: Time,
     /// The error, and the id of its handle.
     untold: Option<(u64, Error)>,
+    /// In a job of one worker: the marks of the caller before each operation, by the id of its handle.
+    before: BTreeMap<u64, Vec<Mark>>,
+    /// When a device was last seen that had not come to one of them.
+    behind: Time,
 }
 
 impl Default for Followed {
@@ -66,23 +73,24 @@ impl Followed {
     /// # Errors
     /// That of [`check`](Self::check); [`Error::Timeout`] if some have not ended in time; [`Error::Unresponsive`] if none has begun or ended
     /// for so long that the engine or the device must be stuck, and the engine does not `work` at them.
-    pub fn settle(&self, timeout: Option<Duration>, works: &dyn Fn() -> bool) -> Result<()> {
+    pub fn settle(&self, timeout: Option<Duration>, works: &dyn Fn() -> Liveness) -> Result<()> {
         let until = timeout.map(|timeout| self.clock.now() + timeout);
+        let mut trusted_until = Time::ZERO;
         let mut guard = self.lock();
         let stuck = loop {
-            let (now, stuck_at) = (self.clock.now(), guard.moved + self.bound + GRACE);
+            let (now, stuck_at) = (self.clock.now(), (guard.moved + self.bound + GRACE).max(trusted_until));
             if guard.operations == 0 || until.is_some_and(|until| until <= now) {
                 break false;
             }
             if stuck_at <= now {
                 // Asked without the lock, because a thread of the engine may need it.
                 drop(guard);
-                let goes_on = works();
+                let found = works();
                 guard = self.lock();
-                if !goes_on {
-                    break guard.operations > 0;
+                match found {
+                    Liveness::Works { ask_in } => trusted_until = self.clock.now() + ask_in,
+                    Liveness::Stuck => break guard.operations > 0,
                 }
-                guard.moved = self.clock.now();
                 continue;
             }
             let due = until.map_or(stuck_at, |until| until.min(stuck_at));
@@ -131,6 +139,35 @@ impl Followed {
     /// The error of the operation `id` was told by its own handle.
     pub(super) fn told(&self, id: u64) {
         self.lock().untold.take_if(|(untold, _)| *untold == id);
+    }
+
+    /// In a job of one worker: the operation `id` begins, and its device comes to it after these marks of the caller.
+    pub(super) fn expect(&self, id: u64, before: Vec<Mark>) {
+        self.lock().before.insert(id, before);
+    }
+
+    /// In a job of one worker: the operation `id` has ended.
+    pub(super) fn forget(&self, id: u64) {
+        self.lock().before.remove(&id);
+    }
+
+    /// Whether the operations of a job of one worker, which have taken longer than the bound, may still end: a device has other work to do
+    /// before them, or had until the bound ago.
+    pub fn works_alone(&self) -> Liveness {
+        let before: Vec<Mark> = self.lock().before.values().flatten().cloned().collect();
+        // Asked without the lock, because it calls the driver.
+        let is_behind = !before.iter().all(Mark::is_reached);
+        let mut open = self.lock();
+        let now = self.clock.now();
+        if is_behind {
+            open.behind = now;
+            return Liveness::Works { ask_in: DEVICE_LOOK };
+        }
+        let due = if open.behind == Time::ZERO { now } else { open.behind + self.bound };
+        match due.since(now) {
+            Duration::ZERO => Liveness::Stuck,
+            ask_in => Liveness::Works { ask_in },
+        }
     }
 
     /// A thread waits for the end of an operation.
@@ -192,10 +229,10 @@ mod tests {
     fn settling_waits_for_all_that_streams_wait_for() {
         let followed = Arc::new(Followed::default());
         followed.begin();
-        assert!(matches!(followed.settle(Some(Duration::ZERO), &|| false), Err(Error::Timeout { .. })));
+        assert!(matches!(followed.settle(Some(Duration::ZERO), &|| Liveness::Stuck), Err(Error::Timeout { .. })));
         let there = Arc::clone(&followed);
         let ending = std::thread::spawn(move || there.end(1, &Ok(()), "grad"));
-        assert_eq!(followed.settle(None, &|| false), Ok(()));
+        assert_eq!(followed.settle(None, &|| Liveness::Stuck), Ok(()));
         ending.join().expect("no panic");
     }
 
@@ -203,7 +240,7 @@ mod tests {
     fn settling_gives_up_if_no_operation_ends() {
         let followed = Followed { bound: Duration::ZERO, ..Followed::default() };
         followed.begin();
-        assert!(matches!(followed.settle(None, &|| false), Err(Error::Unresponsive { .. })));
+        assert!(matches!(followed.settle(None, &|| Liveness::Stuck), Err(Error::Unresponsive { .. })));
     }
 
     #[test]
@@ -211,6 +248,6 @@ mod tests {
         let followed = Followed::default();
         followed.begin();
         followed.end(1, &Err(Error::Cancelled), "grad");
-        assert_eq!(followed.settle(None, &|| false), Ok(()));
+        assert_eq!(followed.settle(None, &|| Liveness::Stuck), Ok(()));
     }
 }

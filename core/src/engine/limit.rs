@@ -82,6 +82,10 @@ impl Limit {
 /// The time between the first look at an engine that does not work and the look after which a wait fails.
 pub(super) const GRACE: Duration = Duration::from_secs(2);
 
+/// How often a thread that waits asks again whether a device has come to an operation. The time of the operation begins then, so this is
+/// how much later it may be given up.
+pub(super) const DEVICE_LOOK: Duration = Duration::from_secs(1);
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -3,12 +3,14 @@
 //! Memory in which a result lands belongs to one operation until that has ended. Another one that reads or changes it meanwhile would sum a
 //! mixture, so it is refused. Operations that only read the same memory do not disturb each other.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::sync::{Arc, Weak};
 
 use super::handle::Issue;
 use super::memory::Memory;
 use crate::cuda::{Mark, Marks};
+use crate::mem::Ordinal;
 use crate::types::Done;
 
 /// The memory of the open submissions.
@@ -57,6 +59,13 @@ pub(super) enum User {
     Batch,
     /// Another one of those that were to be lent.
     ThisCall,
+}
+
+impl Lent {
+    /// The marks of the caller before which the engine cannot use the memory.
+    fn marks_before(&self) -> impl Iterator<Item = &Mark> {
+        self.memory.iter().flat_map(|(from, to)| [from.after(), to.after()]).flatten()
+    }
 }
 
 impl Loans {
@@ -134,6 +143,21 @@ impl Loans {
     /// If it has ended.
     pub(super) fn of(&self, submission: u64) -> &[(Memory, Memory)] {
         &self.lent[&submission].memory
+    }
+
+    /// The marks of callers before which the engine cannot use the memory of these submissions, or of others on the same devices, whose
+    /// work may stand before theirs.
+    pub(super) fn marks_before(&self, submissions: Range<u64>) -> Vec<Mark> {
+        let asked = self.lent.range(submissions).flat_map(|(_, lent)| lent.marks_before());
+        let devices: BTreeSet<Ordinal> = asked.filter_map(Mark::device).collect();
+        let mut before: Vec<Mark> = Vec::new();
+        for mark in self.lent.values().flat_map(Lent::marks_before) {
+            let is_new = !before.iter().any(|known| known.is(mark));
+            if is_new && mark.device().is_some_and(|device| devices.contains(&device)) {
+                before.push(mark.clone());
+            }
+        }
+        before
     }
 
     /// A submission ended; the token that resolves its handle.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::batch::Open;
 use super::driver::Submission;
 use super::followed::{ALONE_BOUND, Followed};
-use super::handle::{Ended, Handle};
+use super::handle::{Ended, Handle, Keeper};
 use super::limit::Limit;
 use super::memory::Memory;
 use super::submit::check;
@@ -14,6 +14,7 @@ use crate::device::{Device, Transfer};
 use crate::error::{Error, Result};
 use crate::runtime::Clock;
 use crate::types::{Done, Op};
+use crate::worker::Liveness;
 
 /// Reduces tensors without a server and without an engine, all or none. The handle has the number `id` and resolves when all of them are
 /// done: host memory when this returns, memory of a device when it has copied. `followed` counts the streams that wait for them. `then`
@@ -37,15 +38,21 @@ pub fn reduce_alone(
     }
     let names = submissions.first().map(|submission| submission.tensor.name.clone()).unwrap_or_default();
     let limit = Limit::new(Clock::start(), ALONE_BOUND, format!("tensor {names}"));
+    let is_on_device = submissions.iter().any(|submission| submission.source.device().is_some());
+    let keeper = is_on_device.then(|| Arc::new(Copying(Arc::clone(followed))) as Arc<dyn Keeper>);
+    if is_on_device {
+        let memory = submissions.iter().flat_map(|submission| [&submission.source, &submission.destination]);
+        followed.expect(id, memory.filter_map(Memory::after).cloned().collect());
+    }
     let there = Arc::clone(followed);
     let ended = move |Ended { id, outcome, is_followed }: Ended<'_>| {
+        there.forget(id);
         then(id);
         if is_followed {
             there.end(id, outcome, &names);
         }
     };
-    let (handle, done) = Handle::new(id, None, Arc::clone(followed), ended);
-    let is_on_device = submissions.iter().any(|submission| submission.source.device().is_some());
+    let (handle, done) = Handle::new(id, keeper, Arc::clone(followed), ended);
     let open = Arc::new(Open::new(submissions.len(), is_on_device.then(|| handle.issue()), done));
     for Submission { source, destination, .. } in submissions {
         let issued = Open::issue_of_member(&open).map_or_else(OnIssue::nobody, |issue| {
@@ -58,6 +65,23 @@ pub fn reduce_alone(
         copy(source, destination, device, issued, Open::member(&open));
     }
     Ok(handle.limited(limit))
+}
+
+/// What a handle asks in a job of one worker, whose operations are copies of a device.
+struct Copying(Arc<Followed>);
+
+impl Keeper for Copying {
+    fn cancel(&self, _id: u64) {
+        // A copy that a device was asked for ends by itself.
+    }
+
+    fn free_memory(&self, _id: u64) {
+        // Nobody keeps account of it.
+    }
+
+    fn liveness(&self, _id: u64) -> Liveness {
+        self.0.works_alone()
+    }
 }
 
 fn copy(source: Memory, destination: Memory, device: Option<&Arc<dyn Device>>, issued: OnIssue, done: Done<()>) {

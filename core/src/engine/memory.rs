@@ -54,6 +54,14 @@ impl Memory {
         }
     }
 
+    /// The mark after the caller's work on memory of a device; `None` for memory of the host.
+    pub(super) fn after(&self) -> Option<&Mark> {
+        match self {
+            Self::Host(_) => None,
+            Self::Device { after, .. } => Some(after),
+        }
+    }
+
     /// The bytes of `span`.
     pub(super) fn part(&self, span: Span) -> Self {
         match self {

@@ -57,7 +57,7 @@ impl Engine {
 
     /// Waits for the answer to a request of this process, at most for `timeout`, or for as long as any call may wait.
     fn wait_for_answer(&self, handle: &Handle, timeout: Option<Duration>, what: &str) -> Result<()> {
-        let patience = timeout.unwrap_or_else(|| self.config.call_limit());
+        let patience = timeout.unwrap_or_else(|| self.config.bounds().call);
         match handle.wait(Some(patience)) {
             Err(Error::Timeout { what: found, waited }) if found == STILL_RUNNING => {
                 Err(Error::Timeout { what: what.to_owned(), waited })

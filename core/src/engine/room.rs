@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use crate::error::{Error, Result};
 use crate::local::sync::{Condvar, Mutex};
+use crate::worker::Liveness;
 
 /// Bounds the bytes of unresolved submissions: a producer that runs ahead waits here.
 pub(super) struct Room {
@@ -47,27 +48,30 @@ impl Room {
         room: &Arc<Self>,
         bytes: u64,
         timeout: Option<Duration>,
-        works: &dyn Fn() -> bool,
+        works: &dyn Fn() -> Liveness,
     ) -> Result<Entered> {
         let full = |held: &mut Held| held.bytes > 0 && held.bytes + bytes > room.bytes_max;
         let mut guard = room.held.lock().expect(LOCK);
         if full(&mut guard) {
             guard.waiters += 1;
+            let mut patience = room.bound;
             guard = match timeout {
                 None => loop {
                     let ended = guard.ended;
                     let waiting = |held: &mut Held| full(held) && held.ended == ended;
-                    let (mut held, late) = room.freed.wait_timeout_while(guard, room.bound, waiting).expect(LOCK);
+                    let (mut held, late) = room.freed.wait_timeout_while(guard, patience, waiting).expect(LOCK);
                     if !full(&mut held) {
                         break held;
                     }
+                    patience = room.bound;
                     if late.timed_out() {
                         // Asked without the lock, because a thread of the engine may need it.
                         drop(held);
-                        let goes_on = works();
+                        let found = works();
                         held = room.held.lock().expect(LOCK);
-                        if !goes_on {
-                            break held;
+                        match found {
+                            Liveness::Works { ask_in } => patience = ask_in,
+                            Liveness::Stuck => break held,
                         }
                     }
                     guard = held;
@@ -109,23 +113,23 @@ mod tests {
     #[test]
     fn a_producer_gives_up_if_no_submission_ends() {
         let room = Arc::new(Room::new(10, Duration::from_millis(1)));
-        let held = Room::enter(&room, 10, None, &|| false);
-        assert!(matches!(Room::enter(&room, 1, None, &|| false), Err(Error::Exhausted { .. })));
+        let held = Room::enter(&room, 10, None, &|| Liveness::Stuck);
+        assert!(matches!(Room::enter(&room, 1, None, &|| Liveness::Stuck), Err(Error::Exhausted { .. })));
         drop(held);
-        assert!(Room::enter(&room, 1, None, &|| false).is_ok());
+        assert!(Room::enter(&room, 1, None, &|| Liveness::Stuck).is_ok());
     }
 
     #[test]
     fn a_producer_waits_as_long_as_the_engine_works_at_a_long_submission() {
         let room = Arc::new(Room::new(10, Duration::from_millis(1)));
-        let held = std::cell::Cell::new(Some(Room::enter(&room, 10, None, &|| false)));
+        let held = std::cell::Cell::new(Some(Room::enter(&room, 10, None, &|| Liveness::Stuck)));
         let asked = std::cell::Cell::new(0);
         let works = || {
             asked.set(asked.get() + 1);
             if asked.get() == 3 {
                 drop(held.take());
             }
-            true
+            Liveness::Works { ask_in: Duration::from_millis(1) }
         };
         assert!(Room::enter(&room, 1, None, &works).is_ok());
         assert_eq!(asked.get(), 3);

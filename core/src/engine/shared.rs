@@ -2,16 +2,18 @@
 
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard, TryLockError};
 use std::time::Duration;
 
 use super::followed::Followed;
+use super::limit::DEVICE_LOOK;
 use super::metrics::Metrics;
 use super::milestones::Milestones;
 use super::state::{Effect, State};
 use super::wire::Wire;
 use crate::collective::Collective;
 use crate::config::Checksum;
+use crate::cuda::Mark;
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::local::Progress;
@@ -66,7 +68,7 @@ impl Shared {
         worker: Worker,
         dispatch: Arc<dyn Dispatch>,
     ) -> Self {
-        let bound = worker.answer_bound();
+        let bound = worker.bounds().call;
         let followed = Arc::new(Followed::counting(&metrics.stream_waits, &metrics.host_waits, bound));
         Self {
             clock,
@@ -148,25 +150,36 @@ impl Shared {
 
     /// Whether the engine works at the submissions with these ids. Does not wait for any other thread: if one keeps the lock, it is stuck.
     pub(super) fn liveness(&self, ids: Range<u64>) -> Liveness {
-        const ATTEMPTS: usize = 1000;
-        for _ in 0..ATTEMPTS {
-            match self.state.try_lock() {
-                Ok(state) => return state.worker.liveness(self.clock.now(), ids),
-                Err(TryLockError::Poisoned(state)) => {
-                    return state.into_inner().worker.liveness(self.clock.now(), ids);
-                }
-                Err(TryLockError::WouldBlock) => std::thread::yield_now(),
-            }
+        let Some(state) = self.try_state() else { return Liveness::Stuck };
+        let elsewhere = self.collective.get().map_or(Time::ZERO, |collective| collective.moved());
+        let found = state.worker.liveness(self.clock.now(), ids.clone(), elsewhere);
+        let before = if found == Liveness::Stuck { state.loans.marks_before(ids) } else { Vec::new() };
+        drop(state);
+        // Asked without the lock, because it calls the driver.
+        if before.iter().all(Mark::is_reached) {
+            return found;
         }
-        Liveness::Stuck
+        let Some(mut state) = self.try_state() else { return Liveness::Stuck };
+        state.worker.handle_device_behind(self.clock.now());
+        Liveness::Works { ask_in: DEVICE_LOOK }
     }
 
     /// Whether the engine works at the submissions that have not ended.
-    pub(super) fn works(&self) -> bool {
-        match self.liveness(0..u64::MAX) {
-            Liveness::Works { .. } => true,
-            Liveness::Stuck => false,
+    pub(super) fn works(&self) -> Liveness {
+        self.liveness(0..u64::MAX)
+    }
+
+    /// The state, unless a thread keeps its lock.
+    fn try_state(&self) -> Option<MutexGuard<'_, State>> {
+        const ATTEMPTS: usize = 1000;
+        for _ in 0..ATTEMPTS {
+            match self.state.try_lock() {
+                Ok(state) => return Some(state),
+                Err(TryLockError::Poisoned(state)) => return Some(state.into_inner()),
+                Err(TryLockError::WouldBlock) => std::thread::yield_now(),
+            }
         }
+        None
     }
 
     /// Keeps the memory of the executing task alive. `None` after a panic, when it may be gone already.

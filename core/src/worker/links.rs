@@ -19,11 +19,10 @@ use std::time::Duration;
 
 use super::command::{Destination, Dial};
 use super::silence::{Silence, stuck};
+use crate::config::{Bounds, DIAL_TIMEOUT};
 use crate::error::Error;
 use crate::types::{LinkId, ServerId, Time};
 
-/// How long an attempt may take.
-pub(super) const DIAL_TIMEOUT: Duration = Duration::from_secs(3);
 /// The pause after the first failure; doubles with each further one.
 const BACKOFF_MIN: Duration = Duration::from_millis(50);
 const BACKOFF_MAX: Duration = Duration::from_secs(2);
@@ -33,14 +32,7 @@ const BACKOFF_MAX: Duration = Duration::from_secs(2);
 pub(super) struct Links {
     servers: BTreeMap<ServerId, Link>,
     attempts: u64,
-    /// How long a submission waits for a server that does not answer.
-    patience: Duration,
-    /// A connection that was up for so long ends a silence.
-    steady: Duration,
-    /// How long a server that is connected may answer nothing.
-    stuck: Duration,
-    /// How long a connection is silent before the transport gives it up.
-    quiet: Duration,
+    bounds: Bounds,
 }
 
 #[derive(Debug)]
@@ -78,11 +70,9 @@ pub(super) struct Changes {
 }
 
 impl Links {
-    /// No servers. A submission waits for `patience` for a server that does not answer. A connection that was up for `steady` ends the
-    /// silence of its server. A server that is connected may answer nothing for `stuck`. The transport gives a connection up that was silent
-    /// for `quiet`.
-    pub(super) fn new(patience: Duration, steady: Duration, stuck: Duration, quiet: Duration) -> Self {
-        Self { servers: BTreeMap::new(), attempts: 0, patience, steady, stuck, quiet }
+    /// No servers.
+    pub(super) fn new(bounds: Bounds) -> Self {
+        Self { servers: BTreeMap::new(), attempts: 0, bounds }
     }
 
     /// The connection to `server`, if there is one now.
@@ -106,7 +96,7 @@ impl Links {
         for (server, to) in servers {
             if !self.servers.contains_key(server) {
                 let (state, backoff, silence) =
-                    (LinkState::Dialling, BACKOFF_MIN, Some(Silence::new(now, self.patience)));
+                    (LinkState::Dialling, BACKOFF_MIN, Some(Silence::new(now, self.bounds.unreached)));
                 let (to, heard, asked, look_at) = (to.clone(), None, None, None);
                 let link = Link { to, state, attempt: 0, backoff, silence, heard, asked, look_at };
                 self.servers.insert(*server, link);
@@ -146,7 +136,7 @@ impl Links {
     pub(super) fn checked(&mut self, now: Time, server: ServerId, next: Option<Time>) {
         if let Some(silence) = self.servers.get_mut(&server).and_then(|link| link.silence.as_mut()) {
             // A submission that is made from now on is not due before that.
-            let latest = now + self.patience;
+            let latest = now + self.bounds.unreached;
             silence.check_at = next.map_or(latest, |next| next.min(latest));
         }
     }
@@ -159,7 +149,7 @@ impl Links {
 
     /// An exchange begins.
     pub(super) fn asked(&mut self, now: Time, server: ServerId) {
-        let look_at = now + self.stuck;
+        let look_at = now + self.bounds.stuck;
         if let Some(link) = self.servers.get_mut(&server) {
             link.asked.get_or_insert(now);
             link.look_at.get_or_insert(look_at);
@@ -185,13 +175,13 @@ impl Links {
     pub(super) fn look(&mut self, now: Time, server: ServerId, oldest: Option<Time>) -> Option<Error> {
         let link = self.servers.get_mut(&server)?;
         let since = oldest.map(|oldest| link.heard.map_or(oldest, |heard| heard.max(oldest)));
-        let due = since.map(|since| since + self.stuck);
+        let due = since.map(|since| since + self.bounds.stuck);
         if oldest.is_none() {
             link.asked = None;
         }
         let is_stuck = due.is_some_and(|due| due <= now);
         // What was asked later than the oldest is looked at later.
-        link.look_at = if is_stuck { Some(now + self.stuck) } else { due };
+        link.look_at = if is_stuck { Some(now + self.bounds.stuck) } else { due };
         since.filter(|_| is_stuck).map(|since| stuck(&link.to, now.since(since)))
     }
 
@@ -212,11 +202,11 @@ impl Links {
         };
         match entry.state {
             LinkState::Waiting { .. } => return false,
-            LinkState::Up { since, .. } if since + self.steady <= now => entry.silence = None,
+            LinkState::Up { since, .. } if since + self.bounds.steady <= now => entry.silence = None,
             LinkState::Dialling | LinkState::Up { .. } => {}
         }
-        let since = entry.silent_since(now, self.quiet);
-        entry.silence.get_or_insert_with(|| Silence::new(since, self.patience)).failed(now, cause);
+        let since = entry.silent_since(now, self.bounds.silent);
+        entry.silence.get_or_insert_with(|| Silence::new(since, self.bounds.unreached)).failed(now, cause);
         entry.state = LinkState::Waiting { until: now + entry.backoff };
         entry.backoff = (entry.backoff * 2).min(BACKOFF_MAX);
         true
@@ -274,11 +264,19 @@ mod tests {
     const STEADY: Duration = Duration::from_secs(20);
     const STUCK: Duration = Duration::from_secs(70);
     const QUIET: Duration = Duration::from_secs(10);
+    const BOUNDS: Bounds = Bounds {
+        step: STEP,
+        unreached: STEP,
+        silent: QUIET,
+        steady: STEADY,
+        stuck: STUCK,
+        call: Duration::from_secs(72),
+    };
     const SECOND: Duration = Duration::from_secs(1);
 
     #[test]
     fn a_server_that_is_not_reached_is_dialled_again_after_a_pause_that_doubles() {
-        let mut links = Links::new(STEP, STEADY, STUCK, QUIET);
+        let mut links = Links::new(BOUNDS);
         let mut dial = links.follow(Time::ZERO, &servers("a")).dials.remove(0);
         let mut now = Time::ZERO;
         for pause_ms in [50, 100, 200] {
@@ -294,7 +292,7 @@ mod tests {
 
     #[test]
     fn a_server_that_moved_is_dialled_anew_and_a_report_about_its_old_place_changes_nothing() {
-        let mut links = Links::new(STEP, STEADY, STUCK, QUIET);
+        let mut links = Links::new(BOUNDS);
         let old = links.follow(Time::ZERO, &servers("a")).dials.remove(0);
         let new = links.follow(Time::ZERO, &servers("b")).dials.remove(0);
         assert!(!links.established(Time::ZERO, ONE, old.attempt, LinkId(1)));
@@ -305,7 +303,7 @@ mod tests {
 
     #[test]
     fn a_server_that_left_the_view_is_forgotten_and_its_link_closed() {
-        let mut links = Links::new(STEP, STEADY, STUCK, QUIET);
+        let mut links = Links::new(BOUNDS);
         let dial = links.follow(Time::ZERO, &servers("a")).dials.remove(0);
         links.established(Time::ZERO, ONE, dial.attempt, LinkId(1));
         let changes = links.follow(Time::ZERO, &BTreeMap::new());
@@ -316,7 +314,7 @@ mod tests {
 
     #[test]
     fn a_connection_that_is_lost_before_it_was_reported_is_not_used() {
-        let mut links = Links::new(STEP, STEADY, STUCK, QUIET);
+        let mut links = Links::new(BOUNDS);
         let dial = links.follow(Time::ZERO, &servers("a")).dials.remove(0);
         assert!(links.lost(Time::ZERO, ONE, dial.attempt, gone()));
         assert!(!links.established(Time::ZERO, ONE, dial.attempt, LinkId(1)));
@@ -325,7 +323,7 @@ mod tests {
 
     #[test]
     fn a_server_is_silent_from_its_first_dial_until_it_answers() {
-        let mut links = Links::new(STEP, STEADY, STUCK, QUIET);
+        let mut links = Links::new(BOUNDS);
         let dial = links.follow(Time::ZERO, &servers("a")).dials.remove(0);
         let due = Time::ZERO + STEP;
         assert_eq!(links.poll_timeout(), Some(due));
@@ -345,7 +343,7 @@ mod tests {
 
     #[test]
     fn connections_that_carry_nothing_do_not_end_a_silence() {
-        let mut links = Links::new(STEP, STEADY, STUCK, QUIET);
+        let mut links = Links::new(BOUNDS);
         let mut dial = links.follow(Time::ZERO, &servers("a")).dials.remove(0);
         let mut now = Time::ZERO;
         for _ in 0..10 {
@@ -364,7 +362,7 @@ mod tests {
 
     #[test]
     fn a_server_that_is_connected_is_stuck_if_it_answers_nothing_of_what_was_asked() {
-        let mut links = Links::new(STEP, STEADY, STUCK, QUIET);
+        let mut links = Links::new(BOUNDS);
         let dial = links.follow(Time::ZERO, &servers("a")).dials.remove(0);
         links.established(Time::ZERO, ONE, dial.attempt, LinkId(1));
         links.answered(Time::ZERO, ONE);
@@ -393,7 +391,7 @@ mod tests {
             (Some(100), None, 150, 140),
             (None, None, 110, 110),
         ] {
-            let mut links = Links::new(STEP, STEADY, STUCK, QUIET);
+            let mut links = Links::new(BOUNDS);
             let dial = links.follow(Time::ZERO, &servers("a")).dials.remove(0);
             links.established(Time::ZERO, ONE, dial.attempt, LinkId(1));
             links.answered(Time::ZERO, ONE);
@@ -410,7 +408,7 @@ mod tests {
 
     #[test]
     fn an_error_names_the_port_and_a_firewall_before_anything_else() {
-        let mut links = Links::new(STEP, STEADY, STUCK, QUIET);
+        let mut links = Links::new(BOUNDS);
         let dial = links.follow(Time::ZERO, &servers("node7:9000")).dials.remove(0);
         links.lost(Time::ZERO, ONE, dial.attempt, gone());
         let unreached = links.unreachable(Time::ZERO + STEP, ONE).unwrap();
@@ -428,7 +426,7 @@ mod tests {
 
     #[test]
     fn the_last_failure_is_the_cause_and_one_that_we_caused_is_none() {
-        let mut links = Links::new(STEP, STEADY, STUCK, QUIET);
+        let mut links = Links::new(BOUNDS);
         let dial = links.follow(Time::ZERO, &servers("a")).dials.remove(0);
         let refused = Error::Auth { problem: "expired".to_owned(), hint: "renew it".to_owned() };
         links.lost(Time::ZERO, ONE, dial.attempt, refused);
@@ -451,7 +449,7 @@ mod tests {
 
     #[test]
     fn nobody_waits_for_a_server_that_these_settings_do_not_reach() {
-        let mut links = Links::new(STEP, STEADY, STUCK, QUIET);
+        let mut links = Links::new(BOUNDS);
         let dial = links.follow(Time::ZERO, &servers("a")).dials.remove(0);
         let [what, hint] = ["it shares no memory", "use transport = auto"].map(str::to_owned);
         links.lost(Time::ZERO, ONE, dial.attempt, Error::FailedPrecondition { what, hint });

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use super::machine::Worker;
 use super::records::Submission;
+use crate::config::Bounds;
 use crate::types::Time;
 
 /// The answer to a thread that waits for a submission.
@@ -24,30 +25,40 @@ pub enum Liveness {
 }
 
 impl Worker {
-    /// Whether the engine works at `now` at the submissions with these ids, of which one handle tells the end.
-    pub fn liveness(&self, now: Time, ids: Range<u64>) -> Liveness {
+    /// Whether the engine works at `now` at the submissions with these ids, of which one handle tells the end. `elsewhere` is when something
+    /// last moved that this machine does not see: in the reduction among the ranks of this host.
+    pub fn liveness(&self, now: Time, ids: Range<u64>, elsewhere: Time) -> Liveness {
         // If none is left, their end was decided. Then the thread that had to tell the handle is stuck.
-        let due = self.submissions.range(ids).map(|(_, submission)| self.due(submission)).min();
+        let due = self.submissions.range(ids).map(|(_, submission)| self.due(submission, elsewhere)).min();
         match due.map_or(Duration::ZERO, |due| due.since(now)) {
             Duration::ZERO => Liveness::Stuck,
             ask_in => Liveness::Works { ask_in },
         }
     }
 
-    /// How long any call waits at most for an engine that does nothing.
-    pub fn answer_bound(&self) -> Duration {
-        self.settings.stuck
+    /// How long each wait lasts at most.
+    pub fn bounds(&self) -> Bounds {
+        self.settings.bounds
+    }
+
+    /// A device was seen that has other work to do before it comes to open submissions. Their time begins anew, because nobody but the
+    /// program, which gave it that work, can say how long it takes.
+    pub fn handle_device_behind(&mut self, now: Time) {
+        self.device_behind = now;
     }
 
     /// When the engine must have ended a submission, unless something moves until then.
-    fn due(&self, submission: &Submission) -> Time {
-        let bound = self.settings.stuck;
+    fn due(&self, submission: &Submission, elsewhere: Time) -> Time {
+        let Bounds { call, step, .. } = self.settings.bounds;
+        let is_on_device = submission.tensors.as_slice().iter().any(|tensor| tensor.device.is_some());
+        let behind = if is_on_device { self.device_behind } else { Time::ZERO };
         let own = submission.group.and_then(|group| self.scheduler.moved_of(group)).unwrap_or(submission.submitted);
-        let anything = self.scheduler.moved().max(own);
-        let due = (anything + bound).min(own + bound * OTHERS_MOVE);
+        let own = own.max(behind);
+        let anything = self.scheduler.moved().max(elsewhere).max(own);
+        let due = (anything + call).min(own + call * OTHERS_MOVE);
         // A deadline of the caller ends everything but the step that an executor is in.
-        let late = bound.saturating_sub(self.settings.scheduler.step_timeout);
-        submission.deadline.map_or(due, |deadline| due.min(deadline + late))
+        let late = call.saturating_sub(step);
+        submission.deadline.map_or(due, |deadline| due.min(deadline.max(behind) + late))
     }
 }
 

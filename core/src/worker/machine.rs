@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use super::command::{Command, Held};
 use super::formation::Formation;
-use super::links::{Changes, DIAL_TIMEOUT, Links};
+use super::links::{Changes, Links};
 use super::records::{Ending, Parked, Record, Submission};
+use crate::config::Bounds;
 use crate::error::{Error, Result};
 use crate::pipeline::Pipeline;
 use crate::pipeline::registry::{ReadyPart, Registry};
@@ -88,6 +89,8 @@ pub struct Worker {
     notices: VecDeque<(PartId, Round, String)>,
     /// When the last of them came.
     pub(super) told_of_stall: Option<Time>,
+    /// When a device was last seen that had not come to the operations of this worker.
+    pub(super) device_behind: Time,
     /// These go before the scheduler's own commands.
     pub(super) commands: VecDeque<Command>,
 }
@@ -99,26 +102,10 @@ pub struct WorkerSettings {
     pub scheduler: SchedulerConfig,
     /// A submission that stays in one stage for longer than this causes a warning; zero means never.
     pub stall_warn: Duration,
-    /// A connection that was up for so long has carried something from its server after the handshake: more than twice the time after which
-    /// the transport gives a silent connection up.
-    pub steady: Duration,
-    /// A server with a connection that has answered nothing for so long is stuck: more than the step timeout, within which it answers.
-    pub stuck: Duration,
+    /// How long each wait lasts at most.
+    pub bounds: Bounds,
     /// The device that may hold tensors, besides host memory.
     pub device: DeviceKind,
-}
-
-impl WorkerSettings {
-    /// How long a submission waits for a server or a coordinator that does not answer: the step timeout, and at least as long as two attempts
-    /// to connect take, so that the cause of one is known.
-    pub(super) fn patience(&self) -> Duration {
-        self.scheduler.step_timeout.max(DIAL_TIMEOUT * 2)
-    }
-
-    /// How long a connection is silent before the transport gives it up: what `stuck` has more than the step timeout.
-    fn quiet(&self) -> Duration {
-        self.stuck.saturating_sub(self.scheduler.step_timeout)
-    }
 }
 
 /// ```text
@@ -143,7 +130,7 @@ impl Worker {
             registry: Registry::new(WorkerId(0)),
             // An empty pipeline until the view says where each process is. Nothing is submitted before.
             scheduler: Scheduler::new(settings.scheduler, Pipeline::of(Vec::new())),
-            links: Links::new(settings.patience(), settings.steady, settings.stuck, settings.quiet()),
+            links: Links::new(settings.bounds),
             stalls: StallDetector::new(now, settings.stall_warn),
             ended: None,
             leaving: Leaving::Staying,
@@ -164,6 +151,7 @@ impl Worker {
             timeline: false,
             notices: VecDeque::new(),
             told_of_stall: None,
+            device_behind: Time::ZERO,
             commands: VecDeque::new(),
         }
     }
@@ -275,7 +263,7 @@ impl Worker {
         };
         let oldest = self.tasks.iter().filter_map(|(_, record)| asked(record)).min();
         let Some(error) = self.links.look(now, server, oldest) else { return };
-        let is_due = |record: &Record| asked(record).is_some_and(|asked| asked + self.settings.stuck <= now);
+        let is_due = |record: &Record| asked(record).is_some_and(|asked| asked + self.settings.bounds.stuck <= now);
         let due = self.tasks.iter().map(|(_, record)| record).filter(|record| is_due(record));
         let submissions: BTreeSet<u64> = due.flat_map(|record| record.part.tickets.iter().copied()).collect();
         for submission in submissions {

@@ -332,7 +332,7 @@ impl Worker {
 
     /// The latest time at which the declaration of a parked submission must be answered.
     fn declared_until(&self, submission: &Submission) -> Time {
-        let latest = submission.submitted + self.settings.patience();
+        let latest = submission.submitted + self.settings.bounds.unreached;
         submission.deadline.map_or(latest, |deadline| deadline.min(latest))
     }
 

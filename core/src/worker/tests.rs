@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::*;
 use crate::codec::{Coding, Malformed};
+use crate::config::Bounds;
 use crate::error::{Error, Result};
 use crate::mem::Ordinal;
 use crate::pipeline::{LayoutConfig, Layouter, Stage};
@@ -367,8 +368,8 @@ impl World {
     /// Has joined, and warns of stalls after `stall_warn`.
     fn warning(view: View, stall_warn: Duration) -> Self {
         let scheduler = SchedulerConfig { step_timeout: STEP, ..SchedulerConfig::default() };
-        let settings =
-            WorkerSettings { scheduler, stall_warn, steady: STEP, stuck: STEP * 2, device: DeviceKind::Cuda };
+        let bounds = Bounds { steady: STEP, ..Bounds::new(STEP, STEP / 2) };
+        let settings = WorkerSettings { scheduler, stall_warn, bounds, device: DeviceKind::Cuda };
         let mut world = Self { worker: Worker::new(Time::ZERO, settings), now: Time::ZERO, carried: Vec::new() };
         world.worker.handle_joined(world.now, WorkerId(0), view);
         world

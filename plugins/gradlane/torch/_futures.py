@@ -43,13 +43,15 @@ class _Arrival:
 
     def __init__(self, handle: Handle[Any], future: torch.futures.Future[Any], due: float) -> None:
         self._parts: Iterator[_core.Handle] = natives_of(handle.native)
+        self.part: _core.Handle | None = None
         self._future = future
         self.due = due
         self.is_late = False
 
     def next_part(self) -> _core.Handle | None:
         """The next part to wait for."""
-        return next(self._parts, None)
+        self.part = next(self._parts, None)
+        return self.part
 
     def complete(self) -> None:
         """Lets those go on that wait for the future."""
@@ -158,9 +160,14 @@ class Completions:
             return self._waiting.pop(operation, [])
 
     def _late(self) -> list[_Arrival]:
-        """Takes those whose deadline has passed: the engine was to end or give up their operations before."""
+        """Takes those whose deadline has passed, unless the engine still works at them."""
         now = time.monotonic()
         with self._lock:
+            due = [arrival for waiting in self._waiting.values() for arrival in waiting if arrival.due <= now]
+            for arrival in due:
+                # A part that is given up counts as issued. For the others, the engine waits for a device or a slow link.
+                if arrival.part is not None and not arrival.part.is_issued():
+                    arrival.due = now + self._limit
             late = [arrival for waiting in self._waiting.values() for arrival in waiting if arrival.due <= now]
             for operation, waiting in list(self._waiting.items()) if late else ():
                 self._waiting[operation] = [arrival for arrival in waiting if arrival.due > now]

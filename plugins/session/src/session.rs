@@ -64,7 +64,7 @@ impl Session {
             join_timeout: patience,
             ..process::member(Role::Worker, &config)
         };
-        let call_limit = config.call_limit();
+        let call_limit = config.bounds().call;
         let engine = Engine::start(EngineOptions {
             config,
             member,
@@ -83,7 +83,7 @@ impl Session {
     /// If the timeline that the settings ask for cannot be written.
     pub fn alone(config: &Config) -> Result<Self> {
         let alone = Alone::new(config, devices(config))?;
-        Ok(Self { place: OwnProcess::new(Place::Alone(alone)), call_limit: config.call_limit() })
+        Ok(Self { place: OwnProcess::new(Place::Alone(alone)), call_limit: config.bounds().call })
     }
 
     /// This worker's rank.
@@ -307,7 +307,7 @@ impl Session {
     pub fn settle(&self, timeout: Option<Duration>) -> Result<()> {
         match &*self.place {
             Place::Joined(engine) => engine.settle(timeout),
-            Place::Alone(alone) => alone.followed().settle(timeout, &|| false),
+            Place::Alone(alone) => alone.followed().settle(timeout, &|| alone.followed().works_alone()),
         }
     }
 
@@ -334,7 +334,7 @@ impl Session {
         match &*self.place {
             Place::Joined(engine) => engine.shutdown(grace),
             Place::Alone(alone) => {
-                let settled = alone.followed().settle(Some(grace), &|| false);
+                let settled = alone.followed().settle(Some(grace), &|| alone.followed().works_alone());
                 alone.leave();
                 settled
             }

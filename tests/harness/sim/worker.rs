@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use gradlane_core::cluster::MemberEvent;
+use gradlane_core::config::Bounds;
 use gradlane_core::error::{Error, Result};
 use gradlane_core::sched::{SchedulerConfig, TaskId};
 use gradlane_core::types::{ExchangeId, LinkId, Time, WorkerId};
@@ -254,9 +255,9 @@ impl WorkerProcess {
 fn settings(plan: &Plan) -> WorkerSettings {
     let (credit_bytes, step_timeout) = (plan.settings.credit_bytes, timing::STEP);
     let scheduler = SchedulerConfig { credit_bytes, step_timeout, defect: plan.defect, ..SchedulerConfig::default() };
-    let (stall_warn, steady) = (Duration::from_secs(10), plan.settings.idle_timeout * 3);
-    let stuck = timing::STEP + timing::DEAD * 2;
-    WorkerSettings { scheduler, stall_warn, steady, stuck, device: plan.topology.device }
+    let steady = plan.settings.idle_timeout * 3;
+    let bounds = Bounds { steady, ..Bounds::new(timing::STEP, timing::DEAD) };
+    WorkerSettings { scheduler, stall_warn: Duration::from_secs(10), bounds, device: plan.topology.device }
 }
 
 impl Process for WorkerProcess {

@@ -33,7 +33,7 @@ pub mod worker {
 }
 pub mod cuda {
     //! Marks, of which a model has none.
-    pub use gradlane_core::cuda::Marks;
+    pub use gradlane_core::cuda::{Mark, Marks};
 }
 pub mod mem;
 

@@ -90,7 +90,7 @@ fn what_waits_too_long_is_complained_of_and_then_the_leader_answers_or_is_stuck(
     assert!(ranks[1].take_urgency(), "a leader that waits for nothing itself hears of it");
     assert_eq!(ranks[1].poll_timeout(), Some(NOW + STALL_WARN / 4));
     assert_eq!(ranks[1].handle_timeout(late), Ok(()));
-    assert_eq!(ranks[1].handle_timeout(late + ANSWER_PATIENCE), Err(Breakage::Stuck(0)));
+    assert_eq!(ranks[1].handle_timeout(late + LEADER_PATIENCE), Err(Breakage::Stuck(0)));
     settle(&mut ranks);
     let [Act::End { error: Error::Stalled { missing, waited, .. }, .. }] = &acts(&mut ranks[1])[..] else {
         panic!("the leader answers")
@@ -105,7 +105,7 @@ fn the_leader_has_its_time_to_answer_a_rank_that_gives_up_when_it_is_overdue() {
     ranks[1].handle_wish(NOW, all_reduce(1), 1, Brought::AsClaimed);
     ranks[1].handle_abandoned(late, all_reduce(1).slot());
     assert_eq!(ranks[1].handle_timeout(late), Ok(()));
-    assert_eq!(ranks[1].handle_timeout(late + ANSWER_PATIENCE), Err(Breakage::Stuck(0)));
+    assert_eq!(ranks[1].handle_timeout(late + LEADER_PATIENCE), Err(Breakage::Stuck(0)));
 }
 
 #[test]

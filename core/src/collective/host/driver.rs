@@ -15,7 +15,7 @@ use super::reduction::{Part, Running, Scratch};
 use crate::collective::agreement::{Act, Agreement, Wish};
 use crate::collective::order::{Decision, Slot};
 use crate::collective::ranks::Breakage;
-use crate::collective::{Dataflow, Memory, Operation, Ordered};
+use crate::collective::{Dataflow, Memory, Moved, Operation, Ordered};
 use crate::error::Error;
 use crate::types::{Declined, Done, Time};
 use crate::wire::frame::Stall;
@@ -43,6 +43,8 @@ pub(super) struct Driver {
     current: Option<(Running, Option<Done<f64>>)>,
     /// When the current part last made progress.
     moved: Time,
+    /// Where threads see that which ask whether this rank works.
+    noted: Moved,
     /// The number of chunks reduced so far. It is equal on all ranks between two parts.
     chunks: u64,
     obeyed: u64,
@@ -61,7 +63,7 @@ impl Driver {
     pub(super) fn new(
         board: Arc<Board>,
         agreement: Agreement<Load>,
-        step_timeout: Duration,
+        (step_timeout, noted): (Duration, Moved),
         scratch: Scratch,
         devices: Devices,
         on_stall: Box<dyn Fn(Stall) + Send>,
@@ -72,6 +74,7 @@ impl Driver {
             step_timeout,
             current: None,
             moved: Time::ZERO,
+            noted,
             chunks: 0,
             obeyed: 0,
             scratch,
@@ -210,6 +213,7 @@ impl Driver {
         let advanced = running.advance(&self.board, &mut self.scratch);
         if advanced {
             self.moved = now;
+            self.noted.note(now);
         }
         if running.is_over() {
             let (running, done) = self.current.take().expect("looked at above");
@@ -329,12 +333,14 @@ impl Driver {
             }
         }
         if !self.gathered.is_empty() {
+            self.noted.note(now);
             self.devices.issue(std::mem::take(&mut self.gathered), &self.board);
         }
     }
 
     fn start(&mut self, now: Time, part: Part, done: Option<Done<f64>>) {
         self.moved = now;
+        self.noted.note(now);
         let running = Running::new(part, self.chunks, self.board.layout);
         self.current = Some((running, done));
     }

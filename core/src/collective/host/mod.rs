@@ -44,7 +44,7 @@ use self::layout::Word;
 use self::presence::Presence;
 use self::reduction::Scratch;
 use self::watch::Watch;
-use super::{Collective, Operation, Team};
+use super::{Collective, Moved, Operation, Team};
 use crate::collective::agreement::{Agreement, Party};
 use crate::collective::order::{Claim, Order, Slot};
 use crate::error::{Error, Result};
@@ -74,6 +74,7 @@ struct Core {
     /// Whether there are more ranks than cores.
     is_cramped: bool,
     step_timeout: Duration,
+    moved: Moved,
     devices: Devices,
     watch: Watch,
     /// When this rank leaves the others, even if it is not finished. `u64::MAX` until the shutdown.
@@ -113,6 +114,7 @@ impl HostCollective {
         let HostOptions { copies, traffic, devices, doubt, clock, .. } = options;
         let scratch = Scratch::new(board.layout.slice, copies);
         let place = group.iter().position(|rank| *rank == me).expect("it is of its own group");
+        let moved = Moved::default();
         let team = || Team {
             me: place,
             ranks: group.len(),
@@ -121,6 +123,7 @@ impl HostCollective {
             step_timeout,
             doubt: doubt.clone(),
             traffic: traffic.clone(),
+            moved: moved.clone(),
             clock: Arc::clone(&clock),
         };
         let queue = match devices {
@@ -130,7 +133,14 @@ impl HostCollective {
         let devices = Devices::new(queue, group.clone());
         let agreement =
             Agreement::new(Party { ranks, me, group, step_timeout, stall_warn, oldest_every, defect: None });
-        let driver = Driver::new(Arc::clone(&board), agreement, step_timeout, scratch, devices.clone(), on_stall);
+        let driver = Driver::new(
+            Arc::clone(&board),
+            agreement,
+            (step_timeout, moved.clone()),
+            scratch,
+            devices.clone(),
+            on_stall,
+        );
         board.appear(Presence::Idle);
         let core = Arc::new(Core {
             board,
@@ -142,6 +152,7 @@ impl HostCollective {
             naps_until: AtomicU64::new(0),
             is_cramped,
             step_timeout,
+            moved,
             devices,
             watch: Watch::new(meeting.peers)?,
             leaves: AtomicU64::new(u64::MAX),
@@ -186,6 +197,10 @@ impl Progress for HostCollective {
 }
 
 impl Collective for HostCollective {
+    fn moved(&self) -> Time {
+        self.core.moved.last()
+    }
+
     fn run(&self, operation: Operation, done: Done<f64>) {
         // Checked on the caller's thread, because the first check may load libraries, and the driving thread must not wait for that.
         let request = match self.core.devices.check(&operation) {

@@ -11,8 +11,9 @@ use super::comm::{Call, Comm, copy_within, unique_id};
 use super::library::Library;
 use super::notice::Notice;
 use super::program::{self, Step};
-use super::work::{ABORT_PATIENCE, FINALIZE_PATIENCE, Flying, GRACE, LOCK, LOOK, Work};
+use super::work::{FINALIZE_PATIENCE, Flying, LOCK, LOOK, Work};
 use crate::collective::{DeviceMemory, Ordered, Team, Traffic};
+use crate::config::{NCCL_ABORT_PATIENCE, NCCL_GRACE};
 use crate::cuda::{Context, Event, Kernels, Mark, OnIssue, Reaper, Stream, name};
 use crate::error::{Error, Result};
 use crate::mem::DeviceRegion;
@@ -96,7 +97,7 @@ impl Issuer {
             self.work.fail(error);
         }
         // Keeps the stream until all operations on it have ended.
-        let patience = GRACE + ABORT_PATIENCE + LOOK;
+        let patience = NCCL_GRACE + NCCL_ABORT_PATIENCE + LOOK;
         self.work.settles(patience);
         if self.work.team.doubt.exists() {
             // Unloading kernels waits for all that run, with the driver's lock held.
@@ -166,14 +167,21 @@ impl Issuer {
             self.meet()?;
         }
         let begun_at = self.work.now();
+        self.work.team.moved.note(begun_at);
         let (mut steps, mut calls) = (Vec::new(), Vec::new());
         let (me, lengths) = (self.work.team.me, blocks::lengths(&group, self.work.team.ranks));
         let mut told = Vec::with_capacity(group.len());
+        let mut after: Vec<Mark> = Vec::new();
         let mut rest = group.into_iter();
         for length in lengths {
             let mut run = Vec::new();
             for mut ordered in rest.by_ref().take(length) {
                 told.push(std::mem::take(&mut ordered.memory.issued));
+                for mark in &ordered.memory.after {
+                    if !after.iter().any(|known| known.is(mark)) {
+                        after.push(mark.clone());
+                    }
+                }
                 let step = program::step(ordered.dataflow, &ordered.claim, me);
                 steps.push(step);
                 run.extend(self.prepare(lines, step, ordered)?);
@@ -203,7 +211,7 @@ impl Issuer {
         }
         let has_work = steps.iter().any(|step| *step != Step::Nothing);
         let event = if has_work { Some(lines.stream.record()?) } else { None };
-        self.fly(lines, event, &steps, told);
+        self.fly(lines, event, (&steps, after), told);
         Ok(())
     }
 
@@ -245,7 +253,7 @@ impl Issuer {
     }
 
     /// Records that the group is on the stream, or done if there was no work. Tells the submitters of the operations, `told`.
-    fn fly(&self, lines: &Lines, event: Option<Arc<Event>>, steps: &[Step], told: Vec<OnIssue>) {
+    fn fly(&self, lines: &Lines, event: Option<Arc<Event>>, (steps, after): (&[Step], Vec<Mark>), told: Vec<OnIssue>) {
         let mut state = self.work.lock();
         // `None` if they were reported meanwhile.
         let (mut over, mut waiting) = (Vec::new(), Vec::new());
@@ -255,8 +263,9 @@ impl Issuer {
         let flies = event.filter(|_| !waiting.is_empty()).map(|event| {
             let (number, what) = (state.flown, what_of(steps));
             state.flown += 1;
-            let deadline = self.work.now() + self.work.team.step_timeout;
-            state.flying.insert(number, Flying { waiting, what, deadline });
+            let now = self.work.now();
+            self.work.team.moved.note(now);
+            state.flying.insert(number, Flying { waiting, what, after, since: now });
             (event, what, number)
         });
         drop(state);
@@ -343,14 +352,21 @@ impl Issuer {
         self.with_comm(Comm::state)?;
         let now = self.work.now();
         let state = self.work.lock();
-        match state.flying.values().next() {
-            Some(first) if first.deadline <= now => {
-                let what = first.what;
-                drop(state);
-                Err(self.late(what, self.work.team.step_timeout))
+        let Some((number, first)) = state.flying.first_key_value() else { return Ok(()) };
+        let (number, what, since, after) = (*number, first.what, first.since, first.after.clone());
+        drop(state);
+        // The time of an operation begins when the device has come to it. What comes before was given to the device by the program, and
+        // nobody else can say how long it takes.
+        if !after.iter().all(Mark::is_reached) {
+            if let Some(first) = self.work.lock().flying.get_mut(&number) {
+                first.since = now;
             }
-            _ => Ok(()),
+            return Ok(());
         }
+        if since + self.work.team.step_timeout <= now {
+            return Err(self.late(what, self.work.team.step_timeout));
+        }
+        Ok(())
     }
 
     fn late(&self, what: &str, patience: Duration) -> Error {

@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use super::issuer::Issuer;
 use super::library::Library;
-use super::work::{ABORT_PATIENCE, FINALIZE_PATIENCE, Work};
+use super::work::{FINALIZE_PATIENCE, Work};
 use crate::collective::{Ordered, Team};
+use crate::config::NCCL_ABORT_PATIENCE;
 use crate::cuda::{Driver, name};
 use crate::error::{Error, Result};
 use crate::local::OwnThread;
@@ -75,7 +76,7 @@ impl DeviceQueue {
     /// The deadline of a shutdown that begins now.
     pub(super) fn deadline(now: Time) -> Time {
         // Operations end by themselves, and then the communicator does; or it is aborted.
-        now + FINALIZE_PATIENCE + ABORT_PATIENCE.max(FINALIZE_PATIENCE * 2)
+        now + FINALIZE_PATIENCE + NCCL_ABORT_PATIENCE.max(FINALIZE_PATIENCE * 2)
     }
 }
 

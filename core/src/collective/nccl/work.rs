@@ -5,7 +5,7 @@
 //!                                     └──── abort, error, deadline ────┴──► Ending ──► Ended
 //! ```
 //! In `Ending`, a separate thread aborts the communicator, because that may hang if a device does, and another one waits until the stream is
-//! empty. The waiting operations get the cause after that, or after [`ABORT_PATIENCE`]. Until the stream is empty, a device may still write the
+//! empty. The waiting operations get the cause after that, or after [`NCCL_ABORT_PATIENCE`]. Until the stream is empty, a device may still write the
 //! memory of the operations, so there is [`Doubt`](crate::mem::Doubt) about it, for ever if need be.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -14,17 +14,14 @@ use std::time::Duration;
 
 use super::comm::Comm;
 use crate::collective::{Ordered, Team};
-use crate::cuda::{Context, Stream};
+use crate::config::{NCCL_ABORT_PATIENCE, NCCL_GRACE};
+use crate::cuda::{Context, Mark, Stream};
 use crate::error::{Error, Result};
 use crate::mem::doubt::Reason;
 use crate::types::{Done, Time};
 
 /// How often the operations under way are checked for errors that NCCL does not report by itself, and for deadlines.
 pub(super) const LOOK: Duration = Duration::from_millis(50);
-/// How long an error of NCCL waits for its cause, because the ranks notice the death of another one at about the same time.
-pub(super) const GRACE: Duration = Duration::from_secs(1);
-/// How long NCCL may take to abort before the waiting operations fail anyway.
-pub(super) const ABORT_PATIENCE: Duration = Duration::from_secs(5);
 /// How long the other ranks may take to end the communicator in order, and how long NCCL may then take to free it.
 pub(super) const FINALIZE_PATIENCE: Duration = Duration::from_secs(1);
 /// How soon a stream is asked again whether it is empty after an abort; later less often, up to [`LOOK`].
@@ -69,7 +66,10 @@ pub(super) struct Flying {
     pub(super) waiting: Vec<Done<()>>,
     /// Its name in errors.
     pub(super) what: &'static str,
-    pub(super) deadline: Time,
+    /// The device does not come to it before these marks.
+    pub(super) after: Vec<Mark>,
+    /// Since when nothing before it keeps it waiting, as far as is known.
+    pub(super) since: Time,
 }
 
 impl State {
@@ -163,7 +163,7 @@ impl Work {
             work.stop();
             reason.end();
         };
-        if !self.apart("gl-nccl-stop", ABORT_PATIENCE, stop) {
+        if !self.apart("gl-nccl-stop", NCCL_ABORT_PATIENCE, stop) {
             tracing::error!("NCCL does not end what is under way; its memory may still be written, so it is not freed");
         }
     }
@@ -177,7 +177,7 @@ impl Work {
         let Some(comm) = comm else { return self.drain() };
         let is_revoked = comm.revoke();
         let is_settled = self.settles_soon(&comm, is_revoked);
-        if is_revoked && is_settled && self.drains(ABORT_PATIENCE) {
+        if is_revoked && is_settled && self.drains(NCCL_ABORT_PATIENCE) {
             self.abort_apart(comm);
             return;
         }
@@ -199,7 +199,7 @@ impl Work {
             if !matches!(comm.state(), Ok(false)) {
                 return true;
             }
-            if !is_revoked || self.now().since(begun) >= ABORT_PATIENCE {
+            if !is_revoked || self.now().since(begun) >= NCCL_ABORT_PATIENCE {
                 return false;
             }
             drop(self.bell.wait_timeout(self.lock(), nap));
@@ -220,7 +220,7 @@ impl Work {
 
     /// Waits until the stream is empty, for as long as that takes.
     fn drain(&self) {
-        while !self.drains(ABORT_PATIENCE) {}
+        while !self.drains(NCCL_ABORT_PATIENCE) {}
     }
 
     /// Waits until the stream is empty, for `patience` at most; returns whether it is. Kernels and copies of ours wait there for work of the
@@ -274,8 +274,12 @@ impl Work {
         if state.over.is_some() {
             return;
         }
-        let landed = state.flying.remove(&number);
+        let (landed, now) = (state.flying.remove(&number), self.now());
+        if let Some(mut next) = state.flying.first_entry() {
+            next.get_mut().since = now;
+        }
         drop(state);
+        self.team.moved.note(now);
         self.bell.notify_all();
         for done in landed.into_iter().flat_map(|flying| flying.waiting) {
             done.ok(());
@@ -297,7 +301,7 @@ impl Work {
         let work = Arc::clone(self);
         let wait = move || {
             let (state, _) =
-                work.bell.wait_timeout_while(work.lock(), GRACE, |state| state.over.is_none()).expect(LOCK);
+                work.bell.wait_timeout_while(work.lock(), NCCL_GRACE, |state| state.over.is_none()).expect(LOCK);
             drop(state);
             work.end(error);
         };

@@ -1,6 +1,7 @@
 //! A panic under the lock ends every handle.
 
 use super::*;
+use crate::config::Config;
 use crate::engine::dispatcher::Dispatcher;
 use crate::engine::handle::Handle;
 use crate::local::Progress;
@@ -68,10 +69,8 @@ fn lend(shared: &Arc<Shared>, id: u64) -> Handle {
 fn shared() -> Arc<Shared> {
     let clock = Clock::start();
     let (scheduler, stall_warn, device) = (SchedulerConfig::default(), Duration::ZERO, DeviceKind::Host);
-    let worker = Worker::new(
-        clock.now(),
-        WorkerSettings { scheduler, stall_warn, steady: Duration::ZERO, stuck: Duration::MAX, device },
-    );
+    let worker =
+        Worker::new(clock.now(), WorkerSettings { scheduler, stall_warn, bounds: Config::default().bounds(), device });
     let metrics = Metrics::new(&Copies::default());
     let dispatcher = Arc::new(Dispatcher::default());
     Arc::new(Shared::new(Arc::new(Nowhere), None, metrics, clock, Checksum::Never, worker, dispatcher))

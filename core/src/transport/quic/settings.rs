@@ -56,9 +56,8 @@ impl Default for Settings {
 impl Settings {
     /// The settings of a process.
     pub fn from_config(config: &Config) -> Self {
-        let idle_timeout = (config.dead_timeout * 2).max(IDLE_MIN);
+        let idle_timeout = config.bounds().silent;
         Self {
-            // A member that the coordinator has given up is not waited for much longer here.
             idle_timeout,
             keep_alive: idle_timeout / 5,
             socket_buffer_bytes: usize::try_from(config.socket_buffer_bytes).unwrap_or(usize::MAX),
@@ -163,8 +162,6 @@ fn path_limit(remote: IpAddr) -> u16 {
 
 /// What a peer may send to a server that does not know it: the server keeps 64 links of such peers.
 const UNGRANTED_BYTES: u32 = 256 << 10;
-/// A link that is given up after less would not survive a busy computer.
-const IDLE_MIN: Duration = Duration::from_secs(1);
 /// A UDP datagram over IPv4 holds no more. The smallest datagram (`min_mtu`) stays at QUIC's 1,200: quinn-proto asserts that a handshake
 /// packet padded to it is shorter than 2^14.
 pub(super) const DATAGRAM_BYTES_MAX: u16 = 65_507;

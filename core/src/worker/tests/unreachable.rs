@@ -106,10 +106,8 @@ fn a_call_does_not_wait_for_ever_for_its_declaration() {
 
 #[test]
 fn however_short_the_step_timeout_a_server_has_the_time_of_two_attempts() {
-    let step_timeout = Duration::from_millis(1);
-    let scheduler = SchedulerConfig { step_timeout, ..SchedulerConfig::default() };
-    let (stall_warn, device) = (Duration::ZERO, DeviceKind::Host);
-    assert_eq!(WorkerSettings { scheduler, stall_warn, steady: STEP, stuck: STEP, device }.patience(), SECOND * 6);
+    let bounds = Bounds::new(Duration::from_millis(1), Duration::from_millis(1));
+    assert_eq!(bounds.unreached, SECOND * 6);
 }
 
 /// A worker in whose job the tensor `w` is declared, and whose only server is reachable or not.
