@@ -119,6 +119,12 @@ impl Member {
 
     /// The connection ended, or did not come up.
     pub fn handle_disconnected(&mut self, now: Time, error: Error) {
+        // This process had what it needs to connect.
+        self.local_failures = 0;
+        self.line_lost(now, error);
+    }
+
+    fn line_lost(&mut self, now: Time, error: Error) {
         // If the coordinator refuses a process, or the versions differ, a second attempt does not help. A member of a formed job was
         // accepted before, so there the connection is at fault.
         let refused = matches!(error, Error::Auth { .. } | Error::CertExpired { .. } | Error::Incompatible { .. });

@@ -21,7 +21,7 @@ impl Member {
         if matches!(self.standing, Standing::Joining) && self.local_failures >= LOCAL_FAILURES_MAX {
             return self.fail(error);
         }
-        self.handle_disconnected(now, error);
+        self.line_lost(now, error);
     }
 
     /// When to say next why the job has not formed yet.
@@ -135,6 +135,23 @@ mod tests {
     #[test]
     fn of_the_processes_that_wait_for_others_the_first_one_speaks() {
         let mut member = joining();
+    #[test]
+    fn attempts_that_fail_in_this_process_count_only_in_a_row() {
+        let mut member = joining();
+        commands(&mut member);
+        let mut now = at(0);
+        for attempt in 1..3 * LOCAL_FAILURES_MAX {
+            match attempt % LOCAL_FAILURES_MAX {
+                0 => member.handle_disconnected(now, down()),
+                _ => member.handle_undialled(now, down()),
+            }
+            assert_eq!(commands(&mut member), [], "attempt {attempt}");
+            now = member.poll_timeout().unwrap();
+            member.handle_timeout(now);
+            commands(&mut member);
+        }
+    }
+
         member.handle_connected(at(4));
         member.handle_timeout(at(5));
         commands(&mut member);
