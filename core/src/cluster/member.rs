@@ -169,7 +169,7 @@ impl Member {
             Frame::StallNotice { tensor, stall, detail } => {
                 self.tell(MemberEvent::StallNotice { tensor, stall, detail });
             }
-            Frame::Status(status) => self.handle_status(now, &status),
+            Frame::Forming(forming) => self.handle_forming(now, &forming),
             Frame::Join(_)
             | Frame::Heartbeat { .. }
             | Frame::Declare { .. }
@@ -179,6 +179,7 @@ impl Member {
             | Frame::Leave
             | Frame::Fail { .. }
             | Frame::StatusRequest
+            | Frame::Status(_)
             | Frame::Renew => self.fail_protocol("kind", "nobody sends to a member"),
         }
     }

@@ -1,5 +1,6 @@
 //! The frames of the control stream between a node and the coordinator. `frame::encoding` writes and reads them.
 
+use std::fmt;
 use std::time::Duration;
 
 use crate::error::{Error, Result};
@@ -58,7 +59,8 @@ pub enum Frame {
         /// Why, for people.
         cause: String,
     },
-    /// Asks for [`Frame::Status`]; allowed to every enrolled node, member or not.
+    /// Asks for the state of the job; allowed to every enrolled node. A node that is no member gets [`Frame::Status`]. A member gets
+    /// [`Frame::Forming`], because all members ask again and again while the job forms.
     StatusRequest,
     /// Asks for the next certificate of this process: for the same key, role and job, which the connection's own certificate names. Only a
     /// member of the job gets one. Answered by [`Frame::Renewed`].
@@ -118,6 +120,8 @@ pub enum Frame {
     },
     /// The state of the job.
     Status(Status),
+    /// To a member: who has come and who has not, in short.
+    Forming(Forming),
     /// Answers [`Frame::Renew`].
     Renewed {
         /// The certificate in DER, or why there is none.
@@ -165,6 +169,53 @@ pub struct Stall {
     pub missing: Vec<WorkerId>,
     /// Time since the first contribution.
     pub waited: Duration,
+}
+
+/// Who has come to a job that forms, and who has not. It is short however many members the job has.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct Forming {
+    /// Whether the process that asked speaks for all that wait. The others are told nothing more.
+    pub speaks: bool,
+    /// Processes that have not come, as `worker 2`.
+    pub missing: Names,
+    /// Processes that have come, as `worker 0 on host (pid 77)`.
+    pub joined: Names,
+}
+
+/// The first names of a list, at most [`Names::LISTED_MAX`], and how many more there are.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct Names {
+    /// The first ones. On the wire each has at most [`NAME_BYTES_MAX`](super::limits::NAME_BYTES_MAX) bytes, and the rest is cut.
+    pub listed: Vec<String>,
+    /// How many there are besides.
+    pub more: u32,
+}
+
+impl Names {
+    /// The most names that are listed.
+    pub const LISTED_MAX: usize = 8;
+
+    /// Lists the first of `names`, of which there are `count`.
+    pub fn first(names: impl Iterator<Item = String>, count: usize) -> Self {
+        let listed: Vec<String> = names.take(Self::LISTED_MAX).collect();
+        let more = u32::try_from(count - listed.len()).unwrap_or(u32::MAX);
+        Self { listed, more }
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.listed.is_empty() && self.more == 0
+    }
+}
+
+impl fmt::Display for Names {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.listed.join(", "))?;
+        match self.more {
+            0 => Ok(()),
+            more => write!(f, " and {more} more"),
+        }
+    }
 }
 
 /// The state of the job as the coordinator sees it.

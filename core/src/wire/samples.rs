@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::frame::{Health, Join, MemberStatus, Progress, Stall, Status};
+use super::frame::{Forming, Health, Join, MemberStatus, Names, Progress, Stall, Status};
 use super::{Body, Contribute, Contribution, Contributors, Frame, Header, Reject, Service, Sum, Target, Withdraw};
 use crate::error::{Claim, ERRORS, Error, ErrorKind, FieldSource};
 use crate::types::{
@@ -63,6 +63,11 @@ pub fn frames() -> Vec<Frame> {
                 placed_parts: 2,
             }],
             imbalance_milli: 1250,
+        }),
+        Frame::Forming(Forming {
+            speaks: true,
+            missing: Names { listed: vec!["worker 1".to_owned()], more: 7 },
+            joined: Names { listed: vec!["worker 0 on h (pid 3)".to_owned()], more: 0 },
         }),
         Frame::Renewed { outcome: Ok(vec![0x30, 0x82]) },
         Frame::Renewed { outcome: Err(Error::Cancelled) },

@@ -133,7 +133,11 @@ impl Coordinator {
             seat.lives(now);
         }
         match (frame, speaks_for) {
-            (Frame::StatusRequest, _) => {
+            (Frame::StatusRequest, Some(identity)) => {
+                let forming = questions::forming(&self.roster, identity);
+                self.connections.send(link, Frame::Forming(forming));
+            }
+            (Frame::StatusRequest, None) => {
                 let status = self.status(now);
                 self.connections.send(link, Frame::Status(status));
             }
@@ -178,6 +182,7 @@ impl Coordinator {
                 | Frame::BarrierDone { .. }
                 | Frame::StallNotice { .. }
                 | Frame::Status(_)
+                | Frame::Forming(_)
                 | Frame::Renewed { .. }
                 | Frame::WorkersKey(_),
                 Some(_),

@@ -2,7 +2,7 @@
 
 use gradlane_core::error::{Error, Result};
 use gradlane_core::types::{Member, Role, Time, View, WorkerId};
-use gradlane_core::wire::frame::{Health, MemberStatus, Status};
+use gradlane_core::wire::frame::{Forming, Health, MemberStatus, Names, Status};
 
 use super::registry::Registry;
 use super::roster::{Identity, Roster, Seat};
@@ -68,6 +68,23 @@ pub(super) fn over(outcome: &Result<()>) -> Error {
     match outcome {
         Ok(()) => Error::FailedPrecondition { what: "the job ended".to_owned(), hint: "start a new one".to_owned() },
         Err(cause) => cause.clone(),
+    }
+}
+
+/// Who has come and who has not, for this member. Only one member gets the lists, the worker that came first, or else the server: all members
+/// ask, and each would say the same.
+pub(super) fn forming(roster: &Roster, asks: Identity) -> Forming {
+    let first = roster.seats().min_by_key(|seat| (seat.member.process.role, seat.arrival));
+    if first.is_none_or(|first| first.identity() != asks) {
+        return Forming::default();
+    }
+    let (missing, members) = (roster.missing(), roster.in_order());
+    let (absent, present) = (missing.len(), members.len());
+    let described = members.iter().map(|(member, _)| format!("{} on {}", member.name(), member.place()));
+    Forming {
+        speaks: true,
+        missing: Names::first(missing.into_iter(), absent),
+        joined: Names::first(described, present),
     }
 }
 

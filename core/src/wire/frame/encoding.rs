@@ -5,7 +5,7 @@
 //! gets the frame checks whether ranks, keys and epochs make sense.
 
 use super::fields::Field;
-use super::{Frame, Join, Progress, Stall, Status};
+use super::{Forming, Frame, Join, Progress, Stall, Status};
 use crate::error::Result;
 use crate::types::{PartLayout, TensorKey, TensorSpec, Time, View, WorkersKey};
 use crate::wire::codec::{Reader, Writer};
@@ -73,6 +73,7 @@ impl Frame {
                 writer.text(detail, TEXT_BYTES_MAX);
             }
             Self::Status(status) => status.write(&mut writer),
+            Self::Forming(forming) => forming.write(&mut writer),
             Self::Renewed { outcome } => write_outcome(&mut writer, outcome, |writer, certificate| {
                 writer.list_len(certificate.len());
                 writer.raw(certificate);
@@ -138,6 +139,7 @@ impl Frame {
                 detail: reader.text(TEXT_BYTES_MAX, "detail")?,
             },
             kind::STATUS => Self::Status(Status::read(&mut reader)?),
+            kind::FORMING => Self::Forming(Forming::read(&mut reader)?),
             kind::RENEWED => Self::Renewed { outcome: read_outcome(&mut reader, read_certificate)? },
             kind::WORKERS_KEY => Self::WorkersKey(WorkersKey(reader.bytes32("workers' key")?)),
             code => return Err(reader.bad("kind", format!("is {code}"))),
@@ -168,6 +170,7 @@ impl Frame {
             Self::BarrierDone { .. } => kind::BARRIER_DONE,
             Self::StallNotice { .. } => kind::STALL_NOTICE,
             Self::Status(_) => kind::STATUS,
+            Self::Forming(_) => kind::FORMING,
             Self::Renewed { .. } => kind::RENEWED,
             Self::WorkersKey(_) => kind::WORKERS_KEY,
         }
@@ -198,6 +201,7 @@ mod kind {
     pub(super) const ENDED: u8 = 138;
     pub(super) const RENEWED: u8 = 139;
     pub(super) const WORKERS_KEY: u8 = 140;
+    pub(super) const FORMING: u8 = 141;
 }
 
 fn write_outcome<T>(writer: &mut Writer, outcome: &Result<T>, ok: impl FnOnce(&mut Writer, &T)) {

@@ -1,6 +1,6 @@
 //! The fields of frames. For each type, writing and reading stand side by side, in the order of its declaration.
 
-use super::{Health, Join, MemberStatus, Progress, Stall, Status};
+use super::{Forming, Health, Join, MemberStatus, Names, Progress, Stall, Status};
 use crate::error::Result;
 use crate::types::{
     DType, Encoding, Epoch, Incarnation, MachineId, Member, NodeId, PartId, PartLayout, Participants, Phase, Piece,
@@ -335,6 +335,31 @@ impl Field for Status {
             return Err(reader.bad("member states", format!("are {} of {}", members.len(), view.members.len())));
         }
         Ok(Self { view, members, imbalance_milli: reader.u64("imbalance")? })
+    }
+}
+
+impl Field for Forming {
+    fn write(&self, writer: &mut Writer) {
+        writer.flag(self.speaks);
+        self.missing.write(writer);
+        self.joined.write(writer);
+    }
+
+    fn read(reader: &mut Reader<'_>) -> Result<Self> {
+        let speaks = reader.flag("whether it speaks for all")?;
+        Ok(Self { speaks, missing: Names::read(reader)?, joined: Names::read(reader)? })
+    }
+}
+
+impl Field for Names {
+    fn write(&self, writer: &mut Writer) {
+        writer.list(&self.listed, |writer, name| writer.text(name, NAME_BYTES_MAX));
+        writer.u32(self.more);
+    }
+
+    fn read(reader: &mut Reader<'_>) -> Result<Self> {
+        let listed = reader.list(Self::LISTED_MAX, "names", |reader| reader.text(NAME_BYTES_MAX, "name"))?;
+        Ok(Self { listed, more: reader.u32("count of names")? })
     }
 }
 

@@ -1,5 +1,6 @@
 //! Which connection speaks for a member.
 
+use gradlane_core::wire::frame::Forming;
 use gradlane_core::wire::limits;
 
 use super::super::connections::OBSERVERS_MAX;
@@ -24,6 +25,24 @@ fn the_status_is_told_to_everybody_enrolled() {
     assert_eq!(status.view.phase, Phase::Forming);
     assert_eq!(status.view.members.iter().map(|member| member.name()).collect::<Vec<_>>(), ["worker 0", "server 0"]);
     assert!(status.members.iter().all(|member| member.health == Health::Alive));
+}
+
+#[test]
+fn members_that_wait_get_a_short_answer_and_one_of_them_the_names() {
+    let mut job = job(100);
+    for number in 1..60_u32 {
+        job.join(number.into(), worker(number));
+    }
+    let ask = |job: &mut Job, link| {
+        job.frame(link, Frame::StatusRequest);
+        let [Frame::Forming(forming)] = &job.received(link)[..] else { panic!("one answer") };
+        assert!(Frame::Forming(forming.clone()).encode().len() < 1000, "however large the job is");
+        forming.clone()
+    };
+    let told = ask(&mut job, 1);
+    assert!(told.speaks && told.missing.to_string().starts_with("worker 0, worker 60, worker 61"), "{told:?}");
+    assert!(told.missing.to_string().ends_with(" and 34 more") && told.joined.more == 51, "{told:?}");
+    assert_eq!(ask(&mut job, 2), Forming::default(), "the first one speaks");
 }
 
 #[test]
