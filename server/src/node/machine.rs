@@ -125,6 +125,9 @@ impl Node {
             self.disconnect(before, closed("the same process has opened a newer one"));
         }
         self.links.insert(link, node);
+        if let Some(worker) = self.worker(node) {
+            self.dense_sum.handle_worker_back(worker);
+        }
         let strangers = self.links.iter().filter(|(_, of)| !self.is_member(**of));
         if strangers.clone().count() > STRANGERS_MAX {
             let oldest = *strangers.map(|(link, _)| link).next().expect("there are several");
@@ -135,8 +138,7 @@ impl Node {
 
     /// A connection ended. Its exchanges were reported torn before.
     pub fn handle_link_down(&mut self, link: LinkId) {
-        self.links.remove(&link);
-        self.granted.remove(&link);
+        self.forget_link(link);
     }
 
     /// A header arrived.
@@ -277,9 +279,21 @@ impl Node {
         }
     }
 
-    fn disconnect(&mut self, link: LinkId, reason: Error) {
-        self.links.remove(&link);
+    fn forget_link(&mut self, link: LinkId) {
         self.granted.remove(&link);
+        let node = self.links.remove(&link);
+        if let Some(worker) = node.and_then(|node| self.worker(node)) {
+            self.dense_sum.handle_worker_away(worker);
+        }
+    }
+
+    fn worker(&self, node: NodeId) -> Option<WorkerId> {
+        let member = self.view.as_ref()?.workers().find(|member| member.node == node)?;
+        Some(WorkerId(member.index))
+    }
+
+    fn disconnect(&mut self, link: LinkId, reason: Error) {
+        self.forget_link(link);
         self.commands.push_back(Command::Disconnect { link, reason });
     }
 

@@ -12,6 +12,7 @@ use gradlane_core::wire::frame::{Progress, Stall};
 use gradlane_core::wire::{Contribute, Withdraw};
 
 use super::ended::Ended;
+use super::keeping::Absence;
 use super::readers::Readers;
 use super::refusals::lost;
 use super::round::{Open, RoundState, Slot, Spec};
@@ -43,6 +44,8 @@ pub(in crate::node) struct Aggregator {
     pub(super) readers: Readers,
     /// Sums that every caller has received whole and nobody reads, and since when memory is wanted for which they may go.
     pub(super) delivered: BTreeMap<SlotId, Option<Time>>,
+    /// Workers whose connection was lost, and which may ask again.
+    pub(super) absent: BTreeMap<WorkerId, Absence>,
     /// Workers that take no sums, with how long they have taken none. Their links are to be closed.
     pub(super) given_up: Vec<(WorkerId, Duration)>,
     /// The memory of the whole node.
@@ -117,6 +120,7 @@ impl Aggregator {
             look_at_sums: None,
             readers: Readers::default(),
             delivered: BTreeMap::new(),
+            absent: BTreeMap::new(),
             given_up: Vec::new(),
             last_counted: None,
             draining: None,
@@ -256,10 +260,12 @@ impl Aggregator {
             Succession::Fewer => {
                 let workers = self.workers();
                 self.readers.keep(&workers);
+                self.absent.retain(|worker, _| workers.contains(*worker));
                 self.go_on_with_survivors();
             }
             Succession::End(error) => {
                 self.readers = Readers::default();
+                self.absent.clear();
                 while let Some(part) = self.parts.keys().next().copied() {
                     self.forget_part(part, &error);
                 }

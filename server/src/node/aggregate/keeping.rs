@@ -7,7 +7,9 @@
 //! An open round to which nobody was counted, because the contributions that began broke off, goes in the same time. The workers that
 //! began it have given up by then.
 //!
-//! A sum that every caller has received whole is kept as well, but it goes soon if a new round needs its memory.
+//! A sum that every caller has received whole is kept as well, but it goes soon if a new round needs its memory. That a sum was received
+//! whole does not mean that its worker has it: the connection may be lost before the worker has taken it from there, and then the worker
+//! asks again. So a sum stays while a worker that may ask for it has no connection, and for [`RETURNED`] after it has one again.
 //!
 //! A worker that is connected and takes no sums reads nothing either. It is given up after a step timeout, its link is closed, and the sums
 //! that no other worker reads go at once. If it comes back for one of them, it gets an error that names it. Whether the job goes on without
@@ -27,6 +29,18 @@ use crate::node::command::{Command, SlotId, Step};
 
 /// A worker that gave up an exchange whose answer had come asks again within this time.
 const ASKED_AGAIN: Duration = Duration::from_millis(200);
+/// A worker that lost its connection asks again within this time after it has the next one: more than its longest pause between two
+/// attempts.
+const RETURNED: Duration = Duration::from_secs(3);
+
+/// A worker whose connection was lost, which may ask again for sums that it was sent.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Absence {
+    /// It has no connection.
+    Away,
+    /// It has one again, and has been waited for since this time; absent if memory was not short since then.
+    Back(Option<Time>),
+}
 
 impl Aggregator {
     /// A round begins: its sum will have to be looked at.
@@ -103,7 +117,14 @@ impl Aggregator {
     /// would keep its sum until it is quiet, and other names would wait for that long.
     pub(super) fn take_memory(&mut self, now: Time, bytes: u64) -> Result<()> {
         if !self.budget.fits(bytes) {
-            self.delivered.values_mut().for_each(|since| *since = since.or(Some(now)));
+            self.absent.values_mut().for_each(|absence| absence.wait(now));
+            self.absent.retain(|_, absence| !absence.is_over(now));
+            for (id, since) in &mut self.delivered {
+                let part = self.parts.get(&id.part);
+                let slot = part.and_then(|part| part.slots.iter().flatten().find(|slot| slot.id == *id));
+                let may_ask = |worker: &WorkerId| slot.is_some_and(|slot| slot.due.set.contains(*worker));
+                *since = if self.absent.keys().any(may_ask) { None } else { since.or(Some(now)) };
+            }
             let may_go = |since: &Option<Time>| since.is_some_and(|since| since + ASKED_AGAIN <= now);
             let old: Vec<SlotId> =
                 self.delivered.iter().filter(|(_, since)| may_go(since)).map(|(id, _)| *id).collect();
@@ -122,12 +143,41 @@ impl Aggregator {
         taken
     }
 
+    /// The connection of this worker was lost.
+    pub(in crate::node) fn handle_worker_away(&mut self, worker: WorkerId) {
+        self.absent.insert(worker, Absence::Away);
+    }
+
+    /// This worker has a connection. It is its first one, or it follows one that was lost.
+    pub(in crate::node) fn handle_worker_back(&mut self, worker: WorkerId) {
+        if let Some(absence) = self.absent.get_mut(&worker) {
+            *absence = Absence::Back(None);
+        }
+    }
+
     /// Frees the sum of a published round. Whoever asks for it hears `error`.
     fn free_sum(&mut self, id: SlotId, error: Error) {
         self.delivered.remove(&id);
         self.slot_mut(id).expect("it has a sum").state = RoundState::Failed(error);
         self.step(id, Step::Drop);
         self.book(id);
+    }
+}
+
+impl Absence {
+    /// Memory is short now.
+    fn wait(&mut self, now: Time) {
+        if let Self::Back(since @ None) = self {
+            *since = Some(now);
+        }
+    }
+
+    /// Whether the worker has had the time to ask again.
+    fn is_over(&self, now: Time) -> bool {
+        match self {
+            Self::Away | Self::Back(None) => false,
+            Self::Back(Some(since)) => *since + RETURNED <= now,
+        }
     }
 }
 

@@ -68,6 +68,37 @@ fn a_sum_that_everybody_has_soon_makes_room_for_a_new_one() {
 }
 
 #[test]
+fn a_sum_stays_for_a_worker_that_lost_its_connection_after_it_was_sent_although_memory_is_short() {
+    let mut world = World::with(2, |config| config.memory_bytes_max = 32);
+    for exchange in world.everybody(header(0)) {
+        world.node.handle_answered(exchange);
+    }
+    world.commands();
+    world.node.handle_link_down(LinkId(1));
+    let large = sized(24, in_part(1, header(0)));
+    let short = |world: &mut World, seconds: u64| {
+        world.now = world.now + Duration::from_secs(seconds);
+        world.open(0, large.clone());
+        assert_eq!(rejected(&world.commands()), [Code::ResourceExhausted]);
+    };
+    // It takes its time to connect, and then it waits for its own pause.
+    short(&mut world, 0);
+    short(&mut world, 20);
+    world.node.handle_link_up(LinkId(9), node(1));
+    short(&mut world, 0);
+    short(&mut world, 2);
+    let again = ExchangeId(99);
+    world.node.handle_opened(world.now, LinkId(9), again, &Request::Contribute(header(0)));
+    assert_eq!(answered(&world.commands()), [again]);
+    world.node.handle_answered(again);
+    // Once it has had the time to ask, its sums make room as others do.
+    short(&mut world, 1);
+    world.now = world.now + Duration::from_secs(1);
+    let exchange = world.open(0, large.clone());
+    assert_eq!(received(&world.commands()), [exchange]);
+}
+
+#[test]
 fn a_shortage_is_reported_with_its_figures_once_an_interval() {
     let mut world = World::with(2, |config| config.memory_bytes_max = 32);
     world.open(0, in_part(1, header(0)));
