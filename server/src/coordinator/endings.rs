@@ -24,6 +24,10 @@ pub(super) struct Endings {
     /// The latest request of each worker. A repeat must not be taken for a new one, because the name may live again.
     latest: BTreeMap<WorkerId, u64>,
     waiting: BTreeMap<(WorkerId, u64), Waiting>,
+    /// How much of it each worker has.
+    held: BTreeMap<WorkerId, Held>,
+    /// The bytes of declarations that one worker may let wait.
+    bytes_max: usize,
     /// What ended lately, for servers that may have missed it.
     told: VecDeque<(Time, Ended)>,
     /// How long a server may be away before it is given up.
@@ -38,10 +42,31 @@ pub(super) struct Waiting {
     pub(super) fuse: bool,
 }
 
+/// The declarations of one worker that wait.
+#[derive(Clone, Copy, Default, Debug)]
+struct Held {
+    tensors: usize,
+    bytes: usize,
+}
+
+/// What the declarations of all workers may hold, in a job that has not very many.
+const BYTES_MAX: usize = 256 << 20;
+/// What those of one worker may hold in any job: some ten thousand tensors.
+const BYTES_OF_WORKER_MIN: usize = 1 << 20;
+
 impl Endings {
-    /// Nothing ended. A server that was away for `remember` is given up.
-    pub(super) fn new(remember: Duration, defect: Option<Defect>) -> Self {
-        Self { latest: BTreeMap::new(), waiting: BTreeMap::new(), told: VecDeque::new(), remember, defect }
+    /// Nothing ended, in a job of so many workers. A server that was away for `remember` is given up.
+    pub(super) fn new(workers: u32, remember: Duration, defect: Option<Defect>) -> Self {
+        let share = BYTES_MAX / (workers as usize).max(1);
+        Self {
+            latest: BTreeMap::new(),
+            waiting: BTreeMap::new(),
+            held: BTreeMap::new(),
+            bytes_max: share.clamp(BYTES_OF_WORKER_MIN, limits::FRAME_BYTES_MAX),
+            told: VecDeque::new(),
+            remember,
+            defect,
+        }
     }
 
     /// `worker` uses these names no more. Returns what ended because of it, in a job of these `workers`. A repeat of a request changes
@@ -68,6 +93,7 @@ impl Endings {
     /// Only these workers are left. Returns what ended because of it.
     pub(super) fn go_on(&mut self, now: Time, registry: &mut Registry, workers: &WorkerSet) -> Option<Ended> {
         self.waiting.retain(|(worker, _), _| workers.contains(*worker));
+        self.held.retain(|worker, _| workers.contains(*worker));
         let keys = registry.released();
         self.end(now, registry, &keys, workers)
     }
@@ -86,25 +112,35 @@ impl Endings {
         if !registry.is_released(worker, &declaration.tensors) {
             return Ok(Some(declaration));
         }
-        let of_worker =
-            self.waiting.range((worker, 0)..=(worker, u64::MAX)).filter(|((_, other), _)| *other != request);
-        let tensors: usize = of_worker.map(|(_, waiting)| waiting.tensors.len()).sum();
-        if tensors + declaration.tensors.len() > limits::TENSORS_MAX {
+        // A repeat takes the place of the first one.
+        self.take((worker, request));
+        let (held, more) = (self.held.get(&worker).copied().unwrap_or_default(), declaration.size());
+        let (tensors, bytes) = (held.tensors + more.tensors, held.bytes + more.bytes);
+        if tensors > limits::TENSORS_MAX || bytes > self.bytes_max {
             return Err(Error::Exhausted {
                 what: "tensors that wait until every worker has undeclared their names".to_owned(),
-                limit: limits::TENSORS_MAX.to_string(),
+                limit: format!("{} or {} B of names and shapes for a worker", limits::TENSORS_MAX, self.bytes_max),
                 hint: "undeclare a name on every worker before you use it again".to_owned(),
             });
         }
+        self.held.insert(worker, Held { tensors, bytes });
         self.waiting.insert((worker, request), declaration);
         Ok(None)
+    }
+
+    /// Takes a declaration out of those that wait.
+    fn take(&mut self, of: (WorkerId, u64)) -> Option<Waiting> {
+        let waiting = self.waiting.remove(&of)?;
+        let (held, less) = (self.held.get_mut(&of.0).expect("its declaration was counted"), waiting.size());
+        *held = Held { tensors: held.tensors - less.tensors, bytes: held.bytes - less.bytes };
+        Some(waiting)
     }
 
     /// A declaration that need not wait any more, with its worker and request.
     pub(super) fn next_ready(&mut self, registry: &Registry) -> Option<(WorkerId, u64, Waiting)> {
         let is_ready = |(of, waiting): &(&(WorkerId, u64), &Waiting)| !registry.is_released(of.0, &waiting.tensors);
         let of = self.waiting.iter().find(is_ready).map(|(of, _)| *of)?;
-        let waiting = self.waiting.remove(&of).expect("found above");
+        let waiting = self.take(of).expect("found above");
         Some((of.0, of.1, waiting))
     }
 
@@ -120,6 +156,18 @@ impl Endings {
         }
         self.told.push_back((now, ended.clone()));
         Some(ended)
+    }
+}
+
+impl Waiting {
+    /// What it holds in memory.
+    fn size(&self) -> Held {
+        let bytes = |spec: &TensorSpec| {
+            let members = spec.participants.members().map_or(0, |members| members.as_bytes().len());
+            size_of::<TensorSpec>() + spec.name.len() + size_of_val(&spec.shape[..]) + members
+        };
+        let own = size_of::<((WorkerId, u64), Self)>();
+        Held { tensors: self.tensors.len(), bytes: own + self.tensors.iter().map(bytes).sum::<usize>() }
     }
 }
 
@@ -221,6 +269,27 @@ mod tests {
     }
 
     #[test]
+    fn the_bytes_of_what_a_worker_lets_wait_are_bounded_and_freed_with_it() {
+        let mut job = Job::new();
+        job.endings = Endings::new(8192, Duration::from_secs(10), None);
+        job.declare(0, "a", 10).unwrap();
+        job.undeclare(0, 1, "a");
+        let deep = TensorSpec::new("a", DType::F32, vec![1; limits::DIMENSIONS_MAX]);
+        let large = Waiting { tensors: vec![deep; 1000], fuse: false };
+        let wait = |job: &mut Job, request| {
+            job.endings.wait(&job.registry, WorkerId(0), request, large.clone()).map(|ready| ready.is_none())
+        };
+        assert_eq!(wait(&mut job, 2), Ok(true));
+        assert_eq!(wait(&mut job, 2), Ok(true), "a repeat is no second one");
+        assert!(matches!(wait(&mut job, 3), Err(Error::Exhausted { .. })));
+        job.undeclare(1, 1, "a").expect("ended");
+        assert_eq!(job.endings.next_ready(&job.registry).map(|(_, request, _)| request), Some(2));
+        job.declare(0, "a", 10).unwrap();
+        job.undeclare(0, 4, "a");
+        assert_eq!(wait(&mut job, 5), Ok(true), "there is room again");
+    }
+
+    #[test]
     fn a_name_that_nobody_declared_or_that_another_tensor_has_does_not_end() {
         let mut job = Job::new();
         assert_eq!(job.undeclare(0, 1, "unknown"), None);
@@ -247,7 +316,7 @@ mod tests {
                 members: vec![member(Role::Worker, 1), member(Role::Server, 2)],
             };
             let registry = Registry::new(LayoutConfig::default(), &view, Duration::from_secs(10));
-            Self { registry, endings: Endings::new(Duration::from_secs(10), None) }
+            Self { registry, endings: Endings::new(2, Duration::from_secs(10), None) }
         }
 
         /// Returns the index of the tensor's only part.

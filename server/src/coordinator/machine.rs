@@ -70,7 +70,7 @@ impl Coordinator {
             barriers: Barriers::new(config.workers, config.defect),
             registry: None,
             // Twice, because the end of a connection may be noticed late.
-            endings: Endings::new(config.dead_timeout * 2, config.defect),
+            endings: Endings::new(config.workers, config.dead_timeout * 2, config.defect),
             stalls: Stalls::new(config.stall_interval),
             config,
         }

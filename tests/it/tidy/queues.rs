@@ -20,7 +20,9 @@ const QUEUES: [Queue; 39] = [
     queue(
         "core/src/transport/quic/control/frames.rs",
         "let (sender, receiver) = unbounded_channel()",
-        "64 MiB of frames for a peer; then the link ends with `Exhausted`. Answers to observers: one.",
+        "64 MiB of frames for a peer, and 1 GiB for all peers of a listener \
+         (links_that_are_not_read_hold_no_more_together_than_one_process_can_bear); then the link ends with `Exhausted`. Answers to \
+         observers: one.",
     ),
     queue(
         "core/src/transport/quic/control/listener.rs",

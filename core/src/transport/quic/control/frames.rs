@@ -2,7 +2,7 @@
 //!
 //! Both queues of a link have limits. A peer that does not read costs its link, because the writer's queue is bounded. A peer that sends
 //! faster than the machine behind the link handles frames is slowed down: the link is not read further until the machine has room
-//! ([`Waiting`]). Requests for the status are answered one after the other, because an answer is much longer than a request.
+//! ([`Waiting`]). A listener bounds the queues of all its links together too ([`Queues`]). Requests for the status are answered one after the other, because an answer is much longer than a request.
 
 use std::pin::{Pin, pin};
 use std::sync::Arc;
@@ -35,8 +35,17 @@ pub(super) struct Posted {
     queue: Arc<Queue>,
 }
 
+/// The frames that one process has queued for all its peers.
+#[derive(Debug)]
+pub(super) struct Queues {
+    bytes: AtomicUsize,
+    links: AtomicUsize,
+    bytes_max: usize,
+}
+
 struct Queue {
     bytes: AtomicUsize,
+    all: Arc<Queues>,
     /// The peer does not read: more was queued than is kept for it.
     overflow: Notify,
     /// A permit for each request for the status that may be under way. The answer gives it back once it is written.
@@ -53,11 +62,57 @@ enum Post {
     Close(Option<Error>),
 }
 
-pub(super) fn outbox() -> (Outbox, Posted) {
+impl Default for Queues {
+    fn default() -> Self {
+        Self::new(QUEUES_BYTES_MAX)
+    }
+}
+
+impl Queues {
+    fn new(bytes_max: usize) -> Self {
+        Self { bytes: AtomicUsize::new(0), links: AtomicUsize::new(0), bytes_max }
+    }
+
+    /// Whether a link that holds so many bytes may hold them: all links hold less than they may, or this one holds less than its share. So
+    /// a link whose peer reads is not the one that ends, and all together hold less than twice what they may.
+    fn admit(&self, held: usize) -> bool {
+        self.bytes.load(Ordering::Relaxed) <= self.bytes_max
+            || held <= self.bytes_max / self.links.load(Ordering::Relaxed).max(1)
+    }
+}
+
+impl Queue {
+    /// Counts a frame that is queued; returns whether the link may have it.
+    fn put(&self, bytes: usize) -> bool {
+        self.all.bytes.fetch_add(bytes, Ordering::Relaxed);
+        let held = self.bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        held <= QUEUE_BYTES_MAX && self.all.admit(held)
+    }
+
+    /// A frame was written, or is not kept.
+    fn take(&self, bytes: usize) {
+        self.bytes.fetch_sub(bytes, Ordering::Relaxed);
+        self.all.bytes.fetch_sub(bytes, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Queue {
+    fn drop(&mut self) {
+        self.all.bytes.fetch_sub(*self.bytes.get_mut(), Ordering::Relaxed);
+        self.all.links.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// A queue for one peer, which counts among those of `all`.
+pub(super) fn outbox(all: &Arc<Queues>) -> (Outbox, Posted) {
     let (sender, receiver) = unbounded_channel();
-    let queue =
-        Queue { bytes: AtomicUsize::new(0), overflow: Notify::new(), status: Semaphore::new(STATUS_REQUESTS_MAX) };
-    let queue = Arc::new(queue);
+    all.links.fetch_add(1, Ordering::Relaxed);
+    let queue = Arc::new(Queue {
+        bytes: AtomicUsize::new(0),
+        all: Arc::clone(all),
+        overflow: Notify::new(),
+        status: Semaphore::new(STATUS_REQUESTS_MAX),
+    });
     (Outbox { frames: sender, queue: Arc::clone(&queue) }, Posted { frames: receiver, queue })
 }
 
@@ -67,11 +122,13 @@ impl Outbox {
         let body = frame.encode();
         let length = u32::try_from(body.len()).expect("a frame is far below 4 GiB");
         let bytes = Bytes::from([&length.to_le_bytes(), &body[..]].concat());
-        let queued = self.queue.bytes.fetch_add(bytes.len(), Ordering::Relaxed) + bytes.len();
-        if queued > QUEUE_BYTES_MAX {
+        if !self.queue.put(bytes.len()) {
+            self.queue.take(bytes.len());
             self.queue.overflow.notify_one();
         } else {
-            let _ = self.frames.send(Post::Frame { bytes, is_status: matches!(frame, Frame::Status(_)) });
+            let _ = self
+                .frames
+                .send(Post::Frame { bytes, is_status: matches!(frame, Frame::Status(_) | Frame::Forming(_)) });
         }
     }
 
@@ -194,7 +251,7 @@ async fn speak(connection: &Connection, mut sender: SendStream, mut posted: Post
             Post::Frame { bytes, is_status } => {
                 let length = bytes.len();
                 let sent = written(sender.write_chunk(bytes).await, peer);
-                posted.queue.bytes.fetch_sub(length, Ordering::Relaxed);
+                posted.queue.take(length);
                 if is_status && posted.queue.status.available_permits() < STATUS_REQUESTS_MAX {
                     posted.queue.status.add_permits(1);
                 }
@@ -218,6 +275,9 @@ async fn speak(connection: &Connection, mut sender: SendStream, mut posted: Post
 
 /// The largest declaration fits, and the answers to it.
 const QUEUE_BYTES_MAX: usize = 2 * limits::FRAME_BYTES_MAX;
+/// What all links of a listener may hold together, before those that hold more than their share end. A job of 1,000 workers that all declare
+/// 10,000 tensors gets a quarter of it as answers.
+const QUEUES_BYTES_MAX: usize = 1 << 30;
 /// Frames of one link that wait for the machine behind it: a worker sends few without waiting for an answer.
 pub(in crate::transport::quic) const WAITING_FRAMES_MAX: usize = 64;
 /// Requests for the status that are under way on one link, from the reading of the request to the writing of the answer.
@@ -228,3 +288,26 @@ const STATUS_PAUSE: Duration = Duration::from_millis(100);
 const LAST_FRAMES: Duration = Duration::from_secs(5);
 /// For frames before the end of a link to be acknowledged.
 const LAST_WORDS: Duration = Duration::from_secs(1);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::types::Time;
+
+    #[test]
+    fn links_that_are_not_read_hold_no_more_together_than_one_process_can_bear() {
+        let frame = Frame::HeartbeatAck { sent: Time(1) };
+        let bytes = frame.encode().len() + 4;
+        let all = Arc::new(Queues::new(100 * bytes));
+        let links: Vec<_> = (0..10).map(|_| outbox(&all)).collect();
+        for (outbox, _) in &links {
+            (0..1000).for_each(|_| outbox.send(&frame));
+        }
+        let held = all.bytes.load(Ordering::Relaxed);
+        assert!((100 * bytes..=200 * bytes).contains(&held), "{held}");
+        let [.., (last, _)] = &links[..] else { panic!("ten links") };
+        assert!(last.queue.bytes.load(Ordering::Relaxed) >= 10 * bytes, "a link keeps its share whatever others hold");
+        drop(links);
+        assert_eq!((all.bytes.load(Ordering::Relaxed), all.links.load(Ordering::Relaxed)), (0, 0));
+    }
+}

@@ -16,7 +16,7 @@ use super::super::settings::Settings;
 use super::super::tls::PeerOf;
 use super::super::{socket, tls};
 use super::ControlEvent;
-use super::frames::{Outbox, Posted, converse, outbox};
+use super::frames::{Outbox, Posted, Queues, converse, outbox};
 use crate::error::{Error, Result};
 use crate::local::OwnThread;
 use crate::transport::identity::Credentials;
@@ -46,7 +46,7 @@ impl ControlLink {
         let settings = Settings { socket_buffer_bytes: BUFFER_BYTES, ..Settings::default() }.for_control();
         let tls = tls::client(credentials)?;
         let socket = socket::bind_any(settings.socket_buffer_bytes)?;
-        let (outbox, posted) = outbox();
+        let (outbox, posted) = outbox(&Arc::new(Queues::default()));
         let closing = Arc::new(Notify::new());
         let (address, closed, of_dialer) = (address.to_owned(), Arc::clone(&closing), settings.clone());
         let credentials = Some(credentials.clone());

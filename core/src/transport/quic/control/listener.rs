@@ -21,7 +21,7 @@ use super::super::enroll::{self, Registrar};
 use super::super::settings::Settings;
 use super::super::socket;
 use super::super::tls::{Admission, Vouched, certificate};
-use super::frames::{Outbox, converse, outbox};
+use super::frames::{Outbox, Queues, converse, outbox};
 use super::link::BUFFER_BYTES;
 use super::{ControlIncoming, Waiting};
 use crate::error::{Error, Result};
@@ -69,6 +69,7 @@ impl ControlListener {
             gatekeeper: admission_control.gatekeeper().clone(),
             authority,
             outboxes: BTreeMap::new(),
+            queues: Arc::default(),
             tasks: JoinSet::new(),
             links: 0,
         };
@@ -178,6 +179,7 @@ struct ServerState {
     gatekeeper: Gatekeeper,
     authority: Arc<Authority>,
     outboxes: BTreeMap<LinkId, Addressee>,
+    queues: Arc<Queues>,
     tasks: JoinSet<()>,
     links: u64,
 }
@@ -243,7 +245,7 @@ impl ServerState {
         };
         self.links += 1;
         let link = LinkId(self.links);
-        let (outbox, posted) = outbox();
+        let (outbox, posted) = outbox(&self.queues);
         self.outboxes.insert(link, Addressee { outbox, certificate });
         let events = Arc::clone(&self.events);
         self.tasks.spawn(async move {
