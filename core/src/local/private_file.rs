@@ -17,6 +17,28 @@ use crate::error::{Error, Result};
 /// # Errors
 /// [`Error::Io`].
 pub fn write(path: &Path, content: impl AsRef<[u8]>) -> Result<()> {
+    try_write(path, content.as_ref()).map_err(|error| failed("writing", path, &error))
+}
+
+/// Makes `directory` as [`directory`] does, and writes a file in it as [`write`] does. Another process may remove directories that are
+/// empty; then this one is made again.
+///
+/// # Errors
+/// [`Error::Io`], and those of [`directory`].
+pub fn write_in(directory: &Path, if_open: IfOpen, name: &str, content: impl AsRef<[u8]>) -> Result<()> {
+    const ATTEMPTS: u32 = 100;
+    let path = directory.join(name);
+    let mut attempt = 1;
+    loop {
+        self::directory(directory, if_open)?;
+        match try_write(&path, content.as_ref()) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound && attempt < ATTEMPTS => attempt += 1,
+            written => return written.map_err(|error| failed("writing", &path, &error)),
+        }
+    }
+}
+
+fn try_write(path: &Path, content: &[u8]) -> io::Result<()> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let draft = path.with_file_name(format!(".{name}.{}", std::process::id()));
     let write = || {
@@ -26,7 +48,7 @@ pub fn write(path: &Path, content: impl AsRef<[u8]>) -> Result<()> {
             Ok(()) | Err(_) => {}
         }
         let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&draft)?;
-        file.write_all(content.as_ref())?;
+        file.write_all(content)?;
         file.sync_all()?;
         fs::rename(&draft, path)?;
         match path.parent().filter(|parent| !parent.as_os_str().is_empty()) {
@@ -34,9 +56,8 @@ pub fn write(path: &Path, content: impl AsRef<[u8]>) -> Result<()> {
             None => Ok(()),
         }
     };
-    write().map_err(|error| {
+    write().inspect_err(|_| {
         let _ = fs::remove_file(&draft);
-        failed("writing", path, &error)
     })
 }
 
@@ -108,6 +129,26 @@ mod tests {
         assert!(matches!(write(&path, "new"), Err(Error::Io { .. })));
         assert!(path.is_dir());
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "no draft is left");
+    }
+
+    #[test]
+    fn a_file_is_written_although_its_empty_directory_is_removed_meanwhile() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("job");
+        let is_over = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_over.load(std::sync::atomic::Ordering::Relaxed) {
+                    let _ = fs::remove_dir(&path);
+                }
+            });
+            for number in 0..50 {
+                write_in(&path, IfOpen::Shut, "join", number.to_string()).unwrap();
+                assert_eq!(fs::read_to_string(path.join("join")).unwrap(), number.to_string());
+                fs::remove_file(path.join("join")).unwrap();
+            }
+            is_over.store(true, std::sync::atomic::Ordering::Relaxed);
+        });
     }
 
     #[test]

@@ -64,9 +64,9 @@ impl Authority {
         let authority = Self { dir: Some(dir.to_owned()), ..Self::create(job)? };
         private_file::directory(dir, IfOpen::Refuse)?;
         Self::forget(dir)?;
-        let [key, certificate, secret] = files(dir);
+        let [_, certificate, secret] = files(dir);
         // The secret is written last: its presence says that the others are whole.
-        let kept = private_file::write(&key, authority.key.serialized_der())
+        let kept = private_file::write_in(dir, IfOpen::Refuse, KEY, authority.key.serialized_der())
             .and_then(|()| private_file::write(&certificate, &authority.certificate))
             .and_then(|()| private_file::write(&secret, authority.secret));
         match kept {
@@ -263,6 +263,7 @@ impl Authority {
         }
         let certificate = self.sign(request, role, peer)?;
         let found = Invitation { uses: found.uses - 1, ..found.clone() };
+        invitations.changes();
         private_file::write(&found.path(dir), found.text())?;
         Ok(certificate)
     }
@@ -362,8 +363,11 @@ fn check_job(job: &str) -> Result<()> {
 
 /// The files of an authority: key, certificate and join secret.
 fn files(dir: &Path) -> [PathBuf; 3] {
-    ["ca.key", "ca.der", "join.secret"].map(|name| dir.join(name))
+    [KEY, "ca.der", "join.secret"].map(|name| dir.join(name))
 }
+
+/// The file of an authority's key.
+const KEY: &str = "ca.key";
 
 /// Draws a join secret.
 fn draw() -> Result<[u8; 16]> {

@@ -62,27 +62,43 @@ impl Invitation {
 #[derive(Default)]
 pub(super) struct Invitations {
     found: Vec<Invitation>,
-    /// When they were read, and when the directory had changed last.
-    read: Option<(SystemTime, SystemTime)>,
+    read: Option<Reading>,
     #[cfg(test)]
     reads: u32,
 }
 
+/// When the invitations were read.
+#[derive(Clone, Copy)]
+struct Reading {
+    at: SystemTime,
+    /// When the directory had changed last, by the clock of its file system.
+    changed: SystemTime,
+    /// When this process saw that time first, by its own clock. Both clocks need not agree.
+    seen_first: SystemTime,
+}
+
 impl Invitations {
+    /// This process changes a file: what was read is not true any more, whatever time the directory shows.
+    pub(super) fn changes(&mut self) {
+        self.read = None;
+    }
+
     /// The invitations below `dir` at `now`, also those that are used up or too old. Reads them again if the directory may have changed.
     ///
     /// # Errors
     /// [`Error::Io`] if the directory cannot be read.
     pub(super) fn below(&mut self, dir: &Path, now: SystemTime) -> Result<&[Invitation]> {
         let changed = fs::metadata(folder(dir)).and_then(|folder| folder.modified()).ok();
-        let is_known = self.read.is_some_and(|(at, of)| {
+        let same = self.read.filter(|reading| changed == Some(reading.changed));
+        let is_known = same.is_some_and(|Reading { at, seen_first, .. }| {
             // A change within the resolution of the file system's clock shows no new time, and a remote one may show it late.
-            let is_settled = at.duration_since(of).is_ok_and(|since| since >= RESOLUTION);
-            changed == Some(of) && is_settled && now.duration_since(at).is_ok_and(|since| since < READ_EVERY)
+            let is_settled = at.duration_since(seen_first).is_ok_and(|since| since >= RESOLUTION);
+            is_settled && now.duration_since(at).is_ok_and(|since| since < READ_EVERY)
         });
         if !is_known {
             self.found = all(dir, now)?;
-            self.read = changed.map(|of| (now, of));
+            let seen_first = same.map_or(now, |reading| reading.seen_first);
+            self.read = changed.map(|changed| Reading { at: now, changed, seen_first });
             #[cfg(test)]
             {
                 self.reads += 1;
@@ -236,17 +252,25 @@ mod tests {
         fs::write(first.path(dir.path()), first.text()).unwrap();
         let changed = fs::metadata(folder(dir.path())).unwrap().modified().unwrap();
         let mut invitations = Invitations::default();
-        let settled = changed + RESOLUTION;
+        // The clock of the file system may lie ahead or behind by any time.
+        let begun = at(7);
+        let settled = begun + RESOLUTION;
+        assert_eq!(invitations.below(dir.path(), begun).unwrap().len(), 1);
         for _ in 0..1_000 {
             assert_eq!(invitations.below(dir.path(), settled).unwrap().len(), 1);
         }
-        assert_eq!(invitations.reads, 1);
+        assert_eq!(invitations.reads, 2);
+        invitations.changes();
+        assert_eq!(invitations.below(dir.path(), settled).unwrap().len(), 1);
+        assert_eq!(invitations.reads, 3, "this process has changed a file");
+        invitations.below(dir.path(), settled + RESOLUTION).unwrap();
         let second = Invitation { secret: [2; 16], ..first.clone() };
         fs::write(second.path(dir.path()), second.text()).unwrap();
         let touched = fs::File::open(folder(dir.path())).unwrap();
         touched.set_modified(changed + Duration::from_millis(5)).unwrap();
-        assert_eq!(invitations.below(dir.path(), settled).unwrap().len(), 2, "the directory has changed");
-        assert_eq!((invitations.below(dir.path(), settled + READ_EVERY).unwrap().len(), invitations.reads), (2, 3));
+        let later = settled + RESOLUTION;
+        assert_eq!(invitations.below(dir.path(), later).unwrap().len(), 2, "the directory has changed");
+        assert_eq!((invitations.below(dir.path(), later + READ_EVERY).unwrap().len(), invitations.reads), (2, 6));
     }
 
     fn at(second: u64) -> SystemTime {

@@ -1,7 +1,8 @@
-//! Removes what killed processes of this user have left behind: files with join strings, and the folders of their jobs.
+//! Removes what killed processes of this user have left behind: files with join strings, files of jobs that run, and the folders of jobs.
 //!
 //! Only what is known to be left is removed: the file names its author, a process of this host that has ended. Nothing is known about
-//! processes of other hosts and of other process namespaces, which may share the folder.
+//! processes of other hosts and of other process namespaces, which may share the folder. A process that starts just now may write its own
+//! file in the place of one that is being removed. That file stays.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -19,13 +20,16 @@ const BEGINNING: Duration = Duration::from_secs(3600);
 
 /// Removes the join files of killed launchers in `folder`.
 pub(super) fn sweep_join_files(folder: &Path) {
-    let is_join_file = |path: &PathBuf| {
+    let is_join_file = |path: &Path| {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         name.starts_with(RUN_PREFIX) && name.ends_with(".join")
     };
-    for path in entries(folder).into_iter().filter(is_join_file).filter(|path| is_left(path)) {
-        let _ = fs::remove_file(path);
-    }
+    entries(folder).iter().filter(|path| is_join_file(path)).for_each(|path| remove_left(path));
+}
+
+/// Removes the files of jobs in `folder` whose processes were killed.
+pub(super) fn sweep_running(folder: &Path) {
+    entries(folder).iter().for_each(|path| remove_left(path));
 }
 
 /// Removes the folders in `jobs` of which nothing is left but the join string of a coordinator that was killed, or nothing at all. What
@@ -35,12 +39,31 @@ pub(super) fn sweep_jobs(jobs: &Path) {
         match &entries(&folder)[..] {
             [] if is_ours(&folder) && is_old(&folder) => drop(fs::remove_dir(&folder)),
             [join] if is_left(join) => {
-                let _ = fs::remove_file(join);
+                remove_left(join);
+                // Stays if a job begins in it just now. One that has written nothing yet makes it again.
                 let _ = fs::remove_dir(&folder);
             }
             _ => {}
         }
     }
+}
+
+fn remove_left(path: &Path) {
+    if is_left(path) {
+        take_away(path);
+    }
+}
+
+/// Removes a file whose author was seen to have ended. It is moved first, and looked at again where nobody else writes. What another process
+/// has put into its place meanwhile goes back.
+fn take_away(path: &Path) {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let aside = path.with_file_name(format!(".left.{}.{name}", std::process::id()));
+    if fs::rename(path, &aside).is_ok() && !is_left(&aside) {
+        // Not over a file that is newer still.
+        let _ = fs::hard_link(&aside, path);
+    }
+    let _ = fs::remove_file(aside);
 }
 
 /// Whether a file of this user names an author that is known to have ended.
@@ -92,6 +115,19 @@ mod tests {
         for (name, _, stays) in files {
             assert_eq!(dir.path().join(name).exists(), stays, "{name}");
         }
+    }
+
+    #[test]
+    fn a_file_that_took_the_place_of_one_that_is_removed_stays() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("join");
+        private_file::write(&path, with(&Author::this())).unwrap();
+        take_away(&path);
+        assert_eq!(fs::read_to_string(&path).unwrap(), with(&Author::this()));
+        let gone = Author { start: 1, ..Author::this() };
+        private_file::write(&path, with(&gone)).unwrap();
+        take_away(&path);
+        assert_eq!(entries(dir.path()), Vec::<PathBuf>::new());
     }
 
     #[test]

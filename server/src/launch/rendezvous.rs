@@ -74,10 +74,8 @@ pub fn publish(state_dir: &Path, job: &str, join: &JoinString) -> Result<Publish
     sweep_jobs(&state_dir.join(JOBS));
     let path = directory.join(JOIN);
     let content = content(join, &Author::this());
-    let write =
-        || private_file::directory(&directory, IfOpen::Shut).and_then(|()| private_file::write(&path, &content));
-    // The end of an earlier job of this name may have removed its folder just now.
-    write().or_else(|_| write())?;
+    // The end of an earlier job of this name may remove its folder just now, and another start may sweep.
+    private_file::write_in(&directory, IfOpen::Shut, JOIN, &content)?;
     Ok(Published { path, content })
 }
 

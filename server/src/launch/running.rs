@@ -12,6 +12,7 @@ use gradlane_core::local::private_file::{self, IfOpen};
 use gradlane_core::types::JoinString;
 
 use super::author::Author;
+use super::left_behind;
 use super::rendezvous;
 
 /// A job that a process of this user leads on this host.
@@ -37,15 +38,15 @@ impl Listed {
     pub fn here(config: &Config, join: &JoinString) -> Option<Self> {
         // Settings that were not loaded, as in tests, still hold the `~` of the default.
         let state_dir = config.state_dir.as_deref().filter(|path| !path.starts_with("~"))?;
-        jobs(state_dir); // removes what killed processes left
         let directory = directory(state_dir);
+        left_behind::sweep_running(&directory);
         let author = Author::this();
         // The port tells the jobs of one process apart.
         let port = join.address.rsplit(':').next().unwrap_or_default();
-        let path = directory.join(format!("{}.{port}", author.pid));
+        let name = format!("{}.{port}", author.pid);
         let content = rendezvous::content(join, &author) + &config.job + "\n";
-        match private_file::directory(&directory, IfOpen::Shut).and_then(|()| private_file::write(&path, &content)) {
-            Ok(()) => Some(Self(path)),
+        match private_file::write_in(&directory, IfOpen::Shut, &name, &content) {
+            Ok(()) => Some(Self(directory.join(name))),
             Err(error) => {
                 tracing::debug!(%error, "gradlane status will not find this job by itself");
                 None
@@ -62,7 +63,9 @@ impl Drop for Listed {
 
 /// The jobs of this user on this host, the oldest process first. Removes what processes of this host left that were killed.
 pub fn jobs(state_dir: &Path) -> Vec<Running> {
-    let entries = fs::read_dir(directory(state_dir)).into_iter().flatten().flatten();
+    let directory = directory(state_dir);
+    left_behind::sweep_running(&directory);
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
     let mut jobs: Vec<(u64, Running)> = entries.filter_map(|entry| read(&entry.path())).collect();
     jobs.sort_by_key(|(start, running)| (*start, running.pid));
     jobs.into_iter().map(|(_, running)| running).collect()
@@ -78,8 +81,7 @@ fn read(path: &Path) -> Option<(u64, Running)> {
         }
     };
     let author = rendezvous::author(&content)?;
-    if author.is_gone() {
-        let _ = fs::remove_file(path);
+    if author.is_gone() || !author.is_seen_from_here() {
         return None;
     }
     let join = rendezvous::published(&content).ok()?;
@@ -87,9 +89,6 @@ fn read(path: &Path) -> Option<(u64, Running)> {
     let words = fs::read(format!("/proc/{}/cmdline", author.pid)).unwrap_or_default();
     let words: Vec<_> = words.split(|byte| *byte == 0).map(String::from_utf8_lossy).collect();
     let command = words.join(" ").trim_end().to_owned();
-    if !author.is_seen_from_here() {
-        return None;
-    }
     Some((author.start, Running { job, join, pid: author.pid, command }))
 }
 
