@@ -26,7 +26,7 @@ matrix! {
         a_server_that_stops_in_the_middle_of_many_pushes_leaves_no_handle_and_no_thread,
         a_server_that_drains_completes_what_was_begun_and_refuses_what_was_not,
         a_server_process_that_is_told_to_end_does_not_wait_long_for_a_round_that_is_open,
-        twenty_jobs_in_one_process_leave_no_thread_and_no_descriptor,
+        fifty_jobs_in_one_process_leave_no_thread_and_no_descriptor,
         jobs_that_are_just_dropped_leave_no_thread_and_no_descriptor;
 }
 
@@ -200,8 +200,8 @@ fn a_server_process_that_is_told_to_end_does_not_wait_long_for_a_round_that_is_o
     assert!(took < Duration::from_secs(2), "{took:?}");
 }
 
-fn twenty_jobs_in_one_process_leave_no_thread_and_no_descriptor(over: Over) {
-    alone(&format!("lifecycle::twenty_jobs_in_one_process_leave_no_thread_and_no_descriptor::{over}"), || {
+fn fifty_jobs_in_one_process_leave_no_thread_and_no_descriptor(over: Over) {
+    alone(&format!("lifecycle::fifty_jobs_in_one_process_leave_no_thread_and_no_descriptor::{over}"), || {
         let run = |round| {
             let cluster = Cluster::start(over, 4, 4);
             all(&cluster.workers, |engine| {
@@ -212,7 +212,7 @@ fn twenty_jobs_in_one_process_leave_no_thread_and_no_descriptor(over: Over) {
         };
         run(0);
         let before = Holdings::now();
-        (1..=20).for_each(run);
+        (1..=50).for_each(run);
         before.are_back();
     });
 }

@@ -19,6 +19,8 @@ const WORKERS: u32 = 2;
 const ROUNDS: u64 = 150;
 /// Lengths in elements of a thread's tensors: one that the submitting thread pushes itself, and one that the thread of PUSH pushes.
 const LENGTHS: [usize; 2] = [300, 20_000];
+/// The length of many sums.
+const SHORT: [usize; 1] = [300];
 /// No wait takes so long, unless it hangs.
 const DEADLINE: Duration = Duration::from_secs(60);
 
@@ -37,21 +39,37 @@ fn threads_that_wait_at_once_get_their_sums_over_quic() {
     soak(Over::Quic);
 }
 
+#[test]
+fn eight_threads_of_a_process_add_a_thousand_sums_each_locally() {
+    run(Over::Local, 8, &SHORT, rounds().max(1000));
+}
+
+#[test]
+fn eight_threads_of_a_process_add_a_thousand_sums_each_over_shm() {
+    run(Over::Shm, 8, &SHORT, rounds().max(1000));
+}
+
+#[test]
+fn eight_threads_of_a_process_add_a_thousand_sums_each_over_quic() {
+    run(Over::Quic, 8, &SHORT, rounds().max(1000));
+}
+
 fn soak(over: Over) {
-    let rounds = rounds();
-    for threads in [2, 3, 4] {
-        let embedded =
-            Embedded::start(EmbeddedOptions { config: config(over, &[]), workers: WORKERS, servers: 1 }).unwrap();
-        let sessions = sessions(over, &embedded);
-        std::thread::scope(|scope| {
-            for session in &sessions {
-                for thread in 0..threads {
-                    scope.spawn(move || train(session, thread, rounds));
-                }
+    [2, 3, 4].into_iter().for_each(|threads| run(over, threads, &LENGTHS, rounds()));
+}
+
+fn run(over: Over, threads: u32, lengths: &[usize], rounds: u64) {
+    let embedded =
+        Embedded::start(EmbeddedOptions { config: config(over, &[]), workers: WORKERS, servers: 1 }).unwrap();
+    let sessions = sessions(over, &embedded);
+    std::thread::scope(|scope| {
+        for session in &sessions {
+            for thread in 0..threads {
+                scope.spawn(move || train(session, thread, lengths, rounds));
             }
-        });
-        println!("{over}, {threads} threads: {rounds} rounds of {} tensors each", LENGTHS.len());
-    }
+        }
+    });
+    println!("{over}, {threads} threads: {rounds} rounds of {} tensors each", lengths.len());
 }
 
 /// The session of each worker.
@@ -71,10 +89,10 @@ fn sessions(over: Over, embedded: &Embedded) -> Vec<Arc<Session>> {
 }
 
 /// What one thread of one worker does.
-fn train(session: &Session, thread: u32, rounds: u64) {
+fn train(session: &Session, thread: u32, lengths: &[usize], rounds: u64) {
     let rank = session.rank();
     for round in 0..rounds {
-        let mut tensors: Vec<Tensor> = LENGTHS
+        let mut tensors: Vec<Tensor> = lengths
             .iter()
             .map(|len| {
                 let name = format!("thread {thread}, {len} elements");

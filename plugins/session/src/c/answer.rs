@@ -88,6 +88,8 @@ fn message(panic: &(dyn Any + Send)) -> &str {
 mod tests {
     use std::ffi::CStr;
 
+    use gradlane_core::wire::samples::errors;
+
     use super::*;
 
     #[test]
@@ -98,6 +100,25 @@ mod tests {
         let status = unsafe { answer(&raw mut error, || panic!("of {}", 7)) };
         assert_eq!((status, error.status), (GradlaneStatus::Internal, GradlaneStatus::Internal as i32));
         assert_eq!(read(&text), "internal error: a panic: of 7; please report it");
+    }
+
+    #[test]
+    fn each_class_of_failure_has_a_status_and_says_whether_to_try_again() {
+        let mut seen = Vec::new();
+        for failure in errors() {
+            let mut text = [0; 512];
+            let mut error = error(&mut text);
+            // SAFETY: the structure and the text live in this function.
+            let status = unsafe { answer(&raw mut error, || Err(failure.clone())) };
+            assert_eq!((status, error.status), (status_of(&failure), status as i32), "{failure}");
+            assert_eq!(error.retryable != 0, failure.retryable(), "{failure}");
+            assert!(failure.to_string().starts_with(&read(&text)), "{failure}");
+            seen.push(error.status);
+        }
+        seen.sort_unstable();
+        seen.dedup();
+        // Twelve classes, and the failure after which memory is still in use.
+        assert_eq!(seen.len(), 13, "{seen:?}");
     }
 
     #[test]
