@@ -2,14 +2,18 @@
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
+use std::sync::atomic::{AtomicI64, Ordering};
 
-/// The system's allocator. It counts the bytes that each thread holds. A program that wants this makes it its `#[global_allocator]`.
+/// The system's allocator. It counts the bytes that each thread holds, and those of the process. A program that wants this makes it its `#[global_allocator]`.
 #[derive(Debug)]
 pub struct Counting;
 
 thread_local! {
     static HELD: Cell<Held> = const { Cell::new(Held { now: 0, most: 0 }) };
 }
+
+/// Bytes that this process holds.
+static ALL: AtomicI64 = AtomicI64::new(0);
 
 /// Bytes that a thread allocated and did not free. Signed, because a thread may free what another one allocated.
 #[derive(Clone, Copy)]
@@ -26,7 +30,13 @@ pub fn most_bytes_held(work: impl FnOnce()) -> u64 {
     u64::try_from(HELD.get().most - before).expect("the most is not below the beginning")
 }
 
+/// The bytes that this process holds. It is 0 in a program without [`Counting`].
+pub fn bytes_held() -> i64 {
+    ALL.load(Ordering::Relaxed)
+}
+
 fn count(bytes: i64) {
+    ALL.fetch_add(bytes, Ordering::Relaxed);
     // The cell is gone while a thread ends.
     let _ = HELD.try_with(|held| {
         let Held { now, most } = held.get();
