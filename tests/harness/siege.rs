@@ -94,10 +94,12 @@ pub enum Doing {
     Churning,
     /// Claims to know the secret of the join string.
     Guessing,
+    /// Begins a message, drops the connection and comes again.
+    Flitting,
 }
 
 /// All attacks on ports. `tests/README.md` lists what else was tried, and where.
-pub const ATTACKS: [Attack; 18] = [
+pub const ATTACKS: [Attack; 21] = [
     on(Victim::Server, "forged Initials, 10,000/s", Means::ForgedInitials),
     on(Victim::Coordinator, "forged Initials, 10,000/s", Means::ForgedInitials),
     on(Victim::Server, "handshakes without certificate", flood(Who::Nobody)),
@@ -119,6 +121,13 @@ pub const ATTACKS: [Attack; 18] = [
     on(Victim::Coordinator, "answers that nobody reads", Means::Connections(Who::Observer, Doing::AskingOnly, 64, 200)),
     on(Victim::Coordinator, "thousands of observers", Means::Connections(Who::Observer, Doing::Nothing, 5_000, 2_000)),
     on(Victim::Coordinator, "wrong secrets", Means::Connections(Who::Newcomer, Doing::Guessing, 2_000, 2_000)),
+    on(Victim::Coordinator, "a member's byte a second", Means::Connections(Who::Member, Doing::Trickling, 64, 100)),
+    on(Victim::Coordinator, "links that come and go", Means::Connections(Who::NoMember, Doing::Flitting, 64, 1_000)),
+    on(
+        Victim::Server,
+        "links of a member that come and go",
+        Means::Connections(Who::Member, Doing::Flitting, 64, 1_000),
+    ),
     // One connection, because a server knows only the newest one of a member.
     on(Victim::Server, "100,000 streams of a member", Means::Connections(Who::Member, Doing::Churning, 1, 10)),
 ];
@@ -448,6 +457,7 @@ fn besiege(job: &Job, on: Victim, address: String, how: (Who, Doing, usize, u32)
             Manner::Pour { first: vec![VERSION], again, reads: doing == Doing::Asking }
         }
         Doing::Churning => Manner::Churn(bytes),
+        Doing::Flitting => Manner::Flit(begun),
         // Version, role, a proof that is none, and no signing request: the proof is looked at first.
         Doing::Guessing => Manner::Say([vec![1, Role::Worker as u8], vec![0x55; 32]].concat()),
     };

@@ -31,7 +31,7 @@ pub enum Pass {
     Certificate(Arc<Credentials>),
 }
 
-/// What it does on a connection that it gets. It never ends one by itself.
+/// What it does on a connection that it gets. It ends none by itself, unless the manner says so.
 #[derive(Clone, Debug)]
 pub enum Manner {
     /// Nothing.
@@ -53,6 +53,8 @@ pub enum Manner {
     Churn(Vec<u8>),
     /// Sends these bytes as all that it has to say, and waits for the answer.
     Say(Vec<u8>),
+    /// Sends these bytes, drops the connection and comes again.
+    Flit(Vec<u8>),
 }
 
 /// An attack under way. Dropping it ends it.
@@ -195,6 +197,10 @@ async fn visit(endpoint: Endpoint, remote: SocketAddr, manner: Manner, counts: A
             let _ = sender.write_all(&bytes).await;
             let _ = sender.finish();
             let _ = receiver.read_to_end(1 << 16).await;
+            connection.close(CLOSE_ORDERLY, b"");
+        }
+        Manner::Flit(bytes) => {
+            let _ = sender.write_all(&bytes).await;
             connection.close(CLOSE_ORDERLY, b"");
         }
     }
