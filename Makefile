@@ -49,8 +49,8 @@ test-sim: ## the deterministic simulation alone: SEEDS=20000 for more, FROM=4000
 test-faults: ## how long survivors wait for their typed error, for each kind of fault; TRIALS=20
 	GRADLANE_TEST_REPETITIONS=$(or $(TRIALS),20) cargo test -p gradlane-tests --test it fault_times:: -- --nocapture --test-threads=1
 
-test-lasting: ## memory over 100,000 names that end and 10,000,000 sums, on each transport (an hour); NAMES= and SUMS= for fewer
-	LASTING_NAMES=$(or $(NAMES),100000) LASTING_SUMS=$(or $(SUMS),10000000) cargo test --release -p gradlane-tests --test lasting -- --nocapture
+test-lasting: ## memory over 100,000 names that end and 10,000,000 sums, on each transport, and a sum of 1 GiB (an hour); NAMES=, SUMS= for fewer
+	LASTING_LARGE_BYTES=1073741824 LASTING_NAMES=$(or $(NAMES),100000) LASTING_SUMS=$(or $(SUMS),10000000) cargo test --release -p gradlane-tests --test lasting -- --nocapture
 
 test-models: ## what threads share, in many orders of their steps: ITERATIONS=100000 (a quarter of an hour)
 	MODEL_ITERATIONS=$(or $(ITERATIONS),100000) cargo test --release -p gradlane-models

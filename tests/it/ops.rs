@@ -14,6 +14,7 @@ matrix! {
     [locally, over_shm, over_quic]:
         every_reduction_of_floats_is_as_exact_as_its_type_allows,
         integers_wrap_and_their_mean_rounds_down,
+        one_number_of_each_of_four_workers_is_reduced,
         half_size_floats_are_added_in_full_size,
         what_is_no_number_passes_through,
         a_broadcast_gives_everybody_the_bits_of_its_root,
@@ -22,7 +23,7 @@ matrix! {
 }
 
 /// Samples that the workers of the weighted mean have seen.
-const WEIGHTS: [f64; 3] = [3.0, 0.0, 5.0];
+const WEIGHTS: [f64; 4] = [3.0, 0.0, 5.0, 2.0];
 
 fn every_reduction_of_floats_is_as_exact_as_its_type_allows(over: Over) {
     // Where machines reduce first, what they send is rounded too.
@@ -44,6 +45,16 @@ fn integers_wrap_and_their_mean_rounds_down(over: Over) {
         assert_eq!(reduce_each(&cluster, Op::Sum, [vec![200_u8], vec![50], vec![10]]), [4]);
         assert_eq!(reduce_each(&cluster, Op::Sum, [vec![127_i8], vec![1], vec![0]]), [-128]);
         assert_eq!(reduce_each(&cluster, Op::Sum, [vec![i64::MAX], vec![1], vec![-1]]), [i64::MAX]);
+    }
+}
+
+fn one_number_of_each_of_four_workers_is_reduced(over: Over) {
+    for cluster in jobs(over, 4, 1, &[]) {
+        let reduced = |op| reduce_each(&cluster, op, [3.0_f64, -1.0, 7.0, 5.0].map(|value| vec![value]))[0];
+        assert_eq!([Op::Sum, Op::Mean, Op::Min, Op::Max].map(reduced), [14.0, 3.5, -1.0, 7.0]);
+        // (3 * 3 + 5 * 7 + 2 * 5) / (3 + 5 + 2)
+        let mean = reduced(Op::WeightedMean);
+        assert!((mean - 5.4_f64).abs() < 1e-12, "{mean}, up to a few roundings");
     }
 }
 
@@ -155,7 +166,7 @@ fn floats<T: Element>(cluster: &Cluster, extra_roundings: f64) {
 /// roundings of what lies in between.
 fn oracle<T: Element>(op: Op, values: [T; 3], extra_roundings: f64) -> Range<f64> {
     let values = values.map(Element::value);
-    let weights = if op == Op::WeightedMean { WEIGHTS } else { [1.0; 3] };
+    let weights = if op == Op::WeightedMean { [0, 1, 2].map(|rank| WEIGHTS[rank]) } else { [1.0; 3] };
     let divisor: f64 = if op == Op::Sum { 1.0 } else { weights.iter().sum() };
     let terms = [0, 1, 2].map(|rank| values[rank] * weights[rank] / divisor);
     let exact = match op {

@@ -23,6 +23,25 @@ fn names_that_end_and_sums_leave_nothing_behind() {
         println!("sums, {over}:");
         add(over);
     }
+    add_a_large_one();
+}
+
+/// A tensor of 1 GiB in the long form: it loads all servers alike, and its sum is right.
+fn add_a_large_one() {
+    const SERVERS: u32 = 3;
+    let bytes = number("LASTING_LARGE_BYTES", 16 << 20);
+    let cluster = Cluster::start(Over::Quic, 1, SERVERS);
+    // Whole numbers, which floats hold exactly.
+    let value = |index: usize| (index % (1 << 24)) as f32;
+    let mut tensor = Tensor::new("large", (0..bytes as usize / 4).map(value).collect());
+    tensor.reduce(&cluster.workers[0], Op::Sum).unwrap();
+    assert!(tensor.data.iter().enumerate().all(|(index, sum)| *sum == value(index)));
+    for server in cluster.embedded.servers() {
+        let share = server.stats().received_bytes() as f64 / (bytes as f64 / f64::from(SERVERS));
+        println!("a sum of {} MiB: {share:.3} of an equal share", bytes >> 20);
+        // One part of 4 MiB more than others makes 2 % of a GiB, and 75 % of 16 MiB.
+        assert!((share - 1.0).abs() < 0.05 + (4 << 20) as f64 * f64::from(SERVERS) / bytes as f64, "{share}");
+    }
 }
 
 /// Sums of one step.

@@ -30,8 +30,8 @@ fn the_status_is_told_to_everybody_enrolled() {
 #[test]
 fn members_that_wait_get_a_short_answer_and_one_of_them_the_names() {
     let mut job = job(100);
-    for number in 1..60 {
-        job.join(number, worker(number));
+    for number in 1..60_u32 {
+        job.join(number.into(), worker(number));
     }
     let ask = |job: &mut Job, link| {
         job.frame(link, Frame::StatusRequest);
