@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-rust test-sim test-net test-hostile test-faults test-lasting test-soak test-models test-python test-torch-oldest test-frameworks test-tensorflow test-tensorflow-oldest test-jax test-jax-oldest static-server test-static lint bench deny fuzz fuzz-run fakes gpu-bundle gpu-check issue-cost ptx clean
+.PHONY: help demo test test-rust test-sim test-net test-hostile test-faults test-lasting test-soak test-models test-python test-torch-oldest test-frameworks test-tensorflow test-tensorflow-quick test-tensorflow-oldest test-jax test-jax-quick test-jax-oldest static-server test-static lint bench deny fuzz fuzz-run fakes gpu-bundle gpu-check issue-cost ptx clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -29,7 +29,7 @@ DEMO_VENV := $(if $(filter torch fsdp,$(FRAMEWORK)),$(VENV),.venv-$(if $(filter 
 demo: $(DEMO_VENV)/installed ## two workers, two servers, real images; checks itself; FRAMEWORK=fsdp shards the model, keras, tensorflow and jax are others than PyTorch
 	@$(DEMO_VENV)/bin/python examples/demo.py --framework $(FRAMEWORK)
 
-test: lint test-rust test-python ## everything CI runs
+test: lint test-rust test-python test-tensorflow-quick test-jax-quick ## everything CI runs
 	@$(call count_skips,$(SKIPS)/rust $(SKIPS)/python)
 	@echo "Left out, each with a target: frameworks, torch-oldest, static, net, hostile, faults, lasting, soak, models (make test-...), fuzz, gpu-check"
 
@@ -111,11 +111,18 @@ test-torch-oldest: .venv-torch-oldest/installed fakes ## PyTorch's tests of `tes
 test-tensorflow: .venv-tensorflow/installed ## TensorFlow and Keras alone
 	.venv-tensorflow/bin/python -m pytest -q tests/frameworks/on_tensorflow
 
+# On one machine without servers, and with the native operations. Each job imports TensorFlow in two processes, which is most of the time.
+test-tensorflow-quick: .venv-tensorflow/installed ## a part of them, in a minute or two; `make test` runs it
+	.venv-tensorflow/bin/python -m pytest -q -m quick -k "native and local" tests/frameworks/on_tensorflow
+
 test-tensorflow-oldest: .venv-tensorflow-oldest/installed ## the same tests with the oldest release that is supported
 	.venv-tensorflow-oldest/bin/python -m pytest -q tests/frameworks/on_tensorflow
 
 test-jax: .venv-jax/installed ## JAX alone
 	.venv-jax/bin/python -m pytest -q tests/frameworks/on_jax
+
+test-jax-quick: .venv-jax/installed ## a part of them, in half a minute; `make test` runs it
+	.venv-jax/bin/python -m pytest -q -m quick tests/frameworks/on_jax
 
 test-jax-oldest: .venv-jax-oldest/installed ## the same tests with the oldest release that is supported
 	.venv-jax-oldest/bin/python -m pytest -q tests/frameworks/on_jax

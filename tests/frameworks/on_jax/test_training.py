@@ -37,6 +37,7 @@ def test_a_compiled_training_is_that_of_a_single_process(optimizer, call):
     assert_equal_everywhere(ours, f"{call} {optimizer}")
 
 
+@pytest.mark.quick
 @pytest.mark.workers(2)
 @pytest.mark.over("quic")
 def test_accumulated_gradients_are_those_of_a_single_process(call):
@@ -46,6 +47,7 @@ def test_accumulated_gradients_are_those_of_a_single_process(call):
     assert_close(ours, alone, tolerance=1e-6)  # optax's running mean has factors of float32
 
 
+@pytest.mark.quick
 @pytest.mark.workers(2)
 @pytest.mark.over("quic")
 def test_optimizers_without_names_may_be_made_in_any_order_and_traced_again(call):
@@ -90,6 +92,7 @@ def test_an_optimizer_without_a_name_is_made_outside_of_what_uses_it(call):
     assert named()["w"].tolist() == [1.5] * 2
 
 
+@pytest.mark.quick
 @pytest.mark.workers(2)
 @pytest.mark.over("quic")
 def test_two_optimizers_of_one_program_need_no_names(call):

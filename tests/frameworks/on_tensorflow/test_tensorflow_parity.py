@@ -58,6 +58,7 @@ def test_fit_equals_that_of_one_process(optimizer, request):
     assert_equal_everywhere(model, request.node.nodeid)
 
 
+@pytest.mark.quick
 @TWO
 @pytest.mark.parametrize("sparse_as_dense", [False, True], ids=["gathered", "dense"])
 @pytest.mark.parametrize("eager", [False, True], ids=["graph", "eager"])
@@ -81,6 +82,7 @@ def test_fit_without_graphs_equals_fit_with_them():
     assert deviation(model, reference) <= TOLERANCE
 
 
+@pytest.mark.quick
 @TWO
 def test_several_steps_in_one_call_of_a_graph():
     model, reference = mlp(), compiled(mlp(), sgd())
@@ -91,6 +93,7 @@ def test_several_steps_in_one_call_of_a_graph():
     assert deviation(model, reference) <= TOLERANCE
 
 
+@pytest.mark.quick
 @TWO
 @pytest.mark.parametrize("eager", [False, True], ids=["graph", "eager"])
 def test_gradients_that_accumulate_are_sent_once_for_all_passes(eager):
