@@ -30,7 +30,7 @@ import torch
 from torch import distributed
 
 from gradlane import _session
-from gradlane._handle import Handle, joined
+from gradlane._handle import Handle, begin_all, joined
 from gradlane._operations import barrier
 from gradlane._recent import PassingNames, RecentNames
 from gradlane._sets import ProcessSet
@@ -266,7 +266,7 @@ class ProcessGroupGradlane(distributed.ProcessGroup):
 
     def send(self, tensors: Sequence[torch.Tensor], dst: int, tag: int = 0) -> Work:
         """Sends tensors to the worker `dst` of the group, which calls `recv` with the same tag."""
-        return Work(list(tensors), [self._message(t, self._rank, dst, "send", self._timeout, tag) for t in tensors])
+        return Work(list(tensors), [self._message(t, self._rank, dst, "send", self._timeout, tag) for t in tensors], lands=False)
 
     def recv(self, tensors: Sequence[torch.Tensor], src: int, tag: int = 0) -> Work:
         """Receives tensors from the worker `src` of the group."""
@@ -360,7 +360,7 @@ class ProcessGroupGradlane(distributed.ProcessGroup):
         """Brings the vectors of all workers to each, and combines them into `output`."""
         parts = [torch.empty_like(own, device="cpu") for _ in range(self._size)]
         starts = self._gather(parts, own, key.partition("/")[2], limit)
-        return lambda: joined([start() for start in starts]).then(lambda _: _combined(parts, output, op))
+        return lambda: joined(begin_all(starts)).then(lambda _: _combined(parts, output, op))
 
     def _combination_at(
         self, receiver: int, own: torch.Tensor, output: torch.Tensor, op: Reduction, kind: str, limit: float | None
@@ -373,7 +373,7 @@ class ProcessGroupGradlane(distributed.ProcessGroup):
         parts[receiver].copy_(own)
         others = [rank for rank in range(self._size) if rank != receiver]
         starts = [self._message(parts[rank], rank, receiver, kind, limit) for rank in others]
-        return lambda: joined([start() for start in starts]).then(lambda _: _combined(parts, output, op))
+        return lambda: joined(begin_all(starts)).then(lambda _: _combined(parts, output, op))
 
     def _copy(self, tensor: torch.Tensor, root: int, kind: str, limit: float | None) -> Start:
         key, members, wire = self._key(f"{kind}.{root}", tensor), self._set, flat(tensor)
@@ -492,7 +492,7 @@ def _landing(starts: list[Start], place: torch.Tensor, output: torch.Tensor) -> 
         output.detach().copy_(place)
         return output
 
-    return [lambda: joined([start() for start in starts]).then(landed)]
+    return [lambda: joined(begin_all(starts)).then(landed)]
 
 
 def _back(wire: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
