@@ -227,7 +227,7 @@ def _against_resizing(lent: Any) -> object:
     return None
 
 
-_OF_CTYPES = (ctypes.Array, ctypes.Structure, ctypes.Union, ctypes.c_char.__mro__[1])
+_OF_CTYPES: tuple[Any, ...] = (ctypes.Array, ctypes.Structure, ctypes.Union, ctypes.c_char.__mro__[1])
 """The classes of ctypes whose objects have memory; the last one is that of single numbers."""
 
 

@@ -8,13 +8,15 @@ number of workers that take part, and S the bytes of the larger buffer.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from gradlane import _buffers, _session
 from gradlane._buffers import Buffer, DeviceBuffer, HostBuffer
-from gradlane._handle import Handle, joined
+from gradlane._handle import Handle, begin_all, joined
 from gradlane._operations import changeable, check_name, submit
+from gradlane._overlaps import Use, check_apart, uses_of
 from gradlane._reduction import ReduceOp, resolve
 from gradlane._sets import ProcessSet, check_member, members_of
 from gradlane.errors import InvalidArgumentError, UnsupportedError
@@ -116,22 +118,24 @@ def reduce_scatter_async(
             f"reduce_scatter of {source.len} elements of {source.dtype} into {target.len} of {target.dtype} among "
             f"{len(members)} workers; give one part for each, of the same type and in the same memory"
         )
-    reduction, parts = resolve(op, None, None).native, []
-    for position, member in enumerate(members):
-        part = _part(source, position * target.len, target.len)
-        parts.append(
-            submit(
-                f"{name}>{member}",
-                part,
-                target if member == own else part,
-                reduction,
-                result=None,
-                process_set=process_set,
-                receiver=member,
-                timeout=timeout,
-            )
+    reduction = resolve(op, None, None).native
+    parts = {member: _part(source, position * target.len, target.len) for position, member in enumerate(members)}
+    others = [Use(part, f"the part for worker {member}", False) for member, part in parts.items() if member != own]
+    check_apart("reduce_scatter", [*others, *uses_of(parts[own], "the part for this worker", target, "out")])
+
+    def start(member: int, part: Buffer) -> Handle[None]:
+        return submit(
+            f"{name}>{member}",
+            part,
+            target if member == own else part,
+            reduction,
+            result=None,
+            process_set=process_set,
+            receiver=member,
+            timeout=timeout,
         )
-    return joined(parts).then(lambda _: out)
+
+    return joined(begin_all(partial(start, *part) for part in parts.items())).then(lambda _: out)
 
 
 def all_gather(
@@ -159,22 +163,26 @@ def all_gather_async(
     members, own = members_of(process_set), _session.rank()
     targets = _places("all_gather", outs, members)
     source = _buffers.locate(buffer, writable=False)
-    parts = []
+    uses: list[Use] = []
     for member, target in zip(members, targets, strict=True):
-        place = source if member == own else target
-        _check_alike("all_gather", place, target)
-        parts.append(
-            submit(
-                f"{name}<{member}",
-                place,
-                target,
-                "broadcast",
-                root=member,
-                result=None,
-                process_set=process_set,
-                timeout=timeout,
-            )
+        if member == own:
+            _check_alike("all_gather", source, target)
+        uses += uses_of(source if member == own else target, "buffer", target, f"the place for worker {member}")
+    check_apart("all_gather", uses)
+
+    def start(member: int, target: Buffer) -> Handle[None]:
+        return submit(
+            f"{name}<{member}",
+            source if member == own else target,
+            target,
+            "broadcast",
+            root=member,
+            result=None,
+            process_set=process_set,
+            timeout=timeout,
         )
+
+    parts = begin_all(partial(start, *part) for part in zip(members, targets, strict=True))
     return joined(parts).then(lambda _: list(outs))
 
 
@@ -212,14 +220,22 @@ def all_to_all_async(
     check_name(name)
     members, own = members_of(process_set), _session.rank()
     sources, targets = _places("all_to_all", buffers, members, writable=False), _places("all_to_all", outs, members)
-    parts = []
-    for member, source, target in zip(members, sources, targets, strict=True):
+    starts: list[Callable[[], Handle[None]]] = []
+    uses: list[Use] = []
+    for member, source, target in zip(members, _separate(sources), targets, strict=True):
         if member == own:
             _check_alike("all_to_all", source, target)
-            _copy(source, target)
+            _check_copyable(source)
+            uses += uses_of(source, "the buffer for this worker", target, "its place in outs")
+            copied = source, target
             continue
-        parts.append(_message(name, source, source, own, member, timeout))
-        parts.append(_message(name, target, target, member, own, timeout))
+        uses += [Use(source, f"the buffer for worker {member}", False)]
+        uses += [Use(target, f"the place for worker {member}", True)]
+        starts.append(partial(_message, name, source, source, own, member, timeout))
+        starts.append(partial(_message, name, target, target, member, own, timeout))
+    check_apart("all_to_all", uses)
+    parts = begin_all(starts)
+    _copy(*copied)
     return joined(parts).then(lambda _: list(outs))
 
 
@@ -269,10 +285,27 @@ def _message(name: str, source: Buffer, target: Buffer, origin: int, to: int, ti
     )
 
 
-def _copy(source: Buffer, target: Buffer) -> None:
-    """Copies a buffer of this worker to itself."""
+def _separate(sources: Sequence[Buffer]) -> list[Buffer]:
+    """The buffers, with copies of those in host memory that are an earlier one again: the engine lends memory only once."""
+    separate: dict[tuple[int | None, int], Buffer] = {}
+    copies: list[Buffer] = []
+    for source in sources:
+        if separate.setdefault((source.device, source.address), source) is source or source.device is not None:
+            copies.append(source)
+            continue
+        content = bytearray(ctypes.string_at(source.address, source.bytes))
+        place = _buffers.locate(content, writable=True)
+        copies.append(HostBuffer(place.address, source.dtype, source.shape, place.owner))
+    return copies
+
+
+def _check_copyable(source: Buffer) -> None:
     if source.device is not None:
         raise UnsupportedError("all_to_all in memory of a device; copy the buffers to the host, or use gradlane.torch")
+
+
+def _copy(source: Buffer, target: Buffer) -> None:
+    """Copies a buffer of this worker to itself."""
     if source.address != target.address:
         ctypes.memmove(target.address, source.address, source.bytes)
 

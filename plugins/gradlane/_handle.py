@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from gradlane.errors import InvalidArgumentError
@@ -224,6 +225,27 @@ def joined(handles: Sequence[Handle[T]]) -> Handle[list[T]]:
     """One handle for several, whose results are in host memory. It yields their results in order."""
     natives = [handle.native for handle in handles if handle.native is not None]
     return Handle(together(natives) if natives else None, lambda: [handle.wait() for handle in handles])
+
+
+def begin_all(starts: Iterable[Callable[[], Handle[T]]]) -> list[Handle[T]]:
+    """Begins the operations of one call, in this order.
+
+    If one cannot begin, those before it are cancelled, so that the other workers hear of it. No memory of the call is in
+    use when the error is raised.
+    """
+    begun: list[Handle[T]] = []
+    try:
+        for start in starts:
+            begun.append(start())
+    except BaseException:
+        for handle in begun:
+            handle.cancel()
+        for handle in begun:
+            if handle.native is not None:
+                with contextlib.suppress(Exception):  # it was cancelled, or it has failed: the first error is the cause
+                    handle.native.wait(None)
+        raise
+    return begun
 
 
 def together(natives: Sequence[_core.Handle | Several]) -> _core.Handle | Several:

@@ -18,12 +18,14 @@ plain values are sent (`gradlane._plain`), and nothing that is received can run 
 from __future__ import annotations
 
 import hmac
+import itertools
 import pickle
 from array import array
+from functools import partial
 from typing import Any
 
 from gradlane import _buffers, _plain, _session
-from gradlane._handle import Handle, joined
+from gradlane._handle import Handle, begin_all, joined
 from gradlane._operations import check_name, check_root, submit
 from gradlane._sets import ProcessSet, members_of, name_in_job
 from gradlane.errors import AuthError, InvalidArgumentError
@@ -70,7 +72,8 @@ class Gathering:
     def exchange(self) -> list[Handle[memoryview]]:
         """Waits for the lengths and starts the transfers; the handles, in rank order, yield the bytes."""
         self._announced.wait()
-        return [self._transfer(root, abs(length)) for root, length in zip(self._members, self._lengths, strict=True)]
+        lengths = zip(self._members, self._lengths, strict=True)
+        return begin_all(partial(self._transfer, root, abs(length)) for root, length in lengths)
 
     def finish(self) -> list[memoryview]:
         """Waits for the bytes of all ranks and returns them in rank order; the memory belongs to the caller.
@@ -262,23 +265,24 @@ def _transfer(
     room = memoryview(bytearray(sum(sizes)))
     if payload is not None:
         room[:length] = payload
-    begun, start = [], 0
-    for size in sizes:
-        place = _buffers.locate(room[start : start + size], writable=True)
-        begun.append(
-            submit(
-                f"{name}.{size}",
-                place,
-                place,
-                "broadcast",
-                result=None,
-                root=root,
-                process_set=process_set,
-                timeout=timeout,
-            )
+
+    def start(begin: int, size: int) -> Handle[None]:
+        place = _buffers.locate(room[begin : begin + size], writable=True)
+        return submit(
+            f"{name}.{size}",
+            place,
+            place,
+            "broadcast",
+            result=None,
+            root=root,
+            process_set=process_set,
+            timeout=timeout,
         )
-        start += size
-    return joined(begun).then(lambda _: room[:length])
+
+    begins = itertools.accumulate(sizes, initial=0)
+    return joined(begin_all(partial(start, *block) for block in zip(begins, sizes, strict=False))).then(
+        lambda _: room[:length]
+    )
 
 
 def blocks(length: int) -> list[int]:

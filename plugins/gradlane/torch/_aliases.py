@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 
 import torch
 
@@ -48,8 +48,30 @@ def _elements_of(name: str, tensor: torch.Tensor) -> Hashable:
     return tensor.device, tensor.data_ptr(), tensor.dtype, tensor.is_conj(), tensor.is_neg(), layout
 
 
+def refuse_overlapping_places(places: Sequence[torch.Tensor]) -> None:
+    """Raises if results of one call would land on each other.
+
+    Raises:
+        InvalidArgumentError: two of the tensors are the same, or overlap (their positions are named).
+    """
+    if len(places) > 1 and (pair := _overlapping({str(at): place for at, place in enumerate(places)})) is not None:
+        raise InvalidArgumentError(
+            f"tensors {pair[0]} and {pair[1]} of the {len(places)} in which results land are the same or overlap, so that "
+            "one result would overwrite the other; give each its own memory"
+        )
+
+
 def _refuse_overlaps(named: Mapping[str, torch.Tensor]) -> None:
     """Raises for two tensors that have some memory in common."""
+    if (pair := _overlapping(named)) is not None:
+        raise InvalidArgumentError(
+            f"tensors {pair[0]} and {pair[1]} are different views of one memory and overlap, so that what one gets "
+            "would change the other; leave one of them out, or replace it by its clone()"
+        )
+
+
+def _overlapping(named: Mapping[str, torch.Tensor]) -> tuple[str, str] | None:
+    """The names of the first two tensors that have some memory in common."""
     by_storage: dict[Hashable, list[str]] = {}
     for name, tensor in named.items():
         if tensor.numel() and not tensor.is_meta:
@@ -61,11 +83,9 @@ def _refuse_overlaps(named: Mapping[str, torch.Tensor]) -> None:
             open_ones = [other for other in open_ones if _end_of(named[other]) > named[name].data_ptr()]
             for other in open_ones:
                 if _overlap(named[other], named[name]):
-                    raise InvalidArgumentError(
-                        f"tensors {other} and {name} are different views of one memory and overlap, so that what one gets "
-                        "would change the other; leave one of them out, or replace it by its clone()"
-                    )
+                    return other, name
             open_ones.append(name)
+    return None
 
 
 def _overlap(first: torch.Tensor, second: torch.Tensor) -> bool:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from functools import partial
 
 from gradlane import _buffers, _session
+from gradlane._handle import Handle, begin_all
 from gradlane._operations import barrier, submit
 from gradlane._sets import ProcessSet
 from gradlane.errors import StallError, TimeoutError
@@ -35,11 +37,13 @@ def meet(name: str, members: ProcessSet, timeout: float | None) -> None:
         barrier(name, process_set=members, timeout=timeout)
         return
     begun, own = time.monotonic(), _session.rank()
-    meetings = {}
-    for rank in members.ranks:
-        if rank != own:
-            place, pair = _buffers.locate(bytearray(1), writable=True), ProcessSet({own, rank})
-            meetings[rank] = submit(name, place, place, "max", result=None, process_set=pair, timeout=timeout)
+
+    def start(rank: int) -> Handle[None]:
+        place, pair = _buffers.locate(bytearray(1), writable=True), ProcessSet({own, rank})
+        return submit(name, place, place, "max", result=None, process_set=pair, timeout=timeout)
+
+    others = [rank for rank in members.ranks if rank != own]
+    meetings = dict(zip(others, begin_all(partial(start, rank) for rank in others), strict=True))
     missing: dict[int, TimeoutError] = {}
     for rank, meeting in meetings.items():
         try:

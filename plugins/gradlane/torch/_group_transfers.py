@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from gradlane import _session
-from gradlane._handle import Handle, joined
+from gradlane._handle import Handle, begin_all, joined
 from gradlane._recent import PassingNames, RecentNames
 from gradlane._sets import ProcessSet
 from gradlane.errors import InvalidArgumentError
@@ -94,7 +94,7 @@ class Transfers:
         """Brings the vectors of all workers to each, and combines them into `output`."""
         parts = [torch.empty_like(own, device="cpu") for _ in range(self._size)]
         starts = self._gather(parts, own, key.partition("/")[2], limit)
-        return lambda: joined([start() for start in starts]).then(lambda _: _combined(parts, output, op))
+        return lambda: joined(begin_all(starts)).then(lambda _: _combined(parts, output, op))
 
     def _combination_at(
         self, receiver: int, own: torch.Tensor, output: torch.Tensor, op: Reduction, kind: str, limit: float | None
@@ -107,7 +107,7 @@ class Transfers:
         parts[receiver].copy_(own)
         others = [rank for rank in range(self._size) if rank != receiver]
         starts = [self._message(parts[rank], rank, receiver, kind, limit) for rank in others]
-        return lambda: joined([start() for start in starts]).then(lambda _: _combined(parts, output, op))
+        return lambda: joined(begin_all(starts)).then(lambda _: _combined(parts, output, op))
 
     def _copy(self, tensor: torch.Tensor, root: int, kind: str, limit: float | None) -> Start:
         key, members, wire = self._key(f"{kind}.{root}", tensor), self._set, flat(tensor)
@@ -223,7 +223,7 @@ def landing(starts: list[Start], place: torch.Tensor, output: torch.Tensor) -> l
         output.detach().copy_(place)
         return output
 
-    return [lambda: joined([start() for start in starts]).then(landed)]
+    return [lambda: joined(begin_all(starts)).then(landed)]
 
 
 def _back(wire: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:

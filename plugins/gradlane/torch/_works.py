@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
 import torch
 from torch import distributed
 
-from gradlane._handle import Handle
+from gradlane._handle import Handle, begin_all
+from gradlane.torch._aliases import refuse_overlapping_places
 from gradlane.torch._futures import Completions
 
 Start = Callable[[], Handle[Any]]
@@ -20,9 +21,21 @@ Start = Callable[[], Handle[Any]]
 class Work(distributed.Work):
     """The operations of one call."""
 
-    def __init__(self, result: Any, starts: Sequence[Start]) -> None:
+    def __init__(self, result: Any, starts: Sequence[Start], *, lands: bool = True) -> None:
+        """Begins the operations.
+
+        Args:
+            result: the tensors of the call, in lists.
+            starts: begin one operation each.
+            lands: whether results land in the tensors; if not, they are only read.
+        Raises:
+            InvalidArgumentError: results would land in tensors that overlap, or an operation cannot begin. Then no
+                memory of the call is in use.
+        """
         super().__init__()
-        self._handles = [start() for start in starts]
+        if lands:
+            refuse_overlapping_places(list(_tensors_in(result)))
+        self._handles = begin_all(starts)
         self._result = result
         _unclaimed[id(self)] = self
         if len(_unclaimed) > _UNCLAIMED_MAX:
@@ -92,6 +105,15 @@ _UNCLAIMED_MAX = 1024
 _counters: deque[Work] = deque(maxlen=16)
 """The newest works of a single element that were waited for. DDP's `join` waits for the number of workers that still have
 data, of which it keeps the C++ half alone, and asks for its future afterwards."""
+
+
+def _tensors_in(result: Any) -> Iterator[torch.Tensor]:
+    """The tensors of a call, one by one."""
+    for one in result:
+        if isinstance(one, torch.Tensor):
+            yield one
+        else:
+            yield from _tensors_in(one)
 
 
 def _elements(result: Any) -> int:

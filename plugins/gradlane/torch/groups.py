@@ -6,12 +6,13 @@ For many small tensors they cost a fraction of single calls: one entry into the 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
 
 from gradlane._groups import located, names_of, submit_all
-from gradlane._handle import Handle, joined
+from gradlane._handle import Handle, begin_all, joined
 from gradlane._operations import check_root
 from gradlane._reduction import NativeOp, ReduceOp, resolve
 from gradlane._sets import ProcessSet
@@ -212,12 +213,11 @@ def _submit_each(
         located(name, _tensors.locate, wire)
     common = {key: value for key, value in options.items() if key not in ("priority", "waits")}
     first: int = options.get("priority", 0)
-    return joined(
-        [
-            _tensors.submit_in_place(wire, name, op, priority=first - place, process_set=process_set, **common)
-            for place, (name, wire) in enumerate(zip(names, wires, strict=True))
-        ]
-    )
+
+    def start(place: int, name: str, wire: torch.Tensor) -> Handle[torch.Tensor]:
+        return _tensors.submit_in_place(wire, name, op, priority=first - place, process_set=process_set, **common)
+
+    return joined(begin_all(partial(start, place, *one) for place, one in enumerate(zip(names, wires, strict=True))))
 
 
 def _places(wires: list[torch.Tensor]) -> tuple[list[int | None], list[int | None]]:

@@ -259,7 +259,8 @@ class ProcessGroupGradlane(Transfers, distributed.ProcessGroup):
 
     def send(self, tensors: Sequence[torch.Tensor], dst: int, tag: int = 0) -> Work:
         """Sends tensors to the worker `dst` of the group, which calls `recv` with the same tag."""
-        return Work(list(tensors), [self._message(t, self._rank, dst, "send", self._timeout, tag) for t in tensors])
+        starts = [self._message(tensor, self._rank, dst, "send", self._timeout, tag) for tensor in tensors]
+        return Work(list(tensors), starts, lands=False)
 
     def recv(self, tensors: Sequence[torch.Tensor], src: int, tag: int = 0) -> Work:
         """Receives tensors from the worker `src` of the group."""

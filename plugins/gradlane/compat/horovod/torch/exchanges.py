@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import operator
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 from zlib import crc32
 
@@ -15,7 +16,7 @@ import torch
 
 from gradlane import Average, Handle, Sum, _sets, push_pull_async, rank, recv_async, send_async
 from gradlane import ProcessSet as Workers
-from gradlane._handle import joined
+from gradlane._handle import begin_all, joined
 from gradlane._reduction import resolve
 from gradlane.compat._background import in_turn
 from gradlane.compat.horovod.common import ProcessSet, global_process_set, members_of
@@ -108,16 +109,16 @@ def _exchange_rows(
 ) -> torch.Tensor:
     """Sends rows and receives those of all workers."""
     out = torch.empty(sum(came), *tensor.shape[1:], dtype=tensor.dtype)
-    handles: list[Handle[Any]] = []
+    starts: list[Callable[[], Handle[Any]]] = []
     for worker, source, target in zip(_sets.members_of(members), _bytes(tensor, sent), _bytes(out, came), strict=True):
         if worker == rank():
             target.copy_(source)
             continue
         if source.numel():
-            handles.append(_send(source, worker, _sets.name_in_job(name, members)))
+            starts.append(partial(_send, source, worker, _sets.name_in_job(name, members)))
         if target.numel():
-            handles.append(_receive(target, worker, _sets.name_in_job(name, members)))
-    joined(handles).wait()
+            starts.append(partial(_receive, target, worker, _sets.name_in_job(name, members)))
+    joined(begin_all(starts)).wait()
     return out
 
 
@@ -180,7 +181,8 @@ def grouped_reducescatter_async(
 
 def _scatter_all(tensors: Sequence[torch.Tensor], name: str | None, *arguments: Any) -> Handle[list[torch.Tensor]]:
     names = [name and f"{name}.{position}" for position in range(len(tensors))]
-    return joined([_scatter(tensor, own, *arguments) for tensor, own in zip(tensors, names, strict=True)])
+    starts = [partial(_scatter, tensor, own, *arguments) for tensor, own in zip(tensors, names, strict=True)]
+    return joined(begin_all(starts))
 
 
 def _scatter(
@@ -207,14 +209,12 @@ def _scatter(
         return [f"{chosen}>{worker}" for worker in workers]
 
     def submit(chosen: str) -> Handle[list[torch.Tensor]]:
-        return joined(
-            [
-                _tensors.submit_in_place(
-                    part, called, reduction.native, codec=codec, process_set=members, receiver=worker
-                )
-                for worker, part, called in zip(workers, parts, names(chosen), strict=True)
-            ]
-        )
+        def start(worker: int, part: torch.Tensor, called: str) -> Handle[torch.Tensor]:
+            return _tensors.submit_in_place(
+                part, called, reduction.native, codec=codec, process_set=members, receiver=worker
+            )
+
+        return joined(begin_all(partial(start, *one) for one in zip(workers, parts, names(chosen), strict=True)))
 
     handle = begin("reducescatter", name, [tensor], members, submit, compression, names).then(
         lambda _: scale(parts[own], postscale_factor).to(tensor.device)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -11,7 +12,7 @@ import torch
 import gradlane.torch as gl
 from gradlane import Average, Handle, _sets
 from gradlane import ProcessSet as Workers
-from gradlane._handle import joined
+from gradlane._handle import begin_all, joined
 from gradlane._objects import Gathering
 from gradlane._operations import check_root
 from gradlane.compat._background import in_turn
@@ -186,7 +187,8 @@ def grouped_allgather_async(
 ) -> Handle[list[torch.Tensor]]:
     """Like `grouped_allgather`, but returns at once."""
     named = [None if name is None else f"{name}.{position}" for position in range(len(tensors))]
-    return joined([allgather_async(*one, process_set) for one in zip(tensors, named, strict=True)])
+    starts = [partial(allgather_async, *one, process_set) for one in zip(tensors, named, strict=True)]
+    return joined(begin_all(starts))
 
 
 def broadcast(
