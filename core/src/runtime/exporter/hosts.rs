@@ -73,7 +73,7 @@ fn host_of(authority: &str) -> Option<Host<'_>> {
     if let Some(rest) = authority.strip_prefix('[') {
         let (address, port) = rest.split_once(']')?;
         let address = address.parse::<Ipv6Addr>().ok()?;
-        return (port.is_empty() || is_port(port.strip_prefix(':')?)).then_some(Host::Address(address.into()));
+        return (port.is_empty() || is_port(port.strip_prefix(':')?)).then(|| Host::Address(address.into()));
     }
     let (host, port) = authority.split_once(':').unwrap_or((authority, ""));
     let is_name = |letter: u8| letter.is_ascii_alphanumeric() || b"-_.".contains(&letter);

@@ -88,10 +88,10 @@ impl Exporter {
         };
         let bind = with_port_ahead(bind, local_rank)?;
         let (bound_host, _) = bind.rsplit_once(':').expect("checked with the settings");
-        if let Some(wrong) = config.metrics_hosts.iter().find(|host| !is_host(host)) {
+        if let Some(text) = config.metrics_hosts.iter().find(|host| !is_host(host)) {
             return Err(Error::Config {
                 knob: "metrics_hosts".to_owned(),
-                problem: format!("has {wrong:?}, which is no host"),
+                problem: format!("has {text:?}, which is no host"),
                 hint: "give names and addresses without ports, with commas between them".to_owned(),
             });
         }

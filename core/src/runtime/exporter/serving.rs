@@ -76,7 +76,9 @@ impl Serving {
             let now = self.clock.now();
             let pause = (accept_from > now).then_some(accept_from);
             let due = connections.iter().map(|connection| connection.due).chain(pause).min();
-            let Ok(ready) = self.wait(&connections, pause.is_none(), due.map(|due| due.since(now))) else { return };
+            let Ok(ready) = self.next_ready(&connections, pause.is_none(), due.map(|due| due.since(now))) else {
+                return;
+            };
             if ready.ends {
                 return;
             }
@@ -93,7 +95,12 @@ impl Serving {
     }
 
     /// Waits until something can be done, or for `patience`.
-    fn wait(&self, connections: &[Connection], accepts: bool, patience: Option<Duration>) -> Result<Ready, Errno> {
+    fn next_ready(
+        &self,
+        connections: &[Connection],
+        accepts: bool,
+        patience: Option<Duration>,
+    ) -> Result<Ready, Errno> {
         let mut waits = vec![
             PollFd::new(&*self.ending, PollFlags::IN),
             PollFd::new(&self.listener, if accepts { PollFlags::IN } else { PollFlags::empty() }),
