@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use crate::error::{Error, Result};
-use crate::types::{self, Phase, Role, TensorSpec, Time, View};
+use crate::types::{self, Phase, Process, Role, TensorSpec, Time, View};
 use crate::wire::Frame;
 use crate::wire::frame::{Join, Progress, Stall};
 
@@ -365,13 +365,9 @@ impl Member {
 
     /// The index that `view` gives to this life of this process.
     fn index_in(&self, view: &View) -> Option<u32> {
-        view.members.iter().find(|member| self.is_me(member)).map(|member| member.index)
-    }
-
-    /// Whether a member is this life of this process.
-    fn is_me(&self, other: &types::Member) -> bool {
-        let me = &self.config.process;
-        other.process.role == me.role && other.process.incarnation == me.incarnation
+        let Process { role, incarnation, .. } = self.config.process;
+        let is_me = |other: &types::Member| (other.process.role, other.process.incarnation) == (role, incarnation);
+        view.members.iter().find(|member| is_me(member)).map(|member| member.index)
     }
 
     fn join(&self) -> Join {

@@ -135,8 +135,7 @@ impl Coordinator {
         }
         match (frame, speaks_for) {
             (Frame::StatusRequest, Some(identity)) => {
-                let forming = questions::forming(&self.roster, identity);
-                self.connections.send(link, Frame::Forming(forming));
+                self.connections.send(link, Frame::Forming(questions::forming(&self.roster, identity)));
             }
             (Frame::StatusRequest, None) => {
                 let status = self.status(now);

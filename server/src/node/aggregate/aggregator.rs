@@ -11,8 +11,8 @@ use gradlane_core::types::{
 use gradlane_core::wire::frame::{Progress, Stall};
 use gradlane_core::wire::{Contribute, Withdraw};
 
+use super::absence::Absence;
 use super::ended::Ended;
-use super::keeping::Absence;
 use super::readers::Readers;
 use super::refusals::lost;
 use super::round::{Open, RoundState, Slot, Spec};

@@ -9,7 +9,7 @@
 //!
 //! A sum that every caller has received whole is kept as well, but it goes soon if a new round needs its memory. That a sum was received
 //! whole does not mean that its worker has it: the connection may be lost before the worker has taken it from there, and then the worker
-//! asks again. So a sum stays while a worker that may ask for it has no connection, and for [`RETURNED`] after it has one again.
+//! asks again. So a sum stays while a worker that may ask for it has no connection, and for [`RETURNED`](super::absence::RETURNED) after it has one again.
 //!
 //! A worker that is connected and takes no sums reads nothing either. It is given up after a step timeout, its link is closed, and the sums
 //! that no other worker reads go at once. If it comes back for one of them, it gets an error that names it. Whether the job goes on without
@@ -21,6 +21,7 @@ use std::time::Duration;
 use gradlane_core::error::{Error, Result};
 use gradlane_core::types::{Defect, Time, WorkerId, planted};
 
+use super::absence::Absence;
 use super::aggregator::Aggregator;
 use super::readers::Slow;
 use super::refusals::{broke_off, not_taken, over};
@@ -29,18 +30,6 @@ use crate::node::command::{Command, SlotId, Step};
 
 /// A worker that gave up an exchange whose answer had come asks again within this time.
 const ASKED_AGAIN: Duration = Duration::from_millis(200);
-/// A worker that lost its connection asks again within this time after it has the next one: more than its longest pause between two
-/// attempts.
-const RETURNED: Duration = Duration::from_secs(3);
-
-/// A worker whose connection was lost, which may ask again for sums that it was sent.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Absence {
-    /// It has no connection.
-    Away,
-    /// It has one again, and has been waited for since this time; absent if memory was not short since then.
-    Back(Option<Time>),
-}
 
 impl Aggregator {
     /// A round begins: its sum will have to be looked at.
@@ -161,23 +150,6 @@ impl Aggregator {
         self.slot_mut(id).expect("it has a sum").state = RoundState::Failed(error);
         self.step(id, Step::Drop);
         self.book(id);
-    }
-}
-
-impl Absence {
-    /// Memory is short now.
-    fn wait(&mut self, now: Time) {
-        if let Self::Back(since @ None) = self {
-            *since = Some(now);
-        }
-    }
-
-    /// Whether the worker has had the time to ask again.
-    fn is_over(&self, now: Time) -> bool {
-        match self {
-            Self::Away | Self::Back(None) => false,
-            Self::Back(Some(since)) => *since + RETURNED <= now,
-        }
     }
 }
 

@@ -26,6 +26,7 @@
 //! grows, what was contributed is void, and the survivors send again. A published sum stays as it is until every caller of the new view has
 //! passed it, because some of them may have it already. So no two workers hold different sums of one round.
 
+mod absence;
 mod aggregator;
 mod closing;
 mod ended;
