@@ -24,6 +24,14 @@ _excepthook, _exit = sys.excepthook, sys.exit
 """The functions before this module replaced them."""
 
 
+_translations: list[Callable[[BaseException], BaseException | None]] = []
+
+
+def translate(translation: Callable[[BaseException], BaseException | None]) -> None:
+    """From now on an uncaught exception is printed and reported as the one that `translation` makes of it, if it makes one."""
+    _translations.append(translation)
+
+
 def watch(report: Callable[[str], None]) -> None:
     """From now on calls `report` with the cause in words when the process ends with an error, at most once.
 
@@ -49,6 +57,9 @@ def ignore() -> None:
 
 
 def _on_exception(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    ours = next((found for translation in _translations if (found := translation(error)) is not None), None)
+    if ours is not None:
+        kind, error = type(ours), ours.with_traceback(trace)
     _excepthook(kind, error, trace)
     if _is_the_end(trace):
         text = "".join(traceback.format_exception_only(error)).strip()

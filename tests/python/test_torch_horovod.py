@@ -78,7 +78,6 @@ def test_arguments_are_those_of_horovod(name):
         ("elastic", "save checkpoints"),
         ("Product", "what allgather returns"),
         ("SyncBatchNorm", "torch.nn.SyncBatchNorm"),
-        ("sparse_allreduce_async", "to_dense"),
     ],
 )
 def test_names_that_only_horovod_has_are_refused_with_what_to_use_instead(name, instead):

@@ -201,3 +201,22 @@ def test_exchanges_of_one_name_end_in_the_order_of_their_calls(waits):
     received = [hvd.synchronize(handle)[0] for handle in handles] + [last]
     for number, rows in enumerate(received):
         assert rows.tolist() == [float(100 * number + rank) for rank in range(hvd.size()) for _ in range(2)]
+
+
+def test_a_sparse_tensor_is_reduced_and_several_at_once():
+    rows = torch.tensor([[hvd.rank(), 2]])
+    tensors = [torch.sparse_coo_tensor(rows, torch.ones(2, 3) * factor, (4, 3)) for factor in (1.0, 2.0)]
+    completing = [hvd.sparse_allreduce_async(tensor, name=f"sparse {i}", op=hvd.Average) for i, tensor in enumerate(tensors)]
+    for factor, complete in zip((1.0, 2.0), completing, strict=True):
+        assert complete().to_dense().sum(1).tolist() == [1.5 * factor, 1.5 * factor, 3.0 * factor, 0.0]
+    total = hvd.sparse_allreduce_async(tensors[0], "sparse 0", hvd.Sum)().to_dense()
+    assert total.sum(1).tolist() == [3.0, 3.0, 6.0, 0.0], "a name may be used again"
+    with pytest.raises(InvalidArgumentError, match="use allreduce"):
+        hvd.sparse_allreduce_async(torch.ones(2), "dense", hvd.Sum)
+
+
+def test_an_optimizer_says_how_its_parameters_are_called():
+    layers = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+    unnamed = hvd.DistributedOptimizer(torch.optim.SGD([{"params": layer.parameters()} for layer in layers], lr=0.1))
+    names = unnamed._parameter_names
+    assert names[layers[1].bias] == "allreduce.noname.1.1" and len(set(names.values())) == 4

@@ -105,3 +105,23 @@ def test_models_that_differ_in_a_set_are_refused_before_the_first_gradient_trave
             weight.sum().backward()
         with pytest.raises(MismatchError):
             optimizer.step()
+
+
+def test_after_a_backward_pass_that_raised_the_model_is_wrapped_again():
+    model = nn.Linear(2, 1)
+    wrapped = gl.DistributedDataParallel(model)
+
+    def raises(_):
+        raise ValueError("the user's own")
+
+    hook = model.weight.register_hook(raises)
+    with pytest.raises(ValueError, match="the user's own"):
+        wrapped(torch.ones(1, 2)).sum().backward()
+    hook.remove()
+    with pytest.raises(gl.Error, match="a backward pass failed before.*zero_grad.*wrap the model again"):
+        wrapped(torch.ones(1, 2)).sum().backward()
+    model.zero_grad()
+    del wrapped
+    wrapped = gl.DistributedDataParallel(model)
+    wrapped(torch.full((1, 2), float(gl.rank()))).sum().backward()
+    assert model.weight.grad.tolist() == [[1.0, 1.0]]

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import zlib
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import TypeVar
 
 import torch
 
-from gradlane import Handle, ProcessSet
+from gradlane import Handle, ProcessSet, _session
 from gradlane._recent import Parts, RecentNames
 from gradlane._sets import name_in_job
 
@@ -48,7 +47,7 @@ def begin_unnamed(
         parts: the names that `submit` gives to tensors; the name itself by default.
         waits: whether the caller waits for the handle next. Then no other tensor needs to be kept from the name.
     """
-    described = ".".join([kind, *_described(tensors)])
+    described = _described(kind, tensors, process_set)
     names = (f"{described}.{number}" for number in itertools.count())
     name = next(name for name in names if name_in_job(name, process_set) not in in_flight)
     taken = name_in_job(name, process_set)
@@ -64,7 +63,34 @@ def begin_unnamed(
     return handle.then(landed)
 
 
-def _described(tensors: Sequence[torch.Tensor]) -> list[str]:
-    kinds = [(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)) for tensor in tensors]
+class _Lists:
+    """Numbers for lists of element types and shapes, in the order in which they first came: the same on all workers."""
+
+    def __init__(self) -> None:
+        self._generation = _session.generation()
+        self._numbers: dict[Hashable, int] = {}
+        self._given = 0
+
+    def number(self, kinds: Hashable) -> int:
+        if self._generation != _session.generation():
+            self._generation, self._numbers, self._given = _session.generation(), {}, 0
+        number = self._numbers.pop(kinds, None)
+        if number is None:
+            self._given += 1
+            number = self._given
+        self._numbers[kinds] = number  # the last one is the one used last
+        if len(self._numbers) > NAMES_MAX:
+            del self._numbers[next(iter(self._numbers))]
+        return number
+
+
+_lists: defaultdict[tuple[ProcessSet | None, str], _Lists] = defaultdict(_Lists)
+"""By process set and kind of the call."""
+
+
+def _described(kind: str, tensors: Sequence[torch.Tensor], process_set: ProcessSet | None) -> str:
+    kinds = tuple([(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)) for tensor in tensors])
     shown = [f"{dtype}.{'x'.join(map(str, shape))}" for dtype, shape in kinds[:1]]
-    return shown if len(kinds) < 2 else [*shown, f"{zlib.crc32(repr(kinds).encode()):08x}"]
+    if len(kinds) > 1:
+        shown.append(f"and {len(kinds) - 1} more, list {_lists[process_set, kind].number(kinds)}")
+    return ".".join([kind, *shown])

@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager
 
 import jax
 
+from gradlane import _ending
 from gradlane._framework import Failures, translated
 from gradlane._op_library import error_of_code
 from gradlane.errors import Error, MismatchError
@@ -40,8 +41,15 @@ def _typed(error: Exception) -> Error | None:
     return _in_words(_failures.find(text) or _native.library.error_of(text))
 
 
+def _of_uncaught(error: BaseException) -> Error | None:
+    return _typed(error) if isinstance(error, jax.errors.JaxRuntimeError) else None
+
+
+_ending.translate(_of_uncaught)
+
+
 def _in_words(error: Error | None) -> Error | None:
-    """The same error, but one about the paths of a tree without the checksums that stand for them."""
+    """The same error, but one about the paths of a tree without the lengths that stand for them."""
     if not isinstance(error, MismatchError) or not (error.tensor or "").removesuffix(", backward").endswith(STRUCTURE):
         return error
     name = str(error.tensor).partition(STRUCTURE)[0]

@@ -23,7 +23,7 @@ with jax.ensure_compile_time_eval(), jax.extend.core.take_current_trace() as _ou
 _BYTES_MAX = 240
 """The longest name, below the engine's limit of 256, so that `.backward` fits behind it."""
 
-STRUCTURE = ": the tree, whose length here is a checksum of its paths"
+STRUCTURE = ": the paths of its tree (other lengths here mean other paths)"
 """Ends the name of the array that stands for the paths of a tree."""
 
 _STRUCTURES = 1021

@@ -149,7 +149,7 @@ class Gradients:
         """
         self._begin()
         try:
-            self._window.refuse_second(position)
+            self._window.refuse_second(position, "; in that case call zero_grad() and wrap the model again, on all workers")
             refuse_cleared(self._parameters[position], self._names[position])
             self._window.mark_used(position)
             self._window.submit(position)

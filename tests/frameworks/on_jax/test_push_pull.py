@@ -1,5 +1,7 @@
 """Trees of arrays are reduced and broadcast, eagerly and under jit, and what is wrong is said in words."""
 
+import sys
+
 import gradlane.jax as gl
 import jax
 import jax.numpy as jnp
@@ -8,7 +10,7 @@ import pytest
 from calls import ROUTES, SETTING
 from children import told_by_a_child
 from gradlane.errors import InvalidArgumentError, MismatchError, StallError, UnsupportedError
-from processes import run_python
+from processes import over, run_all, run_python
 
 DTYPES = ("float32", "float16", "bfloat16", "int32", "int8", "uint8")
 
@@ -254,3 +256,18 @@ def shard_map():
     from jax.experimental.shard_map import shard_map
 
     return shard_map
+
+
+UNCAUGHT = """
+import gradlane.jax as gl, jax, jax.numpy as jnp
+gl.init()
+jax.block_until_ready(jax.jit(lambda x: gl.push_pull({"same": x, f"only{gl.rank()}": x}, "leaves"))(jnp.ones(2)))
+"""
+
+
+@pytest.mark.over("quic")
+def test_an_uncaught_error_of_a_compiled_function_is_printed_as_ours(transport):
+    command = [sys.executable, "-m", "gradlane", "run", "-n", "2", "-s", "1", "--", sys.executable, "-c", UNCAUGHT]
+    [ended] = run_all([(command, over(transport))], timeout=120)
+    assert ended.code == 1 and "MismatchError: tensor leaves: worker " in ended.output, ended.output
+    assert "give trees with other paths" in ended.output and "has shape [" not in ended.output, ended.output

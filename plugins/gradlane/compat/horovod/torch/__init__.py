@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
 
 import torch
@@ -62,6 +62,7 @@ from gradlane.compat.horovod.torch.ops import (
     poll,
     synchronize,
 )
+from gradlane.compat.horovod.torch.sparse import sparse_allreduce_async
 from gradlane.errors import Error as HorovodInternalError
 from gradlane.errors import InvalidArgumentError, UnsupportedError
 from gradlane.torch.compression import Compressor
@@ -129,6 +130,7 @@ __all__ = [
     "rocm_built",
     "shutdown",
     "size",
+    "sparse_allreduce_async",
     "start_timeline",
     "stop_timeline",
     "synchronize",
@@ -140,7 +142,6 @@ _MISSING = {
     "elastic": "save checkpoints, and start the job again with the workers that there are",
     "Product": "multiply what allgather returns",
     "SyncBatchNorm": 'on GPUs use torch.nn.SyncBatchNorm after torch.distributed.init_process_group("gradlane")',
-    "sparse_allreduce_async": "DistributedOptimizer reduces sparse gradients; give allreduce other tensors as to_dense()",
 }
 """Names of Horovod that there are not, each with what to use instead."""
 
@@ -177,18 +178,31 @@ def DistributedOptimizer(
         raise InvalidArgumentError(f"gradient_predivide_factor={gradient_predivide_factor} needs op=Average")
     _check_groups(num_groups if groups is None else groups)
     members = check_added(process_set).members
+    named = None if named_parameters is None else list(named_parameters)
     distributed = gl.DistributedOptimizer(
         optimizer,
-        named_parameters,
+        named,
         compression,
         backward_passes_per_step,
         checked_op(op) or Average,
         sparse_as_dense=sparse_as_dense,
         process_set=members if process_set.included() else gl.ProcessSet([rank()]),
     )
+    distributed._parameter_names = _names_of(distributed, named)  # type: ignore[attr-defined]  # scripts read it
     _optimizers.add(distributed)
     _warn_of_second_synchronize(distributed)
     return distributed
+
+
+def _names_of(optimizer: Any, named: Sequence[tuple[str, torch.Tensor]] | None) -> dict[torch.Tensor, str]:
+    """The name of each parameter, as Horovod gives them."""
+    if named is not None:
+        return {parameter: name for name, parameter in named}
+    return {
+        parameter: f"allreduce.noname.{group}.{position}"
+        for group, members in enumerate(optimizer.param_groups)
+        for position, parameter in enumerate(members["params"])
+    }
 
 
 def _check_groups(groups: object) -> None:
