@@ -4,6 +4,7 @@
 
 use gradlane_core::types::{DType, Op};
 
+use super::reasons::Setting;
 use crate::machine::Machine;
 use crate::measure::Samples;
 
@@ -20,6 +21,8 @@ pub(crate) struct Report {
     pub(crate) machine: Machine,
     /// Whether everything was measured.
     pub(crate) complete: bool,
+    /// If all that is compared runs on this machine: what a user must know to read the ratios.
+    pub(crate) one_machine: Option<Setting>,
 }
 
 /// One contender in one case.

@@ -3,6 +3,10 @@
 mod figures;
 
 mod columns;
+mod fitted;
+mod reasons;
+pub(crate) mod screen;
+
 mod conclusion;
 mod expect;
 mod json;
@@ -11,4 +15,6 @@ mod record;
 pub(crate) use columns::{Columns, DEFINITIONS};
 pub(crate) use conclusion::Conclusion;
 pub(crate) use figures::{Figures, Place, Report, Row, smoke_note};
+pub(crate) use fitted::Outline;
+pub(crate) use reasons::Setting;
 pub(crate) use record::{Output, Record};
