@@ -11,7 +11,7 @@ use crate::arguments::Ours;
 use crate::job::road::Road;
 use crate::job::{self, Before, JobOptions};
 use crate::progress::Progress;
-use crate::report::Setting;
+use crate::report::OneMachine;
 use crate::team::{Team, gloo, mpi};
 use crate::transport;
 
@@ -163,9 +163,9 @@ impl Crew {
     }
 
     /// What a user must know to read the ratios to peers on this machine.
-    pub(crate) fn reading(&self) -> Setting {
+    pub(crate) fn reading(&self) -> OneMachine {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        Setting { training: Road::of_training(self.workers).name, workers: self.workers, cores }
+        OneMachine { training: Road::of_training(self.workers).name, workers: self.workers, cores }
     }
 
     /// Describes the crew in the head of a table.

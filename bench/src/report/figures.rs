@@ -4,7 +4,7 @@
 
 use gradlane_core::types::{DType, Op};
 
-use super::reasons::Setting;
+use super::reasons::OneMachine;
 use crate::machine::Machine;
 use crate::measure::Samples;
 
@@ -22,7 +22,7 @@ pub(crate) struct Report {
     /// Whether everything was measured.
     pub(crate) complete: bool,
     /// If all that is compared runs on this machine: what a user must know to read the ratios.
-    pub(crate) one_machine: Option<Setting>,
+    pub(crate) one_machine: Option<OneMachine>,
 }
 
 /// One contender in one case.

@@ -16,5 +16,5 @@ pub(crate) use columns::{Columns, DEFINITIONS};
 pub(crate) use conclusion::Conclusion;
 pub(crate) use figures::{Figures, Place, Report, Row, smoke_note};
 pub(crate) use fitted::Outline;
-pub(crate) use reasons::Setting;
+pub(crate) use reasons::OneMachine;
 pub(crate) use record::{Output, Record};

@@ -5,7 +5,7 @@ use gradlane_core::config::units::print_bytes;
 
 /// The comparison that a run on one machine is about.
 #[derive(Clone, Debug)]
-pub(crate) struct Setting {
+pub(crate) struct OneMachine {
     /// The contender that a training job of the same processes would use.
     pub(crate) training: &'static str,
     pub(crate) workers: u32,
@@ -56,34 +56,28 @@ fn ratios(report: &Report, contender: &str, peer: &str) -> Vec<(String, f64)> {
         .collect()
 }
 
-/// Why it may be slower. True of the way that it works, on any machine.
-fn reason(setting: &Setting, contender: &str, peer: &str) -> String {
-    let Setting { training, workers, cores } = setting;
-    let instead = if contender == *training {
-        String::new()
-    } else {
-        format!("; that is the way to another machine, and on one machine training uses {training}: compare that")
-    };
+/// Why it may be slower: what its way of working costs, and what to compare instead if training would not use it here.
+fn reason(setting: &OneMachine, contender: &str, peer: &str) -> String {
+    let OneMachine { training, workers, cores } = setting;
     match contender {
         "quic" => format!(
-            "every byte is encrypted and decrypted, once to the server and once back, and workers and server share {cores} \
-             cores, while {peer} sends plain bytes from rank to rank{instead}"
+            "every byte is encrypted and decrypted, once to a server and once back, and the server shares {cores} cores with the \
+             workers, while {peer} sends plain bytes from rank to rank; it is the way to other machines, and on one machine \
+             training uses {training}: compare that"
         ),
         "shm" if contender != *training => format!(
-            "every byte is copied to a server and back, which shares {cores} cores with the workers; on one machine training uses \
-             {training}: compare that"
+            "every byte is copied to a server and back, and the server shares {cores} cores with the workers; on one machine \
+             training uses {training}: compare that"
         ),
         _ if spins(peer) && *workers as usize <= *cores => format!(
-            "ranks of {peer} keep a core busy while they wait; ours look for some microseconds and then sleep, so that the threads \
-             of training get the core, and to wake costs time{instead}"
+            "ranks of {peer} keep a core busy while they wait; ours look for some microseconds and then sleep, so that other \
+             threads of training get the core, and to wake up costs time"
         ),
         _ if spins(peer) => format!(
-            "{workers} ranks share {cores} cores, and each change of the running rank costs time; {peer} yields the core at once \
-             where ours first looks{instead}"
+            "{workers} ranks share {cores} cores, so what counts is how often the running rank changes; ranks of {peer} yield \
+             the core without sleeping, and ours sleep"
         ),
-        _ => format!(
-            "that is not expected here; other programs may have had the cores, so try again on an idle machine{instead}"
-        ),
+        _ => "that is not expected; other programs may have had the cores, so try again on an idle machine".to_owned(),
     }
 }
 
@@ -98,7 +92,7 @@ mod tests {
     use crate::report::figures::tests::{report, row};
 
     fn of(rows: Vec<Row>) -> Vec<String> {
-        let one_machine = Some(Setting { training: "local", workers: 2, cores: 2 });
+        let one_machine = Some(OneMachine { training: "local", workers: 2, cores: 2 });
         lines(&Report { one_machine, ..report(rows) })
     }
 

@@ -26,7 +26,7 @@ pub(crate) struct Record {
     #[arg(long = "expect", value_name = "EXPECTATION")]
     pub(crate) expectations: Vec<Expectation>,
     /// Make the table as wide as this at most. Default: as wide as the terminal; on a pipe, all columns, one line a row.
-    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(40..=1000))]
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(60..=1000))]
     pub(crate) columns: Option<u16>,
 }
 

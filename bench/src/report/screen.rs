@@ -3,7 +3,7 @@
 use std::io::IsTerminal;
 
 /// The narrowest width for which tables are laid out.
-const COLUMNS_MIN: u16 = 40;
+const COLUMNS_MIN: u16 = 60;
 
 /// The columns that a table may use: `asked`, or those of the terminal on standard output; `None` on a pipe, where nothing wraps.
 pub(crate) fn columns(asked: Option<u16>) -> Option<usize> {

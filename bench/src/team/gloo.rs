@@ -68,7 +68,7 @@ pub(crate) fn start(venue: &Venue) -> Result<Team, String> {
         abilities: Abilities { out_of_place: false, mean: false, dtypes: DTYPES },
         wire: Some(venue.wire),
         about: format!(
-            "torch.distributed of PyTorch {version}; {} ranks, TCP from rank to rank, not encrypted",
+            "torch.distributed of PyTorch {version}; {} ranks, TCP from rank to rank without encryption",
             venue.before.len()
         ),
         traffic: None,

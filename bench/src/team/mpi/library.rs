@@ -99,16 +99,9 @@ impl Library {
     /// share one, a rank that spins keeps the core from the rank that it waits for.
     pub(super) fn waits(self, kind: Kind, crowded: bool) -> Waits {
         let (variables, words, about): (&[_], &[_], _) = match (self, kind, crowded) {
-            (Self::OneCcl, _, false) => {
-                (&[("CCL_LOG_LEVEL", "error"), ("CCL_WORKER_OFFLOAD", "0")], &[], "its ranks spin while they wait")
-            }
+            (Self::OneCcl, _, false) => (&[("CCL_WORKER_OFFLOAD", "0")], &[], "its ranks spin while they wait"),
             (Self::OneCcl, _, true) => (
-                &[
-                    ("CCL_LOG_LEVEL", "error"),
-                    ("CCL_WORKER_OFFLOAD", "0"),
-                    ("CCL_YIELD", "sched_yield"),
-                    ("I_MPI_THREAD_YIELD", "3"),
-                ],
+                &[("CCL_WORKER_OFFLOAD", "0"), ("CCL_YIELD", "sched_yield"), ("I_MPI_THREAD_YIELD", "3")],
                 &[],
                 "its ranks yield while they wait (CCL_YIELD=sched_yield, I_MPI_THREAD_YIELD=3)",
             ),
