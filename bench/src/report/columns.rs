@@ -9,7 +9,7 @@ use super::figures::{Figures, Place, Report, Row};
 use super::fitted::{Fitted, Outline};
 use super::reasons;
 use super::record::Output;
-use super::screen::note;
+use super::screen::{note, short};
 use crate::measure::Samples;
 
 /// Explains the columns, in the help of every subcommand that prints them.
@@ -203,15 +203,6 @@ impl Columns {
             median(&figures.algbw),
             median(&figures.busbw)
         )
-    }
-}
-
-/// About three significant digits.
-pub(super) fn short(figure: f64) -> String {
-    match figure {
-        figure if figure >= 1000.0 => format!("{figure:.0}"),
-        figure if figure >= 10.0 => format!("{figure:.2}"),
-        figure => format!("{figure:.3}"),
     }
 }
 

@@ -14,7 +14,6 @@ mod record;
 
 pub(crate) use columns::{Columns, DEFINITIONS};
 pub(crate) use conclusion::Conclusion;
-pub(crate) use figures::{Figures, Place, Report, Row, smoke_note};
+pub(crate) use figures::{Figures, OneMachine, Place, Report, Row, smoke_note};
 pub(crate) use fitted::Outline;
-pub(crate) use reasons::OneMachine;
 pub(crate) use record::{Output, Record};

@@ -1,16 +1,8 @@
 //! What a user must know to read the ratios: which transport training would choose, and why a contender of ours is slower than a peer.
 
-use super::figures::{Place, Report, Row};
 use gradlane_core::config::units::print_bytes;
 
-/// The comparison that a run on one machine is about.
-#[derive(Clone, Debug)]
-pub(crate) struct OneMachine {
-    /// The contender that a training job of the same processes would use.
-    pub(crate) training: &'static str,
-    pub(crate) workers: u32,
-    pub(crate) cores: usize,
-}
+use super::figures::{OneMachine, Place, Report, Row};
 
 /// A line for each contender of ours and each peer that is faster somewhere, and one for each peer that says how the transport of training
 /// compares.

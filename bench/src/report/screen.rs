@@ -1,4 +1,4 @@
-//! How tables and lines look on a terminal: they fit its width. A pipe gets the lines whole.
+//! How figures and lines look: on a terminal they fit its width, and a pipe gets the lines whole.
 
 use std::io::IsTerminal;
 
@@ -30,6 +30,15 @@ pub(crate) fn note(text: &str, columns: Option<usize>) -> String {
     }
     lines.push('\n');
     lines
+}
+
+/// About three significant digits.
+pub(super) fn short(figure: f64) -> String {
+    match figure {
+        figure if figure >= 1000.0 => format!("{figure:.0}"),
+        figure if figure >= 10.0 => format!("{figure:.2}"),
+        figure => format!("{figure:.3}"),
+    }
 }
 
 #[cfg(test)]
