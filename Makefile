@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-rust test-sim test-net test-hostile test-faults test-lasting test-soak test-models test-python test-torch-oldest test-frameworks test-tensorflow test-tensorflow-quick test-tensorflow-oldest test-jax test-jax-quick test-jax-oldest static-server test-static lint bench deny fuzz fuzz-run fakes gpu-bundle gpu-check issue-cost ptx clean
+.PHONY: help demo test test-rust test-sim test-net test-hostile test-faults test-lasting test-soak test-models test-python test-torch-oldest test-frameworks test-tensorflow test-tensorflow-quick test-tensorflow-oldest test-jax test-jax-quick test-jax-oldest static-server test-static lint bench bench-peers deny fuzz fuzz-run fakes gpu-bundle gpu-check issue-cost ptx clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -160,6 +160,19 @@ BENCH_PYTHON = $(firstword $(wildcard $(BIN)/python) $(PYTHON))
 bench: ## the whole table of figures against peers, into bench/results (25 minutes); BENCH=short tries it out, into bench-out
 	cargo build --release -p gradlane-bench
 	$(BENCH_PROGRAM) suite $(if $(filter short,$(BENCH)),--short -o bench-out,-o bench/results) --python $(BENCH_PYTHON) $(addprefix --only ,$(ONLY)) $(if $(TARGETS),--targets)
+
+# MPICH and Intel MPI have files with the same names, so each has an environment of its own.
+bench-peers: $(addprefix .venv-peers/,mpich/installed intel/installed) ## MPICH, Intel MPI and oneCCL into .venv-peers, as peers of the benchmark (a minute, 700 MB)
+
+.venv-peers/%/installed: bench/requirements-peers-%.txt | $(VENV)/bin/uv
+	$(install_peer)
+
+define install_peer
+@mkdir -p $(dir $@)
+@$(BIN)/uv venv --quiet --clear --python $(PYTHON) $(dir $@)
+@$(STEP) "Installing peers of the benchmark into $(dir $@)" 30 -- $(BIN)/uv pip install --system-certs --quiet --python $(dir $@)bin/python -r $<
+@touch $@
+endef
 
 deny: ## dependencies against deny.toml and the database of advisories; needs cargo-deny (`cargo install --locked cargo-deny`) and network
 	cargo deny check

@@ -22,6 +22,9 @@ pub(crate) struct Sizes {
     /// Add this to each size to get the next one.
     #[arg(short = 'i', long = "stepbytes", value_name = "SIZE", value_parser = parse_size)]
     step: Option<u64>,
+    /// These sizes instead, separated by commas.
+    #[arg(long = "sizes", value_name = "SIZES", value_delimiter = ',', conflicts_with_all = ["first", "last", "factor", "step"], value_parser = parse_size)]
+    listed: Vec<u64>,
 }
 
 /// Sizes, types and operations; the cases are all combinations.
@@ -50,8 +53,8 @@ pub(crate) struct Effort {
     #[arg(short = 'N', long = "repetitions", alias = "run_cycles", value_name = "COUNT", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub(crate) repetitions: u32,
     /// Limit the bytes of tensors in one repetition: large tensors are exchanged less often, but at least twice.
-    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
-    pub(crate) volume: Option<u64>,
+    #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = parse_size)]
+    pub(crate) volume: u64,
     /// 1 verifies every element of every timed sum, outside of the measured time; 0 verifies nothing.
     #[arg(short = 'c', long = "check", value_name = "0|1", default_value_t = 1, value_parser = clap::value_parser!(u8).range(0..=1))]
     pub(crate) check: u8,
@@ -143,14 +146,17 @@ impl Sweep {
 impl Sizes {
     /// The sizes of a smoke run.
     pub(crate) fn smoke(&self) -> Self {
-        Self { first: Some(4 << 10), last: Some(256 << 10), factor: Some(64), step: None }
+        Self { first: Some(4 << 10), last: Some(256 << 10), factor: Some(64), step: None, listed: Vec::new() }
     }
 
-    /// All sizes, in ascending order.
+    /// All sizes, in ascending order unless they were listed in another.
     ///
     /// # Errors
     /// What is wrong with the sizes.
     pub(crate) fn list(&self) -> Result<Vec<u64>, String> {
+        if !self.listed.is_empty() {
+            return Ok(self.listed.clone());
+        }
         let first = self.first.unwrap_or(FIRST_BYTES);
         let last = self.last.unwrap_or(if self.first.is_some() { first } else { LAST_BYTES });
         if first > last {
@@ -182,18 +188,17 @@ impl Effort {
 
     /// How many exchanges of `bytes` each are timed in one repetition.
     pub(crate) fn iterations_of(&self, bytes: u64) -> u32 {
-        let fitting = self.volume.map_or(u64::MAX, |volume| volume / bytes.max(1)).max(EXCHANGES_MIN);
+        let fitting = (self.volume / bytes.max(1)).max(EXCHANGES_MIN);
         u32::try_from(fitting).unwrap_or(u32::MAX).min(self.iterations)
     }
 
     /// Describes the effort in the head of a table.
     pub(crate) fn describe(&self) -> String {
         let Self { repetitions, iterations, warmup, check, .. } = self;
-        let volume = self.volume.map_or_else(String::new, |volume| {
-            format!(" (of large tensors as many as make {}, at least {EXCHANGES_MIN})", print_bytes(volume))
-        });
+        let volume = print_bytes(self.volume);
         format!(
-            "{repetitions} repetitions of {iterations} exchanges{volume} after {warmup} to warm up; validation {check}"
+            "{repetitions} repetitions of {iterations} exchanges (of large tensors as many as make {volume}, at least {EXCHANGES_MIN}) \
+             after {warmup} to warm up; validation {check}"
         )
     }
 
@@ -244,7 +249,7 @@ mod tests {
     fn sweep(first: &str, last: Option<&str>) -> Sweep {
         let (first, last) = (parse_size(first).unwrap(), last.map(|last| parse_size(last).unwrap()));
         Sweep {
-            sizes: Sizes { first: Some(first), last, factor: None, step: None },
+            sizes: Sizes { first: Some(first), last, factor: None, step: None, listed: Vec::new() },
             dtypes: Types(vec![DType::F32]),
             ops: Ops(vec![Op::Sum]),
         }
@@ -261,6 +266,8 @@ mod tests {
         sizes.sizes.step = Some(512 << 10);
         assert_eq!(bytes(&sizes), [64 << 10, 576 << 10]);
         assert_eq!(bytes(&sweep("8M", None)), [8 << 20]);
+        sizes.sizes.listed = vec![4 << 10, 64 << 20];
+        assert_eq!(bytes(&sizes), [4 << 10, 64 << 20], "those that are listed");
     }
 
     #[test]
@@ -277,17 +284,10 @@ mod tests {
 
     #[test]
     fn a_volume_makes_large_exchanges_fewer() {
-        let effort = Effort {
-            iterations: 50,
-            warmup: 1,
-            repetitions: 5,
-            volume: Some(64 << 20),
-            check: 1,
-            patience: 9,
-            smoke: false,
-        };
+        let effort =
+            Effort { iterations: 50, warmup: 1, repetitions: 5, volume: 64 << 20, check: 1, patience: 9, smoke: false };
         assert_eq!([64 << 10, 4 << 20, 256 << 20].map(|bytes| effort.iterations_of(bytes)), [50, 16, 2]);
-        let effort = Effort { volume: None, ..effort };
+        let effort = Effort { volume: u64::MAX, ..effort };
         assert_eq!(effort.iterations_of(256 << 20), 50);
     }
 

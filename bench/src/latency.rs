@@ -6,6 +6,7 @@ use clap::Args;
 use gradlane_core::types::{DType, Op};
 
 use crate::arguments::Effort;
+use crate::progress::Progress;
 use crate::push_pull::crew::Crew;
 use crate::report::{Conclusion, DEFINITIONS, Output, Place, Report};
 use crate::size::parse_size;
@@ -57,15 +58,18 @@ fn measure(arguments: &Arguments) -> Result<Conclusion, String> {
     }
     // The speed of memory says nothing about single small tensors.
     let untold = |team| Team { traffic: None, ..team };
-    let mut teams: Vec<Team> = arguments.crew.jobs(None, patience)?.into_iter().map(untold).collect();
-    teams.extend(arguments.crew.peers(patience)?);
+    let progress = Progress::begin();
+    let mut teams: Vec<Team> = arguments.crew.jobs(None, patience, &progress)?.into_iter().map(untold).collect();
+    teams.extend(arguments.crew.peers(patience, &progress)?);
     let setting = vec![
         format!("gradlane-bench latency, {}", env!("CARGO_PKG_VERSION")),
         format!("{}, backlog {backlog} bytes; {}", arguments.crew.describe(), effort.describe()),
+        arguments.crew.choice(),
     ];
-    let report = Report::begin("latency", setting);
+    let report = Report { one_machine: Some(arguments.crew.reading()), ..Report::begin("latency", setting) };
     let plan = Plan { effort, places: vec![Place::In], spoil: arguments.crew.ours.plant_wrong_sum };
-    contest::hold(teams, &entries, &plan, report, &Output { each_row: true, ..arguments.output.clone() })
+    let output = Output { each_row: true, ..arguments.output.clone() };
+    contest::hold(teams, &entries, &plan, report, &output, progress)
 }
 
 fn parse_backlog(text: &str) -> Result<u64, String> {

@@ -25,6 +25,7 @@ mod job;
 mod machine;
 mod measure;
 mod memory;
+mod progress;
 mod report;
 mod size;
 mod table;

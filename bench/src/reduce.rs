@@ -3,7 +3,6 @@
 //! Three contenders take turns within one run: the sum kernel of this machine, a plain loop, and `memcpy`. The buffers of each have the
 //! same total size, so that all three work in the same level of the cache.
 
-use std::fmt::Write as _;
 use std::hint::black_box;
 use std::iter::{repeat, repeat_n, zip};
 
@@ -13,6 +12,7 @@ use gradlane_core::types::{DType, Op};
 use half::{bf16, f16};
 
 use crate::measure::{Samples, time};
+use crate::report::screen::note;
 use crate::report::{Conclusion, Figures, Record, Report, Row, smoke_note};
 use crate::size::parse_size;
 use crate::table::Table;
@@ -142,8 +142,9 @@ fn measure(arguments: &Arguments) -> Result<(String, Report), Conclusion> {
         }
     }
     let mut text = String::new();
-    report.setting[1..].iter().for_each(|line| writeln!(text, "{line}").expect("writing to a string does not fail"));
-    write!(text, "{table}").expect("writing to a string does not fail");
+    let width = arguments.record.width();
+    report.setting[1..].iter().for_each(|line| text.push_str(&note(line, width)));
+    text.push_str(&table.within(width));
     Ok((text, report))
 }
 

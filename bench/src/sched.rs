@@ -4,7 +4,6 @@
 //! and stands still, so that the benchmark measures only the machine.
 
 use std::collections::BTreeSet;
-use std::fmt::Write as _;
 use std::sync::Arc;
 
 use clap::Args;
@@ -14,6 +13,7 @@ use gradlane_core::sched::{Command, GroupId, Outcome, Scheduler, SchedulerConfig
 use gradlane_core::types::{DeviceKind, PartId, Priority, Round, ServerId, TensorKey, Time};
 
 use crate::measure::{Samples, time};
+use crate::report::screen::note;
 use crate::report::{Conclusion, Figures, Record, Report, Row, smoke_note};
 use crate::table::Table;
 
@@ -75,9 +75,8 @@ fn measure_all(arguments: &Arguments) -> Result<(String, Report), String> {
             report.rows.push(Row { bytes: queued, count: queued, in_place, ..Row::new(name, true, "") });
         }
     }
-    let mut text = String::new();
-    writeln!(text, "{setting}").and_then(|()| write!(text, "{table}")).expect("writing to a string does not fail");
-    Ok((text, report))
+    let width = arguments.record.width();
+    Ok((note(&setting, width) + &table.within(width), report))
 }
 
 /// Nanoseconds an operation, sample by sample.

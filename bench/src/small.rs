@@ -7,7 +7,9 @@ use gradlane_core::types::{DType, Op};
 
 use crate::arguments::Effort;
 use crate::measure::Samples;
+use crate::progress::Progress;
 use crate::push_pull::crew::Crew;
+use crate::report::screen::note;
 use crate::report::{Conclusion, DEFINITIONS, Figures, Record, Report, Row, smoke_note};
 use crate::size::parse_size;
 use crate::table::Table;
@@ -51,21 +53,26 @@ fn measure(arguments: &Arguments) -> Result<Conclusion, String> {
     let one = Case { sets: 1, ..Case::single("one", bytes * u64::from(count), float, Op::Sum, 1) };
     let entries = [Entry::model(one, "one"), Entry::model(Case::batch(bytes, float, count), &format!("x{count}"))];
     let patience = Duration::from_secs(effort.patience);
-    let mut teams = arguments.crew.jobs(None, patience)?;
-    teams.extend(arguments.crew.peers(patience)?);
+    let mut progress = Progress::begin();
+    let mut teams = arguments.crew.jobs(None, patience, &progress)?;
+    teams.extend(arguments.crew.peers(patience, &progress)?);
     let mut setting = vec![
         format!("gradlane-bench small, {}", env!("CARGO_PKG_VERSION")),
         format!("{}, {count} tensors of {bytes} bytes; {}", arguments.crew.describe(), effort.describe()),
+        arguments.crew.choice(),
     ];
     setting.extend(smoke_note(effort.smoke));
     let mut report = Report::begin("small", setting);
-    report.setting.iter().for_each(|line| println!("# {line}"));
+    let width = arguments.record.width();
+    report.setting.iter().for_each(|line| print!("{}", note(line, width)));
 
+    progress.expect(f64::from(effort.repetitions) * teams.len() as f64);
     let mut figures: Vec<[Figures; 2]> = teams.iter().map(|_| Default::default()).collect();
     for number in 0..effort.repetitions as usize {
         // The order changes in each repetition, as in the other benchmarks.
         for turn in 0..teams.len() {
             let index = (turn + number) % teams.len();
+            progress.say(format!("{}, turn {} of {}", teams[index].name, number + 1, effort.repetitions));
             for (entry, figures) in entries.iter().zip(&mut figures[index]) {
                 let team = &mut teams[index];
                 team.prepare(&entry.case)?;
@@ -78,15 +85,17 @@ fn measure(arguments: &Arguments) -> Result<Conclusion, String> {
                 };
                 figures.add(&team.repeat(&repeat)?, entry, team.size);
             }
+            progress.advance(1.0);
         }
     }
+    drop(progress);
     for (team, [one, mut many]) in teams.iter().zip(figures) {
         many.cost = Some(many.time_us.over(&one.time_us));
         for (entry, figures) in entries.iter().zip([one, many]) {
             report.rows.push(row(team, entry, figures));
         }
     }
-    print!("{}", table(&report));
+    print!("{}", table(&report).within(width));
     teams.into_iter().try_for_each(Team::end)?;
     Ok(report.conclude(&arguments.record))
 }

@@ -14,7 +14,20 @@ pub mod skip;
 fn push_pull_verifies_every_sum_of_every_type_and_operation() {
     let folder = tempfile::tempdir().unwrap();
     let json = folder.path().join("out.json");
-    let ended = bench(&["push-pull", "--smoke", "-N", "1", "-d", "all", "-o", "all", "-J", json.to_str().unwrap()]);
+    let ended = bench(&[
+        "push-pull",
+        "--smoke",
+        "-N",
+        "1",
+        "--road",
+        "quic",
+        "-d",
+        "all",
+        "-o",
+        "all",
+        "-J",
+        json.to_str().unwrap(),
+    ]);
     let text = succeeded(&ended);
     assert!(text.contains("# Out of bounds values : 0 OK"), "{text}");
     let results = read(&json);
@@ -91,7 +104,7 @@ fn collectives_are_verified_on_every_road() {
 fn several_tensors_of_a_collective_are_in_flight_together() {
     let collectives = "reduce-scatter,all-gather,all-to-all";
     let words = ["push-pull", "--smoke", "-N", "1", "-d", "all", "-o", "max,mean", "--servers", "2", "--inflight", "3"];
-    let text = succeeded(&bench(&[&words[..], &["--collective", collectives]].concat()));
+    let text = succeeded(&bench(&[&words[..], &["--road", "quic", "--collective", collectives]].concat()));
     let rows = |name: &str| text.lines().filter(|line| line.ends_with(&format!("  quic {name} x3"))).count();
     let counts = ["reduce-scatter", "all-gather", "all-to-all"].map(rows);
     assert_eq!(counts, [8 * 2 * 2, 8 * 2, 8 * 2], "types, operations where there are any, sizes: {text}");
@@ -100,7 +113,17 @@ fn several_tensors_of_a_collective_are_in_flight_together() {
 #[test]
 fn a_wrong_result_of_a_collective_fails_the_run() {
     for collective in ["reduce-scatter", "all-gather", "all-to-all"] {
-        let ended = bench(&["push-pull", "--smoke", "-N", "1", "--collective", collective, "--plant-wrong-sum"]);
+        let ended = bench(&[
+            "push-pull",
+            "--smoke",
+            "-N",
+            "1",
+            "--road",
+            "quic",
+            "--collective",
+            collective,
+            "--plant-wrong-sum",
+        ]);
         assert_eq!(ended.status.code(), Some(1), "{collective}");
         assert!(String::from_utf8_lossy(&ended.stderr).contains("wrong result: 4 elements"), "{collective}: {ended:?}");
     }
@@ -154,7 +177,8 @@ fn mpi_does_the_same_work_where_it_is_installed() {
     }
     let types = "f32,bf16,f16,i8";
     let words = ["push-pull", "--smoke", "--backend", "mpi", "-d", types, "-o", "sum,min,max", "--inflight", "2"];
-    let text = succeeded(&bench(&words));
+    let text = succeeded(&bench(&[&words[..], &["--road", "local"]].concat()));
+    assert!(text.contains("# mpi: ") && text.contains("its ranks"), "what it is and how it waits: {text}");
     assert_eq!(
         text.lines().filter(|line| line.ends_with("mpi x2")).count(),
         4 * 3 * 2,
@@ -166,6 +190,8 @@ fn mpi_does_the_same_work_where_it_is_installed() {
             "--smoke",
             "-N",
             "1",
+            "--road",
+            "local",
             "--backend",
             "mpi",
             "-d",
@@ -179,6 +205,76 @@ fn mpi_does_the_same_work_where_it_is_installed() {
         let text = succeeded(&bench(&[&words[..], &collectives].concat()));
         let rows = text.lines().filter(|line| line.contains("  mpi ")).count();
         assert_eq!(rows, (4 * 2 + 4 + 4) * 2, "types and operations, sizes: {text}");
+    }
+}
+
+/// `make test` needs none of these peers. Where one is not installed, the run says how to install it.
+#[test]
+fn peers_of_an_environment_of_their_own_do_the_same_work_or_are_named() {
+    for (peer, header) in
+        [("mpich", "mpich/include/mpi.h"), ("impi", "intel/include/mpi.h"), ("oneccl", "intel/include/oneapi/ccl.hpp")]
+    {
+        let collectives = "all-reduce,reduce-scatter,all-gather,all-to-all";
+        let words = ["push-pull", "--smoke", "-N", "1", "--road", "local", "--workers", "2", "-d", "f32,bf16"];
+        let ended = bench(&[&words[..], &["-o", "sum,max", "--collective", collectives, "--backend", peer]].concat());
+        let installed = Path::new(env!("CARGO_MANIFEST_DIR")).join("../.venv-peers").join(header).is_file();
+        if !installed {
+            let said = String::from_utf8_lossy(&ended.stderr);
+            assert!(said.contains(&format!("--backend {peer}")) && said.contains("make bench-peers"), "{said}");
+            continue;
+        }
+        let text = succeeded(&ended);
+        let rows = text.lines().filter(|line| line.contains(&format!("  {peer}"))).count();
+        assert_eq!(rows, (2 + 2 + 1 + 1) * 2 * 2, "operations where there are any, types, sizes: {text}");
+    }
+    let ended = bench(&["push-pull", "--smoke", "--backend", "mpich", "--peers", "/nowhere"]);
+    assert!(String::from_utf8_lossy(&ended.stderr).contains("not in /nowhere/mpich; `make bench-peers`"), "{ended:?}");
+}
+
+#[test]
+fn without_a_choice_all_transports_are_measured_and_that_of_training_is_named() {
+    // The contender stands behind the fifteen columns of figures.
+    let names = |text: &str| -> Vec<String> {
+        let rows = text.lines().filter(|line| !line.starts_with('#'));
+        rows.filter_map(|row| row.split_whitespace().nth(15).map(str::to_owned)).collect()
+    };
+    for question in ["push-pull", "latency"] {
+        let text = succeeded(&bench(&[question, "--smoke", "-N", "1"]));
+        assert!(text.contains("all transports that apply here: local, shm, quic. 2 workers on one machine"), "{text}");
+        assert!(text.contains("a training job uses local here"), "{text}");
+        let names = names(&text);
+        for name in ["local", "shm", "quic"] {
+            assert!(names.iter().any(|found| found == name), "{name}: {text}");
+        }
+    }
+    let text = succeeded(&bench(&["push-pull", "--smoke", "-N", "1", "--workers", "1"]));
+    assert!(
+        text.contains("apply here: shm, quic. 1 worker with a server on its machine: a training job uses shm"),
+        "{text}"
+    );
+    let text = succeeded(&bench(&["push-pull", "--smoke", "-N", "1", "--road", "quic"]));
+    assert!(text.contains("uses local here, and quic only to other machines; leave out --road to see it"), "{text}");
+    assert!(text.contains("# quic: through servers, as to another machine: encrypted packets"), "{text}");
+}
+
+#[test]
+fn tables_fit_the_columns_that_there_are_and_a_pipe_gets_no_progress() {
+    for words in [
+        &["push-pull", "--smoke", "-N", "1"][..],
+        &["push-pull", "--smoke", "-N", "1", "--road", "quic", "-d", "f32,bf16", "--inflight", "2", "-I"],
+        &["latency", "--smoke"],
+        &["transport", "--smoke"],
+        &["small", "--smoke"],
+        &["reduce", "--smoke"],
+        &["sched", "--smoke"],
+    ] {
+        for columns in ["80", "60"] {
+            let ended = bench(&[words, &["--columns", columns]].concat());
+            let (text, most) = (succeeded(&ended), columns.parse().unwrap());
+            let wide: Vec<&str> = text.lines().filter(|line| line.chars().count() > most).collect();
+            assert!(wide.is_empty(), "{words:?}: {wide:?} of {text}");
+            assert!(ended.stderr.is_empty(), "{words:?}: {ended:?}");
+        }
     }
 }
 
@@ -261,7 +357,7 @@ fn a_model_is_one_exchange_and_workers_can_join_a_running_job() {
         "--join",
         &format!("@{}", join.display()),
     ]));
-    assert!(text.contains(" 102228128 ") && text.contains("quic resnet50"), "{text}");
+    assert!(text.contains(" 102228128 ") && text.contains("auto resnet50"), "{text}");
 }
 
 #[test]
@@ -357,7 +453,7 @@ fn a_page_has_tables_and_pictures() {
 
 #[test]
 fn a_killed_benchmark_leaves_no_process() {
-    let words = ["push-pull", "-b", "4K", "-n", "1000000", "-N", "1000"];
+    let words = ["push-pull", "--road", "quic", "-b", "4K", "-n", "1000000", "-N", "1000"];
     let mut child = command(&words).stdout(Stdio::piped()).spawn().unwrap();
     // The heading is printed when all processes are there.
     let output = BufReader::new(child.stdout.take().unwrap());

@@ -1,6 +1,8 @@
 """`gradlane bench`: the benchmark as the package carries it, with Gloo as a peer."""
 
 import json
+import os
+import pty
 import re
 import sys
 from pathlib import Path
@@ -26,6 +28,26 @@ def test_the_command_becomes_the_benchmark():
     assert "push-pull" in ended.output
 
 
+def test_a_terminal_gets_a_table_that_fits_and_a_line_of_progress():
+    written = bytearray()
+
+    def read(descriptor):
+        data = os.read(descriptor, 1024)
+        written.extend(data)
+        return data
+
+    resize = "import fcntl, os, struct, sys, termios; fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack('4H', 24, 80, 0, 0)); "
+    words = [str(BENCH), "push-pull", "--smoke"]
+    assert pty.spawn([sys.executable, "-c", f"{resize}os.execv({words[0]!r}, {words!r})"], read, lambda _: b"") == 0
+    text = written.decode()
+    assert re.search(r"\[00:00:\d\d of about 00:\d\d:\d\d\] \w+, 256 KiB, (in|out of) place, turn \d of 2", text), text
+    # The line of progress is written over again and again, and removed before a row comes.
+    lines = [re.split(r"\r|\x1b\[2K", line.rstrip("\r"))[-1] for line in text.split("\n")]
+    rows = [line for line in lines if re.match(r" +(4|256) KiB (local|shm|quic)", line)]
+    assert len(rows) == 2 * 3 * 2, f"sizes, transports, places: {text}"
+    assert all(len(line) <= 80 for line in lines), text
+
+
 def test_a_wrong_sum_fails_the_command():
     ended = bench("push-pull", "--smoke", "-N", "1", "--plant-wrong-sum")
     assert ended.code == 1
@@ -45,7 +67,8 @@ def test_gloo_does_the_same_work_in_the_same_run(tmp_path):
     gloo = [row for row in results["rows"] if row["contender"] == "gloo"]
     assert len(gloo) == 3 * 2 * 2
     assert all(row["out_of_place"] is None for row in gloo), "it only reduces in place"
-    assert len(results["ratios"]) == len(gloo)
+    assert len(results["ratios"]) == 3 * len(gloo), "of each transport"
+    assert "which training uses here" in ended.output and "TCP from rank to rank" in ended.output
 
 
 @pytest.mark.torch

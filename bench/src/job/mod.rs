@@ -105,6 +105,7 @@ pub(crate) fn start(options: &JobOptions) -> Result<Team, String> {
         size: options.workers,
         abilities: Abilities { out_of_place: true, mean: true, dtypes: &DType::ALL },
         wire: options.wire,
+        about: String::new(),
         traffic: None,
         ranks,
         helpers,

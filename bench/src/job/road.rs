@@ -10,6 +10,8 @@ use crate::team::Wire;
 pub(crate) struct Road {
     /// Its name in arguments and tables.
     pub(crate) name: &'static str,
+    /// How bytes travel, for the head of a table.
+    pub(crate) about: &'static str,
     /// Settings that choose it. Settings that this build lacks are skipped.
     settings: &'static [(&'static str, &'static str)],
     /// The setting that this build must have.
@@ -23,19 +25,39 @@ pub(crate) struct Road {
 const ROADS: [Road; 5] = [
     Road {
         name: "quic",
+        about: "through servers, as to another machine: encrypted packets over the loopback interface",
         settings: &[("transport", "quic"), ("local_reduce", "off")],
         needs: None,
         wire: Some(Wire::Loopback { ends: 1 }),
     },
     Road {
         name: "shm",
+        about: "through servers of this machine, in shared memory",
         settings: &[("transport", "shm"), ("local_reduce", "off")],
         needs: Some("transport"),
         wire: None,
     },
-    Road { name: "local", settings: &[("local_reduce", "auto")], needs: Some("local_reduce"), wire: None },
-    Road { name: "mem", settings: &[("local_reduce", "off")], needs: None, wire: None },
-    Road { name: "auto", settings: &[], needs: None, wire: Some(Wire::Loopback { ends: 1 }) },
+    Road {
+        name: "local",
+        about: "the workers add among themselves in shared memory; no server takes part",
+        settings: &[("local_reduce", "auto")],
+        needs: Some("local_reduce"),
+        wire: None,
+    },
+    Road {
+        name: "mem",
+        about: "workers and servers are threads of one process",
+        settings: &[("local_reduce", "off")],
+        needs: None,
+        wire: None,
+    },
+    Road {
+        name: "auto",
+        about: "the engine chooses, as in training",
+        settings: &[],
+        needs: None,
+        wire: Some(Wire::Loopback { ends: 1 }),
+    },
 ];
 
 impl Road {
@@ -54,6 +76,18 @@ impl Road {
     /// The value with this name, which must exist.
     pub(crate) fn named(name: &str) -> &'static Self {
         Self::parse(name).expect("a name of the list")
+    }
+
+    /// Those that a job of `workers` workers on this machine can use, with workers and servers as processes. A single worker has nobody to
+    /// add with.
+    pub(crate) fn all_here(workers: u32) -> Vec<&'static Self> {
+        let names: &[&str] = if workers > 1 { &["local", "shm", "quic"] } else { &["shm", "quic"] };
+        names.iter().map(|name| Self::named(name)).collect()
+    }
+
+    /// The one that a training job of `workers` workers on this machine uses without any setting.
+    pub(crate) fn of_training(workers: u32) -> &'static Self {
+        Self::all_here(workers)[0]
     }
 
     /// Whether workers and servers are threads of one process.

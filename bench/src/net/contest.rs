@@ -15,7 +15,8 @@ use crate::job;
 use crate::measure::Samples;
 use crate::push_pull::Model;
 use crate::push_pull::crew::Backend;
-use crate::report::{Columns, Conclusion, Figures, Output, Report, Row, smoke_note};
+use crate::report::screen::note;
+use crate::report::{Columns, Conclusion, Figures, Outline, Output, Report, Row, smoke_note};
 use crate::size::parse_size;
 use crate::team::contest::Entry;
 use crate::team::orders::Case;
@@ -77,7 +78,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Conclusion, String> {
         arguments.machines = vec![Cluster { workers: 2, extras: 1 }];
         arguments.shape.slow_down();
     }
-    let columns = Columns::new(&arguments.output, true);
+    let peers = arguments.backend.iter().map(|_| "gloo".to_owned()).collect();
+    let names = arguments.machines.iter().flat_map(|cluster| arguments.entries(*cluster));
+    let name = names.map(|entry| "quic ".len() + entry.variant.len()).max().unwrap_or(0);
+    let outline = Outline { name, peers, ..Outline::default() };
+    let columns = Columns::new(&arguments.output, true, &outline);
     let mut report = Report::begin("net", arguments.setting());
     print!("{}", columns.heading(&report));
     for cluster in &arguments.machines {
@@ -117,7 +122,8 @@ impl Arguments {
 fn measure(arguments: &Arguments, cluster: Cluster, report: &mut Report, columns: &Columns) -> Result<(), String> {
     let patience = Duration::from_secs(arguments.patience);
     let fabric = Fabric::build(cluster.machines(), arguments.shape.link())?;
-    println!("# {cluster}: {}", check_rate(&fabric)?);
+    let width = arguments.output.record.width();
+    print!("{}", note(&format!("{cluster}: {}", check_rate(&fabric)?), width));
     let mut teams = vec![job::start(&place::job(&fabric, cluster, &arguments.shape.settings()?, patience))?];
     if arguments.backend.contains(&Backend::Gloo) {
         let python = gloo::interpreter(arguments.python.as_deref());
@@ -142,7 +148,7 @@ fn measure(arguments: &Arguments, cluster: Cluster, report: &mut Report, columns
         let first = report.rows.len();
         report.rows.extend(teams.iter().zip(&found).map(|(team, found)| row(team, &entry, found.figures.clone())));
         for (row, found) in report.rows[first..].iter().zip(&found) {
-            print!("{}{}", columns.row(report, row), found.describe(&fabric, cluster, &entry));
+            print!("{}{}", columns.row(report, row), note(&found.describe(&fabric, cluster, &entry), width));
         }
     }
     teams.into_iter().try_for_each(Team::end)
@@ -214,8 +220,8 @@ impl Found {
         let (seconds, optimum) = (self.figures.time_us.median() / 1e6, optimum_seconds(fabric, cluster, entry));
         let load = cluster.load() * entry.bytes as f64;
         format!(
-            "#   optimum {:.1} ms, on wire bytes {:.1} ms ({:+.1} %): {:.3} x, {over:.3} x on wire bytes; busiest link {:.1} MB \
-             ({:.3} x optimal), full {:.0} % of the time; {:.0} % summed on extra machines (optimal {:.0} %); {} packets dropped\n",
+            "optimum {:.1} ms, on wire bytes {:.1} ms ({:+.1} %): {:.3} x, {over:.3} x on wire bytes; busiest link {:.1} MB \
+             ({:.3} x optimal), full {:.0} % of the time; {:.0} % summed on extra machines (optimal {:.0} %); {} packets dropped",
             optimum * 1e3,
             optimum * self.overhead.median() * 1e3,
             (self.overhead.median() - 1.0) * 100.0,

@@ -12,6 +12,7 @@ use super::{place, tools};
 
 use crate::job;
 use crate::measure::Samples;
+use crate::report::screen::note;
 use crate::report::{Conclusion, Figures, Record, Report, Row, smoke_note};
 use crate::size::parse_size;
 use crate::table::Table;
@@ -70,7 +71,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Conclusion, String> {
     ];
     setting.extend(smoke_note(arguments.smoke));
     let mut report = Report::begin("net latency", setting);
-    report.setting.iter().for_each(|line| println!("# {line}"));
+    let width = arguments.record.width();
+    report.setting.iter().for_each(|line| print!("{}", note(line, width)));
     let fabric = Fabric::build(cluster.machines(), arguments.shape.link())?;
     let settings = arguments.shape.settings()?;
     let mut team = job::start(&place::job(&fabric, cluster, &settings, PATIENCE))?;
@@ -95,7 +97,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Conclusion, String> {
     let mut table = Table::new(["bytes", "idle ms", "under backlog ms", "ratio"]);
     let milliseconds = |samples: &Samples| samples.scaled(1e-3).to_string();
     table.push([arguments.bytes.to_string(), milliseconds(&idle), milliseconds(&loaded), format!("{factor:.2}")]);
-    print!("{table}");
+    print!("{}", table.within(width));
     let row = |variant: &str, times: Samples, cost: Option<Samples>| {
         let algbw =
             Samples::from(times.values().iter().map(|us| arguments.bytes as f64 / us / 1e3).collect::<Vec<_>>());

@@ -15,6 +15,7 @@ use super::{place, probe, tools};
 
 use crate::job;
 use crate::measure::Samples;
+use crate::report::screen::note;
 use crate::report::{Conclusion, Figures, Record, Report, Row, smoke_note};
 use crate::size::parse_size;
 use crate::table::Table;
@@ -83,7 +84,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Conclusion, String> {
     ];
     setting.extend(smoke_note(arguments.smoke));
     let mut report = Report::begin("net loss", setting);
-    report.setting.iter().for_each(|line| println!("# {line}"));
+    let width = arguments.record.width();
+    report.setting.iter().for_each(|line| print!("{}", note(line, width)));
     report.rows = light(&arguments)?;
     report.save(&arguments.record)?;
     report.rows.push(heavy(&arguments)?);
@@ -115,8 +117,10 @@ fn light(arguments: &Arguments) -> Result<Vec<Row>, String> {
         let kept = goodput.clean.over(&goodput.lossy);
         table.push([name.to_owned(), megabytes(&goodput.clean), megabytes(&goodput.lossy), format!("{kept:.3}")]);
     }
-    print!("{table}");
-    println!("# with loss of {}: our goodput is {:.2} x that of TCP", arguments.loss, tcp.lossy.over(&quic.lossy));
+    let width = arguments.record.width();
+    print!("{}", table.within(width));
+    let ratio = tcp.lossy.over(&quic.lossy);
+    print!("{}", note(&format!("with loss of {}: our goodput is {ratio:.2} x that of TCP", arguments.loss), width));
     let mut rows = Vec::new();
     for (name, goodput) in [("quic", &quic), ("tcp", &tcp)] {
         let ours = name == "quic";
@@ -158,10 +162,11 @@ fn heavy(arguments: &Arguments) -> Result<Row, String> {
     fabric.lose(Some(arguments.heavy_loss.one_of))?;
     let repetition = team.repeat(&exchanges(1))?;
     fabric.lose(None)?;
-    println!(
-        "# with loss of {}: {} bytes of each of 2 workers were summed in {:.2} s, {} elements wrong",
+    let said = format!(
+        "with loss of {}: {} bytes of each of 2 workers were summed in {:.2} s, {} elements wrong",
         arguments.heavy_loss, arguments.heavy_bytes, repetition.total_seconds, repetition.wrong
     );
+    print!("{}", note(&said, arguments.record.width()));
     let mut row = row("quic", true, "heavy", arguments.heavy_bytes, &Samples::from(vec![repetition.total_seconds]));
     if let Some(figures) = &mut row.in_place {
         (figures.wrong, figures.wrong_at) = (repetition.wrong, repetition.wrong_at);

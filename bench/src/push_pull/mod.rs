@@ -12,7 +12,8 @@ use gradlane_core::pipeline::models;
 use gradlane_core::types::{JoinString, Op, TensorSpec};
 
 use crate::arguments::{Effort, Point, Sweep};
-use crate::job::{self, road};
+use crate::job::{self, road::Road};
+use crate::progress::Progress;
 use crate::report::{Conclusion, DEFINITIONS, Output, Place, Report};
 use crate::team::Team;
 use crate::team::collective::Collective;
@@ -24,8 +25,9 @@ use crew::{Backend, Crew};
 /// What does a reduction cost, over workers and servers in processes of their own?
 ///
 /// Starts a coordinator, servers and workers on this host (or workers that join a running job), lets every worker reduce tensors with
-/// all others, verifies every element of every sum, and prints the columns of nccl-tests. Peers do the same work in the same run, in
-/// turns, repetition by repetition. With --collective, the same for reduce-scatter, all-gather and all-to-all.
+/// all others, and verifies every element of every sum. Without --road it measures each transport that applies on this machine, and says
+/// which of them a training job would use. Peers do the same work in the same run with as many ranks on this machine, in turns, repetition by
+/// repetition. A terminal gets a table that fits; a pipe gets the columns of nccl-tests. With --collective, the same for reduce-scatter, all-gather and all-to-all.
 #[derive(Args)]
 #[command(after_long_help = DEFINITIONS)]
 pub(crate) struct Arguments {
@@ -43,7 +45,7 @@ pub(crate) struct Arguments {
     /// What the workers do together, separated by commas. all-reduce: every worker gets the sum of all tensors. reduce-scatter: every worker
     /// gets its part of that sum. all-gather: every worker gets a part from each. all-to-all: every worker has another part for each. The
     /// last three are made of the same operations as in `gradlane.reduce_scatter`, `all_gather` and `all_to_all`, work out of place only,
-    /// and have the peers gloo and mpi. All-gather and all-to-all sum nothing, so they have no -o. As in nccl-tests, a size is that of the
+    /// and have all peers but tcp and tls. All-gather and all-to-all sum nothing, so they have no -o. As in nccl-tests, a size is that of the
     /// larger of a worker's two buffers, and is rounded down to whole elements for each worker.
     #[arg(long, value_enum, value_delimiter = ',', default_value = "all-reduce")]
     collective: Vec<Collective>,
@@ -92,10 +94,10 @@ fn measure(arguments: &Arguments) -> Result<Conclusion, String> {
                     servers of their own: give --mode without push-pull, and neither --model nor --join"
             .to_owned());
     }
-    if arguments.join.is_some() && arguments.crew.road.len() > 1 {
+    if arguments.join.is_some() && arguments.crew.asked().len() > 1 {
         return Err("a running job (--join) has each of its workers once: give a single --road".to_owned());
     }
-    if arguments.join.is_some() && arguments.crew.road.iter().any(|road| road.in_process()) {
+    if arguments.join.is_some() && arguments.crew.asked().iter().any(|road| road.in_process()) {
         return Err(
             "--road mem starts a whole job in one process and cannot join another: leave out --join or --road mem"
                 .to_owned(),
@@ -104,7 +106,9 @@ fn measure(arguments: &Arguments) -> Result<Conclusion, String> {
     arguments.check_collectives()?;
     let patience = Duration::from_secs(effort.patience);
     let entries = entries(arguments)?;
-    let teams = if moving.is_empty() { teams(arguments, patience)? } else { raw_teams(arguments, patience)? };
+    let progress = Progress::begin();
+    let teams =
+        if moving.is_empty() { teams(arguments, patience, &progress)? } else { raw_teams(arguments, patience)? };
     let in_place = moving.is_empty() && arguments.collective.contains(&Collective::AllReduce);
     let places = match (arguments.place, in_place) {
         (Places::Out, _) | (_, false) => vec![Place::Out],
@@ -115,13 +119,16 @@ fn measure(arguments: &Arguments) -> Result<Conclusion, String> {
         Some(_) => format!("{} workers of a running job", arguments.crew.workers),
         None => arguments.crew.describe(),
     };
-    let setting = vec![
+    let mut setting = vec![
         format!("gradlane-bench push-pull, {}", env!("CARGO_PKG_VERSION")),
         format!("{crew}, {} in flight; {}", arguments.inflight, effort.describe()),
     ];
-    let report = Report::begin("push-pull", setting);
+    let here = moving.is_empty() && arguments.join.is_none();
+    setting.extend(here.then(|| arguments.crew.choice()));
+    let one_machine = here.then(|| arguments.crew.reading());
+    let report = Report { one_machine, ..Report::begin("push-pull", setting) };
     let plan = Plan { effort, places, spoil: arguments.crew.ours.plant_wrong_sum };
-    contest::hold(teams, &entries, &plan, report, &arguments.output)
+    contest::hold(teams, &entries, &plan, report, &arguments.output, progress)
 }
 
 impl Arguments {
@@ -164,15 +171,17 @@ impl Arguments {
 
 /// Starts workers and stores for the modes without summation.
 fn raw_teams(arguments: &Arguments, patience: Duration) -> Result<Vec<Team>, String> {
-    if !arguments.crew.backend.is_empty()
-        || arguments.crew.road.iter().any(|road| !transport::ROADS.contains(&road.name))
-    {
+    let roads: Vec<&Road> = match arguments.crew.is_free() {
+        true => transport::ROADS.iter().map(|name| Road::named(name)).collect(),
+        false => arguments.crew.roads(),
+    };
+    if !arguments.crew.backend.is_empty() || roads.iter().any(|road| !transport::ROADS.contains(&road.name)) {
         return Err(format!(
             "push-only, pull-only and push-then-pull have no --backend, and support only --road {}; see the subcommand transport",
             transport::ROADS.join(" and ")
         ));
     }
-    let start = |road: &&'static road::Road| {
+    let start = |road: &'static Road| {
         let mut settings = job::settings(&arguments.crew.ours.settings)?;
         settings.extend(road.settings()?);
         let part_bytes = job::config(&settings)?.partition_bytes;
@@ -180,7 +189,7 @@ fn raw_teams(arguments: &Arguments, patience: Duration) -> Result<Vec<Team>, Str
             RawCrew { workers: arguments.crew.workers, servers: arguments.crew.servers, connections: 1, part_bytes };
         transport::start_raw(road, &crew, &settings, patience)
     };
-    arguments.crew.road.iter().map(start).collect()
+    roads.into_iter().map(start).collect()
 }
 
 fn entries(arguments: &Arguments) -> Result<Vec<Entry>, String> {
@@ -223,10 +232,10 @@ impl Model {
     }
 }
 
-fn teams(arguments: &Arguments, patience: Duration) -> Result<Vec<Team>, String> {
+fn teams(arguments: &Arguments, patience: Duration, progress: &Progress) -> Result<Vec<Team>, String> {
     let join = arguments.join.as_deref().map(read_join).transpose()?;
-    let mut teams = arguments.crew.jobs(join.as_ref(), patience)?;
-    teams.extend(arguments.crew.peers(patience)?);
+    let mut teams = arguments.crew.jobs(join.as_ref(), patience, progress)?;
+    teams.extend(arguments.crew.peers(patience, progress)?);
     Ok(teams)
 }
 

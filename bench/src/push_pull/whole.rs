@@ -37,6 +37,7 @@ pub(crate) fn start(
         size: workers,
         abilities: Abilities { out_of_place: true, mean: true, dtypes: &DType::ALL },
         wire: None,
+        about: String::new(),
         traffic: None,
         ranks: vec![Process::start("all workers", role("whole", &[])?)?],
         helpers: Vec::new(),

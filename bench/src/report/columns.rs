@@ -6,7 +6,10 @@ use std::time::SystemTime;
 use gradlane_core::types::DType;
 
 use super::figures::{Figures, Place, Report, Row};
+use super::fitted::{Fitted, Outline};
+use super::reasons;
 use super::record::Output;
+use super::screen::{note, short};
 use crate::measure::Samples;
 
 /// Explains the columns, in the help of every subcommand that prints them.
@@ -35,9 +38,12 @@ Left group: the result goes to other memory than the contribution (out of place)
 With --inflight K, an exchange is K tensors of the size submitted at once, and time is the time of all of them divided by K.
 Exit code: 0; 1 if a sum is wrong or the run failed; 2 if an expectation is missed or the arguments are wrong.";
 
-/// Prints rows as they come.
+/// Prints rows as they come: all columns on a pipe, a table that fits on a terminal.
 #[derive(Debug)]
 pub(crate) struct Columns {
+    fitted: Option<Fitted>,
+    /// The width of the terminal; `None` on a pipe.
+    width: Option<usize>,
     timestamps: bool,
     iterations: bool,
     checked: bool,
@@ -45,15 +51,20 @@ pub(crate) struct Columns {
 
 impl Columns {
     /// A printer with the options of `output`.
-    pub(crate) fn new(output: &Output, checked: bool) -> Self {
-        Self { timestamps: output.timestamps, iterations: output.each_row, checked }
+    pub(crate) fn new(output: &Output, checked: bool, outline: &Outline) -> Self {
+        let width = output.record.width();
+        let fitted = width.map(|width| Fitted::new(outline, width));
+        Self { fitted, width, timestamps: output.timestamps, iterations: output.each_row, checked }
     }
 
     /// The lines above the rows.
     pub(crate) fn heading(&self, report: &Report) -> String {
         let mut text = String::new();
         for line in &report.setting {
-            line_to(&mut text, &format!("# {line}"));
+            text.push_str(&note(line, self.width));
+        }
+        if let Some(fitted) = &self.fitted {
+            return text + &fitted.heading();
         }
         let stamp = if self.timestamps { " ".repeat(STAMP) } else { String::new() };
         let group = |name: &str| format!("{name:^32}");
@@ -81,6 +92,9 @@ impl Columns {
     pub(crate) fn row(&self, report: &Report, row: &Row) -> String {
         let mut text = String::new();
         let stamp = if self.timestamps { format!("{:STAMP$}", clock()) } else { String::new() };
+        if let Some(fitted) = &self.fitted {
+            return fitted.row(report, row) + &self.details(row);
+        }
         let main = row.in_place.as_ref().or(row.out_of_place.as_ref());
         let wirebw = main.and_then(|figures| figures.wirebw.as_ref());
         let redop = row.op.map_or_else(|| "none".to_owned(), |op| op.to_string());
@@ -113,13 +127,18 @@ impl Columns {
             }
         }
         line_to(&mut text, &line);
+        text + &self.details(row)
+    }
+
+    /// The lines below a row that `-I` asks for.
+    fn details(&self, row: &Row) -> String {
+        let (mut text, name) = (String::new(), row.name());
         for (figures, place) in [(&row.out_of_place, "out-of-place"), (&row.in_place, "in-place")] {
             if let Some(figures) = figures.as_ref().filter(|_| self.iterations) {
                 let at = |percent| figures.exchanges.percentile(percent);
-                line_to(
-                    &mut text,
+                text.push_str(&note(
                     &format!(
-                        "#   {name} {place}: exchanges {}, min {:.1}, p50 {:.1}, p99 {:.1}, max {:.1} us; time {:.1} ({:.1} to {:.1}) of {}",
+                        "{name} {place}: exchanges {}, min {:.1}, p50 {:.1}, p99 {:.1}, max {:.1} us; time {:.1} ({:.1} to {:.1}) of {}",
                         figures.exchanges.len(),
                         at(0.0),
                         at(50.0),
@@ -130,12 +149,14 @@ impl Columns {
                         figures.time_us.max(),
                         figures.time_us.len(),
                     ),
-                );
+                    self.width,
+                ));
                 if figures.late > 0 {
-                    line_to(
-                        &mut text,
-                        &format!("#   {name} {place}: the backlog was over before the end of {} batches", figures.late),
-                    );
+                    let late = figures.late;
+                    text.push_str(&note(
+                        &format!("{name} {place}: the backlog was over before the end of {late} batches"),
+                        self.width,
+                    ));
                 }
             }
         }
@@ -164,6 +185,10 @@ impl Columns {
             let mean = busbw.iter().sum::<f64>() / busbw.len() as f64;
             line_to(&mut text, &format!("# Avg bus bandwidth    : {mean:.4}"));
         }
+        reasons::lines(report).iter().for_each(|reason| text.push_str(&note(reason, self.width)));
+        if let Some(fitted) = &self.fitted {
+            text.push_str(&fitted.trailer(report));
+        }
         text
     }
 
@@ -178,15 +203,6 @@ impl Columns {
             median(&figures.algbw),
             median(&figures.busbw)
         )
-    }
-}
-
-/// About three significant digits.
-fn short(figure: f64) -> String {
-    match figure {
-        figure if figure >= 1000.0 => format!("{figure:.0}"),
-        figure if figure >= 10.0 => format!("{figure:.2}"),
-        figure => format!("{figure:.3}"),
     }
 }
 
@@ -215,7 +231,7 @@ mod tests {
     #[test]
     fn the_first_thirteen_columns_are_those_of_nccl_tests() {
         let report = report(vec![row("quic", true, 4 << 20, 2.0), row("gloo", false, 4 << 20, 0.5)]);
-        let columns = Columns::new(&Output::default(), true);
+        let columns = Columns::new(&Output::default(), true, &Outline::default());
         let heading = columns.heading(&report);
         let names: Vec<&str> = heading.lines().nth(1).unwrap().split_whitespace().skip(1).collect();
         let figures = ["time", "algbw", "busbw", "#wrong"];

@@ -20,6 +20,17 @@ pub(crate) struct Report {
     pub(crate) machine: Machine,
     /// Whether everything was measured.
     pub(crate) complete: bool,
+    /// If all that is compared runs on this machine: what a user must know to read the ratios.
+    pub(crate) one_machine: Option<OneMachine>,
+}
+
+/// The comparison that a run on one machine is about.
+#[derive(Clone, Debug)]
+pub(crate) struct OneMachine {
+    /// The contender that a training job of the same processes would use.
+    pub(crate) training: &'static str,
+    pub(crate) workers: u32,
+    pub(crate) cores: usize,
 }
 
 /// One contender in one case.

@@ -3,6 +3,10 @@
 mod figures;
 
 mod columns;
+mod fitted;
+mod reasons;
+pub(crate) mod screen;
+
 mod conclusion;
 mod expect;
 mod json;
@@ -10,5 +14,6 @@ mod record;
 
 pub(crate) use columns::{Columns, DEFINITIONS};
 pub(crate) use conclusion::Conclusion;
-pub(crate) use figures::{Figures, Place, Report, Row, smoke_note};
+pub(crate) use figures::{Figures, OneMachine, Place, Report, Row, smoke_note};
+pub(crate) use fitted::Outline;
 pub(crate) use record::{Output, Record};

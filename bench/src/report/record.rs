@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 
 use super::expect::Expectation;
+use super::screen;
 
 /// The files of results, and expectations.
 #[derive(Args, Clone, Debug, Default)]
@@ -24,6 +25,16 @@ pub(crate) struct Record {
     /// fails.
     #[arg(long = "expect", value_name = "EXPECTATION")]
     pub(crate) expectations: Vec<Expectation>,
+    /// Make the table as wide as this at most. Default: as wide as the terminal; on a pipe, all columns, one line a row.
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(60..=1000))]
+    pub(crate) columns: Option<u16>,
+}
+
+impl Record {
+    /// The columns that tables and lines may use; `None` on a pipe.
+    pub(crate) fn width(&self) -> Option<usize> {
+        screen::columns(self.columns)
+    }
 }
 
 /// How the table is printed, and the arguments of [`Record`].

@@ -15,8 +15,10 @@ use crate::measure::{Deadline, time};
 use crate::net::tools;
 use crate::page;
 use crate::report::Conclusion;
+use crate::report::screen::columns;
+use crate::team::gloo;
+use crate::team::mpi::{self, Library};
 use crate::team::process::{Process, tied};
-use crate::team::{gloo, mpi};
 use tables::{Needs, Peer, Table};
 
 /// Make all tables, and a page of them with pictures. Needs an idle machine.
@@ -109,10 +111,12 @@ fn chosen(only: &[String]) -> Result<Vec<Table>, String> {
 fn peers(arguments: &Arguments, notes: &mut Vec<String>) -> Vec<Peer> {
     let python = gloo::interpreter(arguments.python.as_deref());
     let mut found = Vec::new();
-    for (peer, name, here) in [(Peer::Gloo, "Gloo", gloo::check(&python)), (Peer::Mpi, "MPI", mpi::check())] {
+    let places = mpi::Places::default();
+    let ranks = Library::ALL.map(|library| (Peer::Ranks(library), mpi::check(library, &places).map(drop)));
+    for (peer, here) in [(Peer::Gloo, gloo::check(&python).map(drop))].into_iter().chain(ranks) {
         match here {
             Ok(()) => found.push(peer),
-            Err(why) => notes.push(format!("without {name}: {why}")),
+            Err(why) => notes.push(format!("without {}: {why}", peer.name())),
         }
     }
     found
@@ -151,9 +155,14 @@ fn command_line(table: &Table, arguments: &Arguments, peers: &[Peer], json: &Pat
     words.extend(arguments.short.then(|| "--smoke".into()));
     // A ratio to a peer that this host lacks is no target.
     let absent: Vec<&str> = table.peers.iter().filter(|peer| !peers.contains(peer)).map(|peer| peer.name()).collect();
-    let asked = |target: &&&str| arguments.targets && !absent.iter().any(|name| target.contains(&format!(":{name}")));
+    let of = |target: &str, name: &str| {
+        target.split_once(':').is_some_and(|(_, rest)| rest.starts_with(&format!("{name}>")))
+    };
+    let asked = |target: &&&str| arguments.targets && !absent.iter().any(|name| of(target, name));
     words.extend(table.targets.iter().filter(asked).flat_map(|target| ["--expect".into(), target.into()]));
     words.extend(["-J".into(), json.into()]);
+    // The table goes through a pipe, but a terminal may be at its end.
+    words.extend(columns(None).iter().flat_map(|columns| ["--columns".into(), columns.to_string().into()]));
     words
 }
 
@@ -190,7 +199,7 @@ impl Peer {
     fn name(self) -> &'static str {
         match self {
             Self::Gloo => "gloo",
-            Self::Mpi => "mpi",
+            Self::Ranks(library) => library.name(),
         }
     }
 }
@@ -214,6 +223,8 @@ mod tests {
 
     use super::*;
 
+    const MPI: Peer = Peer::Ranks(Library::Mpi);
+
     fn arguments(short: bool) -> Arguments {
         Arguments {
             out: PathBuf::from("out"),
@@ -231,7 +242,7 @@ mod tests {
         for table in tables::all() {
             assert!(names.insert(table.name), "{} twice", table.name);
             for short in [false, true] {
-                let words = command_line(&table, &arguments(short), &[Peer::Gloo, Peer::Mpi], Path::new("out.json"));
+                let words = command_line(&table, &arguments(short), table.peers, Path::new("out.json"));
                 let parsed = crate::Cli::try_parse_from([OsString::from("gradlane-bench")].into_iter().chain(words));
                 assert!(
                     parsed.is_ok(),
@@ -249,8 +260,8 @@ mod tests {
         let line = |peers: &[Peer]| {
             command_line(&collective, &arguments(false), peers, Path::new("out.json")).join(&OsString::from(" "))
         };
-        assert!(line(&[Peer::Gloo, Peer::Mpi]).to_string_lossy().contains("--backend gloo,mpi --python py"));
-        let lone = line(&[Peer::Mpi]).to_string_lossy().into_owned();
+        assert!(line(&[Peer::Gloo, MPI]).to_string_lossy().contains("--backend gloo,mpi --python py"));
+        let lone = line(&[MPI]).to_string_lossy().into_owned();
         assert!(lone.contains("--backend mpi --expect ratio:mpi>=1@64K-4M") && !lone.contains("gloo"), "{lone}");
         assert!(!line(&[]).to_string_lossy().contains("--backend"));
     }
@@ -258,7 +269,7 @@ mod tests {
     #[test]
     fn a_table_that_there_is_not_is_refused_with_those_that_there_are() {
         let problem = chosen(&["speed".to_owned()]).unwrap_err();
-        assert!(problem.contains("collective, server"), "{problem}");
+        assert!(problem.contains("collective, ranks-2, ranks-4"), "{problem}");
         assert_eq!(chosen(&["sched".to_owned()]).unwrap().len(), 1);
     }
 }

@@ -1,5 +1,7 @@
 //! The tables of the whole benchmark: their commands, deadlines and targets.
 
+use crate::team::mpi::Library;
+
 /// One table.
 #[derive(Clone, PartialEq, Debug)]
 pub(super) struct Table {
@@ -19,7 +21,7 @@ pub(super) struct Table {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Peer {
     Gloo,
-    Mpi,
+    Ranks(Library),
 }
 
 /// What a host must have for a table.
@@ -33,20 +35,31 @@ pub(super) enum Needs {
 /// Sizes, types and effort of the tables of reductions: few exchanges of large tensors, many of small ones.
 const SWEEP: &str = "--place in -b 64K -e 256M -d f32,bf16 -n 64 -w 1 --volume 256M";
 
+const MPI: Peer = Peer::Ranks(Library::Mpi);
+const EVERY_PEER: &[Peer] =
+    &[Peer::Gloo, MPI, Peer::Ranks(Library::Mpich), Peer::Ranks(Library::IntelMpi), Peer::Ranks(Library::OneCcl)];
+
+/// Sizes and effort of the tables beside all peers, of one machine with more ranks than it may have cores.
+const RANKS: &str = "--road local,shm --place in --sizes 4K,64K,1M,64M -n 40 -w 2 --volume 256M";
+
 /// All tables. On two cores those of reductions and of collectives take three to four minutes each, links five, the others a minute or less.
 /// Quick tables come first, so that little is lost if time runs out.
 pub(super) fn all() -> Vec<Table> {
     use Needs::{Links, Nothing};
-    use Peer::{Gloo, Mpi};
+    use Peer::Gloo;
+    let ranks = |name, workers| Table { peers: EVERY_PEER, seconds: 300, ..table(name, &[workers, RANKS], Nothing) };
     vec![
         Table { seconds: 60, targets: &["move/time<=1@10000"], ..table("sched", &["sched"], Nothing) },
         Table { seconds: 120, targets: &["ratio:copy>=0.8@256M"], ..table("reduce", &["reduce"], Nothing) },
         Table {
-            peers: &[Gloo, Mpi],
+            peers: &[Gloo, MPI],
             seconds: 420,
             targets: &["ratio:mpi>=1@64K-4M", "ratio:mpi>=1.5@64M-256M", "ratio:gloo>=3"],
             ..table("collective", &["push-pull --road local", SWEEP], Nothing)
         },
+        ranks("ranks-2", "push-pull --workers 2"),
+        ranks("ranks-4", "push-pull --workers 4"),
+        ranks("ranks-8", "push-pull --workers 8"),
         Table {
             peers: &[Gloo],
             seconds: 420,
@@ -81,7 +94,7 @@ pub(super) fn all() -> Vec<Table> {
             ..table("transport", &["transport --road quic,shm,mem -b 4K -e 16M -n 64 -w 1 --volume 512M"], Nothing)
         },
         Table {
-            peers: &[Gloo, Mpi],
+            peers: &[Gloo, MPI],
             seconds: 300,
             targets: &["shm idle/p50<=40@4K", "quic idle/p50<=150@4K"],
             ..table("latency", &["latency --road local,shm,quic -n 40"], Nothing)
@@ -108,7 +121,7 @@ pub(super) fn all() -> Vec<Table> {
             )
         },
         Table {
-            peers: &[Gloo, Mpi],
+            peers: &[Gloo, MPI],
             seconds: 420,
             ..table(
                 "collectives",

@@ -1,9 +1,6 @@
 //! Lets teams measure the same cases in turns, and makes a row for each.
 
-use std::io::IsTerminal;
-use std::time::Duration;
-
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use gradlane_core::config::units::print_bytes;
 
 use super::collective::Collective;
 use super::orders::{Case, Mode, NO_OP, Repeat};
@@ -11,7 +8,8 @@ use super::{Repetition, Team};
 use crate::arguments::Effort;
 use crate::measure::Samples;
 use crate::memory::Copier;
-use crate::report::{Columns, Conclusion, Figures, Output, Place, Report, Row, smoke_note};
+use crate::progress::Progress;
+use crate::report::{Columns, Conclusion, Figures, Outline, Output, Place, Report, Row, smoke_note};
 
 /// How to measure.
 #[derive(Clone, Debug)]
@@ -20,6 +18,16 @@ pub(crate) struct Plan {
     pub(crate) places: Vec<Place>,
     /// See [`Repeat::spoil`].
     pub(crate) spoil: bool,
+}
+
+impl Plan {
+    /// How much work a repetition of this case is for one contender, in seconds of a slow one: an exchange, and then its verification.
+    fn weight(&self, entry: &Entry) -> f64 {
+        const EXCHANGE: f64 = 200e-6;
+        const BYTES_PER_SECOND: f64 = 1e9;
+        let exchanges = self.effort.warmup + self.effort.iterations_of(entry.case.bytes());
+        f64::from(exchanges) * (EXCHANGE + entry.case.bytes() as f64 / BYTES_PER_SECOND)
+    }
 }
 
 /// A case and its name in tables.
@@ -63,14 +71,21 @@ fn run(
     teams: &mut [Team],
     entries: &[Entry],
     plan: &Plan,
+    mut progress: Progress,
     mut show: impl FnMut(Vec<Row>) -> Result<(), String>,
 ) -> Result<(), String> {
-    let progress = progress(entries.len() * plan.places.len() * plan.effort.repetitions as usize);
-    for entry in entries {
+    let weight = |entry: &Entry, place: Place| {
+        let able = teams.iter().filter(|team| team.can(&entry.case, place)).count();
+        plan.weight(entry) * able as f64
+    };
+    let weights: Vec<Vec<f64>> =
+        entries.iter().map(|entry| plan.places.iter().map(|place| weight(entry, *place)).collect()).collect();
+    progress.expect(weights.iter().flatten().sum::<f64>() * f64::from(plan.effort.repetitions));
+    for (entry, weights) in entries.iter().zip(&weights) {
         let able: Vec<bool> =
             teams.iter().map(|team| plan.places.iter().any(|place| team.can(&entry.case, *place))).collect();
         for (team, _) in teams.iter_mut().zip(&able).filter(|(_, able)| **able) {
-            progress.set_message(format!("{}: {} bytes", team.name, entry.bytes));
+            progress.say(format!("{}, {}: preparing", team.name, print_bytes(entry.bytes)));
             team.prepare(&entry.case)?;
         }
         let mut rows: Vec<Row> = teams.iter().map(|team| blank(team, entry)).collect();
@@ -78,9 +93,8 @@ fn run(
         let bounded = entry.case.collective == Collective::AllReduce;
         let near = teams.iter().filter(|team| bounded && team.traffic.is_some()).map(|team| team.size).max();
         let mut copier = near.map(|workers| Copier::new(entry.case.bytes(), entry.case.sets, workers));
-        let anyone = |place: &&Place| teams.iter().any(|team| team.can(&entry.case, **place));
-        let places: Vec<&Place> = plan.places.iter().filter(anyone).collect();
-        for place in places {
+        // A place that no contender can measure weighs nothing.
+        for (place, weight) in plan.places.iter().zip(weights).filter(|(_, weight)| **weight > 0.0) {
             let mut figures: Vec<Figures> = teams.iter().map(|_| Figures::default()).collect();
             for number in 0..plan.effort.repetitions as usize {
                 let copy = copier.as_mut().map(Copier::sample);
@@ -90,6 +104,9 @@ fn run(
                     if !teams[index].can(&entry.case, *place) {
                         continue;
                     }
+                    let at = if *place == Place::In { "in place" } else { "out of place" };
+                    let (name, size, all) = (&teams[index].name, print_bytes(entry.bytes), plan.effort.repetitions);
+                    progress.say(format!("{name}, {size}, {at}, turn {} of {all}", number + 1));
                     let repeat = Repeat {
                         in_place: *place == Place::In,
                         warmup: plan.effort.warmup,
@@ -104,7 +121,7 @@ fn run(
                         figures[index].set_against(traffic.touched(), copy);
                     }
                 }
-                progress.inc(1);
+                progress.advance(*weight);
             }
             for (row, figures) in rows.iter_mut().zip(figures) {
                 let measured = (figures.time_us.len() > 0).then_some(figures);
@@ -117,7 +134,6 @@ fn run(
         rows.retain(|row| row.out_of_place.is_some() || row.in_place.is_some());
         progress.suspend(|| show(rows))?;
     }
-    progress.finish_and_clear();
     Ok(())
 }
 
@@ -131,11 +147,14 @@ pub(crate) fn hold(
     plan: &Plan,
     mut report: Report,
     output: &Output,
+    progress: Progress,
 ) -> Result<Conclusion, String> {
-    let columns = Columns::new(output, plan.effort.checks());
+    let columns = Columns::new(output, plan.effort.checks(), &outline(&teams, entries, plan));
     report.setting.extend(smoke_note(plan.effort.smoke));
-    print!("{}", columns.heading(&report));
-    run(&mut teams, entries, plan, |rows| {
+    let about = teams.iter().filter(|team| !team.about.is_empty());
+    report.setting.extend(about.map(|team| format!("{}: {}", team.name, team.about)));
+    progress.suspend(|| print!("{}", columns.heading(&report)));
+    run(&mut teams, entries, plan, progress, |rows| {
         let first = report.rows.len();
         report.rows.extend(rows);
         for row in &report.rows[first..] {
@@ -146,6 +165,20 @@ pub(crate) fn hold(
     print!("{}", columns.trailer(&report));
     teams.into_iter().try_for_each(Team::end)?;
     Ok(report.conclude(&output.record))
+}
+
+/// What the rows will be like.
+fn outline(teams: &[Team], entries: &[Entry], plan: &Plan) -> Outline {
+    let longest = |lengths: &mut dyn Iterator<Item = usize>| lengths.max().unwrap_or(0);
+    let variant = longest(&mut entries.iter().map(|entry| entry.variant.chars().count()));
+    let name = longest(&mut teams.iter().map(|team| team.name.chars().count()));
+    let kind = |entry: &Entry| (entry.case.dtype.clone(), entry.case.op.clone());
+    Outline {
+        name: name + usize::from(variant > 0) + variant,
+        peers: teams.iter().filter(|team| !team.ours).map(|team| team.name.clone()).collect(),
+        both_places: plan.places.len() > 1,
+        several_types: entries.iter().any(|entry| kind(entry) != kind(&entries[0])),
+    }
 }
 
 fn blank(team: &Team, entry: &Entry) -> Row {
@@ -191,16 +224,4 @@ impl Figures {
         bound.copy.push(copy);
         bound.reached.push(algbw * f64::from(touched) / copy);
     }
-}
-
-/// A progress bar on a terminal, nothing elsewhere.
-pub(crate) fn progress(steps: usize) -> ProgressBar {
-    let target =
-        if std::io::stderr().is_terminal() { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
-    let bar = ProgressBar::with_draw_target(Some(steps as u64), target);
-    let style =
-        ProgressStyle::with_template("[{elapsed}] {bar:30} {pos}/{len} {msg}").expect("a template that is right");
-    bar.set_style(style);
-    bar.enable_steady_tick(Duration::from_millis(500));
-    bar
 }

@@ -55,7 +55,7 @@ impl Venue {
 /// # Errors
 /// If torch is missing, or the ranks do not join.
 pub(crate) fn start(venue: &Venue) -> Result<Team, String> {
-    check(&venue.python)?;
+    let version = check(&venue.python)?;
     let mut ranks = Vec::new();
     for (rank, before) in venue.before.iter().enumerate() {
         let words = [venue.python.clone().into_os_string(), "-c".into(), SCRIPT.into()];
@@ -67,6 +67,10 @@ pub(crate) fn start(venue: &Venue) -> Result<Team, String> {
         size: u32::try_from(ranks.len()).expect("few ranks"),
         abilities: Abilities { out_of_place: false, mean: false, dtypes: DTYPES },
         wire: Some(venue.wire),
+        about: format!(
+            "torch.distributed of PyTorch {version}; {} ranks, TCP from rank to rank without encryption",
+            venue.before.len()
+        ),
         traffic: None,
         ranks,
         helpers: Vec::new(),
@@ -99,16 +103,18 @@ pub(crate) fn interpreter(asked: Option<&Path>) -> PathBuf {
         .unwrap_or_else(|| PathBuf::from("python3"))
 }
 
-/// Checks that torch.distributed is available and includes Gloo.
+/// Checks that torch.distributed is available and includes Gloo. Returns the version of torch.
 ///
 /// # Errors
 /// What is missing.
-pub(crate) fn check(python: &Path) -> Result<(), String> {
-    const QUESTION: &str = "import torch.distributed as d; raise SystemExit(0 if d.is_available() and d.is_gloo_available() else 'torch was built without Gloo')";
+pub(crate) fn check(python: &Path) -> Result<String, String> {
+    const QUESTION: &str = "import torch, torch.distributed as d; print(torch.__version__); raise SystemExit(0 if d.is_available() and d.is_gloo_available() else 'torch was built without Gloo')";
     let hint = "install torch, or name an interpreter that has it with --python";
     let words = [python.as_os_str().to_owned(), "-c".into(), QUESTION.into()];
     let mut asked = Process::start("python", tied(&words, &[])?)?;
-    asked.hear(Deadline::within(PATIENCE), |_| ()).map_err(|said| {
+    let mut version = String::new();
+    let heard = asked.hear(Deadline::within(PATIENCE), |line| line.clone_into(&mut version));
+    heard.map(|()| version).map_err(|said| {
         let last = said.lines().last().unwrap_or("no reason given");
         format!("--backend gloo needs torch with Gloo, and {} says: {last}; {hint}", python.display())
     })

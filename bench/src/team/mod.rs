@@ -24,6 +24,8 @@ use process::Process;
 pub(crate) struct Team {
     /// Its name in tables, such as `quic` or `gloo`.
     pub(crate) name: String,
+    /// What it is and how its bytes travel, for the head of the table; empty where that is plain.
+    pub(crate) about: String,
     /// Whether it is ours.
     pub(crate) ours: bool,
     /// How many ranks it has.

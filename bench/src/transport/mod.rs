@@ -21,6 +21,7 @@ use crate::arguments::{Effort, Ours, Sizes};
 use crate::job::road;
 use crate::job::{self, Start, config};
 use crate::job::{JOIN, SETTINGS};
+use crate::progress::Progress;
 use crate::report::{Conclusion, DEFINITIONS, Output, Place, Report};
 use crate::team::contest::{self, Entry, Plan};
 use crate::team::orders::{Case, Mode};
@@ -104,6 +105,7 @@ fn measure(arguments: &Arguments) -> Result<Conclusion, String> {
             entries.push(Entry::single(Case::raw(bytes, arguments.inflight, mode)));
         }
     }
+    let progress = Progress::begin();
     let settings = job::settings(&arguments.ours.settings)?;
     let mut teams = Vec::new();
     for road in &arguments.road {
@@ -129,7 +131,7 @@ fn measure(arguments: &Arguments) -> Result<Conclusion, String> {
     ];
     let report = Report::begin("transport", setting);
     let plan = Plan { effort, places: vec![Place::Out], spoil: arguments.ours.plant_wrong_sum };
-    contest::hold(teams, &entries, &plan, report, &arguments.output)
+    contest::hold(teams, &entries, &plan, report, &arguments.output, progress)
 }
 
 /// The processes that exchange raw messages, and how they do it.
@@ -213,6 +215,7 @@ fn team(name: &str, ours: bool, ranks: Vec<Process>, wire: Option<Wire>, patienc
         size: u32::try_from(ranks.len()).expect("few ranks"),
         abilities: Abilities { out_of_place: true, mean: false, dtypes: &DType::ALL },
         wire,
+        about: String::new(),
         traffic: None,
         ranks,
         helpers: Vec::new(),

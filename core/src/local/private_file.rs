@@ -30,7 +30,13 @@ pub fn write_in(directory: &Path, if_open: IfOpen, name: &str, content: impl AsR
     let path = directory.join(name);
     let mut attempt = 1;
     loop {
-        self::directory(directory, if_open)?;
+        match self::directory(directory, if_open) {
+            Err(_) if attempt < ATTEMPTS && !directory.exists() => {
+                attempt += 1;
+                continue;
+            }
+            made => made?,
+        }
         match try_write(&path, content.as_ref()) {
             Err(error) if error.kind() == io::ErrorKind::NotFound && attempt < ATTEMPTS => attempt += 1,
             written => return written.map_err(|error| failed("writing", &path, &error)),
@@ -135,20 +141,15 @@ mod tests {
     fn a_file_is_written_although_its_empty_directory_is_removed_meanwhile() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("job");
-        let is_over = std::sync::atomic::AtomicBool::new(false);
-        std::thread::scope(|scope| {
-            scope.spawn(|| {
-                while !is_over.load(std::sync::atomic::Ordering::Relaxed) {
-                    let _ = fs::remove_dir(&path);
-                }
-            });
-            for number in 0..50 {
+        for number in 0..50 {
+            std::thread::scope(|scope| {
+                // A few times, at any moments.
+                scope.spawn(|| (0..5).for_each(|_| drop(fs::remove_dir(&path))));
                 write_in(&path, IfOpen::Shut, "join", number.to_string()).unwrap();
                 assert_eq!(fs::read_to_string(path.join("join")).unwrap(), number.to_string());
-                fs::remove_file(path.join("join")).unwrap();
-            }
-            is_over.store(true, std::sync::atomic::Ordering::Relaxed);
-        });
+            });
+            fs::remove_file(path.join("join")).unwrap();
+        }
     }
 
     #[test]

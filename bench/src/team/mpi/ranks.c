@@ -1,5 +1,6 @@
 /* All ranks of an MPI job, as a peer of gradlane-bench: rank 0 reads orders in words (see mpi.rs), everybody carries them out, rank 0
- * answers for all in the JSON of orders.rs. What is contributed and how it is verified is that of buffers.rs. */
+ * answers for all in the JSON of orders.rs. What is contributed and how it is verified is that of buffers.rs. With ONECCL, the ranks are
+ * those of MPI and the collectives those of oneCCL, see oneccl.cpp. */
 #include <mpi.h>
 #include <poll.h>
 #include <signal.h>
@@ -8,10 +9,22 @@
 #include <string.h>
 #include <sys/prctl.h>
 #include <time.h>
+#include <unistd.h>
 
 #define PERIOD 7
 #define UNTOUCHED 0xA5
 
+#ifdef ONECCL
+#define ONECCL_ADDRESS_BYTES 256
+void oneccl_address(char *address);
+void oneccl_join(const char *address, int rank, int ranks);
+void oneccl_leave(void);
+int oneccl_prepare(const char *type, const char *op);
+void oneccl_begin(const char *collective, int broadcast, char *source, char *sink, long count);
+void oneccl_wait(void);
+#endif
+
+static FILE *answers;     /* what was standard output */
 static int rank, ranks;   /* this one, and how many */
 static MPI_Datatype type;
 static MPI_Op op;
@@ -170,6 +183,19 @@ static long verify(long set, int in_place) {
     return wrong;
 }
 
+#ifdef ONECCL
+static void exchange(long set, int in_place) {
+    int broadcast = !strcmp(op_name, "broadcast"), all = !strcmp(collective, "all-reduce");
+    for (long t = 0; t < tensors; t++) {
+        char *source = from[set * tensors + t], *sink = in_place ? source : to[set * tensors + t];
+        long part = elements[t] / ranks;
+        if (!strcmp(collective, "reduce-scatter")) sink += rank * part * width;
+        if (!strcmp(collective, "all-gather")) source += rank * part * width;
+        oneccl_begin(collective, broadcast, source, sink, all ? elements[t] : part);
+    }
+    oneccl_wait();
+}
+#else
 /* An exchange of another collective than all-reduce, of one tensor. */
 static void exchange_parts(char *source, char *sink, long part) {
     if (!strcmp(collective, "reduce-scatter"))
@@ -208,6 +234,7 @@ static void exchange(long set, int in_place) {
     }
     if (tensors > 1 || !strcmp(op_name, "broadcast")) MPI_Waitall(tensors, requests, MPI_STATUSES_IGNORE);
 }
+#endif
 
 static const char *prepare(char *words) {
     for (long i = 0; i < sets * tensors; i++) free(from[i]), free(to[i]);
@@ -226,6 +253,9 @@ static const char *prepare(char *words) {
     op = (MPI_Op[]){MPI_SUM, MPI_MIN, MPI_MAX}[which];
     if (type == half_types[0]) op = half_ops[0][which];
     if (type == half_types[1]) op = half_ops[1][which];
+#ifdef ONECCL
+    if (!oneccl_prepare(type_name, op_name)) return "oneCCL has no such type";
+#endif
     elements = realloc(elements, tensors * sizeof *elements);
     words += read;
     for (long t = 0; t < tensors; t++, words += read) sscanf(words, "%ld%n", &elements[t], &read);
@@ -274,9 +304,9 @@ static void repeat(int in_place, long warmup, long iterations, int check) {
     MPI_Reduce(&spent, &all_spent, 1, MPI_DOUBLE, MPI_SUM, 0, MPI_COMM_WORLD);
     MPI_Reduce(&wrong, &all_wrong, 1, MPI_LONG, MPI_SUM, 0, MPI_COMM_WORLD);
     if (rank == 0) {
-        printf("{\"is\":\"measured\",\"seconds\":[");
-        for (long i = 0; i < iterations; i++) printf("%s%.9f", i ? "," : "", slowest[i]);
-        printf("],\"cpu_seconds\":%.9f,\"sent_bytes\":0,\"received_bytes\":0,\"wrong\":%ld,\"wrong_at\":%s}\n", all_spent,
+        fprintf(answers, "{\"is\":\"measured\",\"seconds\":[");
+        for (long i = 0; i < iterations; i++) fprintf(answers, "%s%.9f", i ? "," : "", slowest[i]);
+        fprintf(answers, "],\"cpu_seconds\":%.9f,\"sent_bytes\":0,\"received_bytes\":0,\"wrong\":%ld,\"wrong_at\":%s}\n", all_spent,
                all_wrong, all_wrong ? "\"in the MPI job\"" : "null");
     }
     free(taken), free(slowest);
@@ -305,9 +335,22 @@ static char *hear(void) {
 
 int main(int argc, char **argv) {
     prctl(PR_SET_PDEATHSIG, SIGKILL); /* with mpirun, should that be killed */
+    answers = fdopen(dup(1), "w");    /* what libraries print must not be taken for answers */
+    dup2(2, 1);
+#ifdef ONECCL
+    int threads; /* oneCCL asks for calls from several threads */
+    MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &threads);
+#else
     MPI_Init(&argc, &argv);
+#endif
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &ranks);
+#ifdef ONECCL
+    char address[ONECCL_ADDRESS_BYTES];
+    if (rank == 0) oneccl_address(address);
+    MPI_Bcast(address, sizeof address, MPI_BYTE, 0, MPI_COMM_WORLD);
+    oneccl_join(address, rank, ranks);
+#endif
     make_half_ops();
     for (;;) {
         char *line = hear();
@@ -318,10 +361,13 @@ int main(int argc, char **argv) {
         if (!strncmp(line, "prepare ", 8)) problem = prepare(line + 8);
         else if (sscanf(line, "repeat %d %ld %ld %d", &in_place, &warmup, &iterations, &check) == 4)
             repeat(in_place, warmup, iterations, check);
-        if (rank == 0 && problem) printf("{\"is\":\"failed\",\"error\":\"%s\"}\n", problem);
-        else if (rank == 0 && strncmp(line, "repeat", 6)) printf("{\"is\":\"done\"}\n");
-        fflush(stdout);
+        if (rank == 0 && problem) fprintf(answers, "{\"is\":\"failed\",\"error\":\"%s\"}\n", problem);
+        else if (rank == 0 && strncmp(line, "repeat", 6)) fprintf(answers, "{\"is\":\"done\"}\n");
+        fflush(answers);
     }
+#ifdef ONECCL
+    oneccl_leave();
+#endif
     MPI_Finalize();
     return 0;
 }
