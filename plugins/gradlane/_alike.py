@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 from typing import Any
 
@@ -99,6 +100,17 @@ def check_alike(
 ) -> None:
     """Raises on every worker if the lists of the workers differ; all of them must call it. See `Comparison`."""
     Comparison(kind, rows, name, process_set).check()
+
+
+@contextlib.contextmanager
+def telling(kind: str, name: str, process_set: ProcessSet | None = None) -> Iterator[None]:
+    """Inside, this worker prepares for `check_alike` with these arguments. If it fails, the other workers hear why at once."""
+    try:
+        yield
+    except Exception as error:
+        if _session.is_initialized():
+            check_alike(kind, error, name, process_set)
+        raise
 
 
 def _difference(kind: str, ranks: Sequence[int], lists: Sequence[Sequence[list[object]]]) -> MismatchError:

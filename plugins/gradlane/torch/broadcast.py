@@ -38,7 +38,7 @@ def broadcast_parameters(
 
     Args:
         params: `model.state_dict()`, `model.named_parameters()` or alike; any element type; the same names on all
-            workers.
+            workers, in any order.
         root_rank: the rank whose tensors all workers get.
         prefix: put before each name, to distinguish them from other uses of the same names.
         process_set: the workers that take part, with the root and this one among them; all by default.
@@ -65,7 +65,8 @@ def _prefixed(
             f"params holds {type(unnamed).__name__} without a name; give model.state_dict(), model.named_parameters() or "
             "pairs (name, tensor)"
         )
-    named = {prefix + name: tensor for name, tensor in pairs}
+    # In the order of names, because dictionaries with the same names may have different orders on the workers.
+    named = {prefix + name: tensor for name, tensor in sorted(pairs, key=lambda pair: pair[0])}
     if len(named) < len(pairs):
         raise InvalidArgumentError("a name comes twice in params; give each tensor its own")
     for name, tensor in pairs:

@@ -141,7 +141,8 @@ class ProcessGroupGradlane(distributed.ProcessGroup):
     def reduce(self, tensors: Sequence[torch.Tensor], opts: Any) -> Work:  # type: ignore[override]
         """Reduces each tensor over all workers; its new value is that of the root alone."""
         op, limit, root = reduction_of(opts), self._limit(opts), opts.rootRank
-        return Work(list(tensors), [self._sum_to(root, tensor, tensor, op, "reduce", limit) for tensor in tensors])
+        starts = [self._sum_to(root, tensor, tensor, op, "reduce", limit) for tensor in tensors]
+        return Work(list(tensors), starts, lands=root == self._rank)
 
     def reduce_scatter(  # type: ignore[override]
         self, output_tensors: Sequence[torch.Tensor], input_tensors: Sequence[Sequence[torch.Tensor]], opts: Any = None
@@ -177,7 +178,8 @@ class ProcessGroupGradlane(distributed.ProcessGroup):
     def broadcast(self, tensors: Sequence[torch.Tensor], opts: Any) -> Work:  # type: ignore[override]
         """Gives every worker the bits of the root's tensors, in place."""
         root, limit = opts.rootRank, self._limit(opts)
-        return Work(list(tensors), [self._copy(tensor, root, "broadcast", limit) for tensor in tensors])
+        starts = [self._copy(tensor, root, "broadcast", limit) for tensor in tensors]
+        return Work(list(tensors), starts, lands=root != self._rank)
 
     def allgather(  # type: ignore[override]
         self, output_tensors: Sequence[Sequence[torch.Tensor]], input_tensors: Sequence[torch.Tensor], opts: Any = None
@@ -384,7 +386,8 @@ class ProcessGroupGradlane(distributed.ProcessGroup):
         def submit(name: str) -> Handle[torch.Tensor]:
             return _tensors.submit_bits(wire, name, root, timeout=limit)
 
-        return lambda: self._names.begin(key, submit).then(lambda copied: _back(copied, tensor))
+        gets = root != self._rank
+        return lambda: self._names.begin(key, submit).then(lambda copied: _back(copied, tensor) if gets else tensor)
 
     def _message(
         self, tensor: torch.Tensor, origin: int, to: int, kind: str, limit: float | None, tag: int = 0
