@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
-import zlib
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -65,6 +65,15 @@ def begin_unnamed(
 
 
 def _described(tensors: Sequence[torch.Tensor]) -> list[str]:
-    kinds = [(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)) for tensor in tensors]
-    shown = [f"{dtype}.{'x'.join(map(str, shape))}" for dtype, shape in kinds[:1]]
-    return shown if len(kinds) < 2 else [*shown, f"{zlib.crc32(repr(kinds).encode()):08x}"]
+    """Element types and shapes in words, such as `float32.2x3` and `2 of float32.5`; a digest stands for the end of long lists."""
+    kinds = [f"{str(tensor.dtype).removeprefix('torch.')}.{'x'.join(map(str, tensor.shape))}" for tensor in tensors]
+    alike = [(kind, len(list(equal))) for kind, equal in itertools.groupby(kinds)]
+    shown = [kind if count == 1 else f"{count} of {kind}" for kind, count in alike]
+    if sum(map(len, shown)) + len(shown) <= _DESCRIBED_MAX:
+        return shown
+    digest = hashlib.blake2s(repr(kinds).encode(), digest_size=8).hexdigest()
+    return [shown[0], f"{len(kinds)} tensors ~{digest}"]
+
+
+_DESCRIBED_MAX = 100
+"""How long element types and shapes in a name may be, because names have at most 256 bytes."""
