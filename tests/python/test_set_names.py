@@ -44,3 +44,13 @@ def test_tensors_without_a_name_are_described_by_words():
     many = _described([torch.ones(length) for length in range(100)])
     assert many[0] == "float32.0" and re.fullmatch(r"100 tensors ~[0-9a-f]{16}", many[1])
     assert many != _described([torch.ones(length) for length in range(1, 100)] + [torch.ones(0)])
+
+
+@pytest.mark.parametrize("workers", [2, 8, 16, 64, 90, 91, 128, 181, 182, 256, 1000])
+def test_the_pairs_of_a_process_group_leave_names_for_others(workers):
+    pytest.importorskip("torch")
+    from gradlane.torch.process_group import NAMES_MAX, pair_names
+
+    kept = pair_names(workers)
+    assert workers * (workers - 1) * kept <= 4 * NAMES_MAX, "half of the names of a job"
+    assert kept >= 1 or workers > 181

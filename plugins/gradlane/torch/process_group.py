@@ -51,8 +51,6 @@ NAMES_MAX = 8192
 
 _GROUP_NAMES_MIN = 64
 
-_PAIR_NAMES_MIN = 16
-
 _TAGS_KEPT = 16
 """Messages with tags below it keep their names."""
 
@@ -71,7 +69,7 @@ class ProcessGroupGradlane(distributed.ProcessGroup):
 
         Args:
             process_set: the same ranks; None if they are all workers of the job.
-            timeout: seconds for a call; None takes the job's step timeout.
+            timeout: seconds for a call; None takes the job's step timeout, which also ends a wait if it is shorter.
         """
         super().__init__(rank, len(ranks))
         self._rank, self._size = rank, len(ranks)
@@ -399,15 +397,16 @@ class ProcessGroupGradlane(distributed.ProcessGroup):
         submit = _Copy(pair, self._ranks[origin], self._ranks[to], limit).submit(tensor)
         channel = f"{kind}{tag or ''}.{origin}>{to}"
         key = self._key(channel, tensor)
-        if not 0 <= tag < _TAGS_KEPT:
+        kept = pair_names(_session.size())
+        if not 0 <= tag < _TAGS_KEPT or kept == 0:
             # The order of messages with different tags may differ between the two workers, and there may be any number
-            # of tags. So the name for such a message ends with it.
+            # of tags. So the name for such a message ends with it, and every name where there are very many pairs.
             self._messages[channel] += 1
             name = f"{key}#{self._messages[channel]}"
             return lambda: self._passing.begin(name, submit, members=pair)
         names = self._channels.get(channel)
         if names is None:
-            names = self._channels[channel] = RecentNames(max(_PAIR_NAMES_MIN, NAMES_MAX // (_session.size() ** 2)))
+            names = self._channels[channel] = RecentNames(kept)
         recent = names
         return lambda: recent.begin(key, submit, members=pair)
 
@@ -454,6 +453,15 @@ class ProcessGroupGradlane(distributed.ProcessGroup):
                 f"{call} between {whole.numel()} elements of {whole.dtype} and {part.numel()} of {part.dtype} in a "
                 f"group of {self._size} workers; the longer tensor has one part for each worker, of the same type"
             )
+
+
+def pair_names(workers: int) -> int:
+    """How many names each pair of workers keeps for its messages of a kind.
+
+    All pairs of a job together keep about `NAMES_MAX`, and four times as many where each pair keeps one. With more workers
+    none is kept: there are more pairs than a job has names.
+    """
+    return NAMES_MAX // workers**2 or int(workers**2 <= 4 * NAMES_MAX)
 
 
 @dataclass(frozen=True)
@@ -540,7 +548,8 @@ def _check_options(options: Any, backend_options: object) -> None:
 def _create(options: Any, backend_options: object = None) -> ProcessGroupGradlane:
     """Makes a group for `torch.distributed`, and joins the job if this process has not.
 
-    A timeout other than PyTorch's default is the limit of each call of the group, instead of the job's step timeout.
+    A timeout other than PyTorch's default is the limit of each call of the group. The job's step timeout ends a wait for
+    other workers also if this one is longer.
     """
     _check_options(options, backend_options)
     _session.join_beside(options.store)
