@@ -122,14 +122,21 @@ def _difference(kind: str, ranks: Sequence[int], lists: Sequence[Sequence[list[o
                 counts = ", ".join(f"{len(of)} on rank {r}" for r, of in zip(ranks, lists, strict=True))
                 many = f" ({kind}s: {counts})" if len({len(of) for of in lists}) > 1 else ""
                 return MismatchError(
-                    f"{kind} {position}: worker {ranks[0]} has {ours}, worker {rank} has {theirs}{many}; build the same "
-                    "model on all workers",
+                    f"{kind} {position}: worker {ranks[0]} has {ours}, worker {rank} has {theirs}{many}; "
+                    f"{_advice(kind)}",
                     tensor=str((rows[0] or row or ["?"])[0]),
                     field=_field(rows[0], row),
                     first=(ranks[0], ours),
                     second=(rank, theirs),
                 )
-    return MismatchError(f"the {kind}s of the workers differ; build the same model on all workers")
+    return MismatchError(f"the {kind}s of the workers differ; {_advice(kind)}")
+
+
+def _advice(kind: str) -> str:
+    """What to do about differences."""
+    if kind == "parameter":
+        return "build the same model on all workers"
+    return f"give {kind}s of the same names, element types and shapes on all workers, such as those of the same model"
 
 
 def _field(ours: list[object] | None, theirs: list[object] | None) -> str:
