@@ -65,8 +65,7 @@ def _prefixed(
             f"params holds {type(unnamed).__name__} without a name; give model.state_dict(), model.named_parameters() or "
             "pairs (name, tensor)"
         )
-    # In the order of names, because dictionaries with the same names may have different orders on the workers.
-    named = {prefix + name: tensor for name, tensor in sorted(pairs, key=lambda pair: pair[0])}
+    named = {prefix + name: tensor for name, tensor in pairs}
     if len(named) < len(pairs):
         raise InvalidArgumentError("a name comes twice in params; give each tensor its own")
     for name, tensor in pairs:
@@ -95,11 +94,12 @@ def broadcast_alike(
     try:
         if isinstance(named, Exception):
             raise named
-        distinct, aliases = without_aliases(named)
+        # In the order of names, because dictionaries with the same names may have different orders on the workers.
+        distinct, aliases = without_aliases(dict(sorted(named.items(), key=lambda pair: pair[0])))
         rows = [_row(name, tensor, aliases.get(name), prefix) for name, tensor in named.items()]
     except Exception as error:
         rows = error
-    check_alike("tensor", rows, f"{prefix}list", process_set)
+    check_alike("tensor", rows, f"{prefix}list", process_set, by_name=True)
     broadcast_all(list(distinct.values()), list(distinct), root_rank, process_set)
 
 
