@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 from typing import Any
 
@@ -23,7 +24,13 @@ class Comparison:
     """A comparison of the lists of all workers, which has begun and waits for none of them yet."""
 
     def __init__(
-        self, kind: str, rows: Sequence[Row] | Exception, name: str, process_set: ProcessSet | None = None
+        self,
+        kind: str,
+        rows: Sequence[Row] | Exception,
+        name: str,
+        process_set: ProcessSet | None = None,
+        *,
+        by_name: bool = False,
     ) -> None:
         """Begins it. All workers must do so, and `check` it later.
 
@@ -34,13 +41,16 @@ class Comparison:
             rows: a row for each tensor, or why this worker has none. Then the others need not wait for it in vain.
             name: of the operation, equal on all workers.
             process_set: the workers that take part, of which this one is a member; all by default.
+            by_name: whether the rows may have another order on each worker; their names differ then.
         """
+        self._by_name = by_name
         for handle in _left_behind.pop(_key(name, process_set), ()):
             handle.wait()
         self._kind, self._name, self._set = kind, name, process_set
         self._failure = rows if isinstance(rows, Exception) else None
         self._described = [] if isinstance(rows, Exception) else [[row, dtype, list(shape)] for row, dtype, shape in rows]
-        told = repr(self._described if self._failure is None else str(self._failure))
+        compared = sorted(self._described) if by_name else self._described
+        told = repr(compared if self._failure is None else str(self._failure))
         digest = array("q", hashlib.sha256(told.encode(errors="replace")).digest())
         codes = array("q", [code >> 1 for code in digest])  # so that each has a negative
         self._marks = codes + array("q", [-code for code in codes])
@@ -68,9 +78,11 @@ class Comparison:
             text = texts[place * _TEXT_BYTES : (place + 1) * _TEXT_BYTES].rstrip(b"\0").decode(errors="replace")
             if text:
                 raise InvalidArgumentError(f"worker {rank} could not take part: {text}")
-        raise _difference(
-            self._kind, members, allgather(self._described, f"{self._name}/lists", plain=True, process_set=self._set)
-        )
+        lists = allgather(self._described, f"{self._name}/lists", plain=True, process_set=self._set)
+        if self._by_name:
+            places = {row[0]: place for place, row in enumerate(lists[0])}
+            lists = [sorted(rows, key=lambda row: places.get(row[0], len(places))) for rows in lists]
+        raise _difference(self._kind, members, lists)
 
     def _exchange_failures(self) -> Handle[bytearray]:
         """Begins to tell all workers the failures of all: a text of a fixed length for each worker, of which one knows its own."""
@@ -95,10 +107,26 @@ def _key(name: str, process_set: ProcessSet | None) -> tuple[int, str]:
 
 
 def check_alike(
-    kind: str, rows: Sequence[Row] | Exception, name: str, process_set: ProcessSet | None = None
+    kind: str,
+    rows: Sequence[Row] | Exception,
+    name: str,
+    process_set: ProcessSet | None = None,
+    *,
+    by_name: bool = False,
 ) -> None:
     """Raises on every worker if the lists of the workers differ; all of them must call it. See `Comparison`."""
-    Comparison(kind, rows, name, process_set).check()
+    Comparison(kind, rows, name, process_set, by_name=by_name).check()
+
+
+@contextlib.contextmanager
+def telling(kind: str, name: str, process_set: ProcessSet | None = None) -> Iterator[None]:
+    """Inside, this worker prepares for `check_alike` with these arguments. If it fails, the other workers hear why at once."""
+    try:
+        yield
+    except Exception as error:
+        if _session.is_initialized():
+            check_alike(kind, error, name, process_set)
+        raise
 
 
 def _difference(kind: str, ranks: Sequence[int], lists: Sequence[Sequence[list[object]]]) -> MismatchError:
@@ -110,14 +138,21 @@ def _difference(kind: str, ranks: Sequence[int], lists: Sequence[Sequence[list[o
                 counts = ", ".join(f"{len(of)} on rank {r}" for r, of in zip(ranks, lists, strict=True))
                 many = f" ({kind}s: {counts})" if len({len(of) for of in lists}) > 1 else ""
                 return MismatchError(
-                    f"{kind} {position}: worker {ranks[0]} has {ours}, worker {rank} has {theirs}{many}; build the same "
-                    "model on all workers",
+                    f"{kind} {position}: worker {ranks[0]} has {ours}, worker {rank} has {theirs}{many}; "
+                    f"{_advice(kind)}",
                     tensor=str((rows[0] or row or ["?"])[0]),
                     field=_field(rows[0], row),
                     first=(ranks[0], ours),
                     second=(rank, theirs),
                 )
-    return MismatchError(f"the {kind}s of the workers differ; build the same model on all workers")
+    return MismatchError(f"the {kind}s of the workers differ; {_advice(kind)}")
+
+
+def _advice(kind: str) -> str:
+    """What to do about differences."""
+    if kind == "parameter":
+        return "build the same model on all workers"
+    return f"give {kind}s of the same names, element types and shapes on all workers, such as those of the same model"
 
 
 def _field(ours: list[object] | None, theirs: list[object] | None) -> str:

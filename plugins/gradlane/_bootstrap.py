@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import threading
 import time
 from collections.abc import Mapping
@@ -66,6 +67,16 @@ class Job:
     rank: int
     """As it was on entering; a forked process may not ask the session, whose locks it cannot take."""
     size: int
+    settings: Mapping[str, str]
+    """Those that were given as arguments; they go before environment and file."""
+
+    @property
+    def step_timeout(self) -> float:
+        """The setting `step_timeout` of this process, in seconds."""
+        # The report is a text for people, and the one place where the native module tells its settings.
+        shown = re.search(r"^ *step_timeout +(\d+) (ms|s) ", _core.config_report(dict(self.settings)), re.MULTILINE)
+        assert shown is not None, "the report has a line for each setting, and this one is a duration"
+        return int(shown[1]) / (1000 if shown[2] == "ms" else 1)
 
     def leave(self, timeout: float) -> None:
         """Ends the session, then the embedded servers, which first let the other members leave."""
@@ -118,7 +129,7 @@ def enter(
     if isinstance(entrance, BaseException):
         raise entrance
     if entrance["way"] == "alone":
-        return Job(_core.Session.local(dict(settings)), launch, None, rank=0, size=1)
+        return Job(_core.Session.local(dict(settings)), launch, None, rank=0, size=1, settings=settings)
     with contextlib.ExitStack() as while_joining:
         embedded, join, place = _meet(launch, entrance, dict(settings), generation, store, while_joining)
         try:
@@ -140,7 +151,7 @@ def enter(
             if embedded is not None:
                 embedded.stop(0.0)
             raise
-    return Job(session, launch, embedded, session.rank, session.size)
+    return Job(session, launch, embedded, session.rank, session.size, settings)
 
 
 def _seconds(timeout: float) -> str:

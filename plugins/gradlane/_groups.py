@@ -162,6 +162,7 @@ def submit_all(
     """
     session = _session.session()
     check_timeout(timeout)
+    _session.note_timeout(timeout)
     priority = check_priority(priority)
     batch, kept = _batch(names, dtypes, shapes, codec)
     meetings: list[_core.Handle] = []

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
-from gradlane.errors import InvalidArgumentError
+from gradlane._arguments import check_timeout
 
 if TYPE_CHECKING:
     from gradlane import _core
@@ -83,7 +83,7 @@ class Handle(Generic[T]):
         """
         if self._streams is None:
             return self.synchronize(timeout)
-        _check_timeout(timeout)
+        check_timeout(timeout)
         now = self._streams.current()
         if self._finish is not None:
             if self._native is not None:
@@ -95,7 +95,7 @@ class Handle(Generic[T]):
 
     def synchronize(self, timeout: float | None = None) -> T:
         """Waits until the operation has ended and returns its result. Arguments and errors: see `wait`."""
-        _check_timeout(timeout)
+        check_timeout(timeout)
         if self._native is not None and (self._finish is not None or self._streams is not None):
             self._native.wait(timeout)
         if self._finish is not None:
@@ -148,11 +148,6 @@ class Handle(Generic[T]):
         if self._native is not None:
             yield from asyncio.to_thread(self._native.wait, None).__await__()
         return self.wait()  # in this thread, whose streams use the result
-
-
-def _check_timeout(timeout: float | None) -> None:
-    if timeout is not None and not timeout >= 0:  # neither is not-a-number
-        raise InvalidArgumentError(f"timeout={timeout} is no time to wait; give seconds from 0 on, or None")
 
 
 class Several:

@@ -51,7 +51,8 @@ def push_pull(
         compression: the element type on the wire; equal on all workers and fixed with dtype and shape.
         out: the buffer for the result, of the same dtype and shape, on the same device or both on the host.
         process_set: the workers that take part, of which this one is a member; all by default.
-        timeout: seconds for the whole operation; None takes the job's step timeout.
+        timeout: seconds for the whole operation; None takes the job's step timeout. That ends a wait for other workers
+            also if `timeout` is longer, because it is a matter of the whole job.
     Returns:
         `buffer`, or `out`; for a NumPy scalar without `out` a new scalar. On a device the result is complete when the call
         returns: later work on any stream sees it.
@@ -266,6 +267,7 @@ def submit(
     session = _session.session()
     check_name(name)
     check_timeout(timeout)
+    _session.note_timeout(timeout)
     priority = check_priority(priority)
     members: list[int] | None = None
     if process_set is not None:
@@ -308,27 +310,27 @@ def agree_on_empty(
     In its first round the workers agree that none has elements. Returns the handle of that, and None in later rounds.
     """
     tensor = (_session.generation(), name, dtype, tuple(shape), codec)
-    if tensor in _met:
+    if tensor in _agreed_empty:
         return None
-    meeting = _meetings.get(tensor)
+    meeting = _agreeing.get(tensor)
     if meeting is not None and meeting.poll():
-        del _meetings[tensor]
+        del _agreeing[tensor]
         if meeting.error() is None:
-            _met.add(tensor)
+            _agreed_empty.add(tensor)
             return None
         meeting = None
     if meeting is None:
-        meeting = _meetings[tensor] = session.agree_on_empty(name, dtype, tuple(shape), timeout, codec)
+        meeting = _agreeing[tensor] = session.agree_on_empty(name, dtype, tuple(shape), timeout, codec)
     return meeting
 
 
 _Empty = tuple[int, str, str, tuple[int, ...], str]
 """A tensor without elements, and the generation of its session."""
 
-_meetings: dict[_Empty, _core.Handle] = {}
+_agreeing: dict[_Empty, _core.Handle] = {}
 """Those for which this worker waits, or has waited."""
 
-_met: set[_Empty] = set()
+_agreed_empty: set[_Empty] = set()
 """Those of which all workers have said that they have no elements."""
 
 

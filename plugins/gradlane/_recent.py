@@ -60,7 +60,23 @@ class _Leaving:
             self.names = kept + _undeclare(ended)
 
 
-class RecentNames:
+class _OfJob:
+    """What names of one job have in common: they have ended with their job, and then everything starts again."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._generation = _session.generation()
+        self._leaving = _Leaving()
+
+    def _renew(self) -> bool:
+        """Forgets the names of an earlier job; whether there may be some. Called with the lock."""
+        if self._generation == _session.generation():
+            return False
+        self._generation, self._leaving = _session.generation(), _Leaving()
+        return True
+
+
+class RecentNames(_OfJob):
     """The names of a sequence of calls, which all members make in the same order. The least recently used ones end.
 
     Because the order is the same, the same names end on all members, and nothing has to be agreed on.
@@ -68,11 +84,9 @@ class RecentNames:
 
     def __init__(self, most: int) -> None:
         """Keeps at most `most` names."""
+        super().__init__()
         self._most = most
-        self._lock = threading.Lock()
-        self._generation = _session.generation()
         self._names: dict[str, _Name] = {}
-        self._leaving = _Leaving()
         self._turns = 0
 
     def begin(
@@ -91,8 +105,8 @@ class RecentNames:
             parts: the names that `submit` gives to tensors; the name itself by default.
         """
         with self._lock:
-            if self._generation != _session.generation():  # the names have ended with their job
-                self._generation, self._names, self._leaving, self._turns = _session.generation(), {}, _Leaving(), 0
+            if self._renew():
+                self._names, self._turns = {}, 0
             name = self._names.pop(key, None)
             if name is None:
                 name = _named(f"{key}#{self._turns}" if self._turns else key, members, parts)
@@ -106,17 +120,15 @@ class RecentNames:
         return _begin(name, submit, self._lock)
 
 
-class ChangingNames:
+class ChangingNames(_OfJob):
     """Names of the user's, which may be used again for another kind of tensor. Then the name for the earlier kind ends.
 
     All members must use a name for the same kinds in the same order. Calls with different names may come in any order.
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._generation = _session.generation()
+        super().__init__()
         self._names: dict[str, tuple[object, int, _Name]] = {}
-        self._leaving = _Leaving()
 
     def begin(
         self,
@@ -130,8 +142,8 @@ class ChangingNames:
         """Begins an operation on a tensor of this kind by `submit`; for the other arguments see `RecentNames.begin`."""
         in_job = name_in_job(key, members)
         with self._lock:
-            if self._generation != _session.generation():
-                self._generation, self._names, self._leaving = _session.generation(), {}, _Leaving()
+            if self._renew():
+                self._names = {}
             before, version, name = self._names.get(in_job, (kind, 0, None))
             if name is None or before != kind:
                 if name is not None:
@@ -144,19 +156,13 @@ class ChangingNames:
         return _begin(name, submit, self._lock)
 
 
-class PassingNames:
+class PassingNames(_OfJob):
     """Names that are used for one operation each."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._generation = _session.generation()
-        self._leaving = _Leaving()
 
     def begin(self, name: str, submit: Callable[[str], Handle[T]], *, members: ProcessSet | None = None) -> Handle[T]:
         """Begins the one operation with this name by `submit`; the other arguments are those of `RecentNames.begin`."""
         with self._lock:
-            if self._generation != _session.generation():
-                self._generation, self._leaving = _session.generation(), _Leaving()
+            self._renew()
             self._leaving.sweep()
             used = _named(name, members, None)
             used.beginning += 1

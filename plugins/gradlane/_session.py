@@ -7,8 +7,10 @@ Python, and exists only here.
 from __future__ import annotations
 
 import atexit
+import math
 import os
 import threading
+import warnings
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
@@ -24,6 +26,8 @@ _LEAVE_TIMEOUT = 10.0
 _lock = threading.RLock()
 _job: _bootstrap.Job | None = None
 _generation = 0
+_longest = (0, 0.0)
+"""The generation of a job, and the longest timeout of which `note_timeout` does not warn in it."""
 _followers: list[Callable[[], None]] = []
 _visitors: list[Callable[[_core.Session | None], None]] = []
 # A forked child keeps the parent's session but neither uses nor frees it: freeing would wait for threads that exist
@@ -196,6 +200,25 @@ def num_nodes() -> int:
 def _place() -> _bootstrap.Launch:
     """The place of this process in its job, also in a forked process."""
     return current().launch if _inherited is None else _inherited.launch
+
+
+def note_timeout(timeout: float | None) -> None:
+    """Warns once in a job if an operation is to wait longer for other workers than the job's step timeout allows."""
+    global _longest
+    job = _job
+    if timeout is None or job is None or job.size == 1:
+        return
+    if _longest[0] != _generation:
+        _longest = _generation, job.step_timeout
+    if timeout <= _longest[1]:
+        return
+    _longest = _generation, math.inf
+    warnings.warn(
+        f"a timeout of {timeout:g} s is longer than the job's step timeout of {job.step_timeout:g} s, after which a "
+        "tensor that waits for a worker fails on all workers; to wait longer, set GRADLANE_STEP_TIMEOUT (or step_timeout "
+        "in init) for the whole job",
+        stacklevel=3,
+    )
 
 
 def generation() -> int:

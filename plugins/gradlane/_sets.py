@@ -30,10 +30,7 @@ class ProcessSet:
             raise InvalidArgumentError(f"a process set of {ranks!r}; give a list of ranks") from error
         if not self.ranks or self.ranks[0] < 0 or len(set(self.ranks)) < len(self.ranks):
             raise InvalidArgumentError(f"a process set of the ranks {list(self.ranks)}; give each member once")
-        written = ".".join(map(str, self.ranks))
-        if len(written) > _WRITTEN_MAX:
-            written = hashlib.blake2s(written.encode(), digest_size=12).hexdigest()
-        self._prefix = f"set {written}: "
+        self._prefix = f"set {_written(self.ranks)}: "
 
     def included(self) -> bool:
         """Whether this worker is a member."""
@@ -67,8 +64,32 @@ class ProcessSet:
         return f"ProcessSet({list(self.ranks)})"
 
 
-_WRITTEN_MAX = 40
-"""How long the ranks in a name may be; longer ones are hashed, because names have at most 256 bytes."""
+_WRITTEN_MAX = 64
+"""How long the ranks in a name may be, because names have at most 256 bytes."""
+
+
+def _written(ranks: tuple[int, ...]) -> str:
+    """The ranks as names and errors show them: `0.1`, `0-19`, `0-56/8` for every eighth, and these joined by points.
+
+    Only ranks without any order are too long for that. Their beginning is shown, with a digest that tells them from others.
+    """
+    pieces, start = [], 0
+    while start < len(ranks):
+        end = start + 1
+        step = ranks[end] - ranks[start] if end < len(ranks) else 0
+        while end < len(ranks) and ranks[end] - ranks[end - 1] == step:
+            end += 1
+        if end - start < 3:
+            pieces.append(str(ranks[start]))
+            start += 1
+        else:
+            pieces.append(f"{ranks[start]}-{ranks[end - 1]}" + (f"/{step}" if step > 1 else ""))
+            start = end
+    written = ".".join(pieces)
+    if len(written) <= _WRITTEN_MAX:
+        return written
+    digest = hashlib.blake2s(written.encode(), digest_size=8).hexdigest()
+    return f"{'.'.join(pieces[:3])} and more, {len(ranks)} ranks ~{digest}"
 
 
 def members_of(process_set: ProcessSet | None) -> tuple[int, ...]:

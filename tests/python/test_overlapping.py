@@ -64,11 +64,10 @@ def test_a_call_that_fails_halfway_leaves_no_memory_in_use_and_tells_the_others(
         raise InvalidArgumentError("the second part cannot begin")
 
     if gradlane.rank() == 0:
-        first = lambda: gradlane.push_pull_async(array, "half", op=Sum, process_set=pair)  # noqa: E731
         with pytest.raises(InvalidArgumentError, match="second part"):
-            begin_all([first, refuse])
+            begin_all([lambda: gradlane.push_pull_async(array, "half", op=Sum, process_set=pair), refuse])
         assert (gradlane.push_pull(array, "its memory is free", op=Sum, process_set=pair)[:2] == [10.0, 12.0]).all()
     else:
-        with pytest.raises(gradlane.errors.Error, match=r"worker 0 gave|worker 0 .*gave|rank 0"):
+        with pytest.raises(gradlane.errors.Error, match="worker 0 gave|rank 0"):
             gradlane.push_pull(values(), "half", op=Sum, process_set=pair, timeout=10.0)
         gradlane.push_pull(array, "its memory is free", op=Sum, process_set=pair)

@@ -41,7 +41,53 @@ def deeds():
         other = kept[0].param_groups[0]["params"][0] if wrong else weight
         gl.DistributedOptimizer(torch.optim.SGD([other], lr=0.1))
 
+    def nothing_to_train(wrong):
+        gl.DistributedDataParallel(nn.Linear(2, 2).requires_grad_(not wrong))
+
+    def no_module(wrong):
+        gl.DistributedDataParallel("model" if wrong else nn.Linear(2, 2))
+
+    def wrong_device(wrong):
+        gl.DistributedDataParallel(nn.Linear(2, 2), device_ids=[0] if wrong else None)
+
+    def wrapped_model(wrong):
+        models = [nn.Linear(2, 2) for _ in range(2)]
+        kept = gl.DistributedDataParallel(models[0], name="kept model")
+        gl.DistributedDataParallel(models[0] if wrong else models[1])
+        del kept
+
+    def names(listed):
+        def distribute(wrong):
+            model = nn.Linear(2, 2)
+            named = listed(model) if wrong else model.named_parameters()
+            gl.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), named)
+
+        return distribute
+
+    def twice(wrong):
+        plain = [torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1) for _ in range(2)]
+        kept = gl.DistributedOptimizer(plain[0], name="kept plain")
+        gl.DistributedOptimizer(kept if wrong else plain[1])
+
+    def barrier_of_owned(wrong):
+        models = [nn.Linear(2, 2) for _ in range(2)]
+        kept = gl.DistributedOptimizer(torch.optim.SGD(models[0].parameters(), lr=0.1), name="kept behind")
+        model = models[0] if wrong else models[1]
+        gl.CrossBarrier(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        del kept
+
     return {
+        "nothing to train": nothing_to_train,
+        "no module": no_module,
+        "a module on another device": wrong_device,
+        "a module with a wrapper": wrapped_model,
+        "names of some parameters": names(lambda model: [("weight", model.weight)]),
+        "one name for two parameters": names(lambda model: [("same", p) for p in model.parameters()]),
+        "parameters without names": names(lambda model: list(model.parameters())),
+        "an optimizer that is distributed already": twice,
+        "a barrier for parameters with an owner": barrier_of_owned,
+        "a tensor without memory": broadcast(lambda: {"odd": torch.ones(4, device="meta")}),
+        "no pairs": lambda wrong: gl.broadcast_parameters([torch.ones(1)] if wrong else [("odd", torch.ones(1))]),
         "an expanded tensor": broadcast(lambda: {"odd": torch.ones(1).expand(4)}),
         "a sparse tensor": broadcast(lambda: {"odd": torch.ones(4).to_sparse()}),
         "no tensor": broadcast(lambda: {"odd": 4}),
@@ -63,6 +109,21 @@ def test_all_workers_hear_at_once_that_one_cannot_take_part(deed):
         if not mine:
             assert isinstance(raised.value, InvalidArgumentError) and "worker 1 could not" in str(raised.value)
     assert gl.push_pull(torch.ones(1), f"after {deed}", op=gl.Sum).item() == 3
+
+
+def test_the_root_of_a_broadcast_may_have_what_can_only_be_read():
+    tensor = torch.ones(1).expand(3) if gl.rank() == 1 else torch.zeros(3)
+    assert gl.broadcast_(tensor, 1, "expanded").tolist() == [1.0] * 3
+    assert gl.broadcast_(tensor.t(), 1, "in a set", process_set=gl.ProcessSet([0, 1, 2])).tolist() == [1.0] * 3
+
+
+def test_state_dictionaries_may_have_any_order():
+    shared = torch.full((2,), 1.0 + gl.rank())
+    named = {"b": shared, "a": shared, "z.10": torch.full((1,), 5.0 + gl.rank()), "z.2": torch.full((3,), 7.0 + gl.rank())}
+    pairs = list(named.items())[gl.rank() :] + list(named.items())[: gl.rank()]
+    gl.broadcast_parameters(dict(pairs), 1)
+    gl.broadcast_parameters(pairs, 1, "pairs.")
+    assert [tensor[0].item() for tensor in named.values()] == [2.0, 2.0, 6.0, 8.0]
 
 
 def test_a_state_of_expanded_and_shared_tensors_is_broadcast():

@@ -16,7 +16,7 @@ from typing import NoReturn
 import torch
 
 from gradlane import _session, timeline
-from gradlane._alike import check_alike
+from gradlane._alike import check_alike, telling
 from gradlane._handle import Handle
 from gradlane._reduction import ReduceOp, resolve
 from gradlane._window import Window, forward_order
@@ -107,9 +107,10 @@ class Deferred:
         """Whether, since the last step, all parameters were updated before anything else happened."""
         self._has_begun = False
         self._is_complete = False
-        for slot in self._slots:
-            _tensors.check_place(slot.parameter)
-        own(self, parameters)
+        with telling("parameter", f"{namespace}/parameters"):
+            for slot in self._slots:
+                _tensors.check_place_of(slot.name, slot.parameter)
+            own(self, parameters)
         rows = [(name, _tensors.dtype_name(p.dtype), tuple(p.shape)) for name, p in parameters]
         check_alike("parameter", rows, f"{namespace}/parameters")
         self.hooks = watch_frozen(self, self._known.frozen(optimizer), _REMEDY)

@@ -19,6 +19,9 @@ from gradlane.torch._reductions import Reduction, flat, form_of, values_of
 from gradlane.torch._works import Start
 from gradlane.torch.ops import reduce_in_place
 
+NAMES_MAX = 8192
+"""The most names that a group of all workers keeps for its collectives, and again for its messages."""
+
 TAGS_KEPT = 16
 """Messages with tags below it keep their names."""
 
@@ -118,7 +121,8 @@ class Transfers:
         def submit(name: str) -> Handle[torch.Tensor]:
             return _tensors.submit_bits(wire, name, root, timeout=limit)
 
-        return lambda: self._names.begin(key, submit).then(lambda copied: _back(copied, tensor))
+        gets = root != self._rank
+        return lambda: self._names.begin(key, submit).then(lambda copied: _back(copied, tensor) if gets else tensor)
 
     def _message(
         self, tensor: torch.Tensor, origin: int, to: int, kind: str, limit: float | None, tag: int = 0
@@ -130,9 +134,9 @@ class Transfers:
         submit = _Copy(pair, self._ranks[origin], self._ranks[to], limit).submit(tensor)
         channel = f"{kind}{tag or ''}.{origin}>{to}"
         key = self._key(channel, tensor)
-        if not 0 <= tag < TAGS_KEPT:
+        if not 0 <= tag < TAGS_KEPT or pair_names(_session.size()) == 0:
             # The order of messages with different tags may differ between the two workers, and there may be any number
-            # of tags. So the name for such a message ends with it.
+            # of tags. So the name for such a message ends with it, and every name where there are very many pairs.
             self._messages[channel] += 1
             name = f"{key}#{self._messages[channel]}"
             return lambda: self._passing.begin(name, submit, members=pair)
@@ -182,6 +186,15 @@ class Transfers:
                 f"{call} between {whole.numel()} elements of {whole.dtype} and {part.numel()} of {part.dtype} in a "
                 f"group of {self._size} workers; the longer tensor has one part for each worker, of the same type"
             )
+
+
+def pair_names(workers: int) -> int:
+    """How many names each pair of workers keeps for its messages of a kind.
+
+    All pairs of a job together keep about `NAMES_MAX`, and four times as many where each pair keeps one. With more workers
+    none is kept: there are more pairs than a job has names.
+    """
+    return NAMES_MAX // workers**2 or int(workers**2 <= 4 * NAMES_MAX)
 
 
 @dataclass(frozen=True)

@@ -311,9 +311,12 @@ def submit_bits(
     timeout: float | None = None,
     waits: bool = False,
 ) -> Handle[torch.Tensor]:
-    """Starts the broadcast of a tensor of any element type and strides; the handle yields `tensor`, overwritten."""
+    """Starts the broadcast of a tensor of any element type and strides; the handle yields `tensor`, overwritten.
+
+    On the root it is only read.
+    """
     wire, source, tensor = bits(tensor)
-    is_copy = source.data_ptr() != tensor.data_ptr()
+    is_copy = source.data_ptr() != tensor.data_ptr() and _session.rank() != root
     if is_copy:
         check_landing(tensor)
     handle = submit_in_place(wire, name, "broadcast", root=root, process_set=process_set, timeout=timeout, waits=waits)

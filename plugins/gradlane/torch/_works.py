@@ -13,6 +13,7 @@ from torch import distributed
 from gradlane._handle import Handle, begin_all
 from gradlane.torch._aliases import refuse_overlapping_places
 from gradlane.torch._futures import Completions
+from gradlane.torch._tensors import check_landing
 
 Start = Callable[[], Handle[Any]]
 """Begins an operation."""
@@ -29,12 +30,15 @@ class Work(distributed.Work):
             starts: begin one operation each.
             lands: whether results land in the tensors; if not, they are only read.
         Raises:
-            InvalidArgumentError: results would land in tensors that overlap, or an operation cannot begin. Then no
-                memory of the call is in use.
+            InvalidArgumentError: results would land in tensors that overlap, or whose elements share memory, or an
+                operation cannot begin. Then no memory of the call is in use.
         """
         super().__init__()
         if lands:
-            refuse_overlapping_places(list(_tensors_in(result)))
+            places = list(_tensors_in(result))
+            for place in places:
+                check_landing(place)
+            refuse_overlapping_places(places)
         self._handles = begin_all(starts)
         self._result = result
         _unclaimed[id(self)] = self

@@ -38,7 +38,7 @@ def broadcast_parameters(
 
     Args:
         params: `model.state_dict()`, `model.named_parameters()` or alike; any element type; the same names on all
-            workers.
+            workers, in any order.
         root_rank: the rank whose tensors all workers get.
         prefix: put before each name, to distinguish them from other uses of the same names.
         process_set: the workers that take part, with the root and this one among them; all by default.
@@ -94,11 +94,12 @@ def broadcast_alike(
     try:
         if isinstance(named, Exception):
             raise named
-        distinct, aliases = without_aliases(named)
+        # In the order of names, because dictionaries with the same names may have different orders on the workers.
+        distinct, aliases = without_aliases(dict(sorted(named.items(), key=lambda pair: pair[0])))
         rows = [_row(name, tensor, aliases.get(name), prefix) for name, tensor in named.items()]
     except Exception as error:
         rows = error
-    check_alike("tensor", rows, f"{prefix}list", process_set)
+    check_alike("tensor", rows, f"{prefix}list", process_set, by_name=True)
     broadcast_all(list(distinct.values()), list(distinct), root_rank, process_set)
 
 

@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.utils.hooks import RemovableHandle
 
+from gradlane._alike import telling
 from gradlane._reduction import Average
 from gradlane.errors import FailedPreconditionError, InvalidArgumentError
 from gradlane import _names, _session
@@ -83,14 +84,15 @@ class DistributedDataParallel(nn.Module):
         """
         super().__init__()
         del bucket_cap_mb
-        self._device = _only_device(module, device_ids)
-        self.module = module
         self._namespace = _names.namespace("ddp", name)
-        named = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
-        if not named:
-            raise InvalidArgumentError(
-                f"{type(module).__name__} has no parameter that requires a gradient; nothing to average"
-            )
+        with telling("tensor", f"{self._namespace}/state/list"):  # the first comparison of `_copy_state`
+            self._device = _only_device(module, device_ids)
+            self.module = module
+            named = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
+            if not named:
+                raise InvalidArgumentError(
+                    f"{type(module).__name__} has no parameter that requires a gradient; nothing to average"
+                )
         frozen = [(n, p) for n, p in module.named_parameters() if not p.requires_grad]
         self._known = {id(parameter) for _, parameter in named}
         self._copy_state(root_rank=0)

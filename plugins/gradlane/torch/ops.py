@@ -14,7 +14,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, overload
 import torch
 
 from gradlane import _session
-from gradlane._arguments import check_count
+from gradlane._arguments import check_count, check_timeout
 from gradlane._groups import located
 from gradlane._handle import Handle
 from gradlane._operations import check_name, check_root
@@ -119,7 +119,8 @@ def push_pull(tensor: torch.Tensor, name: str, **options: Any) -> torch.Tensor:
         compression: the element type on the wire; equal on all workers and fixed with dtype and shape.
         process_set: the workers that take part, of which this one is a member; all by default. A tensor on a device
             then goes through host memory.
-        timeout: seconds for the whole operation; None takes the job's step timeout.
+        timeout: seconds for the whole operation; None takes the job's step timeout. That ends a wait for other workers
+            also if `timeout` is longer, because it is a matter of the whole job.
         version: accepted for BytePS scripts; the engine counts rounds itself.
     Raises:
         MismatchError: a worker used `name` with another dtype, shape or op (both are named).
@@ -200,7 +201,9 @@ def synchronize(handle: Handle[T] | None = None, *, timeout: float | None = None
     """
     if handle is not None:
         return handle.synchronize(timeout)
-    _session.session().settle(timeout)
+    session = _session.session()
+    check_timeout(timeout)
+    session.settle(timeout)
     return None
 
 

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import torch
 from torch.utils.hooks import RemovableHandle
 
+from gradlane._alike import telling
 from gradlane._reduction import Average, ReduceOp, Sum
 from gradlane._sets import ProcessSet
 from gradlane.errors import FailedPreconditionError, InvalidArgumentError
@@ -73,14 +74,17 @@ def DistributedOptimizer(
             averages their gradients already, or this worker is not in `process_set`.
         MismatchError: a worker's parameter has another dtype or shape (both are named).
     """
-    if isinstance(optimizer, Averaging):
-        raise InvalidArgumentError("the optimizer is distributed already; wrap it once")
     if process_set is not None:
         process_set.rank()  # raises if this worker is not a member
-    kind = plain_class(optimizer)
-    named = None if named_parameters is None else list(named_parameters)
+    namespace = _names.namespace("optimizer", name)
+    with telling("parameter", f"{namespace}/parameters", process_set):
+        if isinstance(optimizer, Averaging):
+            raise InvalidArgumentError("the optimizer is distributed already; wrap it once")
+        kind = plain_class(optimizer)
+        named = None if named_parameters is None else list(named_parameters)
+        name_parameters(optimizer, named)
     synchronizer = _Synchronizer(
-        _names.namespace("optimizer", name),
+        namespace,
         optimizer,
         named,
         compression,

@@ -35,7 +35,7 @@ from gradlane._sets import ProcessSet
 from gradlane.errors import InvalidArgumentError, UnsupportedError
 from gradlane.torch._arrivals import meet
 from gradlane.torch._futures import Completions
-from gradlane.torch._group_transfers import Transfers, landing, place_of
+from gradlane.torch._group_transfers import NAMES_MAX, Transfers, landing, pair_names, place_of
 from gradlane.torch._reductions import reduction_of
 from gradlane.torch._works import Work, seconds
 
@@ -43,12 +43,8 @@ BACKEND = "gradlane"
 """The name for `init_process_group`."""
 
 
-NAMES_MAX = 8192
-"""The most names that a group of all workers keeps for its collectives, and again for its messages."""
-
 _GROUP_NAMES_MIN = 64
 
-_PAIR_NAMES_MIN = 16
 
 class ProcessGroupGradlane(Transfers, distributed.ProcessGroup):
     """Workers of the job, as a process group."""
@@ -64,7 +60,7 @@ class ProcessGroupGradlane(Transfers, distributed.ProcessGroup):
 
         Args:
             process_set: the same ranks; None if they are all workers of the job.
-            timeout: seconds for a call; None takes the job's step timeout.
+            timeout: seconds for a call; None takes the job's step timeout, which also ends a wait if it is shorter.
         """
         super().__init__(rank, len(ranks))
         self._rank, self._size = rank, len(ranks)
@@ -134,7 +130,8 @@ class ProcessGroupGradlane(Transfers, distributed.ProcessGroup):
     def reduce(self, tensors: Sequence[torch.Tensor], opts: Any) -> Work:  # type: ignore[override]
         """Reduces each tensor over all workers; its new value is that of the root alone."""
         op, limit, root = reduction_of(opts), self._limit(opts), opts.rootRank
-        return Work(list(tensors), [self._sum_to(root, tensor, tensor, op, "reduce", limit) for tensor in tensors])
+        starts = [self._sum_to(root, tensor, tensor, op, "reduce", limit) for tensor in tensors]
+        return Work(list(tensors), starts, lands=root == self._rank)
 
     def reduce_scatter(  # type: ignore[override]
         self, output_tensors: Sequence[torch.Tensor], input_tensors: Sequence[Sequence[torch.Tensor]], opts: Any = None
@@ -170,7 +167,8 @@ class ProcessGroupGradlane(Transfers, distributed.ProcessGroup):
     def broadcast(self, tensors: Sequence[torch.Tensor], opts: Any) -> Work:  # type: ignore[override]
         """Gives every worker the bits of the root's tensors, in place."""
         root, limit = opts.rootRank, self._limit(opts)
-        return Work(list(tensors), [self._copy(tensor, root, "broadcast", limit) for tensor in tensors])
+        starts = [self._copy(tensor, root, "broadcast", limit) for tensor in tensors]
+        return Work(list(tensors), starts, lands=root != self._rank)
 
     def allgather(  # type: ignore[override]
         self, output_tensors: Sequence[Sequence[torch.Tensor]], input_tensors: Sequence[torch.Tensor], opts: Any = None
@@ -304,7 +302,7 @@ class ProcessGroupGradlane(Transfers, distributed.ProcessGroup):
     def _channel(self, channel: str) -> RecentNames:
         names = self._channels.get(channel)
         if names is None:
-            names = self._channels[channel] = RecentNames(max(_PAIR_NAMES_MIN, NAMES_MAX // (_session.size() ** 2)))
+            names = self._channels[channel] = RecentNames(pair_names(_session.size()))
         return names
 
 
@@ -337,7 +335,8 @@ def _check_options(options: Any, backend_options: object) -> None:
 def _create(options: Any, backend_options: object = None) -> ProcessGroupGradlane:
     """Makes a group for `torch.distributed`, and joins the job if this process has not.
 
-    A timeout other than PyTorch's default is the limit of each call of the group, instead of the job's step timeout.
+    A timeout other than PyTorch's default is the limit of each call of the group. The job's step timeout ends a wait for
+    other workers also if this one is longer.
     """
     _check_options(options, backend_options)
     _session.join_beside(options.store)
