@@ -9,7 +9,8 @@ import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from gradlane.errors import FailedPreconditionError
-from gradlane.torch._owners import Named, is_owned, unknown
+from gradlane.torch._owners import is_owned, unknown
+from gradlane.torch._parameter_watch import Named
 
 
 def places(optimizer: torch.optim.Optimizer) -> Iterator[Named]:

@@ -224,9 +224,6 @@ class _Barrier:
             settle = Hook(lambda *_: updates.settle())
             self._hooks.append(module.register_state_dict_pre_hook(settle))
             self._hooks.append(module.register_load_state_dict_pre_hook(settle))
-        for position, (_, parameter) in enumerate(listed):
-            self._hooks.append(parameter.register_hook(self._before_gradient(position)))
-            self._hooks.append(parameter.register_post_accumulate_grad_hook(self._after_gradient(position)))
         forget_compiled()
 
     def remove(self) -> None:
@@ -247,18 +244,6 @@ class _Barrier:
                 updates.settle()
 
         return wait
-
-    def _before_gradient(self, position: int) -> Callable[[torch.Tensor], None]:
-        def check(_: torch.Tensor) -> None:
-            self.updates.refuse_early(position)
-
-        return check
-
-    def _after_gradient(self, position: int) -> Callable[[torch.Tensor], None]:
-        def gradient_is_ready(_: torch.Tensor) -> None:
-            self.updates.gradient(position)
-
-        return gradient_is_ready
 
 
 def _refuse_homeless(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:

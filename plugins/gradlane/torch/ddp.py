@@ -17,7 +17,8 @@ from gradlane.errors import FailedPreconditionError, InvalidArgumentError
 from gradlane import _names, _session
 from gradlane._window import forward_order
 from gradlane.torch._gradients import Gradients, PostAverageHook, Priority, SparsePolicy
-from gradlane.torch._owners import is_owned, refuse_unknown, watch, watch_copy, watch_frozen
+from gradlane.torch._owners import is_owned, refuse_unknown, watch_copy, watch_frozen
+from gradlane.torch._parameter_watch import ParameterWatch
 from gradlane.torch.broadcast import broadcast_alike, broadcast_buffers, broadcast_optimizer_state
 from gradlane.torch.compression import Compression, Compressor
 
@@ -111,7 +112,7 @@ class DistributedDataParallel(nn.Module):
         self._is_joining = False
         self._backward_runs = False
         self._any_gradient = self._has_checked = False
-        watch(self, named, DistributedDataParallel._gradient_is_ready)
+        self._watch: ParameterWatch | None = ParameterWatch(self, named, DistributedDataParallel._gradient_is_ready)
         watch_frozen(self, frozen, _REMEDY_UNKNOWN)
 
     def forward(self, *inputs: Any, **keywords: Any) -> Any:
@@ -211,8 +212,8 @@ class DistributedDataParallel(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         """The state of a copy: other parameters, which are not declared, and no gradients to average."""
-        fresh: dict[str, Any] = {"_gradients": None, "_known": set(), "_is_joining": False, "_original": ()}
-        fresh |= {"_backward_runs": False, "_any_gradient": False, "_has_checked": False}
+        fresh: dict[str, Any] = {"_gradients": None, "_watch": None, "_known": set(), "_is_joining": False}
+        fresh |= {"_original": (), "_backward_runs": False, "_any_gradient": False, "_has_checked": False}
         return {**self.__dict__, **fresh}
 
     def __copy__(self) -> DistributedDataParallel:
@@ -248,6 +249,8 @@ class DistributedDataParallel(nn.Module):
     def _leave_backward(self) -> None:
         self._backward_runs = False
         had_gradient, self._any_gradient = self._any_gradient, False
+        if self._watch is not None:
+            self._watch.end()  # hooks of `register_post_average_hook` may change parameters
         if self._synchronizes and had_gradient and self._gradients is not None:
             if not self._has_checked:  # the module was called by itself
                 self._refuse_unknown_parameters()

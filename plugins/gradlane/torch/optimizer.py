@@ -20,7 +20,8 @@ from gradlane.torch._copies import Averaging, plain_class, with_closure
 from gradlane.torch._gradients import Gradients, PostAverageHook
 from gradlane.torch._in_flight import CALL_SYNCHRONIZE
 from gradlane.torch._known import Known, places, refused_group
-from gradlane.torch._owners import watch, watch_frozen
+from gradlane.torch._owners import watch_frozen
+from gradlane.torch._parameter_watch import ParameterWatch
 from gradlane.torch.compression import Compression, Compressor
 from gradlane.torch.ops import push_pull_
 
@@ -197,7 +198,7 @@ class _Synchronizer:
             sparse_again=range(len(named)) if takes_only_sparse else (),
             process_set=process_set,
         )
-        watch(self, named, _Synchronizer._gradient_is_ready)
+        ParameterWatch(self, named, _Synchronizer._gradient_is_ready)
         watch_frozen(self, self._known.frozen(optimizer), _REMEDY)
 
     def register_post_average_hook(self, hook: PostAverageHook) -> RemovableHandle:

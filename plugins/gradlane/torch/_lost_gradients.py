@@ -7,20 +7,19 @@ of parameters that came later.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
-from typing import Any
-
+from collections.abc import Sequence
 import torch
 
 from gradlane.torch import _tensors
 from gradlane.torch._in_flight import refuse_cleared
 from gradlane.torch._module_hooks import Hook
-from gradlane.torch._owners import Before, Named, is_owned, unknown, watch_frozen
+from gradlane.torch._owners import is_owned, unknown, watch_frozen
+from gradlane.torch._parameter_watch import Named, ParameterWatch
 
 _REMEDY = "wrap the model again after changing it"
 
 
-class Beneath:
+class LostGradients:
     """Watches the parameters of a model from each forward pass to the end of its backward pass."""
 
     def __init__(self, model: torch.nn.Module) -> None:
@@ -29,23 +28,27 @@ class Beneath:
         named = list(model.named_parameters())
         self._kinds: dict[int, _tensors.Kind] = {}
         """By parameter: what it was in the first forward pass. A script may move the model to a device before."""
-        self._before = {id(parameter): Before(parameter) for _, parameter in named if parameter.requires_grad}
-        self._required = {id(parameter) for _, parameter in named if parameter.requires_grad}
+        required = [(name, parameter) for name, parameter in named if parameter.requires_grad]
+        self._positions = {id(parameter): position for position, (_, parameter) in enumerate(required)}
+        """Of the parameters that were to get gradients from the start."""
+        self._parameters = [(name, weakref.ref(parameter)) for name, parameter in required]
         self._outside: set[int] | None = None
         """Parameters that were to get gradients from the start, but are in no bucket: the user averages them otherwise."""
-        self._fresh: dict[int, str] = {}
-        """The parameters that have got gradients since, and their names."""
+        self._fresh: set[int] = set()
+        """The positions of the parameters that have got gradients since."""
         self._seen: set[int] = set()
         """Those in the buckets of this backward pass so far."""
-        self._hooks: list[Any] = [
-            model.register_forward_pre_hook(Hook(self._weakly(Beneath._before_forward)), prepend=True),
-            *watch_frozen(self, [(n, p) for n, p in named if not p.requires_grad], _REMEDY),
-        ]
-        for name, parameter in named:
-            if parameter.requires_grad:
-                self._hooks.append(parameter.register_hook(self._before[id(parameter)].note))
-                self._hooks.append(parameter.register_post_accumulate_grad_hook(self._weakly(Beneath._after, name)))
-        weakref.finalize(self, _remove, self._hooks).atexit = False
+        self._watch = ParameterWatch(self, required, LostGradients._after)
+        watch_frozen(self, [(n, p) for n, p in named if not p.requires_grad], _REMEDY)
+        reference = weakref.ref(self)
+
+        def before_forward(*_: object) -> None:
+            living = reference()
+            if living is not None:
+                living._before_forward()
+
+        handle = model.register_forward_pre_hook(Hook(before_forward), prepend=True)
+        weakref.finalize(self, handle.remove).atexit = False
 
     def check(self, bucket: Sequence[torch.Tensor], *, is_last: bool) -> None:
         """Raises if a gradient is lost. Called when all gradients of a bucket have been made.
@@ -54,11 +57,12 @@ class Beneath:
             InvalidArgumentError: a parameter was added or unfrozen, and is in no bucket; it is named.
             FailedPreconditionError: another hook has cleared a gradient, or changed a parameter; it is named.
         """
-        for parameter in bucket:
-            name = self._fresh.pop(id(parameter), None)
-            if name is not None:
-                refuse_cleared(parameter, name)
-                self._before[id(parameter)].refuse_change(parameter, name)
+        fresh = [position for position in map(self._position, bucket) if position in self._fresh]
+        for position in fresh:
+            self._fresh.discard(position)
+            self._refuse_cleared(position)
+        # Later changes are in order: PyTorch's hooks may step as soon as a bucket has its average.
+        self._watch.release(fresh)
         self._seen.update(map(id, bucket))
         if is_last:
             seen, self._seen = self._seen, set()
@@ -71,7 +75,7 @@ class Beneath:
             if parameter.requires_grad and id(parameter) not in seen and not is_owned(parameter)
         ]
         if self._outside is None:
-            self._outside = {id(parameter) for _, parameter in others if id(parameter) in self._required}
+            self._outside = {id(parameter) for _, parameter in others if id(parameter) in self._positions}
         for name, parameter in others:
             if id(parameter) not in self._outside:
                 raise unknown(name, _REMEDY)
@@ -84,31 +88,26 @@ class Beneath:
         ignored = set(getattr(model, "_ddp_params_and_buffers_to_ignore", ()))
         return [(name, parameter) for name, parameter in model.named_parameters() if name not in ignored]
 
-    def _before_forward(self, *_: object) -> None:
+    def _before_forward(self) -> None:
         if not torch.is_grad_enabled():
             return
         self._fresh.clear()
         for name, parameter in self._averaged_parameters():
             if parameter.requires_grad:
-                kind = self._kinds.setdefault(id(parameter), _tensors.kind_of(parameter))
+                kind = self._kinds.get(id(parameter))
+                if kind is None:
+                    kind = self._kinds[id(parameter)] = _tensors.kind_of(parameter)
                 _tensors.check_kind(parameter, kind, name)
 
-    def _after(self, parameter: torch.Tensor, name: str) -> None:
-        refuse_cleared(parameter, name)
-        self._fresh[id(parameter)] = name
+    def _after(self, position: int) -> None:
+        self._refuse_cleared(position)
+        self._fresh.add(position)
 
-    def _weakly(self, method: Callable[..., None], *arguments: object) -> Callable[..., None]:
-        """Calls a method as long as this object lives."""
-        reference = weakref.ref(self)
+    def _refuse_cleared(self, position: int) -> None:
+        name, reference = self._parameters[position]
+        parameter = reference()
+        if parameter is not None:
+            refuse_cleared(parameter, name)
 
-        def call(first: Any, *others: object) -> None:
-            living = reference()
-            if living is not None:
-                method(living, first, *(arguments or others))
-
-        return call
-
-
-def _remove(hooks: Sequence[Any]) -> None:
-    for hook in hooks:
-        hook.remove()
+    def _position(self, parameter: torch.Tensor) -> int | None:
+        return self._positions.get(id(parameter))
