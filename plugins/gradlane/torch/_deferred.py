@@ -21,7 +21,7 @@ from gradlane._handle import Handle
 from gradlane._reduction import ReduceOp, resolve
 from gradlane._window import Window, forward_order
 from gradlane.errors import Error, FailedPreconditionError, UnsupportedError
-from gradlane.torch import _tensors
+from gradlane.torch import _in_flight, _tensors
 from gradlane.torch._in_flight import CALL_SYNCHRONIZE, Loan, refuse_cleared
 from gradlane.torch._known import Known
 from gradlane.torch._owners import own, watch_frozen
@@ -248,7 +248,8 @@ class Deferred:
 
     def _start(self, position: int) -> _Flight:
         slot = self._slots[position]
-        gradient = slot.parameter.grad
+        is_held = _in_flight.may_be_held(slot.parameter)
+        gradient = given = slot.parameter.grad
         is_own = gradient is not None
         _tensors.check_kind(slot.parameter if gradient is None else gradient, slot.kind, slot.name)
         if gradient is None:
@@ -264,9 +265,9 @@ class Deferred:
             gradient = gradient.contiguous()
         if is_own:
             self._window.mark_used(position)  # the user may have made it
-        loan = Loan(slot.parameter, gradient, slot.name, CALL_SYNCHRONIZE)
+        loan = Loan(slot.parameter, gradient, slot.name, CALL_SYNCHRONIZE, given if is_held else None)
         transfer = reduce_in_place(
-            gradient,
+            loan.gradient,
             self._window.name(position),
             self._op,
             priority=slot.priority,
@@ -384,7 +385,10 @@ class Deferred:
         """Puts the average into the gradient, or None if no worker had a gradient."""
         flight = self._window.take(slot.position)
         is_used = flight.is_own or self._window.was_used(slot.position)
-        gradient = flight.transfer.wait() if is_used else None
+        reduced = flight.transfer.wait()
+        gradient = None
+        if is_used:
+            gradient = flight.loan.average() if reduced is flight.loan.gradient else reduced
         if gradient is not None and slot.position in self._sparse:
             gradient = gradient.to_sparse(1)
         slot.parameter.grad = gradient

@@ -22,7 +22,7 @@ from gradlane._reduction import Average, ReduceOp, Sum, WeightedAverage, resolve
 from gradlane._sets import ProcessSet
 from gradlane._window import Window
 from gradlane.errors import FailedPreconditionError, InvalidArgumentError
-from gradlane.torch import _tensors
+from gradlane.torch import _in_flight, _tensors
 from gradlane.torch._bundles import Bundle, Bundled, bundles_of
 from gradlane.torch._in_flight import Loan, refuse, refuse_cleared
 from gradlane.torch._owners import own
@@ -352,6 +352,8 @@ class Gradients:
             if window.was_used(position) and reduced is not gradient:
                 keeps_dense = gradient is not None and not gradient.is_sparse
                 gradient = reduced.to_dense() if keeps_dense else reduced
+            elif loan is not None:
+                gradient = loan.average()
             if gradient is not None and not gradient.is_sparse and position in (self._sparse_again or ()):
                 gradient = gradient.to_sparse(1)
             parameter.grad = gradient
@@ -397,7 +399,8 @@ class Gradients:
     def _lend(self, position: int) -> torch.Tensor | None:
         """Takes the gradient of a parameter out of the user's hands; None if there is none."""
         parameter, name = self._parameters[position], self._names[position]
-        gradient = parameter.grad
+        is_held = _in_flight.may_be_held(parameter)
+        gradient = given = parameter.grad
         _tensors.check_kind(parameter if gradient is None else gradient, self._kinds[position], name)
         if gradient is None:
             return None
@@ -409,8 +412,8 @@ class Gradients:
                 self._sparse_again.add(position)
         elif not gradient.is_sparse and _tensors.overlaps_itself(gradient):
             gradient = gradient.contiguous()
-        self._loans[position] = Loan(parameter, gradient, name, self._remedy)
-        return gradient
+        loan = self._loans[position] = Loan(parameter, gradient, name, self._remedy, given if is_held else None)
+        return loan.gradient
 
     def _start_together(
         self, positions: Sequence[int], gradients: Sequence[torch.Tensor]

@@ -151,13 +151,20 @@ def ours(hook: Hook) -> Hook:
 
 
 def has_foreign_hooks(parameter: torch.Tensor) -> bool:
-    """Whether anything but this package has hooks on a parameter, which see its gradients before they are averaged."""
+    """Whether anything but this package has hooks on a parameter that a `ParameterWatch` watches.
+
+    Such hooks see gradients before they are averaged.
+    """
+    if len(parameter._backward_hooks or ()) < 2 and len(parameter._post_accumulate_grad_hooks or ()) < 2:
+        return False
     return any(not hasattr(hook, "gradlane") for table in _tables(parameter) for hook in table.values())
 
 
 def differs(tensor: torch.Tensor, copied: torch.Tensor) -> torch.Tensor:
     """Whether the bits of two tensors differ: an element of the device, for which nobody has waited."""
-    if tensor.shape != copied.shape or tensor.dtype != copied.dtype or tensor.device != copied.device:
+    if tensor.is_sparse and copied.is_sparse and tensor._nnz() == copied._nnz():
+        return differs(tensor._indices(), copied._indices()) | differs(tensor._values(), copied._values())
+    if tensor.layout != copied.layout or tensor.shape != copied.shape or tensor.dtype != copied.dtype or tensor.device != copied.device:
         return torch.ones((), dtype=torch.bool)
     return (_bits(tensor) != _bits(copied)).any()
 
