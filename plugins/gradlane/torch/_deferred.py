@@ -219,6 +219,13 @@ class Deferred:
                 f"remove() while the gradient of {flying[0]} is on its way; call step() or synchronize() first"
             )
 
+    def abandon(self) -> None:
+        """Clears the gradients that are still on their way: nobody will put their averages into them."""
+        for slot in self._slots:
+            flight = self._window.on_its_way(slot.position)
+            if flight is not None:
+                flight.loan.abandon()
+
     def _refuse_early(self, position: int) -> None:
         """Raises unless the parameter may get a gradient now. Called before autograd changes the present one.
 

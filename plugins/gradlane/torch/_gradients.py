@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal
@@ -98,6 +99,7 @@ class Gradients:
         self._kinds = [_tensors.kind_of(parameter) for parameter in self._parameters]
         self._loans: dict[int, Loan] = {}
         """This worker's gradients in flight, by position."""
+        weakref.finalize(self, _abandon, self._loans).atexit = False
         self._hooks: OrderedDict[int, PostAverageHook] = OrderedDict()
         self._priorities = [priority(position, name) for position, (name, _) in enumerate(parameters)]
         self._gathered = {i for i in sparse_parameters if sparse == "allgather"}
@@ -315,9 +317,7 @@ class Gradients:
             raise
         finally:
             self._window.clear()
-            for loan in self._loans.values():
-                loan.abandon()
-            self._loans.clear()
+            _abandon(self._loans)
             for bundle in set(self._bundles.values()):
                 bundle.clear()
 
@@ -440,6 +440,13 @@ class Gradients:
         if self._is_uneven and self._op is not Sum:
             return WeightedAverage, float(not self._sits_out)
         return self._op, None
+
+
+def _abandon(loans: dict[int, Loan]) -> None:
+    """Clears gradients whose averages nobody will wait for."""
+    for loan in loans.values():
+        loan.abandon()
+    loans.clear()
 
 
 def _as_sparse(gradient: torch.Tensor | None, parameter: torch.nn.Parameter) -> torch.Tensor:

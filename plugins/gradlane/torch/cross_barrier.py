@@ -23,7 +23,7 @@ from gradlane.errors import FailedPreconditionError, InvalidArgumentError, Unsup
 from gradlane import _names
 from gradlane.torch._copies import Averaging, plain_class
 from gradlane.torch._deferred import Deferred
-from gradlane.torch._known import refused_group
+from gradlane.torch._known import places, refused_group
 from gradlane.torch._module_hooks import Hook, forget_compiled
 from gradlane.torch.compression import Compression, Compressor
 from gradlane.torch.ddp import DistributedDataParallel
@@ -192,6 +192,7 @@ class _CrossBarrier(Averaging):
     def _detach(self) -> None:
         barrier = self._barrier
         barrier.remove()
+        barrier.updates.abandon()
         del self._barrier
         self.__class__ = barrier.kind  # type: ignore[assignment]
         if barrier.own_step is not None:
@@ -249,8 +250,7 @@ class _Barrier:
 def _refuse_homeless(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Raises unless every parameter belongs to a module of `model`: otherwise nobody would wait for it."""
     at_home = {id(parameter) for parameter in model.parameters()}
-    places = [(f"{g}.{i}", p) for g, group in enumerate(optimizer.param_groups) for i, p in enumerate(group["params"])]
-    homeless = [place for place, parameter in places if parameter.requires_grad and id(parameter) not in at_home]
+    homeless = [place for place, parameter in places(optimizer) if parameter.requires_grad and id(parameter) not in at_home]
     if homeless:
         raise InvalidArgumentError(
             f"the optimizer has parameters (group.position) that are not the model's: {', '.join(homeless)}; give a "
