@@ -36,6 +36,8 @@ class DistributedDataParallel(nn.Module):
 
     Every worker must make its wrappers in the same order, and run the same number of backward passes. Backward passes
     that reach no parameter of the module (`torch.autograd.grad`) do not count. To compile, wrap the compiled module.
+    Gradients that you put into `parameter.grad` yourself after a backward pass are not averaged: average them by
+    `push_pull`, or use `DistributedOptimizer`, which averages what it finds at `step()`.
 
     While a gradient is on its way, only the engine may use it. Other hooks on parameters may change it before, if they
     were registered before the module was wrapped; `register_post_average_hook` is for those that need the average.
@@ -215,6 +217,11 @@ class DistributedDataParallel(nn.Module):
         fresh: dict[str, Any] = {"_gradients": None, "_watch": None, "_known": set(), "_is_joining": False}
         fresh |= {"_original": (), "_backward_runs": False, "_any_gradient": False, "_has_checked": False}
         return {**self.__dict__, **fresh}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Makes a copy, which also refuses to train if its module is called by itself."""
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._refuse_training_of_a_copy()
 
     def __copy__(self) -> DistributedDataParallel:
         """The same module, parameters and averages."""
