@@ -642,3 +642,13 @@ def test_a_worker_that_does_not_step_is_named_at_the_next_wait_with_the_paramete
         optimizer.remove()
         assert type(optimizer) is torch.optim.SGD
         model.state_dict()
+
+
+def test_after_an_error_the_plain_optimizer_finds_no_placeholder():
+    model = made(mlp)
+    with pytest.raises(ValueError, match="of the user"), crossed(model, sgd(model.parameters())) as optimizer:
+        backward(model, next(batches(1)))
+        raise ValueError("of the user")
+    assert type(optimizer) is torch.optim.SGD
+    assert all(parameter.grad is None for parameter in model.parameters())
+    optimizer.zero_grad(set_to_none=False)

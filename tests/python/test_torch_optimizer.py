@@ -156,6 +156,16 @@ def test_a_worker_whose_closure_gives_no_number_takes_part_in_the_average_of_the
     assert loss is None if gl.rank() == 1 else loss.item() == 8.0, loss
 
 
+@pytest.mark.parametrize("average_losses", [None, True, False])
+def test_losses_are_averaged_for_optimizers_that_may_decide_by_them(average_losses):
+    model = two_layers()
+    optimizer = Foreign(model.parameters())
+    optimizer = gl.DistributedOptimizer(optimizer, model.named_parameters(), average_losses=average_losses)
+    loss = optimizer.step(lambda: torch.tensor(4.0 * gl.rank()))
+    mean = 4.0 * sum(range(gl.size())) / gl.size()
+    assert loss.item() == (4.0 * gl.rank() if average_losses is False else mean)
+
+
 def test_a_step_takes_a_closure():
     model = made(mlp)
     optimizer = gl.DistributedOptimizer(sgd(model.parameters()), model.named_parameters())

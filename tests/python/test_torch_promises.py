@@ -39,6 +39,20 @@ def unfrozen_alone(model):
     run.step()
 
 
+def unfrozen_for_a_second_optimizer(model):
+    for parameter in model[2].parameters():
+        parameter.requires_grad_(False)
+    run = yield
+    run.step()
+    for parameter in model[2].parameters():
+        parameter.requires_grad_(True)
+    second = torch.optim.SGD(model[2].parameters(), lr=0.1)
+    for _ in range(2):
+        second.zero_grad()
+        run.step()
+        second.step()
+
+
 def frozen_for_a_while(model):
     run = yield
     run.step()
@@ -278,6 +292,7 @@ def compiled(model):
 TABLE = {
     unfrozen: REFUSED,
     unfrozen_alone: REFUSED,
+    unfrozen_for_a_second_optimizer: REFUSED,
     frozen_for_a_while: EQUAL,
     added_to_a_group: {"wrapper": REFUSED, "optimizer": REFUSED, "barrier": REFUSED, "hook": REFUSED},
     added_as_a_group: {"wrapper": REFUSED, "optimizer": REFUSED, "barrier": REFUSED, "hook": REFUSED},
@@ -313,3 +328,16 @@ TABLE = {
 @pytest.mark.parametrize("deed", TABLE, ids=lambda deed: deed.__name__)
 def test_nothing_diverges_in_silence(deed, door):
     assert outcome(deed, door) == expected(TABLE[deed], door)
+
+
+def copied_and_called_by_its_module(model):
+    run = yield
+    run.step()
+    copied, run.optimizer = copy.deepcopy((run.call, run.optimizer))
+    run.call = copied.module
+    run.step()
+
+
+@pytest.mark.parametrize("door", ["wrapper", "byteps wrapper"])
+def test_a_copy_of_a_wrapper_does_not_train_through_its_module_either(door):
+    assert outcome(copied_and_called_by_its_module, door) == REFUSED

@@ -130,14 +130,21 @@ def left_out_and_set_by_hand(model):
     run.optimizer.step()
 
 
-def made_by_hand(model):
-    run = yield
-    for _ in range(2):
-        run.optimizer.zero_grad()
-        gradients = torch.autograd.grad(run.loss(), list(model.parameters()))
-        for parameter, gradient in zip(model.parameters(), gradients, strict=True):
-            parameter.grad = gradient
-        run.optimizer.step()
+def by_hand(averaged):
+    def deed(model):
+        run = yield
+        for _ in range(2):
+            run.optimizer.zero_grad()
+            gradients = torch.autograd.grad(run.loss(), list(model.parameters()))
+            for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+                parameter.grad = run.mean(gradient) if averaged else gradient
+            run.optimizer.step()
+
+    deed.__name__ = "made_and_averaged_by_hand" if averaged else "made_by_hand"
+    return deed
+
+
+made_by_hand, made_and_averaged_by_hand = by_hand(averaged=False), by_hand(averaged=True)
 
 
 def two_passes_with_a_change_between(model):
@@ -184,6 +191,7 @@ TABLE = {
     left_out_and_set_by_hand: {"wrapper": REFUSED, "byteps wrapper": EQUAL},
     two_passes_with_a_change_between: {"barrier": REFUSED, "byteps optimizer": EQUAL},
     made_by_hand: EQUAL,
+    made_and_averaged_by_hand: EQUAL,
 }
 NOT_BEHIND = {
     # PyTorch's wrapper averages nothing if its own forward pass was not called, or a gradient is missing.
@@ -193,8 +201,11 @@ NOT_BEHIND = {
     "wrapper": set(),
     "byteps wrapper": set(),
 }
-for door in ("hook", "wrapper", "byteps wrapper"):  # a wrapper averages in backward(), and nobody calls that here
-    NOT_BEHIND[door].add(made_by_hand)
+for door in DOORS:
+    # A wrapper averages in backward(), and nobody calls that here: its user averages, as with PyTorch's own wrapper. A
+    # refusal would also hit users who do so, because nothing tells their gradients from others.
+    averages_at_step = door not in ("hook", "wrapper", "byteps wrapper")
+    NOT_BEHIND.setdefault(door, set()).add(made_and_averaged_by_hand if averages_at_step else made_by_hand)
 CASES = [(deed, door) for deed in TABLE for door in DOORS if deed not in NOT_BEHIND.get(door, ())]
 
 
@@ -286,3 +297,21 @@ def test_an_optimizer_that_searches_along_the_loss_takes_the_same_steps_everywhe
             DOORS[door](model_of_four_parameters(), lbfgs)
     else:
         assert outcome(with_a_closure, door, lbfgs) == EQUAL
+
+
+def test_a_part_that_was_frozen_is_averaged_by_an_optimizer_of_its_own():
+    def of_two_parts(model):
+        for parameter in model[2].parameters():
+            parameter.requires_grad_(False)
+        run = yield
+        for parameter in model[2].parameters():
+            parameter.requires_grad_(True)
+        second = plain_sgd(model[2].parameters())
+        if run.wrapped is not None:
+            second = gl.DistributedOptimizer(second, model.named_parameters())
+        for _ in range(2):
+            second.zero_grad()
+            run.step()
+            second.step()
+
+    assert outcome(of_two_parts, "optimizer") == EQUAL

@@ -21,10 +21,11 @@ from gradlane._handle import Handle
 from gradlane._reduction import ReduceOp, resolve
 from gradlane._window import Window, forward_order
 from gradlane.errors import Error, FailedPreconditionError, UnsupportedError
-from gradlane.torch import _tensors
+from gradlane.torch import _in_flight, _tensors
 from gradlane.torch._in_flight import CALL_SYNCHRONIZE, Loan, refuse_cleared
 from gradlane.torch._known import Known
-from gradlane.torch._owners import own, refuse_stepped, watch_frozen
+from gradlane.torch._owners import own, watch_frozen
+from gradlane.torch._parameter_watch import ParameterWatch
 from gradlane.torch._partial import PartialStep, Settings, settings_of
 from gradlane.torch.compression import Compressor, check_compression
 from gradlane.torch.ops import reduce_in_place
@@ -58,7 +59,7 @@ class _Slot:
     priority: int
     kind: _tensors.Kind
     version: int = 0
-    """Of the parameter, before its last gradient and, while an update is due, since `step()`."""
+    """Of the parameter at `step()`, while an update is due."""
     address: int = 0
     """Of the parameter's memory, while an update is due."""
     passed: int = 0
@@ -113,7 +114,8 @@ class Deferred:
             own(self, parameters)
         rows = [(name, _tensors.dtype_name(p.dtype), tuple(p.shape)) for name, p in parameters]
         check_alike("parameter", rows, f"{namespace}/parameters")
-        self.hooks = watch_frozen(self, self._known.frozen(optimizer), _REMEDY)
+        frozen = watch_frozen(self, self._known.frozen(optimizer), _REMEDY)
+        self.hooks = [*frozen, *ParameterWatch(self, parameters, Deferred._gradient, Deferred._refuse_early).hooks]
         """To be removed with the hooks on the model."""
         tensors = ((self._window.name(slot.position), slot.parameter) for slot in self._slots)
         _tensors.declare_tensors(_session.session(), tensors, codec=compression.codec, fuse=True, timeout=None)
@@ -151,35 +153,6 @@ class Deferred:
             self._land(due)
         with timeline.span("update all"):
             self._update(due)
-
-    def refuse_early(self, position: int) -> None:
-        """Raises unless the parameter may get a gradient now. Called before autograd changes the present one.
-
-        Raises:
-            FailedPreconditionError: the present one is in flight, or its update was not done before the forward pass.
-        """
-        slot = self._slots[position]
-        self._window.check()
-        # It does not matter whether it is updated by now: that may be luck, or may have come too late.
-        if not (slot.is_announced or self._is_settled):
-            raise FailedPreconditionError(
-                f"parameter {slot.name} was used in a forward pass, but not by its module: it may not have been updated "
-                "in time. Give the class of the module that used it in opaque=, or call synchronize() before the "
-                "forward pass"
-            )
-        self._window.refuse_second(position, " (call synchronize() after it, on all workers)")
-        slot.version = slot.parameter._version
-
-    def gradient(self, position: int) -> None:
-        """Handles a new gradient: submits it if this was the last backward pass of the window."""
-        slot = self._slots[position]
-        refuse_cleared(slot.parameter, slot.name)
-        refuse_stepped(slot.parameter, slot.name, slot.version)
-        self._has_begun, self._is_complete = True, False
-        slot.passed += 1
-        self._window.mark_used(position)
-        if slot.passed >= self._passes:
-            self._window.submit(position)
 
     def step(self) -> None:
         """Ends the window: from now on its updates are due, with the optimizer's present settings."""
@@ -247,9 +220,44 @@ class Deferred:
                 f"remove() while the gradient of {flying[0]} is on its way; call step() or synchronize() first"
             )
 
+    def abandon(self) -> None:
+        """Clears the gradients that are still on their way: nobody will put their averages into them."""
+        for slot in self._slots:
+            flight = self._window.on_its_way(slot.position)
+            if flight is not None:
+                flight.loan.abandon()
+
+    def _refuse_early(self, position: int) -> None:
+        """Raises unless the parameter may get a gradient now. Called before autograd changes the present one.
+
+        Raises:
+            FailedPreconditionError: the present one is in flight, or its update was not done before the forward pass.
+        """
+        slot = self._slots[position]
+        self._window.check()
+        # It does not matter whether it is updated by now: that may be luck, or may have come too late.
+        if not (slot.is_announced or self._is_settled):
+            raise FailedPreconditionError(
+                f"parameter {slot.name} was used in a forward pass, but not by its module: it may not have been updated "
+                "in time. Give the class of the module that used it in opaque=, or call synchronize() before the "
+                "forward pass"
+            )
+        self._window.refuse_second(position, " (call synchronize() after it, on all workers)")
+
+    def _gradient(self, position: int) -> None:
+        """Handles a new gradient: submits it if this was the last backward pass of the window."""
+        slot = self._slots[position]
+        refuse_cleared(slot.parameter, slot.name)
+        self._has_begun, self._is_complete = True, False
+        slot.passed += 1
+        self._window.mark_used(position)
+        if slot.passed >= self._passes:
+            self._window.submit(position)
+
     def _start(self, position: int) -> _Flight:
         slot = self._slots[position]
-        gradient = slot.parameter.grad
+        is_held = _in_flight.may_be_held(slot.parameter)
+        gradient = given = slot.parameter.grad
         is_own = gradient is not None
         _tensors.check_kind(slot.parameter if gradient is None else gradient, slot.kind, slot.name)
         if gradient is None:
@@ -265,9 +273,9 @@ class Deferred:
             gradient = gradient.contiguous()
         if is_own:
             self._window.mark_used(position)  # the user may have made it
-        loan = Loan(slot.parameter, gradient, slot.name, CALL_SYNCHRONIZE)
+        loan = Loan(slot.parameter, gradient, slot.name, CALL_SYNCHRONIZE, given if is_held else None)
         transfer = reduce_in_place(
-            gradient,
+            loan.gradient,
             self._window.name(position),
             self._op,
             priority=slot.priority,
@@ -385,7 +393,10 @@ class Deferred:
         """Puts the average into the gradient, or None if no worker had a gradient."""
         flight = self._window.take(slot.position)
         is_used = flight.is_own or self._window.was_used(slot.position)
-        gradient = flight.transfer.wait() if is_used else None
+        reduced = flight.transfer.wait()
+        gradient = None
+        if is_used:
+            gradient = flight.loan.average() if reduced is flight.loan.gradient else reduced
         if gradient is not None and slot.position in self._sparse:
             gradient = gradient.to_sparse(1)
         slot.parameter.grad = gradient

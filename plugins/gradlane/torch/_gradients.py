@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal
@@ -22,7 +23,7 @@ from gradlane._reduction import Average, ReduceOp, Sum, WeightedAverage, resolve
 from gradlane._sets import ProcessSet
 from gradlane._window import Window
 from gradlane.errors import FailedPreconditionError, InvalidArgumentError
-from gradlane.torch import _tensors
+from gradlane.torch import _in_flight, _tensors
 from gradlane.torch._bundles import Bundle, Bundled, bundles_of
 from gradlane.torch._in_flight import Loan, refuse, refuse_cleared
 from gradlane.torch._owners import own
@@ -98,6 +99,7 @@ class Gradients:
         self._kinds = [_tensors.kind_of(parameter) for parameter in self._parameters]
         self._loans: dict[int, Loan] = {}
         """This worker's gradients in flight, by position."""
+        weakref.finalize(self, _abandon, self._loans).atexit = False
         self._hooks: OrderedDict[int, PostAverageHook] = OrderedDict()
         self._priorities = [priority(position, name) for position, (name, _) in enumerate(parameters)]
         self._gathered = {i for i in sparse_parameters if sparse == "allgather"}
@@ -315,9 +317,7 @@ class Gradients:
             raise
         finally:
             self._window.clear()
-            for loan in self._loans.values():
-                loan.abandon()
-            self._loans.clear()
+            _abandon(self._loans)
             for bundle in set(self._bundles.values()):
                 bundle.clear()
 
@@ -352,6 +352,8 @@ class Gradients:
             if window.was_used(position) and reduced is not gradient:
                 keeps_dense = gradient is not None and not gradient.is_sparse
                 gradient = reduced.to_dense() if keeps_dense else reduced
+            elif loan is not None:
+                gradient = loan.average()
             if gradient is not None and not gradient.is_sparse and position in (self._sparse_again or ()):
                 gradient = gradient.to_sparse(1)
             parameter.grad = gradient
@@ -397,7 +399,8 @@ class Gradients:
     def _lend(self, position: int) -> torch.Tensor | None:
         """Takes the gradient of a parameter out of the user's hands; None if there is none."""
         parameter, name = self._parameters[position], self._names[position]
-        gradient = parameter.grad
+        is_held = _in_flight.may_be_held(parameter)
+        gradient = given = parameter.grad
         _tensors.check_kind(parameter if gradient is None else gradient, self._kinds[position], name)
         if gradient is None:
             return None
@@ -409,8 +412,8 @@ class Gradients:
                 self._sparse_again.add(position)
         elif not gradient.is_sparse and _tensors.overlaps_itself(gradient):
             gradient = gradient.contiguous()
-        self._loans[position] = Loan(parameter, gradient, name, self._remedy)
-        return gradient
+        loan = self._loans[position] = Loan(parameter, gradient, name, self._remedy, given if is_held else None)
+        return loan.gradient
 
     def _start_together(
         self, positions: Sequence[int], gradients: Sequence[torch.Tensor]
@@ -437,6 +440,13 @@ class Gradients:
         if self._is_uneven and self._op is not Sum:
             return WeightedAverage, float(not self._sits_out)
         return self._op, None
+
+
+def _abandon(loans: dict[int, Loan]) -> None:
+    """Clears gradients whose averages nobody will wait for."""
+    for loan in loans.values():
+        loan.abandon()
+    loans.clear()
 
 
 def _as_sparse(gradient: torch.Tensor | None, parameter: torch.nn.Parameter) -> torch.Tensor:

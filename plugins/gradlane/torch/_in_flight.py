@@ -2,11 +2,15 @@
 
 From its submission until its average has arrived, a gradient belongs to the engine. A placeholder stands in
 `parameter.grad`, and every use of it raises an error that names the parameter. What bypasses the placeholder is found
-when the average arrives: another tensor in `parameter.grad`, or a gradient that was changed in place.
+when the average arrives: another tensor in `parameter.grad`, or a gradient that was changed.
+
+Where somebody else may hold the memory of a gradient, the engine gets a copy, because `.data`, NumPy and the base of a view
+change memory without a trace. A second copy tells afterwards whether it was changed.
 """
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Iterable
 from typing import Any, NoReturn
@@ -14,6 +18,8 @@ from typing import Any, NoReturn
 import torch
 
 from gradlane.errors import FailedPreconditionError
+from gradlane.torch import _tensors
+from gradlane.torch._parameter_watch import differs, has_foreign_hooks
 
 
 CALL_SYNCHRONIZE = (
@@ -47,17 +53,24 @@ class InFlight(torch.Tensor):
 class Loan:
     """The gradient of one parameter, while the engine has it."""
 
-    __slots__ = ("_parameter", "_version", "gradient", "name", "placeholder")
+    __slots__ = ("_copied", "_held", "_parameter", "_version", "gradient", "name", "placeholder")
 
-    def __init__(self, parameter: torch.Tensor, gradient: torch.Tensor, name: str, remedy: str) -> None:
+    def __init__(
+        self, parameter: torch.Tensor, gradient: torch.Tensor, name: str, remedy: str, held: torch.Tensor | None = None
+    ) -> None:
         """Puts a placeholder into `parameter.grad`.
 
         Args:
-            gradient: the tensor that the average will replace.
+            gradient: the tensor for the engine: `parameter.grad`, or a form of it that only the caller has.
             name: of the parameter.
             remedy: what to do instead of using the gradient now.
+            held: `parameter.grad`, if somebody else may hold its memory.
         """
-        self._parameter, self.gradient, self.name = parameter, gradient, name
+        self._parameter, self.name = parameter, name
+        self._held = held
+        self._copied = None if held is None else held.detach().clone()
+        self.gradient = gradient.detach().clone() if gradient is held else gradient
+        """The tensor for the engine, in which the average will be."""
         plain = gradient
         if gradient.requires_grad:
             _warn_of_graph()
@@ -70,12 +83,8 @@ class Loan:
         parameter.grad = self.placeholder
 
     def submitted(self) -> None:
-        """Records that the engine has the memory now. A later change of it is an error.
-
-        Views of one tensor share a version, which also counts the engine's changes of the others. So a change of a view
-        is found only if it was made through `parameter.grad`.
-        """
-        if not self.gradient._is_view():
+        """Records that the engine has the memory now. A later change of it is an error."""
+        if self._held is None:
             self._version = self.gradient._version
 
     def complaint(self, *, may_be_replaced: bool = False) -> str | None:
@@ -90,9 +99,19 @@ class Loan:
             done = "cleared" if self._parameter.grad is None else "replaced"
         elif self._version is not None and self._version != self.gradient._version:
             done = "changed in place"
+        elif self._held is not None and self._copied is not None and differs(self._held, self._copied):
+            done = "changed"
         else:
             return None
         return f"the gradient of {self.name} was {done} while it was on its way to its average"
+
+    def average(self) -> torch.Tensor:
+        """The average, when it is in `gradient`: in the memory that the user's gradient had."""
+        held = self._held
+        if held is None or held.is_sparse or held.shape != self.gradient.shape or _tensors.overlaps_itself(held):
+            return self.gradient
+        held.detach().copy_(self.gradient)
+        return held
 
     def end(self, gradient: torch.Tensor | None) -> None:
         """Puts `gradient` in the place of the placeholder."""
@@ -102,6 +121,23 @@ class Loan:
         """Clears the gradient, if the placeholder still stands there: no average will come."""
         if self._parameter.grad is self.placeholder:
             self._parameter.grad = None
+
+
+def may_be_held(parameter: torch.Tensor) -> bool:
+    """Whether anybody but the parameter may hold the memory of its gradient. The caller may not yet refer to it either."""
+    if sys.getrefcount(parameter.grad) > _REFERENCES or has_foreign_hooks(parameter):
+        return True
+    return parameter.grad is not None and parameter.grad._is_view()
+
+
+def _references() -> int:
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    parameter.grad = torch.zeros(1)
+    return sys.getrefcount(parameter.grad)
+
+
+_REFERENCES = _references()
+"""How many references Python counts to a gradient to which nothing but its parameter refers."""
 
 
 def refuse(complaints: Iterable[str], remedy: str) -> None:

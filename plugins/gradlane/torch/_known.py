@@ -9,7 +9,8 @@ import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from gradlane.errors import FailedPreconditionError
-from gradlane.torch._owners import Named, is_owned, unknown
+from gradlane.torch._owners import is_owned, unknown
+from gradlane.torch._parameter_watch import Named
 
 
 def places(optimizer: torch.optim.Optimizer) -> Iterator[Named]:
@@ -40,8 +41,13 @@ class Known:
         self._remedy = remedy
 
     def frozen(self, optimizer: torch.optim.Optimizer) -> list[Named]:
-        """The parameters of `optimizer` that require no gradient, with names for errors."""
-        return [(self._name(place, p), p) for place, p in places(optimizer) if not p.requires_grad]
+        """The parameters that require no gradient, of `optimizer` or named, with names for errors.
+
+        Another optimizer may step those that have a name alone, once they are unfrozen.
+        """
+        own = {id(parameter): (self._name(place, parameter), parameter) for place, parameter in places(optimizer)}
+        named = {id(parameter): (name, parameter) for parameter, name in self._names.items()}
+        return [(name, parameter) for name, parameter in (named | own).values() if not parameter.requires_grad]
 
     def refuse_others(self, optimizer: torch.optim.Optimizer) -> None:
         """Raises if `optimizer` would step on a gradient that nobody averages.

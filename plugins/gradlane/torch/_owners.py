@@ -8,7 +8,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable, Container, Iterable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch.utils.hooks import RemovableHandle
@@ -16,10 +16,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from gradlane import _session
 from gradlane.errors import FailedPreconditionError, InvalidArgumentError
-
-T = TypeVar("T")
-
-Named = tuple[str, torch.nn.Parameter]
+from gradlane.torch._parameter_watch import Named, ours, remove_all
 
 _owners: Any = WeakTensorKeyDictionary()
 """By parameter: a weak reference to the object that averages its gradient, and the generation of its session."""
@@ -48,63 +45,6 @@ def is_owned(parameter: torch.Tensor) -> bool:
     return owner() is not None and generation == _session.generation()
 
 
-def watch(owner: T, named: Sequence[Named], ready: Callable[[T, int], None]) -> None:
-    """Calls `ready(owner, position)` when a parameter has got its gradient, as long as `owner` lives.
-
-    Hooks that a parameter has already run before. If one of them changes the parameter, as an optimizer does that steps
-    during `backward()`, the backward pass raises FailedPreconditionError.
-    """
-    reference = weakref.ref(owner)
-
-    def hook(position: int, name: str, before: Before | None) -> Callable[[torch.Tensor], None]:
-        def gradient_is_ready(parameter: torch.Tensor) -> None:
-            living = reference()
-            if living is not None:
-                if before is not None:
-                    before.refuse_change(parameter, name)
-                ready(living, position)
-
-        return gradient_is_ready
-
-    hooks: list[RemovableHandle] = []
-    for position, (name, parameter) in enumerate(named):
-        before = Before(parameter) if parameter._post_accumulate_grad_hooks else None
-        if before is not None:
-            hooks.append(parameter.register_hook(before.note))
-        hooks.append(parameter.register_post_accumulate_grad_hook(hook(position, name, before)))
-    weakref.finalize(owner, _remove, hooks).atexit = False
-
-
-class Before:
-    """Notices that a hook which runs before ours changes the parameter: then it has used a gradient of this worker."""
-
-    def __init__(self, parameter: torch.Tensor) -> None:
-        self._parameter = weakref.ref(parameter)
-        self._version: int | None = None
-
-    def note(self, _: torch.Tensor) -> None:
-        """Called before the parameter gets its gradient."""
-        parameter = self._parameter()
-        self._version = None if parameter is None else parameter._version
-
-    def refuse_change(self, parameter: torch.Tensor, name: str) -> None:
-        if self._version is not None:
-            refuse_stepped(parameter, name, self._version)
-
-
-def refuse_stepped(parameter: torch.Tensor, name: str, version: int) -> None:
-    """Raises if a parameter has changed since it had this version, which was before autograd made its gradient.
-
-    Raises:
-        FailedPreconditionError: it has.
-    """
-    if parameter._version != version:
-        raise FailedPreconditionError(
-            f"another hook changed parameter {name} before its gradient was averaged, as an optimizer does that steps "
-            "during backward(); give register_post_average_hook() what needs the average of a gradient"
-        )
-
-
 def watch_frozen(owner: object, named: Iterable[Named], remedy: str) -> list[RemovableHandle]:
     """Makes backward passes raise once these parameters get gradients, as long as `owner` lives.
 
@@ -121,7 +61,7 @@ def watch_frozen(owner: object, named: Iterable[Named], remedy: str) -> list[Rem
             if reference() is not None and not is_owned(parameter):
                 raise unknown(name, remedy)
 
-        return refuse
+        return ours(refuse)
 
     hooks = []
     for name, parameter in named:
@@ -129,7 +69,7 @@ def watch_frozen(owner: object, named: Iterable[Named], remedy: str) -> list[Rem
             parameter.requires_grad_(True)  # PyTorch registers such a hook on no other parameter, but keeps it
             hooks.append(parameter.register_post_accumulate_grad_hook(hook(name)))
             parameter.requires_grad_(False)
-    weakref.finalize(owner, _remove, hooks).atexit = False
+    weakref.finalize(owner, remove_all, hooks).atexit = False
     return hooks
 
 
@@ -152,14 +92,14 @@ def watch_copy(owner: object, named: Iterable[Named], remedy: str) -> None:
             if reference() is not None and not is_owned(parameter):
                 raise copy_trains(name, remedy)
 
-        return refuse
+        return ours(refuse)
 
     hooks = []
     for name, parameter in fresh:
         hooks.append(parameter.register_post_accumulate_grad_hook(hook(name)))
         _watched_copies[parameter] = reference
     if hooks:
-        weakref.finalize(owner, _remove, hooks).atexit = False
+        weakref.finalize(owner, remove_all, hooks).atexit = False
 
 
 def copy_trains(name: str, remedy: str) -> FailedPreconditionError:
@@ -195,8 +135,3 @@ def unknown(name: str, remedy: str) -> InvalidArgumentError:
 def _owned(named: Sequence[Named]) -> str | None:
     """The name of the first of these parameters that has an owner in the present session."""
     return next((name for name, parameter in named if is_owned(parameter)), None)
-
-
-def _remove(hooks: Iterable[RemovableHandle]) -> None:
-    for hook in hooks:
-        hook.remove()

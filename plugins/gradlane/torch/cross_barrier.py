@@ -23,7 +23,7 @@ from gradlane.errors import FailedPreconditionError, InvalidArgumentError, Unsup
 from gradlane import _names
 from gradlane.torch._copies import Averaging, plain_class
 from gradlane.torch._deferred import Deferred
-from gradlane.torch._known import refused_group
+from gradlane.torch._known import places, refused_group
 from gradlane.torch._module_hooks import Hook, forget_compiled
 from gradlane.torch.compression import Compression, Compressor
 from gradlane.torch.ddp import DistributedDataParallel
@@ -192,6 +192,7 @@ class _CrossBarrier(Averaging):
     def _detach(self) -> None:
         barrier = self._barrier
         barrier.remove()
+        barrier.updates.abandon()
         del self._barrier
         self.__class__ = barrier.kind  # type: ignore[assignment]
         if barrier.own_step is not None:
@@ -224,9 +225,6 @@ class _Barrier:
             settle = Hook(lambda *_: updates.settle())
             self._hooks.append(module.register_state_dict_pre_hook(settle))
             self._hooks.append(module.register_load_state_dict_pre_hook(settle))
-        for position, (_, parameter) in enumerate(listed):
-            self._hooks.append(parameter.register_hook(self._before_gradient(position)))
-            self._hooks.append(parameter.register_post_accumulate_grad_hook(self._after_gradient(position)))
         forget_compiled()
 
     def remove(self) -> None:
@@ -248,24 +246,11 @@ class _Barrier:
 
         return wait
 
-    def _before_gradient(self, position: int) -> Callable[[torch.Tensor], None]:
-        def check(_: torch.Tensor) -> None:
-            self.updates.refuse_early(position)
-
-        return check
-
-    def _after_gradient(self, position: int) -> Callable[[torch.Tensor], None]:
-        def gradient_is_ready(_: torch.Tensor) -> None:
-            self.updates.gradient(position)
-
-        return gradient_is_ready
-
 
 def _refuse_homeless(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Raises unless every parameter belongs to a module of `model`: otherwise nobody would wait for it."""
     at_home = {id(parameter) for parameter in model.parameters()}
-    places = [(f"{g}.{i}", p) for g, group in enumerate(optimizer.param_groups) for i, p in enumerate(group["params"])]
-    homeless = [place for place, parameter in places if parameter.requires_grad and id(parameter) not in at_home]
+    homeless = [place for place, parameter in places(optimizer) if parameter.requires_grad and id(parameter) not in at_home]
     if homeless:
         raise InvalidArgumentError(
             f"the optimizer has parameters (group.position) that are not the model's: {', '.join(homeless)}; give a "

@@ -18,7 +18,8 @@ from gradlane.errors import FailedPreconditionError, InvalidArgumentError
 from gradlane import _names, _session
 from gradlane._window import forward_order
 from gradlane.torch._gradients import Gradients, PostAverageHook, Priority, SparsePolicy
-from gradlane.torch._owners import is_owned, refuse_unknown, watch, watch_copy, watch_frozen
+from gradlane.torch._owners import is_owned, refuse_unknown, watch_copy, watch_frozen
+from gradlane.torch._parameter_watch import ParameterWatch
 from gradlane.torch._buffer_copies import BufferCopies
 from gradlane.torch.broadcast import broadcast_alike, broadcast_optimizer_state
 from gradlane.torch.compression import Compression, Compressor
@@ -37,6 +38,8 @@ class DistributedDataParallel(nn.Module):
 
     Every worker must make its wrappers in the same order, and run the same number of backward passes. Backward passes
     that reach no parameter of the module (`torch.autograd.grad`) do not count. To compile, wrap the compiled module.
+    Gradients that you put into `parameter.grad` yourself after a backward pass are not averaged: average them by
+    `push_pull`, or use `DistributedOptimizer`, which averages what it finds at `step()`.
 
     While a gradient is on its way, only the engine may use it. Other hooks on parameters may change it before, if they
     were registered before the module was wrapped; `register_post_average_hook` is for those that need the average.
@@ -115,7 +118,7 @@ class DistributedDataParallel(nn.Module):
         self._is_joining = False
         self._backward_runs = False
         self._any_gradient = self._has_checked = False
-        watch(self, named, DistributedDataParallel._gradient_is_ready)
+        self._watch: ParameterWatch | None = ParameterWatch(self, named, DistributedDataParallel._gradient_is_ready)
         watch_frozen(self, frozen, _REMEDY_UNKNOWN)
 
     def forward(self, *inputs: Any, **keywords: Any) -> Any:
@@ -215,9 +218,14 @@ class DistributedDataParallel(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         """The state of a copy: other parameters, which are not declared, and no gradients to average."""
-        fresh: dict[str, Any] = {"_gradients": None, "_known": set(), "_is_joining": False, "_original": ()}
-        fresh |= {"_backward_runs": False, "_any_gradient": False, "_has_checked": False}
+        fresh: dict[str, Any] = {"_gradients": None, "_watch": None, "_known": set(), "_is_joining": False}
+        fresh |= {"_original": (), "_backward_runs": False, "_any_gradient": False, "_has_checked": False}
         return {**self.__dict__, **fresh}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Makes a copy, which also refuses to train if its module is called by itself."""
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._refuse_training_of_a_copy()
 
     def __copy__(self) -> DistributedDataParallel:
         """The same module, parameters and averages."""
@@ -252,6 +260,8 @@ class DistributedDataParallel(nn.Module):
     def _leave_backward(self) -> None:
         self._backward_runs = False
         had_gradient, self._any_gradient = self._any_gradient, False
+        if self._watch is not None:
+            self._watch.end()  # hooks of `register_post_average_hook` may change parameters
         if self._synchronizes and had_gradient and self._gradients is not None:
             if not self._has_checked:  # the module was called by itself
                 self._refuse_unknown_parameters()

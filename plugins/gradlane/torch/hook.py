@@ -16,8 +16,8 @@ from gradlane import _session
 from gradlane._reduction import Average
 from gradlane.errors import InvalidArgumentError, UnsupportedError
 from gradlane import _names
-from gradlane.torch._beneath import Beneath
 from gradlane.torch._futures import Completions, future_on
+from gradlane.torch._lost_gradients import LostGradients
 from gradlane.torch._sparse import SparseTransfer
 from gradlane.torch.compression import Compression, Compressor, check_compression
 from gradlane.torch.ops import reduce_in_place
@@ -64,11 +64,11 @@ class State:
         self._namespace = _names.namespace("hook", name)
         self._names = {id(parameter): (position, n) for position, (parameter, n) in enumerate(pairs)}
         self._buckets: dict[tuple[str, ...], str] = {}
-        self._beneath = None if model is None else Beneath(model)
+        self._lost_gradients = None if model is None else LostGradients(model)
 
     def __getstate__(self) -> dict[str, object]:
         """The state of a copy, which PyTorch's wrapper makes and does not use."""
-        return {**self.__dict__, "_beneath": None}
+        return {**self.__dict__, "_lost_gradients": None}
 
     def bucket_name(self, bucket: distributed.GradBucket) -> tuple[str, int]:
         """A name for the bucket, made of its parameters only, and the priority of the parameter needed first."""
@@ -93,8 +93,8 @@ class State:
             InvalidArgumentError: a parameter was added, unfrozen or changed.
             FailedPreconditionError: another hook has cleared a gradient of the bucket, or changed a parameter.
         """
-        if self._beneath is not None:
-            self._beneath.check(bucket.parameters(), is_last=bucket.is_last())
+        if self._lost_gradients is not None:
+            self._lost_gradients.check(bucket.parameters(), is_last=bucket.is_last())
 
 
 def ddp_comm_hook(state: State, bucket: distributed.GradBucket) -> torch.futures.Future[torch.Tensor]:

@@ -21,7 +21,8 @@ from gradlane.torch._copies import Averaging, plain_class, with_closure
 from gradlane.torch._gradients import Gradients, PostAverageHook
 from gradlane.torch._in_flight import CALL_SYNCHRONIZE
 from gradlane.torch._known import Known, places, refused_group
-from gradlane.torch._owners import watch, watch_frozen
+from gradlane.torch._owners import watch_frozen
+from gradlane.torch._parameter_watch import ParameterWatch
 from gradlane.torch.compression import Compression, Compressor
 from gradlane.torch.ops import push_pull_
 
@@ -38,6 +39,7 @@ def DistributedOptimizer(
     sparse_as_dense: bool = False,
     name: str | None = None,
     process_set: ProcessSet | None = None,
+    average_losses: bool | None = None,
 ) -> Kind:
     """Makes `optimizer` average its gradients over all workers; returns the same object, of a subclass of its class.
 
@@ -47,8 +49,7 @@ def DistributedOptimizer(
     with zeros from the others.
 
     While a gradient is on its way, only the engine may use it; every other use raises FailedPreconditionError. The
-    parameters are fixed: an error names one that was unfrozen or added later. LBFGS, and optimizers that are not PyTorch's,
-    get the average of the losses from a `closure`, because they may decide by it how far they go.
+    parameters are fixed: an error names one that was unfrozen or added later.
 
     Keep the optimizer: with its last reference the averaging ends. A copy (`copy.deepcopy`, `pickle`, `torch.save`)
     averages nothing. In a job of several workers it does not step on gradients; give it to `DistributedOptimizer` to
@@ -69,6 +70,9 @@ def DistributedOptimizer(
             workers make fewer than others, as those outside of a `process_set` may.
         process_set: the workers whose gradients are averaged, of which this one is a member; all by default. Small
             gradients of a set share no messages.
+        average_losses: whether `step(closure)` gets the average of the losses of all workers, so that all take the same
+            decision by it, such as how far they go. That costs a sum in each step, for which the host waits, on devices
+            too. None does it for LBFGS and for classes that are not PyTorch's. Equal on all workers.
     Raises:
         InvalidArgumentError: two parameters have the same name, a parameter of the optimizer has none, something else
             averages their gradients already, or this worker is not in `process_set`.
@@ -93,6 +97,7 @@ def DistributedOptimizer(
         sparse_as_dense,
         isinstance(optimizer, torch.optim.SparseAdam),
         process_set,
+        average_losses,
     )
     # Changes the class of the object instead of making a new one, because constructors differ, and an earlier learning
     # rate scheduler refers to this object.
@@ -177,12 +182,14 @@ class _Synchronizer:
         sparse_as_dense: bool,
         takes_only_sparse: bool,
         process_set: ProcessSet | None,
+        average_losses: bool | None,
     ) -> None:
         self.passes = check_passes(passes)
         named = name_parameters(optimizer, given)
         self._op, self._set, self._loss_name = op, process_set, f"{namespace}/loss"
         is_torch = plain_class(optimizer).__module__.startswith("torch.optim.")
-        self._decides_by_loss = isinstance(optimizer, torch.optim.LBFGS) or not is_torch
+        may_decide = isinstance(optimizer, torch.optim.LBFGS) or not is_torch
+        self._decides_by_loss = may_decide if average_losses is None else average_losses
         self._optimizer, self._known = weakref.ref(optimizer), Known(named, given or (), _REMEDY)
         self._passed: Counter[int] = Counter()
         self._is_complete = False
@@ -201,7 +208,7 @@ class _Synchronizer:
             sparse_again=range(len(named)) if takes_only_sparse else (),
             process_set=process_set,
         )
-        watch(self, named, _Synchronizer._gradient_is_ready)
+        ParameterWatch(self, named, _Synchronizer._gradient_is_ready)
         watch_frozen(self, self._known.frozen(optimizer), _REMEDY)
 
     def register_post_average_hook(self, hook: PostAverageHook) -> RemovableHandle:
