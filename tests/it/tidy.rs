@@ -312,7 +312,8 @@ fn the_data_path_copies_only_where_it_is_counted() {
 }
 
 /// Names of values whose end does nothing but free memory. Another one is a guard, perhaps: then write an `if`.
-const PLAIN: [&str; 20] = [
+const PLAIN: [&str; 23] = [
+    "accept_from",
     "author",
     "before",
     "body",
@@ -326,6 +327,8 @@ const PLAIN: [&str; 20] = [
     "notice",
     "number",
     "output",
+    "path",
+    "ports",
     "processors",
     "rank",
     "size",

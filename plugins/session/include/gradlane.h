@@ -103,8 +103,10 @@ typedef uint64_t GradlaneSession;
 // A submitted operation. 0 is never an operation.
 typedef uint64_t GradlaneOperation;
 
-// Runs once when an operation has ended, on a thread of the library. It may call any function of this library except `gradlane_shutdown`
-// of its own session. It must return soon, because it delays other callbacks, and it must not throw. `operation` may already be released.
+// Runs once when an operation has ended, or is given up because the engine's threads are stuck: then `gradlane_poll` says
+// `GRADLANE_STATUS_PENDING` or `GRADLANE_STATUS_UNRESPONSIVE`, and the memory stays in use. It runs on a thread of the library. It may call
+// any function of this library except `gradlane_shutdown` of its own session. It must return soon, because it delays other callbacks, and
+// it must not throw. `operation` may already be released.
 typedef void (*GradlaneCallback)(void *user, GradlaneOperation operation);
 
 // Element types. 16-bit floats are added in float32 and rounded once. Integer sums wrap.
@@ -298,7 +300,7 @@ GradlaneStatus gradlane_metrics(GradlaneSession session, char *buffer, size_t ca
 //
 // `operation` receives the operation, which the caller releases. Source and destination belong to the library until the operation has
 // ended: until `gradlane_poll` or `gradlane_wait` returns anything but `GRADLANE_STATUS_PENDING` or `GRADLANE_STATUS_UNRESPONSIVE` for it.
-// When its callback runs, it has ended too, unless `gradlane_poll` says `GRADLANE_STATUS_UNRESPONSIVE` in the callback.
+// When its callback runs, it has ended too, unless `gradlane_poll` says one of these two in the callback.
 // The call waits while more bytes are unresolved than the setting `submit_bytes_max` allows.
 //
 // If the arguments are wrong, this call fails and no callback runs. All later errors are errors of the operation.

@@ -166,7 +166,6 @@ impl Coordinator {
                     Err(error) => self.connections.send(link, Frame::BarrierDone { request, outcome: Err(error) }),
                 }
             }
-            // From a server, or from a worker on behalf of the workers of its machine, who sum without a server.
             (Frame::Stall(stall), Some(_)) => self.handle_stall(now, link, stall),
             (Frame::Renew, Some(identity)) => self.handle_renewal(link, identity),
             (Frame::Leave, Some(identity)) => self.handle_leave(now, link, identity, None),

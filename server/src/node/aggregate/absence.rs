@@ -14,8 +14,8 @@ pub(super) enum Absence {
 }
 
 impl Absence {
-    /// Memory is short now.
-    pub(super) fn wait(&mut self, now: Time) {
+    /// Memory is short now: its time begins, if it has come back.
+    pub(super) fn handle_shortage(&mut self, now: Time) {
         if let Self::Back(since @ None) = self {
             *since = Some(now);
         }

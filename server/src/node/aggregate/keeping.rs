@@ -106,7 +106,7 @@ impl Aggregator {
     /// would keep its sum until it is quiet, and other names would wait for that long.
     pub(super) fn take_memory(&mut self, now: Time, bytes: u64) -> Result<()> {
         if !self.budget.fits(bytes) {
-            self.absent.values_mut().for_each(|absence| absence.wait(now));
+            self.absent.values_mut().for_each(|absence| absence.handle_shortage(now));
             self.absent.retain(|_, absence| !absence.is_over(now));
             for (id, since) in &mut self.delivered {
                 let part = self.parts.get(&id.part);
