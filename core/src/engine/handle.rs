@@ -69,8 +69,6 @@ struct Resolution {
     /// The marks after the operation, once all of its work is on devices.
     issued: Option<Marks>,
     is_followed: bool,
-    /// Whether the end is being told, so that it is too late to follow.
-    is_ending: bool,
     /// What to call once the operation is issued.
     listener: Option<Box<dyn FnOnce() + Send>>,
     /// Wakes only if a thread waits, because a wake is a system call, and there may be a thousand small tensors.
@@ -89,15 +87,11 @@ impl Handle {
         let slot = Arc::new(Slot::default());
         let there = Arc::clone(&slot);
         let done = Done::new(move |outcome| {
-            let is_followed = {
-                let mut state = there.lock();
-                state.is_ending = true;
-                state.is_followed
-            };
-            // Without the lock, because the callback may be stuck, and waits with a timeout must end. A panic of it must not keep those asleep
-            // who wait for the outcome.
-            let called = catch_unwind(AssertUnwindSafe(|| then(Ended { id, outcome: &outcome, is_followed })));
             let mut state = there.lock();
+            // Under the lock, so that whoever was told by the callback finds the outcome. A panic of the callback must not keep those asleep who
+            // wait for it.
+            let ended = Ended { id, outcome: &outcome, is_followed: state.is_followed };
+            let called = catch_unwind(AssertUnwindSafe(|| then(ended)));
             state.outcome = Some(outcome);
             there.wake(state);
             if let Err(panic) = called {
@@ -193,10 +187,6 @@ impl Handle {
         let mut state = self.slot.lock();
         if let Some(outcome) = &state.outcome {
             return outcome.clone();
-        }
-        if state.is_ending {
-            drop(state);
-            return self.wait(timeout.map(|timeout| timeout.saturating_sub(waited(&clock))));
         }
         if !std::mem::replace(&mut state.is_followed, true) {
             self.followed.begin();
@@ -381,27 +371,6 @@ mod tests {
         assert_eq!(followed.check(), Err(failure.clone()));
         assert_eq!(handle.wait(None), Err(failure));
         assert_eq!(followed.check(), Ok(()));
-    }
-
-    #[test]
-    fn waits_end_by_their_timeouts_while_a_callback_is_stuck() {
-        let (let_go, held) = std::sync::mpsc::channel::<()>();
-        let (begun, begins) = std::sync::mpsc::channel();
-        let (handle, done) = Handle::new(1, None, Arc::default(), move |_| {
-            let _ = begun.send(());
-            let _ = held.recv();
-        });
-        handle.issue()(Marks::default());
-        std::thread::scope(|scope| {
-            scope.spawn(|| done.ok(()));
-            begins.recv().expect("it begins");
-            assert!(handle.outcome().is_none() && !handle.is_given_up());
-            assert!(matches!(handle.wait(Some(Duration::from_millis(1))), Err(Error::Timeout { .. })));
-            let late = handle.follow(Some(Duration::from_millis(1)), |_| Some(0));
-            assert!(matches!(late, Err(Error::Timeout { .. })), "{late:?}: it is too late to follow");
-            drop(let_go);
-        });
-        assert_eq!(handle.wait(None), Ok(()));
     }
 
     #[test]

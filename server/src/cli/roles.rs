@@ -60,7 +60,7 @@ trait Live: Send + Sync + 'static {
 }
 
 /// How long a start that a signal interrupts has for its last steps.
-const LAST_STEPS: Duration = Duration::from_millis(200);
+const LAST_STEPS: Duration = Duration::from_secs(1);
 
 /// Starts a role and waits for the end of its job. A signal ends the wait at any time. A start under way ends with the process.
 fn live<R: Live>(start: impl FnOnce() -> Result<R> + Send + 'static, interrupts: &Receiver<i32>) -> Result<i32> {

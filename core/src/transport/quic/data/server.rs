@@ -29,6 +29,11 @@ pub(super) enum Command {
     Stop(Duration),
 }
 
+/// How many exchanges a peer may have open at first.
+const STREAMS_FIRST: u32 = 256;
+/// How much larger the number becomes when half of it is used.
+const STREAMS_GROWTH: u32 = 8;
+
 /// All links and exchanges of a server.
 pub(super) struct Server {
     inbox: Inbox,
@@ -51,6 +56,9 @@ pub(super) struct Server {
 struct Link {
     handle: ConnectionHandle,
     peer: String,
+    /// How many exchanges it may have open now. quinn-proto keeps memory for each, and for a while after the end of the connection. So it
+    /// grows with need: a peer whose connections come and go costs little.
+    streams_max: u32,
     answers: u32,
     streams: BTreeMap<StreamId, Served>,
     /// Bytes of all its exchanges.
@@ -131,6 +139,12 @@ impl Role for Server {
                     let exchange = ExchangeId(self.name());
                     let Some(link) = self.links.get_mut(&id) else { return };
                     link.streams.insert(stream, Served::new(exchange, stream));
+                    if link.streams.len() >= link.streams_max as usize / 2 && link.streams_max < self.streams {
+                        link.streams_max = link.streams_max.saturating_mul(STREAMS_GROWTH).min(self.streams);
+                        if let Some(connection) = net.connection(handle) {
+                            connection.set_max_concurrent_streams(Dir::Bi, VarInt::from_u32(link.streams_max));
+                        }
+                    }
                     self.read(net, id, stream);
                 }
             }
@@ -273,12 +287,15 @@ impl Server {
         };
         self.admission_control.gatekeeper().proven(address.ip());
         let Some(connection) = net.connection(handle) else { return };
-        connection.set_max_concurrent_streams(Dir::Bi, VarInt::from_u32(self.streams));
+        let streams_max = self.streams.min(STREAMS_FIRST);
+        connection.set_max_concurrent_streams(Dir::Bi, VarInt::from_u32(streams_max));
         let link = LinkId(self.name());
         let peer = format!("{} {} at {address}", identity.role, identity.node);
         let (streams, writers) = (BTreeMap::new(), BTreeSet::new());
         let (answering, handed) = (Classes::default(), Handed::default());
-        self.links.insert(link, Link { handle, peer, answers: 0, streams, bytes_open: 0, writers, answering, handed });
+        let (answers, bytes_open) = (0, 0);
+        self.links
+            .insert(link, Link { handle, peer, streams_max, answers, streams, bytes_open, writers, answering, handed });
         self.owners.insert(handle, link);
         self.tell(Incoming::LinkUp { link, node: identity.node, address: address.to_string() });
     }
