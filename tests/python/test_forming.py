@@ -20,7 +20,6 @@ def test_a_worker_that_waits_for_another_says_which_one():
     [ended] = run_all([([sys.executable, "-m", "gradlane", *run], SOON)], timeout=60.0)
     assert ended.code != 0, ended.output
     said = [line for line in ended.output.splitlines() if "the job has not formed yet" in line]
-    assert said and all("missing: worker 1" in line for line in said if "missing" in line), ended.output
     assert any("missing: worker 1" in line for line in said), ended.output
 
 

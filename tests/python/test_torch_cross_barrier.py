@@ -608,7 +608,7 @@ def test_a_layer_does_not_wait_for_the_layers_behind_it():
         gradients = torch.autograd.grad(model(ones).sum(), list(model.parameters()))
         for parameter, gradient in zip(model.parameters(), gradients, strict=True):
             parameter.grad = gradient
-        optimizer._barrier.updates.gradient(0)
+        optimizer._barrier.updates._gradient(0)
         assert gl.broadcast_object(None, 0, "used") == "go on"
         optimizer.step()
     assert_equal_everywhere(model, "both layers")

@@ -28,8 +28,9 @@ def small(monkeypatch):
     """A group of all workers that keeps few names."""
     if not gl.is_initialized():  # outside of workers only the outcomes are read
         return None
-    for limit in ("NAMES_MAX", "_GROUP_NAMES_MIN", "_PAIR_NAMES_MIN"):
+    for limit in ("NAMES_MAX", "_GROUP_NAMES_MIN"):
         monkeypatch.setattr(process_group, limit, MOST)
+    monkeypatch.setattr(process_group, "pair_names", lambda workers: MOST)
     return dist.new_group()
 
 

@@ -162,13 +162,14 @@ class Bucket(SimpleNamespace):
     """What DDP gives its hook."""
 
     def __init__(self, gradient, parameter):
-        super().__init__(buffer=lambda: gradient, parameters=lambda: [parameter])
+        super().__init__(buffer=lambda: gradient, parameters=lambda: [parameter], is_last=lambda: True)
 
 
 def test_a_stream_under_capture_cannot_wait_and_its_capture_survives(cuda):
     device, tensor, weight = gl.rank(), gradient(), torch.nn.Parameter(torch.ones(COUNT))
     group = gl.ProcessGroupGradlane(gl.rank(), range(gl.size()))
     kept, graph = bring(torch.zeros(COUNT), device), Graph(device)
+    places = [bring(torch.zeros(COUNT), device) for _ in range(gl.size())]
     with gate(cuda) as opened:
         handle = gl.push_pull_async_(tensor, "captured", op=gl.Sum)
         with under_capture(cuda, graph):
@@ -179,7 +180,7 @@ def test_a_stream_under_capture_cannot_wait_and_its_capture_survives(cuda):
                 lambda: gl.broadcast_(tensor, 0, "inside"),
                 lambda: gl.ddp_comm_hook(gl.State(names={weight: "w"}), Bucket(tensor, weight)),
                 lambda: group.allreduce([tensor]),
-                lambda: group.allgather([[tensor, tensor]], [tensor]),
+                lambda: group.allgather([places], [tensor]),
                 lambda: group.broadcast([tensor], SimpleNamespace(rootRank=0)),
             ):
                 with refused():

@@ -30,7 +30,7 @@ pub struct Session {
 
 enum Place {
     Joined(Box<Engine>),
-    Alone(Alone),
+    Alone(Box<Alone>),
 }
 
 /// The arguments of a joining worker.
@@ -97,7 +97,7 @@ impl Session {
     /// If the timeline that the settings ask for cannot be written. As [`Exporter::by_settings`].
     pub fn alone(config: &Config) -> Result<Self> {
         let alone = Alone::new(config, devices(config))?;
-        Ok(Self { place: OwnProcess::new(Place::Alone(alone)) })
+        Ok(Self { place: OwnProcess::new(Place::Alone(Box::new(alone))) })
     }
 
     /// This worker's rank.

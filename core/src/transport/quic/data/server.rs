@@ -125,7 +125,11 @@ impl Role for Server {
                         return;
                     };
                     let error = connection_error(&reason, &format!("the process at {remote}"));
-                    self.admission_control.gatekeeper().log_refusal(net.now(), remote, &error);
+                    match error {
+                        // It gave up itself, as one does whose job ends.
+                        Error::Unavailable { .. } => tracing::debug!(%remote, %error, "handshake not finished"),
+                        _ => self.admission_control.gatekeeper().log_refusal(net.now(), remote, &error),
+                    }
                 }
                 Event::HandshakeDataReady | Event::Stream(_) | Event::DatagramReceived | Event::DatagramsUnblocked => {}
             }
