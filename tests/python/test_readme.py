@@ -56,7 +56,8 @@ def test_its_make_targets_exist():
 
 
 def test_its_settings_exist_and_have_these_defaults(monkeypatch):
-    rows = re.findall(r"^\| (`.*?) \| (.*?) \|", README, re.MULTILINE)
+    section = README.partition("\n## Settings\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (`.*?) \| (.*?) \|", section, re.MULTILINE)
     assert rows
     lines = [line.split("  ") for line in _core.config_report({}).splitlines() if line.startswith("  ")]
     defaults = {line[1]: next(word for word in line[2:] if word).strip() for line in lines}

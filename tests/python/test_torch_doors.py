@@ -118,6 +118,7 @@ def test_doors_side_by_side_share_one_session():
     assert [model.weight.grad.tolist() for model in models] == [[[1.5, 1.5]]] * 3
 
 
+@pytest.mark.over("local")
 @pytest.mark.workers(2)
 @pytest.mark.parametrize("params", [[torch.ones(2)], [torch.nn.Parameter(torch.ones(2))], ["w"], [("w", 1, 2)]], ids=str)
 def test_parameters_without_names_are_refused(params):
