@@ -17,7 +17,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from gradlane import _session
-from gradlane._alike import Comparison, check_alike
+from gradlane._alike import Comparison, telling
 from gradlane._handle import Handle
 from gradlane._reduction import Average, ReduceOp, Sum, WeightedAverage, resolve
 from gradlane._sets import ProcessSet
@@ -108,12 +108,10 @@ class Gradients:
         self._window: Window[Transfer] = Window(namespace, self._names, self._start, process_set)
         self._comparison: Comparison | None = None
         """Of the parameters, begun and not yet checked."""
-        try:
+        with telling("parameter", f"{namespace}/parameters", process_set):
             for name, parameter in parameters:
                 _tensors.check_place_of(name, parameter)
             own(self, parameters)
-        except Exception as error:
-            check_alike("parameter", error, f"{namespace}/parameters", process_set)
         rows = [(name, _tensors.dtype_name(p.dtype), tuple(p.shape)) for name, p in parameters]
         self._comparison = Comparison("parameter", rows, f"{namespace}/parameters", process_set)
         self._bundles: dict[int, Bundle] = {}
