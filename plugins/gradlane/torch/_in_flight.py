@@ -125,19 +125,21 @@ class Loan:
 
 def may_be_held(parameter: torch.Tensor) -> bool:
     """Whether anybody but the parameter may hold the memory of its gradient. The caller may not yet refer to it either."""
-    if sys.getrefcount(parameter.grad) > _REFERENCES or has_foreign_hooks(parameter):
-        return True
-    return parameter.grad is not None and parameter.grad._is_view()
+    gradient = parameter.grad
+    if gradient is None:
+        return False
+    return sys.getrefcount(gradient) > _REFERENCES or gradient._is_view() or has_foreign_hooks(parameter)
 
 
 def _references() -> int:
     parameter = torch.nn.Parameter(torch.zeros(1))
     parameter.grad = torch.zeros(1)
-    return sys.getrefcount(parameter.grad)
+    gradient = parameter.grad
+    return sys.getrefcount(gradient)
 
 
 _REFERENCES = _references()
-"""How many references Python counts to a gradient to which nothing but its parameter refers."""
+"""How many references Python counts in `may_be_held` to a gradient to which nothing but its parameter refers."""
 
 
 def refuse(complaints: Iterable[str], remedy: str) -> None:

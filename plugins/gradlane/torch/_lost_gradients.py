@@ -14,7 +14,7 @@ import torch
 from gradlane.torch import _tensors
 from gradlane.torch._in_flight import refuse_cleared
 from gradlane.torch._owners import is_owned, unknown, watch_frozen
-from gradlane.torch._parameter_watch import Named, ParameterWatch
+from gradlane.torch._parameter_watch import Named, ParameterWatch, pass_now
 
 _REMEDY = "wrap the model again after changing it"
 
@@ -86,7 +86,7 @@ class LostGradients:
         return [(name, parameter) for name, parameter in model.named_parameters() if name not in ignored]
 
     def _before_gradient(self, position: int) -> None:
-        number = torch._C._current_graph_task_id()
+        number = pass_now()
         if number != self._pass:  # an earlier pass may have ended with an error
             self._fresh.clear()
             self._pass = number

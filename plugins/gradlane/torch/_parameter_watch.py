@@ -25,7 +25,7 @@ Named = tuple[str, torch.nn.Parameter]
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """By the bytes of an element: the type that holds its bits."""
 
-_pass_now: Callable[[], int] = torch._C._current_graph_task_id
+pass_now: Callable[[], int] = torch._C._current_graph_task_id
 """The number of the backward pass that runs in this thread."""
 
 
@@ -114,7 +114,7 @@ class ParameterWatch:
                 return
             if before is not None:
                 before(living, position)
-            if self._pass != (now := _pass_now()):
+            if self._pass != (now := pass_now()):
                 self._pass = now
                 torch.autograd.Variable._execution_engine.queue_callback(self.end)
             versions[position] = parameter._version
