@@ -300,13 +300,18 @@ impl<L> Agreement<L> {
     }
 
     /// When [`handle_timeout`](Self::handle_timeout) has something to do.
-    pub fn poll_timeout(&mut self) -> Option<Time> {
+    pub fn poll_timeout(&mut self, now: Time) -> Option<Time> {
         while self.due.first().is_some_and(|(_, slot)| !self.pending.contains_key(slot)) {
             self.due.pop_first();
         }
         let is_pending = self.order.as_ref().map_or(!self.pending.is_empty(), Order::has_pending);
-        let look = self.stall_watch.poll_timeout(is_pending).filter(|_| self.closed.is_none());
+        let look = self.stall_watch.poll_timeout(now, is_pending).filter(|_| self.closed.is_none());
         self.due.first().map(|(due, _)| *due).into_iter().chain(look).min()
+    }
+
+    /// No operation that begins from now on has a deadline sooner than this.
+    pub fn soonest(&self) -> Duration {
+        self.stall_watch.interval().into_iter().chain([self.party.step_timeout, LEADER_PATIENCE]).min().expect("it has two")
     }
 
     /// On the leader: the operations that wait for some ranks for too long, since the last call. For the log.

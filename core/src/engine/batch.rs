@@ -152,7 +152,8 @@ impl Engine {
         let room = Room::enter(&self.room, bytes, timeout, &|| self.shared.works())?;
 
         let count = members.len() as u64;
-        let limit = self.limit(format!("tensor {}", batch.names()), timeout);
+        let names: Arc<str> = batch.names().into();
+        let limit = self.limit(Arc::clone(&names), timeout);
         let handle = self.shared.with_pushing(here_bytes_max, |state, now| {
             let describe = |index: usize| {
                 let Member { source, priority, .. } = &members[index];
@@ -168,7 +169,7 @@ impl Engine {
             entered();
             let ids = first..first + submissions.len() as u64;
             let (followed, keeper) = (&self.shared.followed, Submissions::of_batch(&self.shared, ids.clone()));
-            let then = ending(room, followed, batch.names(), then);
+            let then = ending(room, followed, names, then);
             let (handle, done) = Handle::new(first, Some(keeper), Arc::clone(followed), then);
             let is_on_device = members.iter().any(|member| member.source.device().is_some());
             let open = Arc::new(Open::new(submissions.len(), is_on_device.then(|| handle.issue()), done));

@@ -285,9 +285,9 @@ impl Engine {
         &self.timeline
     }
 
-    /// The limit of an operation that begins now with this timeout.
-    pub(super) fn limit(&self, name: impl Into<Arc<str>>, timeout: Option<Duration>) -> Limit {
-        Limit::new(self.shared.clock, self.config.bounds().operation(timeout), name)
+    /// The limit of an operation on a tensor that begins now with this timeout.
+    pub(super) fn limit(&self, name: Arc<str>, timeout: Option<Duration>) -> Limit {
+        Limit::new(self.shared.clock, self.config.bounds().operation(timeout), "tensor", name)
     }
 
     /// Reduces a tensor over all workers. `then` runs when the handle resolves, with its id, on an engine thread;
@@ -321,7 +321,8 @@ impl Engine {
         let room = Room::enter(&self.room, bytes, timeout, &|| self.shared.works())?;
         entered();
 
-        let limit = self.limit(format!("tensor {}", tensor.name), timeout);
+        let name: Arc<str> = tensor.name.as_str().into();
+        let limit = self.limit(Arc::clone(&name), timeout);
         let (device, device_encodes) = (source.device(), encodes(&tensor, &source, self.device()));
         let described = Tensor { key: tensor.key(), bytes, device, device_encodes, priority };
         let handle = self.shared.with_pushing(here_bytes_max, |state, now| {
@@ -329,7 +330,7 @@ impl Engine {
             let taken = taken.map_err(|in_use| state.refusal(in_use, std::slice::from_ref(&tensor)))?;
             let id = state.worker.submit(now, &tensor, described, Terms { op, weight, timeout });
             let followed = &self.shared.followed;
-            let then = ending(room, followed, &tensor.name, then);
+            let then = ending(room, followed, name, then);
             let (handle, done) = Handle::new(id, Some(Arc::clone(&self.keeper)), Arc::clone(followed), then);
             let issue = device.map(|_| handle.issue());
             state.loans.lend(id, &taken, vec![(source, destination)], issue, done);
@@ -421,7 +422,7 @@ impl Engine {
         }
         let timeout = timeout.unwrap_or(self.config.step_timeout);
         let bound = self.config.bounds().barrier(timeout);
-        let limit = Limit::new(self.shared.clock, bound, format!("barrier {name}"));
+        let limit = Limit::new(self.shared.clock, bound, "barrier", name);
         let (handle, done) = Handle::new(id, None, Arc::default(), |_| {});
         // If the engine is shut down, the token is dropped, which reports an error.
         if let Some(membership) = &*locked(&self.shared.membership) {

@@ -57,10 +57,10 @@ impl Keeper for Submissions {
 pub(super) fn ending(
     room: Entered,
     followed: &Arc<Followed>,
-    names: impl Into<String>,
+    names: Arc<str>,
     then: impl FnOnce(u64) + Send + 'static,
 ) -> impl FnOnce(Ended<'_>) + Send + 'static {
-    let (followed, names) = (Arc::clone(followed), names.into());
+    let followed = Arc::clone(followed);
     move |Ended { id, outcome, is_followed }| {
         drop(room);
         then(id);

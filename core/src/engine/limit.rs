@@ -23,8 +23,8 @@ use crate::worker::Liveness;
 pub(super) struct Limit {
     clock: Clock,
     began: Time,
-    /// The tensor or the call, for the error.
-    name: Arc<str>,
+    /// What it is, such as `tensor`, and its name, for the error.
+    what: (&'static str, Arc<str>),
     trust: Mutex<Trust>,
 }
 
@@ -37,11 +37,10 @@ enum Trust {
 }
 
 impl Limit {
-    /// The limit of an operation that begins now, for which the engine needs at most `bound`. `name` is `tensor grad`, or what the call
-    /// does.
-    pub(super) fn new(clock: Clock, bound: Duration, name: impl Into<Arc<str>>) -> Self {
+    /// The limit of an operation that begins now, for which the engine needs at most `bound`. `what` it is, such as `tensor`, and its name.
+    pub(super) fn new(clock: Clock, bound: Duration, what: &'static str, name: impl Into<Arc<str>>) -> Self {
         let began = clock.now();
-        Self { clock, began, name: name.into(), trust: Mutex::new(Trust::Trusted(began + bound)) }
+        Self { clock, began, what: (what, name.into()), trust: Mutex::new(Trust::Trusted(began + bound)) }
     }
 
     /// How long to wait before the next call of [`ask`](Self::ask).
@@ -66,8 +65,9 @@ impl Limit {
             (Liveness::Stuck, Trust::Trusted(_)) => Trust::Suspected(now + GRACE),
             (Liveness::Stuck, Trust::Suspected(at)) if now < at => Trust::Suspected(at),
             (Liveness::Stuck, Trust::Suspected(_)) => {
+                let (what, name) = &self.what;
                 return Err(Error::Unresponsive {
-                    what: self.name.to_string(),
+                    what: format!("{what} {name}"),
                     waited: now.since(self.began),
                     hint: "its threads are stuck, and its memory stays in use; look at what they do (py-spy dump --native, gdb), and start \
                            the job again"
@@ -92,21 +92,21 @@ mod tests {
 
     #[test]
     fn an_engine_is_asked_only_when_its_time_has_passed() {
-        let limit = Limit::new(Clock::start(), Duration::from_secs(3600), "tensor a");
+        let limit = Limit::new(Clock::start(), Duration::from_secs(3600), "tensor", "a");
         assert_eq!(limit.ask(|| panic!("too early")), Ok(()));
         assert!(limit.left() > Duration::from_secs(3000));
     }
 
     #[test]
     fn an_engine_that_works_is_asked_again_later() {
-        let limit = Limit::new(Clock::start(), Duration::ZERO, "tensor a");
+        let limit = Limit::new(Clock::start(), Duration::ZERO, "tensor", "a");
         assert_eq!(limit.ask(|| Liveness::Works { ask_in: Duration::from_secs(3600) }), Ok(()));
         assert!(limit.left() > Duration::from_secs(3000));
     }
 
     #[test]
     fn a_wait_fails_only_if_the_engine_was_found_stuck_twice() {
-        let limit = Limit::new(Clock::start(), Duration::ZERO, "tensor a");
+        let limit = Limit::new(Clock::start(), Duration::ZERO, "tensor", "a");
         assert_eq!(limit.ask(|| Liveness::Stuck), Ok(()));
         assert!(limit.left() > Duration::ZERO, "it has some time to catch up");
         let passed = Limit { trust: Mutex::new(Trust::Suspected(Time::ZERO)), ..limit };

@@ -36,8 +36,9 @@ pub fn reduce_alone(
         check_alone(*op, *weight)?;
         tensor.participants.check_size(&tensor.name, 1)?;
     }
-    let names = submissions.first().map(|submission| submission.tensor.name.clone()).unwrap_or_default();
-    let limit = Limit::new(Clock::start(), ALONE_BOUND, format!("tensor {names}"));
+    let names = submissions.first().map_or("", |submission| submission.tensor.name.as_str());
+    let names: Arc<str> = names.into();
+    let limit = Limit::new(Clock::start(), ALONE_BOUND, "tensor", Arc::clone(&names));
     let is_on_device = submissions.iter().any(|submission| submission.source.device().is_some());
     let keeper = is_on_device.then(|| Arc::new(Copying(Arc::clone(followed))) as Arc<dyn Keeper>);
     if is_on_device {

@@ -51,7 +51,7 @@ pub(super) enum Effect {
     },
     Dial(Dial),
     Disconnect(LinkId),
-    Warn(Stuck),
+    Warn(Box<Stuck>),
     Abort(Error),
     Leave,
     /// Set the timer to this time, or an earlier one.

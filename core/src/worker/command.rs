@@ -71,7 +71,7 @@ pub enum Command {
     /// Close a link to a server that is no longer in the view, or that has moved.
     Disconnect(LinkId),
     /// Warn that submissions do not move. All that wait for the same are one warning.
-    Warn(Stuck),
+    Warn(Box<Stuck>),
     /// The job failed: end at once the operations that the ranks of this machine do together.
     Abort(Error),
     /// This worker has sent all messages that it must send before it leaves, or the time for them has passed. Tell the coordinator that it

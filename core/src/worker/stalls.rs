@@ -47,7 +47,7 @@ impl Worker {
             };
             stuck.insert(wait, Stuck { report, missing, unreachable, others: 0 });
         }
-        self.commands.extend(stuck.into_values().map(Command::Warn));
+        self.commands.extend(stuck.into_values().map(|stuck| Command::Warn(Box::new(stuck))));
     }
 
     /// Whether the coordinator says why a submission waits: it waits for other workers, and their servers or ranks report that. This worker

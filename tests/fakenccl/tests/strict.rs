@@ -35,11 +35,7 @@ fn a_rank_that_is_gone_is_waited_for_until_an_abort_which_leaves_anything(contro
         } else {
             gone.wait();
             assert_eq!(member.all_reduce(address, 1), 0);
-            let begin = now();
-            while control.counter("begun") == 0 {
-                assert!(begin.elapsed() < PATIENCE);
-                std::thread::yield_now();
-            }
+            until(|| control.counter("begun") > 0, "the operation has begun");
             for _ in 0..1000 {
                 assert_eq!((member.state(), cu!(cuStreamQuery(member.stream))), (0, 600));
                 std::thread::yield_now();
@@ -62,11 +58,7 @@ fn an_abort_takes_as_long_as_it_is_told(control: &fakenccl::Control) {
                 let (nccl, comm) = (member.nccl.clone(), member.comm);
                 let before = control.counter("ncclCommAbort");
                 let aborting = scope.spawn(move || (nccl.ncclCommAbort)(comm));
-                let begin = now();
-                while control.counter("ncclCommAbort") == before {
-                    assert!(begin.elapsed() < PATIENCE);
-                    std::thread::yield_now();
-                }
+                until(|| control.counter("ncclCommAbort") > before, "the abort has begun");
                 assert_eq!(cu!(cuStreamQuery(member.stream)), 600, "the operation goes on");
                 control.set("ABORT_US", "0");
                 assert_eq!(aborting.join().expect("no panic"), 0);
@@ -117,11 +109,7 @@ fn whoever_frees_a_communicator_waits_for_the_others(control: &fakenccl::Control
                     // It has no context, which is another matter.
                     (nccl.ncclCommDestroy)(comm)
                 });
-                let begin = now();
-                while control.counter("ncclCommDestroy") == before {
-                    assert!(begin.elapsed() < PATIENCE);
-                    std::thread::yield_now();
-                }
+                until(|| control.counter("ncclCommDestroy") > before, "the rank frees its communicator");
                 assert!(!freeing.is_finished() && control.counter("live_comms") == 2);
                 together.wait();
                 assert_eq!(freeing.join().expect("no panic"), 0);
@@ -167,22 +155,28 @@ fn an_abort_waits_for_other_work_of_the_device_and_a_revocation_does_not(control
         assert_eq!(cu!(cuCtxGetCurrent(&mut context)), 0);
         let (nccl, comm, context) = (member.nccl.clone(), member.comm, context as usize);
         std::thread::scope(|scope| {
+            until(|| control.counter("live_comms") == 1, "the other rank has left");
             let before = control.counter("ncclCommAbort");
             let aborting = scope.spawn(move || {
                 assert_eq!(cu!(cuCtxSetCurrent(context as _)), 0);
                 (nccl.ncclCommAbort)(comm)
             });
-            let begin = now();
-            while control.counter("ncclCommAbort") == before {
-                assert!(begin.elapsed() < PATIENCE);
-                std::thread::yield_now();
-            }
+            until(|| control.counter("ncclCommAbort") > before, "the abort has begun");
             assert!(!aborting.is_finished() && control.counter("live_comms") == 1);
             drop(opened);
             assert_eq!(aborting.join().expect("no panic"), 0);
         });
         member.comm = 0;
     });
+}
+
+/// Waits for what another thread does.
+fn until(came: impl Fn() -> bool, what: &str) {
+    let begin = now();
+    while !came() {
+        assert!(begin.elapsed() < PATIENCE, "{what}");
+        std::thread::yield_now();
+    }
 }
 
 /// Ends when the test drops its end of the channel.

@@ -178,7 +178,7 @@ impl Machine {
             10 => {
                 self.now = self.now + Duration::from_millis(u64::from(input.byte()) * 40);
                 for who in 0..2 {
-                    let due = self.honest[who].poll_timeout().is_some_and(|due| due <= self.now);
+                    let due = self.honest[who].poll_timeout(self.now).is_some_and(|due| due <= self.now);
                     if due && let Err(breakage) = self.honest[who].handle_timeout(self.now) {
                         self.break_down(who, breakage);
                     }

@@ -12,6 +12,7 @@ pub(super) struct StallWatch {
     warn_after: Duration,
     /// When each operation was first seen to wait. This is up to one look after it began to.
     seen: BTreeMap<Slot, Time>,
+    /// `None` while nothing waits.
     next: Option<Time>,
 }
 
@@ -24,8 +25,9 @@ pub(super) struct Waiting {
     pub(super) waited: Duration,
 }
 
-/// Looks in each `warn_after`. So a warning comes after at most 5/4 of the time.
-const LOOKS: u32 = 4;
+/// Looks in each `warn_after`. The first one of a rank that waits may only wake the leader, and the next one of the leader only sees that
+/// the rank waits. So a warning comes after at most 5/4 of the time.
+const LOOKS: u32 = 8;
 
 /// The most operations that one look reports. A late rank is late with all of them.
 const REPORTS_MAX: usize = 8;
@@ -36,17 +38,23 @@ impl StallWatch {
         Self { warn_after, seen: BTreeMap::new(), next: None }
     }
 
-    /// When to look next. `None` while nothing waits.
-    pub(super) fn poll_timeout(&self, is_pending: bool) -> Option<Time> {
-        // Without a time it looks at once, which sets the time of the next look.
-        (!self.warn_after.is_zero() && is_pending).then(|| self.next.unwrap_or(Time::ZERO))
+    /// The shortest time from the begin of an operation to a look; `None` if the watch is off.
+    pub(super) fn interval(&self) -> Option<Duration> {
+        (!self.warn_after.is_zero()).then_some(self.warn_after / LOOKS)
+    }
+
+    /// When to look next. `None` while nothing waits: the time counts from the first call that finds something.
+    pub(super) fn poll_timeout(&mut self, now: Time, is_pending: bool) -> Option<Time> {
+        let first = self.interval().filter(|_| is_pending).map(|interval| now + interval);
+        self.next = first.map(|first| self.next.unwrap_or(first));
+        self.next
     }
 
     /// Whether it is time to look. Then sets the time of the next look. Only the leader can look; another rank makes it look.
     pub(super) fn is_due(&mut self, now: Time, is_pending: bool) -> bool {
-        let is_due = self.poll_timeout(is_pending).is_some_and(|due| due <= now);
+        let is_due = self.poll_timeout(now, is_pending).is_some_and(|due| due <= now);
         if is_due {
-            self.next = Some(now + self.warn_after / LOOKS);
+            self.next = self.interval().map(|interval| now + interval);
         }
         is_due
     }

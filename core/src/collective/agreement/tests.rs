@@ -68,17 +68,35 @@ fn the_leader_names_the_ranks_that_do_not_come_long_before_the_deadline() {
         ranks[1 - absent].handle_wish(NOW, all_reduce(1), 1, Brought::AsClaimed);
         settle(&mut ranks);
         // The first look only sees that it waits.
-        assert_eq!(ranks[0].handle_timeout(NOW), Ok(()));
-        assert_eq!((ranks[0].take_stalls(), ranks[0].poll_timeout()), (Vec::new(), Some(NOW + STALL_WARN / 4)));
-        assert_eq!(ranks[0].handle_timeout(NOW + STALL_WARN), Ok(()));
+        let first = NOW + STALL_WARN / 8;
+        assert_eq!(ranks[0].poll_timeout(NOW), Some(first));
+        assert_eq!(ranks[0].handle_timeout(first), Ok(()));
+        assert_eq!((ranks[0].take_stalls(), ranks[0].poll_timeout(first)), (Vec::new(), Some(first + STALL_WARN / 8)));
+        assert_eq!(ranks[0].handle_timeout(first + STALL_WARN), Ok(()));
         let stalls = ranks[0].take_stalls();
         let [Stall { missing, waited, round, .. }] = &stalls[..] else { panic!("{stalls:?}") };
         assert_eq!((missing.as_slice(), *waited, *round), ([WorkerId(absent as u32)].as_slice(), STALL_WARN, Round(0)));
         ranks[absent].handle_wish(NOW, all_reduce(1), 1, Brought::AsClaimed);
         settle(&mut ranks);
-        assert_eq!(ranks[0].handle_timeout(NOW + STALL_WARN * 2), Ok(()));
-        assert_eq!((ranks[0].take_stalls(), ranks[0].poll_timeout()), (Vec::new(), None), "nothing waits");
+        let later = NOW + STALL_WARN * 2;
+        assert_eq!(ranks[0].handle_timeout(later), Ok(()));
+        assert_eq!((ranks[0].take_stalls(), ranks[0].poll_timeout(later)), (Vec::new(), None), "nothing waits");
     }
+}
+
+#[test]
+fn an_operation_that_begins_after_others_have_ended_is_watched_from_its_own_begin() {
+    let mut ranks = machine(2);
+    for rank in &mut ranks {
+        rank.handle_wish(NOW, all_reduce(1), 1, Brought::AsClaimed);
+    }
+    assert!(ranks[0].poll_timeout(NOW).is_some());
+    settle(&mut ranks);
+    assert_eq!(ranks[0].poll_timeout(NOW), None);
+    let later = NOW + STALL_WARN * 100;
+    ranks[0].handle_wish(later, all_reduce(2), 1, Brought::AsClaimed);
+    let due = ranks[0].poll_timeout(later).expect("it waits");
+    assert!(later + ranks[0].soonest() <= due, "or a thread that sleeps would have to be woken in each operation");
 }
 
 #[test]
@@ -86,9 +104,11 @@ fn what_waits_too_long_is_complained_of_and_then_the_leader_answers_or_is_stuck(
     let mut ranks = machine(2);
     let late = NOW + Duration::from_secs(5);
     ranks[1].handle_wish(NOW, all_reduce(1), 1, Brought::AsClaimed);
-    assert_eq!(ranks[1].handle_timeout(NOW), Ok(()));
+    let first = NOW + STALL_WARN / 8;
+    assert_eq!(ranks[1].poll_timeout(NOW), Some(first));
+    assert_eq!(ranks[1].handle_timeout(first), Ok(()));
     assert!(ranks[1].take_urgency(), "a leader that waits for nothing itself hears of it");
-    assert_eq!(ranks[1].poll_timeout(), Some(NOW + STALL_WARN / 4));
+    assert_eq!(ranks[1].poll_timeout(first), Some(first + STALL_WARN / 8));
     assert_eq!(ranks[1].handle_timeout(late), Ok(()));
     assert_eq!(ranks[1].handle_timeout(late + LEADER_PATIENCE), Err(Breakage::Stuck(0)));
     settle(&mut ranks);

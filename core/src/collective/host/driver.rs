@@ -176,9 +176,9 @@ impl Driver {
     }
 
     /// When to call [`handle_timeout`](Self::handle_timeout).
-    pub(super) fn poll_timeout(&mut self) -> Option<Time> {
+    pub(super) fn poll_timeout(&mut self, now: Time) -> Option<Time> {
         let stuck = self.current.as_ref().map(|_| self.moved).or(self.blocked).map(|since| since + self.step_timeout);
-        self.agreement.poll_timeout().into_iter().chain(stuck).min()
+        self.agreement.poll_timeout(now).into_iter().chain(stuck).min()
     }
 
     /// Fails the operations that are overdue.

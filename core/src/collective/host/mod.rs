@@ -73,7 +73,8 @@ struct Core {
     naps_until: AtomicU64,
     /// Whether there are more ranks than cores.
     is_cramped: bool,
-    step_timeout: Duration,
+    /// How long the rank's own thread sleeps if another thread has the seat: half as long as any operation has time that begins meanwhile.
+    nap_busy: Duration,
     moved: Moved,
     devices: Devices,
     watch: Watch,
@@ -133,6 +134,7 @@ impl HostCollective {
         let devices = Devices::new(queue, group.clone());
         let agreement =
             Agreement::new(Party { ranks, me, group, step_timeout, stall_warn, oldest_every, defect: None });
+        let nap_busy = agreement.soonest() / 2;
         let driver = Driver::new(
             Arc::clone(&board),
             agreement,
@@ -151,7 +153,7 @@ impl HostCollective {
             announced: AtomicU32::new(0),
             naps_until: AtomicU64::new(0),
             is_cramped,
-            step_timeout,
+            nap_busy,
             moved,
             devices,
             watch: Watch::new(meeting.peers)?,
@@ -295,8 +297,13 @@ impl Core {
     /// seat taken relies on being handled here.
     fn stand_up<'a>(&'a self, mut driver: MutexGuard<'a, Driver>) {
         loop {
+            let now = self.now();
+            if driver.poll_timeout(now).is_some_and(|due| due <= now) {
+                // Another thread would have to wake up for it.
+                driver.handle_timeout(now);
+            }
             let naps_until = Time(self.naps_until.load(Ordering::SeqCst));
-            let wakes_late = driver.poll_timeout().is_some_and(|due| due < naps_until);
+            let wakes_late = driver.poll_timeout(now).is_some_and(|due| due < naps_until);
             let announced = self.announced.load(Ordering::SeqCst) > 0;
             self.board.appear(match (announced, driver.is_awaited()) {
                 (true, _) => Presence::Awake,
@@ -377,7 +384,7 @@ impl Core {
             let shown = self.board.bell(Word::Bell);
             self.board.appear(Presence::Asleep);
             if !(self.take_requests(&mut driver) | driver.step(now)) && !enough(&driver) {
-                let wake = [driver.poll_timeout(), until, Some(leaves)].into_iter().flatten().min();
+                let wake = [driver.poll_timeout(now), until, Some(leaves)].into_iter().flatten().min();
                 self.board.sleep(Word::Bell, shown, wake.map_or(NAP_MAX, |wake| wake.since(now).min(NAP_MAX)));
             }
             self.board.appear(Presence::Awake);
@@ -412,13 +419,13 @@ impl Core {
             if let Some(driver) = self.sit_down() {
                 self.drive(driver, &|_| false, None);
             }
-            // From here on a thread that leaves the seat with an earlier deadline wakes this thread. A later submission never has an
-            // earlier deadline, so it need not wake this thread.
+            // From here on a thread that leaves the seat with an earlier deadline wakes this thread. While threads of the caller do the
+            // work, no deadline is earlier: that would wake this thread in each operation.
             let now = self.now();
-            let mut nap = self.step_timeout.min(NAP_MAX);
+            let mut nap = self.nap_busy;
             self.naps_until.store((now + nap).0, Ordering::SeqCst);
             if let Some(mut driver) = self.sit_down_or_be_noticed() {
-                nap = driver.poll_timeout().map_or(nap, |due| due.since(now).min(nap));
+                nap = driver.poll_timeout(now).map_or(NAP_MAX, |due| due.since(now).min(NAP_MAX));
                 self.naps_until.store((now + nap).0, Ordering::SeqCst);
                 self.stand_up(driver);
             }

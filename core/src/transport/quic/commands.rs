@@ -18,7 +18,8 @@ use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender, WeakUnboundedS
 pub(super) fn channel<T>() -> io::Result<(Commands<T>, Inbox<T>)> {
     let (sender, receiver) = mpsc::unbounded_channel();
     let bell = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?;
-    let bell = Arc::new(Bell { event: bell, sleeping: AtomicBool::new(false), corks: AtomicUsize::new(0) });
+    let (sleeping, corks, is_due) = Default::default();
+    let bell = Arc::new(Bell { event: bell, sleeping, corks, is_due });
     Ok((Commands { sender: Some(sender), bell: Arc::clone(&bell) }, Inbox { receiver, bell }))
 }
 
@@ -47,10 +48,12 @@ impl<T> Commands<T> {
         self.bell.corks.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Ends what one call of [`cork`](Self::cork) began.
+    /// Ends what one call of [`cork`](Self::cork) began. Wakes the loop if there was a command meanwhile.
     pub(super) fn uncork(&self) {
         self.bell.corks.fetch_sub(1, Ordering::SeqCst);
-        self.bell.ring();
+        if self.bell.is_due.swap(false, Ordering::SeqCst) {
+            self.bell.ring();
+        }
     }
 
     /// A callers' end that does not keep the loop running.
@@ -151,12 +154,19 @@ struct Bell {
     sleeping: AtomicBool,
     /// How many callers will ring it soon, when all their commands are in the queue.
     corks: AtomicUsize,
+    /// Whether the next caller that uncorks it must ring.
+    is_due: AtomicBool,
 }
 
 impl Bell {
-    /// Rings unless it is corked: then whoever uncorks it rings, after this caller's command was put into the queue.
+    /// Rings unless it is corked: then whoever uncorks it next rings, after this caller's command was put into the queue.
     fn ring_if_open(&self) {
         fence(Ordering::SeqCst);
+        if self.corks.load(Ordering::SeqCst) == 0 {
+            return self.ring();
+        }
+        self.is_due.store(true, Ordering::SeqCst);
+        // If the last one uncorked it before this line, it did not see that.
         if self.corks.load(Ordering::SeqCst) == 0 {
             self.ring();
         }
@@ -212,6 +222,20 @@ mod tests {
         assert!(!rung());
         commands.uncork();
         assert!(rung(), "who uncorks it again and again must not hold others up");
+    }
+
+    #[test]
+    fn nobody_is_woken_without_a_command() {
+        let (commands, inbox) = channel().unwrap();
+        let rung = || rustix::io::read(&inbox.bell.event, &mut [0; 8]).is_ok();
+        assert!(inbox.doze());
+        commands.cork();
+        commands.uncork();
+        assert!(!rung(), "the caller pushed to another transport");
+        commands.cork();
+        commands.send(1).unwrap();
+        commands.uncork();
+        assert!(rung());
     }
 
     #[test]

@@ -87,7 +87,7 @@ fn a_stall_warning_says_why_the_server_does_not_answer() {
     job.submit();
     job.pass(SECOND * 10);
     let warned = job.seen.drain(..).filter_map(|command| match command {
-        Command::Warn(Stuck { unreachable, .. }) => Some(unreachable.map(without_hint)),
+        Command::Warn(stuck) => Some(stuck.unreachable.map(without_hint)),
         _ => None,
     });
     assert_eq!(warned.collect::<Vec<_>>(), [Some(unreachable(SECOND * 10))]);

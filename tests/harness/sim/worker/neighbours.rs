@@ -283,7 +283,7 @@ impl WorkerProcess {
             moved = true;
         }
         if let Some(near) = &mut self.neighbours {
-            near.due = if near.is_over { None } else { near.agreement.poll_timeout() };
+            near.due = if near.is_over { None } else { near.agreement.poll_timeout(context.now) };
         }
         moved
     }
