@@ -10,6 +10,7 @@ use cudarc::driver::sys::{CUcontext, CUdevice, CUdeviceptr, CUevent, CUfunction,
 use libloading::os::unix::Library;
 
 use super::codes::{self, Code};
+use crate::local::process_id;
 
 macro_rules! calls {
     ($($field:ident = $name:literal: fn($($argument:ty),*);)+) => {
@@ -35,7 +36,7 @@ macro_rules! calls {
                         };
                         *symbol.map_err(|_| $name)?
                     },)+
-                    process: std::process::id(),
+                    process: process_id(),
                 })
             }
         }
@@ -86,7 +87,7 @@ calls! {
 impl Api {
     /// Whether this process may call the driver; the child of a fork may not.
     pub(crate) fn is_ours(&self) -> bool {
-        self.process == std::process::id()
+        self.process == process_id()
     }
 
     /// Logs a failed release of a resource. A driver that shuts down with the process has released everything already.

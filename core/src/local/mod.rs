@@ -11,6 +11,7 @@ pub mod futex;
 pub(crate) mod numa;
 mod peer;
 pub mod private_file;
+mod process_id;
 pub mod progress;
 pub mod segment;
 pub mod socket;
@@ -18,6 +19,7 @@ pub(crate) mod sync;
 pub(crate) mod thread;
 
 pub use backing::SharedBacking;
+pub use process_id::process_id;
 pub use progress::Progress;
 pub use segment::{Segment, Shown};
 pub use socket::{Connection, PrivateSocket, Received};

@@ -15,6 +15,7 @@ use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
+use super::process_id;
 use crate::error::{Error, Result};
 
 /// The seals of a segment's length.
@@ -202,7 +203,7 @@ impl Segment {
         // SAFETY: a new mapping at an address of the kernel's choice touches no memory in use.
         let start = unsafe { rustix::mm::mmap(std::ptr::null_mut(), length, access, MapFlags::SHARED, &fd, 0) };
         let start = NonNull::new(start.map_err(failed)?.cast::<u8>()).expect("nothing is mapped at null");
-        let segment = Self { start, bytes: length, fd, process: std::process::id() };
+        let segment = Self { start, bytes: length, fd, process: process_id() };
         if access.contains(ProtFlags::WRITE) {
             // SAFETY: changes only what a fork does with the new mapping.
             unsafe { rustix::mm::madvise(start.as_ptr().cast::<c_void>(), length, Advice::LinuxDontFork) }
@@ -214,7 +215,7 @@ impl Segment {
 
 impl Drop for Segment {
     fn drop(&mut self) {
-        if self.process != std::process::id() {
+        if self.process != process_id() {
             return; // a forked child may have other memory at this address
         }
         // SAFETY: only this value owns the mapping, and no borrow of it outlives `self`.

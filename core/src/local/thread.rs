@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, bounded};
 
+use super::process_id;
 use crate::error::{Error, Result};
 
 /// A thread that its own process can wait for with a deadline. Other processes cannot wait for it.
@@ -34,7 +35,7 @@ impl OwnThread {
             .name(name.to_owned())
             .spawn(body)
             .map_err(|error| Error::Io { what: "starting a thread".to_owned(), cause: error.to_string() })?;
-        Ok(Self { thread: Mutex::new(Some(thread)), ended, process: std::process::id() })
+        Ok(Self { thread: Mutex::new(Some(thread)), ended, process: process_id() })
     }
 
     /// As [`start`](Self::start). If `body` fails or panics, nobody told the thread to end, and `obituary` tells why it did.
@@ -55,7 +56,7 @@ impl OwnThread {
 
     /// Whether the thread belongs to this process. It does not in the child of a fork.
     pub(crate) fn is_ours(&self) -> bool {
-        self.process == std::process::id()
+        self.process == process_id()
     }
 
     /// Nobody waits for the thread any more. It was told to end.

@@ -2,6 +2,8 @@
 
 use std::ops::Deref;
 
+use gradlane_core::local::process_id;
+
 /// A value that only the process that made it drops. A forked child forgets its copy.
 pub struct OwnProcess<T> {
     /// `Some` until the drop.
@@ -12,7 +14,7 @@ pub struct OwnProcess<T> {
 impl<T> OwnProcess<T> {
     /// Wraps a value of this process.
     pub fn new(value: T) -> Self {
-        Self { value: Some(value), pid: std::process::id() }
+        Self { value: Some(value), pid: process_id() }
     }
 
     /// The value.
@@ -20,7 +22,7 @@ impl<T> OwnProcess<T> {
     /// # Errors
     /// In a forked child, the process that made the value.
     pub fn own(&self) -> Result<&T, u32> {
-        if self.pid == std::process::id() { Ok(self) } else { Err(self.pid) }
+        if self.pid == process_id() { Ok(self) } else { Err(self.pid) }
     }
 }
 
@@ -34,7 +36,7 @@ impl<T> Deref for OwnProcess<T> {
 
 impl<T> Drop for OwnProcess<T> {
     fn drop(&mut self) {
-        if self.pid != std::process::id() {
+        if self.pid != process_id() {
             std::mem::forget(self.value.take());
         }
     }

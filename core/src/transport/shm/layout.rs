@@ -5,7 +5,7 @@
 //! ```text
 //!  page 0      what this side tells of itself, a cache line each:
 //!                SENT      messages it has written to its ring          READ      messages of the other ring that it has read
-//!                ASLEEP    it waits for its bell                        STARVED   it waits for room: a message read, a cell released
+//!                ASLEEP    its waits for its bell, begun and ended      STARVED   the same for room: a message read, a cell released
 //!                RELEASED  for each cell of the other segment and each ticket, how often this side has released it
 //!  ring        128 bytes a message
 //!  cells       bytes of bodies and sums on their way: large cells, then small ones
@@ -22,7 +22,7 @@ use crate::wire::header::HEADER_BYTES;
 pub(super) const SEGMENT_BYTES: usize = CELLS_AT + LARGE_CELLS * LARGE_BYTES + SMALL_CELLS * SMALL_BYTES;
 /// Changes whenever a segment is laid out or read in another way, or what comes with it changes: processes that differ in it cannot share
 /// one.
-pub(super) const LAYOUT: u32 = 2;
+pub(super) const LAYOUT: u32 = 3;
 
 /// Messages that a ring holds. Control messages of all the exchanges that one link may have open fit several times.
 pub(super) const RING_MESSAGES: u64 = 1024;

@@ -15,8 +15,8 @@ use super::layout::{
     message_at,
 };
 use crate::error::Result;
-use crate::local::sync::{AtomicBool, Ordering, fence};
-use crate::local::{Segment, Shown};
+use crate::local::sync::{AtomicBool, AtomicU32, Ordering, fence};
+use crate::local::{Segment, Shown, process_id};
 use crate::mem::Copies;
 use crate::transport::exchange::bad;
 
@@ -26,6 +26,8 @@ pub(super) struct Memory {
     peer: Shown,
     /// Wakes the peer's thread.
     rope: Rope,
+    /// Which wait of the peer was rung last, for messages and for room. Until the peer has woken, once is enough.
+    rung: [AtomicU32; 2],
     /// Which cells of the peer, and for which tickets what it lends, are being read here.
     held: Box<[AtomicBool]>,
     copies: Copies,
@@ -36,7 +38,8 @@ pub(super) struct Memory {
 impl Memory {
     pub(super) fn new(own: Segment, peer: Shown, rope: Rope, copies: Copies) -> Self {
         let held = (0..SLOTS).map(|_| AtomicBool::new(false)).collect();
-        Self { own, peer, rope, held, copies, process: std::process::id() }
+        let rung = [AtomicU32::new(0), AtomicU32::new(0)];
+        Self { own, peer, rope, rung, held, copies, process: process_id() }
     }
 
     /// Writes the message with this number, and after it the number of messages there are.
@@ -134,15 +137,22 @@ impl Memory {
         self.held[slot].swap(true, Ordering::Acquire)
     }
 
-    /// Says whether this side waits for its bell.
+    /// Says whether this side waits for its bell. Only one thread at a time may say so.
     pub(super) fn set_asleep(&self, asleep: bool) {
-        self.own.u32(ASLEEP_AT).store(u32::from(asleep), Ordering::SeqCst);
+        self.set_waiting(ASLEEP_AT, asleep);
     }
 
-    /// Says whether this side waits for room.
+    /// Says whether this side waits for room; again before each look for room that precedes a sleep. Only one thread at a time may say so.
     pub(super) fn set_starved(&self, starved: bool) {
-        self.own.u32(STARVED_AT).store(u32::from(starved), Ordering::SeqCst);
+        self.set_waiting(STARVED_AT, starved);
         fence(Ordering::SeqCst);
+    }
+
+    /// Counts the waits of this side: the number is odd during a wait, and each wait has its own.
+    fn set_waiting(&self, at: usize, waits: bool) {
+        let word = self.own.u32(at);
+        let next = word.load(Ordering::Relaxed).wrapping_add(1);
+        word.store(if waits { next | 1 } else { next & !1 }, Ordering::SeqCst);
     }
 
     /// Wakes the peer if it sleeps: there are messages for it.
@@ -150,16 +160,20 @@ impl Memory {
         // Between what was written before and what the peer says of itself: one of the two sides sees the other.
         fence(Ordering::SeqCst);
         // One that woke meanwhile, read everything and sleeps again needs no bell.
-        let unread = self.peer.u64(READ_AT) != self.own.u64(SENT_AT).load(Ordering::Relaxed);
-        if unread && self.peer.u32(ASLEEP_AT) != 0 {
-            self.rope.ring();
+        if self.peer.u64(READ_AT) != self.own.u64(SENT_AT).load(Ordering::Relaxed) {
+            self.ring_for(self.peer.u32(ASLEEP_AT), 0);
         }
     }
 
     /// Wakes the peer if it waits for room: there is some.
     pub(super) fn relieve(&self) {
         fence(Ordering::SeqCst);
-        if self.peer.u32(STARVED_AT) != 0 {
+        self.ring_for(self.peer.u32(STARVED_AT), 1);
+    }
+
+    /// Rings if this is the number of a wait that was not rung yet: a peer whose thread gets no core is not rung a hundred times.
+    fn ring_for(&self, wait: u32, kind: usize) {
+        if wait % 2 == 1 && self.rung[kind].swap(wait, Ordering::SeqCst) != wait {
             self.rope.ring();
         }
     }
@@ -171,7 +185,7 @@ impl Memory {
     }
 
     fn release(&self, slot: usize) {
-        if self.process != std::process::id() {
+        if self.process != process_id() {
             return;
         }
         self.held[slot].store(false, Ordering::Release);

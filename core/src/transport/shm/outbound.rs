@@ -317,7 +317,8 @@ impl Outbound {
     }
 
     fn hunger(&mut self, starved: bool) {
-        if self.starved != starved {
+        // Each wait for room needs a number of its own: the peer has rung for the one before.
+        if starved || self.starved {
             self.memory.set_starved(starved);
             self.starved = starved;
         }

@@ -26,10 +26,10 @@ impl Poller {
         Ok(Self { seats: Seats::new(), events: Events::new()?, began: now(), asleep, deep })
     }
 
-    /// Wakes the side if it sleeps.
+    /// Wakes the side if it sleeps. Until it has woken, once is enough.
     pub(super) fn wake(&self) {
         fence(Ordering::SeqCst);
-        if self.asleep.load(Ordering::Relaxed) {
+        if self.asleep.load(Ordering::Relaxed) && self.asleep.swap(false, Ordering::SeqCst) {
             self.events.ring();
         }
     }

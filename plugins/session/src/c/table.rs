@@ -8,6 +8,7 @@ use std::ptr::null_mut;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
+use gradlane_core::local::process_id;
 use gradlane_core::{Error, Result};
 
 /// A table of values by integers that are never reused. Tables are statics.
@@ -116,7 +117,7 @@ impl<T: Clone + Send + 'static> Table<T> {
 
     /// The share of this process, made by its first use. Takes no lock.
     fn share(&self) -> &Share<T> {
-        self.share_of(std::process::id())
+        self.share_of(process_id())
     }
 
     fn share_of(&self, process: u32) -> &Share<T> {

@@ -8,6 +8,7 @@ mod segment;
 
 pub use progress::Progress;
 pub use segment::{Segment, Shown};
+pub(crate) use std::process::id as process_id;
 
 pub(crate) mod sync {
     pub(crate) use shuttle::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
