@@ -6,6 +6,7 @@ The output of the command goes to a file in target/logs. If the command fails, i
 Needs CPython alone, because nothing is installed yet.
 """
 
+import re
 import subprocess
 import sys
 import time
@@ -20,7 +21,7 @@ def main() -> int:
     if separator != "--" or not command:
         sys.exit(__doc__)
     LOGS.mkdir(parents=True, exist_ok=True)
-    log = LOGS / (what.lower().replace(" ", "-") + ".log")
+    log = LOGS / (re.sub(r"[^a-z0-9.]+", "-", what.lower()).strip("-.") + ".log")
     is_terminal = sys.stderr.isatty()
     if not is_terminal:
         print(f"{what} (about {duration(float(expected))}) ...", file=sys.stderr, flush=True)
