@@ -302,9 +302,10 @@ impl Core {
                 // Another thread would have to wake up for it.
                 driver.handle_timeout(now);
             }
-            let naps_until = Time(self.naps_until.load(Ordering::SeqCst));
-            let wakes_late = driver.poll_timeout(now).is_some_and(|due| due < naps_until);
             let announced = self.announced.load(Ordering::SeqCst) > 0;
+            let naps_until = Time(self.naps_until.load(Ordering::SeqCst));
+            // A thread that is about to poll sees to the deadlines itself, until it leaves the seat.
+            let wakes_late = !announced && driver.poll_timeout(now).is_some_and(|due| due < naps_until);
             self.board.appear(match (announced, driver.is_awaited()) {
                 (true, _) => Presence::Awake,
                 (false, true) => Presence::Awaited,
