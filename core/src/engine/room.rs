@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::limit::GRACE;
 use crate::error::{Error, Result};
 use crate::local::sync::{Condvar, Mutex};
 use crate::worker::Liveness;
@@ -14,6 +15,8 @@ pub(super) struct Room {
     bytes_max: u64,
     /// How long a producer waits while no submission ends.
     bound: Duration,
+    /// How long it waits once more after it found the engine stuck, as whoever waits for a handle does.
+    grace: Duration,
 }
 
 #[derive(Default)]
@@ -39,7 +42,7 @@ impl Drop for Entered {
 
 impl Room {
     pub(super) fn new(bytes_max: u64, bound: Duration) -> Self {
-        Self { held: Mutex::default(), freed: Condvar::new(), bytes_max, bound }
+        Self { held: Mutex::default(), freed: Condvar::new(), bytes_max, bound, grace: GRACE }
     }
 
     /// Waits until there is room for these bytes, and reserves them. Without a timeout it waits as long as submissions end, or the engine
@@ -54,7 +57,7 @@ impl Room {
         let mut guard = room.held.lock().expect(LOCK);
         if full(&mut guard) {
             guard.waiters += 1;
-            let mut patience = room.bound;
+            let (mut patience, mut is_suspected) = (room.bound, false);
             guard = match timeout {
                 None => loop {
                     let ended = guard.ended;
@@ -63,16 +66,18 @@ impl Room {
                     if !full(&mut held) {
                         break held;
                     }
-                    patience = room.bound;
                     if late.timed_out() {
                         // Asked without the lock, because a thread of the engine may need it.
                         drop(held);
                         let found = works();
                         held = room.held.lock().expect(LOCK);
-                        match found {
-                            Liveness::Works { ask_in } => patience = ask_in,
+                        (patience, is_suspected) = match found {
+                            Liveness::Works { ask_in } => (ask_in, false),
+                            Liveness::Stuck if !is_suspected => (room.grace, true),
                             Liveness::Stuck => break held,
-                        }
+                        };
+                    } else {
+                        (patience, is_suspected) = (room.bound, false);
                     }
                     guard = held;
                 },
@@ -108,30 +113,45 @@ const LOCK: &str = "nobody panics while holding it";
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
     use super::*;
 
     #[test]
-    fn a_producer_gives_up_if_no_submission_ends() {
-        let room = Arc::new(Room::new(10, Duration::from_millis(1)));
-        let held = Room::enter(&room, 10, None, &|| Liveness::Stuck);
-        assert!(matches!(Room::enter(&room, 1, None, &|| Liveness::Stuck), Err(Error::Exhausted { .. })));
+    fn a_producer_gives_up_if_no_submission_ends_and_the_engine_was_found_stuck_twice() {
+        let room = full();
+        let asked = Cell::new(0);
+        let stuck = || {
+            asked.set(asked.get() + 1);
+            Liveness::Stuck
+        };
+        let held = Room::enter(&room, 10, None, &stuck);
+        assert!(matches!(Room::enter(&room, 1, None, &stuck), Err(Error::Exhausted { .. })));
+        assert_eq!(asked.get(), 2);
         drop(held);
-        assert!(Room::enter(&room, 1, None, &|| Liveness::Stuck).is_ok());
+        assert!(Room::enter(&room, 1, None, &stuck).is_ok());
     }
 
     #[test]
     fn a_producer_waits_as_long_as_the_engine_works_at_a_long_submission() {
-        let room = Arc::new(Room::new(10, Duration::from_millis(1)));
-        let held = std::cell::Cell::new(Some(Room::enter(&room, 10, None, &|| Liveness::Stuck)));
-        let asked = std::cell::Cell::new(0);
+        let room = full();
+        let held = Cell::new(Some(Room::enter(&room, 10, None, &|| Liveness::Stuck)));
+        let asked = Cell::new(0);
         let works = || {
             asked.set(asked.get() + 1);
-            if asked.get() == 3 {
+            if asked.get() == 5 {
                 drop(held.take());
             }
-            Liveness::Works { ask_in: Duration::from_millis(1) }
+            // A process that was stopped for a while seems stuck at first.
+            if asked.get() % 2 == 1 { Liveness::Stuck } else { Liveness::Works { ask_in: MOMENT } }
         };
         assert!(Room::enter(&room, 1, None, &works).is_ok());
-        assert_eq!(asked.get(), 3);
+        assert_eq!(asked.get(), 5);
     }
+
+    fn full() -> Arc<Room> {
+        Arc::new(Room { grace: MOMENT, ..Room::new(10, MOMENT) })
+    }
+
+    const MOMENT: Duration = Duration::from_millis(1);
 }
