@@ -215,6 +215,26 @@ def test_a_sparse_tensor_is_reduced_and_several_at_once():
         hvd.sparse_allreduce_async(torch.ones(2), "dense", hvd.Sum)
 
 
+@pytest.mark.parametrize(
+    ("field", "rows", "values", "shape"),
+    [
+        ("dtype", [[0]], torch.ones(1, 2).double(), (4, 2)),
+        ("shape", [[3]], torch.ones(1, 4), (4, 4)),
+        ("shape", [[9]], torch.ones(1, 2), (10, 2)),
+        ("shape", [[0], [1]], torch.ones(1), (4, 2)),
+    ],
+    ids=["element type", "rows", "number of rows", "sparse dimensions"],
+)
+def test_sparse_tensors_of_other_kinds_are_an_error_on_all_workers(field, rows, values, shape):
+    mine = torch.sparse_coo_tensor([[0]], torch.ones(1, 2), (4, 2))
+    theirs = torch.sparse_coo_tensor(rows, values, shape)
+    complete = hvd.sparse_allreduce_async(theirs if hvd.rank() else mine, "of two kinds", hvd.Sum)
+    with pytest.raises(MismatchError, match=f"{field} is .* on rank 0 and .* on rank 1") as raised:
+        complete()
+    assert (raised.value.field, raised.value.ranks) == (field, (0, 1))
+    assert hvd.sparse_allreduce_async(mine, "of two kinds", hvd.Sum)().to_dense()[0, 0] == 2.0, "the job goes on"
+
+
 def test_an_optimizer_says_how_its_parameters_are_called():
     layers = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
     unnamed = hvd.DistributedOptimizer(torch.optim.SGD([{"params": layer.parameters()} for layer in layers], lr=0.1))

@@ -19,6 +19,7 @@ from gradlane import _session
 from gradlane._handle import Handle
 from gradlane._objects import Gathering
 from gradlane._reduction import NativeOp
+from gradlane._rows import RowKind, unpack
 from gradlane.errors import InvalidArgumentError
 from gradlane.tensorflow._errors import python_function
 from gradlane.tensorflow._memory import aligned
@@ -44,8 +45,9 @@ class SparseTransfer:
             op: `sum` or `mean`.
         """
         self._row_shape, self._dtype, self._index_dtype = values.shape[1:], values.dtype, indices.dtype
-        self._divisor = _session.size() if op == "mean" else 1
-        content = np.ascontiguousarray(indices, _INDEX).tobytes() + np.ascontiguousarray(values).tobytes()
+        self._name, self._divisor = name, _session.size() if op == "mean" else 1
+        kind = RowKind(self._dtype.name, f"[rows, {', '.join(map(str, self._row_shape))}]")
+        content = kind.pack(np.ascontiguousarray(indices, _INDEX).tobytes(), np.ascontiguousarray(values).tobytes())
         self._gathering = Gathering(content, f"{name}/rows")
         self._handles: list[Handle[memoryview]] = []
 
@@ -54,8 +56,13 @@ class SparseTransfer:
         self._handles = self._gathering.exchange()
 
     def wait(self) -> Rows:
-        """The rows of all workers in rank order, divided for a mean; the same on all workers, bit by bit."""
-        parts = [self._parse(handle.wait()) for handle in self._handles]
+        """The rows of all workers in rank order, divided for a mean; the same on all workers, bit by bit.
+
+        Raises:
+            MismatchError: workers use rows of different shapes or element types.
+        """
+        gathered = [handle.wait() for handle in self._handles]
+        parts = [self._parse(content) for content in unpack(gathered, self._name, range(_session.size()))]
         total = sum(len(indices) for _, indices in parts)
         values = aligned((total, *self._row_shape), self._dtype)
         np.concatenate([values for values, _ in parts], out=values)

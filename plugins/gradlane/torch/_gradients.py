@@ -453,6 +453,7 @@ def _as_sparse(gradient: torch.Tensor | None, parameter: torch.nn.Parameter) -> 
             torch.empty((1, 0), dtype=torch.int64, device=parameter.device),
             torch.empty((0, *parameter.shape[1:]), dtype=parameter.dtype, device=parameter.device),
             parameter.shape,
+            check_invariants=False,
         )
     # A weight that is shared by a sparse embedding and a dense layer gets a dense gradient.
     return gradient if gradient.is_sparse else gradient.to_sparse(1)

@@ -16,6 +16,7 @@ import torch
 from gradlane._handle import Handle
 from gradlane._objects import Gathering
 from gradlane._reduction import Average, ReduceOp, Sum
+from gradlane._rows import RowKind, unpack
 from gradlane._sets import ProcessSet, members_of
 from gradlane.errors import InvalidArgumentError
 from gradlane.torch import _tensors
@@ -37,8 +38,11 @@ class SparseTransfer:
         gradient = gradient.detach().coalesce()
         self._shape, self._dtype, self._device = gradient.shape, gradient.dtype, gradient.device
         self._sparse_dim = gradient.sparse_dim()
-        self._divisor = len(members_of(process_set)) if op is Average else 1
-        content = content_of(gradient.indices()) + content_of(gradient.values())
+        self._name, self._members = name, members_of(process_set)
+        self._divisor = len(self._members) if op is Average else 1
+        dimensions = "" if self._sparse_dim == 1 else f", {self._sparse_dim} dimensions of it sparse"
+        kind = RowKind(str(self._dtype).removeprefix("torch."), f"{list(self._shape)}{dimensions}")
+        content = kind.pack(content_of(gradient.indices()), content_of(gradient.values()))
         self._gathering = Gathering(content, name, process_set=process_set)
         self._handles: list[Handle[memoryview]] = []
 
@@ -47,12 +51,19 @@ class SparseTransfer:
         self._handles = self._gathering.exchange()
 
     def wait(self) -> torch.Tensor:
-        """The sum or average, coalesced; bitwise equal on all workers, because all add the same rows in rank order."""
-        parts = [self._parse(handle.wait()) for handle in self._handles]
+        """The sum or average, coalesced; bitwise equal on all workers, because all add the same rows in rank order.
+
+        Raises:
+            MismatchError: workers use different shapes or element types.
+        """
+        contents = unpack([handle.wait() for handle in self._handles], self._name, self._members)
+        parts = [self._parse(content) for content in contents]
         indices = torch.cat([indices for indices, _ in parts], dim=1)
         values = torch.cat([values for _, values in parts])
         indices, values = indices.to(self._device), (values / self._divisor).to(self._device)
-        return torch.sparse_coo_tensor(indices, values, self._shape, dtype=self._dtype).coalesce()
+        # Each worker's own tensor was valid, and all have this shape.
+        summed = torch.sparse_coo_tensor(indices, values, self._shape, dtype=self._dtype, check_invariants=False)
+        return summed.coalesce()
 
     def _parse(self, content: memoryview) -> tuple[torch.Tensor, torch.Tensor]:
         row_shape = self._shape[self._sparse_dim :]
