@@ -75,6 +75,8 @@ struct Core {
     is_cramped: bool,
     /// How long the rank's own thread sleeps if another thread has the seat: half as long as any operation has time that begins meanwhile.
     nap_busy: Duration,
+    /// How long it sleeps at most.
+    nap_idle: Duration,
     moved: Moved,
     devices: Devices,
     watch: Watch,
@@ -154,6 +156,7 @@ impl HostCollective {
             naps_until: AtomicU64::new(0),
             is_cramped,
             nap_busy,
+            nap_idle: step_timeout.min(NAP_MAX),
             moved,
             devices,
             watch: Watch::new(meeting.peers)?,
@@ -426,7 +429,7 @@ impl Core {
             let mut nap = self.nap_busy;
             self.naps_until.store((now + nap).0, Ordering::SeqCst);
             if let Some(mut driver) = self.sit_down_or_be_noticed() {
-                nap = driver.poll_timeout(now).map_or(NAP_MAX, |due| due.since(now).min(NAP_MAX));
+                nap = driver.poll_timeout(now).map_or(self.nap_idle, |due| due.since(now).min(self.nap_idle));
                 self.naps_until.store((now + nap).0, Ordering::SeqCst);
                 self.stand_up(driver);
             }
