@@ -40,7 +40,7 @@ lint: $(VENV)/requirements
 
 test-rust: ## without Python: the same as a plain `cargo test`
 	@mkdir -p $(SKIPS) && rm -f $(SKIPS)/rust
-	SKIPPED_TESTS=$(SKIPS)/rust RUST_TEST_THREADS=8 cargo test --quiet
+	SKIPPED_TESTS=$(SKIPS)/rust RUST_TEST_THREADS=8 cargo test --quiet --no-fail-fast
 	@$(call count_skips,$(SKIPS)/rust)
 
 test-sim: ## the deterministic simulation alone: SEEDS=20000 for more, FROM=4000 for others, SEED=7 to replay one with its history

@@ -43,7 +43,7 @@ const NODE_MACHINE: [&str; 8] =
     ["aggregate", "budget", "command", "config", "life", "machine", "membership", "withdrawals"];
 
 /// The files that may contain `unsafe`.
-const UNSAFE: [&str; 54] = [
+const UNSAFE: [&str; 55] = [
     "bench/src/team/buffers.rs",
     "core/src/collective/host/reduction.rs",
     "core/src/collective/nccl/comm.rs",
@@ -62,6 +62,7 @@ const UNSAFE: [&str; 54] = [
     "core/src/local/backing.rs",
     "core/src/local/numa.rs",
     "core/src/local/peer.rs",
+    "core/src/local/process_id.rs",
     "core/src/local/segment.rs",
     "core/src/mem/borrow.rs",
     "core/src/mem/pool.rs",
