@@ -619,7 +619,10 @@ def test_an_error_that_knows_no_tensor_gets_the_name_of_the_parameter():
     optimizer = crossed(model, sgd(model.parameters()))
     if gl.rank() == 0:  # alone, so nothing can have arrived
         backward(model, next(batches(1)))
-        optimizer._barrier.updates._window.on_its_way(0).transfer.cancel()
+        window = optimizer._barrier.updates._window
+        # All of them, because the memory of one is in use as long as the others of its part are on their way.
+        for position, _ in enumerate(model.parameters()):
+            window.on_its_way(position).transfer.cancel()
         with pytest.raises(CancelledError, match=r"^gradient of 1\.weight: "):
             optimizer.synchronize()
         optimizer.remove()
