@@ -12,6 +12,7 @@ import torch
 from gradlane import Handle, ProcessSet, _session
 from gradlane._recent import Parts, RecentNames
 from gradlane._sets import name_in_job
+from gradlane.torch._tensors import dtype_name
 
 T = TypeVar("T")
 
@@ -89,7 +90,7 @@ _lists: defaultdict[tuple[ProcessSet | None, str], _Lists] = defaultdict(_Lists)
 
 
 def _described(kind: str, tensors: Sequence[torch.Tensor], process_set: ProcessSet | None) -> str:
-    kinds = tuple([(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)) for tensor in tensors])
+    kinds = tuple([(dtype_name(tensor.dtype), tuple(tensor.shape)) for tensor in tensors])
     shown = [f"{dtype}.{'x'.join(map(str, shape))}" for dtype, shape in kinds[:1]]
     if len(kinds) > 1:
         shown.append(f"and {len(kinds) - 1} more, list {_lists[process_set, kind].number(kinds)}")

@@ -20,6 +20,7 @@ from gradlane._handle import Handle
 from gradlane._objects import Gathering
 from gradlane._reduction import NativeOp
 from gradlane._rows import RowKind, unpack
+from gradlane._sets import members_of
 from gradlane.errors import InvalidArgumentError
 from gradlane.tensorflow._errors import python_function
 from gradlane.tensorflow._memory import aligned
@@ -62,7 +63,7 @@ class SparseTransfer:
             MismatchError: workers use rows of different shapes or element types.
         """
         gathered = [handle.wait() for handle in self._handles]
-        parts = [self._parse(content) for content in unpack(gathered, self._name, range(_session.size()))]
+        parts = [self._parse(content) for content in unpack(gathered, self._name, members_of(None))]
         total = sum(len(indices) for _, indices in parts)
         values = aligned((total, *self._row_shape), self._dtype)
         np.concatenate([values for values, _ in parts], out=values)

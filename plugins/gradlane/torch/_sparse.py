@@ -41,7 +41,7 @@ class SparseTransfer:
         self._name, self._members = name, members_of(process_set)
         self._divisor = len(self._members) if op is Average else 1
         dimensions = "" if self._sparse_dim == 1 else f", {self._sparse_dim} dimensions of it sparse"
-        kind = RowKind(str(self._dtype).removeprefix("torch."), f"{list(self._shape)}{dimensions}")
+        kind = RowKind(_tensors.dtype_name(self._dtype), f"{list(self._shape)}{dimensions}")
         content = kind.pack(content_of(gradient.indices()), content_of(gradient.values()))
         self._gathering = Gathering(content, name, process_set=process_set)
         self._handles: list[Handle[memoryview]] = []
