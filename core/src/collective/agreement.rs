@@ -311,12 +311,8 @@ impl<L> Agreement<L> {
 
     /// No operation that begins from now on has a deadline sooner than this.
     pub fn soonest(&self) -> Duration {
-        self.stall_watch
-            .interval()
-            .into_iter()
-            .chain([self.party.step_timeout, LEADER_PATIENCE])
-            .min()
-            .expect("it has two")
+        let overdue = self.party.step_timeout.min(LEADER_PATIENCE);
+        self.stall_watch.interval().map_or(overdue, |look| look.min(overdue))
     }
 
     /// On the leader: the operations that wait for some ranks for too long, since the last call. For the log.

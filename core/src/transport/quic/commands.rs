@@ -185,6 +185,13 @@ impl Bell {
 mod tests {
     use super::*;
 
+    impl<T> Inbox<T> {
+        /// Whether the bell rang since the last look.
+        fn was_rung(&self) -> bool {
+            rustix::io::read(&self.bell.event, &mut [0; 8]).is_ok()
+        }
+    }
+
     #[test]
     fn a_loop_does_not_fall_asleep_over_a_command() {
         let (commands, mut inbox) = channel().unwrap();
@@ -199,43 +206,39 @@ mod tests {
     #[test]
     fn the_bell_rings_for_a_sleeper_only() {
         let (commands, inbox) = channel().unwrap();
-        let rung = || rustix::io::read(&inbox.bell.event, &mut [0; 8]).is_ok();
         commands.send(1).unwrap();
-        assert!(!rung());
+        assert!(!inbox.was_rung());
         let (commands, inbox) = channel().unwrap();
-        let rung = || rustix::io::read(&inbox.bell.event, &mut [0; 8]).is_ok();
         assert!(inbox.doze());
         commands.send(1).unwrap();
         commands.send(2).unwrap();
-        assert!(rung());
-        assert!(!rung(), "once");
+        assert!(inbox.was_rung());
+        assert!(!inbox.was_rung(), "once");
     }
 
     #[test]
     fn a_corked_bell_rings_when_anybody_uncorks_it() {
         let (commands, inbox) = channel().unwrap();
-        let rung = || rustix::io::read(&inbox.bell.event, &mut [0; 8]).is_ok();
         assert!(inbox.doze());
         commands.cork();
         commands.cork();
         commands.send(1).unwrap();
-        assert!(!rung());
+        assert!(!inbox.was_rung());
         commands.uncork();
-        assert!(rung(), "who uncorks it again and again must not hold others up");
+        assert!(inbox.was_rung(), "who uncorks it again and again must not hold others up");
     }
 
     #[test]
     fn nobody_is_woken_without_a_command() {
         let (commands, inbox) = channel().unwrap();
-        let rung = || rustix::io::read(&inbox.bell.event, &mut [0; 8]).is_ok();
         assert!(inbox.doze());
         commands.cork();
         commands.uncork();
-        assert!(!rung(), "the caller pushed to another transport");
+        assert!(!inbox.was_rung(), "the caller pushed to another transport");
         commands.cork();
         commands.send(1).unwrap();
         commands.uncork();
-        assert!(rung());
+        assert!(inbox.was_rung());
     }
 
     #[test]
@@ -245,7 +248,7 @@ mod tests {
         drop(commands);
         assert!(inbox.doze());
         drop(second);
-        assert!(rustix::io::read(&inbox.bell.event, &mut [0; 8]).is_ok());
+        assert!(inbox.was_rung());
         assert!(matches!(inbox.next(), Next::Closed));
     }
 
