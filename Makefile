@@ -7,6 +7,8 @@ BIN := $(VENV)/bin
 
 # Where the environment forbids byte code, each worker of a test would compile PyTorch anew, which takes three times as long as the test.
 unexport PYTHONDONTWRITEBYTECODE
+# Tests read what they and others wrote as UTF-8, whatever the locale; a library may change the locale of a process that runs them.
+export PYTHONUTF8 := 1
 
 .DELETE_ON_ERROR:
 .PHONY: help demo test test-rust test-sim test-net test-hostile test-faults test-lasting test-soak test-models test-python test-torch-oldest test-frameworks test-tensorflow test-tensorflow-quick test-tensorflow-oldest test-jax test-jax-quick test-jax-oldest static-server test-static lint bench bench-peers deny fuzz fuzz-run fakes gpu-bundle gpu-check issue-cost ptx clean

@@ -79,7 +79,7 @@ def turn(row: str, steps: int, options: argparse.Namespace) -> float:
         "TF_CPP_MIN_LOG_LEVEL": "2",
         "PYTHONPATH": str(Path(__file__).parents[1] / "plugins"),
     }
-    ended = subprocess.run(command, env=env, capture_output=True, text=True, timeout=TURN_TIMEOUT, check=False)
+    ended = subprocess.run(command, env=env, capture_output=True, encoding="utf-8", timeout=TURN_TIMEOUT, check=False)
     medians = [json.loads(line)["median_ms"] for line in ended.stdout.splitlines() if line.startswith('{"median_ms"')]
     if ended.returncode != 0 or len(medians) != 2:
         sys.exit(f"{row} failed:\n{ended.stdout}{ended.stderr}")

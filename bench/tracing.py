@@ -78,7 +78,7 @@ def turn(once: Step, steps: int, folder: Path | None) -> float:
 def check(folder: Path, load: str) -> None:
     """Raises an error if the timeline in this folder shows no sums."""
     [file] = folder.rglob("*.json")
-    text = file.read_text()
+    text = file.read_text(encoding="utf-8")
     if not any(stage in text for stage in ("ALL_REDUCE", "PUSH")):
         raise SystemExit(f"{load}: the timeline has no sums")
 

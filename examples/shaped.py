@@ -49,7 +49,7 @@ class Machines:
         """Starts a command on a machine, with additions to the environment."""
         command = [*self._enter(machine), "setpriv", "--pdeathsig", "KILL", "--", *line]
         output = subprocess.PIPE if piped else None
-        process = subprocess.Popen(command, env=os.environ | dict(env), stdout=output, text=True)
+        process = subprocess.Popen(command, env=os.environ | dict(env), stdout=output, encoding="utf-8")
         self._started.append(process)
         return process
 
@@ -110,7 +110,7 @@ class Machines:
 
     def _run(self, machine: int | None, *lines: str) -> None:
         for line in lines:
-            ended = subprocess.run([*self._enter(machine), *line.split()], capture_output=True, text=True, check=False)
+            ended = subprocess.run([*self._enter(machine), *line.split()], capture_output=True, encoding="utf-8", check=False)
             if ended.returncode != 0:
                 raise Unavailable(f"{line!r} failed: {ended.stderr.strip()}")
 

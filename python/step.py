@@ -44,7 +44,7 @@ def main() -> int:
         show(f"{what}: done in {took}", is_last=True) if is_terminal else None
         return 0
     show(f"{what}: failed after {took}; the whole output is in {log}", is_last=True)
-    lines = log.read_text(errors="replace").splitlines()[-LAST_LINES:]
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-LAST_LINES:]
     print("\n".join(lines), file=sys.stderr)
     return process.returncode if process.returncode > 0 else 128 - process.returncode
 

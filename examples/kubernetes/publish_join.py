@@ -41,14 +41,14 @@ def main() -> None:
 def read(file: Path) -> str:
     """The join string; an empty one while there is no coordinator."""
     try:
-        return file.read_text()
+        return file.read_text(encoding="utf-8")
     except FileNotFoundError:
         return ""
 
 
 def publish(join: str, secret: str) -> None:
     """Replaces the entry `join` of the Secret. Raises `OSError` if Kubernetes does not answer or does not allow it."""
-    token, namespace = (ACCOUNT / "token").read_text(), (ACCOUNT / "namespace").read_text()
+    token, namespace = (ACCOUNT / "token").read_text(encoding="utf-8"), (ACCOUNT / "namespace").read_text(encoding="utf-8")
     patch = {"data": {"join": base64.b64encode(join.encode()).decode()}}
     request = urllib.request.Request(
         f"{API}/api/v1/namespaces/{namespace}/secrets/{secret}",

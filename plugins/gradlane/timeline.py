@@ -90,7 +90,7 @@ def merge(*paths: str | os.PathLike[str], out: str | os.PathLike[str]) -> None:
         if not is_own:
             events = _moved(events, base_us, taken, flow_offset=number << 40)
         merged += events
-    Path(out).write_text(json.dumps(merged))
+    Path(out).write_text(json.dumps(merged), encoding="utf-8")
 
 
 def _moved(events: list[Any], base_us: float, taken: set[object], *, flow_offset: int) -> list[Any]:
@@ -128,7 +128,7 @@ def _read(path: Path) -> tuple[list[Any], float, bool]:
     """The events of a file, the microseconds to add to their times, and whether gradlane wrote the file."""
     import json
 
-    text = path.read_text()
+    text = path.read_text(encoding="utf-8")
     try:
         parsed = json.loads(text)
     except ValueError:

@@ -163,7 +163,7 @@ def package(installed: bool) -> Iterator[dict[str, str] | None]:
     with tempfile.TemporaryDirectory(prefix="gradlane-gpu-package-") as folder:
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
         pip += ["--disable-pip-version-check", "--target", folder, str(wheels[-1])]
-        ended = subprocess.run(pip, capture_output=True, text=True)
+        ended = subprocess.run(pip, capture_output=True, encoding="utf-8")
         if ended.returncode:
             print(f"{ended.stdout}{ended.stderr}\npip does not install {wheels[-1].name}, see above.")
             print(f"Install it into this environment, such as by `{INSTALL}`, and run this again with --installed.")

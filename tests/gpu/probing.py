@@ -38,7 +38,7 @@ SIZE = 4 << 20
 def probe() -> None:
     """Compares what the driver, PyTorch and `doctor` say, and tries memory that the engine stages parts in."""
     asked = [sys.executable, "-m", "gradlane", "doctor", "--json"]
-    doctor = subprocess.run(asked, capture_output=True, text=True, timeout=60)
+    doctor = subprocess.run(asked, capture_output=True, encoding="utf-8", timeout=60)
     findings = {finding["subject"]: finding for finding in json.loads(doctor.stdout)}
     driver = Driver()
     for number in range(torch.cuda.device_count() if IS_CUDA else 1):
@@ -70,7 +70,7 @@ def try_registered(driver: Driver, fd: int, address: int) -> None:
         driver.copy_out(address, device, SIZE, stream)
         driver.call("cuStreamSynchronize", stream)
         reader = [sys.executable, "-c", READER, str(fd), str(SIZE)]
-        read = subprocess.run(reader, pass_fds=[fd], capture_output=True, text=True, timeout=60)
+        read = subprocess.run(reader, pass_fds=[fd], capture_output=True, encoding="utf-8", timeout=60)
         if read.stdout.split("\n")[:2] != [str(zlib.crc32(source.raw)), "read only"]:
             failed(f"another process reads something else, or may write: {read.stdout}{read.stderr}")
         driver.fill(device, 0, SIZE, stream)

@@ -22,7 +22,7 @@ def quic() -> None:
         path = SCRATCH / f"quic-{workers}-{servers}.json"
         bench = [sys.executable, "-m", "gradlane", "bench", "push-pull", "--road", "quic", "--place", "in", *SIZES]
         bench += ["--workers", str(workers), "--servers", str(servers), "-J", str(path)]
-        ended = subprocess.run(bench, capture_output=True, text=True, timeout=JOB_SECONDS_MAX)
+        ended = subprocess.run(bench, capture_output=True, encoding="utf-8", timeout=JOB_SECONDS_MAX)
         assert ended.returncode == 0, f"code {ended.returncode}\n{ended.stdout}{ended.stderr}"
         for row in json.loads(path.read_text())["rows"]:
             name = f"{workers} workers, {servers} servers, {row['size'] // 1024} KiB"

@@ -39,7 +39,7 @@ def compiler(name: str) -> str:
 
 def ran(*command: object) -> str:
     """What a program wrote, of which the code must be 0."""
-    ended = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=False)
+    ended = subprocess.run([str(word) for word in command], capture_output=True, encoding="utf-8", check=False)
     assert ended.returncode == 0, f"{command}\n{ended.stdout}{ended.stderr}"
     return ended.stdout + ended.stderr
 

@@ -332,7 +332,7 @@ def test_under_mpi_and_slurm_rank_0_brings_the_servers(tmp_path, launcher):
 @pytest.mark.skipif(shutil.which("mpirun") is None, reason="mpirun is not installed")
 def test_mpirun_starts_a_job(tmp_path):
     # OpenMPI otherwise refuses root, and more ranks than cores. Other implementations have no such options.
-    version = subprocess.run(["mpirun", "--version"], capture_output=True, text=True, check=True).stdout
+    version = subprocess.run(["mpirun", "--version"], capture_output=True, encoding="utf-8", check=True).stdout
     options = ["--oversubscribe", "--allow-run-as-root"] if "Open MPI" in version else []
     command = ["mpirun", *options, "-n", "2", sys.executable, "-c", SUM_OF_RANKS]
     ended = run_all([(command, {"GRADLANE_STATE_DIR": str(tmp_path)})], timeout=90)

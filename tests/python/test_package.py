@@ -5,6 +5,7 @@ import importlib.metadata
 import importlib.resources
 import inspect
 import sys
+from pathlib import Path
 
 import pytest
 from gradlane import _core
@@ -105,6 +106,36 @@ def test_stubtest_finds_no_difference_between_the_stubs_and_the_native_module(tm
     command = [sys.executable, "-m", "mypy.stubtest", "gradlane._core", "--mypy-config-file", "mypy.ini"]
     [ended] = run_all([(command, {})], timeout=120, cwd=tmp_path)
     assert ended.code == 0, ended.output
+
+
+def test_text_is_read_and_written_as_utf_8_whatever_the_locale():
+    top = Path(__file__).parents[2]
+    files = [file for folder in ("plugins", "python", "examples", "bench") for file in (top / folder).rglob("*.py")]
+    assert len(files) > 50
+    assert [f"{file.relative_to(top)}:{line}" for file in files for line in text_without_encoding(ast.parse(file.read_bytes()))] == []
+
+
+@pytest.mark.parametrize("call", ["open(p)", "open(p, 'w')", "p.open()", "p.open('a')", "p.read_text()", "p.write_text(t)", "run(c, text=True)"])
+def test_text_without_an_encoding_is_found(call):
+    assert list(text_without_encoding(ast.parse(f"x = {call}"))) == [1]
+
+
+@pytest.mark.parametrize("call", ["open(p, 'rb')", "p.open('wb')", "p.read_text(encoding='utf-8')", "os.open(p, O_RDONLY)", "run(c)"])
+def test_bytes_and_text_with_an_encoding_are_fine(call):
+    assert list(text_without_encoding(ast.parse(f"x = {call}"))) == []
+
+
+def text_without_encoding(module):
+    """The lines of calls that read or write text in the encoding of the locale."""
+    for call in (node for node in ast.walk(module) if isinstance(node, ast.Call)):
+        named = {word.arg for word in call.keywords}
+        of_module = isinstance(call.func, ast.Attribute) and isinstance(call.func.value, ast.Name) and call.func.value.id in ("os", "tarfile", "zipfile")
+        name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+        modes = [word.value for word in (*call.args, *(word.value for word in call.keywords if word.arg == "mode")) if isinstance(word, ast.Constant)]
+        is_binary = any(isinstance(mode, str) and "b" in mode and len(mode) <= 3 for mode in modes)
+        is_text = name in ("read_text", "write_text") or (name == "open" and not is_binary and not of_module) or named & {"text", "universal_newlines"}
+        if is_text and "encoding" not in named:
+            yield call.lineno
 
 
 def stub_names():

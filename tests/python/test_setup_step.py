@@ -10,8 +10,8 @@ STEP = Path(__file__).parents[2] / "python" / "step.py"
 
 
 def step(tmp_path: Path, what: str, program: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(STEP), what, "5", "--", sys.executable, "-c", program]
-    return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    command = [sys.executable, "-X", "utf8", str(STEP), what, "5", "--", sys.executable, "-c", program]
+    return subprocess.run(command, cwd=tmp_path, capture_output=True, encoding="utf-8", timeout=60, check=False)
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ def test_a_step_may_name_any_folder(tmp_path: Path, what: str) -> None:
     assert (ended.returncode, ended.stdout) == (0, "")
     assert f"{what} (about 5 s) ..." in ended.stderr
     [log] = (tmp_path / "target" / "logs").iterdir()
-    assert log.read_text() == "all is well\n"
+    assert log.read_text(encoding="utf-8") == "all is well\n"
 
 
 def test_a_step_that_fails_shows_its_last_lines_and_where_the_others_are(tmp_path: Path) -> None:

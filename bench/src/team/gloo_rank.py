@@ -11,7 +11,7 @@ UNTOUCHED = 0xA5
 
 def wire_bytes(interface):
     """Bytes that the network interface received and sent."""
-    with open("/proc/self/net/dev") as lines:
+    with open("/proc/self/net/dev", encoding="utf-8") as lines:
         for line in lines:
             name, _, counts = line.partition(":")
             if name.strip() == interface:

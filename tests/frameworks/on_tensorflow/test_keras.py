@@ -116,7 +116,7 @@ def test_a_saved_model_loads_without_gradlane_and_goes_on_with_it(policy, folder
     if gl.rank() == 0:
         model.save(path)
         command = [sys.executable, "-c", WITHOUT_GRADLANE, path]
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
+        ended = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=90, check=False)
         kind = "adam Adam" if policy == "float32" else "loss_scale_optimizer LossScaleOptimizer"
         assert f"{kind} 8 0.003" in ended.stdout, ended.stderr
     gl.barrier("saved")
