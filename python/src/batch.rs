@@ -1,7 +1,7 @@
 //! `gradlane._core.Batch`: tensors that are submitted together.
 
 use gradlane_core::Result;
-use gradlane_core::types::{Encoding, TensorSpec};
+use gradlane_core::types::{CodecSpec, TensorSpec};
 use pyo3::prelude::*;
 
 use crate::errors;
@@ -28,7 +28,7 @@ impl Batch {
 
 /// Reads tensors from `(name, dtype, shape)` triples. All get this codec if it can encode their elements.
 pub(crate) fn specs(tensors: Vec<(String, String, Vec<u64>)>, codec: &str) -> Result<Vec<TensorSpec>> {
-    let codec: Encoding = codec.parse()?;
+    let codec: CodecSpec = codec.parse()?;
     let spec =
         |(name, dtype, shape): (String, String, _)| Ok(TensorSpec::new(name, dtype.parse()?, shape).with_codec(codec));
     tensors.into_iter().map(spec).collect()

@@ -8,7 +8,7 @@ use gradlane_core::cuda::{Mark, OnIssue};
 use gradlane_core::device::{Device, HostDevice, Transfer};
 use gradlane_core::engine::{Memory, Submission};
 use gradlane_core::mem::{Copies, DeviceRegion, Doubt, Lease, Ordinal};
-use gradlane_core::types::{DType, Done, Encoding, Op};
+use gradlane_core::types::{CodecSpec, DType, Done, Op};
 use gradlane_core::{Error, Result};
 
 use crate::cluster::{PATIENCE, Tensor};
@@ -133,8 +133,8 @@ impl Device for TestDevice {
         self.inner.lease_again(device, bytes, shown)
     }
 
-    fn encodes(&self, dtype: DType, encoding: Encoding) -> bool {
-        self.inner.encodes(dtype, encoding)
+    fn encodes(&self, dtype: DType, codec: CodecSpec) -> bool {
+        self.inner.encodes(dtype, codec)
     }
 
     fn copy(&self, transfer: Transfer, after: &[Mark], issued: OnIssue, done: Done<()>) {

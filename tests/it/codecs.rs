@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use gradlane_core::Error;
 use gradlane_core::device::Device;
 use gradlane_core::engine::{Batch, BatchSubmission, Engine, Handle, Member, Submission};
-use gradlane_core::types::{Encoding, Op, Priority, WorkerId};
+use gradlane_core::types::{CodecSpec, Op, Priority, WorkerId};
 use gradlane_tests::cluster::{Cluster, PATIENCE, SMALL_PARTS, Tensor, all};
 use gradlane_tests::element::Element;
 use gradlane_tests::gated_device::TestDevice;
@@ -14,7 +14,7 @@ use gradlane_tests::over::Over;
 use gradlane_tests::tap::{Fate, Tap};
 use half::{bf16, f16};
 
-const CODECS: [Encoding; 2] = [Encoding::F16, Encoding::BF16];
+const CODECS: [CodecSpec; 2] = [CodecSpec::F16, CodecSpec::BF16];
 const OPS: [Op; 5] = [Op::Sum, Op::Mean, Op::Min, Op::Max, Op::WeightedMean];
 /// Many parts, the last one shorter.
 const LEN: usize = 70_003;
@@ -34,7 +34,7 @@ fn small_whole_numbers_have_exact_sums_and_half_the_bytes_travel() {
     }
 }
 
-fn exact<T: Element>(engine: &Engine, codec: Encoding, op: Op, over: Over) {
+fn exact<T: Element>(engine: &Engine, codec: CodecSpec, op: Op, over: Over) {
     let rank = f64::from(engine.rank().0);
     let contribution = |index: usize, rank: f64| (index % 50) as f64 + 2.0 * rank;
     let values = (0..LEN).map(|index| T::of(contribution(index, rank))).collect();
@@ -83,14 +83,14 @@ fn the_sum_of_a_machine_is_encoded_once_and_stays_in_range_as_long_as_the_mean_d
         let cluster = Cluster::on(Over::Quic, machines, 2, &SMALL_PARTS);
         let found = all(&cluster.workers, |engine| {
             // The sum of a machine is beyond 65,504. That of two ranks has a power of two of them as divisor, that of three has four.
-            let mut large = coded("large", Encoding::F16, vec![40_000_f32; LEN]);
+            let mut large = coded("large", CodecSpec::F16, vec![40_000_f32; LEN]);
             large.reduce(engine, Op::Mean).unwrap();
             let rank = engine.rank().0;
-            let mut small = coded("small", Encoding::F16, vec![rank as f32 * 4.0; LEN]);
+            let mut small = coded("small", CodecSpec::F16, vec![rank as f32 * 4.0; LEN]);
             small.reduce(engine, Op::Sum).unwrap();
-            let mut least = coded("least", Encoding::BF16, vec![rank as f32 - 7.0; LEN]);
+            let mut least = coded("least", CodecSpec::BF16, vec![rank as f32 - 7.0; LEN]);
             least.reduce(engine, Op::Min).unwrap();
-            let mut root = coded("root", Encoding::F16, vec![rank as f32 + 1.0 / 4096.0; 10]);
+            let mut root = coded("root", CodecSpec::F16, vec![rank as f32 + 1.0 / 4096.0; 10]);
             root.reduce(engine, Op::Broadcast { root: WorkerId(3) }).unwrap();
             [large.data, small.data, least.data, root.data]
         });
@@ -112,7 +112,7 @@ fn where_nothing_travels_nothing_is_rounded() {
     let cluster = Cluster::on(Over::Local, &["a", "a"], 1, &[]);
     let value = 1.0 + 1.0 / 4096.0;
     let sums = all(&cluster.workers, |engine| {
-        let mut tensor = coded("w", Encoding::BF16, vec![value; LEN]);
+        let mut tensor = coded("w", CodecSpec::BF16, vec![value; LEN]);
         tensor.reduce(engine, Op::Sum).unwrap();
         tensor.data
     });
@@ -124,7 +124,7 @@ fn workers_that_want_different_codecs_all_learn_both() {
     for over in [Over::Local, Over::Shm, Over::Quic] {
         let cluster = Cluster::start(over, 2, 1);
         let errors = all(&cluster.workers, |engine| {
-            let codec = if engine.rank().0 == 0 { Encoding::F16 } else { Encoding::Plain };
+            let codec = if engine.rank().0 == 0 { CodecSpec::F16 } else { CodecSpec::PLAIN };
             coded("w", codec, vec![1_f32; 8]).reduce(engine, Op::Sum).unwrap_err()
         });
         for error in errors {
@@ -142,7 +142,7 @@ fn sums_stay_exact_when_links_are_cut_again_and_again() {
     all(&cluster.workers, |engine| {
         for round in 0..12 {
             let values = |rank: u32| (0..LEN).map(move |index| ((index + round) % 100) as f32 + rank as f32);
-            let mut tensor = coded("w", Encoding::F16, values(engine.rank().0).collect());
+            let mut tensor = coded("w", CodecSpec::F16, values(engine.rank().0).collect());
             tensor.reduce(engine, Op::Sum).unwrap();
             let expected = values(0).zip(values(1)).map(|(first, second)| first + second);
             assert!(tensor.data.iter().copied().eq(expected), "round {round}");
@@ -159,7 +159,7 @@ fn a_damaged_body_is_found_by_the_checksum_of_its_wire_form() {
     let cluster = Cluster::tapped(Over::Quic, 2, 1, &[], |transport| Arc::new(Tap::new(transport, damage)));
     let outcomes = all(&cluster.workers, |engine| {
         [0, 1].map(|round| {
-            let outcome = coded("w", Encoding::BF16, vec![1_f32; 100]).reduce(engine, Op::Sum);
+            let outcome = coded("w", CodecSpec::BF16, vec![1_f32; 100]).reduce(engine, Op::Sum);
             assert_eq!(outcome.is_ok(), round == 0, "{outcome:?}");
             outcome
         })
@@ -172,7 +172,7 @@ fn small_tensors_of_one_codec_share_parts() {
     let cluster = Cluster::start(Over::Quic, 2, 1);
     all(&cluster.workers, |engine| {
         let mut tensors: Vec<Tensor> =
-            (0..50).map(|index| coded(&format!("t{index}"), Encoding::BF16, vec![index as f32; 1 + index])).collect();
+            (0..50).map(|index| coded(&format!("t{index}"), CodecSpec::BF16, vec![index as f32; 1 + index])).collect();
         let batch = Batch::new(tensors.iter().map(|tensor| tensor.spec.clone()).collect()).unwrap();
         let members = tensors.iter_mut().map(|tensor| {
             let Submission { source, destination, priority, .. } = tensor.submission(Op::Sum);
@@ -194,7 +194,7 @@ fn a_server_of_the_machine_adds_what_is_encoded_where_it_lies() {
     all(&cluster.workers, |engine| {
         for round in 1..=3_u32 {
             let values = |factor: u32| (0..LEN).map(move |index| ((index % 500) as u32 * round * factor) as f32);
-            let mut tensor = coded("w", Encoding::F16, values(1).collect());
+            let mut tensor = coded("w", CodecSpec::F16, values(1).collect());
             tensor.reduce(engine, Op::Sum).unwrap();
             let narrowed = values(2).map(|sum| f16::from_f32(sum).to_f32());
             assert!(tensor.data.iter().copied().eq(narrowed), "round {round}");
@@ -224,14 +224,14 @@ fn a_device_moves_only_the_wire_form() {
     }
 }
 
-fn coded<T: Element>(name: &str, codec: Encoding, values: Vec<T>) -> Tensor<T> {
+fn coded<T: Element>(name: &str, codec: CodecSpec, values: Vec<T>) -> Tensor<T> {
     let Tensor { spec, data } = Tensor::new(name, values);
     Tensor { spec: spec.with_codec(codec), data }
 }
 
 /// The nearest number of the wire type.
-fn narrow(codec: Encoding, value: f64) -> f64 {
-    if codec == Encoding::F16 { f16::of(value).value() } else { bf16::of(value).value() }
+fn narrow(codec: CodecSpec, value: f64) -> f64 {
+    if codec == CodecSpec::F16 { f16::of(value).value() } else { bf16::of(value).value() }
 }
 
 /// Bytes of bodies that were pushed and pulled.

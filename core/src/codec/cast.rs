@@ -16,7 +16,7 @@ use std::num::NonZeroU32;
 
 use super::interface::{BodyBytes, Codec, Malformed, Unit};
 use crate::reduce::Kernels;
-use crate::types::{DType, Encoding, Op};
+use crate::types::{CodecSpec, DType, Op};
 
 /// Elements of one floating-point type that travel as a narrower one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -68,10 +68,10 @@ impl Cast {
 }
 
 impl Codec for Cast {
-    fn encoding(&self) -> Encoding {
+    fn spec(&self) -> CodecSpec {
         match self.wire {
-            DType::F16 => Encoding::F16,
-            DType::BF16 => Encoding::BF16,
+            DType::F16 => CodecSpec::F16,
+            DType::BF16 => CodecSpec::BF16,
             DType::F32 | DType::F64 | DType::I32 | DType::I64 | DType::I8 | DType::U8 => {
                 unreachable!("`new` refuses it")
             }

@@ -4,7 +4,7 @@ use std::fmt;
 use std::num::NonZeroU32;
 
 use crate::reduce::Kernels;
-use crate::types::{DType, Encoding, Op};
+use crate::types::{CodecSpec, DType, Op};
 
 /// How many bytes a body has.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -52,7 +52,7 @@ pub struct Coding {
     /// The type of the elements.
     pub dtype: DType,
     /// Their encoding on the wire.
-    pub encoding: Encoding,
+    pub codec: CodecSpec,
     /// The divisor of the elements before they are encoded: see [`Codec::divisor`].
     pub divisor: f64,
 }
@@ -81,7 +81,7 @@ impl std::error::Error for Malformed {}
 /// All methods on buffers panic if the lengths of the buffers do not fit together. A body from a peer passes [`BodyBytes::check`] before.
 pub trait Codec: fmt::Debug + Send + Sync {
     /// The encoding that it produces.
-    fn encoding(&self) -> Encoding;
+    fn spec(&self) -> CodecSpec;
 
     /// The bytes of a body of `len` elements.
     fn body_bytes(&self, len: u64) -> BodyBytes;

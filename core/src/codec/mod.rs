@@ -41,15 +41,15 @@ pub use interface::{BodyBytes, Codec, Coding, Malformed, Unit};
 
 use std::num::NonZeroU32;
 
-use crate::types::{DType, Encoding, Op};
+use crate::types::{CodecSpec, DType, Encoding, Op};
 
-/// The codec that makes `encoding` of elements of type `dtype`. `None` if bodies are plain and need no codec.
+/// What makes bodies with `codec` of elements of type `dtype`. `None` if bodies are plain and need no codec.
 ///
 /// # Panics
-/// If there is no such codec; see [`Encoding::for_dtype`].
-pub fn of(encoding: Encoding, dtype: DType) -> Option<Box<dyn Codec>> {
-    assert!(encoding.encodes(dtype), "codec {encoding} does not encode {dtype}");
-    match encoding {
+/// If it does not encode that type; see [`CodecSpec::for_dtype`].
+pub fn of(codec: CodecSpec, dtype: DType) -> Option<Box<dyn Codec>> {
+    assert!(codec.encodes(dtype), "codec {codec} does not encode {dtype}");
+    match codec.encoding() {
         Encoding::Plain => None,
         Encoding::F16 => Some(Box::new(Cast::new(dtype, DType::F16))),
         Encoding::BF16 => Some(Box::new(Cast::new(dtype, DType::BF16))),
@@ -60,24 +60,24 @@ impl Coding {
     /// How a part is encoded after `ranks` ranks have reduced it; `None` if its body is plain.
     ///
     /// # Panics
-    /// If `encoding` does not encode that type.
-    pub fn of(encoding: Encoding, dtype: DType, op: Op, ranks: NonZeroU32) -> Option<Self> {
-        let divisor = of(encoding, dtype)?.divisor(op, ranks);
-        Some(Self { dtype, encoding, divisor })
+    /// If `codec` does not encode that type.
+    pub fn of(codec: CodecSpec, dtype: DType, op: Op, ranks: NonZeroU32) -> Option<Self> {
+        let divisor = of(codec, dtype)?.divisor(op, ranks);
+        Some(Self { dtype, codec, divisor })
     }
 
     /// The codec that encodes and decodes it.
     pub fn codec(&self) -> Box<dyn Codec> {
-        of(self.encoding, self.dtype).expect("made by `of`, of a part that is not plain")
+        of(self.codec, self.dtype).expect("made by `of`, of a part that is not plain")
     }
 }
 
 /// The length of a body that holds the elements of `part_bytes` bytes of `dtype`.
 ///
 /// # Panics
-/// If `encoding` does not encode that type.
-pub fn body_bytes(encoding: Encoding, dtype: DType, part_bytes: u64) -> BodyBytes {
-    of(encoding, dtype).map_or(BodyBytes::Exact(part_bytes), |codec| codec.body_bytes(part_bytes / dtype.bytes()))
+/// If `codec` does not encode that type.
+pub fn body_bytes(codec: CodecSpec, dtype: DType, part_bytes: u64) -> BodyBytes {
+    of(codec, dtype).map_or(BodyBytes::Exact(part_bytes), |codec| codec.body_bytes(part_bytes / dtype.bytes()))
 }
 
 #[cfg(test)]
@@ -85,19 +85,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_encoding_but_plain_has_a_codec_for_every_type_that_it_encodes() {
-        for encoding in Encoding::all() {
-            for dtype in DType::ALL.into_iter().filter(|dtype| encoding.encodes(*dtype)) {
-                let found = of(encoding, dtype).map(|codec| codec.encoding());
-                assert_eq!(found, (encoding != Encoding::Plain).then_some(encoding), "{encoding} of {dtype}");
+    fn every_codec_but_plain_makes_bodies_of_every_type_that_it_encodes() {
+        for codec in Encoding::all().map(CodecSpec::of) {
+            for dtype in DType::ALL.into_iter().filter(|dtype| codec.encodes(*dtype)) {
+                let found = of(codec, dtype).map(|codec| codec.spec());
+                assert_eq!(found, (!codec.is_plain()).then_some(codec), "{codec} of {dtype}");
             }
         }
     }
 
     #[test]
     fn a_body_of_another_length_is_refused_with_both_lengths() {
-        assert_eq!(body_bytes(Encoding::Plain, DType::I64, 24), BodyBytes::Exact(24));
-        assert_eq!(body_bytes(Encoding::BF16, DType::F64, 24), BodyBytes::Exact(6));
+        assert_eq!(body_bytes(CodecSpec::PLAIN, DType::I64, 24), BodyBytes::Exact(24));
+        assert_eq!(body_bytes(CodecSpec::BF16, DType::F64, 24), BodyBytes::Exact(6));
         assert_eq!(BodyBytes::AtMost(20).check(3), Ok(()));
         for due in [BodyBytes::Exact(20), BodyBytes::AtMost(20)] {
             assert_eq!((due.max(), due.check(20)), (20, Ok(())));
@@ -109,6 +109,6 @@ mod tests {
     #[test]
     #[should_panic(expected = "codec bf16 does not encode int32")]
     fn a_type_that_a_codec_does_not_encode_is_refused() {
-        let _ = of(Encoding::BF16, DType::I32);
+        let _ = of(CodecSpec::BF16, DType::I32);
     }
 }

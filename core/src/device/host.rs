@@ -17,7 +17,7 @@ use crate::error::{Error, Result};
 use crate::local::SharedBacking;
 use crate::mem::{Copies, DeviceRegion, Doubt, Lease, Ordinal, Pool, Region};
 use crate::reduce::Kernels;
-use crate::types::{DType, Done, Encoding};
+use crate::types::{CodecSpec, DType, Done};
 
 /// Devices of this kind. Dropping it shuts it down.
 pub struct HostDevice {
@@ -87,8 +87,8 @@ impl Device for HostDevice {
         self.lease(device, bytes, shown).ok()
     }
 
-    fn encodes(&self, dtype: DType, encoding: Encoding) -> bool {
-        encoding != Encoding::Plain && encoding.encodes(dtype)
+    fn encodes(&self, dtype: DType, codec: CodecSpec) -> bool {
+        codec != CodecSpec::PLAIN && codec.encodes(dtype)
     }
 
     fn copy(&self, transfer: Transfer, _after: &[Mark], _issued: OnIssue, done: Done<()>) {
@@ -161,7 +161,7 @@ fn work(jobs: &Receiver<Job>, copies: &Copies) {
                 }
             }
             Transfer::Encode { from, to, coding } => {
-                let codec = codec::of(coding.encoding, coding.dtype).expect("asked of what this device encodes");
+                let codec = codec::of(coding.codec, coding.dtype).expect("asked of what this device encodes");
                 let mut rest = to;
                 for run in &from {
                     let bytes = codec.body_bytes(run.len() as u64 / coding.dtype.bytes()).max();
@@ -174,7 +174,7 @@ fn work(jobs: &Receiver<Job>, copies: &Copies) {
                 }
             }
             Transfer::Decode { from, to, coding } => {
-                let codec = codec::of(coding.encoding, coding.dtype).expect("asked of what this device encodes");
+                let codec = codec::of(coding.codec, coding.dtype).expect("asked of what this device encodes");
                 let mut rest = from;
                 for run in &to {
                     let bytes = codec.body_bytes(run.len() as u64 / coding.dtype.bytes()).max();
@@ -234,7 +234,7 @@ mod tests {
     #[test]
     fn elements_are_encoded_on_their_way_out_and_decoded_on_their_way_in() {
         let (device, _) = start();
-        let coding = Coding { dtype: DType::F32, encoding: Encoding::BF16, divisor: 2.0 };
+        let coding = Coding { dtype: DType::F32, codec: CodecSpec::BF16, divisor: 2.0 };
         let mut there = [2.0_f32, 512.0 + 1.0, -6.0].map(f32::to_le_bytes).concat();
         let mut here = [0; 6];
         let from = vec![run(&mut there[..4]), run(&mut there[4..])];

@@ -12,7 +12,7 @@ use crate::codec::Coding;
 use crate::cuda::{Mark, OnIssue};
 use crate::error::Result;
 use crate::mem::{DeviceRegion, Doubt, Lease, Ordinal, Region};
-use crate::types::{DType, Done, Encoding};
+use crate::types::{CodecSpec, DType, Done};
 
 #[cfg(feature = "cuda")]
 pub use self::cuda::CudaDevice;
@@ -46,7 +46,7 @@ pub trait Device: Send + Sync + fmt::Debug {
     fn lease_again(&self, device: Ordinal, bytes: usize, shown: bool) -> Option<Lease>;
 
     /// Whether copies of this device can encode elements of this type and decode them.
-    fn encodes(&self, dtype: DType, encoding: Encoding) -> bool;
+    fn encodes(&self, dtype: DType, codec: CodecSpec) -> bool;
 
     /// Copies once every mark of `after` is reached. `issued` is told when the copy is on a stream. A thread of the device calls `done` when
     /// the copy no longer uses the memory. If the device fails, the error is [`Device`](crate::Error::Device).

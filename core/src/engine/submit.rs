@@ -62,7 +62,7 @@ pub(super) fn check(
 
 /// Whether copies of the device in whose memory `source` lies encode and decode a tensor as its codec says.
 pub(super) fn encodes(tensor: &TensorSpec, source: &Memory, device: Option<&Arc<dyn Device>>) -> bool {
-    source.device().is_some() && device.is_some_and(|device| device.encodes(tensor.dtype, tensor.codec))
+    source.device().is_some() && device.is_some_and(|device| device.encodes(tensor.dtype, tensor.kind.codec()))
 }
 
 /// A root, members and a receiver must be workers of the job.

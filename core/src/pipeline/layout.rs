@@ -99,7 +99,7 @@ impl Layouter {
             Some(bytes) => {
                 let next = circles.len();
                 let circle = *circles.entry(&spec.participants).or_insert(next);
-                Ok((spec, Item { dtype: spec.dtype, codec: spec.codec, circle, bytes }))
+                Ok((spec, Item { dtype: spec.dtype, kind: spec.kind, circle, bytes }))
             }
             None => Err(Error::InvalidArgument {
                 what: format!("tensor {} of shape {:?} has 2^64 bytes or more", spec.name, spec.shape),
@@ -185,12 +185,12 @@ impl Layouter {
 /// A part whose server is not chosen yet.
 fn draft(spec: &TensorSpec, index: u32, pieces: Vec<Piece>) -> PartLayout {
     let part = PartId { key: spec.key(), index };
-    PartLayout { part, dtype: spec.dtype, codec: spec.codec, server: ServerId(0), pieces }
+    PartLayout { part, dtype: spec.dtype, kind: spec.kind, server: ServerId(0), pieces }
 }
 
 /// What a part costs its server: the bytes of a body.
 fn body_bytes(layout: &PartLayout) -> u64 {
-    codec::body_bytes(layout.codec, layout.dtype, layout.bytes()).max()
+    codec::body_bytes(layout.kind.codec(), layout.dtype, layout.bytes()).max()
 }
 
 #[cfg(test)]
@@ -200,7 +200,7 @@ mod tests {
     use super::*;
     use crate::pipeline::models;
     use crate::pipeline::placement::{HOT_SERVER_IMBALANCE, weights_for};
-    use crate::types::{DType, Encoding, View, WorkerId};
+    use crate::types::{CodecSpec, DType, View, WorkerId};
     use crate::wire::limits::PART_BYTES_MAX;
 
     #[test]
@@ -319,10 +319,10 @@ mod tests {
     #[test]
     fn tensors_of_different_codecs_share_no_part_and_an_encoded_part_loads_its_server_less() {
         let mut layouter = layouter(1);
-        let specs = [tensor("a", 10), tensor("b", 20).with_codec(Encoding::BF16), tensor("c", 30)];
+        let specs = [tensor("a", 10), tensor("b", 20).with_codec(CodecSpec::BF16), tensor("c", 30)];
         let parts = layouter.declare(&specs, true).unwrap();
-        let shapes: Vec<_> = parts.iter().map(|part| (part.codec, part.elements(), part.bytes())).collect();
-        assert_eq!(shapes, [(Encoding::Plain, 40, 160), (Encoding::BF16, 20, 80)]);
+        let shapes: Vec<_> = parts.iter().map(|part| (part.kind.codec(), part.elements(), part.bytes())).collect();
+        assert_eq!(shapes, [(CodecSpec::PLAIN, 40, 160), (CodecSpec::BF16, 20, 80)]);
         assert_eq!(layouter.placement().loads()[0].bytes, 160 + 40);
     }
 

@@ -13,7 +13,7 @@
 use std::collections::BTreeMap;
 use std::num::{NonZeroU32, NonZeroU64};
 
-use crate::types::{DType, Encoding, Span, span};
+use crate::types::{DType, Span, TensorKind, span};
 use crate::wire::limits::PART_BYTES_MAX;
 
 /// Part edges are aligned to this many elements, so that up to 64 local ranks own equal shards.
@@ -130,8 +130,8 @@ fn units_max(dtype: DType, config: &LayoutConfig) -> u64 {
 pub struct Item {
     /// Its element type.
     pub dtype: DType,
-    /// Its codec.
-    pub codec: Encoding,
+    /// What servers do with it.
+    pub kind: TensorKind,
     /// The number of its participants: equal for tensors that have the same.
     pub circle: usize,
     /// Its length.
@@ -140,7 +140,7 @@ pub struct Item {
 
 /// Groups the positions of `items` that share a part, in order of first position. Tensors that are large or cut have no companions.
 ///
-/// Small tensors join the open part of their dtype, codec and participants until it is full. A large tensor between two small ones does not separate
+/// Small tensors join the open part of their dtype, kind and participants until it is full. A large tensor between two small ones does not separate
 /// them. Otherwise, in a convolutional network, each pair of normalisation parameters would have a part of its own.
 pub fn fuse(items: &[Item], config: &LayoutConfig) -> Vec<Vec<usize>> {
     let is_small = |item: &Item| item.bytes > 0 && item.bytes <= config.fuse_bytes;
@@ -149,10 +149,10 @@ pub fn fuse(items: &[Item], config: &LayoutConfig) -> Vec<Vec<usize>> {
     let bytes_min = config.fuse_bytes.max(4 * config.pipeline_bytes_min);
     let bytes_max = together.div_ceil(PIPELINE_PARTS).max(bytes_min).min(config.partition_bytes).min(PART_BYTES_MAX);
     let mut groups: Vec<Vec<usize>> = Vec::new();
-    let mut open: BTreeMap<(DType, Encoding, usize), (usize, u64)> = BTreeMap::new();
+    let mut open: BTreeMap<(DType, TensorKind, usize), (usize, u64)> = BTreeMap::new();
     for (position, item) in items.iter().enumerate() {
         let small = is_small(item) && item.bytes <= bytes_max;
-        let alike = (item.dtype, item.codec, item.circle);
+        let alike = (item.dtype, item.kind, item.circle);
         match open.get_mut(&alike) {
             Some((group, filled)) if small && *filled + item.bytes <= bytes_max => {
                 groups[*group].push(position);
@@ -324,6 +324,6 @@ mod tests {
     }
 
     fn item(dtype: DType, bytes: u64) -> Item {
-        Item { dtype, codec: Encoding::Plain, circle: 0, bytes }
+        Item { dtype, kind: TensorKind::PLAIN_SUM, circle: 0, bytes }
     }
 }

@@ -462,7 +462,7 @@ fn tiling(spec: &TensorSpec, parts: Vec<Arc<PartLayout>>) -> Result<Vec<Share>> 
     let mut end = 0;
     for share in &shares {
         let (part, span) = (&share.part, span(share));
-        if (part.dtype, part.codec) != (spec.dtype, spec.codec)
+        if (part.dtype, part.kind) != (spec.dtype, spec.kind)
             || span.offset != end
             || span.bytes == 0
             || span.bytes % spec.dtype.bytes() != 0

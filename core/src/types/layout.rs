@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use super::{DType, Encoding, PartId, Participants, ServerId, Span, TensorKey};
+use super::{CodecSpec, DType, Declared, Extent, PartId, Participants, ServerId, Span, TensorKey, TensorKind};
 
 /// A worker's declaration of a tensor. The first declaration on any worker fixes dtype, shape, codec and participants for the job.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -14,8 +14,8 @@ pub struct TensorSpec {
     pub dtype: DType,
     /// Dimensions in elements; empty for a scalar.
     pub shape: Vec<u64>,
-    /// How its parts travel between machines; an encoding of `dtype`.
-    pub codec: Encoding,
+    /// What servers do with it. Its codec encodes `dtype`.
+    pub kind: TensorKind,
     /// The workers that contribute to its sums, and those that get them.
     pub participants: Participants,
 }
@@ -23,7 +23,7 @@ pub struct TensorSpec {
 impl TensorSpec {
     /// A tensor of all workers that travels without encoding.
     pub fn new(name: impl Into<String>, dtype: DType, shape: Vec<u64>) -> Self {
-        Self { name: name.into(), dtype, shape, codec: Encoding::Plain, participants: Participants::ALL }
+        Self { name: name.into(), dtype, shape, kind: TensorKind::PLAIN_SUM, participants: Participants::ALL }
     }
 
     /// The same tensor of these participants.
@@ -34,8 +34,14 @@ impl TensorSpec {
 
     /// The same tensor with a codec, if the codec encodes its elements. Otherwise the tensor travels without encoding.
     #[must_use]
-    pub fn with_codec(self, codec: Encoding) -> Self {
-        Self { codec: codec.for_dtype(self.dtype), ..self }
+    pub fn with_codec(self, codec: CodecSpec) -> Self {
+        Self { kind: TensorKind::Sum { codec: codec.for_dtype(self.dtype) }, ..self }
+    }
+
+    /// What is compared with the declarations of other workers.
+    pub fn declared(&self) -> Declared<'_> {
+        let (name, extent) = (Some(self.name.as_str()), Extent::Shape(&self.shape));
+        Declared { name, dtype: self.dtype, extent, kind: self.kind, op: None, participants: &self.participants }
     }
 
     /// Its key.
@@ -67,8 +73,8 @@ pub struct PartLayout {
     pub part: PartId,
     /// Element type of all its pieces.
     pub dtype: DType,
-    /// The codec of all its tensors.
-    pub codec: Encoding,
+    /// What servers do with all its tensors.
+    pub kind: TensorKind,
     /// The server that sums it.
     pub server: ServerId,
     /// The pieces that it consists of; never empty.
@@ -90,8 +96,8 @@ impl PartLayout {
 impl fmt::Display for PartLayout {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "part {} {} {} B", self.part, self.dtype, self.bytes())?;
-        if self.codec != Encoding::Plain {
-            write!(f, " as {}", self.codec)?;
+        if self.kind != TensorKind::PLAIN_SUM {
+            write!(f, " {}", self.kind)?;
         }
         write!(f, " on {}", self.server)?;
         self.pieces

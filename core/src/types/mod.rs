@@ -1,11 +1,12 @@
 //! The basic types of the engine: identities, element types, reductions, time.
 
+pub mod codec_spec;
 pub mod defect;
 pub mod device;
 pub mod done;
 pub mod dtype;
-pub mod encoding;
 pub mod join;
+pub mod kind;
 pub mod layout;
 pub mod machines;
 pub mod op;
@@ -25,12 +26,13 @@ pub mod workers_key;
 pub use crate::id::{
     Epoch, ExchangeId, Incarnation, LinkId, MachineId, NodeId, PartId, Round, ServerId, TensorKey, WorkerId,
 };
+pub use codec_spec::{CodecSpec, Encoding};
 pub use defect::{Defect, planted};
 pub use device::DeviceKind;
 pub use done::Done;
 pub use dtype::DType;
-pub use encoding::Encoding;
 pub use join::JoinString;
+pub use kind::{Declared, Difference, Extent, TensorKind};
 pub use layout::{PartLayout, Piece, TensorSpec};
 pub use machines::Machines;
 pub use op::Op;

@@ -3,7 +3,7 @@
 //! [`bytes`] writes and reads them; the doc of the parent module shows the layout.
 
 use crate::error::{Error, Result};
-use crate::types::{DType, Encoding, Epoch, Op, PartId, Participants, Round, WorkerSet};
+use crate::types::{CodecSpec, DType, Epoch, Op, PartId, Participants, Round, WorkerSet};
 
 mod bytes;
 
@@ -121,7 +121,7 @@ pub struct Body {
     /// The number of bytes.
     pub bytes: u64,
     /// Their encoding.
-    pub encoding: Encoding,
+    pub codec: CodecSpec,
 }
 
 /// A worker will not contribute to a round. An encoded error with the reason follows.
@@ -289,7 +289,7 @@ impl Contribute {
 impl Body {
     /// Elements in the part's own type.
     pub const fn plain(bytes: u64) -> Self {
-        Self { bytes, encoding: Encoding::Plain }
+        Self { bytes, codec: CodecSpec::PLAIN }
     }
 }
 

@@ -72,9 +72,9 @@ pub fn check_tensors(tensors: &[TensorSpec]) -> Result<()> {
                 hint: "check its shape".to_owned(),
             });
         }
-        if !spec.codec.encodes(spec.dtype) {
+        if !spec.kind.codec().encodes(spec.dtype) {
             return Err(Error::InvalidArgument {
-                what: format!("tensor {}: codec {} of {}", spec.name, spec.codec, spec.dtype),
+                what: format!("tensor {}: codec {} of {}", spec.name, spec.kind.codec(), spec.dtype),
                 hint: "leave the codec out".to_owned(),
             });
         }
@@ -94,7 +94,7 @@ pub fn check_tensors(tensors: &[TensorSpec]) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::types::{DType, Encoding};
+    use crate::types::{CodecSpec, DType, TensorKind};
 
     fn spec(name: &str, shape: &[u64]) -> TensorSpec {
         TensorSpec::new(name, DType::F32, shape.to_vec())
@@ -109,7 +109,10 @@ mod tests {
             (spec("deep", &[1; DIMENSIONS_MAX + 1]), "65 dimensions"),
             (spec("huge", &[u64::MAX, 2]), "2^64"),
             (
-                TensorSpec { codec: Encoding::F16, ..TensorSpec::new("narrow", DType::F16, vec![1]) },
+                TensorSpec {
+                    kind: TensorKind::Sum { codec: CodecSpec::F16 },
+                    ..TensorSpec::new("narrow", DType::F16, vec![1])
+                },
                 "codec fp16 of float16",
             ),
         ] {

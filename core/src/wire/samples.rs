@@ -6,8 +6,9 @@ use super::frame::{Forming, Health, Join, MemberStatus, Names, Progress, Stall, 
 use super::{Body, Contribute, Contribution, Contributors, Frame, Header, Reject, Service, Sum, Target, Withdraw};
 use crate::error::{Claim, ERRORS, Error, ErrorKind, FieldSource};
 use crate::types::{
-    DType, Encoding, Epoch, Incarnation, MachineId, Member, NodeId, Op, PartId, PartLayout, Participants, Phase, Piece,
-    Process, Role, Round, ServerId, Span, TensorKey, TensorSpec, Time, View, Wiring, WorkerId, WorkersKey,
+    CodecSpec, DType, Epoch, Incarnation, MachineId, Member, NodeId, Op, PartId, PartLayout, Participants, Phase,
+    Piece, Process, Role, Round, ServerId, Span, TensorKey, TensorKind, TensorSpec, Time, View, Wiring, WorkerId,
+    WorkersKey,
 };
 
 /// At least one frame of each kind, in the order of the declaration.
@@ -111,7 +112,7 @@ pub fn headers() -> Vec<Header> {
     vec![
         Header::Contribute(contribute.clone()),
         with(Contribution::First { body, checksum: None }),
-        with(Contribution::First { body: Body { bytes: 2048, encoding: Encoding::BF16 }, checksum: Some(6) }),
+        with(Contribution::First { body: Body { bytes: 2048, codec: CodecSpec::BF16 }, checksum: Some(6) }),
         with(Contribution::Resumed { body, landed: 1000 }),
         Header::Contribute(Contribute {
             dtype: reduction.0,
@@ -194,7 +195,7 @@ pub(super) fn part() -> PartLayout {
     PartLayout {
         part: PartId { key: TensorKey(8), index: 1 },
         dtype: DType::F16,
-        codec: Encoding::Plain,
+        kind: TensorKind::PLAIN_SUM,
         server: ServerId(2),
         pieces: vec![Piece { tensor: TensorKey(8), span: Span { offset: 8, bytes: 16 } }],
     }

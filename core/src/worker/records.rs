@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::mem::Ordinal;
 use crate::pipeline::registry::ReadyPart;
 use crate::sched::{GroupId, TaskId};
-use crate::types::{Defect, DeviceKind, Encoding, Op, Priority, TensorKey, Time, planted};
+use crate::types::{CodecSpec, Defect, DeviceKind, Op, Priority, TensorKey, Time, planted};
 use crate::wire::Body;
 
 /// How the tensors of a submission are reduced.
@@ -145,9 +145,9 @@ pub(super) struct Ending {
 
 /// The body of a part on its way to its server and back.
 pub(super) fn body(part: &ReadyPart, coding: Option<Coding>) -> Body {
-    let encoding = coding.map_or(Encoding::Plain, |coding| coding.encoding);
-    let bytes = codec::body_bytes(encoding, part.layout.dtype, part.layout.bytes()).max();
-    Body { bytes, encoding }
+    let codec = coding.map_or(CodecSpec::PLAIN, |coding| coding.codec);
+    let bytes = codec::body_bytes(codec, part.layout.dtype, part.layout.bytes()).max();
+    Body { bytes, codec }
 }
 
 /// What the machine keeps of a task.

@@ -288,11 +288,11 @@ impl Worker {
     /// How a part is encoded on its way to its server. `None` if it travels unchanged, or does not travel.
     fn coding(&self, part: &ReadyPart, duty: Duty) -> Option<Coding> {
         let Formation { machines, rank, pipeline, .. } = self.here();
-        let (dtype, encoding) = (part.layout.dtype, part.layout.codec.for_op(part.op));
+        let (dtype, codec) = (part.layout.dtype, part.layout.kind.codec().for_op(part.op));
         let partners = machines.partners(dtype, *rank).filter(|_| part.participants.is_everybody());
         let ranks = partners.map_or(1, |partners| partners.len());
         let ranks = u32::try_from(ranks).ok().and_then(NonZeroU32::new).expect("a machine has a few ranks");
-        Coding::of(encoding, dtype, part.op, ranks).filter(|_| pipeline.pushes() && duty != Duty::Together)
+        Coding::of(codec, dtype, part.op, ranks).filter(|_| pipeline.pushes() && duty != Duty::Together)
     }
 
     /// The duty of this rank for a part whose tensors lie in `memory`.

@@ -10,7 +10,7 @@ use crate::mem::Ordinal;
 use crate::pipeline::{LayoutConfig, Layouter, Stage};
 use crate::sched::{SchedulerConfig, TaskId};
 use crate::types::{
-    DType, DeviceKind, Encoding, Goal, LinkId, Op, PartId, Phase, Priority, Role, Round, ServerId, Slot, TensorSpec,
+    CodecSpec, DType, DeviceKind, Goal, LinkId, Op, PartId, Phase, Priority, Role, Round, ServerId, Slot, TensorSpec,
     Time, View, WorkerId,
 };
 use crate::wire::{Body, Contribution, Request};
@@ -48,18 +48,18 @@ fn a_tensor_is_declared_pushed_pulled_and_resolved() {
 #[test]
 fn a_tensor_with_a_codec_is_encoded_pushed_in_its_wire_form_and_decoded() {
     let mut world = World::joined();
-    let spec = spec("w").with_codec(Encoding::F16);
+    let spec = spec("w").with_codec(CodecSpec::F16);
     let id = world.submit_spec(&spec, tensor(&spec, None));
     let Some(Command::Declare { request, tensors, .. }) = world.commands().pop() else { panic!("unknown") };
     world.declared(request, &tensors);
     let step = world.worker.take(world.now, Stage::Compress).unwrap();
-    let coding = Coding { dtype: DType::F32, encoding: Encoding::F16, divisor: 1.0 };
+    let coding = Coding { dtype: DType::F32, codec: CodecSpec::F16, divisor: 1.0 };
     assert_eq!(step.action, Action::Encode { coding, link: Some(LinkId(7)) });
     assert_eq!((step.task.bytes, world.worker.credit_in_flight()), (8, 8), "the credit counts what travels");
     world.worker.handle_coded(world.now, step.task.id, Ok(()));
     let step = world.worker.take(world.now, Stage::Push).unwrap();
     let Action::Push { header: Request::Contribute(header), .. } = step.action else { panic!("{step:?}") };
-    assert_eq!((header.part_bytes, header.body()), (16, Some(Body { bytes: 8, encoding: Encoding::F16 })));
+    assert_eq!((header.part_bytes, header.body()), (16, Some(Body { bytes: 8, codec: CodecSpec::F16 })));
     world.worker.handle_pushed(world.now, step.task.id, Ok(()));
     world.worker.take(world.now, Stage::Pull).unwrap();
     world.worker.handle_pulled(world.now, step.task.id, Exchanged::Sum);
@@ -73,7 +73,7 @@ fn a_tensor_with_a_codec_is_encoded_pushed_in_its_wire_form_and_decoded() {
 #[test]
 fn a_body_that_is_no_wire_form_fails_the_submission_and_names_the_server() {
     let mut world = World::joined();
-    let spec = spec("w").with_codec(Encoding::BF16);
+    let spec = spec("w").with_codec(CodecSpec::BF16);
     world.submit_spec(&spec, tensor(&spec, None));
     let Some(Command::Declare { request, tensors, .. }) = world.commands().pop() else { panic!("unknown") };
     world.declared(request, &tensors);
@@ -98,7 +98,7 @@ fn a_body_that_is_no_wire_form_fails_the_submission_and_names_the_server() {
 fn a_device_that_knows_the_codec_encodes_in_its_copies() {
     let mut world = World::joined();
     for (name, device_encodes) in [("known", true), ("unknown", false)] {
-        let spec = spec(name).with_codec(Encoding::BF16);
+        let spec = spec(name).with_codec(CodecSpec::BF16);
         world.submit_spec(&spec, Tensor { device_encodes, ..tensor(&spec, Some(Ordinal(1))) });
         let declares = |command| match command {
             Command::Declare { request, tensors, .. } => Some((request, tensors)),
@@ -143,7 +143,7 @@ fn a_submission_is_issued_when_the_last_copies_of_all_its_parts_are_on_the_devic
 #[test]
 fn a_broadcast_travels_as_it_is_whatever_the_codec() {
     let mut world = World::joined();
-    let spec = spec("w").with_codec(Encoding::F16);
+    let spec = spec("w").with_codec(CodecSpec::F16);
     let terms = Terms { op: Op::Broadcast { root: WorkerId(0) }, weight: 1.0, timeout: None };
     world.worker.submit(world.now, &spec, tensor(&spec, None), terms);
     let Some(Command::Declare { request, tensors, .. }) = world.commands().pop() else { panic!("unknown") };

@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use gradlane_core::error::{Claim, Error, Result};
+use gradlane_core::error::{Error, Result};
 use gradlane_core::pipeline::{LayoutConfig, Layouter, Placement, weights_for};
 use gradlane_core::types::{
     MachineId, Machines, Member, PartId, PartLayout, TensorKey, TensorSpec, Time, View, WorkerId, WorkerSet,
@@ -265,35 +265,15 @@ impl Entry {
     }
 
     fn check(&self, worker: WorkerId, spec: &TensorSpec) -> std::result::Result<(), Refusal> {
-        let mismatch = |field: &str, first: String, second: String| Error::Mismatch {
-            tensor: spec.name.clone(),
-            field: field.to_owned(),
-            first: Claim { worker: self.by, value: first },
-            second: Claim { worker, value: second },
-        };
-        // Another name with the same hash. The tensor that came first is not affected.
-        if self.spec.name != spec.name {
-            return Err(Refusal::Asker(mismatch("name", self.spec.name.clone(), spec.name.clone())));
-        }
-        if let Some(error) = &self.failed {
-            return Err(Refusal::Asker(error.clone()));
-        }
-        let key = spec.key();
-        if self.spec.dtype != spec.dtype {
-            let error = mismatch("dtype", self.spec.dtype.to_string(), spec.dtype.to_string());
-            return Err(Refusal::Everybody { key, error });
-        }
-        if self.spec.shape != spec.shape {
-            let error = mismatch("shape", format!("{:?}", self.spec.shape), format!("{:?}", spec.shape));
-            return Err(Refusal::Everybody { key, error });
-        }
-        if self.spec.codec != spec.codec {
-            let error = mismatch("codec", self.spec.codec.to_string(), spec.codec.to_string());
-            return Err(Refusal::Everybody { key, error });
-        }
-        if self.spec.participants != spec.participants {
-            let error = mismatch("participants", self.spec.participants.to_string(), spec.participants.to_string());
-            return Err(Refusal::Everybody { key, error });
+        let difference = self.spec.declared().difference(&spec.declared());
+        let is_namesake = difference.as_ref().is_some_and(|difference| difference.field == "name");
+        let mismatch = difference.map(|found| found.into_error(spec.name.clone(), self.by, worker));
+        match (mismatch, &self.failed) {
+            // Another name with the same hash. The tensor that came first is not affected.
+            (Some(error), _) if is_namesake => return Err(Refusal::Asker(error)),
+            (_, Some(error)) => return Err(Refusal::Asker(error.clone())),
+            (Some(error), None) => return Err(Refusal::Everybody { key: spec.key(), error }),
+            (None, None) => {}
         }
         spec.participants.check_member(&spec.name, worker).map_err(Refusal::Asker)
     }
@@ -301,7 +281,8 @@ impl Entry {
 
 #[cfg(test)]
 mod tests {
-    use gradlane_core::types::{DType, Encoding, Epoch, Incarnation, NodeId, Phase, Process, Role, Round};
+    use gradlane_core::error::Claim;
+    use gradlane_core::types::{CodecSpec, DType, Epoch, Incarnation, NodeId, Phase, Process, Role, Round};
 
     use super::*;
 
@@ -349,7 +330,7 @@ mod tests {
     #[test]
     fn a_codec_is_compared_like_a_shape_and_both_are_named() {
         let mut registry = registry();
-        registry.declare(Time::ZERO, WorkerId(0), &[spec("a", &[10]).with_codec(Encoding::BF16)], false).0.unwrap();
+        registry.declare(Time::ZERO, WorkerId(0), &[spec("a", &[10]).with_codec(CodecSpec::BF16)], false).0.unwrap();
         let (outcome, forgotten) = registry.declare(Time::ZERO, WorkerId(1), &[spec("a", &[10])], false);
         let error = Error::Mismatch {
             tensor: "a".to_owned(),

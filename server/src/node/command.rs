@@ -2,7 +2,7 @@
 
 use gradlane_core::codec;
 use gradlane_core::error::Error;
-use gradlane_core::types::{DType, Encoding, ExchangeId, LinkId, Op, PartId, Round, WorkerId};
+use gradlane_core::types::{CodecSpec, DType, ExchangeId, LinkId, Op, PartId, Round, WorkerId};
 use gradlane_core::wire::frame::Stall;
 use gradlane_core::wire::{Sum, Target};
 
@@ -127,7 +127,7 @@ pub struct SumSpec {
     /// Its element type.
     pub dtype: DType,
     /// How its bodies encode it, contributions and sum alike.
-    pub encoding: Encoding,
+    pub codec: CodecSpec,
     /// How contributions are combined.
     pub op: Op,
     /// Who contributes, by rank.
@@ -156,14 +156,14 @@ impl SumSpec {
 
     /// Bytes of a body.
     pub fn body_bytes(&self) -> u64 {
-        codec::body_bytes(self.encoding, self.dtype, self.bytes).max()
+        codec::body_bytes(self.codec, self.dtype, self.bytes).max()
     }
 
     /// Bytes of memory for the sum: 16-bit floats and encoded elements become f32, but a broadcast keeps its bits.
     pub fn grown_bytes(&self) -> u64 {
-        let accumulator = match (self.op, self.encoding) {
+        let accumulator = match (self.op, self.codec) {
             (Op::Broadcast { .. }, _) => self.dtype,
-            (_, Encoding::Plain) => self.dtype.accumulator(),
+            (_, CodecSpec::PLAIN) => self.dtype.accumulator(),
             (_, _) => DType::F32,
         };
         self.bytes / self.dtype.bytes() * accumulator.bytes()

@@ -290,7 +290,7 @@ mod tests {
     use crossbeam_channel::{Receiver, unbounded};
     use gradlane_core::mem::{Copies, Pool};
     use gradlane_core::reduce::Kernels;
-    use gradlane_core::types::{DType, Encoding, Op};
+    use gradlane_core::types::{CodecSpec, DType, Op};
 
     use super::*;
     use crate::node::aggregate::tests::{slot, sum};
@@ -380,8 +380,8 @@ mod tests {
     fn begin(lanes: &SumLanes, index: u32, bytes: u64, block_bytes: u64) {
         let slot = part(index);
         let (worker, exchange) = (WorkerId(0), ExchangeId(u64::from(index)));
-        let (dtype, encoding, order) = (DType::U8, Encoding::Plain, Order::Arrival);
-        let spec = SumSpec { bytes, dtype, encoding, op: Op::Sum, senders: vec![worker], order, block_bytes };
+        let (dtype, codec, order) = (DType::U8, CodecSpec::PLAIN, Order::Arrival);
+        let spec = SumSpec { bytes, dtype, codec, op: Op::Sum, senders: vec![worker], order, block_bytes };
         let upload = Upload { weight: 1.0, checksum: None, landed: 0 };
         for step in [
             Step::Begin(spec),

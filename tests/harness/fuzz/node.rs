@@ -14,7 +14,7 @@ use gradlane_core::mem::{Copies, Pool};
 use gradlane_core::reduce::Kernels;
 use gradlane_core::transport::Outgoing;
 use gradlane_core::types::{
-    DType, Encoding, Epoch, ExchangeId, Incarnation, LinkId, Op, PartId, Participants, Phase, Round, TensorKey, Time,
+    CodecSpec, DType, Epoch, ExchangeId, Incarnation, LinkId, Op, PartId, Participants, Phase, Round, TensorKey, Time,
     View, WorkerId,
 };
 use gradlane_core::wire::{
@@ -210,11 +210,11 @@ impl World {
         let target = self.about(input);
         let form = input.byte();
         // Mostly the same form, so that rounds complete.
-        let (dtype, encoding) = match form & 7 {
-            0 => (DType::F16, Encoding::Plain),
-            1 => (DType::F32, Encoding::BF16),
-            2 => (DType::I32, Encoding::Plain),
-            _ => (DType::F32, Encoding::Plain),
+        let (dtype, codec) = match form & 7 {
+            0 => (DType::F16, CodecSpec::PLAIN),
+            1 => (DType::F32, CodecSpec::BF16),
+            2 => (DType::I32, CodecSpec::PLAIN),
+            _ => (DType::F32, CodecSpec::PLAIN),
         };
         let op = match form >> 3 & 7 {
             0 => Op::Mean,
@@ -227,8 +227,8 @@ impl World {
             return;
         }
         let part_bytes = input.pick(&[256_u64, 256, 256, 64, 16, 40_000]) / dtype.bytes() * dtype.bytes();
-        let bytes = gradlane_core::codec::body_bytes(encoding, dtype, part_bytes).max();
-        let body = Body { bytes, encoding };
+        let bytes = gradlane_core::codec::body_bytes(codec, dtype, part_bytes).max();
+        let body = Body { bytes, codec };
         let kind = input.byte();
         let who = self.links[&link];
         let contribution = match kind & 15 {
@@ -542,7 +542,7 @@ fn pattern(who: u8, target: &About, from: u64) -> impl Iterator<Item = u8> {
 /// The sum of f32 has in every element what its contributors sent for its round, and nothing else.
 fn check_sum(request: &Request, header: &Sum, view: &View, from: u64, block: &[u8]) {
     let Request::Contribute(Contribute { dtype: DType::F32, op: Op::Sum, .. }) = request else { return };
-    if header.body.encoding != Encoding::Plain {
+    if header.body.codec != CodecSpec::PLAIN {
         return;
     }
     let members: Vec<u32> = match &header.contributors {

@@ -7,7 +7,7 @@ use gradlane_core::reduce::Kernels;
 use gradlane_core::runtime::exporter::fuzzing as exporter;
 use gradlane_core::transport::fuzzing as transport;
 use gradlane_core::transport::identity::Authority;
-use gradlane_core::types::{DType, Encoding, Op};
+use gradlane_core::types::{CodecSpec, DType, Op};
 use gradlane_core::wire::{Header, Reject, reject, samples};
 
 use super::input::Input;
@@ -95,12 +95,12 @@ static AUTHORITY: LazyLock<Authority> =
 /// A body of any bytes: its decoded elements are those that encode to it again, but for NaNs, whose payload may change.
 fn decode(bytes: &[u8]) {
     let mut input = Input::new(bytes);
-    let encoding = input.pick(&[Encoding::F16, Encoding::BF16]);
+    let spec = input.pick(&[CodecSpec::F16, CodecSpec::BF16]);
     let dtype = input.pick(&[DType::F32, DType::F64]);
     let op = input.pick(&[Op::Sum, Op::Mean, Op::Min, Op::Max, Op::WeightedMean]);
     let weight = f64::from(input.byte());
     let body = input.rest();
-    let codec = codec::of(encoding, dtype).expect("not plain");
+    let codec = codec::of(spec, dtype).expect("not plain");
     let len = body.len() as u64 / 2;
     if codec.body_bytes(len).check(body.len() as u64).is_err() {
         return;
@@ -114,7 +114,7 @@ fn decode(bytes: &[u8]) {
     assert_eq!(codec.encode(kernels, 1.0, &elements, &mut again), body.len());
     let is_nan = |pair: &[u8]| {
         let bits = u16::from_le_bytes([pair[0], pair[1]]) & 0x7fff;
-        bits > if encoding == Encoding::F16 { 0x7c00 } else { 0x7f80 }
+        bits > if spec == CodecSpec::F16 { 0x7c00 } else { 0x7f80 }
     };
     for (was, is) in body.chunks(2).zip(again.chunks(2)) {
         assert!(was == is || is_nan(was) && is_nan(is), "{was:?} became {is:?}");

@@ -11,7 +11,7 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use gradlane_core::types::{DType, Encoding, Op, WorkerId};
+use gradlane_core::types::{CodecSpec, DType, Encoding, Op, WorkerId};
 use half::{bf16, f16};
 
 use super::workload::{self, Plan};
@@ -140,8 +140,8 @@ pub(super) fn result_of(plan: &Plan, tensor: usize, round: u64, ranks: &[u32]) -
 }
 
 /// These elements of a tensor as they travel, divided by what keeps them in the range of their wire form.
-pub(super) fn on_wire(plan: &Plan, tensor: usize, elements: &[u8], encoding: Encoding, divisor: f64) -> Vec<u8> {
-    let Some(wire) = wire_type(encoding) else { return elements.to_vec() };
+pub(super) fn on_wire(plan: &Plan, tensor: usize, elements: &[u8], codec: CodecSpec, divisor: f64) -> Vec<u8> {
+    let Some(wire) = wire_type(codec) else { return elements.to_vec() };
     let dtype = plan.tensors[tensor].spec.dtype;
     let mut body = Vec::with_capacity(elements.len() / dtype.bytes() as usize * wire.bytes() as usize);
     for element in elements.chunks_exact(dtype.bytes() as usize) {
@@ -151,8 +151,8 @@ pub(super) fn on_wire(plan: &Plan, tensor: usize, elements: &[u8], encoding: Enc
 }
 
 /// The type of the elements that travel; `None` for the tensor's own.
-pub(super) fn wire_type(encoding: Encoding) -> Option<DType> {
-    match encoding {
+pub(super) fn wire_type(codec: CodecSpec) -> Option<DType> {
+    match codec.encoding() {
         Encoding::Plain => None,
         Encoding::F16 => Some(DType::F16),
         Encoding::BF16 => Some(DType::BF16),
@@ -226,7 +226,7 @@ fn rough_sum(plan: &Plan, tensor: usize, round: u64, ranks: &[u32], element: u64
 fn digit(plan: &Plan, tensor: usize, round: u64, rank: u32, element: u64) -> f64 {
     let place = (u64::from(rank) + element + round) % u64::from(plan.workers);
     let spec = &plan.tensors[tensor].spec;
-    let wire = wire_type(spec.codec);
+    let wire = wire_type(spec.kind.codec());
     let digits = match wire.unwrap_or(spec.dtype) {
         // What a machine makes of its ranks is rounded to the type, which has 8 bits, or 11.
         DType::BF16 | DType::F16 if plan.topology.has_teams() && (wire.is_some() || spec.dtype == DType::BF16) => {

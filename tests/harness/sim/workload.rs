@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use gradlane_core::pipeline::LayoutConfig;
 use gradlane_core::types::{
-    DType, Defect, DeviceKind, Encoding, Op, Participants, Priority, TensorSpec, Time, WorkerId,
+    CodecSpec, DType, Defect, DeviceKind, Op, Participants, Priority, TensorSpec, Time, WorkerId,
 };
 
 use super::faults::{self, Fault, FaultClasses};
@@ -439,8 +439,8 @@ fn tensors(random: &mut Random, topology: &Topology, deterministic: bool) -> Vec
         // Where machines add for themselves, the order in which their sums are added depends on who owns a part.
         let in_order = !topology.has_teams() || topology.is_one_machine() && !on_device;
         let rough = deterministic && in_order && dtype.is_float() && random.chance(50);
-        let is_encoded = !rough && Encoding::F16.encodes(dtype) && random.chance(40);
-        let codec = if is_encoded { random.pick(&[Encoding::F16, Encoding::BF16]) } else { Encoding::Plain };
+        let is_encoded = !rough && CodecSpec::F16.encodes(dtype) && random.chance(40);
+        let codec = if is_encoded { random.pick(&[CodecSpec::F16, CodecSpec::BF16]) } else { CodecSpec::PLAIN };
         let device_encodes = on_device && random.chance(50);
         for index in 0..random.between(1, 4) {
             // Of at least so many that every rank shows in the result, unless there is none.

@@ -5,8 +5,8 @@ mod views;
 
 use super::*;
 use crate::types::{
-    DType, Encoding, Epoch, Incarnation, NodeId, PartId, PartLayout, Piece, Process, Round, ServerId, Span, TensorKey,
-    WorkerId,
+    DType, Epoch, Incarnation, NodeId, PartId, PartLayout, Piece, Process, Round, ServerId, Span, TensorKey,
+    TensorKind, WorkerId,
 };
 
 const SECOND: Duration = Duration::from_secs(1);

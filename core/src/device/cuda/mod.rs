@@ -17,7 +17,7 @@ use crate::config::units::print_bytes;
 use crate::cuda::{self, Driver, Mark, OnIssue, Reaper};
 use crate::error::{Error, Result};
 use crate::mem::{DeviceRegion, Doubt, Lease, Ordinal, Pool};
-use crate::types::{DType, Done, Encoding};
+use crate::types::{CodecSpec, DType, Done};
 use backing::{Kind, OfKind, PinnedBacking};
 use copy_queue::{CopyQueue, Direction, Job, ended};
 
@@ -141,8 +141,8 @@ impl Device for CudaDevice {
         self.pools[&self.kind(device, shown)].lease_again(bytes)
     }
 
-    fn encodes(&self, dtype: DType, encoding: Encoding) -> bool {
-        relay::wire(dtype, encoding).is_some()
+    fn encodes(&self, dtype: DType, codec: CodecSpec) -> bool {
+        relay::wire(dtype, codec).is_some()
     }
 
     fn copy(&self, transfer: Transfer, after: &[Mark], issued: OnIssue, done: Done<()>) {
@@ -213,8 +213,8 @@ fn route(transfer: &Transfer) -> Result<Option<(Ordinal, Direction)>> {
 
 /// Bytes of the elements whose wire form has `bytes`.
 fn decoded_bytes(coding: &Coding, bytes: usize) -> Result<usize> {
-    let Some(wire) = relay::wire(coding.dtype, coding.encoding) else {
-        return Err(unequal(format!("of {} as {}", coding.dtype, coding.encoding)));
+    let Some(wire) = relay::wire(coding.dtype, coding.codec) else {
+        return Err(unequal(format!("of {} as {}", coding.dtype, coding.codec)));
     };
     let elements = bytes as u64 / wire.bytes();
     Ok(usize::try_from(elements * coding.dtype.bytes()).expect("within a part"))
@@ -245,13 +245,13 @@ mod tests {
         assert!(matches!(out(vec![run(1, 6)]), Err(Error::Internal { .. })));
         assert!(matches!(out(vec![run(1, 6), run(0, 2)]), Err(Error::Internal { .. })));
         assert!(matches!(out(Vec::new()), Err(Error::Internal { .. })));
-        let mut encoded = |bytes, encoding| {
-            let coding = Coding { dtype: DType::F32, encoding, divisor: 1.0 };
+        let mut encoded = |bytes, codec| {
+            let coding = Coding { dtype: DType::F32, codec, divisor: 1.0 };
             route(&Transfer::Encode { from: vec![run(1, bytes)], to: region_of(&mut host), coding })
         };
-        assert_eq!(encoded(16, Encoding::BF16), Ok(Some((Ordinal(1), Direction::Out))));
-        assert!(matches!(encoded(8, Encoding::BF16), Err(Error::Internal { .. })));
-        assert!(matches!(encoded(16, Encoding::Plain), Err(Error::Internal { .. })));
+        assert_eq!(encoded(16, CodecSpec::BF16), Ok(Some((Ordinal(1), Direction::Out))));
+        assert!(matches!(encoded(8, CodecSpec::BF16), Err(Error::Internal { .. })));
+        assert!(matches!(encoded(16, CodecSpec::PLAIN), Err(Error::Internal { .. })));
         let within = |to| route(&Transfer::Within { from: run(0, 4), to });
         assert_eq!(within(run(0, 4)), Ok(Some((Ordinal(0), Direction::Within))));
         assert!(matches!(within(run(1, 4)), Err(Error::Internal { .. })));

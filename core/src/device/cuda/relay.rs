@@ -15,7 +15,7 @@ use crate::codec::Coding;
 use crate::cuda::{Context, DeviceMemory, Kernels, Stream};
 use crate::error::Result;
 use crate::mem::{DeviceRegion, Region};
-use crate::types::{DType, Encoding, Span};
+use crate::types::{CodecSpec, DType, Span};
 
 /// The kernels of one direction, and the buffer between kernels and copies.
 pub(super) struct Relay {
@@ -36,10 +36,10 @@ pub(super) fn are_small(one: &DeviceRegion, next: &DeviceRegion) -> bool {
 }
 
 /// The type whose elements are an encoding of `dtype`, if a kernel casts to it and back.
-pub(super) fn wire(dtype: DType, encoding: Encoding) -> Option<DType> {
-    const KERNELS: [(Encoding, DType); 2] = [(Encoding::F16, DType::F16), (Encoding::BF16, DType::BF16)];
+pub(super) fn wire(dtype: DType, codec: CodecSpec) -> Option<DType> {
+    const KERNELS: [(CodecSpec, DType); 2] = [(CodecSpec::F16, DType::F16), (CodecSpec::BF16, DType::BF16)];
     // There is no kernel for f64.
-    let cast = KERNELS.into_iter().find(|(made, _)| *made == encoding && dtype == DType::F32);
+    let cast = KERNELS.into_iter().find(|(made, _)| *made == codec && dtype == DType::F32);
     cast.map(|(_, wire)| wire)
 }
 
@@ -133,7 +133,7 @@ impl Cast {
 }
 
 fn wire_of(coding: &Coding) -> DType {
-    wire(coding.dtype, coding.encoding).expect("`route` refuses what a device does not encode")
+    wire(coding.dtype, coding.codec).expect("`route` refuses what a device does not encode")
 }
 
 /// Cuts and gathers the runs, in order, into batches whose form in the buffer fits it.
@@ -182,22 +182,22 @@ mod tests {
         // Not in the order of their addresses.
         let runs = || vec![run(400, 3600), run(0, 400)];
         let given = [&values[400..], &values[..400]].concat();
-        for (encoding, divisor) in [(Encoding::F16, 4.0), (Encoding::BF16, 1.0)] {
+        for (codec, divisor) in [(CodecSpec::F16, 4.0), (CodecSpec::BF16, 1.0)] {
             let kernels = reduce::Kernels::portable();
-            let codec = codec::of(encoding, DType::F32).unwrap();
+            let coder = codec::of(codec, DType::F32).unwrap();
             let (mut expected, mut elements) = (vec![0; 2000], vec![0; 4000]);
-            codec.encode(kernels, divisor, &given, &mut expected);
-            codec.decode(kernels, &expected, &mut elements).unwrap();
+            coder.encode(kernels, divisor, &given, &mut expected);
+            coder.decode(kernels, &expected, &mut elements).unwrap();
 
-            let coding = Coding { dtype: DType::F32, encoding, divisor };
+            let coding = Coding { dtype: DType::F32, codec, divisor };
             control.produce(0, 0, address, &values);
             let mark = cuda.mark(Ordinal(0), 0).unwrap();
             let mut body = vec![0; 2000];
             finish(&cuda, Transfer::Encode { from: runs(), to: region_of(&mut body), coding }, &[mark]);
-            assert_eq!(body, expected, "{encoding}");
+            assert_eq!(body, expected, "{codec}");
             finish(&cuda, Transfer::Decode { from: region_of(&mut body), to: runs(), coding }, &[]);
             let found = control.consume(0, 0, address, 4000);
-            assert_eq!([&found[400..], &found[..400]].concat(), elements, "{encoding}");
+            assert_eq!([&found[400..], &found[..400]].concat(), elements, "{codec}");
         }
     }
 
@@ -226,9 +226,9 @@ mod tests {
 
     #[test]
     fn only_what_a_kernel_casts_is_encoded_on_a_device() {
-        assert_eq!(wire(DType::F32, Encoding::F16), Some(DType::F16));
-        assert_eq!(wire(DType::F32, Encoding::BF16), Some(DType::BF16));
-        assert_eq!([wire(DType::F64, Encoding::F16), wire(DType::F32, Encoding::Plain)], [None; 2]);
+        assert_eq!(wire(DType::F32, CodecSpec::F16), Some(DType::F16));
+        assert_eq!(wire(DType::F32, CodecSpec::BF16), Some(DType::BF16));
+        assert_eq!([wire(DType::F64, CodecSpec::F16), wire(DType::F32, CodecSpec::PLAIN)], [None; 2]);
     }
 
     fn finish(cuda: &CudaDevice, transfer: Transfer, after: &[crate::cuda::Mark]) {

@@ -26,7 +26,7 @@ pub(super) fn encode(
     let (codec, kernels) = (coding.codec(), shared.wire.kernels);
     borrow::read(from, &shared.metrics.copies(), |elements| {
         let used = codec.encode(kernels, coding.divisor, elements, &mut body);
-        assert_eq!(used, body.len(), "a body of {} has as many bytes as its header says", coding.encoding);
+        assert_eq!(used, body.len(), "a body of {} has as many bytes as its header says", coding.codec);
     });
     drop(using);
     // After a panic there is no machine to report to.

@@ -1,7 +1,7 @@
 use super::*;
 use crate::error::Claim;
 use crate::pipeline::{LayoutConfig, Layouter};
-use crate::types::{DType, Encoding, Piece, ServerId, Span};
+use crate::types::{CodecSpec, DType, Piece, ServerId, Span};
 
 #[test]
 fn a_tensor_is_declared_once_and_then_submitted_round_after_round() {
@@ -57,7 +57,7 @@ fn another_dtype_shape_or_codec_than_before_is_refused_on_this_worker_already() 
     assert!(error.to_string().starts_with(said), "{error}");
     let half = TensorSpec { dtype: DType::F16, ..tensor("w", 100) };
     assert!(matches!(registry.lookup(&half), Err(Error::Mismatch { field, .. }) if field == "dtype"));
-    let coded = tensor("w", 100).with_codec(Encoding::F16);
+    let coded = tensor("w", 100).with_codec(CodecSpec::F16);
     assert!(matches!(registry.lookup(&coded), Err(Error::Mismatch { field, .. }) if field == "codec"));
 }
 

@@ -1,7 +1,7 @@
 //! What every transport checks of an answer, and the errors that they have in common.
 
 use crate::error::{Error, Result};
-use crate::types::Encoding;
+use crate::types::CodecSpec;
 use crate::wire::{Reject, Request, Sum, Target, reject};
 
 /// Whether `sum` answers `push` and fits into `landing_bytes`.
@@ -19,9 +19,9 @@ pub(in crate::transport) fn check_sum(sum: &Sum, push: &Request, landing_bytes: 
         return Err(bad("part or round", format!("is {} instead of {}", name(got), name(due))));
     }
     // A worker takes what it gives; one that gave nothing takes elements.
-    let encoding = push.body().map_or(Encoding::Plain, |body| body.encoding);
-    if sum.body.encoding != encoding {
-        return Err(bad("encoding", format!("is {} instead of {encoding}", sum.body.encoding)));
+    let codec = push.body().map_or(CodecSpec::PLAIN, |body| body.codec);
+    if sum.body.codec != codec {
+        return Err(bad("encoding", format!("is {} instead of {codec}", sum.body.codec)));
     }
     if sum.body.bytes != landing_bytes as u64 {
         return Err(bad("length", format!("is {} where {landing_bytes} bytes are wanted", sum.body.bytes)));

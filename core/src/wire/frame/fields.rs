@@ -3,8 +3,8 @@
 use super::{Forming, Health, Join, MemberStatus, Names, Progress, Stall, Status};
 use crate::error::Result;
 use crate::types::{
-    DType, Encoding, Epoch, Incarnation, MachineId, Member, NodeId, PartId, PartLayout, Participants, Phase, Piece,
-    Process, Role, ServerId, Span, TensorKey, TensorSpec, View, Wiring, WorkerId, WorkerSet,
+    CodecSpec, DType, Encoding, Epoch, Incarnation, MachineId, Member, NodeId, PartId, PartLayout, Participants, Phase,
+    Piece, Process, Role, ServerId, Span, TensorKey, TensorKind, TensorSpec, View, Wiring, WorkerId, WorkerSet,
 };
 use crate::wire::codec::{Reader, Writer};
 use crate::wire::limits::{DIMENSIONS_MAX, MEMBERS_MAX, NAME_BYTES_MAX, PART_BYTES_MAX, TENSORS_MAX, TEXT_BYTES_MAX};
@@ -112,16 +112,17 @@ impl Field for Progress {
 impl Field for TensorSpec {
     fn write(&self, writer: &mut Writer) {
         writer.text(&self.name, usize::MAX);
-        write_form(self.dtype, self.codec, writer);
+        self.dtype.write(writer);
+        self.kind.write(writer);
         writer.list(&self.shape, |writer, dimension| writer.u64(*dimension));
         self.participants.write(writer);
     }
 
     fn read(reader: &mut Reader<'_>) -> Result<Self> {
         let name = reader.text(NAME_BYTES_MAX, "tensor name")?;
-        let (dtype, codec) = read_form(reader)?;
+        let (dtype, kind) = read_form(reader)?;
         let shape = reader.list(DIMENSIONS_MAX, "shape", |reader| reader.u64("dimension"))?;
-        Ok(Self { name, dtype, shape, codec, participants: Participants::read(reader)? })
+        Ok(Self { name, dtype, shape, kind, participants: Participants::read(reader)? })
     }
 }
 
@@ -158,27 +159,58 @@ impl Field for DType {
     }
 }
 
-/// Writes an element type and its encoding on the wire.
-fn write_form(dtype: DType, codec: Encoding, writer: &mut Writer) {
-    dtype.write(writer);
-    writer.u8(codec as u8);
+impl Field for TensorKind {
+    fn write(&self, writer: &mut Writer) {
+        match self {
+            Self::Sum { codec } => {
+                writer.u8(kind_code::SUM);
+                codec.write(writer);
+            }
+        }
+    }
+
+    fn read(reader: &mut Reader<'_>) -> Result<Self> {
+        match reader.u8("tensor kind")? {
+            kind_code::SUM => Ok(Self::Sum { codec: CodecSpec::read(reader)? }),
+            code => Err(reader.bad("tensor kind", format!("is {code}"))),
+        }
+    }
 }
 
-/// Reads an element type and an encoding of it.
-fn read_form(reader: &mut Reader<'_>) -> Result<(DType, Encoding)> {
-    let dtype = DType::read(reader)?;
-    let code = reader.u8("codec")?;
-    let codec = Encoding::from_code(code).ok_or_else(|| reader.bad("codec", format!("is {code}")))?;
-    if !codec.encodes(dtype) {
-        return Err(reader.bad("codec", format!("is {codec} of {dtype}")));
+/// The codes of the kinds of tensors; they never change.
+mod kind_code {
+    pub(super) const SUM: u8 = 1;
+}
+
+impl Field for CodecSpec {
+    fn write(&self, writer: &mut Writer) {
+        writer.u8(self.encoding() as u8);
+        writer.list(self.parameters(), |writer, parameter| writer.u32(*parameter));
     }
-    Ok((dtype, codec))
+
+    fn read(reader: &mut Reader<'_>) -> Result<Self> {
+        let code = reader.u8("codec")?;
+        let encoding = Encoding::from_code(code).ok_or_else(|| reader.bad("codec", format!("is {code}")))?;
+        let parameters =
+            reader.list(Self::PARAMETERS_MAX, "codec parameters", |reader| reader.u32("codec parameter"))?;
+        Self::with_parameters(encoding, &parameters).map_err(|error| reader.bad("codec", error.to_string()))
+    }
+}
+
+/// Reads an element type, and a kind whose codec encodes it.
+fn read_form(reader: &mut Reader<'_>) -> Result<(DType, TensorKind)> {
+    let (dtype, kind) = (DType::read(reader)?, TensorKind::read(reader)?);
+    if !kind.codec().encodes(dtype) {
+        return Err(reader.bad("codec", format!("is {} of {dtype}", kind.codec())));
+    }
+    Ok((dtype, kind))
 }
 
 impl Field for PartLayout {
     fn write(&self, writer: &mut Writer) {
         self.part.write(writer);
-        write_form(self.dtype, self.codec, writer);
+        self.dtype.write(writer);
+        self.kind.write(writer);
         writer.u32(self.server.0);
         writer.list(&self.pieces, |writer, piece| {
             writer.u64(piece.tensor.0);
@@ -189,11 +221,11 @@ impl Field for PartLayout {
 
     fn read(reader: &mut Reader<'_>) -> Result<Self> {
         let part = PartId::read(reader)?;
-        let (dtype, codec) = read_form(reader)?;
+        let (dtype, kind) = read_form(reader)?;
         let layout = Self {
             part,
             dtype,
-            codec,
+            kind,
             server: ServerId(reader.u32("server")?),
             pieces: reader.list(TENSORS_MAX, "pieces", |reader| {
                 let tensor = TensorKey(reader.u64("tensor key")?);

@@ -6,7 +6,7 @@ use super::{
 };
 use crate::codec;
 use crate::error::{Error, Result};
-use crate::types::{DType, Encoding, Epoch, Op, PartId, Participants, Round, TensorKey, WorkerSet};
+use crate::types::{CodecSpec, DType, Encoding, Epoch, Op, PartId, Participants, Round, TensorKey, WorkerSet};
 use crate::wire::{VERSION, check_version, limits};
 
 mod participants;
@@ -275,7 +275,7 @@ fn write_reduction(bytes: &mut [u8; HEADER_BYTES], dtype: DType, op: Op) {
 
 fn write_body(bytes: &mut [u8; HEADER_BYTES], body: Body) {
     put(bytes, at::BODY_BYTES, u32_of(body.bytes).to_le_bytes());
-    bytes[at::ENCODING] = body.encoding as u8;
+    bytes[at::ENCODING] = body.codec.encoding() as u8;
 }
 
 fn put<const N: usize>(bytes: &mut [u8; HEADER_BYTES], at: usize, value: [u8; N]) {
@@ -317,10 +317,10 @@ impl Fields<'_> {
         let checksum = u32::from_le_bytes(self.array(at::CHECK));
         let body = || {
             let body = self.body(part_bytes)?;
-            if !body.encoding.encodes(dtype) {
-                return Err(self.bad("encoding", format!("is {} of {dtype}", body.encoding)));
+            if !body.codec.encodes(dtype) {
+                return Err(self.bad("encoding", format!("is {} of {dtype}", body.codec)));
             }
-            let due = codec::body_bytes(body.encoding, dtype, part_bytes);
+            let due = codec::body_bytes(body.codec, dtype, part_bytes);
             due.check(body.bytes).map_err(|malformed| self.bad("body length", malformed.to_string()))?;
             Ok(body)
         };
@@ -381,7 +381,7 @@ impl Fields<'_> {
         };
         let part_bytes = self.part_bytes()?;
         let body = self.body(part_bytes)?;
-        if body.encoding == Encoding::Plain && body.bytes != part_bytes {
+        if body.codec == CodecSpec::PLAIN && body.bytes != part_bytes {
             return Err(self.bad("body length", format!("is {} of a part of {part_bytes}", body.bytes)));
         }
         Ok(Sum {
@@ -443,7 +443,8 @@ impl Fields<'_> {
     fn body(&self, part_bytes: u64) -> Result<Body> {
         let code = self.bytes[at::ENCODING];
         let encoding = Encoding::from_code(code).ok_or_else(|| self.bad("encoding", format!("is {code}")))?;
-        Ok(Body { bytes: self.length("body length", at::BODY_BYTES, part_bytes)?, encoding })
+        let codec = CodecSpec::of(encoding);
+        Ok(Body { bytes: self.length("body length", at::BODY_BYTES, part_bytes)?, codec })
     }
 
     fn error_bytes(&self) -> Result<u64> {

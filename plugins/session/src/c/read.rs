@@ -4,7 +4,7 @@
 use std::ffi::{CStr, c_char};
 use std::mem::{MaybeUninit, offset_of};
 
-use gradlane_core::types::{DType, Encoding, Op, TensorSpec, WorkerId};
+use gradlane_core::types::{CodecSpec, DType, Op, TensorSpec, WorkerId};
 use gradlane_core::wire::limits::{DIMENSIONS_MAX, NAME_BYTES_MAX};
 use gradlane_core::{Error, Result};
 
@@ -182,7 +182,7 @@ pub(super) unsafe fn tensor(given: &GradlaneTensor) -> Result<TensorSpec> {
         return Err(invalid(what, "set it to 0".to_owned()));
     }
     let codec = match given.codec.is_null() {
-        true => Encoding::Plain,
+        true => CodecSpec::PLAIN,
         // SAFETY: promised by the caller of this function.
         false => unsafe { text(given.codec, "the codec") }?.parse()?,
     };

@@ -30,7 +30,7 @@ impl Arithmetic {
     /// # Panics
     /// If the encoding is none of the element type.
     pub(super) fn of(kernels: Kernels, spec: &SumSpec) -> Self {
-        Self::with(kernels, spec, codec::of(spec.encoding, spec.dtype))
+        Self::with(kernels, spec, codec::of(spec.codec, spec.dtype))
     }
 
     /// The arithmetic of a sum with bodies of this codec.
@@ -99,7 +99,7 @@ impl Arithmetic {
         match &self.codec {
             Some(codec) => {
                 let used = codec.finish(kernels, op, divisor, &sum, &mut answer);
-                assert_eq!(used, bytes, "a block of {} is as long as those of its contributions", codec.encoding());
+                assert_eq!(used, bytes, "a block of {} is as long as those of its contributions", codec.spec());
             }
             None => kernels.finish(op, dtype, divisor, &sum, &mut answer),
         }

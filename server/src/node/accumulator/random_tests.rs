@@ -2,7 +2,7 @@
 //!
 //! Rank r contributes `4^r`, so that the base-4 digits of each element of the sum are the counts of the ranks.
 
-use gradlane_core::types::{DType, Encoding, Op};
+use gradlane_core::types::{CodecSpec, DType, Op};
 
 use super::*;
 use crate::node::command::Order;
@@ -57,7 +57,7 @@ impl Play {
         let order = if below(&mut random, 3) == 0 { Order::Rank } else { Order::Arrival };
         let workshop = Workshop { kernels: Kernels::portable(), pool: Pool::new(), copies: Copies::default(), defect };
         let senders = (0..WORKERS).map(WorkerId).collect();
-        let spec = SumSpec { bytes, dtype, encoding: Encoding::Plain, op: Op::Sum, senders, order, block_bytes: 24 };
+        let spec = SumSpec { bytes, dtype, codec: CodecSpec::PLAIN, op: Op::Sum, senders, order, block_bytes: 24 };
         Self {
             random,
             sum: Accumulator::new(workshop, spec),

@@ -3,7 +3,7 @@
 use std::num::NonZeroU32;
 
 use gradlane_core::codec::{BodyBytes, Codec, Malformed, Unit};
-use gradlane_core::types::{DType, Encoding, Op};
+use gradlane_core::types::{CodecSpec, DType, Op};
 
 use super::*;
 use crate::node::command::Order;
@@ -40,14 +40,14 @@ mod summing {
 
     #[test]
     fn what_a_codec_narrowed_is_added_in_f32_and_rounded_once() {
-        for (encoding, ones) in [(Encoding::F16, 2048.0), (Encoding::BF16, 256.0)] {
+        for (codec, ones) in [(CodecSpec::F16, 2048.0), (CodecSpec::BF16, 256.0)] {
             for dtype in [DType::F32, DType::F64] {
                 // The next number of this type is 2 further.
-                let mut sum = Growing::encoded(encoding, (Op::Sum, dtype, dtype.bytes()), 5, Order::Arrival);
+                let mut sum = Growing::encoded(codec, (Op::Sum, dtype, dtype.bytes()), 5, Order::Arrival);
                 for (rank, value) in (0..).zip([ones, 1.0, 1.0, 1.0, 1.0]) {
-                    sum.whole(rank, &narrow(encoding, value));
+                    sum.whole(rank, &narrow(codec, value));
                 }
-                assert_eq!(sum.finish(1.0), narrow(encoding, ones + 4.0), "{encoding} of {dtype}");
+                assert_eq!(sum.finish(1.0), narrow(codec, ones + 4.0), "{codec} of {dtype}");
             }
         }
     }
@@ -55,12 +55,12 @@ mod summing {
     #[test]
     fn what_a_machine_divided_its_sum_by_is_its_weight() {
         for (op, divisor, expected) in [(Op::Sum, 1.0, 25.0), (Op::Mean, 5.0, 5.0), (Op::Max, 1.0, 5.0)] {
-            let mut sum = Growing::encoded(Encoding::F16, (op, DType::F32, 4), 2, Order::Arrival);
+            let mut sum = Growing::encoded(CodecSpec::F16, (op, DType::F32, 4), 2, Order::Arrival);
             let weight = if op == Op::Max { 1.0 } else { 4.0 };
             sum.begin(0, Upload { weight, ..PLAIN });
-            sum.feed(0, &narrow(Encoding::F16, 5.0));
-            sum.whole(1, &narrow(Encoding::F16, 5.0));
-            assert_eq!(sum.finish(divisor), narrow(Encoding::F16, expected), "{op}");
+            sum.feed(0, &narrow(CodecSpec::F16, 5.0));
+            sum.whole(1, &narrow(CodecSpec::F16, 5.0));
+            assert_eq!(sum.finish(divisor), narrow(CodecSpec::F16, expected), "{op}");
         }
     }
 
@@ -343,20 +343,20 @@ impl Growing {
     }
 
     fn new(op: Op, dtype: DType, bytes: u64, senders: u32, order: Order) -> Self {
-        Self::encoded(Encoding::Plain, (op, dtype, bytes), senders, order)
+        Self::encoded(CodecSpec::PLAIN, (op, dtype, bytes), senders, order)
     }
 
-    fn encoded(encoding: Encoding, (op, dtype, bytes): (Op, DType, u64), senders: u32, order: Order) -> Self {
+    fn encoded(codec: CodecSpec, (op, dtype, bytes): (Op, DType, u64), senders: u32, order: Order) -> Self {
         Self::made(senders, |workshop, senders| {
-            Accumulator::new(workshop, SumSpec { bytes, dtype, encoding, op, senders, order, block_bytes: 16 })
+            Accumulator::new(workshop, SumSpec { bytes, dtype, codec, op, senders, order, block_bytes: 16 })
         })
     }
 
     /// A sum of f32 whose bodies [`Levels`] makes.
     fn in_levels(len: u64, senders: u32) -> Self {
         Self::made(senders, |workshop, senders| {
-            let (dtype, encoding, order) = (DType::F32, Encoding::F16, Order::Arrival);
-            let spec = SumSpec { bytes: 4 * len, dtype, encoding, op: Op::Sum, senders, order, block_bytes: 16 };
+            let (dtype, codec, order) = (DType::F32, CodecSpec::F16, Order::Arrival);
+            let spec = SumSpec { bytes: 4 * len, dtype, codec, op: Op::Sum, senders, order, block_bytes: 16 };
             let arithmetic = Arithmetic::with(workshop.kernels, &spec, Some(Box::new(Levels)));
             Accumulator::with(workshop, spec, arithmetic)
         })
@@ -430,8 +430,8 @@ impl Levels {
 }
 
 impl Codec for Levels {
-    fn encoding(&self) -> Encoding {
-        Encoding::F16
+    fn spec(&self) -> CodecSpec {
+        CodecSpec::F16
     }
 
     fn body_bytes(&self, len: u64) -> BodyBytes {
@@ -479,8 +479,8 @@ impl Codec for Levels {
 }
 
 /// A number in the wire form of a cast.
-fn narrow(encoding: Encoding, value: f32) -> Vec<u8> {
-    let codec = gradlane_core::codec::of(encoding, DType::F32).expect("a cast");
+fn narrow(codec: CodecSpec, value: f32) -> Vec<u8> {
+    let codec = gradlane_core::codec::of(codec, DType::F32).expect("a cast");
     let mut body = vec![0; 2];
     codec.encode(Kernels::portable(), 1.0, &value.to_le_bytes(), &mut body);
     body

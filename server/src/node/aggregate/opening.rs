@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use gradlane_core::error::{Error, Result};
 use gradlane_core::types::{
-    DType, Defect, Encoding, ExchangeId, Machines, Op, PartId, Participants, Round, Time, WorkerId, planted,
+    CodecSpec, DType, Defect, ExchangeId, Machines, Op, PartId, Participants, Round, Time, WorkerId, planted,
 };
 use gradlane_core::wire::{Contribute, Contribution, Target};
 
@@ -29,9 +29,9 @@ impl Aggregator {
     ) -> Result<()> {
         let Contribute { target, dtype, op, participants, part_bytes, .. } = header;
         let membership = self.membership.as_ref().expect("it admitted the worker");
-        let encoding = header.body().map_or(Encoding::Plain, |body| body.encoding);
+        let codec = header.body().map_or(CodecSpec::PLAIN, |body| body.codec);
         let claim = Spec::of(worker, target.part, *dtype, *op, participants, &membership.machines);
-        let claim = Spec { bytes: *part_bytes, encoding, ..claim };
+        let claim = Spec { bytes: *part_bytes, codec, ..claim };
         self.check_attempt(worker, target)?;
         check_body(worker, header, claim.sends_body(worker))?;
         let callers = self.due_callers(worker, target, *dtype, participants)?;
@@ -408,8 +408,8 @@ fn check_body(worker: WorkerId, header: &Contribute, sends_body: bool) -> Result
     match header.body() {
         None if sends_body && header.part_bytes > 0 => bad("flags", "announce no body where one is due".to_owned()),
         Some(_) if !sends_body && header.part_bytes > 0 => bad("flags", "announce a body where none is due".to_owned()),
-        Some(body) if body.encoding != body.encoding.for_op(header.op) => {
-            bad("encoding", format!("is {} of a {}", body.encoding, header.op))
+        Some(body) if body.codec != body.codec.for_op(header.op) => {
+            bad("encoding", format!("is {} of a {}", body.codec, header.op))
         }
         Some(_) | None => Ok(()),
     }

@@ -6,9 +6,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use gradlane_core::codec;
-use gradlane_core::error::{Claim, Error};
+use gradlane_core::error::Error;
 use gradlane_core::types::{
-    DType, Defect, Encoding, ExchangeId, Machines, Op, PartId, Participants, Time, WorkerId, WorkerSet, planted,
+    CodecSpec, DType, Declared, Defect, ExchangeId, Extent, Machines, Op, PartId, Participants, TensorKind, Time,
+    WorkerId, WorkerSet, planted,
 };
 use gradlane_core::wire::Body;
 
@@ -162,7 +163,7 @@ pub(super) struct Spec {
     /// Of the part in its own element type.
     pub(super) bytes: u64,
     /// Of its bodies.
-    pub(super) encoding: Encoding,
+    pub(super) codec: CodecSpec,
     pub(super) op: Op,
     /// Who is due, and who gets the sum.
     pub(super) participants: Participants,
@@ -182,7 +183,7 @@ impl Spec {
     ) -> Self {
         let sender = machines.only_sender(op, participants, part, dtype);
         let participants = participants.clone();
-        Self { said_by, dtype, bytes: 0, encoding: Encoding::Plain, op, participants, sender }
+        Self { said_by, dtype, bytes: 0, codec: CodecSpec::PLAIN, op, participants, sender }
     }
 
     /// Whether `caller` sends a body.
@@ -192,36 +193,27 @@ impl Spec {
 
     /// A contribution as it travels, and the sum.
     pub(super) fn body(&self) -> Body {
-        let bytes = codec::body_bytes(self.encoding, self.dtype, self.bytes).max();
-        Body { bytes, encoding: self.encoding }
+        let bytes = codec::body_bytes(self.codec, self.dtype, self.bytes).max();
+        Body { bytes, codec: self.codec }
     }
 
     /// The sum that `callers` make of it, in blocks of `block_bytes`.
     pub(super) fn sum(&self, callers: &[WorkerId], block_bytes: u64, config: &NodeConfig) -> SumSpec {
         let senders = callers.iter().copied().filter(|worker| self.sends_body(*worker)).collect();
-        let Self { dtype, bytes, encoding, op, .. } = *self;
-        SumSpec { bytes, dtype, encoding, op, senders, order: order(config), block_bytes }
+        let Self { dtype, bytes, codec, op, .. } = *self;
+        SumSpec { bytes, dtype, codec, op, senders, order: order(config), block_bytes }
     }
 
     /// What `second` says otherwise of `part`, if anything.
     pub(super) fn disagreement(&self, second: &Self, part: PartId) -> Option<Error> {
-        let (field, mine, theirs) = if self.dtype != second.dtype {
-            ("dtype", self.dtype.to_string(), second.dtype.to_string())
-        } else if self.bytes != second.bytes {
-            ("length", format!("{} bytes", self.bytes), format!("{} bytes", second.bytes))
-        } else if self.op != second.op {
-            ("op", self.op.to_string(), second.op.to_string())
-        } else if self.encoding != second.encoding {
-            ("codec", self.encoding.to_string(), second.encoding.to_string())
-        } else {
-            return None;
-        };
-        Some(Error::Mismatch {
-            tensor: part.key.to_string(),
-            field: field.to_owned(),
-            first: Claim { worker: self.said_by, value: mine },
-            second: Claim { worker: second.said_by, value: theirs },
-        })
+        let difference = self.declared().difference(&second.declared())?;
+        Some(difference.into_error(part.key.to_string(), self.said_by, second.said_by))
+    }
+
+    fn declared(&self) -> Declared<'_> {
+        let Self { dtype, bytes, codec, op, participants, .. } = self;
+        let (extent, kind) = (Extent::Bytes(*bytes), TensorKind::Sum { codec: *codec });
+        Declared { name: None, dtype: *dtype, extent, kind, op: Some(*op), participants }
     }
 }
 

@@ -43,9 +43,8 @@ impl Aggregator {
         for round in &rounds {
             let slot = self.slot_mut(*round).expect("it is alive");
             slot.due = membership.due_callers(&callers, slot.spec.dtype, &participants, round.round);
-            let Spec { said_by, bytes, dtype, encoding, op, .. } = slot.spec;
-            slot.spec =
-                Spec { bytes, encoding, ..Spec::of(said_by, id, dtype, op, &participants, &membership.machines) };
+            let Spec { said_by, bytes, dtype, codec, op, .. } = slot.spec;
+            slot.spec = Spec { bytes, codec, ..Spec::of(said_by, id, dtype, op, &participants, &membership.machines) };
             if let RoundState::Open(_) = slot.state
                 && !planted(self.config.defect, Defect::RestartSkipped)
             {

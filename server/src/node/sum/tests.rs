@@ -2,7 +2,7 @@
 
 use gradlane_core::mem::{Copies, Pool};
 use gradlane_core::reduce::Kernels;
-use gradlane_core::types::{DType, Encoding, Op};
+use gradlane_core::types::{CodecSpec, DType, Op};
 
 use super::*;
 use crate::node::aggregate::tests::{slot, sum};
@@ -75,9 +75,8 @@ impl Play {
         let workshop = Workshop { kernels: Kernels::portable(), pool, copies: Copies::default(), defect: None };
         let mut play = Self { sums: Sums::new(workshop), events: Vec::new() };
         let senders: Vec<WorkerId> = senders.iter().copied().map(WorkerId).collect();
-        let (dtype, encoding, order) = (DType::U8, Encoding::Plain, Order::Arrival);
-        let spec =
-            SumSpec { bytes: 40, dtype, encoding, op: Op::Sum, senders: senders.clone(), order, block_bytes: 16 };
+        let (dtype, codec, order) = (DType::U8, CodecSpec::PLAIN, Order::Arrival);
+        let spec = SumSpec { bytes: 40, dtype, codec, op: Op::Sum, senders: senders.clone(), order, block_bytes: 16 };
         play.step(Step::Begin(spec));
         for worker in senders {
             let upload = Upload { weight: 1.0, checksum: None, landed: 0 };

@@ -48,7 +48,7 @@ pub(super) fn encoded(coding: Coding, elements: &[u8], bytes: u64) -> Vec<u8> {
 
 /// The elements of this wire form.
 pub(super) fn decoded(coding: Coding, body: &[u8]) -> Vec<u8> {
-    let wire = oracle::wire_type(coding.encoding).expect("it is encoded");
+    let wire = oracle::wire_type(coding.codec).expect("it is encoded");
     let mut elements = vec![oracle::JUNK; body.len() / wire.bytes() as usize * coding.dtype.bytes() as usize];
     coding.codec().decode(Kernels::detect(), body, &mut elements).expect("a server sends what it says");
     elements

@@ -2,7 +2,7 @@
 
 use gradlane_core::error::Result;
 use gradlane_core::sched::{Attempt, Task, TaskId};
-use gradlane_core::types::{DeviceKind, Encoding, Epoch, Op};
+use gradlane_core::types::{CodecSpec, DeviceKind, Encoding, Epoch, Op};
 use gradlane_core::wire::{Contribute, Contributors, Sum};
 
 use super::super::checkers::Checker;
@@ -90,7 +90,7 @@ impl WorkerProcess {
             context.witness.fail(now, Checker::Rounds, text);
         }
         let Some(mut body) = body else { return };
-        let encoding = header.body().map_or(Encoding::Plain, |body| body.encoding);
+        let codec = header.body().map_or(CodecSpec::PLAIN, |body| body.codec);
         let divisor = if matches!(header.op, Op::Sum | Op::Mean) { header.weight } else { 1.0 };
         // What the repeat says to be overwritten may be anything; all that follows is the caller's.
         let mut overwritten = if let Attempt::Resumed { landed } = task.attempt { landed as usize } else { 0 };
@@ -98,7 +98,7 @@ impl WorkerProcess {
             let (tensor, round) = self.script.operations[&piece.submission].members[piece.tensor];
             let due = oracle::pushed(&context.plan, tensor, round, self.worker.rank().0);
             let due = &due[piece.span.offset as usize..piece.span.end() as usize];
-            let due = oracle::on_wire(&context.plan, tensor, due, encoding, divisor);
+            let due = oracle::on_wire(&context.plan, tensor, due, codec, divisor);
             let (sent, rest) = body.split_at(due.len());
             let skipped = overwritten.min(due.len());
             if sent[skipped..] != due[skipped..] {
@@ -126,12 +126,12 @@ impl WorkerProcess {
         context.witness.summed(self.me.who, header, &ranks, (all, &due));
         let receives = context.plan.tensors[tensor].spec.participants.receives(self.worker.rank());
         if context.plan.classes.survivors && receives {
-            self.check_part(context, task, header.body.encoding, &ranks);
+            self.check_part(context, task, header.body.codec, &ranks);
         }
     }
 
     /// A part of a sum must be that of the ranks that its header names.
-    fn check_part(&self, context: &mut Context, task: TaskId, encoding: Encoding, ranks: &[u32]) {
+    fn check_part(&self, context: &mut Context, task: TaskId, codec: CodecSpec, ranks: &[u32]) {
         let landing = self.payloads[&task].landing();
         let bytes = gather(context, self.me, &self.memory, &landing, DeviceKind::Host);
         let mut rest = bytes.as_slice();
@@ -139,17 +139,17 @@ impl WorkerProcess {
             let (tensor, round) = self.script.operations[&piece.submission].members[piece.tensor];
             let due = oracle::result_of(&context.plan, tensor, round, ranks);
             let run = piece.span.offset as usize..piece.span.end() as usize;
-            let sent = oracle::on_wire(&context.plan, tensor, &due[run.clone()], encoding, 1.0);
+            let sent = oracle::on_wire(&context.plan, tensor, &due[run.clone()], codec, 1.0);
             let (got, after) = rest.split_at(sent.len());
             rest = after;
             if *got != *sent {
-                let why = match encoding {
+                let why = match codec.encoding() {
                     Encoding::Plain => {
                         let mut whole = due.clone();
                         whole[run].copy_from_slice(got);
                         oracle::explain(&context.plan, tensor, round, &due, &whole)
                     }
-                    Encoding::F16 | Encoding::BF16 => format!("it differs, as {encoding}"),
+                    Encoding::F16 | Encoding::BF16 => format!("it differs, as {codec}"),
                 };
                 let (who, op) = (self.me.who, context.plan.op(tensor, round));
                 let text = format!("{who}: tensor {tensor}, round {round}, {op} of ranks {ranks:?}: {why}");

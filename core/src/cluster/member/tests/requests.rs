@@ -228,7 +228,7 @@ fn layouts(names: &[String]) -> Vec<PartLayout> {
         let key = TensorKey::of(name);
         let pieces = vec![Piece { tensor: key, span: Span { offset: 0, bytes: 40 } }];
         let part = PartId { key, index: 0 };
-        PartLayout { part, dtype: DType::F32, codec: Encoding::Plain, server: ServerId(0), pieces }
+        PartLayout { part, dtype: DType::F32, kind: TensorKind::PLAIN_SUM, server: ServerId(0), pieces }
     };
     names.iter().map(part).collect()
 }

@@ -2,7 +2,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::error::Error;
-use crate::types::{DType, Encoding, Piece, Role, Span};
+use crate::types::{CodecSpec, DType, Encoding, Piece, Role, Span, TensorKind};
 use crate::wire::limits::{FRAME_BYTES_MAX, PART_BYTES_MAX};
 use crate::wire::samples;
 
@@ -138,8 +138,8 @@ fn a_part_that_cannot_exist_is_refused() {
 
 #[test]
 fn a_codec_that_does_not_encode_its_elements_is_refused() {
-    let of = |codec| PartLayout { codec, ..samples::part() };
-    for codec in [Encoding::F16, Encoding::BF16] {
+    let of = |codec| PartLayout { kind: TensorKind::Sum { codec }, ..samples::part() };
+    for codec in [CodecSpec::F16, CodecSpec::BF16] {
         let frame = Frame::Declared { request: 0, outcome: Ok(vec![of(codec)]) };
         let error = Frame::decode(&frame.encode(), PEER).unwrap_err().to_string();
         assert!(error.contains(&format!("codec is {codec} of float16")), "{error}");
@@ -176,7 +176,7 @@ proptest! {
         let tensors = specs
             .into_iter()
             .map(|(name, dtype, codec, shape)| {
-                let codec = Encoding::from_code(codec).unwrap();
+                let codec = CodecSpec::of(Encoding::from_code(codec).unwrap());
                 TensorSpec::new(name, DType::from_code(dtype).unwrap(), shape).with_codec(codec)
             })
             .collect();

@@ -164,7 +164,7 @@ fn an_unknown_service_is_read_so_that_the_server_can_refuse_it() {
 
 #[test]
 fn a_cast_halves_floats_and_encodes_nothing_else() {
-    let body = Body { bytes: 2048, encoding: Encoding::F16 };
+    let body = Body { bytes: 2048, codec: CodecSpec::F16 };
     let cast = |dtype, op| {
         let contribution = Contribution::First { body, checksum: None };
         Header::Contribute(Contribute { dtype, op, contribution, ..contribute() }).encode()

@@ -9,7 +9,7 @@ fn a_round_begins_with_its_first_push() {
     let begin = Step::Begin(SumSpec {
         bytes: 16,
         dtype: DType::F32,
-        encoding: Encoding::Plain,
+        codec: CodecSpec::PLAIN,
         op: Op::Sum,
         senders: vec![WorkerId(0), WorkerId(1)],
         order: Order::Arrival,
@@ -22,21 +22,19 @@ fn a_round_begins_with_its_first_push() {
 #[test]
 fn an_encoded_part_is_added_in_f32_and_its_sum_travels_as_its_contributions_do() {
     let mut world = World::of(2);
-    let coded = halved(Encoding::F16, header(0));
+    let coded = halved(CodecSpec::F16, header(0));
     world.push(0, coded.clone());
     assert_eq!(world.progress().bytes_in_flight, 16, "the sum grows in f32");
     world.push(1, coded);
     let commands = world.commands();
-    assert!(
-        steps(&commands).any(|step| matches!(step, Step::Begin(SumSpec { encoding: Encoding::F16, bytes: 16, .. })))
-    );
+    assert!(steps(&commands).any(|step| matches!(step, Step::Begin(SumSpec { codec: CodecSpec::F16, bytes: 16, .. }))));
     let bodies: Vec<(u64, Body)> = steps(&commands)
         .filter_map(|step| match step {
             Step::Answer { header, .. } => Some((header.part_bytes, header.body)),
             _ => None,
         })
         .collect();
-    assert_eq!(bodies, [(16, Body { bytes: 8, encoding: Encoding::F16 }); 2]);
+    assert_eq!(bodies, [(16, Body { bytes: 8, codec: CodecSpec::F16 }); 2]);
     assert_eq!(world.progress().bytes_in_flight, 8, "the sum is kept as it travels");
 }
 

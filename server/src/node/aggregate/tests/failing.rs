@@ -11,7 +11,7 @@ fn a_disagreement_is_the_same_error_on_every_worker_also_on_those_who_come_later
         ("dtype", Contribute { dtype: DType::I32, ..header(0) }),
         ("length", sized(20, header(0))),
         ("op", Contribute { op: Op::Max, ..header(0) }),
-        ("codec", halved(Encoding::BF16, header(0))),
+        ("codec", halved(CodecSpec::BF16, header(0))),
     ] {
         let mut world = World::of(3);
         world.push(0, header(0));
@@ -29,7 +29,7 @@ fn a_disagreement_is_the_same_error_on_every_worker_also_on_those_who_come_later
 #[test]
 fn a_broadcast_keeps_its_bits_so_it_is_not_encoded() {
     let mut world = World::of(2);
-    world.open(0, halved(Encoding::F16, broadcast(0)));
+    world.open(0, halved(CodecSpec::F16, broadcast(0)));
     let commands = world.commands();
     let refused =
         |error: &Error| matches!(error, Error::Protocol { problem, .. } if problem.starts_with("is fp16 of a "));

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use gradlane_core::cluster::MemberEvent;
 use gradlane_core::error::{Code, Error};
 use gradlane_core::types::{
-    DType, Encoding, Epoch, ExchangeId, Incarnation, LinkId, MachineId, Member, NodeId, Op, PartId, Participants,
+    CodecSpec, DType, Epoch, ExchangeId, Incarnation, LinkId, MachineId, Member, NodeId, Op, PartId, Participants,
     Phase, Process, Role, Round, TensorKey, Time, View, WorkerId, WorkerSet,
 };
 use gradlane_core::wire::frame::Progress;
@@ -212,8 +212,8 @@ pub(crate) fn sized(part_bytes: u64, header: Contribute) -> Contribute {
 }
 
 /// The same header of a worker whose codec halves the body.
-fn halved(encoding: Encoding, header: Contribute) -> Contribute {
-    let body = Body { bytes: header.part_bytes / 2, encoding };
+fn halved(codec: CodecSpec, header: Contribute) -> Contribute {
+    let body = Body { bytes: header.part_bytes / 2, codec };
     Contribute { contribution: Contribution::First { body, checksum: None }, ..header }
 }
 
