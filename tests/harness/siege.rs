@@ -16,7 +16,7 @@ use gradlane_core::transport::identity::{Authority, Credentials};
 use gradlane_core::transport::quic::vandal::siege::{Manner, Pass, Plan, Siege, initials};
 use gradlane_core::types::{DType, Epoch, JoinString, Op, PartId, Participants, Role, Round, TensorKey, Time, View};
 use gradlane_core::wire::frame::Progress;
-use gradlane_core::wire::{Body, Contribute, Contribution, Frame, Request, Service, Target, VERSION};
+use gradlane_core::wire::{Body, Contribute, Contribution, Frame, Request, Target, VERSION};
 use tempfile::TempDir;
 
 use crate::cluster::{PATIENCE, config};
@@ -475,13 +475,8 @@ fn joined(join: &JoinString, credentials: &Arc<Credentials>) -> Membership {
 
 /// The header of a contribution to a tensor that nobody declared.
 fn contribution() -> Vec<u8> {
-    let target = Target {
-        service: Service::DenseSum,
-        epoch: Epoch { term: 1, number: 1 },
-        part: PartId { key: TensorKey(7), index: 0 },
-        round: Round(0),
-        attempt: 0,
-    };
+    let target =
+        Target { epoch: Epoch { term: 1, number: 1 }, part: PartId { key: TensorKey(7), index: 0 }, round: Round(0) };
     let contribution = Contribution::First { body: Body::plain(1 << 22), checksum: None };
     let header = Contribute {
         target,

@@ -24,7 +24,7 @@ use gradlane_core::types::{
 };
 use gradlane_core::wire::frame::{Join, Progress, Stall};
 use gradlane_core::wire::{
-    Body, Contribute, Contribution, Contributors, Frame, Request, Service, Sum, Target, VERSION,
+    About, Body, Contribute, Contribution, Contributors, Frame, Request, Service, Sum, Target, VERSION,
 };
 use gradlane_server::{Embedded, EmbeddedOptions};
 use gradlane_tests::cluster::{Cluster, PATIENCE, Tensor, all, config, worker_over};
@@ -98,9 +98,9 @@ fn a_stranger_with_a_certificate_contributes_to_no_sum(over: Over) {
     let cluster = Cluster::start(over, 2, 1);
     let stranger = Stranger::connect(over, &cluster);
     let received = cluster.embedded.servers()[0].stats().received_bytes();
-    let other = |target| Contribute { target, ..push() };
+    let other = |target| Request::Contribute(Contribute { target, ..push() });
     let epoch = Epoch { term: u32::MAX, number: u32::MAX };
-    for header in [push(), other(Target { epoch, ..push().target })] {
+    for header in [Request::Contribute(push()), other(Target { epoch, ..push().target })] {
         let error = stranger.is_refused(header);
         // Of an older epoch, of a later one.
         assert!(matches!(error, Error::Fenced { .. } | Error::Unavailable { .. }), "{error}");
@@ -109,8 +109,8 @@ fn a_stranger_with_a_certificate_contributes_to_no_sum(over: Over) {
     let now = other(Target { epoch: current, ..push().target });
     let error = stranger.is_refused(now);
     assert!(matches!(&error, Error::Auth { problem, .. } if problem.contains("is no worker of epoch")), "{error}");
-    let unknown = other(Target { service: Service::Unknown(200), ..push().target });
-    let error = stranger.is_refused(unknown);
+    let unknown = About { service: Service::Unknown(200), ..push().target.about() };
+    let error = stranger.is_refused(Request::Unknown(unknown));
     assert!(matches!(&error, Error::Incompatible { field, .. } if field == "service"), "{error}");
     assert_eq!(cluster.embedded.servers()[0].stats().received_bytes(), received);
     beside(&cluster, || {});
@@ -311,15 +311,16 @@ impl Stranger {
         Self { transport, link, asked: Cell::new(0) }
     }
 
-    /// What the server answers to this contribution.
-    fn is_refused(&self, header: Contribute) -> Error {
+    /// What the server answers to this request.
+    fn is_refused(&self, header: Request) -> Error {
         let exchange = ExchangeId(self.asked.replace(self.asked.get() + 1));
         let mut tensor = Tensor::new("a", vec![1_f32]);
         let mut region = || match tensor.submission(Op::Sum).source {
             Memory::Host(region) => vec![region],
             Memory::Device { .. } => unreachable!("a vector lies in host memory"),
         };
-        let push = Push { header: Request::Contribute(header), body: region() };
+        let body = if header.body_bytes() == 0 { Vec::new() } else { region() };
+        let push = Push { header, body };
         self.transport.push(self.link, exchange, push, Done::new(drop));
         let (sender, answered) = unbounded();
         self.transport.pull(exchange, region(), Done::new(move |outcome| drop(sender.send(outcome))));
@@ -343,11 +344,9 @@ fn server(cluster: &Cluster) -> Member {
 fn push() -> Contribute {
     Contribute {
         target: Target {
-            service: Service::DenseSum,
             epoch: Epoch { term: 1, number: 1 },
             part: PartId { key: TensorKey(7), index: 0 },
             round: Round(0),
-            attempt: 0,
         },
         dtype: DType::F32,
         op: Op::Sum,
@@ -362,6 +361,7 @@ fn push() -> Contribute {
 fn sum() -> Sum {
     Sum {
         target: push().target,
+        attempt: 0,
         part_bytes: 4,
         body: Body::plain(4),
         divisor: 1.0,

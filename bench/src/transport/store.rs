@@ -76,8 +76,10 @@ impl Store {
                 shelf.waiting.retain(|(waiting, _)| *waiting != exchange);
                 Vec::new()
             }
-            Incoming::Opened { exchange, header, .. } if header.target().part.key == MEETING => {
-                shelf.waiting.push((exchange, header.target()));
+            Incoming::Opened { exchange, header: Request::Contribute(header), .. }
+                if header.target.part.key == MEETING =>
+            {
+                shelf.waiting.push((exchange, header.target));
                 if shelf.waiting.len() < self.workers {
                     return Vec::new();
                 }
@@ -89,16 +91,18 @@ impl Store {
                 shelf.arriving.insert(exchange, Arriving { link, target: header.target, body, bytes: 0 });
                 vec![Outgoing::Accept { exchange }]
             }
-            Incoming::Opened { link, exchange, header } => match shelf.kept.get(&(link, header.target().part)) {
-                Some(kept) => answer(exchange, header.target(), Some(kept.clone())),
-                None => {
-                    let error = Error::FailedPrecondition {
-                        what: "a pull of a part that was never pushed".to_owned(),
-                        hint: "push first".to_owned(),
-                    };
-                    vec![Outgoing::Reject { exchange, target: header.target(), error }]
+            Incoming::Opened { link, exchange, header } => {
+                match (header.target(), shelf.kept.get(&(link, header.about().part))) {
+                    (Some(target), Some(kept)) => answer(exchange, target, Some(kept.clone())),
+                    (_, None) | (None, _) => {
+                        let error = Error::FailedPrecondition {
+                            what: "a pull of a part that was never pushed".to_owned(),
+                            hint: "push first".to_owned(),
+                        };
+                        vec![Outgoing::Reject { exchange, about: header.about(), error }]
+                    }
                 }
-            },
+            }
             Incoming::Body { exchange, chunks } => {
                 let Some(arriving) = shelf.arriving.get_mut(&exchange) else { return Vec::new() };
                 for chunk in chunks {
@@ -128,6 +132,7 @@ fn answer(exchange: ExchangeId, target: Target, body: Option<Frozen>) -> Vec<Out
     let part_bytes = body.as_ref().map_or(0, |body| body.len() as u64);
     let header = Sum {
         target,
+        attempt: 0,
         part_bytes,
         body: Body::plain(part_bytes),
         divisor: 1.0,

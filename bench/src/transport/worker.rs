@@ -13,7 +13,7 @@ use gradlane_core::transport::{Answer, Listener, Peer, Push, Torn, Transport};
 use gradlane_core::types::{
     DType, Done, Epoch, ExchangeId, JoinString, LinkId, NodeId, Op, PartId, Participants, Role, TensorKey,
 };
-use gradlane_core::wire::{Body, Contribute, Contribution, Request, Service, Target};
+use gradlane_core::wire::{Body, Contribute, Contribution, Request, Target};
 use serde::{Deserialize, Serialize};
 
 use super::store::{self, ECHO, KEEP, MEETING};
@@ -202,7 +202,7 @@ fn pulled(sender: Sender<gradlane_core::Result<()>>) -> Done<Answer, Torn> {
 
 fn header(part: PartId, part_bytes: u64) -> Contribute {
     Contribute {
-        target: Target { service: Service::DenseSum, epoch: Epoch::default(), part, round: ECHO, attempt: 0 },
+        target: Target { epoch: Epoch::default(), part, round: ECHO },
         dtype: DType::U8,
         op: Op::Sum,
         participants: Participants::ALL,

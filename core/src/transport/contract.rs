@@ -16,9 +16,7 @@ use crate::mem::{Lease, Pool};
 use crate::types::{
     DType, Done, Epoch, ExchangeId, LinkId, NodeId, Op, PartId, Participants, Round, TensorKey, WorkerId,
 };
-use crate::wire::{
-    self, Body as WireBody, Contribute, Contribution, Contributors, Request, Service, Sum, Target, Withdraw,
-};
+use crate::wire::{self, Body as WireBody, Contribute, Contribution, Contributors, Request, Sum, Target, Withdraw};
 
 /// A transport under test and its listeners.
 pub(super) trait World {
@@ -166,7 +164,7 @@ pub(super) fn a_reject_carries_the_error(world: &dyn World) {
     let sum = worker.pull(id, &mut memory);
     let error = Error::Fenced { current: Epoch { term: 1, number: 2 } };
     let (exchange, _) = server.land();
-    server.send(Outgoing::Reject { exchange, target: target(), error: error.clone() });
+    server.send(Outgoing::Reject { exchange, about: target().about(), error: error.clone() });
     assert_eq!(sent.soon(), Ok(()));
     assert!(matches!(sum.soon(), Ok(Answer::Reject(told)) if told == error));
     assert!(matches!(server.next(), Incoming::Answered { .. }));
@@ -194,7 +192,7 @@ pub(super) fn why_a_round_is_given_up_arrives_and_is_answered(world: &dyn World)
         }
     }
     assert_eq!(read, letter);
-    server.send(Outgoing::Reject { exchange, target: target(), error: error.clone() });
+    server.send(Outgoing::Reject { exchange, about: target().about(), error: error.clone() });
     assert_eq!(sent.soon(), Ok(()));
     assert!(matches!(sum.soon(), Ok(Answer::Reject(told)) if told == error));
 }
@@ -254,7 +252,7 @@ pub(super) fn a_sum_that_breaks_off_tells_how_much_landed_and_the_error_comes_wi
     first.fill(1);
     server.send(Outgoing::Answer { exchange, header: sum_header(8000) });
     server.send(Outgoing::Block { exchange, block: first.freeze() });
-    server.send(Outgoing::Reject { exchange, target: target(), error: Error::Cancelled });
+    server.send(Outgoing::Reject { exchange, about: target().about(), error: Error::Cancelled });
     assert_eq!(sent.soon(), Ok(()));
     let torn = sum.soon().expect_err("half a sum is none");
     assert!(torn.error.retryable(), "{torn:?}");
@@ -650,6 +648,7 @@ pub(super) fn contribute(bytes: u64) -> Contribute {
 pub(super) fn sum_header(bytes: u64) -> Sum {
     Sum {
         target: target(),
+        attempt: 0,
         part_bytes: bytes,
         body: WireBody::plain(bytes),
         divisor: 1.0,
@@ -660,13 +659,7 @@ pub(super) fn sum_header(bytes: u64) -> Sum {
 }
 
 pub(super) fn target() -> Target {
-    Target {
-        service: Service::DenseSum,
-        epoch: Epoch { term: 1, number: 1 },
-        part: PartId { key: TensorKey(5), index: 2 },
-        round: Round(3),
-        attempt: 0,
-    }
+    Target { epoch: Epoch { term: 1, number: 1 }, part: PartId { key: TensorKey(5), index: 2 }, round: Round(3) }
 }
 
 pub(super) fn pattern(len: usize, seed: u8) -> Vec<u8> {

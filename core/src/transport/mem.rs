@@ -354,8 +354,8 @@ impl Switch {
                     self.answered(from, id);
                 }
             }
-            Outgoing::Reject { exchange: id, target, error } => {
-                let (header, _) = reject_of(target, &error);
+            Outgoing::Reject { exchange: id, about, error } => {
+                let (header, _) = reject_of(about, &error);
                 let Some(exchange) = self.obey(id, |side| side.answer(&Reply::Reject(header))) else { return };
                 exchange.state.end(Ok(Answer::Reject(error)));
                 self.answered(from, id);

@@ -12,7 +12,7 @@ use crate::error::Error;
 use crate::local::{Ended, Progress};
 use crate::mem::{Frozen, Region};
 use crate::types::{Done, ExchangeId, LinkId, NodeId};
-use crate::wire::{Request, Sum, Target};
+use crate::wire::{About, Request, Sum};
 
 mod capabilities;
 mod certificate;
@@ -54,7 +54,7 @@ pub struct Peer {
 /// A contribution on its way out.
 #[derive(Debug)]
 pub struct Push {
-    /// Opens the stream; `header.body_bytes()` equals the length of `body`. Of two exchanges on one link the one with the higher
+    /// Opens the stream; [`body_bytes`](Request::body_bytes) equals the length of `body`. Of two exchanges on one link the one with the higher
     /// [`urgency`](Request::urgency) goes first, both ways.
     pub header: Request,
     /// What is sent, run after run, from where it lies.
@@ -221,7 +221,7 @@ pub enum Outgoing {
         /// The exchange.
         exchange: ExchangeId,
         /// What the exchange was about, under the server's epoch.
-        target: Target,
+        about: About,
         /// Why.
         error: Error,
     },

@@ -312,8 +312,8 @@ fn inward(outgoing: Outgoing) -> (Half, Outgoing) {
         Outgoing::End { exchange, checksum } => {
             (Half::of(exchange.0), Outgoing::End { exchange: name(exchange), checksum })
         }
-        Outgoing::Reject { exchange, target, error } => {
-            (Half::of(exchange.0), Outgoing::Reject { exchange: name(exchange), target, error })
+        Outgoing::Reject { exchange, about, error } => {
+            (Half::of(exchange.0), Outgoing::Reject { exchange: name(exchange), about, error })
         }
         Outgoing::Grant { link, unread_bytes_max } => {
             (Half::of(link.0), Outgoing::Grant { link: LinkId(Half::inner(link.0)), unread_bytes_max })

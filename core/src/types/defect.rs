@@ -87,8 +87,6 @@ pub enum Defect {
     RefusedListDropped,
     /// A part begins with any round that its first push names. Shows when a member names a round far ahead.
     FirstRoundUnchecked,
-    /// The attempt in a request is not compared. Shows when a member sends another one.
-    AttemptIgnored,
     /// A server keeps a sum until every worker asks for the next one. Shows when a name is used once.
     QuietSumKept,
     /// When a round fails, one worker that waits for it does not hear of it.
@@ -141,7 +139,6 @@ impl Defect {
         Self::IncompleteForEver,
         Self::RefusedListDropped,
         Self::FirstRoundUnchecked,
-        Self::AttemptIgnored,
         Self::QuietSumKept,
         Self::NameEndsEarly,
         Self::FailureUntold,

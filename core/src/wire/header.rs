@@ -1,16 +1,19 @@
-//! The 64 bytes that open each direction of an exchange, as an enum. Each variant holds only the fields that it uses.
+//! The headers that open each direction of an exchange, as an enum. Each variant holds only the fields that it uses.
 //!
-//! [`bytes`] writes and reads them; the doc of the parent module shows the layout.
+//! A header says first which service it is for, how long it is and how long its body is. The rest belongs to the service: [`sum`] has the
+//! headers of the dense sum. So a server can refuse one exchange of a service that it does not have, and keep the link. [`bytes`] writes and
+//! reads them; the doc of the parent module shows the layout.
 
 use crate::error::{Error, Result};
-use crate::types::{CodecSpec, DType, Epoch, Op, PartId, Participants, Round, WorkerSet};
+use crate::types::{Epoch, PartId};
 
 mod bytes;
+mod sum;
 
 pub use bytes::HeaderReader;
+pub use sum::{Body, Contribute, Contribution, Contributors, Sum, Target, Withdraw};
 
-/// Bytes of an encoded header, without what may follow: the set of workers of a partial sum ([`Contributors`]), and the [`Participants`] of
-/// a request that is not of all workers.
+/// Bytes of the front of a header. Every header has so many; some have more behind it.
 pub const HEADER_BYTES: usize = 64;
 
 /// The most urgent class of exchanges.
@@ -25,8 +28,10 @@ pub enum Header {
     Withdraw(Withdraw),
     /// Server to worker; the sum follows.
     Sum(Sum),
-    /// Server to worker; an encoded error follows.
+    /// Server to worker, of any service; an encoded error follows.
     Reject(Reject),
+    /// Of a service that this version does not have.
+    Unknown(About),
 }
 
 /// The headers that begin an exchange. Workers send them.
@@ -36,6 +41,8 @@ pub enum Request {
     Contribute(Contribute),
     /// A refusal to contribute.
     Withdraw(Withdraw),
+    /// For a service that this version does not have. Nothing is known of what follows.
+    Unknown(About),
 }
 
 /// The headers that answer an exchange. Servers send them.
@@ -47,20 +54,15 @@ pub enum Reply {
     Reject(Reject),
 }
 
-/// What an exchange is about. Every header has one.
+/// What an exchange of any service is about.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Target {
-    /// What the server does with the contribution.
+pub struct About {
+    /// What the server does with the part.
     pub service: Service,
     /// The membership in which the sender believes.
     pub epoch: Epoch,
     /// Which part of which tensor.
     pub part: PartId,
-    /// Which sum of that part.
-    pub round: Round,
-    /// How often the round of this part was started again because a contributor died. It is always 0 if a death ends the job. It is always
-    /// 0 in requests, because their epoch tells the attempts apart. A server refuses any value in a request except 0 and its own.
-    pub attempt: u16,
 }
 
 /// The services that servers offer. The set is closed.
@@ -68,123 +70,28 @@ pub struct Target {
 pub enum Service {
     /// Adds parts of equal length, element by element.
     DenseSum,
-    /// A service that this version does not have, by its code. The header is still read, so that a server can refuse this one exchange
-    /// without closing the link.
+    /// A service that this version does not have, by its code.
     Unknown(u8),
 }
 
-/// A worker's contribution to a round, or its question for the sum.
-#[derive(Clone, PartialEq, Debug)]
-pub struct Contribute {
-    /// What it is about.
-    pub target: Target,
-    /// The element type of the part.
-    pub dtype: DType,
-    /// How the part is reduced.
-    pub op: Op,
-    /// The workers from which the round is due, and those that get the sum; as its tensor was declared.
-    pub participants: Participants,
-    /// This worker's weight in a weighted mean; 1 for the other reductions.
-    pub weight: f64,
-    /// Which of two exchanges on one link goes first; higher is sooner. 0 to [`URGENCY_MAX`].
-    pub urgency: u8,
-    /// Bytes of the part in its own element type, whatever the encoding of the body.
-    pub part_bytes: u64,
-    /// What follows.
-    pub contribution: Contribution,
-}
-
-/// What follows the header of a [`Contribute`].
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Contribution {
-    /// No body: the worker only asks for the sum, as the receivers of a broadcast do.
-    Nothing,
-    /// The contribution, unchanged since the worker submitted it.
-    First {
-        /// What follows.
-        body: Body,
-        /// CRC-32C of the body, if the worker computed it.
-        checksum: Option<u32>,
-    },
-    /// A repeat, after a part of the sum overwrote the contribution. It has no checksum, because its front is overwritten.
-    Resumed {
-        /// What follows.
-        body: Body,
-        /// Bytes of the sum that landed. This many bytes at the front of the body are worthless.
-        landed: u64,
-    },
-}
-
-/// Bytes that follow a header, and how they encode a part.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Body {
-    /// The number of bytes.
-    pub bytes: u64,
-    /// Their encoding.
-    pub codec: CodecSpec,
-}
-
-/// A worker will not contribute to a round. An encoded error with the reason follows.
-#[derive(Clone, PartialEq, Debug)]
-pub struct Withdraw {
-    /// What it is about.
-    pub target: Target,
-    /// The element type of the part that the worker would have sent.
-    pub dtype: DType,
-    /// How the part would have been reduced. If the server hears of the round for the first time, it learns from this which workers owe a
-    /// body.
-    pub op: Op,
-    /// As in [`Contribute::participants`].
-    pub participants: Participants,
-    /// Bytes of the error.
-    pub error_bytes: u64,
-}
-
-/// The sum of a round. A participant that does not receive the sum gets one of no bytes, as soon as the sum exists.
-#[derive(Clone, PartialEq, Debug)]
-pub struct Sum {
-    /// What it is about.
-    pub target: Target,
-    /// Bytes of the part in its own element type, whatever the encoding of the body; 0 if the sum goes to another worker.
-    pub part_bytes: u64,
-    /// What follows.
-    pub body: Body,
-    /// The divisor of the sum; 1 if the reduction does not divide.
-    pub divisor: f64,
-    /// Which workers are in it.
-    pub contributors: Contributors,
-    /// Whether the server still wants the rest of the contribution, because it has not received all of it.
-    pub early: bool,
-    /// Whether the CRC-32C of the body follows the body, as 4 bytes in little-endian order.
-    pub checksum: bool,
-}
-
-/// Which workers are in a sum.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Contributors {
-    /// Each worker that the view of the header's epoch makes due for the round: all participants, or the root of a broadcast.
-    Due,
-    /// These only. The set follows the 64 bytes of the header; it may be empty.
-    Only(WorkerSet),
-}
-
-/// There is no sum. An encoded error with the reason follows.
+/// The server does not do what was asked. An encoded error with the reason follows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Reject {
     /// What it is about.
-    pub target: Target,
+    pub about: About,
     /// Bytes of the error.
     pub error_bytes: u64,
 }
 
 impl Header {
     /// What it is about.
-    pub fn target(&self) -> Target {
+    pub fn about(&self) -> About {
         match self {
-            Self::Contribute(header) => header.target,
-            Self::Withdraw(header) => header.target,
-            Self::Sum(header) => header.target,
-            Self::Reject(header) => header.target,
+            Self::Contribute(header) => header.target.about(),
+            Self::Withdraw(header) => header.target.about(),
+            Self::Sum(header) => header.target.about(),
+            Self::Reject(header) => header.about,
+            Self::Unknown(about) => *about,
         }
     }
 
@@ -196,6 +103,11 @@ impl Header {
         match self {
             Self::Contribute(header) => Ok(Request::Contribute(header)),
             Self::Withdraw(header) => Ok(Request::Withdraw(header)),
+            Self::Unknown(about) => Ok(Request::Unknown(about)),
+            // Whatever such a service means by it.
+            Self::Reject(Reject { about: about @ About { service: Service::Unknown(_), .. }, .. }) => {
+                Ok(Request::Unknown(about))
+            }
             Self::Sum(_) => Err(bad_kind("is a sum where a contribution or a withdrawal was due", peer)),
             Self::Reject(_) => Err(bad_kind("is a reject where a contribution or a withdrawal was due", peer)),
         }
@@ -211,6 +123,7 @@ impl Header {
             Self::Reject(header) => Ok(Reply::Reject(header)),
             Self::Contribute(_) => Err(bad_kind("is a contribution where a sum or a reject was due", peer)),
             Self::Withdraw(_) => Err(bad_kind("is a withdrawal where a sum or a reject was due", peer)),
+            Self::Unknown(_) => Err(bad_kind("is of a service for which nobody asked", peer)),
         }
     }
 }
@@ -221,26 +134,37 @@ fn bad_kind(problem: &str, peer: &str) -> Error {
 
 impl Request {
     /// What it is about.
-    pub fn target(&self) -> Target {
+    pub fn about(&self) -> About {
         match self {
-            Self::Contribute(header) => header.target,
-            Self::Withdraw(header) => header.target,
+            Self::Contribute(header) => header.target.about(),
+            Self::Withdraw(header) => header.target.about(),
+            Self::Unknown(about) => *about,
         }
     }
 
-    /// Bytes that follow the header on the stream.
+    /// Which sum it is about; `None` for another service.
+    pub fn target(&self) -> Option<Target> {
+        match self {
+            Self::Contribute(header) => Some(header.target),
+            Self::Withdraw(header) => Some(header.target),
+            Self::Unknown(_) => None,
+        }
+    }
+
+    /// Bytes that follow the header on the stream. Of an unknown service nobody knows it, and whoever sends such a request sends none.
     pub fn body_bytes(&self) -> u64 {
         match self {
             Self::Contribute(header) => header.body_bytes(),
             Self::Withdraw(header) => header.error_bytes,
+            Self::Unknown(_) => 0,
         }
     }
 
-    /// Bytes of the part; 0 for a withdrawal, which moves none.
+    /// Bytes of the part; 0 for what moves none.
     pub fn part_bytes(&self) -> u64 {
         match self {
             Self::Contribute(header) => header.part_bytes,
-            Self::Withdraw(_) => 0,
+            Self::Withdraw(_) | Self::Unknown(_) => 0,
         }
     }
 
@@ -249,6 +173,7 @@ impl Request {
         match self {
             Self::Contribute(header) => header.urgency,
             Self::Withdraw(_) => URGENCY_MAX,
+            Self::Unknown(_) => 0,
         }
     }
 }
@@ -271,28 +196,6 @@ impl Reply {
     }
 }
 
-impl Contribute {
-    /// Bytes that follow the header on the stream.
-    pub fn body_bytes(&self) -> u64 {
-        self.body().map_or(0, |body| body.bytes)
-    }
-
-    /// What follows the header, if anything does.
-    pub fn body(&self) -> Option<Body> {
-        match self.contribution {
-            Contribution::Nothing => None,
-            Contribution::First { body, .. } | Contribution::Resumed { body, .. } => Some(body),
-        }
-    }
-}
-
-impl Body {
-    /// Elements in the part's own type.
-    pub const fn plain(bytes: u64) -> Self {
-        Self { bytes, codec: CodecSpec::PLAIN }
-    }
-}
-
 impl Service {
     /// The wire code; never changes.
     pub const fn code(self) -> u8 {
@@ -311,34 +214,12 @@ impl Service {
     }
 
     /// The answer of a server to `peer`, if it asked for a service that the server does not have.
-    pub fn refusal(code: u8, peer: &str) -> Error {
+    pub fn refusal(self, peer: &str) -> Error {
         Error::Incompatible {
             field: "service".to_owned(),
             ours: "1 (dense sum)".to_owned(),
             peer: peer.to_owned(),
-            theirs: code.to_string(),
-        }
-    }
-}
-
-impl Sum {
-    /// Bytes that follow the body: its checksum, where there is one.
-    pub fn trailer_bytes(&self) -> usize {
-        if self.checksum { size_of::<u32>() } else { 0 }
-    }
-
-    /// Bytes of the header on the wire.
-    pub fn header_bytes(&self) -> usize {
-        HEADER_BYTES + self.contributors.as_bytes().len()
-    }
-}
-
-impl Contributors {
-    /// What follows the fixed 64 bytes.
-    fn as_bytes(&self) -> &[u8] {
-        match self {
-            Self::Due => &[],
-            Self::Only(workers) => workers.as_bytes(),
+            theirs: self.code().to_string(),
         }
     }
 }
@@ -348,6 +229,7 @@ impl From<Request> for Header {
         match request {
             Request::Contribute(header) => Self::Contribute(header),
             Request::Withdraw(header) => Self::Withdraw(header),
+            Request::Unknown(about) => Self::Unknown(about),
         }
     }
 }

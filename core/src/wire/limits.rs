@@ -17,6 +17,8 @@ pub const ROUND_MAX: u64 = 1 << 48;
 pub const MEMBERS_MAX: usize = WorkerSet::WORKERS_MAX;
 /// Bytes of one part. A part has about 4 MiB per local rank.
 pub const PART_BYTES_MAX: u64 = 64 << 20;
+/// Bytes of one body. A codec may make a body of small blocks longer than its part.
+pub const BODY_BYTES_MAX: u64 = 2 * PART_BYTES_MAX;
 /// Bytes of one control frame: a declaration of `TENSORS_MAX` names fits.
 pub const FRAME_BYTES_MAX: usize = 32 << 20;
 /// Bytes of a free text in a frame: a cause, a host name, an address.

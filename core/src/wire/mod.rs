@@ -58,8 +58,8 @@ pub mod samples;
 pub use checksum::checksum;
 pub use frame::Frame;
 pub use header::{
-    Body, Contribute, Contribution, Contributors, Header, HeaderReader, Reject, Reply, Request, Service, Sum, Target,
-    URGENCY_MAX, Withdraw,
+    About, Body, Contribute, Contribution, Contributors, Header, HeaderReader, Reject, Reply, Request, Service, Sum,
+    Target, URGENCY_MAX, Withdraw,
 };
 
 use crate::error::{Error, Result};
@@ -71,7 +71,7 @@ pub fn append(what: &mut Vec<u8>, piece: &[u8]) {
 
 /// Version of both kinds of message. It changes whenever anything in them does. It has the same position in every version and is compared
 /// first: a peer of another version is refused before any other data is read.
-pub const VERSION: u8 = 7;
+pub const VERSION: u8 = 8;
 
 /// Checks that this process can understand `peer`, which uses version `theirs`.
 ///

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::frame::{Forming, Health, Join, MemberStatus, Names, Progress, Stall, Status};
-use super::{Body, Contribute, Contribution, Contributors, Frame, Header, Reject, Service, Sum, Target, Withdraw};
+use super::{Body, Contribute, Contribution, Contributors, Frame, Header, Reject, Sum, Target, Withdraw};
 use crate::error::{Claim, ERRORS, Error, ErrorKind, FieldSource};
 use crate::types::{
     CodecSpec, DType, Epoch, Incarnation, MachineId, Member, NodeId, Op, PartId, PartLayout, Participants, Phase,
@@ -93,6 +93,7 @@ pub fn headers() -> Vec<Header> {
     let of = |participants| Header::Contribute(Contribute { participants, ..contribute.clone() });
     let sum = Sum {
         target: target(),
+        attempt: 1,
         part_bytes: 4096,
         body,
         divisor: 2.0,
@@ -127,7 +128,7 @@ pub fn headers() -> Vec<Header> {
         Header::Withdraw(Withdraw { participants: participants(), ..withdraw }),
         Header::Sum(sum.clone()),
         Header::Sum(Sum { contributors: some, early: true, checksum: false, ..sum }),
-        Header::Reject(Reject { target: target(), error_bytes: 9 }),
+        Header::Reject(Reject { about: target().about(), error_bytes: 9 }),
     ]
 }
 
@@ -138,11 +139,9 @@ pub(super) fn participants() -> Participants {
 
 fn target() -> Target {
     Target {
-        service: Service::DenseSum,
         epoch: Epoch { term: 2, number: 3 },
         part: PartId { key: TensorKey(0x0102_0304_0506_0708), index: 9 },
         round: Round(77),
-        attempt: 1,
     }
 }
 

@@ -9,7 +9,7 @@ use crate::pipeline::registry::ReadyPart;
 use crate::pipeline::{Route, Stage};
 use crate::sched::{Attempt, Outcome, Task, TaskId};
 use crate::types::{Claim, Defect, DeviceKind, ExchangeId, Goal, Op, PartLayout, Priority, Slot, Time, planted};
-use crate::wire::{Contribute, Contribution, Request, Service, Target, Withdraw};
+use crate::wire::{Contribute, Contribution, Request, Target, Withdraw};
 
 impl Worker {
     /// The next step of `stage`, which the driver must execute and report; `None` if there is none now.
@@ -173,8 +173,7 @@ impl Worker {
             (Op::Sum | Op::Mean, Some(coding)) => coding.divisor,
             _ => part.weight,
         };
-        let (service, epoch) = (Service::DenseSum, formation.epoch());
-        let target = Target { service, epoch, part: task.part, round: task.round, attempt: 0 };
+        let target = Target { epoch: formation.epoch(), part: task.part, round: task.round };
         if let Some(error_bytes) = *message {
             return Request::Withdraw(Withdraw { target, dtype, op, participants, error_bytes });
         }

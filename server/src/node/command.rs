@@ -4,7 +4,7 @@ use gradlane_core::codec;
 use gradlane_core::error::Error;
 use gradlane_core::types::{CodecSpec, DType, ExchangeId, LinkId, Op, PartId, Round, WorkerId};
 use gradlane_core::wire::frame::Stall;
-use gradlane_core::wire::{Sum, Target};
+use gradlane_core::wire::{About, Sum};
 
 /// The sum of one round of one part, from its first byte to its last reader.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -42,8 +42,8 @@ pub enum Command {
     Reject {
         /// The exchange.
         exchange: ExchangeId,
-        /// The target of the exchange, under the server's epoch.
-        target: Target,
+        /// What the exchange was about, under the server's epoch.
+        about: About,
         /// Why.
         error: Error,
     },

@@ -290,7 +290,7 @@ impl DataPlane {
             Command::Sum { slot, step } => self.carry_out_step(slot, step),
             Command::Accept { exchange } => self.send(Outgoing::Accept { exchange }),
             Command::Unroute { exchange } => drop(self.routes().remove(&exchange)),
-            Command::Reject { exchange, target, error } => self.send(Outgoing::Reject { exchange, target, error }),
+            Command::Reject { exchange, about, error } => self.send(Outgoing::Reject { exchange, about, error }),
             Command::Grant { link, unread_bytes_max } => self.send(Outgoing::Grant { link, unread_bytes_max }),
             Command::Disconnect { link, reason } => {
                 if let Error::Timeout { .. } = reason {

@@ -35,9 +35,9 @@ use bytes::Bytes;
 use gradlane_core::Error;
 use gradlane_core::cluster::MemberEvent;
 use gradlane_core::error::Result;
-use gradlane_core::types::{ExchangeId, LinkId, NodeId, Phase, ServerId, Time, View, WorkerId};
+use gradlane_core::types::{Epoch, ExchangeId, LinkId, NodeId, Phase, ServerId, Time, View, WorkerId};
 use gradlane_core::wire::frame::Progress;
-use gradlane_core::wire::{Request, Service, Target, Withdraw};
+use gradlane_core::wire::{About, Request, Withdraw};
 
 use super::aggregate::Aggregator;
 use super::command::{Command, Receipt, SlotId};
@@ -143,9 +143,8 @@ impl Node {
 
     /// A header arrived.
     pub fn handle_opened(&mut self, now: Time, link: LinkId, exchange: ExchangeId, header: &Request) {
-        let target = header.target();
         if let Err(error) = self.open(now, link, exchange, header) {
-            self.reject(exchange, &target, error);
+            self.reject(exchange, header.about(), error);
         }
     }
 
@@ -155,10 +154,10 @@ impl Node {
         let Some(withdrawal) = whole else { return };
         let header = withdrawal.header.clone();
         // The membership may have changed since the header came.
-        let admitted = self.admit(withdrawal.node, &header.target);
+        let admitted = self.admit(withdrawal.node, header.target.epoch);
         match admitted.and_then(|worker| Ok((worker, withdrawal.error()?))) {
             Ok((worker, error)) => self.dense_sum.handle_withdraw(now, worker, exchange, &header, &error),
-            Err(refusal) => self.reject(exchange, &header.target, refusal),
+            Err(refusal) => self.reject(exchange, header.target.about(), refusal),
         }
     }
 
@@ -252,16 +251,18 @@ impl Node {
     /// Admits an exchange and hands it to its service; an error is for the caller to send.
     fn open(&mut self, now: Time, link: LinkId, exchange: ExchangeId, header: &Request) -> Result<()> {
         let node = *self.links.get(&link).ok_or_else(|| closed("this server has closed it"))?;
-        match header.target().service {
-            Service::DenseSum => {}
-            Service::Unknown(code) => return Err(Service::refusal(code, &format!("node {node}"))),
-        }
-        let worker = self.admit(node, &header.target())?;
         match header {
-            Request::Contribute(header) => self.dense_sum.handle_contribute(now, worker, exchange, header),
-            Request::Withdraw(header) => self.expect_withdrawal(now, node, exchange, header.clone())?,
+            Request::Contribute(header) => {
+                let worker = self.admit(node, header.target.epoch)?;
+                self.dense_sum.handle_contribute(now, worker, exchange, header);
+                Ok(())
+            }
+            Request::Withdraw(header) => {
+                self.admit(node, header.target.epoch)?;
+                self.expect_withdrawal(now, node, exchange, header.clone())
+            }
+            Request::Unknown(about) => Err(about.service.refusal(&format!("node {node}"))),
         }
-        Ok(())
     }
 
     fn is_member(&self, node: NodeId) -> bool {
@@ -303,10 +304,10 @@ impl Node {
         Ok(())
     }
 
-    fn admit(&self, node: NodeId, target: &Target) -> Result<WorkerId> {
+    fn admit(&self, node: NodeId, epoch: Epoch) -> Result<WorkerId> {
         let unknown = || not_yet("it does not know the members of the job yet".to_owned());
         let membership = self.membership.as_ref().ok_or_else(unknown)?;
-        membership.admit(node, target.epoch, self.config.defect)
+        membership.admit(node, epoch, self.config.defect)
     }
 
     /// Follows the membership. Views may come twice or late.
@@ -336,16 +337,16 @@ impl Node {
     fn refuse_withdrawals(&mut self) {
         for exchange in self.withdrawals.exchanges() {
             let (node, target) = self.withdrawals.sender(exchange).expect("it is arriving");
-            if let Err(error) = self.admit(node, &target) {
+            if let Err(error) = self.admit(node, target.epoch) {
                 self.withdrawals.end(exchange, &mut self.dense_sum.budget);
-                self.reject(exchange, &target, error);
+                self.reject(exchange, target.about(), error);
             }
         }
     }
 
-    fn reject(&mut self, exchange: ExchangeId, asked: &Target, error: Error) {
+    fn reject(&mut self, exchange: ExchangeId, asked: About, error: Error) {
         let epoch = self.membership.as_ref().map_or(asked.epoch, |ours| ours.epoch);
-        self.commands.push_back(Command::Reject { exchange, target: Target { epoch, ..*asked }, error });
+        self.commands.push_back(Command::Reject { exchange, about: About { epoch, ..asked }, error });
     }
 
     fn turn(&mut self, turn: Turn) {

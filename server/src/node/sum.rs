@@ -184,6 +184,7 @@ impl Sum {
 }
 
 fn no_sum(exchange: ExchangeId, target: Target) -> Outgoing {
+    let about = target.about();
     let error = Error::Internal { what: format!("the sum of part {} was lost", target.part) };
-    Outgoing::Reject { exchange, target, error }
+    Outgoing::Reject { exchange, about, error }
 }

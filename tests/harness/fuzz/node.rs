@@ -18,7 +18,7 @@ use gradlane_core::types::{
     View, WorkerId,
 };
 use gradlane_core::wire::{
-    Body, Contribute, Contribution, Contributors, Header, Request, Service, Sum, Target as About, Withdraw, checksum,
+    About, Body, Contribute, Contribution, Contributors, Header, Request, Service, Sum, Target, Withdraw, checksum,
     reject, samples,
 };
 use gradlane_server::node::Node;
@@ -28,9 +28,9 @@ use gradlane_server::node::sum::{Event, Sums};
 
 use super::input::Input;
 use super::members::{node_config, node_id, view};
-use super::{Kind, Memory, Target, random_inputs};
+use super::{Kind, Memory, Target as FuzzTarget, random_inputs};
 
-pub(super) const NODE: Target = Target {
+pub(super) const NODE: FuzzTarget = FuzzTarget {
     name: "node",
     kind: Kind::Machine,
     check: node,
@@ -190,25 +190,27 @@ impl World {
         self.exchanges.keys().rev().nth(back % self.exchanges.len().max(1)).copied()
     }
 
-    fn about(&self, input: &mut Input<'_>) -> About {
+    fn target(&self, input: &mut Input<'_>) -> Target {
         let Epoch { term, number } = self.view.epoch;
         let chosen = input.byte();
         let key = key(input);
         // Mostly of the present life of the name, and sometimes of one that has ended.
         let life = if chosen & 0x0e == 0x0e { 0 } else { self.ended.get(&key).copied().unwrap_or(0) };
-        About {
-            service: if chosen == 0 { Service::Unknown(9) } else { Service::DenseSum },
+        Target {
             epoch: Epoch { term, number: if chosen & 0x70 == 0x70 { number.wrapping_sub(1) } else { number } },
             part: PartId { key, index: life + u32::from(chosen & 1) },
             round: Round(u64::from(input.below(4))),
-            attempt: u16::from(chosen == 1),
         }
     }
 
     fn contribute(&mut self, input: &mut Input<'_>) {
         let Some(link) = self.link(input) else { return };
-        let target = self.about(input);
+        let target = self.target(input);
         let form = input.byte();
+        if form == 0xff {
+            let service = Service::Unknown(input.byte().max(2));
+            return self.open(link, Request::Unknown(About { service, ..target.about() }));
+        }
         // Mostly the same form, so that rounds complete.
         let (dtype, codec) = match form & 7 {
             0 => (DType::F16, CodecSpec::PLAIN),
@@ -249,7 +251,7 @@ impl World {
 
     fn withdraw(&mut self, input: &mut Input<'_>) {
         let Some(link) = self.link(input) else { return };
-        let target = self.about(input);
+        let target = self.target(input);
         let error_bytes = u64::from(input.byte());
         let (dtype, op, participants) = (DType::F32, Op::Sum, participants(input));
         self.open(link, Request::Withdraw(Withdraw { target, dtype, op, participants, error_bytes }));
@@ -302,7 +304,7 @@ impl World {
         let target = exchange.header.target();
         let landed = match exchange.header {
             Request::Contribute(Contribute { contribution: Contribution::Resumed { landed, .. }, .. }) => landed,
-            Request::Contribute(_) | Request::Withdraw(_) => 0,
+            Request::Contribute(_) | Request::Withdraw(_) | Request::Unknown(_) => 0,
         };
         let is_withdrawal = matches!(exchange.header, Request::Withdraw(_));
         let error = reject::to_body(&samples::errors()[0]);
@@ -311,7 +313,7 @@ impl World {
                 // What a sum has overwritten.
                 at if at < landed => 0x7f,
                 at if is_withdrawal => error.get(usize::try_from(at).expect("small")).copied().unwrap_or(0),
-                at => pattern(who, &target, at).next().expect("it does not end"),
+                at => pattern(who, &target.expect("only sums are accepted"), at).next().expect("it does not end"),
             })
             .collect();
         let chunk = Bytes::from(chunk);
@@ -401,7 +403,7 @@ impl World {
                 assert!(!has_ended || step == Step::Drop, "{step:?} of {slot:?}, whose name has ended");
                 if let Step::Receive { worker, exchange, .. } = &step {
                     self.check_sender(*exchange, *worker);
-                    let epoch = self.exchanges[exchange].header.target().epoch;
+                    let epoch = self.exchanges[exchange].header.about().epoch;
                     assert_eq!(Some(epoch), self.node.view().map(|view| view.epoch), "a push of another epoch");
                     self.routes.insert(*exchange, (slot, *worker));
                     self.exchanges.get_mut(exchange).expect("nothing is received of what has ended").accepted = true;
@@ -424,7 +426,7 @@ impl World {
                     self.node.view().is_some_and(|view| view.workers().any(|member| Some(member.node) == node));
                 assert!(is_worker, "memory for a stranger");
             }
-            Command::Reject { exchange, target, error } => self.reject(exchange, target, &error),
+            Command::Reject { exchange, about, error } => self.reject(exchange, about, &error),
             Command::Disconnect { link, .. } => {
                 let known = self.links.contains_key(&link);
                 if known {
@@ -447,9 +449,8 @@ impl World {
                 Event::Send(Outgoing::Answer { exchange, header }) => {
                     let Some(open) = self.exchanges.get_mut(&exchange) else { continue };
                     assert!(matches!(open.answer, Answer::None), "an exchange is answered once");
-                    let asked = open.header.target();
-                    let (got, due) = ((header.target.part, header.target.round), (asked.part, asked.round));
-                    assert_eq!(got, due, "the sum of another round");
+                    let asked = open.header.target().map(|asked| (asked.part, asked.round));
+                    assert_eq!(Some((header.target.part, header.target.round)), asked, "the sum of another round");
                     assert_eq!(Header::decode(&header.encode(), "us"), Ok(Header::Sum(header.clone())));
                     open.answer = Answer::Begun(header, 0);
                 }
@@ -473,11 +474,11 @@ impl World {
         }
     }
 
-    fn reject(&mut self, exchange: ExchangeId, target: About, error: &Error) {
+    fn reject(&mut self, exchange: ExchangeId, about: About, error: &Error) {
         assert!(reject::to_body(error).len() as u64 <= gradlane_core::wire::limits::REJECT_BYTES_MAX);
         // The transport ignores what has ended, and breaks off what was begun.
         if let Some(ended) = self.exchanges.remove(&exchange) {
-            assert_eq!(target.part, ended.header.target().part);
+            assert_eq!(about.part, ended.header.about().part);
             let is_useless = || self.has_gone_on(&ended);
             assert!(!matches!(ended.answer, Answer::Whole) || is_useless(), "an error after a whole sum");
             self.routes.remove(&exchange);
@@ -490,9 +491,9 @@ impl World {
 
     /// Whether the worker of an exchange asks for the round two after it, or a later one, so that it has the sum.
     fn has_gone_on(&self, exchange: &Exchange) -> bool {
-        let (before, who) = (exchange.header.target(), self.links.get(&exchange.link));
+        let (Some(before), who) = (exchange.header.target(), self.links.get(&exchange.link)) else { return false };
         self.exchanges.values().any(|other| {
-            let next = other.header.target();
+            let Some(next) = other.header.target() else { return false };
             next.part == before.part
                 && next.round.0.saturating_sub(before.round.0) >= 2
                 && self.links.get(&other.link) == who
@@ -534,7 +535,7 @@ impl World {
 }
 
 /// The bytes that a worker contributes to a round, from one place on: elements of f32 that name both.
-fn pattern(who: u8, target: &About, from: u64) -> impl Iterator<Item = u8> {
+fn pattern(who: u8, target: &Target, from: u64) -> impl Iterator<Item = u8> {
     let value = (f32::from(1_u8 << who) + 32.0 * target.round.0 as f32).to_le_bytes();
     (from..).map(move |at| value[usize::try_from(at % 4).expect("below four")])
 }
@@ -586,5 +587,5 @@ fn a_contribution() -> Contribute {
     let header = found.expect("there are contributions among the samples");
     let epoch = Epoch { term: 1, number: 1 };
     let part = PartId { key: TensorKey(0), index: 0 };
-    Contribute { target: About { epoch, part, round: Round(1), attempt: 0, ..header.target }, ..header }
+    Contribute { target: Target { epoch, part, round: Round(1) }, ..header }
 }

@@ -143,7 +143,7 @@ fn answer_seeds() -> Vec<Vec<u8>> {
                     seeds.push([&[9, 4], &header.encode()[..], &body].concat());
                 }
             }
-            Header::Contribute(_) | Header::Withdraw(_) => {}
+            Header::Contribute(_) | Header::Withdraw(_) | Header::Unknown(_) => {}
         }
     }
     seeds

@@ -7,7 +7,7 @@ use std::time::Duration;
 use gradlane_core::Error;
 use gradlane_core::types::{Epoch, ExchangeId, LinkId, PartId, Phase, Round, Time, View, WorkerId};
 use gradlane_core::wire::frame::{Progress, Stall};
-use gradlane_core::wire::{Contribute, Frame, Header, Reject, Service, Target};
+use gradlane_core::wire::{About, Contribute, Frame, Header, Reject, Service, Target};
 
 use super::checkers::Concern;
 use super::workload::timing;
@@ -76,12 +76,11 @@ fn push(context: &mut Context, like: ExchangeId, link: LinkId) {
     let tensor = context.random.below(context.plan.tensors.len() as u64) as usize;
     let part = PartId { key: context.plan.tensors[tensor].spec.key(), index: 0 };
     let about = |target| Header::Contribute(Contribute { target, ..sent });
-    let wrong = match context.random.below(7) {
-        0 => Header::Reject(Reject { target: sent.target, error_bytes: body.len() as u64 }),
-        1 => about(Target { service: Service::Unknown(u8::MAX), ..sent.target }),
+    let wrong = match context.random.below(6) {
+        0 => Header::Reject(Reject { about: sent.target.about(), error_bytes: body.len() as u64 }),
+        1 => Header::Unknown(About { service: Service::Unknown(u8::MAX), ..sent.target.about() }),
         2 => about(Target { part, round: Round(round.0 + ROUNDS_AHEAD), ..sent.target }),
-        3 => about(Target { attempt: u16::MAX, ..sent.target }),
-        4 => about(Target { epoch: Epoch { number: epoch.number + 1, ..epoch }, ..sent.target }),
+        3 => about(Target { epoch: Epoch { number: epoch.number + 1, ..epoch }, ..sent.target }),
         _ => about(Target { epoch: Epoch { term: epoch.term + 1, ..epoch }, ..sent.target }),
     };
     context.log.note(context.now, worker.who, "intrudes", &[like.0], || format!("{wrong:?}"));

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use gradlane_core::Error;
 use gradlane_core::types::{ExchangeId, LinkId, Span, Time};
-use gradlane_core::wire::Request;
+use gradlane_core::wire::{Contribute, Request};
 
 use super::checkers::Concern;
 use super::workload::{Plan, timing};
@@ -244,10 +244,14 @@ impl Context {
         let healthy = self.healed() || replay;
         let dooms = [Doom::BeforeHeader, Doom::WithinBody, Doom::AfterBody, Doom::WithinAnswer, Doom::AnswerLost];
         let doom = (!healthy && classes.resets && self.random.chance(15)).then(|| self.random.pick(&dooms));
-        let contributes = matches!(sent, Request::Contribute(_));
-        if contributes && !healthy && classes.corruption && self.plan.settings.checksum && self.random.chance(1) {
+        if let Request::Contribute(Contribute { target, .. }) = sent
+            && !healthy
+            && classes.corruption
+            && self.plan.settings.checksum
+            && self.random.chance(1)
+        {
             self.flip(&mut body);
-            self.witness.damaged(sent.target().part.key, sent.target().round.0);
+            self.witness.damaged(target.part.key, target.round.0);
         }
         let header = sent.encode().to_vec();
         let exchange = Exchange { link, worker, server, header, body, answer: None, doom, ghost: replay };

@@ -8,7 +8,7 @@ use gradlane_core::mem::{Copies, Pool};
 use gradlane_core::reduce::Kernels;
 use gradlane_core::transport::Outgoing;
 use gradlane_core::types::{ExchangeId, LinkId, PartId, Time, WorkerId};
-use gradlane_core::wire::{Header, Reject, Request, Target, reject};
+use gradlane_core::wire::{About, Header, Reject, Request, Target, reject};
 use gradlane_server::node::accumulator::Workshop;
 use gradlane_server::node::command::{Command, SlotId, Step};
 use gradlane_server::node::sum::{Event, Sums};
@@ -126,14 +126,14 @@ impl ServerProcess {
             Command::Accept { exchange } => context.accept(exchange),
             Command::Unroute { exchange } => drop(self.routes.remove(&exchange)),
             Command::Grant { .. } => {}
-            Command::Reject { exchange, target, error } => {
+            Command::Reject { exchange, about, error } => {
                 let is_short = matches!(&error, Error::Exhausted { .. })
                     || matches!(&error, Error::FailedPrecondition { what, .. } if what.contains("memory of the server for sums"));
                 if let Some(entry) = context.exchange(exchange).filter(|_| is_short) {
                     let worker = entry.worker.who;
-                    context.witness.refused(worker, target.part.key);
+                    context.witness.refused(worker, about.part.key);
                 }
-                self.reject(context, exchange, target, &error);
+                self.reject(context, exchange, about, &error);
             }
             Command::Disconnect { link, reason } => {
                 self.lose(link);
@@ -174,18 +174,18 @@ impl ServerProcess {
                 Event::Send(Outgoing::End { exchange, checksum }) if self.headers.contains_key(&exchange) => {
                     context.end_answer(exchange, checksum);
                 }
-                Event::Send(Outgoing::Reject { exchange, target, error }) => {
-                    self.reject(context, exchange, target, &error);
+                Event::Send(Outgoing::Reject { exchange, about, error }) => {
+                    self.reject(context, exchange, about, &error);
                 }
                 Event::Send(_) => {}
             }
         }
     }
 
-    fn reject(&mut self, context: &mut Context, exchange: ExchangeId, target: Target, error: &Error) {
+    fn reject(&mut self, context: &mut Context, exchange: ExchangeId, about: About, error: &Error) {
         if self.headers.contains_key(&exchange) {
             let body = reject::to_body(error);
-            let header = Reject { target, error_bytes: body.len() as u64 };
+            let header = Reject { about, error_bytes: body.len() as u64 };
             context.reject(exchange, header.encode().to_vec(), &body);
         }
     }
@@ -232,15 +232,15 @@ impl ServerProcess {
     /// Nothing of an earlier membership may have an effect.
     fn check_epoch(&self, context: &mut Context, exchange: ExchangeId) {
         let (Some((_, header)), Some(view)) = (self.headers.get(&exchange), self.node.view()) else { return };
-        let Target { epoch, attempt, .. } = header.target();
-        if epoch != view.epoch || attempt != 0 {
-            let text = format!("{} let a push of {epoch}, attempt {attempt} in while in {}", self.me.who, view.epoch);
+        let epoch = header.about().epoch;
+        if epoch != view.epoch {
+            let text = format!("{} let a push of {epoch} in while in {}", self.me.who, view.epoch);
             context.witness.fail(context.now, Checker::Fencing, text);
         }
     }
 
     fn check_bounds(&mut self, context: &mut Context) {
-        let open = self.headers.values().map(|(_, header)| header.target());
+        let open = self.headers.values().filter_map(|(_, header)| header.target());
         let open: BTreeSet<SlotId> = open.map(|Target { part, round, .. }| SlotId { part, round }).collect();
         let held: BTreeSet<SlotId> = self.sums.slots().collect();
         self.read.retain(|slot, _| held.contains(slot));

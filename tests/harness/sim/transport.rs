@@ -186,8 +186,8 @@ impl Transport {
                 }
             };
             let landing: u64 = into.iter().map(|region| region.span.bytes).sum();
-            let (got, due) = (header.target, flight.push.target());
-            if (got.part, got.round, header.body.bytes) != (due.part, due.round, landing) {
+            let (got, due) = (header.target, flight.push.target().map(|due| (due.part, due.round, landing)));
+            if Some((got.part, got.round, header.body.bytes)) != due {
                 let (peer, field) = ("a server".to_owned(), "part or round".to_owned());
                 let error = Error::Protocol { peer, field, problem: "is another".to_owned() };
                 return self.tear(exchange, error);

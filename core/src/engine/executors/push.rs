@@ -26,7 +26,7 @@ pub(super) fn execute(shared: &Arc<Shared>, task: Task, link: LinkId, exchange: 
         *checksum = Some(borrow::checksum(&push.body));
     }
     let sent = match &push.header {
-        Request::Contribute(_) => &shared.metrics.pushes,
+        Request::Contribute(_) | Request::Unknown(_) => &shared.metrics.pushes,
         Request::Withdraw(_) => &shared.metrics.withdrawals,
     };
     Metrics::add(sent, 1);

@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::types::CodecSpec;
-use crate::wire::{Reject, Request, Sum, Target, reject};
+use crate::wire::{About, Reject, Request, Sum, Target, reject};
 
 /// Whether `sum` answers `push` and fits into `landing_bytes`.
 ///
@@ -11,11 +11,11 @@ use crate::wire::{Reject, Request, Sum, Target, reject};
 pub(in crate::transport) fn check_sum(sum: &Sum, push: &Request, landing_bytes: usize, peer: &str) -> Result<()> {
     let bad = |field: &str, problem: String| bad(peer, field, problem);
     let Request::Contribute(push) = push else {
-        return Err(bad("kind", "is a sum where a withdrawal was to be rejected".to_owned()));
+        return Err(bad("kind", "is a sum where only a reject can be the answer".to_owned()));
     };
     let (got, due) = (sum.target, push.target);
-    if (got.part, got.round, got.attempt) != (due.part, due.round, due.attempt) {
-        let name = |target: Target| format!("{} {} attempt {}", target.part, target.round, target.attempt);
+    if (got.part, got.round) != (due.part, due.round) {
+        let name = |target: Target| format!("{} {}", target.part, target.round);
         return Err(bad("part or round", format!("is {} instead of {}", name(got), name(due))));
     }
     // A worker takes what it gives; one that gave nothing takes elements.
@@ -52,9 +52,9 @@ pub(in crate::transport) fn check_crc(sum: &Sum, sent: u32, got: u32, peer: &str
 }
 
 /// A reject as it is sent: its header and what follows.
-pub(in crate::transport) fn reject_of(target: Target, error: &Error) -> (Reject, Vec<u8>) {
+pub(in crate::transport) fn reject_of(about: About, error: &Error) -> (Reject, Vec<u8>) {
     let body = reject::to_body(error);
-    (Reject { target, error_bytes: body.len() as u64 }, body)
+    (Reject { about, error_bytes: body.len() as u64 }, body)
 }
 
 /// What a worker hears whose answer was begun and not brought to its end.

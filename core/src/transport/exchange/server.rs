@@ -17,7 +17,7 @@ use crate::wire::{Reply, Request};
 #[derive(Debug)]
 pub(in crate::transport) struct ServerExchange {
     body: Body,
-    /// Bytes of the body that did not come yet.
+    /// Bytes of the body that did not come yet. `u64::MAX` if nobody knows how many there are.
     body_left: u64,
     answer: Answer,
 }
@@ -46,7 +46,7 @@ enum Answer {
 impl ServerExchange {
     /// An exchange that begins with `header`. A body without bytes is wanted, because there is nothing to decide.
     pub(in crate::transport) fn new(header: &Request) -> Self {
-        let body_left = header.body_bytes();
+        let body_left = if let Request::Unknown(_) = header { u64::MAX } else { header.body_bytes() };
         let body = if body_left == 0 { Body::Wanted } else { Body::Offered };
         Self { body, body_left, answer: Answer::Open }
     }
@@ -210,7 +210,7 @@ mod tests {
 
     fn step(exchange: &mut ServerExchange, command: char) -> Result<()> {
         let sum = |early| Reply::Sum(Sum { early, ..contract::sum_header(4) });
-        let (reject, body) = super::super::reject_of(contract::header(4).target(), &broken_off());
+        let (reject, body) = super::super::reject_of(contract::header(4).about(), &broken_off());
         match command {
             'A' => {
                 exchange.accept();

@@ -200,12 +200,13 @@ impl World {
             Wanted::Answer(early) => {
                 let (target, part_bytes) = (asked.target, asked.part_bytes);
                 let contributors = Contributors::Due;
-                let header = Sum { target, part_bytes, body, divisor: 1.0, contributors, early, checksum: false };
+                let header =
+                    Sum { target, attempt: 0, part_bytes, body, divisor: 1.0, contributors, early, checksum: false };
                 Outgoing::Answer { exchange, header }
             }
             Wanted::Block(bytes) => Outgoing::Block { exchange, block: Pool::new().lease(bytes).freeze() },
             Wanted::End => Outgoing::End { exchange, checksum: 7 },
-            Wanted::Reject => Outgoing::Reject { exchange, target: asked.target, error: Error::Cancelled },
+            Wanted::Reject => Outgoing::Reject { exchange, about: asked.target.about(), error: Error::Cancelled },
         });
     }
 

@@ -72,8 +72,8 @@ impl ServerState {
             Outgoing::End { exchange, checksum } => {
                 self.end(exchange, |name| Some(Message::End { exchange: name, checksum }));
             }
-            Outgoing::Reject { exchange, target, error } => {
-                let (header, body) = reject_of(target, &error);
+            Outgoing::Reject { exchange, about, error } => {
+                let (header, body) = reject_of(about, &error);
                 self.answer(exchange, &Reply::Reject(header));
                 self.block(exchange, body.len(), |_| (Bytes::from(body), None));
                 self.end(exchange, |_| None);

@@ -151,7 +151,7 @@ impl Aggregator {
         if let Err(error) =
             self.check_remembered(header.target.part).and_then(|()| self.open(now, worker, exchange, header))
         {
-            self.say_reject(exchange, &header.target, error);
+            self.say_reject(exchange, header.target.about(), error);
         }
     }
 
@@ -167,7 +167,7 @@ impl Aggregator {
     ) {
         let known = self.check_remembered(header.target.part);
         let answer = known.and_then(|()| self.withdraw(now, worker, header, error)).unwrap_or_else(|refusal| refusal);
-        self.say_reject(exchange, &header.target, answer);
+        self.say_reject(exchange, header.target.about(), answer);
     }
 
     /// The driver of the sum of `slot` says what became of the contribution of `worker`, whose latest bytes `exchange` brought. A receipt

@@ -6,7 +6,7 @@ use gradlane_core::error::Error;
 use gradlane_core::types::{
     Defect, Epoch, ExchangeId, Op, PartId, Round, TensorKey, Time, WorkerId, WorkerSet, planted,
 };
-use gradlane_core::wire::{Body, Contribution, Contributors, Sum, Target};
+use gradlane_core::wire::{About, Body, Contribution, Contributors, Sum, Target};
 
 use super::aggregator::{Aggregator, Exchange, ExchangeState, Part, parity};
 use super::ended::undeclared;
@@ -205,7 +205,8 @@ impl Aggregator {
             false => (0, Body { bytes: 0, ..body }, false),
         };
         let header = Sum {
-            target: Target { epoch, attempt, ..entry.header.target },
+            target: Target { epoch, ..entry.header.target },
+            attempt,
             part_bytes,
             body,
             divisor: published.divisor,
@@ -236,15 +237,14 @@ impl Aggregator {
     }
 
     pub(super) fn reject(&mut self, exchange: ExchangeId, error: Error) {
-        if let Some(Exchange { worker, slot, header, .. }) = self.end_exchange(exchange, false) {
+        if let Some(Exchange { worker, header, .. }) = self.end_exchange(exchange, false) {
             let told = self.membership.as_ref().map(|ours| ours.told(worker, &error));
-            let attempt = self.slot(slot).map_or(header.target.attempt, |slot| slot.attempt);
-            self.say_reject(exchange, &Target { attempt, ..header.target }, told.unwrap_or(error));
+            self.say_reject(exchange, header.target.about(), told.unwrap_or(error));
         }
     }
 
-    pub(super) fn say_reject(&mut self, exchange: ExchangeId, asked: &Target, error: Error) {
+    pub(super) fn say_reject(&mut self, exchange: ExchangeId, asked: About, error: Error) {
         let epoch = self.membership.as_ref().map_or(asked.epoch, |ours| ours.epoch);
-        self.commands.push_back(Command::Reject { exchange, target: Target { epoch, ..*asked }, error });
+        self.commands.push_back(Command::Reject { exchange, about: About { epoch, ..asked }, error });
     }
 }

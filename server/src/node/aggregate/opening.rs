@@ -32,7 +32,6 @@ impl Aggregator {
         let codec = header.body().map_or(CodecSpec::PLAIN, |body| body.codec);
         let claim = Spec::of(worker, target.part, *dtype, *op, participants, &membership.machines);
         let claim = Spec { bytes: *part_bytes, codec, ..claim };
-        self.check_attempt(worker, target)?;
         check_body(worker, header, claim.sends_body(worker))?;
         let callers = self.due_callers(worker, target, *dtype, participants)?;
         check_caller(worker, target, *dtype, participants, &callers, &membership.machines)?;
@@ -52,18 +51,6 @@ impl Aggregator {
             self.end_exchange(exchange, false);
         }
         outcome
-    }
-
-    /// Refuses an attempt that the round is not in. A request may leave the attempt at 0, because its epoch tells the attempts of a round
-    /// apart.
-    pub(super) fn check_attempt(&self, worker: WorkerId, target: &Target) -> Result<()> {
-        let Target { part, round, attempt, .. } = *target;
-        let own = self.slot(SlotId { part, round }).map_or(0, |slot| slot.attempt);
-        if attempt == 0 || attempt == own || planted(self.config.defect, Defect::AttemptIgnored) {
-            return Ok(());
-        }
-        let problem = format!("is {attempt}, and {round} is in attempt {own}");
-        Err(Error::Protocol { peer: worker.to_string(), field: "attempt".to_owned(), problem })
     }
 
     /// The callers from which a round is due, of a part that may be new.

@@ -16,7 +16,6 @@ impl Aggregator {
     /// Takes a withdrawal; the error that the other workers get of it.
     pub(super) fn withdraw(&mut self, now: Time, worker: WorkerId, header: &Withdraw, error: &Error) -> Result<Error> {
         let Withdraw { target, dtype, op, participants, error_bytes: _ } = header;
-        self.check_attempt(worker, target)?;
         let callers = self.due_callers(worker, target, *dtype, participants)?;
         let membership = self.membership.as_ref().expect("it admitted the worker");
         check_caller(worker, target, *dtype, participants, &callers, &membership.machines)?;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use gradlane_core::error::Code;
 use gradlane_core::types::{Epoch, Incarnation};
-use gradlane_core::wire::{Contribute, limits, reject};
+use gradlane_core::wire::{Contribute, Service, Target, limits, reject};
 
 use super::*;
 use crate::node::aggregate::tests::{config, header, node, slot, view, withdraw};
@@ -103,9 +103,10 @@ fn a_route_is_there_from_the_step_that_receives_until_nothing_more_is_needed() {
 #[test]
 fn a_service_that_this_version_lacks_is_refused() {
     let mut node = joined(1);
-    let target = Target { service: Service::Unknown(9), ..header(0).target };
-    open(&mut node, 0, 1, contribute(Contribute { target, ..header(0) }));
-    assert_eq!(rejected(&mut node), [(1, Service::refusal(9, "").code())]);
+    let service = Service::Unknown(9);
+    open(&mut node, 0, 1, Request::Unknown(About { service, ..header(0).target.about() }));
+    assert_eq!(rejected(&mut node), [(1, service.refusal("").code())]);
+    assert!(disconnected(&mut node).is_empty());
 }
 
 #[test]

@@ -343,9 +343,9 @@ impl Server {
             }
             Outgoing::Block { block, .. } => served.block(Bytes::from_owner(block)),
             Outgoing::End { checksum, .. } => served.last(checksum),
-            Outgoing::Reject { target, error, .. } => {
+            Outgoing::Reject { about, error, .. } => {
                 link.answers = link.answers.wrapping_add(1);
-                let (header, body) = reject_of(target, &error);
+                let (header, body) = reject_of(about, &error);
                 let precedence = precedence(served.urgency, link.answers);
                 let begun = served.answer(connection, &Reply::Reject(header), precedence);
                 begun.and_then(|()| served.block(Bytes::from(body))).and_then(|()| served.last(0))

@@ -1,7 +1,8 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::types::WorkerId;
+use crate::types::{CodecSpec, DType, Op, Participants, WorkerId, WorkerSet};
+use crate::wire::header::{Body, Contribute, Contribution, Contributors, Sum, Withdraw};
 use crate::wire::samples;
 
 fn contribute() -> Contribute {
@@ -113,24 +114,27 @@ fn golden_bytes() {
 fn each_bad_field_is_named() {
     for (at, value, field) in [
         (0, 0, "magic"),
-        (5, 9, "kind"),
-        (7, 3, "flags"),
-        (7, 5, "flags"),
-        (7, 6, "flags"),
-        (7, 8, "flags"),
-        (30, 8, "urgency"),
-        (31, 0, "encoding"),
-        (31, 4, "encoding"),
-        (31, 2, "body length"),
-        (39, 1, "round"),
-        (40, 1, "length"),
-        (43, 0x10, "length"),
-        (44, 1, "body length"),
-        (47, 1, "body length"),
+        (6, 63, "header length"),
+        (6, 65, "header"),
+        (7, 0xff, "header length"),
+        (28, 1, "body length"),
+        (31, 1, "body length"),
+        (32, 9, "kind"),
+        (33, 8, "urgency"),
+        (34, 3, "flags"),
+        (34, 5, "flags"),
+        (34, 6, "flags"),
+        (34, 8, "flags"),
+        (35, 0, "codec"),
+        (35, 0xff, "codec"),
+        (35, 2, "body length"),
+        (36, 1, "root"),
+        (38, 0, "dtype"),
+        (39, 0, "op"),
+        (47, 1, "round"),
         (55, 0xff, "weight"),
-        (56, 0, "dtype"),
-        (57, 0, "op"),
-        (58, 1, "root"),
+        (56, 1, "length"),
+        (59, 0x10, "length"),
     ] {
         let mut bytes = Header::Contribute(contribute()).encode();
         bytes[at] = value;
@@ -155,11 +159,24 @@ fn a_byte_that_means_nothing_is_zero() {
 }
 
 #[test]
-fn an_unknown_service_is_read_so_that_the_server_can_refuse_it() {
-    let mut bytes = Header::Contribute(contribute()).encode();
-    bytes[6] = 200;
-    assert_eq!(Header::decode(&bytes, "worker 0").unwrap().target().service, Service::Unknown(200));
-    assert!(Service::refusal(200, "worker 0").to_string().contains("service"));
+fn an_unknown_service_is_read_whatever_follows_so_that_the_server_can_refuse_it() {
+    for header in samples::headers() {
+        let mut bytes = header.encode();
+        bytes[at::SERVICE] = 200;
+        let request = Header::decode(&bytes, "worker 0").unwrap().into_request("worker 0").unwrap();
+        let service = Service::Unknown(200);
+        assert_eq!(request, Request::Unknown(About { service, ..header.about() }), "{header:?}");
+    }
+    let refusal = Service::Unknown(200).refusal("worker 0").to_string();
+    assert!(refusal.contains("service") && refusal.contains("200"), "{refusal}");
+}
+
+#[test]
+fn a_reject_is_read_of_any_service() {
+    let about = About { service: Service::Unknown(200), ..contribute().target.about() };
+    let reject = Reject { about, error_bytes: 7 };
+    let read = Header::decode(&reject.encode(), "server 0").and_then(|header| header.into_reply("server 0"));
+    assert_eq!(read, Ok(Reply::Reject(reject)));
 }
 
 #[test]
@@ -171,7 +188,7 @@ fn a_cast_halves_floats_and_encodes_nothing_else() {
     };
     assert!(Header::decode(&cast(DType::F32, Op::Sum), "worker 0").is_ok());
     for dtype in [DType::F16, DType::I32] {
-        assert_eq!(field_of(&cast(dtype, Op::Sum)), "encoding");
+        assert_eq!(field_of(&cast(dtype, Op::Sum)), "codec");
     }
 }
 
@@ -191,7 +208,7 @@ fn an_error_behind_a_header_has_a_limit() {
     let errors = |error_bytes| {
         let participants = Participants::ALL;
         let withdraw = Withdraw { target, dtype: DType::F32, op: Op::Sum, participants, error_bytes };
-        [Header::Withdraw(withdraw), Header::Reject(Reject { target, error_bytes })]
+        [Header::Withdraw(withdraw), Header::Reject(Reject { about: target.about(), error_bytes })]
     };
     for header in errors(limits::REJECT_BYTES_MAX) {
         assert_eq!(Header::decode(&header.encode(), "worker 0"), Ok(header));
@@ -218,16 +235,19 @@ fn all_workers_due_cost_no_byte_and_any_set_of_a_job_fits() {
 fn a_set_of_another_length_than_announced_is_refused() {
     let contributors = Contributors::Only([3, 9].into_iter().map(WorkerId).collect());
     let bytes = Sum { contributors, ..sum() }.encode();
-    assert_eq!(field_of(&bytes[..HEADER_BYTES + 1]), "contributors");
-    assert_eq!(field_of(&[&bytes[..], &[1]].concat()), "contributors");
+    assert_eq!(field_of(&bytes[..HEADER_BYTES + 1]), "header");
+    assert_eq!(field_of(&[&bytes[..], &[1]].concat()), "header length");
     assert_eq!(field_of(&[&bytes[..HEADER_BYTES + 1], &[0]].concat()), "contributors");
-    let mut huge = bytes;
-    huge[56..58].copy_from_slice(&513_u16.to_le_bytes());
-    assert_eq!(field_of(&huge), "contributors");
-    let all = [&sum().encode()[..], &[1]].concat();
-    assert_eq!(field_of(&all), "contributors");
-    let reject = Reject { target: sum().target, error_bytes: 9 }.encode();
-    assert_eq!(field_of(&[&reject[..], &[1]].concat()), "header");
+    let of = |header: &[u8], behind: &[u8]| {
+        let mut bytes = [header, behind].concat();
+        let all = u16::try_from(bytes.len()).unwrap();
+        bytes[at::HEADER_BYTES..at::TERM].copy_from_slice(&all.to_le_bytes());
+        bytes
+    };
+    assert_eq!(field_of(&of(&bytes[..HEADER_BYTES], &[1; 513])), "contributors");
+    assert_eq!(field_of(&of(&sum().encode(), &[1])), "header");
+    let reject = Reject { about: sum().target.about(), error_bytes: 9 }.encode();
+    assert_eq!(field_of(&of(&reject, &[1])), "header");
 }
 
 #[test]
@@ -248,12 +268,15 @@ fn a_header_is_gathered_from_pieces_and_takes_nothing_of_its_body() {
 
 #[test]
 fn a_reader_believes_no_length_beyond_the_limit() {
-    let mut bytes = Sum { contributors: Contributors::Only(WorkerSet::default()), ..sum() }.encode();
-    bytes[56..58].copy_from_slice(&u16::MAX.to_le_bytes());
-    let mut reader = HeaderReader::default();
-    reader.take(&bytes);
-    assert_eq!(reader.missing(), 0);
-    assert!(reader.finish("server 0").is_err());
+    for service in [1, 200] {
+        let mut bytes = Sum { contributors: Contributors::Only(WorkerSet::default()), ..sum() }.encode();
+        bytes[at::HEADER_BYTES..at::TERM].copy_from_slice(&u16::MAX.to_le_bytes());
+        bytes[at::SERVICE] = service;
+        let mut reader = HeaderReader::default();
+        reader.take(&bytes);
+        assert_eq!(reader.missing(), 0);
+        assert_eq!(reader.finish("server 0").is_err(), service == 1);
+    }
 }
 
 #[test]
@@ -300,12 +323,26 @@ fn a_root_that_no_job_has_stays_one_that_no_job_has() {
 
 proptest! {
     #[test]
-    fn arbitrary_bytes_decode_or_fail_but_never_panic(kind in 1_u8..5, bytes in proptest::collection::vec(any::<u8>(), 56..80)) {
-        let mut header = Header::Contribute(contribute()).encode()[..6].to_vec();
-        header[5] = kind;
+    fn arbitrary_bytes_decode_or_fail_but_never_panic(kind in 0_u8..4, bytes in proptest::collection::vec(any::<u8>(), 40..80)) {
+        let mut header = Header::Contribute(contribute()).encode()[..24].to_vec();
         header.extend(&bytes);
+        header[6] = u8::try_from(header.len()).unwrap();
+        header[32] = kind;
         if let Ok(decoded) = Header::decode(&header, "worker 0") {
             prop_assert_eq!(decoded.encode(), header);
         }
+    }
+
+    #[test]
+    fn arbitrary_bytes_for_an_unknown_service_are_a_request(service in 2_u8.., bytes in proptest::collection::vec(any::<u8>(), 0..2000)) {
+        let stream = [&MAGIC[..], &[VERSION, service], &bytes].concat();
+        let (mut reader, mut rest) = (HeaderReader::default(), &stream[..]);
+        while reader.missing() > 0 && !rest.is_empty() {
+            let (piece, after) = rest.split_at(reader.missing().min(rest.len()));
+            reader.take(piece);
+            rest = after;
+        }
+        let request = reader.finish("worker 0").and_then(|header| header.into_request("worker 0")).unwrap();
+        prop_assert_eq!(request.about().service, Service::Unknown(service));
     }
 }

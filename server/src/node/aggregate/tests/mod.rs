@@ -12,9 +12,7 @@ use gradlane_core::types::{
     Phase, Process, Role, Round, TensorKey, Time, View, WorkerId, WorkerSet,
 };
 use gradlane_core::wire::frame::Progress;
-use gradlane_core::wire::{
-    Body, Contribute, Contribution, Contributors, Request, Service, Sum, Target, Withdraw, reject,
-};
+use gradlane_core::wire::{Body, Contribute, Contribution, Contributors, Request, Sum, Target, Withdraw, reject};
 
 use crate::node::command::{Command, Order, Receipt, Shortage, SlotId, Step, SumSpec, Upload};
 use crate::node::config::NodeConfig;
@@ -185,6 +183,7 @@ pub(crate) fn header(round: u64) -> Contribute {
 pub(crate) fn sum(round: u64) -> Sum {
     Sum {
         target: target(round),
+        attempt: 0,
         part_bytes: 16,
         body: Body::plain(16),
         divisor: 1.0,
@@ -202,7 +201,7 @@ pub(crate) fn withdraw(round: u64) -> Withdraw {
 
 fn target(round: u64) -> Target {
     let SlotId { part, round } = slot(round);
-    Target { service: Service::DenseSum, epoch: EPOCH, part, round, attempt: 0 }
+    Target { epoch: EPOCH, part, round }
 }
 
 /// The same header for a part, and a body, of so many bytes.

@@ -12,7 +12,7 @@ fn an_open_round_restarts_with_the_survivors() {
         world.commands();
         world.lose(3, &[2]);
         let commands = world.commands();
-        let told = [(first, Code::Unavailable, 1), (lost, Code::Fenced, 1)];
+        let told = [(first, Code::Unavailable), (lost, Code::Fenced)];
         assert_eq!(rejects(&commands), told, "the survivor tries again");
         assert!(commands.contains(&drops(0)), "what was added is void");
         assert_eq!(world.progress().bytes_in_flight, 0);
@@ -22,7 +22,7 @@ fn an_open_round_restarts_with_the_survivors() {
         let divisor = if op == Op::Mean { 2.0 } else { 1.0 };
         for header in answers(&commands) {
             assert_eq!((header.divisor, &header.contributors), (divisor, &Contributors::Due), "of the new view");
-            assert_eq!((header.target.attempt, header.target.epoch), (1, NEXT_EPOCH));
+            assert_eq!((header.attempt, header.target.epoch), (1, NEXT_EPOCH));
         }
         let begun =
             steps(&commands).find_map(|step| if let Step::Begin(spec) = step { Some(&spec.senders) } else { None });
@@ -55,23 +55,6 @@ fn a_contribution_that_was_sent_before_the_loss_is_refused() {
     );
     world.open(2, next_epoch(header(0)));
     assert_eq!(rejected(&world.commands()), [Code::Unauthenticated]);
-}
-
-#[test]
-fn a_contribution_to_an_attempt_that_the_round_is_not_in_is_refused() {
-    let mut world = World::of(3);
-    let of_attempt = |attempt, header: Contribute| Contribute { target: Target { attempt, ..header.target }, ..header };
-    world.open(0, of_attempt(1, header(0)));
-    assert_eq!(rejected(&world.commands()), [Code::Aborted], "no round was begun anew");
-    world.push(0, header(0));
-    world.lose(3, &[2]);
-    world.commands();
-    world.open(0, of_attempt(2, next_epoch(header(0))));
-    assert_eq!(rejected(&world.commands()), [Code::Aborted]);
-    world.withdraw(0, of_attempt(2, next_epoch(header(0))), &Error::Cancelled);
-    world.push(0, of_attempt(1, next_epoch(header(0))));
-    world.push(1, next_epoch(header(0)));
-    assert_eq!(seals(&world.commands()), 1, "a worker that does not know the attempt says 0");
 }
 
 #[test]
@@ -126,7 +109,7 @@ fn a_sum_that_some_may_have_is_the_sum_for_all() {
     let [answer] = answers(&commands)[..] else { panic!("{commands:?}") };
     let all = [0, 1, 2].map(WorkerId).into_iter().collect();
     assert_eq!((answer.divisor, &answer.contributors), (3.0, &Contributors::Only(all)), "the lost worker is in it");
-    assert_eq!(answer.target.attempt, 0);
+    assert_eq!(answer.attempt, 0);
 }
 
 #[test]
@@ -180,7 +163,7 @@ fn a_round_that_a_survivor_has_left_behind_fails_instead_of_restarting() {
     let next = world.push(0, header(1));
     world.commands();
     world.lose(3, &[2]);
-    assert_eq!(rejects(&world.commands()), [(next, Code::Unavailable, 1)], "only the later one restarts");
+    assert_eq!(rejects(&world.commands()), [(next, Code::Unavailable)], "only the later one restarts");
     world.open(1, next_epoch(header(0)));
     let commands = world.commands();
     let Some(Error::Stalled { missing, .. }) = errors(&commands).next() else { panic!("{commands:?}") };
@@ -297,7 +280,7 @@ fn two_losses_restart_a_round_twice() {
     world.push(0, in_epoch(Epoch { term: 1, number: 3 }, header(0)));
     let commands = world.commands();
     let [answer] = answers(&commands)[..] else { panic!("{commands:?}") };
-    assert_eq!((answer.target.attempt, &answer.contributors), (2, &Contributors::Due));
+    assert_eq!((answer.attempt, &answer.contributors), (2, &Contributors::Due));
 }
 
 const NEXT_EPOCH: Epoch = Epoch { term: 1, number: 2 };
@@ -338,10 +321,10 @@ fn answers(commands: &[Command]) -> Vec<&Sum> {
         .collect()
 }
 
-/// Rejected exchanges, why, and the attempt of which their workers hear.
-fn rejects(commands: &[Command]) -> Vec<(ExchangeId, Code, u16)> {
+/// Rejected exchanges, and why.
+fn rejects(commands: &[Command]) -> Vec<(ExchangeId, Code)> {
     let reject = |command: &Command| match command {
-        Command::Reject { exchange, target, error } => Some((*exchange, error.code(), target.attempt)),
+        Command::Reject { exchange, error, .. } => Some((*exchange, error.code())),
         Command::Sum { .. }
         | Command::Short { .. }
         | Command::Stalled { .. }

@@ -1,0 +1,320 @@
+//! The bytes of the dense sum's headers.
+
+use super::{Fields, at as front_at, front, participants, put, u32_of, with_behind};
+use crate::codec;
+use crate::error::Result;
+use crate::types::{CodecSpec, DType, Encoding, Op, Participants, Round, WorkerSet};
+use crate::wire::header::{Body, Contribute, Contribution, Contributors, HEADER_BYTES, Header, Sum, Target, Withdraw};
+use crate::wire::limits;
+
+/// The codes of the variants.
+mod kind {
+    pub(super) const CONTRIBUTE: u8 = 1;
+    pub(super) const SUM: u8 = 2;
+    pub(super) const WITHDRAW: u8 = 3;
+}
+
+/// The bits of the flags. Each kind has its own.
+mod flag {
+    /// Contribution: `check` holds the CRC-32C of the body. Sum: the CRC-32C follows the body.
+    pub(super) const CHECKSUM: u8 = 1;
+    /// Contribution: no body follows.
+    pub(super) const NO_BODY: u8 = 2;
+    /// Contribution: `check` holds how many bytes of the sum landed.
+    pub(super) const RESUMED: u8 = 4;
+    /// Sum: the rest of the contribution is still wanted.
+    pub(super) const EARLY: u8 = 8;
+    /// Sum: a set of contributors ends the header. Contribution and withdrawal: the participants do.
+    pub(super) const PARTIAL: u8 = 16;
+}
+
+/// Where each field lies.
+mod at {
+    pub(super) const FLAGS: usize = super::front_at::OWN;
+    pub(super) const CODEC: usize = 35;
+    /// Of a contribution and a withdrawal.
+    pub(super) const ROOT: usize = 36;
+    /// Of a sum.
+    pub(super) const ATTEMPT: usize = 36;
+    pub(super) const DTYPE: usize = 38;
+    pub(super) const OP: usize = 39;
+    pub(super) const ROUND: usize = 40;
+    pub(super) const FACTOR: usize = 48;
+    pub(super) const PART_BYTES: usize = 56;
+    pub(super) const CHECK: usize = 60;
+}
+
+/// The most bytes behind the front of a header.
+pub(super) const BEHIND_BYTES_MAX: usize =
+    CodecSpec::PARAMETERS_MAX * size_of::<u32>() + participants::PREFIX_BYTES + limits::MEMBERS_MAX / 8;
+
+impl Contribute {
+    /// The header's bytes on the wire.
+    pub(super) fn encode(&self) -> Vec<u8> {
+        let (flags, check) = match self.contribution {
+            Contribution::Nothing => (flag::NO_BODY, 0),
+            Contribution::First { checksum: None, .. } => (0, 0),
+            Contribution::First { checksum: Some(checksum), .. } => (flag::CHECKSUM, checksum),
+            Contribution::Resumed { landed, .. } => (flag::RESUMED, u32_of(landed)),
+        };
+        let mut bytes = fixed(kind::CONTRIBUTE, flags, &self.target, self.body_bytes());
+        bytes[front_at::URGENCY] = self.urgency;
+        write_reduction(&mut bytes, self.dtype, self.op);
+        put(&mut bytes, at::PART_BYTES, u32_of(self.part_bytes).to_le_bytes());
+        put(&mut bytes, at::FACTOR, self.weight.to_le_bytes());
+        put(&mut bytes, at::CHECK, check.to_le_bytes());
+        let codec = self.body().map(|body| body.codec);
+        with_participants(bytes, codec, &self.participants)
+    }
+
+    /// Bytes of the header on the wire.
+    pub(super) fn header_bytes(&self) -> usize {
+        let parameters = self.body().map_or(0, |body| body.codec.parameters().len());
+        HEADER_BYTES + parameters * size_of::<u32>() + participants::bytes(&self.participants)
+    }
+}
+
+impl Withdraw {
+    /// The header's bytes on the wire.
+    pub(super) fn encode(&self) -> Vec<u8> {
+        let mut bytes = fixed(kind::WITHDRAW, 0, &self.target, self.error_bytes);
+        write_reduction(&mut bytes, self.dtype, self.op);
+        with_participants(bytes, None, &self.participants)
+    }
+
+    /// Bytes of the header on the wire.
+    pub(super) fn header_bytes(&self) -> usize {
+        HEADER_BYTES + participants::bytes(&self.participants)
+    }
+}
+
+impl Sum {
+    /// The header's bytes on the wire; [`Self::header_bytes`] says how many.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut flags = 0;
+        for (is_set, bit) in [
+            (self.checksum, flag::CHECKSUM),
+            (self.early, flag::EARLY),
+            (self.contributors != Contributors::Due, flag::PARTIAL),
+        ] {
+            flags |= if is_set { bit } else { 0 };
+        }
+        let mut bytes = fixed(kind::SUM, flags, &self.target, self.body.bytes);
+        put(&mut bytes, at::ATTEMPT, self.attempt.to_le_bytes());
+        put(&mut bytes, at::PART_BYTES, u32_of(self.part_bytes).to_le_bytes());
+        put(&mut bytes, at::FACTOR, self.divisor.to_le_bytes());
+        let parameters = write_codec(&mut bytes, self.body.codec);
+        with_behind(bytes, &[&parameters, self.contributors.as_bytes()])
+    }
+
+    /// Bytes of the header on the wire.
+    pub fn header_bytes(&self) -> usize {
+        let parameters = self.body.codec.parameters().len() * size_of::<u32>();
+        HEADER_BYTES + parameters + self.contributors.as_bytes().len()
+    }
+}
+
+/// A header, the parameters of the codec of its body, and the participants of its request.
+fn with_participants(mut head: [u8; HEADER_BYTES], codec: Option<CodecSpec>, participants: &Participants) -> Vec<u8> {
+    let participants = participants::encode(participants);
+    if !participants.is_empty() {
+        head[at::FLAGS] |= flag::PARTIAL;
+    }
+    let parameters = codec.map_or_else(Vec::new, |codec| write_codec(&mut head, codec));
+    with_behind(head, &[&parameters, &participants])
+}
+
+/// The fields that all kinds have.
+fn fixed(kind: u8, flags: u8, target: &Target, body_bytes: u64) -> [u8; HEADER_BYTES] {
+    let mut bytes = front(target.about(), kind, body_bytes);
+    bytes[at::FLAGS] = flags;
+    put(&mut bytes, at::ROUND, target.round.0.to_le_bytes());
+    bytes
+}
+
+/// A root beyond 2^16 becomes 2^16 - 1. No worker has that rank either, because a job has at most [`limits::MEMBERS_MAX`] members.
+fn write_reduction(bytes: &mut [u8; HEADER_BYTES], dtype: DType, op: Op) {
+    bytes[at::DTYPE] = dtype as u8;
+    bytes[at::OP] = op.code();
+    put(bytes, at::ROOT, u16::try_from(op.argument()).unwrap_or(u16::MAX).to_le_bytes());
+}
+
+/// Writes the codec of the body. Returns its parameters, which follow the front.
+fn write_codec(bytes: &mut [u8; HEADER_BYTES], codec: CodecSpec) -> Vec<u8> {
+    bytes[at::CODEC] = codec.encoding() as u8;
+    codec.parameters().iter().flat_map(|parameter| parameter.to_le_bytes()).collect()
+}
+
+/// Reads a header of this kind; `rest` is what follows its front.
+pub(super) fn decode(fields: &Fields<'_>, kind: u8, rest: &[u8]) -> Result<Header> {
+    match kind {
+        kind::CONTRIBUTE => fields.contribute(rest).map(Header::Contribute),
+        kind::WITHDRAW => fields.withdraw(rest).map(Header::Withdraw),
+        kind::SUM => fields.sum(rest).map(Header::Sum),
+        code => Err(fields.bad("kind", format!("is {code}"))),
+    }
+}
+
+impl Fields<'_> {
+    fn is_partial(&self) -> bool {
+        self.bytes[at::FLAGS] & flag::PARTIAL != 0
+    }
+
+    fn participants(&self, rest: &[u8]) -> Result<Participants> {
+        if self.is_partial() {
+            return participants::decode(rest).map_err(|problem| self.bad("participants", problem));
+        }
+        self.nothing(rest).map(|()| Participants::ALL)
+    }
+
+    fn contribute(&self, rest: &[u8]) -> Result<Contribute> {
+        let (dtype, op) = self.reduction()?;
+        let part_bytes = self.part_bytes()?;
+        if !part_bytes.is_multiple_of(dtype.bytes()) {
+            return Err(self.bad("length", format!("is {part_bytes}, no multiple of {} bytes", dtype.bytes())));
+        }
+        let check = u32::from_le_bytes(self.array(at::CHECK));
+        let (contribution, rest) = match self.bytes[at::FLAGS] & !flag::PARTIAL {
+            flag::NO_BODY => {
+                self.zero(at::CODEC..at::ROOT)?;
+                self.zero(front_at::BODY_BYTES..front_at::KIND)?;
+                self.zero(at::CHECK..HEADER_BYTES)?;
+                (Contribution::Nothing, rest)
+            }
+            flags @ (0 | flag::CHECKSUM | flag::RESUMED) => {
+                let (codec, rest) = self.codec(rest)?;
+                if !codec.encodes(dtype) {
+                    return Err(self.bad("codec", format!("is {codec} of {dtype}")));
+                }
+                let body = Body { bytes: self.body_bytes()?, codec };
+                let due = codec::body_bytes(codec, dtype, part_bytes);
+                due.check(body.bytes).map_err(|malformed| self.bad("body length", malformed.to_string()))?;
+                let contribution = match flags {
+                    flag::CHECKSUM => Contribution::First { body, checksum: Some(check) },
+                    flag::RESUMED if u64::from(check) > body.bytes => {
+                        return Err(self.bad("landed bytes", format!("are {check} of {}", body.bytes)));
+                    }
+                    flag::RESUMED => Contribution::Resumed { body, landed: u64::from(check) },
+                    _ => {
+                        self.zero(at::CHECK..HEADER_BYTES)?;
+                        Contribution::First { body, checksum: None }
+                    }
+                };
+                (contribution, rest)
+            }
+            flags => return Err(self.bad("flags", format!("are {flags:#04x}"))),
+        };
+        Ok(Contribute {
+            target: self.target()?,
+            dtype,
+            op,
+            participants: self.participants(rest)?,
+            weight: self.factor("weight")?,
+            urgency: self.urgency()?,
+            part_bytes,
+            contribution,
+        })
+    }
+
+    fn withdraw(&self, rest: &[u8]) -> Result<Withdraw> {
+        self.no_flags_but(flag::PARTIAL)?;
+        self.zero(front_at::URGENCY..front_at::OWN)?;
+        self.zero(at::CODEC..at::ROOT)?;
+        self.zero(at::FACTOR..HEADER_BYTES)?;
+        let (dtype, op) = self.reduction()?;
+        let participants = self.participants(rest)?;
+        Ok(Withdraw { target: self.target()?, dtype, op, participants, error_bytes: self.error_bytes()? })
+    }
+
+    fn sum(&self, rest: &[u8]) -> Result<Sum> {
+        self.no_flags_but(flag::CHECKSUM | flag::EARLY | flag::PARTIAL)?;
+        let flags = self.bytes[at::FLAGS];
+        self.zero(front_at::URGENCY..front_at::OWN)?;
+        self.zero(at::DTYPE..at::ROUND)?;
+        self.zero(at::CHECK..HEADER_BYTES)?;
+        let (codec, set) = self.codec(rest)?;
+        let workers = || WorkerSet::from_bytes(set);
+        let contributors = match self.is_partial() {
+            true => Contributors::Only(
+                workers().ok_or_else(|| self.bad("contributors", format!("are no set in {} bytes", set.len())))?,
+            ),
+            false => {
+                self.nothing(set)?;
+                Contributors::Due
+            }
+        };
+        let part_bytes = self.part_bytes()?;
+        let body = Body { bytes: self.body_bytes()?, codec };
+        if codec.is_plain() && body.bytes != part_bytes {
+            return Err(self.bad("body length", format!("is {} of a part of {part_bytes}", body.bytes)));
+        }
+        Ok(Sum {
+            target: self.target()?,
+            attempt: u16::from_le_bytes(self.array(at::ATTEMPT)),
+            part_bytes,
+            body,
+            divisor: self.factor("divisor")?,
+            contributors,
+            early: flags & flag::EARLY != 0,
+            checksum: flags & flag::CHECKSUM != 0,
+        })
+    }
+
+    fn target(&self) -> Result<Target> {
+        let round = u64::from_le_bytes(self.array(at::ROUND));
+        if round > limits::ROUND_MAX {
+            return Err(self.bad("round", format!("is {round}, above {}", limits::ROUND_MAX)));
+        }
+        let about = self.about();
+        Ok(Target { epoch: about.epoch, part: about.part, round: Round(round) })
+    }
+
+    fn reduction(&self) -> Result<(DType, Op)> {
+        let (dtype, op) = (self.bytes[at::DTYPE], self.bytes[at::OP]);
+        let root = u16::from_le_bytes(self.array(at::ROOT));
+        let dtype = DType::from_code(dtype).ok_or_else(|| self.bad("dtype", format!("is {dtype}")))?;
+        let op = Op::from_code(op, u32::from(root)).ok_or_else(|| self.bad("op", format!("is {op}")))?;
+        if op.argument() != u32::from(root) {
+            return Err(self.bad("root", format!("is {root} of a {op}")));
+        }
+        op.check(dtype).map_err(|_| self.bad("op", format!("is {op} of {dtype}")))?;
+        Ok((dtype, op))
+    }
+
+    /// The codec of the body, whose parameters begin `rest`; and what follows them.
+    fn codec<'rest>(&self, rest: &'rest [u8]) -> Result<(CodecSpec, &'rest [u8])> {
+        let code = self.bytes[at::CODEC];
+        let encoding = Encoding::from_code(code).ok_or_else(|| self.bad("codec", format!("is {code}")))?;
+        let bytes = CodecSpec::of(encoding).parameters().len() * size_of::<u32>();
+        let (parameters, rest) = rest
+            .split_at_checked(bytes)
+            .ok_or_else(|| self.bad("codec", format!("is {encoding} with parameters of {} bytes", rest.len())))?;
+        let words = parameters.as_chunks().0;
+        let parameters: Vec<u32> = words.iter().map(|word| u32::from_le_bytes(*word)).collect();
+        let spec = CodecSpec::with_parameters(encoding, &parameters);
+        Ok((spec.map_err(|error| self.bad("codec", error.to_string()))?, rest))
+    }
+
+    fn part_bytes(&self) -> Result<u64> {
+        self.length("length", at::PART_BYTES, limits::PART_BYTES_MAX)
+    }
+
+    fn body_bytes(&self) -> Result<u64> {
+        self.length("body length", front_at::BODY_BYTES, limits::BODY_BYTES_MAX)
+    }
+
+    fn factor(&self, field: &str) -> Result<f64> {
+        let factor = f64::from_le_bytes(self.array(at::FACTOR));
+        if !factor.is_finite() || factor < 0.0 {
+            return Err(self.bad(field, format!("is {factor}")));
+        }
+        Ok(factor)
+    }
+
+    fn no_flags_but(&self, allowed: u8) -> Result<()> {
+        match self.bytes[at::FLAGS] & !allowed {
+            0 => Ok(()),
+            flags => Err(self.bad("flags", format!("are {flags:#04x}"))),
+        }
+    }
+}
