@@ -58,6 +58,57 @@ fn exact<T: Element>(engine: &Engine, codec: CodecSpec, op: Op, over: Over) {
 }
 
 #[test]
+fn a_byte_travels_for_each_element_and_four_for_the_scale_of_each_block() {
+    let codec: CodecSpec = "int8:block=32".parse().unwrap();
+    // The largest of each block is 127 of its steps, in the contributions and in the sum, so nothing is rounded.
+    let value = |index: usize| if index.is_multiple_of(32) { 127.0 } else { index as f64 % 100.0 - 50.0 };
+    for over in [Over::Shm, Over::Quic] {
+        let cluster = Cluster::with(over, 2, 2, &SMALL_PARTS);
+        all(&cluster.workers, |engine| {
+            for op in OPS {
+                let values = (0..LEN).map(|index| value(index) as f32).collect();
+                let mut tensor = coded(&format!("{op}"), codec, values);
+                let before = bytes(engine);
+                tensor.submit(engine, op, 1.0, Priority::default()).unwrap().wait(Some(PATIENCE)).unwrap();
+                let travelled = (LEN + 4 * LEN.div_ceil(32)) as u64;
+                assert_eq!(bytes(engine).map(|bytes| bytes - before[0]), [travelled; 2], "{over:?}: both ways");
+                let times = if op == Op::Sum { 2.0 } else { 1.0 };
+                for (index, found) in tensor.data.iter().enumerate() {
+                    assert_eq!(f64::from(*found), times * value(index), "{over:?}: {op}, element {index}");
+                }
+            }
+        });
+    }
+}
+
+#[test]
+fn blocks_of_small_tensors_are_their_own_and_what_is_no_number_stays_in_its_block() {
+    let cluster = Cluster::start(Over::Quic, 2, 1);
+    let codec: CodecSpec = "int8".parse().unwrap();
+    all(&cluster.workers, |engine| {
+        let mut tensors: Vec<Tensor> = [("weights", 1e6), ("norm", 0.5), ("broken", f32::NAN)]
+            .map(|(name, value)| coded(name, codec, vec![value; 100]))
+            .into();
+        reduce_all(engine, &mut tensors);
+        assert!(tensors[0].data.iter().all(|sum| (sum - 2e6).abs() < 1.0), "{:?}", tensors[0].data);
+        assert!(tensors[1].data.iter().all(|sum| (sum - 1.0).abs() < 1e-6), "{:?}", tensors[1].data);
+        assert!(tensors[2].data.iter().all(|sum| sum.is_nan()), "{:?}", tensors[2].data);
+    });
+}
+
+/// Submits them as one batch, whose small tensors may share a part, and waits.
+fn reduce_all(engine: &Engine, tensors: &mut [Tensor]) {
+    let batch = Batch::new(tensors.iter().map(|tensor| tensor.spec.clone()).collect()).unwrap();
+    let members = tensors.iter_mut().map(|tensor| {
+        let Submission { source, destination, priority, .. } = tensor.submission(Op::Sum);
+        Member { source, destination, priority }
+    });
+    let members = members.collect();
+    let submission = BatchSubmission { batch: &batch, members, op: Op::Sum, weight: 1.0, timeout: None };
+    engine.reduce_all(submission, Some(PATIENCE)).unwrap();
+}
+
+#[test]
 fn what_the_wire_form_cannot_hold_is_infinite_and_nan_stays_nan() {
     let cluster = Cluster::start(Over::Quic, 2, 1);
     let found = all(&cluster.workers, |engine| {
@@ -121,16 +172,21 @@ fn where_nothing_travels_nothing_is_rounded() {
 
 #[test]
 fn workers_that_want_different_codecs_all_learn_both() {
-    for over in [Over::Local, Over::Shm, Over::Quic] {
+    for (over, codecs) in [Over::Local, Over::Shm, Over::Quic]
+        .into_iter()
+        .flat_map(|over| [["fp16", "none"], ["int8", "int8:block=512"], ["bf16", "int8"]].map(|codecs| (over, codecs)))
+    {
         let cluster = Cluster::start(over, 2, 1);
         let errors = all(&cluster.workers, |engine| {
-            let codec = if engine.rank().0 == 0 { CodecSpec::F16 } else { CodecSpec::PLAIN };
+            let codec = codecs[engine.rank().0 as usize].parse().unwrap();
             coded("w", codec, vec![1_f32; 8]).reduce(engine, Op::Sum).unwrap_err()
         });
         for error in errors {
             let text = error.to_string();
             assert!(matches!(error, Error::Mismatch { .. }), "{text}");
-            assert!(text.contains("worker 0 has codec fp16") && text.contains("worker 1 has codec none"), "{text}");
+            for (rank, codec) in codecs.into_iter().enumerate() {
+                assert!(text.contains(&format!("worker {rank} has codec {codec}")), "{text}");
+            }
         }
     }
 }
@@ -173,14 +229,7 @@ fn small_tensors_of_one_codec_share_parts() {
     all(&cluster.workers, |engine| {
         let mut tensors: Vec<Tensor> =
             (0..50).map(|index| coded(&format!("t{index}"), CodecSpec::BF16, vec![index as f32; 1 + index])).collect();
-        let batch = Batch::new(tensors.iter().map(|tensor| tensor.spec.clone()).collect()).unwrap();
-        let members = tensors.iter_mut().map(|tensor| {
-            let Submission { source, destination, priority, .. } = tensor.submission(Op::Sum);
-            Member { source, destination, priority }
-        });
-        let members = members.collect();
-        let submission = BatchSubmission { batch: &batch, members, op: Op::Sum, weight: 1.0, timeout: None };
-        engine.reduce_all(submission, Some(PATIENCE)).unwrap();
+        reduce_all(engine, &mut tensors);
         for (index, tensor) in tensors.iter().enumerate() {
             assert_eq!(tensor.data, vec![2.0 * index as f32; 1 + index]);
         }

@@ -23,14 +23,16 @@ use gradlane_core::types::{
     TensorKey, Time, View, WorkerId,
 };
 use gradlane_core::wire::frame::{Join, Progress, Stall};
+use gradlane_core::wire::header::HEADER_BYTES;
 use gradlane_core::wire::{
-    About, Body, Contribute, Contribution, Contributors, Frame, Request, Service, Sum, Target, VERSION,
+    About, Body, Contribute, Contribution, Contributors, Frame, Header, Request, Service, Sum, Target, VERSION, reject,
 };
 use gradlane_server::{Embedded, EmbeddedOptions};
 use gradlane_tests::cluster::{Cluster, PATIENCE, Tensor, all, config, worker_over};
 use gradlane_tests::matrix;
 use gradlane_tests::over::Over;
 use gradlane_tests::patience::eventually;
+use gradlane_tests::random::mix;
 use gradlane_tests::rounds;
 use gradlane_tests::tap::{Fate, Tap};
 
@@ -90,6 +92,34 @@ fn garbage_on_a_members_stream_to_a_server_ends_its_link_and_nothing_else() {
             let error = vandal::write(server, &member, bytes, PATIENCE);
             assert!(matches!(error, Error::Protocol { .. } | Error::Incompatible { .. }), "{names}: {error}");
             assert!(error.to_string().contains(names), "{error}");
+        }
+    });
+}
+
+#[test]
+fn a_request_for_an_unknown_service_is_refused_whatever_its_bytes_are_and_the_link_lives_over_quic() {
+    let cluster = Cluster::start(Over::Quic, 2, 1);
+    let member = enrolled(&cluster);
+    let server = cluster.embedded.servers()[0].address();
+    let head = Request::Contribute(push()).encode()[..5].to_vec();
+    let random = |seed: u64, bytes: usize| (0..bytes as u64).map(move |at| mix(seed + at) as u8);
+    let mut pieces: Vec<Vec<u8>> = vec![[&head[..], &[200]].concat()];
+    pieces.extend(
+        [&[0_u8][..], &[0xff; 57], &[0xff; 3000], &[0; 58], &[0; 100_000]]
+            .map(|rest| [&head[..], &[200], rest].concat()),
+    );
+    pieces.extend(
+        (0..50).map(|seed| head.iter().copied().chain([2 + seed as u8]).chain(random(seed, 10 << seed % 12)).collect()),
+    );
+    let asked = pieces.len();
+    beside(&cluster, || {
+        let answers = vandal::ask(server, &member, pieces.clone(), PATIENCE).unwrap();
+        assert_eq!(answers.len(), asked);
+        for answer in answers {
+            let reject = Header::decode(&answer[..HEADER_BYTES], "the server").unwrap();
+            assert!(matches!(reject, Header::Reject(_)), "{reject:?}");
+            let error = reject::from_body(&answer[HEADER_BYTES..], "the server").unwrap();
+            assert!(matches!(&error, Error::Incompatible { field, .. } if field == "service"), "{error}");
         }
     });
 }

@@ -41,16 +41,6 @@ impl Cast {
         Self { elements, wire }
     }
 
-    /// The operation with which the kernels fold a contribution with this weight. For a sum or a mean, the weight is the divisor of
-    /// [`Codec::divisor`], which the kernels apply as the weight of a weighted mean.
-    fn folding(op: Op, weight: f64) -> Op {
-        match op {
-            Op::Sum | Op::Mean if weight != 1.0 => Op::WeightedMean,
-            Op::Sum | Op::Mean | Op::Min | Op::Max | Op::WeightedMean => op,
-            Op::Broadcast { .. } => unreachable!("a broadcast is not encoded"),
-        }
-    }
-
     /// Divides f32 elements and rounds them to the wire type.
     fn narrow(self, kernels: Kernels, divisor: f64, floats: &[u8], body: &mut [u8]) {
         let op = if divisor == 1.0 { Op::Sum } else { Op::Mean };
@@ -133,18 +123,28 @@ impl Codec for Cast {
     }
 
     fn start(&self, kernels: Kernels, op: Op, weight: f64, body: &[u8], sum: &mut [u8]) -> Result<(), Malformed> {
-        kernels.start(Self::folding(op, weight), self.wire, weight, body, sum);
+        kernels.start(folding(op, weight), self.wire, weight, body, sum);
         Ok(())
     }
 
     fn add(&self, kernels: Kernels, op: Op, weight: f64, body: &[u8], sum: &mut [u8]) -> Result<(), Malformed> {
-        kernels.add(Self::folding(op, weight), self.wire, weight, body, sum);
+        kernels.add(folding(op, weight), self.wire, weight, body, sum);
         Ok(())
     }
 
     fn finish(&self, kernels: Kernels, op: Op, divisor: f64, sum: &[u8], body: &mut [u8]) -> usize {
         kernels.finish(op, self.wire, divisor, sum, body);
         body.len()
+    }
+}
+
+/// The operation with which the kernels fold a contribution with this weight. For a sum or a mean, the weight is the divisor of
+/// [`Codec::divisor`], which the kernels apply as the weight of a weighted mean.
+pub(super) fn folding(op: Op, weight: f64) -> Op {
+    match op {
+        Op::Sum | Op::Mean if weight != 1.0 => Op::WeightedMean,
+        Op::Sum | Op::Mean | Op::Min | Op::Max | Op::WeightedMean => op,
+        Op::Broadcast { .. } => unreachable!("a broadcast is not encoded"),
     }
 }
 

@@ -35,8 +35,10 @@
 mod interface;
 
 mod cast;
+mod int8;
 
 pub use cast::Cast;
+pub use int8::Int8;
 pub use interface::{BodyBytes, Codec, Coding, Malformed, Unit};
 
 use std::num::NonZeroU32;
@@ -53,6 +55,7 @@ pub fn of(codec: CodecSpec, dtype: DType) -> Option<Box<dyn Codec>> {
         Encoding::Plain => None,
         Encoding::F16 => Some(Box::new(Cast::new(dtype, DType::F16))),
         Encoding::BF16 => Some(Box::new(Cast::new(dtype, DType::BF16))),
+        Encoding::Int8 => Some(Box::new(Int8::new(codec, dtype))),
     }
 }
 

@@ -138,12 +138,15 @@ pub struct Item {
     pub bytes: u64,
 }
 
-/// Groups the positions of `items` that share a part, in order of first position. Tensors that are large or cut have no companions.
+/// Groups the positions of `items` that share a part, in order of first position. Tensors that are large or cut have no companions, and neither have
+/// those whose codec encodes several elements together.
 ///
 /// Small tensors join the open part of their dtype, kind and participants until it is full. A large tensor between two small ones does not separate
 /// them. Otherwise, in a convolutional network, each pair of normalisation parameters would have a part of its own.
 pub fn fuse(items: &[Item], config: &LayoutConfig) -> Vec<Vec<usize>> {
-    let is_small = |item: &Item| item.bytes > 0 && item.bytes <= config.fuse_bytes;
+    // The blocks of a codec never hold elements of two tensors.
+    let can_share = |item: &Item| item.kind.codec().is_elementwise();
+    let is_small = |item: &Item| item.bytes > 0 && item.bytes <= config.fuse_bytes && can_share(item);
     let together: u64 = items.iter().filter(|item| is_small(item)).map(|item| item.bytes).sum();
     // A part that several tensors share has room for a few of the largest.
     let bytes_min = config.fuse_bytes.max(4 * config.pipeline_bytes_min);
@@ -178,6 +181,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::types::{CodecSpec, Encoding};
 
     #[test]
     fn a_tensor_up_to_a_part_is_not_cut() {
@@ -208,6 +212,13 @@ mod tests {
         let items =
             [f32(400), f32(9000), f32(300), item(DType::F16, 20), f32(300), f32(100), f32(0), item(DType::F16, 20)];
         assert_eq!(fuse(&items, &config), [vec![0, 2, 4], vec![1], vec![3, 7], vec![5], vec![6]]);
+    }
+
+    #[test]
+    fn tensors_whose_codec_has_blocks_share_no_part() {
+        let kind = TensorKind::Sum { codec: CodecSpec::of(Encoding::Int8) };
+        let items = [f32(400), Item { kind, ..f32(400) }, Item { kind, ..f32(400) }, f32(400)];
+        assert_eq!(fuse(&items, &large()), [vec![0, 3], vec![1], vec![2]]);
     }
 
     #[test]

@@ -17,6 +17,9 @@ pub enum Encoding {
     F16 = 2,
     /// f32 and f64 travel as bfloat16: half the bytes of f32 with its range, 8 bits of precision.
     BF16 = 3,
+    /// f32 and f64 travel as bytes, block by block with a scale: a quarter of the bytes of f32, an error of at most 1/254 of the largest
+    /// magnitude of the block.
+    Int8 = 4,
 }
 
 /// What is known of a codec without running it.
@@ -41,10 +44,16 @@ struct Parameter {
 }
 
 /// To add a codec, add a variant above, a row here, and what makes its bodies to [`codec::of`](crate::codec::of).
-const TABLE: [Row; 3] = [
+const TABLE: [Row; 4] = [
     Row { encoding: Encoding::Plain, name: "none", dtypes: &DType::ALL, parameters: &[] },
     Row { encoding: Encoding::F16, name: "fp16", dtypes: &[DType::F32, DType::F64], parameters: &[] },
     Row { encoding: Encoding::BF16, name: "bf16", dtypes: &[DType::F32, DType::F64], parameters: &[] },
+    Row {
+        encoding: Encoding::Int8,
+        name: "int8",
+        dtypes: &[DType::F32, DType::F64],
+        parameters: &[Parameter { name: "block", range: (32, 4096), default: 256 }],
+    },
 ];
 
 /// A codec with its parameters.
@@ -115,6 +124,14 @@ impl CodecSpec {
     /// Its parameters as they travel.
     pub fn parameters(&self) -> &[u32] {
         &self.parameters[..self.encoding.row().parameters.len()]
+    }
+
+    /// Whether it encodes each element on its own. Otherwise the elements of different tensors must not share its blocks.
+    pub const fn is_elementwise(self) -> bool {
+        match self.encoding {
+            Encoding::Plain | Encoding::F16 | Encoding::BF16 => true,
+            Encoding::Int8 => false,
+        }
     }
 
     /// Whether it encodes elements of type `dtype`.
@@ -245,7 +262,7 @@ mod tests {
     #[test]
     fn an_unknown_name_is_refused_with_the_names_there_are() {
         let error = "fp8".parse::<CodecSpec>().unwrap_err().to_string();
-        assert!(error.contains("none, fp16, bf16"), "{error}");
+        assert!(error.contains("none, fp16, bf16, int8"), "{error}");
     }
 
     #[test]
@@ -256,6 +273,25 @@ mod tests {
         }
         let error = CodecSpec::with_parameters(Encoding::BF16, &[1]).unwrap_err().to_string();
         assert!(error.contains("with 1 parameters instead of 0"), "{error}");
+    }
+
+    #[test]
+    fn a_parameter_is_read_and_shown_and_has_a_range() {
+        let [plain, same, large]: [CodecSpec; 3] =
+            ["int8", "int8:block=256", "int8: block = 1024"].map(|text| text.parse().unwrap());
+        assert_eq!((plain, plain.to_string()), (same, "int8".to_owned()));
+        assert_eq!((large.parameters(), large.to_string()), (&[1024][..], "int8:block=1024".to_owned()));
+        for text in ["int8:block=31", "int8:block=4097"] {
+            let error = text.parse::<CodecSpec>().unwrap_err().to_string();
+            assert!(error.contains("block is") && error.contains("32 to 4096"), "{error}");
+        }
+        for text in ["int8:", "int8:block", "int8:block=x", "int8:block=-1", "int8:level=3", "int8:block=64,"] {
+            let error = text.parse::<CodecSpec>().unwrap_err().to_string();
+            assert!(error.contains("for example int8:block=256"), "{error}");
+        }
+        for parameters in [&[][..], &[0], &[256, 1]] {
+            assert!(CodecSpec::with_parameters(Encoding::Int8, parameters).is_err(), "{parameters:?}");
+        }
     }
 
     #[test]

@@ -2,39 +2,49 @@
 //!
 //! All numbers are little-endian. There are two shapes of message.
 //!
-//! **Exchange.** One bidirectional stream carries one part of one round. One direction has a [`Header`] of 64 bytes and the contribution.
-//! The other has a header and the sum (or an error).
+//! **Exchange.** One bidirectional stream carries one part of one round. One direction has a [`Header`] and the contribution. The other has
+//! a header and the sum (or an error). The first 34 bytes of a header have the same fields in every service; the rest belongs to the service.
+//! A header has 64 bytes at least, and at most 1,024.
 //!
 //! ```text
-//!  byte 0          4   5    6       7     8       12      16              24      28      30   31   32
-//!       ┌──────────┬───┬────┬───────┬─────┬───────┬───────┬───────────────┬───────┬───────┬────┬────┬────────────────┐
-//!       │ "GLNE"   │ver│kind│service│flags│ term  │ epoch │ tensor key    │ part  │attempt│urg.│enc.│ round          │
-//!       └──────────┴───┴────┴───────┴─────┴───────┴───────┴───────────────┴───────┴───────┴────┴────┴────────────────┘
-//!       40           44           48                56      57   58      60          64
-//!       ┌────────────┬────────────┬─────────────────┬───────┬────┬───────┬───────────┐
-//!       │ part bytes │ body bytes │ factor (f64)    │ dtype │ op │ root  │ check     │  then the body
-//!       └────────────┴────────────┴─────────────────┴───────┴────┴───────┴───────────┘
+//!  byte 0          4   5       6         8       12      16              24      28         32   33       34
+//!       ┌──────────┬───┬───────┬─────────┬───────┬───────┬───────────────┬───────┬──────────┬────┬────────┬───────────┐
+//!       │ "GLNE"   │ver│service│header   │ term  │ epoch │ tensor key    │ part  │ body     │kind│urgency │ service's │
+//!       │          │   │       │bytes    │       │       │               │       │ bytes    │    │        │ own       │
+//!       └──────────┴───┴───────┴─────────┴───────┴───────┴───────────────┴───────┴──────────┴────┴────────┴───────────┘
 //! ```
+//! A server that does not have the service refuses the exchange, whatever the other bytes are, and keeps the link. Kind 0 is a reject in every
+//! service: an encoded [`Error`](crate::Error) follows. Its other fields are zero.
 //!
+//! The dense sum is service 1. Its own fields, and what may follow the first 64 bytes:
+//!
+//! ```text
+//!       34    35    36                      38    39 40      48      56           60      64
+//!       ┌─────┬─────┬───────────────────────┬─────┬──┬───────┬───────┬────────────┬───────┐
+//!       │flags│codec│root, or attempt       │dtype│op│ round │ factor│ part bytes │ check │  parameters, set, then the body
+//!       └─────┴─────┴───────────────────────┴─────┴──┴───────┴───────┴────────────┴───────┘
+//! ```
 //! Fields that a kind of header does not have are zero:
 //!
-//! | field | 1 contribution | 4 withdrawal | 2 sum | 3 reject |
-//! |---|---|---|---|---|
-//! | flags | 1 checksum, 2 no body, 4 resumed, one at most; 16 participants | 16 participants | 1 checksum, 8 early, 16 partial | 0 |
-//! | urgency | 0 to 7; higher goes first | 0 | 0 | 0 |
-//! | encoding | of the body; 0 without one | 0 | of the body | 0 |
-//! | part bytes | of the part | 0 | of the part | 0 |
-//! | body bytes | of the contribution | of the error | of the sum | of the error |
-//! | factor | weight of this worker | 0 | what the sum was divided by | 0 |
-//! | dtype, op, root | of the reduction; root of a broadcast, else 0 | as in the contribution | bytes of the set, then zeros | 0 |
-//! | check | CRC-32C of the body, or how many bytes of the sum landed | 0 | 0; the CRC-32C follows the body | 0 |
-//! | body | the contribution | an encoded [`Error`](crate::Error) | the sum | an encoded error |
+//! | field | 1 contribution | 3 withdrawal | 2 sum |
+//! |---|---|---|---|
+//! | body bytes | of the contribution | of the error | of the sum |
+//! | urgency | 0 to 7; higher goes first | 0 | 0 |
+//! | flags | 1 checksum, 2 no body, 4 resumed, one at most; 16 participants | 16 participants | 1 checksum, 8 early, 16 partial |
+//! | codec | of the body; 0 without one | 0 | of the body |
+//! | root, or attempt | root of a broadcast, else 0 | as in the contribution | how often the round was started again |
+//! | dtype, op | of the reduction | of the reduction | 0 |
+//! | factor (f64) | weight of this worker | 0 | what the sum was divided by |
+//! | part bytes | of the part | 0 | of the part |
+//! | check | CRC-32C of the body, or how many bytes of the sum landed | 0 | 0; the CRC-32C follows the body |
+//! | parameters | of the codec, `u32` each | none | of the codec |
+//! | body | the contribution | an encoded error | the sum |
 //!
-//! The header of a contribution or a withdrawal for a tensor that is not of all workers, or whose sums have one receiver, is followed by its
+//! The header of a contribution or a withdrawal for a tensor that is not of all workers, or whose sums have one receiver, ends with its
 //! [`Participants`](crate::types::Participants): `u16` bytes of the set of members (0 for all workers), `u16` rank of the receiver plus one
 //! (0 for all members), the set. A worker that does not receive the sum gets a sum of 0 bytes, of a part of 0 bytes.
 //!
-//! A *partial* sum does not include all workers due. It has the set of the workers that it includes between the header and the body: see
+//! A *partial* sum does not include all workers due. Its header ends with the set of the workers that it includes: see
 //! [`WorkerSet`](crate::types::WorkerSet) for the bytes of the set, and [`HeaderReader`] to read a header in pieces. A withdrawal says that
 //! a worker will not contribute to a round. Its answer is always a reject: the error that the other workers get, or the reason why the
 //! server cannot accept the withdrawal.

@@ -41,6 +41,33 @@ fn converse(address: &str, credentials: &Credentials, bytes: Vec<u8>, patience: 
     })
 }
 
+/// Writes `pieces` one after the other, each on a stream of its own of one connection to `address`, and reads what is answered. Blocks at
+/// most `patience`.
+///
+/// # Errors
+/// Why the connection did not live until the last answer.
+pub fn ask(address: &str, credentials: &Credentials, pieces: Vec<Vec<u8>>, patience: Duration) -> Result<Vec<Vec<u8>>> {
+    let tls = tls::client(credentials)?;
+    let of_dialer = address.to_owned();
+    attempt(address, patience, move |endpoint| async move {
+        let dialer = Dialer { endpoint, tls, credentials: None, settings: Settings::default() };
+        let dialed = dialer.dial(&of_dialer, VICTIM, patience).await?;
+        let mut answers = Vec::new();
+        for bytes in pieces {
+            let (mut stream, mut answer) =
+                dialed.connection.open_bi().await.map_err(|error| connection_error(&error, VICTIM))?;
+            // The other side may want no more of it.
+            let _ = stream.write_all(&bytes).await;
+            let _ = stream.finish();
+            answers.push(answer.read_to_end(ANSWER_BYTES_MAX).await.map_err(|error| internal(&error))?);
+        }
+        Ok(answers)
+    })
+}
+
+/// More than any reject has.
+const ANSWER_BYTES_MAX: usize = 1 << 20;
+
 /// Connects to `address` twice, and the second time tries to send with its first packet what a thief could send again (0-RTT). Says whether
 /// it had what it takes.
 ///

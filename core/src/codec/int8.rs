@@ -1,0 +1,201 @@
+//! Blocks of 8-bit integers with a common scale: a quarter of the bytes of f32.
+//!
+//! A block is its scale, an f32, and one signed byte for each element: element / scale, rounded to the nearest integer, of two equally near
+//! ones to the even. The scale is the largest magnitude of the block divided by 127. So an element is off by at most 1/254 of the largest
+//! magnitude of its block. The last block of a part may be shorter.
+//!
+//! # Values
+//! | block | body |
+//! |---|---|
+//! | all zeros | scale 0; a zero has no sign |
+//! | with a NaN or an infinity | scale NaN: all its elements become NaN, so that nobody takes them for numbers |
+//! | largest magnitude below 2^-119 | less precise, because its scale is a subnormal number |
+//!
+//! f64 is rounded to f32 first. Sums are f32.
+
+use std::num::NonZeroU32;
+
+use super::cast::folding;
+use super::interface::{BodyBytes, Codec, Malformed, Unit};
+use crate::reduce::Kernels;
+use crate::types::{CodecSpec, DType, Op};
+
+/// Elements of f32 or f64 that travel as bytes, block by block.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Int8 {
+    spec: CodecSpec,
+    elements: DType,
+    /// Elements of a block.
+    block: usize,
+}
+
+/// The most elements of a block: as floats they fit on the stack and into the nearest cache.
+const BLOCK_MAX: usize = 4096;
+
+const SCALE_BYTES: usize = 4;
+
+impl Int8 {
+    /// The codec `spec`, which has the elements of a block as its only parameter, of elements of type `elements`.
+    ///
+    /// # Panics
+    /// Unless `elements` is f32 or f64.
+    pub fn new(spec: CodecSpec, elements: DType) -> Self {
+        assert!(matches!(elements, DType::F32 | DType::F64), "int8 is for f32 and f64, not {elements}");
+        let [block] = spec.parameters() else { unreachable!("its row has one parameter") };
+        let block = usize::try_from(*block).expect("its row bounds it");
+        assert!((1..=BLOCK_MAX).contains(&block), "its row bounds it");
+        Self { spec, elements, block }
+    }
+
+    /// Calls `act` for each block of a body with its elements in `others`, of `bytes` each.
+    fn each_block<'a>(
+        &self,
+        body: &'a [u8],
+        others: &'a mut [u8],
+        bytes: usize,
+        mut act: impl FnMut(&[f32], &mut [u8]),
+    ) -> Result<(), Malformed> {
+        let mut floats = [0.0; BLOCK_MAX];
+        let blocks = body.chunks(self.block + SCALE_BYTES);
+        assert_eq!(blocks.len(), others.len().div_ceil(self.block * bytes), "as many blocks");
+        for (block, others) in blocks.zip(others.chunks_mut(self.block * bytes)) {
+            let floats = &mut floats[..others.len() / bytes];
+            dequantise(block, floats)?;
+            act(floats, others);
+        }
+        Ok(())
+    }
+}
+
+impl Codec for Int8 {
+    fn spec(&self) -> CodecSpec {
+        self.spec
+    }
+
+    fn body_bytes(&self, len: u64) -> BodyBytes {
+        let blocks = len.div_ceil(self.block as u64);
+        BodyBytes::Exact(len + blocks * SCALE_BYTES as u64)
+    }
+
+    fn unit(&self, len: u64) -> Unit {
+        let len = len.min(self.block as u64);
+        Unit { len, bytes: len + SCALE_BYTES as u64 }
+    }
+
+    fn divisor(&self, _op: Op, _ranks: NonZeroU32) -> f64 {
+        // A scale has the range of f32, and the ranks added in f32.
+        1.0
+    }
+
+    fn encode(&self, kernels: Kernels, divisor: f64, elements: &[u8], body: &mut [u8]) -> usize {
+        let op = if divisor == 1.0 { Op::Sum } else { Op::Mean };
+        if self.elements == DType::F32 {
+            return self.finish(kernels, op, divisor, elements, body);
+        }
+        let mut floats = [[0; 4]; BLOCK_MAX];
+        // As many whole blocks as fit.
+        let run = BLOCK_MAX / self.block * self.block;
+        let bodies = body.chunks_mut(run / self.block * (self.block + SCALE_BYTES));
+        let mut used = 0;
+        for (doubles, body) in elements.as_chunks::<8>().0.chunks(run).zip(bodies) {
+            let floats = &mut floats[..doubles.len()];
+            for (float, double) in floats.iter_mut().zip(doubles) {
+                *float = (f64::from_le_bytes(*double) as f32).to_le_bytes();
+            }
+            used += self.finish(kernels, op, divisor, floats.as_flattened(), body);
+        }
+        used
+    }
+
+    fn decode(&self, _kernels: Kernels, body: &[u8], elements: &mut [u8]) -> Result<(), Malformed> {
+        let bytes = usize::try_from(self.elements.bytes()).expect("4 or 8");
+        self.each_block(body, elements, bytes, |floats, elements| match self.elements {
+            DType::F64 => {
+                for (double, float) in elements.as_chunks_mut::<8>().0.iter_mut().zip(floats) {
+                    *double = f64::from(*float).to_le_bytes();
+                }
+            }
+            _ => write(floats, elements),
+        })
+    }
+
+    fn start(&self, kernels: Kernels, op: Op, weight: f64, body: &[u8], sum: &mut [u8]) -> Result<(), Malformed> {
+        let mut row = [0; 4 * BLOCK_MAX];
+        self.each_block(body, sum, 4, |floats, sum| {
+            let row = &mut row[..sum.len()];
+            write(floats, row);
+            kernels.start(folding(op, weight), DType::F32, weight, row, sum);
+        })
+    }
+
+    fn add(&self, kernels: Kernels, op: Op, weight: f64, body: &[u8], sum: &mut [u8]) -> Result<(), Malformed> {
+        let mut row = [0; 4 * BLOCK_MAX];
+        self.each_block(body, sum, 4, |floats, sum| {
+            let row = &mut row[..sum.len()];
+            write(floats, row);
+            kernels.add(folding(op, weight), DType::F32, weight, row, sum);
+        })
+    }
+
+    fn finish(&self, kernels: Kernels, op: Op, divisor: f64, sum: &[u8], body: &mut [u8]) -> usize {
+        let (mut row, mut floats) = ([0; 4 * BLOCK_MAX], [0.0; BLOCK_MAX]);
+        let blocks = body.chunks_mut(self.block + SCALE_BYTES);
+        for (sum, block) in sum.chunks(4 * self.block).zip(blocks) {
+            let row = &mut row[..sum.len()];
+            row.copy_from_slice(sum);
+            kernels.finish_in_place(op, DType::F32, divisor, row);
+            let floats = &mut floats[..sum.len() / 4];
+            for (float, bytes) in floats.iter_mut().zip(row.as_chunks().0) {
+                *float = f32::from_le_bytes(*bytes);
+            }
+            quantise(floats, block);
+        }
+        body.len()
+    }
+}
+
+/// Writes a block of these elements.
+fn quantise(floats: &[f32], block: &mut [u8]) {
+    const INFINITE: u32 = f32::INFINITY.to_bits();
+    let (scale_bytes, values) = block.split_first_chunk_mut::<SCALE_BYTES>().expect("a block begins with its scale");
+    assert_eq!(values.len(), floats.len(), "a byte for each element");
+    // Magnitudes are ordered as their bits are, and those of NaN and infinities come last.
+    let largest = floats.iter().fold(0, |largest, float| largest.max(float.to_bits() & !(1 << 31)));
+    let scale = if largest < INFINITE { f32::from_bits(largest) / 127.0 } else { f32::NAN };
+    *scale_bytes = scale.to_le_bytes();
+    if scale > 0.0 {
+        for (value, float) in values.iter_mut().zip(floats) {
+            *value = ((float / scale).round_ties_even().clamp(-127.0, 127.0) as i8).cast_unsigned();
+        }
+    } else {
+        values.fill(0);
+    }
+}
+
+/// Reads the elements of a block.
+///
+/// # Errors
+/// [`Malformed`] if it has another number of elements, or a scale that no block has.
+fn dequantise(block: &[u8], floats: &mut [f32]) -> Result<(), Malformed> {
+    let (scale, values) = block
+        .split_first_chunk::<SCALE_BYTES>()
+        .filter(|(_, values)| values.len() == floats.len())
+        .ok_or_else(|| Malformed { problem: format!("has a block of {} bytes", block.len()) })?;
+    let scale = f32::from_le_bytes(*scale);
+    if scale < 0.0 || scale.is_infinite() {
+        return Err(Malformed { problem: format!("has a block with the scale {scale}") });
+    }
+    for (float, value) in floats.iter_mut().zip(values) {
+        *float = f32::from(value.cast_signed()) * scale;
+    }
+    Ok(())
+}
+
+fn write(floats: &[f32], bytes: &mut [u8]) {
+    for (bytes, float) in bytes.as_chunks_mut().0.iter_mut().zip(floats) {
+        *bytes = float.to_le_bytes();
+    }
+}
+
+#[cfg(test)]
+mod tests;
