@@ -35,10 +35,11 @@ use super::settings::Settings;
 use super::tls::{Vouched, certified};
 use super::{socket, tls};
 use crate::error::{Error, Result};
-use crate::transport::certificate::public_key_hash;
-use crate::transport::enrolment::{Answer, Request};
-use crate::transport::identity::{Authority, Credentials};
-use crate::transport::site::Site;
+use crate::identity::{
+    Authority, Credentials, Site,
+    enrolment::{Answer, Request},
+    public_key_hash,
+};
 use crate::types::Role;
 use crate::types::join::JoinString;
 

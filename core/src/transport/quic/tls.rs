@@ -16,10 +16,8 @@ use rustls::sign::CertifiedKey;
 use rustls::{CertificateError, CipherSuite, DigitallySignedStruct, DistinguishedName, RootCertStore, SignatureScheme};
 
 use crate::error::{Error, Result};
+use crate::identity::{Credentials, PeerIdentity, Site, public_key_hash};
 use crate::transport::Peer;
-use crate::transport::certificate::public_key_hash;
-use crate::transport::identity::{Credentials, PeerIdentity};
-use crate::transport::site::Site;
 use crate::types::Role;
 
 /// The protocol of members: exchanges and control.

@@ -7,10 +7,10 @@ use super::client_state::ClientState;
 use super::client_tables::ClientTables;
 use super::poller::{help, run};
 use crate::error::{Error, Result};
+use crate::identity::Credentials;
 use crate::local::{Ended, Obituary, OwnThread, Progress};
 use crate::mem::{Copies, Region};
 use crate::transport::exchange::{Pull, link_gone, unknown_exchange};
-use crate::transport::identity::Credentials;
 use crate::transport::{Answer, Capabilities, LinkLost, Peer, Push, Torn, Transport};
 use crate::types::{Done, ExchangeId, LinkId};
 

@@ -25,9 +25,9 @@ use super::layout::Message;
 use super::link::{Ended, Link, Parts, Pumped, Sent};
 use super::poller::{Poller, Side};
 use crate::error::{Error, Result};
+use crate::identity::{Credentials, PeerIdentity};
 use crate::mem::{Copies, Loan};
 use crate::transport::exchange::{Pull, WorkerExchange, bad, broken_off, costs_the_link, link_gone, unknown_exchange};
-use crate::transport::identity::{Credentials, PeerIdentity};
 use crate::transport::{LinkLost, Peer, Push};
 use crate::types::{Done, ExchangeId, LinkId, Role};
 

@@ -26,9 +26,8 @@ use super::frames::{Outbox, Queues, converse, outbox};
 use super::link::BUFFER_BYTES;
 use super::{ControlIncoming, Waiting};
 use crate::error::{Error, Result};
+use crate::identity::{Authority, Credentials, PeerIdentity, Renewal, Site};
 use crate::local::OwnThread;
-use crate::transport::identity::{Authority, Credentials, PeerIdentity, Renewal};
-use crate::transport::site::Site;
 use crate::types::{LinkId, Role, Time};
 use crate::wire::{Frame, check_version};
 

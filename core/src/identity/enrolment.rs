@@ -1,24 +1,23 @@
-//! The messages of enrolment, as bytes. [`quic::enroll`](super::quic::enroll) says what they mean and sends them.
+//! The messages of enrolment, as bytes. The QUIC transport says what they mean and sends them.
 
-use super::exchange::bad;
 use crate::error::{Error, Result};
 use crate::types::Role;
 use crate::wire::reject;
 
 /// What a newcomer sends: version, role, proof, signing request.
 #[derive(Debug)]
-pub(in crate::transport) struct Request<'a> {
+pub(crate) struct Request<'a> {
     /// What it wants to be.
-    pub(in crate::transport) role: Role,
+    pub(crate) role: Role,
     /// That it knows a secret.
-    pub(in crate::transport) proof: &'a [u8; PROOF_BYTES],
+    pub(crate) proof: &'a [u8; PROOF_BYTES],
     /// Its key, in DER.
-    pub(in crate::transport) signing_request: &'a [u8],
+    pub(crate) signing_request: &'a [u8],
 }
 
 /// What the coordinator answers.
 #[derive(Debug)]
-pub(in crate::transport) enum Answer<'a> {
+pub(crate) enum Answer<'a> {
     /// Certificates in DER: that of the newcomer, and that of the authority.
     Issued { certificate: &'a [u8], authority: &'a [u8] },
     /// Why not.
@@ -30,7 +29,7 @@ impl<'a> Request<'a> {
     ///
     /// # Errors
     /// [`Error::Incompatible`] for another version, [`Error::Protocol`] naming the field for anything else.
-    pub(in crate::transport) fn read(message: &'a [u8], peer: &str) -> Result<Self> {
+    pub(crate) fn read(message: &'a [u8], peer: &str) -> Result<Self> {
         let Some((&[version, role], rest)) = message.split_first_chunk::<2>() else {
             return Err(bad(peer, "request", "is cut short"));
         };
@@ -53,7 +52,7 @@ impl<'a> Request<'a> {
     }
 
     /// Its bytes.
-    pub(in crate::transport) fn bytes(&self) -> Vec<u8> {
+    pub(crate) fn bytes(&self) -> Vec<u8> {
         [&[VERSION, self.role as u8], &self.proof[..], self.signing_request].concat()
     }
 }
@@ -63,7 +62,7 @@ impl<'a> Answer<'a> {
     ///
     /// # Errors
     /// [`Error::Protocol`] naming the field.
-    pub(in crate::transport) fn read(message: &'a [u8], peer: &str) -> Result<Self> {
+    pub(crate) fn read(message: &'a [u8], peer: &str) -> Result<Self> {
         match message.split_first() {
             Some((&ISSUED, rest)) => {
                 let cut = || bad(peer, "certificate", "is cut short");
@@ -78,7 +77,7 @@ impl<'a> Answer<'a> {
     }
 
     /// Its bytes.
-    pub(in crate::transport) fn bytes(&self) -> Vec<u8> {
+    pub(crate) fn bytes(&self) -> Vec<u8> {
         match self {
             Self::Issued { certificate, authority } => {
                 let length = u32::try_from(certificate.len()).expect("a certificate is short");
@@ -89,8 +88,12 @@ impl<'a> Answer<'a> {
     }
 }
 
+fn bad(peer: &str, field: &str, problem: impl Into<String>) -> Error {
+    Error::Protocol { peer: peer.to_owned(), field: field.to_owned(), problem: problem.into() }
+}
+
 const VERSION: u8 = 1;
 const ISSUED: u8 = 1;
 const REFUSED: u8 = 2;
 /// Of HMAC-SHA256.
-pub(in crate::transport) const PROOF_BYTES: usize = 32;
+pub(crate) const PROOF_BYTES: usize = 32;
