@@ -14,13 +14,12 @@ use tokio::time::timeout_at;
 
 use super::closing::{close_with, connection_error};
 use super::settings::Settings;
-use super::tls::{self, Admission, Authorities, PeerOf, Vouched, peer_of};
+use super::tls::{self, Admission, Authorities, PeerOf, peer_of};
 use crate::error::{Error, Result};
+use crate::identity::enrolment::Vouched;
 pub(super) use crate::identity::gate::{Admitted, Place, Verdict};
-use crate::identity::{
-    Credentials, PeerIdentity,
-    gate::{Gate, Repeated},
-};
+use crate::identity::gate::{Gate, Repeated};
+use crate::identity::{Credentials, PeerIdentity};
 use crate::types::Time;
 
 /// A peer whose handshake has succeeded.
