@@ -22,9 +22,11 @@ pub mod wire;
 
 pub mod worker;
 
-// Floor 2: drivers. `local` and `cuda` stand below the others.
+// Floor 2: drivers. `local`, `cuda` and `identity` stand below the others.
 pub mod cuda;
 pub mod local;
+
+pub mod identity;
 
 pub mod collective;
 pub mod device;

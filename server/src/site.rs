@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use gradlane_core::config::Config;
-use gradlane_core::transport::site::{Site, SiteFiles};
+use gradlane_core::identity::{Site, SiteFiles};
 use gradlane_core::{Error, Result};
 
 use crate::trusted_file::{self, Purpose};

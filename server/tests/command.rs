@@ -6,8 +6,8 @@ use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
+use gradlane_core::identity::Credentials;
 use gradlane_core::runtime::Clock;
-use gradlane_core::transport::identity::Credentials;
 use gradlane_core::types::{JoinString, Role, Time};
 
 #[test]

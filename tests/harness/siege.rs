@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use crossbeam_channel::after;
 use gradlane_core::cluster::MemberConfig;
+use gradlane_core::identity::{Authority, Credentials};
 use gradlane_core::runtime::{Clock, Membership, MembershipOptions, process, status};
-use gradlane_core::transport::identity::{Authority, Credentials};
 use gradlane_core::transport::quic::vandal::siege::{Manner, Pass, Plan, Siege, initials};
 use gradlane_core::types::{DType, Epoch, JoinString, Op, PartId, Participants, Role, Round, TensorKey, Time, View};
 use gradlane_core::wire::frame::Progress;

@@ -3,8 +3,8 @@
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::SystemTime;
 
+use gradlane_core::identity::{Credentials, Validity};
 use gradlane_core::runtime::status;
-use gradlane_core::transport::identity::{Credentials, Validity};
 use gradlane_core::transport::router::Router;
 use gradlane_core::transport::{Peer, Transport};
 use gradlane_core::types::{Done, Role};

@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use gradlane_core::device::Device;
 use gradlane_core::engine::{Engine, EngineOptions};
+use gradlane_core::identity::Credentials;
 use gradlane_core::local::Progress;
 use gradlane_core::mem::{Copies, Region};
 use gradlane_core::runtime::process;
-use gradlane_core::transport::identity::Credentials;
 use gradlane_core::transport::quic::{QuicTransport, Settings};
 use gradlane_core::transport::{Answer, LinkLost, Peer, Push, Torn, Transport};
 use gradlane_core::types::{Done, ExchangeId, LinkId, Op, Role};

@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use crossbeam_channel::unbounded;
 use gradlane_core::engine::{Engine, EngineOptions, Submission};
+use gradlane_core::identity::Credentials;
 use gradlane_core::mem::Copies;
 use gradlane_core::runtime::process;
-use gradlane_core::transport::identity::Credentials;
 use gradlane_core::transport::quic::{QuicTransport, Settings};
 use gradlane_core::types::{Done, JoinString, Op, Role, WorkerId};
 use gradlane_core::{Code, Error, Result};

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use gradlane_core::Error;
 use gradlane_core::config::Config;
-use gradlane_core::transport::identity::Credentials;
+use gradlane_core::identity::Credentials;
 use gradlane_core::types::{Op, Role};
 use gradlane_server::{Embedded, EmbeddedOptions};
 use gradlane_session::{EmbeddedPlan, Found, JoinRequest, Session};

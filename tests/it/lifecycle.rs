@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gradlane_core::engine::Engine;
+use gradlane_core::identity::Credentials;
 use gradlane_core::runtime::Clock;
-use gradlane_core::transport::identity::Credentials;
 use gradlane_core::types::Role;
 use gradlane_core::{Code, Error};
 use gradlane_server::coordinator::CoordinatorConfig;

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, unbounded};
 use gradlane_core::cluster::{MemberConfig, MemberEvent};
+use gradlane_core::identity::Credentials;
 use gradlane_core::runtime::{Clock, Membership, MembershipOptions, process, status};
-use gradlane_core::transport::identity::Credentials;
 use gradlane_core::types::{Incarnation, JoinString, Phase, Role};
 use gradlane_core::wire::frame::{Health, Progress};
 use gradlane_core::{Code, Error};

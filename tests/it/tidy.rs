@@ -30,11 +30,12 @@ const CRATES: [&str; 8] = [
 const FLOORS: [&[&str]; 4] = [
     &["id", "types", "error", "config", "metrics"],
     &["wire", "reduce", "codec", "mem", "pipeline", "sched", "cluster", "worker"],
-    &["cuda", "local", "collective", "device", "transport"],
+    &["cuda", "local", "identity", "collective", "device", "transport"],
     &["runtime", "engine"],
 ];
-/// The modules of floor 2 that the others of floor 2 may name: the CUDA driver, and memory and messages between processes of one machine.
-const SHARED_BY_FLOOR_2: [&str; 2] = ["cuda", "local"];
+/// The modules of floor 2 that the others of floor 2 may name: the CUDA driver, memory and messages between processes of one machine, and who a
+/// process is.
+const SHARED_BY_FLOOR_2: [&str; 3] = ["cuda", "local", "identity"];
 /// The names of floor 0 that the crate's root exports.
 const ROOT_EXPORTS: [&str; 3] = ["Error", "Result", "Code"];
 
@@ -144,14 +145,11 @@ const DATA_PATH: [&str; 8] = [
 /// Files within these folders that handle only certificates, control frames or timelines. They may copy.
 ///
 /// The arena copies short batches of encrypted packets, because a single packet would otherwise hold a buffer of 64 KiB.
-const BESIDE_THE_DATA_PATH: [&str; 9] = [
+const BESIDE_THE_DATA_PATH: [&str; 6] = [
     "core/src/engine/trace/",
-    "core/src/transport/envelope.rs",
     "core/src/transport/quic/control/",
     "core/src/transport/quic/data/arena.rs",
-    "core/src/transport/enrolment.rs",
     "core/src/transport/quic/enroll.rs",
-    "core/src/transport/identity.rs",
     "core/src/transport/quic/tls.rs",
     "core/src/transport/shm/greeting.rs",
 ];

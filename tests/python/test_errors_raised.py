@@ -25,7 +25,7 @@ NOT_BY_A_CALL = {
     errors.ServerUnreachableError: "needs a server that cannot be reached: tests/it/unreachable.rs",
     errors.UnresponsiveError: "needs an engine whose threads are stuck: tests/it/stuck.rs",
     errors.CertExpiredError: "needs a certificate that has expired: tests/it/security.rs",
-    errors.TokenError: "needs a token of a coordinator: core/src/transport/identity.rs",
+    errors.TokenError: "needs a token of a coordinator: core/src/identity/authority.rs",
     errors.FencedError: "needs a process that is held up: test_lost_members.py",
     errors.UnusedParametersError: "needs a model: test_torch_wrapper.py",
     errors.ProtocolError: "needs a peer of other make: tests/it/hostile.rs",

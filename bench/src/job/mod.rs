@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gradlane_core::config::Config;
-use gradlane_core::transport::identity::Credentials;
+use gradlane_core::identity::Credentials;
 use gradlane_core::types::{DType, JoinString, Role};
 use gradlane_server::{Embedded, EmbeddedOptions, Server, ServerOptions};
 use serde::{Deserialize, Serialize};

@@ -7,10 +7,10 @@ use std::time::Duration;
 use gradlane_core::cluster::MemberConfig;
 use gradlane_core::config::Config;
 use gradlane_core::engine::{Batch, BatchSubmission, Engine, EngineOptions, Handle, Member, Submission};
+use gradlane_core::identity::Credentials;
 use gradlane_core::mem::{Copies, Region};
 use gradlane_core::runtime::process;
 use gradlane_core::transport::Transport;
-use gradlane_core::transport::identity::Credentials;
 use gradlane_core::transport::router::Router;
 use gradlane_core::types::{DType, JoinString, Op, Priority, Role, TensorSpec};
 

@@ -10,9 +10,9 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use gradlane_core::config::TransportChoice;
+use gradlane_core::identity::Credentials;
 use gradlane_core::local::SharedBacking;
 use gradlane_core::mem::{Backing, Copies, Pool};
-use gradlane_core::transport::identity::Credentials;
 use gradlane_core::transport::router;
 use gradlane_core::types::{DType, JoinString, Role};
 use gradlane_core::wire::limits::PART_BYTES_MAX;

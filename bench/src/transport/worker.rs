@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
 
+use gradlane_core::identity::Credentials;
 use gradlane_core::mem::{Copies, Pool, Region};
-use gradlane_core::transport::identity::Credentials;
 use gradlane_core::transport::mem::MemNetwork;
 use gradlane_core::transport::router::Router;
 use gradlane_core::transport::{Answer, Listener, Peer, Push, Torn, Transport};

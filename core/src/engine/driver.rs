@@ -21,6 +21,7 @@ use crate::cluster::{MemberConfig, MemberEvent, empty_barrier};
 use crate::config::Config;
 use crate::device::Device;
 use crate::error::{Result, ranks};
+use crate::identity::Credentials;
 use crate::local::{OwnThread, PrivateSocket, Progress, Segment};
 use crate::mem::{Copies, Doubt};
 use crate::pipeline::Stage;
@@ -28,7 +29,6 @@ use crate::runtime::exporter::{Exporter, Exposure, Standing};
 use crate::runtime::{Clock, Membership, MembershipOptions, Timer};
 use crate::sched::SchedulerConfig;
 use crate::transport::Transport;
-use crate::transport::identity::Credentials;
 use crate::types::{DeviceKind, Op, Priority, TensorSpec, Time, WorkerId, WorkersKey};
 use crate::worker::{Formation, Tensor, Terms, Worker, WorkerSettings};
 

@@ -1,70 +1,12 @@
 //! What the fuzzer reaches of this module, whose decoders are private. Each function takes any bytes and panics if a rule is broken.
 
-use rustls::pki_types::CertificateDer;
-
-use super::certificate::{PeerIdentity, public_key_hash};
-use super::enrolment::{Answer, Request};
 use super::exchange::Arrival;
-use super::identity::Authority;
-use super::invitation::Invitation;
 use crate::error::Error;
 use crate::mem::borrow::region_of;
 use crate::mem::{Loan, Returned};
-use crate::types::Role;
 use crate::wire;
 
 pub use super::shm::fuzzing::{Deed, Wanted, shm_link, shm_message};
-
-/// The file of an invitation has one form, but for space.
-pub fn invitation(bytes: &[u8]) {
-    let Ok(text) = std::str::from_utf8(bytes) else { return };
-    if let Some(invitation) = Invitation::parse(text) {
-        let written = invitation.text();
-        assert!(Invitation::parse(&written) == Some(invitation), "{written}");
-    }
-}
-
-/// A certificate of anybody: it is read or refused.
-pub fn certificate(bytes: &[u8]) {
-    let certificate = CertificateDer::from(bytes);
-    let hash = public_key_hash(&certificate);
-    if let Ok(identity) = PeerIdentity::of(&certificate) {
-        assert_eq!(hash, Ok(identity.node.0), "who a process is comes from its key");
-    }
-    assert!(hash.is_ok() || !PeerIdentity::subject_is(&certificate, "gradlane job fuzz"), "what is read is whole");
-}
-
-/// What a newcomer sends. A request that can be read is put to the `authority`, by a newcomer that knows the job's secret where the first
-/// byte of its proof is even.
-pub fn enrolment_request(authority: &Authority, bytes: &[u8]) {
-    match Request::read(bytes, PEER) {
-        Ok(request) => {
-            assert_eq!(request.bytes(), bytes, "a request has one form");
-            let knows = request.proof[0].is_multiple_of(2);
-            let certified = authority.admit(request.signing_request, request.role, PEER, |_| knows);
-            if let Ok(certificate) = certified {
-                assert!(knows, "a stranger is not certified");
-                let identity = PeerIdentity::of(&certificate).expect("the authority names its members");
-                assert_eq!((identity.role, identity.job.as_str()), (request.role, authority.job()));
-                assert!(identity.role != Role::Coordinator);
-            }
-        }
-        Err(error) => must_blame_the_peer(&error),
-    }
-}
-
-/// What a coordinator answers.
-pub fn enrolment_answer(bytes: &[u8]) {
-    match Answer::read(bytes, PEER) {
-        Ok(Answer::Refused(_)) => {}
-        Ok(answer @ Answer::Issued { certificate, authority }) => {
-            assert_eq!(answer.bytes(), bytes, "an answer has one form");
-            self::certificate(certificate);
-            self::certificate(authority);
-        }
-        Err(error) => must_blame_the_peer(&error),
-    }
-}
 
 /// The answer of an exchange, in pieces of `piece` bytes, to a worker that has `room` bytes for the sum.
 pub fn answer(piece: usize, room: usize, bytes: &[u8]) {

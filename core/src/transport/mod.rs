@@ -15,19 +15,11 @@ use crate::types::{Done, ExchangeId, LinkId, NodeId};
 use crate::wire::{About, Request, Sum};
 
 mod capabilities;
-mod certificate;
-mod credentials;
-mod enrolment;
-pub mod envelope;
 mod exchange;
-pub mod identity;
-mod invitation;
 pub mod mem;
 pub mod quic;
 pub mod router;
 pub mod shm;
-pub mod site;
-mod validity;
 
 pub use capabilities::Capabilities;
 

@@ -11,12 +11,12 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use super::identity::Credentials;
 use super::quic::{self, QuicTransport, Settings};
 use super::shm::{self, ShmTransport};
 use super::{Answer, Capabilities, Inbox, Incoming, LinkLost, Listener, Outgoing, Peer, Push, Torn, Transport};
 use crate::config::{Config, TransportChoice};
 use crate::error::{Error, Result};
+use crate::identity::Credentials;
 use crate::local::{Ended, Progress, SharedBacking};
 use crate::mem::{Copies, Region};
 use crate::types::{Done, ExchangeId, LinkId};
@@ -327,8 +327,8 @@ fn inward(outgoing: Outgoing) -> (Half, Outgoing) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::identity::Authority;
     use crate::transport::contract::{self, World, connect, connected};
-    use crate::transport::identity::Authority;
     use crate::types::{NodeId, Role};
 
     contract::promises!(Job::new(TransportChoice::Auto, TransportChoice::Auto));

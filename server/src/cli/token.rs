@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use gradlane_core::config::Config;
-use gradlane_core::transport::identity::Authority;
+use gradlane_core::identity::Authority;
 use gradlane_core::types::Role;
 use gradlane_core::{Error, Result};
 

@@ -8,8 +8,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use gradlane_core::config::Config;
+use gradlane_core::identity::Credentials;
 use gradlane_core::runtime::Clock;
-use gradlane_core::transport::identity::Credentials;
 use gradlane_core::types::{JoinString, Role, Time};
 use gradlane_core::{Error, Result};
 

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use gradlane_core::config::Config;
-use gradlane_core::transport::envelope;
+use gradlane_core::identity::envelope;
 use gradlane_core::types::{JoinString, SharedSecret};
 use gradlane_core::{Error, Result};
 

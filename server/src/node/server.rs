@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use gradlane_core::cluster::{MemberConfig, MemberEvent};
 use gradlane_core::config::{Config, TransportChoice};
+use gradlane_core::identity::Credentials;
 use gradlane_core::local::SharedBacking;
 use gradlane_core::mem::{Backing, Copies, Pool};
 use gradlane_core::metrics::ServerMetrics;
 use gradlane_core::runtime::exporter::{Exporter, Exposure};
 use gradlane_core::runtime::{Clock, Membership, MembershipOptions, process};
-use gradlane_core::transport::identity::Credentials;
 use gradlane_core::transport::mem::MemNetwork;
 use gradlane_core::transport::{Listener, router};
 use gradlane_core::types::Role;

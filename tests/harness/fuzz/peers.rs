@@ -3,11 +3,12 @@
 use std::sync::LazyLock;
 
 use gradlane_core::codec;
+use gradlane_core::identity::Authority;
+use gradlane_core::identity::fuzzing as identity;
 use gradlane_core::reduce::Kernels;
 use gradlane_core::runtime::exporter::fuzzing as exporter;
 use gradlane_core::transport::fuzzing as transport;
-use gradlane_core::transport::identity::Authority;
-use gradlane_core::types::{CodecSpec, DType, Op};
+use gradlane_core::types::{CodecSpec, DType, Encoding, Op};
 use gradlane_core::wire::{Header, Reject, reject, samples};
 
 use super::input::Input;
@@ -16,7 +17,7 @@ use super::{Kind, Memory, Target, corpus};
 pub(super) const CERTIFICATE: Target = Target {
     name: "certificate",
     kind: Kind::Decoder,
-    check: transport::certificate,
+    check: identity::certificate,
     seeds: || corpus::inputs(include_str!("seeds/certificate.hex")),
     memory: Memory { bytes: 64 << 10, times: 256 },
 };
@@ -24,7 +25,7 @@ pub(super) const CERTIFICATE: Target = Target {
 pub(super) const ENROLMENT_REQUEST: Target = Target {
     name: "enrolment_request",
     kind: Kind::Decoder,
-    check: |bytes| transport::enrolment_request(&AUTHORITY, bytes),
+    check: |bytes| identity::enrolment_request(&AUTHORITY, bytes),
     seeds: || corpus::inputs(include_str!("seeds/enrolment_request.hex")),
     memory: Memory { bytes: 64 << 10, times: 256 },
 };
@@ -32,7 +33,7 @@ pub(super) const ENROLMENT_REQUEST: Target = Target {
 pub(super) const ENROLMENT_ANSWER: Target = Target {
     name: "enrolment_answer",
     kind: Kind::Decoder,
-    check: transport::enrolment_answer,
+    check: identity::enrolment_answer,
     seeds: || corpus::inputs(include_str!("seeds/enrolment_answer.hex")),
     memory: Memory { bytes: 64 << 10, times: 256 },
 };

@@ -2,8 +2,8 @@
 
 use std::sync::LazyLock;
 
+use gradlane_core::identity::{Authority, Credentials};
 use gradlane_core::transport::fuzzing::{Deed, Wanted, shm_link};
-use gradlane_core::transport::identity::{Authority, Credentials};
 use gradlane_core::types::Role;
 use gradlane_core::wire::{Header, samples};
 

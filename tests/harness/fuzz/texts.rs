@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use gradlane_core::config::load::File;
 use gradlane_core::config::{Config, KNOBS, Knob, ProcessRole, fuzzing as config};
 use gradlane_core::error::Error;
-use gradlane_core::transport::fuzzing as transport;
+use gradlane_core::identity::fuzzing as identity;
 use gradlane_core::types::join::JoinString;
 use gradlane_server::fuzzing as server;
 
@@ -23,7 +23,7 @@ pub(super) const JOIN_STRING: Target = Target {
 pub(super) const INVITATION: Target = Target {
     name: "invitation",
     kind: Kind::Decoder,
-    check: transport::invitation,
+    check: identity::invitation,
     seeds: || vec![format!("gradlane-token-1 server 3 99 {}\n", "07".repeat(16)).into_bytes()],
     memory: Memory { bytes: 4 << 10, times: 4 },
 };

@@ -1,8 +1,8 @@
 //! Mistakes of people: what a process that is started wrongly hears, or a tensor that workers do not agree about.
 
 use gradlane_core::Error;
+use gradlane_core::identity::Credentials;
 use gradlane_core::runtime::Clock;
-use gradlane_core::transport::identity::Credentials;
 use gradlane_core::types::{Op, Role};
 use gradlane_server::{Embedded, EmbeddedOptions};
 use gradlane_tests::cluster::{Cluster, PATIENCE, Tensor, all, config, worker};

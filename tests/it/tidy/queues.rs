@@ -216,8 +216,14 @@ const fn queue(file: &'static str, line: &'static str, bound: &'static str) -> Q
 
 #[test]
 fn every_queue_between_a_peer_and_a_machine_has_a_bound() {
-    const FOLDERS: [&str; 5] =
-        ["core/src/transport", "core/src/collective", "core/src/cluster", "core/src/runtime", "server/src"];
+    const FOLDERS: [&str; 6] = [
+        "core/src/identity",
+        "core/src/transport",
+        "core/src/collective",
+        "core/src/cluster",
+        "core/src/runtime",
+        "server/src",
+    ];
     // Channels of all crates by the end of their names, and fields, arguments and results.
     const SIGNS: [&str; 5] = ["unbounded()", "channel()", "VecDeque<", "bounded(1)", "bounded(0)"];
     // Uses of a queue that has its row where it is made.

@@ -13,12 +13,13 @@ use tokio::task::AbortHandle;
 use tokio::time::timeout_at;
 
 use super::closing::{close_with, connection_error};
-pub(super) use super::gate::{Admitted, Place, Verdict};
-use super::gate::{Gate, Repeated};
 use super::settings::Settings;
-use super::tls::{self, Admission, Authorities, PeerOf, Vouched, peer_of};
+use super::tls::{self, Admission, Authorities, PeerOf, peer_of};
 use crate::error::{Error, Result};
-use crate::transport::identity::{Credentials, PeerIdentity};
+use crate::identity::enrolment::Vouched;
+pub(super) use crate::identity::gate::{Admitted, Place, Verdict};
+use crate::identity::gate::{Gate, Repeated};
+use crate::identity::{Credentials, PeerIdentity};
 use crate::types::Time;
 
 /// A peer whose handshake has succeeded.

@@ -3,8 +3,7 @@
 use quinn::{Connection, ConnectionError, ReadError, ReadExactError, TransportErrorCode, VarInt, WriteError};
 
 use crate::error::{Error, Result};
-use crate::transport::credentials::THIS_PROCESS;
-use crate::transport::validity::{calendar, wall_clock};
+use crate::identity::{THIS_PROCESS, calendar, wall_clock};
 use crate::types::printable;
 use crate::wire::reject;
 
@@ -135,7 +134,7 @@ pub(in crate::transport) fn refused_by_peer(alert: u8, peer: &str, reason: &str)
 
 /// `reason` has the time of the clock that did not accept the certificate. [`Credentials::explain`] adds when the own certificate is good.
 ///
-/// [`Credentials::explain`]: crate::transport::identity::Credentials
+/// [`Credentials::explain`]: crate::identity::Credentials
 fn not_good_now(holder: &str, reason: &str) -> Error {
     Error::CertExpired {
         holder: holder.to_owned(),

@@ -14,7 +14,7 @@ use super::endpoint::resolve;
 use super::settings::Settings;
 use super::tls::{PeerOf, peer_of};
 use crate::error::{Error, Result};
-use crate::transport::identity::Credentials;
+use crate::identity::Credentials;
 
 /// How to connect.
 #[derive(Clone)]
@@ -80,7 +80,7 @@ impl Dialer {
     async fn connect(&self, remote: SocketAddr, peer: &str) -> Result<Dialed> {
         let mut config = ClientConfig::new(Arc::clone(&self.tls) as _);
         config.transport_config(self.settings.transport(remote.ip().to_canonical(), 0));
-        let connecting = self.endpoint.connect_with(config, remote, crate::transport::certificate::SERVER_NAME);
+        let connecting = self.endpoint.connect_with(config, remote, crate::identity::SERVER_NAME);
         let connecting = connecting.map_err(|error| connect_error(&error, remote, peer))?;
         let failed = |error| {
             let error = connection_error(&error, peer);

@@ -18,11 +18,9 @@
 //! The secret is never sent. The proof is bound to this one connection by the exporter, so that it cannot be relayed or used again.
 //! The key is made by the newcomer and never leaves it; the signature of the signing request (CSR) shows that it has it.
 
-use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 
-use aws_lc_rs::hmac;
 use quinn::{Connection, Endpoint, RecvStream, SendStream, VarInt};
 use rcgen::{CertificateParams, KeyPair};
 use rustls::pki_types::CertificateDer;
@@ -32,13 +30,11 @@ use super::closing::{CLOSE_ORDERLY, connection_error, early_end, written};
 use super::dial::Dialer;
 use super::endpoint;
 use super::settings::Settings;
-use super::tls::{Vouched, certified};
+use super::tls::certified;
 use super::{socket, tls};
 use crate::error::{Error, Result};
-use crate::transport::certificate::public_key_hash;
-use crate::transport::enrolment::{Answer, Request};
-use crate::transport::identity::{Authority, Credentials};
-use crate::transport::site::Site;
+use crate::identity::enrolment::{Answer, Exported, Request, Terms, Vouched, prove};
+use crate::identity::{Credentials, Site, public_key_hash};
 use crate::types::Role;
 use crate::types::join::JoinString;
 
@@ -131,9 +127,8 @@ async fn ask(
     let key = KeyPair::generate().map_err(internal)?;
     let request = CertificateParams::default().serialize_request(&key).map_err(internal)?;
 
-    let proof = proof(&dialed.connection, &join.secret, role)?;
-    let proof = proof.as_ref().try_into().expect("HMAC-SHA256 has 32 bytes");
-    let message = Request { role, proof, signing_request: request.der() }.bytes();
+    let proof = prove(&join.secret, role, &exported(&dialed.connection)?);
+    let message = Request { role, proof: &proof, signing_request: request.der() }.bytes();
     let (mut sender, mut receiver) = dialed.stream;
     written(sender.write_all(&message).await, COORDINATOR)?;
     let _ = sender.finish();
@@ -151,35 +146,6 @@ async fn ask(
     }
 }
 
-/// The coordinator's side of enrolment.
-pub(super) struct Registrar {
-    authority: Arc<Authority>,
-    /// Why nobody becomes a member any more.
-    closed: Option<Error>,
-}
-
-impl Registrar {
-    pub(super) fn new(authority: Arc<Authority>) -> Self {
-        Self { authority, closed: None }
-    }
-
-    /// From now on nobody becomes a member; a newcomer is told why.
-    pub(super) fn close(&mut self, why: Error) {
-        self.closed = Some(why);
-    }
-
-    /// What [`serve`] needs to know.
-    pub(super) fn terms(&self) -> Terms {
-        Terms { authority: Arc::clone(&self.authority), closed: self.closed.clone() }
-    }
-}
-
-/// On which terms newcomers are certified now.
-pub(super) struct Terms {
-    authority: Arc<Authority>,
-    closed: Option<Error>,
-}
-
 /// Serves one newcomer. The caller gives it a deadline. `refused` is called before a newcomer hears that it is refused.
 ///
 /// # Errors
@@ -194,11 +160,11 @@ pub(super) async fn serve(
     connection.set_max_concurrent_bi_streams(VarInt::from_u32(1));
     let (sender, mut receiver) = connection.accept_bi().await.map_err(|lost| connection_error(&lost, &peer))?;
     let issued = match read_all(&mut receiver, &peer).await {
-        Ok(message) => issue(terms, vouched, connection, &message, &peer),
+        Ok(message) => exported(connection).and_then(|key| terms.certify(vouched, &message, &key, &peer)),
         Err(error) => Err(error),
     };
     let answer = match &issued {
-        Ok(certificate) => Answer::Issued { certificate, authority: terms.authority.certificate() },
+        Ok(certificate) => Answer::Issued { certificate, authority: terms.authority().certificate() },
         Err(error) => {
             refused();
             Answer::Refused(error.told_to_peer())
@@ -217,45 +183,13 @@ async fn say_goodbye(connection: &Connection, mut sender: SendStream, answer: &[
     Ok(())
 }
 
-fn issue(
-    Terms { authority, closed }: &Terms,
-    vouched: Vouched,
-    connection: &Connection,
-    message: &[u8],
-    peer: &str,
-) -> Result<CertificateDer<'static>> {
-    let Request { role, proof: theirs, signing_request: request } = Request::read(message, peer)?;
-    let proven = proven(connection, role)?;
-    // Compared in constant time.
-    let knows = |secret: &[u8; 16]| hmac::verify(&hmac::Key::new(hmac::HMAC_SHA256, secret), &proven, theirs).is_ok();
-    if vouched == Vouched::BySite {
-        // Who is vouched for by a certificate is no stranger, and needs no secret. Its certificate permits every role.
-        return match closed {
-            Some(why) if role != Role::Observer => Err(why.clone()),
-            Some(_) | None => authority.sign(request, role, peer),
-        };
-    }
-    match closed {
-        // After the proof, so that a stranger does not learn how far the job is. This uses up no invitation.
-        Some(why) if role != Role::Observer => {
-            authority.admit(request, Role::Observer, peer, knows)?;
-            Err(why.clone())
-        }
-        Some(_) | None => authority.admit(request, role, peer, knows),
-    }
-}
-
-fn proof(connection: &Connection, secret: &[u8; 16], role: Role) -> Result<hmac::Tag> {
-    Ok(hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, secret), &proven(connection, role)?))
-}
-
-/// What the proof is of: the role that is asked for, on this connection.
-fn proven(connection: &Connection, role: Role) -> Result<[u8; 33]> {
-    let mut message = [role as u8; 33];
+/// The key that TLS exports for this connection.
+fn exported(connection: &Connection) -> Result<Exported> {
+    let mut key = [0; 32];
     connection
-        .export_keying_material(&mut message[1..], b"EXPORTER-gradlane-enroll", b"")
+        .export_keying_material(&mut key, b"EXPORTER-gradlane-enroll", b"")
         .map_err(|_| Error::Internal { what: "TLS exported no key".to_owned() })?;
-    Ok(message)
+    Ok(key)
 }
 
 async fn read_all(receiver: &mut RecvStream, peer: &str) -> Result<Vec<u8>> {

@@ -4,7 +4,7 @@
 //! is on the data path ([`data`]). An exchange is one bidirectional stream. Bytes are not copied before QUIC packs them: a push is sent
 //! from the caller's memory and a sum from the server's, reference-counted ([`Loan`](crate::mem::Loan), [`Frozen`](crate::mem::Frozen)).
 //!
-//! Who a peer is comes from its certificate ([`identity`](super::identity)), which a process gets from the coordinator with the join string
+//! Who a peer is comes from its certificate ([`identity`](crate::identity)), which a process gets from the coordinator with the join string
 //! ([`enroll`]). The control stream to the coordinator ([`control`]) has threads of its own: a heartbeat does not wait behind data. Control
 //! and enrolment run in tasks of quinn's async layer.
 
@@ -22,7 +22,6 @@ mod data;
 mod delay;
 mod dial;
 mod endpoint;
-mod gate;
 mod socket;
 pub(super) mod tls;
 mod transport;

@@ -16,10 +16,9 @@ use rustls::sign::CertifiedKey;
 use rustls::{CertificateError, CipherSuite, DigitallySignedStruct, DistinguishedName, RootCertStore, SignatureScheme};
 
 use crate::error::{Error, Result};
+use crate::identity::enrolment::Vouched;
+use crate::identity::{Credentials, PeerIdentity, Site, public_key_hash};
 use crate::transport::Peer;
-use crate::transport::certificate::public_key_hash;
-use crate::transport::identity::{Credentials, PeerIdentity};
-use crate::transport::site::Site;
 use crate::types::Role;
 
 /// The protocol of members: exchanges and control.
@@ -137,15 +136,6 @@ pub(super) enum PeerOf {
     Member(PeerIdentity),
     /// A process that wants to enrol.
     Newcomer(Vouched),
-}
-
-/// What lets a newcomer in.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Vouched {
-    /// It has to prove that it knows a secret of the job.
-    BySecret,
-    /// It has shown a certificate of the site.
-    BySite,
 }
 
 /// Tells it from what TLS knows: the data of the handshake and the peer's identity. Whoever chose the members' protocol must have shown a

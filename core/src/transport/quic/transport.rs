@@ -8,10 +8,10 @@ use super::commands::Commands;
 use super::data;
 use super::settings::Settings;
 use crate::error::Result;
+use crate::identity::Credentials;
 use crate::local::{Ended, Obituary, OwnThread, Progress};
 use crate::mem::Region;
 use crate::transport::exchange::Pull;
-use crate::transport::identity::Credentials;
 use crate::transport::{Answer, LinkLost, Peer, Push, Torn, Transport};
 use crate::types::{Done, ExchangeId, LinkId};
 

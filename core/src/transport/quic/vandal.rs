@@ -19,8 +19,7 @@ use super::endpoint;
 use super::settings::Settings;
 use super::{socket, tls};
 use crate::error::{Error, Result};
-use crate::transport::certificate::SERVER_NAME;
-use crate::transport::identity::Credentials;
+use crate::identity::{Credentials, SERVER_NAME};
 
 /// Writes `bytes` on a stream to `address` and ends it; says why the other side closed the connection. Blocks at most `patience`.
 pub fn write(address: &str, credentials: &Credentials, bytes: Vec<u8>, patience: Duration) -> Error {

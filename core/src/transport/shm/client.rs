@@ -1,16 +1,15 @@
 //! A worker's transport over shared memory. [`client_state`](super::client_state) says how it works inside.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::client_state::ClientState;
-use super::client_tables::ClientTables;
-use super::poller::{help, run};
+use super::poller::{Side, help, run};
 use crate::error::{Error, Result};
+use crate::identity::Credentials;
 use crate::local::{Ended, Obituary, OwnThread, Progress};
 use crate::mem::{Copies, Region};
 use crate::transport::exchange::{Pull, link_gone, unknown_exchange};
-use crate::transport::identity::Credentials;
 use crate::transport::{Answer, Capabilities, LinkLost, Peer, Push, Torn, Transport};
 use crate::types::{Done, ExchangeId, LinkId};
 
@@ -42,41 +41,34 @@ impl ShmTransport {
 
     /// Whether this transport has the exchange: it was pushed here and has not ended.
     pub fn has(&self, exchange: ExchangeId) -> bool {
-        self.thread.is_ours() && self.state.tables().exchanges.contains_key(&exchange)
+        self.thread.is_ours() && self.state.has(exchange)
     }
 }
 
 impl Progress for ShmTransport {
     fn poll(&self, enough: &dyn Fn() -> bool, patience: Duration) {
-        if self.thread.is_ours() && !self.state.tables().links.is_empty() {
+        if self.thread.is_ours() && self.state.has_links() {
             help(&*self.state, enough, patience);
         }
     }
 
     fn wake(&self) {
         if self.thread.is_ours() {
-            self.state.poller.wake_helper();
+            self.state.poller().wake_helper();
         }
     }
 }
 
 impl Transport for ShmTransport {
     fn connect(&self, peer: Peer, patience: Duration, lost: LinkLost, done: Done<LinkId>) {
-        if !self.thread.is_ours() || self.state.tables().closing {
-            return done.err(Error::Cancelled);
-        }
-        self.state.tables().dialling += 1;
-        let state = Arc::clone(&self.state);
-        let dial = move || {
-            let outcome = state.dial(&peer, patience, lost);
+        let dial = if self.thread.is_ours() { self.state.begin_dial() } else { None };
+        let Some(dial) = dial else { return done.err(Error::Cancelled) };
+        let run = move || {
+            let outcome = dial.run(&peer, patience, lost);
             done.report(outcome);
-            state.tables().dialling -= 1;
-            state.dialled.notify_all();
         };
-        if std::thread::Builder::new().name("gradlane-dial".to_owned()).spawn(dial).is_err() {
-            // What it held was dropped, which reported.
-            self.state.tables().dialling -= 1;
-        }
+        // If there is no thread, what it would have held is dropped. That reports an error and ends the dial.
+        let _ = std::thread::Builder::new().name("gradlane-dial".to_owned()).spawn(run);
     }
 
     fn push(&self, link: LinkId, exchange: ExchangeId, push: Push, done: Done<()>) {
@@ -102,11 +94,8 @@ impl Transport for ShmTransport {
     }
 
     fn disconnect(&self, link: LinkId) {
-        if self.thread.is_ours()
-            && let Some(entry) = self.state.tables().links.get(&link)
-        {
-            entry.link.fail(Error::Cancelled);
-            self.state.poller.wake();
+        if self.thread.is_ours() {
+            self.state.disconnect(link);
         }
     }
 
@@ -122,17 +111,9 @@ impl Transport for ShmTransport {
         if !self.thread.is_ours() {
             return;
         }
-        let mut tables = self.state.tables();
-        tables.closing = true;
-        let exchanges: Vec<ExchangeId> = tables.exchanges.keys().copied().collect();
-        drop(tables);
-        self.state.dialled.notify_all();
-        exchanges.into_iter().for_each(|exchange| self.state.end(exchange, Error::Cancelled));
-        self.state.poller.wake();
+        self.state.close();
         self.thread.join(patience);
-        let waiting = |tables: &mut ClientTables| tables.dialling > 0;
-        let waited = self.state.dialled.wait_timeout_while(self.state.tables(), patience, waiting);
-        drop(waited.unwrap_or_else(PoisonError::into_inner));
+        self.state.wait_for_dials(patience);
     }
 }
 

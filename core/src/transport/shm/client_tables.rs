@@ -1,21 +1,21 @@
-//! The tables of a worker's links and exchanges, and what follows when an exchange begins, was handed over, or ends.
+//! The tables of a worker's links and exchanges, and each step that changes them.
 //!
-//! Everything here runs under the lock of [`ClientState`](super::client_state). Reports, and messages that wake a thread, must not run
-//! under it, so they come back as [`Effects`].
+//! Every method runs under the lock of [`SharedTables`](super::client_lock::SharedTables). What must not happen under that lock is noted in
+//! [`Noted`], and the guard of the lock carries it out afterwards.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::sync::{Arc, mpsc};
+use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::landing::Arriving;
+use super::client_exchange::{Exchange, Landing, Noted, peer_of};
+use super::inbound::Received;
 use super::layout::{EXCHANGES_MAX, Message};
 use super::link::Link;
-use super::outbound::Piece;
-use crate::mem::Returned;
-use crate::transport::LinkLost;
-use crate::transport::exchange::WorkerExchange;
-use crate::types::{Done, ExchangeId, LinkId};
+use crate::error::{Error, Result};
+use crate::transport::exchange::{Pull, bad};
+use crate::transport::{Answer, LinkLost};
+use crate::types::{ExchangeId, LinkId};
 use crate::wire::header::HEADER_BYTES;
 
 /// All links and exchanges.
@@ -25,9 +25,10 @@ pub(super) struct ClientTables {
     pub(super) exchanges: BTreeMap<ExchangeId, Exchange>,
     /// Exchanges that the thread has to look at.
     pub(super) marked: BTreeSet<ExchangeId>,
-    pub(super) links_made: u64,
+    links_made: u64,
     pub(super) dialling: usize,
     pub(super) closing: bool,
+    noted: Noted,
 }
 
 /// A link.
@@ -35,68 +36,224 @@ pub(super) struct Entry {
     pub(super) link: Arc<Link>,
     pub(super) lost: LinkLost,
     /// By the names that the server knows.
-    pub(super) exchanges: BTreeMap<u64, ExchangeId>,
+    exchanges: BTreeMap<u64, ExchangeId>,
     /// The last name given.
-    pub(super) last: u64,
+    last: u64,
     /// Exchanges for which there was no name, oldest first.
-    pub(super) queued: VecDeque<ExchangeId>,
+    queued: VecDeque<ExchangeId>,
 }
 
-/// An exchange, until both its reports are made.
-pub(super) struct Exchange {
-    pub(super) link: LinkId,
-    /// What the server calls it; 0 until it may begin.
-    pub(super) name: u64,
-    /// The body of one that may not begin yet.
-    pub(super) body: Vec<Piece>,
-    pub(super) state: WorkerExchange,
-    /// Where the proof comes that nobody reads the caller's memory any more.
-    pub(super) returned: mpsc::Receiver<Returned>,
-    /// Absent while the thread lands a sum.
-    pub(super) arriving: Option<Arriving>,
-}
-
-/// What is to be done without the lock.
-#[derive(Default)]
-pub(super) struct Effects {
-    /// Contributions that were handed over.
-    pub(super) done: Vec<Done<()>>,
-    /// The server may send the whole sum.
-    pub(super) accept: Option<(Arc<Link>, u64)>,
-    /// The thread has something to look at.
-    pub(super) marked: bool,
-}
-
-impl Exchange {
-    /// Whether the thread has something to do for it.
-    pub(super) fn has_news(&self) -> bool {
-        self.state.has_ended() || self.arriving.as_ref().is_none_or(Arriving::has_news)
-    }
-
-    /// Nobody reads the caller's memory any more.
-    fn returned(&mut self) {
-        if self.state.is_lent() {
-            // The proof is here, or a thread that ends the exchange drops the last piece just now. It needs no lock for that.
-            self.state.returned(self.returned.recv().expect("a loan returns"));
-        }
-    }
-
-    /// Reports the end of an exchange that is over.
-    pub(super) fn report(self) {
-        self.state.report(self.arriving.map_or(0, |arriving| arriving.arrival.landed()));
-    }
-
-    /// Whether the answer is here whole, whatever becomes of the link.
-    pub(super) fn is_answered(&self) -> bool {
-        !self.state.has_ended() && self.arriving.as_ref().is_some_and(Arriving::is_whole)
-    }
+/// What a message of the server asks of its receiver, which has released the lock.
+pub(super) enum Heard {
+    /// Nothing.
+    Noted,
+    /// The server wants no more of this contribution.
+    Refused(ExchangeId),
+    /// The server broke off the sum of this exchange.
+    BrokenOff(ExchangeId),
+    /// The exchange has ended on this side, and the server did not know yet. To be dropped.
+    Late(Received),
 }
 
 impl ClientTables {
-    /// Begins what waits for a name, as far as there are any.
-    pub(super) fn begin_queued(&mut self, link: LinkId) -> Effects {
-        let mut effects = Effects::default();
-        let Some(entry) = self.links.get_mut(&link) else { return effects };
+    /// Takes what was noted, if anything was.
+    pub(super) fn take_noted(&mut self) -> Option<Noted> {
+        if self.noted.is_empty() { None } else { Some(std::mem::take(&mut self.noted)) }
+    }
+
+    /// Wakes the transport's thread if it sleeps.
+    pub(super) fn wake(&mut self) {
+        self.noted.wakes = true;
+    }
+
+    /// Enters the link that `make` makes for a new id, and wakes the thread for it.
+    ///
+    /// # Errors
+    /// As `make`.
+    pub(super) fn connect(&mut self, lost: LinkLost, make: impl FnOnce(LinkId) -> Result<Arc<Link>>) -> Result<LinkId> {
+        self.links_made += 1;
+        let id = LinkId(self.links_made);
+        let (exchanges, queued) = (BTreeMap::new(), VecDeque::new());
+        self.links.insert(id, Entry { link: make(id)?, lost, exchanges, last: 0, queued });
+        self.wake();
+        Ok(id)
+    }
+
+    /// The link with this id, if it is up.
+    pub(super) fn link(&self, id: LinkId) -> Option<Arc<Link>> {
+        self.links.get(&id).map(|entry| Arc::clone(&entry.link))
+    }
+
+    /// Enters an exchange and begins it, unless too many are open. Returns its link and its name, which is 0 if it has not begun.
+    ///
+    /// # Errors
+    /// The exchange itself, if its link is gone.
+    pub(super) fn push(
+        &mut self,
+        id: ExchangeId,
+        exchange: Exchange,
+    ) -> std::result::Result<(Arc<Link>, u64), Box<Exchange>> {
+        let link = exchange.link;
+        let Some(entry) = self.links.get_mut(&link).filter(|entry| entry.link.defect().is_none()) else {
+            return Err(Box::new(exchange));
+        };
+        entry.queued.push_back(id);
+        let shared = Arc::clone(&entry.link);
+        self.exchanges.insert(id, exchange);
+        self.begin_queued(link);
+        Ok((shared, self.exchanges.get(&id).map_or(0, |exchange| exchange.name)))
+    }
+
+    /// The answer of an exchange is awaited from now on.
+    ///
+    /// # Errors
+    /// The pull itself, if the exchange is unknown or was pulled before.
+    pub(super) fn pull(&mut self, id: ExchangeId, pull: Pull) -> std::result::Result<(), Pull> {
+        let Some(exchange) = self.exchanges.get_mut(&id).filter(|exchange| !exchange.state.is_pulled()) else {
+            return Err(pull);
+        };
+        exchange.state.pull(pull);
+        if !exchange.state.is_lent() {
+            let link = self.links.get(&exchange.link).map(|entry| Arc::clone(&entry.link));
+            self.noted.accept = link.map(|link| (link, exchange.name));
+        }
+        if exchange.has_news() {
+            self.mark(id);
+        }
+        Ok(())
+    }
+
+    /// Ends an exchange that has not ended, and drops what was not sent of a body that has not begun. Returns its name and its link.
+    pub(super) fn end(&mut self, id: ExchangeId, error: Error) -> Option<(u64, Option<Arc<Link>>)> {
+        let exchange = self.exchanges.get_mut(&id)?;
+        if exchange.state.has_ended() && !matches!(error, Error::Cancelled) {
+            return None;
+        }
+        let name = exchange.stop(error, &mut self.noted);
+        let link = self.links.get_mut(&exchange.link).map(|entry| {
+            entry.queued.retain(|queued| *queued != id);
+            Arc::clone(&entry.link)
+        });
+        self.marked.insert(id);
+        Some((name, link))
+    }
+
+    /// Ends an exchange whose link was removed. Returns its name.
+    pub(super) fn lose(&mut self, id: ExchangeId, error: Error) -> Option<u64> {
+        Some(self.exchanges.get_mut(&id)?.stop(error, &mut self.noted))
+    }
+
+    /// A contribution was sent, or was given up. Nobody reads its memory any more. Its link may be gone.
+    pub(super) fn sent(&mut self, link: LinkId, name: u64) {
+        if let Some(id) = self.named(link, name) {
+            self.returned(id);
+        }
+    }
+
+    /// Nobody reads the memory of this contribution any more.
+    pub(super) fn returned(&mut self, id: ExchangeId) {
+        let Some(exchange) = self.exchanges.get_mut(&id) else { return };
+        exchange.returned();
+        self.noted.handed_over.extend(exchange.state.handed_over());
+        if exchange.state.is_pulled() && !exchange.state.has_ended() {
+            let link = self.links.get(&exchange.link).map(|entry| Arc::clone(&entry.link));
+            self.noted.accept = link.map(|link| (link, exchange.name));
+        }
+        if exchange.has_news() {
+            self.mark(id);
+        }
+    }
+
+    /// Enters a message of the server at the other end of `link`.
+    ///
+    /// # Errors
+    /// [`Error::Protocol`] if the server must not say this.
+    pub(super) fn receive(&mut self, link: &Link, received: Received) -> Result<Heard> {
+        let name = received.exchange();
+        let Some(entry) = self.links.get(&link.id) else { return Ok(Heard::Late(received)) };
+        if name == 0 || name > entry.last {
+            return Err(bad(&link.peer, "exchange", format!("is {name}, which was not opened")));
+        }
+        let id = entry.exchanges.get(&name).copied();
+        let Some((id, exchange)) = id.and_then(|id| Some((id, self.exchanges.get_mut(&id)?))) else {
+            return Ok(Heard::Late(received));
+        };
+        let sending = exchange.state.is_lent();
+        let arriving = exchange.arriving.as_mut().expect("the thread has it back while it receives");
+        let refused_before = arriving.arrival.refuses_body();
+        let outcome = match received {
+            Received::Answer(_, header) => arriving.begin(&header, &link.peer),
+            Received::Data(_, bytes) => arriving.take(bytes, &link.peer),
+            Received::End(_, checksum) => arriving.end(checksum, &link.peer),
+            Received::Break(_) => return Ok(Heard::BrokenOff(id)),
+            Received::Accept(_) => {
+                link.outbound().accept(name);
+                return Ok(Heard::Noted);
+            }
+            Received::Open(..) | Received::Abandon(_) => {
+                Err(bad(&link.peer, "kind", "is one that only a worker sends"))
+            }
+        };
+        let refused = sending && !refused_before && arriving.arrival.refuses_body();
+        self.marked.insert(id);
+        outcome.map(|()| if refused { Heard::Refused(id) } else { Heard::Noted })
+    }
+
+    /// Takes the answer of an exchange out of the tables if bytes of it can land. An exchange that is over is forgotten instead.
+    pub(super) fn take_landing(&mut self, id: ExchangeId) -> Option<Landing> {
+        let exchange = self.exchanges.get_mut(&id)?;
+        if !exchange.state.has_ended() {
+            let link = self.links.get(&exchange.link).map(|entry| Arc::clone(&entry.link));
+            let arriving = exchange.arriving.as_mut().expect("only the thread takes it");
+            match exchange.state.place(&mut arriving.arrival, peer_of(link.as_ref())) {
+                Ok(true) => {
+                    let arriving = exchange.arriving.take().expect("seen above");
+                    return Some(Landing { arriving, link });
+                }
+                Ok(false) => return None,
+                Err(error) => exchange.fail(error, link.as_ref()),
+            }
+        }
+        if exchange.state.is_over() {
+            self.forget(id);
+        }
+        None
+    }
+
+    /// Puts an answer back after `step` was made. Returns whether the exchange has ended, so that the caller looks at it again.
+    pub(super) fn put_back(&mut self, id: ExchangeId, landing: Landing, step: Result<Option<Answer>>) -> bool {
+        let Landing { arriving, link } = landing;
+        let exchange = self.exchanges.get_mut(&id).expect("only the thread forgets it");
+        exchange.arriving = Some(arriving);
+        match step {
+            Ok(None) => {}
+            Ok(Some(answer)) => exchange.state.end(Ok(answer)),
+            Err(error) => exchange.fail(error, link.as_ref()),
+        }
+        exchange.state.has_ended()
+    }
+
+    /// Removes a link. Returns it with its exchanges, except those whose whole answer is here.
+    pub(super) fn disconnect(&mut self, id: LinkId) -> Option<(Entry, Vec<ExchangeId>)> {
+        let entry = self.links.remove(&id)?;
+        let lost = self.exchanges.iter().filter(|(_, exchange)| exchange.link == id && !exchange.is_answered());
+        Some((entry, lost.map(|(exchange, _)| *exchange).collect()))
+    }
+
+    /// The thread looks at all exchanges in this turn.
+    pub(super) fn mark_all(&mut self) {
+        self.marked.extend(self.exchanges.keys());
+    }
+
+    /// The thread has something to look at.
+    fn mark(&mut self, id: ExchangeId) {
+        self.marked.insert(id);
+        self.wake();
+    }
+
+    /// Begins the exchanges that wait for a name, as far as there are names.
+    fn begin_queued(&mut self, link: LinkId) {
+        let Some(entry) = self.links.get_mut(&link) else { return };
         while entry.exchanges.len() < EXCHANGES_MAX
             && let Some(id) = entry.queued.pop_front()
         {
@@ -114,7 +271,7 @@ impl ClientTables {
             }
             if body.is_empty() {
                 exchange.returned();
-                effects.done.extend(exchange.state.handed_over());
+                self.noted.handed_over.extend(exchange.state.handed_over());
                 if participants.is_empty() {
                     continue;
                 }
@@ -125,28 +282,10 @@ impl ClientTables {
                 entry.link.fail(error);
             }
         }
-        effects
-    }
-
-    /// The memory of an exchange is not read any more.
-    pub(super) fn through(&mut self, id: ExchangeId) -> Effects {
-        let Some(exchange) = self.exchanges.get_mut(&id) else { return Effects::default() };
-        exchange.returned();
-        let mut effects = Effects::default();
-        effects.done.extend(exchange.state.handed_over());
-        if exchange.state.is_pulled() && !exchange.state.has_ended() {
-            let link = self.links.get(&exchange.link).map(|entry| Arc::clone(&entry.link));
-            effects.accept = link.map(|link| (link, exchange.name));
-        }
-        effects.marked = exchange.has_news();
-        if effects.marked {
-            self.marked.insert(id);
-        }
-        effects
     }
 
     /// The exchange with this name, also of a link that was lost meanwhile.
-    pub(super) fn named(&self, link: LinkId, name: u64) -> Option<ExchangeId> {
+    fn named(&self, link: LinkId, name: u64) -> Option<ExchangeId> {
         if let Some(entry) = self.links.get(&link) {
             return entry.exchanges.get(&name).copied();
         }
@@ -154,14 +293,16 @@ impl ClientTables {
         orphans.find(|(_, exchange)| (exchange.link, exchange.name) == (link, name)).map(|(id, _)| *id)
     }
 
-    /// Forgets an exchange that was found; another may begin in its place.
-    pub(super) fn forget(&mut self, id: ExchangeId) -> (Exchange, Effects) {
-        let exchange = self.exchanges.remove(&id).expect("found by the caller");
-        let Some(entry) = self.links.get_mut(&exchange.link) else { return (exchange, Effects::default()) };
-        entry.exchanges.remove(&exchange.name);
-        entry.link.outbound().forget(exchange.name);
-        let mut effects = if entry.queued.is_empty() { Effects::default() } else { self.begin_queued(exchange.link) };
-        effects.marked = true;
-        (exchange, effects)
+    /// Forgets an exchange that is over, and begins another one in its place.
+    fn forget(&mut self, id: ExchangeId) {
+        let Some(exchange) = self.exchanges.remove(&id) else { return };
+        let link = exchange.link;
+        if let Some(entry) = self.links.get_mut(&link) {
+            entry.exchanges.remove(&exchange.name);
+            entry.link.outbound().forget(exchange.name);
+            self.begin_queued(link);
+            self.wake();
+        }
+        self.noted.over = Some(exchange);
     }
 }

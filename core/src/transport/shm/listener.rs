@@ -21,9 +21,9 @@ use super::poller::{Poller, Side, run};
 use super::server_state::ServerState;
 use super::server_tables::Entry;
 use crate::error::{Error, Result};
+use crate::identity::Credentials;
 use crate::local::{Connection, Obituary, OwnThread, PrivateSocket, SharedBacking};
 use crate::mem::Copies;
-use crate::transport::identity::Credentials;
 use crate::transport::{Inbox, Incoming, Listener, Outgoing};
 use crate::types::LinkId;
 

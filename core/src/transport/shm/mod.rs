@@ -18,6 +18,8 @@ pub mod listener;
 
 mod bell;
 mod cells;
+mod client_exchange;
+mod client_lock;
 mod client_state;
 mod client_tables;
 mod events;

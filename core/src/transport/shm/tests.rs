@@ -12,11 +12,11 @@ use super::layout::{LARGE_BYTES, LARGE_CELLS, Message, READ_AT, SENT_AT, message
 use super::link::Parts;
 use super::*;
 use crate::error::{Error, Result};
+use crate::identity::{Authority, Credentials};
 use crate::local::{Connection, PrivateSocket, SharedBacking};
 use crate::mem::borrow::Staging;
 use crate::mem::{Backing, Copies, Pool};
 use crate::transport::contract::{self, Due, SOON, Server, Worker, World, connect, connected, pattern, sum_of};
-use crate::transport::identity::{Authority, Credentials};
 use crate::transport::{Answer, Inbox, Incoming, Listener, Outgoing, Peer, Push, Torn, Transport};
 use crate::types::{Done, ExchangeId, LinkId, NodeId, Role};
 use crate::wire::header::HEADER_BYTES;
@@ -598,10 +598,7 @@ fn a_link_that_is_made_while_the_thread_works_wakes_it() {
     });
 }
 
-fn welcome(
-    socket: &PrivateSocket,
-    credentials: &Credentials,
-) -> Result<(Parts, crate::transport::identity::PeerIdentity)> {
+fn welcome(socket: &PrivateSocket, credentials: &Credentials) -> Result<(Parts, crate::identity::PeerIdentity)> {
     loop {
         if let Some(connection) = socket.accept(SOON)? {
             return greeting::welcome(connection, credentials, &Copies::default(), |_| "worker".to_owned());

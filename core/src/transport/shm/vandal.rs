@@ -11,8 +11,8 @@ use super::layout::{LAYOUT, RING_MESSAGES, SEGMENT_BYTES, Words};
 use super::link::Parts;
 use super::{greeting, link};
 use crate::error::Result;
+use crate::identity::Credentials;
 use crate::mem::Copies;
-use crate::transport::identity::Credentials;
 use crate::wire::reject;
 
 /// A link to a server, whose other side is the test. Dropping it ends it.

@@ -18,8 +18,8 @@ use super::super::{socket, tls};
 use super::ControlEvent;
 use super::frames::{Outbox, Posted, Queues, converse, outbox};
 use crate::error::{Error, Result};
+use crate::identity::Credentials;
 use crate::local::OwnThread;
-use crate::transport::identity::Credentials;
 use crate::types::Role;
 use crate::wire::{Frame, VERSION, limits};
 

@@ -18,17 +18,17 @@ use super::super::closing::{
     CLOSE_ORDERLY, close_for_fault, close_with, connection_error, early_end, read_exact_error,
 };
 use super::super::endpoint;
-use super::super::enroll::{self, Registrar};
+use super::super::enroll;
 use super::super::settings::Settings;
 use super::super::socket;
-use super::super::tls::{Admission, Vouched, certificate};
+use super::super::tls::{Admission, certificate};
 use super::frames::{Outbox, Queues, converse, outbox};
 use super::link::BUFFER_BYTES;
 use super::{ControlIncoming, Waiting};
 use crate::error::{Error, Result};
+use crate::identity::enrolment::{Registrar, Vouched};
+use crate::identity::{Authority, Credentials, PeerIdentity, Renewal, Site};
 use crate::local::OwnThread;
-use crate::transport::identity::{Authority, Credentials, PeerIdentity, Renewal};
-use crate::transport::site::Site;
 use crate::types::{LinkId, Role, Time};
 use crate::wire::{Frame, check_version};
 

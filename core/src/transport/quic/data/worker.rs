@@ -21,10 +21,9 @@ use super::exchange::{Exchange, Step};
 use super::link::Link;
 use super::turns::Share;
 use crate::error::{Error, Result};
+use crate::identity::{Credentials, SERVER_NAME};
 use crate::mem::{Loan, Returned};
-use crate::transport::certificate::SERVER_NAME;
 use crate::transport::exchange::{Pull, link_gone, unknown_exchange};
-use crate::transport::identity::Credentials;
 use crate::transport::{LinkLost, Peer, Push};
 use crate::types::{Done, ExchangeId, LinkId};
 

@@ -96,7 +96,7 @@ impl Flood {
             let mut clients = JoinSet::new();
             while !ended.load(Ordering::Relaxed) {
                 while clients.len() < 2 * STALLED {
-                    let connecting = endpoint.connect(remote, crate::transport::certificate::SERVER_NAME).unwrap();
+                    let connecting = endpoint.connect(remote, crate::identity::SERVER_NAME).unwrap();
                     let told = told.clone();
                     clients.spawn(async move {
                         if let Ok(connection) = connecting.await {

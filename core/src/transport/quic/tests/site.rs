@@ -9,7 +9,7 @@ use rcgen::{
 
 use super::super::tls::Authorities;
 use super::*;
-use crate::transport::site::{Site, SiteFiles};
+use crate::identity::{Site, SiteFiles};
 
 const PEERS: [&str; 2] = ["spiffe://site/ns/training/*", "head.example"];
 const WORKER: &str = "spiffe://site/ns/training/worker";
@@ -90,7 +90,7 @@ fn a_site_cannot_make_members_and_a_member_is_no_newcomer() {
 
     // The site certifies a key as a worker of the job, and its holder speaks the members' protocol.
     let key = KeyPair::generate().unwrap();
-    let node = crate::transport::certificate::sha256(&rcgen::PublicKeyData::subject_public_key_info(&key));
+    let node = crate::identity::sha256(&rcgen::PublicKeyData::subject_public_key_info(&key));
     let uri = format!("gradlane://resnet/worker/{}", data_encoding::HEXLOWER.encode(&node));
     let forged = authority.certify(&key, &["spiffe://site/ns/training/worker", &uri]);
     let tls = member_by(vec![forged.der().clone()], &key);
@@ -215,7 +215,7 @@ fn site(files: SiteFiles) -> Site {
     Site::new(&PEERS.map(str::to_owned), load(files)).unwrap()
 }
 
-fn load(files: SiteFiles) -> crate::transport::site::Load {
+fn load(files: SiteFiles) -> crate::identity::Load {
     Box::new(move || Ok(files.clone()))
 }
 

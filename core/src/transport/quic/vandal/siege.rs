@@ -16,9 +16,8 @@ use super::super::settings::Settings;
 use super::super::{endpoint, socket, tls};
 use super::{internal, parse};
 use crate::error::Result;
+use crate::identity::{Credentials, SERVER_NAME};
 use crate::local::OwnThread;
-use crate::transport::certificate::SERVER_NAME;
-use crate::transport::identity::Credentials;
 
 /// What an attacker shows at the door. The hash is that of the victims' authority, which the attacker believes to speak with.
 #[derive(Clone, Debug)]

@@ -89,13 +89,13 @@ impl Renewal {
 }
 
 /// The wall clock, for certificates only.
-pub(super) fn wall_clock() -> SystemTime {
+pub(crate) fn wall_clock() -> SystemTime {
     #[expect(clippy::disallowed_methods, reason = "certificates are dated by the calendar")]
     SystemTime::now()
 }
 
 /// A time as people read it.
-pub(super) fn calendar(time: SystemTime) -> String {
+pub(crate) fn calendar(time: SystemTime) -> String {
     let seconds = since_1970(time).as_secs();
     let read = i64::try_from(seconds).ok().and_then(|seconds| ASN1Time::from_timestamp(seconds).ok());
     read.and_then(|time| time.to_rfc2822().ok()).unwrap_or_else(|| format!("{seconds} s after 1970"))

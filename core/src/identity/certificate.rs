@@ -21,7 +21,7 @@ pub struct PeerIdentity {
 
 impl PeerIdentity {
     /// Reads a certificate; that its authority signed it was checked by TLS.
-    pub(in crate::transport) fn of(certificate: &CertificateDer<'_>) -> Result<Self> {
+    pub(crate) fn of(certificate: &CertificateDer<'_>) -> Result<Self> {
         let node = NodeId(public_key_hash(certificate)?);
         let named = uri_of(certificate).and_then(|uri| {
             let (job, role, id) = match uri.strip_prefix("gradlane://")?.split('/').collect::<Vec<_>>()[..] {
@@ -51,14 +51,14 @@ impl PeerIdentity {
         })
     }
 
-    pub(super) fn subject_is(certificate: &CertificateDer<'_>, name: &str) -> bool {
+    pub(crate) fn subject_is(certificate: &CertificateDer<'_>, name: &str) -> bool {
         X509Certificate::from_der(certificate)
             .is_ok_and(|(_, parsed)| parsed.subject().iter_common_name().any(|cn| cn.as_str() == Ok(name)))
     }
 }
 
 /// The hash of a certificate's public key (SPKI).
-pub(super) fn public_key_hash(certificate: &CertificateDer<'_>) -> Result<[u8; 32]> {
+pub(crate) fn public_key_hash(certificate: &CertificateDer<'_>) -> Result<[u8; 32]> {
     Ok(sha256(&public_key(certificate)?))
 }
 
@@ -96,9 +96,9 @@ fn uri_of(certificate: &CertificateDer<'_>) -> Option<String> {
     })
 }
 
-pub(super) fn sha256(bytes: &[u8]) -> [u8; 32] {
+pub(crate) fn sha256(bytes: &[u8]) -> [u8; 32] {
     digest(&SHA256, bytes).as_ref().try_into().expect("SHA-256 has 32 bytes")
 }
 
 /// In every certificate, so that TLS's check of the server's name passes: who a server is, is its [`NodeId`].
-pub(in crate::transport) const SERVER_NAME: &str = "gradlane";
+pub(crate) const SERVER_NAME: &str = "gradlane";

@@ -20,7 +20,7 @@ use crate::wire::limits;
 
 /// The decisions about peers that want to connect or to enrol.
 #[derive(Debug)]
-pub(super) struct Gate {
+pub(crate) struct Gate {
     buckets: BTreeMap<Origin, Bucket>,
     /// When full buckets were dropped last.
     swept: Time,
@@ -36,7 +36,7 @@ pub(super) struct Gate {
 
 /// The decision about a peer that wants to connect.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Verdict {
+pub(crate) enum Verdict {
     /// Its handshake begins.
     Try(Admitted),
     /// It has to prove first that its address is real.
@@ -47,21 +47,21 @@ pub(super) enum Verdict {
 
 /// A place that was given to a peer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Admitted {
-    pub(super) place: Place,
+pub(crate) struct Admitted {
+    pub(crate) place: Place,
     /// When the peer must be done; then it is given up.
-    pub(super) until: Time,
+    pub(crate) until: Time,
     /// A stalled peer that is given up for this one, now.
-    pub(super) instead_of: Option<Place>,
+    pub(crate) instead_of: Option<Place>,
 }
 
 /// Names a place; never given twice.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(super) struct Place(u64);
+pub(crate) struct Place(u64);
 
 impl Gate {
     /// A gate that gives a handshake so much time.
-    pub(super) fn new(handshake_timeout: Duration) -> Self {
+    pub(crate) fn new(handshake_timeout: Duration) -> Self {
         Self {
             buckets: BTreeMap::new(),
             swept: Time::ZERO,
@@ -75,7 +75,7 @@ impl Gate {
     }
 
     /// A peer at `remote` wants to connect. `has_answered` says whether it has shown that the address is its own.
-    pub(super) fn arrive(&mut self, now: Time, remote: IpAddr, has_answered: bool) -> Verdict {
+    pub(crate) fn arrive(&mut self, now: Time, remote: IpAddr, has_answered: bool) -> Verdict {
         let origin = Origin::of(remote);
         self.sweep(now);
         let is_known = self.known.contains(&origin);
@@ -103,14 +103,14 @@ impl Gate {
     }
 
     /// A peer whose handshake began at `began` wants to enrol. `None` if there is no place for it now.
-    pub(super) fn enrol(&mut self, now: Time, began: Time) -> Option<Admitted> {
+    pub(crate) fn enrol(&mut self, now: Time, began: Time) -> Option<Admitted> {
         let place = self.name();
         let instead_of = self.newcomers.take(now, place)?;
         Some(Admitted { place, until: began + NEWCOMER_SHARE * self.handshake_timeout, instead_of })
     }
 
     /// A place is free again. Has no effect if it was given to another peer before.
-    pub(super) fn leave(&mut self, place: Place) {
+    pub(crate) fn leave(&mut self, place: Place) {
         for places in [&mut self.strangers, &mut self.reserved, &mut self.newcomers] {
             places.held.remove(&place);
         }
@@ -118,14 +118,14 @@ impl Gate {
 
     /// The newcomer in this place is refused. It counts as stalled once it has had time to hear why, so that refused ones keep no other
     /// newcomer out.
-    pub(super) fn give_way(&mut self, now: Time, place: Place) {
+    pub(crate) fn give_way(&mut self, now: Time, place: Place) {
         if let Some(since) = self.newcomers.held.get_mut(&place) {
             *since = now - (STALLED_AFTER - HEARS_WITHIN);
         }
     }
 
     /// A peer at `remote` has shown a certificate of the job, or that it knows the secret.
-    pub(super) fn proven(&mut self, remote: IpAddr) {
+    pub(crate) fn proven(&mut self, remote: IpAddr) {
         let origin = Origin::of(remote);
         if let Some(bucket) = self.buckets.get_mut(&origin) {
             bucket.give_back();
@@ -216,14 +216,14 @@ impl Places {
 
 /// What happened too often to log each time.
 #[derive(Debug, Default)]
-pub(super) struct Repeated {
+pub(crate) struct Repeated {
     logged: Option<Time>,
     unlogged: u64,
 }
 
 impl Repeated {
     /// It happened again. Returns how often it happened without being logged, if it is to be logged now.
-    pub(super) fn happened(&mut self, now: Time) -> Option<u64> {
+    pub(crate) fn happened(&mut self, now: Time) -> Option<u64> {
         if self.logged.is_some_and(|logged| now.since(logged) < LOG_EVERY) {
             self.unlogged += 1;
             return None;

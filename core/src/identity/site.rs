@@ -92,16 +92,16 @@ impl Site {
     }
 
     /// Shows TLS the newest certificate.
-    pub(super) fn resolver(&self) -> Arc<SiteResolver> {
+    pub(crate) fn resolver(&self) -> Arc<SiteResolver> {
         Arc::new(SiteResolver(self.clone()))
     }
 
     /// The newest certificate.
-    pub(super) fn certified(&self) -> Arc<CertifiedKey> {
+    pub(crate) fn certified(&self) -> Arc<CertifiedKey> {
         self.certified_at(wall_clock())
     }
 
-    pub(super) fn certified_at(&self, now: SystemTime) -> Arc<CertifiedKey> {
+    pub(crate) fn certified_at(&self, now: SystemTime) -> Arc<CertifiedKey> {
         self.held(now).certified
     }
 
@@ -109,7 +109,7 @@ impl Site {
     ///
     /// # Errors
     /// Why it may not.
-    pub(super) fn verify_client(
+    pub(crate) fn verify_client(
         &self,
         end_entity: &CertificateDer<'_>,
         intermediates: &[CertificateDer<'_>],
@@ -127,7 +127,7 @@ impl Site {
     ///
     /// # Errors
     /// Why it is not to be trusted.
-    pub(super) fn verify_server(
+    pub(crate) fn verify_server(
         &self,
         end_entity: &CertificateDer<'_>,
         intermediates: &[CertificateDer<'_>],
@@ -231,7 +231,7 @@ impl fmt::Debug for Site {
 
 /// Answers TLS's question which certificate a newcomer shows.
 #[derive(Debug)]
-pub(super) struct SiteResolver(Site);
+pub(crate) struct SiteResolver(Site);
 
 impl ResolvesClientCert for SiteResolver {
     fn resolve(&self, _: &[&[u8]], _: &[SignatureScheme]) -> Option<Arc<CertifiedKey>> {

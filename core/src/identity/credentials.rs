@@ -89,7 +89,7 @@ impl Credentials {
     }
 
     /// `error` with the times of this process's own certificate, if it says that this certificate is not good now.
-    pub(super) fn explain(&self, error: Error) -> Error {
+    pub(crate) fn explain(&self, error: Error) -> Error {
         match error {
             Error::CertExpired { holder, times, hint } if holder == THIS_PROCESS => {
                 Error::CertExpired { holder, times: format!("{}; {times}", self.validity()), hint }
@@ -98,17 +98,17 @@ impl Credentials {
         }
     }
 
-    pub(super) fn authority(&self) -> &CertificateDer<'static> {
+    pub(crate) fn authority(&self) -> &CertificateDer<'static> {
         &self.0.authority
     }
 
     /// The newest certificate.
-    pub(super) fn certificate(&self) -> CertificateDer<'static> {
+    pub(crate) fn certificate(&self) -> CertificateDer<'static> {
         self.0.lock().certified.cert[0].clone()
     }
 
     /// Gives TLS the newest certificate at each handshake.
-    pub(super) fn resolver(&self) -> Arc<Resolver> {
+    pub(crate) fn resolver(&self) -> Arc<Resolver> {
         Arc::new(Resolver(self.clone()))
     }
 }
@@ -141,7 +141,7 @@ impl fmt::Debug for Credentials {
 
 /// Answers TLS's question which certificate to show.
 #[derive(Debug)]
-pub(super) struct Resolver(Credentials);
+pub(crate) struct Resolver(Credentials);
 
 impl Resolver {
     fn newest(&self) -> Arc<CertifiedKey> {
@@ -173,4 +173,4 @@ fn unusable(error: &rustls::Error) -> Error {
 }
 
 /// The holder of the own certificate, in errors.
-pub(super) const THIS_PROCESS: &str = "this process";
+pub(crate) const THIS_PROCESS: &str = "this process";

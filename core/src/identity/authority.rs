@@ -1,4 +1,4 @@
-//! Who is who: the job's certificate authority, the credentials of a process, and the identity that a peer's certificate proves.
+//! The job's certificate authority.
 //!
 //! Every job has its own authority, which only the coordinator holds. A certificate names its holder in one URI,
 //! `gradlane://<job>/<role>/<node id>`, and is good for a day. A process's [`NodeId`] is the hash of its public key: key and id stay when the
@@ -19,12 +19,10 @@ use rcgen::{
 };
 use rustls::pki_types::{CertificateDer, CertificateSigningRequestDer};
 
-pub use super::certificate::PeerIdentity;
-use super::certificate::{SERVER_NAME, public_key, public_key_hash, sha256};
-pub use super::credentials::Credentials;
+use super::certificate::{PeerIdentity, SERVER_NAME, public_key, public_key_hash, sha256};
+use super::credentials::Credentials;
 use super::invitation::{self, Invitation, Invitations};
-use super::validity::{BACKDATED, wall_clock};
-pub use super::validity::{Renewal, Validity};
+use super::validity::{BACKDATED, Validity, wall_clock};
 use crate::error::{Error, Result};
 use crate::local::private_file::{self, IfOpen};
 use crate::types::join::JoinString;
@@ -130,7 +128,7 @@ impl Authority {
 
     /// The key of the stateless resets of this job's coordinator (RFC 9000, section 10.3). A coordinator that was killed and resumes its job
     /// has the same one, so that its former members learn at once that it knows their connections no more.
-    pub(super) fn reset_key(&self) -> [u8; 32] {
+    pub(crate) fn reset_key(&self) -> [u8; 32] {
         self.derive(b"gradlane 1: stateless reset")
     }
 
@@ -212,7 +210,7 @@ impl Authority {
         self.credentials_for(role, self.new_validity())
     }
 
-    pub(super) fn credentials_for(&self, role: Role, validity: Validity) -> Result<Credentials> {
+    pub(crate) fn credentials_for(&self, role: Role, validity: Validity) -> Result<Credentials> {
         let key = KeyPair::generate().map_err(|error| failed("making a key", error))?;
         let certificate = self.certify(&key, role, validity)?;
         Credentials::new(key.serialize_der(), certificate, self.certificate.clone())
@@ -223,7 +221,7 @@ impl Authority {
     ///
     /// # Errors
     /// [`Error::Auth`] if it knows none; [`Error::Token`] if it knows one that is for another role, used up or too old.
-    pub(super) fn admit(
+    pub(crate) fn admit(
         &self,
         request: &[u8],
         role: Role,
@@ -273,7 +271,7 @@ impl Authority {
     ///
     /// # Errors
     /// [`Error::Auth`] if `certificate` is not one of this job.
-    pub(super) fn renew(&self, certificate: &CertificateDer<'_>) -> Result<CertificateDer<'static>> {
+    pub(crate) fn renew(&self, certificate: &CertificateDer<'_>) -> Result<CertificateDer<'static>> {
         let holder = PeerIdentity::of(certificate)?;
         if holder.job != self.job {
             return Err(Error::Auth {
@@ -286,7 +284,7 @@ impl Authority {
         self.certify(&key, holder.role, self.new_validity())
     }
 
-    pub(super) fn certificate(&self) -> &CertificateDer<'static> {
+    pub(crate) fn certificate(&self) -> &CertificateDer<'static> {
         &self.certificate
     }
 
@@ -295,7 +293,7 @@ impl Authority {
     }
 
     /// Certifies the key of a signing request, whose signature proves that the requester has it. Nothing else of it is believed.
-    pub(super) fn sign(&self, request: &[u8], role: Role, peer: &str) -> Result<CertificateDer<'static>> {
+    pub(crate) fn sign(&self, request: &[u8], role: Role, peer: &str) -> Result<CertificateDer<'static>> {
         let request = CertificateSigningRequestDer::from(request.to_vec());
         let request = CertificateSigningRequestParams::from_der(&request).map_err(|error| Error::Protocol {
             peer: peer.to_owned(),

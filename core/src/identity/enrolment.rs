@@ -1,0 +1,259 @@
+//! Enrolment without its connection: the messages as bytes, the proof of a secret, and the decision about a newcomer.
+//!
+//! `transport::quic::enroll` carries the messages and describes the protocol.
+
+use std::sync::Arc;
+
+use aws_lc_rs::hmac;
+use rustls::pki_types::CertificateDer;
+
+use super::authority::Authority;
+use crate::error::{Error, Result};
+use crate::types::Role;
+use crate::wire::reject;
+
+/// What a newcomer sends: version, role, proof, signing request.
+#[derive(Debug)]
+pub(crate) struct Request<'a> {
+    /// What it wants to be.
+    pub(crate) role: Role,
+    /// That it knows a secret.
+    pub(crate) proof: &'a [u8; PROOF_BYTES],
+    /// Its key, in DER.
+    pub(crate) signing_request: &'a [u8],
+}
+
+/// What the coordinator answers.
+#[derive(Debug)]
+pub(crate) enum Answer<'a> {
+    /// Certificates in DER: that of the newcomer, and that of the authority.
+    Issued { certificate: &'a [u8], authority: &'a [u8] },
+    /// Why not.
+    Refused(Error),
+}
+
+impl<'a> Request<'a> {
+    /// Reads what `peer` sent.
+    ///
+    /// # Errors
+    /// [`Error::Incompatible`] for another version, [`Error::Protocol`] naming the field for anything else.
+    pub(crate) fn read(message: &'a [u8], peer: &str) -> Result<Self> {
+        let Some((&[version, role], rest)) = message.split_first_chunk::<2>() else {
+            return Err(bad(peer, "request", "is cut short"));
+        };
+        if version != VERSION {
+            return Err(Error::Incompatible {
+                field: "enrolment version".to_owned(),
+                ours: VERSION.to_string(),
+                peer: peer.to_owned(),
+                theirs: version.to_string(),
+            });
+        }
+        let role = match Role::from_code(role) {
+            Some(role @ (Role::Worker | Role::Server | Role::Observer)) => role,
+            Some(Role::Coordinator) | None => return Err(bad(peer, "role", format!("is {role}"))),
+        };
+        let Some((proof, signing_request)) = rest.split_first_chunk::<PROOF_BYTES>() else {
+            return Err(bad(peer, "proof", "is cut short"));
+        };
+        Ok(Self { role, proof, signing_request })
+    }
+
+    /// Its bytes.
+    pub(crate) fn bytes(&self) -> Vec<u8> {
+        [&[VERSION, self.role as u8], &self.proof[..], self.signing_request].concat()
+    }
+}
+
+impl<'a> Answer<'a> {
+    /// Reads what `peer` sent.
+    ///
+    /// # Errors
+    /// [`Error::Protocol`] naming the field.
+    pub(crate) fn read(message: &'a [u8], peer: &str) -> Result<Self> {
+        match message.split_first() {
+            Some((&ISSUED, rest)) => {
+                let cut = || bad(peer, "certificate", "is cut short");
+                let (length, rest) = rest.split_first_chunk::<4>().ok_or_else(cut)?;
+                let length = u32::from_le_bytes(*length) as usize;
+                let (certificate, authority) = rest.split_at_checked(length).ok_or_else(cut)?;
+                Ok(Self::Issued { certificate, authority })
+            }
+            Some((&REFUSED, body)) => Ok(Self::Refused(reject::from_body(body, peer)?)),
+            Some(_) | None => Err(bad(peer, "answer", "is neither a certificate nor a refusal")),
+        }
+    }
+
+    /// Its bytes.
+    pub(crate) fn bytes(&self) -> Vec<u8> {
+        match self {
+            Self::Issued { certificate, authority } => {
+                let length = u32::try_from(certificate.len()).expect("a certificate is short");
+                [&[ISSUED], &length.to_le_bytes()[..], certificate, authority].concat()
+            }
+            Self::Refused(error) => [vec![REFUSED], reject::to_body(error)].concat(),
+        }
+    }
+}
+
+/// What lets a newcomer in.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Vouched {
+    /// The newcomer has to prove that it knows a secret of the job.
+    BySecret,
+    /// The newcomer has shown a certificate of the site.
+    BySite,
+}
+
+/// The key that TLS exports for one connection. Both ends compute the same one, and no other connection has it.
+pub(crate) type Exported = [u8; 32];
+
+/// Proves knowledge of `secret` to the other end of the connection with the key `exported`, for an enrolment as `role`.
+pub(crate) fn prove(secret: &[u8; 16], role: Role, exported: &Exported) -> [u8; PROOF_BYTES] {
+    let tag = hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, secret), &proven(role, exported));
+    tag.as_ref().try_into().expect("HMAC-SHA256 has 32 bytes")
+}
+
+/// The message that a proof signs.
+fn proven(role: Role, exported: &Exported) -> Vec<u8> {
+    [&[role as u8], &exported[..]].concat()
+}
+
+/// The coordinator's side of enrolment.
+pub(crate) struct Registrar {
+    authority: Arc<Authority>,
+    /// Why no process becomes a member any more.
+    closed: Option<Error>,
+}
+
+impl Registrar {
+    /// Certifies newcomers by `authority`.
+    pub(crate) fn new(authority: Arc<Authority>) -> Self {
+        Self { authority, closed: None }
+    }
+
+    /// From now on no process becomes a member. A newcomer is told `why`.
+    pub(crate) fn close(&mut self, why: Error) {
+        self.closed = Some(why);
+    }
+
+    /// The terms for a newcomer that comes now.
+    pub(crate) fn terms(&self) -> Terms {
+        Terms { authority: Arc::clone(&self.authority), closed: self.closed.clone() }
+    }
+}
+
+/// The terms on which one newcomer is certified.
+pub(crate) struct Terms {
+    authority: Arc<Authority>,
+    closed: Option<Error>,
+}
+
+impl Terms {
+    /// The authority that certifies newcomers.
+    pub(crate) fn authority(&self) -> &Authority {
+        &self.authority
+    }
+
+    /// Decides about a newcomer that sent `message` over the connection with the key `exported`. Returns its certificate.
+    ///
+    /// # Errors
+    /// [`Error::Auth`] for a wrong proof, [`Error::Token`] as [`Authority::admit`], the reason of [`Registrar::close`] for any role but
+    /// [`Role::Observer`], and as [`Request::read`].
+    pub(crate) fn certify(
+        &self,
+        vouched: Vouched,
+        message: &[u8],
+        exported: &Exported,
+        peer: &str,
+    ) -> Result<CertificateDer<'static>> {
+        let Request { role, proof, signing_request } = Request::read(message, peer)?;
+        let closed = self.closed.as_ref().filter(|_| role != Role::Observer);
+        if vouched == Vouched::BySite {
+            // A newcomer with a certificate of the site is no stranger and needs no secret. The certificate permits every role.
+            return match closed {
+                Some(why) => Err(why.clone()),
+                None => self.authority.sign(signing_request, role, peer),
+            };
+        }
+        let proven = proven(role, exported);
+        // Compares in constant time.
+        let knows =
+            |secret: &[u8; 16]| hmac::verify(&hmac::Key::new(hmac::HMAC_SHA256, secret), &proven, proof).is_ok();
+        match closed {
+            // After the proof, so that a stranger does not learn how far the job is. This uses up no invitation.
+            Some(why) => {
+                self.authority.admit(signing_request, Role::Observer, peer, knows)?;
+                Err(why.clone())
+            }
+            None => self.authority.admit(signing_request, role, peer, knows),
+        }
+    }
+}
+
+fn bad(peer: &str, field: &str, problem: impl Into<String>) -> Error {
+    Error::Protocol { peer: peer.to_owned(), field: field.to_owned(), problem: problem.into() }
+}
+
+const VERSION: u8 = 1;
+const ISSUED: u8 = 1;
+const REFUSED: u8 = 2;
+/// Length of HMAC-SHA256.
+const PROOF_BYTES: usize = 32;
+
+#[cfg(test)]
+mod tests {
+    use rcgen::{CertificateParams, KeyPair};
+
+    use super::*;
+    use crate::identity::PeerIdentity;
+
+    const PEER: &str = "a newcomer";
+    const HERE: Exported = [1; 32];
+
+    #[test]
+    fn a_proof_counts_on_its_connection_and_for_its_role_alone() {
+        let (registrar, secret) = registrar();
+        let proof = prove(&secret, Role::Worker, &HERE);
+        let come = |role, exported: &Exported, proof: &[u8; 32]| {
+            registrar.terms().certify(Vouched::BySecret, &request(role, proof), exported, PEER)
+        };
+        let certificate = come(Role::Worker, &HERE, &proof).unwrap();
+        assert_eq!(PeerIdentity::of(&certificate).unwrap().role, Role::Worker);
+        for refused in [
+            come(Role::Server, &HERE, &proof),
+            come(Role::Worker, &[2; 32], &proof),
+            come(Role::Worker, &HERE, &prove(&[7; 16], Role::Worker, &HERE)),
+        ] {
+            assert!(matches!(refused, Err(Error::Auth { .. })), "{refused:?}");
+        }
+    }
+
+    #[test]
+    fn a_closed_job_tells_its_state_to_those_who_know_the_secret_and_still_admits_observers() {
+        let (mut registrar, secret) = registrar();
+        let why = Error::FailedPrecondition { what: "the job has formed".to_owned(), hint: String::new() };
+        registrar.close(why.clone());
+        let come = |vouched, role, secret| {
+            let message = request(role, &prove(secret, role, &HERE));
+            registrar.terms().certify(vouched, &message, &HERE, PEER)
+        };
+        assert_eq!(come(Vouched::BySecret, Role::Worker, &secret), Err(why.clone()));
+        assert!(matches!(come(Vouched::BySecret, Role::Worker, &[7; 16]), Err(Error::Auth { .. })));
+        assert!(come(Vouched::BySecret, Role::Observer, &secret).is_ok());
+        assert_eq!(come(Vouched::BySite, Role::Worker, &[7; 16]), Err(why));
+        assert!(come(Vouched::BySite, Role::Observer, &[7; 16]).is_ok());
+    }
+
+    fn registrar() -> (Registrar, [u8; 16]) {
+        let authority = Arc::new(Authority::create("night").unwrap());
+        let secret = authority.join_string("a:1").secret;
+        (Registrar::new(authority), secret)
+    }
+
+    fn request(role: Role, proof: &[u8; 32]) -> Vec<u8> {
+        let key = KeyPair::generate().unwrap();
+        let request = CertificateParams::default().serialize_request(&key).unwrap();
+        Request { role, proof, signing_request: request.der() }.bytes()
+    }
+}
