@@ -2,7 +2,7 @@
 //!
 //! - `puppet` joins as a worker, says `joined <rank>`, then does what standard input says, one order a line, and answers each with
 //!   `ok` or `failed <code> <error>`:
-//!   `sum <name> <round>`, `pair <name> <round>` (a sum of ranks 0 and 1), `barrier <name> <milliseconds>`, `shutdown <milliseconds>`; or with a number: `metric <name>`.
+//!   `beside <name> <round>` (a large sum into other memory; first says which ranks are in it), `sum <name> <round>`, `pair <name> <round>` (a sum of ranks 0 and 1), `barrier <name> <milliseconds>`, `shutdown <milliseconds>`; or with a number: `metric <name>`.
 //! - `train <rounds> [<rank> <mishap>]` joins as a worker, says `joined <rank> <pid>`, reduces so many rounds (0: without end), and
 //!   leaves. After its first round the worker of `rank` exits with the code `mishap` instead, or with `stuck` does nothing any more, for
 //!   which the others wait a second. The exit code is 1 after an error, which standard error tells.
@@ -70,6 +70,9 @@ fn obey(engine: &Engine) -> Result<i32> {
             ["pair", name, round] => {
                 rounds::begin_of_two(engine, name, number(round), ELEMENTS).and_then(|sum| sum.check())
             }
+            ["beside", name, round] => {
+                rounds::reduce_beside(engine, name, number(round), LARGE).map(|ranks| say(&format!("sum of {ranks:?}")))
+            }
             ["barrier", name, timeout] => engine.arrive(name, Some(milliseconds(timeout))).wait(None),
             ["shutdown", grace] => engine.shutdown(milliseconds(grace)),
             _ => panic!("{line:?} is no order"),
@@ -114,3 +117,6 @@ fn number<T: std::str::FromStr>(word: &str) -> T {
 
 /// Of each tensor: parts of 1 MiB and more than one of them are other tests' concern.
 const ELEMENTS: usize = 50_000;
+
+/// So many that a fault can come while a sum is under way.
+const LARGE: usize = 2_000_000;

@@ -277,6 +277,13 @@ impl<T: Element> Tensor<T> {
         engine.push_pull(Submission { weight, priority, ..self.submission(op) }, |_| {})
     }
 
+    /// What reduces it into `result`, which has as many elements and must outlive the handle as well.
+    pub fn submission_into(&mut self, op: Op, result: &mut [T]) -> Submission {
+        assert_eq!(result.len(), self.data.len(), "as many elements");
+        let destination = region(result.as_mut_ptr().cast(), size_of_val(result)).into();
+        Submission { destination, ..self.submission(op) }
+    }
+
     /// What reduces it in place, for tests that want something special of it.
     pub fn submission(&mut self, op: Op) -> Submission {
         let bytes = self.data.len() * size_of::<T>();

@@ -31,6 +31,25 @@ pub fn check(sum: &[f32], workers: u32, name: &str, round: u64) -> Result<(), St
     Ok(())
 }
 
+/// The workers that `sum` counts: each once, and the same ones in every element.
+///
+/// # Errors
+/// The first element that counts others, and the counts it shows.
+pub fn counted(sum: &[f32], workers: u32, name: &str, round: u64) -> Result<Vec<u32>, String> {
+    let mut whole: Option<Vec<u32>> = None;
+    for (index, (sum, factor)) in sum.iter().zip(factors(name, round)).enumerate() {
+        let all = (sum / factor) as u64;
+        let ranks: Vec<u32> = (0..workers).filter(|rank| all / 4_u64.pow(*rank) % 4 == 1).collect();
+        let right = ranks.iter().map(|rank| 4_u64.pow(*rank)).sum::<u64>() as f32;
+        if *sum != right * factor || whole.get_or_insert_with(|| ranks.clone()) != &ranks {
+            return Err(format!(
+                "{name}, round {round}, element {index}: {sum} of {factor}, and those before {whole:?}"
+            ));
+        }
+    }
+    Ok(whole.unwrap_or_default())
+}
+
 fn factors(name: &str, round: u64) -> impl Iterator<Item = f32> + use<> {
     let mut random = Random::new(TensorKey::of(name).0 ^ round.wrapping_mul(0xD6E8_FEB8_6659_FD93));
     std::iter::repeat_with(move || [1.0, 2.0, 4.0][random.below(3) as usize])
@@ -48,5 +67,10 @@ mod tests {
         assert!(check(&sum(&[of(0, 5)]), 2, "a", 5).unwrap_err().contains("[1, 0]"));
         assert!(check(&sum(&[of(0, 5), of(1, 5), of(1, 5)]), 2, "a", 5).unwrap_err().contains("[1, 2]"));
         assert!(check(&sum(&[of(0, 5), of(1, 4)]), 2, "a", 5).is_err());
+        assert_eq!(counted(&sum(&[of(0, 5), of(2, 5)]), 3, "a", 5), Ok(vec![0, 2]));
+        let mixed = [sum(&[of(0, 5), of(2, 5)])[..50].to_vec(), sum(&[of(0, 5)])[50..].to_vec()].concat();
+        assert!(counted(&mixed, 3, "a", 5).unwrap_err().contains("element 50"));
+        assert!(counted(&sum(&[of(0, 5), of(0, 5)]), 3, "a", 5).is_err());
+        assert!(counted(&sum(&[of(0, 4)]), 3, "a", 5).is_err());
     }
 }

@@ -42,6 +42,21 @@ fn begin_among(engine: &Engine, name: &str, round: u64, len: usize, participants
     Ok(Reduction { tensor, handle, workers, round })
 }
 
+/// Reduces `len` elements under `name` into other memory and waits. Returns the ranks of the workers that are in the sum.
+///
+/// # Errors
+/// As [`Engine::push_pull`] and as its handle.
+///
+/// # Panics
+/// If the sum is wrong.
+pub fn reduce_beside(engine: &Engine, name: &str, round: u64, len: usize) -> Result<Vec<u32>> {
+    let mut tensor = Tensor::new(name, digits::contribution(engine.rank().0, name, round, len));
+    let mut sum = vec![0.0; len];
+    let handle = engine.push_pull(tensor.submission_into(Op::Sum, &mut sum), |_| {})?;
+    handle.wait(None)?;
+    digits::counted(&sum, engine.size(), name, round).map_or_else(|wrong| panic!("{wrong}"), Ok)
+}
+
 impl Reduction {
     /// Waits for the sum and checks every element of it.
     ///

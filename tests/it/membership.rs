@@ -28,7 +28,8 @@ matrix! {
         everybody_hears_at_once_of_a_death_that_somebody_saw,
         everybody_hears_of_a_server_that_is_killed_and_the_other_servers_end,
         a_job_whose_coordinator_is_killed_goes_on_for_a_while_and_then_says_whom_it_lost,
-        who_comes_back_from_the_dead_changes_no_sum;
+        who_comes_back_from_the_dead_changes_no_sum,
+        the_survivors_of_a_killed_worker_get_their_sum_if_the_job_goes_on;
 }
 
 #[test]
@@ -207,6 +208,41 @@ fn kill_one_of_three(over: Over) {
     // Whatever is asked later has the same cause.
     job.puppets[0].order("sum weight 2");
     assert!(job.puppets[0].line().starts_with("failed Aborted lost worker 2 on "));
+}
+
+fn the_survivors_of_a_killed_worker_get_their_sum_if_the_job_goes_on(over: Over) {
+    (0..repetitions(6)).for_each(|repetition| go_on_without_one(over, repetition % 3));
+}
+
+/// Kills one of three workers: before it contributes, while it does, or before the job has summed anything.
+fn go_on_without_one(over: Over, when: u32) {
+    // So patient that silence cannot be what is heard of.
+    let mut job = Job::start(over, 3, 2, &[("on_worker_loss", "continue"), ("dead_timeout", "1h")]);
+    let sum = |job: &mut Job, ranks: &[usize], round: u32| {
+        ranks.iter().for_each(|rank| job.puppets[*rank].order(&format!("beside weight {round}")));
+    };
+    let heard = |job: &mut Job, rank: usize| {
+        let said = job.puppets[rank].line();
+        assert!(said.starts_with("sum of ["), "{over}, {when}: {said}");
+        assert_eq!(job.puppets[rank].line(), "ok");
+        said
+    };
+    if when != 2 {
+        sum(&mut job, &[0, 1, 2], 0);
+        (0..3).for_each(|rank| assert_eq!(heard(&mut job, rank), "sum of [0, 1, 2]"));
+    }
+    sum(&mut job, if when == 1 { &[0, 1, 2] } else { &[0, 1] }, 1);
+    let pid = job.puppets[2].pid();
+    job.puppets[2].signal("KILL");
+    job.embedded.coordinator().report_death(pid, "worker 2 was killed by signal 9".to_owned());
+    let first = heard(&mut job, 0);
+    assert_eq!(heard(&mut job, 1), first, "both have the same sum");
+    let may_be_in = if when == 1 { first == "sum of [0, 1, 2]" } else { false };
+    assert!(may_be_in || first == "sum of [0, 1]", "{first}");
+    for round in 2..5 {
+        sum(&mut job, &[0, 1], round);
+        (0..2).for_each(|rank| assert_eq!(heard(&mut job, rank), "sum of [0, 1]"));
+    }
 }
 
 fn everybody_hears_at_once_of_a_death_that_somebody_saw(over: Over) {

@@ -72,6 +72,16 @@ choice! {
 }
 
 choice! {
+    /// What becomes of a job that loses a worker.
+    OnWorkerLoss {
+        /// It ends, and every member hears the cause.
+        Abort = "abort",
+        /// It goes on with the workers that are left, if the lost one reduced with nobody on its machine.
+        Continue = "continue",
+    }
+}
+
+choice! {
     /// Whether the workers of one machine reduce among themselves.
     LocalReduce {
         /// Wherever all workers are on one machine.

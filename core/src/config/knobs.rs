@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use super::choices::{Checksum, Congestion, FrameworkCall, LocalReduce, TransportChoice};
+use super::choices::{Checksum, Congestion, FrameworkCall, LocalReduce, OnWorkerLoss, TransportChoice};
 use super::kinds::{
     Address, Bytes, Count, Flag, Indices, Join, Kind, LogFilter, Name, Names, Optional, Path, PreShared, Role, Text,
     TimeSpan, Unit,
@@ -252,6 +252,8 @@ knobs! {
         suspect_timeout: TimeSpan = "2 s" in "1 ms" to "10 min";
         /// Silence after which a member is dead.
         dead_timeout: TimeSpan = "5 s" in "1 ms" to "1 h";
+        /// What becomes of a job that loses a worker; the coordinator's setting counts. With `continue` it goes on with the workers that are left: sums and means are theirs from the step that was under way. It ends if the lost worker reduced with others on its machine (see `local_reduce`), if a sum had begun to land on a contribution that the others must send again (reduce into other memory), or with the loss of a server.
+        on_worker_loss: OnWorkerLoss = "abort";
         /// How long a job runs on without its coordinator.
         control_lost_timeout: TimeSpan = "300 s" in "1 ms" to "24 h";
         /// Wait for a missing contribution after which a warning names the ranks; repeated at this interval.

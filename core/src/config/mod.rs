@@ -25,7 +25,7 @@ pub mod units;
 mod unread;
 
 pub use bounds::{ANSWER_MARGIN, Bounds, DIAL_TIMEOUT, LEADER_PATIENCE, NCCL_ABORT_PATIENCE, NCCL_GRACE};
-pub use choices::{Checksum, Congestion, FrameworkCall, LocalReduce, TransportChoice};
+pub use choices::{Checksum, Congestion, FrameworkCall, LocalReduce, OnWorkerLoss, TransportChoice};
 pub use kinds::ProcessRole;
 pub use knobs::{Config, KNOBS, Knob};
 pub use launcher::{Launch, Launcher};

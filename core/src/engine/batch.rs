@@ -156,10 +156,11 @@ impl Engine {
         let limit = self.limit(Arc::clone(&names), timeout);
         let handle = self.shared.with_pushing(here_bytes_max, |state, now| {
             let describe = |index: usize| {
-                let Member { source, priority, .. } = &members[index];
+                let Member { source, destination, priority } = &members[index];
                 let (bytes, device) = (source.len() as u64, source.device());
                 let device_encodes = encodes(&batch.tensors[index], source, self.device());
-                Tensor { key: batch.keys[index], bytes, device, device_encodes, priority: *priority }
+                let in_place = source.is_place_of(destination);
+                Tensor { key: batch.keys[index], bytes, device, device_encodes, in_place, priority: *priority }
             };
             let memory = members.iter().map(|Member { source, destination, .. }| (source, destination));
             let taken = state.loans.take_all(memory);

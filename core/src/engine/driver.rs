@@ -324,7 +324,8 @@ impl Engine {
         let name: Arc<str> = tensor.name.as_str().into();
         let limit = self.limit(Arc::clone(&name), timeout);
         let (device, device_encodes) = (source.device(), encodes(&tensor, &source, self.device()));
-        let described = Tensor { key: tensor.key(), bytes, device, device_encodes, priority };
+        let in_place = source.is_place_of(&destination);
+        let described = Tensor { key: tensor.key(), bytes, device, device_encodes, in_place, priority };
         let handle = self.shared.with_pushing(here_bytes_max, |state, now| {
             let taken = state.loans.take(&source, &destination);
             let taken = taken.map_err(|in_use| state.refusal(in_use, std::slice::from_ref(&tensor)))?;

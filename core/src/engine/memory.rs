@@ -46,6 +46,11 @@ impl Memory {
         }
     }
 
+    /// Whether a result in `other`, which does not overlap with it in part, overwrites it.
+    pub(super) fn is_place_of(&self, other: &Self) -> bool {
+        (self.device(), self.address()) == (other.device(), other.address())
+    }
+
     /// The device of the memory; `None` for the host.
     pub fn device(&self) -> Option<Ordinal> {
         match self {

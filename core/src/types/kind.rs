@@ -159,7 +159,7 @@ mod tests {
             ("dtype", "float32", "float16", TensorSpec { dtype: DType::F16, ..spec.clone() }),
             ("shape", "[2, 3]", "[3, 2]", TensorSpec { shape: vec![3, 2], ..spec.clone() }),
             ("codec", "none", "bf16", spec.clone().with_codec(CodecSpec::BF16)),
-            ("participants", "all workers", "worker 1", spec.clone().with_participants(only(1))),
+            ("participants", "all workers", "workers {1}", spec.clone().with_participants(only(1))),
         ];
         assert_eq!(spec.declared().difference(&spec.declared()), None);
         for (field, first, second, other) in others {

@@ -34,6 +34,8 @@ pub struct Tensor {
     pub device: Option<Ordinal>,
     /// Whether copies of that device encode and decode it as its codec says.
     pub device_encodes: bool,
+    /// Whether its sum goes to the memory of its contribution.
+    pub in_place: bool,
     /// How urgent it is.
     pub priority: Priority,
 }
@@ -159,6 +161,8 @@ pub(super) struct Record {
     pub(super) coding: Option<Coding>,
     /// Whether the device encodes and decodes it in its copies, instead of the host.
     pub(super) coded_by_device: bool,
+    /// Whether the sum lands on what is pushed. Otherwise the contribution is whole after every failed exchange.
+    pub(super) is_overwritten: bool,
     pub(super) priority: Priority,
     pub(super) held: Option<Held>,
     /// When its latest exchange began.

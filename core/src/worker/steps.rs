@@ -165,7 +165,7 @@ impl Worker {
 
     /// The header that opens the exchange of a task.
     fn request(&self, task: &Task) -> Request {
-        let Record { part, coding, priority, message, .. } = self.record(task.id);
+        let Record { part, coding, is_overwritten, priority, message, .. } = self.record(task.id);
         let formation = self.here();
         let (dtype, op, participants) = (part.layout.dtype, part.op, part.participants.clone());
         let weight = match (op, coding) {
@@ -177,14 +177,12 @@ impl Worker {
         if let Some(error_bytes) = *message {
             return Request::Withdraw(Withdraw { target, dtype, op, participants, error_bytes });
         }
-        // A contribution that does not lie in the place of the sum is also sent as if the sum had overwritten its front. One rule is
-        // enough, because the server has that front.
         let body = body(part, *coding);
         let sender = formation.machines.only_sender(op, &participants, task.part, dtype);
         let contribution = match task.attempt {
             _ if sender.is_some_and(|sender| sender != formation.rank) => Contribution::Nothing,
-            Attempt::Resumed { landed } => Contribution::Resumed { body, landed },
-            Attempt::First | Attempt::Again => Contribution::First { body, checksum: None },
+            Attempt::Resumed { landed } if *is_overwritten => Contribution::Resumed { body, landed },
+            Attempt::First | Attempt::Again | Attempt::Resumed { .. } => Contribution::First { body, checksum: None },
         };
         let (urgency, part_bytes) = (self.urgency(*priority), part.layout.bytes());
         Request::Contribute(Contribute { target, dtype, op, participants, weight, urgency, part_bytes, contribution })

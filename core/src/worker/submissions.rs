@@ -241,7 +241,7 @@ impl Worker {
         let mut groups = Vec::with_capacity(part.tickets.len());
         let mut priority = Priority(i32::MIN);
         let (mut device, mut position, mut elsewhere) = (None, 0, None);
-        let mut device_encodes = true;
+        let (mut device_encodes, mut in_place) = (true, false);
         for id in &part.tickets {
             // A submission stays until its group resolves. A group resolves only when its shares are done or no task holds its memory.
             let Some(submission) = self.submissions.get(id) else {
@@ -254,6 +254,7 @@ impl Worker {
                     elsewhere.get_or_insert(position);
                 }
                 device_encodes &= tensor.device_encodes;
+                in_place |= tensor.in_place;
                 position += 1;
             }
         }
@@ -266,6 +267,9 @@ impl Worker {
             return self.withdraw_unreachable(now, &part);
         }
         let coding = self.coding(&part, duty);
+        // What is reduced, encoded or copied first lies in memory that the sum takes as well.
+        let lies_apart =
+            !in_place && coding.is_none() && memory == DeviceKind::Host && self.reducing_ranks(&part).get() == 1;
         let coded_by_device = coding.is_some() && !self.here().pipeline.needs_coding(memory, device_encodes);
         let route = Route { coded: coding.is_some() && !coded_by_device, ..Route::new(duty, memory) };
         let spec = TaskSpec {
@@ -280,19 +284,36 @@ impl Worker {
         let task = self.scheduler.submit(now, spec);
         self.most_urgent = self.most_urgent.max(priority);
         let (held, abandoned, message) = (None, false, None);
-        let record = Record { part, memory, coding, coded_by_device, priority, held, asked: None, abandoned, message };
+        let is_overwritten = !lies_apart;
+        let record = Record {
+            part,
+            memory,
+            coding,
+            coded_by_device,
+            is_overwritten,
+            priority,
+            held,
+            asked: None,
+            abandoned,
+            message,
+        };
         self.tasks.insert(task, record);
         self.commands.push_back(Command::Carry { task, load: Load::Pieces });
     }
 
     /// How a part is encoded on its way to its server. `None` if it travels unchanged, or does not travel.
     fn coding(&self, part: &ReadyPart, duty: Duty) -> Option<Coding> {
-        let Formation { machines, rank, pipeline, .. } = self.here();
         let (dtype, codec) = (part.layout.dtype, part.layout.kind.codec().for_op(part.op));
-        let partners = machines.partners(dtype, *rank).filter(|_| part.participants.is_everybody());
+        let coding = Coding::of(codec, dtype, part.op, self.reducing_ranks(part));
+        coding.filter(|_| self.here().pipeline.pushes() && duty != Duty::Together)
+    }
+
+    /// How many ranks of this machine reduce a part before one of them exchanges it.
+    fn reducing_ranks(&self, part: &ReadyPart) -> NonZeroU32 {
+        let Formation { machines, rank, .. } = self.here();
+        let partners = machines.partners(part.layout.dtype, *rank).filter(|_| part.participants.is_everybody());
         let ranks = partners.map_or(1, |partners| partners.len());
-        let ranks = u32::try_from(ranks).ok().and_then(NonZeroU32::new).expect("a machine has a few ranks");
-        Coding::of(codec, dtype, part.op, ranks).filter(|_| pipeline.pushes() && duty != Duty::Together)
+        u32::try_from(ranks).ok().and_then(NonZeroU32::new).expect("a machine has a few ranks")
     }
 
     /// The duty of this rank for a part whose tensors lie in `memory`.

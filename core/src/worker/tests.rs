@@ -46,6 +46,35 @@ fn a_tensor_is_declared_pushed_pulled_and_resolved() {
 }
 
 #[test]
+fn a_repeat_offers_the_whole_contribution_unless_the_sum_has_landed_on_it() {
+    let coded = spec("w").with_codec(CodecSpec::F16);
+    for (spec, in_place, is_overwritten) in [(spec("w"), true, true), (spec("w"), false, false), (coded, false, true)] {
+        let mut world = World::joined();
+        world.submit_spec(&spec, Tensor { in_place, ..tensor(&spec, None) });
+        let Some(Command::Declare { request, tensors, .. }) = world.commands().pop() else { panic!("unknown") };
+        world.declared(request, &tensors);
+        if let Some(step) = world.worker.take(world.now, Stage::Compress) {
+            world.worker.handle_coded(world.now, step.task.id, Ok(()));
+        }
+        let step = world.worker.take(world.now, Stage::Push).unwrap();
+        world.worker.handle_pushed(world.now, step.task.id, Ok(()));
+        world.worker.take(world.now, Stage::Pull).unwrap();
+        let error = Error::Unavailable { what: "the exchange".to_owned(), cause: "stream reset".to_owned() };
+        world.worker.handle_pulled(world.now, step.task.id, Exchanged::Torn { error, landed: 4 });
+        world.now = world.now + SECOND;
+        world.worker.handle_timeout(world.now);
+        world.commands();
+        let step = world.worker.take(world.now, Stage::Push).unwrap();
+        let Action::Push { header: Request::Contribute(header), .. } = step.action else { panic!("{step:?}") };
+        match header.contribution {
+            Contribution::Resumed { landed, .. } => assert_eq!((is_overwritten, landed), (true, 4)),
+            Contribution::First { .. } => assert!(!is_overwritten, "{spec:?}"),
+            Contribution::Nothing => panic!("it contributes"),
+        }
+    }
+}
+
+#[test]
 fn a_tensor_with_a_codec_is_encoded_pushed_in_its_wire_form_and_decoded() {
     let mut world = World::joined();
     let spec = spec("w").with_codec(CodecSpec::F16);
@@ -441,7 +470,7 @@ fn spec(name: &str) -> TensorSpec {
 }
 
 fn tensor(spec: &TensorSpec, device: Option<Ordinal>) -> Tensor {
-    Tensor { key: spec.key(), bytes: 16, device, device_encodes: false, priority: Priority(0) }
+    Tensor { key: spec.key(), bytes: 16, device, device_encodes: false, in_place: true, priority: Priority(0) }
 }
 
 fn resolved(submission: u64, outcome: Result<()>) -> Command {

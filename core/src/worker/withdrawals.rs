@@ -130,11 +130,11 @@ impl Worker {
     fn carry_withdrawal(&mut self, task: TaskId, part: ReadyPart, priority: Priority, error: &Error) {
         let body = reject::to_body(error);
         let (memory, message) = (DeviceKind::Host, Some(body.len() as u64));
-        let (coding, coded_by_device, held, abandoned) = (None, false, None, false);
-        self.tasks.insert(
-            task,
-            Record { part, memory, coding, coded_by_device, priority, held, asked: None, abandoned, message },
-        );
+        let (coding, coded_by_device, is_overwritten, held, abandoned) = (None, false, false, None, false);
+        let asked = None;
+        let record =
+            Record { part, memory, coding, coded_by_device, is_overwritten, priority, held, asked, abandoned, message };
+        self.tasks.insert(task, record);
         self.withdrawals += 1;
         self.commands.push_back(Command::Carry { task, load: Load::Message(body) });
     }

@@ -5,13 +5,15 @@
 //! | before the job formed | free the seat | free the seat |
 //! | a worker that left in order | nothing | nothing |
 //! | a worker | abort | continue without it |
+//! | a worker that reduces with others of its machine, which stay | abort | abort: their sums are broken |
 //! | several workers, others stay | abort | continue without them |
 //! | every worker | abort | abort: nobody is left |
 //! | the last worker that works, others left in order | abort | continue: the job ends in order |
 //! | a server, perhaps with workers | abort | abort: its sums are lost |
 
+use gradlane_core::config::OnWorkerLoss;
 use gradlane_core::error::Error;
-use gradlane_core::types::Role;
+use gradlane_core::types::{MachineId, Role};
 use gradlane_core::wire::frame::Health;
 
 use super::roster::{Identity, Roster, Seat};
@@ -24,6 +26,16 @@ pub enum Policy {
     Abort,
     /// The job goes on with the workers that are left. The loss of a server still fails it, because its sums are lost.
     Continue,
+}
+
+impl Policy {
+    /// The policy that a user chose.
+    pub const fn from_setting(setting: OnWorkerLoss) -> Self {
+        match setting {
+            OnWorkerLoss::Abort => Self::Abort,
+            OnWorkerLoss::Continue => Self::Continue,
+        }
+    }
 }
 
 /// A member that was lost.
@@ -69,6 +81,19 @@ pub(super) fn verdict(policy: Policy, roster: &Roster, loss: &[Lost]) -> Verdict
             };
             if !roster.seats().any(stays) {
                 return abort(first, "no worker is left");
+            }
+            // An unknown machine is that of a worker which reduces with nobody.
+            let machine = |lost: &Lost| {
+                let machine = roster.seat(lost.identity).map(|seat| seat.member.process.machine);
+                machine.filter(|machine| *machine != MachineId::UNKNOWN)
+            };
+            let reduces_with = |lost: &&&Lost| {
+                machine(lost).is_some_and(|machine| {
+                    roster.seats().filter(|seat| stays(seat)).any(|seat| seat.member.process.machine == machine)
+                })
+            };
+            if let Some(broken) = needed.iter().find(reduces_with) {
+                return abort(broken, "the workers of its machine reduced with it");
             }
             Verdict::Continue { without, reason: "other workers are left" }
         }

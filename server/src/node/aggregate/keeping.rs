@@ -5,7 +5,7 @@
 //! asks later hears that the sum is gone.
 //!
 //! An open round to which nobody was counted, because the contributions that began broke off, goes in the same time. The workers that
-//! began it have given up by then.
+//! began it have given up by then. So does a round that restarted because the view lost workers, if no survivor sends again.
 //!
 //! A sum that every caller has received whole is kept as well, but it goes soon if a new round needs its memory. That a sum was received
 //! whole does not mean that its worker has it: the connection may be lost before the worker has taken it from there, and then the worker
@@ -24,7 +24,7 @@ use gradlane_core::types::{Defect, Time, WorkerId, planted};
 use super::absence::Absence;
 use super::aggregator::Aggregator;
 use super::readers::Slow;
-use super::refusals::{broke_off, not_taken, over};
+use super::refusals::{broke_off, not_sent_again, not_taken, over};
 use super::round::{RoundState, Slot};
 use crate::node::command::{Command, SlotId, Step};
 
@@ -64,7 +64,8 @@ impl Aggregator {
         for slot in self.parts.values_mut().flat_map(|part| part.slots.iter_mut().flatten()) {
             let is_in_use = match &slot.state {
                 RoundState::Failed(_) => continue,
-                RoundState::Restarted => true,
+                // It waits for the survivors to send again.
+                RoundState::Restarted => false,
                 // Once somebody was counted, the round has a deadline.
                 RoundState::Open(open) => open.since.is_some() || read.contains(&slot.id),
                 RoundState::Published(_) => read.contains(&slot.id),
@@ -81,13 +82,20 @@ impl Aggregator {
             }
         }
         for id in quiet {
-            if let Some(RoundState::Open(open)) = self.slot(id).map(|slot| &slot.state) {
-                let error = broke_off(id, open.uploads.keys().copied().collect(), keep);
-                self.fail(id, error);
-                continue;
+            match self.slot(id).map(|slot| &slot.state) {
+                Some(RoundState::Open(open)) => {
+                    let error = broke_off(id, open.uploads.keys().copied().collect(), keep);
+                    self.fail(id, error);
+                }
+                Some(RoundState::Restarted) => {
+                    let missing = self.slot(id).map(Slot::missing).unwrap_or_default();
+                    self.fail_restarted(id, not_sent_again(id, missing, keep));
+                }
+                Some(RoundState::Published(_) | RoundState::Failed(_)) | None => {
+                    let error = untaken.remove(&id).unwrap_or_else(|| over(id));
+                    self.free_sum(id, error);
+                }
             }
-            let error = untaken.remove(&id).unwrap_or_else(|| over(id));
-            self.free_sum(id, error);
         }
         self.look_at_sums = is_watched.then(|| now + keep / 2);
     }

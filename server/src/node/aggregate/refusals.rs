@@ -26,6 +26,12 @@ pub(super) fn broke_off(id: SlotId, workers: Vec<WorkerId>, waited: Duration) ->
     Error::Stalled { tensor: id.part.key.to_string(), round: id.round, missing: workers, waited, detail }
 }
 
+/// The error of a round that restarted, because for `waited` none of the survivors, `workers`, sent its contribution again.
+pub(super) fn not_sent_again(id: SlotId, workers: Vec<WorkerId>, waited: Duration) -> Error {
+    let detail = "the round restarted without the workers that were lost, and nobody contributed again".to_owned();
+    Error::Stalled { tensor: id.part.key.to_string(), round: id.round, missing: workers, waited, detail }
+}
+
 /// The error of a round that one worker left out, for the workers that wait for it.
 pub(super) fn gave_up(id: SlotId, worker: WorkerId, waited: Duration) -> Error {
     let detail = format!("{worker} gave this round up and went on to a later one");

@@ -29,7 +29,7 @@ use crate::node::membership::Callers;
 ///   Published ─── nobody has read the sum for a step timeout ───► Failed
 ///   Open ─── nobody was counted, and nobody has sent anything for a step timeout ───► Failed
 ///   Open ─── the view lost workers ───► Restarted ─── next push ───► Open, with the next attempt
-///   Restarted ─── a survivor will not send again ───► Failed
+///   Restarted ─── a survivor will not send again, or none has for a step timeout ───► Failed
 ///   any ─── the tensor is forgotten, the job ends or aborts, other workers ───► (absent)
 /// ```
 #[derive(Debug)]

@@ -1,9 +1,9 @@
 //! What is checked of a worker where it is seen: results, contributions, and what a server says of a sum.
 
 use gradlane_core::error::Result;
-use gradlane_core::sched::{Attempt, Task, TaskId};
+use gradlane_core::sched::{Task, TaskId};
 use gradlane_core::types::{CodecSpec, DeviceKind, Encoding, Epoch, Op};
-use gradlane_core::wire::{Contribute, Contributors, Sum};
+use gradlane_core::wire::{Contribute, Contribution, Contributors, Sum};
 
 use super::super::checkers::Checker;
 use super::super::oracle;
@@ -93,7 +93,8 @@ impl WorkerProcess {
         let codec = header.body().map_or(CodecSpec::PLAIN, |body| body.codec);
         let divisor = if matches!(header.op, Op::Sum | Op::Mean) { header.weight } else { 1.0 };
         // What the repeat says to be overwritten may be anything; all that follows is the caller's.
-        let mut overwritten = if let Attempt::Resumed { landed } = task.attempt { landed as usize } else { 0 };
+        let mut overwritten =
+            if let Contribution::Resumed { landed, .. } = header.contribution { landed as usize } else { 0 };
         for piece in self.worker.pieces(task.id) {
             let (tensor, round) = self.script.operations[&piece.submission].members[piece.tensor];
             let due = oracle::pushed(&context.plan, tensor, round, self.worker.rank().0);

@@ -206,7 +206,14 @@ impl WorkerProcess {
         let device = if *on_device { Some(Ordinal(0)) } else { None };
         (
             [source, destination],
-            Tensor { key: spec.key(), bytes, device, device_encodes: *device_encodes, priority: *priority },
+            Tensor {
+                key: spec.key(),
+                bytes,
+                device,
+                device_encodes: *device_encodes,
+                in_place: *in_place,
+                priority: *priority,
+            },
         )
     }
 

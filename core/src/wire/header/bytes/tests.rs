@@ -346,3 +346,17 @@ proptest! {
         prop_assert_eq!(request.about().service, Service::Unknown(service));
     }
 }
+
+#[test]
+fn zz_print() {
+    let mut out = String::new();
+    for header in samples::headers() {
+        let hex: String = header.encode().iter().map(|byte| format!("{byte:02x}")).collect();
+        out += &format!("H {hex}\n");
+    }
+    for frame in samples::frames() {
+        let hex: String = frame.encode().iter().map(|byte| format!("{byte:02x}")).collect();
+        out += &format!("F {hex}\n");
+    }
+    std::fs::write("/tmp/p/golden.txt", out).unwrap();
+}

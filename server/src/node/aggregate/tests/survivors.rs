@@ -58,6 +58,36 @@ fn a_contribution_that_was_sent_before_the_loss_is_refused() {
 }
 
 #[test]
+fn a_restarted_round_to_which_nobody_comes_ends_after_a_step_timeout() {
+    let mut world = World::of(3);
+    let _ = [0, 2].map(|rank| world.push(rank, header(0)));
+    world.lose(3, &[2]);
+    world.commands();
+    world.pass(Duration::from_secs(30));
+    world.pass(Duration::from_secs(30));
+    world.pass(Duration::from_secs(30));
+    assert_eq!(world.commands(), [], "nobody waits for it");
+    assert_eq!(world.node.poll_timeout(), None, "there is nothing to look at any more");
+    world.open(0, next_epoch(header(0)));
+    let commands = world.commands();
+    let [Error::Stalled { missing, .. }] = &errors(&commands).collect::<Vec<_>>()[..] else { panic!("{commands:?}") };
+    assert_eq!(missing, &[WorkerId(0), WorkerId(1)]);
+    let next = [0, 1].map(|rank| world.push(rank, next_epoch(header(1))));
+    assert_eq!(answered(&world.commands()), next, "the name can be used again");
+}
+
+#[test]
+fn a_restarted_round_that_waits_for_one_survivor_has_the_deadline_of_any_round() {
+    let mut world = World::of(3);
+    let _ = [0, 2].map(|rank| world.push(rank, header(0)));
+    world.lose(3, &[2]);
+    let waiting = world.push(0, next_epoch(header(0)));
+    world.commands();
+    world.pass(Duration::from_secs(60));
+    assert_eq!(rejects(&world.commands()), [(waiting, Code::DeadlineExceeded)]);
+}
+
+#[test]
 fn a_restarted_round_fails_if_a_sum_has_landed_on_the_contribution_of_a_survivor() {
     for resumes_first in [true, false] {
         let mut world = World::of(3);
