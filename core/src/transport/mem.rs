@@ -40,7 +40,7 @@ impl MemNetwork {
         let copies = Copies::default();
         let mut switch = Switch { copies: copies.clone(), ..Switch::default() };
         std::thread::Builder::new()
-            .name("gradlane-mem".to_owned())
+            .name("gl-mem".to_owned())
             .spawn(move || inbox.iter().for_each(|call| switch.handle(call)))
             .map_err(|error| Error::Io { what: "starting a thread".to_owned(), cause: error.to_string() })?;
         Ok(Self { calls, transports: Arc::new(AtomicU64::new(0)), copies })

@@ -95,7 +95,7 @@ fn attempt<T: Send + 'static, F: Future<Output = Result<T>>>(
         endpoint.close(CLOSE_ORDERLY, b"");
         endpoint.wait_idle().await;
     };
-    let thread = endpoint::start("vandal", socket::bind_any(1 << 20)?, Settings::default().endpoint(), None, serve)?;
+    let thread = endpoint::start("gl-vandal", socket::bind_any(1 << 20)?, Settings::default().endpoint(), None, serve)?;
     let outcome = outcome.recv().map_err(|_| Error::Internal { what: "the vandal fell silent".to_owned() })?;
     thread.join(patience);
     outcome

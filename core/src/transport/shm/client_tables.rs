@@ -23,7 +23,7 @@ use crate::wire::header::HEADER_BYTES;
 pub(super) struct ClientTables {
     pub(super) links: BTreeMap<LinkId, Entry>,
     pub(super) exchanges: BTreeMap<ExchangeId, Exchange>,
-    /// Exchanges that the thread has to look at.
+    /// Exchanges that the transport's thread has to look at.
     pub(super) marked: BTreeSet<ExchangeId>,
     links_made: u64,
     pub(super) dialling: usize,
@@ -35,11 +35,11 @@ pub(super) struct ClientTables {
 pub(super) struct Entry {
     pub(super) link: Arc<Link>,
     pub(super) lost: LinkLost,
-    /// By the names that the server knows.
+    /// The exchanges by the numbers that the server knows.
     exchanges: BTreeMap<u64, ExchangeId>,
     /// The last name given.
     last: u64,
-    /// Exchanges for which there was no name, oldest first.
+    /// Exchanges that wait until fewer are open, oldest first.
     queued: VecDeque<ExchangeId>,
 }
 
@@ -191,7 +191,7 @@ impl ClientTables {
                 return Ok(Heard::Noted);
             }
             Received::Open(..) | Received::Abandon(_) => {
-                Err(bad(&link.peer, "kind", "is one that only a worker sends"))
+                Err(bad(&link.peer, "kind", "is a message that only a worker may send"))
             }
         };
         let refused = sending && !refused_before && arriving.arrival.refuses_body();

@@ -4,9 +4,9 @@
 //! dropped, on any thread, the slot is used again. A short batch is copied into a shared block instead, because a few bytes would occupy a
 //! whole slot, and the copy costs less.
 //!
-//! One slice keeps its whole slot or block. A peer can arrange that of each slot a single datagram is not read, so what is booked is slots and
-//! blocks, not bytes. When [`SLOTS_MAX`] or [`BLOCKS_MAX`] are out, each further datagram is copied into memory of its own
-//! ([`Cut::Apart`]). How much of that is kept, quinn-proto bounds: it copies chunks together when too much around them is kept.
+//! One slice keeps its whole slot or block. A peer can arrange that a single datagram of each slot is not read. So slots and blocks are
+//! counted, not bytes. When [`SLOTS_MAX`] or [`BLOCKS_MAX`] are in use, each further datagram is copied into memory of its own
+//! ([`Cut::Apart`]). quinn-proto bounds this memory: it copies chunks together when they keep too much memory around them.
 #![expect(unsafe_code, reason = "a slot that came back is known to be initialised")]
 
 use std::collections::VecDeque;
@@ -16,7 +16,7 @@ use bytes::BytesMut;
 /// Bytes of a slot: a batch of receive offload is no longer.
 pub(super) const SLOT_BYTES: usize = 1 << 16;
 
-/// Slots and blocks, and which of them are out.
+/// Slots and blocks, and which of them are in use.
 #[derive(Debug)]
 pub(super) struct Arena {
     /// The ends of slots whose beginnings are in use. With its end, the memory of a slot can be reclaimed.

@@ -21,7 +21,7 @@ use super::socket;
 use super::tls::Admission;
 use crate::error::{Error, Result};
 use crate::identity::Credentials;
-use crate::local::{Obituary, OwnThread};
+use crate::local::{OwnThread, ThreadEnd};
 use crate::transport::{Inbox, Listener};
 use driver::Net;
 use server::{Command, Server};
@@ -52,17 +52,17 @@ pub(super) fn connect(credentials: &Credentials, settings: &Settings) -> Result<
 pub(super) struct Driven {
     pub(super) calls: Commands<Call>,
     pub(super) thread: OwnThread,
-    pub(super) obituary: Obituary,
+    pub(super) thread_end: ThreadEnd,
 }
 
 fn connect_on(wire: Wire, credentials: &Credentials, settings: &Settings) -> Result<Driven> {
     let (calls, inbox) = commands::channel().map_err(|error| no_queue(&error))?;
     let net = Net::new(wire, settings.endpoint(), None);
     let worker = Worker::new(credentials, settings.clone(), calls.downgrade())?;
-    let obituary = Obituary::default();
+    let thread_end = ThreadEnd::default();
     let run = move || driver::run(net, worker, inbox);
-    let thread = OwnThread::start_watched("gradlane-quic", obituary.clone(), run)?;
-    Ok(Driven { calls, thread, obituary })
+    let thread = OwnThread::start_watched("gl-quic", thread_end.clone(), run)?;
+    Ok(Driven { calls, thread, thread_end })
 }
 
 /// Listens at `address`, `ip:port`; port 0 takes any free one. Peers must show a certificate of the same job.
@@ -80,9 +80,9 @@ fn listen_on(wire: Wire, credentials: &Credentials, settings: &Settings, inbox: 
     let (commands, orders) = commands::channel().map_err(|error| no_queue(&error))?;
     let net = Net::new(wire, settings.endpoint(), Some(config));
     let server = Server::new(admission_control, settings.exchanges_in_flight_max, inbox);
-    let obituary = Obituary::default();
+    let thread_end = ThreadEnd::default();
     let run = move || driver::run(net, server, orders);
-    let thread = OwnThread::start_watched("gradlane-listen", obituary.clone(), run)?;
+    let thread = OwnThread::start_watched("gl-listen", thread_end.clone(), run)?;
     // Dropping the listener drops its outbox, and with the last sender the thread ends.
     let stop = commands.clone();
     Ok(Listener {
@@ -94,7 +94,7 @@ fn listen_on(wire: Wire, credentials: &Credentials, settings: &Settings, inbox: 
                 thread.join(patience);
             }
         }),
-        watch: Box::new(move |ended| obituary.tell(ended)),
+        watch: Box::new(move |ended| thread_end.watch(ended)),
     })
 }
 
@@ -111,7 +111,7 @@ fn no_queue(error: &std::io::Error) -> Error {
     Error::Io { what: "opening an event descriptor".to_owned(), cause: error.to_string() }
 }
 
-/// What may wait in the kernel for its turn on the wire. What waits there cannot be overtaken by what is more urgent, and a long queue of a
-/// slow interface drops datagrams before they have left; short of it, the driver is told to wait. A few batches keep the wire busy: TCP
-/// allows itself no more ("TCP small queues").
+/// Bytes that may wait in the kernel to be sent. More urgent datagrams cannot overtake those that wait there. And the kernel drops datagrams
+/// if the queue of a slow interface is full, while a full buffer of the socket makes the driver wait. A few batches keep the wire busy. TCP
+/// uses no more ("TCP small queues").
 const SEND_BUFFER_BYTES: usize = 128 << 10;
