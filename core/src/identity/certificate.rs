@@ -13,7 +13,7 @@ use crate::types::{NodeId, Role};
 pub struct PeerIdentity {
     /// The hash of its public key.
     pub node: NodeId,
-    /// What it may do.
+    /// Its role in the job.
     pub role: Role,
     /// The job it belongs to.
     pub job: String,

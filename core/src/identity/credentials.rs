@@ -52,7 +52,7 @@ impl Credentials {
         self.0.identity.node
     }
 
-    /// What it was certified as.
+    /// The identity in this process's certificate.
     pub fn identity(&self) -> &PeerIdentity {
         &self.0.identity
     }

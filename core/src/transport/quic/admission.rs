@@ -77,9 +77,10 @@ impl AdmissionControl {
             config
                 // No stream before the certificate is known; see `Dialed::stream`.
                 .transport_config(settings.transport(remote, 0))
-                // A router between hosts may forget its table of addresses. Then the peer goes on at another address at once, and does not
-                // wait for the idle timeout to dial anew. quinn-proto proves the new address before it gets more than three times what came
-                // from there, and returns to the old one if the proof fails (RFC 9000, section 9).
+                // A router between hosts may forget its table of addresses. Then the peer's packets come from another address. With migration
+                // the connection goes on at once, instead of ending by the idle timeout. quinn-proto validates the new address before it sends
+                // there more than three times the bytes that came from there. It returns to the old address if the validation fails (RFC 9000,
+                // section 9).
                 .migration(true)
                 .max_incoming(INCOMING_MAX)
                 .incoming_buffer_size(INCOMING_BYTES_MAX)

@@ -127,8 +127,8 @@ impl Settings {
             .ack_frequency_config(Some(ack_frequency))
             .congestion_controller_factory(congestion);
         if remote.is_loopback() {
-            // There is no path to find out about, and the search would take a dozen round trips. Where loopback was made narrower, what is
-            // lost is sent again in datagrams of `min_mtu`, and the search begins there.
+            // Loopback takes the largest datagrams, and probing for their size would take a dozen round trips. If somebody made loopback narrower,
+            // lost bytes are sent again in datagrams of `min_mtu`, and probing begins there.
             transport.initial_mtu(path_limit(remote).min(limit));
         }
         Arc::new(transport)

@@ -40,8 +40,8 @@ fn converse(address: &str, credentials: &Credentials, bytes: Vec<u8>, patience: 
     })
 }
 
-/// Connects to `address` twice, and the second time tries to send with its first packet what a thief could send again (0-RTT). Says whether
-/// it had what it takes.
+/// Connects to `address` twice. The second time it tries to send data with its first packet, which an attacker could replay (0-RTT). Returns
+/// whether the server had given it what 0-RTT needs.
 ///
 /// # Errors
 /// Why it could not connect. [`Error::Timeout`] after `patience`.

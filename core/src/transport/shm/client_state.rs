@@ -143,7 +143,7 @@ impl ClientState {
         let entered = self.tables.lock().push(id, exchange);
         match entered {
             Ok((link, name)) => {
-                // Also sends what was queued before, should there be room now.
+                // Also sends exchanges that were queued before, if there is room now.
                 self.pump(&link, Some(name));
                 link.wake_reader();
             }

@@ -1,4 +1,4 @@
-//! What the fuzzer reaches of shared memory: the messages of a ring, and a server whose worker writes anything anywhere.
+//! Entry points of the fuzzer to shared memory: the messages of a ring, and a server whose worker writes anything anywhere.
 
 use std::collections::BTreeMap;
 use std::os::fd::AsFd;
@@ -44,7 +44,7 @@ pub enum Deed {
         /// What it becomes.
         value: u64,
     },
-    /// The worker writes its next message; what the words lack is zero.
+    /// The worker writes its next message. Words that are not given are zero.
     Say(Vec<u64>),
     /// The worker sends something by the socket.
     Tell(Vec<u8>),

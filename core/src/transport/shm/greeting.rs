@@ -41,7 +41,7 @@ const MESSAGE_BYTES_MAX: usize = 64 << 10;
 /// Connects to the server whose socket is at `socket_path`. Messages call it `name`. `judge` decides whether its identity is the right one.
 ///
 /// # Errors
-/// [`Error::Unavailable`] if nobody listens there or the server ends, [`Error::Auth`] if one side does not accept the other.
+/// [`Error::Unavailable`] if no process listens there or the server ends, [`Error::Auth`] if one side does not accept the other.
 pub(super) fn connect(
     socket_path: &Path,
     name: &str,

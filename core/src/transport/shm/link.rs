@@ -137,7 +137,7 @@ impl Link {
         let any = std::iter::from_fn(|| self.receive()).take(ring).map(receive).count() > 0;
         if any {
             self.memory.wake_writer();
-            // A peer that sends again has probably read what was lent to it.
+            // A peer that sends again has probably released memory that was lent to it.
             self.take_back();
         }
         any
@@ -202,7 +202,7 @@ impl Link {
         }
     }
 
-    /// Frees what was lent and is no longer read.
+    /// Frees memory that was lent and that the peer has released.
     fn take_back(&self) {
         let returned = self.outbound().returned();
         drop(returned);
@@ -275,7 +275,7 @@ impl Link {
         Some(pieces).filter(|pieces| !pieces.is_empty())
     }
 
-    /// Whether the peer may still read what was lent to it.
+    /// Whether the peer may still read memory that was lent to it.
     fn lends(&self) -> bool {
         self.take_back();
         self.outbound().lends() && !self.peer_has_ended()
@@ -350,7 +350,7 @@ impl Link {
 pub(super) struct LingeringLinks(Mutex<Vec<Arc<Link>>>);
 
 impl LingeringLinks {
-    /// Keeps a link that is over, if its peer may still read what was lent to it.
+    /// Keeps a link that is over, if its peer may still read memory that was lent to it.
     pub(super) fn keep(&self, link: &Arc<Link>) {
         if link.lends() {
             self.links().push(Arc::clone(link));

@@ -213,7 +213,7 @@ struct Held {
 enum Source {
     /// The segment of the link.
     Link,
-    /// What it shows beside that.
+    /// Another segment that the peer has shown.
     Shown(Arc<Shown>),
 }
 

@@ -29,7 +29,7 @@ impl Vandal {
         Ok(Self(parts))
     }
 
-    /// Writes the message with this number; what `words` lack is zero.
+    /// Writes the message with this number. Words that are not given are zero.
     ///
     /// # Panics
     /// If there are more than a message has.
@@ -45,7 +45,7 @@ impl Vandal {
     /// messages before.
     ///
     /// # Errors
-    /// If the server reads what was not written.
+    /// If the server says that it read messages that were not written.
     pub fn flood(&self, number: u64, words: &[u64], goes_on: impl Fn(u64) -> bool) -> Result<()> {
         let (mut sent, mut read) = (number, 0);
         while goes_on(sent - number) {
@@ -120,7 +120,7 @@ pub fn greet_with(socket_path: &str, credentials: &Credentials, text: &[u8], fds
     greeting::misbehave(Path::new(socket_path), credentials, text, fds)
 }
 
-/// What a greeting says.
+/// The text of a greeting.
 pub fn greeting_text() -> Vec<u8> {
     [greeting::PRESENT].into_iter().chain(LAYOUT.to_le_bytes()).collect()
 }

@@ -104,7 +104,7 @@ impl Drop for Queue {
     }
 }
 
-/// A queue for one peer, which counts among those of `all`.
+/// A queue for one peer. Its bytes count towards the limit of `all`.
 pub(super) fn outbox(all: &Arc<Queues>) -> (Outbox, Posted) {
     let (sender, receiver) = unbounded_channel();
     all.links.fetch_add(1, Ordering::Relaxed);

@@ -347,7 +347,7 @@ impl Net {
 
     /// Sends datagrams, in small turns of the connections. A connection that has more to send stays in `stirred`.
     ///
-    /// The turns are small because a server sums what came from every worker. If a worker sent everything for one server first, and each
+    /// The turns are small because a server needs the bytes of every worker to sum. If a worker sent everything for one server first, and each
     /// worker chose another server, no server could send anything back. If all workers chose the same server, the others would wait for
     /// their first bytes. What their links could have carried meanwhile is never made up for.
     fn transmit<R: Role>(&mut self, role: &mut R) -> bool {
@@ -412,8 +412,8 @@ impl Net {
     }
 }
 
-/// Sets a connection's send window to its congestion window and a little more. quinn-proto cannot reorder what it was given, except by the
-/// priority of streams. So the rest stays with the role, which chooses what is next only when there is room.
+/// Sets a connection's send window to its congestion window and a little more. quinn-proto can reorder the bytes that it was given only by the
+/// priority of streams. So the other bytes stay with the role, which chooses the next ones when the window has space.
 pub(super) fn keep_ahead(connection: &mut Connection) {
     connection.set_send_window(ahead(connection));
 }

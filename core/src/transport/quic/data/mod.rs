@@ -1,17 +1,18 @@
 //! The data path of QUIC: one thread, one socket, and quinn-proto driven by a loop of our own, without an async runtime.
 //!
-//! A batch of datagrams is received into memory of which the chunks of a stream are slices. It is handed to quinn-proto, to the exchanges
-//! and to the socket again without a lock, a channel or a wake-up between them. The tasks of quinn's async layer cost a fifth to a
-//! half more processor time a byte (`bench/DECISIONS.md`), so only control connections and enrolment use them.
+//! A batch of datagrams is received into memory, and the chunks of a stream are slices of this memory. quinn-proto, the exchanges and the socket
+//! work on one thread, without a lock, a channel or a wake-up between them. The tasks of quinn's async layer cost a fifth to a half more
+//! processor time for each byte (`bench/DECISIONS.md`), so only control connections and enrolment use them.
 //!
-//! [`driver`] is the loop, with the socket ([`wire`]), its memory ([`arena`]), the queue of commands ([`commands`]) and whose turn it is to send ([`turns`]) below it. What happens on connections it tells a role: the [`worker`]'s with its [`link`]s and [`exchange`]s, or the [`server`]'s with those
-//! it has [`served`].
+//! [`driver`] is the loop. Below it are the socket ([`wire`]), the memory for datagrams ([`arena`]), the queue of commands ([`commands`]), and
+//! the choice of the connection that sends next ([`turns`]). The loop tells the events of connections to a role: that of a [`worker`] with its
+//! [`link`]s and [`exchange`]s, or that of a [`server`] with the exchanges that it has [`served`].
 //!
-//! **Which goes first.** Every stream has a rank of its own: first by the urgency of its exchange, then by age. So what is urgent overtakes
-//! at the next packet, and of what is equally urgent one exchange is finished after the other, instead of all late together. quinn-proto
-//! orders only what it was given, and what it was given has used up the peer's credit: so it gets no more than a window's worth
-//! ([`Settings`]), and the rest waits here, in the same order. What is more urgent than that window's worth is given at once beside it, and as
-//! long as it has not left, its connection goes before the others ([`urgency`]).
+//! **Order.** Every stream has a rank of its own: first by the urgency of its exchange, then by age. So urgent bytes overtake others at the
+//! next packet. Equally urgent exchanges finish one after the other, instead of all late together. quinn-proto orders only the bytes that it
+//! was given, and those have used up credit of the peer. So it is given no more than one window ([`Settings`]), and the other bytes wait here in
+//! the same order. Bytes that are more urgent than that window are given at once in addition. Until they have left, their connection goes
+//! before the others ([`urgency`]).
 
 use super::admission::AdmissionControl;
 use super::calls::Call;

@@ -68,7 +68,7 @@ impl Served {
         !self.unsent.is_empty() || self.is_ending()
     }
 
-    /// Whether the end of the answer follows what is written.
+    /// Whether the end of the answer follows the bytes that are written now.
     fn is_ending(&self) -> bool {
         !self.is_finished && self.state.as_ref().is_some_and(ServerExchange::is_complete)
     }
@@ -122,7 +122,7 @@ impl Served {
         self.state().accept();
     }
 
-    /// An answer begins. What is left of the body is refused, unless the answer is early.
+    /// An answer begins. The rest of the body is refused, unless the answer is early.
     ///
     /// # Errors
     /// As for [`ServerExchange::answer`].
