@@ -59,7 +59,7 @@ impl OwnThread {
         self.process == process_id()
     }
 
-    /// Nobody waits for the thread any more. It was told to end.
+    /// Stops waiting for the thread, which was told to end.
     pub(crate) fn leave(&self) {
         drop(self.thread.lock().unwrap_or_else(PoisonError::into_inner).take());
     }
