@@ -148,10 +148,10 @@ impl ServerExchange {
     }
 }
 
+/// The error of a command that does not fit the state of the answer.
 fn out_of_turn() -> Error {
-    Error::Internal { what: "the server began an answer twice, sent bytes before the beginning, or sent more or fewer bytes than the answer's header says"
-            .to_owned(),
-     }
+    let what = "the server began an answer twice, sent bytes before the beginning, or sent more or fewer bytes than its header says";
+    Error::Internal { what: what.to_owned() }
 }
 
 #[cfg(test)]
