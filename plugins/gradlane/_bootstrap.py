@@ -208,7 +208,7 @@ class _Giver:
     def __init__(self, store: Store, join: str, size: int) -> None:
         self._store, self._join, self._size = store, join, size
         self._joined = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="gradlane-join", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="gl-join", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:

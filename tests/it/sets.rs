@@ -165,7 +165,7 @@ fn who_is_no_member_is_refused_at_once(over: Over) {
     };
     for (participants, op, why) in [
         (set(&[0, 1]), Op::Sum, "worker 2 is not one of them"),
-        (set(&[0, 2, 3]), Op::Sum, "worker 3 in a job of 3 workers"),
+        (set(&[0, 2, 3]), Op::Sum, "worker 3 does not exist in a job of 3 workers"),
         (set(&[]), Op::Sum, "without members"),
         (set(&[0, 2]).with_receiver(WorkerId(1)), Op::Sum, "its sums go to worker 1"),
         (set(&[0, 2]), Op::Broadcast { root: WorkerId(1) }, "broadcast from worker 1"),

@@ -39,7 +39,7 @@ def test_ranks_that_are_no_set_are_refused(ranks):
 
 
 def test_a_rank_that_the_job_lacks_is_refused():
-    with pytest.raises(InvalidArgumentError, match="worker 9 in a job of 4 workers"):
+    with pytest.raises(InvalidArgumentError, match="worker 9 does not exist in a job of 4 workers"):
         gradlane.push_pull(np.ones(2), "too many", process_set=gradlane.ProcessSet([gradlane.rank(), 9]))
 
 

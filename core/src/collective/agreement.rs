@@ -28,7 +28,7 @@ pub use self::words::{Act, Announcement, Brought, Party, Wish};
 
 use super::dataflow::Dataflow;
 use super::explain::{broken, named};
-use super::group::{self, Blocks, Room};
+use super::group::{self, Blocks, QueueSpace};
 use super::order::{Breach, Claim, Decision, Order, Slot};
 use super::ranks::Breakage;
 use crate::config::LEADER_PATIENCE;
@@ -278,7 +278,7 @@ impl<L> Agreement<L> {
     }
 
     /// Whether this rank leads and there is something to decide, with this much room on devices.
-    pub fn may_lead(&self, room: Room) -> bool {
+    pub fn may_lead(&self, room: QueueSpace) -> bool {
         self.order.as_ref().is_some_and(|order| order.has_failure() || (order.has_decision() && !room.is_none()))
     }
 
@@ -286,7 +286,7 @@ impl<L> Agreement<L> {
     ///
     /// # Panics
     /// If this rank does not lead or there is no decision.
-    pub fn lead(&mut self, orders: u64, room: Room) -> Vec<Decision> {
+    pub fn lead(&mut self, orders: u64, room: QueueSpace) -> Vec<Decision> {
         let mut order = self.order.take().expect("it leads");
         let starts = |slot| self.pending.get(&slot).is_some_and(|pending| self.starts_block(&pending.wish));
         let decisions = group::next(&mut order, orders, &room, &Blocks { operations: self.party.group.len(), starts });

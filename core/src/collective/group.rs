@@ -15,21 +15,21 @@ pub const OPERATIONS_MAX: usize = 8;
 /// first part by more than it saves in launches.
 pub const BYTES_MAX: u64 = 32 << 20;
 
-/// The room for further groups in the queues of devices.
+/// How many more groups and bytes fit into the queues of the devices.
 #[derive(Clone, Copy, Debug)]
-pub struct Room {
+pub struct QueueSpace {
     groups: usize,
     bytes: u64,
 }
 
-impl Room {
+impl QueueSpace {
     /// The most groups in the queue of a device: a running one and one behind it, so that the queue is not empty while the leader orders the
     /// next. What becomes ready meanwhile goes together, and an urgent operation waits for no more, because nothing overtakes in the queue.
     const GROUPS_MAX: usize = 2;
     /// The most bytes. A longer operation runs alone.
     const BYTES_MAX: u64 = 2 * BYTES_MAX;
 
-    /// The room beside so many groups of so many bytes, which are in the queues of `devices` devices.
+    /// The space that is left beside `groups` groups of `bytes` bytes in the queues of `devices` devices.
     pub fn beside(groups: usize, bytes: u64, devices: usize) -> Self {
         Self {
             groups: (Self::GROUPS_MAX * devices.max(1)).saturating_sub(groups),
@@ -99,7 +99,7 @@ pub struct Blocks<Starts> {
 pub fn next(
     order: &mut Order,
     orders: u64,
-    room: &Room,
+    room: &QueueSpace,
     Blocks { operations, starts }: &Blocks<impl Fn(Slot) -> bool>,
 ) -> Vec<Decision> {
     let mut decisions = vec![order.next_decision().expect("it was asked whether it has one")];
@@ -188,7 +188,7 @@ mod tests {
             assert!(is_sound(&decisions));
             decisions.len()
         };
-        let room = |bytes| Room { groups: 1, bytes };
+        let room = |bytes| QueueSpace { groups: 1, bytes };
         assert_eq!(next(2, room(64 * MIB)), 2, "where a rank has not read its orders");
         assert_eq!(next(64, room(2 * MIB)), 2, "where much of the queue is long");
         assert_eq!(next(64, room(64 * MIB)), 4, "the rest: nothing waits for more");
@@ -196,14 +196,14 @@ mod tests {
 
     #[test]
     fn a_device_has_a_running_group_and_one_behind_it() {
-        assert_eq!([0, 1, 2, 3].map(|groups| Room::beside(groups, 0, 1).is_none()), [false, false, true, true]);
-        assert!(!Room::beside(2, 0, 2).is_none(), "another device is free");
-        assert!(Room::beside(1, 64 * MIB, 1).is_none());
+        assert_eq!([0, 1, 2, 3].map(|groups| QueueSpace::beside(groups, 0, 1).is_none()), [false, false, true, true]);
+        assert!(!QueueSpace::beside(2, 0, 2).is_none(), "another device is free");
+        assert!(QueueSpace::beside(1, 64 * MIB, 1).is_none());
     }
 
     #[test]
     fn a_block_is_not_divided() {
-        let blocks = |operations, ready: &[u64], room: Room| {
+        let blocks = |operations, ready: &[u64], room: QueueSpace| {
             let mut order = Order::new(2, 0);
             for (part, rank) in ready.iter().flat_map(|part| [(*part, 0), (*part, 1)]) {
                 order.handle_ready(rank, slot(part), claim(MIB)).unwrap();
@@ -215,7 +215,7 @@ mod tests {
             }
             sizes
         };
-        let roomy = Room { groups: 2, bytes: 64 * MIB };
+        let roomy = QueueSpace { groups: 2, bytes: 64 * MIB };
         let all: Vec<u64> = (0..12).collect();
         assert_eq!(blocks(8, &all, roomy), [8, 4], "nothing waits for the rest of the second");
         assert_eq!(
@@ -225,7 +225,7 @@ mod tests {
         );
         assert_eq!(blocks(4, &all, roomy), [8, 4]);
         assert_eq!(blocks(3, &all, roomy), [6, 6]);
-        let little = Room { groups: 2, bytes: 2 * MIB };
+        let little = QueueSpace { groups: 2, bytes: 2 * MIB };
         assert_eq!(blocks(8, &[0, 1, 2, 3, 4, 5, 6, 7, 9, 10, 11], little), [8, 2, 1], "a block goes as a whole");
         assert_eq!(blocks(16, &all, roomy), [8, 4], "no group has place for such a block");
     }

@@ -50,7 +50,7 @@ impl Reaper {
         let (inbox, messages) = unbounded();
         let gave_up = Arc::new(AtomicBool::new(false));
         let watch = Watch { gave_up: Arc::clone(&gave_up), ..Watch::default() };
-        let thread = OwnThread::start("gradlane-reaper", move || watch.run(&messages))?;
+        let thread = OwnThread::start("gl-reaper", move || watch.run(&messages))?;
         Ok(Self { inbox, thread, gave_up })
     }
 

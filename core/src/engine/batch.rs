@@ -9,11 +9,11 @@ use std::time::Duration;
 
 use super::driver::Engine;
 use super::handle::{Handle, Issue};
-use super::keeper::{Submissions, ending};
 use super::memory::Memory;
 use super::metrics::Metrics;
-use super::room::Room;
+use super::submissions::{Submissions, ending};
 use super::submit::{HERE_BYTES_MAX, check, check_ranks, encodes};
+use super::submit_budget::SubmitBudget;
 use crate::cuda::Marks;
 use crate::error::{Error, Result};
 use crate::types::{Done, Op, Priority, TensorKey, TensorSpec};
@@ -149,7 +149,7 @@ impl Engine {
         self.shared.followed.check()?;
         let bytes = members.iter().map(|member| member.source.len() as u64).sum();
         let _span = tracing::trace_span!("submit_all", tensors = members.len(), bytes).entered();
-        let room = Room::enter(&self.room, bytes, timeout, &|| self.shared.works())?;
+        let room = SubmitBudget::enter(&self.room, bytes, timeout, &|| self.shared.works())?;
 
         let count = members.len() as u64;
         let names: Arc<str> = batch.names().into();
@@ -169,9 +169,9 @@ impl Engine {
                 state.worker.submit_all(now, &batch.tensors, describe, Terms { op, weight, timeout })?;
             entered();
             let ids = first..first + submissions.len() as u64;
-            let (followed, keeper) = (&self.shared.followed, Submissions::of_batch(&self.shared, ids.clone()));
+            let (followed, backend) = (&self.shared.followed, Submissions::of_batch(&self.shared, ids.clone()));
             let then = ending(room, followed, names, then);
-            let (handle, done) = Handle::new(first, Some(keeper), Arc::clone(followed), then);
+            let (handle, done) = Handle::new(first, Some(backend), Arc::clone(followed), then);
             let is_on_device = members.iter().any(|member| member.source.device().is_some());
             let open = Arc::new(Open::new(submissions.len(), is_on_device.then(|| handle.issue()), done));
             let mut members: Vec<Option<Member>> = members.into_iter().map(Some).collect();

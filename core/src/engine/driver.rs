@@ -6,16 +6,16 @@ use std::time::Duration;
 
 use super::arrivals::Arrivals;
 use super::dispatcher::Dispatcher;
-use super::handle::{Handle, Keeper};
-use super::keeper::{Submissions, ending};
+use super::handle::{Handle, HandleBackend};
 use super::limit::Limit;
-use super::local_peers::{self, Books};
+use super::local_peers::{self, Accounting};
 use super::memory::Memory;
 use super::metrics::Metrics;
-use super::room::Room;
 use super::shared::{Shared, Waiting};
 use super::stage_loop;
+use super::submissions::{Submissions, ending};
 use super::submit::{HERE_BYTES_MAX, check, check_ranks, encodes};
+use super::submit_budget::SubmitBudget;
 use super::trace::Timeline;
 use crate::cluster::{MemberConfig, MemberEvent, empty_barrier};
 use crate::config::Config;
@@ -79,8 +79,8 @@ pub struct Engine {
     pub(super) config: Config,
     pub(super) coordinator: String,
     pub(super) credentials: Arc<Credentials>,
-    pub(super) room: Arc<Room>,
-    keeper: Arc<dyn Keeper>,
+    pub(super) room: Arc<SubmitBudget>,
+    backend: Arc<dyn HandleBackend>,
     timeline: Arc<Timeline>,
     /// While the exporter of this process shows it.
     pub(super) exposure: Mutex<Option<Exposure>>,
@@ -167,8 +167,8 @@ impl Engine {
                 shared.break_down(cause);
             }
         }));
-        let room = Room::new(config.submit_bytes_max, bounds.call);
-        let keeper = Submissions::single(&shared);
+        let room = SubmitBudget::new(config.submit_bytes_max, bounds.call);
+        let backend = Submissions::single(&shared);
         let timeline = Timeline::new(clock, config.timeline_bytes_max);
         let waiting = Arc::new(Waiting(Arc::clone(&shared)));
         let engine = Self {
@@ -180,7 +180,7 @@ impl Engine {
             coordinator,
             credentials,
             room: Arc::new(room),
-            keeper,
+            backend,
             timeline: Arc::new(timeline),
             exposure: Mutex::new(exposure),
             leaving: Mutex::default(),
@@ -210,8 +210,9 @@ impl Engine {
                     membership.report_stall(stall);
                 }
             });
-            let books = Books { copies, doubt: self.shared.doubt.clone(), traffic: self.shared.metrics.traffic() };
-            let collective = local_peers::meet(&self.config, &formation, socket, books, clock, on_stall, &failed)?;
+            let accounting =
+                Accounting { copies, doubt: self.shared.doubt.clone(), traffic: self.shared.metrics.traffic() };
+            let collective = local_peers::meet(&self.config, &formation, socket, accounting, clock, on_stall, &failed)?;
             let first = self.shared.collective.set(collective).is_ok();
             assert!(first, "an engine starts once");
         }
@@ -318,7 +319,7 @@ impl Engine {
         self.shared.followed.check()?;
         let bytes = source.len() as u64;
         let _span = tracing::trace_span!("submit", tensor = &*tensor.name, bytes).entered();
-        let room = Room::enter(&self.room, bytes, timeout, &|| self.shared.works())?;
+        let room = SubmitBudget::enter(&self.room, bytes, timeout, &|| self.shared.works())?;
         entered();
 
         let name: Arc<str> = tensor.name.as_str().into();
@@ -332,7 +333,7 @@ impl Engine {
             let id = state.worker.submit(now, &tensor, described, Terms { op, weight, timeout });
             let followed = &self.shared.followed;
             let then = ending(room, followed, name, then);
-            let (handle, done) = Handle::new(id, Some(Arc::clone(&self.keeper)), Arc::clone(followed), then);
+            let (handle, done) = Handle::new(id, Some(Arc::clone(&self.backend)), Arc::clone(followed), then);
             let issue = device.map(|_| handle.issue());
             state.loans.lend(id, &taken, vec![(source, destination)], issue, done);
             Ok(handle)

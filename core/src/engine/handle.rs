@@ -26,7 +26,7 @@ use crate::worker::Liveness;
 pub struct Handle {
     id: u64,
     slot: Arc<Slot>,
-    keeper: Option<Arc<dyn Keeper>>,
+    backend: Option<Arc<dyn HandleBackend>>,
     followed: Arc<Followed>,
     /// The component whose work a waiting thread can do.
     progress: Option<Weak<dyn Progress + Send + Sync>>,
@@ -34,8 +34,8 @@ pub struct Handle {
     limit: Option<Arc<Limit>>,
 }
 
-/// What a handle asks of the engine that has its operation. Shared by all handles of an engine.
-pub(super) trait Keeper: Send + Sync {
+/// The requests of a handle to the engine that has its operation. All handles of an engine share one.
+pub(super) trait HandleBackend: Send + Sync {
     /// Cancels the operation with this id.
     fn cancel(&self, id: u64);
 
@@ -80,7 +80,7 @@ impl Handle {
     /// waiting thread finds all memory of the operation free. It must not use the handle. `followed` counts the streams that wait for it.
     pub(super) fn new(
         id: u64,
-        keeper: Option<Arc<dyn Keeper>>,
+        backend: Option<Arc<dyn HandleBackend>>,
         followed: Arc<Followed>,
         then: impl FnOnce(Ended<'_>) + Send + 'static,
     ) -> (Self, Done<()>) {
@@ -98,7 +98,7 @@ impl Handle {
                 resume_unwind(panic);
             }
         });
-        (Self { id, slot, keeper, followed, progress: None, limit: None }, done)
+        (Self { id, slot, backend, followed, progress: None, limit: None }, done)
     }
 
     /// The same handle. Its waiting threads poll `progress` unless another thread does.
@@ -127,7 +127,7 @@ impl Handle {
     pub fn resolved(id: u64, outcome: Result<()>) -> Self {
         let state = Mutex::new(Resolution { outcome: Some(outcome), ..Resolution::default() });
         let slot = Arc::new(Slot { state, changed: Condvar::new() });
-        Self { id, slot, keeper: None, followed: Arc::default(), progress: None, limit: None }
+        Self { id, slot, backend: None, followed: Arc::default(), progress: None, limit: None }
     }
 
     /// Unique within its engine.
@@ -191,8 +191,8 @@ impl Handle {
         if !std::mem::replace(&mut state.is_followed, true) {
             self.followed.begin();
             drop(state);
-            if let Some(keeper) = &self.keeper {
-                keeper.free_memory(self.id);
+            if let Some(backend) = &self.backend {
+                backend.free_memory(self.id);
             }
         }
         Ok(())
@@ -255,7 +255,7 @@ impl Handle {
     /// # Errors
     /// [`Error::Unresponsive`].
     fn ask(&self) -> Result<()> {
-        let liveness = || self.keeper.as_ref().map_or(Liveness::Stuck, |keeper| keeper.liveness(self.id));
+        let liveness = || self.backend.as_ref().map_or(Liveness::Stuck, |backend| backend.liveness(self.id));
         self.limit.as_ref().map_or(Ok(()), |limit| limit.ask(liveness))
     }
 
@@ -288,8 +288,8 @@ impl Handle {
 
     /// Cancels the operation. It resolves with [`Error::Cancelled`] once its memory is free, unless it has ended already.
     pub fn cancel(&self) {
-        if let Some(keeper) = &self.keeper {
-            keeper.cancel(self.id);
+        if let Some(backend) = &self.backend {
+            backend.cancel(self.id);
         }
     }
 }

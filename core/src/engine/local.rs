@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::batch::Open;
 use super::driver::Submission;
 use super::followed::{ALONE_BOUND, Followed};
-use super::handle::{Ended, Handle, Keeper};
+use super::handle::{Ended, Handle, HandleBackend};
 use super::limit::Limit;
 use super::memory::Memory;
 use super::submit::check;
@@ -40,7 +40,7 @@ pub fn reduce_alone(
     let names: Arc<str> = names.into();
     let limit = Limit::new(Clock::start(), ALONE_BOUND, "tensor", Arc::clone(&names));
     let is_on_device = submissions.iter().any(|submission| submission.source.device().is_some());
-    let keeper = is_on_device.then(|| Arc::new(Copying(Arc::clone(followed))) as Arc<dyn Keeper>);
+    let backend = is_on_device.then(|| Arc::new(Copying(Arc::clone(followed))) as Arc<dyn HandleBackend>);
     if is_on_device {
         let memory = submissions.iter().flat_map(|submission| [&submission.source, &submission.destination]);
         followed.expect(id, memory.filter_map(Memory::after).cloned().collect());
@@ -53,7 +53,7 @@ pub fn reduce_alone(
             there.end(id, outcome, &names);
         }
     };
-    let (handle, done) = Handle::new(id, keeper, Arc::clone(followed), ended);
+    let (handle, done) = Handle::new(id, backend, Arc::clone(followed), ended);
     let open = Arc::new(Open::new(submissions.len(), is_on_device.then(|| handle.issue()), done));
     for Submission { source, destination, .. } in submissions {
         let issued = Open::issue_of_member(&open).map_or_else(OnIssue::nobody, |issue| {
@@ -71,7 +71,7 @@ pub fn reduce_alone(
 /// What a handle asks in a job of one worker, whose operations are copies of a device.
 struct Copying(Arc<Followed>);
 
-impl Keeper for Copying {
+impl HandleBackend for Copying {
     fn cancel(&self, _id: u64) {
         // A copy that a device was asked for ends by itself.
     }
@@ -112,8 +112,8 @@ fn check_alone(op: Op, weight: f64) -> Result<()> {
         }),
         Op::Broadcast { root } if root.0 == 0 => Ok(()),
         Op::Broadcast { root } => Err(Error::InvalidArgument {
-            what: format!("a broadcast from {root} in a job of one worker"),
-            hint: "the only root is rank 0".to_owned(),
+            what: format!("a broadcast from {root}, which does not exist in a job of one worker"),
+            hint: "give 0 as the root".to_owned(),
         }),
     }
 }

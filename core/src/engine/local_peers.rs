@@ -49,8 +49,8 @@ pub(super) fn wiring(config: &Config) -> Result<Wiring> {
     Ok(Wiring { pcie_group, holds })
 }
 
-/// What the engine hears of the work of its machine's workers.
-pub(super) struct Books {
+/// Records of the work of the workers of this machine, which the engine reads.
+pub(super) struct Accounting {
     /// Counts copies.
     pub(super) copies: Copies,
     /// Whether memory may still be written.
@@ -67,7 +67,7 @@ pub(super) fn meet(
     config: &Config,
     formation: &Formation,
     socket: Option<PrivateSocket>,
-    Books { copies, doubt, traffic }: Books,
+    Accounting { copies, doubt, traffic }: Accounting,
     clock: Clock,
     on_stall: Box<dyn Fn(Stall) + Send>,
     failed: &dyn Fn() -> Option<Error>,

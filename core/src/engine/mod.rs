@@ -25,16 +25,16 @@ mod metrics;
 mod milestones;
 mod payload;
 mod probe;
-mod room;
 mod submit;
+mod submit_budget;
 mod trace;
 mod wire;
 
 mod state;
 
 mod job;
-mod keeper;
 mod shared;
+mod submissions;
 
 mod dial;
 mod executors;

@@ -5,7 +5,7 @@ use crate::codec::Coding;
 use crate::collective;
 use crate::cuda::{Mark, OnIssue};
 use crate::device::Transfer;
-use crate::mem::borrow::{Letter, Staging};
+use crate::mem::borrow::{OwnedBytes, Staging};
 use crate::mem::{DeviceRegion, Ordinal, Region};
 
 /// The payload of a task, and the engine's memory that the task holds.
@@ -22,7 +22,7 @@ enum Content {
     /// Tensors in memory of one device, staged on their way to the network and back.
     Device(OnDevice),
     /// Why this worker withdraws from a round, for the server. It lives as long as the task, hence longer than its exchanges.
-    Message(Letter),
+    Message(OwnedBytes),
 }
 
 /// Tensors in memory of one device.
@@ -57,7 +57,7 @@ impl Payload {
 
     /// These bytes.
     pub(super) fn message(bytes: Vec<u8>) -> Self {
-        Self { content: Content::Message(Letter::new(bytes)), wire: None }
+        Self { content: Content::Message(OwnedBytes::new(bytes)), wire: None }
     }
 
     /// The regions to push.

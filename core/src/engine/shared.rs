@@ -206,21 +206,21 @@ impl Shared {
         tracing::error!(%cause, "the engine stopped");
         self.probe.standing.advance(Standing::Failed);
         let cause = self.broken.get_or_init(|| cause).clone();
-        self.bury(state, &cause);
+        self.end_all_handles(state, &cause);
         cause
     }
 
     /// Ends every handle after a panic, once nothing uses the memory of the callers any more. On a separate thread, because the calling
     /// thread may belong to the transport.
-    fn bury(self: &Arc<Self>, state: &mut State, error: &Error) {
+    fn end_all_handles(self: &Arc<Self>, state: &mut State, error: &Error) {
         const PATIENCE: Duration = Duration::from_secs(1);
-        let (shared, wreck, cause) = (Arc::clone(self), state.wreck(), error.clone());
+        let (shared, unfinished, cause) = (Arc::clone(self), state.take_unfinished(), error.clone());
         let ending = std::thread::Builder::new().name("gl-ending".to_owned()).spawn(move || {
             // First, because the other workers wait for this one.
             if let Some(membership) = &*shared.membership.lock().unwrap_or_else(PoisonError::into_inner) {
                 membership.break_down(cause.clone());
             }
-            // What panicked may have left any of them with a lock that panics. The others are ended all the same.
+            // The panic may have poisoned a lock of any of these parts. The other parts are ended all the same.
             let end = |part: &dyn Fn()| drop(catch_unwind(AssertUnwindSafe(part)));
             if let Some(collective) = shared.collective.get() {
                 end(&|| collective.abort(cause.clone()));
@@ -231,10 +231,10 @@ impl Shared {
                 end(&|| device.shutdown(&shared.doubt));
             }
             drop(shared.memory.write());
-            wreck.report(&cause);
+            unfinished.report(&cause);
             shared.milestones.change(|reached| reached.failed = Some(cause));
         });
-        // If there is no thread, dropping the wreck reports to every handle.
+        // If the system gives no thread, the closure is dropped, and with it the handles' reports, which then are errors.
         drop(ending);
     }
 }

@@ -58,15 +58,15 @@ pub(super) enum Effect {
     Arm(Time),
 }
 
-/// The remains of a state whose machine panicked.
-pub(super) struct Wreck {
+/// Everything for which callers wait, taken out of a state whose machine panicked.
+pub(super) struct Unfinished {
     loans: Loans,
     payloads: SideTable<TaskId, Payload>,
     waiters: BTreeMap<u64, Done<()>>,
 }
 
-impl Wreck {
-    /// Ends every handle. By then nothing uses the memory any more.
+impl Unfinished {
+    /// Ends every handle with `error`. Nothing may use the callers' memory any more.
     pub(super) fn report(mut self, error: &Error) {
         drop(self.payloads);
         self.loans.end_all().into_iter().chain(self.waiters.into_values()).for_each(|done| done.err(error.clone()));
@@ -185,10 +185,10 @@ impl State {
     }
 
     /// Takes out everything for which a caller waits, because the machine cannot be trusted any more.
-    pub(super) fn wreck(&mut self) -> Wreck {
+    pub(super) fn take_unfinished(&mut self) -> Unfinished {
         self.closed = true;
         self.effects.clear();
-        Wreck {
+        Unfinished {
             loans: std::mem::take(&mut self.loans),
             payloads: std::mem::take(&mut self.payloads),
             waiters: std::mem::take(&mut self.waiters),

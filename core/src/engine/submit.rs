@@ -76,8 +76,8 @@ pub(super) fn check_ranks(tensors: &[TensorSpec], op: Op, size: impl FnOnce() ->
     let size = size();
     if let Some(root) = root.filter(|root| root.0 >= size) {
         return Err(Error::InvalidArgument {
-            what: format!("a broadcast from {root} in a job of {size} workers"),
-            hint: "roots count from 0".to_owned(),
+            what: format!("a broadcast from {root}, which does not exist in a job of {size} workers"),
+            hint: format!("give a root from 0 to {}", size.saturating_sub(1)),
         });
     }
     tensors.iter().try_for_each(|tensor| tensor.participants.check_size(&tensor.name, size))

@@ -28,16 +28,16 @@ use crate::local::private_file::{self, IfOpen};
 use crate::types::join::JoinString;
 use crate::types::{NodeId, Role, WorkersKey};
 
-/// The certificate authority of one job, with the secret that lets a process enrol. Held by the coordinator alone.
+/// The certificate authority of one job, and the secret that lets a process enrol. Only the coordinator has it.
 pub struct Authority {
     job: String,
     key: KeyPair,
     certificate: CertificateDer<'static>,
     secret: [u8; 16],
     lifetime: Duration,
-    /// Where it is kept, with further secrets.
+    /// The directory that holds the authority's files and those of its invitations, if it is kept.
     dir: Option<PathBuf>,
-    /// Locked while a newcomer's secret is looked up.
+    /// Locked while the secret of a newcomer is looked up.
     invitations: Mutex<Invitations>,
 }
 
@@ -53,8 +53,8 @@ impl Authority {
         Ok(Self::of(job, key, certificate, draw()?, None))
     }
 
-    /// A new authority for `job`, kept in `dir`, which only this user may read, in place of that of an earlier job. Nothing of the earlier
-    /// one is good any more.
+    /// A new authority for `job`, kept in `dir`, which only this user may read. It replaces the authority of an earlier job there, whose secrets
+    /// and certificates are not good any more.
     ///
     /// # Errors
     /// [`Error::Io`] if the directory cannot be used, [`Error::Auth`] if others may read it or it belongs to another user.
@@ -63,25 +63,25 @@ impl Authority {
         private_file::directory(dir, IfOpen::Refuse)?;
         Self::forget(dir)?;
         let [_, certificate, secret] = files(dir);
-        // The secret is written last: its presence says that the others are whole.
+        // The secret is written last, so that its presence says that the other files are whole.
         let kept = private_file::write_in(dir, IfOpen::Refuse, KEY, authority.key.serialized_der())
             .and_then(|()| private_file::write(&certificate, &authority.certificate))
             .and_then(|()| private_file::write(&secret, authority.secret));
         match kept {
             Ok(()) => Ok(authority),
             Err(error) => {
-                // A file that was begun on a full disk would be taken for a damaged one.
+                // A file that was cut short by a full disk would look damaged to the next coordinator.
                 let _ = Self::forget(dir);
                 Err(error)
             }
         }
     }
 
-    /// The authority that an earlier start of the same job's coordinator left in `dir`; [`begin`](Self::begin) if it left none. The join
-    /// string and the job's certificates stay good.
+    /// The authority that an earlier start of the same job's coordinator left in `dir`. The join string and the job's certificates stay good.
+    /// [`begin`](Self::begin)s a new one if there is none.
     ///
     /// # Errors
-    /// As [`begin`](Self::begin); [`Error::Auth`] also if the files are damaged or of another job.
+    /// As [`begin`](Self::begin); [`Error::Auth`] also if the files are damaged or belong to another job.
     pub fn resume(dir: &Path, job: &str) -> Result<Self> {
         match Self::load(dir, job)? {
             Some(authority) => Ok(authority),
@@ -98,7 +98,7 @@ impl Authority {
         }
         let read = |path: &Path| fs::read(path).map_err(|error| io(path, &error));
         let damaged = |what: &str| Error::Auth {
-            problem: format!("{what} in {} is damaged or of another job", dir.display()),
+            problem: format!("{what} in {} is damaged or belongs to another job", dir.display()),
             hint: "remove the directory to begin a new job; all its processes must join again".to_owned(),
         };
         let key = KeyPair::try_from(read(&key)?).map_err(|_| damaged("ca.key"))?;
@@ -121,25 +121,25 @@ impl Authority {
         Self { job: job.to_owned(), key, certificate, secret, lifetime: LIFETIME, dir, invitations: Mutex::default() }
     }
 
-    /// The key of this job's workers. It is derived from the authority's own key, so that a coordinator that resumes a job has the same one.
+    /// The key that all workers of this job share. It is derived from the authority's own key, so a coordinator that resumes the job has the same
+    /// one.
     pub fn workers_key(&self) -> WorkersKey {
         WorkersKey(self.derive(b"gradlane 1: key of the workers"))
     }
 
-    /// The key of the stateless resets of this job's coordinator (RFC 9000, section 10.3). A coordinator that was killed and resumes its job
-    /// has the same one, so that its former members learn at once that it knows their connections no more.
+    /// The key of the stateless resets of this job's coordinator (RFC 9000, section 10.3). A coordinator that was killed and resumes its job has
+    /// the same key. So its members learn at once that their connections are gone.
     pub(crate) fn reset_key(&self) -> [u8; 32] {
         self.derive(b"gradlane 1: stateless reset")
     }
 
-    /// HMAC-SHA256 is a pseudorandom function of `purpose` to everybody who does not have the authority's key.
+    /// Derives a key for `purpose`. To a process without the authority's key, HMAC-SHA256 is a pseudorandom function of `purpose`.
     fn derive(&self, purpose: &[u8]) -> [u8; 32] {
         let key = hmac::Key::new(hmac::HMAC_SHA256, self.key.serialized_der());
         hmac::sign(&key, purpose).as_ref().try_into().expect("SHA-256 has 32 bytes")
     }
 
-    /// Makes a further join string for the job that is led at `join`'s address and whose authority is kept in `dir`. It lets in `uses`
-    /// processes of `role` within `lasts`.
+    /// Makes a further join string for the job of `join`, whose authority is kept in `dir`. It lets in `uses` processes of `role` within `lasts`.
     ///
     /// # Errors
     /// [`Error::FailedPrecondition`] if `dir` does not hold the authority of that job, [`Error::Io`] if it cannot be written.
@@ -165,13 +165,13 @@ impl Authority {
         Ok(JoinString { secret: invitation.secret, ..join.clone() })
     }
 
-    /// Removes what [`begin`](Self::begin) keeps in `dir`: the job has ended, and its secret with it.
+    /// Removes the files of [`begin`](Self::begin) from `dir`, because the job has ended.
     ///
     /// # Errors
-    /// [`Error::Io`] if something is left.
+    /// [`Error::Io`] if a file cannot be removed.
     pub fn forget(dir: &Path) -> Result<()> {
         invitation::forget(dir)?;
-        // The secret goes first, because without it the others count for nothing.
+        // The secret goes first, because the other files are of no use without it.
         for path in files(dir).iter().rev() {
             match fs::remove_file(path) {
                 Err(error) if error.kind() != ErrorKind::NotFound => return Err(io(path, &error)),
@@ -216,11 +216,12 @@ impl Authority {
         Credentials::new(key.serialize_der(), certificate, self.certificate.clone())
     }
 
-    /// Certifies the key of a signing request as `role`, if `knows` tells that the requester knows a secret which is good for that. Each
-    /// certificate uses up one of what an invitation permits; a look at the job's state does not.
+    /// Certifies the key of a signing request as `role`, if the requester knows a secret that permits it. `knows` says whether the requester
+    /// knows a given secret. Each certificate uses up one use of an invitation. A certificate for an observer uses up none.
     ///
     /// # Errors
-    /// [`Error::Auth`] if it knows none; [`Error::Token`] if it knows one that is for another role, used up or too old.
+    /// [`Error::Auth`] if the requester knows no secret of the job. [`Error::Token`] if it knows an invitation that is for another role, used up
+    /// or too old.
     pub(crate) fn admit(
         &self,
         request: &[u8],
@@ -232,7 +233,7 @@ impl Authority {
             return self.sign(request, role, peer);
         }
         let now = wall_clock();
-        // Held until the use is counted, so that no use counts for two.
+        // Held until the use is counted, so that two requesters cannot have the same use.
         let mut invitations = self.invitations.lock().unwrap_or_else(PoisonError::into_inner);
         let invited = match &self.dir {
             Some(dir) => {
@@ -266,8 +267,8 @@ impl Authority {
         Ok(certificate)
     }
 
-    /// The next certificate of the holder of `certificate`, which has proven that it has the key. Role and job stay, whether the job admits
-    /// newcomers or not: who may ask, the caller decides.
+    /// The next certificate of the holder of `certificate`, which has proven that it has the key. Role and job stay. The caller decides who may
+    /// ask. It does not matter whether the job admits newcomers.
     ///
     /// # Errors
     /// [`Error::Auth`] if `certificate` is not one of this job.
@@ -292,7 +293,7 @@ impl Authority {
         Validity::begin(wall_clock(), self.lifetime)
     }
 
-    /// Certifies the key of a signing request, whose signature proves that the requester has it. Nothing else of it is believed.
+    /// Certifies the key of a signing request. Its signature proves that the requester has the key. Its other fields are ignored.
     pub(crate) fn sign(&self, request: &[u8], role: Role, peer: &str) -> Result<CertificateDer<'static>> {
         let request = CertificateSigningRequestDer::from(request.to_vec());
         let request = CertificateSigningRequestParams::from_der(&request).map_err(|error| Error::Protocol {
@@ -382,9 +383,9 @@ fn failed(what: &str, error: impl fmt::Display) -> Error {
     Error::Internal { what: format!("{what}: {error}") }
 }
 
-/// Of a process's certificate. It is renewed while the process is connected, so a stolen key is soon worth nothing.
+/// Lifetime of a process's certificate. It is renewed while the process is connected, so a stolen key is soon of no use.
 const LIFETIME: Duration = Duration::from_secs(24 * 3600);
-/// Of an authority: longer than any job.
+/// Lifetime of an authority's certificate: longer than any job.
 const AUTHORITY_LIFETIME: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 const JOB_BYTES_MAX: usize = 64;
 

@@ -1,4 +1,4 @@
-//! What a certificate says: the role and job of its holder, and the hash of the key, which is the holder's identity.
+//! Reads certificates: the role and job of the holder, and the hash of the key, which is the holder's identity.
 
 use aws_lc_rs::digest::{SHA256, digest};
 use data_encoding::HEXLOWER;
@@ -8,19 +8,19 @@ use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
 use crate::error::{Error, Result};
 use crate::types::{NodeId, Role};
 
-/// What a certificate says of its holder.
+/// The identity of a process, as its certificate states it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PeerIdentity {
     /// The hash of its public key.
     pub node: NodeId,
-    /// What it may do.
+    /// Its role in the job.
     pub role: Role,
     /// The job it belongs to.
     pub job: String,
 }
 
 impl PeerIdentity {
-    /// Reads a certificate; that its authority signed it was checked by TLS.
+    /// Reads a certificate. TLS has checked that the job's authority signed it.
     pub(crate) fn of(certificate: &CertificateDer<'_>) -> Result<Self> {
         let node = NodeId(public_key_hash(certificate)?);
         let named = uri_of(certificate).and_then(|uri| {
@@ -37,17 +37,17 @@ impl PeerIdentity {
         })
     }
 
-    /// Checks that it was certified for what it does here.
+    /// Checks that the process was certified for the role in which it acts here.
     ///
     /// # Errors
-    /// [`Error::Auth`] if its certificate is that of another role.
+    /// [`Error::Auth`] if its certificate is for another role.
     pub fn must_be(&self, role: Role) -> Result<()> {
         if self.role == role {
             return Ok(());
         }
         Err(Error::Auth {
             problem: format!("node {} acts as a {role}, but its certificate is that of a {}", self.node, self.role),
-            hint: format!("enrol it as a {role}, with a join string that is good for one"),
+            hint: format!("enrol it as a {role}, with a join string for that role"),
         })
     }
 
@@ -68,7 +68,7 @@ pub(super) fn public_key(certificate: &CertificateDer<'_>) -> Result<Vec<u8>> {
     Ok(parsed.public_key().raw.to_owned())
 }
 
-/// The error of a certificate that is none.
+/// The error for bytes that are no certificate.
 pub(super) fn unreadable() -> Error {
     Error::Auth {
         problem: "a certificate cannot be read".to_owned(),
@@ -100,5 +100,5 @@ pub(crate) fn sha256(bytes: &[u8]) -> [u8; 32] {
     digest(&SHA256, bytes).as_ref().try_into().expect("SHA-256 has 32 bytes")
 }
 
-/// In every certificate, so that TLS's check of the server's name passes: who a server is, is its [`NodeId`].
+/// A DNS name that every certificate has, so that TLS's check of the server's name passes. The identity of a server is its [`NodeId`].
 pub(crate) const SERVER_NAME: &str = "gradlane";

@@ -1,4 +1,4 @@
-//! What a process proves its identity with: its key, and a certificate that is replaced while the process runs.
+//! The key and the certificate by which a process proves its identity. The certificate is replaced while the process runs.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -16,8 +16,8 @@ use super::validity::{Validity, wall_clock};
 use crate::error::{Error, Result};
 use crate::types::NodeId;
 
-/// The key of a process and its certificate. All clones show the newest certificate, and so does every endpoint that was made with them: a
-/// handshake takes the certificate that is there when it begins.
+/// The key of a process and its certificate. All clones show the newest certificate. So do all endpoints that were made with them, because each
+/// handshake asks for the certificate when it begins.
 #[derive(Clone)]
 pub struct Credentials(Arc<Holder>);
 
@@ -52,12 +52,12 @@ impl Credentials {
         self.0.identity.node
     }
 
-    /// What it was certified as.
+    /// The identity in this process's certificate.
     pub fn identity(&self) -> &PeerIdentity {
         &self.0.identity
     }
 
-    /// When its newest certificate is good.
+    /// The time in which its newest certificate is good.
     pub fn validity(&self) -> Validity {
         self.0.lock().validity
     }
@@ -126,7 +126,7 @@ impl Current {
         authority: &CertificateDer<'static>,
     ) -> Result<Self> {
         let validity = Validity::of(&certificate)?;
-        // Own certificate first. The authority's own is sent as well: who enrols knows it only by its hash.
+        // The own certificate goes first. The authority's is sent too, because a process that enrols knows only its hash.
         let certified = CertifiedKey::new(vec![certificate, authority.clone()], Arc::clone(key));
         certified.keys_match().map_err(|error| unusable(&error))?;
         Ok(Self { certified: Arc::new(certified), validity })
@@ -172,5 +172,5 @@ fn unusable(error: &rustls::Error) -> Error {
     }
 }
 
-/// The holder of the own certificate, in errors.
+/// The name in errors of the holder of this process's own certificate.
 pub(crate) const THIS_PROCESS: &str = "this process";

@@ -12,23 +12,23 @@ use crate::error::{Error, Result};
 use crate::types::Role;
 use crate::wire::reject;
 
-/// What a newcomer sends: version, role, proof, signing request.
+/// The request of a newcomer: version, role, proof, signing request.
 #[derive(Debug)]
 pub(crate) struct Request<'a> {
-    /// What it wants to be.
+    /// The role that the newcomer wants.
     pub(crate) role: Role,
-    /// That it knows a secret.
+    /// The proof that the newcomer knows a secret.
     pub(crate) proof: &'a [u8; PROOF_BYTES],
-    /// Its key, in DER.
+    /// The signing request for its key, in DER.
     pub(crate) signing_request: &'a [u8],
 }
 
-/// What the coordinator answers.
+/// The answer of the coordinator.
 #[derive(Debug)]
 pub(crate) enum Answer<'a> {
-    /// Certificates in DER: that of the newcomer, and that of the authority.
+    /// The certificates of the newcomer and of the authority, in DER.
     Issued { certificate: &'a [u8], authority: &'a [u8] },
-    /// Why not.
+    /// The reason of a refusal.
     Refused(Error),
 }
 

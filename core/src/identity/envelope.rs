@@ -1,7 +1,7 @@
-//! Seals a join string for a way that others can read and write, with a secret that both ends were given before.
+//! Encrypts a join string that travels over a channel which others can read and write. Both ends know a shared secret.
 //!
-//! The key is HKDF-SHA256 of the secret, with the job's name as salt; the cipher is AES-256-GCM. Who does not know the secret can neither read
-//! the join string nor replace it by another one, in particular not its authority. What was sealed for one job cannot be opened for another.
+//! The key is HKDF-SHA256 of the secret, with the job's name as salt. The cipher is AES-256-GCM. A process without the secret can neither read
+//! the join string nor replace it or the authority in it. A join string that was sealed for one job cannot be opened for another.
 
 use aws_lc_rs::aead::{AES_256_GCM, Aad, NONCE_LEN, Nonce, RandomizedNonceKey};
 use aws_lc_rs::hkdf::{HKDF_SHA256, Salt};
@@ -15,7 +15,7 @@ pub fn is_sealed(text: &str) -> bool {
     text.trim().starts_with(PREFIX)
 }
 
-/// The join string of `job`, readable only to those who know `secret`.
+/// The join string of `job`, encrypted with `secret`.
 ///
 /// # Errors
 /// [`Error::Internal`] if the cryptographic library fails.
@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_changed_anywhere_cannot_be_opened() {
+    fn a_text_that_was_changed_anywhere_cannot_be_opened() {
         let secret = secret("correct horse battery");
         let text = seal(&secret, "night", &join()).unwrap();
         for at in PREFIX.len()..text.len() {

@@ -1,4 +1,4 @@
-//! What the fuzzer reaches of this module, whose decoders are private. Each function takes any bytes and panics if a rule is broken.
+//! Entry points of the fuzzer to this module, whose decoders are private. Each function takes any bytes and panics if a rule is broken.
 
 use rustls::pki_types::CertificateDer;
 
@@ -28,8 +28,8 @@ pub fn certificate(bytes: &[u8]) {
     assert!(hash.is_ok() || !PeerIdentity::subject_is(&certificate, "gradlane job fuzz"), "what is read is whole");
 }
 
-/// What a newcomer sends. A request that can be read is put to the `authority`, by a newcomer that knows the job's secret where the first
-/// byte of its proof is even.
+/// The request of a newcomer. A request that can be read is given to the `authority`. The newcomer knows the job's secret if the first byte of
+/// its proof is even.
 pub fn enrolment_request(authority: &Authority, bytes: &[u8]) {
     match Request::read(bytes, PEER) {
         Ok(request) => {
@@ -47,7 +47,7 @@ pub fn enrolment_request(authority: &Authority, bytes: &[u8]) {
     }
 }
 
-/// What a coordinator answers.
+/// The answer of a coordinator.
 pub fn enrolment_answer(bytes: &[u8]) {
     match Answer::read(bytes, PEER) {
         Ok(Answer::Refused(_)) => {}

@@ -1,15 +1,15 @@
-//! The gate in front of handshakes and enrolments: which peer gets a place, and for how long. Time is an argument.
+//! The gate in front of handshakes and enrolments: decides which peer gets a place, and for how long. Time is an argument.
 //!
-//! A peer costs processor time and memory before it has proven anything. So each address has a bucket of tokens, handshakes and enrolments
-//! have places, and each place has a deadline. Four rules keep honest peers going beside hostile ones:
+//! A peer costs processor time and memory before it has proven its identity. So each address has a bucket of tokens, handshakes and enrolments
+//! need places, and each place has a deadline. Four rules let honest peers in beside hostile ones:
 //!
-//! - A peer that proves itself, by a certificate or by the join secret, gives its token back. So honest hosts with many processes are not
-//!   slowed down, and guesses and silence are.
-//! - An address that has not answered yet may be forged. It draws from the upper half of the bucket only; beyond that the peer has to
-//!   answer first ([`Verdict::Prove`]). So a forger cannot use up what an honest peer at the forged address needs.
-//! - When all places are taken, one whose peer has stalled is given to the next. One address cannot fill all places with peers
-//!   that have not stalled yet, because its bucket holds too little.
-//! - Addresses at which somebody has proven itself have places of their own. So a flood from elsewhere keeps no member out.
+//! - A peer that proves its identity, by a certificate or by the join secret, gets its token back. So honest hosts with many processes are not
+//!   slowed down. Peers that guess or stay silent are.
+//! - The address of a peer that has not answered yet may be forged. Such a peer takes tokens from the upper half of the bucket only. Then it has
+//!   to answer first ([`Verdict::Prove`]). So a forger cannot use up the tokens of an honest peer at the forged address.
+//! - When all places are taken, a place whose peer has stalled is given to the next peer. One address cannot fill all places with peers that
+//!   have not stalled yet, because its bucket holds too few tokens.
+//! - Addresses at which a peer has proven its identity have places of their own. So a flood from other addresses keeps no member out.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv6Addr};
@@ -22,14 +22,17 @@ use crate::wire::limits;
 #[derive(Debug)]
 pub(crate) struct Gate {
     buckets: BTreeMap<Origin, Bucket>,
-    /// When full buckets were dropped last.
+    /// The last time at which full buckets were dropped.
     swept: Time,
-    /// Where somebody has proven itself.
+    /// Addresses at which a peer has proven its identity.
     known: BTreeSet<Origin>,
-    /// Handshakes of peers at other addresses, of peers at those, and enrolments.
+    /// Handshakes of peers at unknown addresses.
     strangers: Places,
+    /// Handshakes of peers at known addresses.
     reserved: Places,
+    /// Enrolments.
     newcomers: Places,
+    /// Places that were named so far.
     places: u64,
     handshake_timeout: Duration,
 }
@@ -39,9 +42,9 @@ pub(crate) struct Gate {
 pub(crate) enum Verdict {
     /// Its handshake begins.
     Try(Admitted),
-    /// It has to prove first that its address is real.
+    /// The peer has to prove first that its address is real.
     Prove,
-    /// There is no place for it now.
+    /// There is no place for the peer now.
     TurnAway,
 }
 
@@ -49,9 +52,9 @@ pub(crate) enum Verdict {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Admitted {
     pub(crate) place: Place,
-    /// When the peer must be done; then it is given up.
+    /// The deadline of the peer. It is disconnected then.
     pub(crate) until: Time,
-    /// A stalled peer that is given up for this one, now.
+    /// The place of a stalled peer that is disconnected now, in favour of this one.
     pub(crate) instead_of: Option<Place>,
 }
 
@@ -60,7 +63,7 @@ pub(crate) struct Admitted {
 pub(crate) struct Place(u64);
 
 impl Gate {
-    /// A gate that gives a handshake so much time.
+    /// A gate that gives each handshake `handshake_timeout`.
     pub(crate) fn new(handshake_timeout: Duration) -> Self {
         Self {
             buckets: BTreeMap::new(),
@@ -95,7 +98,7 @@ impl Gate {
             return Verdict::TurnAway;
         };
         if !is_tracked {
-            // The address is real, and so are those in the table; one is as good as another to forget.
+            // All addresses in the table are real, and none is better to forget than another.
             self.buckets.pop_first();
         }
         self.buckets.entry(origin).or_default().spend(now);
@@ -109,22 +112,22 @@ impl Gate {
         Some(Admitted { place, until: began + NEWCOMER_SHARE * self.handshake_timeout, instead_of })
     }
 
-    /// A place is free again. Has no effect if it was given to another peer before.
+    /// A place is free again. Does nothing if the place was given to another peer before.
     pub(crate) fn leave(&mut self, place: Place) {
         for places in [&mut self.strangers, &mut self.reserved, &mut self.newcomers] {
             places.held.remove(&place);
         }
     }
 
-    /// The newcomer in this place is refused. It counts as stalled once it has had time to hear why, so that refused ones keep no other
-    /// newcomer out.
+    /// The newcomer in this place is refused. It counts as stalled once it has had time to receive the reason. So refused newcomers keep no
+    /// other newcomer out.
     pub(crate) fn give_way(&mut self, now: Time, place: Place) {
         if let Some(since) = self.newcomers.held.get_mut(&place) {
             *since = now - (STALLED_AFTER - HEARS_WITHIN);
         }
     }
 
-    /// A peer at `remote` has shown a certificate of the job, or that it knows the secret.
+    /// A peer at `remote` has shown a certificate of the job, or has proven that it knows the secret.
     pub(crate) fn proven(&mut self, remote: IpAddr) {
         let origin = Origin::of(remote);
         if let Some(bucket) = self.buckets.get_mut(&origin) {
@@ -140,7 +143,7 @@ impl Gate {
         Place(self.places)
     }
 
-    /// Forgets full buckets, which are as good as none. Not at every packet of a flood.
+    /// Forgets full buckets, because an address without a bucket has all tokens too. Does so at most once in [`SWEEP_EVERY`].
     fn sweep(&mut self, now: Time) {
         if now.since(self.swept) >= SWEEP_EVERY {
             self.swept = now;
@@ -149,7 +152,7 @@ impl Gate {
     }
 }
 
-/// An address, or the network of a host that has many: IPv6 gives each host 64 bits to choose from.
+/// One host: an IPv4 address, or an IPv6 network, because an IPv6 host can choose 64 bits of its address.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 struct Origin(IpAddr);
 
@@ -164,7 +167,7 @@ impl Origin {
     }
 }
 
-/// The tokens of an address, as the time at which all are there again (the generic cell rate algorithm).
+/// The tokens of an address, stored as the time at which the bucket is full again (the generic cell rate algorithm).
 #[derive(Clone, Copy, Debug, Default)]
 struct Bucket {
     full_at: Time,
@@ -197,7 +200,8 @@ impl Places {
         Self { held: BTreeMap::new(), max }
     }
 
-    /// Gives `place` to a peer, if need be instead of the one that holds its place longest or was refused. `None` if all are taken and nobody has stalled.
+    /// Gives `place` to a peer. If all places are taken, the peer that stalled first loses its place, which is returned. `None` if no peer has
+    /// stalled.
     fn take(&mut self, now: Time, place: Place) -> Option<Option<Place>> {
         let mut instead_of = None;
         if self.held.len() >= self.max {
@@ -214,7 +218,7 @@ impl Places {
     }
 }
 
-/// What happened too often to log each time.
+/// Limits how often a repeated event is logged.
 #[derive(Debug, Default)]
 pub(crate) struct Repeated {
     logged: Option<Time>,
@@ -222,7 +226,7 @@ pub(crate) struct Repeated {
 }
 
 impl Repeated {
-    /// It happened again. Returns how often it happened without being logged, if it is to be logged now.
+    /// The event happened again. If it should be logged now, returns how many events were not logged since the last log.
     pub(crate) fn happened(&mut self, now: Time) -> Option<u64> {
         if self.logged.is_some_and(|logged| now.since(logged) < LOG_EVERY) {
             self.unlogged += 1;
@@ -233,27 +237,27 @@ impl Repeated {
     }
 }
 
-/// Handshakes under way at once, of peers at addresses where nobody has proven itself. More than the peers of one address that have not
-/// stalled: with its whole burst and a second's refill it has 60.
+/// Handshakes under way at once, of peers at unknown addresses. It is more than one address can hold with peers that have not stalled, which is
+/// 60: its burst of 40, and 20 more within `STALLED_AFTER`.
 const HANDSHAKES_MAX: usize = 64;
 const _: () = assert!(BURST as u128 + STALLED_AFTER.as_nanos() / REFILL.as_nanos() < HANDSHAKES_MAX as u128);
-/// The same of peers at addresses where somebody has. A coordinator that was cut off is dialled again by all members.
+/// Handshakes under way at once, of peers at known addresses. All members dial a coordinator again that was cut off.
 const RESERVED_MAX: usize = 64;
 /// Enrolments under way at once.
 const NEWCOMERS_MAX: usize = 64;
 /// A peer that holds a place for this long has stalled. A handshake takes some round trips, and an enrolment one more.
 const STALLED_AFTER: Duration = Duration::from_secs(1);
-/// The time of a newcomer from its first packet until it has heard the answer, in times of a handshake.
+/// The time of a newcomer from its first packet until it has received the answer, in handshake timeouts.
 const NEWCOMER_SHARE: u32 = 2;
-/// For a newcomer to hear that it is refused.
+/// Time for a refused newcomer to receive the reason.
 const HEARS_WITHIN: Duration = Duration::from_millis(200);
-/// Attempts of one address at once, and then one in each of these times: 20 a second.
+/// Tokens of a full bucket, and the time in which one token comes back: 20 a second.
 const BURST: u32 = 40;
 const REFILL: Duration = Duration::from_millis(50);
-/// Addresses with less than a full bucket that are remembered: more than can have sent something within two seconds without being hostile.
+/// Buckets that are remembered. More addresses than this do not try to connect within two seconds, unless they are hostile.
 const BUCKETS_MAX: usize = 4_096;
 const SWEEP_EVERY: Duration = Duration::from_secs(1);
-/// Addresses where somebody has proven itself.
+/// Known addresses that are remembered.
 const KNOWN_MAX: usize = 2 * limits::MEMBERS_MAX;
 /// How often the log names a peer that was refused.
 const LOG_EVERY: Duration = Duration::from_secs(10);

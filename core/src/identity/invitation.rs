@@ -1,10 +1,10 @@
-//! Further join secrets of a job that runs: each lets in processes of one role, so many of them, and for so long.
+//! Further join secrets of a running job. Each lets in a limited number of processes of one role, for a limited time.
 //!
-//! They are files in the directory of the job's authority, which only its user can read. A command writes them, and the coordinator reads
-//! them when a process comes whose secret is not the job's own. Only the coordinator counts their uses.
+//! They are files in the directory of the job's authority, which only its user can read. A command writes them. The coordinator reads them when a
+//! process enrols with a secret that is not the job's own. Only the coordinator counts their uses.
 //!
-//! An invitation that is used up or too old is kept for a while, so that a process which comes with it is told what is wrong. The files are
-//! read again only when their directory has changed, because anybody can make the coordinator look for a secret that it does not know.
+//! An invitation that is used up or too old is kept for a while, so that a process that uses it is told what is wrong. The files are read again
+//! only when their directory has changed, because any process can make the coordinator look for an unknown secret.
 
 use std::fs;
 use std::io::{ErrorKind, Read};
@@ -20,20 +20,20 @@ use crate::types::Role;
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct Invitation {
     pub(super) role: Role,
-    /// How many processes it still lets in.
+    /// How many processes the invitation still lets in.
     pub(super) uses: u32,
-    /// Until when, in seconds since 1970.
+    /// The end of the invitation, in seconds since 1970.
     pub(super) until: u64,
     pub(super) secret: [u8; 16],
 }
 
 impl Invitation {
-    /// The file in which it is kept below `dir`. Its name says nothing of the secret.
+    /// The file in which the invitation is kept below `dir`. Its name does not reveal the secret.
     pub(super) fn path(&self, dir: &Path) -> PathBuf {
         folder(dir).join(HEXLOWER.encode(&super::certificate::sha256(&self.secret)[..8]))
     }
 
-    /// Why it is not good any more at `now`; `None` if it is.
+    /// Why the invitation is not good any more at `now`. `None` if it is good.
     pub(super) fn fault(&self, now: SystemTime) -> Option<String> {
         match seconds(now).checked_sub(self.until) {
             Some(late) => Some(format!("ended {late} s ago")),
@@ -71,14 +71,14 @@ pub(super) struct Invitations {
 #[derive(Clone, Copy)]
 struct Reading {
     at: SystemTime,
-    /// When the directory had changed last, by the clock of its file system.
+    /// The last change of the directory, by the clock of its file system.
     changed: SystemTime,
-    /// When this process saw that time first, by its own clock. Both clocks need not agree.
+    /// When this process first saw that change, by its own clock. The two clocks may differ.
     seen_first: SystemTime,
 }
 
 impl Invitations {
-    /// This process changes a file: what was read is not true any more, whatever time the directory shows.
+    /// This process changes a file, so the files are read again, even if the directory shows the same time.
     pub(super) fn changes(&mut self) {
         self.read = None;
     }
@@ -91,7 +91,7 @@ impl Invitations {
         let changed = fs::metadata(folder(dir)).and_then(|folder| folder.modified()).ok();
         let same = self.read.filter(|reading| changed == Some(reading.changed));
         let is_known = same.is_some_and(|Reading { at, seen_first, .. }| {
-            // A change within the resolution of the file system's clock shows no new time, and a remote one may show it late.
+            // A second change within the resolution of the file system's clock shows no new time. A remote file system may show it late.
             let is_settled = at.duration_since(seen_first).is_ok_and(|since| since >= RESOLUTION);
             is_settled && now.duration_since(at).is_ok_and(|since| since < READ_EVERY)
         });
@@ -108,7 +108,7 @@ impl Invitations {
     }
 }
 
-/// The invitations below `dir`. Removes those that ended long ago, and if there are many also the others that are not good any more.
+/// The invitations below `dir`. Removes those that ended long ago. If there are many, also removes the others that are not good any more.
 fn all(dir: &Path, now: SystemTime) -> Result<Vec<Invitation>> {
     let folder = folder(dir);
     let io = |error: &std::io::Error| Error::Io { what: folder.display().to_string(), cause: error.to_string() };
@@ -120,7 +120,7 @@ fn all(dir: &Path, now: SystemTime) -> Result<Vec<Invitation>> {
     let mut found = Vec::new();
     for entry in entries.take(FILES_MAX) {
         let path = entry.map_err(|error| io(&error))?.path();
-        // Join files lie beside them, and drafts.
+        // Join files and drafts of files are in the same directory.
         if path.extension().is_some() || path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"."))
         {
             continue;
@@ -133,7 +133,7 @@ fn all(dir: &Path, now: SystemTime) -> Result<Vec<Invitation>> {
             }
             (Ok(_), Some(_)) => drop(fs::remove_file(&path)),
             (Ok(_), None) => tracing::warn!(path = %path.display(), "no invitation can be read from this file"),
-            // Used up since the directory was listed.
+            // The file was removed after the directory was listed.
             (Err(_), _) => {}
         }
     }
@@ -152,7 +152,7 @@ fn all(dir: &Path, now: SystemTime) -> Result<Vec<Invitation>> {
 /// Removes all invitations below `dir`.
 ///
 /// # Errors
-/// [`Error::Io`] if something is left.
+/// [`Error::Io`] if they cannot be removed.
 pub(super) fn forget(dir: &Path) -> Result<()> {
     let folder = folder(dir);
     match fs::remove_dir_all(&folder) {
@@ -178,13 +178,13 @@ fn seconds(time: SystemTime) -> u64 {
 }
 
 const MAGIC: &str = "gradlane-token-1";
-/// Of which others are not looked at.
+/// Files that are read. Further files are ignored.
 const FILES_MAX: usize = 512;
 const BYTES_MAX: u64 = 256;
-/// How long an invitation is kept that is not good any more, and how many there may be beside it.
+/// How long an invitation is kept after its end, and how many invitations there may be before those that are not good any more are removed.
 const REMEMBERED_SECONDS: u64 = 24 * 3600;
 const REMEMBERED_MAX: usize = FILES_MAX / 2;
-/// Of the times of a file system, the coarsest.
+/// The coarsest resolution of times of a file system.
 const RESOLUTION: Duration = Duration::from_secs(1);
 /// The files are read again after this time, even if nothing seems to have changed.
 const READ_EVERY: Duration = Duration::from_secs(1);

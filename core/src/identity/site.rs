@@ -1,8 +1,8 @@
-//! Certificates that a site gives to its processes (SPIFFE, cert-manager): they vouch for a newcomer in place of the join string's secret.
+//! Certificates that a site gives to its processes (SPIFFE, cert-manager). They let a newcomer enrol in place of the join string's secret.
 //!
-//! A site's authority certifies much more than one job, so a name decides, too: each side accepts only certificates whose URI or DNS name is on
-//! the list of the setting `tls_peer`. What such a certificate leads to is an enrolment and nothing else. The newcomer makes a key of its own,
-//! and the job's authority certifies it for one role, as with a join string.
+//! A site's authority certifies much more than one job. So each side accepts only certificates whose URI or DNS name is on the list of the
+//! setting `tls_peer`. Such a certificate permits an enrolment and nothing else. The newcomer makes a key of its own, and the job's authority
+//! certifies this key for one role, as with a join string.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -21,7 +21,7 @@ use super::certificate::names_of;
 use super::validity::wall_clock;
 use crate::error::{Error, Result};
 
-/// The content of the files that a site gives to a process, in PEM.
+/// The contents of the files that a site gives to a process, in PEM.
 #[derive(Clone, PartialEq, Eq)]
 pub struct SiteFiles {
     /// The process's certificate, then those between it and an authority.
@@ -35,14 +35,14 @@ pub struct SiteFiles {
 /// Reads the files anew.
 pub type Load = Box<dyn Fn() -> Result<SiteFiles> + Send + Sync>;
 
-/// The certificates of a site, as they are in its files now. Clones share them.
+/// The certificates of a site, as its files hold them now. Clones share them.
 #[derive(Clone)]
 pub struct Site(Arc<Inner>);
 
 struct Inner {
     peers: Vec<String>,
     load: Load,
-    /// Locked for a look-up or a reading of the files at a time.
+    /// Locked while the certificates are looked up, or the files are read.
     state: Mutex<State>,
 }
 
@@ -50,11 +50,11 @@ struct State {
     files: SiteFiles,
     held: Held,
     looked_at: SystemTime,
-    /// The files could not be used when they were looked at last.
+    /// Whether the files could not be used when they were read last.
     is_damaged: bool,
 }
 
-/// What is in the files.
+/// The parsed contents of the files.
 #[derive(Clone)]
 struct Held {
     certified: Arc<CertifiedKey>,
@@ -62,11 +62,11 @@ struct Held {
 }
 
 impl Site {
-    /// What `load` reads. Others must show a certificate with one of the names of `peers`: a DNS name or URI, or the beginning of a URI with
-    /// `/*` behind it.
+    /// The certificates in the files that `load` reads. Peers must show a certificate with one of the names in `peers`: a DNS name, a URI, or the
+    /// beginning of a URI followed by `/*`.
     ///
     /// # Errors
-    /// [`Error::Config`] if `peers` is empty or has a name that would match too much, or if the files cannot be used. As `load`.
+    /// [`Error::Config`] if `peers` is empty or has a name that would match too much, or if the files cannot be used. Also the errors of `load`.
     pub fn new(peers: &[String], load: Load) -> Result<Self> {
         let bad = |problem: String| Error::Config {
             knob: "tls_peer".to_owned(),
@@ -76,14 +76,14 @@ impl Site {
         if peers.is_empty() {
             return Err(bad("is empty, so that every certificate of the site would be accepted".to_owned()));
         }
-        // A star is understood at the end of a path only, behind a name of the authority.
+        // A star may stand only at the end of a path, and the URI must name its authority.
         let is_exact = |peer: &str| match peer.strip_suffix("/*").unwrap_or(peer) {
             front if front.contains('*') || front.is_empty() => false,
             front => front == peer || front.split_once("://").is_some_and(|(_, host)| !host.is_empty()),
         };
         if let Some(peer) = peers.iter().find(|peer| !is_exact(peer)) {
             return Err(bad(format!(
-                "has {peer:?}, which is neither a name nor the beginning of a URI with /* behind it"
+                "has {peer:?}, which is neither a name nor the beginning of a URI followed by /*"
             )));
         }
         let files = load()?;
@@ -108,7 +108,7 @@ impl Site {
     /// Checks the chain of a process that connects.
     ///
     /// # Errors
-    /// Why it may not.
+    /// Why the process may not enrol.
     pub(crate) fn verify_client(
         &self,
         end_entity: &CertificateDer<'_>,
@@ -126,7 +126,7 @@ impl Site {
     /// Checks the chain of a coordinator.
     ///
     /// # Errors
-    /// Why it is not to be trusted.
+    /// Why the coordinator cannot be trusted.
     pub(crate) fn verify_server(
         &self,
         end_entity: &CertificateDer<'_>,
@@ -149,10 +149,10 @@ impl Site {
         Err(rustls::Error::InvalidCertificate(CertificateError::ApplicationVerificationFailure))
     }
 
-    /// What the files hold. They are looked at again after [`LOOK_EVERY`]; while new ones cannot be used, the former content counts.
+    /// The contents of the files. They are read again after [`LOOK_EVERY`]. If new files cannot be used, the former contents count.
     fn held(&self, now: SystemTime) -> Held {
         let mut state = self.lock();
-        // An age that cannot be told, because the clock was set back, is old.
+        // If the clock was set back, the age is unknown, and the files are read.
         let is_fresh = now.duration_since(state.looked_at).is_ok_and(|age| age < LOOK_EVERY);
         if !is_fresh {
             state.looked_at = now;
@@ -214,10 +214,10 @@ fn unusable(knob: &str, problem: &str) -> Error {
     }
 }
 
-/// Whether a name of `tls_peer` stands for `name`.
+/// Whether the entry `peer` of `tls_peer` permits `name`.
 fn permits(peer: &str, name: &str) -> bool {
     match peer.strip_suffix('*') {
-        // It ends with the slash. What follows must not lead out of there.
+        // `front` ends with a slash. The rest must not contain `..`, which would lead to another path.
         Some(front) => name.strip_prefix(front).is_some_and(|rest| !rest.is_empty() && !rest.contains("..")),
         None => peer == name,
     }

@@ -1,4 +1,4 @@
-//! From when until when a certificate is good, and when its holder asks for the next one.
+//! The time in which a certificate is good, and when its holder asks for the next one.
 
 use std::fmt;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -20,7 +20,7 @@ pub struct Validity {
 }
 
 impl Validity {
-    /// That of a new certificate. It ends with a whole second, because certificates know no fractions.
+    /// The validity of a new certificate. It ends with a whole second, because certificates have no fractions of a second.
     pub(super) fn begin(now: SystemTime, lifetime: Duration) -> Self {
         let end = since_1970(now + lifetime);
         let whole = Duration::from_secs(end.as_secs() + u64::from(end.subsec_nanos() > 0));
@@ -38,7 +38,7 @@ impl Validity {
     /// How long the certificate was good when it was made.
     pub fn lifetime(&self) -> Duration {
         let whole = self.to.duration_since(self.from).unwrap_or_default();
-        // One that another authority made may be shorter than what ours adds in front.
+        // A certificate of another authority may be shorter than `BACKDATED`.
         whole.checked_sub(BACKDATED).filter(|rest| !rest.is_zero()).unwrap_or(whole)
     }
 
@@ -54,7 +54,7 @@ impl fmt::Display for Validity {
     }
 }
 
-/// The attempts to renew a certificate. They begin when [`Validity::renewal_in`] is over, and are repeated with growing pauses until the next
+/// The attempts to renew a certificate. They begin after [`Validity::renewal_in`]. They are repeated with growing pauses until the next
 /// certificate is there.
 #[derive(Clone, Debug, Default)]
 pub struct Renewal {
@@ -71,8 +71,8 @@ impl Renewal {
         self.rests_until.map_or(due, |until| until.max(due))
     }
 
-    /// An attempt was made for a certificate of this lifetime. Unless [`succeeded`](Self::succeeded) follows it counts as failed. Returns
-    /// whether the failures before it are worth a warning; of many in a row only a few are.
+    /// An attempt was made for a certificate of this lifetime. It counts as failed until [`succeeded`](Self::succeeded) is called. Returns
+    /// whether the caller should log a warning about the failures so far. Of many failures in a row only a few are logged.
     pub fn attempted(&mut self, now: Time, lifetime: Duration) -> bool {
         let pause = PAUSE_MIN.saturating_mul(1 << self.attempts.min(20)).min(PAUSE_MAX);
         // A third of the lifetime is left for attempts.
@@ -82,7 +82,7 @@ impl Renewal {
         failed >= FAILURES_TOLD && failed.is_power_of_two()
     }
 
-    /// The next certificate is there, and is not due yet.
+    /// The next certificate is there.
     pub fn succeeded(&mut self) {
         *self = Self::default();
     }
@@ -94,7 +94,7 @@ pub(crate) fn wall_clock() -> SystemTime {
     SystemTime::now()
 }
 
-/// A time as people read it.
+/// A time in words, for messages.
 pub(crate) fn calendar(time: SystemTime) -> String {
     let seconds = since_1970(time).as_secs();
     let read = i64::try_from(seconds).ok().and_then(|seconds| ASN1Time::from_timestamp(seconds).ok());
@@ -105,14 +105,14 @@ fn since_1970(time: SystemTime) -> Duration {
     time.duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 
-/// Certificates begin this much before they are made, for hosts whose clock is behind.
+/// A certificate is good from this long before it was made, for hosts whose clock is behind.
 pub(super) const BACKDATED: Duration = Duration::from_secs(3600);
 /// The pause after the first attempt that failed; it doubles with each further one.
 const PAUSE_MIN: Duration = Duration::from_secs(1);
 const PAUSE_MAX: Duration = Duration::from_secs(600);
-/// However short the lifetime, so that nobody asks without end.
+/// The shortest pause, so that a short lifetime does not make a process ask without end.
 const PAUSE_LEAST: Duration = Duration::from_millis(20);
-/// So many failures may be a coordinator that is busy or is started again.
+/// Failures before the first warning. A coordinator that is busy or is started again causes fewer.
 const FAILURES_TOLD: u32 = 4;
 
 #[cfg(test)]

@@ -23,5 +23,5 @@ pub use process_id::process_id;
 pub use progress::Progress;
 pub use segment::{Segment, Shown};
 pub use socket::{Connection, PrivateSocket, Received};
-pub(crate) use thread::Obituary;
+pub(crate) use thread::ThreadEnd;
 pub use thread::{Ended, OwnThread};

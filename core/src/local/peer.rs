@@ -1,4 +1,4 @@
-//! Who is at the other end of a connection of this machine.
+//! Identifies the process at the other end of a connection of this machine.
 //!
 //! rustix cannot be asked: the process may be 0, which its type for processes excludes.
 #![expect(unsafe_code, reason = "one system call, into a structure of ours")]

@@ -30,7 +30,7 @@ const SEALS_TO_SHOW: SealFlags = SEALS.union(SealFlags::FUTURE_WRITE);
 /// the reader checks every value before it uses the value as an index or a length.
 ///
 /// A forked child does not inherit a mapping that can be written, because the peers would take what it writes for that of its parent.
-/// Whoever has a segment checks first that the process is the one that mapped it.
+/// So every user of a segment checks first that this process is the one that mapped it.
 pub struct Segment {
     start: NonNull<u8>,
     bytes: usize,
@@ -67,7 +67,7 @@ impl Segment {
     /// [`Error::FailedPrecondition`] if it has not.
     pub fn check_system() -> Result<()> {
         match Self::sealed(1, SEALS) {
-            // What is short now may be there later.
+            // A lack of memory says nothing about what the system can do.
             Ok(_) | Err(Error::Exhausted { .. }) => Ok(()),
             Err(error) => Err(Error::FailedPrecondition {
                 what: format!("this system has no shared memory whose length is sealed: {error}"),

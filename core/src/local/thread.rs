@@ -38,19 +38,19 @@ impl OwnThread {
         Ok(Self { thread: Mutex::new(Some(thread)), ended, process: process_id() })
     }
 
-    /// As [`start`](Self::start). If `body` fails or panics, nobody told the thread to end, and `obituary` tells why it did.
+    /// As [`start`](Self::start). If `body` fails or panics, the thread ends without being told to, and `thread_end` reports the reason.
     ///
     /// # Errors
     /// As [`start`](Self::start).
     pub(crate) fn start_watched(
         name: &'static str,
-        obituary: Obituary,
+        thread_end: ThreadEnd,
         body: impl FnOnce() -> Result<()> + Send + 'static,
     ) -> Result<Self> {
         Self::start(name, move || match catch_unwind(AssertUnwindSafe(body)) {
             Ok(Ok(())) => {}
-            Ok(Err(error)) => obituary.ended(error),
-            Err(panic) => obituary.ended(Error::of_panic(&format!("thread {name}"), &*panic)),
+            Ok(Err(error)) => thread_end.ended(error),
+            Err(panic) => thread_end.ended(Error::of_panic(&format!("thread {name}"), &*panic)),
         })
     }
 
@@ -59,7 +59,7 @@ impl OwnThread {
         self.process == process_id()
     }
 
-    /// Nobody waits for the thread any more. It was told to end.
+    /// Stops waiting for the thread, which was told to end.
     pub(crate) fn leave(&self) {
         drop(self.thread.lock().unwrap_or_else(PoisonError::into_inner).take());
     }
@@ -86,12 +86,12 @@ impl OwnThread {
     }
 }
 
-/// Called with the reason why a thread ended though nobody told it to.
+/// Called with the reason why a thread ended without being told to.
 pub type Ended = Arc<dyn Fn(Error) + Send + Sync>;
 
-/// Where a driver's thread leaves the reason of its end for the owner of the driver, who may ask before or after the end.
+/// The reason why a driver's thread ended without being told to. The owner of the driver may ask for it before or after the end.
 #[derive(Clone, Default)]
-pub(crate) struct Obituary(Arc<Mutex<Record>>);
+pub(crate) struct ThreadEnd(Arc<Mutex<Record>>);
 
 #[derive(Default)]
 struct Record {
@@ -99,9 +99,9 @@ struct Record {
     listener: Option<Ended>,
 }
 
-impl Obituary {
-    /// Calls `listener` when the thread ends though nobody told it to; at once if it has.
-    pub(crate) fn tell(&self, listener: Ended) {
+impl ThreadEnd {
+    /// Calls `listener` when the thread ends without being told to. Calls it at once if the thread has ended so.
+    pub(crate) fn watch(&self, listener: Ended) {
         let reason = {
             let mut record = self.0.lock().unwrap_or_else(PoisonError::into_inner);
             record.listener = Some(Arc::clone(&listener));
@@ -142,23 +142,23 @@ mod tests {
             (Some(failure.clone()), Some(failure.to_string())),
             (None, Some("internal error: thread test-thread panicked: planted; please report it".to_owned())),
         ] {
-            let (obituary, (early, heard)) = (Obituary::default(), unbounded());
-            obituary.tell(Arc::new(move |reason| drop(early.send(reason.to_string()))));
+            let (thread_end, (early, heard)) = (ThreadEnd::default(), unbounded());
+            thread_end.watch(Arc::new(move |reason| drop(early.send(reason.to_string()))));
             let body = move || fails.map_or_else(|| panic!("planted"), Err);
-            let thread = OwnThread::start_watched("test-thread", obituary.clone(), body).unwrap();
+            let thread = OwnThread::start_watched("test-thread", thread_end.clone(), body).unwrap();
             assert_eq!(heard.recv().ok(), expected);
             thread.join(Duration::from_secs(10));
             let (late, heard) = unbounded();
-            obituary.tell(Arc::new(move |reason| drop(late.send(reason.to_string()))));
+            thread_end.watch(Arc::new(move |reason| drop(late.send(reason.to_string()))));
             assert_eq!(heard.try_recv().ok(), expected);
         }
     }
 
     #[test]
     fn a_thread_that_ends_in_order_says_nothing() {
-        let (obituary, (sender, heard)) = (Obituary::default(), unbounded::<Error>());
-        obituary.tell(Arc::new(move |reason| drop(sender.send(reason))));
-        OwnThread::start_watched("test-thread", obituary, || Ok(())).unwrap().join(Duration::from_secs(10));
+        let (thread_end, (sender, heard)) = (ThreadEnd::default(), unbounded::<Error>());
+        thread_end.watch(Arc::new(move |reason| drop(sender.send(reason))));
+        OwnThread::start_watched("test-thread", thread_end, || Ok(())).unwrap().join(Duration::from_secs(10));
         assert!(heard.try_recv().is_err());
     }
 }

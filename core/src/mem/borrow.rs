@@ -143,11 +143,11 @@ impl Region {
     }
 }
 
-/// A short message of the engine, which is sent in the same way as the caller's memory.
+/// Bytes of the engine itself, which are sent in the same way as the caller's memory.
 #[derive(Debug)]
-pub(crate) struct Letter(Box<[u8]>);
+pub(crate) struct OwnedBytes(Box<[u8]>);
 
-impl Letter {
+impl OwnedBytes {
     /// Takes ownership of the bytes.
     pub(crate) fn new(bytes: Vec<u8>) -> Self {
         Self(bytes.into())

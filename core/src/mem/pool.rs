@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 /// A pool of host memory. Clones share it.
 #[derive(Clone, Default)]
-pub struct Pool(Arc<Stock>);
+pub struct Pool(Arc<Shared>);
 
 /// A source of memory for a pool instead of the heap, such as memory that other processes can map.
 pub trait Backing: Send + Sync {
@@ -58,7 +58,7 @@ impl Pool {
 
     /// An empty pool that takes its memory from `backing`.
     pub fn on(backing: Arc<dyn Backing>) -> Self {
-        Self(Arc::new(Stock { backing: Some(backing), shelves: Mutex::default() }))
+        Self(Arc::new(Shared { backing: Some(backing), slabs: Mutex::default() }))
     }
 
     /// Leases `len` bytes, aligned to a cache line. Their content is initialised but arbitrary.
@@ -66,12 +66,12 @@ impl Pool {
     /// Callers check `len` against a limit first because, like every allocation, an impossible one ends the process.
     pub fn lease(&self, len: usize) -> Lease {
         let class = size_class(len);
-        let reused = self.shelves(|shelves| {
-            shelves.bytes_in_use += class;
-            shelves.free.get_mut(&class).and_then(Vec::pop)
+        let reused = self.slabs(|slabs| {
+            slabs.bytes_in_use += class;
+            slabs.free.get_mut(&class).and_then(Vec::pop)
         });
         let slab = reused.unwrap_or_else(|| {
-            self.shelves(|shelves| shelves.bytes_held += class);
+            self.slabs(|slabs| slabs.bytes_held += class);
             let allocation = self.0.backing.as_ref().and_then(|backing| backing.allocation(class));
             allocation.map_or_else(|| Slab::new(class), |allocation| Slab::on(allocation, class))
         });
@@ -81,10 +81,10 @@ impl Pool {
     /// As [`lease`](Self::lease), of memory of the backing that was leased before. `None` if none is free.
     pub fn lease_again(&self, len: usize) -> Option<Lease> {
         let class = size_class(len);
-        let slab = self.shelves(|shelves| {
-            let free = shelves.free.get_mut(&class)?;
+        let slab = self.slabs(|slabs| {
+            let free = slabs.free.get_mut(&class)?;
             let at = free.iter().rposition(|slab| slab.allocation.is_some())?;
-            shelves.bytes_in_use += class;
+            slabs.bytes_in_use += class;
             Some(free.remove(at))
         })?;
         Some(Lease { slab: Some(slab), len, pool: self.clone() })
@@ -92,24 +92,24 @@ impl Pool {
 
     /// Bytes of all live leases and frozen buffers, in size classes.
     pub fn bytes_in_use(&self) -> usize {
-        self.shelves(|shelves| shelves.bytes_in_use)
+        self.slabs(|slabs| slabs.bytes_in_use)
     }
 
     /// Bytes that the pool has allocated, in use or not.
     pub fn bytes_held(&self) -> usize {
-        self.shelves(|shelves| shelves.bytes_held)
+        self.slabs(|slabs| slabs.bytes_held)
     }
 
     fn give_back(&self, slab: Slab) {
-        self.shelves(|shelves| {
-            shelves.bytes_in_use -= slab.len();
-            shelves.free.entry(slab.len()).or_default().push(slab);
+        self.slabs(|slabs| {
+            slabs.bytes_in_use -= slab.len();
+            slabs.free.entry(slab.len()).or_default().push(slab);
         });
     }
 
-    /// Calls `with` under the lock. A panic cannot leave the shelves inconsistent, because no code of callers runs under the lock.
-    fn shelves<T>(&self, with: impl FnOnce(&mut Shelves) -> T) -> T {
-        with(&mut self.0.shelves.lock().unwrap_or_else(PoisonError::into_inner))
+    /// Calls `with` under the lock. A panic cannot leave the slabs inconsistent, because no code of callers runs under the lock.
+    fn slabs<T>(&self, with: impl FnOnce(&mut Slabs) -> T) -> T {
+        with(&mut self.0.slabs.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
@@ -120,13 +120,13 @@ impl fmt::Debug for Pool {
 }
 
 #[derive(Default)]
-struct Stock {
+struct Shared {
     backing: Option<Arc<dyn Backing>>,
-    shelves: Mutex<Shelves>,
+    slabs: Mutex<Slabs>,
 }
 
 #[derive(Default)]
-struct Shelves {
+struct Slabs {
     /// Unused slabs by size class. The slab that returned last is on top, because it is most likely still in a cache.
     free: BTreeMap<usize, Vec<Slab>>,
     bytes_in_use: usize,

@@ -1,4 +1,4 @@
-//! What a link can do, and what it needs of its users.
+//! The capabilities and needs of a link.
 
 /// The capabilities of one link. They do not change while the link is up.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -10,8 +10,8 @@ pub struct Capabilities {
 }
 
 impl Capabilities {
-    /// Of a link over a network, or over a simulated one.
+    /// Those of a link over a network or a simulated network.
     pub const NETWORK: Self = Self { needs_checksum: true, zero_copy: false };
-    /// Of a link through memory that both processes map.
+    /// Those of a link through memory that both processes map.
     pub const SHARED_MEMORY: Self = Self { needs_checksum: false, zero_copy: true };
 }

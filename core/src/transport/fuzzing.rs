@@ -1,4 +1,4 @@
-//! What the fuzzer reaches of this module, whose decoders are private. Each function takes any bytes and panics if a rule is broken.
+//! Entry points of the fuzzer to this module, whose decoders are private. Each function takes any bytes and panics if a rule is broken.
 
 use super::exchange::Arrival;
 use crate::error::Error;
@@ -17,7 +17,7 @@ pub fn answer(piece: usize, room: usize, bytes: &[u8]) {
     let mut rest = bytes;
     loop {
         if arrival.needs_place() {
-            // What the checks of an exchange refuse: a sum of another length than is wanted.
+            // The checks of an exchange refuse a sum of another length.
             let Some(length) = arrival.announced_bytes().filter(|length| *length == room as u64) else { return };
             assert_eq!(length, room as u64);
             arrival.place(vec![region_of(&mut memory)], returned.try_recv().expect("nothing was lent"));

@@ -1,8 +1,8 @@
 //! Exchanges within one process: servers and workers of a test as threads, without sockets or certificates.
 //!
-//! A [`MemNetwork`] is one thread that owns all links and exchanges; transports and listeners only send it messages. So every callback
-//! runs on that thread, holds no lock and may call back into the network. Bytes are copied once a direction, between the caller's memory
-//! and the server's.
+//! A [`MemNetwork`] is one thread that owns all links and exchanges. Transports and listeners only send it messages. So every callback runs on
+//! that thread without a lock, and may call back into the network. Bytes are copied once in each direction, between the caller's memory and the
+//! server's.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,8 +21,7 @@ use crate::mem::{Copies, Frozen, Loan, Region, Returned};
 use crate::types::{Done, ExchangeId, LinkId, NodeId};
 use crate::wire::{Reply, Sum};
 
-/// A network of its own: transports reach the listeners of the same value only. Ends when its last handle, transport and listener are
-/// dropped.
+/// One network. Its transports reach only its own listeners. It ends when its last handle, transport and listener are dropped.
 #[derive(Clone, Debug)]
 pub struct MemNetwork {
     calls: Sender<Call>,
@@ -40,13 +39,13 @@ impl MemNetwork {
         let copies = Copies::default();
         let mut switch = Switch { copies: copies.clone(), ..Switch::default() };
         std::thread::Builder::new()
-            .name("gradlane-mem".to_owned())
+            .name("gl-mem".to_owned())
             .spawn(move || inbox.iter().for_each(|call| switch.handle(call)))
             .map_err(|error| Error::Io { what: "starting a thread".to_owned(), cause: error.to_string() })?;
         Ok(Self { calls, transports: Arc::new(AtomicU64::new(0)), copies })
     }
 
-    /// Counts what the network copies: every body once.
+    /// Counts the bytes that the network copies: every body once.
     pub fn copies(&self) -> &Copies {
         &self.copies
     }
@@ -81,7 +80,7 @@ impl MemNetwork {
     }
 
     fn call(&self, call: Call) {
-        // The switch runs until all senders are gone, and this is one.
+        // The network's thread runs until all senders are gone, and this is one of them.
         self.calls.send(call).expect("the switch lives as long as a handle exists");
     }
 }
@@ -153,7 +152,7 @@ enum Call {
 struct Switch {
     listeners: BTreeMap<String, Door>,
     links: BTreeMap<LinkId, Link>,
-    /// By the server's name for it.
+    /// The exchanges by the ids that the server knows.
     exchanges: BTreeMap<ExchangeId, Exchange>,
     by_key: BTreeMap<Key, ExchangeId>,
     names_given: u64,
@@ -180,12 +179,12 @@ struct Exchange {
     server: String,
     state: WorkerExchange,
     arrival: Arrival,
-    /// The body until it has landed or is not wanted any more.
+    /// The body, until it was delivered or is not wanted any more.
     body: Vec<Bytes>,
     returned: mpsc::Receiver<Returned>,
-    /// The server's side, as long as the server knows it.
+    /// The server's side, as long as the server knows the exchange.
     server_side: Option<ServerExchange>,
-    /// The sum as far as the server has sent it, until it lands.
+    /// The blocks of the sum that the server has sent, until the sum lands.
     sum: Option<Answering>,
 }
 
@@ -261,7 +260,7 @@ impl Switch {
             Call::Disconnect { link } => self.close_links_by_id(link, &Error::Cancelled),
             Call::Shutdown { transport, reply } => {
                 self.close_links(|link| link.transport == transport, &Error::Cancelled);
-                // What was not pulled by now never will be.
+                // An exchange that was not pulled by now will not be pulled.
                 self.by_key.retain(|key, _| key.0 != transport);
                 self.exchanges.retain(|_, exchange| exchange.key.0 != transport);
                 let _ = reply.send(());
@@ -328,7 +327,7 @@ impl Switch {
             Outgoing::Accept { exchange: id } => {
                 let copies = self.copies.clone();
                 let Some(exchange) = self.obey(id, |side| Ok(side.accept())) else { return };
-                // Copied, so that the worker has its memory back however long the server looks at it.
+                // Copied, so that the worker has its memory back although the server still reads the body.
                 let chunks = exchange.body.drain(..).map(|piece| Bytes::from(copies.to_vec(&piece))).collect();
                 exchange.take_back();
                 self.tell(from, Incoming::Body { exchange: id, chunks });
@@ -360,13 +359,13 @@ impl Switch {
                 exchange.state.end(Ok(Answer::Reject(error)));
                 self.answered(from, id);
             }
-            // Nothing is received before it is wanted.
+            // The body is received only after the server accepts it.
             Outgoing::Grant { .. } => {}
             Outgoing::Disconnect { link, reason } => self.close_links_by_id(link, &reason),
         }
     }
 
-    /// An exchange that its server knows, after a `command`. One that the server may not give now ends the exchange.
+    /// Applies `command` to an exchange that its server knows. A command out of turn ends the exchange.
     fn obey<T>(
         &mut self,
         id: ExchangeId,
@@ -387,7 +386,7 @@ impl Switch {
         self.settle(id);
     }
 
-    /// Ends an exchange without an answer, for both sides; what the worker has not asked for yet it hears when it pulls.
+    /// Ends an exchange without an answer, for both sides. A worker that has not pulled yet is told when it pulls.
     fn fail(&mut self, id: ExchangeId, error: &Error) {
         let Some(exchange) = self.exchanges.get_mut(&id) else { return };
         if exchange.server_side.take().is_none() {

@@ -49,16 +49,16 @@ pub struct Push {
     /// Opens the stream; [`body_bytes`](Request::body_bytes) equals the length of `body`. Of two exchanges on one link the one with the higher
     /// [`urgency`](Request::urgency) goes first, both ways.
     pub header: Request,
-    /// What is sent, run after run, from where it lies.
+    /// The contribution: these regions one after the other. They are sent from where they lie.
     pub body: Vec<Region>,
 }
 
-/// What came back.
+/// The answer of a server.
 #[derive(Debug)]
 pub enum Answer {
-    /// The sum lies where it was wanted.
+    /// The sum is in the memory that the pull named.
     Sum(Sum),
-    /// The server's reason not to give it.
+    /// The server gives no sum, for this reason.
     Reject(Error),
 }
 
@@ -67,11 +67,11 @@ pub enum Answer {
 pub struct Torn {
     /// The cause.
     pub error: Error,
-    /// How many bytes of the sum were already written where it lands. So much of a contribution that lies there is gone.
+    /// Bytes of the sum that were written to its destination. A contribution in the same memory has lost so many bytes.
     pub landed: u64,
 }
 
-/// It failed before anything was written.
+/// The exchange failed before any byte of the sum was written.
 impl From<Error> for Torn {
     fn from(error: Error) -> Self {
         Self { error, landed: 0 }
@@ -82,8 +82,8 @@ impl From<Error> for Torn {
 ///
 /// **Memory.** The regions of a push and of a pull belong to the transport from the call until the exchange ends: until `pull`'s
 /// `Done` reports, or until `push`'s `Done` reports an error. By then no reference to them remains, not even in a retransmission
-/// buffer. Staging memory of the engine's own is the exception: a peer of the same machine may be let read it where it lies, and it is not
-/// leased again before that peer has ended or reads it no more.
+/// buffer. Exception: a peer of the same machine may read staging memory of the engine where it lies. Then that memory is not leased again
+/// before the peer has ended or has released it.
 pub trait Transport: Progress + Send + Sync {
     /// Connects to `peer` until `patience` ends. `lost` is called once when an established link ends, whoever ended it.
     fn connect(&self, peer: Peer, patience: Duration, lost: LinkLost, done: Done<LinkId>);
@@ -94,27 +94,26 @@ pub trait Transport: Progress + Send + Sync {
     /// Waits for the sum of a pushed exchange and lands it in `into`, run after run. Ends the exchange.
     fn pull(&self, exchange: ExchangeId, into: Vec<Region>, done: Done<Answer, Torn>);
 
-    /// Gives an exchange up: its pending `done` reports [`Error::Cancelled`] soon, as soon as its memory is free. Unknown ids are
-    /// ignored.
+    /// Gives an exchange up. Its pending `done` reports [`Error::Cancelled`] as soon as its memory is free. Unknown ids are ignored.
     fn abandon(&self, exchange: ExchangeId);
 
-    /// More calls follow at once. A transport may wait for them, until [`uncork`](Self::uncork), before it begins to send. If it began with
-    /// the first part alone, that part's server would get so much before the others get anything that their links idle meanwhile.
+    /// More calls follow at once. Until [`uncork`](Self::uncork), a transport may wait for them before it begins to send. If it began with the
+    /// first part alone, the links of the other parts' servers would be idle meanwhile.
     fn cork(&self) {}
 
-    /// Ends what one call of [`cork`](Self::cork) began. Each call of it needs one of these, soon.
+    /// Ends one call of [`cork`](Self::cork). The caller must call it soon, once for each `cork`.
     fn uncork(&self) {}
 
     /// Closes a link; its exchanges fail.
     fn disconnect(&self, link: LinkId);
 
-    /// What `link` can do and what it needs. A caller asks this and not which transport carries the link.
+    /// The capabilities and needs of `link`. A caller uses these, so that it need not know which transport carries the link.
     fn capabilities(&self, _link: LinkId) -> Capabilities {
         Capabilities::NETWORK
     }
 
-    /// Calls `ended` if a thread of this transport ends though nobody told it to; at once if one has. Nothing that was handed to the
-    /// transport can be relied on then.
+    /// Calls `ended` if a thread of this transport ends without being told to. Calls it at once if one has ended so. The transport may lose any
+    /// call then.
     fn watch(&self, _ended: Ended) {}
 
     /// Closes everything and waits, at most `patience`, until all memory is free and all threads ended.
@@ -131,7 +130,7 @@ pub enum Incoming {
     LinkUp {
         /// The connection.
         link: LinkId,
-        /// Who it is, from its certificate.
+        /// Its identity, from its certificate.
         node: NodeId,
         /// Its network address, for messages.
         address: String,
@@ -149,14 +148,13 @@ pub enum Incoming {
         link: LinkId,
         /// The exchange.
         exchange: ExchangeId,
-        /// What the peer says, checked field by field.
+        /// The request of the peer. All fields were checked.
         header: Request,
     },
-    /// The next bytes of an accepted body, in their order. It is whole when as many came as the header announced; the transport lets no
-    /// more through, and does not look at the checksum.
+    /// The next bytes of an accepted body, in their order. The body is whole when as many bytes came as the header announced. The transport passes
+    /// on no more bytes than that, and does not check the checksum.
     ///
-    /// The chunks are cut anywhere, also within an element, and lie where they were received: whoever holds them for long holds up the
-    /// peer.
+    /// The chunks are cut anywhere, also within an element. They lie where they were received, so holding them delays the peer.
     Body {
         /// The exchange.
         exchange: ExchangeId,
@@ -170,14 +168,14 @@ pub enum Incoming {
         /// Why.
         reason: Error,
     },
-    /// The answer has reached the peer whole, so that closing the link takes nothing of it away. Ends the exchange.
+    /// The whole answer has reached the peer, so closing the link cannot lose any of it. Ends the exchange.
     Answered {
         /// The exchange.
         exchange: ExchangeId,
     },
 }
 
-/// What a server wants of its listener. An exchange that has ended is ignored.
+/// A command of a server to its listener. A command for an exchange that has ended is ignored.
 #[derive(Debug)]
 pub enum Outgoing {
     /// Receive the body.
@@ -185,8 +183,8 @@ pub enum Outgoing {
         /// The exchange.
         exchange: ExchangeId,
     },
-    /// Begin to send the sum; its blocks follow. A body that is not accepted or still under way is refused (the peer may repeat a push
-    /// that was already counted), unless the header says that the answer is [`early`](Sum::early).
+    /// Begin to send the sum. Its blocks follow. The rest of the body is refused, unless the header says that the answer is
+    /// [`early`](Sum::early). The rest is not needed if the peer repeats a push that was already counted.
     Answer {
         /// The exchange.
         exchange: ExchangeId,
@@ -197,7 +195,7 @@ pub enum Outgoing {
     Block {
         /// An exchange whose answer was begun.
         exchange: ExchangeId,
-        /// The bytes, shared by all who get them.
+        /// The bytes. All exchanges that get this block share them.
         block: Frozen,
     },
     /// All blocks were given.
@@ -207,8 +205,7 @@ pub enum Outgoing {
         /// CRC-32C of all blocks; sent if the answer's header says that a [`checksum`](Sum::checksum) follows.
         checksum: u32,
     },
-    /// Send an error instead of the sum. Where the sum is already on its way, the exchange breaks off: the peer asks again and hears the
-    /// error then.
+    /// Send an error instead of the sum. If the sum is already on its way, the exchange breaks off. The peer asks again and gets the error then.
     Reject {
         /// The exchange.
         exchange: ExchangeId,
@@ -217,7 +214,7 @@ pub enum Outgoing {
         /// Why.
         error: Error,
     },
-    /// Let the peer of a connection have sent so many bytes that nobody has read. A transport that reads into memory of a fixed size
+    /// Limit the bytes that the peer of a connection may have sent and that were not read yet. A transport that reads into memory of a fixed size
     /// ignores this.
     Grant {
         /// The connection.
@@ -245,6 +242,6 @@ pub struct Listener {
     pub outbox: Box<dyn Fn(Outgoing) + Send + Sync>,
     /// Stops listening, closes all links and waits for the thread, at most the given time.
     pub stop: Box<dyn Fn(Duration) + Send + Sync>,
-    /// Calls the function if a thread of the listener ends though nobody told it to; at once if one has.
+    /// Calls the function if a thread of the listener ends without being told to. Calls it at once if one has ended so.
     pub watch: Box<dyn Fn(Ended) + Send + Sync>,
 }

@@ -95,8 +95,8 @@ impl Participants {
         match highest.filter(|highest| highest.0 >= size) {
             None => Ok(()),
             Some(highest) => Err(Error::InvalidArgument {
-                what: format!("tensor {name}: {highest} in a job of {size} workers"),
-                hint: "ranks count from 0".to_owned(),
+                what: format!("tensor {name}: {highest} does not exist in a job of {size} workers"),
+                hint: format!("give ranks from 0 to {}", size.saturating_sub(1)),
             }),
         }
     }
@@ -196,8 +196,11 @@ mod tests {
                 some.check_member("w", WorkerId(1)),
                 "tensor w belongs to the workers {0, 2}, and worker 1 is not one of them",
             ),
-            (some.check_size("w", 2), "tensor w: worker 2 in a job of 2 workers"),
-            (Participants::ALL.with_receiver(WorkerId(4)).check_size("w", 4), "worker 4 in a job of 4 workers"),
+            (some.check_size("w", 2), "tensor w: worker 2 does not exist in a job of 2 workers"),
+            (
+                Participants::ALL.with_receiver(WorkerId(4)).check_size("w", 4),
+                "worker 4 does not exist in a job of 4 workers",
+            ),
             (some.check_op("w", Op::Broadcast { root: WorkerId(1) }), "broadcast from worker 1, which is not one of"),
         ] {
             let error = refused.unwrap_err().to_string();

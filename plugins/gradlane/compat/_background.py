@@ -31,7 +31,7 @@ class _Background:
                 self.ended.set()
 
         # A daemon, because the end of the program must not wait for workers that are gone.
-        threading.Thread(target=run, name="gradlane-exchange", daemon=True).start()
+        threading.Thread(target=run, name="gl-exchange", daemon=True).start()
 
     def wait(self, timeout: float | None) -> None:
         """Waits at most `timeout` seconds for the end. Without one, the deadlines of the steps end it."""

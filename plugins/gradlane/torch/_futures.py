@@ -83,7 +83,7 @@ class Completions:
         self._is_stopping = False
         _known.add(self)
         session.next_ready(0.0)  # reports begin with this call; in a job of one, operations end at once
-        self._thread = threading.Thread(target=self._run, name="gradlane-completions", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="gl-completions", daemon=True)
         self._thread.start()
 
     def of(self, handle: Handle[T], device: torch.device) -> torch.futures.Future[T]:
@@ -123,7 +123,7 @@ class Completions:
 
     def _run(self) -> None:
         # A thread is made only if all others are busy.
-        with ThreadPoolExecutor(CALLBACKS_MAX, "gradlane-callback") as callbacks:
+        with ThreadPoolExecutor(CALLBACKS_MAX, "gl-callback") as callbacks:
 
             def run(complete: Callable[[], None]) -> None:
                 try:

@@ -141,8 +141,8 @@ impl Session {
         let size = self.size();
         if let Some(rank) = members.into_iter().flatten().chain(&receiver).find(|rank| **rank >= size) {
             return Err(Error::InvalidArgument {
-                what: format!("{} in a job of {size} workers", WorkerId(*rank)),
-                hint: "ranks count from 0".to_owned(),
+                what: format!("{} does not exist in a job of {size} workers", WorkerId(*rank)),
+                hint: format!("give ranks from 0 to {}", size - 1),
             });
         }
         let set: Option<WorkerSet> = members.map(|ranks| ranks.iter().copied().map(WorkerId).collect());

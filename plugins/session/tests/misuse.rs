@@ -55,11 +55,14 @@ fn a_submission_that_makes_no_sense_is_refused_by_the_field_that_is_wrong() {
         (GradlaneSubmission { codec: c"onebit".as_ptr(), ..good }, "there is no codec \"onebit\""),
         (
             GradlaneSubmission { op: GradlaneOp::Broadcast as u32, root: 1, ..good },
-            "a broadcast from worker 1 in a job of one worker",
+            "a broadcast from worker 1, which does not exist in a job of one worker",
         ),
         (GradlaneSubmission { member_count: 2, ..good }, "2 members at 0x0"),
-        (GradlaneSubmission { members: ranks.as_ptr(), member_count: 2, ..good }, "worker 1 in a job of 1 workers"),
-        (GradlaneSubmission { has_receiver: 1, receiver: 3, ..good }, "worker 3 in a job of 1 workers"),
+        (
+            GradlaneSubmission { members: ranks.as_ptr(), member_count: 2, ..good },
+            "worker 1 does not exist in a job of 1 workers",
+        ),
+        (GradlaneSubmission { has_receiver: 1, receiver: 3, ..good }, "worker 3 does not exist in a job of 1 workers"),
         (GradlaneSubmission { has_receiver: 2, ..good }, "has_receiver is 2"),
     ];
     for (wrong, problem) in wrong {

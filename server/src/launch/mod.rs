@@ -183,7 +183,8 @@ impl Host {
         match self {
             Self::Coordinator { node, .. } => node.stop(Error::FailedPrecondition {
                 what: "the launcher has ended the job".to_owned(),
-                hint: "see what it printed".to_owned(),
+                hint: "look at the launcher's output: it says which process ended first, and with which exit code"
+                    .to_owned(),
             }),
             Self::Embedded { embedded, .. } => {
                 // The exit codes have decided the outcome of the job.

@@ -32,12 +32,12 @@ mod tests;
 use arithmetic::Arithmetic;
 use contribution::Contribution;
 
-/// The settings of all sums of a server.
+/// What all sums of a server share.
 #[derive(Clone, Debug)]
-pub struct Workshop {
-    /// The arithmetic.
+pub struct SumResources {
+    /// The arithmetic kernels.
     pub kernels: Kernels,
-    /// The memory.
+    /// The pool that sums lease their memory from.
     pub pool: Pool,
     /// Copies bytes that must wait for their turn, in rank order only.
     pub copies: Copies,
@@ -48,7 +48,7 @@ pub struct Workshop {
 /// A sum from its first byte to its last.
 #[derive(Debug)]
 pub struct Accumulator {
-    workshop: Workshop,
+    resources: SumResources,
     arithmetic: Arithmetic,
     /// Bytes of a contribution.
     bytes: u64,
@@ -84,12 +84,12 @@ impl Accumulator {
     ///
     /// # Panics
     /// If blocks would cut elements.
-    pub fn new(workshop: Workshop, spec: SumSpec) -> Self {
-        let arithmetic = Arithmetic::of(workshop.kernels, &spec);
-        Self::with(workshop, spec, arithmetic)
+    pub fn new(resources: SumResources, spec: SumSpec) -> Self {
+        let arithmetic = Arithmetic::of(resources.kernels, &spec);
+        Self::with(resources, spec, arithmetic)
     }
 
-    fn with(workshop: Workshop, spec: SumSpec, arithmetic: Arithmetic) -> Self {
+    fn with(resources: SumResources, spec: SumSpec, arithmetic: Arithmetic) -> Self {
         assert!(spec.block_bytes > 0 && spec.block_bytes.is_multiple_of(8), "a block holds whole elements");
         let (bytes, unit) = (arithmetic.bytes(), arithmetic.unit_bytes());
         let block_bytes = (spec.block_bytes / unit).max(1) * unit;
@@ -100,7 +100,7 @@ impl Accumulator {
             block_bytes,
             ledger: spec.senders.iter().map(|_| Contribution::new()).collect(),
             blocks: std::iter::repeat_with(|| Block::Empty).take(blocks).collect(),
-            workshop,
+            resources,
             spec,
             started: 0,
             divisor: None,
@@ -116,7 +116,7 @@ impl Accumulator {
     ///
     /// Returns a receipt if nothing of it is needed any more, or nothing of it can be used.
     pub fn begin(&mut self, worker: WorkerId, exchange: ExchangeId, upload: Upload) -> Option<Receipt> {
-        let defect = self.workshop.defect;
+        let defect = self.resources.defect;
         let contribution = &mut self.ledger[self.spec.sender(worker)?];
         if upload.landed > contribution.added() && !planted(defect, Defect::ResumedGarbage) {
             return Some(Receipt::Lost);
@@ -192,8 +192,8 @@ impl Accumulator {
     fn take(&mut self, index: usize, fresh: &[u8]) {
         let rest = if self.ledger[index].stages() { fresh } else { &fresh[self.absorb(index, fresh)..] };
         if !rest.is_empty() {
-            let mut copy = self.workshop.pool.lease(rest.len());
-            self.workshop.copies.copy(rest, &mut copy);
+            let mut copy = self.resources.pool.lease(rest.len());
+            self.resources.copies.copy(rest, &mut copy);
             self.ledger[index].stage(copy);
         }
         // The next contribution in rank order may be added as far as this one was.
@@ -247,7 +247,7 @@ impl Accumulator {
 
     /// Adds whole units at the place that a contribution has come to.
     fn fold(&mut self, index: usize, mut units: &[u8]) {
-        let Self { workshop, arithmetic, ledger, blocks, started, bytes, block_bytes, .. } = self;
+        let Self { resources, arithmetic, ledger, blocks, started, bytes, block_bytes, .. } = self;
         let weight = ledger[index].weight();
         while !units.is_empty() {
             let at = ledger[index].added();
@@ -264,7 +264,7 @@ impl Accumulator {
             };
             let block = &mut blocks[usize::try_from(begin / *block_bytes).expect("a block of this sum")];
             if let Block::Empty = block {
-                *block = Block::Growing(workshop.pool.lease(grown(end)));
+                *block = Block::Growing(resources.pool.lease(grown(end)));
             }
             if let Block::Growing(memory) = block {
                 let place = &mut memory[grown(at)..grown(at + run)];
@@ -275,7 +275,7 @@ impl Accumulator {
                 }
             } else {
                 // Only a planted defect comes here, because bytes that every prefix has passed are never taken again.
-                debug_assert!(workshop.defect.is_some(), "a finished block never changes");
+                debug_assert!(resources.defect.is_some(), "a finished block never changes");
             }
             ledger[index].advance(run);
             *started = (*started).max(at + run);
@@ -296,7 +296,7 @@ impl Accumulator {
             }
             let Block::Growing(memory) = std::mem::replace(block, Block::Empty) else { unreachable!("matched above") };
             let bytes = usize::try_from(end - begin).expect("within a part");
-            let sum = self.arithmetic.finish(&self.workshop.pool, divisor, memory, bytes);
+            let sum = self.arithmetic.finish(&self.resources.pool, divisor, memory, bytes);
             *block = Block::Finished(sum.freeze());
             self.finished += 1;
             if self.checks {
@@ -308,7 +308,7 @@ impl Accumulator {
 
     /// Up to where every contribution was added.
     fn passed(&self) -> u64 {
-        if planted(self.workshop.defect, Defect::BlockSentEarly) && self.ledger.len() > 1 {
+        if planted(self.resources.defect, Defect::BlockSentEarly) && self.ledger.len() > 1 {
             let mut prefixes: Vec<u64> = self.ledger.iter().map(Contribution::added).collect();
             prefixes.sort_unstable();
             return prefixes[1];

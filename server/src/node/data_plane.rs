@@ -21,7 +21,7 @@ use gradlane_core::transport::{Incoming, Listener, Outgoing};
 use gradlane_core::types::{ExchangeId, Time, WorkerId};
 use gradlane_core::wire::frame::{Progress, Stall};
 
-use crate::node::accumulator::Workshop;
+use crate::node::accumulator::SumResources;
 use crate::node::command::{Command, Shortage, SlotId, Step};
 use crate::node::config::NodeConfig;
 use crate::node::lanes::{Job, Outlets, SumLanes, Told, inline_bytes_max};
@@ -63,7 +63,7 @@ impl DataPlane {
         let kernels = Kernels::detect();
         let stats = Arc::new(ServerMetrics::default());
         let copies = Copies::counted_in(&stats.copied_bytes);
-        let workshop = Workshop { kernels, pool: pool.clone(), copies, defect: config.defect };
+        let resources = SumResources { kernels, pool: pool.clone(), copies, defect: config.defect };
         let plane = Arc::new(Self {
             clock,
             pool,
@@ -92,7 +92,7 @@ impl DataPlane {
             }),
         };
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let lanes = SumLanes::new(sum_threads, inline_bytes_max(cores), &workshop, outlets)?;
+        let lanes = SumLanes::new(sum_threads, inline_bytes_max(cores), &resources, outlets)?;
         let timed = Arc::downgrade(&plane);
         let timer = Timer::start("gl-aggregate", clock, move |_| {
             // The next deadline is armed by `with` itself.

@@ -24,7 +24,7 @@ use gradlane_core::error::{Error, Result};
 use gradlane_core::transport::Outgoing;
 use gradlane_core::types::{ExchangeId, PartId, WorkerId};
 
-use crate::node::accumulator::Workshop;
+use crate::node::accumulator::SumResources;
 use crate::node::command::{Receipt, SlotId, Step};
 use crate::node::sum::{Event, Sums};
 
@@ -116,7 +116,7 @@ impl SumLanes {
     pub(crate) fn new(
         threads: NonZeroUsize,
         inline_bytes_max: usize,
-        workshop: &Workshop,
+        resources: &SumResources,
         outlets: Outlets,
     ) -> Result<Self> {
         let mut this = Self { lanes: Vec::new(), threads: Vec::new(), inline_bytes_max };
@@ -127,7 +127,7 @@ impl SumLanes {
                 bell: Condvar::new(),
                 waiting_bytes: AtomicUsize::new(0),
                 waiting_jobs: AtomicUsize::new(0),
-                sums: Mutex::new(Sums::new(workshop.clone())),
+                sums: Mutex::new(Sums::new(resources.clone())),
                 outlets: Arc::clone(&outlets),
             });
             let work = Arc::clone(&lane);
@@ -368,12 +368,12 @@ mod tests {
     fn lanes_where(inline: usize, threads: usize) -> (SumLanes, Receiver<Outgoing>, Receiver<Told>) {
         let ((sink, sent), (ear, told)) = (unbounded(), unbounded());
         let (kernels, pool) = (Kernels::detect(), Pool::new());
-        let workshop = Workshop { kernels, pool, copies: Copies::default(), defect: None };
+        let resources = SumResources { kernels, pool, copies: Copies::default(), defect: None };
         let outlets = Outlets {
             send: Box::new(move |outgoing| drop(sink.send(outgoing))),
             tell: Box::new(move |told| ear.send(told).unwrap_or_default()),
         };
-        (SumLanes::new(NonZeroUsize::new(threads).unwrap(), inline, &workshop, outlets).unwrap(), sent, told)
+        (SumLanes::new(NonZeroUsize::new(threads).unwrap(), inline, &resources, outlets).unwrap(), sent, told)
     }
 
     /// A sealed sum with one sender and one reader.

@@ -195,7 +195,10 @@ impl Membership {
             }
             Some(_) | None => Succession::End(Error::Unavailable {
                 what: "the round".to_owned(),
-                cause: format!("other workers take part since {}", self.epoch),
+                cause: format!(
+                    "the workers of the job changed with {}, so the server gave up the rounds of the former workers",
+                    self.epoch
+                ),
             }),
         }
     }

@@ -11,7 +11,7 @@ use gradlane_core::transport::Outgoing;
 use gradlane_core::types::{ExchangeId, WorkerId};
 use gradlane_core::wire::{Sum as SumHeader, Target};
 
-use crate::node::accumulator::{Accumulator, Workshop};
+use crate::node::accumulator::{Accumulator, SumResources};
 use crate::node::command::{Receipt, SlotId, Step};
 
 #[cfg(test)]
@@ -22,7 +22,7 @@ mod tests;
 /// The sums of some parts.
 #[derive(Debug)]
 pub struct Sums {
-    workshop: Workshop,
+    resources: SumResources,
     slots: BTreeMap<SlotId, Sum>,
 }
 
@@ -63,15 +63,15 @@ struct Answering {
 
 impl Sums {
     /// No sums.
-    pub fn new(workshop: Workshop) -> Self {
-        Self { workshop, slots: BTreeMap::new() }
+    pub fn new(resources: SumResources) -> Self {
+        Self { resources, slots: BTreeMap::new() }
     }
 
     /// Carries out a step of the sum of `slot`. Results go to `say`.
     pub fn step(&mut self, slot: SlotId, step: Step, say: &mut impl FnMut(Event)) {
         match step {
             Step::Begin(spec) => {
-                let accumulator = Accumulator::new(self.workshop.clone(), spec);
+                let accumulator = Accumulator::new(self.resources.clone(), spec);
                 let before = self.slots.insert(slot, Sum { accumulator, answers: BTreeMap::new(), sent: 0 });
                 debug_assert!(before.is_none(), "{slot:?} was begun twice");
             }

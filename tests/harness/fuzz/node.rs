@@ -22,7 +22,7 @@ use gradlane_core::wire::{
     reject, samples,
 };
 use gradlane_server::node::Node;
-use gradlane_server::node::accumulator::Workshop;
+use gradlane_server::node::accumulator::SumResources;
 use gradlane_server::node::command::{Command, Receipt, SlotId, Step};
 use gradlane_server::node::sum::{Event, Sums};
 
@@ -96,8 +96,8 @@ impl World {
     fn new(input: &mut Input<'_>) -> Self {
         let chosen = input.byte();
         let config = gradlane_server::node::NodeConfig { deterministic: chosen & 1 != 0, ..node_config() };
-        let workshop =
-            Workshop { kernels: Kernels::portable(), pool: Pool::new(), copies: Copies::default(), defect: None };
+        let resources =
+            SumResources { kernels: Kernels::portable(), pool: Pool::new(), copies: Copies::default(), defect: None };
         let view = view(WORKERS, 1, Phase::Running);
         let mut node = Node::new(config);
         if chosen & 2 == 0 {
@@ -105,7 +105,7 @@ impl World {
         }
         Self {
             node,
-            sums: Sums::new(workshop),
+            sums: Sums::new(resources),
             now: Time(1),
             view,
             links: BTreeMap::new(),

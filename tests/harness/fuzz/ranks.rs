@@ -6,7 +6,7 @@ use std::time::Duration;
 use gradlane_core::collective::Goal;
 use gradlane_core::collective::agreement::{Act, Agreement, Announcement, Brought, Party, Wish};
 use gradlane_core::collective::fuzzing as words;
-use gradlane_core::collective::group::{Room, is_sound};
+use gradlane_core::collective::group::{QueueSpace, is_sound};
 use gradlane_core::collective::order::{Claim, Decision, Order, Slot};
 use gradlane_core::collective::ranks::{Breakage, LocalRank};
 use gradlane_core::error::Error;
@@ -236,7 +236,7 @@ impl Machine {
             assert_eq!(heard, Ok(()), "a rank that follows the rules is not blamed for {announcement:?}");
         }
         self.honest[0].weigh();
-        let room = Room::beside(0, 0, 1);
+        let room = QueueSpace::beside(0, 0, 1);
         while self.honest[0].may_lead(room) {
             let decisions = self.honest[0].lead(8, room);
             assert!(is_sound(&decisions), "what the leader orders is a group: {decisions:?}");

@@ -9,7 +9,7 @@ use gradlane_core::reduce::Kernels;
 use gradlane_core::transport::Outgoing;
 use gradlane_core::types::{ExchangeId, LinkId, PartId, Time, WorkerId};
 use gradlane_core::wire::{About, Header, Reject, Request, Target, reject};
-use gradlane_server::node::accumulator::Workshop;
+use gradlane_server::node::accumulator::SumResources;
 use gradlane_server::node::command::{Command, SlotId, Step};
 use gradlane_server::node::sum::{Event, Sums};
 use gradlane_server::node::{Node, NodeConfig};
@@ -49,7 +49,7 @@ impl ServerProcess {
             block_bytes_min: 64,
             defect: context.plan.defect,
         };
-        let workshop = Workshop {
+        let resources = SumResources {
             kernels: Kernels::portable(),
             pool: Pool::new(),
             copies: Copies::default(),
@@ -63,7 +63,7 @@ impl ServerProcess {
             lost: BTreeSet::new(),
             headers: BTreeMap::new(),
             routes: BTreeMap::new(),
-            sums: Sums::new(workshop),
+            sums: Sums::new(resources),
             read: BTreeMap::new(),
         };
         this.settle(context);

@@ -161,7 +161,7 @@ fn a_small_tensor_is_pushed_by_the_thread_that_sees_the_end_of_its_copy() {
     });
     let pushers = pushers.lock().unwrap();
     assert_eq!(pushers.len(), 2 * ROUNDS);
-    assert!(pushers.iter().any(|name| name == "gradlane-reaper"), "{pushers:?}");
+    assert!(pushers.iter().any(|name| name == "gl-reaper"), "{pushers:?}");
     // Whoever finds a sum hands it to the device; no engine of this process has a thread for that.
     let threads = std::fs::read_dir("/proc/self/task").unwrap().filter_map(|thread| {
         // A thread of another test may end meanwhile.

@@ -10,7 +10,7 @@ use std::time::Duration;
 use gradlane_core::Error;
 use gradlane_core::local::socket::FDS_MAX;
 use gradlane_core::local::{Connection, Segment};
-use gradlane_core::transport::shm::vandal::{GREETED_BYTES, Vandal, bell, greet_with, greeting_text};
+use gradlane_core::transport::shm::vandal::{GREETED_BYTES, Vandal, greet_with, greeting_text, waker};
 use gradlane_core::wire::Request;
 use gradlane_server::{Embedded, EmbeddedOptions};
 use gradlane_tests::cluster::{Cluster, PATIENCE, all, config};
@@ -158,25 +158,25 @@ fn a_greeting_that_breaks_the_rules_is_refused_with_the_reason() {
     let cluster = Cluster::start(Over::Shm, 2, 1);
     let (path, member) = (socket_path(&cluster), enrolled(&cluster));
     let file = tempfile::tempfile().unwrap();
-    let bell = bell();
+    let waker = waker();
     let [right, short] = [GREETED_BYTES, 4096].map(|bytes| Segment::create_to_show(bytes).unwrap());
     let (right, short) = (right.fd(), short.fd());
     let writable = Segment::create(GREETED_BYTES).unwrap();
     let unsealed = shrinking_memory(GREETED_BYTES);
-    let (file, bell, unsealed) = (file.as_fd(), bell.as_fd(), unsealed.as_fd());
+    let (file, waker, unsealed) = (file.as_fd(), waker.as_fd(), unsealed.as_fd());
     let other_layout = [greeting_text()[0], 0xff, 0xff, 0xff, 0xff];
     let cases: &[(&[u8], &[BorrowedFd<'_>], &str)] = &[
         (&greeting_text(), &[], "descriptors"),
         (&greeting_text(), &[right], "descriptors"),
-        (&greeting_text(), &[right, bell, bell], "descriptors"),
-        (&greeting_text(), &[bell, right], "bell"),
-        (&greeting_text(), &[right, file], "bell"),
-        (&greeting_text(), &[file, bell], "shared memory"),
-        (&greeting_text(), &[unsealed, bell], "may change its length"),
-        (&greeting_text(), &[writable.fd(), bell], "may be written by others"),
-        (&greeting_text(), &[short, bell], "has 4096 bytes"),
-        (&other_layout, &[right, bell], "layout"),
-        (b"\x07nothing that is known", &[right, bell], "greeting"),
+        (&greeting_text(), &[right, waker, waker], "descriptors"),
+        (&greeting_text(), &[waker, right], "waker"),
+        (&greeting_text(), &[right, file], "waker"),
+        (&greeting_text(), &[file, waker], "shared memory"),
+        (&greeting_text(), &[unsealed, waker], "may change its length"),
+        (&greeting_text(), &[writable.fd(), waker], "may be written by others"),
+        (&greeting_text(), &[short, waker], "has 4096 bytes"),
+        (&other_layout, &[right, waker], "layout"),
+        (b"\x07nothing that is known", &[right, waker], "greeting"),
     ];
     beside(&cluster, || {
         for (text, fds, names) in cases {
@@ -260,14 +260,14 @@ fn segments_that_cannot_be_shown_end_their_link_and_nothing_else() {
 }
 
 #[test]
-fn a_bell_that_blocks_whoever_rings_it_stops_nobody() {
+fn a_waker_that_blocks_the_server_stops_nobody() {
     let cluster = Cluster::start(Over::Shm, 2, 1);
     let vandal = Vandal::greet(&socket_path(&cluster), &enrolled(&cluster)).unwrap();
     beside(&cluster, || starve(&vandal));
 }
 
 #[test]
-fn a_bell_that_begins_to_block_while_it_is_rung_stops_nobody() {
+fn a_waker_that_begins_to_block_while_it_is_used_stops_nobody() {
     let cluster = Cluster::start(Over::Shm, 2, 1);
     let vandal = Vandal::greet(&socket_path(&cluster), &enrolled(&cluster)).unwrap();
     beside(&cluster, || {
@@ -277,7 +277,7 @@ fn a_bell_that_begins_to_block_while_it_is_rung_stops_nobody() {
             let _stop = Stop(&over);
             scope.spawn(|| {
                 while !over.load(Ordering::Relaxed) {
-                    vandal.toggle_bell();
+                    vandal.toggle_waker();
                 }
             });
             vandal.flood(1, &[ABANDON, 1], |count| count < 20_000 && late.try_recv().is_err()).unwrap();
@@ -285,9 +285,9 @@ fn a_bell_that_begins_to_block_while_it_is_rung_stops_nobody() {
     });
 }
 
-/// Jams the bell, and waits for room, so that it is rung for whatever the server reads.
+/// Fills the waker, and waits for room, so that the server uses the waker after each message that it reads.
 fn starve(vandal: &Vandal) {
-    vandal.jam_bell();
+    vandal.jam_waker();
     vandal.scribble(STARVED, 1);
     vandal.say(0, &open(1));
 }
@@ -328,7 +328,7 @@ impl Drop for Stop<'_> {
 
 /// The server ends the link and tells why.
 fn ends(vandal: &Vandal, names: &str) {
-    let error = vandal.farewell(PATIENCE).unwrap_or_else(|error| panic!("{names}: {error}"));
+    let error = vandal.end_reason(PATIENCE).unwrap_or_else(|error| panic!("{names}: {error}"));
     assert!(matches!(error, Error::Protocol { .. }), "{names}: {error}");
     assert!(error.to_string().contains(names), "{names}: {error}");
 }

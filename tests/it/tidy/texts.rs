@@ -1,4 +1,4 @@
-//! Texts that people read: errors, warnings and what commands print. They show no debug form of a type.
+//! Texts that people read: errors, warnings, what commands print, and the names of threads. They show no debug form of a type.
 
 use super::source::root;
 use super::{everything, report};
@@ -91,6 +91,31 @@ fn no_line_of_the_log_shows_the_debug_form_of_a_type() {
         }
     }
     report("lines of the log that show the debug form of a type", wrong);
+}
+
+/// Calls whose first text is the name of a thread.
+const THREADS: [&str; 5] =
+    ["OwnThread::start(", "start_watched(", "Timer::start(", "endpoint::start(", "Builder::new().name("];
+
+#[test]
+fn every_thread_has_a_name_that_tells_whose_it_is() {
+    let (mut wrong, mut found) = (Vec::new(), 0);
+    for (path, text) in production() {
+        // A call may be broken into lines.
+        let code = text.replace('\n', " ").split(' ').filter(|word| !word.is_empty()).collect::<Vec<_>>().join(" ");
+        let code = code.replace(" .", ".").replace("( ", "(");
+        for (at, call) in THREADS.iter().flat_map(|call| code.match_indices(call)) {
+            let argument = code[at + call.len()..].trim_start_matches('&').trim_start_matches("format!(");
+            let Some(name) = argument.strip_prefix('"').and_then(|rest| rest.split('"').next()) else { continue };
+            found += 1;
+            // Linux keeps 15 bytes. A name with braces is as long as what it shows.
+            if !name.starts_with("gl-") || (!name.contains('{') && name.len() > 15) {
+                wrong.push(format!("{path}: {name}"));
+            }
+        }
+    }
+    assert!(found > 20, "{found} names of threads");
+    report("names of threads: begin with gl-, and have at most 15 bytes", wrong);
 }
 
 /// Every production source, without its tests.

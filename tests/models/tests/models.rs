@@ -28,7 +28,7 @@ macro_rules! planted {
 }
 
 models! {
-    one_thread_at_a_time_helps_and_the_own_thread_goes_on: transport::shm::seats;
+    one_thread_at_a_time_helps_and_the_own_thread_goes_on: transport::shm::work_lock;
     a_reader_sleeps_through_no_message_and_a_writer_through_no_room: transport::shm::ring;
     every_caller_hears_of_its_sum: transport::shm::poller;
     a_stage_takes_all_tasks: engine::bell;
@@ -41,7 +41,7 @@ models! {
 }
 
 planted! {
-    a_refused_helper_that_leaves_is_found: transport::shm::seats_whose_refused_helper_leaves;
+    a_refused_helper_that_leaves_is_found: transport::shm::work_lock_whose_refused_helper_leaves;
     a_helper_that_nobody_wakes_is_found: transport::shm::poller_that_wakes_no_helper;
     a_bell_that_forgets_is_found: engine::bell_that_forgets;
     inline_execution_that_looks_once_is_found: engine::inline_that_looks_once;

@@ -186,7 +186,7 @@ fn settle(ranks: &mut [Agreement<u64>]) {
         }
     }
     ranks[0].weigh();
-    let room = Room::beside(0, 0, 1);
+    let room = QueueSpace::beside(0, 0, 1);
     while ranks[0].may_lead(room) {
         let decisions = ranks[0].lead(64, room);
         ranks.iter_mut().for_each(|rank| assert_eq!(rank.obey(NOW, decisions.clone()), Ok(())));

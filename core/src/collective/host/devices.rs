@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use super::board::Board;
-use crate::collective::group::Room;
+use crate::collective::group::QueueSpace;
 use crate::collective::ranks::Breakage;
 use crate::collective::{DeviceCollective, DeviceMemory, Memory, Operation, Ordered};
 use crate::error::{Error, Result};
@@ -88,9 +88,9 @@ impl Devices {
     }
 
     /// The room for further operations.
-    pub(super) fn room(&self) -> Room {
+    pub(super) fn room(&self) -> QueueSpace {
         let Flight { groups, bytes, devices, .. } = &*self.flight;
-        Room::beside(groups.load(Ordering::SeqCst), bytes.load(Ordering::SeqCst), devices.load(Ordering::SeqCst))
+        QueueSpace::beside(groups.load(Ordering::SeqCst), bytes.load(Ordering::SeqCst), devices.load(Ordering::SeqCst))
     }
 
     /// The error that broke this rank's transport, if any.

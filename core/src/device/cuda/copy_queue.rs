@@ -85,9 +85,9 @@ impl CopyQueue {
         let line = Arc::new(Line { stream, reaper, turn: Mutex::default(), queued: AtomicUsize::new(0) });
         let (jobs, commands) = unbounded();
         let thread_name = match direction {
-            Direction::Out => "gradlane-d2h",
-            Direction::In => "gradlane-h2d",
-            Direction::Within => "gradlane-d2d",
+            Direction::Out => "gl-d2h",
+            Direction::In => "gl-h2d",
+            Direction::Within => "gl-d2d",
         };
         let entrance = Entrance { line: Arc::clone(&line), jobs };
         let thread = OwnThread::start(thread_name, move || line.run(&commands))?;

@@ -88,10 +88,10 @@ impl Writer {
         let file = File::create(path).map_err(failed)?;
         let (sender, receiver) = bounded(EVENTS_WAITING_MAX);
         let lost = Arc::new(AtomicU64::new(0));
-        let mut sheet =
-            Sheet { file, rank, text: String::new(), room: bytes_max, full: false, lost: Arc::clone(&lost) };
-        sheet.head().map_err(failed)?;
-        let thread = OwnThread::start("gl-timeline", move || sheet.fill(&receiver))?;
+        let mut timeline =
+            TimelineFile { file, rank, text: String::new(), room: bytes_max, full: false, lost: Arc::clone(&lost) };
+        timeline.head().map_err(failed)?;
+        let thread = OwnThread::start("gl-timeline", move || timeline.fill(&receiver))?;
         Ok(Self { sender: Some(sender), lost, threads: Mutex::default(), thread })
     }
 
@@ -129,7 +129,7 @@ const EVENTS_WAITING_MAX: usize = 64 << 10;
 const TEXT_BYTES: usize = 64 << 10;
 
 /// The file as its thread sees it.
-struct Sheet {
+struct TimelineFile {
     file: File,
     rank: WorkerId,
     /// Whole lines that are not written yet.
@@ -141,7 +141,7 @@ struct Sheet {
     lost: Arc<AtomicU64>,
 }
 
-impl Sheet {
+impl TimelineFile {
     fn head(&mut self) -> std::io::Result<()> {
         let rank = self.rank;
         self.text.push_str("[\n");

@@ -1,4 +1,6 @@
-//! An answer as it arrives at a worker: its header, then an error, or a sum that lands and its checksum. Pure.
+//! An answer that arrives at a worker: its header, then an error, or a sum and its checksum. Pure.
+//!
+//! A sum *lands* when its bytes are written to its destination in the caller's memory, its *place*.
 
 use super::checks::{bad, check_crc, check_sum};
 use crate::error::Result;
@@ -12,8 +14,8 @@ use crate::wire::{self, HeaderReader, Reply, Request, Sum, reject};
 ///  Header ──a reject──► Reject, byte after byte ─────────────────────────────────────┐
 ///     └─────a sum─────► Announced ──place──► Landing, chunk after chunk, checksum ───┴──► finish
 /// ```
-/// Its transport gives it bytes with [`take`](Self::take), at most as many as it [`wants`](Self::wants). An announced sum wants none before
-/// it has its [`place`](Self::place). After the last byte the transport asks for the answer with [`finish`](Self::finish).
+/// The transport gives it bytes by [`take`](Self::take), at most as many as it [`wants`](Self::wants). An announced sum wants none before it
+/// has its [`place`](Self::place). After the last byte the transport asks for the answer by [`finish`](Self::finish).
 pub(in crate::transport) enum Arrival {
     /// Its header is being read.
     Header(HeaderReader),
@@ -21,7 +23,7 @@ pub(in crate::transport) enum Arrival {
     Reject { body: Vec<u8>, bytes: usize },
     /// The header was read. The sum lands once it has a place.
     Announced(Sum),
-    /// The sum lands. Behind it comes its checksum.
+    /// The sum lands. Its checksum follows.
     Landing { header: Sum, landing: Landing, crc: u32, trailer: Vec<u8> },
 }
 
@@ -32,7 +34,7 @@ impl Default for Arrival {
 }
 
 impl Arrival {
-    /// How many bytes it can take now. 0 if it is whole, or if it needs a place first.
+    /// How many bytes it can take now. 0 if the answer is whole, or if it needs a place first.
     pub(in crate::transport) fn wants(&self) -> usize {
         match self {
             Self::Header(reader) => reader.missing(),
@@ -45,15 +47,15 @@ impl Arrival {
         }
     }
 
-    /// The next bytes, which are not more than it wants.
+    /// Takes the next bytes, at most as many as it wants.
     ///
     /// # Errors
-    /// [`Error::Protocol`](crate::Error::Protocol) if they are more or mean nothing here,
+    /// [`Error::Protocol`](crate::Error::Protocol) if there are more bytes than it wants, or they cannot be decoded,
     /// [`Error::Incompatible`](crate::Error::Incompatible) if the server speaks another version.
     pub(in crate::transport) fn take(&mut self, bytes: &[u8], peer: &str) -> Result<()> {
         if bytes.len() > self.wants() {
             let field = if matches!(self, Self::Reject { .. }) { "reject" } else { "sum" };
-            return Err(bad(peer, field, "is longer than announced"));
+            return Err(bad(peer, field, "has more bytes than its header announced"));
         }
         match self {
             Self::Header(reader) => {
@@ -73,7 +75,7 @@ impl Arrival {
             Self::Landing { header, landing, crc, .. } if landing.bytes_left() > 0 => {
                 landing.write(bytes);
                 if header.checksum {
-                    // Here the bytes are still in the cache.
+                    // Computed here, because the bytes are still in the cache.
                     *crc = wire::checksum(*crc, bytes);
                 }
             }
@@ -116,7 +118,7 @@ impl Arrival {
         check_sum(header, push, into.iter().map(Region::len).sum(), peer)
     }
 
-    /// Gives an announced sum its place, which was checked. `proof` says that nobody reads there any more.
+    /// Gives an announced sum its place, whose length was checked. `proof` proves that no thread reads there any more.
     pub(in crate::transport) fn place(&mut self, into: Vec<Region>, proof: Returned) {
         if let Self::Announced(header) = self {
             let (header, landing) = (header.clone(), Landing::new(into, proof));
@@ -124,7 +126,7 @@ impl Arrival {
         }
     }
 
-    /// Bytes that were written where the sum lands.
+    /// Bytes of the sum that have landed.
     pub(in crate::transport) fn landed(&self) -> u64 {
         match self {
             Self::Landing { header, landing, .. } => header.body.bytes - landing.bytes_left() as u64,
@@ -132,13 +134,13 @@ impl Arrival {
         }
     }
 
-    /// The answer, after its last byte. `checksum` is that of the sum where it came beside the bytes and not behind them.
+    /// The answer, after its last byte. `checksum` is given by a transport that carries it in a message of its own.
     ///
     /// # Errors
-    /// [`Error::Protocol`](crate::Error::Protocol) if bytes are missing or mean nothing, [`Error::Checksum`](crate::Error::Checksum) if
+    /// [`Error::Protocol`](crate::Error::Protocol) if bytes are missing or cannot be decoded, [`Error::Checksum`](crate::Error::Checksum) if
     /// the sum is not the one that was sent.
     pub(in crate::transport) fn finish(&self, checksum: Option<u32>, peer: &str) -> Result<Answer> {
-        let early = |field: &str, missing: u64| Err(bad(peer, field, format!("ends {missing} bytes early")));
+        let early = |field: &str, missing: u64| Err(bad(peer, field, format!("lacks its last {missing} bytes")));
         match self {
             Self::Header(reader) => {
                 reader.finish(peer).and_then(|header| header.into_reply(peer)).and(early("header", self.wants() as u64))

@@ -1,49 +1,49 @@
-//! What every transport checks of an answer, and the errors that they have in common.
+//! The checks of an answer, and the errors that all transports report.
 
 use crate::error::{Error, Result};
 use crate::types::CodecSpec;
 use crate::wire::{About, Reject, Request, Sum, Target, reject};
 
-/// Whether `sum` answers `push` and fits into `landing_bytes`.
+/// Checks that `sum` is the answer to `push` and has `landing_bytes` bytes.
 ///
 /// # Errors
-/// [`Error::Protocol`] naming the field in which it does not.
+/// [`Error::Protocol`] naming the field that is wrong.
 pub(in crate::transport) fn check_sum(sum: &Sum, push: &Request, landing_bytes: usize, peer: &str) -> Result<()> {
     let bad = |field: &str, problem: String| bad(peer, field, problem);
     let Request::Contribute(push) = push else {
-        return Err(bad("kind", "is a sum where only a reject can be the answer".to_owned()));
+        return Err(bad("kind", "is a sum, but only a reject can answer such a request".to_owned()));
     };
     let (got, due) = (sum.target, push.target);
     if (got.part, got.round) != (due.part, due.round) {
         let name = |target: Target| format!("{} {}", target.part, target.round);
         return Err(bad("part or round", format!("is {} instead of {}", name(got), name(due))));
     }
-    // A worker takes what it gives; one that gave nothing takes elements.
+    // The sum has the codec of the contribution. A worker that contributed no elements gets them plain.
     let codec = push.body().map_or(CodecSpec::PLAIN, |body| body.codec);
     if sum.body.codec != codec {
         return Err(bad("encoding", format!("is {} instead of {codec}", sum.body.codec)));
     }
     if sum.body.bytes != landing_bytes as u64 {
-        return Err(bad("length", format!("is {} where {landing_bytes} bytes are wanted", sum.body.bytes)));
+        return Err(bad("length", format!("is {}, but the worker expects {landing_bytes} bytes", sum.body.bytes)));
     }
     Ok(())
 }
 
-/// What `peer` says cannot be; `field` names what is wrong.
+/// The error for a message of `peer` whose `field` is wrong.
 pub(in crate::transport) fn bad(peer: &str, field: &str, problem: impl Into<String>) -> Error {
     Error::Protocol { peer: peer.to_owned(), field: field.to_owned(), problem: problem.into() }
 }
 
-/// Whether an answer that failed with `error` costs the server its link: not if bytes were damaged on their way, or if the server gave the
-/// exchange up.
+/// Whether the worker closes the link of a server whose answer failed with `error`. It keeps the link if bytes were damaged on the way, or if
+/// the server gave the exchange up.
 pub(in crate::transport) fn costs_the_link(error: &Error) -> bool {
     !matches!(error, Error::Checksum { .. } | Error::Unavailable { .. })
 }
 
-/// Whether a sum with the CRC-32C `got` is the one that was `sent`, which counts only if its header says that it was computed.
+/// Checks that the CRC-32C `got` of a sum equals the one that was `sent`. Passes if the header says that the server computed none.
 ///
 /// # Errors
-/// [`Error::Checksum`].
+/// [`Error::Checksum`] if they differ.
 pub(in crate::transport) fn check_crc(sum: &Sum, sent: u32, got: u32, peer: &str) -> Result<()> {
     if !sum.checksum || sent == got {
         return Ok(());
@@ -51,18 +51,18 @@ pub(in crate::transport) fn check_crc(sum: &Sum, sent: u32, got: u32, peer: &str
     Err(Error::Checksum { tensor: sum.target.part.to_string(), round: sum.target.round, from: peer.to_owned() })
 }
 
-/// A reject as it is sent: its header and what follows.
+/// A reject as it is sent: its header, and the error that follows it.
 pub(in crate::transport) fn reject_of(about: About, error: &Error) -> (Reject, Vec<u8>) {
     let body = reject::to_body(error);
     (Reject { about, error_bytes: body.len() as u64 }, body)
 }
 
-/// What a worker hears whose answer was begun and not brought to its end.
+/// The error of a worker whose answer began and did not end.
 pub(in crate::transport) fn broken_off() -> Error {
     Error::Unavailable { what: "the sum".to_owned(), cause: "the server broke off sending it".to_owned() }
 }
 
-/// What a caller hears who pulls an exchange that is over or never was.
+/// The error of a caller that pulls an exchange which has ended or was never pushed.
 pub(in crate::transport) fn unknown_exchange() -> Error {
     Error::FailedPrecondition {
         what: "the exchange has ended or was never begun".to_owned(),
@@ -70,7 +70,7 @@ pub(in crate::transport) fn unknown_exchange() -> Error {
     }
 }
 
-/// What a caller hears who pushes to a link that is gone.
+/// The error of a caller that pushes to a link which is closed.
 pub(in crate::transport) fn link_gone() -> Error {
     Error::Unavailable { what: "the server".to_owned(), cause: "the link is closed; connect again".to_owned() }
 }

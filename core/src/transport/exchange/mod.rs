@@ -1,4 +1,4 @@
-//! What every transport does alike: the sides of one exchange as machines, and the checks of an answer.
+//! The parts that all transports share: both sides of one exchange as machines, and the checks of an answer.
 //!
 //! A worker's side is a [`WorkerExchange`] with the [`Arrival`] of its answer, a server's side is a [`ServerExchange`]. The transports own
 //! and drive them. There are neither sockets nor threads nor locks here.

@@ -1,4 +1,4 @@
-//! A server's side of one exchange: what becomes of its body, and how far its answer is. Pure.
+//! A server's side of one exchange: the state of its body and of its answer. Pure.
 
 use super::checks::{bad, broken_off};
 use crate::error::{Error, Result};
@@ -11,9 +11,9 @@ use crate::wire::{Reply, Request};
 ///                 └───────────────────┴──an answer that is not early──► refused
 ///  the answer  open ──answer──► begun, block after block ──end──► complete
 /// ```
-/// Both go on at once: a sum may begin while the body is still on its way. A reject is an answer with one block. It cannot follow a sum that
-/// was begun: then the exchange breaks off. An exchange whose command failed is torn by its transport, with the error as the reason; a
-/// peer whose bytes failed loses its link.
+/// Both advance at once: a sum may begin while the body is still on its way. A reject is an answer with one block. A reject cannot follow a
+/// sum that was begun, so the exchange breaks off then. If a command fails, the transport tears the exchange with the error as the reason. If
+/// bytes of the peer are wrong, the transport closes the peer's link.
 #[derive(Debug)]
 pub(in crate::transport) struct ServerExchange {
     body: Body,
@@ -24,10 +24,10 @@ pub(in crate::transport) struct ServerExchange {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Body {
-    /// Nobody has said whether it is wanted.
+    /// The server has not decided whether it wants the body.
     Offered,
     Wanted,
-    /// Nobody wants what is left.
+    /// The server does not want the rest.
     Refused,
 }
 
@@ -35,7 +35,7 @@ enum Body {
 enum Answer {
     /// Not begun.
     Open,
-    /// So many bytes of its blocks were not given yet, and so many follow the last block.
+    /// `left` bytes of its blocks were not given yet. `trailer_bytes` bytes of the checksum follow the last block.
     Begun {
         left: u64,
         trailer_bytes: usize,
@@ -65,7 +65,7 @@ impl ServerExchange {
         self.body == Body::Wanted
     }
 
-    /// Whether nobody wants what is left of the body.
+    /// Whether the server does not want the rest of the body.
     pub(in crate::transport) fn refuses_body(&self) -> bool {
         self.body == Body::Refused
     }
@@ -75,13 +75,13 @@ impl ServerExchange {
         self.body_left
     }
 
-    /// So many more bytes of the body came.
+    /// `bytes` more bytes of the body came.
     ///
     /// # Errors
     /// [`Error::Protocol`] if the header announced fewer.
     pub(in crate::transport) fn received(&mut self, bytes: usize, peer: &str) -> Result<()> {
         let left = self.body_left.checked_sub(bytes as u64);
-        self.body_left = left.ok_or_else(|| bad(peer, "body", "is longer than announced"))?;
+        self.body_left = left.ok_or_else(|| bad(peer, "body", "has more bytes than its header announced"))?;
         Ok(())
     }
 
@@ -93,7 +93,7 @@ impl ServerExchange {
         if self.body_left == 0 {
             return Ok(());
         }
-        Err(bad(peer, "body", format!("ends {} bytes early", self.body_left)))
+        Err(bad(peer, "body", format!("lacks its last {} bytes", self.body_left)))
     }
 
     /// Whether the answer was begun.
@@ -106,7 +106,7 @@ impl ServerExchange {
         self.answer == Answer::Complete
     }
 
-    /// The answer begins. What is left of the body is refused, unless the answer is early.
+    /// The answer begins. The rest of the body is refused, unless the answer is early.
     ///
     /// # Errors
     /// The reason to tear the exchange: a reject of a sum that was begun, or [`Error::Internal`] if it was answered before.
@@ -127,7 +127,7 @@ impl ServerExchange {
         Ok(())
     }
 
-    /// So many more bytes of the answer are given. Returns whether they are the last.
+    /// `bytes` more bytes of the answer are given. Returns whether they are the last ones.
     ///
     /// # Errors
     /// [`Error::Internal`] if no answer was begun, or it has fewer bytes.
@@ -148,8 +148,10 @@ impl ServerExchange {
     }
 }
 
+/// The error of a command that does not fit the state of the answer.
 fn out_of_turn() -> Error {
-    Error::Internal { what: "an answer was begun twice or not at all, or is not as long as it says".to_owned() }
+    let what = "the server began an answer twice, sent bytes before the beginning, or sent more or fewer bytes than its header says";
+    Error::Internal { what: what.to_owned() }
 }
 
 #[cfg(test)]

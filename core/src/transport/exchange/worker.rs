@@ -1,4 +1,4 @@
-//! A worker's side of one exchange: who waits for it, where its memory is, and how it ended. Pure.
+//! A worker's side of one exchange: the callers that wait for it, the holder of its memory, and its end. Pure.
 
 use super::arrival::Arrival;
 use crate::error::{Error, Result};
@@ -16,10 +16,10 @@ use crate::wire::Request;
 ///  the answer    nobody waits ──pull──► awaited         (a sum lands once it is announced, awaited, and the memory is back)
 ///  the end       none ──end──► ended ──is_over──► report
 /// ```
-/// The four go on independently of each other, in every order: an answer may come before the memory is back or before the pull, and an end
-/// at any time. So after `returned`, after `pull`, and after a header was read, the transport tries [`place`](Self::place) again; and after
-/// `returned`, `pull` and `end` it looks whether the exchange [`is_over`](Self::is_over). If so, it forgets the exchange and calls
-/// [`report`](Self::report), which calls back.
+/// The four are independent and advance in any order. An answer may come before the memory is back or before the pull, and an end at any time.
+/// So the transport tries [`place`](Self::place) again after `returned`, after `pull`, and after a header was read. After `returned`, `pull`
+/// and `end` it asks whether the exchange [`is_over`](Self::is_over). Then it forgets the exchange and calls [`report`](Self::report), which
+/// calls back.
 pub(in crate::transport) struct WorkerExchange {
     push: Request,
     /// Present until the push has reported.
@@ -29,7 +29,7 @@ pub(in crate::transport) struct WorkerExchange {
     end: Option<Result<Answer>>,
 }
 
-/// Where a sum is wanted, and who waits for it.
+/// The destination of a sum, and the caller that waits for it.
 pub(in crate::transport) struct Pull {
     /// Empty once the sum lands.
     pub(in crate::transport) into: Vec<Region>,
@@ -39,9 +39,9 @@ pub(in crate::transport) struct Pull {
 enum Memory {
     /// Pieces of the contribution are with the transport.
     Lent,
-    /// Nothing refers to it.
+    /// Nothing refers to it, which this value proves.
     Back(Returned),
-    /// The landing has the proof.
+    /// The answer has the memory and the proof, and writes the sum there.
     Landing,
 }
 
@@ -51,12 +51,12 @@ impl WorkerExchange {
         Self { push, pushing: Some(done), memory: Memory::Lent, pulling: None, end: None }
     }
 
-    /// What the worker says.
+    /// The header of the contribution.
     pub(in crate::transport) fn push(&self) -> &Request {
         &self.push
     }
 
-    /// Whether there is more of the contribution to hand over.
+    /// Whether a part of the contribution was not handed over yet.
     pub(in crate::transport) fn is_pushing(&self) -> bool {
         self.pushing.is_some() && self.end.is_none()
     }
@@ -87,7 +87,7 @@ impl WorkerExchange {
         self.pulling = Some(pull);
     }
 
-    /// Gives an announced sum its place if it is awaited and the memory is back. Returns whether the answer can take bytes.
+    /// Gives an announced sum its destination, if a caller waits for it and the memory is back. Returns whether the answer can take bytes.
     ///
     /// # Errors
     /// [`Error::Protocol`] if the sum does not answer the push.
@@ -108,7 +108,8 @@ impl WorkerExchange {
         self.end.is_some()
     }
 
-    /// It is over, by this answer or error. The first end stays, but what is given up reports nothing that nobody asked for.
+    /// Ends the exchange with this answer or error. The first end counts. Exception: a cancelled exchange that no caller waits for drops its
+    /// first end, so that it is over at once.
     pub(in crate::transport) fn end(&mut self, outcome: Result<Answer>) {
         let is_given_up = matches!(outcome, Err(Error::Cancelled)) && self.pushing.is_none() && self.pulling.is_none();
         if self.end.is_none() || is_given_up {
@@ -116,8 +117,8 @@ impl WorkerExchange {
         }
     }
 
-    /// Whether everything can be reported: it has ended and its memory is free. An end that nobody asked for waits for its pull, unless the
-    /// exchange was given up.
+    /// Whether the end can be reported: the exchange has ended, its memory is free, and a caller waits for the end. A cancelled exchange needs no
+    /// caller.
     pub(in crate::transport) fn is_over(&self) -> bool {
         let is_awaited = match &self.end {
             None => false,
@@ -128,11 +129,11 @@ impl WorkerExchange {
         is_awaited && !self.is_lent()
     }
 
-    /// Reports the end of an exchange that is over, of whose sum so many bytes have `landed`. Calls back.
+    /// Reports the end of an exchange that is over. `landed` is the number of bytes of the sum that were written. Calls back.
     pub(in crate::transport) fn report(self, landed: u64) {
         let end = self.end.expect("only what is over is reported");
         if let Some(done) = self.pushing {
-            // An answer needs no more of the contribution.
+            // The answer came before the whole contribution was handed over, so the rest is not needed.
             done.report(end.as_ref().map(drop).map_err(Error::clone));
         }
         if let Some(pull) = self.pulling {

@@ -1,6 +1,6 @@
-//! The admission control of a listening endpoint: which peers may try a handshake, and which have succeeded.
+//! The admission control of a listening endpoint: lets peers try a handshake, and passes on those that succeed.
 //!
-//! The [`Gate`] decides. Here its clock is read, and its verdicts are carried out. Links that exist do not notice.
+//! The [`Gate`] decides. This file reads the clock for it and carries out its verdicts. Existing links are not affected.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -24,18 +24,18 @@ use crate::types::Time;
 
 /// A peer whose handshake has succeeded.
 pub(super) enum Arrival {
-    /// A member; it may not open a stream before it is given some.
+    /// A member. It may not open a stream before the server allows one.
     Member(Connection, PeerIdentity),
     /// A process that wants to enrol, and when its handshake began.
     Newcomer(Connection, Instant, Vouched),
 }
 
-/// Admits peers. Has a configuration for peers of this host and one for others, because their datagrams differ in size.
+/// Admits peers. Has one configuration for peers of this host and one for others, because their datagrams differ in size.
 pub(super) struct AdmissionControl {
     near: Arc<ServerConfig>,
     far: Arc<ServerConfig>,
     gatekeeper: Gatekeeper,
-    /// If there is more than one whose certificates are accepted.
+    /// Present if certificates of more than one authority are accepted.
     authorities: Option<Arc<Authorities>>,
 }
 
@@ -52,7 +52,7 @@ struct Guarded {
     refusals: Repeated,
 }
 
-/// A place that a task holds. Dropping it leaves it.
+/// A place at the gate that a task holds. Dropping this frees the place.
 pub(super) struct Held {
     gatekeeper: Gatekeeper,
     pub(super) place: Place,
@@ -77,9 +77,10 @@ impl AdmissionControl {
             config
                 // No stream before the certificate is known; see `Dialed::stream`.
                 .transport_config(settings.transport(remote, 0))
-                // A router between hosts may forget its table of addresses. Then the peer goes on at another address at once, and does not
-                // wait for the idle timeout to dial anew. quinn-proto proves the new address before it gets more than three times what came
-                // from there, and returns to the old one if the proof fails (RFC 9000, section 9).
+                // A router between hosts may forget its table of addresses. Then the peer's packets come from another address. With migration
+                // the connection goes on at once, instead of ending by the idle timeout. quinn-proto validates the new address before it sends
+                // there more than three times the bytes that came from there. It returns to the old address if the validation fails (RFC 9000,
+                // section 9).
                 .migration(true)
                 .max_incoming(INCOMING_MAX)
                 .incoming_buffer_size(INCOMING_BYTES_MAX)
@@ -118,7 +119,7 @@ impl AdmissionControl {
         let remote = incoming.remote_address();
         let began = now();
         let admitted = match self.gatekeeper.arrive(began, remote.ip(), incoming.remote_address_validated()) {
-            // Fails only for an address that has answered.
+            // `retry` fails only for an address that has answered, and that is never asked to prove itself.
             Verdict::Prove => return drop(incoming.retry()),
             Verdict::TurnAway => {
                 tracing::debug!(%remote, "turned away: too many handshakes");
@@ -134,7 +135,7 @@ impl AdmissionControl {
         let (arrivals, gatekeeper) = (arrivals.clone(), self.gatekeeper.clone());
         let authorities = self.authorities.clone();
         let task = tokio::spawn(async move {
-            // The whole of it moves in here, and its place is free when this task ends. Its fields alone would be copied.
+            // Moves the whole value into the task, so that the place is free when the task ends. Without this line only its fields are copied.
             let held = held;
             let connection = match timeout_at(held.until.into(), connecting).await {
                 Ok(Ok(connection)) => connection,
@@ -197,7 +198,7 @@ impl Gatekeeper {
         Held { gatekeeper: self.clone(), place: admitted.place, until: self.instant(admitted.until) }
     }
 
-    /// `task` serves the peer in this place. It is aborted when the place is given to another one.
+    /// `task` serves the peer in this place. The task is aborted when the place is given to another peer.
     pub(super) fn works_for(&self, place: Place, task: AbortHandle) {
         self.lock().tasks.insert(place, task);
     }
@@ -268,7 +269,7 @@ pub(super) fn now() -> Instant {
     tokio::time::Instant::now().into_std()
 }
 
-/// Peers whose first packet waits to be looked at, and what else of theirs is kept until then.
+/// Peers whose first packet waits to be handled, and the bytes that are kept until then: for one peer, and for all.
 const INCOMING_MAX: usize = 1_024;
 const INCOMING_BYTES_MAX: u64 = 64 << 10;
 const INCOMING_BYTES_TOTAL_MAX: u64 = 8 << 20;

@@ -1,4 +1,4 @@
-//! What the thread of a worker's transport is told, mostly by the transport's users.
+//! The calls that the thread of a worker's transport receives, mostly from the transport's users.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -35,7 +35,7 @@ pub(super) enum Call {
     Shutdown {
         patience: Duration,
     },
-    /// By a helper thread that asked for the addresses of a name.
+    /// From a helper thread that has looked up the addresses of a name.
     Resolved {
         dial: u64,
         addresses: Result<Vec<SocketAddr>>,

@@ -9,11 +9,11 @@ use crate::wire::reject;
 
 /// Closes a connection in order; nothing failed.
 pub(super) const CLOSE_ORDERLY: VarInt = VarInt::from_u32(0);
-/// Closes a connection for the error that is the reason's text, encoded as a reject.
+/// Closes a connection because of an error. The reason of the frame is the error, encoded as a reject.
 pub(super) const CLOSE_ERROR: VarInt = VarInt::from_u32(1);
-/// Ends a stream: the sender gave the exchange up, or its memory is wanted back.
+/// Resets a stream: the sender gave the exchange up, or wants its memory back.
 pub(super) const STREAM_GIVEN_UP: VarInt = VarInt::from_u32(1);
-/// Stops a stream: the answer is on its way, the rest of the body is not needed.
+/// Stops a stream: the answer is on its way, so the rest of the body is not needed.
 pub(super) const STREAM_ANSWERED: VarInt = VarInt::from_u32(2);
 
 /// Closes `connection` and tells the peer why.
@@ -21,12 +21,12 @@ pub(super) fn close_with(connection: &Connection, reason: &Error) {
     connection.close(CLOSE_ERROR, &encode_reason(reason));
 }
 
-/// Closes `connection` for what the peer did wrong.
+/// Closes `connection` because the peer broke a rule.
 pub(super) fn close_for_fault(connection: &Connection, fault: &Error) {
     close_with(connection, &fault.told_to_peer());
 }
 
-/// `reason` in what surely fits into a closing packet.
+/// Encodes `reason` so that it fits into a closing packet. A reason that is too long is shortened to its text.
 pub(super) fn encode_reason(reason: &Error) -> Vec<u8> {
     let body = reject::to_body(reason);
     if body.len() <= REASON_BYTES_MAX {
@@ -39,7 +39,7 @@ pub(super) fn encode_reason(reason: &Error) -> Vec<u8> {
 /// Half of the smallest datagram, so that a reason is never cut.
 const REASON_BYTES_MAX: usize = 600;
 
-/// Why the connection with `peer` ended or did not come about.
+/// Why the connection with `peer` ended or could not be made.
 pub(super) fn connection_error(error: &ConnectionError, peer: &str) -> Error {
     let unavailable = |cause: String| Error::Unavailable { what: peer.to_owned(), cause };
     match error {
@@ -80,7 +80,7 @@ pub(super) fn read_error(error: ReadError, peer: &str) -> Error {
     }
 }
 
-/// Why reading bytes that `peer` owes failed; `field` is what they are.
+/// Why reading `field` from `peer` failed.
 pub(super) fn read_exact_error(error: ReadExactError, field: &str, peer: &str) -> Error {
     match error {
         ReadExactError::FinishedEarly(got) => early_end(field, &format!("ends after {got} bytes"), peer),
@@ -98,8 +98,8 @@ pub(super) fn early_end(field: &str, problem: &str, peer: &str) -> Error {
     Error::Protocol { peer: peer.to_owned(), field: field.to_owned(), problem: problem.to_owned() }
 }
 
-/// Whether what was written reached the peer or is not wanted by it any more: who stops a stream has its answer ready, or resets the
-/// stream, which the reader sees.
+/// The outcome of writing to a stream. A stream that the peer stopped is no error: the peer does not need the rest, because its answer is
+/// ready. A peer that gave up resets its own half of the stream too, and the reader sees that.
 pub(super) fn written(outcome: std::result::Result<(), WriteError>, peer: &str) -> Result<()> {
     match outcome {
         Ok(()) | Err(WriteError::Stopped(_)) => Ok(()),
@@ -132,7 +132,8 @@ pub(in crate::transport) fn refused_by_peer(alert: u8, peer: &str, reason: &str)
     }
 }
 
-/// `reason` has the time of the clock that did not accept the certificate. [`Credentials::explain`] adds when the own certificate is good.
+/// The error for a certificate that has expired or is not good yet. `reason` shows the clock of the process that refused it.
+/// [`Credentials::explain`] adds the validity of this process's own certificate.
 ///
 /// [`Credentials::explain`]: crate::identity::Credentials
 fn not_good_now(holder: &str, reason: &str) -> Error {
@@ -145,7 +146,7 @@ fn not_good_now(holder: &str, reason: &str) -> Error {
     }
 }
 
-/// Alerts are those of RFC 8446, section 6.
+/// The error of a handshake that ended with a TLS alert (RFC 8446, section 6).
 pub(in crate::transport) fn auth_error(alert: u8, problem: String) -> Error {
     let hint = match alert {
         48 | 42 | 51 => {
@@ -162,5 +163,5 @@ pub(in crate::transport) fn auth_error(alert: u8, problem: String) -> Error {
     Error::Auth { problem, hint: hint.to_owned() }
 }
 
-/// The alert for a certificate that is not good at this time, before or after.
+/// The TLS alert for a certificate that is not good at this time: too old, or not good yet.
 pub(in crate::transport) const CERTIFICATE_EXPIRED: u8 = 45;

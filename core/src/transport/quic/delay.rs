@@ -1,13 +1,12 @@
-//! Congestion control by delay: what is on its way fills the path and a short queue, not all the queue that the network has.
+//! Congestion control by delay: the bytes on their way fill the path and a short queue, not the whole queue of the network.
 //!
-//! A sender that goes by loss alone fills the queue of the narrowest link until it overflows. With 2 MB before a link of 1 Gbit/s that is
-//! 16 ms, behind which whatever is urgent waits, and where several workers send to one server, what overflows is sent again. [`Window`]
-//! holds the standing queue near [`QUEUE_TARGET`] instead (after Swift; Kumar et al., SIGCOMM 2020): the least round trip of a round is the
-//! path and the queue that never drained in it. Least, because a host that was busy with something else makes some round trips long and none
-//! short.
+//! A sender that reacts only to loss fills the queue of the narrowest link until it overflows. A queue of 2 MB before a link of 1 Gbit/s takes
+//! 16 ms, and urgent bytes wait behind it. If several workers send to one server, the bytes that overflow are sent again. [`Window`] keeps the
+//! standing queue near [`QUEUE_TARGET`] instead (after Swift; Kumar et al., SIGCOMM 2020). The shortest round trip of a round measures the path
+//! and the queue that never drained in it. The shortest is used, because a busy host makes some round trips longer and none shorter.
 //!
-//! Loss still counts: the window is never larger than CUBIC's. So it is no less fair to TCP than CUBIC is; beside senders that fill queues
-//! it gets less than its share.
+//! Loss counts too: the window is never larger than CUBIC's. So it is as fair to TCP as CUBIC is. Beside senders that fill queues it gets less
+//! than its share.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -92,7 +91,7 @@ impl Controller for Delay {
     }
 }
 
-/// What may be on its way, by what the round trips say. A machine: times are arguments.
+/// The bytes that may be on their way, by the measured round trips. A machine: times are arguments.
 ///
 /// `Starting ──the queue stands──► Steady`; a start doubles the window each round.
 #[derive(Clone, Debug)]
@@ -100,7 +99,7 @@ struct Window {
     bytes: u64,
     datagram_bytes: u64,
     is_starting: bool,
-    /// The shortest round trip ever, and so the path without a queue.
+    /// The shortest round trip so far, which measures the path without a queue.
     path: Option<Duration>,
     /// The shortest of this round.
     shortest: Option<Duration>,
@@ -127,7 +126,7 @@ impl Window {
         }
     }
 
-    /// All that was acknowledged at once was heard of. No window need be larger than `bytes_max`.
+    /// All datagrams of one acknowledgement were given to `arrived`. No window needs to be larger than `bytes_max`.
     fn turn(&mut self, now: Instant, bytes_max: u64) {
         let Some(shortest) = self.shortest.filter(|_| now >= self.until) else { return };
         let path = self.path.map_or(shortest, |path| path.min(shortest));
@@ -145,7 +144,7 @@ impl Window {
             let kept = (1.0 - DECREASE * excess).max(DECREASE_MAX);
             self.bytes = (self.bytes() as f64 * kept) as u64;
         } else if self.arrived > 0 {
-            // More only helps a sender whom the window holds back.
+            // A larger window helps only a sender that the window limits.
             self.bytes += match (self.is_starting, queue > QUEUE_TARGET / 2) {
                 (true, false) => self.arrived.min(self.bytes),
                 (false, false) => self.bytes / 8,
@@ -155,8 +154,8 @@ impl Window {
     }
 }
 
-/// How long what is sent may wait on its way. Of a few milliseconds that an urgent part takes it is little; and of a link that carries a
-/// gigabit a second it is 188 KB, so that no pause of a busy host empties it.
+/// The time that bytes may wait in the network's queue. An urgent part takes a few milliseconds, so this is little. At 1 Gbit/s it is 188 KB,
+/// so a short pause of a busy host does not empty the link.
 const QUEUE_TARGET: Duration = Duration::from_micros(1500);
 /// Several acknowledgements of a slow link fall into each round.
 const ROUND_MIN: Duration = Duration::from_millis(4);

@@ -1,4 +1,4 @@
-//! Connecting with patience: attempts, pauses between them, and when to give up at once.
+//! Connects with repeated attempts: the pauses between them, and the errors that end them at once.
 
 use std::hash::{BuildHasher, RandomState};
 use std::net::SocketAddr;
@@ -21,7 +21,7 @@ use crate::identity::Credentials;
 pub(super) struct Dialer {
     pub(super) endpoint: Endpoint,
     pub(super) tls: Arc<QuicClientConfig>,
-    /// What `tls` shows; a newcomer has none.
+    /// The credentials that `tls` shows. A newcomer has none.
     pub(super) credentials: Option<Credentials>,
     pub(super) settings: Settings,
 }
@@ -29,13 +29,13 @@ pub(super) struct Dialer {
 /// A connection that the server let in.
 pub(super) struct Dialed {
     pub(super) connection: Connection,
-    /// A first stream, not used yet. A server grants streams only once it knows the certificate, and in TLS 1.3 a client has finished
-    /// its handshake before that: being able to open one is what tells that it was let in.
+    /// A first stream, not used yet. It proves that the server let this process in. In TLS 1.3 a client finishes its handshake before the server
+    /// has seen its certificate, and the server allows streams only after that.
     pub(super) stream: (SendStream, RecvStream),
 }
 
 impl Dialed {
-    /// Who answered.
+    /// The peer that answered.
     pub(super) fn peer(&self) -> Result<PeerOf> {
         peer_of(self.connection.handshake_data(), self.connection.peer_identity())
     }
@@ -45,7 +45,8 @@ impl Dialer {
     /// Connects to `address`, trying again until `patience` ends. `peer` is its name in messages.
     ///
     /// # Errors
-    /// [`Error::Unavailable`] if nobody answered in time; at once what trying again cannot mend, such as [`Error::Auth`].
+    /// [`Error::Unavailable`] if there was no answer in time. Ends at once with an error that another attempt cannot mend, such as
+    /// [`Error::Auth`].
     pub(super) async fn dial(&self, address: &str, peer: &str, patience: Duration) -> Result<Dialed> {
         let deadline = Instant::now() + patience;
         let mut pause = PAUSE_MIN;
@@ -59,7 +60,7 @@ impl Dialer {
                 return Err(error);
             }
             tracing::debug!(peer, address, %error, "connecting again");
-            // Half of it is random, so that the workers of a job do not come back in step.
+            // Half of the pause is random, so that the workers of a job do not all try again at the same moment.
             sleep(pause / 2 + (pause / 2).mul_f64(random_fraction())).await;
             pause = (pause * 2).min(PAUSE_MAX);
         }

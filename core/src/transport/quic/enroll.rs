@@ -1,4 +1,4 @@
-//! How a process becomes a member with nothing but the join string.
+//! Enrolment over QUIC: how a process with a join string becomes a member.
 //!
 //! ```text
 //!  newcomer                                                   coordinator
@@ -7,16 +7,16 @@
 //!     │ ── version, role, HMAC(secret, role, TLS exporter), CSR ──►│ checks the proof in constant time, then the CSR
 //!     │ ◄─────────────── certificate, authority's certificate ─────│
 //! ```
-//! Members are certified until the job has formed. Later the coordinator certifies observers alone, which may ask for the job's state.
+//! Members are certified until the job has formed. Later the coordinator certifies only observers, which may ask for the job's state.
 //!
-//! Where a site has certificates of its own ([`Site`]), the protocol is `gradlane-site/1`: both sides show such a certificate in the handshake.
-//! The proof is sent and does not count.
+//! If a site has certificates of its own ([`Site`]), the protocol is `gradlane-site/1`: both sides show such a certificate in the handshake.
+//! The proof is sent, but it is not checked.
 //!
-//! A wrong proof changes nothing for others, not even for processes at the same address: a user's mistake must not shut a host out, and 128
-//! bits cannot be guessed. What wrong proofs cost is bounded by the gate in front of handshakes and enrolments.
+//! A wrong proof changes nothing for other processes, also not for those at the same address. A user's mistake must not lock out a host, and
+//! 128 bits cannot be guessed. The gate in front of handshakes and enrolments bounds the cost of wrong proofs.
 //!
-//! The secret is never sent. The proof is bound to this one connection by the exporter, so that it cannot be relayed or used again.
-//! The key is made by the newcomer and never leaves it; the signature of the signing request (CSR) shows that it has it.
+//! The secret is never sent. The exporter binds the proof to this one connection, so that the proof cannot be relayed or used again. The
+//! newcomer makes the key, and the key never leaves it. The signature of the signing request (CSR) shows that the newcomer has the key.
 
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
@@ -42,7 +42,7 @@ impl Credentials {
     /// Makes a key and has the coordinator certify it as `role`: a worker, a server or an observer. Blocks at most `patience`.
     ///
     /// # Errors
-    /// [`Error::FailedPrecondition`] if the job waits for nobody any more (an observer may come at any time),
+    /// [`Error::FailedPrecondition`] if the job has formed (an observer may come at any time),
     /// [`Error::Auth`] if the coordinator is not the one of the join string or does not know the secret, [`Error::Token`] if the join string
     /// is not good for this role or any more, [`Error::Unavailable`] if the coordinator cannot be reached in time, [`Error::Timeout`] if
     /// it has no place for a newcomer.
@@ -71,10 +71,12 @@ impl Credentials {
             endpoint.close(CLOSE_ORDERLY, b"");
             let _ = timeout(GOODBYE, endpoint.wait_idle()).await;
         };
-        let thread = endpoint::start("gradlane-enroll", socket, settings.endpoint(), None, serve)?;
-        // The thread keeps to `patience` itself. The rest is for a thread that is late, or stuck.
+        let thread = endpoint::start("gl-enroll", socket, settings.endpoint(), None, serve)?;
+        // The thread ends within `patience` by itself. The wait is a bit longer, for a thread that is late or stuck.
         let outcome = outcome.recv_timeout(patience.saturating_add(GOODBYE)).map_err(|error| match error {
-            RecvTimeoutError::Disconnected => Error::Internal { what: "enrolment ended without a word".to_owned() },
+            RecvTimeoutError::Disconnected => {
+                Error::Internal { what: "the thread of an enrolment ended without an outcome".to_owned() }
+            }
             RecvTimeoutError::Timeout => Error::Timeout { what: "enrolling".to_owned(), waited: patience },
         })?;
         thread.join(GOODBYE * 2);
@@ -82,7 +84,7 @@ impl Credentials {
     }
 }
 
-/// Asks again if the coordinator gave the place of this process to another one, or had none, until `patience` ends.
+/// Asks again until `patience` ends, if the coordinator had no place for this process or gave its place to another one.
 async fn insist(
     dialer: &Dialer,
     vouched: Vouched,
@@ -118,9 +120,9 @@ async fn ask(
 ) -> Result<Credentials> {
     let dialed = dialer.dial(&join.address, COORDINATOR, patience).await?;
     match vouched {
-        // Every member of the job has a certificate of its authority, and could listen here.
+        // Every member of the job has a certificate of its authority and could pretend to be the coordinator.
         Vouched::BySecret => certified(dialed.connection.peer_identity())?.must_be(Role::Coordinator)?,
-        // TLS has checked the name. What the coordinator issues is checked against the join string below.
+        // TLS has checked the name. The authority that the coordinator sends is checked against the join string below.
         Vouched::BySite => {}
     }
     let internal = |error: rcgen::Error| Error::Internal { what: format!("making a signing request: {error}") };
@@ -138,7 +140,7 @@ async fn ask(
         Answer::Issued { certificate, authority } => {
             let authority = CertificateDer::from(authority.to_vec());
             if public_key_hash(&authority)? != join.ca_hash {
-                return Err(early_end("authority", "is not that of the join string", COORDINATOR));
+                return Err(early_end("authority", "is not the authority of the join string", COORDINATOR));
             }
             Credentials::new(key.serialize_der(), CertificateDer::from(certificate.to_vec()), authority)
         }
@@ -146,7 +148,7 @@ async fn ask(
     }
 }
 
-/// Serves one newcomer. The caller gives it a deadline. `refused` is called before a newcomer hears that it is refused.
+/// Serves one newcomer. The caller sets a deadline. Calls `refused` before it tells a newcomer that it is refused.
 ///
 /// # Errors
 /// [`Error::Auth`] for a wrong proof; the newcomer was told.
@@ -175,7 +177,7 @@ pub(super) async fn serve(
     issued.map(drop)
 }
 
-/// Sends the last word and waits until it was heard.
+/// Sends the answer and waits until the newcomer has received it.
 async fn say_goodbye(connection: &Connection, mut sender: SendStream, answer: &[u8], peer: &str) -> Result<()> {
     written(sender.write_all(answer).await, peer)?;
     let _ = sender.finish();

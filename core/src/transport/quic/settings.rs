@@ -1,4 +1,4 @@
-//! The numbers of a QUIC connection, and why they are what they are.
+//! The parameters of QUIC connections, and the reasons for their values.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -14,25 +14,25 @@ use crate::config::Config;
 pub use crate::config::Congestion;
 use crate::wire::header::HEADER_BYTES;
 
-/// What can be chosen about connections. The defaults suit a private network of a data centre.
+/// The parameters that can be chosen. The defaults suit a private network of a data centre.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Settings {
-    /// Bytes that a peer may have sent on one link and that were not read yet. Bounds what a link can cost in memory. A server changes it
-    /// for each link with [`Outgoing::Grant`](crate::transport::Outgoing::Grant).
+    /// Bytes that a peer may have sent on one link and that were not read yet. This bounds the memory of a link. A server changes it for each
+    /// link by [`Outgoing::Grant`](crate::transport::Outgoing::Grant).
     pub bytes_in_flight_max: u32,
     /// Exchanges that a peer may have open on one link.
     pub exchanges_in_flight_max: u32,
-    /// A link on which nothing was heard for this long is lost.
+    /// A link on which nothing arrived for this long is lost.
     pub idle_timeout: Duration,
-    /// How often an idle link says that it lives. Less than half of `idle_timeout`.
+    /// How often an idle link sends a packet. Less than half of `idle_timeout`.
     pub keep_alive: Duration,
-    /// A handshake takes at most this long; then it is dropped by a listener and begun again by a worker.
+    /// The longest handshake. After this a listener drops it, and a worker begins another one.
     pub handshake_timeout: Duration,
-    /// What the socket should buffer in each direction. The kernel may grant less; see `net.core.rmem_max`.
+    /// Bytes that the socket should buffer in each direction. The kernel may grant less; see `net.core.rmem_max`.
     pub socket_buffer_bytes: usize,
-    /// The largest UDP payload; found out by probing if absent.
+    /// The largest UDP payload. Found by probing if absent.
     pub datagram_bytes_max: Option<u16>,
-    /// How senders find out what the network can take.
+    /// The congestion control of senders.
     pub congestion: Congestion,
 }
 
@@ -40,8 +40,8 @@ impl Default for Settings {
     fn default() -> Self {
         Self {
             bytes_in_flight_max: 256 << 20,
-            // Every part of a job that workers submit in different orders may be open at once, each waiting for another worker. What a
-            // stream costs that is not in use is 50 bytes.
+            // If workers submit in different orders, all parts of a job may be open at once, each waiting for another worker. A stream that is
+            // not in use costs 50 bytes.
             exchanges_in_flight_max: 1 << 14,
             idle_timeout: Duration::from_secs(10),
             keep_alive: Duration::from_secs(2),
@@ -67,13 +67,13 @@ impl Settings {
         }
     }
 
-    /// For the listener of a server, which grants each member of its job a share of its memory. Others get enough for a first exchange.
+    /// For the listener of a server. It grants each member of its job a share of its memory. Other peers get enough for a first exchange.
     #[must_use]
     pub fn for_server(self) -> Self {
         Self { bytes_in_flight_max: UNGRANTED_BYTES, ..self }
     }
 
-    /// For connections that carry frames: the largest is a declaration of all tensors of a job.
+    /// For connections that carry frames. The largest frame declares all tensors of a job.
     pub(super) fn for_control(self) -> Self {
         Self { bytes_in_flight_max: 2 * STREAM_WINDOW_BYTES, ..self }
     }
@@ -86,7 +86,7 @@ impl Settings {
         mtu_discovery.upper_bound(path_limit(remote).min(limit));
 
         let congestion: Arc<dyn ControllerFactory + Send + Sync> = match self.congestion {
-            // On loopback nothing waits but what waits for a thread.
+            // On loopback a delay comes from a busy thread, not from a queue of the network.
             Congestion::Delay if !remote.is_loopback() => Arc::new(DelayConfig::new(INITIAL_WINDOW_BYTES / 16)),
             Congestion::Delay | Congestion::Cubic => {
                 let mut cubic = CubicConfig::default();
@@ -127,23 +127,23 @@ impl Settings {
             .ack_frequency_config(Some(ack_frequency))
             .congestion_controller_factory(congestion);
         if remote.is_loopback() {
-            // There is no path to find out about, and the search would take a dozen round trips. Where loopback was made narrower, what is
-            // lost is sent again in datagrams of `min_mtu`, and the search begins there.
+            // Loopback takes the largest datagrams, and probing for their size would take a dozen round trips. If somebody made loopback narrower,
+            // lost bytes are sent again in datagrams of `min_mtu`, and probing begins there.
             transport.initial_mtu(path_limit(remote).min(limit));
         }
         Arc::new(transport)
     }
 
-    /// For an endpoint, whatever its peers.
+    /// For an endpoint. Holds for all its peers.
     pub(super) fn endpoint(&self) -> EndpointConfig {
         let mut endpoint = EndpointConfig::default();
         endpoint.max_udp_payload_size(DATAGRAM_BYTES_MAX).expect("a UDP datagram can be this long");
         endpoint
     }
 
-    /// The same for one that may be started again at its address with the same key. It tells the peers of the former one by stateless
-    /// resets that their connections are no more. quinn-proto answers only to connection ids that it takes for its own, so these have a key
-    /// too. Connection ids may give that one away, and it says nothing about the key of the resets.
+    /// For an endpoint that may be started again at its address with the same key. It tells the peers of the former endpoint by stateless resets
+    /// that their connections are gone. quinn-proto sends such a reset only for a connection id that it recognises as its own, so the ids are
+    /// made with a key too. Connection ids may reveal that key. It is derived from `reset_key` in a way that does not reveal `reset_key`.
     pub(super) fn endpoint_with(&self, reset_key: &[u8]) -> EndpointConfig {
         let key = hmac::Key::new(hmac::HMAC_SHA256, reset_key);
         let of_ids = hmac::sign(&key, b"connection ids");
@@ -160,7 +160,7 @@ fn path_limit(remote: IpAddr) -> u16 {
     if remote.is_loopback() { LOOPBACK_BYTES } else { JUMBO_BYTES }
 }
 
-/// What a peer may send to a server that does not know it: the server keeps 64 links of such peers.
+/// Bytes that a peer may send to a server that has not granted it a share. The server keeps at most 64 links of such peers.
 const UNGRANTED_BYTES: u32 = 256 << 10;
 /// A UDP datagram over IPv4 holds no more. The smallest datagram (`min_mtu`) stays at QUIC's 1,200: quinn-proto asserts that a handshake
 /// packet padded to it is shorter than 2^14.
@@ -173,16 +173,16 @@ const JUMBO_BYTES: u16 = 8_952;
 /// A part of the usual 4 MiB with its header is sent without waiting for its receiver. Not larger: quinn-proto closes a connection when a
 /// stream has more than 1,024 gaps, and a window of 4 MiB in packets of 1,200 bytes stays below that even at 20 % loss.
 const STREAM_WINDOW_BYTES: u32 = (4 << 20) + (64 << 10) + HEADER_BYTES as u32;
-/// What may be written and not acknowledged: what a network of 100 Gbit/s with a round trip of 1 ms holds, and no more than the receiving
-/// socket buffers by default.
+/// Bytes that may be written and not acknowledged. A network of 100 Gbit/s with a round trip of 1 ms holds so many, and the receiving socket
+/// buffers so many by default.
 pub(super) const SEND_WINDOW_BYTES: u64 = 16 << 20;
-/// A private network takes one part at once; with the default of 14,720 bytes a 4 MiB part needs eight round trips.
+/// The congestion window of a new connection: one part. With the default of 14,720 bytes a part of 4 MiB needs eight round trips.
 const INITIAL_WINDOW_BYTES: u64 = 4 << 20;
-/// A first packet that gets no answer is sent again after three times this: 0.15, 0.45 and 1.05 s after the first. With the default of
-/// 333 ms, which suits the Internet, that is after 1 s and after 3 s, and a path that heals in between is not noticed. Where a round trip
-/// takes longer, a handshake costs some packets more.
+/// The round trip that is assumed before one was measured. A first packet without an answer is sent again 0.15, 0.45 and 1.05 s after the
+/// first. With the default of 333 ms, which suits the Internet, that is after 1 s and 3 s, so a path that works again in between is not
+/// noticed. If a round trip takes longer, a handshake needs some more packets.
 const INITIAL_RTT: Duration = Duration::from_millis(50);
-/// An acknowledgement for this many packets: fewer of them cost less on both sides, and losses are still seen at once.
+/// Packets for each acknowledgement. Fewer acknowledgements cost less on both sides, and losses are still noticed at once.
 const ACK_EVERY: u32 = 10;
-/// But never later than this.
+/// The longest delay of an acknowledgement.
 const ACK_DELAY_MAX: Duration = Duration::from_millis(5);

@@ -1,6 +1,7 @@
-//! TLS as Gradlane uses it: version 1.3, certificates on both sides, the job's authority as the only root, always a full handshake.
+//! The settings of TLS: version 1.3, certificates on both sides, the job's authority as the only root, always a full handshake.
 //!
-//! Resumption would skip the client's certificate and early data could be replayed, and reconnecting is rare: both are off.
+//! Resumption is off, because it would skip the client's certificate. Early data is off, because it could be replayed. Neither would gain
+//! much, because reconnecting is rare.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -26,18 +27,18 @@ pub(super) const ALPN: &[u8] = b"gradlane/1";
 /// The protocol by which a process becomes a member.
 pub(super) const ALPN_ENROLL: &[u8] = b"gradlane-enroll/1";
 
-/// The protocol by which a process becomes a member for which a certificate of the site vouches.
+/// The protocol by which a process with a certificate of the site becomes a member.
 pub(super) const ALPN_SITE: &[u8] = b"gradlane-site/1";
 
-/// Whom a server lets in.
+/// The peers that a listener lets in.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::transport) enum Admission<'a> {
     /// Members only: no handshake without a certificate of the job.
     Members,
-    /// Also processes without a certificate, which may do nothing but enrol: [`peer_of`] tells them apart.
+    /// Also processes without a certificate, which may do nothing but enrol. [`peer_of`] tells them apart.
     MembersAndNewcomers,
-    /// Also processes with a certificate of this site, which may do nothing but enrol: [`Authorities::judge`] tells them apart. No join string
-    /// lets anybody in then.
+    /// Also processes with a certificate of this site, which may do nothing but enrol. [`Authorities::judge`] tells them apart. A join string lets
+    /// no process in then.
     MembersAndSite(&'a Site),
 }
 
@@ -60,7 +61,7 @@ pub(in crate::transport) fn client_config(credentials: &Credentials, protocol: &
     Ok(config)
 }
 
-/// For connecting to enrol: the server's certificate must come from the authority whose key has this hash.
+/// For connecting to enrol. The coordinator's certificate must come from the authority whose key has this hash.
 pub(super) fn newcomer(ca_hash: [u8; 32]) -> Result<Arc<QuicClientConfig>> {
     without_certificate(ca_hash, ALPN_ENROLL)
 }
@@ -102,7 +103,7 @@ pub(super) fn server(credentials: &Credentials, admission: Admission<'_>) -> Res
     Ok(Arc::new(QuicServerConfig::try_from(config).map_err(broken)?))
 }
 
-/// TLS for listening to those of `admission` who speak one of `protocols`.
+/// TLS for listening to the peers of `admission` that use one of `protocols`.
 pub(in crate::transport) fn server_config(
     credentials: &Credentials,
     admission: Admission<'_>,
@@ -130,7 +131,7 @@ pub(in crate::transport) fn server_config(
     Ok(config)
 }
 
-/// Who is at the other end of an established connection.
+/// The peer of an established connection.
 pub(super) enum PeerOf {
     /// A member of the job.
     Member(PeerIdentity),
@@ -138,8 +139,11 @@ pub(super) enum PeerOf {
     Newcomer(Vouched),
 }
 
-/// Tells it from what TLS knows: the data of the handshake and the peer's identity. Whoever chose the members' protocol must have shown a
-/// certificate, whatever the handshake let pass.
+/// Identifies the peer of a connection by the protocol of its handshake and by its certificate. A peer that chose the protocol of members must
+/// have shown a certificate, although the handshake itself does not require one.
+///
+/// # Errors
+/// [`Error::Auth`] if a peer that chose the protocol of members has no certificate of a member.
 pub(super) fn peer_of(handshake: Option<Box<dyn Any>>, identity: Option<Box<dyn Any>>) -> Result<PeerOf> {
     if protocol(handshake).as_deref() == Some(ALPN_ENROLL) {
         return Ok(PeerOf::Newcomer(Vouched::BySecret));
@@ -153,8 +157,8 @@ fn protocol(handshake: Option<Box<dyn Any>>) -> Option<Vec<u8>> {
 
 /// The two authorities whose certificates a coordinator accepts: that of the job from members, those of a site from newcomers.
 ///
-/// TLS checks a certificate without regard to the protocol, so it lets both pass. [`judge`](Self::judge) then asks the one authority that
-/// counts for the protocol. A site could write into a certificate that its holder is a member of the job.
+/// TLS checks a certificate before it knows the protocol, so it lets certificates of both pass. [`judge`](Self::judge) then checks against the
+/// one authority that counts for the protocol. Without that, a site could issue a certificate that names its holder a member of the job.
 #[derive(Debug)]
 pub(super) struct Authorities {
     job: Arc<dyn ClientCertVerifier>,
@@ -167,18 +171,19 @@ impl Authorities {
         Ok(Self { job: job.map_err(broken)?, site: site.clone() })
     }
 
-    /// Who is at the other end of an established connection.
+    /// Identifies the peer of an established connection.
     ///
     /// # Errors
-    /// [`Error::Auth`] if its certificate is not one for the protocol that it chose.
+    /// [`Error::Auth`] if the peer's certificate is not good for the protocol that it chose.
     pub(super) fn judge(&self, handshake: Option<Box<dyn Any>>, identity: Option<Box<dyn Any>>) -> Result<PeerOf> {
         let chain = identity.and_then(|chain| chain.downcast::<Vec<CertificateDer<'static>>>().ok());
         let chain = chain.filter(|chain| !chain.is_empty()).ok_or_else(no_certificate)?;
         let (own, others) = chain.split_first().expect("it is not empty");
         let refused = |error: rustls::Error| Error::Auth {
-            problem: format!("the process showed a certificate that is none for what it wants: {error}"),
-            hint: "enrol with the certificate of the site, and then use the one that the coordinator has given"
-                .to_owned(),
+            problem: format!("the process showed a certificate that does not fit the protocol it chose: {error}"),
+            hint:
+                "use the certificate of the site to enrol, and the one that the coordinator issued for everything else"
+                    .to_owned(),
         };
         if protocol(handshake).as_deref() == Some(ALPN_SITE) {
             self.site.verify_client(own, others, UnixTime::now()).map_err(refused)?;
@@ -201,7 +206,7 @@ impl ClientCertVerifier for Authorities {
         now: UnixTime,
     ) -> std::result::Result<ClientCertVerified, rustls::Error> {
         match self.job.verify_client_cert(end_entity, intermediates, now) {
-            // The site's reason is told if the certificate is not one of the job at all.
+            // Not issued by the job's authority, so the site's verdict is the one to report.
             Err(rustls::Error::InvalidCertificate(
                 CertificateError::UnknownIssuer | CertificateError::BadSignature,
             )) => self.site.verify_client(end_entity, intermediates, now).map(|()| ClientCertVerified::assertion()),
@@ -232,7 +237,7 @@ impl ClientCertVerifier for Authorities {
     }
 }
 
-/// Shows newcomers of the site its certificate, and members that of the job.
+/// Chooses the certificate that the coordinator shows: that of the site to newcomers, and that of the job to members.
 #[derive(Debug)]
 struct ByProtocol {
     job: Arc<dyn ResolvesServerCert>,
@@ -262,7 +267,7 @@ impl ServerCertVerifier for SiteCoordinator {
         _ocsp_response: &[u8],
         now: UnixTime,
     ) -> std::result::Result<ServerCertVerified, rustls::Error> {
-        // Which names count, the setting says: a certificate of SPIFFE names no host.
+        // The setting `tls_peer` says which names count. A certificate of SPIFFE names no host.
         self.site.verify_server(end_entity, intermediates, now).map(|()| ServerCertVerified::assertion())
     }
 
@@ -290,7 +295,7 @@ impl ServerCertVerifier for SiteCoordinator {
     }
 }
 
-/// What the certificate says that a peer has shown.
+/// The identity in the certificate that a peer has shown.
 pub(super) fn certified(identity: Option<Box<dyn Any>>) -> Result<PeerIdentity> {
     PeerIdentity::of(&certificate(identity)?)
 }
@@ -311,7 +316,7 @@ fn no_certificate() -> Error {
     }
 }
 
-/// Whether `found` is the server that `peer` names.
+/// Checks that `found` is the server that `peer` names.
 pub(super) fn check_server(found: Result<PeerOf>, peer: &Peer) -> Result<()> {
     let found = match found? {
         PeerOf::Member(identity) if identity.node == peer.node => return identity.must_be(Role::Server),

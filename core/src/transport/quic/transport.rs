@@ -9,7 +9,7 @@ use super::data;
 use super::settings::Settings;
 use crate::error::Result;
 use crate::identity::Credentials;
-use crate::local::{Ended, Obituary, OwnThread, Progress};
+use crate::local::{Ended, OwnThread, Progress, ThreadEnd};
 use crate::mem::Region;
 use crate::transport::exchange::Pull;
 use crate::transport::{Answer, LinkLost, Peer, Push, Torn, Transport};
@@ -19,7 +19,7 @@ use crate::types::{Done, ExchangeId, LinkId};
 pub struct QuicTransport {
     calls: Commands<Call>,
     thread: OwnThread,
-    obituary: Obituary,
+    thread_end: ThreadEnd,
 }
 
 impl QuicTransport {
@@ -33,8 +33,8 @@ impl QuicTransport {
     }
 
     /// A transport of this driver.
-    pub(super) fn driven(data::Driven { calls, thread, obituary }: data::Driven) -> Self {
-        Self { calls, thread, obituary }
+    pub(super) fn driven(data::Driven { calls, thread, thread_end }: data::Driven) -> Self {
+        Self { calls, thread, thread_end }
     }
 
     fn call(&self, call: Call) {
@@ -79,7 +79,7 @@ impl Transport for QuicTransport {
     }
 
     fn watch(&self, ended: Ended) {
-        self.obituary.tell(ended);
+        self.thread_end.watch(ended);
     }
 
     fn shutdown(&self, patience: Duration) {

@@ -67,8 +67,8 @@ pub fn ask(address: &str, credentials: &Credentials, pieces: Vec<Vec<u8>>, patie
 /// More than any reject has.
 const ANSWER_BYTES_MAX: usize = 1 << 20;
 
-/// Connects to `address` twice, and the second time tries to send with its first packet what a thief could send again (0-RTT). Says whether
-/// it had what it takes.
+/// Connects to `address` twice. The second time it tries to send data with its first packet, which an attacker could replay (0-RTT). Returns
+/// whether the server had given it what 0-RTT needs.
 ///
 /// # Errors
 /// Why it could not connect. [`Error::Timeout`] after `patience`.
@@ -122,7 +122,7 @@ fn attempt<T: Send + 'static, F: Future<Output = Result<T>>>(
         endpoint.close(CLOSE_ORDERLY, b"");
         endpoint.wait_idle().await;
     };
-    let thread = endpoint::start("vandal", socket::bind_any(1 << 20)?, Settings::default().endpoint(), None, serve)?;
+    let thread = endpoint::start("gl-vandal", socket::bind_any(1 << 20)?, Settings::default().endpoint(), None, serve)?;
     let outcome = outcome.recv().map_err(|_| Error::Internal { what: "the vandal fell silent".to_owned() })?;
     thread.join(patience);
     outcome

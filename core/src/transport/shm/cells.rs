@@ -1,4 +1,4 @@
-//! Where the bytes go that one side sends: its cells and tickets, which are free, and who has those that are not.
+//! The slots of one side: its cells and its tickets. Keeps which are free, which the peer still reads, and what is lent for a ticket.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -7,115 +7,116 @@ use bytes::Bytes;
 use super::layout::{CELLS, LARGE_CELLS, SLOTS, SMALL_CELLS, TICKETS};
 use super::memory::Memory;
 
-/// What kind of slot bytes need.
+/// The kinds of slots.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Size {
     /// A large cell.
     Large = 0,
     /// A small cell.
     Small = 1,
-    /// A ticket, for what is lent where it lies.
+    /// A ticket, for bytes that are lent where they lie.
     Ticket = 2,
 }
 
 /// The slots of one side.
 pub(super) struct Cells {
     /// By [`Size`].
-    shelves: [Shelf; 3],
-    /// What is lent, by the slot of its ticket.
+    classes: [SlotClass; 3],
+    /// The bytes that are lent, by the slot of their ticket.
     lent: BTreeMap<u16, Bytes>,
-    /// How often each slot was sent; it is free again when the peer has released it as often.
+    /// How often each slot was sent. A slot is free when the peer has released it as often.
     uses: Vec<u32>,
-    /// Exchanges that have slots and are not accepted, and how many of each size.
+    /// For each exchange that is not accepted: the slots that it holds, by [`Size`].
     waiting: BTreeMap<u64, [usize; 3]>,
 }
 
 /// Slots of one size.
-struct Shelf {
-    /// The last released on top: it is the most likely to be in a cache.
+struct SlotClass {
+    /// The slot that was released last is on top, because it is the most likely to be in a cache.
     free: Vec<u16>,
     /// Oldest first.
     busy: VecDeque<u16>,
-    /// Those of exchanges that are not accepted.
+    /// Slots of exchanges that are not accepted.
     waiting: usize,
+    /// The limit of `waiting`.
     waiting_max: usize,
 }
 
 impl Cells {
     pub(super) fn new() -> Self {
-        let shelf = |from: usize, count: usize| Shelf {
+        let class = |from: usize, count: usize| SlotClass {
             free: (from..from + count).rev().map(|slot| u16::try_from(slot).expect("few slots")).collect(),
             busy: VecDeque::new(),
             waiting: 0,
             waiting_max: count / 2,
         };
         Self {
-            shelves: [shelf(0, LARGE_CELLS), shelf(LARGE_CELLS, SMALL_CELLS), shelf(CELLS, TICKETS)],
+            classes: [class(0, LARGE_CELLS), class(LARGE_CELLS, SMALL_CELLS), class(CELLS, TICKETS)],
             lent: BTreeMap::new(),
             uses: vec![0; SLOTS],
             waiting: BTreeMap::new(),
         }
     }
 
-    /// Takes a slot for bytes of an exchange, if there is one for it.
+    /// Takes a slot for bytes of an exchange. `None` if no slot is free, or if exchanges that are not accepted hold too many.
     pub(super) fn take(&mut self, size: Size, exchange: u64, accepted: bool) -> Option<u16> {
-        let shelf = &mut self.shelves[size as usize];
-        if !accepted && shelf.waiting >= shelf.waiting_max {
+        let class = &mut self.classes[size as usize];
+        if !accepted && class.waiting >= class.waiting_max {
             return None;
         }
-        let slot = shelf.free.pop()?;
-        shelf.busy.push_back(slot);
+        let slot = class.free.pop()?;
+        class.busy.push_back(slot);
         let uses = &mut self.uses[usize::from(slot)];
         *uses = uses.wrapping_add(1);
         if !accepted {
-            shelf.waiting += 1;
+            class.waiting += 1;
             self.waiting.entry(exchange).or_default()[size as usize] += 1;
         }
         Some(slot)
     }
 
-    /// Keeps what is lent for a ticket until the peer has released it.
+    /// Keeps the bytes that are lent for a ticket, until the peer has released it.
     pub(super) fn lend(&mut self, slot: u16, bytes: Bytes) {
         self.lent.insert(slot, bytes);
     }
 
-    /// Whether the peer may read what was lent to it.
-    pub(super) fn lend_anything(&self) -> bool {
+    /// Whether the peer may still read bytes that were lent to it.
+    pub(super) fn has_lent(&self) -> bool {
         !self.lent.is_empty()
     }
 
-    /// Takes a slot back that was not sent. What was to be lent is returned, to be dropped without the lock.
+    /// Takes back a slot that was not sent. Returns the bytes that were to be lent. The caller drops them without the lock.
     pub(super) fn undo(&mut self, slot: u16) -> Option<Bytes> {
         let uses = &mut self.uses[usize::from(slot)];
         *uses = uses.wrapping_sub(1);
-        let shelf = &mut self.shelves[size_of_slot(slot) as usize];
-        shelf.busy.retain(|busy| *busy != slot);
-        shelf.free.push(slot);
+        let class = &mut self.classes[size_of_slot(slot) as usize];
+        class.busy.retain(|busy| *busy != slot);
+        class.free.push(slot);
         self.lent.remove(&slot)
     }
 
-    /// An exchange is accepted or over: what the peer still holds of it, it will release.
+    /// An exchange was accepted or is over. The peer will release its slots without waiting for other exchanges.
     pub(super) fn forget(&mut self, exchange: u64) {
         if let Some(slots) = self.waiting.remove(&exchange) {
-            for (shelf, count) in self.shelves.iter_mut().zip(slots) {
-                shelf.waiting -= count;
+            for (class, count) in self.classes.iter_mut().zip(slots) {
+                class.waiting -= count;
             }
         }
     }
 
-    /// Finds the slots that the peer has released. What was lent for them is returned, to be dropped without the lock.
+    /// Finds the slots that the peer has released. Returns the bytes that were lent for them. The caller drops them without the lock.
     pub(super) fn reclaim(&mut self, memory: &Memory) -> Vec<Bytes> {
-        let Self { shelves, lent, uses, .. } = self;
+        let Self { classes, lent, uses, .. } = self;
         let mut returned = Vec::new();
         let mut free_again = |slot: u16| returned.extend(lent.remove(&slot));
-        for Shelf { free, busy, .. } in shelves {
+        for SlotClass { free, busy, .. } in classes {
             let released = |slot: u16| memory.releases(usize::from(slot)) == uses[usize::from(slot)];
             while let Some(slot) = busy.front().copied().filter(|slot| released(*slot)) {
                 busy.pop_front();
                 free.push(slot);
                 free_again(slot);
             }
-            // Usually they come back in order; only when that leaves nothing all are looked at.
+            // Slots usually come back in order. All slots are looked at only if no slot came back that way.
             if free.is_empty() {
                 busy.retain(|slot| {
                     let back = released(*slot);

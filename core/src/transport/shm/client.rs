@@ -1,4 +1,4 @@
-//! A worker's transport over shared memory. [`client_state`](super::client_state) says how it works inside.
+//! A worker's transport over shared memory. [`client_state`](super::client_state) does the work.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use super::client_state::ClientState;
 use super::poller::{Side, help, run};
 use crate::error::{Error, Result};
 use crate::identity::Credentials;
-use crate::local::{Ended, Obituary, OwnThread, Progress};
+use crate::local::{Ended, OwnThread, Progress, ThreadEnd};
 use crate::mem::{Copies, Region};
 use crate::transport::exchange::{Pull, link_gone, unknown_exchange};
 use crate::transport::{Answer, Capabilities, LinkLost, Peer, Push, Torn, Transport};
@@ -17,26 +17,26 @@ use crate::types::{Done, ExchangeId, LinkId};
 pub struct ShmTransport {
     state: Arc<ClientState>,
     thread: OwnThread,
-    obituary: Obituary,
+    thread_end: ThreadEnd,
 }
 
 impl ShmTransport {
-    /// A transport that connects as `credentials` say. What it copies counts in `copies`.
+    /// A transport that proves its identity with `credentials`. The bytes that it copies are counted in `copies`.
     ///
     /// # Errors
     /// [`Error::Io`] if the system gives no thread or no event queue.
     pub fn new(credentials: &Credentials, copies: &Copies) -> Result<Self> {
         let state = Arc::new(ClientState::new(credentials, copies)?);
-        let obituary = Obituary::default();
+        let thread_end = ThreadEnd::default();
         let thread = {
             let state = Arc::clone(&state);
             let run = move || {
                 run(&*state);
                 Ok(())
             };
-            OwnThread::start_watched("gradlane-shm", obituary.clone(), run)?
+            OwnThread::start_watched("gl-shm", thread_end.clone(), run)?
         };
-        Ok(Self { state, thread, obituary })
+        Ok(Self { state, thread, thread_end })
     }
 
     /// Whether this transport has the exchange: it was pushed here and has not ended.
@@ -68,7 +68,7 @@ impl Transport for ShmTransport {
             done.report(outcome);
         };
         // If there is no thread, what it would have held is dropped. That reports an error and ends the dial.
-        let _ = std::thread::Builder::new().name("gradlane-dial".to_owned()).spawn(run);
+        let _ = std::thread::Builder::new().name("gl-dial".to_owned()).spawn(run);
     }
 
     fn push(&self, link: LinkId, exchange: ExchangeId, push: Push, done: Done<()>) {
@@ -104,7 +104,7 @@ impl Transport for ShmTransport {
     }
 
     fn watch(&self, ended: Ended) {
-        self.obituary.tell(ended);
+        self.thread_end.watch(ended);
     }
 
     fn shutdown(&self, patience: Duration) {

@@ -1,4 +1,4 @@
-//! One exchange of a worker, and what the threads that change it put off until they hold no lock.
+//! One exchange of a worker, and the actions that threads put off until they have released the lock.
 
 use std::sync::{Arc, mpsc};
 
@@ -21,18 +21,18 @@ pub(super) struct Exchange {
     /// The body of an exchange that may not begin yet.
     pub(super) body: Vec<Piece>,
     pub(super) state: WorkerExchange,
-    /// Receives the proof that nobody reads the caller's memory any more.
+    /// Receives the proof that no thread reads the caller's memory any more.
     pub(super) returned: mpsc::Receiver<Returned>,
     /// Absent while the thread lands a sum.
     pub(super) arriving: Option<Arriving>,
 }
 
-/// What the holder of the lock does once it has released the lock.
+/// The actions that a thread carries out once it has released the lock.
 #[derive(Default)]
 pub(super) struct Noted {
-    /// Bytes that nobody sends any more. Their end returns the caller's memory.
+    /// Bytes that are not sent any more. Dropping them returns the caller's memory.
     pub(super) dropped: Vec<Piece>,
-    /// An exchange that is over and reports its end.
+    /// An exchange that is over. Its end is reported.
     pub(super) over: Option<Exchange>,
     /// The server may send the whole sum of this exchange.
     pub(super) accept: Option<(Arc<Link>, u64)>,
@@ -71,7 +71,7 @@ impl Exchange {
         self.state.has_ended() || self.arriving.as_ref().is_none_or(Arriving::has_news)
     }
 
-    /// Nobody reads the caller's memory any more.
+    /// No thread reads the caller's memory any more.
     pub(super) fn returned(&mut self) {
         if self.state.is_lent() {
             // The proof is here, or a thread that ends the exchange drops the last piece just now. It needs no lock for that.
@@ -84,7 +84,7 @@ impl Exchange {
         self.state.report(self.arriving.map_or(0, |arriving| arriving.arrival.landed()));
     }
 
-    /// Whether the whole answer is here. Then it counts whatever becomes of the link.
+    /// Whether the whole answer is here. Then it counts, also if the link is lost.
     pub(super) fn is_answered(&self) -> bool {
         !self.state.has_ended() && self.arriving.as_ref().is_some_and(Arriving::is_whole)
     }
@@ -106,7 +106,7 @@ impl Exchange {
 }
 
 impl Noted {
-    /// Carries out what was noted. Calls back, so it needs to run without the lock.
+    /// Carries out the actions. Calls back, so the caller must not hold the lock.
     pub(super) fn carry_out(self, poller: &Poller) {
         drop(self.dropped);
         if let Some(exchange) = self.over {

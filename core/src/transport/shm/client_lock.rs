@@ -1,4 +1,4 @@
-//! The lock of a worker's tables. What must not happen under the lock happens when it is released.
+//! The lock of a worker's tables. Actions that must not happen under the lock are carried out when it is released.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -18,8 +18,8 @@ pub(super) struct SharedTables {
 
 /// The tables while a thread holds their lock.
 ///
-/// A method of [`ClientTables`] notes what must not happen under the lock: a report, a message, a wake-up, the end of borrowed memory. This
-/// guard carries it out as soon as it has released the lock, on the same thread.
+/// The methods of [`ClientTables`] note the actions that must not happen under the lock: reports, messages, wake-ups, dropped bytes. This guard
+/// carries them out as soon as it has released the lock, on the same thread.
 pub(super) struct LockedTables<'a> {
     shared: &'a SharedTables,
     /// Absent only while the lock is released.

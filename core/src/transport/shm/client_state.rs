@@ -1,13 +1,13 @@
-//! A worker's links and exchanges. One thread serves all links and lands the sums. The thread that pushes a contribution copies it into the
-//! segment, as far as there is room.
+//! A worker's links and exchanges. One thread serves all links and writes the sums to their destination. The thread that pushes a
+//! contribution copies it into the segment, as far as there is room.
 //!
 //! ```text
 //!  exchange   push ──► Queued (too many are open) ──► Open, bytes … ──► all in the ring: push done ──┐
 //!                                                           └── Answer without EARLY: push done ─────┤
 //!             pull ──────────────────────────────────────────────────────────────────────────────────┴─► landing … ──► End: pull done
-//!             abandoned, Break, the link is lost: as soon as nothing is being copied, from every state
+//!             abandoned, Break, the link is lost: from every state, as soon as no thread copies its bytes
 //! ```
-//! The end of an exchange, for any reason, marks it. Only the transport's thread reports pulls, so that no pull is reported while the thread
+//! An exchange that ends is marked, whatever the reason. Only the transport's thread reports pulls. So no pull is reported while that thread
 //! writes to its memory.
 
 use std::path::Path;
@@ -22,7 +22,7 @@ use super::events::Happening;
 use super::greeting;
 use super::inbound::Received;
 use super::layout::Message;
-use super::link::{Ended, Link, Parts, Pumped, Sent};
+use super::link::{LingeringLinks, Link, Parts, Pumped, Sent};
 use super::poller::{Poller, Side};
 use crate::error::{Error, Result};
 use crate::identity::{Credentials, PeerIdentity};
@@ -36,7 +36,7 @@ pub(super) struct ClientState {
     credentials: Credentials,
     copies: Copies,
     over: AtomicBool,
-    ended: Ended,
+    lingering: LingeringLinks,
     tables: SharedTables,
 }
 
@@ -63,7 +63,7 @@ impl ClientState {
             credentials: credentials.clone(),
             copies: copies.clone(),
             over: AtomicBool::new(false),
-            ended: Ended::default(),
+            lingering: LingeringLinks::default(),
             tables: SharedTables::new()?,
         })
     }
@@ -134,7 +134,7 @@ impl ClientState {
     pub(super) fn push(&self, link: LinkId, id: ExchangeId, push: Push, done: Done<()>) {
         let (sender, returned) = mpsc::channel();
         let lent = self.link(link).and_then(|link| link.lend(&push.body));
-        // Memory that is shown needs no proof.
+        // The peer reads shown memory where it lies, so there is no loan to return.
         let loan = Loan::new(if lent.is_some() { Vec::new() } else { push.body }, move |proof| {
             let _ = sender.send(proof);
         });
@@ -143,9 +143,9 @@ impl ClientState {
         let entered = self.tables.lock().push(id, exchange);
         match entered {
             Ok((link, name)) => {
-                // Also sends what was queued before, should there be room now.
+                // Also sends exchanges that were queued before, if there is room now.
                 self.pump(&link, Some(name));
-                link.nudge();
+                link.wake_reader();
             }
             Err(exchange) => exchange.refuse(link_gone()),
         }
@@ -258,7 +258,7 @@ impl ClientState {
         for exchange in exchanges {
             self.lose(&entry, exchange, error.clone());
         }
-        self.ended.keep(&entry.link);
+        self.lingering.keep(&entry.link);
         (entry.lost)(id, reason.clone());
     }
 
@@ -316,7 +316,7 @@ impl Side for ClientState {
             }
         }
         any |= self.advance_marked();
-        self.ended.let_go();
+        self.lingering.release();
         if self.tables.lock().closing {
             for link in self.links() {
                 link.close(None);
@@ -324,7 +324,7 @@ impl Side for ClientState {
             }
             self.tables.lock().mark_all();
             self.advance_marked();
-            // Another thread may still copy. It marks the exchange when it is done.
+            // Another thread may still copy bytes of an exchange. It marks the exchange afterwards.
             self.over.store(self.tables.lock().exchanges.is_empty(), Ordering::Release);
         }
         any
@@ -340,15 +340,15 @@ impl Side for ClientState {
     }
 
     fn happened(&self, happening: Happening) {
-        let (Happening::End(id) | Happening::Rung(id)) = happening else { return };
+        let (Happening::End(id) | Happening::Wakeup(id)) = happening else { return };
         let Some(link) = self.link(id) else { return };
-        if let Happening::Rung(_) = happening {
-            return link.hush();
+        if let Happening::Wakeup(_) = happening {
+            return link.clear_wakeup();
         }
         self.drain(&link);
         self.advance_marked();
         // The next turn ends a link with a defect, and tells the peer of it.
-        let Some(reason) = link.farewell().filter(|_| link.defect().is_none()) else { return };
+        let Some(reason) = link.end_reason().filter(|_| link.defect().is_none()) else { return };
         link.close(None);
         self.down(id, &reason);
     }

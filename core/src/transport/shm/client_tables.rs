@@ -1,7 +1,7 @@
 //! The tables of a worker's links and exchanges, and each step that changes them.
 //!
-//! Every method runs under the lock of [`SharedTables`](super::client_lock::SharedTables). What must not happen under that lock is noted in
-//! [`Noted`], and the guard of the lock carries it out afterwards.
+//! Every method runs under the lock of [`SharedTables`](super::client_lock::SharedTables). Actions that must not happen under that lock are
+//! noted in [`Noted`], and the guard of the lock carries them out afterwards.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -23,7 +23,7 @@ use crate::wire::header::HEADER_BYTES;
 pub(super) struct ClientTables {
     pub(super) links: BTreeMap<LinkId, Entry>,
     pub(super) exchanges: BTreeMap<ExchangeId, Exchange>,
-    /// Exchanges that the thread has to look at.
+    /// Exchanges that the transport's thread has to look at.
     pub(super) marked: BTreeSet<ExchangeId>,
     links_made: u64,
     pub(super) dialling: usize,
@@ -35,15 +35,15 @@ pub(super) struct ClientTables {
 pub(super) struct Entry {
     pub(super) link: Arc<Link>,
     pub(super) lost: LinkLost,
-    /// By the names that the server knows.
+    /// The exchanges by the numbers that the server knows.
     exchanges: BTreeMap<u64, ExchangeId>,
     /// The last name given.
     last: u64,
-    /// Exchanges for which there was no name, oldest first.
+    /// Exchanges that wait until fewer are open, oldest first.
     queued: VecDeque<ExchangeId>,
 }
 
-/// What a message of the server asks of its receiver, which has released the lock.
+/// What the receiver of a message has to do after it has released the lock.
 pub(super) enum Heard {
     /// Nothing.
     Noted,
@@ -56,7 +56,7 @@ pub(super) enum Heard {
 }
 
 impl ClientTables {
-    /// Takes what was noted, if anything was.
+    /// Takes the noted actions, if there are any.
     pub(super) fn take_noted(&mut self) -> Option<Noted> {
         if self.noted.is_empty() { None } else { Some(std::mem::take(&mut self.noted)) }
     }
@@ -123,7 +123,7 @@ impl ClientTables {
         Ok(())
     }
 
-    /// Ends an exchange that has not ended, and drops what was not sent of a body that has not begun. Returns its name and its link.
+    /// Ends an exchange that has not ended. Drops its body, if it has not begun. Returns its name and its link.
     pub(super) fn end(&mut self, id: ExchangeId, error: Error) -> Option<(u64, Option<Arc<Link>>)> {
         let exchange = self.exchanges.get_mut(&id)?;
         if exchange.state.has_ended() && !matches!(error, Error::Cancelled) {
@@ -143,14 +143,14 @@ impl ClientTables {
         Some(self.exchanges.get_mut(&id)?.stop(error, &mut self.noted))
     }
 
-    /// A contribution was sent, or was given up. Nobody reads its memory any more. Its link may be gone.
+    /// A contribution was sent or given up, so no thread reads its memory any more. Its link may be gone.
     pub(super) fn sent(&mut self, link: LinkId, name: u64) {
         if let Some(id) = self.named(link, name) {
             self.returned(id);
         }
     }
 
-    /// Nobody reads the memory of this contribution any more.
+    /// No thread reads the memory of this contribution any more.
     pub(super) fn returned(&mut self, id: ExchangeId) {
         let Some(exchange) = self.exchanges.get_mut(&id) else { return };
         exchange.returned();
@@ -191,7 +191,7 @@ impl ClientTables {
                 return Ok(Heard::Noted);
             }
             Received::Open(..) | Received::Abandon(_) => {
-                Err(bad(&link.peer, "kind", "is one that only a worker sends"))
+                Err(bad(&link.peer, "kind", "is a message that only a worker may send"))
             }
         };
         let refused = sending && !refused_before && arriving.arrival.refuses_body();

@@ -1,7 +1,7 @@
-//! The descriptors that a side of shared memory waits for, in one epoll.
+//! The descriptors for which a side of shared memory waits, in one epoll.
 //!
-//! They are the bells of its links, their connections, the listening socket, and an event that other threads of the process trigger. One
-//! event wakes one of the threads that sleep here.
+//! They are the wakeups of its links, the connections of its links, the listening socket, and an event that other threads of the process
+//! trigger. One event wakes one of the threads that sleep here.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::Duration;
@@ -20,15 +20,15 @@ pub(super) struct Events {
     wake: OwnedFd,
 }
 
-/// What happened.
+/// One event of a descriptor.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Happening {
     /// A process wants to connect.
     Socket,
     /// The peer of a link is gone, or says why it goes.
     End(LinkId),
-    /// The bell of a link was rung.
-    Rung(LinkId),
+    /// The peer of a link woke this side.
+    Wakeup(LinkId),
 }
 
 impl Events {
@@ -36,7 +36,7 @@ impl Events {
         let made = || {
             let epoll = epoll::create(CreateFlags::CLOEXEC)?;
             let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-            // Edge-triggered, so that nobody has to read the counter: one wake-up serves any number of rings.
+            // Edge-triggered, so that no thread has to read the counter: one event stands for any number of calls of `wake`.
             epoll::add(&epoll, &wake, EventData::new_u64(WAKE), EventFlags::IN | EventFlags::ET)?;
             Ok(Self { epoll, wake })
         };
@@ -53,10 +53,10 @@ impl Events {
 
     /// Also waits for a link.
     pub(super) fn watch(&self, link: &Link) -> Result<()> {
-        let (ear, ends) = link.fds();
+        let (wakeup, ends) = link.fds();
         let add = |fd, token, flags| epoll::add(&self.epoll, fd, EventData::new_u64(token), flags);
-        // Edge-triggered, because a bell whose other end is closed stays readable.
-        let added = add(ear, RUNG | link.id.0, EventFlags::IN | EventFlags::ET).and_then(|()| {
+        // Edge-triggered, because a wakeup whose other end is closed stays readable.
+        let added = add(wakeup, WAKEUP | link.id.0, EventFlags::IN | EventFlags::ET).and_then(|()| {
             ends.into_iter().try_for_each(|end| add(end, link.id.0, EventFlags::IN | EventFlags::RDHUP))
         });
         added.map_err(|error| io("watching a link", error))
@@ -64,14 +64,14 @@ impl Events {
 
     /// Stops waiting for a link. Closing the link would not be enough, because a child process may hold its descriptors open.
     pub(super) fn forget(&self, link: &Link) {
-        let (ear, ends) = link.fds();
-        for fd in ends.into_iter().chain([ear]) {
+        let (wakeup, ends) = link.fds();
+        for fd in ends.into_iter().chain([wakeup]) {
             let _ = epoll::delete(&self.epoll, fd);
         }
     }
 
     /// Wakes one thread that sleeps here, or the next one that wants to.
-    pub(super) fn ring(&self) {
+    pub(super) fn wake(&self) {
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
 
@@ -87,7 +87,7 @@ impl Events {
         let happening = |event: &Event| match event.data.u64() {
             WAKE => None,
             SOCKET => Some(Happening::Socket),
-            rung if rung & RUNG != 0 => Some(Happening::Rung(LinkId(rung & !RUNG))),
+            token if token & WAKEUP != 0 => Some(Happening::Wakeup(LinkId(token & !WAKEUP))),
             link => Some(Happening::End(LinkId(link))),
         };
         events.iter().filter_map(happening).collect()
@@ -96,8 +96,8 @@ impl Events {
 
 const WAKE: u64 = u64::MAX;
 const SOCKET: u64 = u64::MAX - 1;
-/// Marks the bell of a link. Links are counted from 1, so that no number reaches this.
-const RUNG: u64 = 1 << 63;
+/// Marks the wakeup of a link. Links are counted from 1, so no number of a link has this bit.
+const WAKEUP: u64 = 1 << 63;
 
 fn io(what: &str, error: rustix::io::Errno) -> Error {
     Error::Io { what: what.to_owned(), cause: error.to_string() }

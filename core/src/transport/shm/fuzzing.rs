@@ -1,4 +1,4 @@
-//! What the fuzzer reaches of shared memory: the messages of a ring, and a server whose worker writes anything anywhere.
+//! Entry points of the fuzzer to shared memory: the messages of a ring, and a server whose worker writes anything anywhere.
 
 use std::collections::BTreeMap;
 use std::os::fd::AsFd;
@@ -6,13 +6,13 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use super::bell::bell;
 use super::layout::{MESSAGE_WORDS, Message, SEGMENT_BYTES, SENT_AT, Words, message_at};
 use super::link::{Link, Parts};
 use super::listener::serve;
 use super::memory::Memory;
 use super::server_state::ServerState;
 use super::server_tables::Entry;
+use super::wakeup;
 use crate::error::{Error, Result};
 use crate::identity::Credentials;
 use crate::local::{Connection, Segment, SharedBacking, Shown};
@@ -44,7 +44,7 @@ pub enum Deed {
         /// What it becomes.
         value: u64,
     },
-    /// The worker writes its next message; what the words lack is zero.
+    /// The worker writes its next message. Words that are not given are zero.
     Say(Vec<u64>),
     /// The worker sends something by the socket.
     Tell(Vec<u8>),
@@ -139,12 +139,12 @@ impl World {
         let [own, segment] =
             [Segment::create_to_show(SEGMENT_BYTES as u64)?, Segment::create_to_show(SEGMENT_BYTES as u64)?];
         let fd = segment.fd().try_clone_to_owned().expect("a descriptor");
-        let (ear, rope) = bell()?;
-        let memory = Memory::new(own, Shown::map(fd, SEGMENT_BYTES as u64)?, rope, copies);
+        let (wakeup, waker) = wakeup::pair()?;
+        let memory = Memory::new(own, Shown::map(fd, SEGMENT_BYTES as u64)?, waker, copies);
         let (ours, connection) = Connection::pair()?;
         let link = LinkId(state.tables().name());
-        let (_, rope) = bell()?;
-        let parts = Parts { connection: ours, ear, rope, life: None, memory };
+        let (_, waker) = wakeup::pair()?;
+        let parts = Parts { connection: ours, wakeup, waker, life: None, memory };
         let link = Arc::new(Link::new(link, "worker 0".into(), parts));
         let entry = Entry { link: Arc::clone(&link), exchanges: BTreeMap::new(), opening: BTreeMap::new(), last: 0 };
         state.tables().links.insert(link.id, entry);

@@ -1,14 +1,13 @@
-//! How a link begins: who the two processes are, and the exchange of their segments.
+//! The beginning of a link: both processes prove their identity and exchange their segments.
 //!
 //! ```text
 //!  worker                                                                   server
 //!     │  mutual TLS 1.3, protocol `gradlane-local/1`, the job's authority      │
-//!     │ ───── layout; segment and bell as descriptors ───────────────────────► │
-//!     │ ◄──── layout; segment and bell as descriptors, or why not ──────────── │
+//!     │ ───── layout; segment and waker as descriptors ──────────────────────► │
+//!     │ ◄──── layout; segment and waker as descriptors, or why not ─────────── │
 //! ```
-//! The socket already proves that both run as one user; which of the job's processes they are, their certificates prove, as on QUIC. TLS
-//! is not used for anything afterwards: what nobody else can map needs no encryption. The descriptors come with the record that announces
-//! them.
+//! The socket proves that both processes run as one user. Their certificates prove which processes of the job they are, as on QUIC. TLS is
+//! not used afterwards, because no other process can map the segments. The descriptors come with the TLS record that announces them.
 
 use std::io::{Read, Write};
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -18,10 +17,10 @@ use std::time::Duration;
 
 use rustls::AlertDescription;
 
-use super::bell::{Ear, Rope, bell};
 use super::layout::{LAYOUT, SEGMENT_BYTES};
 use super::link::Parts;
 use super::memory::Memory;
+use super::wakeup::{self, Waker, Wakeup};
 use crate::error::{Error, Result};
 use crate::identity::{Credentials, PeerIdentity, SERVER_NAME};
 use crate::local::{Connection, Received, Segment, Shown};
@@ -39,10 +38,10 @@ const STEP: Duration = Duration::from_secs(3);
 const MESSAGES_MAX: usize = 8;
 const MESSAGE_BYTES_MAX: usize = 64 << 10;
 
-/// Connects to the server whose socket is at `socket_path`, called `name` in messages; who it is, the caller judges by `judge`.
+/// Connects to the server whose socket is at `socket_path`. Messages call it `name`. `judge` decides whether its identity is the right one.
 ///
 /// # Errors
-/// [`Error::Unavailable`] if nobody listens there or the server ends, [`Error::Auth`] if one side does not accept the other.
+/// [`Error::Unavailable`] if no process listens there or the server ends, [`Error::Auth`] if one side does not accept the other.
 pub(super) fn connect(
     socket_path: &Path,
     name: &str,
@@ -51,18 +50,18 @@ pub(super) fn connect(
     judge: impl FnOnce(&PeerIdentity) -> Result<()>,
 ) -> Result<Parts> {
     let present = || {
-        let (mut talk, identity) = Talk::with_server(socket_path, name, credentials)?;
+        let (mut handshake, identity) = Handshake::with_server(socket_path, name, credentials)?;
         judge(&identity)?;
         let ours = Ours::new()?;
-        talk.present(&ours)?;
-        let theirs = talk.receive()?;
-        Ok(talk.link(ours, theirs, copies))
+        handshake.present(&ours)?;
+        let theirs = handshake.receive()?;
+        Ok(handshake.link(ours, theirs, copies))
     };
-    // The server has looked at this process's certificate only when it answers.
+    // The server checks this process's certificate before it answers, so the answer may say that the certificate has expired.
     present().map_err(|error| credentials.explain(error))
 }
 
-/// Greets a process that came to the socket. Once it has told who it is, `name` names it for messages.
+/// Greets a process that connected to the socket. `name` makes its name for messages from its identity.
 ///
 /// # Errors
 /// As for [`connect`]; the peer was told.
@@ -74,23 +73,23 @@ pub(super) fn welcome(
 ) -> Result<(Parts, PeerIdentity)> {
     let config = server_config(credentials, Admission::Members, &[ALPN])?;
     let tls = rustls::ServerConnection::new(Arc::new(config)).map_err(failed)?;
-    let mut talk = Talk { connection, tls: tls.into(), peer: "a process of this machine".to_owned() };
-    let identity = talk.shake_hands()?;
-    talk.peer = name(&identity);
+    let mut handshake = Handshake { connection, tls: tls.into(), peer: "a process of this machine".to_owned() };
+    let identity = handshake.shake_hands()?;
+    handshake.peer = name(&identity);
     let allowed = identity.must_be(Role::Worker);
-    let parts = allowed.and_then(|()| talk.receive()).and_then(|theirs| Ok((Ours::new()?, theirs)));
+    let parts = allowed.and_then(|()| handshake.receive()).and_then(|theirs| Ok((Ours::new()?, theirs)));
     let (ours, theirs) = match parts {
         Ok(parts) => parts,
         Err(error) => {
-            let _ = talk.refuse(&error);
+            let _ = handshake.refuse(&error);
             return Err(error);
         }
     };
-    talk.present(&ours)?;
-    Ok((talk.link(ours, theirs, copies), identity))
+    handshake.present(&ours)?;
+    Ok((handshake.link(ours, theirs, copies), identity))
 }
 
-/// Says `text` and shows `fds` where a greeting is due, as a broken process might.
+/// Sends `text` and `fds` in place of a greeting, as a broken process might.
 ///
 /// # Errors
 /// Why the server refused.
@@ -101,9 +100,9 @@ pub(super) fn misbehave(
     text: &[u8],
     fds: &[BorrowedFd<'_>],
 ) -> Result<()> {
-    let (mut talk, _) = Talk::with_server(socket_path, "the victim", credentials)?;
-    talk.say(text, fds)?;
-    talk.receive().map(drop)
+    let (mut handshake, _) = Handshake::with_server(socket_path, "the victim", credentials)?;
+    handshake.send(text, fds)?;
+    handshake.receive().map(drop)
 }
 
 /// Whether there is memory for a link.
@@ -114,43 +113,44 @@ pub(in crate::transport) fn check_memory() -> Result<()> {
     Ours::new().map(drop)
 }
 
-/// What this side brings.
+/// What this side contributes to a link.
 struct Ours {
     segment: Segment,
-    ear: Ear,
-    /// For the peer.
-    rope: Rope,
+    wakeup: Wakeup,
+    /// Given to the peer.
+    waker: Waker,
 }
 
 impl Ours {
     fn new() -> Result<Self> {
         let segment = Segment::create_to_show(SEGMENT_BYTES as u64)?;
-        let (ear, rope) = bell()?;
-        Ok(Self { segment, ear, rope })
+        let (wakeup, waker) = wakeup::pair()?;
+        Ok(Self { segment, wakeup, waker })
     }
 }
 
-/// What the peer brings.
+/// What the peer contributes to a link.
 struct Theirs {
     segment: Shown,
-    rope: Rope,
+    waker: Waker,
 }
 
-struct Talk {
+/// A connection on which a greeting goes on.
+struct Handshake {
     connection: Connection,
     tls: rustls::Connection,
     /// The other side, for messages.
     peer: String,
 }
 
-impl Talk {
+impl Handshake {
     fn with_server(socket_path: &Path, name: &str, credentials: &Credentials) -> Result<(Self, PeerIdentity)> {
         let connection = Connection::connect(socket_path, STEP)?;
         let server = SERVER_NAME.try_into().expect("a name");
         let tls = rustls::ClientConnection::new(Arc::new(client_config(credentials, ALPN)?), server).map_err(failed)?;
-        let mut talk = Self { connection, tls: tls.into(), peer: name.to_owned() };
-        let identity = talk.shake_hands()?;
-        Ok((talk, identity))
+        let mut handshake = Self { connection, tls: tls.into(), peer: name.to_owned() };
+        let identity = handshake.shake_hands()?;
+        Ok((handshake, identity))
     }
 
     fn shake_hands(&mut self) -> Result<PeerIdentity> {
@@ -161,11 +161,11 @@ impl Talk {
                 let certificate = certificate.ok_or_else(|| bad(&self.peer, "certificate", "is missing"))?;
                 return PeerIdentity::of(certificate);
             }
-            if !self.hear()?.is_empty() {
-                return Err(bad(&self.peer, "handshake", "comes with descriptors"));
+            if !self.receive_records()?.is_empty() {
+                return Err(bad(&self.peer, "handshake", "comes with file descriptors"));
             }
         }
-        Err(bad(&self.peer, "handshake", "does not end"))
+        Err(bad(&self.peer, "handshake", format!("has not ended after {MESSAGES_MAX} messages")))
     }
 
     /// Sends what TLS has to send, in one message.
@@ -180,8 +180,8 @@ impl Talk {
         self.connection.send(&records, fds, STEP).map_err(|error| self.gone(error))
     }
 
-    /// Receives one message for TLS, and what came with it.
-    fn hear(&mut self) -> Result<Vec<OwnedFd>> {
+    /// Receives one message for TLS. Returns the descriptors that came with it.
+    fn receive_records(&mut self) -> Result<Vec<OwnedFd>> {
         let mut buffer = vec![0; MESSAGE_BYTES_MAX];
         let heard = self.connection.recv(&mut buffer, STEP).map_err(|error| self.gone(error))?;
         let Some(Received { bytes, fds }) = heard else {
@@ -194,7 +194,7 @@ impl Talk {
                 .map_err(|error| bad(&self.peer, "TLS record", error.to_string()))
                 .and_then(|_| self.tls.process_new_packets().map_err(|error| tls_error(&error, &self.peer)));
             if let Err(error) = processed {
-                // The alert that tells the peer.
+                // Sends the alert that tells the peer the reason.
                 let _ = self.flush(&[]);
                 return Err(error);
             }
@@ -202,7 +202,7 @@ impl Talk {
         Ok(fds)
     }
 
-    fn say(&mut self, text: &[u8], fds: &[BorrowedFd<'_>]) -> Result<()> {
+    fn send(&mut self, text: &[u8], fds: &[BorrowedFd<'_>]) -> Result<()> {
         self.tls.writer().write_all(text).expect("TLS buffers a short text");
         self.flush(fds)
     }
@@ -210,17 +210,17 @@ impl Talk {
     fn present(&mut self, ours: &Ours) -> Result<()> {
         let mut text = vec![PRESENT];
         text.extend_from_slice(&LAYOUT.to_le_bytes());
-        self.say(&text, &[ours.segment.fd(), ours.rope.fd()])
+        self.send(&text, &[ours.segment.fd(), ours.waker.fd()])
     }
 
     fn refuse(&mut self, error: &Error) -> Result<()> {
         let mut text = vec![REFUSE];
         text.extend_from_slice(&reject::to_body(error));
-        self.say(&text, &[])
+        self.send(&text, &[])
     }
 
     fn receive(&mut self) -> Result<Theirs> {
-        let mut fds = self.hear()?;
+        let mut fds = self.receive_records()?;
         let mut text = Vec::new();
         // Ends with "would block" when all that came was read.
         let _ = self.tls.reader().read_to_end(&mut text);
@@ -237,23 +237,23 @@ impl Talk {
                 });
             }
             Some((&REFUSE, body)) => return Err(reject::from_body(body, &self.peer).unwrap_or_else(|error| error)),
-            Some(_) | None => return Err(bad(&self.peer, "greeting", "is none")),
+            Some(_) | None => return Err(bad(&self.peer, "greeting", "begins with an unknown byte")),
         }
-        let (Some(rope), Some(segment), None) = (fds.pop(), fds.pop(), fds.pop()) else {
-            return Err(bad(&self.peer, "greeting", "comes without its two descriptors"));
+        let (Some(waker), Some(segment), None) = (fds.pop(), fds.pop(), fds.pop()) else {
+            return Err(bad(&self.peer, "greeting", "does not come with exactly two file descriptors"));
         };
-        let rope = Rope::shown(rope).ok_or_else(|| bad(&self.peer, "bell", "is none"))?;
-        Ok(Theirs { segment: Shown::map(segment, SEGMENT_BYTES as u64)?, rope })
+        let waker = Waker::shown(waker).ok_or_else(|| bad(&self.peer, "waker", "is not a connected stream socket"))?;
+        Ok(Theirs { segment: Shown::map(segment, SEGMENT_BYTES as u64)?, waker })
     }
 
     fn link(self, ours: Ours, theirs: Theirs, copies: &Copies) -> Parts {
         let life = self.connection.peer_process();
-        let memory = Memory::new(ours.segment, theirs.segment, theirs.rope, copies.clone());
+        let memory = Memory::new(ours.segment, theirs.segment, theirs.waker, copies.clone());
         Parts {
             connection: self.connection,
-            ear: ours.ear,
+            wakeup: ours.wakeup,
             #[cfg(any(test, feature = "testing"))]
-            rope: ours.rope,
+            waker: ours.waker,
             life,
             memory,
         }

@@ -1,4 +1,4 @@
-//! What one side of a link receives: the peer's messages in order, checked one by one.
+//! The receiving half of a link: reads the peer's messages in order and checks each.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,17 +13,17 @@ use crate::mem::Place;
 use crate::transport::exchange::bad;
 use crate::wire::header::HEADER_BYTES;
 
-/// The receiving half of a link; owned by its side's thread.
+/// The receiving half of a link.
 pub(super) struct Inbound {
     memory: Arc<Memory>,
     /// The other side, for messages.
     peer: Arc<str>,
     read: u64,
-    /// What the peer has shown beside the link's segment.
+    /// The segments that the peer has shown, beside that of the link.
     shown: BTreeMap<u32, Arc<Shown>>,
 }
 
-/// What the peer says.
+/// A message of the peer. Bytes are there themselves in place of the number of their slot.
 #[derive(Debug)]
 pub(super) enum Received {
     /// See [`Message::Open`].
@@ -43,7 +43,7 @@ pub(super) enum Received {
 }
 
 impl Received {
-    /// Which exchange it is about.
+    /// The exchange that the message is about.
     pub(super) fn exchange(&self) -> u64 {
         match self {
             Self::Open(exchange, _)
@@ -65,7 +65,7 @@ impl Inbound {
     /// The peer shows another segment.
     pub(super) fn show(&mut self, segment: u32, shown: Shown) -> Result<()> {
         if self.shown.len() >= SHOWN_MAX {
-            return Err(bad(&self.peer, "segment", format!("is one more than {SHOWN_MAX}")));
+            return Err(bad(&self.peer, "segment", format!("is one more than the {SHOWN_MAX} that a peer may show")));
         }
         match self.shown.insert(segment, Arc::new(shown)) {
             None => Ok(()),
@@ -73,10 +73,11 @@ impl Inbound {
         }
     }
 
-    /// The next message, if there is one. `listen` hears what the peer has shown by the socket. Call [`Memory::relieve`] after the last: the peer may wait for room in its ring.
+    /// The next message, if there is one. Calls `listen` if the message names an unknown segment, which the socket may announce. Call
+    /// [`Memory::wake_writer`] after the last message, because the peer may wait for room in its ring.
     ///
     /// # Errors
-    /// [`Error::Protocol`](crate::Error::Protocol); the link is of no use afterwards.
+    /// [`Error::Protocol`](crate::Error::Protocol). The link cannot be used afterwards.
     pub(super) fn next(&mut self, listen: impl FnOnce(&mut Self) -> Result<()>) -> Result<Option<Received>> {
         let Some(words) = self.memory.read(self.read, &self.peer)? else { return Ok(None) };
         self.read += 1;
@@ -111,5 +112,6 @@ impl Inbound {
     }
 }
 
-/// Segments that a peer may show beside that of the link: enough for any memory, as they grow.
+/// Segments that a peer may show beside that of the link. Enough for any amount of memory, because a process makes each segment larger than
+/// the one before.
 const SHOWN_MAX: usize = 4096;

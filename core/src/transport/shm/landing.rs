@@ -1,5 +1,4 @@
-//! An answer as it arrives in pieces of a segment: what came and cannot land yet waits where it lies. Pure, and owned by the worker's thread
-//! while it writes.
+//! An answer that arrives in pieces of a segment. Bytes that came and cannot be written to their destination yet stay in the segment. Pure.
 
 use std::collections::VecDeque;
 
@@ -15,7 +14,7 @@ use crate::wire::header::HEADER_BYTES;
 pub(super) struct Arriving {
     begun: bool,
     pub(super) arrival: Arrival,
-    /// Bytes of a sum that came and were not landed yet.
+    /// Bytes of a sum that came and were not copied to their destination yet.
     chunks: VecDeque<Bytes>,
     /// The checksum that came with the end of the sum.
     ended: Option<u32>,
@@ -33,7 +32,7 @@ impl Arriving {
     /// The next bytes. A set of contributors comes ahead of a sum.
     pub(super) fn take(&mut self, mut bytes: Bytes, peer: &str) -> Result<()> {
         if !self.begun || self.ended.is_some() {
-            return Err(bad(peer, "answer", "is longer than announced"));
+            return Err(bad(peer, "answer", "has more bytes than its header announced"));
         }
         while !bytes.is_empty() {
             if self.arrival.is_sum() {
@@ -49,12 +48,12 @@ impl Arriving {
     /// All bytes of the sum came.
     pub(super) fn end(&mut self, checksum: u32, peer: &str) -> Result<()> {
         if !self.arrival.is_sum() || self.ended.replace(checksum).is_some() {
-            return Err(bad(peer, "answer", "ends where no sum does"));
+            return Err(bad(peer, "answer", "has an end message that no sum is waiting for"));
         }
         Ok(())
     }
 
-    /// Whether nothing more must come.
+    /// Whether the whole answer is here.
     pub(super) fn is_whole(&self) -> bool {
         self.ended.is_some() || self.begun && !self.arrival.is_sum() && self.arrival.wants() == 0
     }
@@ -64,7 +63,7 @@ impl Arriving {
         !self.chunks.is_empty() || self.is_whole()
     }
 
-    /// Lands what came. The answer, if that was all.
+    /// Copies the bytes that came to their destination. Returns the answer if that was all of it.
     ///
     /// # Errors
     /// As for [`Arrival::take`] and [`Arrival::finish`].

@@ -1,17 +1,19 @@
-//! What lies where in a segment, and what the messages in its ring say.
+//! The layout of a segment, and the messages in its ring.
 //!
-//! Each side of a link has one segment that it alone writes; the other side maps it for reading. So nothing needs a lock between the
-//! processes, and whoever breaks the rules breaks them in its own segment only:
+//! Each side of a link has one segment that it alone writes. The other side maps it for reading. So no lock between the processes is needed,
+//! and a process that breaks the rules damages only its own segment:
 //! ```text
-//!  page 0      what this side tells of itself, a cache line each:
+//!  page 0      the state of this side, one cache line for each word:
 //!                SENT      messages it has written to its ring          READ      messages of the other ring that it has read
-//!                ASLEEP    its waits for its bell, begun and ended      STARVED   the same for room: a message read, a cell released
-//!                RELEASED  for each cell of the other segment and each ticket, how often this side has released it
+//!                ASLEEP    its waits for a wakeup, begun and ended      STARVED   its waits for room, begun and ended
+//!                RELEASED  how often this side has released each cell of the other segment and each ticket
 //!  ring        128 bytes a message
 //!  cells       bytes of bodies and sums on their way: large cells, then small ones
 //! ```
-//! A sum that lies in memory which the server shows anyway is not copied into a cell, nor is a contribution that a worker has staged in such
-//! memory: it is lent where it lies, for a ticket.
+//! Room is a message that was read, or a cell that was released.
+//!
+//! Bytes that already lie in memory that the peer can map are not copied into a cell: a sum of the server, or a contribution that the worker
+//! has staged. They are lent where they lie, and a *ticket* stands for them until the peer has released it.
 
 use crate::error::Result;
 use crate::mem::Place;
@@ -20,19 +22,18 @@ use crate::wire::header::HEADER_BYTES;
 
 /// Bytes of a segment.
 pub(super) const SEGMENT_BYTES: usize = CELLS_AT + LARGE_CELLS * LARGE_BYTES + SMALL_CELLS * SMALL_BYTES;
-/// Changes whenever a segment is laid out or read in another way, or what comes with it changes: processes that differ in it cannot share
-/// one.
+/// The version of the layout and of what comes with a segment. Processes with different versions cannot share a link.
 pub(super) const LAYOUT: u32 = 3;
 
-/// Messages that a ring holds. Control messages of all the exchanges that one link may have open fit several times.
+/// Messages that a ring holds.
 pub(super) const RING_MESSAGES: u64 = 1024;
 /// 64-bit words of a message.
 pub(super) const MESSAGE_WORDS: usize = 16;
-/// A large cell: few enough messages, and still in the cache when the other side reads it.
+/// Bytes of a large cell. So large that a part needs few messages, and so small that the cell is still in the cache when the peer reads it.
 pub(super) const LARGE_BYTES: usize = 128 << 10;
 /// Large cells of a segment.
 pub(super) const LARGE_CELLS: usize = 32;
-/// A small cell holds what is too little for a large one.
+/// Bytes of a small cell, for pieces that would waste a large cell.
 pub(super) const SMALL_BYTES: usize = 4 << 10;
 /// Small cells of a segment.
 pub(super) const SMALL_CELLS: usize = 256;
@@ -41,7 +42,7 @@ pub(super) const CELLS: usize = LARGE_CELLS + SMALL_CELLS;
 
 /// Sums that can be lent at once.
 pub(super) const TICKETS: usize = 448;
-/// What can be released: cells, then tickets.
+/// Slots that can be released: the cells, then the tickets.
 pub(super) const SLOTS: usize = CELLS + TICKETS;
 
 /// Offsets of single words in page 0, each in a cache line of its own (two, as processors fetch them in pairs).
@@ -194,7 +195,8 @@ impl Message {
             4 => (Self::Accept { exchange }, 2),
             5 => (Self::Abandon { exchange }, 2),
             6 => {
-                let checksum = u32::try_from(words[2]).map_err(|_| bad(peer, "checksum", "is too long"))?;
+                let checksum = u32::try_from(words[2])
+                    .map_err(|_| bad(peer, "checksum", format!("is {}, which has more than 32 bits", words[2])))?;
                 (Self::End { exchange, checksum }, 3)
             }
             7 => (Self::Break { exchange }, 2),

@@ -1,4 +1,4 @@
-//! One link as its side has it: the connection that says whether the peer lives, and the two halves of its memory.
+//! One side of a link: the connection that says whether the peer lives, and the two halves of its memory.
 
 use std::collections::BTreeSet;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -6,13 +6,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::bell::Ear;
-#[cfg(any(test, feature = "testing"))]
-use super::bell::Rope;
 use super::inbound::{self, Inbound};
 use super::layout::{Message, RING_MESSAGES, SMALL_BYTES};
 use super::memory::Memory;
 use super::outbound::{Next, Outbound, Piece, Published};
+#[cfg(any(test, feature = "testing"))]
+use super::wakeup::Waker;
+use super::wakeup::Wakeup;
 use crate::error::{Error, Result};
 use crate::local::socket::wait_any;
 use crate::local::{Connection, Received, SharedBacking, Shown};
@@ -28,30 +28,30 @@ pub(super) struct Link {
     /// The other side, for messages.
     pub(super) peer: Arc<str>,
     connection: Connection,
-    /// Rung by the peer.
-    ear: Ear,
+    /// The peer wakes this side by it.
+    wakeup: Wakeup,
     /// Ready when the peer's process has ended, also where a child of it keeps the connection open.
     life: Option<OwnedFd>,
     memory: Arc<Memory>,
     outbound: Mutex<Outbound>,
     inbound: Mutex<Inbound>,
-    /// The first defect of the link; its side's thread closes it.
+    /// The first defect of the link. This side's thread closes a link that has one.
     broken: Mutex<Option<Error>>,
-    /// Why the peer ended it.
+    /// Why the peer ended the link.
     end: Mutex<Option<Error>>,
     /// Segments that the peer was shown.
     shown: Mutex<BTreeSet<u32>>,
     closed: AtomicBool,
 }
 
-/// What a connected pair of processes has: see [`greeting`](super::greeting).
+/// The result of a [`greeting`](super::greeting).
 pub(super) struct Parts {
     pub(super) connection: Connection,
-    /// Rung by the peer.
-    pub(super) ear: Ear,
-    /// The own copy of what the peer rings with, for which only tests have a use.
+    /// The peer wakes this side by it.
+    pub(super) wakeup: Wakeup,
+    /// The own copy of the waker that the peer has. Only tests use it.
     #[cfg(any(test, feature = "testing"))]
-    pub(super) rope: Rope,
+    pub(super) waker: Waker,
     pub(super) life: Option<OwnedFd>,
     pub(super) memory: Memory,
 }
@@ -59,30 +59,30 @@ pub(super) struct Parts {
 /// How the sending of an exchange ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Sent {
-    /// All of it is where the peer finds it, whatever becomes of this process.
+    /// All bytes are where the peer finds them, even if this process ends.
     Whole(u64),
-    /// It was given up; nothing refers to its memory any more.
+    /// The exchange was given up. Nothing refers to its memory any more.
     Dropped(u64),
 }
 
-/// What a call of [`Link::pump`] did.
+/// The result of [`Link::pump`].
 #[derive(Default)]
 pub(super) struct Pumped {
     pub(super) sent: Vec<Sent>,
-    /// This side's thread has to look at the link: something is left to do.
+    /// Something is left to do, so this side's thread has to look at the link.
     pub(super) unfinished: bool,
 }
 
 impl Link {
     pub(super) fn new(id: LinkId, peer: Arc<str>, parts: Parts) -> Self {
-        let Parts { connection, ear, life, memory, .. } = parts;
+        let Parts { connection, wakeup, life, memory, .. } = parts;
         let memory = Arc::new(memory);
-        // A thread that sleeps looks at links that it knew when it woke. The peer must ring until it has seen this one.
+        // A sleeping thread knows only the links that existed when it woke last. So the peer has to wake it for this link.
         memory.set_asleep(true);
         Self {
             id,
             connection,
-            ear,
+            wakeup,
             life,
             outbound: Mutex::new(Outbound::new(Arc::clone(&memory), Arc::clone(&peer))),
             inbound: Mutex::new(Inbound::new(Arc::clone(&memory), Arc::clone(&peer))),
@@ -95,17 +95,17 @@ impl Link {
         }
     }
 
-    /// What its side's thread waits for: the bell, then what says that the peer is gone.
+    /// The descriptors for which this side's thread waits: the wakeup, and those that say that the peer is gone.
     pub(super) fn fds(&self) -> (BorrowedFd<'_>, impl Iterator<Item = BorrowedFd<'_>>) {
-        (self.ear.fd(), [Some(self.connection.fd()), self.life.as_ref().map(AsFd::as_fd)].into_iter().flatten())
+        (self.wakeup.fd(), [Some(self.connection.fd()), self.life.as_ref().map(AsFd::as_fd)].into_iter().flatten())
     }
 
-    /// The bell was rung, and this side's thread is awake.
-    pub(super) fn hush(&self) {
-        self.ear.hush();
+    /// Forgets the wakeups so far. This side's thread is awake.
+    pub(super) fn clear_wakeup(&self) {
+        self.wakeup.clear();
     }
 
-    /// The sending half. What it gives out is dropped without it, because dropping may call back.
+    /// The sending half. Drop bytes that it returns after its lock is released, because dropping them may call back.
     pub(super) fn outbound(&self) -> MutexGuard<'_, Outbound> {
         self.outbound.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -113,30 +113,31 @@ impl Link {
     /// Sends a message and wakes the peer if it sleeps.
     pub(super) fn post(&self, message: &Message) {
         self.post_quietly(message);
-        self.memory.nudge();
+        self.memory.wake_reader();
     }
 
-    /// Sends a message that the peer need not see before it wakes for another reason, unless it waits for room.
+    /// Sends a message for which a sleeping peer is not woken. The peer reads it when it wakes for another reason. A peer that waits for room
+    /// is woken.
     pub(super) fn post_quietly(&self, message: &Message) {
         let posted = self.outbound().post(message);
         self.note(posted);
-        self.memory.relieve();
+        self.memory.wake_writer();
     }
 
     /// Wakes the peer if it sleeps.
-    pub(super) fn nudge(&self) {
-        self.memory.nudge();
+    pub(super) fn wake_reader(&self) {
+        self.memory.wake_reader();
     }
 
-    /// Hands on what the peer has said; whether that was anything.
+    /// Gives the peer's messages to `receive`. Returns whether there was one.
     ///
-    /// A ring's worth of messages at most: a peer that never stops talking must not keep the thread from the other links.
+    /// Stops after as many messages as a ring holds, because a peer that sends without end must not keep the thread from other links.
     pub(super) fn drain(&self, receive: impl Fn(inbound::Received)) -> bool {
         let ring = usize::try_from(RING_MESSAGES).expect("a small number");
         let any = std::iter::from_fn(|| self.receive()).take(ring).map(receive).count() > 0;
         if any {
-            self.memory.relieve();
-            // A peer that speaks again has read what was lent to it before.
+            self.memory.wake_writer();
+            // A peer that sends again has probably released memory that was lent to it.
             self.take_back();
         }
         any
@@ -158,8 +159,8 @@ impl Link {
         }
     }
 
-    /// Sends what there is room for, until the exchange `until` is through or, without one, all. With `quietly` the peer is not woken,
-    /// because the caller says more at once.
+    /// Sends as much as there is room for. Stops when the exchange `until` was sent, if there is one. With `quietly` the peer is not woken,
+    /// because the caller sends more at once.
     pub(super) fn pump(&self, until: Option<u64>, quietly: bool) -> Pumped {
         let mut pumped = Pumped::default();
         loop {
@@ -168,7 +169,7 @@ impl Link {
                 Ok(Next::Chunk(chunk)) => chunk,
                 Ok(Next::Nothing) => return pumped,
                 Ok(Next::Starved) => {
-                    // A message that makes room may lie there already, sent when nobody had to be woken for it.
+                    // A message that makes room may lie there unread, because the peer does not wake this side for it.
                     pumped.unfinished |= self.memory.has_unread();
                     return pumped;
                 }
@@ -181,7 +182,7 @@ impl Link {
             chunk.fill(&self.memory);
             let published = self.outbound().publish(&chunk);
             if !quietly {
-                self.memory.nudge();
+                self.memory.wake_reader();
             }
             match published {
                 Ok(Published::Part) => {}
@@ -201,13 +202,13 @@ impl Link {
         }
     }
 
-    /// Frees what was lent and is no longer read.
+    /// Frees memory that was lent and that the peer has released.
     fn take_back(&self) {
         let returned = self.outbound().returned();
         drop(returned);
     }
 
-    /// Stops sending an exchange; whether its memory is free now, or `None` if nothing of it was being sent.
+    /// Stops sending an exchange. Returns whether its memory is free now, or `None` if the exchange was not being sent.
     pub(super) fn give_up(&self, exchange: u64) -> Option<bool> {
         let given_up = self.outbound().give_up(exchange);
         given_up.map(|(pieces, copying)| {
@@ -216,7 +217,7 @@ impl Link {
         })
     }
 
-    /// Says that this side's thread is about to sleep, or that it is awake.
+    /// Tells the peer whether this side's thread sleeps.
     pub(super) fn set_asleep(&self, asleep: bool) {
         self.memory.set_asleep(asleep);
     }
@@ -226,45 +227,45 @@ impl Link {
         self.memory.has_unread() || self.defect().is_some()
     }
 
-    /// Notes what is wrong with the link; only the first counts.
+    /// Notes a defect of the link. Only the first counts.
     pub(super) fn fail(&self, error: Error) {
         self.broken.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
     }
 
-    /// What is wrong with the link.
+    /// The defect of the link, if it has one.
     pub(super) fn defect(&self) -> Option<Error> {
         self.broken.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Ends the link, telling the peer why if it is not in order. The peer sees it at once.
+    /// Ends the link, and tells the peer the `reason` if there is one. The peer notices it at once.
     pub(super) fn close(&self, reason: Option<&Error>) {
         if self.closed.swap(true, Ordering::AcqRel) {
             return;
         }
         if let Some(reason) = reason {
             let told: Vec<u8> = [REASON].into_iter().chain(reject::to_body(reason)).collect();
-            // Who does not read does not learn it; nobody waits for that.
+            // A peer that does not read its socket misses the reason. This side does not wait for it.
             let _ = self.connection.send(&told, &[], Duration::ZERO);
         }
         self.connection.close();
     }
 
-    /// Where the peer finds a block, if it can be shown to it.
+    /// Shows the peer the segment of a block. Returns the block's place there, or `None` if the block has to be copied.
     pub(super) fn show(&self, shared_memory: &SharedBacking, block: &Frozen) -> Option<Place> {
         let place = block.place().filter(|_| block.len() > SMALL_BYTES)?;
         let segment = shared_memory.segment(place.segment)?;
-        self.tell(place.segment, segment.fd(), segment.bytes())?;
+        self.show_segment(place.segment, segment.fd(), segment.bytes())?;
         Some(place)
     }
 
-    /// A body whose memory can be shown to the peer, as pieces that it reads where they lie; none if all or some of it cannot, or is too
-    /// little to be worth it.
+    /// Cuts a body into pieces that the peer reads where they lie. `None` if a region cannot be shown to the peer, or is so small that copying
+    /// it is cheaper.
     pub(super) fn lend(&self, body: &[Region]) -> Option<Vec<Piece>> {
         let mut pieces = Vec::new();
         for region in body {
             let Showable { mut place, mapped: (fd, bytes), bytes: mut rest } =
                 region.showable().filter(|_| region.len() > SMALL_BYTES)?;
-            self.tell(place.segment, fd, bytes)?;
+            self.show_segment(place.segment, fd, bytes)?;
             while !rest.is_empty() {
                 let piece = rest.split_to(rest.len().min(LENT_BYTES));
                 let next = Place { offset: place.offset + piece.len() as u64, ..place };
@@ -274,14 +275,14 @@ impl Link {
         Some(pieces).filter(|pieces| !pieces.is_empty())
     }
 
-    /// Whether the peer may still read what was lent to it.
+    /// Whether the peer may still read memory that was lent to it.
     fn lends(&self) -> bool {
         self.take_back();
         self.outbound().lends() && !self.peer_has_ended()
     }
 
-    /// Tells the peer of a segment, once; nothing if it does not hear.
-    fn tell(&self, number: u32, fd: BorrowedFd<'_>, bytes: usize) -> Option<()> {
+    /// Shows a segment to the peer, once. `None` if the socket takes no message now.
+    fn show_segment(&self, number: u32, fd: BorrowedFd<'_>, bytes: usize) -> Option<()> {
         let mut shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
         if !shown.contains(&number) {
             let (name, bytes) = (number.to_le_bytes(), (bytes as u64).to_le_bytes());
@@ -296,12 +297,12 @@ impl Link {
         self.life.as_ref().is_some_and(|life| wait_any(&[life.as_fd()], Duration::ZERO) == Ok(vec![true]))
     }
 
-    /// Hears what the peer says by the socket; why it ended the link, if it did. A defect of the peer is noted.
-    pub(super) fn farewell(&self) -> Option<Error> {
+    /// Reads the peer's messages on the socket. Returns why the peer ended the link, if it did. Notes a defect of the peer.
+    pub(super) fn end_reason(&self) -> Option<Error> {
         let heard = self.listen(&mut self.inbound());
         self.note(heard);
         let heard = self.end.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        // Where its process has ended, a descriptor of it may live on in a child.
+        // A child of the peer's process may keep the socket open after that process has ended.
         heard.or_else(|| self.peer_has_ended().then(|| self.unavailable("its process has ended")))
     }
 
@@ -317,7 +318,7 @@ impl Link {
                         continue;
                     }
                     ([REASON, reason @ ..], None) => reject::from_body(reason, &self.peer)?,
-                    _ => return Err(bad(&self.peer, "message", "is none that is expected")),
+                    _ => return Err(bad(&self.peer, "message on the socket", "is of an unknown kind")),
                 },
                 Ok(None) => self.unavailable("it closed the connection"),
                 Err(Error::Timeout { .. }) => return Ok(()),
@@ -344,20 +345,20 @@ impl Link {
     }
 }
 
-/// Links that are over, and whose peers live and may still read what was lent to them: until then that memory is nobody else's.
+/// Links that are over, whose peers live and may still read memory that was lent to them. That memory is not used again before they cannot.
 #[derive(Default)]
-pub(super) struct Ended(Mutex<Vec<Arc<Link>>>);
+pub(super) struct LingeringLinks(Mutex<Vec<Arc<Link>>>);
 
-impl Ended {
-    /// Keeps a link that is over and sends no more, as long as there is a reason.
+impl LingeringLinks {
+    /// Keeps a link that is over, if its peer may still read memory that was lent to it.
     pub(super) fn keep(&self, link: &Arc<Link>) {
         if link.lends() {
             self.links().push(Arc::clone(link));
         }
     }
 
-    /// Lets go of those whose peers read nothing any more.
-    pub(super) fn let_go(&self) {
+    /// Drops the links whose peers read nothing any more.
+    pub(super) fn release(&self) {
         let ended = std::mem::take(&mut *self.links());
         if !ended.is_empty() {
             // Dropped without the lock.
@@ -371,9 +372,10 @@ impl Ended {
     }
 }
 
-/// For one ticket: few enough messages, and the server adds the first while it is told of the next.
+/// Bytes that are lent for one ticket. So many that a part needs few messages, and so few that the server adds the first piece while it
+/// learns of the next.
 const LENT_BYTES: usize = 256 << 10;
 
-/// Messages by the socket: why the link ends, and another segment with its number and length.
+/// Kinds of messages on the socket: the reason of the end, and another segment with its number and length.
 pub(super) const REASON: u8 = 1;
 pub(super) const SHOWN: u8 = 2;

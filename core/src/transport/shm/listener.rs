@@ -5,8 +5,7 @@
 //!                                     └──────────Answer without EARLY, Reject: what comes is dropped──────────────┘
 //!             Abandon, the link is lost: Torn, from every state after Opened
 //! ```
-//! Events wait in one queue, and the thread delivers them without holding a lock. So a receiver may call the outbox, also under a lock of its
-//! own.
+//! Events wait in one queue. The thread delivers them without holding a lock, so a receiver may call the outbox, also under a lock of its own.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -22,15 +21,15 @@ use super::server_state::ServerState;
 use super::server_tables::Entry;
 use crate::error::{Error, Result};
 use crate::identity::Credentials;
-use crate::local::{Connection, Obituary, OwnThread, PrivateSocket, SharedBacking};
+use crate::local::{Connection, OwnThread, PrivateSocket, SharedBacking, ThreadEnd};
 use crate::mem::Copies;
 use crate::transport::{Inbox, Incoming, Listener, Outgoing};
 use crate::types::LinkId;
 
-/// Listens at a new socket in a new directory below `parent`, where only processes of this user reach it. Peers must show a certificate
-/// of the same job. The listener's address is the path of the socket.
+/// Listens at a new socket in a new directory below `parent`. Only processes of this user can open it. Peers must show a certificate of the
+/// same job. The listener's address is the path of the socket.
 ///
-/// Sums that lie in memory of `shared_memory` are read there by the workers; others are copied first.
+/// Workers read sums in memory of `shared_memory` where they lie. Other sums are copied first.
 ///
 /// # Errors
 /// [`Error::Io`] if the system refuses.
@@ -47,12 +46,12 @@ pub fn bind(
     state.poller.events.watch_socket(socket.fd())?;
     // The thread owns the socket, because a fork's child has no such thread and so does not remove the socket's path.
     let serving = Serving { state: Arc::clone(&state), socket };
-    let obituary = Obituary::default();
+    let thread_end = ThreadEnd::default();
     let run = move || {
         run(&serving);
         Ok(())
     };
-    let thread = Arc::new(OwnThread::start_watched("gradlane-shm", obituary.clone(), run)?);
+    let thread = Arc::new(OwnThread::start_watched("gl-shm", thread_end.clone(), run)?);
     let (outbox, stopping) = (Arc::new(Outbox { state, thread: Arc::clone(&thread) }), thread);
     let stopped = Arc::clone(&outbox);
     Ok(Listener {
@@ -62,7 +61,7 @@ pub fn bind(
             stopped.stop();
             stopping.join(patience);
         }),
-        watch: Box::new(move |ended| obituary.tell(ended)),
+        watch: Box::new(move |ended| thread_end.watch(ended)),
     })
 }
 
@@ -149,7 +148,7 @@ impl Serving {
                 Err(error) => tracing::warn!(%error, "refused a process of this machine"),
             }
         };
-        if let Err(error) = std::thread::Builder::new().name("gradlane-greet".to_owned()).spawn(greet) {
+        if let Err(error) = std::thread::Builder::new().name("gl-greet".to_owned()).spawn(greet) {
             self.state.greeting.fetch_sub(1, Ordering::Relaxed);
             tracing::warn!(%error, "a process of this machine cannot connect");
         }
@@ -169,7 +168,7 @@ impl Side for Serving {
         let state = &self.state;
         let mut any = links.iter().filter(|link| serve(state, link)).count() > 0;
         any |= state.deliver();
-        state.ended.let_go();
+        state.lingering.release();
         if state.tables().stopping {
             for link in self.links() {
                 link.close(None);
@@ -193,9 +192,9 @@ impl Side for Serving {
     fn happened(&self, happening: Happening) {
         match happening {
             Happening::Socket => self.greet_all(),
-            Happening::Rung(id) => {
+            Happening::Wakeup(id) => {
                 if let Some(entry) = self.state.tables().links.get(&id) {
-                    entry.link.hush();
+                    entry.link.clear_wakeup();
                 }
             }
             Happening::End(id) => {
@@ -204,7 +203,7 @@ impl Side for Serving {
                 };
                 drain(&self.state, &link);
                 // The next turn ends a link with a defect, and tells the peer of it.
-                let Some(reason) = link.farewell().filter(|_| link.defect().is_none()) else { return };
+                let Some(reason) = link.end_reason().filter(|_| link.defect().is_none()) else { return };
                 link.close(None);
                 self.state.down(&link, &reason);
             }

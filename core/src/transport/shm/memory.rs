@@ -1,48 +1,48 @@
 //! The two segments of a link, and what each side tells the other through them.
 //!
-//! Whatever is read from the peer's segment may be anything, and may change while it is read: words are read once and checked, and the
-//! bytes in cells are data, which the peer spoils for itself only: a worker that changes a body while it is added changes its own
-//! contribution, which it could have sent so in the first place; a server that changes a sum could have computed it wrong.
+//! The peer may write any value into its segment, also while this side reads it. So each word is read once and checked. The bytes in cells
+//! are elements of tensors and are not checked. A peer that changes them gains nothing: a worker changes only its own contribution, and a
+//! server could have computed a wrong sum in the first place.
 #![expect(unsafe_code, reason = "bytes in memory that another process maps are reached by address")]
 
 use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::bell::Rope;
 use super::layout::{
     ASLEEP_AT, CELLS, MESSAGE_WORDS, READ_AT, RELEASED_AT, RING_MESSAGES, SENT_AT, SLOTS, STARVED_AT, Words, cell_at,
     message_at,
 };
+use super::wakeup::Waker;
 use crate::error::Result;
 use crate::local::sync::{AtomicBool, AtomicU32, Ordering, fence};
 use crate::local::{Segment, Shown, process_id};
 use crate::mem::Copies;
 use crate::transport::exchange::bad;
 
-/// The memory of one link, as one of its sides has it.
+/// Both segments of one link, as seen from one of its sides.
 pub(super) struct Memory {
     own: Segment,
     peer: Shown,
     /// Wakes the peer's thread.
-    rope: Rope,
-    /// Which wait of the peer was rung last, for messages and for room. Until the peer has woken, once is enough.
-    rung: [AtomicU32; 2],
-    /// Which cells of the peer, and for which tickets what it lends, are being read here.
+    waker: Waker,
+    /// The last wait of the peer that this side has ended by waking it: for messages, and for room. One wait is ended once.
+    woken: [AtomicU32; 2],
+    /// Whether this side reads each slot of the peer now.
     held: Box<[AtomicBool]>,
     copies: Copies,
-    /// The process that has the link: a fork's child inherits it, and must not speak through it.
+    /// The process that made the link. The child of a fork inherits the memory and must not write to it.
     process: u32,
 }
 
 impl Memory {
-    pub(super) fn new(own: Segment, peer: Shown, rope: Rope, copies: Copies) -> Self {
+    pub(super) fn new(own: Segment, peer: Shown, waker: Waker, copies: Copies) -> Self {
         let held = (0..SLOTS).map(|_| AtomicBool::new(false)).collect();
-        let rung = [AtomicU32::new(0), AtomicU32::new(0)];
-        Self { own, peer, rope, rung, held, copies, process: process_id() }
+        let woken = [AtomicU32::new(0), AtomicU32::new(0)];
+        Self { own, peer, waker, woken, held, copies, process: process_id() }
     }
 
-    /// Writes the message with this number, and after it the number of messages there are.
+    /// Writes the message with this number, and then the new count of messages.
     pub(super) fn write(&self, number: u64, words: &Words) {
         let at = message_at(number);
         for (word, value) in words.iter().enumerate() {
@@ -54,14 +54,18 @@ impl Memory {
     /// The peer's message after `read` others, if there is one.
     ///
     /// # Errors
-    /// [`Error::Protocol`](crate::Error::Protocol) if the peer counts what cannot be.
+    /// [`Error::Protocol`](crate::Error::Protocol) if the peer's count of messages is impossible.
     pub(super) fn read(&self, read: u64, peer: &str) -> Result<Option<Words>> {
         let sent = self.peer.u64(SENT_AT);
         match sent.checked_sub(read) {
             Some(0) => return Ok(None),
             Some(unread) if unread <= RING_MESSAGES => {}
             Some(_) | None => {
-                return Err(bad(peer, "ring", format!("has {sent} messages after {read} were read")));
+                return Err(bad(
+                    peer,
+                    "ring",
+                    format!("says that {sent} messages were written, after {read} were read"),
+                ));
             }
         }
         let (at, mut words) = (message_at(read), [0; MESSAGE_WORDS]);
@@ -72,19 +76,19 @@ impl Memory {
         Ok(Some(words))
     }
 
-    /// How many of `sent` messages the peer has read; `before` is what it said last.
+    /// How many of `sent` messages the peer has read. `before` is the count that was read last.
     ///
     /// # Errors
-    /// [`Error::Protocol`](crate::Error::Protocol) if that cannot be.
+    /// [`Error::Protocol`](crate::Error::Protocol) if the peer's count is impossible.
     pub(super) fn peer_has_read(&self, before: u64, sent: u64, peer: &str) -> Result<u64> {
         let read = self.peer.u64(READ_AT);
         if (before..=sent).contains(&read) {
             return Ok(read);
         }
-        Err(bad(peer, "ring", format!("has read {read} messages of {sent}, and {before} before")))
+        Err(bad(peer, "ring", format!("says that {read} of {sent} messages were read, after it said {before}")))
     }
 
-    /// Whether there are messages of the peer that nobody read.
+    /// Whether there are messages of the peer that this side has not read.
     pub(super) fn has_unread(&self) -> bool {
         self.peer.u64(SENT_AT) != self.own.u64(READ_AT).load(Ordering::Relaxed)
     }
@@ -106,7 +110,8 @@ impl Memory {
         }
     }
 
-    /// The bytes in a cell of the peer, released when the last reference to them is dropped. Nothing if they are still being read.
+    /// The bytes in a cell of the peer. The cell is released when the last reference to them is dropped. `None` if this side still reads the
+    /// cell from an earlier message.
     pub(super) fn hold(self: &Arc<Self>, cell: u16, bytes: u32) -> Option<Bytes> {
         let slot = usize::from(cell);
         let (offset, room) = cell_at(cell);
@@ -115,7 +120,7 @@ impl Memory {
         (!self.take(slot)).then(|| Bytes::from_owner(Held { memory: Arc::clone(self), slot, from, offset, bytes }))
     }
 
-    /// The `bytes` bytes at `offset` of what the peer has shown, as [`hold`](Self::hold).
+    /// The `bytes` bytes at `offset` of a segment that the peer has shown. They are released like those of [`hold`](Self::hold).
     ///
     /// # Panics
     /// If they do not lie within `shown`.
@@ -137,18 +142,19 @@ impl Memory {
         self.held[slot].swap(true, Ordering::Acquire)
     }
 
-    /// Says whether this side waits for its bell. Only one thread at a time may say so.
+    /// Tells the peer whether this side sleeps until a wakeup. Only one thread at a time may call this.
     pub(super) fn set_asleep(&self, asleep: bool) {
         self.set_waiting(ASLEEP_AT, asleep);
     }
 
-    /// Says whether this side waits for room; again before each look for room that precedes a sleep. Only one thread at a time may say so.
+    /// Tells the peer whether this side waits for room. Call it again before each look for room that precedes a sleep. Only one thread at a
+    /// time may call this.
     pub(super) fn set_starved(&self, starved: bool) {
         self.set_waiting(STARVED_AT, starved);
         fence(Ordering::SeqCst);
     }
 
-    /// Counts the waits of this side: the number is odd during a wait, and each wait has its own.
+    /// Counts the waits of this side. The number is odd during a wait, and each wait has a number of its own.
     fn set_waiting(&self, at: usize, waits: bool) {
         let word = self.own.u32(at);
         let next = word.load(Ordering::Relaxed).wrapping_add(1);
@@ -156,25 +162,25 @@ impl Memory {
     }
 
     /// Wakes the peer if it sleeps: there are messages for it.
-    pub(super) fn nudge(&self) {
-        // Between what was written before and what the peer says of itself: one of the two sides sees the other.
+    pub(super) fn wake_reader(&self) {
+        // Orders the message before the look at the peer's state. The peer does the same the other way round, so one of the two sees the other.
         fence(Ordering::SeqCst);
-        // One that woke meanwhile, read everything and sleeps again needs no bell.
+        // A peer that woke meanwhile, read everything and sleeps again is not woken.
         if self.peer.u64(READ_AT) != self.own.u64(SENT_AT).load(Ordering::Relaxed) {
-            self.ring_for(self.peer.u32(ASLEEP_AT), 0);
+            self.wake_for(self.peer.u32(ASLEEP_AT), 0);
         }
     }
 
     /// Wakes the peer if it waits for room: there is some.
-    pub(super) fn relieve(&self) {
+    pub(super) fn wake_writer(&self) {
         fence(Ordering::SeqCst);
-        self.ring_for(self.peer.u32(STARVED_AT), 1);
+        self.wake_for(self.peer.u32(STARVED_AT), 1);
     }
 
-    /// Rings if this is the number of a wait that was not rung yet: a peer whose thread gets no core is not rung a hundred times.
-    fn ring_for(&self, wait: u32, kind: usize) {
-        if wait % 2 == 1 && self.rung[kind].swap(wait, Ordering::SeqCst) != wait {
-            self.rope.ring();
+    /// Wakes the peer if `wait` is the number of a wait that this side has not ended yet. So a peer whose thread gets no core is woken once.
+    fn wake_for(&self, wait: u32, kind: usize) {
+        if wait % 2 == 1 && self.woken[kind].swap(wait, Ordering::SeqCst) != wait {
+            self.waker.wake();
         }
     }
 
@@ -190,7 +196,7 @@ impl Memory {
         }
         self.held[slot].store(false, Ordering::Release);
         self.own.u32(RELEASED_AT + slot * 4).fetch_add(1, Ordering::Release);
-        self.relieve();
+        self.wake_writer();
     }
 }
 
@@ -203,11 +209,11 @@ struct Held {
     bytes: usize,
 }
 
-/// Which memory of the peer.
+/// The memory of the peer in which the bytes lie.
 enum Source {
     /// The segment of the link.
     Link,
-    /// What it shows beside that.
+    /// Another segment that the peer has shown.
     Shown(Arc<Shown>),
 }
 
@@ -217,8 +223,8 @@ impl AsRef<[u8]> for Held {
             Source::Link => &self.memory.peer,
             Source::Shown(shown) => shown,
         };
-        // SAFETY: a peer that follows the protocol does not write the bytes before they are released, which is when `self` is dropped. One
-        // that does not can change what is read, as the module's words say: bytes of tensors, any of which are a value.
+        // SAFETY: a peer that follows the protocol does not write the bytes before they are released, which is when `self` is dropped. A peer
+        // that breaks the protocol can change them while they are read. They are bytes of tensors, and every byte is a valid value.
         unsafe { segment.slice(self.offset, self.bytes) }
     }
 }

@@ -1,22 +1,26 @@
 //! Shared memory: the transport between processes of one user on one machine.
 //!
-//! A worker has one [`ShmTransport`], a server one listener ([`listener::bind`]), whose address is the path of a private socket. A link
-//! begins with a [greeting]: both sides prove who they are by their certificates, and exchange one segment each. From then on the socket
-//! says only whether the peer still lives; messages go through a ring in each segment and bytes through its cells ([layout], [memory]).
+//! A worker has one [`ShmTransport`]. A server has one listener ([`listener::bind`]), whose address is the path of a private socket. A link
+//! begins with a [greeting]: both sides prove their identity by their certificates, and each gives the other one segment. From then on the
+//! socket says only whether the peer still lives. Messages go through a ring in each segment, and bytes go through its cells ([layout],
+//! [memory]).
 //!
-//! A contribution is copied once, from the caller's memory into cells, and the server adds straight out of them; or never, where the
-//! engine staged it in memory that the server can be shown. Threads sleep until a bell rings, and a bell rings only for who sleeps: busy
-//! links need no system calls, idle ones no processor. A worker's thread that waits for a sum does the work of its link itself ([poller],
-//! [seats]), and whoever did something looks for a moment for more before it sleeps.
+//! A contribution is copied once, from the caller's memory into cells, and the server adds out of the cells. It is not copied at all if the
+//! engine staged it in memory that the server can map.
 //!
-//! What a broken or dead peer cannot do: write here (each side writes its own segment only), shrink memory under a reader (seals), leave
-//! anything behind (memory has no name, and the socket's directory is cleared by the next process), or keep others waiting (the end of its
-//! process ends its links at once).
+//! A thread with nothing to do sleeps until the peer wakes it ([wakeup]). A side wakes its peer only if the peer sleeps. So busy links need
+//! no system calls, and idle links need no processor. A worker's thread that waits for a sum does the work of its link itself ([poller],
+//! [work_lock]). A thread that did some work looks for more for a moment before it sleeps.
+//!
+//! A broken or dead peer cannot do any of the following:
+//! - It cannot write to this side's memory, because each side writes only its own segment.
+//! - It cannot shrink memory under a reader, because segments are sealed.
+//! - It cannot leave anything behind: memory has no name, and the next process clears the socket's directory.
+//! - It cannot keep others waiting, because the end of its process ends its links at once.
 
 pub mod client;
 pub mod listener;
 
-mod bell;
 mod cells;
 mod client_exchange;
 mod client_lock;
@@ -34,11 +38,12 @@ mod link;
 mod memory;
 mod outbound;
 mod poller;
-mod seats;
 mod server_state;
 mod server_tables;
 #[cfg(any(test, feature = "testing"))]
 pub mod vandal;
+mod wakeup;
+mod work_lock;
 
 pub use client::ShmTransport;
 pub(super) use greeting::check_memory;

@@ -1,7 +1,8 @@
-//! What one side of a link sends: messages, and bytes in cells, the most urgent exchange first.
+//! The sending half of a link: messages, and bytes in slots, the most urgent exchange first.
 //!
-//! Bytes of an exchange go out before the peer has accepted it, which saves small ones a round trip. But a peer may put one exchange off
-//! until others are through, and those must not wait behind it: what is not accepted takes at most half of the cells.
+//! Bytes of an exchange are sent before the peer has accepted it, which saves a small exchange a round trip. But a peer may accept one
+//! exchange only after others have ended, and those others need slots meanwhile. So exchanges that are not accepted hold at most half of the
+//! slots.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -25,12 +26,12 @@ pub(super) struct Outbound {
     /// Messages for which the ring had no room, oldest first.
     backlog: VecDeque<Words>,
     cells: Cells,
-    /// By class, most urgent first, then by exchange.
+    /// Exchanges that are being sent: the most urgent class first, then by number.
     flows: BTreeMap<Key, Flow>,
     classes: BTreeMap<u64, u8>,
-    /// Flows that have something to send: those that are not accepted, and those that are.
+    /// Flows that have bytes to send: first those that are not accepted, then those that are.
     ready: [BTreeSet<Key>; 2],
-    /// The exchange of which a chunk is being copied. One at a time, so that chunks stay in order.
+    /// The exchange of which a thread copies a chunk now. One at a time, so that chunks stay in order.
     copying: Option<u64>,
     /// The peer was told that this side waits for room.
     starved: bool,
@@ -39,7 +40,7 @@ pub(super) struct Outbound {
 /// The class of a flow, 0 for the most urgent, and its exchange.
 type Key = (u8, u64);
 
-/// Bytes to be sent, and where the peer sees them already, if it does.
+/// Bytes to be sent. The place is given if the peer can read them where they lie.
 pub(super) type Piece = (Bytes, Option<Place>);
 
 /// Bytes of one exchange that are to be sent.
@@ -57,18 +58,18 @@ enum Ending {
     With(Option<Message>),
 }
 
-/// The next bytes of an exchange, on their way.
+/// The next bytes of an exchange, which a thread sends now.
 pub(super) struct Chunk {
     exchange: u64,
-    /// The cell that they are copied into, or the ticket for which they are lent without a copy.
+    /// The cell into which the bytes are copied, or the ticket for which they are lent.
     slot: u16,
     pieces: Vec<Bytes>,
     message: Message,
 }
 
 impl Chunk {
-    /// Copies the bytes, if they are to be copied, and lets go of them; not under the lock. From then on only what was not taken yet refers to
-    /// the caller's memory.
+    /// Copies the bytes into the cell, unless they are lent, and drops them. Call it without the lock. Afterwards only the pieces that were
+    /// not taken yet refer to the caller's memory.
     pub(super) fn fill(&mut self, memory: &Memory) {
         if !self.pieces.is_empty() {
             memory.fill(self.slot, &self.pieces);
@@ -77,24 +78,24 @@ impl Chunk {
     }
 }
 
-/// What can be sent now.
+/// The result of [`Outbound::next`].
 pub(super) enum Next {
     /// Fill this, then [`Outbound::publish`] it.
     Chunk(Chunk),
-    /// There is no room; the peer rings when there is.
+    /// There is no room. The peer wakes this side when there is.
     Starved,
-    /// Nothing to do, or somebody else does it.
+    /// Nothing to do, or another thread does it.
     Nothing,
 }
 
-/// What became of a chunk.
+/// The result of [`Outbound::publish`].
 #[derive(PartialEq, Eq, Debug)]
 pub(super) enum Published {
-    /// It was sent and more is to come.
+    /// The chunk was sent, and the exchange has more to send.
     Part,
-    /// It was the last of this exchange.
+    /// The chunk was the last one of this exchange.
     Whole(u64),
-    /// The exchange was given up meanwhile; nothing refers to its memory any more.
+    /// The exchange was given up meanwhile. Nothing refers to its memory any more.
     Dropped(u64),
 }
 
@@ -124,14 +125,14 @@ impl Outbound {
         self.put(message.encode())
     }
 
-    /// Begins to send bytes of an exchange, which come by [`extend`](Self::extend) until [`end`](Self::end).
+    /// Begins to send an exchange. [`extend`](Self::extend) adds its bytes, and [`end`](Self::end) ends them.
     pub(super) fn begin(&mut self, exchange: u64, urgency: u8, accepted: bool) {
         let class = 7 - urgency.min(7);
         self.flows.insert((class, exchange), Flow { pieces: VecDeque::new(), ending: Ending::Open, accepted });
         self.classes.insert(exchange, class);
     }
 
-    /// The next bytes of an exchange that was begun. Ignored once it is given up.
+    /// Adds bytes to an exchange that was begun. Ignores an exchange that was given up.
     pub(super) fn extend(&mut self, exchange: u64, pieces: impl IntoIterator<Item = Piece>) {
         let Some((key, flow)) = self.flow(exchange) else { return };
         flow.pieces.extend(pieces.into_iter().filter(|(bytes, _)| !bytes.is_empty()));
@@ -141,7 +142,7 @@ impl Outbound {
         }
     }
 
-    /// No more bytes of an exchange come; `message` follows the last. Whether all were sent before, so that it is through.
+    /// Ends the bytes of an exchange. `message` follows the last of them. Returns whether all bytes were sent before this call.
     ///
     /// # Errors
     /// As for [`post`](Self::post).
@@ -167,7 +168,8 @@ impl Outbound {
         self.forget(exchange);
     }
 
-    /// Sends no more of an exchange. What was to be sent is returned, to be dropped without the lock; whether a chunk is being copied.
+    /// Stops sending an exchange. Returns the pieces that were not sent, which the caller drops without the lock, and whether another thread
+    /// copies a chunk of it now. `None` if the exchange was not being sent.
     pub(super) fn give_up(&mut self, exchange: u64) -> Option<(VecDeque<Piece>, bool)> {
         self.forget(exchange);
         let key = (self.classes.remove(&exchange)?, exchange);
@@ -176,12 +178,12 @@ impl Outbound {
         Some((flow.pieces, self.copying == Some(exchange)))
     }
 
-    /// The exchange is over for the peer: what it still holds of it, it will release.
+    /// The exchange is over for the peer, which will release its slots without waiting for other exchanges.
     pub(super) fn forget(&mut self, exchange: u64) {
         self.cells.forget(exchange);
     }
 
-    /// Whether there are bytes that somebody should send.
+    /// Whether there are messages or bytes to send.
     pub(super) fn has_work(&self) -> bool {
         !self.backlog.is_empty() || self.ready.iter().any(|ready| !ready.is_empty())
     }
@@ -189,31 +191,31 @@ impl Outbound {
     /// Takes the next chunk to be sent.
     ///
     /// # Errors
-    /// [`Error::Protocol`](crate::Error::Protocol) if the peer's segment says what cannot be.
+    /// [`Error::Protocol`](crate::Error::Protocol) if the state in the peer's segment is impossible.
     pub(super) fn next(&mut self) -> Result<Next> {
         if self.copying.is_some() {
             return Ok(Next::Nothing);
         }
         self.flush()?;
         if let Some(chunk) = self.take()? {
-            self.hunger(false);
+            self.set_starved(false);
             return Ok(Next::Chunk(chunk));
         }
         if !self.has_work() {
-            self.hunger(false);
+            self.set_starved(false);
             return Ok(Next::Nothing);
         }
-        self.hunger(true);
-        // What was released before the peer could know that it is waited for.
+        self.set_starved(true);
+        // Looks again, for room that the peer made before it could see that this side waits.
         self.flush()?;
         match self.take()? {
             Some(chunk) => {
-                self.hunger(false);
+                self.set_starved(false);
                 Ok(Next::Chunk(chunk))
             }
             None if self.has_work() => Ok(Next::Starved),
             None => {
-                self.hunger(false);
+                self.set_starved(false);
                 Ok(Next::Nothing)
             }
         }
@@ -226,7 +228,7 @@ impl Outbound {
     pub(super) fn publish(&mut self, chunk: &Chunk) -> Result<Published> {
         self.copying = None;
         let Some((_, flow)) = self.flow(chunk.exchange) else {
-            // As above.
+            // Memory of a pool, as in `take`.
             drop(self.cells.undo(chunk.slot));
             return Ok(Published::Dropped(chunk.exchange));
         };
@@ -252,13 +254,13 @@ impl Outbound {
         Some((key, self.flows.get_mut(&key)?))
     }
 
-    /// The most urgent bytes, if there is a slot for them: of what is accepted, and of what is not. Those behind them do not overtake, so
-    /// that nothing is looked at twice.
+    /// The most urgent bytes that are accepted, or the most urgent ones that are not. `None` if there is no slot for either. Less urgent flows
+    /// are not tried then.
     fn take(&mut self) -> Result<Option<Chunk>> {
         if !self.backlog.is_empty() || !self.has_room()? {
             return Ok(None);
         }
-        // What was lent is memory of a pool, which takes it back without calling anybody.
+        // Lent bytes are memory of a pool. The pool takes it back without a callback, so they may be dropped under the lock.
         drop(self.cells.reclaim(&self.memory));
         let mut first: Vec<Key> = self.ready.iter().filter_map(|ready| ready.first().copied()).collect();
         first.sort_unstable();
@@ -306,18 +308,18 @@ impl Outbound {
         Some(Chunk { exchange, slot, pieces, message })
     }
 
-    /// What the peer no longer reads of what was lent to it; to be dropped without the lock.
+    /// The bytes that were lent to the peer and that it has released. The caller drops them without the lock.
     pub(super) fn returned(&mut self) -> Vec<Bytes> {
         self.cells.reclaim(&self.memory)
     }
 
-    /// Whether the peer may read what was lent to it.
+    /// Whether the peer may still read bytes that were lent to it.
     pub(super) fn lends(&self) -> bool {
-        self.cells.lend_anything()
+        self.cells.has_lent()
     }
 
-    fn hunger(&mut self, starved: bool) {
-        // Each wait for room needs a number of its own: the peer has rung for the one before.
+    fn set_starved(&mut self, starved: bool) {
+        // Each wait for room needs a new number, because the peer ends a wait once.
         if starved || self.starved {
             self.memory.set_starved(starved);
             self.starved = starved;
@@ -338,7 +340,11 @@ impl Outbound {
         } else if self.backlog.len() < BACKLOG_MAX {
             self.backlog.push_back(words);
         } else {
-            return Err(bad(&self.peer, "ring", format!("leaves {BACKLOG_MAX} messages unread")));
+            return Err(bad(
+                &self.peer,
+                "ring",
+                format!("is full, and {BACKLOG_MAX} more messages wait for the peer to read"),
+            ));
         }
         Ok(())
     }
@@ -353,10 +359,10 @@ impl Outbound {
     }
 }
 
-/// Messages that wait for room in the ring: a few for each exchange. A peer that is alive reads; only a broken one lets them grow.
+/// Messages that may wait for room in the ring: a few for each exchange. Only a broken peer lets so many wait.
 const BACKLOG_MAX: usize = 4 * EXCHANGES_MAX;
 
-/// Whether what is to be copied next has at most so many bytes.
+/// Whether the pieces at the front that have to be copied have at most so many bytes.
 fn has_at_most(pieces: &VecDeque<Piece>, bytes: usize) -> bool {
     let mut left = bytes;
     pieces.iter().take_while(|(_, place)| place.is_none()).all(|(piece, _)| {
@@ -366,7 +372,7 @@ fn has_at_most(pieces: &VecDeque<Piece>, bytes: usize) -> bool {
     })
 }
 
-/// Takes up to `room` bytes that are to be copied off the front.
+/// Takes up to `room` bytes of the pieces at the front that have to be copied.
 fn cut(pieces: &mut VecDeque<Piece>, mut room: usize) -> Vec<Bytes> {
     let mut taken = Vec::with_capacity(1);
     while room > 0

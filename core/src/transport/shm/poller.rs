@@ -1,42 +1,42 @@
-//! How one side of shared memory waits for work: it spins for a moment, and then sleeps until there is an [event](Events).
+//! The loop of one side of shared memory. It does the work that there is, spins for a moment, and then sleeps until an [event](Events).
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::events::{Events, Happening};
 use super::link::Link;
-use super::seats::Seats;
+use super::work_lock::WorkLock;
 use crate::error::Result;
 use crate::local::progress::Spin;
 use crate::local::sync::{AtomicBool, Ordering, fence};
 
 /// How the threads of a side sleep, and how other threads wake them.
 pub(super) struct Poller {
-    pub(super) seats: Seats,
+    pub(super) work: WorkLock,
     pub(super) events: Events,
     began: Instant,
     asleep: AtomicBool,
-    /// The side sleeps without a short timeout, so that even work that may wait has to wake it.
+    /// The side sleeps without a short timeout, so work that may wait has to wake it too.
     deep: AtomicBool,
 }
 
 impl Poller {
     pub(super) fn new() -> Result<Self> {
         let (asleep, deep) = (AtomicBool::new(false), AtomicBool::new(false));
-        Ok(Self { seats: Seats::new(), events: Events::new()?, began: now(), asleep, deep })
+        Ok(Self { work: WorkLock::new(), events: Events::new()?, began: now(), asleep, deep })
     }
 
-    /// Wakes the side if it sleeps. Until it has woken, once is enough.
+    /// Wakes the side if it sleeps. Further calls do nothing until it has woken.
     pub(super) fn wake(&self) {
         fence(Ordering::SeqCst);
         if self.asleep.load(Ordering::Relaxed) && self.asleep.swap(false, Ordering::SeqCst) {
-            self.events.ring();
+            self.events.wake();
         }
     }
 
-    /// Makes a thread that helps ask again whether it has enough.
+    /// Wakes a thread that [helps](help), so that it checks again whether it has enough.
     pub(super) fn wake_helper(&self) {
-        if self.seats.has_helper() {
+        if self.work.has_helper() {
             self.wake();
         }
     }
@@ -72,37 +72,38 @@ pub(super) trait Side {
     fn has_work(&self) -> bool;
     /// Whether there is work that may wait for [`MOMENT`].
     fn has_leisurely_work(&self) -> bool;
-    /// Handles an event of a descriptor. A bell that was rung must be hushed.
+    /// Handles an event of a descriptor. Clears the wakeup of a link whose peer woke this side.
     fn happened(&self, happening: Happening);
     /// Whether the thread is to end.
     fn is_over(&self) -> bool;
 }
 
-/// Runs a side until it is over. Lets a thread that [helps](help) go first.
+/// Runs a side until it is over. Waits while another thread [helps](help).
 pub(super) fn run(side: &impl Side) {
     let poller = side.poller();
     let mut pace = Pace::default();
     while !side.is_over() {
-        if poller.seats.has_helper() {
-            // The event that woke this thread, such as room in a segment, may show nowhere else. So it is passed on to the helper.
-            poller.events.ring();
-            poller.seats.step_aside();
+        if poller.work.has_helper() {
+            // The event that woke this thread may have no other sign, such as room in a segment. So it is passed on to the helper.
+            poller.events.wake();
+            poller.work.wait_for_helper();
         }
-        work(side, &mut pace, &|| poller.seats.has_helper(), None);
+        work(side, &mut pace, &|| poller.work.has_helper(), None);
     }
 }
 
-/// Does the work of a side on the calling thread, until `enough` returns true or `patience` ends. Returns at once if another thread helps
-/// already. A thread that waits for a sum calls this: the sum then arrives on that very thread, and no thread has to wake another.
+/// Does the work of a side on the calling thread, until `enough` returns true or `patience` ends. Returns at once if another thread helps.
+///
+/// A thread that waits for a sum calls this. The sum then arrives on this thread, and no other thread has to wake it.
 pub(super) fn help(side: &impl Side, enough: &dyn Fn() -> bool, patience: Duration) {
     let poller = side.poller();
     let until = Some(now() + patience.min(PATIENCE_MAX));
-    let Some(_helper) = poller.seats.help() else { return };
+    let Some(_helper) = poller.work.help() else { return };
     let mut pace = Pace::default();
     while !work(side, &mut pace, enough, until) {}
 }
 
-/// How busy a thread was, which decides how it waits.
+/// How busy a thread was. This decides how it waits.
 struct Pace {
     turns: u32,
     /// There was work since the last sleep, so the next sleep is a short one.
@@ -117,13 +118,13 @@ impl Default for Pace {
 
 /// Works until there is nothing to do, and then sleeps once. Returns true if `enough` is true, `until` has passed, or the side is over.
 ///
-/// A thread gives its seat up before it sleeps, so that another thread may work. A peer's bell wakes one of those that sleep.
+/// A thread releases the work lock before it sleeps, so that another thread may work. A peer wakes one of the threads that sleep.
 fn work(side: &impl Side, pace: &mut Pace, enough: &dyn Fn() -> bool, until: Option<Instant>) -> bool {
     let poller = side.poller();
     let left = || until.map(|until| until.saturating_duration_since(now()));
-    let Some(mut seat) = poller.seats.sit_down(left()) else { return true };
+    let Some(mut guard) = poller.work.lock(left()) else { return true };
     if pace.light {
-        seat.spin().worked();
+        guard.spin().worked();
     }
     poller.set_asleep(false);
     poller.set_deep(false);
@@ -134,8 +135,8 @@ fn work(side: &impl Side, pace: &mut Pace, enough: &dyn Fn() -> bool, until: Opt
         if enough() || side.is_over() || until.is_some_and(|until| until <= now()) {
             links.iter().for_each(|link| link.set_asleep(true));
             poller.set_asleep(true);
-            drop(seat);
-            // Work that came since the last turn is for the thread that sleeps.
+            drop(guard);
+            // Work that came since the last turn is left for a thread that sleeps.
             if side.has_work() || links.iter().any(|link| link.has_news()) {
                 poller.wake();
             }
@@ -144,13 +145,13 @@ fn work(side: &impl Side, pace: &mut Pace, enough: &dyn Fn() -> bool, until: Opt
         pace.turns = pace.turns.wrapping_add(1);
         if busy {
             pace.light = true;
-            seat.spin().worked();
+            guard.spin().worked();
             if pace.turns.is_multiple_of(TURNS_A_LOOK) {
-                // A busy thread never sleeps, so it looks here for peers that are gone and for processes that connect.
+                // A busy thread does not sleep. So it looks here for peers that are gone and for processes that connect.
                 poller.events.wait(Some(Duration::ZERO)).into_iter().for_each(|happening| side.happened(happening));
             }
             links = side.links();
-        } else if !(pace.light && looks_for_more(side, seat.spin(), &links, enough)) {
+        } else if !(pace.light && looks_for_more(side, guard.spin(), &links, enough)) {
             break;
         }
     }
@@ -164,13 +165,13 @@ fn work(side: &impl Side, pace: &mut Pace, enough: &dyn Fn() -> bool, until: Opt
         (false, true) => Some(left.map_or(MOMENT, |left| left.min(MOMENT))),
         (false, false) => left,
     };
-    drop(seat);
+    drop(guard);
     let happened = poller.events.wait(patience);
     pace.light = false;
     if !happened.is_empty() {
-        let Some(_seat) = poller.seats.sit_down(until.map(|until| until.saturating_duration_since(now()))) else {
-            // Another thread is in the middle of its work for too long. What happened must not be lost, so a later turn looks again.
-            poller.events.ring();
+        let Some(_guard) = poller.work.lock(until.map(|until| until.saturating_duration_since(now()))) else {
+            // Another thread has worked for the whole patience. The events must not be lost, so a later turn looks again.
+            poller.events.wake();
             return true;
         };
         happened.into_iter().for_each(|happening| side.happened(happening));
@@ -178,9 +179,9 @@ fn work(side: &impl Side, pace: &mut Pace, enough: &dyn Fn() -> bool, until: Opt
     false
 }
 
-/// Looks for a moment whether work comes; whether it did.
+/// Spins for a moment, and returns whether work came.
 fn looks_for_more(side: &impl Side, spin: &mut Spin, links: &[Arc<Link>], enough: &dyn Fn() -> bool) -> bool {
-    // The bell alone announces room for what waits to be sent.
+    // Room for bytes that wait is announced by a wakeup only, so the thread has to sleep for it.
     if links.iter().any(|link| link.outbound().has_work()) {
         return false;
     }
@@ -203,12 +204,12 @@ fn now() -> Instant {
     Instant::now()
 }
 
-/// Longer than any caller waits, and small enough to be added to a time.
+/// Longer than any caller waits, and short enough to be added to a time.
 const PATIENCE_MAX: Duration = Duration::from_secs(365 * 24 * 3600);
-/// How long work that may wait is left. Only the first sleep after work is so short, so that an idle side does not poll.
+/// How long work that may wait is delayed. Only the first sleep after work is so short, so an idle side does not poll.
 const MOMENT: Duration = Duration::from_millis(1);
-/// How many busy turns pass between two looks at the connections.
+/// Busy turns between two looks at the connections.
 const TURNS_A_LOOK: u32 = 64;
-/// How long a thread that did something looks for more before it sleeps.
+/// How long a thread that did some work looks for more before it sleeps.
 const SPIN: Duration = Duration::from_micros(40);
 const LOOKS_A_YIELD: u32 = 32;

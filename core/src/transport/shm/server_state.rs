@@ -1,4 +1,4 @@
-//! The state that a server's links share. Commands change it on any thread, and messages of workers on the listener's thread.
+//! The state that a server's links share. Any thread changes it by commands. The listener's thread changes it by messages of workers.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -7,7 +7,7 @@ use bytes::Bytes;
 
 use super::inbound::Received;
 use super::layout::Message;
-use super::link::{Ended, Link, Pumped, Sent};
+use super::link::{LingeringLinks, Link, Pumped, Sent};
 use super::outbound::Piece;
 use super::poller::Poller;
 use super::server_tables::{Discarded, Exchange, ServerTables};
@@ -29,10 +29,10 @@ pub(super) struct ServerState {
     /// Sums that lie here are not copied.
     shared_memory: Arc<SharedBacking>,
     pub(super) copies: Copies,
-    /// How many processes are being greeted.
+    /// How many greetings go on.
     pub(super) greeting: AtomicUsize,
     pub(super) over: AtomicBool,
-    pub(super) ended: Ended,
+    pub(super) lingering: LingeringLinks,
     tables: Mutex<ServerTables>,
 }
 
@@ -51,7 +51,7 @@ impl ServerState {
             copies: copies.clone(),
             greeting: AtomicUsize::new(0),
             over: AtomicBool::new(false),
-            ended: Ended::default(),
+            lingering: LingeringLinks::default(),
             tables: Mutex::new(ServerTables::default()),
         })
     }
@@ -78,7 +78,7 @@ impl ServerState {
                 self.block(exchange, body.len(), |_| (Bytes::from(body), None));
                 self.end(exchange, |_| None);
             }
-            // What is not read lies in the segment of the worker.
+            // Bytes that this server has not read lie in the worker's segment, which has a fixed size.
             Outgoing::Grant { .. } => {}
             Outgoing::Disconnect { link, reason } => {
                 if let Some(entry) = self.tables().links.get(&link) {
@@ -111,7 +111,7 @@ impl ServerState {
         }
     }
 
-    /// Begins an answer. A message has no room for the set of contributors, so the set goes ahead of the body.
+    /// Begins an answer. A message has no space for the set of contributors, so the set is sent before the body.
     fn answer(&self, id: ExchangeId, header: &Reply) {
         let mut set = Bytes::from(header.encode());
         let head = *set.split_to(HEADER_BYTES).first_chunk().expect("a header has so many bytes");
@@ -140,7 +140,7 @@ impl ServerState {
     }
 
     fn block(&self, id: ExchangeId, bytes: usize, piece: impl FnOnce(&Link) -> Piece) {
-        let Some((link, name, is_last)) = self.obey(id, |state| state.block(bytes)) else { return };
+        let Some((link, name, is_last)) = self.apply(id, |state| state.block(bytes)) else { return };
         let piece = piece(&link);
         link.outbound().extend(name, [piece]);
         // The end follows the last bytes at once, and a worker that wakes twice for a small sum takes twice as long.
@@ -148,7 +148,7 @@ impl ServerState {
     }
 
     fn end(&self, id: ExchangeId, message: impl FnOnce(u64) -> Option<Message>) {
-        let Some((link, name, _)) = self.obey(id, ServerExchange::end) else { return };
+        let Some((link, name, _)) = self.apply(id, ServerExchange::end) else { return };
         let ended = link.outbound().end(name, message(name));
         match ended {
             Ok(true) => self.through(link.id, Sent::Whole(name)),
@@ -158,11 +158,12 @@ impl ServerState {
                 self.poller.wake();
             }
         }
-        link.nudge();
+        link.wake_reader();
     }
 
-    /// What `command` makes of an exchange, with its link and the worker's number of it. A command out of turn ends the exchange.
-    fn obey<T>(
+    /// Applies `command` to an exchange. Returns its result, with the link and the worker's number of the exchange. A command out of turn ends
+    /// the exchange.
+    fn apply<T>(
         &self,
         id: ExchangeId,
         command: impl FnOnce(&mut ServerExchange) -> Result<T>,
@@ -242,7 +243,7 @@ impl ServerState {
         for exchange in ended {
             link.give_up(exchange.name);
         }
-        self.ended.keep(link);
+        self.lingering.keep(link);
     }
 
     pub(super) fn deliver(&self) -> bool {

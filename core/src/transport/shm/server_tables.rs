@@ -1,7 +1,7 @@
-//! The tables of a server's links and exchanges, and what each message of a worker changes in them.
+//! The tables of a server's links and exchanges, and the changes that a worker's messages make.
 //!
-//! Everything here runs under the lock of [`ServerState`](super::server_state). Dropping bytes or an exchange calls back, so what is to be
-//! dropped comes back as [`Discarded`].
+//! Everything here runs under the lock of [`ServerState`](super::server_state). Dropping bytes or an exchange calls back. So they are
+//! returned as [`Discarded`], and the caller drops them without the lock.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -32,13 +32,13 @@ pub(super) struct Entry {
     pub(super) link: Arc<Link>,
     /// The exchanges by the numbers that the worker gave.
     pub(super) exchanges: BTreeMap<u64, ExchangeId>,
-    /// Exchanges of whose header the end has not come.
+    /// Exchanges whose header is not complete.
     pub(super) opening: BTreeMap<u64, Opening>,
     /// The last number that the worker gave.
     pub(super) last: u64,
 }
 
-/// An exchange whose participants come behind the message that opens it.
+/// An exchange whose header is not complete. Its participants come after the message that opens it.
 #[derive(Default)]
 pub(super) struct Opening {
     header: HeaderReader,
@@ -53,7 +53,7 @@ pub(super) struct Exchange {
     /// The urgency of the request, which the answer has too.
     pub(super) urgency: u8,
     pub(super) state: ServerExchange,
-    /// Bytes of a body that nobody has accepted. They wait where they lie.
+    /// Bytes of a body that the server has not accepted. They stay in the segment.
     pub(super) held: Vec<Bytes>,
     /// Whether the worker said that it takes the whole answer.
     pub(super) accepted: bool,
@@ -73,16 +73,20 @@ impl ServerTables {
         Some(exchange)
     }
 
-    /// Enters a message. The caller drops what is returned after it gave the lock back.
+    /// Enters a message. The caller releases the lock and then drops the result.
     pub(super) fn receive(&mut self, link: &Link, received: Received) -> Result<Discarded> {
         let (name, peer) = (received.exchange(), &link.peer);
         let entry = self.links.get_mut(&link.id).expect("a link is up while it receives");
         if let Received::Open(_, header) = &received {
             if name != entry.last + 1 {
-                return Err(bad(peer, "exchange", format!("is {name} after {}", entry.last)));
+                return Err(bad(peer, "exchange", format!("is {name}, but the one after {} was due", entry.last)));
             }
             if entry.exchanges.len() + entry.opening.len() >= EXCHANGES_MAX {
-                return Err(bad(peer, "exchange", format!("is one more than the {EXCHANGES_MAX} allowed at once")));
+                return Err(bad(
+                    peer,
+                    "exchange",
+                    format!("is one more than the {EXCHANGES_MAX} that may be open at once"),
+                ));
             }
             entry.last = name;
             let mut opening = Opening::default();
@@ -145,7 +149,7 @@ impl ServerTables {
                 return Ok(Discarded { exchange: self.forget(id), ..Discarded::default() });
             }
             Received::Answer(..) | Received::End(..) | Received::Break(_) => {
-                return Err(bad(peer, "kind", "is one that only a server sends"));
+                return Err(bad(peer, "kind", "is a message that only a server may send"));
             }
         }
         Ok(Discarded::default())
@@ -171,7 +175,7 @@ impl ServerTables {
     }
 }
 
-/// How far the header of an exchange is.
+/// The state of a header after one more message.
 enum Proceeded {
     /// More of it must come.
     Waits,
@@ -199,13 +203,13 @@ impl Opening {
             Received::Abandon(_) => Ok(Proceeded::GivenUp),
             Received::Open(..) => unreachable!("handled before"),
             Received::Answer(..) | Received::End(..) | Received::Break(_) => {
-                Err(bad(peer, "kind", "is one that only a server sends"))
+                Err(bad(peer, "kind", "is a message that only a server may send"))
             }
         }
     }
 }
 
-/// Dropped by the caller after it gave the lock back.
+/// Things that the caller drops after it has released the lock.
 #[derive(Default)]
 pub(super) struct Discarded {
     /// An exchange that the worker gave up.

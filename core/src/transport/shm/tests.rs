@@ -68,7 +68,7 @@ fn bodies_that_are_pushed_while_others_wait_for_room_come_back_whole() {
 fn whoever_waits_does_the_work_in_turn_with_the_thread_and_no_wake_up_is_lost() {
     let (server, worker) = connected(&Machine::new());
     let _echo = server.echo();
-    // More than there is room for, so that both wait for the bell again and again.
+    // More than there is room for, so that both sides sleep again and again.
     for round in 0..100u64 {
         let (mut pushed, mut pulled) = (pattern(5 << 20, round as u8), vec![0; 5 << 20]);
         worker.push(ExchangeId(round), &mut pushed);
@@ -372,7 +372,7 @@ fn a_worker_that_breaks_the_protocol_costs_only_its_own_link() {
         for (number, message) in messages.iter().enumerate() {
             vandal.memory.write(number as u64, &message.encode());
         }
-        vandal.memory.nudge();
+        vandal.memory.wake_reader();
         vandal.is_told_off(&server, what);
     }
     type Scribble = fn(&Vandal);
@@ -392,7 +392,7 @@ fn a_worker_that_breaks_the_protocol_costs_only_its_own_link() {
     for (what, scribble) in scribbles {
         let vandal = world.vandal(&server);
         scribble(&vandal);
-        vandal.memory.nudge();
+        vandal.memory.wake_reader();
         vandal.is_told_off(&server, what);
     }
     server.still_serves(&worker);
@@ -408,7 +408,7 @@ fn a_worker_that_claims_to_have_read_what_was_never_sent_loses_its_link() {
     let reason = (0..).find_map(|number| {
         let open = Message::Open { exchange: number + 1, header: head(&contract::header(0)) };
         vandal.memory.write(number, &open.encode());
-        vandal.memory.nudge();
+        vandal.memory.wake_reader();
         loop {
             match server.next() {
                 Incoming::Opened { exchange, .. } => {
@@ -453,7 +453,7 @@ fn whatever_a_worker_scribbles_the_others_are_served() {
                 // Any word of the ring, or one that counts.
                 1 => vandal.memory.scribble(message_at(sent) + 8 * random.below(16) as usize, random.next()),
                 2 => vandal.memory.scribble(8 * random.below(512) as usize, random.below(300)),
-                _ => vandal.memory.nudge(),
+                _ => vandal.memory.wake_reader(),
             }
         }
         drop(vandal);
@@ -515,7 +515,7 @@ fn a_server_that_breaks_the_protocol_is_left_with_a_typed_error() {
         for (number, message) in messages.iter().enumerate() {
             parts.memory.write(number as u64, &message.encode());
         }
-        parts.memory.nudge();
+        parts.memory.wake_reader();
         let (_, reason) = worker.lost.soon();
         assert!(matches!(reason, Error::Protocol { .. }), "{what}: {reason}");
         assert!(sum.soon().is_err(), "{what}");
@@ -588,7 +588,7 @@ fn a_link_that_is_made_while_the_thread_works_wakes_it() {
         scope.spawn(|| poller::run(&side));
         is_added.recv_timeout(SOON).unwrap();
         peer.memory.write(0, &Message::Accept { exchange: 7 }.encode());
-        peer.memory.nudge();
+        peer.memory.wake_reader();
         let heard = hears.recv_timeout(SOON);
         side.over.store(true, Ordering::Relaxed);
         side.poller.wake();

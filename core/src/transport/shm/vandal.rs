@@ -1,4 +1,4 @@
-//! A worker that breaks the rules: a link on which tests say anything at all.
+//! A worker that breaks the rules: a link on which tests send anything.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
@@ -29,7 +29,7 @@ impl Vandal {
         Ok(Self(parts))
     }
 
-    /// Writes the message with this number; what `words` lack is zero.
+    /// Writes the message with this number. Words that are not given are zero.
     ///
     /// # Panics
     /// If there are more than a message has.
@@ -38,14 +38,14 @@ impl Vandal {
         assert!(words.len() <= message.len(), "{} words", words.len());
         message.iter_mut().zip(words).for_each(|(word, value)| *word = *value);
         self.0.memory.write(number, &message);
-        self.0.memory.nudge();
+        self.0.memory.wake_reader();
     }
 
     /// Writes this message again and again, as fast as the server reads, as long as `goes_on` says so of how often. There were `number`
     /// messages before.
     ///
     /// # Errors
-    /// If the server reads what was not written.
+    /// If the server says that it read messages that were not written.
     pub fn flood(&self, number: u64, words: &[u64], goes_on: impl Fn(u64) -> bool) -> Result<()> {
         let (mut sent, mut read) = (number, 0);
         while goes_on(sent - number) {
@@ -62,7 +62,7 @@ impl Vandal {
     /// Writes any word of the own segment.
     pub fn scribble(&self, offset: usize, value: u64) {
         self.0.memory.scribble(offset, value);
-        self.0.memory.nudge();
+        self.0.memory.wake_reader();
     }
 
     /// Tells the server something by the socket.
@@ -73,24 +73,24 @@ impl Vandal {
         self.0.connection.send(text, fds, patience)
     }
 
-    /// Makes the own bell one that blocks whoever rings it.
+    /// Makes the own waker one that blocks the thread that uses it.
     ///
     /// # Panics
     /// If the system refuses.
-    pub fn jam_bell(&self) {
-        let rope = self.0.rope.fd();
-        // Fails once nobody can ring any more.
-        while send(rope, &[0], SendFlags::DONTWAIT).is_ok() {}
-        rustix::fs::fcntl_setfl(rope, OFlags::empty()).expect("it is ours");
+    pub fn jam_waker(&self) {
+        let waker = self.0.waker.fd();
+        // Fails once the buffer is full.
+        while send(waker, &[0], SendFlags::DONTWAIT).is_ok() {}
+        rustix::fs::fcntl_setfl(waker, OFlags::empty()).expect("it is ours");
     }
 
-    /// Lets the own bell block whoever rings it for a moment, and then not.
+    /// Makes the own waker block the thread that uses it, and then not any more.
     ///
     /// # Panics
     /// If the system refuses.
-    pub fn toggle_bell(&self) {
+    pub fn toggle_waker(&self) {
         for flags in [OFlags::empty(), OFlags::NONBLOCK] {
-            rustix::fs::fcntl_setfl(self.0.rope.fd(), flags).expect("it is ours");
+            rustix::fs::fcntl_setfl(self.0.waker.fd(), flags).expect("it is ours");
         }
     }
 
@@ -98,7 +98,7 @@ impl Vandal {
     ///
     /// # Errors
     /// If it did not, within `patience`.
-    pub fn farewell(&self, patience: Duration) -> Result<crate::Error> {
+    pub fn end_reason(&self, patience: Duration) -> Result<crate::Error> {
         let mut told = vec![0; 64 << 10];
         let received = self.0.connection.recv(&mut told, patience)?;
         match &told[..received.map_or(0, |received| received.bytes)] {
@@ -120,18 +120,18 @@ pub fn greet_with(socket_path: &str, credentials: &Credentials, text: &[u8], fds
     greeting::misbehave(Path::new(socket_path), credentials, text, fds)
 }
 
-/// What a greeting says.
+/// The text of a greeting.
 pub fn greeting_text() -> Vec<u8> {
     [greeting::PRESENT].into_iter().chain(LAYOUT.to_le_bytes()).collect()
 }
 
-/// A bell as it comes with a greeting.
+/// A waker as it comes with a greeting.
 ///
 /// # Panics
 /// If the system gives none.
-pub fn bell() -> OwnedFd {
-    let (_ear, rope) = super::bell::bell().expect("a descriptor");
-    rope.fd().try_clone_to_owned().expect("a descriptor")
+pub fn waker() -> OwnedFd {
+    let (_wakeup, waker) = super::wakeup::pair().expect("a descriptor");
+    waker.fd().try_clone_to_owned().expect("a descriptor")
 }
 
 /// Bytes of the segment that comes with a greeting.

@@ -158,7 +158,9 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     if wanted.process_set_id is not None or wanted.ranks == global_process_set.ranks:
         raise InvalidArgumentError(f"there is a process set of the ranks {wanted.ranks} already; use that one")
     if wanted.ranks[-1] >= size():
-        raise InvalidArgumentError(f"a process set of the ranks {wanted.ranks} in a job of {size()} workers")
+        raise InvalidArgumentError(
+            f"a process set of the ranks {wanted.ranks} in a job of {size()} workers: give ranks from 0 to {size() - 1}"
+        )
     assert wanted.members is not None, "the set of all workers has a number from the start"
     generation = _session.generation()
     _counted[generation] += 1

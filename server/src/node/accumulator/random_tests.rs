@@ -55,12 +55,13 @@ impl Play {
         let dtype = [DType::U8, DType::I32, DType::I64][below(&mut random, 3) as usize];
         let bytes = below(&mut random, 40) * dtype.bytes();
         let order = if below(&mut random, 3) == 0 { Order::Rank } else { Order::Arrival };
-        let workshop = Workshop { kernels: Kernels::portable(), pool: Pool::new(), copies: Copies::default(), defect };
+        let resources =
+            SumResources { kernels: Kernels::portable(), pool: Pool::new(), copies: Copies::default(), defect };
         let senders = (0..WORKERS).map(WorkerId).collect();
         let spec = SumSpec { bytes, dtype, codec: CodecSpec::PLAIN, op: Op::Sum, senders, order, block_bytes: 24 };
         Self {
             random,
-            sum: Accumulator::new(workshop, spec),
+            sum: Accumulator::new(resources, spec),
             bytes,
             size: dtype.bytes(),
             workers: vec![Worker { whole: bytes == 0, ..Worker::default() }; WORKERS as usize],

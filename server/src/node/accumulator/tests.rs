@@ -347,28 +347,28 @@ impl Growing {
     }
 
     fn encoded(codec: CodecSpec, (op, dtype, bytes): (Op, DType, u64), senders: u32, order: Order) -> Self {
-        Self::made(senders, |workshop, senders| {
-            Accumulator::new(workshop, SumSpec { bytes, dtype, codec, op, senders, order, block_bytes: 16 })
+        Self::made(senders, |resources, senders| {
+            Accumulator::new(resources, SumSpec { bytes, dtype, codec, op, senders, order, block_bytes: 16 })
         })
     }
 
     /// A sum of f32 whose bodies [`Levels`] makes.
     fn in_levels(len: u64, senders: u32) -> Self {
-        Self::made(senders, |workshop, senders| {
+        Self::made(senders, |resources, senders| {
             let (dtype, codec, order) = (DType::F32, CodecSpec::F16, Order::Arrival);
             let spec = SumSpec { bytes: 4 * len, dtype, codec, op: Op::Sum, senders, order, block_bytes: 16 };
-            let arithmetic = Arithmetic::with(workshop.kernels, &spec, Some(Box::new(Levels)));
-            Accumulator::with(workshop, spec, arithmetic)
+            let arithmetic = Arithmetic::with(resources.kernels, &spec, Some(Box::new(Levels)));
+            Accumulator::with(resources, spec, arithmetic)
         })
     }
 
-    fn made(senders: u32, make: impl FnOnce(Workshop, Vec<WorkerId>) -> Accumulator) -> Self {
+    fn made(senders: u32, make: impl FnOnce(SumResources, Vec<WorkerId>) -> Accumulator) -> Self {
         let pool = Pool::new();
-        let workshop =
-            Workshop { kernels: Kernels::detect(), pool: pool.clone(), copies: Copies::default(), defect: None };
+        let resources =
+            SumResources { kernels: Kernels::detect(), pool: pool.clone(), copies: Copies::default(), defect: None };
         let senders: Vec<WorkerId> = (0..senders).map(WorkerId).collect();
         let latest = vec![ExchangeId(0); senders.len()];
-        let sum = make(workshop, senders);
+        let sum = make(resources, senders);
         Self { sum, pool, exchanges: 0, latest }
     }
 
@@ -390,7 +390,7 @@ impl Growing {
     }
 
     fn copied(&self) -> u64 {
-        self.sum.workshop.copies.bytes()
+        self.sum.resources.copies.bytes()
     }
 
     fn ready(&self) -> usize {

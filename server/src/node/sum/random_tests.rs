@@ -115,13 +115,14 @@ impl Play {
         });
         node.handle_member(MemberEvent::View(view(WORKERS, 1, Phase::Running)));
         (0..WORKERS).for_each(|rank| node.handle_link_up(link(rank), process(rank)));
-        let workshop = Workshop { kernels: Kernels::portable(), pool: Pool::new(), copies: Copies::default(), defect };
+        let resources =
+            SumResources { kernels: Kernels::portable(), pool: Pool::new(), copies: Copies::default(), defect };
         let op = if seed.is_multiple_of(2) { Op::Sum } else { Op::WeightedMean };
         let worker = |rank| Worker { number: 1, parts: (0..PARTS).map(|_| Place::new(op, rank, 0)).collect() };
         Self {
             random: seed.wrapping_mul(0x9e37_79b9_7f4a_7c15),
             node,
-            sums: Sums::new(workshop),
+            sums: Sums::new(resources),
             now: Time::ZERO,
             number: 1,
             op,

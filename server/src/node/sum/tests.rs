@@ -72,8 +72,8 @@ struct Play {
 impl Play {
     fn new(senders: &[u32]) -> Self {
         let pool = Pool::new();
-        let workshop = Workshop { kernels: Kernels::portable(), pool, copies: Copies::default(), defect: None };
-        let mut play = Self { sums: Sums::new(workshop), events: Vec::new() };
+        let resources = SumResources { kernels: Kernels::portable(), pool, copies: Copies::default(), defect: None };
+        let mut play = Self { sums: Sums::new(resources), events: Vec::new() };
         let senders: Vec<WorkerId> = senders.iter().copied().map(WorkerId).collect();
         let (dtype, codec, order) = (DType::U8, CodecSpec::PLAIN, Order::Arrival);
         let spec = SumSpec { bytes: 40, dtype, codec, op: Op::Sum, senders: senders.clone(), order, block_bytes: 16 };

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use gradlane_core::collective::LocalRank;
 use gradlane_core::collective::agreement::{Act, Agreement, Announcement, Brought, Party, Wish};
-use gradlane_core::collective::group::Room;
+use gradlane_core::collective::group::QueueSpace;
 use gradlane_core::collective::order::{Decision, Slot};
 use gradlane_core::collective::ranks::Breakage;
 use gradlane_core::error::{Error, Result};
@@ -93,10 +93,10 @@ impl Neighbours {
     }
 
     /// What may still be ordered for devices.
-    fn room(&self) -> Room {
+    fn room(&self) -> QueueSpace {
         let bytes = self.device.running.iter().map(|running| running.claim.bytes).sum();
         // One at least: what was ordered together is not told apart here.
-        Room::beside(usize::from(!self.device.running.is_empty()), bytes, 1)
+        QueueSpace::beside(usize::from(!self.device.running.is_empty()), bytes, 1)
     }
 
     /// The positions, among all ranks, of those that reach memory of this kind.

@@ -12,8 +12,8 @@ mod inline;
 mod limit;
 #[path = "../../../../core/src/engine/milestones.rs"]
 mod milestones;
-#[path = "../../../../core/src/engine/room.rs"]
-mod room;
+#[path = "../../../../core/src/engine/submit_budget.rs"]
+mod submit_budget;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,7 +27,7 @@ use followed::Followed;
 use handle::Handle;
 use inline::Inline;
 use milestones::Milestones;
-use room::Room;
+use submit_budget::SubmitBudget;
 
 use crate::worker::Liveness;
 
@@ -114,12 +114,12 @@ pub fn followed() {
 
 /// Producers share the room, never hold more than it has, and all get in.
 pub fn room() {
-    let (room, held) = (Arc::new(Room::new(100, Duration::MAX)), Arc::new(Mutex::new(0)));
+    let (room, held) = (Arc::new(SubmitBudget::new(100, Duration::MAX)), Arc::new(Mutex::new(0)));
     let producing: Vec<_> = (0..3)
         .map(|_| {
             let (room, held) = (Arc::clone(&room), Arc::clone(&held));
             thread::spawn(move || {
-                let entered = Room::enter(&room, 60, None, &works).expect("room is made");
+                let entered = SubmitBudget::enter(&room, 60, None, &works).expect("room is made");
                 let mut bytes = held.lock().expect("no panic");
                 *bytes += 60;
                 assert!(*bytes <= 100, "{bytes} bytes");

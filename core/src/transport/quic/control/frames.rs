@@ -1,8 +1,9 @@
-//! Frames on a stream: a length of four bytes, then the frame. The reader checks the length before it believes it.
+//! Frames on a stream: a length of four bytes, then the frame. The reader checks the length before it reserves memory.
 //!
-//! Both queues of a link have limits. A peer that does not read costs its link, because the writer's queue is bounded. A peer that sends
-//! faster than the machine behind the link handles frames is slowed down: the link is not read further until the machine has room
-//! ([`Waiting`]). A listener bounds the queues of all its links together too ([`Queues`]). Requests for the status are answered one after the other, because an answer is much longer than a request.
+//! Both queues of a link have limits. The link of a peer that does not read is closed, because the writer's queue is bounded. A peer that sends
+//! faster than the machine behind the link handles frames is slowed down: the link is not read further until the machine has handled some
+//! ([`Waiting`]). A listener also bounds the queues of all its links together ([`Queues`]). Requests for the status are answered one after the
+//! other, because an answer is much longer than a request.
 
 use std::pin::{Pin, pin};
 use std::sync::Arc;
@@ -46,9 +47,9 @@ pub(super) struct Queues {
 struct Queue {
     bytes: AtomicUsize,
     all: Arc<Queues>,
-    /// The peer does not read: more was queued than is kept for it.
+    /// Notified if the peer does not read, so that the queue is full.
     overflow: Notify,
-    /// A permit for each request for the status that may be under way. The answer gives it back once it is written.
+    /// A permit for each request for the status that may be under way. It is given back when the answer was written.
     status: Semaphore,
 }
 
@@ -73,8 +74,8 @@ impl Queues {
         Self { bytes: AtomicUsize::new(0), links: AtomicUsize::new(0), bytes_max }
     }
 
-    /// Whether a link that holds so many bytes may hold them: all links hold less than they may, or this one holds less than its share. So
-    /// a link whose peer reads is not the one that ends, and all together hold less than twice what they may.
+    /// Whether a link may hold `held` bytes. It may if all links together are below the limit, or if it holds less than its equal share. So a
+    /// link whose peer reads is not closed, and all links together hold less than twice the limit.
     fn admit(&self, held: usize) -> bool {
         self.bytes.load(Ordering::Relaxed) <= self.bytes_max
             || held <= self.bytes_max / self.links.load(Ordering::Relaxed).max(1)
@@ -82,14 +83,14 @@ impl Queues {
 }
 
 impl Queue {
-    /// Counts a frame that is queued; returns whether the link may have it.
+    /// Counts a frame that is queued. Returns whether the link may hold it.
     fn put(&self, bytes: usize) -> bool {
         self.all.bytes.fetch_add(bytes, Ordering::Relaxed);
         let held = self.bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
         held <= QUEUE_BYTES_MAX && self.all.admit(held)
     }
 
-    /// A frame was written, or is not kept.
+    /// A frame was written or dropped.
     fn take(&self, bytes: usize) {
         self.bytes.fetch_sub(bytes, Ordering::Relaxed);
         self.all.bytes.fetch_sub(bytes, Ordering::Relaxed);
@@ -103,7 +104,7 @@ impl Drop for Queue {
     }
 }
 
-/// A queue for one peer, which counts among those of `all`.
+/// A queue for one peer. Its bytes count towards the limit of `all`.
 pub(super) fn outbox(all: &Arc<Queues>) -> (Outbox, Posted) {
     let (sender, receiver) = unbounded_channel();
     all.links.fetch_add(1, Ordering::Relaxed);
@@ -117,7 +118,7 @@ pub(super) fn outbox(all: &Arc<Queues>) -> (Outbox, Posted) {
 }
 
 impl Outbox {
-    /// Queues a frame. Never blocks; a frame for a link that has ended is dropped.
+    /// Queues a frame. Never blocks. Drops a frame for a link that has ended.
     pub(super) fn send(&self, frame: &Frame) {
         let body = frame.encode();
         let length = u32::try_from(body.len()).expect("a frame is far below 4 GiB");
@@ -132,15 +133,15 @@ impl Outbox {
         }
     }
 
-    /// Ends the link once everything queued was heard.
+    /// Ends the link after the peer has received everything that is queued.
     pub(super) fn close(&self, reason: Option<Error>) {
         let _ = self.frames.send(Post::Close(reason));
     }
 }
 
-/// Carries frames both ways until the link ends; says why it did. The peer's frames have at most `bytes_max_before_join` bytes until it
-/// sends a [`Frame::Join`]. The link is read no further while [`WAITING_FRAMES_MAX`] of its frames, or as many bytes as the largest frame
-/// has, were given to `heard` and are not handled.
+/// Carries frames both ways until the link ends. Returns the reason of the end. The peer's frames may have at most `bytes_max_before_join`
+/// bytes until it sends a [`Frame::Join`]. The link is not read further while [`WAITING_FRAMES_MAX`] frames that were given to `heard` are not
+/// handled, or as many bytes as the largest frame has.
 pub(super) async fn converse(
     connection: &Connection,
     stream: (SendStream, RecvStream),
@@ -155,7 +156,7 @@ pub(super) async fn converse(
     let ended = select! {
         ended = &mut listening => ended,
         ended = speak(connection, sender, posted, peer) => match connection.close_reason() {
-            // The peer ended the connection, or it was lost. What came before is still heard.
+            // The peer ended the connection, or it was lost. Frames that came before are still handled.
             Some(lost) if !matches!(lost, ConnectionError::LocallyClosed) => last_frames(listening, &lost, peer).await,
             Some(_) | None => ended,
         },
@@ -166,12 +167,12 @@ pub(super) async fn converse(
         },
         lost = connection.closed() => last_frames(listening, &lost, peer).await,
     };
-    // Without effect on a connection that is closed already.
+    // Does nothing if the connection is closed already.
     close_with(connection, &ended);
     ended
 }
 
-/// Hears the frames that came before the connection was lost, as far as the machine handles them soon.
+/// Reads the frames that came before the connection was lost, as far as the machine handles them within [`LAST_FRAMES`].
 async fn last_frames(listening: Pin<&mut impl Future<Output = Error>>, lost: &ConnectionError, peer: &str) -> Error {
     let _ = timeout(LAST_FRAMES, listening).await;
     connection_error(lost, peer)
@@ -200,13 +201,13 @@ async fn listen(
                 }
                 heard(frame, waiting);
             }
-            // The reason comes with the end of the connection.
+            // The reason of the end comes with the end of the connection.
             Ok(None) => match timeout(LAST_WORDS, connection.closed()).await {
                 Ok(lost) => return connection_error(&lost, peer),
-                Err(_) => return early_end("stream", "ended, but not its connection", peer),
+                Err(_) => return early_end("stream", "ended without the end of its connection", peer),
             },
             Err(error) => {
-                // Without effect if it is the connection that was lost.
+                // Does nothing if the connection was lost.
                 close_for_fault(connection, &error);
                 return error;
             }
@@ -214,7 +215,7 @@ async fn listen(
     }
 }
 
-/// The next frame, or nothing at an end between frames. Waits for `room` before it reads the frame itself.
+/// The next frame. `None` if the stream ends between two frames. Waits for `room` before it reads the frame.
 async fn read_frame(
     receiver: &mut RecvStream,
     limit: usize,
@@ -232,8 +233,8 @@ async fn read_frame(
         return Err(early_end("length", &format!("is {length}, above {limit}"), peer));
     }
     let share = u32::try_from(length.max(limits::FRAME_BYTES_MAX / WAITING_FRAMES_MAX)).expect("below the limit");
-    let waiting = Arc::clone(room).acquire_many_owned(share).await.expect("nobody closes it");
-    // Grows with what arrives, not with what was announced.
+    let permit = Arc::clone(room).acquire_many_owned(share).await.expect("nobody closes it");
+    // Grows with the bytes that arrive, so that an announced length costs nothing.
     let mut body = Vec::with_capacity(length.min(64 << 10));
     while body.len() < length {
         match receiver.read_chunk(length - body.len(), true).await.map_err(|error| read_error(error, peer))? {
@@ -241,12 +242,12 @@ async fn read_frame(
             None => return Err(early_end("frame", &format!("ends after {} bytes", body.len()), peer)),
         }
     }
-    Ok(Some((Frame::decode(&body, peer)?, Waiting { _room: waiting })))
+    Ok(Some((Frame::decode(&body, peer)?, Waiting { _permit: permit })))
 }
 
 async fn speak(connection: &Connection, mut sender: SendStream, mut posted: Posted, peer: &str) -> Error {
     loop {
-        // Without an outbox nobody will ever close the link, which is closing it.
+        // The outbox was dropped, so the link is closed.
         match posted.frames.recv().await.unwrap_or(Post::Close(None)) {
             Post::Frame { bytes, is_status } => {
                 let length = bytes.len();
@@ -261,7 +262,7 @@ async fn speak(connection: &Connection, mut sender: SendStream, mut posted: Post
             }
             Post::Close(reason) => {
                 let _ = sender.finish();
-                // Closing a connection drops what was not acknowledged yet.
+                // Closing a connection drops bytes that were not acknowledged yet.
                 let _ = timeout(LAST_WORDS, sender.stopped()).await;
                 match &reason {
                     Some(reason) => close_with(connection, reason),
@@ -273,16 +274,16 @@ async fn speak(connection: &Connection, mut sender: SendStream, mut posted: Post
     }
 }
 
-/// The largest declaration fits, and the answers to it.
+/// Bytes that one link may hold: the largest declaration and the answers to it fit.
 const QUEUE_BYTES_MAX: usize = 2 * limits::FRAME_BYTES_MAX;
-/// What all links of a listener may hold together, before those that hold more than their share end. A job of 1,000 workers that all declare
-/// 10,000 tensors gets a quarter of it as answers.
+/// Bytes that all links of a listener may hold together. Above it, links that hold more than their share are closed. The answers to 1,000
+/// workers that declare 10,000 tensors each take a quarter of it.
 const QUEUES_BYTES_MAX: usize = 1 << 30;
-/// Frames of one link that wait for the machine behind it: a worker sends few without waiting for an answer.
+/// Frames of one link that may wait for the machine behind it. A worker sends few frames without waiting for an answer.
 pub(in crate::transport::quic) const WAITING_FRAMES_MAX: usize = 64;
 /// Requests for the status that are under way on one link, from the reading of the request to the writing of the answer.
 const STATUS_REQUESTS_MAX: usize = 1;
-/// Between two answers on one link: nobody needs the status more often, and that of a job of thousands takes milliseconds to write.
+/// The pause between two answers with the status on one link. The status of a job with thousands of members takes milliseconds to write.
 const STATUS_PAUSE: Duration = Duration::from_millis(100);
 /// For frames that came before the end of a link to be handled.
 const LAST_FRAMES: Duration = Duration::from_secs(5);

@@ -32,8 +32,8 @@ pub struct ControlLink {
 }
 
 impl ControlLink {
-    /// Begins to connect to the coordinator at `address`, trying again until `patience` ends. What comes of it is told to `events`, which
-    /// hears [`ControlEvent::Closed`] exactly once and last.
+    /// Begins to connect to the coordinator at `address`, trying again until `patience` ends. `events` is told the outcome. It gets
+    /// [`ControlEvent::Closed`] exactly once, as the last event.
     ///
     /// # Errors
     /// [`Error::Auth`] if the credentials are not usable, [`Error::Io`] if the system gives no socket or thread.
@@ -57,11 +57,11 @@ impl ControlLink {
             events(ControlEvent::Closed(reason));
             let _ = timeout(GOODBYE, endpoint.wait_idle()).await;
         };
-        let thread = endpoint::start("gradlane-control", socket, settings.endpoint(), None, serve)?;
+        let thread = endpoint::start("gl-control", socket, settings.endpoint(), None, serve)?;
         Ok(Self { outbox, closing, thread })
     }
 
-    /// Sends a frame, after those sent before. Never blocks; before the link is up frames wait, after its end they are dropped.
+    /// Sends a frame after those sent before. Never blocks. Frames wait until the link is up, and are dropped after its end.
     pub fn send(&self, frame: &Frame) {
         if self.thread.is_ours() {
             self.outbox.send(frame);
@@ -77,7 +77,7 @@ impl ControlLink {
         }
     }
 
-    /// Ends the link once the frames sent before were heard, and waits for that, at most `patience`.
+    /// Ends the link after the coordinator has received the frames sent before. Waits for that, at most `patience`.
     pub fn close(&self, patience: Duration) {
         if self.thread.is_ours() {
             self.outbox.close(None);
@@ -122,7 +122,7 @@ async fn live(
         Err(error) => return error,
     };
     if let Some(problem) = wrong {
-        let hint = "give the coordinator's address, as its join string has it".to_owned();
+        let hint = "use the join string that the coordinator printed: it holds the coordinator's address".to_owned();
         let error = Error::Auth { problem, hint };
         close_with(&dialed.connection, &error);
         return error;

@@ -1,4 +1,4 @@
-//! The coordinator's end of all control streams, and the place where newcomers enrol.
+//! The coordinator's end of all control streams. Newcomers enrol here too.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -42,8 +42,8 @@ pub struct ControlListener {
 }
 
 impl ControlListener {
-    /// Listens at `address`, `ip:port`; port 0 takes any free one. Members of the authority's job are let in, and newcomers may enrol: those
-    /// that know a secret, or, if there is a `site`, those that have a certificate of it.
+    /// Listens at `address`, `ip:port`; port 0 takes any free one. Lets in members of the authority's job. Newcomers may enrol: those that know a
+    /// secret or, if there is a `site`, those that have a certificate of it.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] if `address` is not one, [`Error::Io`] if it is taken.
@@ -83,7 +83,7 @@ impl ControlListener {
             tokio::spawn(renewing);
             run(endpoint, admission_control, state, weak, inbox).await;
         };
-        let thread = endpoint::start("gradlane-coord", socket, endpoint, Some(server), serve)?;
+        let thread = endpoint::start("gl-coord", socket, endpoint, Some(server), serve)?;
         Ok(Self { address, commands, registrar, refused, thread })
     }
 
@@ -97,18 +97,18 @@ impl ControlListener {
         let _ = self.commands.send(Command::Send { link, frame });
     }
 
-    /// Lets a link be read on, once the frames sent before are on their way. So a link whose frames are handled faster than their answers
-    /// are sent is not read ahead of them.
+    /// The frame was handled, so the link may be read further. This takes effect after the frames that were sent before, so that a link is not
+    /// read faster than its answers are sent.
     pub fn handled(&self, frame: Waiting) {
         let _ = self.commands.send(Command::Handled(frame));
     }
 
-    /// Sends a node its next certificate, as [`Frame::Renewed`]. It is for the key, the role and the job of the one that the node showed.
+    /// Sends a node its next certificate, as [`Frame::Renewed`]. Key, role and job are those of the certificate that the node showed.
     pub fn certify(&self, link: LinkId) {
         let _ = self.commands.send(Command::Certify { link });
     }
 
-    /// Certifies no more members; processes that enrol from now on are told `why`.
+    /// Certifies no more members. Processes that enrol from now on are told `why`.
     pub fn close_enrolment(&self, why: Error) {
         self.registrar.lock().unwrap_or_else(PoisonError::into_inner).close(why);
     }
@@ -118,19 +118,19 @@ impl ControlListener {
         Arc::clone(&self.refused)
     }
 
-    /// Ends a link once the frames sent before were heard; its node is told the reason.
+    /// Ends a link after the node has received the frames sent before. The node is told the reason.
     pub fn close(&self, link: LinkId, reason: Error) {
         let _ = self.commands.send(Command::Close { link, reason });
     }
 
-    /// Ends without a word to anybody, as a process that is killed.
+    /// Ends without telling any peer, like a process that is killed.
     #[cfg(test)]
     pub(in super::super) fn vanish(self) {
         let _ = self.commands.send(Command::Vanish);
         self.thread.join(DROP_PATIENCE);
     }
 
-    /// Ends all links once the frames sent before were heard, and waits for that, at most `patience`.
+    /// Ends all links after the nodes have received the frames sent before. Waits for that, at most `patience`.
     pub fn stop(&self, patience: Duration) {
         if self.thread.is_ours() {
             let _ = self.commands.send(Command::Stop(patience));
@@ -174,22 +174,22 @@ enum Command {
 }
 
 /// A node that is connected.
-struct Addressee {
+struct Node {
     outbox: Outbox,
-    /// What it showed.
+    /// The certificate that it showed.
     certificate: CertificateDer<'static>,
 }
 
-/// All links; owned by the listener's thread.
+/// All links. Owned by the listener's thread.
 struct ServerState {
     events: Arc<dyn Fn(ControlIncoming) + Send + Sync>,
-    /// Locked for a look-up at a time, never while anything is called or awaited.
+    /// Locked for one look-up, never across a call or an await.
     registrar: Arc<Mutex<Registrar>>,
     /// Counts the newcomers that were refused.
     refused: Arc<AtomicU64>,
     gatekeeper: Gatekeeper,
     authority: Arc<Authority>,
-    outboxes: BTreeMap<LinkId, Addressee>,
+    outboxes: BTreeMap<LinkId, Node>,
     queues: Arc<Queues>,
     tasks: JoinSet<()>,
     links: u64,
@@ -257,7 +257,7 @@ impl ServerState {
         self.links += 1;
         let link = LinkId(self.links);
         let (outbox, posted) = outbox(&self.queues);
-        self.outboxes.insert(link, Addressee { outbox, certificate });
+        self.outboxes.insert(link, Node { outbox, certificate });
         let events = Arc::clone(&self.events);
         self.tasks.spawn(async move {
             let address = connection.remote_address().to_string();
@@ -265,7 +265,10 @@ impl ServerState {
             events(ControlIncoming::Up { link, node: identity.node, role: identity.role, address });
             connection.set_max_concurrent_bi_streams(VarInt::from_u32(1));
             let opened = timeout(FIRST_WORD, greeted(&connection, &peer)).await;
-            let silent = || Error::Timeout { what: format!("the first word of {peer}"), waited: FIRST_WORD };
+            let silent = || Error::Timeout {
+                what: format!("waiting for {peer} to open its control stream"),
+                waited: FIRST_WORD,
+            };
             let reason = match opened.unwrap_or_else(|_| Err(silent())) {
                 Ok(stream) => {
                     let heard = |frame, waiting| events(ControlIncoming::Frame { link, frame, waiting });
@@ -294,13 +297,15 @@ impl ServerState {
         let (registrar, gatekeeper) = (Arc::clone(&self.registrar), self.gatekeeper.clone());
         let refusals = Arc::clone(&self.refused);
         let task = self.tasks.spawn(async move {
-            // The whole of it moves in here, and its place is free when this task ends. Its fields alone would be copied.
+            // Moves the whole value into the task, so that the place is free when the task ends. Without this line only its fields are copied.
             let held = held;
             let remote = connection.remote_address();
             let terms = registrar.lock().unwrap_or_else(PoisonError::into_inner).terms();
             let refused = || gatekeeper.give_way(now(), held.place);
             let served = timeout_at(held.until.into(), enroll::serve(&terms, vouched, &connection, refused)).await;
-            match served.unwrap_or_else(|_| Err(early_end("enrolment", "is not done in time", &remote.to_string()))) {
+            match served.unwrap_or_else(|_| {
+                Err(early_end("enrolment", "was not completed before its deadline", &remote.to_string()))
+            }) {
                 Ok(()) => {
                     gatekeeper.proven(remote.ip());
                     tracing::info!(%remote, "enrolled");
@@ -308,7 +313,7 @@ impl ServerState {
                 Err(error) => {
                     refusals.fetch_add(1, Ordering::Relaxed);
                     gatekeeper.log_refusal(now(), remote, &error);
-                    // Without effect if the newcomer has closed it.
+                    // Does nothing if the newcomer has closed the connection.
                     close_for_fault(&connection, &error);
                 }
             }
@@ -324,7 +329,7 @@ async fn keep_certified(own: Credentials, authority: Arc<Authority>) {
         let time = Time::ZERO + now().saturating_duration_since(began);
         let due = renewal.next(time, own.renewal_in()).since(time);
         if !due.is_zero() {
-            // The calendar may jump, a sleep does not.
+            // The calendar may jump while this sleeps, so it is looked at again after `LOOK_EVERY`.
             sleep(due.min(LOOK_EVERY)).await;
             continue;
         }
@@ -336,7 +341,7 @@ async fn keep_certified(own: Credentials, authority: Arc<Authority>) {
     }
 }
 
-/// The stream of a node that has said which version it speaks.
+/// The stream of a node, after its version was read and checked.
 async fn greeted(connection: &Connection, peer: &str) -> Result<(SendStream, RecvStream)> {
     let (sender, mut receiver) = connection.accept_bi().await.map_err(|lost| connection_error(&lost, peer))?;
     let mut version = [0];
@@ -345,15 +350,15 @@ async fn greeted(connection: &Connection, peer: &str) -> Result<(SendStream, Rec
     Ok((sender, receiver))
 }
 
-/// A join holds two texts of up to 4 KiB. Nothing longer is believed before it, so that observers and strangers cost little memory.
+/// The longest frame before a join. A join holds two texts of up to 4 KiB. So observers and strangers cost little memory.
 const BYTES_MAX_BEFORE_JOIN: usize = 16 << 10;
-/// Peers whose handshake has succeeded and that are not served yet. Further ones keep their places at the gate.
+/// Peers whose handshake has succeeded and that are not served yet. Further peers wait at the gate.
 const ARRIVALS_MAX: usize = 64;
 /// How often to compare the coordinator's own certificate with the calendar.
 const LOOK_EVERY: Duration = Duration::from_secs(60);
 /// For a member to open its stream.
 const FIRST_WORD: Duration = Duration::from_secs(3);
-/// How long a thread that nobody waits for lets its peers hear of the end.
+/// How long the peers get to notice the end, if no caller says how long.
 const GOODBYE: Duration = Duration::from_millis(500);
 /// How long dropping the listener waits for its thread.
 const DROP_PATIENCE: Duration = Duration::from_secs(2);

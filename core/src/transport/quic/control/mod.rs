@@ -1,8 +1,8 @@
 //! The control stream between a node and its coordinator: [`Frame`]s both ways, on threads that data never delays.
 //!
-//! A node has a [`ControlLink`], the coordinator a [`ControlListener`]. Each link is one connection with one stream, which the node opens
-//! with one byte, the protocol's version. Frames arrive in the
-//! order in which they were sent; a link ends with a reason that its peer hears. The listener also serves enrolment, on the same port.
+//! A node has a [`ControlLink`], the coordinator a [`ControlListener`]. Each link is one connection with one stream, which the node opens with
+//! one byte, the protocol's version. Frames arrive in the order in which they were sent. A link ends with a reason that the peer is told. The
+//! listener also serves enrolment, on the same port.
 //!
 //! Each frame comes with a [`Waiting`]. A link is not read further while too many of its frames wait, so that a peer cannot fill the memory.
 
@@ -26,9 +26,9 @@ use crate::wire::Frame;
 pub enum ControlEvent {
     /// The coordinator let this node in.
     Connected,
-    /// It said something.
+    /// The coordinator sent a frame.
     Frame(Frame, Waiting),
-    /// The link ended, or did not come about. The last event.
+    /// The link ended, or could not be made. The last event.
     Closed(Error),
 }
 
@@ -39,18 +39,18 @@ pub enum ControlIncoming {
     Up {
         /// The connection.
         link: LinkId,
-        /// Who it is, from its certificate.
+        /// The identity of the node, from its certificate.
         node: NodeId,
-        /// What it is, from its certificate.
+        /// The role of the node, from its certificate.
         role: Role,
         /// Its network address, for messages.
         address: String,
     },
-    /// It said something.
+    /// A node sent a frame.
     Frame {
         /// The connection.
         link: LinkId,
-        /// What.
+        /// The frame.
         frame: Frame,
         /// Drop it once the frame is handled.
         waiting: Waiting,
@@ -64,9 +64,9 @@ pub enum ControlIncoming {
     },
 }
 
-/// The room that a frame takes in the queue between its link and the machine that handles it. Drop it once the frame is handled: the link
-/// is read no further while its frames take all the room that it has.
+/// The share of a frame in the limit of its link's queue. Drop it once the frame is handled. A link is not read further while its frames
+/// hold the whole limit.
 #[derive(Debug)]
 pub struct Waiting {
-    _room: OwnedSemaphorePermit,
+    _permit: OwnedSemaphorePermit,
 }

@@ -4,9 +4,9 @@
 //! dropped, on any thread, the slot is used again. A short batch is copied into a shared block instead, because a few bytes would occupy a
 //! whole slot, and the copy costs less.
 //!
-//! One slice keeps its whole slot or block. A peer can arrange that of each slot a single datagram is not read, so what is booked is slots and
-//! blocks, not bytes. When [`SLOTS_MAX`] or [`BLOCKS_MAX`] are out, each further datagram is copied into memory of its own
-//! ([`Cut::Apart`]). How much of that is kept, quinn-proto bounds: it copies chunks together when too much around them is kept.
+//! One slice keeps its whole slot or block. A peer can arrange that a single datagram of each slot is not read. So slots and blocks are
+//! counted, not bytes. When [`SLOTS_MAX`] or [`BLOCKS_MAX`] are in use, each further datagram is copied into memory of its own
+//! ([`Cut::Apart`]). quinn-proto bounds this memory: it copies chunks together when they keep too much memory around them.
 #![expect(unsafe_code, reason = "a slot that came back is known to be initialised")]
 
 use std::collections::VecDeque;
@@ -16,12 +16,12 @@ use bytes::BytesMut;
 /// Bytes of a slot: a batch of receive offload is no longer.
 pub(super) const SLOT_BYTES: usize = 1 << 16;
 
-/// Slots and blocks, and which of them are out.
+/// Slots and blocks, and which of them are in use.
 #[derive(Debug)]
 pub(super) struct Arena {
-    /// The ends of slots whose beginnings are in use. With its end, the memory of a slot can be reclaimed.
+    /// The ends of slots whose beginnings are in use. The memory of a slot can be reclaimed through its end.
     slots: Lent,
-    /// Where short batches go.
+    /// The block that receives short batches.
     block: BytesMut,
     /// The ends of blocks that are full.
     blocks: Lent,
@@ -83,15 +83,15 @@ impl Arena {
     }
 }
 
-/// The ends of pieces of memory that are out, oldest first.
+/// The ends of pieces of memory that are in use, oldest first.
 #[derive(Debug)]
 struct Lent {
     ends: VecDeque<BytesMut>,
     bytes: usize,
     max: usize,
-    /// How often it was found full since all were looked at.
+    /// How often it was full since all pieces were looked at.
     refusals: u32,
-    /// How many were lent since those that nobody needs any more were looked for.
+    /// Pieces that were lent since `trim` was called.
     lent: u32,
 }
 
@@ -109,7 +109,7 @@ impl Lent {
         }
     }
 
-    /// Frees what came back after a burst, but for [`KEPT_BYTES`].
+    /// Frees memory that came back after a burst. Keeps [`KEPT_BYTES`] of it.
     fn trim(&mut self) {
         let (bytes, mut kept) = (self.bytes, 0);
         if self.ends.len() * bytes > KEPT_BYTES {
@@ -121,7 +121,7 @@ impl Lent {
         }
     }
 
-    /// Whether as many are out as may be. Those that came back unseen are found at times.
+    /// Whether as many pieces are in use as may be. Looks at all of them now and then, to find pieces that came back unnoticed.
     fn is_full(&mut self) -> bool {
         if self.ends.len() < self.max {
             return false;
@@ -138,10 +138,10 @@ impl Lent {
         true
     }
 
-    /// One that came back, empty.
+    /// A piece that came back, empty.
     fn reclaim(&mut self) -> Option<BytesMut> {
-        // The newest are the most likely to be in a cache. They are free where bytes are copied out at once. Where bytes are held for a
-        // while, the oldest are free.
+        // The newest pieces are the most likely to be in a cache. They are free if the readers copy the bytes at once. If the readers hold the
+        // bytes for a while, the oldest pieces are free.
         let count = self.ends.len();
         let (newest, oldest) = ((count.saturating_sub(LOOKS)..count).rev(), 0..LOOKS.min(count.saturating_sub(LOOKS)));
         let bytes = self.bytes;
@@ -150,27 +150,27 @@ impl Lent {
     }
 }
 
-/// Makes a piece of memory whole again, and empty, if nothing cut from it is left.
+/// Makes a piece of memory whole again, and empty. Returns false if a slice of it is still in use.
 fn whole(end: &mut BytesMut, bytes: usize) -> bool {
     end.clear();
     end.try_reclaim(bytes)
 }
 
-/// A batch below this is copied out of its slot.
+/// A batch with fewer bytes is copied out of its slot.
 const SHORT_BATCH: usize = 16 << 10;
-/// How much room for them is made at once.
+/// Bytes of a block for short batches.
 const BLOCK_BYTES: usize = 256 << 10;
-/// How many slots are looked at, from each end, before another is made.
+/// Slots at each end of the list that are tried before a new slot is made.
 const LOOKS: usize = 4;
-/// Slots that are out: 128 MiB. More than the parts that a server takes in at once, so that copying is rare.
+/// Slots that may be in use: 128 MiB. A server receives fewer bytes of parts at once, so datagrams are rarely copied.
 const SLOTS_MAX: usize = 2_048;
-/// Blocks that are out: 32 MiB.
+/// Blocks that may be in use: 32 MiB.
 const BLOCKS_MAX: usize = 128;
-/// Memory that came back, and is kept for later.
+/// Bytes of memory that came back and are kept for later.
 const KEPT_BYTES: usize = 32 << 20;
-/// How many batches pass between two looks for memory to free.
+/// Batches between two calls of `trim`.
 const TRIM_EVERY: u32 = 256;
-/// How often all that are out are looked at, in batches that found none.
+/// Batches without memory between two looks at all pieces.
 const SWEEP_EVERY: u32 = 64;
 
 #[cfg(test)]

@@ -104,7 +104,7 @@ impl Dial {
         now >= self.deadline
     }
 
-    /// The error of an attempt that nobody answered.
+    /// The error of an attempt without an answer.
     pub(super) fn silence(&self) -> Error {
         match self.probe.as_ref().and_then(Probe::answer) {
             Some(refusal) => Error::Unavailable {
@@ -129,7 +129,7 @@ impl Probe {
         Some(Self(socket))
     }
 
-    /// What the other host said, if it said anything.
+    /// The error that the other host answered, if it answered.
     fn answer(&self) -> Option<&'static str> {
         let error = self.0.take_error().ok()??;
         (error.kind() == ErrorKind::ConnectionRefused).then_some("connection refused")

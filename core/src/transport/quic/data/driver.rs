@@ -103,9 +103,9 @@ pub(super) fn run<R: Role>(mut net: Net, mut role: R, mut inbox: Inbox<R::Comman
         } else if role.is_waiting() && !net.wire.is_full() && spin.goes_on(net.now - began, SPIN) {
             // A look costs two system calls: the one that yields the core and the one that receives.
             spin.yield_core();
-        } else if inbox.doze() {
-            let rung = net.sleep(role.deadline(), &inbox);
-            inbox.awake(rung);
+        } else if inbox.prepare_sleep() {
+            let woken = net.sleep(role.deadline(), &inbox);
+            inbox.awake(woken);
         }
     };
     // From now on the queue refuses commands. Those that are in it are refused below.
@@ -347,7 +347,7 @@ impl Net {
 
     /// Sends datagrams, in small turns of the connections. A connection that has more to send stays in `stirred`.
     ///
-    /// The turns are small because a server sums what came from every worker. If a worker sent everything for one server first, and each
+    /// The turns are small because a server needs the bytes of every worker to sum. If a worker sent everything for one server first, and each
     /// worker chose another server, no server could send anything back. If all workers chose the same server, the others would wait for
     /// their first bytes. What their links could have carried meanwhile is never made up for.
     fn transmit<R: Role>(&mut self, role: &mut R) -> bool {
@@ -404,16 +404,16 @@ impl Net {
         let wait = until.map_or(SLEEP_MAX, |until| until.saturating_duration_since(now()).min(SLEEP_MAX));
         let wait = Timespec::try_from(wait).expect("a minute fits");
         let events = if self.wire.is_full() { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
-        let bell = inbox.bell();
-        let mut sources = [PollFd::new(&self.wire, events), PollFd::new(&bell, PollFlags::IN)];
+        let wakeup = inbox.wakeup();
+        let mut sources = [PollFd::new(&self.wire, events), PollFd::new(&wakeup, PollFlags::IN)];
         // It fails only because of a signal. Then the loop takes another turn.
         let _ = rustix::event::poll(&mut sources, Some(&wait));
         sources[1].revents().contains(PollFlags::IN)
     }
 }
 
-/// Sets a connection's send window to its congestion window and a little more. quinn-proto cannot reorder what it was given, except by the
-/// priority of streams. So the rest stays with the role, which chooses what is next only when there is room.
+/// Sets a connection's send window to its congestion window and a little more. quinn-proto can reorder the bytes that it was given only by the
+/// priority of streams. So the other bytes stay with the role, which chooses the next ones when the window has space.
 pub(super) fn keep_ahead(connection: &mut Connection) {
     connection.set_send_window(ahead(connection));
 }
@@ -452,5 +452,5 @@ const AHEAD_BYTES: u64 = 256 << 10;
 const URGENT_AHEAD_BYTES: u64 = 8 << 20;
 /// How long a thread that worked looks for more before it sleeps.
 const SPIN: Duration = Duration::from_micros(30);
-/// The longest sleep; nothing depends on it.
+/// The longest sleep. Nothing depends on its length.
 const SLEEP_MAX: Duration = Duration::from_secs(60);

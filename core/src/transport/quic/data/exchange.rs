@@ -1,7 +1,8 @@
-//! One exchange of a worker over its stream: what is still to be written, and what was read. [`WorkerExchange`] says how it ends.
+//! One exchange of a worker over its stream: the bytes that are still to be written, and those that were read. [`WorkerExchange`] decides how it
+//! ends.
 //!
-//! However it ends, nothing is reported before the contribution's memory is back: the streams are reset, quinn-proto drops what it held,
-//! and that returns the loan.
+//! No end is reported before the contribution's memory is back: the streams are reset, quinn-proto drops the bytes that it held, and that
+//! returns the loan.
 
 use bytes::Bytes;
 use quinn_proto::{Chunks, Connection, ReadError, StreamId, WriteError};
@@ -18,25 +19,25 @@ pub(super) struct Exchange {
     pub(super) link: LinkId,
     /// Absent until the server allows one more.
     pub(super) stream: Option<StreamId>,
-    /// Which of two streams of a link goes first; higher is sooner.
+    /// The rank of the stream among those of its link. A higher rank goes first.
     pub(super) precedence: i32,
     pub(super) state: WorkerExchange,
     arrival: Arrival,
-    /// What quinn-proto has not taken yet: the header, then the body.
+    /// Bytes that quinn-proto has not taken yet: the header, then the body.
     unsent: Vec<Bytes>,
-    /// How many of `unsent` are gone.
+    /// How many pieces of `unsent` quinn-proto has taken.
     taken: usize,
-    /// quinn-proto keeps nothing of the contribution any more.
+    /// Whether quinn-proto holds no byte of the contribution any more.
     is_released: bool,
 }
 
-/// What became of reading.
+/// The result of [`Exchange::read`].
 pub(super) enum Step {
-    /// It goes on later.
+    /// The exchange goes on later.
     Waits,
-    /// It has ended, which may be reported.
+    /// The exchange has ended. Its end may be reported.
     Ended,
-    /// The server broke the protocol, which costs it the link.
+    /// The server broke the protocol, so its link is closed.
     Broken(Error),
 }
 
@@ -74,13 +75,13 @@ impl Exchange {
                 }
             }
         }
-        // Fails only for a stream that was stopped, which is as good.
+        // Fails only for a stream that the server stopped, which needs no end.
         let _ = sender.finish();
         self.sent();
         bytes
     }
 
-    /// The server needs no more of the body: it has its answer ready, or resets the stream, which reading shows.
+    /// The server stopped the stream of the body. Its answer is ready, or it resets the stream, which `read` notices.
     pub(super) fn refused(&mut self, connection: &mut Connection) {
         self.release(connection);
         self.sent();
@@ -94,28 +95,28 @@ impl Exchange {
         }
     }
 
-    /// Drops what would only be kept for a retransmission.
+    /// Drops bytes that are kept only for a retransmission.
     fn release(&mut self, connection: &mut Connection) {
         if let Some(stream) = self.stream.filter(|_| !std::mem::replace(&mut self.is_released, true)) {
             let _ = connection.send_stream(stream).reset(STREAM_GIVEN_UP);
         }
     }
 
-    /// Reads what has come, if it is wanted already.
+    /// Reads the bytes that came, as far as they can land.
     pub(super) fn read(&mut self, connection: &mut Connection, peer: &str) -> Step {
         let Some(stream) = self.stream.filter(|_| self.state.is_pulled() && !self.state.has_ended()) else {
             return Step::Waits;
         };
         let outcome = {
             let mut receiver = connection.recv_stream(stream);
-            // Closed is a stream whose connection was lost, which is told elsewhere.
+            // The stream is closed if its connection was lost, for which there is an event.
             let Ok(mut chunks) = receiver.read(true) else { return Step::Waits };
             let outcome = self.take_in(&mut chunks, peer);
             let _ = chunks.finalize();
             outcome
         };
         if self.arrival.refuses_body() {
-            // The memory is free now, and not an acknowledgement's delay later.
+            // Frees the memory now, and not after the delay of an acknowledgement.
             self.release(connection);
         }
         match outcome {
@@ -132,7 +133,7 @@ impl Exchange {
         }
     }
 
-    /// The answer, if all of it is there. The end of the stream is read too: to stop the stream before it would tell the server that its
+    /// The answer, if all of it came. Reads the end of the stream too, because stopping the stream before its end would tell the server that the
     /// answer did not arrive.
     fn take_in(&mut self, chunks: &mut Chunks<'_>, peer: &str) -> Result<Option<Answer>> {
         while self.state.place(&mut self.arrival, peer)? {
@@ -146,7 +147,7 @@ impl Exchange {
         Ok(None)
     }
 
-    /// It is over. What the streams still hold of its memory is freed; on a lost connection too.
+    /// The exchange is over. Frees its memory that the streams still hold, also if the connection was lost.
     pub(super) fn end(&mut self, connection: &mut Connection, outcome: Result<Answer>) {
         if let Some(stream) = self.stream {
             let _ = connection.send_stream(stream).reset(STREAM_GIVEN_UP);
@@ -155,7 +156,7 @@ impl Exchange {
         self.end_detached(outcome);
     }
 
-    /// The same for an exchange whose connection is gone, and with it what it held.
+    /// As [`end`](Self::end), for an exchange whose connection is gone with everything that it held.
     pub(super) fn end_detached(&mut self, outcome: Result<Answer>) {
         self.unsent = Vec::new();
         self.taken = 0;

@@ -96,7 +96,7 @@ impl Link {
         keep_ahead(connection);
     }
 
-    /// How much it has to send. Its urgency is that of the bytes that it sends next, not of those that wait for an acknowledgement.
+    /// How much the link has to send. The urgency is that of the bytes that it sends next. Bytes that wait for an acknowledgement do not count.
     pub(super) fn share(&self) -> Share {
         let next = self.writers.first().map(|(Reverse(precedence), _)| *precedence);
         Share { urgency: self.handed.most_urgent(next, &self.pushing), bytes: self.bytes_open, open: self.bytes_open }

@@ -1,17 +1,18 @@
 //! The data path of QUIC: one thread, one socket, and quinn-proto driven by a loop of our own, without an async runtime.
 //!
-//! A batch of datagrams is received into memory of which the chunks of a stream are slices. It is handed to quinn-proto, to the exchanges
-//! and to the socket again without a lock, a channel or a wake-up between them. The tasks of quinn's async layer cost a fifth to a
-//! half more processor time a byte (`bench/DECISIONS.md`), so only control connections and enrolment use them.
+//! A batch of datagrams is received into memory, and the chunks of a stream are slices of this memory. quinn-proto, the exchanges and the socket
+//! work on one thread, without a lock, a channel or a wake-up between them. The tasks of quinn's async layer cost a fifth to a half more
+//! processor time for each byte (`bench/DECISIONS.md`), so only control connections and enrolment use them.
 //!
-//! [`driver`] is the loop, with the socket ([`wire`]), its memory ([`arena`]), the queue of commands ([`commands`]) and whose turn it is to send ([`turns`]) below it. What happens on connections it tells a role: the [`worker`]'s with its [`link`]s and [`exchange`]s, or the [`server`]'s with those
-//! it has [`served`].
+//! [`driver`] is the loop. Below it are the socket ([`wire`]), the memory for datagrams ([`arena`]), the queue of commands ([`commands`]), and
+//! the choice of the connection that sends next ([`turns`]). The loop tells the events of connections to a role: that of a [`worker`] with its
+//! [`link`]s and [`exchange`]s, or that of a [`server`] with the exchanges that it has [`served`].
 //!
-//! **Which goes first.** Every stream has a rank of its own: first by the urgency of its exchange, then by age. So what is urgent overtakes
-//! at the next packet, and of what is equally urgent one exchange is finished after the other, instead of all late together. quinn-proto
-//! orders only what it was given, and what it was given has used up the peer's credit: so it gets no more than a window's worth
-//! ([`Settings`]), and the rest waits here, in the same order. What is more urgent than that window's worth is given at once beside it, and as
-//! long as it has not left, its connection goes before the others ([`urgency`]).
+//! **Order.** Every stream has a rank of its own: first by the urgency of its exchange, then by age. So urgent bytes overtake others at the
+//! next packet. Equally urgent exchanges finish one after the other, instead of all late together. quinn-proto orders only the bytes that it
+//! was given, and those have used up credit of the peer. So it is given no more than one window ([`Settings`]), and the other bytes wait here in
+//! the same order. Bytes that are more urgent than that window are given at once in addition. Until they have left, their connection goes
+//! before the others ([`urgency`]).
 
 use super::admission::AdmissionControl;
 use super::calls::Call;
@@ -21,7 +22,7 @@ use super::socket;
 use super::tls::Admission;
 use crate::error::{Error, Result};
 use crate::identity::Credentials;
-use crate::local::{Obituary, OwnThread};
+use crate::local::{OwnThread, ThreadEnd};
 use crate::transport::{Inbox, Listener};
 use driver::Net;
 use server::{Command, Server};
@@ -52,17 +53,17 @@ pub(super) fn connect(credentials: &Credentials, settings: &Settings) -> Result<
 pub(super) struct Driven {
     pub(super) calls: Commands<Call>,
     pub(super) thread: OwnThread,
-    pub(super) obituary: Obituary,
+    pub(super) thread_end: ThreadEnd,
 }
 
 fn connect_on(wire: Wire, credentials: &Credentials, settings: &Settings) -> Result<Driven> {
     let (calls, inbox) = commands::channel().map_err(|error| no_queue(&error))?;
     let net = Net::new(wire, settings.endpoint(), None);
     let worker = Worker::new(credentials, settings.clone(), calls.downgrade())?;
-    let obituary = Obituary::default();
+    let thread_end = ThreadEnd::default();
     let run = move || driver::run(net, worker, inbox);
-    let thread = OwnThread::start_watched("gradlane-quic", obituary.clone(), run)?;
-    Ok(Driven { calls, thread, obituary })
+    let thread = OwnThread::start_watched("gl-quic", thread_end.clone(), run)?;
+    Ok(Driven { calls, thread, thread_end })
 }
 
 /// Listens at `address`, `ip:port`; port 0 takes any free one. Peers must show a certificate of the same job.
@@ -80,9 +81,9 @@ fn listen_on(wire: Wire, credentials: &Credentials, settings: &Settings, inbox: 
     let (commands, orders) = commands::channel().map_err(|error| no_queue(&error))?;
     let net = Net::new(wire, settings.endpoint(), Some(config));
     let server = Server::new(admission_control, settings.exchanges_in_flight_max, inbox);
-    let obituary = Obituary::default();
+    let thread_end = ThreadEnd::default();
     let run = move || driver::run(net, server, orders);
-    let thread = OwnThread::start_watched("gradlane-listen", obituary.clone(), run)?;
+    let thread = OwnThread::start_watched("gl-listen", thread_end.clone(), run)?;
     // Dropping the listener drops its outbox, and with the last sender the thread ends.
     let stop = commands.clone();
     Ok(Listener {
@@ -94,7 +95,7 @@ fn listen_on(wire: Wire, credentials: &Credentials, settings: &Settings, inbox: 
                 thread.join(patience);
             }
         }),
-        watch: Box::new(move |ended| obituary.tell(ended)),
+        watch: Box::new(move |ended| thread_end.watch(ended)),
     })
 }
 
@@ -111,7 +112,7 @@ fn no_queue(error: &std::io::Error) -> Error {
     Error::Io { what: "opening an event descriptor".to_owned(), cause: error.to_string() }
 }
 
-/// What may wait in the kernel for its turn on the wire. What waits there cannot be overtaken by what is more urgent, and a long queue of a
-/// slow interface drops datagrams before they have left; short of it, the driver is told to wait. A few batches keep the wire busy: TCP
-/// allows itself no more ("TCP small queues").
+/// Bytes that may wait in the kernel to be sent. More urgent datagrams cannot overtake those that wait there. And the kernel drops datagrams
+/// if the queue of a slow interface is full, while a full buffer of the socket makes the driver wait. A few batches keep the wire busy. TCP
+/// uses no more ("TCP small queues").
 const SEND_BUFFER_BYTES: usize = 128 << 10;

@@ -1,5 +1,5 @@
-//! One exchange of a server over its stream: what was read of it, and what is still to be written. [`ServerExchange`] says what may come
-//! when.
+//! One exchange of a server over its stream: the bytes that were read, and those that are still to be written. [`ServerExchange`] checks the
+//! order of the steps.
 
 use bytes::Bytes;
 use quinn_proto::{Chunks, Connection, ReadError, StreamId, WriteError};
@@ -14,32 +14,32 @@ use crate::wire::{HeaderReader, Reply, Request};
 pub(super) struct Served {
     pub(super) id: ExchangeId,
     stream: StreamId,
-    /// Which of two streams of a link goes first; given with the answer.
+    /// The rank of the stream among those of its link. Set when the answer begins.
     pub(super) precedence: i32,
-    /// Of the request; the answer goes by it.
+    /// The urgency of the request, which the answer has too.
     pub(super) urgency: u8,
     /// Bytes of the part; none until the header was read.
     pub(super) part_bytes: u64,
     header: HeaderReader,
     /// Absent until the header was read.
     state: Option<ServerExchange>,
-    /// What quinn-proto has not taken yet.
+    /// Bytes that quinn-proto has not taken yet.
     unsent: Vec<Bytes>,
     /// The end of the answer was written.
     is_finished: bool,
 }
 
-/// What reading found.
+/// The result of [`Served::read`].
 pub(super) enum Found {
-    /// Nothing to tell.
+    /// Nothing new.
     Nothing,
     /// The exchange begins.
     Opened(Request),
     /// The next bytes of the body.
     Body(Vec<Bytes>),
-    /// The peer gave it up.
+    /// The peer gave the exchange up.
     Torn(Error),
-    /// The peer broke the protocol, which costs it the link.
+    /// The peer broke the protocol, so its link is closed.
     Broken(Error),
 }
 
@@ -58,7 +58,7 @@ impl Served {
         }
     }
 
-    /// Whether anybody has heard of it.
+    /// Whether the server was told of the exchange.
     pub(super) fn was_opened(&self) -> bool {
         self.state.is_some()
     }
@@ -68,7 +68,7 @@ impl Served {
         !self.unsent.is_empty() || self.is_ending()
     }
 
-    /// Whether the end of the answer follows what is written.
+    /// Whether the end of the answer follows the bytes that are written now.
     fn is_ending(&self) -> bool {
         !self.is_finished && self.state.as_ref().is_some_and(ServerExchange::is_complete)
     }
@@ -78,13 +78,13 @@ impl Served {
         self.state.as_ref().is_some_and(ServerExchange::is_answering)
     }
 
-    /// Reads what has come, as far as it is wanted. Call it again until it finds nothing.
+    /// Reads the bytes that came, as far as the server wants them. Call it again until it finds nothing.
     pub(super) fn read(&mut self, connection: &mut Connection, peer: &str) -> Found {
         if self.state.as_ref().is_some_and(|state| !state.wants_body()) {
             return Found::Nothing;
         }
         let mut receiver = connection.recv_stream(self.stream);
-        // Closed once its end was seen.
+        // The stream is closed once its end was read.
         let Ok(mut chunks) = receiver.read(true) else { return Found::Nothing };
         let found = match &mut self.state {
             None => self.read_header(&mut chunks, peer),
@@ -122,7 +122,7 @@ impl Served {
         self.state().accept();
     }
 
-    /// An answer begins. What is left of the body is refused, unless the answer is early.
+    /// An answer begins. The rest of the body is refused, unless the answer is early.
     ///
     /// # Errors
     /// As for [`ServerExchange::answer`].
@@ -133,7 +133,7 @@ impl Served {
             let _ = connection.recv_stream(self.stream).stop(STREAM_ANSWERED);
         }
         self.precedence = precedence;
-        // Fails only for a stream that was stopped, which is told by its event.
+        // Fails only for a stream that the peer stopped, for which there is an event.
         let _ = connection.send_stream(self.stream).set_priority(precedence);
         self.unsent.push(Bytes::from(reply.encode()));
         Ok(())
@@ -170,7 +170,7 @@ impl Served {
                     taken += written.chunks;
                 }
                 Err(WriteError::Blocked) => break,
-                // Told by its event.
+                // There is an event for it.
                 Err(WriteError::Stopped(_) | WriteError::ClosedStream) => taken = self.unsent.len(),
             }
         }
@@ -182,7 +182,7 @@ impl Served {
         bytes
     }
 
-    /// It is over: what its streams still hold is dropped.
+    /// The exchange is over. Drops the bytes that its streams still hold.
     pub(super) fn end(&self, connection: &mut Connection) {
         let _ = connection.send_stream(self.stream).reset(STREAM_GIVEN_UP);
         let _ = connection.recv_stream(self.stream).stop(STREAM_GIVEN_UP);
@@ -202,7 +202,7 @@ fn read_body(state: &mut ServerExchange, chunks: &mut Chunks<'_>, peer: &str) ->
                 Err(error) => return Found::Broken(error),
             },
             Err(ReadError::Blocked) => break,
-            // Once it is whole, a reset says only that the peer does not wait for acknowledgements.
+            // After the whole body, a reset says only that the peer does not wait for acknowledgements.
             Err(ReadError::Reset(_)) if state.body_left() == 0 => break,
             Err(ReadError::Reset(_)) => return Found::Torn(gave_up(peer)),
         }

@@ -1,4 +1,4 @@
-//! A server's side: who is let in, and the exchanges of all links.
+//! A server's side of QUIC: lets workers in, and serves the exchanges of all links.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -23,15 +23,15 @@ use crate::transport::{Inbox, Incoming, Outgoing};
 use crate::types::{self, ExchangeId, LinkId};
 use crate::wire::Reply;
 
-/// What the owner of a listener asks for.
+/// A command of the listener's owner.
 pub(super) enum Command {
     Outgoing(Outgoing),
     Stop(Duration),
 }
 
-/// How many exchanges a peer may have open at first.
+/// Exchanges that a peer may have open at first.
 const STREAMS_FIRST: u32 = 256;
-/// How much larger the number becomes when half of it is used.
+/// The factor by which this number grows when half of it is used.
 const STREAMS_GROWTH: u32 = 8;
 
 /// All links and exchanges of a server.
@@ -45,7 +45,7 @@ pub(super) struct Server {
     arriving: BTreeMap<ConnectionHandle, (Instant, Place)>,
     links: BTreeMap<LinkId, Link>,
     owners: BTreeMap<ConnectionHandle, LinkId>,
-    /// Where the exchanges are that were told of.
+    /// The link and stream of each exchange that the server was told of.
     exchanges: BTreeMap<ExchangeId, (LinkId, StreamId)>,
     /// Links whose streams may take more.
     ready: BTreeSet<LinkId>,
@@ -56,8 +56,8 @@ pub(super) struct Server {
 struct Link {
     handle: ConnectionHandle,
     peer: String,
-    /// How many exchanges it may have open now. quinn-proto keeps memory for each, and for a while after the end of the connection. So it
-    /// grows with need: a peer whose connections come and go costs little.
+    /// Exchanges that the peer may have open now. quinn-proto keeps memory for each of them, also for a while after the end of the connection. So
+    /// the number grows as the peer needs it, and a peer that connects again and again costs little.
     streams_max: u32,
     answers: u32,
     streams: BTreeMap<StreamId, Served>,
@@ -67,13 +67,13 @@ struct Link {
     writers: BTreeSet<(Reverse<i32>, StreamId)>,
     /// Exchanges whose answer was begun and has not reached the peer.
     answering: Classes,
-    /// What of the answers quinn-proto has got and not sent.
+    /// Bytes of the answers that quinn-proto was given and has not sent.
     handed: Handed,
 }
 
 impl Role for Server {
     type Command = Command;
-    /// Nobody waits for the thread of a listener that was dropped.
+    /// No thread waits for a listener that was dropped.
     const GOODBYE: Duration = Duration::from_millis(500);
 
     fn command(&mut self, net: &mut Net, command: Command) -> Option<Duration> {
@@ -126,7 +126,7 @@ impl Role for Server {
                     };
                     let error = connection_error(&reason, &format!("the process at {remote}"));
                     match error {
-                        // It gave up itself, as one does whose job ends.
+                        // The peer gave up itself, for example because its job has ended.
                         Error::Unavailable { .. } => tracing::debug!(%remote, %error, "handshake not finished"),
                         _ => self.admission_control.gatekeeper().log_refusal(net.now(), remote, &error),
                     }
@@ -184,12 +184,12 @@ impl Role for Server {
         }
     }
 
-    /// Workers are served alike: a sum is of use when all of them have it.
+    /// All links have the same share, because a sum is of use only when all workers have it.
     fn share(&self, connection: ConnectionHandle) -> Share {
         let Some(link) = self.owners.get(&connection).and_then(|link| self.links.get(link)) else {
             return Share::default();
         };
-        // A writer may wait for its sum instead of for the connection, so that only what was handed over says what is sent next.
+        // A stream may wait for its sum instead of the connection. So only the bytes that quinn-proto was given say what is sent next.
         Share { urgency: link.handed.most_urgent(None, &link.answering), bytes: 0, open: link.bytes_open }
     }
 
@@ -257,7 +257,7 @@ impl Server {
         self.names
     }
 
-    /// Gives up handshakes that have taken too long, or whose place is wanted for another peer.
+    /// Ends handshakes that have taken too long, or whose place was given to another peer.
     fn give_up(&mut self, net: &mut Net, which: impl Fn(Place) -> bool) {
         let handles: Vec<ConnectionHandle> =
             self.arriving.iter().filter(|(_, (_, place))| which(*place)).map(|(handle, _)| *handle).collect();
@@ -268,14 +268,14 @@ impl Server {
         }
     }
 
-    /// A handshake is under way no longer.
+    /// A handshake has ended.
     fn leave(&mut self, handle: ConnectionHandle) {
         if let Some((_, place)) = self.arriving.remove(&handle) {
             self.admission_control.gatekeeper().leave(place);
         }
     }
 
-    /// A handshake is done: whose was it?
+    /// A handshake has succeeded. Identifies the peer and lets it in, or closes the connection.
     fn arrived(&mut self, net: &mut Net, handle: ConnectionHandle) {
         self.leave(handle);
         let Some(connection) = net.connection(handle) else { return };
@@ -364,7 +364,7 @@ impl Server {
         }
     }
 
-    /// Passes on what a stream brought.
+    /// Passes on the bytes and events of a stream.
     fn read(&mut self, net: &mut Net, id: LinkId, stream: StreamId) {
         loop {
             let Some(link) = self.links.get_mut(&id) else { return };
@@ -419,7 +419,7 @@ impl Server {
         }
     }
 
-    /// Drops an exchange with its streams. Returns it if somebody was told of it.
+    /// Drops an exchange with its streams. Returns it if the server was told of it.
     fn forget(&mut self, net: &mut Net, id: LinkId, stream: StreamId) -> Option<ExchangeId> {
         let link = self.links.get_mut(&id)?;
         let served = link.streams.remove(&stream)?;
@@ -435,7 +435,7 @@ impl Server {
         served.was_opened().then_some(served.id)
     }
 
-    /// A link is over: first its exchanges are torn, then it is told.
+    /// A link is over. Reports its exchanges as torn, and then the end of the link.
     fn link_ended(&mut self, net: &mut Net, id: LinkId, reason: &ConnectionError) {
         let Some(link) = self.links.get(&id) else { return };
         let reason = connection_error(reason, &link.peer);

@@ -5,8 +5,8 @@
 //! twice the parts of another one gets twice the share. With equal shares, the links of servers with few parts would be idle at the end,
 //! while all other bytes go over the remaining links.
 //!
-//! The connection with the most urgent bytes goes before the others. The others still get a share: acknowledgements travel with what they
-//! send, and a link that idles because the urgent bytes are not for its peer is time lost for all that comes later.
+//! The connection with the most urgent bytes goes before the others. The others still get a share, for two reasons. Acknowledgements travel
+//! with the datagrams that they send. And a link that is idle because the urgent bytes go to another peer delays everything that comes later.
 //!
 //! A turn is one batch of datagrams. While the first connection sends its batch, the link of the peer that comes last carries nothing, so a
 //! batch is a small part of all that is to be sent. Large batches cost less processor time a byte, which decides when there is much to send.
@@ -18,7 +18,7 @@ use quinn_proto::ConnectionHandle;
 pub(super) struct Share {
     /// The class of its most urgent bytes.
     pub(super) urgency: u8,
-    /// Its weight beside others of the same urgency: bytes that it is to send.
+    /// Its weight among connections of the same urgency: the bytes that it has to send.
     pub(super) bytes: u64,
     /// Bytes of all exchanges that are open.
     pub(super) open: u64,
@@ -46,7 +46,7 @@ fn most_urgent(waiting: &[(ConnectionHandle, Share)]) -> u8 {
 pub(super) struct Turns {
     /// By handle.
     accounts: Vec<f64>,
-    /// The account of the connection that was last. No account is below it, so a pause saves nothing up.
+    /// The account of the connection that sent last. No account is below it, so a connection gains nothing by a pause.
     floor: f64,
 }
 
@@ -67,7 +67,7 @@ impl Turns {
         Some(place)
     }
 
-    /// The one of `waiting` that was next has sent so many bytes.
+    /// The connection at `place` of `waiting` has sent `bytes` bytes.
     pub(super) fn charge(&mut self, waiting: &[(ConnectionHandle, Share)], place: usize, bytes: usize) {
         let (handle, share) = waiting[place];
         if self.accounts.len() <= handle.0 {
@@ -76,7 +76,7 @@ impl Turns {
         self.accounts[handle.0] = self.floor + bytes as f64 / share.weight(most_urgent(waiting));
     }
 
-    /// Number `handle` will mean another connection.
+    /// `handle` will name another connection.
     pub(super) fn forget(&mut self, handle: ConnectionHandle) {
         if let Some(account) = self.accounts.get_mut(handle.0) {
             *account = self.floor;
@@ -86,11 +86,11 @@ impl Turns {
 
 /// Bytes that quinn-proto was given and may not have sent; counted for each connection.
 const BYTES_ON_THE_WAY: u64 = 256 << 10;
-/// Open exchanges are sent in so many turns or more, as long as a turn is no shorter than the shortest batch.
+/// The least number of turns in which open exchanges are sent, unless a turn would be shorter than the shortest batch.
 const TURNS: u64 = 128;
 /// 16 datagrams of a path of 1,500 bytes: less would cost much more processor time (`bench/DECISIONS.md`).
 const BATCH_BYTES_MIN: u64 = 24 << 10;
-/// More than the system takes at once.
+/// The largest batch: more than the system takes in one call.
 const BATCH_BYTES_MAX: u64 = 64 << 10;
 /// A connection whose bytes are less urgent than those of another one gets this fraction of its share.
 const LESS_URGENT: f64 = 4.0;

@@ -4,8 +4,8 @@
 
 use crate::wire::URGENCY_MAX;
 
-/// The rank of the `nth` stream of a link: a more urgent stream goes first, and of two equally urgent ones the older. Ages are compared
-/// within 2^24 streams. A stream that is older than that would only wait longer.
+/// The rank of the `nth` stream of a link. A more urgent stream goes first. Of two equally urgent streams the older one goes first. Ages are
+/// compared within 2^24 streams. A stream that is older than that only waits longer.
 pub(super) fn precedence(urgency: u8, nth: u32) -> i32 {
     (i32::from(urgency) + 1) * AGES as i32 - (nth % AGES) as i32
 }
@@ -47,7 +47,7 @@ impl Handed {
         self.0[usize::from(urgency_of(precedence))] += bytes + bytes / OVERHEAD;
     }
 
-    /// quinn-proto has sent datagrams of so many bytes.
+    /// quinn-proto has sent datagrams of `bytes` bytes.
     pub(super) fn sent(&mut self, mut bytes: u64) {
         for left in self.0.iter_mut().rev() {
             let gone = bytes.min(*left);
@@ -70,7 +70,7 @@ impl Handed {
 
 const AGES: u32 = 1 << 24;
 const CLASSES: usize = URGENCY_MAX as usize + 1;
-/// One byte in so many belongs to no stream, but to headers and acknowledgements.
+/// One byte in this many belongs to headers and acknowledgements instead of streams.
 const OVERHEAD: u64 = 16;
 
 #[cfg(test)]

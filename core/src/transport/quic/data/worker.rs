@@ -1,4 +1,4 @@
-//! A worker's side: links to servers, and the exchanges under way on them.
+//! A worker's side of QUIC: links to servers, and the exchanges on them.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
@@ -30,10 +30,10 @@ use crate::types::{Done, ExchangeId, LinkId};
 /// All links and exchanges of a worker.
 pub(super) struct Worker {
     tls: Arc<QuicClientConfig>,
-    /// What `tls` shows.
+    /// The credentials that `tls` shows.
     credentials: Credentials,
     settings: Settings,
-    /// For the threads that ask for names.
+    /// For the threads that look up names.
     calls: WeakCommands<Call>,
     dials: BTreeMap<u64, Dial>,
     dials_made: u64,
@@ -57,7 +57,7 @@ enum Owner {
 
 impl Role for Worker {
     type Command = Call;
-    /// Who drops a transport waits for its thread, see `DROP_PATIENCE`.
+    /// Dropping the transport waits for its thread, see `DROP_PATIENCE`.
     const GOODBYE: Duration = Duration::from_millis(500);
 
     fn command(&mut self, net: &mut Net, call: Call) -> Option<Duration> {
@@ -231,21 +231,21 @@ impl Worker {
         self.attempt(net, self.dials_made);
     }
 
-    /// Begins an attempt: finds out the addresses.
+    /// Begins an attempt: looks up the addresses.
     fn attempt(&mut self, net: &mut Net, id: u64) {
         let Some(dial) = self.dials.get_mut(&id) else { return };
         dial.phase = Phase::Resolving;
         if let Ok(address) = dial.peer.address.parse() {
             return self.resolved(net, id, Ok(vec![address]));
         }
-        // Asking for a name blocks, and nothing bounds how long.
+        // Looking up a name blocks, and there is no bound for it. So a thread of its own does it.
         let (address, name) = (dial.peer.address.clone(), dial.peer.name.clone());
         let Some(calls) = self.calls.upgrade() else { return };
         let ask = move || {
             let addresses = resolve(&address, &name);
             drop(calls.send(Call::Resolved { dial: id, addresses }));
         };
-        if let Err(error) = std::thread::Builder::new().name("gradlane-resolve".to_owned()).spawn(ask) {
+        if let Err(error) = std::thread::Builder::new().name("gl-resolve".to_owned()).spawn(ask) {
             let error = Error::Io { what: "starting a thread".to_owned(), cause: error.to_string() };
             self.resolved(net, id, Err(error));
         }
@@ -323,7 +323,7 @@ impl Worker {
                     exchange.refused(connection);
                 }
             }
-            // Servers open none, and what has arrived is seen by the memory that comes back.
+            // Servers open no streams. The worker notices acknowledgements by the memory that comes back.
             StreamEvent::Opened { .. } | StreamEvent::Finished { .. } | StreamEvent::Available { .. } => {}
         }
     }
@@ -357,7 +357,7 @@ impl Worker {
         }
     }
 
-    /// Reads what an exchange can use now, and reports its end.
+    /// Reads the bytes that an exchange can use now, and reports its end.
     fn read(&mut self, net: &mut Net, id: ExchangeId) {
         let Some(exchange) = self.exchanges.get_mut(&id) else { return };
         let link = exchange.link;
@@ -370,7 +370,7 @@ impl Worker {
                 Step::Broken(error) => {
                     tracing::warn!(peer = known.peer.name, %error, "closing a link");
                     net.close(known.handle, CLOSE_ERROR, encode_reason(&error.told_to_peer()));
-                    // First the exchange, with what was wrong; then the others.
+                    // First ends the exchange, with the error. Then ends the link and its other exchanges.
                     self.end_exchange(net, id, &error);
                     return self.link_ended(net, link, &Error::Cancelled);
                 }
@@ -379,7 +379,7 @@ impl Worker {
         self.report(id);
     }
 
-    /// Ends an exchange; reports it now or once its memory is free.
+    /// Ends an exchange. Reports the end now, or when its memory is free.
     fn end_exchange(&mut self, net: &mut Net, id: ExchangeId, error: &Error) {
         let Some(exchange) = self.exchanges.get_mut(&id) else { return };
         let handle = self.links.get(&exchange.link).map(|link| link.handle);
@@ -391,7 +391,7 @@ impl Worker {
         self.report(id);
     }
 
-    /// Hears of the memory that came back just now.
+    /// Handles the exchanges whose memory came back.
     fn take_back(&mut self) {
         while let Ok((id, proof)) = self.returned.try_recv() {
             if let Some(exchange) = self.exchanges.get_mut(&id) {
@@ -416,7 +416,7 @@ impl Worker {
         exchange.report();
     }
 
-    /// A link is over: first its exchanges fail, then it is told.
+    /// A link is over. Fails its exchanges, and then reports the end of the link.
     fn link_ended(&mut self, net: &mut Net, id: LinkId, reason: &Error) {
         let under_way: Vec<ExchangeId> =
             self.exchanges.iter().filter(|(_, exchange)| exchange.link == id).map(|(id, _)| *id).collect();

@@ -77,7 +77,7 @@ fn a_coordinator_of_another_job_is_found_out_by_the_join_string() {
     let coordinator = Coordinator::at(&authority.site("head.example"));
     let join = crate::types::JoinString { ca_hash: [7; 32], ..coordinator.join() };
     let error = Credentials::enroll_by(Some(&authority.site(WORKER)), &join, Role::Worker, SOON).unwrap_err();
-    assert!(error.to_string().contains("is not that of the join string"), "{error}");
+    assert!(error.to_string().contains("is not the authority of the join string"), "{error}");
 }
 
 #[test]
@@ -95,7 +95,10 @@ fn a_site_cannot_make_members_and_a_member_is_no_newcomer() {
     let forged = authority.certify(&key, &["spiffe://site/ns/training/worker", &uri]);
     let tls = member_by(vec![forged.der().clone()], &key);
     let error = raw(tls, coordinator.listener.address(), |_| async {}).soon().unwrap_err();
-    assert!(matches!(&error, Error::Auth { problem, .. } if problem.contains("none for what it wants")), "{error}");
+    assert!(
+        matches!(&error, Error::Auth { problem, .. } if problem.contains("does not fit the protocol it chose")),
+        "{error}"
+    );
 
     // A member's own certificate is none of the site.
     let member = Some(Box::new(vec![enrolled.certificate()]) as Box<dyn std::any::Any>);

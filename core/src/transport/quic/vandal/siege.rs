@@ -113,7 +113,7 @@ impl Siege {
             }
             endpoint.close(CLOSE_ORDERLY, b"");
         };
-        let thread = endpoint::start("siege", socket, Settings::default().endpoint(), None, serve)?;
+        let thread = endpoint::start("gl-siege", socket, Settings::default().endpoint(), None, serve)?;
         Ok(Self { counts, thread })
     }
 

@@ -12,17 +12,17 @@ use crate::types::LinkId;
 #[derive(Default)]
 pub(super) struct Events {
     ready: Mutex<Ready>,
-    rung: Condvar,
+    woken: Condvar,
 }
 
 #[derive(Default)]
 struct Ready {
-    /// Edge-triggered: any number of rings before a thread takes them are one.
+    /// Edge-triggered: any number of wakeups before a thread takes them are one.
     woken: bool,
     happened: VecDeque<Happening>,
 }
 
-/// What happened.
+/// One event.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Happening {
     /// A process wants to connect.
@@ -30,7 +30,7 @@ pub(super) enum Happening {
     /// The peer of a link is gone, or says why it goes.
     End(LinkId),
     /// The bell of a link was rung.
-    Rung(LinkId),
+    Wakeup(LinkId),
 }
 
 impl Events {
@@ -39,19 +39,19 @@ impl Events {
     }
 
     /// Wakes one thread that sleeps here, or the next one that wants to.
-    pub(super) fn ring(&self) {
+    pub(super) fn wake(&self) {
         self.ready.lock().expect("no panic").woken = true;
-        self.rung.notify_one();
+        self.woken.notify_one();
     }
 
-    /// The bell of a link was rung.
+    /// The peer of a link woke this side.
     pub(super) fn push(&self, happening: Happening) {
         let mut ready = self.ready.lock().expect("no panic");
         if !ready.happened.contains(&happening) {
             ready.happened.push_back(happening);
         }
         drop(ready);
-        self.rung.notify_one();
+        self.woken.notify_one();
     }
 
     /// Sleeps until there is an event, or not at all if `timeout` is short.
@@ -59,7 +59,7 @@ impl Events {
         let mut ready = self.ready.lock().expect("no panic");
         let is_short = timeout.is_some_and(|timeout| timeout <= SHORT);
         while !is_short && !ready.woken && ready.happened.is_empty() {
-            ready = self.rung.wait(ready).expect("no panic");
+            ready = self.woken.wait(ready).expect("no panic");
         }
         ready.woken = false;
         ready.happened.drain(..).collect()

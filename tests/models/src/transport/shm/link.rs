@@ -35,7 +35,7 @@ impl Link {
         !self.answers.lock().expect("no panic").is_empty()
     }
 
-    /// The server writes an answer. Returns whether it must ring.
+    /// The server writes an answer. Returns whether it must wake the worker.
     pub(super) fn answer(&self, caller: usize) -> bool {
         self.answers.lock().expect("no panic").push(caller);
         fence(Ordering::SeqCst);

@@ -1,6 +1,5 @@
 //! What the threads of a worker share for its links, and what the two sides of a link share.
 
-mod bell;
 mod events;
 mod layout;
 mod link;
@@ -8,8 +7,9 @@ mod link;
 mod memory;
 #[path = "../../../../../core/src/transport/shm/poller.rs"]
 mod poller;
-#[path = "../../../../../core/src/transport/shm/seats.rs"]
-mod seats;
+mod wakeup;
+#[path = "../../../../../core/src/transport/shm/work_lock.rs"]
+mod work_lock;
 mod worker;
 
 use std::sync::Arc;
@@ -17,9 +17,9 @@ use std::sync::Arc;
 use shuttle::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use shuttle::thread;
 
-use bell::Rope;
 use memory::Memory;
-use seats::Seats;
+use wakeup::Waker;
+use work_lock::WorkLock;
 use worker::Worker;
 
 use crate::local::{Segment, Shown};
@@ -27,31 +27,31 @@ use crate::mem::Copies;
 
 pub(crate) use layout::SEGMENT_BYTES;
 
-/// At most one of three threads helps at a time, and the side's own thread, which steps aside for them, goes on in the end.
-pub fn seats() {
-    let (seats, helpers) = (Arc::new(Seats::new()), Arc::new(AtomicU32::new(0)));
+/// At most one of three threads helps at a time. The side's own thread waits for them and goes on in the end.
+pub fn work_lock() {
+    let (work, helpers) = (Arc::new(WorkLock::new()), Arc::new(AtomicU32::new(0)));
     let helping: Vec<_> = (0..3)
         .map(|_| {
-            let (seats, helpers) = (Arc::clone(&seats), Arc::clone(&helpers));
+            let (work, helpers) = (Arc::clone(&work), Arc::clone(&helpers));
             thread::spawn(move || {
-                if let Some(_helper) = seats.help() {
+                if let Some(_helper) = work.help() {
                     assert_eq!(helpers.fetch_add(1, Ordering::SeqCst), 0, "one helper at a time");
-                    let _seat = seats.sit_down(None).expect("without a limit");
+                    let _guard = work.lock(None).expect("without a limit");
                     helpers.fetch_sub(1, Ordering::SeqCst);
                 }
             })
         })
         .collect();
     for _ in 0..2 {
-        seats.step_aside();
-        drop(seats.sit_down(None).expect("without a limit"));
+        work.wait_for_helper();
+        drop(work.lock(None).expect("without a limit"));
     }
     helping.into_iter().for_each(|thread| thread.join().expect("no panic"));
-    assert!(seats.help().is_some(), "everybody has left");
+    assert!(work.help().is_some(), "everybody has left");
 }
 
-/// As [`seats`], with the helper's value built before it is known whether the thread may help: its drop says that the helper has left.
-pub fn seats_whose_refused_helper_leaves() {
+/// As [`work_lock`], with the helper's value built before it is known whether the thread may help: its drop says that the helper has left.
+pub fn work_lock_whose_refused_helper_leaves() {
     struct Helper<'a>(&'a AtomicBool);
     impl Drop for Helper<'_> {
         fn drop(&mut self) {
@@ -99,7 +99,7 @@ pub fn ring_without_a_second_look() {
 fn exchange(looks_again: bool) {
     const MESSAGES: u64 = 4;
     let (ours, theirs) = (Segment::default(), Segment::default());
-    let (to_reader, to_writer) = (Rope::default(), Rope::default());
+    let (to_reader, to_writer) = (Waker::default(), Waker::default());
     let writer = Memory::new(ours.clone(), Shown(theirs.clone()), to_reader.clone(), Copies);
     let reader = Memory::new(theirs, Shown(ours), to_writer.clone(), Copies);
     let writing = thread::spawn(move || {
@@ -109,7 +109,7 @@ fn exchange(looks_again: bool) {
             if sent - read < layout::RING_MESSAGES {
                 writer.write(sent, &[sent; layout::MESSAGE_WORDS]);
                 sent += 1;
-                writer.nudge();
+                writer.wake_reader();
                 continue;
             }
             writer.set_starved(true);
@@ -124,7 +124,7 @@ fn exchange(looks_again: bool) {
         if let Some(words) = reader.read(read, "the writer").expect("it counts right") {
             assert_eq!(words, [read; layout::MESSAGE_WORDS], "a message as it was written");
             read += 1;
-            reader.relieve();
+            reader.wake_writer();
             continue;
         }
         reader.set_asleep(true);

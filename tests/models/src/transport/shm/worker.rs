@@ -44,7 +44,7 @@ impl Worker {
             |worker, answered| {
                 for caller in 0..answered {
                     if worker.link.answer(caller) {
-                        worker.poller.events.push(Happening::Rung(LinkId(1)));
+                        worker.poller.events.push(Happening::Wakeup(LinkId(1)));
                     }
                 }
             },

@@ -8,8 +8,8 @@ use crate::error::{Error, Result};
 use crate::local::sync::{Condvar, Mutex};
 use crate::worker::Liveness;
 
-/// Bounds the bytes of unresolved submissions: a producer that runs ahead waits here.
-pub(super) struct Room {
+/// Bounds the bytes of submissions that have not ended. A caller that submits faster waits here.
+pub(super) struct SubmitBudget {
     held: Mutex<Held>,
     freed: Condvar,
     bytes_max: u64,
@@ -28,19 +28,19 @@ struct Held {
     ended: u64,
 }
 
-/// Bytes that a submission holds until it ends: dropping it makes room for others.
-pub(super) struct Entered {
-    room: Arc<Room>,
+/// The bytes that a submission holds until it ends. Dropping this makes room for others.
+pub(super) struct Reservation {
+    room: Arc<SubmitBudget>,
     bytes: u64,
 }
 
-impl Drop for Entered {
+impl Drop for Reservation {
     fn drop(&mut self) {
         self.room.leave(self.bytes);
     }
 }
 
-impl Room {
+impl SubmitBudget {
     pub(super) fn new(bytes_max: u64, bound: Duration) -> Self {
         Self { held: Mutex::default(), freed: Condvar::new(), bytes_max, bound, grace: GRACE }
     }
@@ -52,7 +52,7 @@ impl Room {
         bytes: u64,
         timeout: Option<Duration>,
         works: &dyn Fn() -> Liveness,
-    ) -> Result<Entered> {
+    ) -> Result<Reservation> {
         let full = |held: &mut Held| held.bytes > 0 && held.bytes + bytes > room.bytes_max;
         let mut guard = room.held.lock().expect(LOCK);
         if full(&mut guard) {
@@ -94,7 +94,7 @@ impl Room {
         }
         guard.bytes += bytes;
         drop(guard);
-        Ok(Entered { room: Arc::clone(room), bytes })
+        Ok(Reservation { room: Arc::clone(room), bytes })
     }
 
     fn leave(&self, bytes: u64) {
@@ -125,17 +125,17 @@ mod tests {
             asked.set(asked.get() + 1);
             Liveness::Stuck
         };
-        let held = Room::enter(&room, 10, None, &stuck);
-        assert!(matches!(Room::enter(&room, 1, None, &stuck), Err(Error::Exhausted { .. })));
+        let held = SubmitBudget::enter(&room, 10, None, &stuck);
+        assert!(matches!(SubmitBudget::enter(&room, 1, None, &stuck), Err(Error::Exhausted { .. })));
         assert_eq!(asked.get(), 2);
         drop(held);
-        assert!(Room::enter(&room, 1, None, &stuck).is_ok());
+        assert!(SubmitBudget::enter(&room, 1, None, &stuck).is_ok());
     }
 
     #[test]
     fn a_producer_waits_as_long_as_the_engine_works_at_a_long_submission() {
         let room = full();
-        let held = Cell::new(Some(Room::enter(&room, 10, None, &|| Liveness::Stuck)));
+        let held = Cell::new(Some(SubmitBudget::enter(&room, 10, None, &|| Liveness::Stuck)));
         let asked = Cell::new(0);
         let works = || {
             asked.set(asked.get() + 1);
@@ -145,12 +145,12 @@ mod tests {
             // A process that was stopped for a while seems stuck at first.
             if asked.get() % 2 == 1 { Liveness::Stuck } else { Liveness::Works { ask_in: MOMENT } }
         };
-        assert!(Room::enter(&room, 1, None, &works).is_ok());
+        assert!(SubmitBudget::enter(&room, 1, None, &works).is_ok());
         assert_eq!(asked.get(), 5);
     }
 
-    fn full() -> Arc<Room> {
-        Arc::new(Room { grace: MOMENT, ..Room::new(10, MOMENT) })
+    fn full() -> Arc<SubmitBudget> {
+        Arc::new(SubmitBudget { grace: MOMENT, ..SubmitBudget::new(10, MOMENT) })
     }
 
     const MOMENT: Duration = Duration::from_millis(1);

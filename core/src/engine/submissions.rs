@@ -1,15 +1,15 @@
-//! What handles ask of their engine, and what the engine does when an operation ends.
+//! The engine's side of its handles, and what the engine does when an operation ends.
 
 use std::ops::Range;
 use std::sync::{Arc, Weak};
 
 use super::followed::Followed;
-use super::handle::{Ended, Keeper};
-use super::room::Entered;
+use super::handle::{Ended, HandleBackend};
 use super::shared::Shared;
+use super::submit_budget::Reservation;
 use crate::worker::Liveness;
 
-/// The keeper of all single submissions of an engine, or of those of one batch.
+/// The backend of the handles of all single submissions of an engine, or of one batch.
 pub(super) struct Submissions {
     shared: Weak<Shared>,
     /// Those of a batch; `None` if the id of a handle is that of its submission.
@@ -17,13 +17,13 @@ pub(super) struct Submissions {
 }
 
 impl Submissions {
-    /// The keeper of single submissions.
-    pub(super) fn single(shared: &Arc<Shared>) -> Arc<dyn Keeper> {
+    /// The backend of the handles of single submissions.
+    pub(super) fn single(shared: &Arc<Shared>) -> Arc<dyn HandleBackend> {
         Arc::new(Self { shared: Arc::downgrade(shared), batch: None })
     }
 
-    /// The keeper of a batch.
-    pub(super) fn of_batch(shared: &Arc<Shared>, ids: Range<u64>) -> Arc<dyn Keeper> {
+    /// The backend of the handle of a batch.
+    pub(super) fn of_batch(shared: &Arc<Shared>, ids: Range<u64>) -> Arc<dyn HandleBackend> {
         Arc::new(Self { shared: Arc::downgrade(shared), batch: Some(ids) })
     }
 
@@ -32,7 +32,7 @@ impl Submissions {
     }
 }
 
-impl Keeper for Submissions {
+impl HandleBackend for Submissions {
     /// Cancels all of them, under one lock.
     fn cancel(&self, id: u64) {
         if let Some(shared) = self.shared.upgrade() {
@@ -55,7 +55,7 @@ impl Keeper for Submissions {
 /// The function that a handle calls when it resolves: makes room for other submissions, keeps an error of which the caller was not told in
 /// time, then calls `then`. `names` are the tensors, for that error.
 pub(super) fn ending(
-    room: Entered,
+    room: Reservation,
     followed: &Arc<Followed>,
     names: Arc<str>,
     then: impl FnOnce(u64) + Send + 'static,
