@@ -9,7 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gradlane import _core
 from gradlane.errors import InvalidArgumentError
+
+_CODECS = _core.names_table()["codecs"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +42,5 @@ def check_compression(compression: object) -> Compressor:
     """
     if isinstance(compression, Compressor):
         return compression
-    hint = (
-        f"Compression.{compression}" if compression in ("none", "fp16", "bf16") else "one of Compression"
-    )
+    hint = f"Compression.{compression}" if compression in _CODECS else "one of Compression"
     raise InvalidArgumentError(f"compression={compression!r} is no compressor; use {hint}")
