@@ -2,10 +2,8 @@
 //! forms.
 
 use std::fmt;
-use std::str::FromStr;
 
 use super::{DType, Op};
-use crate::error::Error;
 
 /// How a body encodes the elements of a part.
 ///
@@ -88,36 +86,18 @@ impl fmt::Display for Encoding {
     }
 }
 
-impl FromStr for Encoding {
-    type Err = Error;
-
-    fn from_str(text: &str) -> Result<Self, Error> {
-        Self::all().find(|encoding| encoding.name() == text).ok_or_else(|| Error::InvalidArgument {
-            what: format!("there is no codec {text:?}"),
-            hint: format!("use one of {}", TABLE.each_ref().map(|row| row.name).join(", ")),
-        })
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::types::WorkerId;
 
     #[test]
-    fn each_encoding_has_its_row_and_codes_and_names_round_trip() {
+    fn each_encoding_has_its_row_and_codes_round_trip() {
         for (index, encoding) in Encoding::all().enumerate() {
             assert_eq!(encoding as usize, index + 1);
             assert_eq!(Encoding::from_code(encoding as u8), Some(encoding));
-            assert_eq!(encoding.name().parse::<Encoding>(), Ok(encoding));
         }
         assert_eq!([0, TABLE.len() as u8 + 1].map(Encoding::from_code), [None; 2]);
-    }
-
-    #[test]
-    fn an_unknown_name_is_refused_with_the_names_there_are() {
-        let error = "fp8".parse::<Encoding>().unwrap_err().to_string();
-        assert!(error.contains("none, fp16, bf16"), "{error}");
     }
 
     #[test]
