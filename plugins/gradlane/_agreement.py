@@ -20,6 +20,7 @@ from gradlane import _buffers, _session
 from gradlane._handle import Handle
 from gradlane._objects import allgather
 from gradlane._operations import submit
+from gradlane._reduction import Reduction
 from gradlane.errors import Error, MismatchError, UnusedParametersError
 
 _NAMES_SHOWN_MAX = 8
@@ -30,6 +31,9 @@ _failure: tuple[int, Error] | None = None
 
 class Agreement:
     """What the gradients of a list of variables are on this worker."""
+
+    reduction = Reduction("max", priority=1)
+    """Of the marks of all workers."""
 
     def __init__(self, prefix: str, labels: Sequence[str], kinds: Sequence[str | None]) -> None:
         """Describes the gradients.
@@ -57,7 +61,7 @@ class Agreement:
         """Starts the exchange; the handle yields what `check` takes."""
         copy = self.marks[:]
         place = _buffers.locate(copy, writable=True)
-        return submit(self.name, place, place, "max", result=copy, priority=1)
+        return submit(self.name, place, place, self.reduction, result=copy)
 
     def check(self, agreed: array[int]) -> None:
         """Raises on every worker if any worker's gradients differ."""

@@ -13,6 +13,7 @@ from gradlane import _buffers, _session
 from gradlane._handle import Handle
 from gradlane._objects import allgather
 from gradlane._operations import submit
+from gradlane._reduction import Reduction
 from gradlane._sets import ProcessSet, members_of, name_in_job
 from gradlane.errors import InvalidArgumentError, MismatchError
 
@@ -56,7 +57,7 @@ class Comparison:
         self._marks = codes + array("q", [-code for code in codes])
         self._agreed = self._marks[:]
         place = _buffers.locate(self._agreed, writable=True)
-        self._handle = submit(f"{name}/alike", place, place, "max", result=None, process_set=process_set)
+        self._handle = submit(f"{name}/alike", place, place, Reduction("max", process_set=process_set), result=None)
 
     def check(self) -> None:
         """Waits for all workers, and raises on every one of them if their lists differ.
@@ -92,7 +93,7 @@ class Comparison:
             text = f"{type(self._failure).__name__}: {self._failure}".encode(errors="replace")[:_TEXT_BYTES]
             texts[own : own + len(text)] = text
         place = _buffers.locate(texts, writable=True)
-        return submit(f"{self._name}/failures", place, place, "max", result=texts, process_set=self._set)
+        return submit(f"{self._name}/failures", place, place, Reduction("max", process_set=self._set), result=texts)
 
 
 _TEXT_BYTES = 400

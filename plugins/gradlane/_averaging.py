@@ -4,28 +4,29 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gradlane._compression import Compression, Compressor, check_compression
-from gradlane._reduction import Average, ReduceOp, Sum, resolve
+from gradlane._compression import Compressor
+from gradlane._reduction import ReduceOp, Reduction, reduction_of
 from gradlane.errors import InvalidArgumentError
 
 
 @dataclass(frozen=True)
 class Averaging:
-    """The options of a wrapper.
+    """The options of a wrapper."""
+
+    reduction: Reduction
+    sparse_as_dense: bool
+
+
+def averaging_of(op: ReduceOp, compression: Compressor, sparse_as_dense: bool) -> Averaging:
+    """What the options of a wrapper ask for.
 
     Raises:
         InvalidArgumentError: gradients have no such reduction, or `compression` is none.
     """
-
-    op: ReduceOp = Average
-    compression: Compressor = Compression.none
-    sparse_as_dense: bool = False
-
-    def __post_init__(self) -> None:
-        resolve(self.op, None, None)
-        check_compression(self.compression)
-        if self.op not in (Average, Sum):
-            raise InvalidArgumentError(f"gradients have no {self.op.name}; use Average or Sum")
+    reduction = reduction_of(op, compression=compression)
+    if not reduction.is_linear:
+        raise InvalidArgumentError(f"gradients have no {op.name}; use Average or Sum")
+    return Averaging(reduction, sparse_as_dense)
 
 
 def label(position: int, variable: object) -> str:

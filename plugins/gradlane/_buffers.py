@@ -20,19 +20,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar
 
-from gradlane import _cuda_interface, _dlpack
+from gradlane import _core, _cuda_interface, _dlpack
 from gradlane.errors import InvalidArgumentError, UnsupportedError
 
-ITEM_BYTES = {
-    "float32": 4,
-    "float64": 8,
-    "float16": 2,
-    "bfloat16": 2,
-    "int32": 4,
-    "int64": 8,
-    "int8": 1,
-    "uint8": 1,
-}
+ITEM_BYTES = _core.names_table()["dtypes"]
 """The element types that are reduced, with the bytes of one element."""
 
 _KIND_OF_FORMAT = {

@@ -17,7 +17,7 @@ from gradlane._buffers import Buffer, DeviceBuffer, HostBuffer
 from gradlane._handle import Handle, begin_all, joined
 from gradlane._operations import changeable, check_name, submit
 from gradlane._overlaps import Use, check_apart, uses_of
-from gradlane._reduction import ReduceOp, resolve
+from gradlane._reduction import ReduceOp, broadcast_of, reduction_of
 from gradlane._sets import ProcessSet, check_member, members_of
 from gradlane.errors import InvalidArgumentError, UnsupportedError
 
@@ -58,21 +58,12 @@ def reduce_async(
     timeout: float | None = None,
 ) -> Handle[B]:
     """Like `reduce`, but returns at once. Do not use `buffer` until the handle is done."""
+    reduction = reduction_of(op, process_set=process_set, timeout=timeout)
     check_member(root_rank, process_set, "root_rank")
     changed, finish = changeable(buffer)
     place = _buffers.locate(changed, writable=True)
-    reduction = resolve(op, None, None).native
     # The root is a part of the name, because a name has one receiver.
-    handle = submit(
-        f"{check_name(name)}>{root_rank}",
-        place,
-        place,
-        reduction,
-        result=changed,
-        process_set=process_set,
-        receiver=root_rank,
-        timeout=timeout,
-    )
+    handle = submit(f"{check_name(name)}>{root_rank}", place, place, reduction.to(root_rank), result=changed)
     return handle if finish is None else handle.then(finish)
 
 
@@ -110,6 +101,7 @@ def reduce_scatter_async(
     timeout: float | None = None,
 ) -> Handle[B]:
     """Like `reduce_scatter`, but returns at once. Do not use the buffers until the handle is done."""
+    reduction = reduction_of(op, process_set=process_set, timeout=timeout)
     check_name(name)
     members, own = members_of(process_set), _session.rank()
     source, target = _buffers.locate(buffer, writable=False), _buffers.locate(out, writable=True)
@@ -118,22 +110,13 @@ def reduce_scatter_async(
             f"reduce_scatter of {source.len} elements of {source.dtype} into {target.len} of {target.dtype} among "
             f"{len(members)} workers; give one part for each, of the same type and in the same memory"
         )
-    reduction = resolve(op, None, None).native
     parts = {member: _part(source, position * target.len, target.len) for position, member in enumerate(members)}
     others = [Use(part, f"the part for worker {member}", False) for member, part in parts.items() if member != own]
     check_apart("reduce_scatter", [*others, *uses_of(parts[own], "the part for this worker", target, "out")])
 
     def start(member: int, part: Buffer) -> Handle[None]:
-        return submit(
-            f"{name}>{member}",
-            part,
-            target if member == own else part,
-            reduction,
-            result=None,
-            process_set=process_set,
-            receiver=member,
-            timeout=timeout,
-        )
+        place = target if member == own else part
+        return submit(f"{name}>{member}", part, place, reduction.to(member), result=None)
 
     return joined(begin_all(partial(start, *part) for part in parts.items())).then(lambda _: out)
 
@@ -171,16 +154,8 @@ def all_gather_async(
     check_apart("all_gather", uses)
 
     def start(member: int, target: Buffer) -> Handle[None]:
-        return submit(
-            f"{name}<{member}",
-            source if member == own else target,
-            target,
-            "broadcast",
-            root=member,
-            result=None,
-            process_set=process_set,
-            timeout=timeout,
-        )
+        reduction = broadcast_of(member, process_set=process_set, timeout=timeout)
+        return submit(f"{name}<{member}", source if member == own else target, target, reduction, result=None)
 
     parts = begin_all(partial(start, *part) for part in zip(members, targets, strict=True))
     return joined(parts).then(lambda _: list(outs))
@@ -272,17 +247,8 @@ def recv_async(buffer: B, source: int, name: str, *, timeout: float | None = Non
 
 def _message(name: str, source: Buffer, target: Buffer, origin: int, to: int, timeout: float | None) -> Handle[None]:
     """Starts the copy of a buffer of `origin` to `to`; this worker is one of the two."""
-    return submit(
-        f"{name}.{origin}>{to}",
-        source,
-        target,
-        "broadcast",
-        root=origin,
-        result=None,
-        process_set=ProcessSet({origin, to}),
-        receiver=to,
-        timeout=timeout,
-    )
+    copied = broadcast_of(origin, process_set=ProcessSet({origin, to}), receiver=to, timeout=timeout)
+    return submit(f"{name}.{origin}>{to}", source, target, copied, result=None)
 
 
 def _separate(sources: Sequence[Buffer]) -> list[Buffer]:

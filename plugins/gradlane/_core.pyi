@@ -6,7 +6,7 @@ arrive as the classes of `gradlane.errors`. Times are in seconds; a timeout of N
 
 from os import PathLike
 from pathlib import Path
-from typing import Literal, Self, TypedDict, final
+from typing import Literal, Protocol, Self, TypedDict, final
 
 __all__ = [
     "Batch",
@@ -22,6 +22,7 @@ __all__ = [
     "error_table",
     "find_join",
     "metrics_table",
+    "names_table",
     "operation_error",
     "read_join",
     "unwrap_join",
@@ -30,7 +31,29 @@ __all__ = [
 
 __version__: str
 
-_Op = Literal["sum", "mean", "min", "max", "weighted_mean", "broadcast"]
+class _Set(Protocol):
+    @property
+    def ranks(self) -> tuple[int, ...]: ...
+
+class _Reduction(Protocol):
+    """What is read of a `gradlane._reduction.Reduction`, which says what the fields mean."""
+
+    @property
+    def op(self) -> str: ...
+    @property
+    def root(self) -> int: ...
+    @property
+    def weight(self) -> float: ...
+    @property
+    def priority(self) -> int: ...
+    @property
+    def codec(self) -> str: ...
+    @property
+    def process_set(self) -> _Set | None: ...
+    @property
+    def receiver(self) -> int | None: ...
+    @property
+    def timeout(self) -> float | None: ...
 
 class _Alone(TypedDict):
     way: Literal["alone"]
@@ -77,6 +100,11 @@ class _ErrorRow(TypedDict):
     retryable: bool
     doc: str
     fields: list[tuple[str, str]]
+
+class _Names(TypedDict):
+    dtypes: dict[str, int]
+    ops: list[str]
+    codecs: list[str]
 
 class _MetricRow(TypedDict):
     scope: Literal["worker", "server"]
@@ -140,38 +168,25 @@ class Session:
         shape: tuple[int, ...],
         source: int,
         destination: int,
-        op: _Op,
-        root: int,
-        weight: float,
-        priority: int,
-        timeout: float | None,
+        reduction: _Reduction,
         owner: object,
         waits: bool = False,
         device: int | None = None,
         streams: tuple[int | None, int | None] = ...,
-        codec: str = "none",
-        members: list[int] | None = None,
-        receiver: int | None = None,
     ) -> Handle:
         """Starts a reduction from the memory at `source` into that at `destination`; the two may be equal.
 
         `owner` is kept alive until the memory is no longer used. With `waits` the caller waits next, and this thread
         does a part of the work, but only for a moment. The memory is on `device`, or on the host if that is None.
         `streams` are driver handles of the streams whose work so far must end before the source and the destination
-        are used. `codec` encodes the tensor between machines, if its elements are wider: "none", "fp16" or "bf16".
-        `members` are the ranks that take part, all if None. The sum goes to `receiver`, or to all members if that is
-        None; the destinations of the others do not change.
+        are used.
         """
     def submit_all(
         self,
         batch: Batch,
         sources: list[int],
         destinations: list[int] | None,
-        op: _Op,
-        root: int,
-        weight: float,
-        priority: int,
-        timeout: float | None,
+        reduction: _Reduction,
         owner: object,
         waits: bool = False,
         device: int | None = None,
@@ -179,9 +194,10 @@ class Session:
     ) -> Handle:
         """Starts the reduction of all tensors of a batch, from and into the memory at these addresses, in its order.
 
-        Without `destinations` it is in place. The first tensor has `priority`, each further one has one less than the
-        one before. `streams` are those of the sources, followed by those of the destinations if there are any; or
-        none. The other arguments are as for `submit`.
+        Without `destinations` it is in place. The first tensor has the priority of `reduction`, each further one has
+        one less than the one before. The codec is that of the batch, and all workers take part. `streams` are those of
+        the sources, followed by those of the destinations if there are any; or none. The other arguments are as for
+        `submit`.
         """
     def barrier(self, name: str, timeout: float | None) -> None: ...
     def lend(self) -> int:
@@ -199,9 +215,7 @@ class Session:
         """Adds a span of a thread, in nanoseconds since 1970; does nothing if no timeline is being recorded."""
     def next_ready(self, timeout: float) -> list[int]:
         """Ids of handles that `is_issued` became true for; waits for the first one, and is empty after `timeout`."""
-    def agree_on_empty(
-        self, name: str, dtype: str, shape: tuple[int, ...], timeout: float | None, codec: str
-    ) -> Handle:
+    def agree_on_empty(self, name: str, dtype: str, shape: tuple[int, ...], reduction: _Reduction) -> Handle:
         """Begins the first reduction of a tensor without elements, of which nothing is sent."""
     def settle(self, timeout: float | None) -> None:
         """Returns when all operations have ended for which streams wait; raises an error that nobody was told of."""
@@ -215,7 +229,7 @@ class Batch:
     """Tensors that are submitted together, round after round."""
 
     def __new__(cls, tensors: list[tuple[str, str, tuple[int, ...]]], codec: str = "none") -> Self:
-        """(name, dtype, shape) triples; at least one, and each name once. `codec` as for `Session.submit`."""
+        """(name, dtype, shape) triples; at least one, and each name once. `codec` encodes them between machines."""
     def __len__(self) -> int: ...
 
 @final
@@ -272,6 +286,9 @@ def copy_seconds(
     direction: Literal["out", "in", "both"],
 ) -> float:
     """Seconds to copy memory of a device to pinned host memory, back, or half of it each way at the same time."""
+
+def names_table() -> _Names:
+    """The names of element types, with the bytes of one element, of reductions and of codecs."""
 
 def metrics_table() -> list[_MetricRow]:
     """What workers and servers count about themselves."""

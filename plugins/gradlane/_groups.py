@@ -10,11 +10,11 @@ from functools import lru_cache
 from typing import TypeVar
 
 from gradlane import _buffers, _core, _session
-from gradlane._arguments import check_name, check_priority, check_timeout, the_rest_by_name
-from gradlane._compression import Compression, Compressor, check_compression
+from gradlane._arguments import check_name, the_rest_by_name
+from gradlane._compression import Compression, Compressor
 from gradlane._handle import Handle, Streams, together
 from gradlane._operations import agree_on_empty, by_device, changeable, check_out
-from gradlane._reduction import NativeOp, ReduceOp, resolve
+from gradlane._reduction import ReduceOp, Reduction, reduction_of
 from gradlane.errors import FailedPreconditionError, InvalidArgumentError, UnsupportedError
 
 B = TypeVar("B")
@@ -53,8 +53,8 @@ def grouped_push_pull(
         StallError: some workers did not contribute in time (they are named).
         InvalidArgumentError: a buffer cannot be reduced, or a name occurs twice. In this case nothing was sent.
     """
-    reduction = resolve(op, average, weight)
-    return _begin(buffers, name, reduction, weight, priority, compression, out, timeout, waits=True).wait()
+    reduction = reduction_of(op, average, weight, priority, compression, timeout=timeout)
+    return _begin(buffers, name, reduction, out, waits=True).wait()
 
 
 @the_rest_by_name
@@ -75,21 +75,12 @@ def grouped_push_pull_async(
     The handle is done when all operations have ended. If some failed, it raises the error of the first of them, after
     all memory is free.
     """
-    reduction = resolve(op, average, weight)
-    return _begin(buffers, name, reduction, weight, priority, compression, out, timeout, waits=False)
+    reduction = reduction_of(op, average, weight, priority, compression, timeout=timeout)
+    return _begin(buffers, name, reduction, out, waits=False)
 
 
 def _begin(
-    buffers: Sequence[B],
-    name: str | Sequence[str],
-    reduction: ReduceOp,
-    weight: float | None,
-    priority: int | None,
-    compression: Compressor,
-    out: Sequence[B] | None,
-    timeout: float | None,
-    *,
-    waits: bool,
+    buffers: Sequence[B], name: str | Sequence[str], reduction: Reduction, out: Sequence[B] | None, *, waits: bool
 ) -> Handle[list[B]]:
     given = list(buffers)
     names = names_of(name, len(given))
@@ -114,13 +105,9 @@ def _begin(
         tuple(source.shape for source in sources),
         [source.address for source in sources],
         None if out is None else [target.address for target in targets],
-        reduction.native,
+        reduction,
         owner=(sources, targets),
         result=results,
-        weight=1.0 if weight is None else weight,
-        priority=check_priority(priority),
-        codec=check_compression(compression).codec,
-        timeout=timeout,
         waits=waits,
         devices=[source.device for source in sources],
         streams=[place.stream for place in (sources if out is None else sources + targets)],
@@ -136,15 +123,10 @@ def submit_all(
     shapes: tuple[tuple[int, ...], ...],
     sources: list[int],
     targets: list[int] | None,
-    op: NativeOp,
+    reduction: Reduction,
     *,
     owner: object,
     result: T,
-    root: int = 0,
-    weight: float = 1.0,
-    priority: int = 0,
-    codec: str = "none",
-    timeout: float | None = None,
     waits: bool = False,
     devices: Sequence[int | None] = (),
     streams: Sequence[int | None] = (),
@@ -152,7 +134,8 @@ def submit_all(
 ) -> Handle[T]:
     """Starts one operation on memory at these addresses; the shapes give its length. Without `targets` it is in place.
 
-    The handle yields `result`. With `waits` the caller waits for it next, and this thread does a part of the work.
+    All workers take part. The first tensor has the priority of `reduction`, each further one has one less. The handle
+    yields `result`. With `waits` the caller waits for it next, and this thread does a part of the work.
 
     Args:
         devices: the device of each tensor, None for the host; empty if all are in host memory.
@@ -160,14 +143,13 @@ def submit_all(
             memory is used, if any; empty if all are in host memory.
         current: the streams in which the framework uses the results; without them the handle waits for their end.
     """
+    assert reduction.process_set is None and reduction.receiver is None, "tensors that share messages are those of all"
     session = _session.session()
-    check_timeout(timeout)
-    _session.note_timeout(timeout)
-    priority = check_priority(priority)
-    batch, kept = _batch(names, dtypes, shapes, codec)
+    _session.note_timeout(reduction.timeout)
+    batch, kept = _batch(names, dtypes, shapes, reduction.codec)
     meetings: list[_core.Handle] = []
     for i in set(range(len(names))).difference(kept) if len(kept) < len(names) else ():
-        meeting = agree_on_empty(session, names[i], dtypes[i], shapes[i], codec, timeout)
+        meeting = agree_on_empty(session, names[i], dtypes[i], shapes[i], reduction)
         if meeting is not None:
             meetings.append(meeting)
     if batch is None:
@@ -180,11 +162,7 @@ def submit_all(
             batch,
             sources if whole else [sources[i] for i in members],
             targets if whole or targets is None else [targets[i] for i in members],
-            op,
-            root,
-            weight,
-            priority - members[0],
-            timeout,
+            reduction.at(members[0]),
             owner,
             waits,
             device,
@@ -197,7 +175,8 @@ def submit_all(
     natives: list[_core.Handle] = []
     try:
         for members in by_device(kept, devices.__getitem__):
-            part, _ = _batch(*(tuple(column[i] for i in members) for column in (names, dtypes, shapes)), codec)
+            columns = (tuple(column[i] for i in members) for column in (names, dtypes, shapes))
+            part, _ = _batch(*columns, reduction.codec)
             assert part is not None, "only what is not empty was kept"
             natives.append(begin(part, members, devices[members[0]], False))
     except BaseException:

@@ -27,6 +27,7 @@ from typing import Any
 from gradlane import _buffers, _plain, _session
 from gradlane._handle import Handle, begin_all, joined
 from gradlane._operations import check_name, check_root, submit
+from gradlane._reduction import Reduction, broadcast_of
 from gradlane._sets import ProcessSet, members_of, name_in_job
 from gradlane.errors import AuthError, InvalidArgumentError
 
@@ -65,9 +66,8 @@ class Gathering:
         own = _session.rank() if process_set is None else process_set.rank()
         self._lengths[own] = len(content) if self._failure is None else -len(content)
         place = _buffers.locate(self._lengths, writable=True)
-        self._announced = submit(
-            f"{name}.lengths", place, place, "sum", result=None, process_set=process_set, timeout=timeout
-        )
+        lengths = Reduction("sum", process_set=process_set, timeout=timeout)
+        self._announced = submit(f"{name}.lengths", place, place, lengths, result=None)
 
     def exchange(self) -> list[Handle[memoryview]]:
         """Waits for the lengths and starts the transfers; the handles, in rank order, yield the bytes."""
@@ -92,7 +92,8 @@ class Gathering:
 
     def _transfer(self, root: int, length: int) -> Handle[memoryview]:
         payload = self._payload if root == _session.rank() else None
-        return _transfer(payload, length, root, f"{self._name}.{root}", self._set, self._timeout)
+        reduction = broadcast_of(root, process_set=self._set, timeout=self._timeout)
+        return _transfer(payload, length, f"{self._name}.{root}", reduction)
 
 
 def allgather(
@@ -194,17 +195,9 @@ def broadcast_bytes(
     if failure is not None:
         length[0] = -length[0]
     place = _buffers.locate(length, writable=True)
-    submit(
-        f"{name}.length",
-        place,
-        place,
-        "broadcast",
-        result=None,
-        root=root_rank,
-        process_set=process_set,
-        timeout=timeout,
-    ).wait()
-    received = _transfer(payload, abs(length[0]), root_rank, f"{name}.{root_rank}", process_set, timeout).wait()
+    reduction = broadcast_of(root_rank, process_set=process_set, timeout=timeout)
+    submit(f"{name}.length", place, place, reduction, result=None).wait()
+    received = _transfer(payload, abs(length[0]), f"{name}.{root_rank}", reduction).wait()
     if failure is not None:
         raise failure
     if length[0] < 0:
@@ -251,14 +244,9 @@ def _mac(pickled: bytes | memoryview, operation: str, name: str, sender: int) ->
 
 
 def _transfer(
-    payload: bytes | bytearray | memoryview | None,
-    length: int,
-    root: int,
-    name: str,
-    process_set: ProcessSet | None,
-    timeout: float | None,
+    payload: bytes | bytearray | memoryview | None, length: int, name: str, reduction: Reduction
 ) -> Handle[memoryview]:
-    """Broadcasts `length` bytes; `payload` is given on `root` alone."""
+    """Broadcasts `length` bytes; `payload` is given on the root alone."""
     if length == 0:
         return Handle(None, lambda: memoryview(bytearray()))
     sizes = blocks(length)
@@ -268,16 +256,7 @@ def _transfer(
 
     def start(begin: int, size: int) -> Handle[None]:
         place = _buffers.locate(room[begin : begin + size], writable=True)
-        return submit(
-            f"{name}.{size}",
-            place,
-            place,
-            "broadcast",
-            result=None,
-            root=root,
-            process_set=process_set,
-            timeout=timeout,
-        )
+        return submit(f"{name}.{size}", place, place, reduction, result=None)
 
     begins = itertools.accumulate(sizes, initial=0)
     return joined(begin_all(partial(start, *block) for block in zip(begins, sizes, strict=False))).then(

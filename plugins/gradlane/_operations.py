@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 
 from gradlane import _buffers, _core, _session
 from gradlane._arguments import check_name as check_name
-from gradlane._arguments import check_priority, check_timeout, the_rest_by_name
+from gradlane._arguments import check_timeout, the_rest_by_name
 from gradlane._buffers import Buffer
 from gradlane._compression import Compression, Compressor, check_compression
 from gradlane._handle import Handle, Streams
-from gradlane._reduction import NativeOp, ReduceOp, resolve
+from gradlane._reduction import ReduceOp, Reduction, broadcast_of, reduction_of
 from gradlane._sets import ProcessSet, check_member
 from gradlane.errors import InvalidArgumentError
 
@@ -64,8 +64,8 @@ def push_pull(
         FailedPreconditionError: its stream is being captured into a graph.
         DeviceError: the device failed.
     """
-    reduction = resolve(op, average, weight)
-    return _begin(buffer, name, reduction, weight, priority, compression, out, process_set, timeout, waits=True).wait()
+    reduction = reduction_of(op, average, weight, priority, compression, process_set, timeout)
+    return _begin(buffer, name, reduction, out, waits=True).wait()
 
 
 @the_rest_by_name
@@ -83,40 +83,16 @@ def push_pull_async(
     timeout: float | None = None,
 ) -> Handle[T]:
     """Like `push_pull`, but returns at once. Do not use `buffer` or `out` until the handle is done, nor resize them."""
-    reduction = resolve(op, average, weight)
-    return _begin(buffer, name, reduction, weight, priority, compression, out, process_set, timeout, waits=False)
+    reduction = reduction_of(op, average, weight, priority, compression, process_set, timeout)
+    return _begin(buffer, name, reduction, out, waits=False)
 
 
-def _begin(
-    buffer: T,
-    name: str,
-    reduction: ReduceOp,
-    weight: float | None,
-    priority: int | None,
-    compression: Compressor,
-    out: T | None,
-    process_set: ProcessSet | None,
-    timeout: float | None,
-    *,
-    waits: bool,
-) -> Handle[T]:
+def _begin(buffer: T, name: str, reduction: Reduction, out: T | None, *, waits: bool) -> Handle[T]:
     changed, finish = changeable(buffer) if out is None else (out, None)
     target = _buffers.locate(changed, writable=True)
     source = target if out is None else _buffers.locate(buffer, writable=False)
     check_out(source, target)
-    handle = submit(
-        name,
-        source,
-        target,
-        reduction.native,
-        result=changed,
-        weight=1.0 if weight is None else weight,
-        priority=check_priority(priority),
-        codec=check_compression(compression).codec,
-        process_set=process_set,
-        timeout=timeout,
-        waits=waits,
-    )
+    handle = submit(name, source, target, reduction, result=changed, waits=waits)
     return handle if finish is None else handle.then(finish)
 
 
@@ -151,18 +127,8 @@ def broadcast(
     """
     changed, finish = changeable(buffer)
     place = _buffers.locate(changed, writable=True)
-    root = check_root(root_rank, process_set)
-    handle = submit(
-        name,
-        place,
-        place,
-        "broadcast",
-        result=changed,
-        root=root,
-        process_set=process_set,
-        timeout=timeout,
-        waits=True,
-    )
+    reduction = broadcast_of(check_root(root_rank, process_set), process_set=process_set, timeout=timeout)
+    handle = submit(name, place, place, reduction, result=changed, waits=True)
     return (handle if finish is None else handle.then(finish)).wait()
 
 
@@ -238,78 +204,62 @@ def barrier(name: str = "barrier", *, process_set: ProcessSet | None = None, tim
         _session.session().barrier(name, timeout)
         return
     place = _buffers.locate(bytearray(1), writable=True)
-    submit(f"barrier {name}", place, place, "max", result=None, process_set=process_set, timeout=timeout).wait()
+    submit(
+        f"barrier {name}", place, place, Reduction("max", process_set=process_set, timeout=timeout), result=None
+    ).wait()
 
 
 def submit(
     name: str,
     source: Buffer,
     target: Buffer,
-    op: NativeOp,
+    reduction: Reduction,
     *,
     result: T,
-    root: int = 0,
-    weight: float = 1.0,
-    priority: int = 0,
-    codec: str = "none",
-    process_set: ProcessSet | None = None,
-    receiver: int | None = None,
-    timeout: float | None = None,
     waits: bool = False,
     streams: Streams | None = None,
 ) -> Handle[T]:
     """Starts one operation on located memory; the handle yields `result`.
 
-    With `waits` the caller waits for it next, and this thread does a part of the work. Only the rank `receiver` gets
-    the result, if one is given. `streams` are those in which the framework uses a result on a device; without them the
-    handle waits for its end.
+    With `waits` the caller waits for it next, and this thread does a part of the work. `streams` are those in which the
+    framework uses a result on a device; without them the handle waits for its end.
     """
     session = _session.session()
     check_name(name)
-    check_timeout(timeout)
-    _session.note_timeout(timeout)
-    priority = check_priority(priority)
-    members: list[int] | None = None
-    if process_set is not None:
-        process_set.rank()  # raises if this worker is not a member
-        name, members = process_set.name_of(name), list(process_set.ranks)
-    if source.len == 0 and (members is not None or receiver is not None):
-        return Handle(None, lambda: result)
+    _session.note_timeout(reduction.timeout)
+    members = reduction.process_set
+    if members is not None:
+        members.rank()  # raises if this worker is not a member
+        name = members.name_of(name)
     if source.len == 0:
-        meeting = agree_on_empty(session, name, source.dtype, source.shape, codec, timeout)
-        return Handle(None, lambda: result) if meeting is None else Handle(meeting, lambda: result)
+        is_told = members is None and reduction.receiver is None
+        meeting = agree_on_empty(session, name, source.dtype, source.shape, reduction) if is_told else None
+        return Handle(meeting, lambda: result)
     native = session.submit(
         name,
         source.dtype,
         source.shape,
         source.address,
         target.address,
-        op,
-        root,
-        weight,
-        priority,
-        timeout,
+        reduction,
         # Held until the host has seen the end of the operation. Then nothing on the device uses the memory any more, so
         # the framework may reuse it, and its allocator need not know our streams (PyTorch: record_stream).
         (source.owner, target.owner),
         waits,
         source.device,
         (source.stream, target.stream),
-        codec,
-        members,
-        receiver,
     )
     return Handle(native, lambda: result, streams)
 
 
 def agree_on_empty(
-    session: _core.Session, name: str, dtype: str, shape: tuple[int, ...], codec: str, timeout: float | None
+    session: _core.Session, name: str, dtype: str, shape: tuple[int, ...], reduction: Reduction
 ) -> _core.Handle | None:
     """Begins to reduce a tensor without elements, of which nothing is sent.
 
     In its first round the workers agree that none has elements. Returns the handle of that, and None in later rounds.
     """
-    tensor = (_session.generation(), name, dtype, tuple(shape), codec)
+    tensor = (_session.generation(), name, dtype, tuple(shape), reduction.codec)
     if tensor in _agreed_empty:
         return None
     meeting = _agreeing.get(tensor)
@@ -320,7 +270,7 @@ def agree_on_empty(
             return None
         meeting = None
     if meeting is None:
-        meeting = _agreeing[tensor] = session.agree_on_empty(name, dtype, tuple(shape), timeout, codec)
+        meeting = _agreeing[tensor] = session.agree_on_empty(name, dtype, tuple(shape), reduction)
     return meeting
 
 

@@ -1,13 +1,18 @@
-"""The reductions, under the names that users write."""
+"""How tensors are reduced: the operations under the names that users write, and all options of a call as one value."""
 
 from __future__ import annotations
 
 import enum
+from dataclasses import dataclass
 from typing import Literal
 
+from gradlane._arguments import check_priority, check_timeout
+from gradlane._compression import Compression, Compressor, check_compression
+from gradlane._sets import ProcessSet
 from gradlane.errors import InvalidArgumentError
 
 NativeOp = Literal["sum", "mean", "min", "max", "weighted_mean", "broadcast"]
+"""The names of the operations in the native module."""
 
 
 class ReduceOp(enum.Enum):
@@ -28,8 +33,8 @@ class ReduceOp(enum.Enum):
 
     @property
     def native(self) -> NativeOp:
-        """The name in the native module."""
-        return self.value
+        """The name in the native module. Not by `value`, which costs as much as the rest of a small call's checks."""
+        return self._value_
 
 
 Average = ReduceOp.AVERAGE
@@ -39,11 +44,135 @@ Max = ReduceOp.MAX
 WeightedAverage = ReduceOp.WEIGHTED_AVERAGE
 
 
-def resolve(op: ReduceOp | None, average: bool | None, weight: float | None) -> ReduceOp:
-    """The reduction for `op` or its old form `average`; `Average` if neither is given.
+# `__init__` is written by hand, because that of a frozen dataclass takes twice as long, and each call makes a value.
+@dataclass(frozen=True, slots=True, init=False)
+class Reduction:
+    """How a tensor is reduced: all that a call says, except for its memory and its name.
+
+    The functions that users call make it of their arguments, and everything below them passes it on. The native module
+    reads its fields, and has a value of the same name.
+    """
+
+    op: NativeOp
+    root: int
+    """The rank whose bytes all get in a broadcast."""
+    weight: float
+    """This worker's weight in a weighted mean; 1 elsewhere."""
+    priority: int
+    """Higher goes first; only the order matters."""
+    codec: str
+    """The engine's name of the encoding between machines. Integers and types that are as narrow are sent unchanged."""
+    process_set: ProcessSet | None
+    """The workers that take part; None for all."""
+    receiver: int | None
+    """The rank that alone gets the result; None if all that take part get it."""
+    timeout: float | None
+    """Seconds for the whole operation; None for the job's step timeout."""
+
+    def __init__(
+        self,
+        op: NativeOp = "mean",
+        *,
+        root: int = 0,
+        weight: float = 1.0,
+        priority: int = 0,
+        codec: str = "none",
+        process_set: ProcessSet | None = None,
+        receiver: int | None = None,
+        timeout: float | None = None,
+    ) -> None:
+        """Checks the set and the time, which users give to all functions.
+
+        Raises:
+            InvalidArgumentError: it is no set, or no time.
+        """
+        if process_set is not None and not isinstance(process_set, ProcessSet):
+            raise InvalidArgumentError(
+                f"process_set={process_set!r} is no process set; give gradlane.ProcessSet, made of a list of ranks"
+            )
+        if timeout is not None:
+            check_timeout(timeout)
+        _set_op(self, op)
+        _set_root(self, root)
+        _set_weight(self, weight)
+        _set_priority(self, priority)
+        _set_codec(self, codec)
+        _set_process_set(self, process_set)
+        _set_receiver(self, receiver)
+        _set_timeout(self, timeout)
+
+    @property
+    def is_linear(self) -> bool:
+        """Whether it is a sum or an average, so that gradients can pass through it."""
+        return self.op in ("sum", "mean")
+
+    @property
+    def timeout_ms(self) -> int:
+        """The timeout as op libraries take it: in milliseconds, 0 for the job's step timeout."""
+        return 0 if self.timeout is None else max(1, round(min(self.timeout * 1000, 2.0**62)))
+
+    def at(self, position: int) -> Reduction:
+        """That of the tensor at this position of a list: each has a priority one less than the one before."""
+        return self._but(priority=self.priority - position) if position else self
+
+    def with_priority(self, priority: int) -> Reduction:
+        """The same with another priority, which is checked."""
+        return self._but(priority=check_priority(priority))
+
+    def summed(self) -> Reduction:
+        """The sum in its place."""
+        return self._but(op="sum", weight=1.0)
+
+    def weighted(self, weight: float) -> Reduction:
+        """The weighted mean in its place, with this worker's weight."""
+        return self._but(op="weighted_mean", weight=weight)
+
+    def to(self, receiver: int) -> Reduction:
+        """The same, whose result only this rank gets."""
+        return self._but(receiver=receiver)
+
+    def _but(
+        self,
+        op: NativeOp | None = None,
+        weight: float | None = None,
+        priority: int | None = None,
+        receiver: int | None = None,
+    ) -> Reduction:
+        """The same with other fields. `dataclasses.replace` takes twice as long."""
+        return Reduction(
+            self.op if op is None else op,
+            root=self.root,
+            weight=self.weight if weight is None else weight,
+            priority=self.priority if priority is None else priority,
+            codec=self.codec,
+            process_set=self.process_set,
+            receiver=self.receiver if receiver is None else receiver,
+            timeout=self.timeout,
+        )
+
+
+_set_op, _set_root, _set_weight, _set_priority, _set_codec, _set_process_set, _set_receiver, _set_timeout = [
+    getattr(Reduction, name).__set__ for name in Reduction.__slots__
+]
+
+AVERAGE = Reduction()
+"""That of a call without options."""
+
+
+def reduction_of(
+    op: ReduceOp | None = None,
+    average: bool | None = None,
+    weight: float | None = None,
+    priority: int | None = None,
+    compression: Compressor = Compression.none,
+    process_set: ProcessSet | None = None,
+    timeout: float | None = None,
+) -> Reduction:
+    """What the options of a call ask for. `average` is the old form of `op`; without both it is an average.
 
     Raises:
-        InvalidArgumentError: they contradict each other, one is no reduction, or the reduction takes no `weight`.
+        InvalidArgumentError: `op` and `average` contradict each other, the reduction takes no `weight`, or an argument
+            is not what it should be.
     """
     if op is not None and not isinstance(op, ReduceOp):
         raise InvalidArgumentError(f"op={op!r} is no reduction; use gradlane.{_meant(op)}")
@@ -52,10 +181,27 @@ def resolve(op: ReduceOp | None, average: bool | None, weight: float | None) -> 
         if op is not None and op is not spelled:
             raise InvalidArgumentError(f"average={average} contradicts op={op.name}; give one of the two")
         op = spelled
-    op = Average if op is None else op
     if weight is not None and op is not WeightedAverage:
-        raise InvalidArgumentError(f"op={op.name} takes no weight; use op=gradlane.WeightedAverage")
-    return op
+        raise InvalidArgumentError(f"op={(op or Average).name} takes no weight; use op=gradlane.WeightedAverage")
+    compression = check_compression(compression)
+    no_more = priority is None and process_set is None and timeout is None
+    if no_more and (op is None or op is Average) and compression is Compression.none:
+        return AVERAGE
+    return Reduction(
+        "mean" if op is None else op.native,
+        weight=1.0 if weight is None else weight,
+        priority=check_priority(priority),
+        codec=compression.codec,
+        process_set=process_set,
+        timeout=timeout,
+    )
+
+
+def broadcast_of(
+    root: int, *, process_set: ProcessSet | None = None, receiver: int | None = None, timeout: float | None = None
+) -> Reduction:
+    """That of a broadcast of the bytes of `root`, a rank in the job, to all that take part or to `receiver` alone."""
+    return Reduction("broadcast", root=root, process_set=process_set, receiver=receiver, timeout=timeout)
 
 
 def _meant(op: object) -> str:

@@ -18,7 +18,7 @@ from typing import Generic, Literal, TypeVar
 from gradlane import _buffers, _session
 from gradlane._handle import Handle
 from gradlane._operations import submit
-from gradlane._reduction import NativeOp
+from gradlane._reduction import NativeOp, Reduction
 from gradlane._sets import ProcessSet, members_of
 from gradlane.errors import FailedPreconditionError, UnusedParametersError
 
@@ -195,12 +195,5 @@ class Window(Generic[T]):
 
     def _exchange(self, marks: bytearray, name: str, op: NativeOp) -> Handle[bytearray]:
         place = _buffers.locate(marks, writable=True)
-        return submit(
-            f"{self._namespace}/{name}",
-            place,
-            place,
-            op,
-            result=marks,
-            priority=_MARKS_PRIORITY,
-            process_set=self._set,
-        )
+        reduction = Reduction(op, priority=_MARKS_PRIORITY, process_set=self._set)
+        return submit(f"{self._namespace}/{name}", place, place, reduction, result=marks)

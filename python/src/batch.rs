@@ -1,7 +1,8 @@
 //! `gradlane._core.Batch`: tensors that are submitted together.
 
 use gradlane_core::Result;
-use gradlane_core::types::{CodecSpec, TensorSpec};
+use gradlane_core::types::TensorSpec;
+use gradlane_session::{codec_named, dtype_named};
 use pyo3::prelude::*;
 
 use crate::errors;
@@ -28,8 +29,9 @@ impl Batch {
 
 /// Reads tensors from `(name, dtype, shape)` triples. All get this codec if it can encode their elements.
 pub(crate) fn specs(tensors: Vec<(String, String, Vec<u64>)>, codec: &str) -> Result<Vec<TensorSpec>> {
-    let codec: CodecSpec = codec.parse()?;
-    let spec =
-        |(name, dtype, shape): (String, String, _)| Ok(TensorSpec::new(name, dtype.parse()?, shape).with_codec(codec));
+    let codec = codec_named(codec)?;
+    let spec = |(name, dtype, shape): (String, String, _)| {
+        Ok(TensorSpec::new(name, dtype_named(&dtype)?, shape).with_codec(codec))
+    };
     tensors.into_iter().map(spec).collect()
 }

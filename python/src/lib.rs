@@ -16,6 +16,7 @@ mod lent;
 mod metrics;
 mod own_process;
 mod owners;
+mod reduction;
 mod session;
 mod wait;
 
@@ -30,6 +31,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(copies::copy_seconds, module)?)?;
     errors::register(module)?;
     metrics::register(module)?;
+    reduction::register(module)?;
     lent::register(module)?;
     launch::register(module)
 }

@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
-use gradlane_core::engine::{self, BatchSubmission, Submission, Thread};
+use gradlane_core::Result;
+use gradlane_core::engine::{self, Thread};
 use gradlane_core::metrics::prometheus;
-use gradlane_core::types::{Op, Priority, TensorSpec, WorkerId};
-use gradlane_core::{Error, Result};
+use gradlane_core::types::TensorSpec;
 use gradlane_session::c::LentSession;
-use gradlane_session::{Completions, Found, JoinRequest, Lent, Place, config, published, tensor_bytes};
+use gradlane_session::{Completions, Found, JoinRequest, Lent, Place, config, dtype_named, published, tensor_bytes};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 
@@ -20,6 +20,7 @@ use crate::handle::Handle;
 use crate::metrics;
 use crate::own_process::Own;
 use crate::owners::{Owners, release};
+use crate::reduction::Reduction;
 use crate::wait::{SLICE, duration, in_background, wait_interruptibly};
 
 /// The membership of a process in a job. All blocking calls release the interpreter lock.
@@ -126,9 +127,8 @@ impl Session {
 
     /// Submits a reduction. `source` and `destination` are addresses; the shape gives their length, and `owner` keeps them valid. With
     /// `waits` the caller waits for it next, and this thread does a part of the work. The memory is on `device`, or on the host; the work
-    /// so far of `streams` must end before source and destination are used. `codec` encodes the tensor on the wire. `members` are the ranks
-    /// that take part, or all; the sum goes to `receiver`, or to all of them.
-    #[pyo3(signature = (name, dtype, shape, source, destination, op, root, weight, priority, timeout, owner, waits = false, device = None, streams = (None, None), codec = "none", members = None, receiver = None))]
+    /// so far of `streams` must end before source and destination are used.
+    #[pyo3(signature = (name, dtype, shape, source, destination, reduction, owner, waits = false, device = None, streams = (None, None)))]
     #[expect(clippy::too_many_arguments, reason = "called once from Python, per tensor")]
     #[expect(unsafe_code, reason = "Python gives addresses")]
     fn submit(
@@ -139,46 +139,33 @@ impl Session {
         shape: Vec<u64>,
         source: usize,
         destination: usize,
-        op: &str,
-        root: u32,
-        weight: f64,
-        priority: i32,
-        timeout: Option<f64>,
+        reduction: Reduction,
         owner: Py<PyAny>,
         waits: bool,
         device: Option<u16>,
         streams: (Option<u64>, Option<u64>),
-        codec: &str,
-        members: Option<Vec<u32>>,
-        receiver: Option<u32>,
     ) -> PyResult<Handle> {
-        let parts = self.0.get(py)?;
+        let (parts, Reduction(reduction)) = (self.0.get(py)?, reduction);
         release(py, &parts.owners);
         let inner = parts.hand_in(py, owner, |ended| {
-            let op = reduction(op, root)?;
-            let participants = parts.inner.participants(members.as_deref(), receiver)?;
-            let tensor = TensorSpec::new(name, dtype.parse()?, shape).with_codec(codec.parse()?);
-            let tensor = tensor.with_participants(participants);
+            let tensor = parts.inner.declaration(TensorSpec::new(name, dtype_named(dtype)?, shape), &reduction)?;
             let bytes = tensor_bytes(&tensor)?;
             let mut lender = parts.inner.lender(device);
             let (from, to) = streams;
             // SAFETY: the package's Python code takes the address and the length from one tensor, whose owner `hand_in` holds until the
             // operation has ended. The public documentation requires that nothing else writes to it meanwhile.
-            let (source, destination) =
-                unsafe { (lender.lend(source, bytes, from)?, lender.lend(destination, bytes, to)?) };
-            let (priority, timeout) = (Priority(priority), timeout.map(duration));
-            let submission = Submission { tensor, source, destination, op, weight, priority, timeout };
-            parts.inner.submit(submission, waits.then_some(SLICE), ended)
+            let memory = unsafe { (lender.lend(source, bytes, from)?, lender.lend(destination, bytes, to)?) };
+            parts.inner.submit(reduction.submission(tensor, memory), waits.then_some(SLICE), ended)
         });
         let inner = inner.map_err(|error| errors::raise(py, &error))?;
         Ok(Handle::new(inner, Arc::clone(&parts.owners)))
     }
 
     /// Submits the reduction of all tensors of a batch at once. `sources` and, unless it is in place, `destinations` are addresses in the
-    /// batch's order; the shapes give their lengths, and `owner` keeps them valid. The first tensor has `priority`, each further one has
-    /// one less than the one before. `waits` and `device` are as for `submit`. `streams` are those of the sources, followed by those of the
-    /// destinations if there are any; or none.
-    #[pyo3(signature = (batch, sources, destinations, op, root, weight, priority, timeout, owner, waits = false, device = None, streams = Vec::new()))]
+    /// batch's order; the shapes give their lengths, and `owner` keeps them valid. The first tensor has the priority of `reduction`, each
+    /// further one has one less than the one before. The codec is that of the batch, and all workers take part. `waits` and `device` are as
+    /// for `submit`. `streams` are those of the sources, followed by those of the destinations if there are any; or none.
+    #[pyo3(signature = (batch, sources, destinations, reduction, owner, waits = false, device = None, streams = Vec::new()))]
     #[expect(clippy::too_many_arguments, reason = "called once from Python, per batch")]
     #[expect(unsafe_code, reason = "Python gives addresses")]
     fn submit_all(
@@ -187,26 +174,20 @@ impl Session {
         batch: PyRef<'_, Batch>,
         sources: Vec<usize>,
         destinations: Option<Vec<usize>>,
-        op: &str,
-        root: u32,
-        weight: f64,
-        priority: i32,
-        timeout: Option<f64>,
+        reduction: Reduction,
         owner: Py<PyAny>,
         waits: bool,
         device: Option<u16>,
         streams: Vec<Option<u64>>,
     ) -> PyResult<Handle> {
-        let parts = self.0.get(py)?;
+        let (parts, Reduction(reduction)) = (self.0.get(py)?, reduction);
         release(py, &parts.owners);
-        let (batch, timeout) = (&*batch, timeout.map(duration));
+        let batch = &*batch;
         let inner = parts.hand_in(py, owner, |ended| {
-            let op = reduction(op, root)?;
             let lent = Lent { sources: &sources, destinations: destinations.as_deref(), streams: &streams };
             // SAFETY: as for `submit`; `owner` keeps all of these tensors.
-            let members = unsafe { batch.inner.lend(parts.inner.lender(device), lent, priority) }?;
-            let submission = BatchSubmission { batch: batch.inner.tensors(), members, op, weight, timeout };
-            parts.inner.submit_all(submission, waits.then_some(SLICE), ended)
+            let members = unsafe { batch.inner.lend(parts.inner.lender(device), lent, reduction.priority) }?;
+            parts.inner.submit_all(reduction.of_batch(&batch.inner, members), waits.then_some(SLICE), ended)
         });
         let inner = inner.map_err(|error| errors::raise(py, &error))?;
         Ok(Handle::new(inner, Arc::clone(&parts.owners)))
@@ -219,12 +200,11 @@ impl Session {
         name: String,
         dtype: &str,
         shape: Vec<u64>,
-        timeout: Option<f64>,
-        codec: &str,
+        reduction: Reduction,
     ) -> PyResult<Handle> {
-        let parts = self.0.get(py)?;
-        let spec = dtype.parse().and_then(|dtype| Ok(TensorSpec::new(name, dtype, shape).with_codec(codec.parse()?)));
-        let begun = spec.and_then(|spec| py.detach(|| parts.inner.agree_on_empty(spec, timeout.map(duration))));
+        let (parts, Reduction(reduction)) = (self.0.get(py)?, reduction);
+        let tensor = dtype_named(dtype).map(|dtype| TensorSpec::new(name, dtype, shape).with_codec(reduction.codec));
+        let begun = tensor.and_then(|tensor| py.detach(|| parts.inner.agree_on_empty(tensor, reduction.timeout)));
         let inner = begun.map_err(|error| errors::raise(py, &error))?;
         parts.completions.watch(&inner);
         Ok(Handle::new(inner, Arc::clone(&parts.owners)))
@@ -350,22 +330,4 @@ impl Parts {
         self.owners.hold(handle.id(), owner);
         Ok(handle)
     }
-}
-
-/// Parses Python's name of the operation.
-fn reduction(op: &str, root: u32) -> Result<Op> {
-    Ok(match op {
-        "sum" => Op::Sum,
-        "mean" => Op::Mean,
-        "min" => Op::Min,
-        "max" => Op::Max,
-        "weighted_mean" => Op::WeightedMean,
-        "broadcast" => Op::Broadcast { root: WorkerId(root) },
-        other => {
-            return Err(Error::InvalidArgument {
-                what: format!("op {other:?}"),
-                hint: "use sum, mean, min, max, weighted_mean or broadcast".to_owned(),
-            });
-        }
-    })
 }

@@ -12,6 +12,7 @@ import gradlane
 import numpy as np
 import pytest
 from gradlane import _core, _dlpack, errors
+from gradlane._reduction import Reduction
 from processes import TRANSPORTS, run_python
 
 SETTINGS = {"step_timeout": "500ms", "stall_warn": "100ms"}
@@ -230,4 +231,4 @@ def join(text, *, rank=None, **place):
 def submit(session, name, *, length=3, dtype="float64", op="sum", timeout=None):
     values = array.array("d", bytes(8 * length))
     address, _ = values.buffer_info()
-    return session.submit(name, dtype, (length,), address, address, op, 0, 1.0, 0, timeout, values)
+    return session.submit(name, dtype, (length,), address, address, Reduction(op, timeout=timeout), values)

@@ -3,6 +3,7 @@
 import gradlane
 import numpy as np
 import pytest
+from gradlane._reduction import Reduction
 from gradlane.errors import InvalidArgumentError, MismatchError
 
 pytestmark = [pytest.mark.workers(4), pytest.mark.over("local", "shm", "quic")]
@@ -136,7 +137,6 @@ def test_a_disagreement_names_both_sets():
         gradlane._operations.submit(
             "disputed",
             *(2 * [gradlane._buffers.locate(values, writable=True)]),
-            "sum",
+            Reduction("sum", receiver=receiver),
             result=values,
-            receiver=receiver,
         ).wait()

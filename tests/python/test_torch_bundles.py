@@ -98,7 +98,7 @@ def trained(model, indices_of, steps=5):
 @pytest.mark.workers(2)
 def test_small_gradients_travel_by_one_call_and_large_and_sparse_ones_by_themselves(monkeypatch):
     calls = []
-    for name in ("grouped_push_pull_async_", "reduce_in_place"):
+    for name in ("begin_in_place", "reduce_in_place"):
         called = getattr(_gradients, name)
 
         def counted(*arguments, name=name, called=called, **options):
@@ -112,7 +112,7 @@ def test_small_gradients_travel_by_one_call_and_large_and_sparse_ones_by_themsel
 
     torch.manual_seed(3)
     model = trained(gl.DistributedDataParallel(Mixed()), lambda step: [indices(gl.rank(), step)])
-    assert calls.count("grouped_push_pull_async_") == 5, "one a step"
+    assert calls.count("begin_in_place") == 5, "one a step"
     assert calls.count("reduce_in_place") == 5, "the large weight; its bias is small"
     assert any(len(names) > 40 for names in _session.session().companions())
     torch.manual_seed(3)

@@ -1,15 +1,19 @@
-//! What two separately built libraries must agree on: the numbers and structures of the C interface, and the [`EngineTable`] by which
-//! an op library of a framework reaches the sessions of the native module.
+//! What two separately built libraries must agree on: the numbers and structures of the C interface, the names that Python and the op
+//! libraries use for them, and the [`EngineTable`] by which an op library of a framework reaches the sessions of the native module.
 //!
 //! Nothing here depends on the engine. `gradlane_session` fills the table; the tiny op libraries of TensorFlow and XLA hold a [`Door`]
 //! to which Python gives the table's address and the integer of a session.
 
 mod door;
+mod names;
+mod reduction;
 mod status;
 mod table;
 mod types;
 
 pub use door::{Attachment, Door, Failure, Operation};
+pub use names::{Codec, Unknown};
+pub use reduction::{Attributes, Reduction};
 pub use status::{GradlaneError, GradlaneStatus};
 pub use table::{ENGINE_MAGIC, ENGINE_VERSION, EngineTable};
 pub use types::{

@@ -7,7 +7,8 @@ XLA copies the results into its own memory, and arrays of other devices also out
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import Any
 
 import jax
 import numpy as np
@@ -16,11 +17,10 @@ from jax.experimental import io_callback
 from gradlane import _buffers
 from gradlane._groups import submit_all
 from gradlane._operations import submit
+from gradlane._reduction import Reduction
 from gradlane.errors import Error
+from gradlane.jax._call import Call
 from gradlane.jax._errors import remember
-
-if TYPE_CHECKING:
-    from gradlane.jax._call import Call
 
 _Array = np.ndarray[Any, Any]
 
@@ -43,30 +43,18 @@ def _reduce(call: Call, dtypes: tuple[str, ...], weight: Any, *arrays: Any) -> l
     results = [np.empty_like(source) for source in sources]
     structure_name, structure_len = call.structure
     structure = _buffers.locate(bytearray(structure_len), writable=True)
+    whole = Reduction("max", priority=call.reduction.priority + 1, timeout=call.reduction.timeout)
     try:
-        agreement = submit(
-            structure_name,
-            structure,
-            structure,
-            "max",
-            result=None,
-            priority=call.priority + 1,
-            timeout=call.timeout,
-        )
+        agreement = submit(structure_name, structure, structure, whole, result=None)
         reduction = submit_all(
             call.names,
             dtypes,
             tuple(tuple(source.shape) for source in sources),
             [source.ctypes.data for source in sources],
             [result.ctypes.data for result in results],
-            call.op,
+            replace(call.reduction, weight=float(weight)),
             owner=(sources, results),
             result=results,
-            root=call.root,
-            weight=float(weight),
-            priority=call.priority,
-            codec=call.codec,
-            timeout=call.timeout,
         )
         try:
             agreement.wait()

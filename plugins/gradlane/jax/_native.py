@@ -6,15 +6,13 @@ One call takes all arrays, because XLA on the CPU runs custom calls one after th
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
 
 from gradlane._op_library import OpLibrary
-
-if TYPE_CHECKING:
-    from gradlane.jax._call import Call
+from gradlane.jax._call import Call
 
 TARGET = "gradlane_push_pull"
 
@@ -34,6 +32,7 @@ def register() -> None:
 
 def run(call: Call, arrays: list[Any], weight: Any | None) -> list[Any]:
     """Reduces `arrays` into new ones; `weight` is a scalar of float32."""
+    reduction = call.reduction
     outputs = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in arrays]
     # The side effect keeps XLA from repeating the call or from leaving it out.
     reduce = jax.ffi.ffi_call(TARGET, outputs, has_side_effect=True)
@@ -43,10 +42,10 @@ def run(call: Call, arrays: list[Any], weight: Any | None) -> list[Any]:
         names="\n".join(call.names),
         structure_name=call.structure[0],
         structure_len=np.int64(call.structure[1]),
-        op=call.op,
-        codec=call.codec,
-        root=np.int64(call.root),
-        priority=np.int64(call.priority),
-        timeout_ms=np.int64(0 if call.timeout is None else max(1, round(call.timeout * 1000))),
+        op=reduction.op,
+        codec=reduction.codec,
+        root=np.int64(reduction.root),
+        priority=np.int64(reduction.priority),
+        timeout_ms=np.int64(reduction.timeout_ms),
     )
     return list(reduced)

@@ -8,11 +8,12 @@ import jax
 import jax.numpy as jnp
 
 from gradlane import _session
-from gradlane._compression import Compression, Compressor, check_compression
+from gradlane._compression import Compression, Compressor
 from gradlane._operations import check_root
-from gradlane._reduction import ReduceOp, WeightedAverage, resolve
+from gradlane._reduction import ReduceOp, Reduction, broadcast_of, reduction_of
 from gradlane.errors import InvalidArgumentError
 from gradlane.jax._call import Call
+from gradlane.jax._choice import run
 from gradlane.jax._errors import typed_errors
 from gradlane.jax._guard import guarded
 from gradlane.jax._names import names_of, structure_of
@@ -57,12 +58,12 @@ def push_pull(
         jax.errors.JaxRuntimeError: under `jax.jit`, what goes wrong when the compiled function runs, with the text of
             the exceptions above; `typed_errors` turns it into them.
     """
-    reduction = resolve(op, average, None if weight is None else 1.0)
-    if (weight is None) != (reduction is not WeightedAverage):
+    # The weight may be a tracer, so it is no part of the value.
+    stated = None if weight is None else 1.0
+    reduction = reduction_of(op, average, stated, priority, compression, timeout=timeout)
+    if weight is None and reduction.op == "weighted_mean":
         raise InvalidArgumentError("op=WeightedAverage needs weight=, such as this worker's number of samples")
-    codec = check_compression(compression).codec
-    options = {"op": reduction.native, "priority": priority, "codec": codec, "timeout": timeout}
-    return _reduced(tree, name, weight, options)
+    return reduced(tree, name, reduction, weight)
 
 
 def broadcast(tree: Tree, root_rank: int = 0, name: str = "broadcast", *, timeout: float | None = None) -> Tree:
@@ -73,24 +74,25 @@ def broadcast(tree: Tree, root_rank: int = 0, name: str = "broadcast", *, timeou
             bits and of complex64.
         root_rank: the rank whose arrays all workers get.
     """
-    return _reduced(tree, name, None, {"op": "broadcast", "root": check_root(root_rank), "timeout": timeout})
+    return reduced(tree, name, broadcast_of(check_root(root_rank), timeout=timeout))
 
 
-def _reduced(tree: Tree, name: str, weight: Any | None, options: dict[str, Any]) -> Tree:
+def reduced(tree: Tree, name: str, reduction: Reduction, weight: Any | None = None) -> Tree:
+    """The tree of results; `weight` is that of a weighted mean."""
     _session.session()
     with_paths, structure = jax.tree_util.tree_flatten_with_path(tree)
     names = names_of(name, [path for path, _ in with_paths])
     if not names:
         return tree
-    call = Call(names, structure_of(name, names), **options)
+    call = Call(names, structure_of(name, names), reduction)
     arrays = tuple(_array(named, leaf) for named, (_, leaf) in zip(names, with_paths, strict=True))
     weights = () if weight is None else (jnp.asarray(weight, jnp.float32),)
     if any(isinstance(array, jax.core.Tracer) for array in arrays + weights):
-        reduced = _differentiable(call, arrays, weights)
+        results = _differentiable(call, arrays, weights)
     else:
         with typed_errors():
-            reduced = jax.block_until_ready(_differentiable(call, arrays, weights))
-    return jax.tree_util.tree_unflatten(structure, reduced)  # type: ignore[no-any-return]
+            results = jax.block_until_ready(_differentiable(call, arrays, weights))
+    return jax.tree_util.tree_unflatten(structure, results)  # type: ignore[no-any-return]
 
 
 def _array(name: str, leaf: Any) -> Any:
@@ -102,12 +104,13 @@ def _array(name: str, leaf: Any) -> Any:
 
 def _run(call: Call, arrays: tuple[Any, ...], weights: tuple[Any, ...]) -> tuple[Any, ...]:
     whole = guarded([*arrays, *weights])
-    return tuple(call.run(whole[: len(arrays)], whole[-1] if weights else None))
+    return tuple(run(call, whole[: len(arrays)], whole[-1] if weights else None))
 
 
 def _forward(call: Call, arrays: tuple[Any, ...], weights: tuple[Any, ...]) -> tuple[tuple[Any, ...], None]:
-    if call.op not in ("mean", "sum"):
-        raise InvalidArgumentError(f"op={call.op} has no gradient; use jax.lax.stop_gradient, or Average or Sum")
+    if not call.reduction.is_linear:
+        op = call.reduction.op
+        raise InvalidArgumentError(f"op={op} has no gradient; use jax.lax.stop_gradient, or Average or Sum")
     return _differentiable(call, arrays, weights), None
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from gradlane import _session
 from gradlane._averaging import Averaging
-from gradlane.jax import push_pull
+from gradlane.jax.ops import reduced
 
 
 def average(gradients: Sequence[Any], variables: Sequence[Any], namespace: str, how: Averaging) -> list[Any]:
@@ -18,5 +18,5 @@ def average(gradients: Sequence[Any], variables: Sequence[Any], namespace: str, 
     del variables
     present = {str(position): gradient for position, gradient in enumerate(gradients) if gradient is not None}
     if _session.size() > 1:
-        present = push_pull(present, namespace, op=how.op, compression=how.compression)
+        present = reduced(present, namespace, how.reduction)
     return [present.get(str(position)) for position in range(len(gradients))]

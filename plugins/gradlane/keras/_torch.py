@@ -9,7 +9,7 @@ from gradlane import _agreement, _session
 from gradlane._agreement import Agreement
 from gradlane._averaging import Averaging, label
 from gradlane.errors import UnsupportedError
-from gradlane.torch import grouped_push_pull
+from gradlane.torch.groups import begin_copies
 
 
 def average(gradients: Sequence[Any], variables: Sequence[Any], namespace: str, how: Averaging) -> list[Any]:
@@ -22,7 +22,7 @@ def average(gradients: Sequence[Any], variables: Sequence[Any], namespace: str, 
         agreement = Agreement(namespace, labels, kinds)
         agreement.check(agreement.begin().wait())
         names = agreement.names(present)
-        averages = grouped_push_pull(list(present.values()), names, op=how.op, compression=how.compression)
+        averages = begin_copies(True, list(present.values()), names, how.reduction).wait()
         present = dict(zip(present, averages, strict=True))
     return [present.get(i) for i in range(len(gradients))]
 

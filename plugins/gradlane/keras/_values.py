@@ -12,6 +12,7 @@ from gradlane._agreement import Agreement
 from gradlane._averaging import label
 from gradlane._groups import submit_all
 from gradlane._operations import check_root
+from gradlane._reduction import broadcast_of
 from gradlane.errors import InvalidArgumentError
 
 
@@ -42,10 +43,9 @@ def broadcast_variables(variables: Iterable[Any], root_rank: int = 0, *, name: s
         tuple(bytes.shape for bytes in bits),
         [bytes.ctypes.data for bytes in bits],
         None,
-        "broadcast",
+        broadcast_of(root),
         owner=bits,
         result=None,
-        root=root,
         waits=True,
     ).wait()
     for variable, value in zip(listed, values, strict=True):

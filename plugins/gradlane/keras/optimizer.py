@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import keras
 
 from gradlane import _agreement, _names
-from gradlane._averaging import Averaging
+from gradlane._averaging import Averaging, averaging_of
 from gradlane._compression import Compression, Compressor
 from gradlane._reduction import Average, ReduceOp
 from gradlane.errors import FailedPreconditionError, InvalidArgumentError, UnsupportedError
@@ -60,7 +60,7 @@ def DistributedOptimizer(
     if is_distributed(optimizer):
         raise InvalidArgumentError("the optimizer is distributed already; wrap it once")
     _accumulate(optimizer, backward_passes_per_step)
-    how, wrapped = Averaging(op, compression, sparse_as_dense), optimizer
+    how, wrapped = averaging_of(op, compression, sparse_as_dense), optimizer
     if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer) and _is_mixed_float16():
         wrapped = keras.optimizers.LossScaleOptimizer(optimizer, name="loss_scale_optimizer")
     scaled = isinstance(wrapped, keras.optimizers.LossScaleOptimizer)

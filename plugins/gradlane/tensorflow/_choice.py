@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol, cast
 
 from gradlane._framework import is_native
+from gradlane._reduction import Reduction
 from gradlane.tensorflow import _fallback, _native
 
 SETTING = "GRADLANE_TENSORFLOW_OP"
@@ -14,7 +15,7 @@ SETTING = "GRADLANE_TENSORFLOW_OP"
 class Operations(Protocol):
     """Starts operations, and waits for them, when a graph runs; `_fallback` says how."""
 
-    def submit(self, tensor: Any, name: str, step: Any, **reduction: Any) -> Any:
+    def submit(self, tensor: Any, name: str, step: Any, reduction: Reduction) -> Any:
         """Starts an operation, and returns its handle."""
 
     def wait(self, handles: Sequence[Any], like: Sequence[Any]) -> list[Any]:

@@ -11,9 +11,9 @@ import tensorflow as tf
 from gradlane._agreement import Agreement
 from gradlane._groups import submit_all
 from gradlane._handle import Handle
+from gradlane._reduction import Reduction
 from gradlane.tensorflow import _sparse, _step
 from gradlane.tensorflow._memory import aligned, lent, taken
-from gradlane.tensorflow._reduction import Reduction
 
 
 def reduce_all(
@@ -22,7 +22,7 @@ def reduce_all(
     """Reduces all `tensors`, dense or `tf.IndexedSlices`. Failures have classes of `gradlane.errors`."""
     results: list[Any] = [None] * len(tensors)
     sparse = {
-        position: _sparse.SparseTransfer(slices.values.numpy(), slices.indices.numpy(), name, reduction.op)
+        position: _sparse.SparseTransfer(slices.values.numpy(), slices.indices.numpy(), name, reduction)
         for position, (slices, name) in enumerate(zip(tensors, names, strict=True))
         if isinstance(slices, tf.IndexedSlices)
     }
@@ -57,13 +57,8 @@ def _begin(
         tuple(source.shape for source in sources),
         [source.ctypes.data for source in sources],
         [target.ctypes.data for target in targets],
-        reduction.op,
+        reduction,
         owner=(sources, targets),
         result=targets,
-        root=reduction.root,
-        weight=reduction.weight,
-        priority=reduction.priority,
-        codec=reduction.codec,
-        timeout=reduction.timeout,
         waits=waits,
     )

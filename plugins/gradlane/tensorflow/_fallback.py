@@ -19,6 +19,7 @@ import tensorflow as tf
 from gradlane import _operations
 from gradlane._buffers import check_dtype
 from gradlane._handle import Handle
+from gradlane._reduction import Reduction
 from gradlane.tensorflow._errors import python_function
 from gradlane.tensorflow._memory import aligned, place_of
 
@@ -31,14 +32,14 @@ _latest: dict[str, int] = {}
 """By name: the number of its latest operation."""
 
 
-def submit(tensor: Any, name: str, step: Any, **reduction: Any) -> Any:
+def submit(tensor: Any, name: str, step: Any, reduction: Reduction) -> Any:
     """Starts an operation on the value of `tensor` when the graph runs.
 
     Args:
         tensor: dense, of an element type that the engine knows.
         name: equal on all workers.
         step: a scalar that is not constant.
-        reduction: `op`, `root`, `weight`, `priority`, `codec` and `timeout` of `gradlane._operations.submit`.
+        reduction: how it is reduced; among all workers.
     Returns:
         A scalar of int64 for `wait`. It never fails; an error is raised where it is waited for.
     """
@@ -73,7 +74,7 @@ def wait(handles: Sequence[Any], like: Sequence[Any]) -> list[Any]:
     return results
 
 
-def _begin(array: np.ndarray[Any, Any], dtype: str, name: str, reduction: dict[str, Any]) -> int:
+def _begin(array: np.ndarray[Any, Any], dtype: str, name: str, reduction: Reduction) -> int:
     number = next(_numbers)
     _forget(name)
     operation: Handle[np.ndarray[Any, Any]] | Exception
@@ -81,7 +82,7 @@ def _begin(array: np.ndarray[Any, Any], dtype: str, name: str, reduction: dict[s
         source = np.ascontiguousarray(array).reshape(array.shape)  # the former makes scalars vectors
         target = aligned(source.shape, source.dtype)
         operation = _operations.submit(
-            name, place_of(source, check_dtype(dtype)), place_of(target, dtype), result=target, **reduction
+            name, place_of(source, check_dtype(dtype)), place_of(target, dtype), reduction, result=target
         )
     except Exception as error:
         operation = error

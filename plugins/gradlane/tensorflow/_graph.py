@@ -20,11 +20,11 @@ import tensorflow as tf
 from gradlane import _agreement, _session
 from gradlane._agreement import Agreement
 from gradlane._operations import declare_places
+from gradlane._reduction import Reduction
 from gradlane.errors import UnsupportedError
 from gradlane.tensorflow import _sparse, _step
 from gradlane.tensorflow._choice import operations
 from gradlane.tensorflow._errors import python_function
-from gradlane.tensorflow._reduction import Reduction
 from gradlane.tensorflow._step import Step
 from gradlane.tensorflow._transformations import refuse_lost_gradients
 
@@ -72,10 +72,9 @@ def reduce_all(
     with tf.control_dependencies(gates if is_again else []):
         for position, (tensor, name) in enumerate(zip(tensors, names, strict=True)):
             if isinstance(tensor, tf.IndexedSlices):
-                sparse.append((position, _sparse.submit(tensor, name, step, reduction.op)))
+                sparse.append((position, _sparse.submit(tensor, name, step, reduction)))
             else:
-                options = reduction.options(priority=reduction.priority - position)
-                dense.append((position, ops.submit(tensor, name, step, **options)))
+                dense.append((position, ops.submit(tensor, name, step, reduction.at(position))))
         marks = _submitted_marks(agreement, step) if agreement is not None else None
     gates += [handle for _, handle in dense + sparse]
     if agreement is not None and marks is not None:
@@ -104,7 +103,7 @@ def _program() -> _Program:
 def _submitted_marks(agreement: Agreement, step: Any) -> tuple[Any, Any]:
     """What this worker contributes to the agreement, and the handle of the exchange."""
     marks = tf.constant(agreement.marks.tolist(), tf.int32)
-    return marks, operations().submit(marks, agreement.name, step, op="max", priority=1)
+    return marks, operations().submit(marks, agreement.name, step, agreement.reduction)
 
 
 def _checked(agreement: Agreement, submitted: tuple[Any, Any], step: Any, gates: Sequence[Any]) -> Any:

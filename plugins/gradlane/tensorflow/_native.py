@@ -21,7 +21,7 @@ from gradlane import _session
 from gradlane._framework import translated
 from gradlane._op_library import OpLibrary, error_of_code
 from gradlane._operations import check_name
-from gradlane._reduction import NativeOp
+from gradlane._reduction import AVERAGE, Reduction
 from gradlane.errors import Error, UnsupportedError
 
 _library = OpLibrary("libgradlane_tensorflow_op.so")
@@ -46,18 +46,7 @@ def load() -> Any:
         return _ops
 
 
-def submit(
-    tensor: tf.Tensor,
-    name: str,
-    step: tf.Tensor | int,
-    *,
-    op: NativeOp = "mean",
-    weight: tf.Tensor | float = 1.0,
-    root: int = 0,
-    priority: int = 0,
-    codec: str = "none",
-    timeout: float | None = None,
-) -> tf.Tensor:
+def submit(tensor: tf.Tensor, name: str, step: tf.Tensor | int, reduction: Reduction = AVERAGE) -> tf.Tensor:
     """Starts a reduction and returns its handle, a scalar of int64, for `wait` in the same step.
 
     An error of the engine is raised by `wait`, also one about these arguments.
@@ -68,11 +57,7 @@ def submit(
         name: equal on all workers; its first use fixes dtype and shape.
         step: inside `tf.function` a tensor that is not constant, such as a variable that counts steps. TensorFlow takes
             the reduction of a constant for a constant otherwise, and runs it only once.
-        op: the reduction; `broadcast` takes the bytes of the worker `root`.
-        weight: this worker's weight in a `weighted_mean`.
-        priority: higher goes first; only the order matters.
-        codec: how the tensor travels between machines: `none`, `fp16` or `bf16`.
-        timeout: seconds for the whole operation; None takes the job's step timeout.
+        reduction: how it is reduced; among all workers.
     Raises:
         NotInitializedError: before `init()`.
         UnsupportedError: the library cannot be used; the message says why.
@@ -83,13 +68,13 @@ def submit(
         return ops.gradlane_submit(
             tensor=tensor,
             step=tf.cast(step, tf.int64),
-            weight=tf.cast(weight, tf.float64),
+            weight=tf.cast(reduction.weight, tf.float64),
             tensor_name=check_name(name),
-            reduction=op,
-            root=root,
-            priority=priority,
-            codec=codec,
-            timeout_ms=0 if timeout is None else max(1, round(timeout * 1000)),
+            reduction=reduction.op,
+            root=reduction.root,
+            priority=reduction.priority,
+            codec=reduction.codec,
+            timeout_ms=reduction.timeout_ms,
         )
 
 

@@ -9,9 +9,9 @@ import tensorflow as tf
 
 from gradlane import _agreement
 from gradlane._agreement import Agreement
+from gradlane._reduction import Reduction
 from gradlane.errors import InvalidArgumentError, UnsupportedError
 from gradlane.tensorflow import _eager, _graph
-from gradlane.tensorflow._reduction import Reduction
 from gradlane.tensorflow._step import Step
 
 
@@ -74,7 +74,7 @@ def _backward(
     tensors: Sequence[Any], names: Sequence[str], reduction: Reduction, upstream: Sequence[Any], forward: Step | None
 ) -> list[Any]:
     """The gradients for `tensors`: the gradient of a mean (or sum) over workers is the mean (or sum) of theirs."""
-    if reduction.op not in ("sum", "mean"):
+    if not reduction.is_linear:
         raise InvalidArgumentError(f"{reduction.op} has no gradient; use tf.stop_gradient, or Average or Sum")
     if any(isinstance(tensor, tf.IndexedSlices) for tensor in tensors):
         raise UnsupportedError(

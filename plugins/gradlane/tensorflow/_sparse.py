@@ -18,7 +18,7 @@ import tensorflow as tf
 from gradlane import _session
 from gradlane._handle import Handle
 from gradlane._objects import Gathering
-from gradlane._reduction import NativeOp
+from gradlane._reduction import Reduction
 from gradlane._rows import RowKind, unpack
 from gradlane._sets import members_of
 from gradlane.errors import InvalidArgumentError
@@ -37,16 +37,18 @@ _pending: dict[int, SparseTransfer | Exception] = {}
 class SparseTransfer:
     """One sparse gradient in flight: construction sends lengths, `exchange` sends contents, `wait` returns the sum."""
 
-    def __init__(self, values: np.ndarray[Any, Any], indices: np.ndarray[Any, Any], name: str, op: NativeOp) -> None:
+    def __init__(
+        self, values: np.ndarray[Any, Any], indices: np.ndarray[Any, Any], name: str, reduction: Reduction
+    ) -> None:
         """Starts to gather rows.
 
         Args:
             values: a row for each index, of one shape on all workers.
             indices: of any integer type.
-            op: `sum` or `mean`.
+            reduction: a sum or a mean, over all workers.
         """
         self._row_shape, self._dtype, self._index_dtype = values.shape[1:], values.dtype, indices.dtype
-        self._name, self._divisor = name, _session.size() if op == "mean" else 1
+        self._name, self._divisor = name, _session.size() if reduction.op == "mean" else 1
         kind = RowKind(self._dtype.name, f"[rows, {', '.join(map(str, self._row_shape))}]")
         content = kind.pack(np.ascontiguousarray(indices, _INDEX).tobytes(), np.ascontiguousarray(values).tobytes())
         self._gathering = Gathering(content, f"{name}/rows")
@@ -85,13 +87,13 @@ def complete(transfers: Sequence[SparseTransfer]) -> list[Rows]:
     return [transfer.wait() for transfer in transfers]
 
 
-def submit(slices: Any, name: str, step: Any, op: NativeOp) -> Any:
+def submit(slices: Any, name: str, step: Any, reduction: Reduction) -> Any:
     """Starts a transfer when the graph runs; see `_fallback.submit`."""
 
     def begin(values: np.ndarray[Any, Any], indices: np.ndarray[Any, Any], _: Any) -> np.int64:
         number = next(_numbers)
         try:
-            _pending[number] = SparseTransfer(values, indices, name, op)
+            _pending[number] = SparseTransfer(values, indices, name, reduction)
         except Exception as error:
             _pending[number] = error
         return np.int64(number)
@@ -123,12 +125,8 @@ def wait(handles: Sequence[Any], like: Sequence[Any]) -> list[Any]:
     ]
 
 
-def check_op(op: NativeOp) -> NativeOp:
-    """Returns `op` if sparse gradients have it.
-
-    Raises:
-        InvalidArgumentError: it is neither `sum` nor `mean`.
-    """
-    if op in ("sum", "mean"):
-        return op
-    raise InvalidArgumentError(f"sparse gradients have no {op}; use Average or Sum, or tf.convert_to_tensor")
+def check_linear(reduction: Reduction) -> None:
+    """Raises InvalidArgumentError if the reduction is neither a sum nor a mean, which sparse gradients do not have."""
+    if not reduction.is_linear:
+        op = reduction.op
+        raise InvalidArgumentError(f"sparse gradients have no {op}; use Average or Sum, or tf.convert_to_tensor")

@@ -10,8 +10,8 @@ import tensorflow as tf
 from gradlane import _agreement, _session
 from gradlane._agreement import Agreement
 from gradlane._averaging import Averaging, label
+from gradlane.tensorflow._dense import dense
 from gradlane.tensorflow._reduce import reduce_all
-from gradlane.tensorflow._reduction import Reduction, dense
 
 
 def average(gradients: Sequence[Any], variables: Sequence[Any], namespace: str, how: Averaging) -> list[Any]:
@@ -35,8 +35,7 @@ def average(gradients: Sequence[Any], variables: Sequence[Any], namespace: str, 
     labels = [label(i, variable) for i, variable in enumerate(variables)]
     agreement = Agreement(namespace, labels, kinds)
     names = agreement.names(present)
-    reduction = Reduction(op=how.op.native, codec=how.compression.codec)
-    averages = dict(zip(present, reduce_all(list(present.values()), names, reduction, agreement), strict=True))
+    averages = dict(zip(present, reduce_all(list(present.values()), names, how.reduction, agreement), strict=True))
     return [averages.get(i) for i in range(len(gradients))]
 
 

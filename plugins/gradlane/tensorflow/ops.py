@@ -6,13 +6,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from gradlane._compression import Compression, Compressor, check_compression
+from gradlane._compression import Compression, Compressor
 from gradlane._operations import check_name
-from gradlane._reduction import ReduceOp, resolve
+from gradlane._reduction import ReduceOp, reduction_of
 from gradlane.tensorflow import _sparse
 from gradlane.tensorflow._autograph import unconverted
+from gradlane.tensorflow._dense import dense
 from gradlane.tensorflow._reduce import reduce_all
-from gradlane.tensorflow._reduction import Reduction, dense
 
 
 @unconverted
@@ -55,17 +55,11 @@ def push_pull(
         tensorflow.errors.OpError: in a graph, where an error passes through TensorFlow. Its text has the class and the
             message of ours.
     """
-    reduction = Reduction(
-        op=resolve(op, average, weight).native,
-        weight=1.0 if weight is None else weight,
-        priority=priority or 0,
-        codec=check_compression(compression).codec,
-        timeout=timeout,
-    )
+    reduction = reduction_of(op, average, weight, priority, compression, timeout=timeout)
     tensor = dense(tensor)
     if sparse_as_dense and isinstance(tensor, tf.IndexedSlices):
         tensor = tf.convert_to_tensor(tensor)
     check_name(name)
     if isinstance(tensor, tf.IndexedSlices):
-        _sparse.check_op(reduction.op)
+        _sparse.check_linear(reduction)
     return reduce_all([tensor], [name], reduction)[0]

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import tensorflow as tf
 
 from gradlane import _agreement, _names
-from gradlane._averaging import Averaging
+from gradlane._averaging import Averaging, averaging_of
 from gradlane._compression import Compression, Compressor
 from gradlane._reduction import Average, ReduceOp
 from gradlane.errors import InvalidArgumentError
@@ -48,7 +48,7 @@ def DistributedOptimizer(
     if backward_passes_per_step != 1:
         raise InvalidArgumentError("an optimizer of TensorFlow 1 takes backward_passes_per_step=1; use one of Keras")
     kind = type(optimizer)
-    methods = {"__module__": kind.__module__, "_how": Averaging(op, compression, sparse_as_dense)}
+    methods = {"__module__": kind.__module__, "_how": averaging_of(op, compression, sparse_as_dense)}
     optimizer.__class__ = type(kind.__name__, (_Distributed, kind), methods)
     optimizer._namespace = _names.namespace("v1 optimizer", name)
     return optimizer

@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from gradlane import _agreement
-from gradlane._averaging import Averaging
+from gradlane._averaging import Averaging, averaging_of
 from gradlane._compression import Compression, Compressor
 from gradlane._reduction import Average, ReduceOp
 from gradlane.errors import InvalidArgumentError
@@ -57,7 +57,7 @@ def DistributedGradientTape(
     if isinstance(tape, _Distributed):
         raise InvalidArgumentError("the tape is distributed already; wrap it once")
     kind = type(tape)
-    how = Averaging(op, compression, sparse_as_dense)
+    how = averaging_of(op, compression, sparse_as_dense)
     tape.__class__ = type(kind.__name__, (_Distributed, kind), {"__module__": kind.__module__, "_how": how})
     tape._namespace = name or _namespace()
     return tape

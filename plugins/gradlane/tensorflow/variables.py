@@ -11,10 +11,10 @@ from gradlane._agreement import Agreement
 from gradlane._averaging import label
 from gradlane._buffers import ITEM_BYTES
 from gradlane._operations import check_root
+from gradlane._reduction import broadcast_of
 from gradlane.errors import InvalidArgumentError
 from gradlane.tensorflow._autograph import unconverted
 from gradlane.tensorflow._reduce import reduce_all
-from gradlane.tensorflow._reduction import Reduction
 
 
 def broadcast_variables(variables: Iterable[Any], root_rank: int = 0, *, name: str = "variables") -> None:
@@ -39,7 +39,7 @@ def broadcast_assignments(variables: Iterable[Any], root_rank: int, name: str) -
     kinds = [f"{variable.dtype.base_dtype.name} {variable.shape}" for variable in listed]
     agreement = Agreement(name, [label(*pair) for pair in enumerate(listed)], kinds)
     names = agreement.names(range(len(listed)))
-    received = reduce_all(bits, names, Reduction(op="broadcast", root=check_root(root_rank)), agreement)
+    received = reduce_all(bits, names, broadcast_of(check_root(root_rank)), agreement)
     return [
         variable.assign(of_bits(tensor, variable.dtype.base_dtype))
         for variable, tensor in zip(listed, received, strict=True)

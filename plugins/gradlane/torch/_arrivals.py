@@ -9,6 +9,7 @@ from functools import partial
 from gradlane import _buffers, _session
 from gradlane._handle import Handle, begin_all
 from gradlane._operations import barrier, submit
+from gradlane._reduction import Reduction
 from gradlane._sets import ProcessSet
 from gradlane.errors import StallError, TimeoutError
 
@@ -40,7 +41,7 @@ def meet(name: str, members: ProcessSet, timeout: float | None) -> None:
 
     def start(rank: int) -> Handle[None]:
         place, pair = _buffers.locate(bytearray(1), writable=True), ProcessSet({own, rank})
-        return submit(name, place, place, "max", result=None, process_set=pair, timeout=timeout)
+        return submit(name, place, place, Reduction("max", process_set=pair, timeout=timeout), result=None)
 
     others = [rank for rank in members.ranks if rank != own]
     meetings = dict(zip(others, begin_all(partial(start, rank) for rank in others), strict=True))

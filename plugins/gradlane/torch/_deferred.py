@@ -18,7 +18,7 @@ import torch
 from gradlane import _session, timeline
 from gradlane._alike import check_alike, telling
 from gradlane._handle import Handle
-from gradlane._reduction import ReduceOp, resolve
+from gradlane._reduction import Reduction
 from gradlane._window import Window, forward_order
 from gradlane.errors import Error, FailedPreconditionError, UnsupportedError
 from gradlane.torch import _in_flight, _tensors
@@ -27,7 +27,6 @@ from gradlane.torch._known import Known
 from gradlane.torch._owners import own, watch_frozen
 from gradlane.torch._parameter_watch import ParameterWatch
 from gradlane.torch._partial import PartialStep, Settings, settings_of
-from gradlane.torch.compression import Compressor, check_compression
 from gradlane.torch.ops import reduce_in_place
 
 _CHUNK_BYTES = 4 << 20
@@ -56,7 +55,7 @@ class _Slot:
     position: int
     name: str
     parameter: torch.nn.Parameter
-    priority: int
+    reduction: Reduction
     kind: _tensors.Kind
     version: int = 0
     """Of the parameter at `step()`, while an update is due."""
@@ -77,9 +76,8 @@ class Deferred:
         optimizer: torch.optim.Optimizer,
         parameters: Sequence[tuple[str, torch.nn.Parameter]],
         named: Sequence[tuple[str, torch.nn.Parameter]],
+        reduction: Reduction,
         *,
-        compression: Compressor,
-        op: ReduceOp,
         passes: int,
         sparse_as_dense: bool,
     ) -> None:
@@ -87,11 +85,13 @@ class Deferred:
 
         Args:
             named: parameters that have names for errors, also such as are not averaged.
+            reduction: of all gradients, but for their priorities.
         """
-        self._optimizer, self._compression = optimizer, check_compression(compression)
-        self._op = resolve(op, None, None)
-        self._passes, self._sparse_as_dense = passes, sparse_as_dense
-        self._slots = [_Slot(i, name, p, forward_order(i, name), _tensors.kind_of(p)) for i, (name, p) in enumerate(parameters)]
+        self._optimizer, self._passes, self._sparse_as_dense = optimizer, passes, sparse_as_dense
+        self._slots = [
+            _Slot(i, name, p, reduction.with_priority(forward_order(i, name)), _tensors.kind_of(p))
+            for i, (name, p) in enumerate(parameters)
+        ]
         self._window: Window[_Flight] = Window(namespace, [name for name, _ in parameters], self._start)
         self._known = Known(parameters, named, _REMEDY)
         self._partial_step = PartialStep(optimizer)
@@ -118,7 +118,7 @@ class Deferred:
         self.hooks = [*frozen, *ParameterWatch(self, parameters, Deferred._gradient, Deferred._refuse_early).hooks]
         """To be removed with the hooks on the model."""
         tensors = ((self._window.name(slot.position), slot.parameter) for slot in self._slots)
-        _tensors.declare_tensors(_session.session(), tensors, codec=compression.codec, fuse=True, timeout=None)
+        _tensors.declare_tensors(_session.session(), tensors, codec=reduction.codec, fuse=True, timeout=None)
 
     def begin(self) -> None:
         """Records that a training forward pass has begun."""
@@ -274,13 +274,7 @@ class Deferred:
         if is_own:
             self._window.mark_used(position)  # the user may have made it
         loan = Loan(slot.parameter, gradient, slot.name, CALL_SYNCHRONIZE, given if is_held else None)
-        transfer = reduce_in_place(
-            loan.gradient,
-            self._window.name(position),
-            self._op,
-            priority=slot.priority,
-            compression=self._compression,
-        )
+        transfer = reduce_in_place(loan.gradient, self._window.name(position), slot.reduction)
         loan.submitted()
         return _Flight(transfer, loan, is_own)
 

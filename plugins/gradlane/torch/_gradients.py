@@ -19,8 +19,7 @@ from torch.utils.hooks import RemovableHandle
 from gradlane import _session
 from gradlane._alike import Comparison, telling
 from gradlane._handle import Handle
-from gradlane._reduction import Average, ReduceOp, Sum, WeightedAverage, resolve
-from gradlane._sets import ProcessSet
+from gradlane._reduction import ReduceOp, Reduction
 from gradlane._window import Window
 from gradlane.errors import FailedPreconditionError, InvalidArgumentError
 from gradlane.torch import _in_flight, _tensors
@@ -28,8 +27,7 @@ from gradlane.torch._bundles import Bundle, Bundled, bundles_of
 from gradlane.torch._in_flight import Loan, refuse, refuse_cleared
 from gradlane.torch._owners import own
 from gradlane.torch._sparse import SparseTransfer
-from gradlane.torch.compression import Compressor, check_compression
-from gradlane.torch.groups import grouped_push_pull_async_
+from gradlane.torch.groups import begin_in_place
 from gradlane.torch.ops import reduce_in_place, wait_all
 
 Priority = Callable[[int, str], int]
@@ -51,16 +49,14 @@ class Gradients:
         self,
         namespace: str,
         parameters: Sequence[tuple[str, torch.nn.Parameter]],
+        reduction: Reduction,
         *,
-        op: ReduceOp,
-        compression: Compressor,
         sparse: SparsePolicy,
         sparse_parameters: frozenset[int],
         priority: Priority,
         refuse_unused: bool,
         remedy: str,
         sparse_again: Iterable[int] | None = None,
-        process_set: ProcessSet | None = None,
     ) -> None:
         """Declares all parameters on all workers. In a process set, the first gradient of each declares it.
 
@@ -69,20 +65,20 @@ class Gradients:
         Args:
             namespace: a prefix of all names.
             parameters: names and parameters, in the order in which a forward pass needs them.
+            reduction: of all gradients, but for their priorities. This worker is one of those that take part.
             sparse: how sparse gradients are reduced.
             sparse_parameters: positions whose gradients are known to be sparse.
             refuse_unused: whether a parameter without a gradient, on any worker, is an error.
             remedy: for errors, what to do instead of using gradients that are on their way.
             sparse_again: None leaves gradients dense that were made dense; else they become sparse again, and so do
                 those at these positions, even if this worker had no gradient.
-            process_set: the workers whose gradients are averaged, of which this one is a member; all by default.
         Raises:
             MismatchError: the parameters of the workers differ; it names the first that does.
             InvalidArgumentError: a parameter cannot be reduced, or something else averages its gradient already.
         """
         if sparse not in ("allgather", "dense"):
             raise InvalidArgumentError(f'sparse={sparse!r} is no policy; use "allgather" or "dense"')
-        self._op, self._compression, self._sparse = resolve(op, None, None), check_compression(compression), sparse
+        self._reduction, self._sparse = reduction, sparse
         self._refuse_unused, self._remedy = refuse_unused, remedy
         self._among: Literal["all", "any"] = "all" if refuse_unused else "any"
         self._is_uneven = self._sits_out = False
@@ -101,28 +97,28 @@ class Gradients:
         """This worker's gradients in flight, by position."""
         weakref.finalize(self, _abandon, self._loans).atexit = False
         self._hooks: OrderedDict[int, PostAverageHook] = OrderedDict()
-        self._priorities = [priority(position, name) for position, (name, _) in enumerate(parameters)]
+        self._reductions = [reduction.with_priority(priority(i, name)) for i, (name, _) in enumerate(parameters)]
+        """That of each parameter's gradient."""
         self._gathered = {i for i in sparse_parameters if sparse == "allgather"}
         self._sparse_again = None if sparse_again is None else set(sparse_again)
-        self._set = process_set
-        self._window: Window[Transfer] = Window(namespace, self._names, self._start, process_set)
+        self._window: Window[Transfer] = Window(namespace, self._names, self._start, reduction.process_set)
         self._comparison: Comparison | None = None
         """Of the parameters, begun and not yet checked."""
-        with telling("parameter", f"{namespace}/parameters", process_set):
+        with telling("parameter", f"{namespace}/parameters", reduction.process_set):
             for name, parameter in parameters:
                 _tensors.check_place_of(name, parameter)
             own(self, parameters)
         rows = [(name, _tensors.dtype_name(p.dtype), tuple(p.shape)) for name, p in parameters]
-        self._comparison = Comparison("parameter", rows, f"{namespace}/parameters", process_set)
+        self._comparison = Comparison("parameter", rows, f"{namespace}/parameters", reduction.process_set)
         self._bundles: dict[int, Bundle] = {}
-        if process_set is not None:
+        if reduction.process_set is not None:
             # The members may belong to several sets, and make their wrappers in different orders. So none waits here.
             return
         self._compare()
         dense = {i: parameter for i, parameter in enumerate(self._parameters) if i not in self._gathered}
         names, session = {self._window.name(i): i for i in dense}, _session.session()
         named = ((name, dense[i]) for name, i in names.items())
-        _tensors.declare_tensors(session, named, codec=compression.codec, fuse=True, timeout=None)
+        _tensors.declare_tensors(session, named, codec=reduction.codec, fuse=True, timeout=None)
         self._bundles = bundles_of(dense, names, session.companions(), self._start_together)
 
     def register_post_average_hook(self, hook: PostAverageHook) -> RemovableHandle:
@@ -211,8 +207,9 @@ class Gradients:
 
     def check_uneven(self) -> None:
         """Raises InvalidArgumentError if a worker without data would change what the others get."""
-        if self._op not in (Average, Sum, WeightedAverage):
-            raise InvalidArgumentError(f"join with op={self._op.name}, in which zeros count; use Average or Sum")
+        if self._reduction.op in ("min", "max"):
+            name = ReduceOp(self._reduction.op).name
+            raise InvalidArgumentError(f"join with op={name}, in which zeros count; use Average or Sum")
 
     @contextlib.contextmanager
     def left(self, how: str) -> Iterator[None]:
@@ -342,7 +339,7 @@ class Gradients:
             reduced = transfer.wait()
             if self._sits_out:
                 continue
-            if isinstance(transfer, SparseTransfer) and self._is_uneven and self._op is not Sum:
+            if isinstance(transfer, SparseTransfer) and self._is_uneven and self._reduction.op != "sum":
                 reduced = reduced / len(active)
             loan = self._loans.pop(position, None)
             gradient = None if loan is None else loan.gradient
@@ -374,22 +371,13 @@ class Gradients:
             bundle = self._bundles.pop(position, None)
             if bundle is not None:
                 bundle.leave(position)
-            op = Sum if self._is_uneven else self._op
-            return SparseTransfer(_as_sparse(gradient, parameter), name, op, self._set)
+            reduction = self._reduction.summed() if self._is_uneven else self._reduction
+            return SparseTransfer(_as_sparse(gradient, parameter), name, reduction)
         if gradient is None:
             gradient = torch.zeros_like(parameter, memory_format=torch.contiguous_format)
         if position in self._bundles:
             return self._bundles[position].add(position, gradient)
-        op, weight = self._reduction()
-        transfer = reduce_in_place(
-            gradient,
-            name,
-            op,
-            weight=1.0 if weight is None else weight,
-            priority=self._priorities[position],
-            compression=self._compression,
-            process_set=self._set,
-        )
+        transfer = reduce_in_place(gradient, name, self._weighted(self._reductions[position]))
         if position in self._loans:
             self._loans[position].submitted()
         return transfer
@@ -416,28 +404,26 @@ class Gradients:
     def _start_together(
         self, positions: Sequence[int], gradients: Sequence[torch.Tensor]
     ) -> Handle[list[torch.Tensor]]:
-        op, weight = self._reduction()
-        handle = grouped_push_pull_async_(
+        first = max((self._reductions[position] for position in positions), key=lambda one: one.priority)
+        handle = begin_in_place(
+            False,
             [gradient.detach() if gradient.requires_grad else gradient for gradient in gradients],
             [self._window.name(position) for position in positions],
-            op=op,
-            weight=weight,
-            priority=max(self._priorities[position] for position in positions),
-            compression=self._compression,
+            self._weighted(first),
         )
         for position in positions:
             if position in self._loans:
                 self._loans[position].submitted()
         return handle
 
-    def _reduction(self) -> tuple[ReduceOp, float | None]:
-        """How gradients are reduced, and this worker's weight if they have weights.
+    def _weighted(self, reduction: Reduction) -> Reduction:
+        """How a gradient is reduced now: by a weighted mean while some workers may have no data.
 
         Who has data is known only after the window, so each contribution carries whether it counts.
         """
-        if self._is_uneven and self._op is not Sum:
-            return WeightedAverage, float(not self._sits_out)
-        return self._op, None
+        if self._is_uneven and reduction.op != "sum":
+            return reduction.weighted(float(not self._sits_out))
+        return reduction
 
 
 def _abandon(loans: dict[int, Loan]) -> None:

@@ -5,17 +5,17 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 
 from gradlane import _session
 from gradlane._handle import Handle, begin_all, joined
 from gradlane._recent import PassingNames, RecentNames
+from gradlane._reduction import Reduction, broadcast_of
 from gradlane._sets import ProcessSet
 from gradlane.errors import InvalidArgumentError
 from gradlane.torch import _tensors
-from gradlane.torch._reductions import Reduction, flat, form_of, values_of
+from gradlane.torch._reductions import GroupOp, flat, form_of, values_of
 from gradlane.torch._works import Start
 from gradlane.torch.ops import reduce_in_place
 
@@ -46,24 +46,24 @@ class Transfers:
         """The names of the messages of one channel."""
         raise NotImplementedError
 
-    def _sum(self, tensor: torch.Tensor, op: Reduction, kind: str, limit: float | None) -> Start:
+    def _sum(self, tensor: torch.Tensor, op: GroupOp, kind: str, limit: float | None) -> Start:
         key, members = self._key(f"{kind}.{op.name}", tensor), self._set
         wire, op = form_of(tensor, op)
         if op.native is None:
             return self._combination(wire, tensor, op, key, limit)
-        native = op.native
+        reduction = Reduction(op.native.native, process_set=members, timeout=limit)
 
         def submit(name: str) -> Handle[torch.Tensor]:
             if op.factor is not None:
                 wire.mul_(op.factor)
             if members is None:
-                return reduce_in_place(wire, name, native, timeout=limit)
-            return _tensors.submit_in_place(wire, name, native.native, process_set=members, timeout=limit)
+                return reduce_in_place(wire, name, reduction)
+            return _tensors.submit_in_place(wire, name, reduction)
 
         return lambda: self._names.begin(key, submit, members=members).then(lambda sum: _back(sum, tensor))
 
     def _sum_to(
-        self, receiver: int, tensor: torch.Tensor, output: torch.Tensor, op: Reduction, kind: str, limit: float | None
+        self, receiver: int, tensor: torch.Tensor, output: torch.Tensor, op: GroupOp, kind: str, limit: float | None
     ) -> Start:
         """Reduces `tensor` into `output` on the worker `receiver`; on the others nothing changes."""
         key, members = self._key(f"{kind}{receiver}.{op.name}", tensor), self._set
@@ -71,28 +71,27 @@ class Transfers:
         flat, op = form_of(tensor, op)
         if op.native is None:
             return self._combination_at(receiver, flat, output, op, kind, limit)
-        native, wire = op.native, _tensors.in_host_memory(flat)
+        wire = _tensors.in_host_memory(flat)
+        reduction = Reduction(op.native.native, process_set=members, receiver=to, timeout=limit)
         if op.factor is not None:
             wire = wire * op.factor
         elif is_receiver and tensor is not output and wire.data_ptr() == tensor.data_ptr():
             wire = wire.clone()  # the sum lands on the contribution, which is the caller's
 
         def submit(name: str) -> Handle[torch.Tensor]:
-            return _tensors.submit_in_place(
-                wire, name, native.native, process_set=members, receiver=to, timeout=limit
-            )
+            return _tensors.submit_in_place(wire, name, reduction)
 
         return lambda: self._names.begin(key, submit, members=members).then(
             lambda sum: _back(sum, output) if is_receiver else output
         )
 
     def _scatter_sums(
-        self, output: torch.Tensor, parts: Sequence[torch.Tensor], op: Reduction, limit: float | None
+        self, output: torch.Tensor, parts: Sequence[torch.Tensor], op: GroupOp, limit: float | None
     ) -> list[Start]:
         return [self._sum_to(rank, part, output, op, "reduce_scatter", limit) for rank, part in enumerate(parts)]
 
     def _combination(
-        self, own: torch.Tensor, output: torch.Tensor, op: Reduction, key: str, limit: float | None
+        self, own: torch.Tensor, output: torch.Tensor, op: GroupOp, key: str, limit: float | None
     ) -> Start:
         """Brings the vectors of all workers to each, and combines them into `output`."""
         parts = [torch.empty_like(own, device="cpu") for _ in range(self._size)]
@@ -100,7 +99,7 @@ class Transfers:
         return lambda: joined(begin_all(starts)).then(lambda _: _combined(parts, output, op))
 
     def _combination_at(
-        self, receiver: int, own: torch.Tensor, output: torch.Tensor, op: Reduction, kind: str, limit: float | None
+        self, receiver: int, own: torch.Tensor, output: torch.Tensor, op: GroupOp, kind: str, limit: float | None
     ) -> Start:
         """Brings the vectors of all workers to `receiver`, which combines them into `output`."""
         kind = f"{kind}.{op.name}"
@@ -115,11 +114,11 @@ class Transfers:
     def _copy(self, tensor: torch.Tensor, root: int, kind: str, limit: float | None) -> Start:
         key, members, wire = self._key(f"{kind}.{root}", tensor), self._set, flat(tensor)
         if members is not None:
-            to = _Copy(members, self._ranks[root], None, limit)
-            return lambda: self._names.begin(key, to.submit(tensor), members=members)
+            copied = broadcast_of(self._ranks[root], process_set=members, timeout=limit)
+            return lambda: self._names.begin(key, _copying(tensor, copied), members=members)
 
         def submit(name: str) -> Handle[torch.Tensor]:
-            return _tensors.submit_bits(wire, name, root, timeout=limit)
+            return _tensors.submit_bits(wire, name, broadcast_of(root, timeout=limit))
 
         gets = root != self._rank
         return lambda: self._names.begin(key, submit).then(lambda copied: _back(copied, tensor) if gets else tensor)
@@ -131,7 +130,8 @@ class Transfers:
         if origin == to:
             raise InvalidArgumentError("a message of a worker to itself; copy the tensor")
         pair = ProcessSet({self._ranks[origin], self._ranks[to]})
-        submit = _Copy(pair, self._ranks[origin], self._ranks[to], limit).submit(tensor)
+        copied = broadcast_of(self._ranks[origin], process_set=pair, receiver=self._ranks[to], timeout=limit)
+        submit = _copying(tensor, copied)
         channel = f"{kind}{tag or ''}.{origin}>{to}"
         key = self._key(channel, tensor)
         if not 0 <= tag < TAGS_KEPT or pair_names(_session.size()) == 0:
@@ -197,28 +197,13 @@ def pair_names(workers: int) -> int:
     return NAMES_MAX // workers**2 or int(workers**2 <= 4 * NAMES_MAX)
 
 
-@dataclass(frozen=True)
-class _Copy:
-    """The copy of the bits of `root` to the members of a set, or to the one that is `receiver`; ranks of the job."""
-
-    members: ProcessSet
-    root: int
-    receiver: int | None
-    limit: float | None
-
-    def submit(self, tensor: torch.Tensor) -> Callable[[str], Handle[torch.Tensor]]:
-        """Begins the copy of a tensor under a name."""
-        wire, source, _ = _tensors.bits(_tensors.in_host_memory(flat(tensor)))
-        gets = _session.rank() != self.root and self.receiver in (None, _session.rank())
-        return lambda name: _tensors.submit_in_place(
-            wire,
-            name,
-            "broadcast",
-            root=self.root,
-            process_set=self.members,
-            receiver=self.receiver,
-            timeout=self.limit,
-        ).then(lambda _: _back(source, tensor) if gets else tensor)
+def _copying(tensor: torch.Tensor, reduction: Reduction) -> Callable[[str], Handle[torch.Tensor]]:
+    """Begins the broadcast of a tensor's bits under a name."""
+    wire, source, _ = _tensors.bits(_tensors.in_host_memory(flat(tensor)))
+    gets = _session.rank() != reduction.root and reduction.receiver in (None, _session.rank())
+    return lambda name: _tensors.submit_in_place(wire, name, reduction).then(
+        lambda _: _back(source, tensor) if gets else tensor
+    )
 
 
 def place_of(output: torch.Tensor) -> torch.Tensor:
@@ -246,7 +231,7 @@ def _back(wire: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def _combined(parts: list[torch.Tensor], output: torch.Tensor, op: Reduction) -> torch.Tensor:
+def _combined(parts: list[torch.Tensor], output: torch.Tensor, op: GroupOp) -> torch.Tensor:
     """Combines the vectors of the workers in the order of their ranks, so that the result is the same everywhere."""
     assert op.combine is not None, "operations of the engine combine nothing here"
     return _back(functools.reduce(op.combine, parts), output)

@@ -22,8 +22,8 @@ Combine = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True)
-class Reduction:
-    """A reduction of a process group."""
+class GroupOp:
+    """An operation of a process group's reductions."""
 
     name: str
     """PyTorch's name for it, such as `SUM`."""
@@ -37,15 +37,15 @@ class Reduction:
 _KNOWN = {
     known.name: known
     for known in (
-        Reduction("SUM", Sum),
-        Reduction("AVG", Average),
-        Reduction("MIN", Min),
-        Reduction("MAX", Max),
-        Reduction("PRODUCT", None, torch.mul),
-        Reduction("BAND", None, torch.bitwise_and),
-        Reduction("BOR", None, torch.bitwise_or),
-        Reduction("BXOR", None, torch.bitwise_xor),
-        Reduction("PREMUL_SUM", Sum),
+        GroupOp("SUM", Sum),
+        GroupOp("AVG", Average),
+        GroupOp("MIN", Min),
+        GroupOp("MAX", Max),
+        GroupOp("PRODUCT", None, torch.mul),
+        GroupOp("BAND", None, torch.bitwise_and),
+        GroupOp("BOR", None, torch.bitwise_or),
+        GroupOp("BXOR", None, torch.bitwise_xor),
+        GroupOp("PREMUL_SUM", Sum),
     )
 }
 
@@ -53,7 +53,7 @@ _OF_BOOL = {"SUM": Max, "MAX": Max, "BOR": Max, "MIN": Min, "PRODUCT": Min, "BAN
 """What the operations are on bytes of 0 and 1. A sum of booleans is their OR, as on NCCL."""
 
 
-def reduction_of(opts: Any) -> Reduction:
+def op_of(opts: Any) -> GroupOp:
     """The reduction of a call's options; a sum without options.
 
     Raises:
@@ -71,7 +71,7 @@ def reduction_of(opts: Any) -> Reduction:
     return known if factor is None else replace(known, factor=factor)
 
 
-def form_of(tensor: torch.Tensor, reduction: Reduction) -> tuple[torch.Tensor, Reduction]:
+def form_of(tensor: torch.Tensor, op: GroupOp) -> tuple[torch.Tensor, GroupOp]:
     """The values of `tensor` as a vector that can be reduced, and the reduction of it.
 
     The vector is over the memory of the tensor where that is possible. `values_of` undoes it.
@@ -79,21 +79,21 @@ def form_of(tensor: torch.Tensor, reduction: Reduction) -> tuple[torch.Tensor, R
     Raises:
         InvalidArgumentError: the element type has no such reduction.
     """
-    name, dtype = reduction.name, tensor.dtype
+    name, dtype = op.name, tensor.dtype
     if dtype == torch.bool:
         if name not in _OF_BOOL:
             raise InvalidArgumentError(f"the reduction {name} of bool; {', '.join(_OF_BOOL)} are there for it")
-        return flat(tensor).view(torch.uint8), Reduction(name, _OF_BOOL[name])
+        return flat(tensor).view(torch.uint8), GroupOp(name, _OF_BOOL[name])
     if dtype.is_complex and name in ("MIN", "MAX"):
         raise InvalidArgumentError(f"the reduction {name} of {dtype}, whose numbers have no order; reduce tensor.abs()")
     if name in ("BAND", "BOR", "BXOR") and (dtype.is_floating_point or dtype.is_complex):
         raise InvalidArgumentError(f"the reduction {name} of {dtype}; reduce a tensor of integers")
-    if reduction.factor is not None and not (dtype.is_floating_point or dtype.is_complex):
+    if op.factor is not None and not (dtype.is_floating_point or dtype.is_complex):
         raise InvalidArgumentError(
             f"the reduction {name} of {dtype}, whose products with a factor are no integers; reduce a tensor of floats"
         )
     values = flat(tensor)
-    return (torch.view_as_real(values).view(-1) if dtype.is_complex and reduction.native else values), reduction
+    return (torch.view_as_real(values).view(-1) if dtype.is_complex and op.native else values), op
 
 
 def values_of(wire: torch.Tensor, like: torch.Tensor) -> torch.Tensor:

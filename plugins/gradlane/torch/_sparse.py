@@ -15,9 +15,9 @@ import torch
 
 from gradlane._handle import Handle
 from gradlane._objects import Gathering
-from gradlane._reduction import Average, ReduceOp, Sum
+from gradlane._reduction import ReduceOp, Reduction
 from gradlane._rows import RowKind, unpack
-from gradlane._sets import ProcessSet, members_of
+from gradlane._sets import members_of
 from gradlane.errors import InvalidArgumentError
 from gradlane.torch import _tensors
 
@@ -27,23 +27,24 @@ _INDEX_BYTES = 8
 class SparseTransfer:
     """One sparse gradient in flight: construction sends lengths, `exchange` sends contents, `wait` returns the sum."""
 
-    def __init__(self, gradient: torch.Tensor, name: str, op: ReduceOp, process_set: ProcessSet | None = None) -> None:
-        """Starts to gather `gradient`, of layout sparse_coo, from all workers or from those of a set.
+    def __init__(self, gradient: torch.Tensor, name: str, reduction: Reduction) -> None:
+        """Starts to gather `gradient`, of layout sparse_coo, from the workers that take part.
 
         Raises:
-            InvalidArgumentError: `op` is neither Average nor Sum.
+            InvalidArgumentError: it is neither an average nor a sum.
         """
-        if op not in (Average, Sum):
-            raise InvalidArgumentError(f"sparse gradients have no {op.name}; use Average or Sum, or dense gradients")
+        if not reduction.is_linear:
+            op = ReduceOp(reduction.op).name
+            raise InvalidArgumentError(f"sparse gradients have no {op}; use Average or Sum, or dense gradients")
         gradient = gradient.detach().coalesce()
         self._shape, self._dtype, self._device = gradient.shape, gradient.dtype, gradient.device
         self._sparse_dim = gradient.sparse_dim()
-        self._name, self._members = name, members_of(process_set)
-        self._divisor = len(self._members) if op is Average else 1
+        self._name, self._members = name, members_of(reduction.process_set)
+        self._divisor = len(self._members) if reduction.op == "mean" else 1
         dimensions = "" if self._sparse_dim == 1 else f", {self._sparse_dim} dimensions of it sparse"
         kind = RowKind(_tensors.dtype_name(self._dtype), f"{list(self._shape)}{dimensions}")
         content = kind.pack(content_of(gradient.indices()), content_of(gradient.values()))
-        self._gathering = Gathering(content, name, process_set=process_set)
+        self._gathering = Gathering(content, name, process_set=reduction.process_set)
         self._handles: list[Handle[memoryview]] = []
 
     def exchange(self) -> None:

@@ -17,12 +17,11 @@ import torch
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from gradlane import _core, _session
-from gradlane._buffers import Buffer, DeviceBuffer, HostBuffer, check_dtype
+from gradlane._buffers import ITEM_BYTES, Buffer, DeviceBuffer, HostBuffer, check_dtype
 from gradlane._groups import located
 from gradlane._handle import Handle
 from gradlane._operations import by_device, declare_places, submit
-from gradlane._reduction import NativeOp
-from gradlane._sets import ProcessSet
+from gradlane._reduction import Reduction
 from gradlane.errors import FailedPreconditionError, InvalidArgumentError, UnsupportedError
 
 
@@ -200,16 +199,18 @@ def dense(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().resolve_conj().resolve_neg().contiguous()
 
 
-def pairs(tensor: torch.Tensor, op: NativeOp) -> torch.Tensor:
+def pairs(tensor: torch.Tensor, reduction: Reduction) -> torch.Tensor:
     """A complex tensor as pairs of real numbers in the same memory, which add up as it does; any other as it is.
 
     Raises:
-        InvalidArgumentError: `op` is "min" or "max", and complex numbers have no order.
+        InvalidArgumentError: it is a minimum or a maximum, and complex numbers have no order.
     """
     if not tensor.is_complex():
         return tensor
-    if op in ("min", "max"):
-        raise InvalidArgumentError(f"complex numbers have no {op}; reduce torch.view_as_real(tensor), or abs()")
+    if reduction.op in ("min", "max"):
+        raise InvalidArgumentError(
+            f"complex numbers have no {reduction.op}; reduce torch.view_as_real(tensor), or abs()"
+        )
     return torch.view_as_real(tensor)
 
 
@@ -244,43 +245,18 @@ def declare_tensors(
 
 
 def submit_in_place(
-    tensor: torch.Tensor,
-    name: str,
-    op: NativeOp,
-    *,
-    root: int = 0,
-    weight: float = 1.0,
-    priority: int = 0,
-    codec: str = "none",
-    process_set: ProcessSet | None = None,
-    receiver: int | None = None,
-    timeout: float | None = None,
-    waits: bool = False,
+    tensor: torch.Tensor, name: str, reduction: Reduction, *, waits: bool = False
 ) -> Handle[torch.Tensor]:
     """Starts an operation from and into the memory of a contiguous tensor; the arguments are those of `submit`.
 
     In a process set, a tensor on a device is copied to the host and back, because the devices of a machine have one
     communicator, of all its workers.
     """
-    wire = tensor if process_set is None else in_host_memory(tensor)
+    wire = tensor if reduction.process_set is None else in_host_memory(tensor)
     place = locate(wire)
-    handle = submit(
-        name,
-        place,
-        place,
-        op,
-        result=wire,
-        root=root,
-        weight=weight,
-        priority=priority,
-        codec=codec,
-        process_set=process_set,
-        receiver=receiver,
-        timeout=timeout,
-        waits=waits,
-        streams=None if place.device is None else CurrentStreams([place.device]),
-    )
-    if receiver in (None, _session.rank()):
+    streams = None if place.device is None else CurrentStreams([place.device])
+    handle = submit(name, place, place, reduction, result=wire, waits=waits, streams=streams)
+    if reduction.receiver in (None, _session.rank()):
         note_changed([tensor])
 
     def back(reduced: torch.Tensor) -> torch.Tensor:
@@ -303,23 +279,17 @@ def note_changed(tensors: Iterable[torch.Tensor]) -> None:
 
 
 def submit_bits(
-    tensor: torch.Tensor,
-    name: str,
-    root: int,
-    *,
-    process_set: ProcessSet | None = None,
-    timeout: float | None = None,
-    waits: bool = False,
+    tensor: torch.Tensor, name: str, reduction: Reduction, *, waits: bool = False
 ) -> Handle[torch.Tensor]:
     """Starts the broadcast of a tensor of any element type and strides; the handle yields `tensor`, overwritten.
 
     On the root it is only read.
     """
     wire, source, tensor = bits(tensor)
-    is_copy = source.data_ptr() != tensor.data_ptr() and _session.rank() != root
+    is_copy = source.data_ptr() != tensor.data_ptr() and _session.rank() != reduction.root
     if is_copy:
         check_landing(tensor)
-    handle = submit_in_place(wire, name, "broadcast", root=root, process_set=process_set, timeout=timeout, waits=waits)
+    handle = submit_in_place(wire, name, reduction, waits=waits)
     if not is_copy:
         return handle.then(lambda _: tensor)
 
@@ -352,17 +322,5 @@ def is_reducible(dtype: torch.dtype) -> bool:
     return dtype in NAMES
 
 
-NAMES = {
-    dtype: dtype_name(dtype)
-    for dtype in (
-        torch.float32,
-        torch.float64,
-        torch.float16,
-        torch.bfloat16,
-        torch.int32,
-        torch.int64,
-        torch.int8,
-        torch.uint8,
-    )
-}
+NAMES: dict[torch.dtype, str] = {getattr(torch, name): name for name in ITEM_BYTES}
 """The element types that the engine supports, and their names there."""

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from gradlane._reduction import Average, ReduceOp
+from gradlane._reduction import Average, ReduceOp, reduction_of
 from gradlane.errors import FailedPreconditionError, InvalidArgumentError, UnsupportedError
 from gradlane import _names
 from gradlane.torch._copies import Averaging, plain_class
@@ -101,8 +101,7 @@ def CrossBarrier(
         optimizer,
         listed,
         named,
-        compression=compression,
-        op=op,
+        reduction_of(op, compression=compression),
         passes=check_passes(backward_passes_per_step),
         sparse_as_dense=sparse_as_dense,
     )

@@ -13,7 +13,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.utils.hooks import RemovableHandle
 
 from gradlane._alike import telling
-from gradlane._reduction import Average
+from gradlane._reduction import reduction_of
 from gradlane.errors import FailedPreconditionError, InvalidArgumentError
 from gradlane import _names, _session
 from gradlane._window import forward_order
@@ -87,6 +87,7 @@ class DistributedDataParallel(nn.Module):
         """
         super().__init__()
         del bucket_cap_mb
+        reduction = reduction_of(compression=compression)
         self._namespace = _names.namespace("ddp", name)
         with telling("tensor", f"{self._namespace}/state/list"):  # the first comparison of `_copy_state`
             self._device = _only_device(module, device_ids)
@@ -104,8 +105,7 @@ class DistributedDataParallel(nn.Module):
         self._gradients: Gradients | None = Gradients(
             self._namespace,
             named,
-            op=Average,
-            compression=compression,
+            reduction,
             sparse=sparse,
             sparse_parameters=_sparse_positions(module, named),
             priority=forward_order if priority == "backward" else priority,

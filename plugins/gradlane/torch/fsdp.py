@@ -16,7 +16,7 @@ sends and receives its shard alone. PyTorch calls this hybrid sharding (HSDP).
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
@@ -24,12 +24,12 @@ import torch
 
 from gradlane import _names, _session
 from gradlane._objects import allgather
-from gradlane._reduction import Average, ReduceOp, resolve
+from gradlane._reduction import Average, ReduceOp, Reduction, reduction_of
 from gradlane._sets import ProcessSet
 from gradlane.errors import InvalidArgumentError, MismatchError, UnsupportedError
 from gradlane.torch._owners import own
 from gradlane.torch.broadcast import broadcast_tensors
-from gradlane.torch.ops import push_pull_
+from gradlane.torch.ops import begin_in_place
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
@@ -57,11 +57,13 @@ def attach(model: torch.nn.Module, *, op: ReduceOp = Average, name: str | None =
         MismatchError: the workers sharded different modules, or over meshes of different shapes (both are named).
     """
     _session.session()
-    reduction = resolve(op, None, None)
+    reduction = reduction_of(op)
     shards = list(_shards(model))
     namespace = _names.namespace("fsdp", name)
     holders = _holders(shards, namespace)
-    averages = [_Average(f"{namespace}/{shard.path}", reduction, holders[shard.path]) for shard in shards]
+    averages = [
+        _Average(f"{namespace}/{shard.path}", replace(reduction, process_set=holders[shard.path])) for shard in shards
+    ]
     for shard, average in zip(shards, averages, strict=True):
         own(average, shard.parameters)
     for shard, average in zip(shards, averages, strict=True):
@@ -110,12 +112,11 @@ class _Average:
     """Averages the gradients of one module. It lives as long as the module, whose hook it is."""
 
     name: str
-    op: ReduceOp
-    members: ProcessSet | None
+    reduction: Reduction
 
     def __call__(self, reduced: torch.Tensor) -> None:
         """Averages this worker's shard of the gradients, in place."""
-        push_pull_(reduced, self.name, op=self.op, process_set=self.members)
+        begin_in_place(True, reduced, self.name, self.reduction).wait()
 
 
 def _shards(model: torch.nn.Module) -> Iterator[_Shard]:

@@ -14,19 +14,18 @@ import torch
 from gradlane._groups import located, names_of, submit_all
 from gradlane._handle import Handle, begin_all, joined
 from gradlane._operations import check_root
-from gradlane._reduction import NativeOp, ReduceOp, resolve
+from gradlane._reduction import ReduceOp, Reduction, broadcast_of, reduction_of
 from gradlane._sets import ProcessSet
 from gradlane.errors import InvalidArgumentError
 from gradlane.torch import _tensors
 from gradlane.torch._tensors import NAMES
-from gradlane.torch.compression import Compression, Compressor, check_compression
+from gradlane.torch.compression import Compression, Compressor
 from gradlane.torch.ops import check_in_place, copy_of, form_of, is_differentiable, join_graph
 
 T = TypeVar("T")
 
 
-def _begin(
-    waits: bool,
+def _asked(
     tensors: Sequence[torch.Tensor],
     name: str | Sequence[str],
     *,
@@ -37,31 +36,26 @@ def _begin(
     compression: Compressor = Compression.none,
     process_set: ProcessSet | None = None,
     timeout: float | None = None,
+) -> Reduction:
+    """The list of the arguments of the four forms below, and the reduction that they ask for."""
+    del tensors, name
+    return reduction_of(op, average, weight, priority, compression, process_set, timeout)
+
+
+def begin_in_place(
+    waits: bool, tensors: Sequence[torch.Tensor], name: str | Sequence[str], reduction: Reduction
 ) -> Handle[list[torch.Tensor]]:
-    """The common part of the four forms below, and the list of their arguments."""
-    reduction = resolve(op, average, weight)
+    """Begins in place. Tensors that autograd has computed are refused."""
     tensors = list(tensors)
     names = names_of(name, len(tensors))
     _check_in_place(names, tensors)
     wires, backs = _wires(names, tensors)
     if any([wire.is_complex() for wire in wires]):
-        wires = [located(name, _tensors.pairs, wire, reduction.native) for name, wire in zip(names, wires, strict=True)]
-    return _submit(
-        names,
-        wires,
-        backs,
-        reduction.native,
-        result=tensors,
-        weight=1.0 if weight is None else weight,
-        priority=priority or 0,
-        codec=check_compression(compression).codec,
-        process_set=process_set,
-        timeout=timeout,
-        waits=waits,
-    )
+        wires = [located(name, _tensors.pairs, wire, reduction) for name, wire in zip(names, wires, strict=True)]
+    return _submit(names, wires, backs, reduction, result=tensors, waits=waits)
 
 
-@form_of(_begin)
+@form_of(_asked)
 def grouped_push_pull(tensors: Sequence[torch.Tensor], name: str | Sequence[str], **options: Any) -> list[torch.Tensor]:
     """Average many tensors over all workers in one call, into new ones. Differentiable, as `push_pull` is.
 
@@ -81,10 +75,10 @@ def grouped_push_pull(tensors: Sequence[torch.Tensor], name: str | Sequence[str]
         InvalidArgumentError: a tensor cannot be reduced, or a name occurs twice. In this case nothing was sent.
         UnsupportedError: a tensor is neither on the CPU nor on a CUDA device. In this case nothing was sent.
     """
-    return _begin_copies(True, tensors, name, options).wait()
+    return begin_copies(True, tensors, name, _asked(tensors, name, **options)).wait()
 
 
-@form_of(_begin)
+@form_of(_asked)
 def grouped_push_pull_async(
     tensors: Sequence[torch.Tensor], name: str | Sequence[str], **options: Any
 ) -> Handle[list[torch.Tensor]]:
@@ -93,10 +87,10 @@ def grouped_push_pull_async(
     The handle is done when all operations have ended. If some failed, it raises the error of the first of them, after
     all memory is free. Cancelling it cancels all.
     """
-    return _begin_copies(False, tensors, name, options)
+    return begin_copies(False, tensors, name, _asked(tensors, name, **options))
 
 
-@form_of(_begin)
+@form_of(_asked)
 def grouped_push_pull_(
     tensors: Sequence[torch.Tensor], name: str | Sequence[str], **options: Any
 ) -> list[torch.Tensor]:
@@ -104,15 +98,15 @@ def grouped_push_pull_(
 
     Tensors that autograd has computed are refused, as by `push_pull_`.
     """
-    return _begin(True, tensors, name, **options).wait()
+    return begin_in_place(True, tensors, name, _asked(tensors, name, **options)).wait()
 
 
-@form_of(_begin)
+@form_of(_asked)
 def grouped_push_pull_async_(
     tensors: Sequence[torch.Tensor], name: str | Sequence[str], **options: Any
 ) -> Handle[list[torch.Tensor]]:
     """Like `grouped_push_pull_`, but returns at once. Do not use any of the tensors before `handle.wait()`."""
-    return _begin(False, tensors, name, **options)
+    return begin_in_place(False, tensors, name, _asked(tensors, name, **options))
 
 
 def broadcast_all(
@@ -130,37 +124,28 @@ def broadcast_all(
     bits = [located(name, _tensors.bits, tensor) for name, tensor in zip(names, tensors, strict=True)]
     wires = [wire for wire, _, _ in bits]
     backs = _landings(names, [(tensor, dense) for _, dense, tensor in bits])
-    _submit(
-        names_of(names, len(wires)),
-        wires,
-        backs,
-        "broadcast",
-        result=None,
-        root=check_root(root, process_set),
-        process_set=process_set,
-        notes_changes=notes_changes,
-        waits=True,
-    ).wait()
+    reduction = broadcast_of(check_root(root, process_set), process_set=process_set)
+    named = names_of(names, len(wires))
+    _submit(named, wires, backs, reduction, result=None, notes_changes=notes_changes, waits=True).wait()
 
 
 def _submit(
     names: tuple[str, ...],
     wires: list[torch.Tensor],
     backs: list[tuple[torch.Tensor, torch.Tensor]],
-    op: NativeOp,
+    reduction: Reduction,
     *,
     result: T,
-    process_set: ProcessSet | None = None,
     notes_changes: bool = True,
-    **options: Any,
+    waits: bool,
 ) -> Handle[T]:
     """Starts an operation on contiguous `wires`; afterwards copies the second of each pair of `backs` to the first."""
-    if process_set is None:
-        handle = _submit_together(names, wires, op, result, options)
+    if reduction.process_set is None:
+        handle = _submit_together(names, wires, reduction, result, waits)
         if notes_changes:
             _tensors.note_changed(wires)
     else:
-        handle = _submit_each(names, wires, op, process_set, options).then(lambda _: result)
+        handle = _submit_each(names, wires, reduction).then(lambda _: result)
     if not backs:
         return handle
 
@@ -174,7 +159,7 @@ def _submit(
 
 
 def _submit_together(
-    names: tuple[str, ...], wires: list[torch.Tensor], op: NativeOp, result: T, options: dict[str, Any]
+    names: tuple[str, ...], wires: list[torch.Tensor], reduction: Reduction, result: T, waits: bool
 ) -> Handle[T]:
     """Starts an operation of all workers on these tensors, in one entry into the engine."""
     kinds = {wire.dtype for wire in wires}
@@ -190,8 +175,20 @@ def _submit_together(
             located(name, _tensors.locate, wire)
     devices, streams = _places(wires)
     used = {device for device in devices if device is not None}
-    options |= {"devices": devices, "streams": streams, "current": _tensors.CurrentStreams(used) if used else None}
-    handle = submit_all(names, dtypes, shapes, addresses, None, op, owner=storages, result=result, **options)
+    handle = submit_all(
+        names,
+        dtypes,
+        shapes,
+        addresses,
+        None,
+        reduction,
+        owner=storages,
+        result=result,
+        waits=waits,
+        devices=devices,
+        streams=streams,
+        current=_tensors.CurrentStreams(used) if used else None,
+    )
 
     def landed(reduced: T) -> T:
         if [wire.data_ptr() for wire in wires] != addresses:
@@ -203,7 +200,7 @@ def _submit_together(
 
 
 def _submit_each(
-    names: tuple[str, ...], wires: list[torch.Tensor], op: NativeOp, process_set: ProcessSet, options: dict[str, Any]
+    names: tuple[str, ...], wires: list[torch.Tensor], reduction: Reduction
 ) -> Handle[list[torch.Tensor]]:
     """Starts an operation for each tensor, because tensors that are declared together are those of all workers."""
     if len(set(names)) < len(names):
@@ -211,11 +208,9 @@ def _submit_each(
         raise InvalidArgumentError(f"{twice!r} comes twice among the names of a group; give each tensor its own")
     for name, wire in zip(names, wires, strict=True):  # before the first is submitted
         located(name, _tensors.locate, wire)
-    common = {key: value for key, value in options.items() if key not in ("priority", "waits")}
-    first: int = options.get("priority", 0)
 
     def start(place: int, name: str, wire: torch.Tensor) -> Handle[torch.Tensor]:
-        return _tensors.submit_in_place(wire, name, op, priority=first - place, process_set=process_set, **common)
+        return _tensors.submit_in_place(wire, name, reduction.at(place))
 
     return joined(begin_all(partial(start, place, *one) for place, one in enumerate(zip(names, wires, strict=True))))
 
@@ -268,19 +263,19 @@ def _check_in_place(names: tuple[str, ...], tensors: list[torch.Tensor]) -> None
             located(name, check_in_place, tensor)
 
 
-def _begin_copies(
-    waits: bool, tensors: Sequence[torch.Tensor], name: str | Sequence[str], options: dict[str, Any]
+def begin_copies(
+    waits: bool, tensors: Sequence[torch.Tensor], name: str | Sequence[str], reduction: Reduction
 ) -> Handle[list[torch.Tensor]]:
     """Begins with copies. The results are part of the graph of `tensors`."""
     tensors = list(tensors)
     names = names_of(name, len(tensors))
     copies = [located(one, copy_of, tensor) for one, tensor in zip(names, tensors, strict=True)]
-    differentiable = is_differentiable(tensors, options)
-    handle = _begin(waits, copies, names, **options)
+    differentiable = is_differentiable(tensors, reduction)
+    handle = begin_in_place(waits, copies, names, reduction)
     if not differentiable:
         return handle
 
     def again(positions: list[int], gradients: list[torch.Tensor]) -> list[torch.Tensor]:
-        return grouped_push_pull(gradients, [f"{names[at]}.backward" for at in positions], **options)
+        return begin_copies(True, gradients, [f"{names[at]}.backward" for at in positions], reduction).wait()
 
     return handle.then(lambda means: join_graph(means, tensors, again))

@@ -13,7 +13,7 @@ import torch
 from torch import distributed
 
 from gradlane import _session
-from gradlane._reduction import Average
+from gradlane._reduction import AVERAGE, reduction_of
 from gradlane.errors import InvalidArgumentError, UnsupportedError
 from gradlane import _names
 from gradlane.torch._futures import Completions, future_on
@@ -107,11 +107,11 @@ def ddp_comm_hook(state: State, bucket: distributed.GradBucket) -> torch.futures
     name, priority = state.bucket_name(bucket)
     if buffer.is_sparse:
         # Gathers the rows here and now, because their number is known only when all workers have told theirs.
-        transfer = SparseTransfer(buffer, name, Average)
+        transfer = SparseTransfer(buffer, name, AVERAGE)
         transfer.exchange()
         done: torch.futures.Future[torch.Tensor] = future_on(buffer.device)
         done.set_result(transfer.wait())
         return done
     completions = Completions.of_this_job()  # reports what begins from now on
-    handle = reduce_in_place(buffer, name, Average, priority=priority, compression=state.compression)
+    handle = reduce_in_place(buffer, name, reduction_of(priority=priority, compression=state.compression))
     return completions.of(handle, buffer.device)

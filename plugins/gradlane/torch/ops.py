@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Concatenate, ParamSpec, TypeVar, overload
+from typing import Any, ParamSpec, TypeVar, overload
 
 import torch
 
@@ -18,7 +18,7 @@ from gradlane._arguments import check_count, check_timeout
 from gradlane._groups import located
 from gradlane._handle import Handle
 from gradlane._operations import check_name, check_root
-from gradlane._reduction import Average, ReduceOp, Sum, resolve
+from gradlane._reduction import AVERAGE, ReduceOp, Reduction, broadcast_of, reduction_of
 from gradlane._sets import ProcessSet
 from gradlane.errors import InvalidArgumentError
 from gradlane.torch import _tensors
@@ -28,8 +28,7 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 
-def _begin(
-    waits: bool,
+def _asked(
     tensor: torch.Tensor,
     name: str,
     *,
@@ -41,42 +40,36 @@ def _begin(
     process_set: ProcessSet | None = None,
     timeout: float | None = None,
     version: int = 0,
-) -> Handle[torch.Tensor]:
-    """The common part of the four forms below, and the list of their arguments."""
-    del version
+) -> Reduction:
+    """The list of the arguments of the four forms below, and the reduction that they ask for."""
+    del tensor, name, version
+    return reduction_of(op, average, weight, priority, compression, process_set, timeout)
+
+
+def begin_in_place(waits: bool, tensor: torch.Tensor, name: str, reduction: Reduction) -> Handle[torch.Tensor]:
+    """Begins in place. A tensor that autograd has computed is refused."""
     check_in_place(tensor)
-    reduction = resolve(op, average, weight)
-    return reduce_in_place(
-        tensor,
-        check_name(name),
-        reduction,
-        weight=1.0 if weight is None else weight,
-        priority=priority or 0,
-        compression=compression,
-        process_set=process_set,
-        timeout=timeout,
-        waits=waits,
-    )
+    return reduce_in_place(tensor, check_name(name), reduction, waits=waits)
 
 
-def _begin_copy(waits: bool, tensor: torch.Tensor, name: str, options: dict[str, Any]) -> Handle[torch.Tensor]:
+def begin_copy(waits: bool, tensor: torch.Tensor, name: str, reduction: Reduction) -> Handle[torch.Tensor]:
     """Begins with a copy. The result is part of the graph of `tensor`."""
     copy = copy_of(tensor)
-    differentiable = is_differentiable([tensor], options)
-    handle = _begin(waits, copy, name, **options)
+    differentiable = is_differentiable([tensor], reduction)
+    handle = begin_in_place(waits, copy, name, reduction)
     if not differentiable:
         return handle
 
     def again(_: list[int], gradients: list[torch.Tensor]) -> list[torch.Tensor]:
-        return [push_pull(gradient, f"{name}.backward", **options) for gradient in gradients]
+        return [begin_copy(True, gradient, f"{name}.backward", reduction).wait() for gradient in gradients]
 
     return handle.then(lambda mean: join_graph([mean], [tensor], again)[0])
 
 
-def form_of(model: Callable[Concatenate[bool, P], Any]) -> Callable[[Callable[..., T]], Callable[P, T]]:
-    """Gives a function the arguments of `model` after its first, for readers and for type checkers."""
+def form_of(model: Callable[P, Reduction]) -> Callable[[Callable[..., T]], Callable[P, T]]:
+    """Gives a function the arguments of `model`, for readers and for type checkers."""
     signature = inspect.signature(model)
-    _, *parameters = signature.parameters.values()
+    parameters = list(signature.parameters.values())
     known = {parameter.name for parameter in parameters}
     by_position = [parameter.name for parameter in parameters if parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
 
@@ -101,7 +94,7 @@ def form_of(model: Callable[Concatenate[bool, P], Any]) -> Callable[[Callable[..
     return shape
 
 
-@form_of(_begin)
+@form_of(_asked)
 def push_pull(tensor: torch.Tensor, name: str, **options: Any) -> torch.Tensor:
     """Average `tensor` over all workers into a new tensor. Differentiable: the gradient is reduced the same way.
 
@@ -131,28 +124,28 @@ def push_pull(tensor: torch.Tensor, name: str, **options: Any) -> torch.Tensor:
         FailedPreconditionError: its stream is being captured into a graph; reduce outside of graphs.
         DeviceError: the device failed; perhaps in an earlier operation (its tensor is named).
     """
-    return _begin_copy(True, tensor, name, options).wait()
+    return begin_copy(True, tensor, name, _asked(tensor, name, **options)).wait()
 
 
-@form_of(_begin)
+@form_of(_asked)
 def push_pull_async(tensor: torch.Tensor, name: str, **options: Any) -> Handle[torch.Tensor]:
     """Like `push_pull`, but returns at once; `handle.wait()` yields the new tensor, as does `synchronize(handle)`."""
-    return _begin_copy(False, tensor, name, options)
+    return begin_copy(False, tensor, name, _asked(tensor, name, **options))
 
 
-@form_of(_begin)
+@form_of(_asked)
 def push_pull_(tensor: torch.Tensor, name: str, **options: Any) -> torch.Tensor:
     """Average `tensor` over all workers, in place. Arguments and errors are those of `push_pull`.
 
     A tensor that autograd has computed is refused, because its graph would not know of the new values. Use `push_pull`.
     """
-    return _begin(True, tensor, name, **options).wait()
+    return begin_in_place(True, tensor, name, _asked(tensor, name, **options)).wait()
 
 
-@form_of(_begin)
+@form_of(_asked)
 def push_pull_async_(tensor: torch.Tensor, name: str, **options: Any) -> Handle[torch.Tensor]:
     """Like `push_pull_`, but returns at once. Do not use `tensor` before `handle.wait()` or `synchronize(handle)`."""
-    return _begin(False, tensor, name, **options)
+    return begin_in_place(False, tensor, name, _asked(tensor, name, **options))
 
 
 push_pull_inplace = push_pull_
@@ -172,10 +165,8 @@ def broadcast_(
     Any element type. `root_rank` is a rank in the job, also with a `process_set`.
     """
     check_in_place(tensor)
-    root = check_root(root_rank, process_set)
-    return _tensors.submit_bits(
-        tensor, check_name(name), root, process_set=process_set, timeout=timeout, waits=True
-    ).wait()
+    reduction = broadcast_of(check_root(root_rank, process_set), process_set=process_set, timeout=timeout)
+    return _tensors.submit_bits(tensor, check_name(name), reduction, waits=True).wait()
 
 
 def poll(handle: Handle[Any]) -> bool:
@@ -224,16 +215,7 @@ def declare(
 
 
 def reduce_in_place(
-    tensor: torch.Tensor,
-    name: str,
-    op: ReduceOp,
-    *,
-    weight: float = 1.0,
-    priority: int = 0,
-    compression: Compressor = Compression.none,
-    process_set: ProcessSet | None = None,
-    timeout: float | None = None,
-    waits: bool = False,
+    tensor: torch.Tensor, name: str, reduction: Reduction, *, waits: bool = False
 ) -> Handle[torch.Tensor]:
     """Starts a reduction whose result replaces `tensor`, without a copy if it is contiguous.
 
@@ -245,17 +227,7 @@ def reduce_in_place(
     is_copy = wire.data_ptr() != place
     if is_copy:
         _tensors.check_landing(plain)
-    handle = _tensors.submit_in_place(
-        _tensors.pairs(wire, op.native),
-        name,
-        op.native,
-        weight=weight,
-        priority=priority,
-        codec=check_compression(compression).codec,
-        process_set=process_set,
-        timeout=timeout,
-        waits=waits,
-    )
+    handle = _tensors.submit_in_place(_tensors.pairs(wire, reduction), name, reduction, waits=waits)
 
     def land(_: torch.Tensor) -> torch.Tensor:
         _tensors.check_unmoved(tensor, place)
@@ -295,7 +267,7 @@ def check_in_place(tensor: torch.Tensor) -> None:
         )
 
 
-def is_differentiable(tensors: Sequence[torch.Tensor], options: Mapping[str, Any]) -> bool:
+def is_differentiable(tensors: Sequence[torch.Tensor], reduction: Reduction = AVERAGE) -> bool:
     """Whether the reduction of `tensors` is to be part of their graph.
 
     Raises:
@@ -303,9 +275,9 @@ def is_differentiable(tensors: Sequence[torch.Tensor], options: Mapping[str, Any
     """
     if not torch.is_grad_enabled() or not any([tensor.requires_grad for tensor in tensors]):
         return False
-    reduction = resolve(*(options.get(option) for option in ("op", "average", "weight")))
-    if reduction not in (Average, Sum):
-        raise InvalidArgumentError(f"op={reduction.name} has no gradient; use tensor.detach(), or Average or Sum")
+    if not reduction.is_linear:
+        name = ReduceOp(reduction.op).name
+        raise InvalidArgumentError(f"op={name} has no gradient; use tensor.detach(), or Average or Sum")
     return True
 
 

@@ -12,7 +12,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from gradlane._alike import telling
-from gradlane._reduction import Average, ReduceOp, Sum
+from gradlane._reduction import Average, ReduceOp, Reduction, Sum, reduction_of
 from gradlane._sets import ProcessSet
 from gradlane.errors import FailedPreconditionError, InvalidArgumentError
 from gradlane import _names
@@ -78,6 +78,7 @@ def DistributedOptimizer(
             averages their gradients already, or this worker is not in `process_set`.
         MismatchError: a worker's parameter has another dtype or shape (both are named).
     """
+    reduction = reduction_of(op, compression=compression, process_set=process_set)
     if process_set is not None:
         process_set.rank()  # raises if this worker is not a member
     namespace = _names.namespace("optimizer", name)
@@ -91,12 +92,10 @@ def DistributedOptimizer(
         namespace,
         optimizer,
         named,
-        compression,
+        reduction,
         backward_passes_per_step,
-        op,
         sparse_as_dense,
         isinstance(optimizer, torch.optim.SparseAdam),
-        process_set,
         average_losses,
     )
     # Changes the class of the object instead of making a new one, because constructors differ, and an earlier learning
@@ -176,17 +175,15 @@ class _Synchronizer:
         namespace: str,
         optimizer: torch.optim.Optimizer,
         given: list[tuple[str, torch.nn.Parameter]] | None,
-        compression: Compressor,
+        reduction: Reduction,
         passes: int,
-        op: ReduceOp,
         sparse_as_dense: bool,
         takes_only_sparse: bool,
-        process_set: ProcessSet | None,
         average_losses: bool | None,
     ) -> None:
         self.passes = check_passes(passes)
         named = name_parameters(optimizer, given)
-        self._op, self._set, self._loss_name = op, process_set, f"{namespace}/loss"
+        self._reduction, self._loss_name = reduction, f"{namespace}/loss"
         is_torch = plain_class(optimizer).__module__.startswith("torch.optim.")
         may_decide = isinstance(optimizer, torch.optim.LBFGS) or not is_torch
         self._decides_by_loss = may_decide if average_losses is None else average_losses
@@ -197,8 +194,7 @@ class _Synchronizer:
         self._gradients = Gradients(
             namespace,
             named,
-            op=op,
-            compression=compression,
+            reduction,
             sparse="dense" if sparse_as_dense else "allgather",
             sparse_parameters=frozenset(),
             priority=forward_order,
@@ -206,7 +202,6 @@ class _Synchronizer:
             remedy=CALL_SYNCHRONIZE,
             # That optimizer takes no other gradients, also from a worker that had none itself.
             sparse_again=range(len(named)) if takes_only_sparse else (),
-            process_set=process_set,
         )
         ParameterWatch(self, named, _Synchronizer._gradient_is_ready)
         watch_frozen(self, self._known.frozen(optimizer), _REMEDY)
@@ -277,10 +272,10 @@ class _Synchronizer:
         value = loss.detach() if isinstance(loss, torch.Tensor) else loss
         is_number = isinstance(value, float) or (isinstance(value, torch.Tensor) and value.numel() == 1)
         pair = torch.tensor([float(value) if is_number else 0.0, float(is_number)], dtype=torch.float64)
-        total, count = push_pull_(pair, self._loss_name, op=Sum, process_set=self._set).unbind()
+        total, count = push_pull_(pair, self._loss_name, op=Sum, process_set=self._reduction.process_set).unbind()
         if not is_number:
             return loss
-        agreed = total if self._op is Sum else total / count
+        agreed = total if self._reduction.op == "sum" else total / count
         return agreed.to(value).view(value.shape) if isinstance(value, torch.Tensor) else agreed.item()
 
     def _gradient_is_ready(self, position: int) -> None:

@@ -36,7 +36,7 @@ from gradlane.errors import InvalidArgumentError, UnsupportedError
 from gradlane.torch._arrivals import meet
 from gradlane.torch._futures import Completions
 from gradlane.torch._group_transfers import NAMES_MAX, Transfers, landing, pair_names, place_of
-from gradlane.torch._reductions import reduction_of
+from gradlane.torch._reductions import op_of
 from gradlane.torch._works import Work, seconds
 
 BACKEND = "gradlane"
@@ -120,7 +120,7 @@ class ProcessGroupGradlane(Transfers, distributed.ProcessGroup):
 
     def allreduce(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> Work:  # type: ignore[override]
         """Reduces each tensor over all workers, in place."""
-        op, limit = reduction_of(opts), self._limit(opts)
+        op, limit = op_of(opts), self._limit(opts)
         return Work(list(tensors), [self._sum(tensor, op, "all_reduce", limit) for tensor in tensors])
 
     def allreduce_coalesced(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> Work:
@@ -129,7 +129,7 @@ class ProcessGroupGradlane(Transfers, distributed.ProcessGroup):
 
     def reduce(self, tensors: Sequence[torch.Tensor], opts: Any) -> Work:  # type: ignore[override]
         """Reduces each tensor over all workers; its new value is that of the root alone."""
-        op, limit, root = reduction_of(opts), self._limit(opts), opts.rootRank
+        op, limit, root = op_of(opts), self._limit(opts), opts.rootRank
         starts = [self._sum_to(root, tensor, tensor, op, "reduce", limit) for tensor in tensors]
         return Work(list(tensors), starts, lands=root == self._rank)
 
@@ -137,7 +137,7 @@ class ProcessGroupGradlane(Transfers, distributed.ProcessGroup):
         self, output_tensors: Sequence[torch.Tensor], input_tensors: Sequence[Sequence[torch.Tensor]], opts: Any = None
     ) -> Work:
         """Reduces the tensors of each list, of which each worker keeps the one of its rank."""
-        op, limit, starts = reduction_of(opts), self._limit(opts), []
+        op, limit, starts = op_of(opts), self._limit(opts), []
         for output, inputs in zip(output_tensors, input_tensors, strict=True):
             self._check_count(len(inputs), "reduce_scatter")
             starts += self._scatter_sums(output, inputs, op, limit)
@@ -153,7 +153,7 @@ class ProcessGroupGradlane(Transfers, distributed.ProcessGroup):
         self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None
     ) -> Work:
         """The same for several pairs of tensors."""
-        op, limit, starts = reduction_of(opts), self._limit(opts), []
+        op, limit, starts = op_of(opts), self._limit(opts), []
         for output, whole in zip(outputs, inputs, strict=True):
             self._check_length(whole, output, "reduce_scatter")
             parts = whole.detach().reshape(-1).split(output.numel()) if output.numel() else [output] * self._size
@@ -268,7 +268,7 @@ class ProcessGroupGradlane(Transfers, distributed.ProcessGroup):
         """Waits until every member has come."""
         if self._set is not None:
             token = torch.zeros(1, dtype=torch.bool)
-            return Work([], [self._sum(token, reduction_of(None), "barrier", self._limit(opts))])
+            return Work([], [self._sum(token, op_of(None), "barrier", self._limit(opts))])
         barrier(f"{self._name}/barrier", timeout=self._limit(opts))
         return Work([], [])
 

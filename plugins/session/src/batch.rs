@@ -46,7 +46,8 @@ impl Batch {
         self.lengths.len()
     }
 
-    /// Makes memory of these addresses with `lender`. The first tensor has `priority`, each further one has one less than the one before.
+    /// Makes memory of these addresses with `lender`. The first tensor has the priority `first`, each further one has one less than the one
+    /// before.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] if the number of addresses or streams is wrong; those of [`Lender::lend`].
@@ -54,7 +55,7 @@ impl Batch {
     /// # Safety
     /// As [`Lender::lend`], for each address and the length of its tensor.
     #[expect(unsafe_code, reason = "a framework gives addresses and a promise")]
-    pub unsafe fn lend(&self, mut lender: Lender<'_>, lent: Lent<'_>, priority: i32) -> Result<Vec<Member>> {
+    pub unsafe fn lend(&self, mut lender: Lender<'_>, lent: Lent<'_>, first: Priority) -> Result<Vec<Member>> {
         let Lent { sources, destinations, streams } = lent;
         let tensors = self.len();
         let targets = destinations.unwrap_or(sources);
@@ -82,7 +83,7 @@ impl Batch {
             Ok(Member {
                 source: lend(sources[index], bytes, stream(begin, index))?,
                 destination: lend(targets[index], bytes, stream(end, index))?,
-                priority: Priority(priority.saturating_sub(position)),
+                priority: Priority(first.0.saturating_sub(position)),
             })
         };
         (0..tensors).map(member).collect()

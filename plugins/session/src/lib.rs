@@ -6,7 +6,7 @@
 //!
 //! ```text
 //!  binding ── Launch::detect ──► Entrance: alone, join, read, find, embed ──► Job (Session, Embedded)
-//!     └────── Session::lender ──► memory of the host or of a device ──► Session::submit ──► engine::Handle
+//!     └────── Session::lender ──► memory of the host or of a device, Reduction ──► Session::submit ──► engine::Handle
 //! ```
 
 pub mod c;
@@ -15,6 +15,7 @@ pub mod copy_speed;
 
 mod job;
 mod launch;
+mod reduction;
 mod session;
 
 mod alone;
@@ -37,5 +38,6 @@ pub use launch::{Entrance, Launch, find_join, published, read_join, unwrap_join,
 pub use memory::{Lender, tensor_bytes};
 pub use own_process::OwnProcess;
 pub use owners::Owners;
+pub use reduction::{Reduction, codec_named, dtype_named, op_named};
 pub use session::{JoinRequest, Session};
 pub use settings::{Settings, config};

@@ -21,6 +21,7 @@ use crate::devices::devices;
 use crate::embedded::Embedded;
 use crate::memory::Lender;
 use crate::own_process::OwnProcess;
+use crate::reduction::Reduction;
 
 /// The membership of a process in a job. Several threads may call all methods at once. Dropping it leaves the job without waiting. A forked
 /// child that drops its copy does nothing.
@@ -132,12 +133,12 @@ impl Session {
         }
     }
 
-    /// The participants of a tensor: these ranks, or all workers, of which `receiver` alone gets the sums, or all of them. A set of all ranks
-    /// is the same as no set.
+    /// The declaration of a tensor that is reduced in this way, with the workers that take part. A set of all ranks is the same as no set.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for a rank that the job does not have, a set without ranks, or a receiver that is not in the set.
-    pub fn participants(&self, members: Option<&[u32]>, receiver: Option<u32>) -> Result<Participants> {
+    pub fn declaration(&self, tensor: TensorSpec, reduction: &Reduction) -> Result<TensorSpec> {
+        let (members, receiver) = (reduction.members.as_deref(), reduction.receiver);
         let size = self.size();
         if let Some(rank) = members.into_iter().flatten().chain(&receiver).find(|rank| **rank >= size) {
             return Err(Error::InvalidArgument {
@@ -153,7 +154,7 @@ impl Session {
             None => members,
         };
         participants.check("of this call")?;
-        Ok(participants)
+        Ok(tensor.with_codec(reduction.codec).with_participants(participants))
     }
 
     /// Declares tensors in one round trip; see [`Engine::declare`].

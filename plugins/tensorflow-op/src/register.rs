@@ -5,12 +5,11 @@
 
 use std::ffi::{CStr, CString};
 
-use gradlane_abi::Failure;
+use gradlane_abi::{Codec, Failure, GradlaneOp};
 
 use crate::api::{Api, Compute, Create, Delete, InferShapes, TfShapeContext, TfStatus};
 use crate::process::api;
 use crate::status::Status;
-use crate::submit::REDUCTIONS;
 use crate::tensor::TYPES;
 use crate::{submit, wait};
 
@@ -32,14 +31,14 @@ struct Op {
 /// What TensorFlow says against it.
 pub(crate) fn all(api: &Api) -> Result<(), String> {
     let types = TYPES.map(|(name, ..)| name).join(", ");
-    let reductions = REDUCTIONS.map(|(name, _)| format!("'{name}'")).join(", ");
+    let reductions = GradlaneOp::ALL.map(|op| format!("'{}'", op.name())).join(", ");
     let submit = Op {
         name: c"GradlaneSubmit",
         attributes: vec![
             format!("T: {{{types}}}"),
             "tensor_name: string".to_owned(),
-            format!("reduction: {{{reductions}}} = 'mean'"),
-            "codec: string = 'none'".to_owned(),
+            format!("reduction: {{{reductions}}} = '{}'", GradlaneOp::Mean.name()),
+            format!("codec: string = '{}'", Codec::None.name()),
             "root: int >= 0 = 0".to_owned(),
             "priority: int = 0".to_owned(),
             "timeout_ms: int >= 0 = 0".to_owned(),

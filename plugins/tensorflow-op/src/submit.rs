@@ -4,7 +4,7 @@
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::ptr::null_mut;
 
-use gradlane_abi::{Failure, GradlaneOp, GradlaneStatus, GradlaneSubmission};
+use gradlane_abi::{Attributes, Failure, GradlaneStatus, GradlaneSubmission, Reduction};
 
 use crate::api::{TfConstruction, TfContext};
 use crate::pending::{Begun, PENDING};
@@ -12,24 +12,10 @@ use crate::process::{DOOR, api, guard};
 use crate::status::Status;
 use crate::tensor::{TYPES, Tensor, type_name};
 
-/// The reductions by the values of the attribute `reduction`.
-pub(crate) const REDUCTIONS: [(&str, GradlaneOp); 6] = [
-    ("sum", GradlaneOp::Sum),
-    ("mean", GradlaneOp::Mean),
-    ("min", GradlaneOp::Min),
-    ("max", GradlaneOp::Max),
-    ("weighted_mean", GradlaneOp::WeightedMean),
-    ("broadcast", GradlaneOp::Broadcast),
-];
-
 /// The attributes of a node.
 struct Submit {
     name: CString,
-    reduction: GradlaneOp,
-    codec: CString,
-    root: u32,
-    priority: i32,
-    timeout_ms: u64,
+    reduction: Reduction,
 }
 
 /// Makes the kernel of a node.
@@ -73,20 +59,15 @@ impl Submit {
         let text = |name| unsafe { text(construction, name) };
         // SAFETY: promised by the caller of this function.
         let number = |name| unsafe { number(construction, name) };
-        let reduction = text(c"reduction")?;
-        let known = REDUCTIONS.iter().find(|(name, _)| name.as_bytes() == reduction.as_bytes());
-        let Some((_, reduction)) = known.copied() else {
-            return Err(invalid(format!("reduction {reduction:?}; use one of {REDUCTIONS:?}")));
-        };
-        let out_of_range = |_| invalid("an attribute of GradlaneSubmit is out of range".to_owned());
-        Ok(Self {
-            name: text(c"tensor_name")?,
-            reduction,
-            codec: text(c"codec")?,
-            root: u32::try_from(number(c"root")?).map_err(out_of_range)?,
-            priority: i32::try_from(number(c"priority")?).map_err(out_of_range)?,
-            timeout_ms: u64::try_from(number(c"timeout_ms")?).map_err(out_of_range)?,
-        })
+        let (name, op, codec) = (text(c"tensor_name")?, text(c"reduction")?, text(c"codec")?);
+        let reduction = Reduction::read(Attributes {
+            op: &op.to_string_lossy(),
+            root: number(c"root")?,
+            priority: number(c"priority")?,
+            codec: &codec.to_string_lossy(),
+            timeout_ms: number(c"timeout_ms")?,
+        })?;
+        Ok(Self { name, reduction })
     }
 
     /// # Safety
@@ -105,17 +86,11 @@ impl Submit {
             name: self.name.as_ptr(),
             shape: shape.as_ptr(),
             dimensions: shape.len(),
-            codec: self.codec.as_ptr(),
             source: contribution.data(),
             destination: sum.data(),
             bytes: contribution.bytes(),
-            timeout_ms: self.timeout_ms,
-            weight,
             dtype: dtype as u32,
-            op: self.reduction as u32,
-            root: self.root,
-            priority: self.priority,
-            ..GradlaneSubmission::empty()
+            ..self.reduction.submission(weight)
         };
         // SAFETY: `PENDING` holds both tensors until the operation has ended. TensorFlow writes to no tensor that somebody else
         // references, and nobody else knows the second one.

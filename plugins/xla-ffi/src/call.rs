@@ -3,7 +3,9 @@
 
 use std::ffi::CString;
 
-use gradlane_abi::{Door, Failure, GradlaneDtype, GradlaneOp, GradlaneStatus, GradlaneSubmission};
+use gradlane_abi::{
+    Attributes, Door, Failure, GradlaneDtype, GradlaneOp, GradlaneStatus, GradlaneSubmission, Reduction,
+};
 
 use crate::frame::{Buffer, Frame};
 
@@ -30,16 +32,6 @@ const BITS: [(i32, GradlaneDtype); 6] = [
     (15, GradlaneDtype::Int64),
 ];
 
-/// The reductions by the values of the attribute `op`.
-const REDUCTIONS: [(&str, GradlaneOp); 6] = [
-    ("sum", GradlaneOp::Sum),
-    ("mean", GradlaneOp::Mean),
-    ("min", GradlaneOp::Min),
-    ("max", GradlaneOp::Max),
-    ("weighted_mean", GradlaneOp::WeightedMean),
-    ("broadcast", GradlaneOp::Broadcast),
-];
-
 /// Reduces the arguments into the results. In a weighted mean the last argument is the weight, a scalar of 32 bits.
 ///
 /// Beside them travels an array without meaning, whose length stands for the structure of the tree. If the trees of two workers differ, that
@@ -48,42 +40,33 @@ const REDUCTIONS: [(&str, GradlaneOp); 6] = [
 /// # Safety
 /// The buffers are valid until this function returns.
 pub(crate) unsafe fn push_pull(frame: &Frame<'_>, door: &'static Door) -> Result<(), Failure> {
-    let op = frame.text("op")?;
-    let known = REDUCTIONS.iter().find(|(name, _)| *name == op).map(|(_, op)| *op);
-    let op = known.ok_or_else(|| invalid(format!("op {op:?}")))?;
-    let (sources, weight) = match (op, frame.arguments.split_last()) {
+    let reduction = Reduction::read(Attributes {
+        op: frame.text("op")?,
+        root: frame.number("root")?,
+        priority: frame.number("priority")?,
+        codec: frame.text("codec")?,
+        timeout_ms: frame.number("timeout_ms")?,
+    })?;
+    let (sources, weight) = match (reduction.op, frame.arguments.split_last()) {
         // SAFETY: promised by the caller of this function.
         (GradlaneOp::WeightedMean, Some((weight, sources))) => (sources, unsafe { scalar(weight) }?),
         _ => (&frame.arguments[..], 1.0),
     };
-    let (names, codec, structure_name) =
-        (lines(frame.text("names")?)?, c_text(frame.text("codec")?)?, c_text(frame.text("structure_name")?)?);
+    let (names, structure_name) = (lines(frame.text("names")?)?, c_text(frame.text("structure_name")?)?);
     if [names.len(), frame.results.len()] != [sources.len(); 2] {
         let counts = format!("{} names and {} results for {} arrays", names.len(), frame.results.len(), sources.len());
         return Err(invalid(counts));
     }
-    let out_of_range = |_| invalid("a number is out of range".to_owned());
-    let root = u32::try_from(frame.number("root")?).map_err(out_of_range)?;
-    let priority = i32::try_from(frame.number("priority")?).map_err(out_of_range)?;
-    let timeout_ms = u64::try_from(frame.number("timeout_ms")?).map_err(out_of_range)?;
-    let structure_len = u64::try_from(frame.number("structure_len")?).map_err(out_of_range)?;
+    let structure_len = frame.number("structure_len")?;
+    let structure_len =
+        u64::try_from(structure_len).map_err(|_| invalid(format!("structure_len={structure_len} is out of range")))?;
 
-    let common = GradlaneSubmission {
-        codec: codec.as_ptr(),
-        timeout_ms,
-        weight,
-        op: op as u32,
-        root,
-        priority,
-        ..GradlaneSubmission::empty()
-    };
     let mut submissions = Vec::with_capacity(sources.len());
     for (index, ((name, source), result)) in names.iter().zip(sources).zip(&frame.results).enumerate() {
-        let dtype = dtype(op, source.dtype)
+        let dtype = dtype(reduction.op, source.dtype)
             .ok_or_else(|| invalid(format!("{name:?}: an array of XLA's type {}", source.dtype)))?;
         let elements: u64 = source.shape().iter().product();
-        let bytes = usize::try_from(elements).ok().and_then(|elements| elements.checked_mul(item_bytes(dtype)));
-        let position = i32::try_from(index).unwrap_or(i32::MAX);
+        let bytes = usize::try_from(elements).ok().and_then(|elements| elements.checked_mul(dtype.bytes()));
         submissions.push(GradlaneSubmission {
             name: name.as_ptr(),
             shape: source.shape().as_ptr(),
@@ -92,8 +75,8 @@ pub(crate) unsafe fn push_pull(frame: &Frame<'_>, door: &'static Door) -> Result
             destination: result.data,
             bytes: bytes.ok_or_else(|| invalid(format!("{name:?}: larger than the address space")))?,
             dtype: dtype as u32,
-            priority: priority.saturating_sub(position),
-            ..common
+            priority: reduction.priority_at(index),
+            ..reduction.submission(weight)
         });
     }
     let mut structure = vec![0_u8; usize::try_from(structure_len).unwrap_or_default()];
@@ -103,23 +86,23 @@ pub(crate) unsafe fn push_pull(frame: &Frame<'_>, door: &'static Door) -> Result
         dimensions: 1,
         source: structure.as_mut_ptr().cast(),
         bytes: structure.len(),
-        timeout_ms,
+        timeout_ms: reduction.timeout_ms,
         dtype: GradlaneDtype::Uint8 as u32,
         op: GradlaneOp::Max as u32,
-        priority: priority.saturating_add(1),
+        priority: reduction.priority.saturating_add(1),
         ..GradlaneSubmission::empty()
     };
 
     // SAFETY: XLA's buffers are valid until this function returns, and so is the array of the structure. It returns after the end of both
     // operations. XLA writes to no argument, and neither reads nor writes a result meanwhile.
-    let (mut agreement, reduction) = unsafe { (door.begin(&[agreement])?, door.begin(&submissions)) };
+    let (mut agreement, arrays) = unsafe { (door.begin(&[agreement])?, door.begin(&submissions)) };
     let agreed = kept(agreement.wait());
-    let mut reduction = reduction?;
+    let mut arrays = arrays?;
     if agreed.is_err() {
         // The others have the same error, and cancel, too.
-        reduction.cancel();
+        arrays.cancel();
     }
-    let reduced = kept(reduction.wait());
+    let reduced = kept(arrays.wait());
     agreed.and(reduced)
 }
 
@@ -161,15 +144,6 @@ fn c_text(text: &str) -> Result<CString, Failure> {
 fn dtype(op: GradlaneOp, number: i32) -> Option<GradlaneDtype> {
     let bits = if op == GradlaneOp::Broadcast { &BITS[..] } else { &[] };
     TYPES.iter().chain(bits).find(|(known, _)| *known == number).map(|(_, dtype)| *dtype)
-}
-
-fn item_bytes(dtype: GradlaneDtype) -> usize {
-    match dtype {
-        GradlaneDtype::Float64 | GradlaneDtype::Int64 => 8,
-        GradlaneDtype::Float32 | GradlaneDtype::Int32 => 4,
-        GradlaneDtype::Float16 | GradlaneDtype::Bfloat16 => 2,
-        GradlaneDtype::Int8 | GradlaneDtype::Uint8 => 1,
-    }
 }
 
 fn invalid(text: String) -> Failure {

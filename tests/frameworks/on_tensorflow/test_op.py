@@ -4,6 +4,7 @@ import gradlane
 import numpy as np
 import pytest
 import tensorflow as tf
+from gradlane._reduction import Reduction
 from gradlane.errors import FailedPreconditionError, InvalidArgumentError, MismatchError
 from gradlane.tensorflow import _native
 from processes import run_python
@@ -177,7 +178,8 @@ print("reduced:", reduce()[0].numpy().tolist())
 
 
 def push_pull(tensors, names, step, **reduction):
-    handles = [_native.submit(tensor, name, step, **reduction) for tensor, name in zip(tensors, names, strict=True)]
+    how = Reduction(**reduction)
+    handles = [_native.submit(tensor, name, step, how) for tensor, name in zip(tensors, names, strict=True)]
     return _native.wait(handles, tensors)
 
 

@@ -8,6 +8,7 @@ test_soak.py` runs longer; without it each thread does a few hundred rounds.
 import pytest
 import soak
 import tensorflow as tf
+from gradlane._reduction import Reduction
 from gradlane.tensorflow import _native
 
 import gradlane
@@ -25,7 +26,7 @@ def test_threads_that_reduce_at_once_get_exact_sums(threads, transport):
         def sums(value):
             step.assign_add(1)
             mine = [tf.fill([length], value) for length in soak.LENGTHS]
-            handles = [_native.submit(tensor, name, step, op="sum") for tensor, name in zip(mine, names, strict=True)]
+            handles = [_native.submit(tensor, name, step, Reduction("sum")) for tensor, name in zip(mine, names, strict=True)]
             return _native.wait(handles, mine)
 
         for number in range(soak.ROUNDS):

@@ -4,7 +4,7 @@ use super::source::root;
 use super::{everything, report};
 
 /// What a user wrote and what people write with brackets may be shown in its debug form: names and words in quotes, shapes.
-const SHOWN: [&str; 20] = [
+const SHOWN: [&str; 18] = [
     "text",
     "shape",
     "job",
@@ -16,8 +16,6 @@ const SHOWN: [&str; 20] = [
     "peer",
     "op",
     "other",
-    "reduction",
-    "REDUCTIONS",
     "barrier",
     "self.spec.shape",
     "value",

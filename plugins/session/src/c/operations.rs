@@ -3,20 +3,22 @@
 #![expect(clippy::missing_safety_doc, reason = "one contract for all functions, in the documentation of the folder")]
 
 use std::ffi::c_void;
+use std::ptr::null;
 use std::sync::Arc;
 use std::time::Duration;
 
-use gradlane_core::engine::{BatchSubmission, Handle, Member as BatchMember, Memory, STILL_RUNNING, Submission};
-use gradlane_core::types::{Op, Priority, TensorSpec};
+use gradlane_core::engine::{Handle, Member as BatchMember, Memory, STILL_RUNNING, Submission};
+use gradlane_core::types::TensorSpec;
 use gradlane_core::{Error, Result};
 
 use super::answer::answer;
 use super::callbacks::Callback;
-use super::read::{device, numbers, op, present, structures, tensor, write};
-use super::sessions::{Member, limit, member};
+use super::read::{device, present, reduction, structures, tensor, write};
+use super::sessions::{Member, member};
 use super::table::Table;
 use crate::batch::Batch;
 use crate::memory::Lender;
+use crate::reduction::Reduction;
 use gradlane_abi::{
     GRADLANE_FOREVER, GradlaneCallback, GradlaneOperation, GradlaneSession, GradlaneSubmission, GradlaneTensor,
 };
@@ -194,11 +196,8 @@ pub(super) unsafe fn submit_all(
     };
     submit_with(&member, (first.callback, first.user), |member, ended| {
         // SAFETY: promised by the caller of this function.
-        let Some((batch, members)) = unsafe { build_all(member, &given) }? else { return Ok(None) };
-        let (op, weight) = reduction(first)?;
-        let timeout = limit(first.timeout_ms);
-        let submission = BatchSubmission { batch: batch.tensors(), members, op, weight, timeout };
-        member.job.session().submit_all(submission, None, ended).map(Some)
+        let Some((batch, members, reduction)) = unsafe { build_all(member, &given) }? else { return Ok(None) };
+        member.job.session().submit_all(reduction.of_batch(&batch, members), None, ended).map(Some)
     })
 }
 
@@ -281,23 +280,24 @@ unsafe fn one(submission: *const GradlaneSubmission) -> Result<GradlaneSubmissio
 /// The pointers of the structure are as its documentation says.
 unsafe fn build(member: &Member, given: &GradlaneSubmission) -> Result<Option<Submission>> {
     // SAFETY: promised by the caller of this function.
-    let tensor = unsafe { spec(member, given) }?;
-    let (op, weight) = reduction(given)?;
+    let (tensor, reduction) = unsafe { declaration(member, given) }?;
     if tensor.shape.contains(&0) {
         return Ok(None);
     }
     let mut lender = member.job.session().lender(device(given.memory, given.device)?);
     // SAFETY: promised by the caller of this function.
-    let (source, destination) = unsafe { lend(&mut lender, given) }?;
-    let (priority, timeout) = (Priority(given.priority), limit(given.timeout_ms));
-    Ok(Some(Submission { tensor, source, destination, op, weight, priority, timeout }))
+    let memory = unsafe { lend(&mut lender, given) }?;
+    Ok(Some(reduction.submission(tensor, memory)))
 }
 
-/// The engine's batch and its memory; `None` if no tensor has elements.
+/// A batch, its memory, and how its first tensor is reduced; `None` if no tensor has elements.
 ///
 /// # Safety
 /// The pointers of the structures are as their documentation says.
-unsafe fn build_all(member: &Member, given: &[GradlaneSubmission]) -> Result<Option<(Batch, Vec<BatchMember>)>> {
+unsafe fn build_all(
+    member: &Member,
+    given: &[GradlaneSubmission],
+) -> Result<Option<(Batch, Vec<BatchMember>, Reduction)>> {
     let common = |of: &GradlaneSubmission| {
         let place = device(of.memory, of.device);
         (of.op, of.root, of.weight.to_bits(), of.timeout_ms, place)
@@ -312,42 +312,34 @@ unsafe fn build_all(member: &Member, given: &[GradlaneSubmission]) -> Result<Opt
     }
     let mut lender = member.job.session().lender(device(given[0].memory, given[0].device)?);
     let (mut tensors, mut members) = (Vec::with_capacity(given.len()), Vec::with_capacity(given.len()));
+    let mut first = None;
     for given in given {
         // SAFETY: promised by the caller of this function.
-        let tensor = unsafe { spec(member, given) }?;
+        let (tensor, reduction) = unsafe { declaration(member, given) }?;
         if tensor.shape.contains(&0) {
             continue;
         }
         // SAFETY: promised by the caller of this function.
         let (source, destination) = unsafe { lend(&mut lender, given) }?;
         tensors.push(tensor);
-        members.push(BatchMember { source, destination, priority: Priority(given.priority) });
+        members.push(BatchMember { source, destination, priority: reduction.priority });
+        first.get_or_insert(reduction);
     }
-    if tensors.is_empty() {
-        return Ok(None);
-    }
-    Ok(Some((Batch::new(tensors)?, members)))
+    first.map(|reduction| Ok((Batch::new(tensors)?, members, reduction))).transpose()
 }
 
+/// The declaration of the tensor of a submission, and how it is reduced.
+///
 /// # Safety
 /// The pointers of the structure are as its documentation says.
-unsafe fn spec(member: &Member, given: &GradlaneSubmission) -> Result<TensorSpec> {
-    let GradlaneSubmission { name, shape, dimensions, codec, dtype, .. } = *given;
-    let described = GradlaneTensor { struct_size: 0, name, shape, dimensions, codec, dtype, reserved: 0 };
+unsafe fn declaration(member: &Member, given: &GradlaneSubmission) -> Result<(TensorSpec, Reduction)> {
+    let GradlaneSubmission { name, shape, dimensions, dtype, .. } = *given;
+    let described = GradlaneTensor { struct_size: 0, name, shape, dimensions, codec: null(), dtype, reserved: 0 };
     // SAFETY: promised by the caller of this function.
-    let (tensor, members) = unsafe { (tensor(&described)?, numbers(given.members, given.member_count, "members")?) };
-    let receiver = match given.has_receiver {
-        0 => None,
-        1 => Some(given.receiver),
-        other => {
-            return Err(Error::InvalidArgument {
-                what: format!("tensor {}: has_receiver is {other}", tensor.name),
-                hint: "set it to 0 or 1".to_owned(),
-            });
-        }
-    };
-    let members = (!members.is_empty()).then_some(&*members);
-    Ok(tensor.with_participants(member.job.session().participants(members, receiver)?))
+    let tensor = unsafe { tensor(&described) }?;
+    // SAFETY: as above.
+    let reduction = unsafe { reduction(given, &tensor.name) }?;
+    Ok((member.job.session().declaration(tensor, &reduction)?, reduction))
 }
 
 /// # Safety
@@ -363,9 +355,4 @@ unsafe fn lend(lender: &mut Lender<'_>, given: &GradlaneSubmission) -> Result<(M
         };
         Ok((from, to))
     }
-}
-
-fn reduction(given: &GradlaneSubmission) -> Result<(Op, f64)> {
-    let op = op(given.op, given.root)?;
-    Ok((op, if op == Op::WeightedMean { given.weight } else { 1.0 }))
 }

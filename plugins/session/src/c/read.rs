@@ -3,12 +3,15 @@
 
 use std::ffi::{CStr, c_char};
 use std::mem::{MaybeUninit, offset_of};
+use std::time::Duration;
 
-use gradlane_core::types::{CodecSpec, DType, Op, TensorSpec, WorkerId};
+use gradlane_core::types::{CodecSpec, Priority, TensorSpec};
 use gradlane_core::wire::limits::{DIMENSIONS_MAX, NAME_BYTES_MAX};
 use gradlane_core::{Error, Result};
 
-use gradlane_abi::{GradlaneDtype, GradlaneMemory, GradlaneOp, GradlaneSubmission, GradlaneTensor};
+use gradlane_abi::{GRADLANE_FOREVER, GradlaneDtype, GradlaneMemory, GradlaneOp, GradlaneSubmission, GradlaneTensor};
+
+use crate::reduction::{Reduction, codec_named, dtype_of, op_of};
 
 /// A structure that begins with its size, so that later versions can have more fields.
 ///
@@ -181,11 +184,8 @@ pub(super) unsafe fn tensor(given: &GradlaneTensor) -> Result<TensorSpec> {
         let what = format!("tensor {name}: reserved is {}", given.reserved);
         return Err(invalid(what, "set it to 0".to_owned()));
     }
-    let codec = match given.codec.is_null() {
-        true => CodecSpec::PLAIN,
-        // SAFETY: promised by the caller of this function.
-        false => unsafe { text(given.codec, "the codec") }?.parse()?,
-    };
+    // SAFETY: promised by the caller of this function.
+    let codec = unsafe { codec(given.codec) }?;
     if given.dimensions > DIMENSIONS_MAX || (given.shape.is_null() && given.dimensions > 0) {
         let what = format!("tensor {name}: {} dimensions at {:p}", given.dimensions, given.shape);
         return Err(invalid(what, format!("give the address of at most {DIMENSIONS_MAX}")));
@@ -195,44 +195,57 @@ pub(super) unsafe fn tensor(given: &GradlaneTensor) -> Result<TensorSpec> {
         // SAFETY: it is not null, and the caller of this function promises so many dimensions.
         dimensions => unsafe { std::slice::from_raw_parts(given.shape, dimensions) }.to_vec(),
     };
-    let dtype = dtype(given.dtype).ok_or_else(|| {
+    let dtype = GradlaneDtype::from_code(given.dtype).ok_or_else(|| {
         invalid(format!("tensor {name}: dtype {}", given.dtype), "use a value of GradlaneDtype".to_owned())
     })?;
-    Ok(TensorSpec::new(name, dtype, shape).with_codec(codec))
+    Ok(TensorSpec::new(name, dtype_of(dtype), shape).with_codec(codec))
 }
 
-fn dtype(code: u32) -> Option<DType> {
-    const ALL: [(GradlaneDtype, DType); 8] = [
-        (GradlaneDtype::Float32, DType::F32),
-        (GradlaneDtype::Float64, DType::F64),
-        (GradlaneDtype::Float16, DType::F16),
-        (GradlaneDtype::Bfloat16, DType::BF16),
-        (GradlaneDtype::Int32, DType::I32),
-        (GradlaneDtype::Int64, DType::I64),
-        (GradlaneDtype::Int8, DType::I8),
-        (GradlaneDtype::Uint8, DType::U8),
-    ];
-    ALL.into_iter().find(|(known, _)| *known as u32 == code).map(|(_, dtype)| dtype)
-}
-
-/// The reduction with this number.
+/// How the tensor `name` of a submission is reduced.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] if there is none.
-pub(super) fn op(code: u32, root: u32) -> Result<Op> {
-    let all = [
-        (GradlaneOp::Sum, Op::Sum),
-        (GradlaneOp::Mean, Op::Mean),
-        (GradlaneOp::Min, Op::Min),
-        (GradlaneOp::Max, Op::Max),
-        (GradlaneOp::WeightedMean, Op::WeightedMean),
-        (GradlaneOp::Broadcast, Op::Broadcast { root: WorkerId(root) }),
-    ];
-    let found = all.into_iter().find(|(known, _)| *known as u32 == code).map(|(_, op)| op);
-    found.ok_or_else(|| Error::InvalidArgument {
-        what: format!("op {code}"),
+/// [`Error::InvalidArgument`] for a field without meaning.
+///
+/// # Safety
+/// The pointers of the structure are null, or as its documentation says.
+pub(super) unsafe fn reduction(given: &GradlaneSubmission, name: &str) -> Result<Reduction> {
+    let op = GradlaneOp::from_code(given.op).ok_or_else(|| Error::InvalidArgument {
+        what: format!("op {}", given.op),
         hint: "use a value of GradlaneOp".to_owned(),
+    })?;
+    // SAFETY: promised by the caller of this function.
+    let (codec, members) = unsafe { (codec(given.codec)?, numbers(given.members, given.member_count, "members")?) };
+    let receiver = match given.has_receiver {
+        0 => None,
+        1 => Some(given.receiver),
+        other => {
+            return Err(Error::InvalidArgument {
+                what: format!("tensor {name}: has_receiver is {other}"),
+                hint: "set it to 0 or 1".to_owned(),
+            });
+        }
+    };
+    Ok(Reduction {
+        op: op_of(op, given.root),
+        weight: if op == GradlaneOp::WeightedMean { given.weight } else { 1.0 },
+        priority: Priority(given.priority),
+        codec,
+        members: (!members.is_empty()).then_some(members),
+        receiver,
+        timeout: limit(given.timeout_ms),
     })
+}
+
+/// The codec with this name; the one that changes nothing for null.
+///
+/// # Safety
+/// `name` is null, or leads to bytes that a zero ends.
+unsafe fn codec(name: *const c_char) -> Result<CodecSpec> {
+    if name.is_null() {
+        return Ok(CodecSpec::PLAIN);
+    }
+    // SAFETY: promised by the caller of this function.
+    codec_named(&unsafe { text(name, "the codec") }?)
 }
 
 /// The device of the memory; `None` for host memory.
@@ -248,4 +261,12 @@ pub(super) fn device(memory: u32, device: u32) -> Result<Option<u16>> {
         return Err(invalid(format!("memory {memory}"), "use a value of GradlaneMemory"));
     }
     u16::try_from(device).map(Some).map_err(|_| invalid(format!("device {device}"), "ordinals are below 65536"))
+}
+
+/// A timeout of a call; 0 means the setting.
+pub(super) fn limit(milliseconds: u64) -> Option<Duration> {
+    match milliseconds {
+        0 | GRADLANE_FOREVER => None,
+        milliseconds => Some(Duration::from_millis(milliseconds)),
+    }
 }

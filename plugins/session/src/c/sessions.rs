@@ -12,12 +12,12 @@ use gradlane_core::{Error, Result};
 
 use super::answer::{answer, write_text};
 use super::callbacks::Callbacks;
-use super::read::{present, structures, tensor, text, texts, write};
+use super::read::{limit, present, structures, tensor, text, texts, write};
 use super::table::Table;
 use crate::job::Job;
 use crate::session::Session;
 use crate::settings::Settings;
-use gradlane_abi::{GRADLANE_ABI_VERSION, GRADLANE_FOREVER, GradlaneSession, GradlaneSetting, GradlaneTensor};
+use gradlane_abi::{GRADLANE_ABI_VERSION, GradlaneSession, GradlaneSetting, GradlaneTensor};
 use gradlane_abi::{GradlaneError, GradlaneStatus};
 
 /// A session of the C interface.
@@ -284,12 +284,4 @@ pub unsafe extern "C" fn gradlane_metrics(
     };
     // SAFETY: promised by the caller of this function.
     unsafe { answer(error, call) }
-}
-
-/// A timeout of a call; 0 means the setting.
-pub(super) fn limit(milliseconds: u64) -> Option<Duration> {
-    match milliseconds {
-        0 | GRADLANE_FOREVER => None,
-        milliseconds => Some(Duration::from_millis(milliseconds)),
-    }
 }

@@ -14,6 +14,7 @@ from gradlane import _buffers, _operations
 from gradlane._compression import Compression, Compressor
 from gradlane._operations import check_root
 from gradlane._recent import RecentNames
+from gradlane._reduction import broadcast_of
 from gradlane.compat.byteps.common import init, local_rank, local_size, rank, resume, shutdown, size, suspend
 from gradlane.compat.byteps.keras import callbacks
 from gradlane.errors import FailedPreconditionError
@@ -88,7 +89,7 @@ def broadcast(value: Any, root_rank: int, name: str | None = None) -> Any:
     place = _buffers.locate(array, writable=True)
 
     def submit(chosen: str) -> gradlane.Handle[Any]:
-        return _operations.submit(chosen, place, place, "broadcast", result=array, root=check_root(root_rank))
+        return _operations.submit(chosen, place, place, broadcast_of(check_root(root_rank)), result=array)
 
     return _unnamed.begin(f"broadcast.{array.dtype}.{array.shape}", submit).wait()
 

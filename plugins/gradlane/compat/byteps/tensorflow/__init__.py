@@ -13,7 +13,7 @@ import tensorflow as tf
 import gradlane.tensorflow as gl
 from gradlane._compression import Compression, Compressor
 from gradlane._operations import check_root
-from gradlane._reduction import Average, ReduceOp, Sum
+from gradlane._reduction import Average, ReduceOp, Sum, broadcast_of
 from gradlane.compat.byteps.common import (
     get_pushpull_speed,
     init,
@@ -28,7 +28,6 @@ from gradlane.compat.byteps.common import (
 from gradlane.compat.byteps.tensorflow._unnamed import under_a_name
 from gradlane.errors import FailedPreconditionError, UnsupportedError
 from gradlane.tensorflow._reduce import reduce_all
-from gradlane.tensorflow._reduction import Reduction
 from gradlane.tensorflow.variables import as_bits, broadcast_assignments, of_bits
 
 __all__ = [
@@ -101,7 +100,7 @@ def broadcast(tensor: Any, root_rank: int, scope: str = "", name: str | None = N
 def _broadcast(tensor: Any, root_rank: int, name: str) -> Any:
     if isinstance(tensor, tf.Variable):
         return broadcast_assignments([tensor], root_rank, name)[0]
-    reduction = Reduction(op="broadcast", root=check_root(root_rank))
+    reduction = broadcast_of(check_root(root_rank))
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
     def received(value: Any) -> Any:

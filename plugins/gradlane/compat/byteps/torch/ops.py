@@ -8,6 +8,7 @@ import torch
 
 import gradlane.torch as gl
 from gradlane import Handle
+from gradlane._reduction import Reduction, reduction_of
 from gradlane.compat._unnamed import begin_unnamed
 from gradlane.compat.byteps.common import (
     init,
@@ -22,9 +23,7 @@ from gradlane.compat.byteps.common import (
 from gradlane.errors import InvalidArgumentError, UnsupportedError
 from gradlane.torch import _tensors
 from gradlane.torch.compression import Compression, Compressor
-from gradlane.torch.ops import _begin as begin_in_place
-from gradlane.torch.ops import _begin_copy as begin_copy
-from gradlane.torch.ops import is_differentiable, join_graph
+from gradlane.torch.ops import begin_copy, begin_in_place, is_differentiable, join_graph
 
 __all__ = [
     "byteps_torch_set_num_grads",
@@ -72,7 +71,7 @@ def push_pull(
         compression: the element type on the wire.
     """
     del version
-    return _begin(True, tensor, name, {"average": average, "priority": priority, "compression": compression}).wait()
+    return _begin(True, tensor, name, reduction_of(average=average, priority=priority, compression=compression)).wait()
 
 
 def push_pull_async(
@@ -80,7 +79,7 @@ def push_pull_async(
 ) -> Handle[torch.Tensor]:
     """Like `push_pull`, but returns at once; `synchronize(handle)` yields the new tensor."""
     del version
-    return _begin(False, tensor, name, {"average": average, "priority": priority})
+    return _begin(False, tensor, name, reduction_of(average=average, priority=priority))
 
 
 def push_pull_inplace(
@@ -88,7 +87,7 @@ def push_pull_inplace(
 ) -> torch.Tensor:
     """Like `push_pull`, but the result replaces `tensor`."""
     del version
-    return _begin_in_place(True, tensor, name, average, priority).wait()
+    return _begin_in_place(True, tensor, name, reduction_of(average=average, priority=priority)).wait()
 
 
 def push_pull_async_inplace(
@@ -96,30 +95,30 @@ def push_pull_async_inplace(
 ) -> Handle[torch.Tensor]:
     """Like `push_pull_inplace`, but returns at once. Do not use `tensor` before `synchronize(handle)` has returned."""
     del version
-    return _begin_in_place(False, tensor, name, average, priority)
+    return _begin_in_place(False, tensor, name, reduction_of(average=average, priority=priority))
 
 
-def _begin(waits: bool, tensor: torch.Tensor, name: str | None, options: dict[str, Any]) -> Handle[torch.Tensor]:
+def _begin(waits: bool, tensor: torch.Tensor, name: str | None, reduction: Reduction) -> Handle[torch.Tensor]:
     """Begins with a copy. The result is part of the graph of `tensor`."""
     if name:
-        return begin_copy(waits, tensor, name, options)
+        return begin_copy(waits, tensor, name, reduction)
     _tensors.check_place(tensor)
-    differentiable, plain = is_differentiable([tensor], options), tensor.detach()
-    handle = begin_unnamed([tensor], lambda chosen: begin_copy(waits, plain, chosen, options), waits=waits)
+    differentiable, plain = is_differentiable([tensor], reduction), tensor.detach()
+    handle = begin_unnamed([tensor], lambda chosen: begin_copy(waits, plain, chosen, reduction), waits=waits)
     if not differentiable:
         return handle
 
     def again(_: list[int], gradients: list[torch.Tensor]) -> list[torch.Tensor]:
-        return [_begin(True, gradient, None, options).wait() for gradient in gradients]
+        return [_begin(True, gradient, None, reduction).wait() for gradient in gradients]
 
     return handle.then(lambda reduced: join_graph([reduced], [tensor], again)[0])
 
 
 def _begin_in_place(
-    waits: bool, tensor: torch.Tensor, name: str | None, average: bool, priority: int
+    waits: bool, tensor: torch.Tensor, name: str | None, reduction: Reduction
 ) -> Handle[torch.Tensor]:
     def submit(chosen: str) -> Handle[torch.Tensor]:
-        return begin_in_place(waits, tensor, chosen, average=average, priority=priority)
+        return begin_in_place(waits, tensor, chosen, reduction)
 
     if name:
         return submit(name)

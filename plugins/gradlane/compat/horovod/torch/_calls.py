@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 
-from gradlane import Handle, ProcessSet, ReduceOp
+from gradlane import Handle, ReduceOp
 from gradlane._recent import ChangingNames, Parts
+from gradlane._reduction import Reduction, reduction_of
 from gradlane.compat._unnamed import begin_unnamed
+from gradlane.compat.horovod.common import ProcessSet, members_of
 from gradlane.errors import InvalidArgumentError, UnsupportedError
-from gradlane.torch.compression import Compression, Compressor, check_compression
+from gradlane.torch.compression import Compression, Compressor
 
 T = TypeVar("T")
 
@@ -35,13 +38,37 @@ def checked_op(op: Any) -> ReduceOp | None:
     return op
 
 
+@dataclass(frozen=True, slots=True)
+class Scaled:
+    """A reduction, and the factors by which tensors are multiplied before it and after it."""
+
+    reduction: Reduction
+    before: float
+    after: float
+
+
+def scaled(
+    average: bool | None,
+    op: Any,
+    factors: tuple[float, float],
+    process_set: ProcessSet,
+    compression: Compressor = Compression.none,
+) -> Scaled:
+    """What the options of a call ask for.
+
+    Raises:
+        UnsupportedError, InvalidArgumentError, FailedPreconditionError: as `allreduce`.
+    """
+    members = members_of(process_set)
+    return Scaled(reduction_of(checked_op(op), average, compression=compression, process_set=members), *factors)
+
+
 def begin(
     call: str,
     name: str | None,
     tensors: Sequence[torch.Tensor],
-    members: ProcessSet | None,
+    reduction: Reduction,
     submit: Callable[[str], Handle[T]],
-    compression: Compressor = Compression.none,
     parts: Parts | None = None,
     *,
     waits: bool = False,
@@ -54,13 +81,12 @@ def begin(
         call: the kind of the call.
         name: the user's; None for a tensor without one.
         tensors: whose element types and shapes a name fixes.
-        members: the workers that take part.
+        reduction: whose codec and members a name fixes too.
         submit: called with the name in the engine.
-        compression: a name fixes it too.
         parts: the names that `submit` gives to tensors; the name itself by default.
         waits: whether the caller waits for the handle next.
     """
-    codec = check_compression(compression).codec
+    codec, members = reduction.codec, reduction.process_set
     if not name:
         kind = f"{call}.noname" if codec == "none" else f"{call}.noname.{codec}"
         return begin_unnamed(tensors, submit, kind, members, parts, waits=waits)

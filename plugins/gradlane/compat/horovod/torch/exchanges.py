@@ -17,14 +17,14 @@ import torch
 from gradlane import Average, Handle, Sum, _sets, push_pull_async, rank, recv_async, send_async
 from gradlane import ProcessSet as Workers
 from gradlane._handle import begin_all, joined
-from gradlane._reduction import resolve
+from gradlane._reduction import Reduction
 from gradlane.compat._background import in_turn
 from gradlane.compat.horovod.common import ProcessSet, global_process_set, members_of
-from gradlane.compat.horovod.torch._calls import begin, checked_op, scale
+from gradlane.compat.horovod.torch._calls import Scaled, begin, scale, scaled
 from gradlane.compat.horovod.torch.ops import allgather
 from gradlane.errors import InvalidArgumentError, MismatchError
 from gradlane.torch import _tensors
-from gradlane.torch.compression import Compression, Compressor, check_compression
+from gradlane.torch.compression import Compression, Compressor
 from gradlane.torch.ops import is_differentiable, join_graph
 
 Splits = torch.Tensor | Sequence[int]
@@ -74,7 +74,7 @@ def _alltoall(
     members = members_of(process_set)
     _tensors.check_place(tensor)
     sent = _lengths(tensor, splits, len(_sets.members_of(members)))
-    differentiable = is_differentiable([tensor], {})
+    differentiable = is_differentiable([tensor])
     source = _tensors.in_host_memory(tensor.detach())[: sum(sent)]
 
     def submit(chosen: str) -> Handle[tuple[torch.Tensor, list[int]]]:
@@ -101,7 +101,8 @@ def _alltoall(
 
         return join_graph([rows], [tensor], again)[0], received
 
-    return begin("alltoall", name, [], members, submit, parts=lambda _: [], waits=waits).then(land)
+    among = Reduction(process_set=members)
+    return begin("alltoall", name, [], among, submit, parts=lambda _: [], waits=waits).then(land)
 
 
 def _exchange_rows(
@@ -136,8 +137,8 @@ def reducescatter(
     Each worker sends the tensor once, and receives its part alone. Differentiable; as in Horovod, the gradient of a sum
     is multiplied by the number of workers. Arguments and errors are those of `allreduce`.
     """
-    scattering = _scatter(tensor, name, compression, op, process_set, prescale_factor, postscale_factor)
-    return scattering.wait()
+    how = scaled(None, op, (prescale_factor, postscale_factor), process_set, compression)
+    return _scatter(tensor, name, how, process_set).wait()
 
 
 def reducescatter_async(
@@ -149,7 +150,7 @@ def reducescatter_async(
     postscale_factor: float = 1.0,
 ) -> Handle[torch.Tensor]:
     """Like `reducescatter`, but returns at once; `synchronize(handle)` yields this worker's part."""
-    return _scatter(tensor, name, Compression.none, op, process_set, prescale_factor, postscale_factor)
+    return _scatter(tensor, name, scaled(None, op, (prescale_factor, postscale_factor), process_set), process_set)
 
 
 def grouped_reducescatter(
@@ -162,8 +163,8 @@ def grouped_reducescatter(
     postscale_factor: float = 1.0,
 ) -> list[torch.Tensor]:
     """`reducescatter` of several tensors."""
-    factors = (prescale_factor, postscale_factor)
-    return _scatter_all(tensors, name, compression, op, process_set, *factors).wait()
+    how = scaled(None, op, (prescale_factor, postscale_factor), process_set, compression)
+    return _scatter_all(tensors, name, how, process_set).wait()
 
 
 def grouped_reducescatter_async(
@@ -175,32 +176,27 @@ def grouped_reducescatter_async(
     postscale_factor: float = 1.0,
 ) -> Handle[list[torch.Tensor]]:
     """Like `grouped_reducescatter`, but returns at once."""
-    factors = (prescale_factor, postscale_factor)
-    return _scatter_all(tensors, name, Compression.none, op, process_set, *factors)
+    how = scaled(None, op, (prescale_factor, postscale_factor), process_set)
+    return _scatter_all(tensors, name, how, process_set)
 
 
-def _scatter_all(tensors: Sequence[torch.Tensor], name: str | None, *arguments: Any) -> Handle[list[torch.Tensor]]:
+def _scatter_all(
+    tensors: Sequence[torch.Tensor], name: str | None, how: Scaled, process_set: ProcessSet
+) -> Handle[list[torch.Tensor]]:
     names = [name and f"{name}.{position}" for position in range(len(tensors))]
-    starts = [partial(_scatter, tensor, own, *arguments) for tensor, own in zip(tensors, names, strict=True)]
+    starts = [partial(_scatter, tensor, own, how, process_set) for tensor, own in zip(tensors, names, strict=True)]
     return joined(begin_all(starts))
 
 
 def _scatter(
-    tensor: torch.Tensor,
-    name: str | None,
-    compression: Compressor,
-    op: Any,
-    process_set: ProcessSet,
-    prescale_factor: float,
-    postscale_factor: float,
+    tensor: torch.Tensor, name: str | None, how: Scaled, process_set: ProcessSet
 ) -> Handle[torch.Tensor]:
     """Starts a reduction of each worker's part, whose result goes to that worker."""
-    members, reduction = members_of(process_set), resolve(checked_op(op), None, None)
-    workers, codec = _sets.members_of(members), check_compression(compression).codec
+    reduction, workers = how.reduction, _sets.members_of(how.reduction.process_set)
     _tensors.check_place(tensor)
     _check_rows(tensor, "reducescatter")
-    differentiable = is_differentiable([tensor], {"op": reduction})
-    whole = _tensors.dense(scale(_tensors.in_host_memory(tensor.detach()), prescale_factor))
+    differentiable = is_differentiable([tensor], reduction)
+    whole = _tensors.dense(scale(_tensors.in_host_memory(tensor.detach()), how.before))
     parts = list(whole.tensor_split(len(workers)))
     own = workers.index(rank())
     parts[own] = parts[own].clone()  # the sum lands there, and the tensor is the caller's
@@ -210,20 +206,18 @@ def _scatter(
 
     def submit(chosen: str) -> Handle[list[torch.Tensor]]:
         def start(worker: int, part: torch.Tensor, called: str) -> Handle[torch.Tensor]:
-            return _tensors.submit_in_place(
-                part, called, reduction.native, codec=codec, process_set=members, receiver=worker
-            )
+            return _tensors.submit_in_place(part, called, reduction.to(worker))
 
         return joined(begin_all(partial(start, *one) for one in zip(workers, parts, names(chosen), strict=True)))
 
-    handle = begin("reducescatter", name, [tensor], members, submit, compression, names).then(
-        lambda _: scale(parts[own], postscale_factor).to(tensor.device)
+    handle = begin("reducescatter", name, [tensor], reduction, submit, names).then(
+        lambda _: scale(parts[own], how.after).to(tensor.device)
     )
     if not differentiable:
         return handle
 
     def again(_: list[int], gradients: list[torch.Tensor]) -> list[torch.Tensor]:
-        factor = prescale_factor * postscale_factor * (len(workers) if reduction is Sum else 1)
+        factor = how.before * how.after * (len(workers) if reduction.op == "sum" else 1)
         return [allgather(scale(gradients[0], factor), f"{name}.backward" if name else None, process_set)]
 
     return handle.then(lambda part: join_graph([part], [tensor], again)[0])

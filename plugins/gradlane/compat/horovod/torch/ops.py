@@ -11,20 +11,18 @@ import torch
 
 import gradlane.torch as gl
 from gradlane import Average, Handle, _sets
-from gradlane import ProcessSet as Workers
 from gradlane._handle import begin_all, joined
 from gradlane._objects import Gathering
 from gradlane._operations import check_root
+from gradlane._reduction import Reduction, broadcast_of
 from gradlane.compat._background import in_turn
 from gradlane.compat.horovod.common import ProcessSet, global_process_set, members_of
-from gradlane.compat.horovod.torch._calls import begin, checked_op, scale, scale_in_place
+from gradlane.compat.horovod.torch._calls import Scaled, begin, scale, scale_in_place, scaled
 from gradlane.errors import InvalidArgumentError, MismatchError
 from gradlane.torch import _tensors, groups
 from gradlane.torch._sparse import content_of
 from gradlane.torch.compression import Compression, Compressor
-from gradlane.torch.ops import _begin as begin_in_place
-from gradlane.torch.ops import _begin_copy as begin_copy
-from gradlane.torch.ops import check_in_place, is_differentiable, join_graph
+from gradlane.torch.ops import begin_copy, begin_in_place, check_in_place, is_differentiable, join_graph
 
 T = TypeVar("T")
 
@@ -55,8 +53,8 @@ def allreduce(
         InvalidArgumentError: this worker is not in the process set.
         FailedPreconditionError: the process set was not added, or was removed.
     """
-    factors = prescale_factor, postscale_factor
-    return _allreduce(True, tensor, average, name, compression, op, factors, process_set).wait()
+    how = scaled(average, op, (prescale_factor, postscale_factor), process_set, compression)
+    return _allreduce(True, tensor, name, how).wait()
 
 
 def allreduce_async(
@@ -69,8 +67,7 @@ def allreduce_async(
     process_set: ProcessSet = global_process_set,
 ) -> Handle[torch.Tensor]:
     """Like `allreduce`, but returns at once; `synchronize(handle)` yields the new tensor."""
-    factors = prescale_factor, postscale_factor
-    return _allreduce(False, tensor, average, name, Compression.none, op, factors, process_set)
+    return _allreduce(False, tensor, name, scaled(average, op, (prescale_factor, postscale_factor), process_set))
 
 
 def allreduce_(
@@ -83,8 +80,8 @@ def allreduce_(
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
     """Like `allreduce`, but the result replaces `tensor`."""
-    factors = prescale_factor, postscale_factor
-    return _allreduce_in_place(True, tensor, average, name, op, factors, process_set).wait()
+    how = scaled(average, op, (prescale_factor, postscale_factor), process_set)
+    return _allreduce_in_place(True, tensor, name, how).wait()
 
 
 def allreduce_async_(
@@ -97,8 +94,8 @@ def allreduce_async_(
     process_set: ProcessSet = global_process_set,
 ) -> Handle[torch.Tensor]:
     """Like `allreduce_`, but returns at once. Do not use `tensor` before `synchronize(handle)` has returned."""
-    factors = prescale_factor, postscale_factor
-    return _allreduce_in_place(False, tensor, average, name, op, factors, process_set)
+    how = scaled(average, op, (prescale_factor, postscale_factor), process_set)
+    return _allreduce_in_place(False, tensor, name, how)
 
 
 def grouped_allreduce(
@@ -112,8 +109,8 @@ def grouped_allreduce(
     process_set: ProcessSet = global_process_set,
 ) -> list[torch.Tensor]:
     """Reduces many tensors in one call, into new ones. Arguments and errors are those of `allreduce`."""
-    factors = prescale_factor, postscale_factor
-    return _grouped(True, tensors, average, name, compression, op, factors, process_set).wait()
+    how = scaled(average, op, (prescale_factor, postscale_factor), process_set, compression)
+    return _grouped(True, tensors, name, how).wait()
 
 
 def grouped_allreduce_async(
@@ -126,8 +123,7 @@ def grouped_allreduce_async(
     process_set: ProcessSet = global_process_set,
 ) -> Handle[list[torch.Tensor]]:
     """Like `grouped_allreduce`, but returns at once."""
-    factors = prescale_factor, postscale_factor
-    return _grouped(False, tensors, average, name, Compression.none, op, factors, process_set)
+    return _grouped(False, tensors, name, scaled(average, op, (prescale_factor, postscale_factor), process_set))
 
 
 def grouped_allreduce_(
@@ -140,8 +136,8 @@ def grouped_allreduce_(
     process_set: ProcessSet = global_process_set,
 ) -> list[torch.Tensor]:
     """Like `grouped_allreduce`, but the results replace `tensors`."""
-    factors = prescale_factor, postscale_factor
-    return _grouped_in_place(True, tensors, average, name, op, factors, process_set).wait()
+    how = scaled(average, op, (prescale_factor, postscale_factor), process_set)
+    return _grouped_in_place(True, tensors, name, how).wait()
 
 
 def grouped_allreduce_async_(
@@ -154,8 +150,8 @@ def grouped_allreduce_async_(
     process_set: ProcessSet = global_process_set,
 ) -> Handle[list[torch.Tensor]]:
     """Like `grouped_allreduce_`, but returns at once. Do not use the tensors before the handle was waited for."""
-    factors = prescale_factor, postscale_factor
-    return _grouped_in_place(False, tensors, average, name, op, factors, process_set)
+    how = scaled(average, op, (prescale_factor, postscale_factor), process_set)
+    return _grouped_in_place(False, tensors, name, how)
 
 
 def allgather(
@@ -208,7 +204,7 @@ def broadcast_async(
 ) -> Handle[torch.Tensor]:
     """Like `broadcast`, but returns at once."""
     handle = broadcast_async_(tensor.detach().clone(), root_rank, name, process_set)
-    if not is_differentiable([tensor], {}):
+    if not is_differentiable([tensor]):
         return handle
 
     def own(mean: torch.Tensor) -> torch.Tensor:
@@ -229,13 +225,13 @@ def broadcast_async_(
 ) -> Handle[torch.Tensor]:
     """Like `broadcast_`, but returns at once. Do not use `tensor` before `synchronize(handle)` has returned."""
     members = members_of(process_set)
-    root = check_root(root_rank, members)
+    reduction = broadcast_of(check_root(root_rank, members), process_set=members)
     _tensors.check_place(tensor)
 
     def submit(chosen: str) -> Handle[torch.Tensor]:
-        return _tensors.submit_bits(tensor, chosen, root, process_set=members)
+        return _tensors.submit_bits(tensor, chosen, reduction)
 
-    return begin("broadcast", name, [tensor], members, submit)
+    return begin("broadcast", name, [tensor], reduction, submit)
 
 
 def poll(handle: Handle[Any]) -> bool:
@@ -248,115 +244,75 @@ def synchronize(handle: Handle[T]) -> T:
     return gl.synchronize(handle)
 
 
-_Factors = tuple[float, float]
-"""By which tensors are multiplied before they are reduced, and after."""
-
-
-def _allreduce(
-    waits: bool,
-    tensor: torch.Tensor,
-    average: bool | None,
-    name: str | None,
-    compression: Compressor,
-    op: Any,
-    factors: _Factors,
-    process_set: ProcessSet,
-) -> Handle[torch.Tensor]:
-    members, op = members_of(process_set), checked_op(op)
+def _allreduce(waits: bool, tensor: torch.Tensor, name: str | None, how: Scaled) -> Handle[torch.Tensor]:
     _tensors.check_place(tensor)
-    differentiable = is_differentiable([tensor], {"op": op, "average": average})
-    given = scale(tensor.detach(), factors[0])
-    options = {"op": op, "average": average, "compression": compression, "process_set": members}
+    differentiable = is_differentiable([tensor], how.reduction)
+    given = scale(tensor.detach(), how.before)
 
     def submit(chosen: str) -> Handle[torch.Tensor]:
-        return begin_copy(waits, given, chosen, options)
+        return begin_copy(waits, given, chosen, how.reduction)
 
-    handle = begin("allreduce", name, [tensor], members, submit, compression, waits=waits).then(
-        lambda reduced: scale(reduced, factors[1])
+    handle = begin("allreduce", name, [tensor], how.reduction, submit, waits=waits).then(
+        lambda reduced: scale(reduced, how.after)
     )
     if not differentiable:
         return handle
 
     def again(_: list[int], gradients: list[torch.Tensor]) -> list[torch.Tensor]:
-        back = f"{name}.backward" if name else None
-        return [_allreduce(True, gradients[0], average, back, compression, op, factors, process_set).wait()]
+        return [_allreduce(True, gradients[0], f"{name}.backward" if name else None, how).wait()]
 
     return handle.then(lambda reduced: join_graph([reduced], [tensor], again)[0])
 
 
-def _allreduce_in_place(
-    waits: bool,
-    tensor: torch.Tensor,
-    average: bool | None,
-    name: str | None,
-    op: Any,
-    factors: _Factors,
-    process_set: ProcessSet,
-) -> Handle[torch.Tensor]:
-    members, op = members_of(process_set), checked_op(op)
+def _allreduce_in_place(waits: bool, tensor: torch.Tensor, name: str | None, how: Scaled) -> Handle[torch.Tensor]:
     _tensors.check_place(tensor)
     check_in_place(tensor)
-    scale_in_place(tensor, factors[0])
+    scale_in_place(tensor, how.before)
 
     def submit(chosen: str) -> Handle[torch.Tensor]:
-        return begin_in_place(waits, tensor, chosen, op=op, average=average, process_set=members)
+        return begin_in_place(waits, tensor, chosen, how.reduction)
 
-    return begin("allreduce", name, [tensor], members, submit, waits=waits).then(
-        lambda reduced: scale_in_place(reduced, factors[1])
+    return begin("allreduce", name, [tensor], how.reduction, submit, waits=waits).then(
+        lambda reduced: scale_in_place(reduced, how.after)
     )
 
 
 def _grouped(
-    waits: bool,
-    tensors: Sequence[torch.Tensor],
-    average: bool | None,
-    name: str | None,
-    compression: Compressor,
-    op: Any,
-    factors: _Factors,
-    process_set: ProcessSet,
+    waits: bool, tensors: Sequence[torch.Tensor], name: str | None, how: Scaled
 ) -> Handle[list[torch.Tensor]]:
-    members, op, tensors = members_of(process_set), checked_op(op), _checked_group(tensors)
-    differentiable = is_differentiable(tensors, {"op": op, "average": average})
-    given = [scale(tensor.detach(), factors[0]) for tensor in tensors]
-    options = {"op": op, "average": average, "compression": compression, "process_set": members}
+    tensors = _checked_group(tensors)
+    differentiable = is_differentiable(tensors, how.reduction)
+    given = [scale(tensor.detach(), how.before) for tensor in tensors]
 
     def submit(chosen: str) -> Handle[list[torch.Tensor]]:
-        return groups._begin_copies(waits, given, chosen, options)
+        return groups.begin_copies(waits, given, chosen, how.reduction)
 
-    handle = _begin_group(waits, name, tensors, members, submit, compression).then(
-        lambda reduced: [scale(tensor, factors[1]) for tensor in reduced]
+    handle = _begin_group(waits, name, tensors, how.reduction, submit).then(
+        lambda reduced: [scale(tensor, how.after) for tensor in reduced]
     )
     if not differentiable:
         return handle
 
     def again(_: list[int], gradients: list[torch.Tensor]) -> list[torch.Tensor]:
-        back = f"{name}.backward" if name else None
-        return _grouped(True, gradients, average, back, compression, op, factors, process_set).wait()
+        return _grouped(True, gradients, f"{name}.backward" if name else None, how).wait()
 
     return handle.then(lambda reduced: join_graph(reduced, tensors, again))
 
 
 def _grouped_in_place(
-    waits: bool,
-    tensors: Sequence[torch.Tensor],
-    average: bool | None,
-    name: str | None,
-    op: Any,
-    factors: _Factors,
-    process_set: ProcessSet,
+    waits: bool, tensors: Sequence[torch.Tensor], name: str | None, how: Scaled
 ) -> Handle[list[torch.Tensor]]:
-    members, op, tensors = members_of(process_set), checked_op(op), _checked_group(tensors)
+    tensors = _checked_group(tensors)
     for tensor in tensors:
         check_in_place(tensor)
     for tensor in tensors:
-        scale_in_place(tensor, factors[0])
+        scale_in_place(tensor, how.before)
 
     def submit(chosen: str) -> Handle[list[torch.Tensor]]:
-        return groups._begin(waits, tensors, chosen, op=op, average=average, process_set=members)
+        return groups.begin_in_place(waits, tensors, chosen, how.reduction)
 
-    return _begin_group(waits, name, tensors, members, submit).then(
-        lambda reduced: [scale_in_place(tensor, factors[1]) for tensor in reduced]
+    return _begin_group(waits, name, tensors, how.reduction, submit).then(
+        lambda reduced: [scale_in_place(tensor, how.after) for tensor in reduced]
     )
 
 
@@ -364,16 +320,15 @@ def _begin_group(
     waits: bool,
     name: str | None,
     tensors: Sequence[torch.Tensor],
-    members: Workers | None,
+    reduction: Reduction,
     submit: Callable[[str], Handle[T]],
-    compression: Compressor = Compression.none,
 ) -> Handle[T]:
     count = len(tensors)
 
     def parts(chosen: str) -> list[str]:
         return [f"{chosen}.{position}" for position in range(count)]
 
-    return begin(f"grouped_allreduce{count}", name, tensors, members, submit, compression, parts, waits=waits)
+    return begin(f"grouped_allreduce{count}", name, tensors, reduction, submit, parts, waits=waits)
 
 
 def _checked_group(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -389,7 +344,7 @@ def _allgather(
 ) -> Handle[torch.Tensor]:
     members = members_of(process_set)
     _tensors.check_place(tensor)
-    is_in_graph = is_differentiable([tensor], {})
+    is_in_graph = is_differentiable([tensor])
     if tensor.dim() == 0:
         raise InvalidArgumentError("allgather of a tensor without dimensions; give tensor.reshape(1)")
     row, dtype = tensor.shape[1:], tensor.dtype
@@ -423,7 +378,8 @@ def _allgather(
         return _with_mean_gradient(rows, tensor, process_set, lambda mean: mean[first : first + len(tensor)])
 
     # Bytes travel, under names that know no shape.
-    return begin("allgather", name, [], members, submit, parts=lambda _: [], waits=waits).then(join)
+    among = Reduction(process_set=members)
+    return begin("allgather", name, [], among, submit, parts=lambda _: [], waits=waits).then(join)
 
 
 _MARK_BYTES = 16

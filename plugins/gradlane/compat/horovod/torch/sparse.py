@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from gradlane import Average
+from gradlane._reduction import reduction_of
 from gradlane.compat.horovod.common import ProcessSet, global_process_set, members_of
 from gradlane.compat.horovod.torch._calls import checked_op
 from gradlane.errors import InvalidArgumentError
@@ -28,10 +28,10 @@ def sparse_allreduce_async(
     Raises:
         InvalidArgumentError: the tensor is not sparse, or `op` is another one.
     """
-    members, reduction = members_of(process_set), checked_op(op) or Average
+    reduction = reduction_of(checked_op(op), process_set=members_of(process_set))
     if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.sparse_coo:
         raise InvalidArgumentError("sparse_allreduce_async takes a tensor of layout torch.sparse_coo; use allreduce")
-    transfer = SparseTransfer(tensor, f"sparse_allreduce.{name}", reduction, members)
+    transfer = SparseTransfer(tensor, f"sparse_allreduce.{name}", reduction)
 
     def complete() -> torch.Tensor:
         transfer.exchange()

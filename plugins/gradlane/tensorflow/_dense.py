@@ -1,39 +1,13 @@
-"""What is done to tensors, and which tensors it can be done to."""
+"""Which tensors can be reduced."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 
 from gradlane._buffers import check_dtype
-from gradlane._reduction import NativeOp
 from gradlane.errors import InvalidArgumentError
-
-
-@dataclass(frozen=True)
-class Reduction:
-    """An operation of the engine with its options; `gradlane._operations.submit` says what they mean."""
-
-    op: NativeOp = "mean"
-    root: int = 0
-    weight: float = 1.0
-    priority: int = 0
-    """Of the first tensor of a list; each further one has one less."""
-    codec: str = "none"
-    timeout: float | None = None
-
-    def options(self, priority: int) -> dict[str, Any]:
-        """The arguments for one tensor."""
-        return {
-            "op": self.op,
-            "root": self.root,
-            "weight": self.weight,
-            "priority": priority,
-            "codec": self.codec,
-            "timeout": self.timeout,
-        }
 
 
 def dense(tensor: Any) -> Any:
