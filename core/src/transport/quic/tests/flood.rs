@@ -65,7 +65,10 @@ fn a_newcomer_that_says_nothing_is_given_up() {
         closing::connection_error(&dialed.connection.closed().await, "the coordinator")
     });
     let error = told.soon().unwrap();
-    assert!(matches!(&error, Error::Protocol { problem, .. } if problem.contains("was not completed before its deadline")), "{error}");
+    assert!(
+        matches!(&error, Error::Protocol { problem, .. } if problem.contains("was not completed before its deadline")),
+        "{error}"
+    );
 }
 
 fn everybody_else_is_served(coordinator: &Coordinator) {

@@ -95,7 +95,10 @@ fn a_site_cannot_make_members_and_a_member_is_no_newcomer() {
     let forged = authority.certify(&key, &["spiffe://site/ns/training/worker", &uri]);
     let tls = member_by(vec![forged.der().clone()], &key);
     let error = raw(tls, coordinator.listener.address(), |_| async {}).soon().unwrap_err();
-    assert!(matches!(&error, Error::Auth { problem, .. } if problem.contains("does not fit the protocol it chose")), "{error}");
+    assert!(
+        matches!(&error, Error::Auth { problem, .. } if problem.contains("does not fit the protocol it chose")),
+        "{error}"
+    );
 
     // A member's own certificate is none of the site.
     let member = Some(Box::new(vec![enrolled.certificate()]) as Box<dyn std::any::Any>);
