@@ -322,7 +322,7 @@ impl Stranger {
         let push = Push { header: Request::Contribute(header), body: region() };
         self.transport.push(self.link, exchange, push, Done::new(drop));
         let (sender, answered) = unbounded();
-        self.transport.pull(exchange, region(), Done::new(move |outcome| drop(sender.send(outcome))));
+        self.transport.pull(self.link, exchange, region(), Done::new(move |outcome| drop(sender.send(outcome))));
         match answered.recv_timeout(PATIENCE).unwrap() {
             Ok(Answer::Reject(error)) => error,
             other => panic!("{other:?}"),

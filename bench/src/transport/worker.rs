@@ -171,8 +171,9 @@ impl RawWorker {
             let pushed = sender.clone();
             let done = Done::new(move |outcome| drop(pushed.send(outcome)));
             let header = Request::Contribute(header);
-            self.transport.push(self.links[server], id, Push { header, body }, done);
-            self.transport.pull(id, into, pulled(sender.clone()));
+            let link = self.links[server];
+            self.transport.push(link, id, Push { header, body }, done);
+            self.transport.pull(link, id, into, pulled(sender.clone()));
         }
         let mut outcome = Ok(());
         for _ in 0..due {

@@ -107,12 +107,12 @@ impl Transport for MemTransport {
         self.network.call(Call::Push { link, key: (self.id, exchange), push, done });
     }
 
-    fn pull(&self, exchange: ExchangeId, into: Vec<Region>, done: Done<Answer, Torn>) {
-        self.network.call(Call::Pull { key: (self.id, exchange), pull: Pull { into, done } });
+    fn pull(&self, link: LinkId, exchange: ExchangeId, into: Vec<Region>, done: Done<Answer, Torn>) {
+        self.network.call(Call::Pull { link, key: (self.id, exchange), pull: Pull { into, done } });
     }
 
-    fn abandon(&self, exchange: ExchangeId) {
-        self.network.call(Call::Abandon { key: (self.id, exchange) });
+    fn abandon(&self, link: LinkId, exchange: ExchangeId) {
+        self.network.call(Call::Abandon { link, key: (self.id, exchange) });
     }
 
     fn disconnect(&self, link: LinkId) {
@@ -142,8 +142,8 @@ enum Call {
     Outgoing { from: String, outgoing: Outgoing },
     Connect { transport: u64, node: NodeId, peer: Peer, lost: LinkLost, done: Done<LinkId> },
     Push { link: LinkId, key: Key, push: Push, done: Done<()> },
-    Pull { key: Key, pull: Pull },
-    Abandon { key: Key },
+    Pull { link: LinkId, key: Key, pull: Pull },
+    Abandon { link: LinkId, key: Key },
     Disconnect { link: LinkId },
     Shutdown { transport: u64, reply: mpsc::Sender<()> },
 }
@@ -240,7 +240,7 @@ impl Switch {
                 done.report(self.connect(transport, node, peer, lost))
             }
             Call::Push { link, key, push, done } => self.push(link, key, push, done),
-            Call::Pull { key, pull } => match self.by_key.get(&key).copied() {
+            Call::Pull { link, key, pull } => match self.find(link, key) {
                 Some(id) => {
                     let exchange = self.exchanges.get_mut(&id).expect("both maps name the same exchanges");
                     exchange.state.pull(pull);
@@ -248,8 +248,8 @@ impl Switch {
                 }
                 None => pull.done.err(unknown_exchange()),
             },
-            Call::Abandon { key } => {
-                if let Some(id) = self.by_key.get(&key).copied() {
+            Call::Abandon { link, key } => {
+                if let Some(id) = self.find(link, key) {
                     self.fail(id, &Error::Cancelled);
                     // Its answer may be complete.
                     if let Some(exchange) = self.exchanges.get_mut(&id) {
@@ -267,6 +267,12 @@ impl Switch {
                 let _ = reply.send(());
             }
         }
+    }
+
+    /// The exchange that its worker names so, if it was pushed on `link`.
+    fn find(&self, link: LinkId, key: Key) -> Option<ExchangeId> {
+        let id = self.by_key.get(&key).copied();
+        id.filter(|id| self.exchanges.get(id).is_some_and(|exchange| exchange.link == link))
     }
 
     fn listen(&mut self, address: String, node: NodeId, inbox: Inbox) -> Result<()> {

@@ -88,6 +88,10 @@ impl From<Error> for Torn {
 
 /// A way to carry exchanges from a worker to its servers.
 ///
+/// **Links.** An exchange belongs to the link on which it was pushed, and is known on that link alone. Every call names both, so that a
+/// transport finds the exchange without a table over all links. The caller chooses the ids of exchanges; two that are open at the same time
+/// differ, also on different links.
+///
 /// **Memory.** The regions of a push and of a pull belong to the transport from the call until the exchange ends: until `pull`'s
 /// `Done` reports, or until `push`'s `Done` reports an error. By then no reference to them remains, not even in a retransmission
 /// buffer. Staging memory of the engine's own is the exception: a peer of the same machine may be let read it where it lies, and it is not
@@ -99,12 +103,12 @@ pub trait Transport: Progress + Send + Sync {
     /// Sends a contribution; `done` reports once its last byte was handed over. A failed push ends the exchange.
     fn push(&self, link: LinkId, exchange: ExchangeId, push: Push, done: Done<()>);
 
-    /// Waits for the sum of a pushed exchange and lands it in `into`, run after run. Ends the exchange.
-    fn pull(&self, exchange: ExchangeId, into: Vec<Region>, done: Done<Answer, Torn>);
+    /// Waits for the sum of an exchange that was pushed on `link`, and lands it in `into`, run after run. Ends the exchange.
+    fn pull(&self, link: LinkId, exchange: ExchangeId, into: Vec<Region>, done: Done<Answer, Torn>);
 
-    /// Gives an exchange up: its pending `done` reports [`Error::Cancelled`] soon, as soon as its memory is free. Unknown ids are
-    /// ignored.
-    fn abandon(&self, exchange: ExchangeId);
+    /// Gives up an exchange that was pushed on `link`: its pending `done` reports [`Error::Cancelled`] soon, as soon as its memory is free.
+    /// Unknown ids are ignored.
+    fn abandon(&self, link: LinkId, exchange: ExchangeId);
 
     /// More calls follow at once. A transport may wait for them, until [`uncork`](Self::uncork), before it begins to send. If it began with
     /// the first part alone, that part's server would get so much before the others get anything that their links idle meanwhile.

@@ -47,14 +47,6 @@ impl Router {
         Ok(Self { choice: config.transport, quic: Arc::new(quic), shm })
     }
 
-    /// The half that carries `exchange`.
-    fn of(&self, exchange: ExchangeId) -> &dyn Transport {
-        match &self.shm {
-            Some(shm) if shm.has(exchange) => shm,
-            Some(_) | None => &*self.quic,
-        }
-    }
-
     /// The half that carries `link`, and the id that it gave to it.
     fn at(&self, link: LinkId) -> (&dyn Transport, LinkId) {
         let (half, link) = (Half::of(link.0), LinkId(Half::inner(link.0)));
@@ -119,12 +111,14 @@ impl Transport for Router {
         transport.push(link, exchange, push, done);
     }
 
-    fn pull(&self, exchange: ExchangeId, into: Vec<Region>, done: Done<Answer, Torn>) {
-        self.of(exchange).pull(exchange, into, done);
+    fn pull(&self, link: LinkId, exchange: ExchangeId, into: Vec<Region>, done: Done<Answer, Torn>) {
+        let (transport, link) = self.at(link);
+        transport.pull(link, exchange, into, done);
     }
 
-    fn abandon(&self, exchange: ExchangeId) {
-        self.of(exchange).abandon(exchange);
+    fn abandon(&self, link: LinkId, exchange: ExchangeId) {
+        let (transport, link) = self.at(link);
+        transport.abandon(link, exchange);
     }
 
     fn cork(&self) {

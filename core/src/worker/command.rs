@@ -103,7 +103,12 @@ pub struct Piece {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Held {
     /// An exchange with a server.
-    Exchange(ExchangeId),
+    Exchange {
+        /// The link on which it was pushed.
+        link: LinkId,
+        /// Which one.
+        exchange: ExchangeId,
+    },
     /// An operation of the ranks of this machine.
     Operation(Slot),
 }
@@ -176,6 +181,8 @@ pub enum Action {
     },
     /// Wait for the sum and write it to the place of the task's result; report by [`handle_pulled`](super::Worker::handle_pulled).
     Pull {
+        /// The link of that exchange.
+        link: LinkId,
         /// The exchange that the task's PUSH opened.
         exchange: ExchangeId,
         /// Whether the sum comes to this worker. Otherwise only its header does, and nothing is written.

@@ -202,7 +202,7 @@ impl WorkerProcess {
                 self.summed.remove(&task);
                 self.payloads.remove(&task);
             }
-            Command::Abandon(Held::Exchange(exchange)) => {
+            Command::Abandon(Held::Exchange { exchange, .. }) => {
                 if let Some(stream) = self.streams.get(&exchange) {
                     self.transport.abandon(context, *stream);
                 }

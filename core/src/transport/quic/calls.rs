@@ -23,10 +23,12 @@ pub(super) enum Call {
         done: Done<()>,
     },
     Pull {
+        link: LinkId,
         exchange: ExchangeId,
         pull: Pull,
     },
     Abandon {
+        link: LinkId,
         exchange: ExchangeId,
     },
     Disconnect {

@@ -58,12 +58,12 @@ impl Transport for QuicTransport {
         self.call(Call::Push { link, exchange, push, done });
     }
 
-    fn pull(&self, exchange: ExchangeId, into: Vec<Region>, done: Done<Answer, Torn>) {
-        self.call(Call::Pull { exchange, pull: Pull { into, done } });
+    fn pull(&self, link: LinkId, exchange: ExchangeId, into: Vec<Region>, done: Done<Answer, Torn>) {
+        self.call(Call::Pull { link, exchange, pull: Pull { into, done } });
     }
 
-    fn abandon(&self, exchange: ExchangeId) {
-        self.call(Call::Abandon { exchange });
+    fn abandon(&self, link: LinkId, exchange: ExchangeId) {
+        self.call(Call::Abandon { link, exchange });
     }
 
     fn cork(&self) {

@@ -39,11 +39,6 @@ impl ShmTransport {
         };
         Ok(Self { state, thread, obituary })
     }
-
-    /// Whether this transport has the exchange: it was pushed here and has not ended.
-    pub fn has(&self, exchange: ExchangeId) -> bool {
-        self.thread.is_ours() && self.state.tables().exchanges.contains_key(&exchange)
-    }
 }
 
 impl Progress for ShmTransport {
@@ -88,16 +83,16 @@ impl Transport for ShmTransport {
         self.state.push(link, exchange, push, done);
     }
 
-    fn pull(&self, exchange: ExchangeId, into: Vec<Region>, done: Done<Answer, Torn>) {
+    fn pull(&self, link: LinkId, exchange: ExchangeId, into: Vec<Region>, done: Done<Answer, Torn>) {
         if !self.thread.is_ours() {
             return done.err(unknown_exchange());
         }
-        self.state.pull(exchange, Pull { into, done });
+        self.state.pull(link, exchange, Pull { into, done });
     }
 
-    fn abandon(&self, exchange: ExchangeId) {
+    fn abandon(&self, link: LinkId, exchange: ExchangeId) {
         if self.thread.is_ours() {
-            self.state.end(exchange, Error::Cancelled);
+            self.state.abandon(link, exchange);
         }
     }
 

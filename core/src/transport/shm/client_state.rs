@@ -145,15 +145,16 @@ impl ClientState {
         shared.nudge();
     }
 
-    pub(super) fn pull(&self, id: ExchangeId, pull: Pull) {
+    pub(super) fn pull(&self, link: LinkId, id: ExchangeId, pull: Pull) {
         let mut tables = self.tables();
-        let Some(exchange) = tables.exchanges.get_mut(&id).filter(|exchange| !exchange.state.is_pulled()) else {
+        let here = |exchange: &&mut Exchange| exchange.link == link && !exchange.state.is_pulled();
+        let Some(exchange) = tables.exchanges.get_mut(&id).filter(here) else {
             drop(tables);
             return pull.done.err(unknown_exchange());
         };
         exchange.state.pull(pull);
         let (news, accepts) = (exchange.has_news(), !exchange.state.is_lent());
-        let (link, name) = (exchange.link, exchange.name);
+        let name = exchange.name;
         if news {
             tables.marked.insert(id);
         }
@@ -164,6 +165,13 @@ impl ClientState {
         }
         if news {
             self.poller.wake();
+        }
+    }
+
+    /// Gives up an exchange that was pushed on `link`.
+    pub(super) fn abandon(&self, link: LinkId, id: ExchangeId) {
+        if self.tables().exchanges.get(&id).is_some_and(|exchange| exchange.link == link) {
+            self.end(id, Error::Cancelled);
         }
     }
 

@@ -256,7 +256,7 @@ fn what_is_staged_goes_over_any_link_and_is_leased_again_when_nobody_reads_it_an
             while !matches!(server.next(), Incoming::LinkDown { .. }) {}
             worker = server.connect(Arc::clone(&worker.transport));
         } else {
-            worker.transport.abandon(ExchangeId(attempt));
+            worker.transport.abandon(worker.link, ExchangeId(attempt));
             assert!(matches!(server.next(), Incoming::Torn { .. }));
         }
         assert!(sum.soon().is_err());
@@ -681,7 +681,12 @@ fn push(worker: &Worker, id: ExchangeId, staging: &Staging) -> Due<Result<()>> {
 
 fn pull(worker: &Worker, id: ExchangeId, staging: &Staging) -> Due<std::result::Result<Answer, Torn>> {
     let (sender, due) = std::sync::mpsc::channel();
-    worker.transport.pull(id, vec![staging.region()], Done::new(move |outcome| drop(sender.send(outcome))));
+    worker.transport.pull(
+        worker.link,
+        id,
+        vec![staging.region()],
+        Done::new(move |outcome| drop(sender.send(outcome))),
+    );
     Due(due)
 }
 

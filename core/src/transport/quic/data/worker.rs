@@ -65,8 +65,12 @@ impl Role for Worker {
         match call {
             Call::Connect { peer, patience, lost, done } => self.connect(net, peer, patience, lost, done),
             Call::Push { link, exchange, push, done } => self.push(link, exchange, push, done),
-            Call::Pull { exchange, pull } => self.pull(net, exchange, pull),
-            Call::Abandon { exchange } => self.end_exchange(net, exchange, &Error::Cancelled),
+            Call::Pull { link, exchange, pull } => self.pull(net, link, exchange, pull),
+            Call::Abandon { link, exchange } => {
+                if self.exchanges.get(&exchange).is_some_and(|known| known.link == link) {
+                    self.end_exchange(net, exchange, &Error::Cancelled);
+                }
+            }
             Call::Disconnect { link } => {
                 if let Some(handle) = self.links.get(&link).map(|link| link.handle) {
                     net.close(handle, CLOSE_ORDERLY, Vec::new());
@@ -348,8 +352,9 @@ impl Worker {
         }
     }
 
-    fn pull(&mut self, net: &mut Net, id: ExchangeId, pull: Pull) {
-        match self.exchanges.get_mut(&id).filter(|exchange| !exchange.state.is_pulled()) {
+    fn pull(&mut self, net: &mut Net, link: LinkId, id: ExchangeId, pull: Pull) {
+        let here = |exchange: &&mut Exchange| exchange.link == link && !exchange.state.is_pulled();
+        match self.exchanges.get_mut(&id).filter(here) {
             Some(exchange) => {
                 exchange.state.pull(pull);
                 self.read(net, id);
