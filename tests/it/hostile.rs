@@ -303,7 +303,7 @@ impl Stranger {
         let credentials = enrolled(cluster);
         let transport = Router::new(&config(over, &[]), &credentials, &Copies::default()).unwrap();
         let name = "server 0".to_owned();
-        let peer = Peer { address: process.address, socket_path: process.socket_path, node, name };
+        let peer = Peer { addresses: process.addresses, node, name };
         let (sender, linked) = unbounded();
         let tell = Done::new(move |outcome| drop(sender.send(outcome)));
         transport.connect(peer, PATIENCE, Box::new(|_, _| ()), tell);

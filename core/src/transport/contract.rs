@@ -25,11 +25,6 @@ pub(super) trait World {
     /// Opens a listener under an identity of its own.
     fn listen(&self, inbox: Inbox) -> (Listener, NodeId);
 
-    /// Where processes of the machine reach the last listener, if they do.
-    fn socket_path(&self, _listener: &Listener) -> String {
-        String::new()
-    }
-
     /// A worker.
     fn transport(&self) -> Arc<dyn Transport>;
 }
@@ -456,12 +451,7 @@ impl Server {
     pub(super) fn new(world: &dyn World) -> Self {
         let (sender, events) = channel();
         let (listener, node) = world.listen(Box::new(move |event| drop(sender.send(event))));
-        let peer = Peer {
-            address: listener.address.clone(),
-            socket_path: world.socket_path(&listener),
-            node,
-            name: "server 0".to_owned(),
-        };
+        let peer = Peer { addresses: listener.addresses.clone(), node, name: "server 0".to_owned() };
         Self { listener, peer, events, pool: Pool::new() }
     }
 

@@ -11,7 +11,7 @@ use bytes::Bytes;
 use crate::error::Error;
 use crate::local::{Ended, Progress};
 use crate::mem::{Frozen, Region};
-use crate::types::{Done, ExchangeId, LinkId, NodeId};
+use crate::types::{Address, Done, ExchangeId, LinkId, NodeId};
 use crate::wire::{Request, Sum, Target};
 
 mod capabilities;
@@ -29,6 +29,7 @@ pub mod shm;
 pub mod site;
 mod validity;
 
+pub use crate::types::Peer;
 pub use capabilities::Capabilities;
 
 #[cfg(any(test, feature = "testing"))]
@@ -37,19 +38,6 @@ pub mod fuzzing;
 
 #[cfg(test)]
 mod contract;
-
-/// Where a server listens and who it must turn out to be.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Peer {
-    /// `host:port`.
-    pub address: String,
-    /// Path of the socket for processes of its machine; empty if this process is on another one.
-    pub socket_path: String,
-    /// The identity that its certificate must prove.
-    pub node: NodeId,
-    /// For messages, such as `server 1`.
-    pub name: String,
-}
 
 /// A contribution on its way out.
 #[derive(Debug)]
@@ -97,7 +85,10 @@ impl From<Error> for Torn {
 /// buffer. Staging memory of the engine's own is the exception: a peer of the same machine may be let read it where it lies, and it is not
 /// leased again before that peer has ended or reads it no more.
 pub trait Transport: Progress + Send + Sync {
-    /// Connects to `peer` until `patience` ends. `lost` is called once when an established link ends, whoever ended it.
+    /// Connects to `peer` until `patience` ends, at its first address with the scheme of this transport. `lost` is called once when an
+    /// established link ends, whoever ended it.
+    ///
+    /// `done` reports [`Error::FailedPrecondition`] if the peer has no such address.
     fn connect(&self, peer: Peer, patience: Duration, lost: LinkLost, done: Done<LinkId>);
 
     /// Sends a contribution; `done` reports once its last byte was handed over. A failed push ends the exchange.
@@ -251,8 +242,8 @@ pub type Inbox = Box<dyn Fn(Incoming) + Send + Sync>;
 
 /// A server's side of a transport, while it listens.
 pub struct Listener {
-    /// Where it listens, `host:port`, the port resolved.
-    pub address: String,
+    /// Where it listens; the ports are known.
+    pub addresses: Vec<Address>,
     /// Carries commands to the transport's thread; never blocks.
     pub outbox: Box<dyn Fn(Outgoing) + Send + Sync>,
     /// Stops listening, closes all links and waits for the thread, at most the given time.

@@ -1,5 +1,6 @@
 //! The basic types of the engine: identities, element types, reductions, time.
 
+pub mod address;
 pub mod defect;
 pub mod device;
 pub mod done;
@@ -25,6 +26,7 @@ pub mod workers_key;
 pub use crate::id::{
     Epoch, ExchangeId, Incarnation, LinkId, MachineId, NodeId, PartId, Round, ServerId, TensorKey, WorkerId,
 };
+pub use address::{Address, Peer, Reach, Scheme};
 pub use defect::{Defect, planted};
 pub use device::DeviceKind;
 pub use done::Done;

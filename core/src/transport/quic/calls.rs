@@ -11,6 +11,8 @@ use crate::types::{Done, ExchangeId, LinkId};
 /// One call. The thread answers it or refuses it.
 pub(super) enum Call {
     Connect {
+        /// `host:port`.
+        address: String,
         peer: Peer,
         patience: Duration,
         lost: LinkLost,

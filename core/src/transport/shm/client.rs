@@ -1,5 +1,6 @@
 //! A worker's transport over shared memory. [`client_state`](super::client_state) says how it works inside.
 
+use std::path::PathBuf;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
@@ -12,7 +13,7 @@ use crate::mem::{Copies, Region};
 use crate::transport::exchange::{Pull, link_gone, unknown_exchange};
 use crate::transport::identity::Credentials;
 use crate::transport::{Answer, Capabilities, LinkLost, Peer, Push, Torn, Transport};
-use crate::types::{Done, ExchangeId, LinkId};
+use crate::types::{Done, ExchangeId, LinkId, Scheme};
 
 /// Carries exchanges through memory that worker and server share. Dropping it closes it.
 pub struct ShmTransport {
@@ -60,10 +61,14 @@ impl Transport for ShmTransport {
         if !self.thread.is_ours() || self.state.tables().closing {
             return done.err(Error::Cancelled);
         }
+        let path = match peer.at(Scheme::Shm) {
+            Ok(path) => PathBuf::from(path),
+            Err(error) => return done.err(error),
+        };
         self.state.tables().dialling += 1;
         let state = Arc::clone(&self.state);
         let dial = move || {
-            let outcome = state.dial(&peer, patience, lost);
+            let outcome = state.dial(&path, &peer, patience, lost);
             done.report(outcome);
             state.tables().dialling -= 1;
             state.dialled.notify_all();

@@ -60,11 +60,11 @@ impl ClientState {
         self.tables.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Connects, trying again until `patience` ends.
-    pub(super) fn dial(&self, peer: &Peer, patience: Duration, lost: LinkLost) -> Result<LinkId> {
+    /// Connects to the socket at `path`, trying again until `patience` ends.
+    pub(super) fn dial(&self, path: &Path, peer: &Peer, patience: Duration, lost: LinkLost) -> Result<LinkId> {
         let mut left = patience;
         loop {
-            let failure = match self.greet(peer) {
+            let failure = match self.greet(path, peer) {
                 Ok(parts) => return self.connected(peer, parts, lost),
                 Err(error) => error,
             };
@@ -81,18 +81,18 @@ impl ClientState {
         }
     }
 
-    fn greet(&self, peer: &Peer) -> Result<Parts> {
+    fn greet(&self, path: &Path, peer: &Peer) -> Result<Parts> {
         let judge = |identity: &PeerIdentity| {
             if identity.node == peer.node {
                 return identity.must_be(Role::Server);
             }
-            let (path, found) = (&peer.socket_path, format!("{} {}", identity.role, identity.node));
+            let (at, found) = (path.display(), format!("{} {}", identity.role, identity.node));
             Err(Error::Auth {
-                problem: format!("at {path} answers {found} instead of {}, {}", peer.name, peer.node),
+                problem: format!("at {at} answers {found} instead of {}, {}", peer.name, peer.node),
                 hint: "another process took its address, or it was restarted: wait for the next membership".to_owned(),
             })
         };
-        greeting::connect(Path::new(&peer.socket_path), &peer.name, &self.credentials, &self.copies, judge)
+        greeting::connect(path, &peer.name, &self.credentials, &self.copies, judge)
     }
 
     fn connected(&self, peer: &Peer, parts: Parts, lost: LinkLost) -> Result<LinkId> {

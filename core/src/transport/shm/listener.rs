@@ -25,7 +25,7 @@ use crate::local::{Connection, Obituary, OwnThread, PrivateSocket, SharedBacking
 use crate::mem::Copies;
 use crate::transport::identity::Credentials;
 use crate::transport::{Inbox, Incoming, Listener, Outgoing};
-use crate::types::LinkId;
+use crate::types::{Address, LinkId, Scheme};
 
 /// Listens at a new socket in a new directory below `parent`, where only processes of this user reach it. Peers must show a certificate
 /// of the same job. The listener's address is the path of the socket.
@@ -42,7 +42,7 @@ pub fn bind(
     inbox: Inbox,
 ) -> Result<Listener> {
     let socket = PrivateSocket::listen(parent)?;
-    let path = socket.path().display().to_string();
+    let address = Address::new(Scheme::Shm, socket.path().display().to_string());
     let state = Arc::new(ServerState::new(credentials, shared_memory, copies, inbox)?);
     state.poller.events.watch_socket(socket.fd())?;
     // The thread owns the socket, because a fork's child has no such thread and so does not remove the socket's path.
@@ -56,7 +56,7 @@ pub fn bind(
     let (outbox, stopping) = (Arc::new(Outbox { state, thread: Arc::clone(&thread) }), thread);
     let stopped = Arc::clone(&outbox);
     Ok(Listener {
-        address: path,
+        addresses: vec![address],
         outbox: Box::new(move |outgoing| outbox.send(outgoing)),
         stop: Box::new(move |patience| {
             stopped.stop();

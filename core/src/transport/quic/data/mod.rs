@@ -23,6 +23,7 @@ use crate::error::{Error, Result};
 use crate::local::{Obituary, OwnThread};
 use crate::transport::identity::Credentials;
 use crate::transport::{Inbox, Listener};
+use crate::types::{Address, Scheme};
 use driver::Net;
 use server::{Command, Server};
 use wire::Wire;
@@ -86,7 +87,7 @@ fn listen_on(wire: Wire, credentials: &Credentials, settings: &Settings, inbox: 
     // Dropping the listener drops its outbox, and with the last sender the thread ends.
     let stop = commands.clone();
     Ok(Listener {
-        address,
+        addresses: vec![Address::new(Scheme::Quic, address)],
         outbox: Box::new(move |outgoing| drop(commands.send(Command::Outgoing(outgoing)))),
         stop: Box::new(move |patience| {
             if thread.is_ours() {

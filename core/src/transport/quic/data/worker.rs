@@ -22,10 +22,10 @@ use super::link::Link;
 use super::turns::Share;
 use crate::error::{Error, Result};
 use crate::mem::{Loan, Returned};
+use crate::transport::Push;
 use crate::transport::certificate::SERVER_NAME;
 use crate::transport::exchange::{Pull, link_gone, unknown_exchange};
 use crate::transport::identity::Credentials;
-use crate::transport::{LinkLost, Peer, Push};
 use crate::types::{Done, ExchangeId, LinkId};
 
 /// All links and exchanges of a worker.
@@ -63,7 +63,9 @@ impl Role for Worker {
 
     fn command(&mut self, net: &mut Net, call: Call) -> Option<Duration> {
         match call {
-            Call::Connect { peer, patience, lost, done } => self.connect(net, peer, patience, lost, done),
+            Call::Connect { address, peer, patience, lost, done } => {
+                self.begin(net, Dial::new(address, peer, patience, lost, done, net.now()));
+            }
             Call::Push { link, exchange, push, done } => self.push(link, exchange, push, done),
             Call::Pull { link, exchange, pull } => self.pull(net, link, exchange, pull),
             Call::Abandon { link, exchange } => {
@@ -230,9 +232,9 @@ impl Worker {
         })
     }
 
-    fn connect(&mut self, net: &mut Net, peer: Peer, patience: Duration, lost: LinkLost, done: Done<LinkId>) {
+    fn begin(&mut self, net: &mut Net, dial: Dial) {
         self.dials_made += 1;
-        self.dials.insert(self.dials_made, Dial::new(peer, patience, lost, done, net.now()));
+        self.dials.insert(self.dials_made, dial);
         self.attempt(net, self.dials_made);
     }
 
@@ -240,11 +242,11 @@ impl Worker {
     fn attempt(&mut self, net: &mut Net, id: u64) {
         let Some(dial) = self.dials.get_mut(&id) else { return };
         dial.phase = Phase::Resolving;
-        if let Ok(address) = dial.peer.address.parse() {
+        if let Ok(address) = dial.address.parse() {
             return self.resolved(net, id, Ok(vec![address]));
         }
         // Asking for a name blocks, and nothing bounds how long.
-        let (address, name) = (dial.peer.address.clone(), dial.peer.name.clone());
+        let (address, name) = (dial.address.clone(), dial.peer.name.clone());
         let Some(calls) = self.calls.upgrade() else { return };
         let ask = move || {
             let addresses = resolve(&address, &name);
@@ -300,7 +302,7 @@ impl Worker {
         let session = connection.crypto_session();
         let found = peer_of(session.handshake_data(), session.peer_identity());
         let Some(dial) = self.dials.remove(&id) else { return };
-        if let Err(error) = check_server(found, &dial.peer) {
+        if let Err(error) = check_server(found, &dial.address, &dial.peer) {
             self.owners.remove(&handle);
             net.close(handle, CLOSE_ORDERLY, Vec::new());
             return dial.done.err(error);
