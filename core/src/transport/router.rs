@@ -8,11 +8,10 @@
 //! announced them. The first that works is used. If that is one over a network although one of this machine was tried before, a warning is
 //! logged: containers of one host may have different file systems, so that one cannot see the socket of the other.
 
-use std::collections::VecDeque;
-use std::fmt;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
+use std::{fmt, vec};
 
 use super::exchange::{link_gone, unknown_exchange};
 use super::identity::Credentials;
@@ -84,12 +83,12 @@ impl Router {
     ///
     /// An address of this machine is tried once if another way follows, because a server announces its socket after it has made it. The
     /// ways over a network share `patience` equally.
-    fn ways(&self, peer: &Peer, patience: Duration) -> VecDeque<Way> {
-        let mut ways = VecDeque::new();
+    fn ways(&self, peer: &Peer, patience: Duration) -> Vec<Way> {
+        let mut ways = Vec::new();
         for (place, entry) in self.table.iter().enumerate() {
             for address in peer.addresses.iter().filter(|address| address.scheme == entry.scheme) {
                 let (transport, address) = (Arc::clone(&entry.transport), address.clone());
-                ways.push_back(Way { place, transport, address, patience: Duration::ZERO });
+                ways.push(Way { place, transport, address, patience: Duration::ZERO });
             }
         }
         let last = ways.len().saturating_sub(1);
@@ -130,7 +129,8 @@ impl Transport for Router {
         if ways.is_empty() {
             return done.err(self.no_way(&peer));
         }
-        Search { peer, ways, lost: Arc::new(Mutex::new(Some(lost))), near_failure: None, done }.go_on();
+        let (ways, lost) = (ways.into_iter(), Arc::new(Mutex::new(Some(lost))));
+        Search { peer, ways, lost, near_failure: None, done }.go_on();
     }
 
     fn push(&self, link: LinkId, exchange: ExchangeId, push: Push, done: Done<()>) {
@@ -205,7 +205,7 @@ impl Way {
 struct Search {
     peer: Peer,
     /// Not tried yet.
-    ways: VecDeque<Way>,
+    ways: vec::IntoIter<Way>,
     /// Taken by the link. There is at most one, because the next way is tried after the one before has failed.
     lost: Arc<Mutex<Option<LinkLost>>>,
     /// Why the last way within this machine failed.
@@ -215,7 +215,7 @@ struct Search {
 
 impl Search {
     fn go_on(mut self) {
-        let way = self.ways.pop_front().expect("the caller saw one");
+        let way = self.ways.next().expect("the caller saw one");
         let is_remote = way.is_remote();
         let Way { place, transport, address, patience } = way;
         let lost = Arc::clone(&self.lost);
@@ -233,7 +233,7 @@ impl Search {
                 }
                 self.done.ok(LinkId(outer(place, link.0)));
             }
-            Err(error) if error == Error::Cancelled || self.ways.is_empty() => self.done.err(error),
+            Err(error) if error == Error::Cancelled || self.ways.len() == 0 => self.done.err(error),
             Err(error) => {
                 tracing::debug!(server = self.peer.name, %address, %error, "not reachable at this address");
                 if !is_remote {
