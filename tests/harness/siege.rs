@@ -14,7 +14,9 @@ use gradlane_core::cluster::MemberConfig;
 use gradlane_core::identity::{Authority, Credentials};
 use gradlane_core::runtime::{Clock, Membership, MembershipOptions, process, status};
 use gradlane_core::transport::quic::vandal::siege::{Manner, Pass, Plan, Siege, initials};
-use gradlane_core::types::{DType, Epoch, JoinString, Op, PartId, Participants, Role, Round, TensorKey, Time, View};
+use gradlane_core::types::{
+    Address, DType, Epoch, JoinString, Op, PartId, Participants, Role, Round, Scheme, TensorKey, Time, View,
+};
 use gradlane_core::wire::frame::Progress;
 use gradlane_core::wire::{Body, Contribute, Contribution, Frame, Request, Target, VERSION};
 use tempfile::TempDir;
@@ -316,7 +318,10 @@ impl Job {
     fn address(&self, of: Victim) -> String {
         match of {
             Victim::Coordinator => self.join.address.clone(),
-            Victim::Server => self.view().servers().next().expect("there is one").process.address.clone(),
+            Victim::Server => {
+                let server = self.view().servers().next().expect("there is one").process.clone();
+                Address::of(&server.addresses, Scheme::Quic).expect("it listens there").to_owned()
+            }
         }
     }
 

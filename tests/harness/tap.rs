@@ -90,7 +90,7 @@ impl<F: Fn(u64) -> Fate + Send + Sync> Transport for Tap<F> {
         self.inner.push(link, exchange, push, done);
     }
 
-    fn pull(&self, exchange: ExchangeId, into: Vec<Region>, done: Done<Answer, Torn>) {
+    fn pull(&self, link: LinkId, exchange: ExchangeId, into: Vec<Region>, done: Done<Answer, Torn>) {
         if let Some(unread) = &self.unread {
             unread.lock().expect("nobody panics while holding it").insert(exchange, done);
             return;
@@ -98,17 +98,17 @@ impl<F: Fn(u64) -> Fate + Send + Sync> Transport for Tap<F> {
         let done = move |outcome: Result<_, Torn>| {
             done.report(outcome.map_err(|Torn { error, landed }| Torn { error: lost(error), landed }));
         };
-        self.inner.pull(exchange, into, Done::new(done));
+        self.inner.pull(link, exchange, into, Done::new(done));
     }
 
-    fn abandon(&self, exchange: ExchangeId) {
+    fn abandon(&self, link: LinkId, exchange: ExchangeId) {
         if let Some(unread) = &self.unread {
             let done = unread.lock().expect("nobody panics while holding it").remove(&exchange);
             if let Some(done) = done {
                 done.report(Err(Error::Cancelled.into()));
             }
         }
-        self.inner.abandon(exchange);
+        self.inner.abandon(link, exchange);
     }
 
     fn cork(&self) {

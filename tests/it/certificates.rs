@@ -41,12 +41,7 @@ fn a_job_outlives_the_certificates_that_it_began_with(over: Over) {
     let state =
         status(&embedded.join_string().address, &credentials, PATIENCE).expect("enrolment is closed, and still");
     let server = state.view.members.iter().find(|member| member.process.role == Role::Server).expect("a member");
-    let peer = Peer {
-        address: server.process.address.clone(),
-        socket_path: server.process.socket_path.clone(),
-        node: server.node,
-        name: server.name(),
-    };
+    let peer = Peer { addresses: server.process.addresses.clone(), node: server.node, name: server.name() };
     let router = Router::new(&config, &credentials, &Default::default()).unwrap();
     let (sender, outcome) = mpsc::channel();
     let done = Done::new(move |outcome| drop(sender.send(outcome)));

@@ -134,12 +134,12 @@ impl Transport for Staging {
         self.inner.connect(peer, patience, lost, done);
     }
 
-    fn pull(&self, exchange: ExchangeId, into: Vec<Region>, done: Done<Answer, Torn>) {
-        self.inner.pull(exchange, into, done);
+    fn pull(&self, link: LinkId, exchange: ExchangeId, into: Vec<Region>, done: Done<Answer, Torn>) {
+        self.inner.pull(link, exchange, into, done);
     }
 
-    fn abandon(&self, exchange: ExchangeId) {
-        self.inner.abandon(exchange);
+    fn abandon(&self, link: LinkId, exchange: ExchangeId) {
+        self.inner.abandon(link, exchange);
     }
 
     fn disconnect(&self, link: LinkId) {

@@ -333,7 +333,7 @@ impl Stranger {
         let credentials = enrolled(cluster);
         let transport = Router::new(&config(over, &[]), &credentials, &Copies::default()).unwrap();
         let name = "server 0".to_owned();
-        let peer = Peer { address: process.address, socket_path: process.socket_path, node, name };
+        let peer = Peer { addresses: process.addresses, node, name };
         let (sender, linked) = unbounded();
         let tell = Done::new(move |outcome| drop(sender.send(outcome)));
         transport.connect(peer, PATIENCE, Box::new(|_, _| ()), tell);
@@ -353,7 +353,7 @@ impl Stranger {
         let push = Push { header, body };
         self.transport.push(self.link, exchange, push, Done::new(drop));
         let (sender, answered) = unbounded();
-        self.transport.pull(exchange, region(), Done::new(move |outcome| drop(sender.send(outcome))));
+        self.transport.pull(self.link, exchange, region(), Done::new(move |outcome| drop(sender.send(outcome))));
         match answered.recv_timeout(PATIENCE).unwrap() {
             Ok(Answer::Reject(error)) => error,
             other => panic!("{other:?}"),

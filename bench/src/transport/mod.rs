@@ -9,12 +9,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use gradlane_core::config::TransportChoice;
 use gradlane_core::identity::Credentials;
 use gradlane_core::local::SharedBacking;
 use gradlane_core::mem::{Backing, Copies, Pool};
 use gradlane_core::transport::router;
-use gradlane_core::types::{DType, JoinString, Role};
+use gradlane_core::types::{DType, JoinString, Role, Scheme};
 use gradlane_core::wire::limits::PART_BYTES_MAX;
 
 use crate::arguments::{Effort, Ours, Sizes};
@@ -239,17 +238,15 @@ pub(crate) fn serve() -> Result<(), String> {
     let join: JoinString = start.join.unwrap_or_default().parse().map_err(text)?;
     let credentials = Credentials::enroll(&join, Role::Server, config.join_timeout).map_err(text)?;
     let backing = Arc::new(SharedBacking::new());
-    let pool = match config.transport {
-        TransportChoice::Quic => Pool::new(),
-        TransportChoice::Auto | TransportChoice::Shm => Pool::on(Arc::clone(&backing) as Arc<dyn Backing>),
+    let pool = if config.transport.allows(Scheme::Shm) {
+        Pool::on(Arc::clone(&backing) as Arc<dyn Backing>)
+    } else {
+        Pool::new()
     };
-    let mut socket_path = String::new();
     let listener = store::open(start.workers, pool, |inbox| {
-        let (listener, path) = router::bind(&config, &credentials, &backing, &Copies::default(), inbox)?;
-        socket_path = path;
-        Ok(listener)
+        router::bind(&config, &credentials, &backing, &Copies::default(), inbox)
     })?;
-    let endpoint = Endpoint { address: listener.address.clone(), socket_path, node: credentials.node().0 };
+    let endpoint = Endpoint::of(&listener, credentials.node());
     println!("{}", serde_json::to_string(&endpoint).expect("plain values"));
     obey_as_helper()?;
     (listener.stop)(Duration::from_secs(1));

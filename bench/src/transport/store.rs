@@ -50,10 +50,10 @@ pub(super) fn open(
     let store = Arc::new(Store { workers: workers as usize, pool, shelf: Mutex::default(), outbox: OnceLock::new() });
     let receiver = Arc::clone(&store);
     let listener = listen(Box::new(move |incoming| receiver.handle(incoming))).map_err(|error| error.to_string())?;
-    let Listener { address, outbox, stop, watch } = listener;
+    let Listener { addresses, outbox, stop, watch } = listener;
     // No event comes before this line, because no worker knows the address yet.
     let _ = store.outbox.set(outbox);
-    Ok(Listener { address, outbox: Box::new(move |outgoing| store.send(outgoing)), stop, watch })
+    Ok(Listener { addresses, outbox: Box::new(move |outgoing| store.send(outgoing)), stop, watch })
 }
 
 impl Store {

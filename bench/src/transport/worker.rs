@@ -11,7 +11,7 @@ use gradlane_core::transport::mem::MemNetwork;
 use gradlane_core::transport::router::Router;
 use gradlane_core::transport::{Answer, Listener, Peer, Push, Torn, Transport};
 use gradlane_core::types::{
-    DType, Done, Epoch, ExchangeId, JoinString, LinkId, NodeId, Op, PartId, Participants, Role, TensorKey,
+    Address, DType, Done, Epoch, ExchangeId, JoinString, LinkId, NodeId, Op, PartId, Participants, Role, TensorKey,
 };
 use gradlane_core::wire::{Body, Contribute, Contribution, Request, Target};
 use serde::{Deserialize, Serialize};
@@ -34,10 +34,20 @@ pub(super) const CONNECTIONS: &str = "connections";
 /// Where a store listens, and its node identity.
 #[derive(Serialize, Deserialize)]
 pub(super) struct Endpoint {
-    pub(super) address: String,
-    /// The socket for processes of its machine; empty if there is none.
-    pub(super) socket_path: String,
-    pub(super) node: [u8; 32],
+    /// As `scheme://place`.
+    addresses: Vec<String>,
+    node: [u8; 32],
+}
+
+impl Endpoint {
+    pub(super) fn of(listener: &Listener, node: NodeId) -> Self {
+        Self { addresses: listener.addresses.iter().map(Address::to_string).collect(), node: node.0 }
+    }
+
+    fn peer(&self, name: String) -> gradlane_core::Result<Peer> {
+        let addresses = self.addresses.iter().map(|text| text.parse()).collect::<gradlane_core::Result<_>>()?;
+        Ok(Peer { addresses, node: NodeId(self.node), name })
+    }
 }
 
 /// A worker that is connected to all stores.
@@ -75,7 +85,7 @@ impl Exchanger for RawWorker {
             let network = MemNetwork::new().map_err(text)?;
             let node = NodeId([1; 32]);
             let listener = store::open(ranks, Pool::new(), |inbox| network.listen("store", node, inbox))?;
-            let endpoint = Endpoint { address: listener.address.clone(), socket_path: String::new(), node: node.0 };
+            let endpoint = Endpoint::of(&listener, node);
             (Arc::new(network.transport(NodeId([2; 32]))), vec![endpoint], Some(listener))
         };
         let connections = match given(CONNECTIONS) {
@@ -84,9 +94,7 @@ impl Exchanger for RawWorker {
         };
         let mut links = Vec::new();
         for (index, endpoint) in (0..connections).flat_map(|_: usize| endpoints.iter().enumerate()) {
-            let (node, name) = (NodeId(endpoint.node), format!("store {index}"));
-            let peer =
-                Peer { address: endpoint.address.clone(), socket_path: endpoint.socket_path.clone(), node, name };
+            let peer = endpoint.peer(format!("store {index}")).map_err(text)?;
             let (sender, connected) = channel();
             let done = Done::new(move |outcome| drop(sender.send(outcome)));
             transport.connect(peer, PATIENCE, Box::new(|_, _| {}), done);
@@ -171,8 +179,9 @@ impl RawWorker {
             let pushed = sender.clone();
             let done = Done::new(move |outcome| drop(pushed.send(outcome)));
             let header = Request::Contribute(header);
-            self.transport.push(self.links[server], id, Push { header, body }, done);
-            self.transport.pull(id, into, pulled(sender.clone()));
+            let link = self.links[server];
+            self.transport.push(link, id, Push { header, body }, done);
+            self.transport.pull(link, id, into, pulled(sender.clone()));
         }
         let mut outcome = Ok(());
         for _ in 0..due {

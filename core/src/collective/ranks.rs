@@ -26,7 +26,7 @@ impl LocalRank {
             incarnation: member.process.incarnation,
             name: member.name(),
             place: member.place(),
-            socket_path: member.process.socket_path.clone(),
+            socket_path: member.process.socket_path().unwrap_or_default().to_owned(),
         });
         let mut ranks: Vec<Self> = local.collect();
         ranks.sort_by_key(|local| local.rank);

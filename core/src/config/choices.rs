@@ -1,6 +1,7 @@
 //! Settings that are one word of a few.
 
 use super::kinds::{Kind, Unit};
+use crate::types::Scheme;
 
 /// Makes a kind whose values are words, and the enum of its values at once.
 macro_rules! choice {
@@ -40,6 +41,17 @@ choice! {
         Quic = "quic",
         /// Always through shared memory; a server elsewhere cannot be reached.
         Shm = "shm",
+    }
+}
+
+impl TransportChoice {
+    /// Whether a process may connect to addresses with this scheme.
+    pub fn allows(self, scheme: Scheme) -> bool {
+        match self {
+            Self::Auto => true,
+            Self::Quic => scheme == Scheme::Quic,
+            Self::Shm => scheme == Scheme::Shm,
+        }
     }
 }
 

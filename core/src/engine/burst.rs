@@ -106,8 +106,8 @@ mod tests {
 
         fn connect(&self, _peer: Peer, _patience: Duration, _lost: LinkLost, _done: Done<LinkId>) {}
         fn push(&self, _link: LinkId, _exchange: ExchangeId, _push: Push, _done: Done<()>) {}
-        fn pull(&self, _exchange: ExchangeId, _into: Vec<Region>, _done: Done<Answer, Torn>) {}
-        fn abandon(&self, _exchange: ExchangeId) {}
+        fn pull(&self, _link: LinkId, _exchange: ExchangeId, _into: Vec<Region>, _done: Done<Answer, Torn>) {}
+        fn abandon(&self, _link: LinkId, _exchange: ExchangeId) {}
         fn disconnect(&self, _link: LinkId) {}
         fn shutdown(&self, _patience: Duration) {}
     }

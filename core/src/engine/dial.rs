@@ -5,15 +5,13 @@ use std::sync::Arc;
 use super::metrics::Metrics;
 use super::shared::Shared;
 use crate::error::Error;
-use crate::transport::Peer;
 use crate::types::{Done, LinkId};
-use crate::worker::{Destination, Dial};
+use crate::worker::Dial;
 
 /// Connects to a server, and reports the outcome to the machine.
 pub(super) fn dial(shared: &Arc<Shared>, dial: Dial) {
-    let Dial { server, attempt, to: Destination { address, socket_path, node, name }, timeout } = dial;
+    let Dial { server, attempt, to, timeout } = dial;
     let (on_done, on_loss) = (Arc::clone(shared), Arc::downgrade(shared));
-    let peer = Peer { address, socket_path, node, name };
     let lost = Box::new(move |_link: LinkId, error: Error| {
         if let Some(shared) = on_loss.upgrade() {
             if error == Error::Cancelled || shared.look(|state| state.worker.is_leaving()) {
@@ -36,5 +34,5 @@ pub(super) fn dial(shared: &Arc<Shared>, dial: Dial) {
         }
         on_done.report(|state, now| state.worker.handle_dialled(now, server, attempt, outcome));
     });
-    shared.transport.connect(peer, timeout, lost, done);
+    shared.transport.connect(to, timeout, lost, done);
 }

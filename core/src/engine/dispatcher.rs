@@ -106,7 +106,7 @@ impl Dispatch for Dispatcher {
             let resolves = wakes(&effect);
             match effect {
                 Effect::Wake(stage) => self.wake(shared, stage, here_bytes_max),
-                Effect::Abandon(Held::Exchange(exchange)) => shared.transport.abandon(exchange),
+                Effect::Abandon(Held::Exchange { link, exchange }) => shared.transport.abandon(link, exchange),
                 Effect::Abandon(Held::Operation(slot)) => {
                     if let Some(collective) = shared.collective.get() {
                         collective.abandon(slot);

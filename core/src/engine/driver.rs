@@ -29,7 +29,7 @@ use crate::runtime::exporter::{Exporter, Exposure, Standing};
 use crate::runtime::{Clock, Membership, MembershipOptions, Timer};
 use crate::sched::SchedulerConfig;
 use crate::transport::Transport;
-use crate::types::{DeviceKind, Op, Priority, TensorSpec, Time, WorkerId, WorkersKey};
+use crate::types::{Address, DeviceKind, Op, Priority, Scheme, TensorSpec, Time, WorkerId, WorkersKey};
 use crate::worker::{Formation, Tensor, Terms, Worker, WorkerSettings};
 
 /// How to start an engine.
@@ -112,7 +112,7 @@ impl Engine {
         let mut member = options.member;
         member.process.wiring = local_peers::wiring(&config)?;
         if let Some(socket) = &socket {
-            member.process.socket_path = socket.path().to_string_lossy().into_owned();
+            member.process.addresses = vec![Address::new(Scheme::Shm, socket.path().to_string_lossy())];
         }
         let bounds = config.bounds();
         let settings = WorkerSettings {

@@ -29,6 +29,7 @@ pub(super) enum Work {
         push: Push,
     },
     Pull {
+        link: LinkId,
         exchange: ExchangeId,
         into: Vec<Region>,
     },
@@ -83,8 +84,8 @@ impl State {
                 let body = if header.body_bytes() == 0 { Vec::new() } else { payload.contribution() };
                 Work::Push { link, exchange, push: Push { header, body } }
             }
-            Action::Pull { exchange, receives } => {
-                Work::Pull { exchange, into: if receives { payload.landing() } else { Vec::new() } }
+            Action::Pull { link, exchange, receives } => {
+                Work::Pull { link, exchange, into: if receives { payload.landing() } else { Vec::new() } }
             }
             Action::CopyToHost { bytes, coding, link, contributes } => {
                 Work::CopyToHost { from: payload.on_device().device(), bytes, coding, link, contributes }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use crate::cluster::MemberConfig;
 use crate::config::Config;
-use crate::types::{Incarnation, MachineId, Process, Role};
+use crate::types::{Address, Incarnation, MachineId, Process, Reach, Role};
 
 /// The membership settings of this process, for any rank. The caller fills in its own requests.
 pub fn member(role: Role, config: &Config) -> MemberConfig {
@@ -91,6 +91,14 @@ pub fn announced(bound: &str, advertise: Option<&str>, towards: &str) -> String 
         Some(advertise) => format!("{advertise}:{port}"),
         None if any => format!("{}:{port}", route(towards).unwrap_or_else(|| loopback().to_owned())),
         None => bound.to_owned(),
+    }
+}
+
+/// The address under which others reach what listens at `bound`. Only those for a network differ; see [`announced`].
+pub fn announced_address(bound: &Address, advertise: Option<&str>, towards: &str) -> Address {
+    match bound.scheme.reach() {
+        Reach::Network => Address::new(bound.scheme, announced(&bound.at, advertise, towards)),
+        Reach::Machine | Reach::Process => bound.clone(),
     }
 }
 

@@ -23,11 +23,6 @@ pub(super) trait World {
     /// Opens a listener under an identity of its own.
     fn listen(&self, inbox: Inbox) -> (Listener, NodeId);
 
-    /// Where processes of the machine reach the last listener, if they do.
-    fn socket_path(&self, _listener: &Listener) -> String {
-        String::new()
-    }
-
     /// A worker.
     fn transport(&self) -> Arc<dyn Transport>;
 }
@@ -64,6 +59,7 @@ macro_rules! promises {
             a_changed_body_is_told_from_a_whole_one
             a_server_with_another_identity_is_refused
             what_was_never_pushed_cannot_be_pulled
+            an_exchange_is_known_on_its_link_alone
             shutdown_leaves_nothing_waiting
         }
     };
@@ -285,11 +281,11 @@ pub(super) fn an_abandoned_exchange_is_cancelled_on_both_sides(world: &dyn World
     let sum = worker.pull(id, &mut memory);
     let (exchange, body) = server.land();
     assert_eq!(sent.soon(), Ok(()));
-    worker.transport.abandon(id);
+    worker.transport.abandon(worker.link, id);
     assert_torn(sum.soon(), &Error::Cancelled);
     assert!(matches!(server.next(), Incoming::Torn { exchange: torn, .. } if torn == exchange));
     server.answer((exchange, body));
-    worker.transport.abandon(id);
+    worker.transport.abandon(worker.link, id);
     server.still_serves(&worker);
 }
 
@@ -299,7 +295,7 @@ pub(super) fn an_exchange_may_be_abandoned_at_any_moment(world: &dyn World) {
         let (mut pushed, mut pulled) = (pattern(4000, 1), pattern(4000, 2));
         let sent = worker.push(ExchangeId(id), &mut pushed);
         let sum = worker.pull(ExchangeId(id), &mut pulled);
-        worker.transport.abandon(ExchangeId(id));
+        worker.transport.abandon(worker.link, ExchangeId(id));
         assert_torn(sum.soon(), &Error::Cancelled);
         assert!(matches!(sent.soon(), Ok(()) | Err(Error::Cancelled)));
     }
@@ -310,7 +306,7 @@ pub(super) fn a_push_may_be_abandoned_while_its_body_is_under_way(world: &dyn Wo
     let (id, mut memory) = (ExchangeId(1), pattern(24 << 20, 1));
     let sent = worker.push(id, &mut memory);
     let (exchange, _) = server.opened();
-    worker.transport.abandon(id);
+    worker.transport.abandon(worker.link, id);
     assert_eq!(sent.soon(), Err(Error::Cancelled));
     server.send(Outgoing::Accept { exchange });
     server.torn(exchange);
@@ -395,7 +391,22 @@ pub(super) fn what_was_never_pushed_cannot_be_pulled(world: &dyn World) {
     let (_server, worker) = connected(world);
     let torn = worker.pull(ExchangeId(9), &mut []).soon().expect_err("it was not pushed");
     assert!(matches!(torn.error, Error::FailedPrecondition { .. }), "{torn:?}");
-    worker.transport.abandon(ExchangeId(9));
+    worker.transport.abandon(worker.link, ExchangeId(9));
+}
+
+pub(super) fn an_exchange_is_known_on_its_link_alone(world: &dyn World) {
+    let server = Server::new(world);
+    let worker = server.connect(world.transport());
+    let other = server.connect(Arc::clone(&worker.transport));
+    let mut memory = pattern(1000, 1);
+    let sent = worker.push(ExchangeId(1), &mut memory);
+    let torn = other.pull(ExchangeId(1), &mut []).soon().expect_err("it was pushed on another link");
+    assert!(matches!(torn.error, Error::FailedPrecondition { .. }), "{torn:?}");
+    other.transport.abandon(other.link, ExchangeId(1));
+    let sum = worker.pull(ExchangeId(1), &mut memory);
+    server.answer(server.land());
+    assert_eq!(sent.soon(), Ok(()));
+    sum_of(sum.soon());
 }
 
 pub(super) fn shutdown_leaves_nothing_waiting(world: &dyn World) {
@@ -438,12 +449,7 @@ impl Server {
     pub(super) fn new(world: &dyn World) -> Self {
         let (sender, events) = channel();
         let (listener, node) = world.listen(Box::new(move |event| drop(sender.send(event))));
-        let peer = Peer {
-            address: listener.address.clone(),
-            socket_path: world.socket_path(&listener),
-            node,
-            name: "server 0".to_owned(),
-        };
+        let peer = Peer { addresses: listener.addresses.clone(), node, name: "server 0".to_owned() };
         Self { listener, peer, events, pool: Pool::new() }
     }
 
@@ -590,7 +596,7 @@ impl Worker {
     pub(super) fn pull(&self, id: ExchangeId, into: &mut [u8]) -> Due<std::result::Result<Answer, Torn>> {
         let (sender, due) = channel();
         let (first, second) = region_of(into).split_at(into.len() / 2);
-        self.transport.pull(id, vec![first, second], Done::new(move |outcome| drop(sender.send(outcome))));
+        self.transport.pull(self.link, id, vec![first, second], Done::new(move |outcome| drop(sender.send(outcome))));
         Due(due)
     }
 }

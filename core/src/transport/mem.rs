@@ -18,7 +18,7 @@ use super::{Answer, Inbox, Incoming, LinkLost, Listener, Outgoing, Peer, Push, T
 use crate::error::{Error, Result};
 use crate::local::Progress;
 use crate::mem::{Copies, Frozen, Loan, Region, Returned};
-use crate::types::{Done, ExchangeId, LinkId, NodeId};
+use crate::types::{Address, Done, ExchangeId, LinkId, NodeId, Scheme};
 use crate::wire::{Reply, Sum};
 
 /// One network. Its transports reach only its own listeners. It ends when its last handle, transport and listener are dropped.
@@ -50,23 +50,22 @@ impl MemNetwork {
         &self.copies
     }
 
-    /// Opens `mem://name` under the identity `node`.
+    /// Listens at `mem://name` under the identity `node`.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] if the name is taken.
     pub fn listen(&self, name: &str, node: NodeId, inbox: Inbox) -> Result<Listener> {
-        let address = format!("mem://{name}");
         let (reply, taken) = mpsc::channel();
-        self.call(Call::Listen { address: address.clone(), node, inbox, reply });
+        self.call(Call::Listen { name: name.to_owned(), node, inbox, reply });
         taken.recv().expect("the switch answers as long as a handle exists")?;
         let (commands, stopping) = (self.clone(), self.clone());
-        let (from, closed) = (address.clone(), address.clone());
+        let (from, closed) = (name.to_owned(), name.to_owned());
         Ok(Listener {
-            address,
+            addresses: vec![Address::new(Scheme::Mem, name)],
             outbox: Box::new(move |outgoing| commands.call(Call::Outgoing { from: from.clone(), outgoing })),
             stop: Box::new(move |patience| {
                 let (reply, done) = mpsc::channel();
-                stopping.call(Call::Unlisten { address: closed.clone(), reply });
+                stopping.call(Call::Unlisten { name: closed.clone(), reply });
                 let _ = done.recv_timeout(patience);
             }),
             // Tests alone use it.
@@ -106,12 +105,12 @@ impl Transport for MemTransport {
         self.network.call(Call::Push { link, key: (self.id, exchange), push, done });
     }
 
-    fn pull(&self, exchange: ExchangeId, into: Vec<Region>, done: Done<Answer, Torn>) {
-        self.network.call(Call::Pull { key: (self.id, exchange), pull: Pull { into, done } });
+    fn pull(&self, link: LinkId, exchange: ExchangeId, into: Vec<Region>, done: Done<Answer, Torn>) {
+        self.network.call(Call::Pull { link, key: (self.id, exchange), pull: Pull { into, done } });
     }
 
-    fn abandon(&self, exchange: ExchangeId) {
-        self.network.call(Call::Abandon { key: (self.id, exchange) });
+    fn abandon(&self, link: LinkId, exchange: ExchangeId) {
+        self.network.call(Call::Abandon { link, key: (self.id, exchange) });
     }
 
     fn disconnect(&self, link: LinkId) {
@@ -136,13 +135,13 @@ impl Drop for MemTransport {
 type Key = (u64, ExchangeId);
 
 enum Call {
-    Listen { address: String, node: NodeId, inbox: Inbox, reply: mpsc::Sender<Result<()>> },
-    Unlisten { address: String, reply: mpsc::Sender<()> },
+    Listen { name: String, node: NodeId, inbox: Inbox, reply: mpsc::Sender<Result<()>> },
+    Unlisten { name: String, reply: mpsc::Sender<()> },
     Outgoing { from: String, outgoing: Outgoing },
     Connect { transport: u64, node: NodeId, peer: Peer, lost: LinkLost, done: Done<LinkId> },
     Push { link: LinkId, key: Key, push: Push, done: Done<()> },
-    Pull { key: Key, pull: Pull },
-    Abandon { key: Key },
+    Pull { link: LinkId, key: Key, pull: Pull },
+    Abandon { link: LinkId, key: Key },
     Disconnect { link: LinkId },
     Shutdown { transport: u64, reply: mpsc::Sender<()> },
 }
@@ -166,8 +165,8 @@ struct Door {
 
 struct Link {
     transport: u64,
-    /// Where the server listens.
-    address: String,
+    /// The name of the listener.
+    listener: String,
     /// The server, for messages.
     server: String,
     lost: LinkLost,
@@ -225,13 +224,13 @@ impl Exchange {
 impl Switch {
     fn handle(&mut self, call: Call) {
         match call {
-            Call::Listen { address, node, inbox, reply } => {
-                let _ = reply.send(self.listen(address, node, inbox));
+            Call::Listen { name, node, inbox, reply } => {
+                let _ = reply.send(self.listen(name, node, inbox));
             }
-            Call::Unlisten { address, reply } => {
-                let gone = Error::Unavailable { what: address.clone(), cause: "the server stopped".to_owned() };
-                self.close_links(|link| link.address == address, &gone);
-                self.listeners.remove(&address);
+            Call::Unlisten { name, reply } => {
+                let gone = Error::Unavailable { what: format!("mem://{name}"), cause: "the server stopped".to_owned() };
+                self.close_links(|link| link.listener == name, &gone);
+                self.listeners.remove(&name);
                 let _ = reply.send(());
             }
             Call::Outgoing { from, outgoing } => self.outgoing(&from, outgoing),
@@ -239,7 +238,7 @@ impl Switch {
                 done.report(self.connect(transport, node, peer, lost))
             }
             Call::Push { link, key, push, done } => self.push(link, key, push, done),
-            Call::Pull { key, pull } => match self.by_key.get(&key).copied() {
+            Call::Pull { link, key, pull } => match self.find(link, key) {
                 Some(id) => {
                     let exchange = self.exchanges.get_mut(&id).expect("both maps name the same exchanges");
                     exchange.state.pull(pull);
@@ -247,8 +246,8 @@ impl Switch {
                 }
                 None => pull.done.err(unknown_exchange()),
             },
-            Call::Abandon { key } => {
-                if let Some(id) = self.by_key.get(&key).copied() {
+            Call::Abandon { link, key } => {
+                if let Some(id) = self.find(link, key) {
                     self.fail(id, &Error::Cancelled);
                     // Its answer may be complete.
                     if let Some(exchange) = self.exchanges.get_mut(&id) {
@@ -268,32 +267,39 @@ impl Switch {
         }
     }
 
-    fn listen(&mut self, address: String, node: NodeId, inbox: Inbox) -> Result<()> {
-        if self.listeners.contains_key(&address) {
+    /// The exchange that its worker names so, if it was pushed on `link`.
+    fn find(&self, link: LinkId, key: Key) -> Option<ExchangeId> {
+        let id = self.by_key.get(&key).copied();
+        id.filter(|id| self.exchanges.get(id).is_some_and(|exchange| exchange.link == link))
+    }
+
+    fn listen(&mut self, name: String, node: NodeId, inbox: Inbox) -> Result<()> {
+        if self.listeners.contains_key(&name) {
             let hint = "stop the other listener or choose another name".to_owned();
-            return Err(Error::InvalidArgument { what: format!("{address} is taken"), hint });
+            return Err(Error::InvalidArgument { what: format!("mem://{name} is taken"), hint });
         }
-        self.listeners.insert(address, Door { node, inbox });
+        self.listeners.insert(name, Door { node, inbox });
         Ok(())
     }
 
     fn connect(&mut self, transport: u64, node: NodeId, peer: Peer, lost: LinkLost) -> Result<LinkId> {
-        let Some(listener) = self.listeners.get(&peer.address) else {
-            return Err(Error::Unavailable { what: peer.name, cause: format!("nobody listens at {}", peer.address) });
+        let name = peer.at(Scheme::Mem)?.to_owned();
+        let Some(listener) = self.listeners.get(&name) else {
+            return Err(Error::Unavailable { what: peer.name, cause: format!("nobody listens at mem://{name}") });
         };
         if listener.node != peer.node {
-            let problem = format!("{} at {} is {} instead of {}", peer.name, peer.address, listener.node, peer.node);
+            let problem = format!("{} at mem://{name} is {} instead of {}", peer.name, listener.node, peer.node);
             return Err(Error::Auth { problem, hint: "another process took its address".to_owned() });
         }
         self.names_given += 1;
         let link = LinkId(self.names_given);
-        self.links.insert(link, Link { transport, address: peer.address.clone(), server: peer.name, lost });
-        self.tell(&peer.address, Incoming::LinkUp { link, node, address: format!("mem transport {transport}") });
+        self.links.insert(link, Link { transport, listener: name.clone(), server: peer.name, lost });
+        self.tell(&name, Incoming::LinkUp { link, node, address: format!("mem transport {transport}") });
         Ok(link)
     }
 
     fn push(&mut self, link: LinkId, key: Key, push: Push, done: Done<()>) {
-        let Some(Link { address, server, .. }) = self.links.get(&link) else {
+        let Some(Link { listener, server, .. }) = self.links.get(&link) else {
             return done.err(link_gone());
         };
         let (sender, returned) = mpsc::channel();
@@ -313,13 +319,13 @@ impl Switch {
             server_side: Some(ServerExchange::new(&push.header)),
             sum: None,
         };
-        let address = address.clone();
+        let listener = listener.clone();
         if push.header.body_bytes() == 0 {
             exchange.take_back();
         }
         self.exchanges.insert(id, exchange);
         self.by_key.insert(key, id);
-        self.tell(&address, Incoming::Opened { link, exchange: id, header: push.header });
+        self.tell(&listener, Incoming::Opened { link, exchange: id, header: push.header });
     }
 
     fn outgoing(&mut self, from: &str, outgoing: Outgoing) {
@@ -395,8 +401,8 @@ impl Switch {
         exchange.state.end(Err(error.clone()));
         exchange.take_back();
         let link = exchange.link;
-        if let Some(address) = self.links.get(&link).map(|link| link.address.clone()) {
-            self.tell(&address, Incoming::Torn { exchange: id, reason: error.clone() });
+        if let Some(listener) = self.links.get(&link).map(|link| link.listener.clone()) {
+            self.tell(&listener, Incoming::Torn { exchange: id, reason: error.clone() });
         }
         self.settle(id);
     }
@@ -417,7 +423,7 @@ impl Switch {
             self.exchanges.iter().filter(|(_, exchange)| exchange.link == id).map(|(exchange, _)| *exchange).collect();
         exchanges.into_iter().for_each(|exchange| self.fail(exchange, reason));
         if let Some(link) = self.links.remove(&id) {
-            self.tell(&link.address, Incoming::LinkDown { link: id, reason: reason.clone() });
+            self.tell(&link.listener, Incoming::LinkDown { link: id, reason: reason.clone() });
             (link.lost)(id, reason.clone());
         }
     }
@@ -427,8 +433,8 @@ impl Switch {
         links.into_iter().for_each(|link| self.close_links_by_id(link, reason));
     }
 
-    fn tell(&self, address: &str, event: Incoming) {
-        if let Some(listener) = self.listeners.get(address) {
+    fn tell(&self, listener: &str, event: Incoming) {
+        if let Some(listener) = self.listeners.get(listener) {
             (listener.inbox)(event);
         }
     }
@@ -479,8 +485,7 @@ mod tests {
         let (here, there) = (MemNetwork::new().unwrap(), MemNetwork::new().unwrap());
         let _server = here.listen("a", NodeId([7; 32]), Box::new(|_| ())).unwrap();
         let peer = Peer {
-            address: "mem://a".to_owned(),
-            socket_path: String::new(),
+            addresses: vec![Address::new(Scheme::Mem, "a")],
             node: NodeId([7; 32]),
             name: "server 0".to_owned(),
         };

@@ -11,7 +11,7 @@ use bytes::Bytes;
 use crate::error::Error;
 use crate::local::{Ended, Progress};
 use crate::mem::{Frozen, Region};
-use crate::types::{Done, ExchangeId, LinkId, NodeId};
+use crate::types::{Address, Done, ExchangeId, LinkId, NodeId};
 use crate::wire::{About, Request, Sum};
 
 mod capabilities;
@@ -21,6 +21,7 @@ pub mod quic;
 pub mod router;
 pub mod shm;
 
+pub use crate::types::Peer;
 pub use capabilities::Capabilities;
 
 #[cfg(any(test, feature = "testing"))]
@@ -29,19 +30,6 @@ pub mod fuzzing;
 
 #[cfg(test)]
 mod contract;
-
-/// Where a server listens and who it must turn out to be.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Peer {
-    /// `host:port`.
-    pub address: String,
-    /// Path of the socket for processes of its machine; empty if this process is on another one.
-    pub socket_path: String,
-    /// The identity that its certificate must prove.
-    pub node: NodeId,
-    /// For messages, such as `server 1`.
-    pub name: String,
-}
 
 /// A contribution on its way out.
 #[derive(Debug)]
@@ -80,22 +68,30 @@ impl From<Error> for Torn {
 
 /// A way to carry exchanges from a worker to its servers.
 ///
+/// **Links.** An exchange belongs to the link on which it was pushed, and is known on that link alone. Every call names both, so that a
+/// transport finds the exchange without a table over all links. The caller chooses the ids of exchanges; two that are open at the same time
+/// differ, also on different links.
+///
 /// **Memory.** The regions of a push and of a pull belong to the transport from the call until the exchange ends: until `pull`'s
 /// `Done` reports, or until `push`'s `Done` reports an error. By then no reference to them remains, not even in a retransmission
 /// buffer. Exception: a peer of the same machine may read staging memory of the engine where it lies. Then that memory is not leased again
 /// before the peer has ended or has released it.
 pub trait Transport: Progress + Send + Sync {
-    /// Connects to `peer` until `patience` ends. `lost` is called once when an established link ends, whoever ended it.
+    /// Connects to `peer` until `patience` ends, at its first address with the scheme of this transport. `lost` is called once when an
+    /// established link ends, whoever ended it.
+    ///
+    /// `done` reports [`Error::FailedPrecondition`] if the peer has no such address.
     fn connect(&self, peer: Peer, patience: Duration, lost: LinkLost, done: Done<LinkId>);
 
     /// Sends a contribution; `done` reports once its last byte was handed over. A failed push ends the exchange.
     fn push(&self, link: LinkId, exchange: ExchangeId, push: Push, done: Done<()>);
 
-    /// Waits for the sum of a pushed exchange and lands it in `into`, run after run. Ends the exchange.
-    fn pull(&self, exchange: ExchangeId, into: Vec<Region>, done: Done<Answer, Torn>);
+    /// Waits for the sum of an exchange that was pushed on `link`, and lands it in `into`, run after run. Ends the exchange.
+    fn pull(&self, link: LinkId, exchange: ExchangeId, into: Vec<Region>, done: Done<Answer, Torn>);
 
-    /// Gives an exchange up. Its pending `done` reports [`Error::Cancelled`] as soon as its memory is free. Unknown ids are ignored.
-    fn abandon(&self, exchange: ExchangeId);
+    /// Gives up an exchange that was pushed on `link`. Its pending `done` reports [`Error::Cancelled`] as soon as its memory is free. Unknown
+    /// ids are ignored.
+    fn abandon(&self, link: LinkId, exchange: ExchangeId);
 
     /// More calls follow at once. Until [`uncork`](Self::uncork), a transport may wait for them before it begins to send. If it began with the
     /// first part alone, the links of the other parts' servers would be idle meanwhile.
@@ -236,8 +232,8 @@ pub type Inbox = Box<dyn Fn(Incoming) + Send + Sync>;
 
 /// A server's side of a transport, while it listens.
 pub struct Listener {
-    /// Where it listens, `host:port`, the port resolved.
-    pub address: String,
+    /// Where it listens; the ports are known.
+    pub addresses: Vec<Address>,
     /// Carries commands to the transport's thread; never blocks.
     pub outbox: Box<dyn Fn(Outgoing) + Send + Sync>,
     /// Stops listening, closes all links and waits for the thread, at most the given time.

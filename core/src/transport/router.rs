@@ -1,16 +1,19 @@
-//! Chooses a transport for each link: shared memory to a server of the same machine, QUIC to any other.
+//! Chooses a transport for each link: the nearest that leads to the server.
 //!
-//! A worker has one [`Router`], and a server one listener from [`bind`]. Both hold a QUIC half and a shared memory half and look like a
-//! single transport to their users. The lowest bit of the id of a link or exchange names the half that it belongs to.
+//! A worker has one [`Router`], and a server one listener from [`bind`]. Each holds a table of transports, the nearest first, and looks like
+//! a single transport to its users. The lowest bits of the id of a link or exchange name the place in the table of the transport that it
+//! belongs to. `map_ids` is the one function that translates them.
 //!
-//! With the automatic choice, QUIC is used when shared memory does not work, and a warning is logged: containers of one host may have
-//! different file systems, so that one cannot see the socket of the other.
+//! A router tries the addresses of a server in the order of its table, and addresses of one scheme in the order in which the server
+//! announced them. The first that works is used. If that is one over a network although one of this machine was tried before, a warning is
+//! logged: containers of one host may have different file systems, so that one cannot see the socket of the other.
 
-use std::fmt;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
+use std::{fmt, vec};
 
+use super::exchange::{link_gone, unknown_exchange};
 use super::quic::{self, QuicTransport, Settings};
 use super::shm::{self, ShmTransport};
 use super::{Answer, Capabilities, Inbox, Incoming, LinkLost, Listener, Outgoing, Peer, Push, Torn, Transport};
@@ -19,170 +22,232 @@ use crate::error::{Error, Result};
 use crate::identity::Credentials;
 use crate::local::{Ended, Progress, SharedBacking};
 use crate::mem::{Copies, Region};
-use crate::types::{Done, ExchangeId, LinkId};
+use crate::types::{Address, Done, ExchangeId, LinkId, Reach, Scheme};
 
 /// A worker's transport to all its servers.
 pub struct Router {
+    table: Vec<Entry>,
     choice: TransportChoice,
-    quic: Arc<QuicTransport>,
-    /// Absent if the settings rule it out.
-    shm: Option<ShmTransport>,
+}
+
+/// A transport of a router, and the scheme of the addresses to which it connects.
+struct Entry {
+    scheme: Scheme,
+    transport: Arc<dyn Transport>,
+}
+
+impl Entry {
+    /// `transport` for addresses with `scheme`.
+    fn new(scheme: Scheme, transport: impl Transport + 'static) -> Self {
+        Self { scheme, transport: Arc::new(transport) }
+    }
 }
 
 impl Router {
-    /// A transport with the halves that the settings allow. Bytes that it copies are counted in `copies`.
+    /// A router with the transports that the settings allow. Bytes that it copies are counted in `copies`.
     ///
     /// # Errors
     /// [`Error::Auth`] if the credentials are not usable, [`Error::Io`] if the system gives no socket or thread. [`Error::Exhausted`] if there
     /// must be shared memory and there is not enough for one server.
     pub fn new(config: &Config, credentials: &Credentials, copies: &Copies) -> Result<Self> {
-        if config.transport == TransportChoice::Shm {
+        let choice = config.transport;
+        if choice == TransportChoice::Shm {
             shm::check_memory()?;
         }
-        let shm = match config.transport {
-            TransportChoice::Quic => None,
-            TransportChoice::Auto | TransportChoice::Shm => Some(ShmTransport::new(credentials, copies)?),
-        };
-        let quic = QuicTransport::new(credentials, &Settings::from_config(config))?;
-        Ok(Self { choice: config.transport, quic: Arc::new(quic), shm })
+        let mut table = Vec::new();
+        if choice.allows(Scheme::Shm) {
+            table.push(Entry::new(Scheme::Shm, ShmTransport::new(credentials, copies)?));
+        }
+        if choice.allows(Scheme::Quic) {
+            table.push(Entry::new(Scheme::Quic, QuicTransport::new(credentials, &Settings::from_config(config))?));
+        }
+        Ok(Self::of(table, choice))
     }
 
-    /// The half that carries `exchange`.
-    fn of(&self, exchange: ExchangeId) -> &dyn Transport {
-        match &self.shm {
-            Some(shm) if shm.has(exchange) => shm,
-            Some(_) | None => &*self.quic,
-        }
+    /// A router with these transports, the nearest first. `choice` allowed them.
+    ///
+    /// # Panics
+    /// If there are more than [`TRANSPORTS_MAX`].
+    fn of(table: Vec<Entry>, choice: TransportChoice) -> Self {
+        assert!(table.len() <= TRANSPORTS_MAX, "ids have room for {TRANSPORTS_MAX} transports");
+        Self { table, choice }
     }
 
-    /// The half that carries `link`, and the id that it gave to it.
-    fn at(&self, link: LinkId) -> (&dyn Transport, LinkId) {
-        let (half, link) = (Half::of(link.0), LinkId(Half::inner(link.0)));
-        match (&self.shm, half) {
-            (Some(shm), Half::Shm) => (shm, link),
-            (None, Half::Shm) | (_, Half::Quic) => (&*self.quic, link),
+    /// The transport that carries `link`, and the id that it gave to it. None if this router did not give the id.
+    fn at(&self, link: LinkId) -> Option<(&dyn Transport, LinkId)> {
+        let (place, id) = inner(link.0);
+        Some((&*self.table.get(place)?.transport, LinkId(id)))
+    }
+
+    /// The ways to `peer`, in the order in which they are tried.
+    ///
+    /// An address of this machine is tried once if another way follows, because a server announces its socket after it has made it. The
+    /// ways over a network share `patience` equally.
+    fn ways(&self, peer: &Peer, patience: Duration) -> Vec<Way> {
+        let mut ways = Vec::new();
+        for (place, entry) in self.table.iter().enumerate() {
+            for address in peer.addresses.iter().filter(|address| address.scheme == entry.scheme) {
+                let (transport, address) = (Arc::clone(&entry.transport), address.clone());
+                ways.push(Way { place, transport, address, patience: Duration::ZERO });
+            }
         }
+        let last = ways.len().saturating_sub(1);
+        let is_patient = |(index, way): &(usize, &mut Way)| way.is_remote() || *index == last;
+        let patient = ways.iter_mut().enumerate().filter(is_patient).count();
+        let share = patience / u32::try_from(patient.max(1)).expect("bounded by the addresses of a peer");
+        ways.iter_mut().enumerate().filter(is_patient).for_each(|(_, way)| way.patience = share);
+        ways
+    }
+
+    /// The error where no address of `peer` is of use.
+    fn no_way(&self, peer: &Peer) -> Error {
+        if self.choice == TransportChoice::Shm {
+            return Error::FailedPrecondition {
+                what: format!("{peer} shares no memory with this process"),
+                hint: "use transport = auto, or start it on the same machine as the same user".to_owned(),
+            };
+        }
+        let schemes: Vec<String> = self.table.iter().map(|entry| entry.scheme.to_string()).collect();
+        peer.has_none(&schemes.join(", "))
     }
 }
 
 impl Progress for Router {
     fn poll(&self, enough: &dyn Fn() -> bool, patience: Duration) {
-        if let Some(shm) = &self.shm {
-            shm.poll(enough, patience);
-        }
+        // Of these, shared memory alone has work for the calling thread. The others return at once.
+        self.table.iter().for_each(|entry| entry.transport.poll(enough, patience));
     }
 
     fn wake(&self) {
-        if let Some(shm) = &self.shm {
-            shm.wake();
-        }
+        self.table.iter().for_each(|entry| entry.transport.wake());
     }
 }
 
 impl Transport for Router {
     fn connect(&self, peer: Peer, patience: Duration, lost: LinkLost, done: Done<LinkId>) {
-        let shm = self.shm.as_ref().filter(|_| !peer.socket_path.is_empty());
-        match (self.choice, shm) {
-            (TransportChoice::Shm, Some(shm)) => connect(shm, Half::Shm, peer, patience, lost, done),
-            (TransportChoice::Shm, None) => done.err(Error::FailedPrecondition {
-                what: format!("{} at {} shares no memory with this process", peer.name, peer.address),
-                hint: "use transport = auto, or start it on the same machine as the same user".to_owned(),
-            }),
-            (TransportChoice::Quic | TransportChoice::Auto, None) | (TransportChoice::Quic, Some(_)) => {
-                connect(&*self.quic, Half::Quic, peer, patience, lost, done);
-            }
-            (TransportChoice::Auto, Some(shm)) => {
-                // At most one of the two attempts makes a link, and that one takes the callback.
-                let lost = Arc::new(Mutex::new(Some(lost)));
-                let (quic, lost_later, again) = (Arc::clone(&self.quic), Arc::clone(&lost), peer.clone());
-                let tried = Done::new(move |outcome: Result<LinkId>| match outcome {
-                    Ok(link) => done.ok(link),
-                    Err(Error::Cancelled) => done.err(Error::Cancelled),
-                    Err(error) => {
-                        let name = again.name.clone();
-                        let told = Done::new(move |outcome: Result<LinkId>| {
-                            if outcome.is_ok() {
-                                tracing::warn!(server = name, %error, "on this machine, but reached over QUIC");
-                            }
-                            done.report(outcome);
-                        });
-                        connect(&*quic, Half::Quic, again, patience, late(lost_later), told);
-                    }
-                });
-                connect(shm, Half::Shm, peer, Duration::ZERO, late(lost), tried);
-            }
+        let ways = self.ways(&peer, patience);
+        if ways.is_empty() {
+            return done.err(self.no_way(&peer));
         }
+        let (ways, lost) = (ways.into_iter(), Arc::new(Mutex::new(Some(lost))));
+        Search { peer, ways, lost, near_failure: None, done }.go_on();
     }
 
     fn push(&self, link: LinkId, exchange: ExchangeId, push: Push, done: Done<()>) {
-        let (transport, link) = self.at(link);
-        transport.push(link, exchange, push, done);
+        match self.at(link) {
+            Some((transport, link)) => transport.push(link, exchange, push, done),
+            None => done.err(link_gone()),
+        }
     }
 
-    fn pull(&self, exchange: ExchangeId, into: Vec<Region>, done: Done<Answer, Torn>) {
-        self.of(exchange).pull(exchange, into, done);
+    fn pull(&self, link: LinkId, exchange: ExchangeId, into: Vec<Region>, done: Done<Answer, Torn>) {
+        match self.at(link) {
+            Some((transport, link)) => transport.pull(link, exchange, into, done),
+            None => done.err(unknown_exchange()),
+        }
     }
 
-    fn abandon(&self, exchange: ExchangeId) {
-        self.of(exchange).abandon(exchange);
+    fn abandon(&self, link: LinkId, exchange: ExchangeId) {
+        if let Some((transport, link)) = self.at(link) {
+            transport.abandon(link, exchange);
+        }
     }
 
     fn cork(&self) {
-        self.quic.cork();
+        self.table.iter().for_each(|entry| entry.transport.cork());
     }
 
     fn uncork(&self) {
-        self.quic.uncork();
+        self.table.iter().for_each(|entry| entry.transport.uncork());
     }
 
     fn disconnect(&self, link: LinkId) {
-        let (transport, link) = self.at(link);
-        transport.disconnect(link);
+        if let Some((transport, link)) = self.at(link) {
+            transport.disconnect(link);
+        }
     }
 
     fn capabilities(&self, link: LinkId) -> Capabilities {
-        let (transport, link) = self.at(link);
-        transport.capabilities(link)
+        self.at(link).map_or(Capabilities::NETWORK, |(transport, link)| transport.capabilities(link))
     }
 
     fn watch(&self, ended: Ended) {
-        if let Some(shm) = &self.shm {
-            shm.watch(Arc::clone(&ended));
-        }
-        self.quic.watch(ended);
+        self.table.iter().for_each(|entry| entry.transport.watch(Arc::clone(&ended)));
     }
 
     fn shutdown(&self, patience: Duration) {
-        if let Some(shm) = &self.shm {
-            shm.shutdown(patience);
-        }
-        self.quic.shutdown(patience);
+        self.table.iter().for_each(|entry| entry.transport.shutdown(patience));
     }
 }
 
 impl fmt::Debug for Router {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Router").field("choice", &self.choice).finish_non_exhaustive()
+        let schemes: Vec<Scheme> = self.table.iter().map(|entry| entry.scheme).collect();
+        f.debug_struct("Router").field("table", &schemes).finish_non_exhaustive()
     }
 }
 
-fn connect(transport: &dyn Transport, half: Half, peer: Peer, patience: Duration, lost: LinkLost, done: Done<LinkId>) {
-    let lost = Box::new(move |link: LinkId, error| lost(LinkId(half.outer(link.0)), error));
-    let done = Done::new(move |outcome: Result<LinkId>| done.report(outcome.map(|link| LinkId(half.outer(link.0)))));
-    transport.connect(peer, patience, lost, done);
+/// One address of a server, and the transport that connects to it.
+struct Way {
+    place: usize,
+    transport: Arc<dyn Transport>,
+    address: Address,
+    patience: Duration,
 }
 
-fn late(lost: Arc<Mutex<Option<LinkLost>>>) -> LinkLost {
-    Box::new(move |link, error| {
-        let lost = lost.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(lost) = lost {
-            lost(link, error);
-        }
-    })
+impl Way {
+    fn is_remote(&self) -> bool {
+        self.address.scheme.reach() == Reach::Network
+    }
 }
 
-/// A server's listener for both transports, and the path of its socket for workers of the same machine. The path is empty if they come
-/// over QUIC too. These workers read sums that lie in `shared_memory` without a copy.
+/// The search for a way to a server.
+struct Search {
+    peer: Peer,
+    /// Not tried yet.
+    ways: vec::IntoIter<Way>,
+    /// Taken by the link. There is at most one, because the next way is tried after the one before has failed.
+    lost: Arc<Mutex<Option<LinkLost>>>,
+    /// Why the last way within this machine failed.
+    near_failure: Option<Error>,
+    done: Done<LinkId>,
+}
+
+impl Search {
+    fn go_on(mut self) {
+        let way = self.ways.next().expect("the caller saw one");
+        let is_remote = way.is_remote();
+        let Way { place, transport, address, patience } = way;
+        let lost = Arc::clone(&self.lost);
+        let lost = Box::new(move |link: LinkId, error| {
+            let lost = lost.lock().unwrap_or_else(PoisonError::into_inner).take();
+            if let Some(lost) = lost {
+                lost(LinkId(outer(place, link.0)), error);
+            }
+        });
+        let peer = Peer { addresses: vec![address.clone()], ..self.peer.clone() };
+        let tried = Done::new(move |outcome: Result<LinkId>| match outcome {
+            Ok(link) => {
+                if let Some(error) = self.near_failure.filter(|_| is_remote) {
+                    tracing::warn!(server = self.peer.name, %address, %error, "on this machine, but reached over a network");
+                }
+                self.done.ok(LinkId(outer(place, link.0)));
+            }
+            Err(error) if error == Error::Cancelled || self.ways.len() == 0 => self.done.err(error),
+            Err(error) => {
+                tracing::debug!(server = self.peer.name, %address, %error, "not reachable at this address");
+                if !is_remote {
+                    self.near_failure = Some(error);
+                }
+                self.go_on();
+            }
+        });
+        transport.connect(peer, patience, lost, tried);
+    }
+}
+
+/// A server's listener for all transports. It has no address of shared memory if workers of this machine come over QUIC too. Otherwise
+/// these workers read sums that lie in `shared_memory` without a copy.
 ///
 /// # Errors
 /// As for [`quic::bind`]; [`Error::Io`] if shared memory is the only choice and not to be had.
@@ -192,47 +257,22 @@ pub fn bind(
     shared_memory: &Arc<SharedBacking>,
     copies: &Copies,
     inbox: Inbox,
-) -> Result<(Listener, String)> {
-    let inbox: Arc<dyn Fn(Incoming) + Send + Sync> = inbox.into();
+) -> Result<Listener> {
+    let choice = config.transport;
+    let mut listeners = Listeners::new(inbox);
+    // QUIC is there whatever the setting, because workers of other machines may have another one.
     let settings = Settings::from_config(config).for_server();
-    let quic = quic::bind(&config.bind, credentials, &settings, Half::Quic.inbox(&inbox))?;
-    let shm = match config.transport {
-        TransportChoice::Quic => None,
-        TransportChoice::Shm => Some(bind_shm(config, credentials, shared_memory, copies, &inbox)?),
-        TransportChoice::Auto => bind_shm(config, credentials, shared_memory, copies, &inbox)
-            .inspect_err(|error| tracing::warn!(%error, "workers of this machine come over QUIC"))
-            .ok(),
-    };
-    let Some(shm) = shm else { return Ok((quic_alone(quic), String::new())) };
-    let (address, socket_path) = (quic.address.clone(), shm.address.clone());
-    let (quic, shm) = (Arc::new(quic), Arc::new(shm));
-    let (quic_stop, shm_stop) = (Arc::clone(&quic), Arc::clone(&shm));
-    let (quic_watch, shm_watch) = (Arc::clone(&quic), Arc::clone(&shm));
-    let listener = Listener {
-        address,
-        outbox: Box::new(move |outgoing| {
-            let (half, outgoing) = inward(outgoing);
-            match half {
-                Half::Quic => (quic.outbox)(outgoing),
-                Half::Shm => (shm.outbox)(outgoing),
+    listeners.add(quic::bind(&config.bind, credentials, &settings, listeners.inbox())?);
+    if choice.allows(Scheme::Shm) {
+        match bind_shm(config, credentials, shared_memory, copies, || listeners.inbox()) {
+            Ok(listener) => listeners.add(listener),
+            Err(error) if choice == TransportChoice::Auto => {
+                tracing::warn!(%error, "workers of this machine come over QUIC");
             }
-        }),
-        stop: Box::new(move |patience| {
-            (shm_stop.stop)(patience);
-            (quic_stop.stop)(patience);
-        }),
-        watch: Box::new(move |ended| {
-            (quic_watch.watch)(Arc::clone(&ended));
-            (shm_watch.watch)(ended);
-        }),
-    };
-    Ok((listener, socket_path))
-}
-
-/// Translates the ids of a QUIC listener that has no shared memory half beside it.
-fn quic_alone(quic: Listener) -> Listener {
-    let Listener { address, outbox, stop, watch } = quic;
-    Listener { address, outbox: Box::new(move |outgoing| outbox(inward(outgoing).1)), stop, watch }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(listeners.together())
 }
 
 fn bind_shm(
@@ -240,9 +280,9 @@ fn bind_shm(
     credentials: &Credentials,
     shared_memory: &Arc<SharedBacking>,
     copies: &Copies,
-    inbox: &Arc<dyn Fn(Incoming) + Send + Sync>,
+    inbox: impl Fn() -> Inbox,
 ) -> Result<Listener> {
-    let bind = |parent: &Path| shm::listener::bind(parent, credentials, shared_memory, copies, Half::Shm.inbox(inbox));
+    let bind = |parent: &Path| shm::listener::bind(parent, credentials, shared_memory, copies, inbox());
     match config.runtime_dir.as_deref().map(bind) {
         Some(Ok(listener)) => Ok(listener),
         Some(Err(error)) => {
@@ -256,172 +296,111 @@ fn bind_shm(
 /// Every user may make a private directory here.
 const TEMPORARY: &str = "/tmp";
 
-/// A half of the router. Its number is the lowest bit of the ids that users see.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Half {
-    Quic = 0,
-    Shm = 1,
+/// Listeners of several transports that become one.
+struct Listeners {
+    inbox: Arc<dyn Fn(Incoming) + Send + Sync>,
+    table: Vec<Listener>,
 }
 
-impl Half {
-    fn of(name: u64) -> Self {
-        if name & 1 == 0 { Self::Quic } else { Self::Shm }
+impl Listeners {
+    fn new(inbox: Inbox) -> Self {
+        Self { inbox: inbox.into(), table: Vec::new() }
     }
 
-    /// The id that users see for `inner`.
-    fn outer(self, inner: u64) -> u64 {
-        inner << 1 | self as u64
-    }
-
-    /// The id that the half gave.
-    fn inner(name: u64) -> u64 {
-        name >> 1
-    }
-
-    /// An inbox for the listener of this half, which passes its events on under the ids that users see.
-    fn inbox(self, inbox: &Arc<dyn Fn(Incoming) + Send + Sync>) -> Inbox {
-        let inbox = Arc::clone(inbox);
-        let link = move |link: LinkId| LinkId(self.outer(link.0));
-        let name = move |exchange: ExchangeId| ExchangeId(self.outer(exchange.0));
-        Box::new(move |incoming| {
-            inbox(match incoming {
-                Incoming::LinkUp { link: id, node, address } => Incoming::LinkUp { link: link(id), node, address },
-                Incoming::LinkDown { link: id, reason } => Incoming::LinkDown { link: link(id), reason },
-                Incoming::Opened { link: id, exchange, header } => {
-                    Incoming::Opened { link: link(id), exchange: name(exchange), header }
-                }
-                Incoming::Body { exchange, chunks } => Incoming::Body { exchange: name(exchange), chunks },
-                Incoming::Torn { exchange, reason } => Incoming::Torn { exchange: name(exchange), reason },
-                Incoming::Answered { exchange } => Incoming::Answered { exchange: name(exchange) },
-            });
+    /// The inbox of the listener that is added next.
+    fn inbox(&self) -> Inbox {
+        let (place, inbox) = (self.table.len(), Arc::clone(&self.inbox));
+        assert!(place < TRANSPORTS_MAX, "ids have room for {TRANSPORTS_MAX} transports");
+        Box::new(move |mut incoming| {
+            map_ids(&mut incoming, |id| outer(place, id));
+            inbox(incoming);
         })
     }
+
+    /// Adds a listener, which was made with the [`inbox`](Self::inbox) of its place.
+    fn add(&mut self, listener: Listener) {
+        self.table.push(listener);
+    }
+
+    /// One listener for all.
+    fn together(self) -> Listener {
+        let addresses = self.table.iter().flat_map(|listener| listener.addresses.clone()).collect();
+        let table = Arc::new(self.table);
+        let (stopped, watched) = (Arc::clone(&table), Arc::clone(&table));
+        Listener {
+            addresses,
+            outbox: Box::new(move |mut outgoing| {
+                let mut place = 0;
+                map_ids(&mut outgoing, |id| {
+                    let id = inner(id);
+                    place = id.0;
+                    id.1
+                });
+                // An id that no listener gave names nothing that still goes on.
+                if let Some(listener) = table.get(place) {
+                    (listener.outbox)(outgoing);
+                }
+            }),
+            stop: Box::new(move |patience| stopped.iter().rev().for_each(|listener| (listener.stop)(patience))),
+            watch: Box::new(move |ended| watched.iter().for_each(|listener| (listener.watch)(Arc::clone(&ended)))),
+        }
+    }
 }
 
-/// The half that a command is for, and the command with the ids that this half gave.
-fn inward(outgoing: Outgoing) -> (Half, Outgoing) {
-    let name = |exchange: ExchangeId| ExchangeId(Half::inner(exchange.0));
-    match outgoing {
-        Outgoing::Accept { exchange } => (Half::of(exchange.0), Outgoing::Accept { exchange: name(exchange) }),
-        Outgoing::Answer { exchange, header } => {
-            (Half::of(exchange.0), Outgoing::Answer { exchange: name(exchange), header })
+/// How many transports a router may have: as many as the lowest bits of an id tell apart.
+const TRANSPORTS_MAX: usize = 1 << PLACE_BITS;
+const PLACE_BITS: u32 = 3;
+
+/// The id that users see for the `id` that the transport at `place` gave.
+fn outer(place: usize, id: u64) -> u64 {
+    id << PLACE_BITS | place as u64
+}
+
+/// The place of a transport, and the id that it gave, of an id that users see.
+fn inner(id: u64) -> (usize, u64) {
+    (id as usize % TRANSPORTS_MAX, id >> PLACE_BITS)
+}
+
+/// Translates the ids of an event or a command.
+fn map_ids(of: &mut impl Ids, mut map: impl FnMut(u64) -> u64) {
+    let (link, exchange) = of.ids();
+    if let Some(LinkId(id)) = link {
+        *id = map(*id);
+    }
+    if let Some(ExchangeId(id)) = exchange {
+        *id = map(*id);
+    }
+}
+
+/// What has the ids of a link, an exchange or both.
+trait Ids {
+    fn ids(&mut self) -> (Option<&mut LinkId>, Option<&mut ExchangeId>);
+}
+
+impl Ids for Incoming {
+    fn ids(&mut self) -> (Option<&mut LinkId>, Option<&mut ExchangeId>) {
+        match self {
+            Self::LinkUp { link, .. } | Self::LinkDown { link, .. } => (Some(link), None),
+            Self::Opened { link, exchange, .. } => (Some(link), Some(exchange)),
+            Self::Body { exchange, .. } | Self::Torn { exchange, .. } | Self::Answered { exchange } => {
+                (None, Some(exchange))
+            }
         }
-        Outgoing::Block { exchange, block } => {
-            (Half::of(exchange.0), Outgoing::Block { exchange: name(exchange), block })
-        }
-        Outgoing::End { exchange, checksum } => {
-            (Half::of(exchange.0), Outgoing::End { exchange: name(exchange), checksum })
-        }
-        Outgoing::Reject { exchange, about, error } => {
-            (Half::of(exchange.0), Outgoing::Reject { exchange: name(exchange), about, error })
-        }
-        Outgoing::Grant { link, unread_bytes_max } => {
-            (Half::of(link.0), Outgoing::Grant { link: LinkId(Half::inner(link.0)), unread_bytes_max })
-        }
-        Outgoing::Disconnect { link, reason } => {
-            (Half::of(link.0), Outgoing::Disconnect { link: LinkId(Half::inner(link.0)), reason })
+    }
+}
+
+impl Ids for Outgoing {
+    fn ids(&mut self) -> (Option<&mut LinkId>, Option<&mut ExchangeId>) {
+        match self {
+            Self::Grant { link, .. } | Self::Disconnect { link, .. } => (Some(link), None),
+            Self::Accept { exchange }
+            | Self::Answer { exchange, .. }
+            | Self::Block { exchange, .. }
+            | Self::End { exchange, .. }
+            | Self::Reject { exchange, .. } => (None, Some(exchange)),
         }
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::identity::Authority;
-    use crate::transport::contract::{self, World, connect, connected};
-    use crate::types::{NodeId, Role};
-
-    contract::promises!(Job::new(TransportChoice::Auto, TransportChoice::Auto));
-
-    #[test]
-    fn a_server_of_this_machine_is_reached_through_shared_memory_unless_a_setting_forbids_it() {
-        for (ours, theirs, capabilities) in [
-            (TransportChoice::Auto, TransportChoice::Auto, Capabilities::SHARED_MEMORY),
-            (TransportChoice::Shm, TransportChoice::Auto, Capabilities::SHARED_MEMORY),
-            (TransportChoice::Quic, TransportChoice::Auto, Capabilities::NETWORK),
-            (TransportChoice::Auto, TransportChoice::Quic, Capabilities::NETWORK),
-        ] {
-            let (server, worker) = connected(&Job::new(ours, theirs));
-            assert_eq!(worker.transport.capabilities(worker.link), capabilities, "{ours:?} to {theirs:?}");
-            server.still_serves(&worker);
-        }
-    }
-
-    #[test]
-    fn a_missing_socket_leads_to_quic_only_with_the_automatic_choice() {
-        let job = Job::new(TransportChoice::Auto, TransportChoice::Auto);
-        let server = contract::Server::new(&job);
-        let peer = Peer { socket_path: "/nowhere/socket".to_owned(), ..server.peer.clone() };
-        let transport = job.transport();
-        let link = connect(&*transport, peer.clone()).0.soon().unwrap();
-        assert_eq!(transport.capabilities(link), Capabilities::NETWORK);
-        let stubborn = Job { ours: TransportChoice::Shm, ..job };
-        let transport = stubborn.transport();
-        let refused = Arc::new(Mutex::new(None));
-        let told = Arc::clone(&refused);
-        let (sender, done) = std::sync::mpsc::channel();
-        let report = Done::new(move |outcome: Result<LinkId>| {
-            *told.lock().unwrap() = outcome.err();
-            sender.send(()).unwrap();
-        });
-        transport.connect(peer, Duration::ZERO, Box::new(|_, _| ()), report);
-        done.recv_timeout(contract::SOON).unwrap();
-        assert!(matches!(*refused.lock().unwrap(), Some(Error::Unavailable { .. })), "{refused:?}");
-    }
-
-    #[test]
-    fn with_shared_memory_alone_a_server_elsewhere_is_an_error() {
-        let job = Job::new(TransportChoice::Shm, TransportChoice::Quic);
-        let server = contract::Server::new(&job);
-        let error = connect(&*job.transport(), server.peer.clone()).0.soon().unwrap_err();
-        assert!(
-            matches!(&error, Error::FailedPrecondition { hint, .. } if hint.contains("transport = auto")),
-            "{error}"
-        );
-    }
-
-    struct Job {
-        authority: Arc<Authority>,
-        directory: Arc<tempfile::TempDir>,
-        ours: TransportChoice,
-        theirs: TransportChoice,
-        socket_path: Mutex<String>,
-    }
-
-    impl Job {
-        fn new(ours: TransportChoice, theirs: TransportChoice) -> Self {
-            let authority = Arc::new(Authority::create("test").unwrap());
-            Self {
-                authority,
-                directory: Arc::new(tempfile::tempdir().unwrap()),
-                ours,
-                theirs,
-                socket_path: Mutex::default(),
-            }
-        }
-
-        fn config(&self, transport: TransportChoice) -> Config {
-            let runtime_dir = Some(self.directory.path().to_owned());
-            Config { bind: "127.0.0.1:0".to_owned(), transport, runtime_dir, ..Config::default() }
-        }
-    }
-
-    impl World for Job {
-        fn listen(&self, inbox: Inbox) -> (Listener, NodeId) {
-            let credentials = self.authority.credentials(Role::Server).unwrap();
-            let (listener, socket_path) =
-                bind(&self.config(self.theirs), &credentials, &Arc::default(), &Copies::default(), inbox).unwrap();
-            *self.socket_path.lock().unwrap() = socket_path;
-            (listener, credentials.node())
-        }
-
-        fn socket_path(&self, _listener: &Listener) -> String {
-            self.socket_path.lock().unwrap().clone()
-        }
-
-        fn transport(&self) -> Arc<dyn Transport> {
-            let credentials = self.authority.credentials(Role::Worker).unwrap();
-            Arc::new(Router::new(&self.config(self.ours), &credentials, &Copies::default()).unwrap())
-        }
-    }
-}
+mod tests;

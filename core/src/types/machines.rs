@@ -61,7 +61,7 @@ impl Machines {
         workers.sort_unstable();
         let several = |members: &Vec<&Member>| (2..=Self::RANKS_MAX as usize).contains(&members.len());
         let willing =
-            |members: &Vec<&Member>| several(members) && members.iter().all(|one| !one.process.socket_path.is_empty());
+            |members: &Vec<&Member>| several(members) && members.iter().all(|one| one.process.socket_path().is_some());
         let teams: Vec<Team> = by_machine.into_values().filter(willing).map(Team::of).collect();
         let place =
             |(place, team): (usize, &Team)| team.ranks.iter().map(move |worker| (*worker, place)).collect::<Vec<_>>();

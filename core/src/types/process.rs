@@ -1,6 +1,6 @@
 //! The facts that a process announces about itself when it joins a job.
 
-use super::{Incarnation, MachineId, Role, printable};
+use super::{Address, Incarnation, MachineId, Role, Scheme, printable};
 
 /// One process in one of its roles, as it announces itself.
 ///
@@ -16,12 +16,10 @@ pub struct Process {
     pub host: String,
     /// Process id, for messages and for the order of ranks.
     pub pid: u32,
-    /// Where a server accepts exchanges, `host:port`; empty for a worker.
-    pub address: String,
+    /// Where a server accepts exchanges, and where a worker meets the other ranks of its machine. A server has one at least.
+    pub addresses: Vec<Address>,
     /// The machine it runs on.
     pub machine: MachineId,
-    /// Path of the socket at which processes of its machine reach it; empty for none.
-    pub socket_path: String,
     /// How a worker's device is connected to the other devices of its machine.
     pub wiring: Wiring,
 }
@@ -37,16 +35,15 @@ pub struct Wiring {
 }
 
 impl Process {
-    /// A process with no other facts known: no host, no address, an unknown machine.
+    /// A process with no other facts known: no host, no addresses, an unknown machine.
     pub fn new(role: Role, incarnation: Incarnation) -> Self {
         Self {
             role,
             incarnation,
             host: String::new(),
             pid: 0,
-            address: String::new(),
+            addresses: Vec::new(),
             machine: MachineId::UNKNOWN,
-            socket_path: String::new(),
             wiring: Wiring::default(),
         }
     }
@@ -54,6 +51,11 @@ impl Process {
     /// Whether it is the process with this number on this host.
     pub fn is(&self, host: &str, pid: u32) -> bool {
         self.pid == pid && self.host == host
+    }
+
+    /// The path of the socket at which processes of its machine reach it, if there is one.
+    pub fn socket_path(&self) -> Option<&str> {
+        Address::of(&self.addresses, Scheme::Shm)
     }
 
     /// `host (pid 77)`.

@@ -4,7 +4,7 @@ use super::{Epoch, MachineId, NodeId, Process, Role, Round, ServerId, WorkerId, 
 use crate::error::Error;
 
 #[cfg(test)]
-use super::Incarnation;
+use super::{Address, Incarnation, Scheme};
 
 /// A process with its place in the job.
 #[derive(Clone, PartialEq, Debug)]
@@ -93,7 +93,7 @@ impl View {
     }
 }
 
-/// A worker's machine and the path of its socket.
+/// A worker's machine and the path of its socket; empty for none.
 #[cfg(test)]
 pub(crate) type Place = (u64, &'static str);
 
@@ -106,7 +106,10 @@ impl View {
                 host: "here".to_owned(),
                 pid: 1,
                 machine: MachineId(*machine),
-                socket_path: (*socket_path).to_owned(),
+                addresses: (!socket_path.is_empty())
+                    .then(|| Address::new(Scheme::Shm, *socket_path))
+                    .into_iter()
+                    .collect(),
                 ..Process::new(Role::Worker, Incarnation(index.into()))
             },
             node: NodeId([0; 32]),

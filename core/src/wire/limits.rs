@@ -1,7 +1,7 @@
 //! Limits on what a peer may ask for. Every length is checked against one of them before memory is allocated.
 
 use crate::error::{Error, Result};
-use crate::types::{TensorSpec, WorkerSet};
+use crate::types::{Address, TensorSpec, WorkerSet};
 
 /// Bytes of a tensor's name.
 pub const NAME_BYTES_MAX: usize = 256;
@@ -21,7 +21,11 @@ pub const PART_BYTES_MAX: u64 = 64 << 20;
 pub const BODY_BYTES_MAX: u64 = 2 * PART_BYTES_MAX;
 /// Bytes of one control frame: a declaration of `TENSORS_MAX` names fits.
 pub const FRAME_BYTES_MAX: usize = 32 << 20;
-/// Bytes of a free text in a frame: a cause, a host name, an address.
+/// Addresses of one process.
+pub const ADDRESSES_MAX: usize = 8;
+/// Bytes of the place of an address. A host name has at most 253, and the path of a socket 107.
+pub const ADDRESS_BYTES_MAX: usize = 512;
+/// Bytes of a free text in a frame: a cause, a host name.
 pub const TEXT_BYTES_MAX: usize = 4_096;
 /// Bytes of a certificate; those of a job's authority have some 500.
 pub const CERTIFICATE_BYTES_MAX: usize = 4_096;
@@ -49,6 +53,27 @@ pub fn check_name(what: &str, name: &str) -> Result<()> {
         });
     }
     Ok(())
+}
+
+/// Checks that a process can announce `addresses`. The sender checks first, because a longer place would be cut.
+///
+/// # Errors
+/// [`Error::InvalidArgument`] if there are too many, or one is too long or empty.
+pub fn check_addresses(addresses: &[Address]) -> Result<()> {
+    if addresses.len() > ADDRESSES_MAX {
+        return Err(Error::InvalidArgument {
+            what: format!("{} addresses of one process", addresses.len()),
+            hint: format!("announce at most {ADDRESSES_MAX}"),
+        });
+    }
+    let cannot_be_sent = |address: &&Address| address.at.is_empty() || address.at.len() > ADDRESS_BYTES_MAX;
+    match addresses.iter().find(cannot_be_sent) {
+        None => Ok(()),
+        Some(address) => Err(Error::InvalidArgument {
+            what: format!("an address of {} bytes: {address}", address.at.len()),
+            hint: format!("use 1 to {ADDRESS_BYTES_MAX} bytes; `advertise` sets the host of a server's address"),
+        }),
+    }
 }
 
 /// Checks that one frame can declare `tensors`. The sender checks first, because a frame that the reader refuses costs the connection. The
@@ -96,10 +121,24 @@ pub fn check_tensors(tensors: &[TensorSpec]) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::types::{CodecSpec, DType, TensorKind};
+    use crate::types::{CodecSpec, DType, Scheme, TensorKind};
 
     fn spec(name: &str, shape: &[u64]) -> TensorSpec {
         TensorSpec::new(name, DType::F32, shape.to_vec())
+    }
+
+    #[test]
+    fn addresses_that_their_reader_would_refuse_are_found_before_they_are_sent() {
+        let address = |bytes: usize| Address::new(Scheme::Quic, "n".repeat(bytes));
+        assert_eq!(check_addresses(&vec![address(ADDRESS_BYTES_MAX); ADDRESSES_MAX]), Ok(()));
+        for (refused, why) in [
+            (vec![address(1); ADDRESSES_MAX + 1], "9 addresses"),
+            (vec![address(1), address(ADDRESS_BYTES_MAX + 1)], "513 bytes"),
+            (vec![address(0)], "0 bytes"),
+        ] {
+            let error = check_addresses(&refused).unwrap_err().to_string();
+            assert!(error.contains(why), "{error}");
+        }
     }
 
     #[test]

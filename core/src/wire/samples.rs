@@ -6,9 +6,9 @@ use super::frame::{Forming, Health, Join, MemberStatus, Names, Progress, Stall, 
 use super::{Body, Contribute, Contribution, Contributors, Frame, Header, Reject, Sum, Target, Withdraw};
 use crate::error::{Claim, ERRORS, Error, ErrorKind, FieldSource};
 use crate::types::{
-    CodecSpec, DType, Epoch, Incarnation, MachineId, Member, NodeId, Op, PartId, PartLayout, Participants, Phase,
-    Piece, Process, Role, Round, ServerId, Span, TensorKey, TensorKind, TensorSpec, Time, View, Wiring, WorkerId,
-    WorkersKey,
+    Address, CodecSpec, DType, Epoch, Incarnation, MachineId, Member, NodeId, Op, PartId, PartLayout, Participants,
+    Phase, Piece, Process, Role, Round, Scheme, ServerId, Span, TensorKey, TensorKind, TensorSpec, Time, View, Wiring,
+    WorkerId, WorkersKey,
 };
 
 /// At least one frame of each kind, in the order of the declaration.
@@ -210,9 +210,13 @@ fn member(role: Role) -> Member {
 }
 
 fn process(role: Role) -> Process {
-    let address = if role == Role::Server { "n1:9".to_owned() } else { String::new() };
-    let (host, socket_path) = ("n1".to_owned(), "/s".to_owned());
-    Process { host, pid: 77, address, machine: MachineId(6), socket_path, ..Process::new(role, Incarnation(7)) }
+    let mut addresses = vec![Address::new(Scheme::Shm, "/s")];
+    if role == Role::Server {
+        addresses.extend(
+            [(1, "n1:9"), (1, "n1-ib:9"), (9, "?")].map(|(code, at)| Address::new(Scheme::from_code(code), at)),
+        );
+    }
+    Process { host: "n1".to_owned(), pid: 77, addresses, machine: MachineId(6), ..Process::new(role, Incarnation(7)) }
 }
 
 fn progress() -> Progress {

@@ -6,7 +6,7 @@ use crate::codec::Coding;
 use crate::error::{Error, Result};
 use crate::pipeline::Stage;
 use crate::sched::{Outcome, StallReport, Task, TaskId};
-use crate::types::{Claim, Declined, ExchangeId, Goal, LinkId, NodeId, ServerId, Slot, Span, TensorSpec};
+use crate::types::{Claim, Declined, ExchangeId, Goal, LinkId, Peer, ServerId, Slot, Span, TensorSpec};
 use crate::wire::Request;
 
 /// An instruction that the driver must carry out.
@@ -103,7 +103,12 @@ pub struct Piece {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Held {
     /// An exchange with a server.
-    Exchange(ExchangeId),
+    Exchange {
+        /// The link on which it was pushed.
+        link: LinkId,
+        /// Which one.
+        exchange: ExchangeId,
+    },
     /// An operation of the ranks of this machine.
     Operation(Slot),
 }
@@ -117,22 +122,9 @@ pub struct Dial {
     /// Names the attempt in the reports.
     pub attempt: u64,
     /// How to reach it.
-    pub to: Destination,
+    pub to: Peer,
     /// How long to try.
     pub timeout: Duration,
-}
-
-/// A server as a worker reaches it.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Destination {
-    /// `host:port`.
-    pub address: String,
-    /// Path of the socket at which processes of its machine connect to it; empty if this worker is on another machine.
-    pub socket_path: String,
-    /// The identity that its certificate must prove.
-    pub node: NodeId,
-    /// Its name in messages, such as `server 1`.
-    pub name: String,
 }
 
 /// A submission that does not move.
@@ -176,6 +168,8 @@ pub enum Action {
     },
     /// Wait for the sum and write it to the place of the task's result; report by [`handle_pulled`](super::Worker::handle_pulled).
     Pull {
+        /// The link of that exchange.
+        link: LinkId,
         /// The exchange that the task's PUSH opened.
         exchange: ExchangeId,
         /// Whether the sum comes to this worker. Otherwise only its header does, and nothing is written.

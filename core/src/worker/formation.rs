@@ -2,9 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use super::command::Destination;
 use crate::pipeline::{Pipeline, Topology};
-use crate::types::{Claim, DeviceKind, Epoch, Machines, Participants, ServerId, View, WorkerId};
+use crate::types::{Claim, DeviceKind, Epoch, Machines, Member, Participants, Peer, Reach, ServerId, View, WorkerId};
 
 /// The job as this worker sees it in one epoch.
 #[derive(Clone, PartialEq, Debug)]
@@ -20,7 +19,7 @@ pub struct Formation {
     /// The workers of this machine that reduce together, including this one, by rank. Empty if this worker reduces with nobody.
     pub team: Vec<WorkerId>,
     /// The servers to connect to; none if nothing is pushed.
-    pub links: BTreeMap<ServerId, Destination>,
+    pub links: BTreeMap<ServerId, Peer>,
 }
 
 impl Formation {
@@ -28,7 +27,7 @@ impl Formation {
     pub fn of(rank: WorkerId, view: View, device: DeviceKind) -> Self {
         let machines = Machines::of(&view);
         let pipeline = Pipeline::for_role(&topology(&machines, rank, device));
-        let links = if pipeline.pushes() { destinations(rank, &view) } else { BTreeMap::new() };
+        let links = if pipeline.pushes() { servers(rank, &view) } else { BTreeMap::new() };
         let team = machines.team(rank).unwrap_or_default().to_vec();
         Self { rank, view, machines, pipeline, team, links }
     }
@@ -69,18 +68,16 @@ fn topology(machines: &Machines, rank: WorkerId, device: DeviceKind) -> Topology
     }
 }
 
-fn destinations(rank: WorkerId, view: &View) -> BTreeMap<ServerId, Destination> {
+/// The servers, with the addresses that this worker may try.
+fn servers(rank: WorkerId, view: &View) -> BTreeMap<ServerId, Peer> {
     let here = view.workers().find(|worker| worker.index == rank.0).map(|worker| worker.process.machine);
-    let destination = |member: &crate::types::Member| {
+    let server = |member: &Member| {
         let is_near = here.is_some_and(|here| here.is_shared_with(member.process.machine));
-        Destination {
-            address: member.process.address.clone(),
-            socket_path: if is_near { member.process.socket_path.clone() } else { String::new() },
-            node: member.node,
-            name: member.name(),
-        }
+        let mut addresses = member.process.addresses.clone();
+        addresses.retain(|address| is_near || address.scheme.reach() != Reach::Machine);
+        Peer { addresses, node: member.node, name: member.name() }
     };
-    view.servers().map(|member| (ServerId(member.index), destination(member))).collect()
+    view.servers().map(|member| (ServerId(member.index), server(member))).collect()
 }
 
 #[cfg(test)]

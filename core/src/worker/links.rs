@@ -17,11 +17,11 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::command::{Destination, Dial};
+use super::command::Dial;
 use super::silence::{Silence, stuck};
 use crate::config::{Bounds, DIAL_TIMEOUT};
 use crate::error::Error;
-use crate::types::{LinkId, ServerId, Time};
+use crate::types::{LinkId, Peer, ServerId, Time};
 
 /// The pause after the first failure; doubles with each further one.
 const BACKOFF_MIN: Duration = Duration::from_millis(50);
@@ -37,7 +37,7 @@ pub(super) struct Links {
 
 #[derive(Debug)]
 struct Link {
-    to: Destination,
+    to: Peer,
     state: LinkState,
     /// Number of the latest dial.
     attempt: u64,
@@ -81,7 +81,7 @@ impl Links {
     }
 
     /// Follows a new view with these servers.
-    pub(super) fn follow(&mut self, now: Time, servers: &BTreeMap<ServerId, Destination>) -> Changes {
+    pub(super) fn follow(&mut self, now: Time, servers: &BTreeMap<ServerId, Peer>) -> Changes {
         let mut changes = Changes::default();
         self.servers.retain(|server, link| {
             let stays = servers.get(server) == Some(&link.to);
@@ -257,7 +257,7 @@ impl Link {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::types::NodeId;
+    use crate::types::{Address, NodeId, Scheme};
 
     const ONE: ServerId = ServerId(0);
     const STEP: Duration = Duration::from_secs(60);
@@ -467,8 +467,8 @@ mod tests {
         Error::Unavailable { what: "server 0".to_owned(), cause: "gone".to_owned() }
     }
 
-    fn servers(address: &str) -> BTreeMap<ServerId, Destination> {
-        let (address, socket_path, name) = (address.to_owned(), String::new(), "server 0".to_owned());
-        BTreeMap::from([(ONE, Destination { address, socket_path, node: NodeId([0; 32]), name })])
+    fn servers(at: &str) -> BTreeMap<ServerId, Peer> {
+        let addresses = vec![Address::new(Scheme::Quic, at)];
+        BTreeMap::from([(ONE, Peer { addresses, node: NodeId([0; 32]), name: "server 0".to_owned() })])
     }
 }

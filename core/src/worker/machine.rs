@@ -259,7 +259,7 @@ impl Worker {
         let asked = |record: &Record| {
             record
                 .asked
-                .filter(|_| matches!(record.held, Some(Held::Exchange(_))) && record.part.layout.server == server)
+                .filter(|_| matches!(record.held, Some(Held::Exchange { .. })) && record.part.layout.server == server)
         };
         let oldest = self.tasks.iter().filter_map(|(_, record)| asked(record)).min();
         let Some(error) = self.links.look(now, server, oldest) else { return };

@@ -32,7 +32,7 @@ mod withdrawals;
 #[cfg(test)]
 mod tests;
 
-pub use command::{Action, Command, Destination, Dial, Exchanged, Held, Load, Meeting, Piece, Step, Stuck, Use};
+pub use command::{Action, Command, Dial, Exchanged, Held, Load, Meeting, Piece, Step, Stuck, Use};
 pub use formation::Formation;
 pub use liveness::Liveness;
 pub use machine::{Worker, WorkerSettings};

@@ -2,9 +2,8 @@
 
 use std::time::Duration;
 
-use super::command::Destination;
 use crate::error::Error;
-use crate::types::Time;
+use crate::types::{Address, Peer, Time};
 
 /// A server that does not answer.
 #[derive(Clone, PartialEq, Debug)]
@@ -37,7 +36,7 @@ impl Silence {
     }
 
     /// The error of what waited for this server in vain.
-    pub(super) fn error(&self, now: Time, to: &Destination) -> Error {
+    pub(super) fn error(&self, now: Time, to: &Peer) -> Error {
         let unreached = || {
             format!(
                 "check that no firewall drops {}, that the server runs, and that this host can reach that address (set `advertise` on \
@@ -57,15 +56,14 @@ impl Silence {
             Some(other) => (other.to_string(), unreached()),
             None => ("the first attempt to connect has not ended".to_owned(), unreached()),
         };
-        let server = format!("{} at {}", to.name, to.address);
-        Error::ServerUnreachable { server, waited: now.since(self.since), cause, hint }
+        Error::ServerUnreachable { server: to.to_string(), waited: now.since(self.since), cause, hint }
     }
 }
 
 /// The error of what waited in vain for a server that is connected.
-pub(super) fn stuck(to: &Destination, waited: Duration) -> Error {
+pub(super) fn stuck(to: &Peer, waited: Duration) -> Error {
     Error::ServerUnreachable {
-        server: format!("{} at {}", to.name, to.address),
+        server: to.to_string(),
         waited,
         cause: "it is connected, but it has answered nothing".to_owned(),
         hint: format!(
@@ -77,9 +75,6 @@ pub(super) fn stuck(to: &Destination, waited: Duration) -> Error {
 }
 
 /// Where a server gets packets, in words for those who look after firewalls.
-fn port(to: &Destination) -> String {
-    match to.address.rsplit_once(':') {
-        Some((host, port)) => format!("UDP port {port} of {host}"),
-        None => format!("UDP to {}", to.address),
-    }
+fn port(to: &Peer) -> String {
+    Address::shown(&to.addresses).map_or_else(|| to.to_string(), Address::traffic)
 }

@@ -127,10 +127,10 @@ impl Worker {
         let action = match stage {
             Stage::Push => self.push(now, &task)?,
             Stage::Pull => {
-                let Record { held: Some(Held::Exchange(exchange)), part, .. } = self.record(task.id) else {
+                let Record { held: Some(Held::Exchange { link, exchange }), part, .. } = self.record(task.id) else {
                     unreachable!("a task is pulled after it was pushed")
                 };
-                Action::Pull { exchange: *exchange, receives: part.participants.receives(self.rank()) }
+                Action::Pull { link: *link, exchange: *exchange, receives: part.participants.receives(self.rank()) }
             }
             Stage::CopyD2H => {
                 let (link, contributes) = (self.links.up(task.server), self.contributes(task.id));
@@ -159,7 +159,7 @@ impl Worker {
         let header = self.request(task);
         self.links.asked(now, task.server);
         let record = self.record_mut(task.id);
-        (record.held, record.asked) = (Some(Held::Exchange(exchange)), Some(now));
+        (record.held, record.asked) = (Some(Held::Exchange { link, exchange }), Some(now));
         Some(Action::Push { link, exchange, header })
     }
 

@@ -10,8 +10,8 @@ use crate::mem::Ordinal;
 use crate::pipeline::{LayoutConfig, Layouter, Stage};
 use crate::sched::{SchedulerConfig, TaskId};
 use crate::types::{
-    CodecSpec, DType, DeviceKind, Goal, LinkId, Op, PartId, Phase, Priority, Role, Round, ServerId, Slot, TensorSpec,
-    Time, View, WorkerId,
+    Address, CodecSpec, DType, DeviceKind, Goal, LinkId, Op, PartId, Phase, Priority, Role, Round, Scheme, ServerId,
+    Slot, TensorSpec, Time, View, WorkerId,
 };
 use crate::wire::{Body, Contribution, Request};
 
@@ -461,7 +461,8 @@ fn on_one_machine() -> View {
 fn view() -> View {
     let mut view = View::of_workers(&[(1, ""), (2, ""), (3, "")]);
     let server = view.members.last_mut().unwrap();
-    (server.process.role, server.index, server.process.address) = (Role::Server, ServerId(0).0, "there:1".to_owned());
+    (server.process.role, server.index) = (Role::Server, ServerId(0).0);
+    server.process.addresses = vec![Address::new(Scheme::Quic, "there:1")];
     view
 }
 

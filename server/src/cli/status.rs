@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use gradlane_core::config::{Config, Origin, units};
 use gradlane_core::runtime;
-use gradlane_core::types::{MachineId, Phase, Role};
+use gradlane_core::types::{MachineId, Phase, Process, Reach, Role, printable};
 use gradlane_core::wire::frame::{Health, Status};
 use gradlane_core::{Error, Result};
 
@@ -146,8 +146,7 @@ fn job_text(Answer { leader, status }: &Answer, columns: Option<u16>) -> String 
     let machines = machines(status);
     let rows = view.members.iter().zip(&status.members).map(|(member, status)| {
         let machine = machines.get(&member.process.machine).map_or_else(|| "-".to_owned(), usize::to_string);
-        let near = if member.process.socket_path.is_empty() { "" } else { ", shm" };
-        let address = &member.process.address;
+        let near = if member.process.socket_path().is_some() { ", shm" } else { "" };
         let sums = match status.placed_parts {
             0 => "-".to_owned(),
             parts => format!("{} in {}", bytes(status.placed_bytes), counted(parts as usize, "part")),
@@ -161,7 +160,7 @@ fn job_text(Answer { leader, status }: &Answer, columns: Option<u16>) -> String 
             bytes(status.progress.bytes_in_flight),
             sums,
             member.place(),
-            if address.is_empty() { "-".to_owned() } else { address.clone() },
+            network_address(&member.process).map_or_else(|| "-".to_owned(), printable),
             format!("{machine}{near}"),
         ]
     });
@@ -172,6 +171,12 @@ fn job_text(Answer { leader, status }: &Answer, columns: Option<u16>) -> String 
         let _ = writeln!(text, "the most loaded server has {:.2} times its share", imbalance(status));
     }
     text
+}
+
+/// Where processes of other machines reach it.
+fn network_address(process: &Process) -> Option<&str> {
+    let mut addresses = process.addresses.iter();
+    addresses.find(|address| address.scheme.reach() == Reach::Network).map(|address| address.at.as_str())
 }
 
 /// `1 worker`, `2 workers`.
@@ -233,11 +238,11 @@ fn job_json(Answer { leader, status }: &Answer) -> String {
                 "index": member.index,
                 "host": member.process.host,
                 "pid": member.process.pid,
-                "address": member.process.address,
+                "address": network_address(&member.process).unwrap_or_default(),
                 "node": member.node.to_string(),
                 "incarnation": format!("{:032x}", member.process.incarnation.0),
                 "machine": machines.get(&member.process.machine),
-                "shared_memory": !member.process.socket_path.is_empty(),
+                "shared_memory": member.process.socket_path().is_some(),
                 "health": health(status.health),
                 "silent_ms": u64::try_from(status.silent.as_millis()).unwrap_or(u64::MAX),
                 "round": status.progress.last.map(|(_, round)| round.0),
@@ -287,7 +292,9 @@ fn health(health: Health) -> &'static str {
 #[cfg(test)]
 mod tests {
     use gradlane_core::Error;
-    use gradlane_core::types::{Epoch, Incarnation, JoinString, Member, NodeId, Process, Round, TensorKey, View};
+    use gradlane_core::types::{
+        Address, Epoch, Incarnation, JoinString, Member, NodeId, Round, Scheme, TensorKey, View,
+    };
     use gradlane_core::wire::frame::{MemberStatus, Progress};
 
     use super::*;
@@ -369,13 +376,12 @@ mod tests {
     }
 
     fn status(phase: Phase) -> Status {
-        let member = |role, pid, address: &str, machine, socket_path: &str| Member {
+        let member = |role, pid, addresses: &[(Scheme, &str)], machine| Member {
             process: Process {
                 host: "n1".to_owned(),
                 pid,
-                address: address.to_owned(),
+                addresses: addresses.iter().map(|(scheme, at)| Address::new(*scheme, *at)).collect(),
                 machine,
-                socket_path: socket_path.to_owned(),
                 ..Process::new(role, Incarnation(1))
             },
             node: NodeId([0; 32]),
@@ -383,8 +389,8 @@ mod tests {
             first_round: Round(0),
         };
         let members = vec![
-            member(Role::Worker, 70, "", MachineId::UNKNOWN, ""),
-            member(Role::Server, 80, "10.0.0.1:9", MachineId(0xabc), "/run/socket"),
+            member(Role::Worker, 70, &[], MachineId::UNKNOWN),
+            member(Role::Server, 80, &[(Scheme::Shm, "/run/socket"), (Scheme::Quic, "10.0.0.1:9")], MachineId(0xabc)),
         ];
         let progress = Progress { last: Some((TensorKey(1), Round(7))), pending: 2, bytes_in_flight: 64 };
         let health = MemberStatus {

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use gradlane_core::cluster::{Member, MemberCommand, MemberConfig, MemberEvent};
 use gradlane_core::error::{Error, Result};
-use gradlane_core::types::{DType, Incarnation, LinkId, NodeId, Process, Role, TensorSpec, Time};
+use gradlane_core::types::{Address, DType, Incarnation, LinkId, NodeId, Process, Role, Scheme, TensorSpec, Time};
 use gradlane_core::wire::Frame;
 
 use super::*;
@@ -357,7 +357,10 @@ impl Node {
             process: Process {
                 host: format!("n{number}"),
                 pid: number as u32,
-                address: if role == Role::Server { format!("n{number}:7000") } else { String::new() },
+                addresses: (role == Role::Server)
+                    .then(|| Address::new(Scheme::Quic, format!("n{number}:7000")))
+                    .into_iter()
+                    .collect(),
                 ..Process::new(role, Incarnation(number as u128))
             },
             requested: None,

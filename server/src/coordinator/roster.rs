@@ -9,7 +9,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use gradlane_core::error::{Error, Result};
-use gradlane_core::types::{Incarnation, LinkId, Member, NodeId, Role, Round, Time, WorkerId};
+use gradlane_core::types::{Incarnation, LinkId, Member, NodeId, Role, Round, Scheme, Time, WorkerId};
 use gradlane_core::wire::frame::{Health, Join, Progress};
 use gradlane_core::wire::limits;
 
@@ -317,10 +317,10 @@ impl Roster {
                 what: format!("{} {index} of a job with {places} {}s", join.process.role, join.process.role),
                 hint: format!("ask for less than {places}, or for none to have one assigned"),
             }),
-            Some(_) | None if join.process.role == Role::Server && join.process.address.is_empty() => {
+            Some(_) | None if join.process.role == Role::Server && join.process.addresses.is_empty() => {
                 Err(Error::InvalidArgument {
                     what: "a server without an address".to_owned(),
-                    hint: "announce where it accepts exchanges, host:port".to_owned(),
+                    hint: format!("announce where it accepts exchanges; the schemes are {}", Scheme::known()),
                 })
             }
             Some(_) | None => Ok(()),

@@ -107,7 +107,7 @@ fn peer_lost(roster: &Roster, lost: &Lost) -> Error {
 
 #[cfg(test)]
 mod tests {
-    use gradlane_core::types::{Incarnation, LinkId, NodeId, Process, Time};
+    use gradlane_core::types::{Address, Incarnation, LinkId, NodeId, Process, Scheme, Time};
     use gradlane_core::wire::frame::Join;
 
     use super::super::roster::{Change, Size};
@@ -176,7 +176,7 @@ mod tests {
             let process = Process {
                 host: format!("n{number}"),
                 pid: number.into(),
-                address: "n:1".to_owned(),
+                addresses: vec![Address::new(Scheme::Quic, "n:1")],
                 ..Process::new(identity.role, Incarnation(number.into()))
             };
             let join = Join { process, requested: None, epoch: None, workers: 0, servers: 0 };

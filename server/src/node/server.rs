@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use gradlane_core::cluster::{MemberConfig, MemberEvent};
-use gradlane_core::config::{Config, TransportChoice};
+use gradlane_core::config::Config;
 use gradlane_core::identity::Credentials;
 use gradlane_core::local::SharedBacking;
 use gradlane_core::mem::{Backing, Copies, Pool};
@@ -14,7 +14,8 @@ use gradlane_core::runtime::exporter::{Exporter, Exposure};
 use gradlane_core::runtime::{Clock, Membership, MembershipOptions, process};
 use gradlane_core::transport::mem::MemNetwork;
 use gradlane_core::transport::{Listener, router};
-use gradlane_core::types::Role;
+use gradlane_core::types::{Address, Role, Scheme};
+use gradlane_core::wire::limits;
 use gradlane_core::{Error, Result};
 
 use crate::memory_limit;
@@ -35,15 +36,9 @@ pub struct ServerOptions {
     pub index: Option<u32>,
 }
 
-/// Where workers find a server: the address of its listener, and the path of the socket for those of its machine, if there is one.
-struct Entrance {
-    address: String,
-    socket_path: String,
-}
-
 /// A server from its start to its end: see [`ServerState`]. [`Server::start`] returns in `Joining`; one that has ended does not start again.
 pub struct Server {
-    address: String,
+    addresses: Vec<Address>,
     plane: Arc<DataPlane>,
     membership: Arc<Mutex<Membership>>,
     /// While an exporter of this process shows it.
@@ -54,24 +49,18 @@ impl Server {
     /// Binds, then joins the job in the background.
     ///
     /// # Errors
-    /// [`Error::Io`] if the address cannot be bound.
+    /// [`Error::Io`] if the address cannot be bound, [`Error::InvalidArgument`] if it is too long to be announced.
     pub fn start(options: ServerOptions) -> Result<Self> {
         // Sums lie in memory that workers of this machine can map, if shared memory is in use.
         let backing = Arc::new(SharedBacking::new());
-        let pool = match options.config.transport {
-            TransportChoice::Quic => Pool::new(),
-            TransportChoice::Auto | TransportChoice::Shm => Pool::on(Arc::clone(&backing) as Arc<dyn Backing>),
+        let pool = if options.config.transport.allows(Scheme::Shm) {
+            Pool::on(Arc::clone(&backing) as Arc<dyn Backing>)
+        } else {
+            Pool::new()
         };
-        Self::start_at(options, pool, |ServerOptions { config, coordinator, credentials, .. }, plane| {
-            let (listener, socket_path) = router::bind(
-                config,
-                credentials,
-                &backing,
-                &Copies::counted_in(&plane.stats.copied_bytes),
-                plane.inbox(),
-            )?;
-            let address = process::announced(&listener.address, config.advertise.as_deref(), coordinator);
-            Ok((listener, Entrance { address, socket_path }))
+        Self::start_at(options, pool, |ServerOptions { config, credentials, .. }, plane| {
+            let copies = Copies::counted_in(&plane.stats.copied_bytes);
+            router::bind(config, credentials, &backing, &copies, plane.inbox())
         })
     }
 
@@ -82,16 +71,14 @@ impl Server {
     pub fn start_in(options: ServerOptions, network: &MemNetwork) -> Result<Self> {
         Self::start_at(options, Pool::new(), |ServerOptions { credentials, .. }, plane| {
             let node = credentials.node();
-            let listener = network.listen(&node.to_string(), node, plane.inbox())?;
-            let address = listener.address.clone();
-            Ok((listener, Entrance { address, socket_path: String::new() }))
+            network.listen(&node.to_string(), node, plane.inbox())
         })
     }
 
     fn start_at(
         options: ServerOptions,
         pool: Pool,
-        listen: impl FnOnce(&ServerOptions, &Arc<DataPlane>) -> Result<(Listener, Entrance)>,
+        listen: impl FnOnce(&ServerOptions, &Arc<DataPlane>) -> Result<Listener>,
     ) -> Result<Self> {
         let config = &options.config;
         let clock = Clock::start();
@@ -110,10 +97,13 @@ impl Server {
         };
         let sum_threads = NonZeroUsize::new(config.sum_threads_or_cores()).unwrap_or(NonZeroUsize::MIN);
         let plane = DataPlane::new(node, sum_threads, pool, clock)?;
-        let (listener, Entrance { address, socket_path }) = listen(&options, &plane)?;
+        let listener = listen(&options, &plane)?;
         let ServerOptions { config, coordinator, credentials, index } = options;
         let mut member = MemberConfig { requested: index, ..process::member(Role::Server, &config) };
-        (member.process.address, member.process.socket_path) = (address.clone(), socket_path);
+        let announced = |bound: &Address| process::announced_address(bound, config.advertise.as_deref(), &coordinator);
+        let addresses: Vec<Address> = listener.addresses.iter().map(announced).collect();
+        limits::check_addresses(&addresses)?;
+        member.process.addresses.clone_from(&addresses);
 
         let (reporter, followed) = (Arc::clone(&plane), Arc::clone(&plane));
         let membership = Membership::start(
@@ -124,12 +114,12 @@ impl Server {
         )?;
         let membership = Arc::new(Mutex::new(membership));
         plane.attach(listener, Arc::downgrade(&membership));
-        Ok(Self { address, plane, membership, exposure: Mutex::default() })
+        Ok(Self { addresses, plane, membership, exposure: Mutex::default() })
     }
 
-    /// The address at which it accepts exchanges, `host:port`.
+    /// Where it accepts exchanges from other machines, `host:port`.
     pub fn address(&self) -> &str {
-        &self.address
+        Address::shown(&self.addresses).map_or("", |address| &address.at)
     }
 
     /// Shows it at this exporter until it is stopped.

@@ -6,8 +6,8 @@ use std::time::Duration;
 use gradlane_core::error::Error;
 use gradlane_core::pipeline::LayoutConfig;
 use gradlane_core::types::{
-    DType, Epoch, Incarnation, LinkId, NodeId, PartId, Phase, Process, Role, Round, TensorKey, TensorSpec, Time, View,
-    WorkerId,
+    Address, DType, Epoch, Incarnation, LinkId, NodeId, PartId, Phase, Process, Role, Round, Scheme, TensorKey,
+    TensorSpec, Time, View, WorkerId,
 };
 use gradlane_core::wire::Frame;
 use gradlane_core::wire::frame::{Join, Progress, Stall};
@@ -295,7 +295,10 @@ fn join(number: u8, role: Role) -> Join {
     let process = Process {
         host: host(number),
         pid: pid(number),
-        address: if role == Role::Server { format!("n{number}:7000") } else { String::new() },
+        addresses: (role == Role::Server)
+            .then(|| Address::new(Scheme::Quic, format!("n{number}:7000")))
+            .into_iter()
+            .collect(),
         ..Process::new(role, Incarnation(u128::from(number)))
     };
     Join { process, requested: None, epoch: None, workers: 0, servers: 0 }
@@ -309,7 +312,7 @@ fn changed(mut join: Join, input: &mut Input<'_>) -> Join {
         3 => join.epoch = Some(Epoch { term: u32::from(input.below(5)), number: u32::from(input.byte()) }),
         4 => join.workers = u32::from(input.below(4)),
         5 => join.servers = u32::from(input.below(4)),
-        6 => join.process.address = "n9:1".to_owned(),
+        6 => join.process.addresses = vec![Address::new(Scheme::from_code(input.byte()), "n9:1")],
         7 => join.process.host = "n0".to_owned(),
         8 => join.process.role = Role::Server,
         _ => {}

@@ -2,7 +2,7 @@
 
 use gradlane_core::Error;
 use gradlane_core::cluster::{Member, MemberCommand, MemberConfig, MemberEvent};
-use gradlane_core::types::{Incarnation, Process, Role, Time};
+use gradlane_core::types::{Address as Place, Incarnation, Process, Role, Scheme, Time};
 use gradlane_core::wire::Frame;
 use gradlane_core::wire::frame::Progress;
 
@@ -132,12 +132,14 @@ impl MemberDriver {
 fn process(context: &Context, me: Address) -> Process {
     let process = |role| Process { host: host(me.who), pid: pid(me), ..Process::new(role, incarnation(me)) };
     match me.who {
-        Who::Server(number) => Process { address: number.to_string(), ..process(Role::Server) },
+        Who::Server(number) => {
+            Process { addresses: vec![Place::new(Scheme::Quic, number.to_string())], ..process(Role::Server) }
+        }
         Who::Worker(number) => {
             let topology = &context.plan.topology;
             let machine = topology.machine(number);
-            let socket_path = format!("worker {number}");
-            Process { machine, socket_path, wiring: topology.wiring(number), ..process(Role::Worker) }
+            let addresses = vec![Place::new(Scheme::Shm, format!("worker {number}"))];
+            Process { machine, addresses, wiring: topology.wiring(number), ..process(Role::Worker) }
         }
         Who::Coordinator => unreachable!("the coordinator is no member"),
     }

@@ -8,7 +8,7 @@ use gradlane_core::cluster::MemberEvent;
 use gradlane_core::config::Bounds;
 use gradlane_core::error::{Error, Result};
 use gradlane_core::sched::{SchedulerConfig, TaskId};
-use gradlane_core::types::{ExchangeId, LinkId, Time, WorkerId};
+use gradlane_core::types::{ExchangeId, LinkId, Scheme, Time, WorkerId};
 use gradlane_core::worker::{Command, Dial, Held, Load, Piece, Worker, WorkerSettings};
 
 use super::checkers::Checker;
@@ -202,13 +202,15 @@ impl WorkerProcess {
                 self.summed.remove(&task);
                 self.payloads.remove(&task);
             }
-            Command::Abandon(Held::Exchange(exchange)) => {
+            Command::Abandon(Held::Exchange { exchange, .. }) => {
                 if let Some(stream) = self.streams.get(&exchange) {
                     self.transport.abandon(context, *stream);
                 }
             }
             Command::Dial(Dial { server, attempt, to, .. }) => {
-                let process = Who::Server(to.address.parse().expect("the number of a server process"));
+                let process = Who::Server(
+                    to.at(Scheme::Quic).ok().and_then(|at| at.parse().ok()).expect("the number of a server process"),
+                );
                 let link = context.dial_link(self.me, process);
                 self.links.insert(link, Dialled { server, attempt, is_up: false });
             }

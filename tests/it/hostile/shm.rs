@@ -11,6 +11,7 @@ use gradlane_core::Error;
 use gradlane_core::local::socket::FDS_MAX;
 use gradlane_core::local::{Connection, Segment};
 use gradlane_core::transport::shm::vandal::{GREETED_BYTES, Vandal, greet_with, greeting_text, waker};
+use gradlane_core::types::Process;
 use gradlane_core::wire::Request;
 use gradlane_server::{Embedded, EmbeddedOptions};
 use gradlane_tests::cluster::{Cluster, PATIENCE, all, config};
@@ -45,7 +46,7 @@ fn a_server_without_a_free_descriptor_does_not_spin_over_a_process_that_connects
     let server = process(Over::Shm, job.join_string(), 0, &[("runtime_dir", runtime.path().to_str().unwrap())]);
     let path = eventually("the server joins", || {
         let status = job.status().unwrap();
-        status.view.servers().next().map(|member| member.process.socket_path.clone())
+        status.view.servers().next().map(|member| socket_of(&member.process))
     });
     // It has that of this process.
     let usual = rustix::process::getrlimit(Resource::Nofile);
@@ -354,5 +355,9 @@ fn shrinking_memory(bytes: u64) -> OwnedFd {
 
 /// The socket of the server.
 fn socket_path(cluster: &Cluster) -> String {
-    server(cluster).process.socket_path
+    socket_of(&server(cluster).process)
+}
+
+fn socket_of(process: &Process) -> String {
+    process.socket_path().expect("it listens there").to_owned()
 }

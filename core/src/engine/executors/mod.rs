@@ -21,7 +21,7 @@ use crate::sched::Task;
 pub(super) fn execute(shared: &Arc<Shared>, Job { task, is_last, work }: Job, here_bytes_max: u64) -> Option<Job> {
     match work {
         Work::Push { link, exchange, push } => push::execute(shared, task, link, exchange, push),
-        Work::Pull { exchange, into } => pull::execute(shared, task, exchange, into),
+        Work::Pull { link, exchange, into } => pull::execute(shared, task, link, exchange, into),
         Work::CopyToHost { from, bytes, coding, link, contributes } => {
             if !copy::to_host(shared, task, from, (bytes, coding), link, contributes, here_bytes_max > 0) {
                 return Some(Job { task, is_last, work });

@@ -7,10 +7,10 @@ use super::super::shared::Shared;
 use crate::mem::Region;
 use crate::sched::Task;
 use crate::transport::{Answer, Torn};
-use crate::types::{Done, ExchangeId};
+use crate::types::{Done, ExchangeId, LinkId};
 use crate::worker::Exchanged;
 
-pub(super) fn execute(shared: &Arc<Shared>, task: Task, exchange: ExchangeId, into: Vec<Region>) {
+pub(super) fn execute(shared: &Arc<Shared>, task: Task, link: LinkId, exchange: ExchangeId, into: Vec<Region>) {
     let reporter = Arc::clone(shared);
     let pulled = Done::new(move |answer: Result<Answer, Torn>| {
         let _span =
@@ -27,5 +27,5 @@ pub(super) fn execute(shared: &Arc<Shared>, task: Task, exchange: ExchangeId, in
         };
         reporter.report(|state, now| state.worker.handle_pulled(now, task.id, outcome));
     });
-    shared.transport.pull(exchange, into, pulled);
+    shared.transport.pull(link, exchange, into, pulled);
 }

@@ -11,6 +11,8 @@ use crate::types::{Done, ExchangeId, LinkId};
 /// One call. The thread answers it or refuses it.
 pub(super) enum Call {
     Connect {
+        /// `host:port`.
+        address: String,
         peer: Peer,
         patience: Duration,
         lost: LinkLost,
@@ -23,10 +25,12 @@ pub(super) enum Call {
         done: Done<()>,
     },
     Pull {
+        link: LinkId,
         exchange: ExchangeId,
         pull: Pull,
     },
     Abandon {
+        link: LinkId,
         exchange: ExchangeId,
     },
     Disconnect {

@@ -16,7 +16,7 @@ use crate::error::{Error, Result};
 use crate::identity::{Authority, Credentials, Site, Validity, wall_clock};
 use crate::transport::contract::{self, Due, SOON, Server, Worker, World, connect, connected};
 use crate::transport::{Inbox, Incoming, Listener, Peer, Transport};
-use crate::types::{Epoch, ExchangeId, LinkId, NodeId, Phase, Role, Time, View};
+use crate::types::{Epoch, ExchangeId, LinkId, NodeId, Phase, Role, Scheme, Time, View};
 use crate::wire::Frame;
 use crate::wire::frame::{Progress, Status};
 
@@ -110,7 +110,7 @@ fn an_expired_certificate_is_refused_with_both_times() {
 
         let theirs = world.authority.credentials_for(Role::Server, wrong).unwrap();
         let listener = bind("127.0.0.1:0", &theirs, &Settings::default(), Box::new(|_| {})).unwrap();
-        let peer = Peer { address: listener.address.clone(), node: theirs.node(), ..server.peer.clone() };
+        let peer = Peer { addresses: listener.addresses.clone(), node: theirs.node(), ..server.peer.clone() };
         let error = connect(&*world.transport(), peer).0.soon().unwrap_err();
         let Error::CertExpired { holder, times, .. } = &error else { panic!("{error}") };
         assert_eq!(holder, "server 0");
@@ -130,12 +130,7 @@ fn a_renewed_certificate_counts_from_the_next_handshake_on_and_links_stay() {
     let arrived = Due(arrived);
     let inbox = Box::new(move |incoming| drop(sender.send(incoming)));
     let listener = bind("127.0.0.1:0", &server, &Settings::default(), inbox).unwrap();
-    let peer = Peer {
-        address: listener.address.clone(),
-        socket_path: String::new(),
-        node: server.node(),
-        name: "server 0".to_owned(),
-    };
+    let peer = Peer { addresses: listener.addresses.clone(), node: server.node(), name: "server 0".to_owned() };
     let mut links = Vec::new();
     for (renewed, holder) in [(&server, Some("server 0")), (&worker, Some("this process")), (&worker, None)] {
         let (outcome, lost) = connect(&transport, peer.clone());
@@ -192,7 +187,7 @@ fn a_server_serves_workers_only_and_a_worker_pushes_to_servers_only() {
     }
     let impostor = world.credentials(Role::Worker);
     let listener = bind("127.0.0.1:0", &impostor, &Settings::default(), Box::new(|_| {})).unwrap();
-    let peer = Peer { address: listener.address.clone(), node: impostor.node(), ..server.peer.clone() };
+    let peer = Peer { addresses: listener.addresses.clone(), node: impostor.node(), ..server.peer.clone() };
     let error = connect(&*world.transport(), peer).0.soon().unwrap_err();
     assert!(matches!(&error, Error::Auth { problem, .. } if problem.contains("acts as a server")), "{error}");
 }
@@ -204,7 +199,7 @@ fn garbage_on_the_port_disturbs_nobody() {
     for len in [0usize, 1, 7, 20, 1200, 1472, 9000, 65_000] {
         for first in [0x00u8, 0x40, 0xc0, 0xff, b'G'] {
             let garbage = vec![first; len];
-            vandal.send_to(&garbage, &server.listener.address).unwrap();
+            vandal.send_to(&garbage, server.peer.at(Scheme::Quic).unwrap()).unwrap();
         }
     }
     server.still_serves(&worker);
@@ -270,7 +265,7 @@ fn garbage_on_a_stream_costs_only_its_own_link() {
     let (server, worker) = connected(&world);
     for garbage in [vec![0xaa; 64], vec![0xaa; 63], contract::header(4).encode().repeat(2)] {
         let tls = tls::client(&world.credentials(Role::Worker)).unwrap();
-        let told = raw(tls, &server.listener.address, |dialed| async move {
+        let told = raw(tls, server.peer.at(Scheme::Quic).unwrap(), |dialed| async move {
             let (mut sender, _receiver) = dialed.stream;
             sender.write_all(&garbage).await.unwrap();
             sender.finish().unwrap();
@@ -305,12 +300,7 @@ fn a_server_that_falls_silent_tears_what_is_under_way() {
     let settings = Settings { idle_timeout, keep_alive: idle_timeout / 4, ..Settings::default() };
     let transport: Arc<dyn Transport> =
         Arc::new(QuicTransport::new(&world.credentials(Role::Worker), &settings).unwrap());
-    let peer = Peer {
-        address: listener.address.clone(),
-        socket_path: String::new(),
-        node: credentials.node(),
-        name: "server 0".to_owned(),
-    };
+    let peer = Peer { addresses: listener.addresses.clone(), node: credentials.node(), name: "server 0".to_owned() };
     let (linked, lost) = connect(&*transport, peer);
     let worker = Worker { link: linked.soon().unwrap(), transport, lost };
     let mut memory = contract::pattern(1 << 20, 1);
@@ -491,7 +481,9 @@ fn a_worker_is_no_coordinator() {
     let world = Loopback::new();
     let server = Server::new(&world);
     let (events, sender) = events();
-    let _link = ControlLink::dial(&server.peer.address, &world.credentials(Role::Worker), SOON, sender).unwrap();
+    let _link =
+        ControlLink::dial(server.peer.at(Scheme::Quic).unwrap(), &world.credentials(Role::Worker), SOON, sender)
+            .unwrap();
     assert!(
         matches!(events.soon(), ControlEvent::Closed(Error::Auth { problem, .. }) if problem.contains("is a server"))
     );

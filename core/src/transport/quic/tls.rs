@@ -316,15 +316,15 @@ fn no_certificate() -> Error {
     }
 }
 
-/// Checks that `found` is the server that `peer` names.
-pub(super) fn check_server(found: Result<PeerOf>, peer: &Peer) -> Result<()> {
+/// Checks that `found`, which answers at `address`, is the server that `peer` names.
+pub(super) fn check_server(found: Result<PeerOf>, address: &str, peer: &Peer) -> Result<()> {
     let found = match found? {
         PeerOf::Member(identity) if identity.node == peer.node => return identity.must_be(Role::Server),
         PeerOf::Member(identity) => format!("{} {}", identity.role, identity.node),
         PeerOf::Newcomer(_) => "a process that is no member".to_owned(),
     };
     Err(Error::Auth {
-        problem: format!("at {} answers {found} instead of {}, {}", peer.address, peer.name, peer.node),
+        problem: format!("at {address} answers {found} instead of {}, {}", peer.name, peer.node),
         hint: "another process took its address, or it was restarted: wait for the next membership".to_owned(),
     })
 }

@@ -13,7 +13,7 @@ use crate::local::{Ended, OwnThread, Progress, ThreadEnd};
 use crate::mem::Region;
 use crate::transport::exchange::Pull;
 use crate::transport::{Answer, LinkLost, Peer, Push, Torn, Transport};
-use crate::types::{Done, ExchangeId, LinkId};
+use crate::types::{Done, ExchangeId, LinkId, Scheme};
 
 /// Carries exchanges over QUIC. Dropping it closes it.
 pub struct QuicTransport {
@@ -49,7 +49,10 @@ impl Progress for QuicTransport {}
 
 impl Transport for QuicTransport {
     fn connect(&self, peer: Peer, patience: Duration, lost: LinkLost, done: Done<LinkId>) {
-        self.call(Call::Connect { peer, patience, lost, done });
+        match peer.at(Scheme::Quic).map(str::to_owned) {
+            Ok(address) => self.call(Call::Connect { address, peer, patience, lost, done }),
+            Err(error) => done.err(error),
+        }
     }
 
     fn push(&self, link: LinkId, exchange: ExchangeId, push: Push, done: Done<()>) {
@@ -58,12 +61,12 @@ impl Transport for QuicTransport {
         self.call(Call::Push { link, exchange, push, done });
     }
 
-    fn pull(&self, exchange: ExchangeId, into: Vec<Region>, done: Done<Answer, Torn>) {
-        self.call(Call::Pull { exchange, pull: Pull { into, done } });
+    fn pull(&self, link: LinkId, exchange: ExchangeId, into: Vec<Region>, done: Done<Answer, Torn>) {
+        self.call(Call::Pull { link, exchange, pull: Pull { into, done } });
     }
 
-    fn abandon(&self, exchange: ExchangeId) {
-        self.call(Call::Abandon { exchange });
+    fn abandon(&self, link: LinkId, exchange: ExchangeId) {
+        self.call(Call::Abandon { link, exchange });
     }
 
     fn cork(&self) {

@@ -1,5 +1,6 @@
 //! A worker's transport over shared memory. [`client_state`](super::client_state) does the work.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,7 +12,7 @@ use crate::local::{Ended, OwnThread, Progress, ThreadEnd};
 use crate::mem::{Copies, Region};
 use crate::transport::exchange::{Pull, link_gone, unknown_exchange};
 use crate::transport::{Answer, Capabilities, LinkLost, Peer, Push, Torn, Transport};
-use crate::types::{Done, ExchangeId, LinkId};
+use crate::types::{Done, ExchangeId, LinkId, Scheme};
 
 /// Carries exchanges through memory that worker and server share. Dropping it closes it.
 pub struct ShmTransport {
@@ -38,11 +39,6 @@ impl ShmTransport {
         };
         Ok(Self { state, thread, thread_end })
     }
-
-    /// Whether this transport has the exchange: it was pushed here and has not ended.
-    pub fn has(&self, exchange: ExchangeId) -> bool {
-        self.thread.is_ours() && self.state.has(exchange)
-    }
 }
 
 impl Progress for ShmTransport {
@@ -61,10 +57,14 @@ impl Progress for ShmTransport {
 
 impl Transport for ShmTransport {
     fn connect(&self, peer: Peer, patience: Duration, lost: LinkLost, done: Done<LinkId>) {
+        let path = match peer.at(Scheme::Shm) {
+            Ok(path) => PathBuf::from(path),
+            Err(error) => return done.err(error),
+        };
         let dial = if self.thread.is_ours() { self.state.begin_dial() } else { None };
         let Some(dial) = dial else { return done.err(Error::Cancelled) };
         let run = move || {
-            let outcome = dial.run(&peer, patience, lost);
+            let outcome = dial.run(&path, &peer, patience, lost);
             done.report(outcome);
         };
         // If there is no thread, what it would have held is dropped. That reports an error and ends the dial.
@@ -80,16 +80,16 @@ impl Transport for ShmTransport {
         self.state.push(link, exchange, push, done);
     }
 
-    fn pull(&self, exchange: ExchangeId, into: Vec<Region>, done: Done<Answer, Torn>) {
+    fn pull(&self, link: LinkId, exchange: ExchangeId, into: Vec<Region>, done: Done<Answer, Torn>) {
         if !self.thread.is_ours() {
             return done.err(unknown_exchange());
         }
-        self.state.pull(exchange, Pull { into, done });
+        self.state.pull(link, exchange, Pull { into, done });
     }
 
-    fn abandon(&self, exchange: ExchangeId) {
+    fn abandon(&self, link: LinkId, exchange: ExchangeId) {
         if self.thread.is_ours() {
-            self.state.end(exchange, Error::Cancelled);
+            self.state.abandon(link, exchange);
         }
     }
 

@@ -45,8 +45,8 @@ pub(super) struct Dial(Arc<ClientState>);
 
 impl Dial {
     /// Connects, trying again until `patience` ends.
-    pub(super) fn run(&self, peer: &Peer, patience: Duration, lost: LinkLost) -> Result<LinkId> {
-        self.0.dial(peer, patience, lost)
+    pub(super) fn run(&self, path: &Path, peer: &Peer, patience: Duration, lost: LinkLost) -> Result<LinkId> {
+        self.0.dial(path, peer, patience, lost)
     }
 }
 
@@ -78,10 +78,11 @@ impl ClientState {
         Some(Dial(Arc::clone(self)))
     }
 
-    fn dial(&self, peer: &Peer, patience: Duration, lost: LinkLost) -> Result<LinkId> {
+    /// Connects to the socket at `path`, trying again until `patience` ends.
+    fn dial(&self, path: &Path, peer: &Peer, patience: Duration, lost: LinkLost) -> Result<LinkId> {
         let mut left = patience;
         loop {
-            let failure = match self.greet(peer) {
+            let failure = match self.greet(path, peer) {
                 Ok(parts) => return self.connected(peer, parts, lost),
                 Err(error) => error,
             };
@@ -95,18 +96,18 @@ impl ClientState {
         }
     }
 
-    fn greet(&self, peer: &Peer) -> Result<Parts> {
+    fn greet(&self, path: &Path, peer: &Peer) -> Result<Parts> {
         let judge = |identity: &PeerIdentity| {
             if identity.node == peer.node {
                 return identity.must_be(Role::Server);
             }
-            let (path, found) = (&peer.socket_path, format!("{} {}", identity.role, identity.node));
+            let (at, found) = (path.display(), format!("{} {}", identity.role, identity.node));
             Err(Error::Auth {
-                problem: format!("at {path} answers {found} instead of {}, {}", peer.name, peer.node),
+                problem: format!("at {at} answers {found} instead of {}, {}", peer.name, peer.node),
                 hint: "another process took its address, or it was restarted: wait for the next membership".to_owned(),
             })
         };
-        greeting::connect(Path::new(&peer.socket_path), &peer.name, &self.credentials, &self.copies, judge)
+        greeting::connect(path, &peer.name, &self.credentials, &self.copies, judge)
     }
 
     fn connected(&self, peer: &Peer, parts: Parts, lost: LinkLost) -> Result<LinkId> {
@@ -119,11 +120,6 @@ impl ClientState {
             self.poller().events.watch(&link)?;
             Ok(link)
         })
-    }
-
-    /// Whether the exchange was pushed and has not ended.
-    pub(super) fn has(&self, exchange: ExchangeId) -> bool {
-        self.tables.lock().exchanges.contains_key(&exchange)
     }
 
     /// Whether there is a link.
@@ -151,10 +147,17 @@ impl ClientState {
         }
     }
 
-    pub(super) fn pull(&self, id: ExchangeId, pull: Pull) {
-        let entered = self.tables.lock().pull(id, pull);
+    pub(super) fn pull(&self, link: LinkId, id: ExchangeId, pull: Pull) {
+        let entered = self.tables.lock().pull(link, id, pull);
         if let Err(pull) = entered {
             pull.done.err(unknown_exchange());
+        }
+    }
+
+    /// Gives up an exchange that was pushed on `link`.
+    pub(super) fn abandon(&self, link: LinkId, id: ExchangeId) {
+        if self.tables.lock().exchanges.get(&id).is_some_and(|exchange| exchange.link == link) {
+            self.end(id, Error::Cancelled);
         }
     }
 

@@ -108,10 +108,9 @@ impl ClientTables {
     ///
     /// # Errors
     /// The pull itself, if the exchange is unknown or was pulled before.
-    pub(super) fn pull(&mut self, id: ExchangeId, pull: Pull) -> std::result::Result<(), Pull> {
-        let Some(exchange) = self.exchanges.get_mut(&id).filter(|exchange| !exchange.state.is_pulled()) else {
-            return Err(pull);
-        };
+    pub(super) fn pull(&mut self, link: LinkId, id: ExchangeId, pull: Pull) -> std::result::Result<(), Pull> {
+        let here = |exchange: &&mut Exchange| exchange.link == link && !exchange.state.is_pulled();
+        let Some(exchange) = self.exchanges.get_mut(&id).filter(here) else { return Err(pull) };
         exchange.state.pull(pull);
         if !exchange.state.is_lent() {
             let link = self.links.get(&exchange.link).map(|entry| Arc::clone(&entry.link));

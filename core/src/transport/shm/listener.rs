@@ -24,7 +24,7 @@ use crate::identity::Credentials;
 use crate::local::{Connection, OwnThread, PrivateSocket, SharedBacking, ThreadEnd};
 use crate::mem::Copies;
 use crate::transport::{Inbox, Incoming, Listener, Outgoing};
-use crate::types::LinkId;
+use crate::types::{Address, LinkId, Scheme};
 
 /// Listens at a new socket in a new directory below `parent`. Only processes of this user can open it. Peers must show a certificate of the
 /// same job. The listener's address is the path of the socket.
@@ -41,7 +41,7 @@ pub fn bind(
     inbox: Inbox,
 ) -> Result<Listener> {
     let socket = PrivateSocket::listen(parent)?;
-    let path = socket.path().display().to_string();
+    let address = Address::new(Scheme::Shm, socket.path().display().to_string());
     let state = Arc::new(ServerState::new(credentials, shared_memory, copies, inbox)?);
     state.poller.events.watch_socket(socket.fd())?;
     // The thread owns the socket, because a fork's child has no such thread and so does not remove the socket's path.
@@ -55,7 +55,7 @@ pub fn bind(
     let (outbox, stopping) = (Arc::new(Outbox { state, thread: Arc::clone(&thread) }), thread);
     let stopped = Arc::clone(&outbox);
     Ok(Listener {
-        address: path,
+        addresses: vec![address],
         outbox: Box::new(move |outgoing| outbox.send(outgoing)),
         stop: Box::new(move |patience| {
             stopped.stop();

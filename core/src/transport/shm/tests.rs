@@ -18,7 +18,7 @@ use crate::mem::borrow::Staging;
 use crate::mem::{Backing, Copies, Pool};
 use crate::transport::contract::{self, Due, SOON, Server, Worker, World, connect, connected, pattern, sum_of};
 use crate::transport::{Answer, Inbox, Incoming, Listener, Outgoing, Peer, Push, Torn, Transport};
-use crate::types::{Done, ExchangeId, LinkId, NodeId, Role};
+use crate::types::{Address, Done, ExchangeId, LinkId, NodeId, Role, Scheme};
 use crate::wire::header::HEADER_BYTES;
 use crate::wire::{Request, reject};
 
@@ -256,7 +256,7 @@ fn what_is_staged_goes_over_any_link_and_is_leased_again_when_nobody_reads_it_an
             while !matches!(server.next(), Incoming::LinkDown { .. }) {}
             worker = server.connect(Arc::clone(&worker.transport));
         } else {
-            worker.transport.abandon(ExchangeId(attempt));
+            worker.transport.abandon(worker.link, ExchangeId(attempt));
             assert!(matches!(server.next(), Incoming::Torn { .. }));
         }
         assert!(sum.soon().is_err());
@@ -343,8 +343,8 @@ fn a_silent_process_at_the_socket_delays_no_one() {
     let world = Machine::new();
     let (server, worker) = connected(&world);
     let silent: Vec<Connection> =
-        (0..8).map(|_| Connection::connect(Path::new(&server.peer.socket_path), SOON).unwrap()).collect();
-    let rude = Connection::connect(Path::new(&server.peer.socket_path), SOON).unwrap();
+        (0..8).map(|_| Connection::connect(Path::new(server.peer.at(Scheme::Shm).unwrap()), SOON).unwrap()).collect();
+    let rude = Connection::connect(Path::new(server.peer.at(Scheme::Shm).unwrap()), SOON).unwrap();
     rude.send(b"GET / HTTP/1.1", &[], SOON).unwrap();
     server.still_serves(&worker);
     drop(silent);
@@ -498,12 +498,8 @@ fn a_server_that_breaks_the_protocol_is_left_with_a_typed_error() {
     for (what, messages) in cases {
         let credentials = world.credentials(Role::Server);
         let socket = PrivateSocket::listen(world.directory.path()).unwrap();
-        let peer = Peer {
-            address: String::new(),
-            socket_path: socket.path().display().to_string(),
-            node: credentials.node(),
-            name: "server 0".to_owned(),
-        };
+        let addresses = vec![Address::new(Scheme::Shm, socket.path().display().to_string())];
+        let peer = Peer { addresses, node: credentials.node(), name: "server 0".to_owned() };
         let transport = world.transport();
         let (linked, lost) = connect(&*transport, peer);
         let (parts, _) = welcome(&socket, &credentials).unwrap();
@@ -678,7 +674,12 @@ fn push(worker: &Worker, id: ExchangeId, staging: &Staging) -> Due<Result<()>> {
 
 fn pull(worker: &Worker, id: ExchangeId, staging: &Staging) -> Due<std::result::Result<Answer, Torn>> {
     let (sender, due) = std::sync::mpsc::channel();
-    worker.transport.pull(id, vec![staging.region()], Done::new(move |outcome| drop(sender.send(outcome))));
+    worker.transport.pull(
+        worker.link,
+        id,
+        vec![staging.region()],
+        Done::new(move |outcome| drop(sender.send(outcome))),
+    );
     Due(due)
 }
 
@@ -714,7 +715,7 @@ impl Machine {
     }
 
     fn vandal(&self, server: &Server) -> Vandal {
-        let path = Path::new(&server.peer.socket_path);
+        let path = Path::new(server.peer.at(Scheme::Shm).unwrap());
         let credentials = self.credentials(Role::Worker);
         let parts = greeting::connect(path, "the victim", &credentials, &Copies::default(), |_| Ok(())).unwrap();
         let link = loop {
@@ -734,10 +735,6 @@ impl World for Machine {
         let listener =
             listener::bind(self.directory.path(), &credentials, &self.backing, &Copies::default(), inbox).unwrap();
         (listener, credentials.node())
-    }
-
-    fn socket_path(&self, listener: &Listener) -> String {
-        listener.address.clone()
     }
 
     fn transport(&self) -> Arc<dyn Transport> {

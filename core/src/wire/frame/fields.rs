@@ -3,11 +3,15 @@
 use super::{Forming, Health, Join, MemberStatus, Names, Progress, Stall, Status};
 use crate::error::Result;
 use crate::types::{
-    CodecSpec, DType, Encoding, Epoch, Incarnation, MachineId, Member, NodeId, PartId, PartLayout, Participants, Phase,
-    Piece, Process, Role, ServerId, Span, TensorKey, TensorKind, TensorSpec, View, Wiring, WorkerId, WorkerSet,
+    Address, CodecSpec, DType, Encoding, Epoch, Incarnation, MachineId, Member, NodeId, PartId, PartLayout,
+    Participants, Phase, Piece, Process, Role, Scheme, ServerId, Span, TensorKey, TensorKind, TensorSpec, View, Wiring,
+    WorkerId, WorkerSet,
 };
 use crate::wire::codec::{Reader, Writer};
-use crate::wire::limits::{DIMENSIONS_MAX, MEMBERS_MAX, NAME_BYTES_MAX, PART_BYTES_MAX, TENSORS_MAX, TEXT_BYTES_MAX};
+use crate::wire::limits::{
+    ADDRESS_BYTES_MAX, ADDRESSES_MAX, DIMENSIONS_MAX, MEMBERS_MAX, NAME_BYTES_MAX, PART_BYTES_MAX, TENSORS_MAX,
+    TEXT_BYTES_MAX,
+};
 use crate::wire::reject::{decode_error, encode_error};
 
 /// A type that is written in only one way.
@@ -42,9 +46,8 @@ impl Field for Process {
         writer.u128(self.incarnation.0);
         writer.text(&self.host, TEXT_BYTES_MAX);
         writer.u32(self.pid);
-        writer.text(&self.address, TEXT_BYTES_MAX);
+        writer.list(&self.addresses, |writer, address| address.write(writer));
         writer.u64(self.machine.0);
-        writer.text(&self.socket_path, TEXT_BYTES_MAX);
         self.wiring.write(writer);
     }
 
@@ -54,11 +57,26 @@ impl Field for Process {
             incarnation: Incarnation(reader.u128("incarnation")?),
             host: reader.text(TEXT_BYTES_MAX, "host")?,
             pid: reader.u32("process id")?,
-            address: reader.text(TEXT_BYTES_MAX, "address")?,
+            addresses: reader.list(ADDRESSES_MAX, "addresses", Address::read)?,
             machine: MachineId(reader.u64("machine")?),
-            socket_path: reader.text(TEXT_BYTES_MAX, "socket path")?,
             wiring: Wiring::read(reader)?,
         })
+    }
+}
+
+/// An address whose scheme is unknown here is read as any other, so that it spoils neither the frame nor the addresses beside it.
+impl Field for Address {
+    fn write(&self, writer: &mut Writer) {
+        writer.u8(self.scheme.code());
+        writer.text(&self.at, ADDRESS_BYTES_MAX);
+    }
+
+    fn read(reader: &mut Reader<'_>) -> Result<Self> {
+        let (scheme, at) = (Scheme::from_code(reader.u8("scheme")?), reader.text(ADDRESS_BYTES_MAX, "address")?);
+        if at.is_empty() {
+            return Err(reader.bad("address", format!("of {scheme} is empty")));
+        }
+        Ok(Self { scheme, at })
     }
 }
 

@@ -163,7 +163,7 @@ impl Unreached {
             }
             for command in commands {
                 if let Command::Dial(Dial { server, attempt, to, .. }) = &command {
-                    let cause = format!("nothing answers at {}", to.address);
+                    let cause = format!("nothing answers at {}", to.at(Scheme::Quic).unwrap());
                     let failed = Error::Unavailable { what: to.name.clone(), cause };
                     let outcome = if self.is_reachable { Ok(LinkId(7)) } else { Err(failed) };
                     self.attempt = *attempt;

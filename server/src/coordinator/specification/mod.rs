@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use gradlane_core::error::{Claim, Error};
 use gradlane_core::types::{
-    DType, Epoch, Incarnation, LinkId, NodeId, PartId, Phase, Process, Role, Round, TensorKey, TensorSpec, Time, View,
-    WorkerId,
+    Address, DType, Epoch, Incarnation, LinkId, NodeId, PartId, Phase, Process, Role, Round, Scheme, TensorKey,
+    TensorSpec, Time, View, WorkerId,
 };
 use gradlane_core::wire::Frame;
 use gradlane_core::wire::frame::{Health, Join, Progress, Stall};
@@ -197,7 +197,7 @@ fn server(number: u32) -> Join {
     let process = Process {
         host: format!("s{number}"),
         pid: 10 + number,
-        address: format!("s{number}:7000"),
+        addresses: vec![Address::new(Scheme::Quic, format!("s{number}:7000"))],
         ..Process::new(Role::Server, Incarnation(1000 + u128::from(number)))
     };
     Join { process, ..worker(number) }
@@ -212,7 +212,7 @@ fn in_life(incarnation: u128, join: Join) -> Join {
 }
 
 fn without_address(join: Join) -> Join {
-    Join { process: Process { address: String::new(), ..join.process }, ..join }
+    Join { process: Process { addresses: Vec::new(), ..join.process }, ..join }
 }
 
 fn barrier(request: u64) -> Frame {

@@ -101,7 +101,7 @@ fn a_panic_under_the_lock_of_a_server_ends_it_with_its_cause() {
     let plane = plane(config());
     let (sender, watching) = unbounded();
     let listener = Listener {
-        address: String::new(),
+        addresses: Vec::new(),
         outbox: Box::new(|_| panic!("planted")),
         stop: Box::new(|_| ()),
         watch: Box::new(move |ended| drop(sender.send(ended))),
@@ -154,7 +154,7 @@ impl Played {
         let (sink, sent) = unbounded();
         let outbox = Box::new(move |outgoing| drop(sink.send(outgoing)));
         plane.attach(
-            Listener { address: String::new(), outbox, stop: Box::new(|_| ()), watch: Box::new(|_| ()) },
+            Listener { addresses: Vec::new(), outbox, stop: Box::new(|_| ()), watch: Box::new(|_| ()) },
             Weak::new(),
         );
         plane.handle_member(MemberEvent::View(view(workers, 1, Phase::Running)));

@@ -24,8 +24,7 @@ fn a_server_whose_listener_ends_takes_its_place_out_of_the_job_with_the_cause() 
     };
     let server = Server::start_at(options, Pool::new(), |ServerOptions { credentials, .. }, plane| {
         let listener = network.listen("server", credentials.node(), plane.inbox())?;
-        let entrance = Entrance { address: listener.address.clone(), socket_path: String::new() };
-        Ok((Listener { watch: Box::new(move |ended| drop(sender.send(ended))), ..listener }, entrance))
+        Ok(Listener { watch: Box::new(move |ended| drop(sender.send(ended))), ..listener })
     })
     .unwrap();
     let of_worker = credentials(Role::Worker);

@@ -30,7 +30,7 @@ impl WorkerProcess {
             self.obey(context);
             match action {
                 Action::Push { link, exchange, header } => self.push(context, task, (link, exchange), header),
-                Action::Pull { exchange, receives } => self.pull(context, task, exchange, receives),
+                Action::Pull { exchange, receives, .. } => self.pull(context, task, exchange, receives),
                 Action::CopyToHost { bytes, coding, contributes, .. } => {
                     let staging = self.lease(bytes);
                     self.payload(task.id).stage(staging);

@@ -20,6 +20,8 @@ use crate::types::{Done, LinkId};
 
 /// A link that a worker asked for.
 pub(super) struct Dial {
+    /// `host:port`.
+    pub(super) address: String,
     pub(super) peer: Peer,
     pub(super) lost: LinkLost,
     pub(super) done: Done<LinkId>,
@@ -56,10 +58,29 @@ pub(super) enum Then {
 }
 
 impl Dial {
-    pub(super) fn new(peer: Peer, patience: Duration, lost: LinkLost, done: Done<LinkId>, now: Instant) -> Self {
-        let failure = silent(&peer.address, &peer.name);
+    /// A dial to `address`, `host:port`, which is one of those of `peer`.
+    pub(super) fn new(
+        address: String,
+        peer: Peer,
+        patience: Duration,
+        lost: LinkLost,
+        done: Done<LinkId>,
+        now: Instant,
+    ) -> Self {
+        let failure = silent(&address, &peer.name);
         let (phase, rest) = (Phase::Resolving, Vec::new());
-        Self { peer, lost, done, deadline: now + patience, phase, rest, failure, pause: PAUSE_MIN, probe: None }
+        Self {
+            address,
+            peer,
+            lost,
+            done,
+            deadline: now + patience,
+            phase,
+            rest,
+            failure,
+            pause: PAUSE_MIN,
+            probe: None,
+        }
     }
 
     /// The addresses of the name are known.
@@ -83,7 +104,7 @@ impl Dial {
         if !self.failure.retryable() || now + self.pause >= self.deadline {
             return Then::Fail(self.failure.clone());
         }
-        tracing::debug!(peer = self.peer.name, address = self.peer.address, error = %self.failure, "connecting again");
+        tracing::debug!(peer = self.peer.name, address = self.address, error = %self.failure, "connecting again");
         // Half of the pause is random, so that the workers of a job do not try again all at once.
         let pause = self.pause / 2 + (self.pause / 2).mul_f64(random_fraction());
         self.phase = Phase::Pausing(now + pause);
@@ -109,9 +130,9 @@ impl Dial {
         match self.probe.as_ref().and_then(Probe::answer) {
             Some(refusal) => Error::Unavailable {
                 what: self.peer.name.clone(),
-                cause: format!("{} at {}: no process has that UDP port open", refusal, self.peer.address),
+                cause: format!("{} at {}: no process has that UDP port open", refusal, self.address),
             },
-            None => silent(&self.peer.address, &self.peer.name),
+            None => silent(&self.address, &self.peer.name),
         }
     }
 }
@@ -195,16 +216,11 @@ mod tests {
 
     fn dial(patience: Duration) -> (Dial, Receiver<crate::error::Result<LinkId>>, Instant) {
         let (sender, report) = channel();
-        let peer = Peer {
-            address: "a:1".to_owned(),
-            socket_path: String::new(),
-            node: NodeId([0; 32]),
-            name: "server 0".to_owned(),
-        };
+        let peer = Peer { addresses: Vec::new(), node: NodeId([0; 32]), name: "server 0".to_owned() };
         let done = Done::new(move |outcome| drop(sender.send(outcome)));
         #[expect(clippy::disallowed_methods, reason = "any instant will do; there is no other way to make one")]
         let now = Instant::now();
-        (Dial::new(peer, patience, Box::new(|_, _| {}), done, now), report, now)
+        (Dial::new("a:1".to_owned(), peer, patience, Box::new(|_, _| {}), done, now), report, now)
     }
 
     fn address(host: u8) -> SocketAddr {

@@ -24,6 +24,7 @@ use crate::error::{Error, Result};
 use crate::identity::Credentials;
 use crate::local::{OwnThread, ThreadEnd};
 use crate::transport::{Inbox, Listener};
+use crate::types::{Address, Scheme};
 use driver::Net;
 use server::{Command, Server};
 use wire::Wire;
@@ -87,7 +88,7 @@ fn listen_on(wire: Wire, credentials: &Credentials, settings: &Settings, inbox: 
     // Dropping the listener drops its outbox, and with the last sender the thread ends.
     let stop = commands.clone();
     Ok(Listener {
-        address,
+        addresses: vec![Address::new(Scheme::Quic, address)],
         outbox: Box::new(move |outgoing| drop(commands.send(Command::Outgoing(outgoing)))),
         stop: Box::new(move |patience| {
             if thread.is_ours() {

@@ -141,11 +141,11 @@ fn a_worker_that_falls_silent_is_torn_and_then_gone() {
 fn a_server_is_found_by_its_name() {
     let world = Loopback::new();
     let server = Server::new(&world);
-    let port = server.peer.address.rsplit_once(':').unwrap().1;
-    let named = Peer { address: format!("localhost:{port}"), ..server.peer.clone() };
+    let port = server.peer.at(Scheme::Quic).unwrap().rsplit_once(':').unwrap().1;
+    let named = Peer { addresses: at(&format!("localhost:{port}")), ..server.peer.clone() };
     let transport = world.transport();
     connect(&*transport, named).0.soon().unwrap();
-    let nowhere = Peer { address: "host.invalid:1".to_owned(), ..server.peer.clone() };
+    let nowhere = Peer { addresses: at("host.invalid:1"), ..server.peer.clone() };
     let (sender, refused) = channel();
     let done = Done::new(move |outcome| drop(sender.send(outcome)));
     transport.connect(nowhere, Duration::from_millis(1), Box::new(|_, _| {}), done);
@@ -160,8 +160,7 @@ fn a_driver_whose_socket_fails_says_so_and_answers_every_call() {
     let transport = world.transport();
     let (heard_here, heard_there) = (watched(|ended| transport.watch(ended)), watched(|ended| (listener.watch)(ended)));
     world.has_failed.store(true, Ordering::Relaxed);
-    let peer =
-        Peer { address: listener.address.clone(), socket_path: String::new(), node, name: "server 0".to_owned() };
+    let peer = Peer { addresses: listener.addresses.clone(), node, name: "server 0".to_owned() };
     let (connected, _lost) = connect(&*transport, peer);
     assert!(connected.soon().is_err());
     (listener.outbox)(Outgoing::Accept { exchange: ExchangeId(1) });
@@ -176,8 +175,7 @@ fn a_driver_whose_thread_panics_says_so() {
     let world = Loopback::new();
     let (listener, node) = world.listen(Box::new(|_| panic!("planted")));
     let heard = watched(|ended| (listener.watch)(ended));
-    let peer =
-        Peer { address: listener.address.clone(), socket_path: String::new(), node, name: "server 0".to_owned() };
+    let peer = Peer { addresses: listener.addresses.clone(), node, name: "server 0".to_owned() };
     let transport = world.transport();
     let _connected = connect(&*transport, peer);
     let error = heard.recv_timeout(SOON).unwrap();
@@ -185,6 +183,10 @@ fn a_driver_whose_thread_panics_says_so() {
     let (sender, late) = channel();
     (listener.watch)(Arc::new(move |cause| drop(sender.send(cause))));
     assert_eq!(late.try_recv(), Ok(error), "who asks later is told at once");
+}
+
+fn at(place: &str) -> Vec<Address> {
+    vec![Address::new(Scheme::Quic, place)]
 }
 
 /// What `watch` tells.

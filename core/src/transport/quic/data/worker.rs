@@ -23,8 +23,8 @@ use super::turns::Share;
 use crate::error::{Error, Result};
 use crate::identity::{Credentials, SERVER_NAME};
 use crate::mem::{Loan, Returned};
+use crate::transport::Push;
 use crate::transport::exchange::{Pull, link_gone, unknown_exchange};
-use crate::transport::{LinkLost, Peer, Push};
 use crate::types::{Done, ExchangeId, LinkId};
 
 /// All links and exchanges of a worker.
@@ -62,10 +62,16 @@ impl Role for Worker {
 
     fn command(&mut self, net: &mut Net, call: Call) -> Option<Duration> {
         match call {
-            Call::Connect { peer, patience, lost, done } => self.connect(net, peer, patience, lost, done),
+            Call::Connect { address, peer, patience, lost, done } => {
+                self.begin(net, Dial::new(address, peer, patience, lost, done, net.now()));
+            }
             Call::Push { link, exchange, push, done } => self.push(link, exchange, push, done),
-            Call::Pull { exchange, pull } => self.pull(net, exchange, pull),
-            Call::Abandon { exchange } => self.end_exchange(net, exchange, &Error::Cancelled),
+            Call::Pull { link, exchange, pull } => self.pull(net, link, exchange, pull),
+            Call::Abandon { link, exchange } => {
+                if self.exchanges.get(&exchange).is_some_and(|known| known.link == link) {
+                    self.end_exchange(net, exchange, &Error::Cancelled);
+                }
+            }
             Call::Disconnect { link } => {
                 if let Some(handle) = self.links.get(&link).map(|link| link.handle) {
                     net.close(handle, CLOSE_ORDERLY, Vec::new());
@@ -225,9 +231,9 @@ impl Worker {
         })
     }
 
-    fn connect(&mut self, net: &mut Net, peer: Peer, patience: Duration, lost: LinkLost, done: Done<LinkId>) {
+    fn begin(&mut self, net: &mut Net, dial: Dial) {
         self.dials_made += 1;
-        self.dials.insert(self.dials_made, Dial::new(peer, patience, lost, done, net.now()));
+        self.dials.insert(self.dials_made, dial);
         self.attempt(net, self.dials_made);
     }
 
@@ -235,11 +241,11 @@ impl Worker {
     fn attempt(&mut self, net: &mut Net, id: u64) {
         let Some(dial) = self.dials.get_mut(&id) else { return };
         dial.phase = Phase::Resolving;
-        if let Ok(address) = dial.peer.address.parse() {
+        if let Ok(address) = dial.address.parse() {
             return self.resolved(net, id, Ok(vec![address]));
         }
         // Looking up a name blocks, and there is no bound for it. So a thread of its own does it.
-        let (address, name) = (dial.peer.address.clone(), dial.peer.name.clone());
+        let (address, name) = (dial.address.clone(), dial.peer.name.clone());
         let Some(calls) = self.calls.upgrade() else { return };
         let ask = move || {
             let addresses = resolve(&address, &name);
@@ -295,7 +301,7 @@ impl Worker {
         let session = connection.crypto_session();
         let found = peer_of(session.handshake_data(), session.peer_identity());
         let Some(dial) = self.dials.remove(&id) else { return };
-        if let Err(error) = check_server(found, &dial.peer) {
+        if let Err(error) = check_server(found, &dial.address, &dial.peer) {
             self.owners.remove(&handle);
             net.close(handle, CLOSE_ORDERLY, Vec::new());
             return dial.done.err(error);
@@ -347,8 +353,9 @@ impl Worker {
         }
     }
 
-    fn pull(&mut self, net: &mut Net, id: ExchangeId, pull: Pull) {
-        match self.exchanges.get_mut(&id).filter(|exchange| !exchange.state.is_pulled()) {
+    fn pull(&mut self, net: &mut Net, link: LinkId, id: ExchangeId, pull: Pull) {
+        let here = |exchange: &&mut Exchange| exchange.link == link && !exchange.state.is_pulled();
+        match self.exchanges.get_mut(&id).filter(here) {
             Some(exchange) => {
                 exchange.state.pull(pull);
                 self.read(net, id);

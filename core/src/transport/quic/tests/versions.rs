@@ -6,6 +6,7 @@ use quinn::Endpoint;
 use super::super::admission::AdmissionControl;
 use super::super::tls::Admission;
 use super::*;
+use crate::types::Address;
 use crate::wire::VERSION;
 use crate::wire::header::HEADER_BYTES;
 
@@ -44,7 +45,7 @@ fn a_server_and_a_worker_of_another_version_part_at_once() {
     for (version, length) in cases() {
         let world = Loopback::new();
         let server = Server::new(&world);
-        let told = tell(&server.peer.address, &world.authority, header_of(version, length));
+        let told = tell(server.peer.at(Scheme::Quic).unwrap(), &world.authority, header_of(version, length));
         assert_eq!(both(told.soon().unwrap()), [version, VERSION], "{length} bytes");
         let link = server.up();
         let Incoming::LinkDown { link: down, .. } = server.next() else { panic!("nothing was opened") };
@@ -58,7 +59,8 @@ fn a_worker_and_a_server_of_another_version_part_at_once() {
         let world = Loopback::new();
         let credentials = world.credentials(Role::Server);
         let (address, told) = answering(&credentials, header_of(version, length));
-        let peer = Peer { address, socket_path: String::new(), node: credentials.node(), name: "server 0".to_owned() };
+        let addresses = vec![Address::new(Scheme::Quic, address)];
+        let peer = Peer { addresses, node: credentials.node(), name: "server 0".to_owned() };
         let transport = world.transport();
         let (connected, lost) = connect(&*transport, peer);
         let worker = Worker { link: connected.soon().unwrap(), transport, lost };

@@ -1,6 +1,6 @@
 //! Workers of one machine whose contributions come with that of one of them.
 
-use gradlane_core::types::{MachineId, Machines};
+use gradlane_core::types::{Address, MachineId, Machines, Scheme};
 
 use super::*;
 
@@ -160,7 +160,8 @@ fn on_machines(machines: &[u64], change: impl FnOnce(&mut NodeConfig)) -> World 
 fn view_of(machines: &[u64]) -> View {
     let mut view = view(u32::try_from(machines.len()).unwrap(), 1, Phase::Running);
     for (member, machine) in view.members.iter_mut().zip(machines) {
-        (member.process.machine, member.process.socket_path) = (MachineId(*machine), "socket".to_owned());
+        (member.process.machine, member.process.addresses) =
+            (MachineId(*machine), vec![Address::new(Scheme::Shm, "socket")]);
     }
     view
 }

@@ -1,5 +1,7 @@
 //! Rounds of some workers, and sums that one worker gets.
 
+use gradlane_core::types::{Address, MachineId, Scheme};
+
 use super::*;
 
 #[test]
@@ -65,8 +67,7 @@ fn the_members_of_one_machine_exchange_what_each_has() {
     let mut world = World::of(0);
     let mut view = view(3, 1, Phase::Running);
     for member in &mut view.members {
-        (member.process.machine, member.process.socket_path) =
-            (gradlane_core::types::MachineId(7), "socket".to_owned());
+        (member.process.machine, member.process.addresses) = (MachineId(7), vec![Address::new(Scheme::Shm, "socket")]);
     }
     world.follow(view);
     let pushed = [0, 2].map(|rank| world.push(rank, of(&[0, 2], 0)));

@@ -1,6 +1,6 @@
 //! Rounds after the view lost workers.
 
-use gradlane_core::types::MachineId;
+use gradlane_core::types::{Address, MachineId, Scheme};
 
 use super::*;
 
@@ -330,7 +330,8 @@ fn without(mut view: View, lost: &[u32]) -> View {
 fn machines(machines: &[u64], number: u32, lost: &[u32]) -> View {
     let mut view = view(u32::try_from(machines.len()).unwrap(), number, Phase::Running);
     for (member, machine) in view.members.iter_mut().zip(machines) {
-        (member.process.machine, member.process.socket_path) = (MachineId(*machine), "socket".to_owned());
+        (member.process.machine, member.process.addresses) =
+            (MachineId(*machine), vec![Address::new(Scheme::Shm, "socket")]);
     }
     without(view, lost)
 }
