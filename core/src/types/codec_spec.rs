@@ -126,6 +126,11 @@ impl CodecSpec {
         &self.parameters[..self.encoding.row().parameters.len()]
     }
 
+    /// Bytes of its parameters as they travel behind a header.
+    pub fn parameter_bytes(self) -> usize {
+        size_of_val(self.parameters())
+    }
+
     /// Whether it encodes each element on its own. Otherwise the elements of different tensors must not share its blocks.
     pub const fn is_elementwise(self) -> bool {
         match self.encoding {

@@ -69,8 +69,8 @@ impl Contribute {
 
     /// Bytes of the header on the wire.
     pub(super) fn header_bytes(&self) -> usize {
-        let parameters = self.body().map_or(0, |body| body.codec.parameters().len());
-        HEADER_BYTES + parameters * size_of::<u32>() + participants::bytes(&self.participants)
+        let parameters = self.body().map_or(0, |body| body.codec.parameter_bytes());
+        HEADER_BYTES + parameters + participants::bytes(&self.participants)
     }
 }
 
@@ -109,8 +109,7 @@ impl Sum {
 
     /// Bytes of the header on the wire.
     pub fn header_bytes(&self) -> usize {
-        let parameters = self.body.codec.parameters().len() * size_of::<u32>();
-        HEADER_BYTES + parameters + self.contributors.as_bytes().len()
+        HEADER_BYTES + self.body.codec.parameter_bytes() + self.contributors.as_bytes().len()
     }
 }
 
@@ -285,9 +284,8 @@ impl Fields<'_> {
     fn codec<'rest>(&self, rest: &'rest [u8]) -> Result<(CodecSpec, &'rest [u8])> {
         let code = self.bytes[at::CODEC];
         let encoding = Encoding::from_code(code).ok_or_else(|| self.bad("codec", format!("is {code}")))?;
-        let bytes = CodecSpec::of(encoding).parameters().len() * size_of::<u32>();
         let (parameters, rest) = rest
-            .split_at_checked(bytes)
+            .split_at_checked(CodecSpec::of(encoding).parameter_bytes())
             .ok_or_else(|| self.bad("codec", format!("is {encoding} with parameters of {} bytes", rest.len())))?;
         let words = parameters.as_chunks().0;
         let parameters: Vec<u32> = words.iter().map(|word| u32::from_le_bytes(*word)).collect();
