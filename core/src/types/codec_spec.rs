@@ -221,12 +221,12 @@ impl FromStr for CodecSpec {
             hint: format!("use one of {}", TABLE.each_ref().map(|row| row.name).join(", ")),
         })?;
         let mut spec = Self::of(row.encoding);
-        for assignment in assignments.into_iter().flat_map(|assignments| assignments.split(',')) {
+        for word in assignments.into_iter().flat_map(|assignments| assignments.split(',')) {
             let unknown = || Error::InvalidArgument {
-                what: format!("codec {text:?}: {assignment:?} sets no parameter"),
+                what: format!("codec {text:?}: {word:?} sets no parameter"),
                 hint: known_parameters(row.encoding),
             };
-            let (parameter, value) = assignment.split_once('=').ok_or_else(unknown)?;
+            let (parameter, value) = word.split_once('=').ok_or_else(unknown)?;
             let index = row.parameters.iter().position(|known| known.name == parameter.trim()).ok_or_else(unknown)?;
             let value = value.trim().parse().map_err(|_| unknown())?;
             row.parameters[index].check(row.encoding, value)?;

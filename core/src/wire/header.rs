@@ -5,11 +5,12 @@
 //! reads them; the doc of the parent module shows the layout.
 
 use crate::error::{Error, Result};
-use crate::types::{Epoch, PartId};
 
+mod about;
 mod bytes;
 mod sum;
 
+pub use about::{About, Service};
 pub use bytes::HeaderReader;
 pub use sum::{Body, Contribute, Contribution, Contributors, Sum, Target, Withdraw};
 
@@ -52,26 +53,6 @@ pub enum Reply {
     Sum(Sum),
     /// An error follows.
     Reject(Reject),
-}
-
-/// What an exchange of any service is about.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct About {
-    /// What the server does with the part.
-    pub service: Service,
-    /// The membership in which the sender believes.
-    pub epoch: Epoch,
-    /// Which part of which tensor.
-    pub part: PartId,
-}
-
-/// The services that servers offer. The set is closed.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Service {
-    /// Adds parts of equal length, element by element.
-    DenseSum,
-    /// A service that this version does not have, by its code.
-    Unknown(u8),
 }
 
 /// The server does not do what was asked. An encoded error with the reason follows.
@@ -192,34 +173,6 @@ impl Reply {
         match self {
             Self::Sum(header) => header.early,
             Self::Reject(_) => false,
-        }
-    }
-}
-
-impl Service {
-    /// The wire code; never changes.
-    pub const fn code(self) -> u8 {
-        match self {
-            Self::DenseSum => 1,
-            Self::Unknown(code) => code,
-        }
-    }
-
-    /// The service with this wire code.
-    pub const fn from_code(code: u8) -> Self {
-        match code {
-            1 => Self::DenseSum,
-            code => Self::Unknown(code),
-        }
-    }
-
-    /// The answer of a server to `peer`, if it asked for a service that the server does not have.
-    pub fn refusal(self, peer: &str) -> Error {
-        Error::Incompatible {
-            field: "service".to_owned(),
-            ours: "1 (dense sum)".to_owned(),
-            peer: peer.to_owned(),
-            theirs: self.code().to_string(),
         }
     }
 }

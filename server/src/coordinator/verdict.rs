@@ -82,15 +82,9 @@ pub(super) fn verdict(policy: Policy, roster: &Roster, loss: &[Lost]) -> Verdict
             if !roster.seats().any(stays) {
                 return abort(first, "no worker is left");
             }
-            // An unknown machine is that of a worker which reduces with nobody.
-            let machine = |lost: &Lost| {
-                let machine = roster.seat(lost.identity).map(|seat| seat.member.process.machine);
-                machine.filter(|machine| *machine != MachineId::UNKNOWN)
-            };
             let reduces_with = |lost: &&&Lost| {
-                machine(lost).is_some_and(|machine| {
-                    roster.seats().filter(|seat| stays(seat)).any(|seat| seat.member.process.machine == machine)
-                })
+                let Some(place) = roster.seat(lost.identity).and_then(meeting) else { return false };
+                roster.seats().filter(|seat| stays(seat)).any(|seat| meeting(seat) == Some(place))
             };
             if let Some(broken) = needed.iter().find(reduces_with) {
                 return abort(broken, "the workers of its machine reduced with it");
@@ -98,6 +92,12 @@ pub(super) fn verdict(policy: Policy, roster: &Roster, loss: &[Lost]) -> Verdict
             Verdict::Continue { without, reason: "other workers are left" }
         }
     }
+}
+
+/// The machine on which a worker reduces with others. A worker that reduces alone has no socket at which they meet.
+fn meeting(seat: &Seat) -> Option<MachineId> {
+    let process = &seat.member.process;
+    process.socket_path().and(Some(process.machine)).filter(|machine| *machine != MachineId::UNKNOWN)
 }
 
 fn peer_lost(roster: &Roster, lost: &Lost) -> Error {
@@ -142,6 +142,24 @@ mod tests {
                 assert_eq!(reason, expected, "{what}, {policy:?}");
             }
         }
+    }
+
+    #[test]
+    fn a_job_does_not_go_on_without_one_of_the_workers_that_reduce_on_a_machine() {
+        let mut roster = roster(&[], true);
+        for (seat, socket) in roster.seats_mut().zip(["/a", "/b", "", ""]) {
+            seat.member.process.machine = MachineId(7);
+            if !socket.is_empty() {
+                seat.member.process.addresses = vec![Address::new(Scheme::Shm, socket)];
+            }
+        }
+        let reason = |lost: &[u8]| match verdict(Policy::Continue, &roster, &loss(lost)) {
+            Verdict::Abort { reason, .. } | Verdict::Continue { reason, .. } => reason,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(reason(&[1]), "the workers of its machine reduced with it");
+        assert_eq!(reason(&[2]), "other workers are left", "it reduces alone");
+        assert_eq!(reason(&[0, 1]), "other workers are left", "nobody is left who reduced with them");
     }
 
     #[test]

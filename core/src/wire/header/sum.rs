@@ -1,6 +1,6 @@
 //! The headers of the dense sum: contributions, withdrawals and sums.
 
-use super::{About, Service};
+use super::about::{About, Service};
 use crate::types::{CodecSpec, DType, Epoch, Op, PartId, Participants, Round, WorkerSet};
 
 /// Which sum an exchange is about.

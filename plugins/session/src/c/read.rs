@@ -230,7 +230,7 @@ pub(super) unsafe fn reduction(given: &GradlaneSubmission, name: &str) -> Result
         weight: if op == GradlaneOp::WeightedMean { given.weight } else { 1.0 },
         priority: Priority(given.priority),
         codec,
-        members: (!members.is_empty()).then_some(members),
+        members: if members.is_empty() { None } else { Some(members) },
         receiver,
         timeout: limit(given.timeout_ms),
     })

@@ -1,6 +1,7 @@
 //! The bytes of the dense sum's headers.
 
-use super::{Fields, at as front_at, front, participants, put, u32_of, with_behind};
+use super::fields::{Fields, at as front_at, front, put, u32_of, with_behind};
+use super::participants;
 use crate::codec;
 use crate::error::Result;
 use crate::types::{CodecSpec, DType, Encoding, Op, Participants, Round, WorkerSet};

@@ -3,7 +3,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::types::{CodecSpec, DType, Op, Participants, WorkerId, WorkerSet};
 use crate::wire::header::{Body, Contribute, Contribution, Contributors, Sum, Withdraw};
-use crate::wire::samples;
+use crate::wire::{limits, samples};
 
 fn contribute() -> Contribute {
     match samples::headers().swap_remove(0) {
