@@ -16,18 +16,18 @@ pub(super) const REJECT: u8 = 0;
 
 /// Where each field lies that all services have.
 pub(super) mod at {
-    pub(in super::super) const VERSION: usize = 4;
-    pub(in super::super) const SERVICE: usize = 5;
-    pub(in super::super) const HEADER_BYTES: usize = 6;
-    pub(in super::super) const TERM: usize = 8;
-    pub(in super::super) const EPOCH: usize = 12;
-    pub(in super::super) const KEY: usize = 16;
-    pub(in super::super) const PART: usize = 24;
-    pub(in super::super) const BODY_BYTES: usize = 28;
-    pub(in super::super) const KIND: usize = 32;
-    pub(in super::super) const URGENCY: usize = 33;
+    pub(in crate::wire::header) const VERSION: usize = 4;
+    pub(in crate::wire::header) const SERVICE: usize = 5;
+    pub(in crate::wire::header) const HEADER_BYTES: usize = 6;
+    pub(in crate::wire::header) const TERM: usize = 8;
+    pub(in crate::wire::header) const EPOCH: usize = 12;
+    pub(in crate::wire::header) const KEY: usize = 16;
+    pub(in crate::wire::header) const PART: usize = 24;
+    pub(in crate::wire::header) const BODY_BYTES: usize = 28;
+    pub(in crate::wire::header) const KIND: usize = 32;
+    pub(in crate::wire::header) const URGENCY: usize = 33;
     /// From here on the bytes belong to the service.
-    pub(in super::super) const OWN: usize = 34;
+    pub(in crate::wire::header) const OWN: usize = 34;
 }
 
 /// The front of a header without the fields of its service.

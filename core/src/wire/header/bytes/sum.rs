@@ -31,7 +31,8 @@ mod flag {
 
 /// Where each field lies.
 mod at {
-    pub(super) const FLAGS: usize = super::front_at::OWN;
+    /// The first byte that belongs to the service.
+    pub(super) const FLAGS: usize = 34;
     pub(super) const CODEC: usize = 35;
     /// Of a contribution and a withdrawal.
     pub(super) const ROOT: usize = 36;
