@@ -211,7 +211,7 @@ fn kill_one_of_three(over: Over) {
 }
 
 fn the_survivors_of_a_killed_worker_get_their_sum_if_the_job_goes_on(over: Over) {
-    (0..repetitions(6)).for_each(|repetition| go_on_without_one(over, repetition % 3));
+    (0..repetitions(3)).for_each(|repetition| go_on_without_one(over, repetition % 3));
 }
 
 /// Kills one of three workers: before it contributes, while it does, or before the job has summed anything.
