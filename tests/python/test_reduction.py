@@ -23,7 +23,8 @@ def test_python_has_the_names_of_the_native_module():
     names = _core.names_table()
     assert list(get_args(NativeOp)) == names["ops"]
     assert [op.native for op in ReduceOp] == ["mean", *[name for name in names["ops"] if name not in ("mean", "broadcast")]]
-    assert [compressor.codec for compressor in (Compression.none, Compression.fp16, Compression.bf16)] == names["codecs"]
+    compressors = [Compression.none, Compression.fp16, Compression.bf16, Compression.int8]
+    assert [compressor.codec for compressor in compressors] == names["codecs"]
     assert ITEM_BYTES == names["dtypes"] == {name: dtype.itemsize for dtype, name in NAMES.items()}
 
 
