@@ -47,21 +47,21 @@ impl Int8 {
         Self { spec, elements, block }
     }
 
-    /// Calls `act` for each block of a body with its elements in `others`, of `bytes` each.
-    fn each_block<'a>(
+    /// Calls `act` for each block of a body: with its elements as f32, and with its place in `others`, which has `bytes` for each element.
+    fn each_block(
         &self,
-        body: &'a [u8],
-        others: &'a mut [u8],
+        body: &[u8],
+        others: &mut [u8],
         bytes: usize,
-        mut act: impl FnMut(&[f32], &mut [u8]),
+        mut act: impl FnMut(&[u8], &mut [u8]),
     ) -> Result<(), Malformed> {
-        let mut floats = [0.0; BLOCK_MAX];
+        let mut row = [0; 4 * BLOCK_MAX];
         let blocks = body.chunks(self.block + SCALE_BYTES);
         assert_eq!(blocks.len(), others.len().div_ceil(self.block * bytes), "as many blocks");
         for (block, others) in blocks.zip(others.chunks_mut(self.block * bytes)) {
-            let floats = &mut floats[..others.len() / bytes];
-            dequantise(block, floats)?;
-            act(floats, others);
+            let row = &mut row[..others.len() / bytes * 4];
+            dequantise(block, row)?;
+            act(row, others);
         }
         Ok(())
     }
@@ -109,62 +109,49 @@ impl Codec for Int8 {
 
     fn decode(&self, _kernels: Kernels, body: &[u8], elements: &mut [u8]) -> Result<(), Malformed> {
         let bytes = usize::try_from(self.elements.bytes()).expect("4 or 8");
-        self.each_block(body, elements, bytes, |floats, elements| match self.elements {
+        self.each_block(body, elements, bytes, |row, elements| match self.elements {
             DType::F64 => {
-                for (double, float) in elements.as_chunks_mut::<8>().0.iter_mut().zip(floats) {
-                    *double = f64::from(*float).to_le_bytes();
+                for (double, float) in elements.as_chunks_mut::<8>().0.iter_mut().zip(row.as_chunks().0) {
+                    *double = f64::from(f32::from_le_bytes(*float)).to_le_bytes();
                 }
             }
-            _ => write(floats, elements),
+            _ => elements.copy_from_slice(row),
         })
     }
 
     fn start(&self, kernels: Kernels, op: Op, weight: f64, body: &[u8], sum: &mut [u8]) -> Result<(), Malformed> {
-        let mut row = [0; 4 * BLOCK_MAX];
-        self.each_block(body, sum, 4, |floats, sum| {
-            let row = &mut row[..sum.len()];
-            write(floats, row);
-            kernels.start(folding(op, weight), DType::F32, weight, row, sum);
-        })
+        self.each_block(body, sum, 4, |row, sum| kernels.start(folding(op, weight), DType::F32, weight, row, sum))
     }
 
     fn add(&self, kernels: Kernels, op: Op, weight: f64, body: &[u8], sum: &mut [u8]) -> Result<(), Malformed> {
-        let mut row = [0; 4 * BLOCK_MAX];
-        self.each_block(body, sum, 4, |floats, sum| {
-            let row = &mut row[..sum.len()];
-            write(floats, row);
-            kernels.add(folding(op, weight), DType::F32, weight, row, sum);
-        })
+        self.each_block(body, sum, 4, |row, sum| kernels.add(folding(op, weight), DType::F32, weight, row, sum))
     }
 
     fn finish(&self, kernels: Kernels, op: Op, divisor: f64, sum: &[u8], body: &mut [u8]) -> usize {
-        let (mut row, mut floats) = ([0; 4 * BLOCK_MAX], [0.0; BLOCK_MAX]);
+        let mut row = [0; 4 * BLOCK_MAX];
         let blocks = body.chunks_mut(self.block + SCALE_BYTES);
         for (sum, block) in sum.chunks(4 * self.block).zip(blocks) {
             let row = &mut row[..sum.len()];
             row.copy_from_slice(sum);
             kernels.finish_in_place(op, DType::F32, divisor, row);
-            let floats = &mut floats[..sum.len() / 4];
-            for (float, bytes) in floats.iter_mut().zip(row.as_chunks().0) {
-                *float = f32::from_le_bytes(*bytes);
-            }
-            quantise(floats, block);
+            quantise(row, block);
         }
         body.len()
     }
 }
 
-/// Writes a block of these elements.
-fn quantise(floats: &[f32], block: &mut [u8]) {
+/// Writes a block of these elements, which are f32.
+fn quantise(row: &[u8], block: &mut [u8]) {
     const INFINITE: u32 = f32::INFINITY.to_bits();
     let (scale_bytes, values) = block.split_first_chunk_mut::<SCALE_BYTES>().expect("a block begins with its scale");
-    assert_eq!(values.len(), floats.len(), "a byte for each element");
+    assert_eq!(4 * values.len(), row.len(), "a byte for each element");
+    let floats = || row.as_chunks().0.iter().map(|float| f32::from_le_bytes(*float));
     // Magnitudes are ordered as their bits are, and those of NaN and infinities come last.
-    let largest = floats.iter().fold(0, |largest, float| largest.max(float.to_bits() & !(1 << 31)));
+    let largest = floats().fold(0, |largest, float| largest.max(float.to_bits() & !(1 << 31)));
     let scale = if largest < INFINITE { f32::from_bits(largest) / 127.0 } else { f32::NAN };
     *scale_bytes = scale.to_le_bytes();
     if scale > 0.0 {
-        for (value, float) in values.iter_mut().zip(floats) {
+        for (value, float) in values.iter_mut().zip(floats()) {
             *value = ((float / scale).round_ties_even().clamp(-127.0, 127.0) as i8).cast_unsigned();
         }
     } else {
@@ -172,29 +159,23 @@ fn quantise(floats: &[f32], block: &mut [u8]) {
     }
 }
 
-/// Reads the elements of a block.
+/// Reads the elements of a block as f32.
 ///
 /// # Errors
 /// [`Malformed`] if it has another number of elements, or a scale that no block has.
-fn dequantise(block: &[u8], floats: &mut [f32]) -> Result<(), Malformed> {
+fn dequantise(block: &[u8], row: &mut [u8]) -> Result<(), Malformed> {
     let (scale, values) = block
         .split_first_chunk::<SCALE_BYTES>()
-        .filter(|(_, values)| values.len() == floats.len())
+        .filter(|(_, values)| 4 * values.len() == row.len())
         .ok_or_else(|| Malformed { problem: format!("has a block of {} bytes", block.len()) })?;
     let scale = f32::from_le_bytes(*scale);
     if scale < 0.0 || scale.is_infinite() {
         return Err(Malformed { problem: format!("has a block with the scale {scale}") });
     }
-    for (float, value) in floats.iter_mut().zip(values) {
-        *float = f32::from(value.cast_signed()) * scale;
+    for (float, value) in row.as_chunks_mut().0.iter_mut().zip(values) {
+        *float = (f32::from(value.cast_signed()) * scale).to_le_bytes();
     }
     Ok(())
-}
-
-fn write(floats: &[f32], bytes: &mut [u8]) {
-    for (bytes, float) in bytes.as_chunks_mut().0.iter_mut().zip(floats) {
-        *bytes = float.to_le_bytes();
-    }
 }
 
 #[cfg(test)]
