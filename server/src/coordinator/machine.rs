@@ -2,7 +2,7 @@
 
 use gradlane_core::error::{Error, Result};
 use gradlane_core::types::defect::{Defect, planted};
-use gradlane_core::types::{Epoch, LinkId, NodeId, Role, Time, View, WorkerId, WorkerSet};
+use gradlane_core::types::{Epoch, LinkId, Machines, NodeId, Role, Time, View, WorkerId, WorkerSet};
 use gradlane_core::wire::frame::{Health, Join, Stall, Status};
 use gradlane_core::wire::{Frame, limits};
 
@@ -336,7 +336,7 @@ impl Coordinator {
 
     /// Gives up these members at the same time, and carries out the verdict.
     fn lose(&mut self, now: Time, loss: Vec<Lost>) {
-        let verdict = verdict(self.config.policy, &self.roster, &loss);
+        let verdict = verdict(self.config.policy, &self.roster, &Machines::of(&self.view()), &loss);
         let links: Vec<LinkId> =
             loss.iter().filter_map(|lost| self.roster.seat(lost.identity).and_then(Seat::link)).collect();
         let runs = matches!(self.stage, Stage::Running);

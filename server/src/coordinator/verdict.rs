@@ -13,7 +13,7 @@
 
 use gradlane_core::config::OnWorkerLoss;
 use gradlane_core::error::Error;
-use gradlane_core::types::{MachineId, Role};
+use gradlane_core::types::{Machines, Role, WorkerId};
 use gradlane_core::wire::frame::Health;
 
 use super::roster::{Identity, Roster, Seat};
@@ -59,8 +59,8 @@ pub(super) enum Verdict {
     Continue { without: Vec<Identity>, reason: &'static str },
 }
 
-/// Decides the consequence of the loss of these members, all noticed at the same time.
-pub(super) fn verdict(policy: Policy, roster: &Roster, loss: &[Lost]) -> Verdict {
+/// Decides the consequence of the loss of these members, all noticed at the same time. `machines` says which workers reduced together.
+pub(super) fn verdict(policy: Policy, roster: &Roster, machines: &Machines, loss: &[Lost]) -> Verdict {
     if !roster.is_sealed() {
         return Verdict::Free;
     }
@@ -82,22 +82,17 @@ pub(super) fn verdict(policy: Policy, roster: &Roster, loss: &[Lost]) -> Verdict
             if !roster.seats().any(stays) {
                 return abort(first, "no worker is left");
             }
-            let reduces_with = |lost: &&&Lost| {
-                let Some(place) = roster.seat(lost.identity).and_then(meeting) else { return false };
-                roster.seats().filter(|seat| stays(seat)).any(|seat| meeting(seat) == Some(place))
+            let is_broken = |lost: &&&Lost| {
+                let rank = roster.seat(lost.identity).map(|seat| WorkerId(seat.member.index));
+                let mut team = rank.and_then(|rank| machines.team(rank)).into_iter().flatten();
+                team.any(|other| roster.worker(*other).is_some_and(stays))
             };
-            if let Some(broken) = needed.iter().find(reduces_with) {
+            if let Some(broken) = needed.iter().find(is_broken) {
                 return abort(broken, "the workers of its machine reduced with it");
             }
             Verdict::Continue { without, reason: "other workers are left" }
         }
     }
-}
-
-/// The machine on which a worker reduces with others. A worker that reduces alone has no socket at which they meet.
-fn meeting(seat: &Seat) -> Option<MachineId> {
-    let process = &seat.member.process;
-    process.socket_path().and(Some(process.machine)).filter(|machine| *machine != MachineId::UNKNOWN)
 }
 
 fn peer_lost(roster: &Roster, lost: &Lost) -> Error {
@@ -107,7 +102,9 @@ fn peer_lost(roster: &Roster, lost: &Lost) -> Error {
 
 #[cfg(test)]
 mod tests {
-    use gradlane_core::types::{Address, Incarnation, LinkId, NodeId, Process, Scheme, Time};
+    use gradlane_core::types::{
+        Address, Epoch, Incarnation, LinkId, MachineId, NodeId, Phase, Process, Scheme, Time, View,
+    };
     use gradlane_core::wire::frame::Join;
 
     use super::super::roster::{Change, Size};
@@ -134,7 +131,7 @@ mod tests {
         for (what, lost, left, by_abort, by_continue) in cases {
             let roster = roster(left, true);
             for (policy, expected) in [(Policy::Abort, by_abort), (Policy::Continue, by_continue)] {
-                let reason = match verdict(policy, &roster, &loss(lost)) {
+                let reason = match decided(policy, &roster, &loss(lost)) {
                     Verdict::Abort { reason, .. } | Verdict::Continue { reason, .. } => reason,
                     Verdict::Nothing => "nothing",
                     Verdict::Free => "free",
@@ -147,13 +144,11 @@ mod tests {
     #[test]
     fn a_job_does_not_go_on_without_one_of_the_workers_that_reduce_on_a_machine() {
         let mut roster = roster(&[], true);
-        for (seat, socket) in roster.seats_mut().zip(["/a", "/b", "", ""]) {
-            seat.member.process.machine = MachineId(7);
-            if !socket.is_empty() {
-                seat.member.process.addresses = vec![Address::new(Scheme::Shm, socket)];
-            }
+        for (seat, machine) in roster.seats_mut().zip([7, 7, 8, 8]) {
+            seat.member.process.machine = MachineId(machine);
+            seat.member.process.addresses = vec![Address::new(Scheme::Shm, "/socket")];
         }
-        let reason = |lost: &[u8]| match verdict(Policy::Continue, &roster, &loss(lost)) {
+        let reason = |lost: &[u8]| match decided(Policy::Continue, &roster, &loss(lost)) {
             Verdict::Abort { reason, .. } | Verdict::Continue { reason, .. } => reason,
             other => panic!("{other:?}"),
         };
@@ -165,13 +160,13 @@ mod tests {
     #[test]
     fn a_loss_before_the_job_formed_frees_the_seat() {
         for policy in [Policy::Abort, Policy::Continue] {
-            assert_eq!(verdict(policy, &roster(&[], false), &loss(&[1, SERVER])), Verdict::Free);
+            assert_eq!(decided(policy, &roster(&[], false), &loss(&[1, SERVER])), Verdict::Free);
         }
     }
 
     #[test]
     fn an_abort_names_the_first_that_was_lost_or_the_server_that_decided_it() {
-        let cause = |policy| match verdict(policy, &roster(&[], true), &loss(&[1, SERVER])) {
+        let cause = |policy| match decided(policy, &roster(&[], true), &loss(&[1, SERVER])) {
             Verdict::Abort { cause, .. } => cause.to_string(),
             other => panic!("{other:?}"),
         };
@@ -181,9 +176,16 @@ mod tests {
 
     #[test]
     fn a_job_continues_without_exactly_those_that_it_still_needed() {
-        let verdict = verdict(Policy::Continue, &roster(&[0], true), &loss(&[0, 2]));
+        let verdict = decided(Policy::Continue, &roster(&[0], true), &loss(&[0, 2]));
         let Verdict::Continue { without, .. } = verdict else { panic!("{verdict:?}") };
         assert_eq!(without, [identity(2)], "worker 0 had left");
+    }
+
+    /// The verdict where the workers reduce as their places say.
+    fn decided(policy: Policy, roster: &Roster, loss: &[Lost]) -> Verdict {
+        let members = roster.seats().map(|seat| seat.member.clone()).collect();
+        let (job, epoch) = ("job".to_owned(), Epoch::default());
+        verdict(policy, roster, &Machines::of(&View { job, epoch, phase: Phase::Running, members }), loss)
     }
 
     /// Workers 0 to 2 and a server, of which `left` left in order.
