@@ -1,7 +1,7 @@
 //! Reads the value of Python that says how tensors are reduced, and tells Python the names in it.
 
-use gradlane_abi::{Codec, GradlaneDtype, GradlaneOp};
-use gradlane_core::types::Priority;
+use gradlane_abi::{GradlaneDtype, GradlaneOp};
+use gradlane_core::types::{Encoding, Priority};
 use gradlane_session::{codec_named, op_named};
 use pyo3::exceptions::PyTypeError;
 use pyo3::intern;
@@ -25,7 +25,7 @@ fn names_table(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     }
     table.set_item("dtypes", dtypes)?;
     table.set_item("ops", GradlaneOp::ALL.map(GradlaneOp::name))?;
-    table.set_item("codecs", Codec::ALL.map(Codec::name))?;
+    table.set_item("codecs", Encoding::all().map(|codec| codec.to_string()).collect::<Vec<_>>())?;
     Ok(table)
 }
 

@@ -12,7 +12,7 @@ mod table;
 mod types;
 
 pub use door::{Attachment, Door, Failure, Operation};
-pub use names::{Codec, Unknown};
+pub use names::Unknown;
 pub use reduction::{Attributes, Reduction};
 pub use status::{GradlaneError, GradlaneStatus};
 pub use table::{ENGINE_MAGIC, ENGINE_VERSION, EngineTable};

@@ -1,22 +1,9 @@
-//! The names of element types, reductions and codecs: the one table by which Python and the op libraries read and write them.
+//! The names of element types and reductions: the one table by which Python and the op libraries read and write them. The names of codecs
+//! are the engine's, which reads their parameters as well.
 
 use std::fmt;
 
 use crate::types::{GradlaneDtype, GradlaneOp};
-
-/// How a tensor travels between machines. The C interface knows codecs by their names, behind which the engine reads parameters; so they
-/// have no numbers.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Codec {
-    /// The bytes as they are.
-    None,
-    /// Elements of two bytes, IEEE 754 half precision.
-    Fp16,
-    /// Elements of two bytes, bfloat16.
-    Bf16,
-    /// Elements of one byte, in blocks with a scale of four bytes.
-    Int8,
-}
 
 /// A name that is in none of the tables.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -120,21 +107,6 @@ impl GradlaneOp {
             what: format!("op {name:?}"),
             hint: format!("use one of {}", Self::ALL.map(Self::name).join(", ")),
         })
-    }
-}
-
-impl Codec {
-    /// Every codec.
-    pub const ALL: [Self; 4] = [Self::None, Self::Fp16, Self::Bf16, Self::Int8];
-
-    /// The name that users write, such as `fp16`.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::None => "none",
-            Self::Fp16 => "fp16",
-            Self::Bf16 => "bf16",
-            Self::Int8 => "int8",
-        }
     }
 }
 

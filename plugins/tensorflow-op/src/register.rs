@@ -5,7 +5,7 @@
 
 use std::ffi::{CStr, CString};
 
-use gradlane_abi::{Codec, Failure, GradlaneOp};
+use gradlane_abi::{Failure, GradlaneOp};
 
 use crate::api::{Api, Compute, Create, Delete, InferShapes, TfShapeContext, TfStatus};
 use crate::process::api;
@@ -38,7 +38,7 @@ pub(crate) fn all(api: &Api) -> Result<(), String> {
             format!("T: {{{types}}}"),
             "tensor_name: string".to_owned(),
             format!("reduction: {{{reductions}}} = '{}'", GradlaneOp::Mean.name()),
-            format!("codec: string = '{}'", Codec::None.name()),
+            "codec: string = 'none'".to_owned(),
             "root: int >= 0 = 0".to_owned(),
             "priority: int = 0".to_owned(),
             "timeout_ms: int >= 0 = 0".to_owned(),
