@@ -11,7 +11,6 @@ use std::thread::JoinHandle;
 use crossbeam_channel::{Receiver, Sender, unbounded};
 
 use super::{Device, Transfer};
-use crate::codec;
 use crate::cuda::{Mark, OnIssue};
 use crate::error::{Error, Result};
 use crate::local::SharedBacking;
@@ -161,7 +160,7 @@ fn work(jobs: &Receiver<Job>, copies: &Copies) {
                 }
             }
             Transfer::Encode { from, to, coding } => {
-                let codec = codec::of(coding.codec, coding.dtype).expect("asked of what this device encodes");
+                let codec = coding.codec();
                 let mut rest = to;
                 for run in &from {
                     let bytes = codec.body_bytes(run.len() as u64 / coding.dtype.bytes()).max();
@@ -174,7 +173,7 @@ fn work(jobs: &Receiver<Job>, copies: &Copies) {
                 }
             }
             Transfer::Decode { from, to, coding } => {
-                let codec = codec::of(coding.codec, coding.dtype).expect("asked of what this device encodes");
+                let codec = coding.codec();
                 let mut rest = from;
                 for run in &to {
                     let bytes = codec.body_bytes(run.len() as u64 / coding.dtype.bytes()).max();

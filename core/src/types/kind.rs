@@ -25,20 +25,13 @@ impl TensorKind {
             Self::Sum { codec } => codec,
         }
     }
-
-    /// Its name, without what it holds.
-    const fn name(self) -> &'static str {
-        match self {
-            Self::Sum { .. } => "sum",
-        }
-    }
 }
 
 impl fmt::Display for TensorKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Sum { codec } if codec.is_plain() => f.write_str(self.name()),
-            Self::Sum { codec } => write!(f, "{} as {codec}", self.name()),
+            Self::Sum { codec } if codec.is_plain() => f.write_str("sum"),
+            Self::Sum { codec } => write!(f, "sum as {codec}"),
         }
     }
 }

@@ -266,10 +266,10 @@ impl Worker {
         if duty == Duty::Together && memory == DeviceKind::Cuda {
             return self.withdraw_unreachable(now, &part);
         }
-        let coding = self.coding(&part, duty);
+        let ranks = self.reducing_ranks(&part);
+        let coding = self.coding(&part, duty, ranks);
         // What is reduced, encoded or copied first lies in memory that the sum takes as well.
-        let lies_apart =
-            !in_place && coding.is_none() && memory == DeviceKind::Host && self.reducing_ranks(&part).get() == 1;
+        let is_overwritten = in_place || coding.is_some() || memory != DeviceKind::Host || ranks.get() > 1;
         let coded_by_device = coding.is_some() && !self.here().pipeline.needs_coding(memory, device_encodes);
         let route = Route { coded: coding.is_some() && !coded_by_device, ..Route::new(duty, memory) };
         let spec = TaskSpec {
@@ -284,7 +284,6 @@ impl Worker {
         let task = self.scheduler.submit(now, spec);
         self.most_urgent = self.most_urgent.max(priority);
         let (held, abandoned, message) = (None, false, None);
-        let is_overwritten = !lies_apart;
         let record = Record {
             part,
             memory,
@@ -301,10 +300,10 @@ impl Worker {
         self.commands.push_back(Command::Carry { task, load: Load::Pieces });
     }
 
-    /// How a part is encoded on its way to its server. `None` if it travels unchanged, or does not travel.
-    fn coding(&self, part: &ReadyPart, duty: Duty) -> Option<Coding> {
+    /// How a part that `ranks` ranks have reduced is encoded on its way to its server. `None` if it travels unchanged, or does not travel.
+    fn coding(&self, part: &ReadyPart, duty: Duty, ranks: NonZeroU32) -> Option<Coding> {
         let (dtype, codec) = (part.layout.dtype, part.layout.kind.codec().for_op(part.op));
-        let coding = Coding::of(codec, dtype, part.op, self.reducing_ranks(part));
+        let coding = Coding::of(codec, dtype, part.op, ranks);
         coding.filter(|_| self.here().pipeline.pushes() && duty != Duty::Together)
     }
 

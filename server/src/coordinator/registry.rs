@@ -266,11 +266,10 @@ impl Entry {
 
     fn check(&self, worker: WorkerId, spec: &TensorSpec) -> std::result::Result<(), Refusal> {
         let difference = self.spec.declared().difference(&spec.declared());
-        let is_namesake = difference.as_ref().is_some_and(|difference| difference.field == "name");
         let mismatch = difference.map(|found| found.into_error(spec.name.clone(), self.by, worker));
         match (mismatch, &self.failed) {
             // Another name with the same hash. The tensor that came first is not affected.
-            (Some(error), _) if is_namesake => return Err(Refusal::Asker(error)),
+            (Some(error), _) if self.spec.name != spec.name => return Err(Refusal::Asker(error)),
             (_, Some(error)) => return Err(Refusal::Asker(error.clone())),
             (Some(error), None) => return Err(Refusal::Everybody { key: spec.key(), error }),
             (None, None) => {}

@@ -26,7 +26,7 @@ const SHOWN: [&str; 18] = [
 ];
 
 /// Files in which `{:?}` stands for such a thing, or whose debug form is only for programmers.
-const SHOWN_IN: [&str; 18] = [
+const SHOWN_IN: [&str; 16] = [
     "core/src/cluster/requests.rs",
     "core/src/cuda/event.rs",
     "core/src/cuda/kernels.rs",
@@ -37,13 +37,11 @@ const SHOWN_IN: [&str; 18] = [
     "core/src/pipeline/layout.rs",
     "core/src/pipeline/placement.rs",
     "core/src/pipeline/registry.rs",
-    "core/src/pipeline/registry/comparing.rs",
     "core/src/sched/ids.rs",
     "core/src/wire/limits.rs",
     "plugins/tensorflow-op/src/submit.rs",
     "plugins/tensorflow-op/src/tensor.rs",
     "python/src/errors.rs",
-    "server/src/coordinator/registry.rs",
     "server/src/log.rs",
 ];
 

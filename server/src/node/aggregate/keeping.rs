@@ -82,16 +82,16 @@ impl Aggregator {
             }
         }
         for id in quiet {
-            match self.slot(id).map(|slot| &slot.state) {
-                Some(RoundState::Open(open)) => {
+            match self.slot(id) {
+                Some(Slot { state: RoundState::Open(open), .. }) => {
                     let error = broke_off(id, open.uploads.keys().copied().collect(), keep);
                     self.fail(id, error);
                 }
-                Some(RoundState::Restarted) => {
-                    let missing = self.slot(id).map(Slot::missing).unwrap_or_default();
+                Some(slot @ Slot { state: RoundState::Restarted, .. }) => {
+                    let missing = slot.missing();
                     self.fail_restarted(id, not_sent_again(id, missing, keep));
                 }
-                Some(RoundState::Published(_) | RoundState::Failed(_)) | None => {
+                Some(Slot { state: RoundState::Published(_) | RoundState::Failed(_), .. }) | None => {
                     let error = untaken.remove(&id).unwrap_or_else(|| over(id));
                     self.free_sum(id, error);
                 }

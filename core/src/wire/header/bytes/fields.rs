@@ -26,8 +26,7 @@ pub(super) mod at {
     pub(in crate::wire::header) const BODY_BYTES: usize = 28;
     pub(in crate::wire::header) const KIND: usize = 32;
     pub(in crate::wire::header) const URGENCY: usize = 33;
-    /// From here on the bytes belong to the service.
-    pub(in crate::wire::header) const OWN: usize = 34;
+    // From 34 on the bytes belong to the service.
 }
 
 /// The front of a header without the fields of its service.

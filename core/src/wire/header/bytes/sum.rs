@@ -219,7 +219,7 @@ impl Fields<'_> {
 
     fn withdraw(&self, rest: &[u8]) -> Result<Withdraw> {
         self.no_flags_but(flag::PARTIAL)?;
-        self.zero(front_at::URGENCY..front_at::OWN)?;
+        self.zero(front_at::URGENCY..at::FLAGS)?;
         self.zero(at::CODEC..at::ROOT)?;
         self.zero(at::FACTOR..HEADER_BYTES)?;
         let (dtype, op) = self.reduction()?;
@@ -230,7 +230,7 @@ impl Fields<'_> {
     fn sum(&self, rest: &[u8]) -> Result<Sum> {
         self.no_flags_but(flag::CHECKSUM | flag::EARLY | flag::PARTIAL)?;
         let flags = self.bytes[at::FLAGS];
-        self.zero(front_at::URGENCY..front_at::OWN)?;
+        self.zero(front_at::URGENCY..at::FLAGS)?;
         self.zero(at::DTYPE..at::ROUND)?;
         self.zero(at::CHECK..HEADER_BYTES)?;
         let (codec, set) = self.codec(rest)?;
