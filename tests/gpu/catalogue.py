@@ -152,6 +152,7 @@ CHECKS = {
         "the engine's copies, and those of registered memory, against the machine's own",
         cannot=ABOUT_DEVICES,
     ),
+    "waking": Check("waking", "how late a thread sees that the device is done, by way to wait", cannot=ABOUT_DEVICES),
     "timings": through_servers("copies", "enqueueing and completion", workers=1),
     "amp": through_servers("training_checks", "training under GradScaler, and of a narrow model"),
     "training": through_servers("training_checks", "training equals that of one process, in float64"),
@@ -161,6 +162,14 @@ CHECKS = {
         cannot=on_cuda_only("PyTorch's copies between devices are not there; test_torch_cuda.py brings its own"),
     ),
     "overlap": through_servers("overlapping", "gradients leave during the backward pass"),
+    "jax_sums": through_servers(
+        "in_jax",
+        "arrays of JAX on the device, eager and compiled",
+        # What PyTorch and the other worker need of the device is left to them.
+        env=THROUGH_SERVERS | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"},
+        always="",
+        cannot=on_cuda_only("JAX knows no such device; the tests of its plugin run it on the CPU"),
+    ),
     "fork": through_servers("lifetimes", "a forked child is refused, and its parent goes on"),
     "exit": through_servers(
         "lifetimes",

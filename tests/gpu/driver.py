@@ -13,6 +13,9 @@ PORTABLE = 1
 NON_BLOCKING = 1
 """`CU_STREAM_NON_BLOCKING`: does not wait for the default stream."""
 
+NOT_READY = 600
+"""`CUDA_ERROR_NOT_READY`: what is asked for is not done yet."""
+
 
 class DriverError(Exception):
     """A call that the driver refused."""
@@ -30,11 +33,15 @@ class Driver:
 
     def call(self, name: str, *arguments: object) -> None:
         """Calls a function; raises what the driver answers unless it is success."""
+        self._expect(name, getattr(self._library, name)(*arguments))
+
+    def is_pending(self, name: str, *arguments: object) -> bool:
+        """Calls a function that asks whether something is done; raises what the driver answers but for yes and no."""
         code = getattr(self._library, name)(*arguments)
-        if code:
-            text = ctypes.c_char_p()
-            self._library.cuGetErrorName(code, ctypes.byref(text))
-            raise DriverError(f"{name} answers {code} ({(text.value or b'unknown').decode()})")
+        if code == NOT_READY:
+            return True
+        self._expect(name, code)
+        return False
 
     def __enter__(self) -> Driver:
         context = ctypes.c_void_p()
@@ -113,6 +120,12 @@ class Driver:
     def fill(self, device: int, byte: int, size: int, stream: ctypes.c_void_p) -> None:
         """Begins to set memory of the device; in the order of the stream, unlike the form without one."""
         self.call("cuMemsetD8Async", ctypes.c_uint64(device), ctypes.c_ubyte(byte), ctypes.c_size_t(size), stream)
+
+    def _expect(self, name: str, code: int) -> None:
+        if code:
+            text = ctypes.c_char_p()
+            self._library.cuGetErrorName(code, ctypes.byref(text))
+            raise DriverError(f"{name} answers {code} ({(text.value or b'unknown').decode()})")
 
     def seconds_of_copies(self, way: str, host: int, device: int, size: int, chunk: int) -> float:
         """The best of three times in which chunks of this size, queued at once, copy the memory: `out` or `in`."""

@@ -132,9 +132,11 @@ def count_wrong(tensor: torch.Tensor, expected: torch.Tensor) -> int:
 
 @contextlib.contextmanager
 def another_stream() -> Iterator[None]:
-    """Inside, the current stream is another one, which waited for nothing."""
+    """Inside, the current stream is another one, which waits for the work so far of this one, and for no other."""
     if IS_CUDA:
-        with torch.cuda.stream(torch.cuda.Stream(device())):
+        stream = torch.cuda.Stream(device())
+        stream.wait_stream(torch.cuda.current_stream(device()))
+        with torch.cuda.stream(stream):
             yield
     else:
         yield

@@ -22,7 +22,8 @@ def reuse() -> None:
         temporary = full(count, (gl.rank() + 1.0) * value)
         handle = begin(temporary, f"temporary {count} {in_place}", op=gl.Sum)
         del temporary
-        # In the stream of the temporary, as PyTorch keeps what is freed for the stream that it was made in.
+        # In the stream of the temporary, as PyTorch keeps what is freed for the stream that it was made in. Where the
+        # operation is not in place, its copy may still be read in that stream from memory that is given out here.
         refilled = [full(count, 0.0) for _ in range(4)]
         with another_stream():
             for tensor in refilled:

@@ -51,10 +51,11 @@ def small() -> None:
     total = sum(range(1, gl.size() + 1))
     for dtype in (torch.float32, torch.float16, torch.int8):
         patterns = [put((torch.arange(1 + 7 * index % 601) % 11).to(dtype)) for index in range(count)]
-        tensors = [put(pattern * (gl.rank() + 1)) for pattern in patterns]
+        tensors, sums = ([put(pattern * factor) for pattern in patterns] for factor in (gl.rank() + 1, total))
+        settle()
         gl.grouped_push_pull_(tensors, f"small {dtype}", op=gl.Sum)
-        for tensor, pattern in zip(tensors, patterns, strict=True):
-            assert count_wrong(tensor, pattern * total) == 0, f"sums of {len(pattern)} elements of {dtype} are wrong"
+        for tensor, expected in zip(tensors, sums, strict=True):
+            assert count_wrong(tensor, expected) == 0, f"sums of {len(expected)} elements of {dtype} are wrong"
         seconds = []
         for _ in range(3 if IS_SHORT else 30):
             settle()

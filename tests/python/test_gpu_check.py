@@ -152,7 +152,7 @@ def test_every_check_is_in_the_table_and_none_may_take_ten_minutes(short):
 def test_the_file_has_the_machine_and_all_figures(short):
     facts = {"cores", "cpu", "kernel", "python", "gradlane", "package", "pytorch", "gpus", "nvidia-smi", "doctor"}
     assert facts <= short.machine.keys()
-    for name in ("copies", "timings", "group_issue", "reduce_2", "step_servers", "step_nccl", "quic"):
+    for name in ("copies", "waking", "timings", "group_issue", "reduce_2", "step_servers", "step_nccl", "quic"):
         figures = [record for record in short.checks[name]["records"] if record["kind"] == "FIGURE"]
         assert figures and all(record["value"] >= 0 for record in figures), name
 
