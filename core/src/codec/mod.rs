@@ -16,21 +16,15 @@
 //! because ranks of one machine and copies of devices work on elements. So a part of 4 MiB may have a body of 2 MiB, and placement counts
 //! these 2 MiB.
 //!
-//! # How later codecs fit
-//! - **Blocks.** [`Codec::unit`] is the smallest run that is encoded on its own: one element for a cast, a block with its scale for a
-//!   quantiser, the whole part for a sparsifier. A server adds whole units and sends whole units back. So sums of casts and quantisers flow
-//!   block by block, as plain ones do.
-//! - **Variable length.** [`Codec::body_bytes`] is exact or a bound. A receiver calls [`BodyBytes::check`] with the length that a header
-//!   announces, before it reserves memory or reads a byte. COMPRESS and the servers' sums take exact lengths only. The first codec with a
-//!   bound must add a length for each contribution there.
-//! - **State.** A codec has none: the methods take `&self`. Error feedback is a buffer of f32 for each (tensor, part). It is added to the
-//!   elements before `encode`. After `encode` it becomes their difference from the result of `decode`. Both ends need only these two
-//!   methods for it, so it can wrap any codec. Its owner drops it with the name, and when the layout or the set of workers changes.
-//! - **Randomness.** A codec that draws random numbers gets a seed when it is made ([`of`]). The seed comes from part and round, so it is
-//!   equal on all workers and in a repeat.
-//! - **Values that a codec cannot hold.** Casts can hold NaN and infinities. A codec that cannot hold a value reports this from `encode`.
-//!   Then that body is sent plain, as its header can say. A server refuses bodies of several encodings in one round, until such a codec
-//!   exists.
+//! # What a codec is
+//! - **Units.** [`Codec::unit`] is the smallest run that is encoded on its own: one element for a cast, a block with its scale for a
+//!   quantiser. A server adds whole units and sends whole units back. So sums flow block by block, as plain ones do. No unit spans two
+//!   tensors that share a part.
+//! - **Lengths.** [`Codec::body_bytes`] is exact for all codecs. A receiver checks the length that a header announces before it reserves
+//!   memory or reads a byte.
+//! - **State.** A codec has none: the methods take `&self`. So a repeat has the bits of the first body.
+//! - **Values that cannot be encoded.** Casts hold NaN and infinities. A block of `int8` with such a value is decoded as NaN, and no other
+//!   block is.
 
 mod interface;
 

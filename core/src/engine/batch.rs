@@ -16,7 +16,7 @@ use super::submit::{HERE_BYTES_MAX, check, check_ranks, encodes};
 use super::submit_budget::SubmitBudget;
 use crate::cuda::Marks;
 use crate::error::{Error, Result};
-use crate::types::{Done, Op, Priority, TensorKey, TensorSpec};
+use crate::types::{Demand, Done, Op, Priority, TensorKey, TensorSpec};
 use crate::worker::{Accepted, Tally, Tensor, Terms};
 
 /// Tensors that are reduced together in every round. Made once; it belongs to no engine.
@@ -142,10 +142,11 @@ impl Engine {
                 hint: "give one for each".to_owned(),
             });
         }
+        let demand = Demand::Reduce { op, weight };
         for (tensor, member) in batch.tensors.iter().zip(&members) {
-            check(tensor, &member.source, &member.destination, op, weight, self.device())?;
+            check(tensor, &member.source, &member.destination, demand, self.device())?;
         }
-        check_ranks(&batch.tensors, op, || self.size())?;
+        check_ranks(&batch.tensors, demand, || self.size())?;
         self.shared.followed.check()?;
         let bytes = members.iter().map(|member| member.source.len() as u64).sum();
         let _span = tracing::trace_span!("submit_all", tensors = members.len(), bytes).entered();
@@ -166,7 +167,7 @@ impl Engine {
             let taken = state.loans.take_all(memory);
             let taken = taken.map_err(|in_use| state.refusal(in_use, &batch.tensors))?;
             let Accepted { first, submissions } =
-                state.worker.submit_all(now, &batch.tensors, describe, Terms { op, weight, timeout })?;
+                state.worker.submit_all(now, &batch.tensors, describe, Terms { demand, timeout })?;
             entered();
             let ids = first..first + submissions.len() as u64;
             let (followed, backend) = (&self.shared.followed, Submissions::of_batch(&self.shared, ids.clone()));

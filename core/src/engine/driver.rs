@@ -5,11 +5,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use super::arrivals::Arrivals;
+use super::asked::{Asked, Submission};
 use super::dispatcher::Dispatcher;
 use super::handle::{Handle, HandleBackend};
 use super::limit::Limit;
 use super::local_peers::{self, Accounting};
-use super::memory::Memory;
 use super::metrics::Metrics;
 use super::shared::{Shared, Waiting};
 use super::stage_loop;
@@ -29,7 +29,7 @@ use crate::runtime::exporter::{Exporter, Exposure, Standing};
 use crate::runtime::{Clock, Membership, MembershipOptions, Timer};
 use crate::sched::SchedulerConfig;
 use crate::transport::Transport;
-use crate::types::{Address, DeviceKind, Op, Priority, Scheme, TensorSpec, Time, WorkerId, WorkersKey};
+use crate::types::{Address, Demand, DeviceKind, Scheme, TensorSpec, Time, WorkerId, WorkersKey};
 use crate::worker::{Formation, Tensor, Terms, Worker, WorkerSettings};
 
 /// How to start an engine.
@@ -50,32 +50,14 @@ pub struct EngineOptions {
     pub device: Option<Arc<dyn Device>>,
 }
 
-/// One reduction to do.
-#[derive(Debug)]
-pub struct Submission {
-    /// Name, element type and shape; equal on all workers.
-    pub tensor: TensorSpec,
-    /// This worker's contribution; as long as the tensor.
-    pub source: Memory,
-    /// Where the result goes; as long as the tensor, and on the same device. May be the same memory.
-    pub destination: Memory,
-    /// How the contributions become one.
-    pub op: Op,
-    /// This worker's weight in a weighted mean; 1 elsewhere.
-    pub weight: f64,
-    /// How urgent.
-    pub priority: Priority,
-    /// Give up after this long; the job's step timeout applies in any case.
-    pub timeout: Option<Duration>,
-}
-
 /// A worker's engine. Dropping it shuts it down.
 pub struct Engine {
     pub(super) shared: Arc<Shared>,
     pub(super) dispatcher: Arc<Dispatcher>,
     /// For the threads that wait for handles.
     waiting: Arc<Waiting>,
-    pub(super) threads: Mutex<Vec<OwnThread>>,
+    /// By stage.
+    pub(super) threads: Mutex<Vec<(Stage, OwnThread)>>,
     pub(super) config: Config,
     pub(super) coordinator: String,
     pub(super) credentials: Arc<Credentials>,
@@ -216,11 +198,23 @@ impl Engine {
             let first = self.shared.collective.set(collective).is_ok();
             assert!(first, "an engine starts once");
         }
+        self.start_stages(stages)
+    }
+
+    /// Starts the threads of these stages that have one and are not started yet.
+    pub(super) fn start_stages(&self, stages: &[Stage]) -> Result<()> {
         // Collective stages need no thread here, and PULL and COPYH2D take no longer than waking one.
         let has_thread = |stage: &Stage| !stage.is_collective() && !matches!(stage, Stage::Pull | Stage::CopyH2D);
+        let mut threads = locked(&self.threads);
+        if self.shared.look(|state| state.closed) {
+            // The submission is refused anyway.
+            return Ok(());
+        }
         for stage in stages.iter().filter(|stage| has_thread(stage)) {
-            let thread = stage_loop::spawn(*stage, Arc::clone(&self.shared), Arc::clone(&self.dispatcher))?;
-            locked(&self.threads).push(thread);
+            if !threads.iter().any(|(of, _)| of == stage) {
+                let thread = stage_loop::spawn(*stage, Arc::clone(&self.shared), Arc::clone(&self.dispatcher))?;
+                threads.push((*stage, thread));
+            }
         }
         Ok(())
     }
@@ -301,21 +295,21 @@ impl Engine {
     /// declared before; or if the job has ended. Also the error of an earlier operation of which nobody was told, because a stream waits for
     /// it ([`Handle::follow`]). All other errors resolve the handle.
     pub fn push_pull(&self, submission: Submission, then: impl FnOnce(u64) + Send + 'static) -> Result<Handle> {
-        self.submit(submission, HERE_BYTES_MAX, &|| {}, then)
+        self.submit(submission.into(), HERE_BYTES_MAX, &|| {}, then)
     }
 
     /// As [`push_pull`](Self::push_pull); parts of at most `here_bytes_max` bytes are pushed by the calling thread. `entered` runs once
     /// there is room for the submission, which is then accepted.
-    fn submit(
+    pub(super) fn submit(
         &self,
-        submission: Submission,
+        asked: Asked,
         here_bytes_max: u64,
         entered: &dyn Fn(),
         then: impl FnOnce(u64) + Send + 'static,
     ) -> Result<Handle> {
-        let Submission { tensor, source, destination, op, weight, priority, timeout } = submission;
-        check(&tensor, &source, &destination, op, weight, self.device())?;
-        check_ranks(std::slice::from_ref(&tensor), op, || self.size())?;
+        let Asked { tensor, source, destination, demand, priority, timeout } = asked;
+        check(&tensor, &source, &destination, demand, self.device())?;
+        check_ranks(std::slice::from_ref(&tensor), demand, || self.size())?;
         self.shared.followed.check()?;
         let bytes = source.len() as u64;
         let _span = tracing::trace_span!("submit", tensor = &*tensor.name, bytes).entered();
@@ -330,12 +324,16 @@ impl Engine {
         let handle = self.shared.with_pushing(here_bytes_max, |state, now| {
             let taken = state.loans.take(&source, &destination);
             let taken = taken.map_err(|in_use| state.refusal(in_use, std::slice::from_ref(&tensor)))?;
-            let id = state.worker.submit(now, &tensor, described, Terms { op, weight, timeout });
+            let id = state.worker.submit(now, &tensor, described, Terms { demand, timeout });
             let followed = &self.shared.followed;
             let then = ending(room, followed, name, then);
             let (handle, done) = Handle::new(id, Some(Arc::clone(&self.backend)), Arc::clone(followed), then);
-            let issue = device.map(|_| handle.issue());
+            // Where no value comes back to the device, the last step is no copy to it.
+            let issue = device.filter(|_| demand.receives()).map(|_| handle.issue());
             state.loans.lend(id, &taken, vec![(source, destination)], issue, done);
+            if let Demand::Access(_) = demand {
+                state.loans.tell_version(id, handle.version_teller());
+            }
             Ok(handle)
         });
         let handle = handle.flatten()?;
@@ -375,7 +373,7 @@ impl Engine {
         patience: Duration,
         then: impl FnOnce(u64) + Send + 'static,
     ) -> Result<Handle> {
-        self.begin(patience, |here_bytes_max, entered| self.submit(submission, here_bytes_max, entered, then))
+        self.begin(patience, |here_bytes_max, entered| self.submit(submission.into(), here_bytes_max, entered, then))
     }
 
     /// Calls `submit`, and then does work on the calling thread. The arguments of `submit` are the longest parts that it pushes itself, and

@@ -105,7 +105,7 @@ impl Engine {
         // Only now, because a sum that came meanwhile, and for which other ranks wait, is still copied to its device.
         self.shared.close();
         self.dispatcher.ring_all();
-        for thread in locked(&self.threads).drain(..) {
+        for (_, thread) in locked(&self.threads).drain(..) {
             thread.join(ENDING);
         }
         // Taken out of the lock first, because a callback under way may arm it.

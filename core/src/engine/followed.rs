@@ -13,9 +13,6 @@ use crate::runtime::Clock;
 use crate::types::Time;
 use crate::worker::Liveness;
 
-/// The text of a wait's error if what was waited for goes on after the timeout.
-pub const STILL_RUNNING: &str = "waiting for an operation, which goes on";
-
 /// Counts operations from [`Handle::follow`](super::Handle::follow) to their end, and keeps the first error among them until it is told.
 ///
 /// The caller of `follow` was told that all is well. So the error of such an operation comes from the next call that can raise it.
@@ -71,7 +68,7 @@ impl Followed {
     /// Waits until all operations have ended for which streams wait, at most for `timeout`.
     ///
     /// # Errors
-    /// That of [`check`](Self::check); [`Error::Timeout`] if some have not ended in time; [`Error::Unresponsive`] if none has begun or ended
+    /// That of [`check`](Self::check); [`Error::StillRunning`] if some have not ended in time; [`Error::Unresponsive`] if none has begun or ended
     /// for so long that the engine or the device must be stuck, and the engine does not `work` at them.
     pub fn settle(&self, timeout: Option<Duration>, works: &dyn Fn() -> Liveness) -> Result<()> {
         let until = timeout.map(|timeout| self.clock.now() + timeout);
@@ -106,8 +103,8 @@ impl Followed {
                        gdb), and start the job again"
                     .to_owned(),
             }),
-            (None, operations) => Err(Error::Timeout {
-                what: format!("{STILL_RUNNING} ({operations} on devices)"),
+            (None, operations) => Err(Error::StillRunning {
+                what: format!("what was put on devices ({operations} operations)"),
                 waited: timeout.unwrap_or_default(),
             }),
         }
@@ -229,7 +226,7 @@ mod tests {
     fn settling_waits_for_all_that_streams_wait_for() {
         let followed = Arc::new(Followed::default());
         followed.begin();
-        assert!(matches!(followed.settle(Some(Duration::ZERO), &|| Liveness::Stuck), Err(Error::Timeout { .. })));
+        assert!(matches!(followed.settle(Some(Duration::ZERO), &|| Liveness::Stuck), Err(Error::StillRunning { .. })));
         let there = Arc::clone(&followed);
         let ending = std::thread::spawn(move || there.end(1, &Ok(()), "grad"));
         assert_eq!(followed.settle(None, &|| Liveness::Stuck), Ok(()));

@@ -2,10 +2,10 @@
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
-use super::followed::{Followed, STILL_RUNNING};
+use super::followed::Followed;
 use super::limit::Limit;
 use crate::cuda::Marks;
 use crate::error::{Error, Result};
@@ -13,7 +13,7 @@ use crate::local::Progress;
 use crate::local::sync::{Condvar, Mutex, MutexGuard};
 use crate::mem::Ordinal;
 use crate::runtime::Clock;
-use crate::types::{Done, Time};
+use crate::types::{Done, Time, Version};
 use crate::worker::Liveness;
 
 /// An operation that was submitted. Resolves exactly once; every clone sees the outcome.
@@ -57,10 +57,14 @@ pub(super) struct Ended<'a> {
 /// Tells a handle that all work of its operation is on devices, before these marks.
 pub(super) type Issue = Box<dyn FnOnce(Marks) + Send>;
 
+/// Tells a handle which version of a parameter its operation has used. Calls nobody, and takes no lock.
+pub(super) type VersionTeller = Box<dyn FnOnce(Version) + Send>;
+
 #[derive(Default)]
 struct Slot {
     state: Mutex<Resolution>,
     changed: Condvar,
+    version: OnceLock<Version>,
 }
 
 #[derive(Default)]
@@ -123,10 +127,23 @@ impl Handle {
         })
     }
 
+    /// What tells this handle the version that it has used.
+    pub(super) fn version_teller(&self) -> VersionTeller {
+        let there = Arc::clone(&self.slot);
+        Box::new(move |version| {
+            let _ = there.version.set(version);
+        })
+    }
+
+    /// The version of a parameter that was used, the lowest one of its parts, once the operation has ended well. `None` of a reduction.
+    pub fn version(&self) -> Option<Version> {
+        self.slot.version.get().copied()
+    }
+
     /// A handle that is resolved already.
     pub fn resolved(id: u64, outcome: Result<()>) -> Self {
         let state = Mutex::new(Resolution { outcome: Some(outcome), ..Resolution::default() });
-        let slot = Arc::new(Slot { state, changed: Condvar::new() });
+        let slot = Arc::new(Slot { state, changed: Condvar::new(), version: OnceLock::new() });
         Self { id, slot, backend: None, followed: Arc::default(), progress: None, limit: None }
     }
 
@@ -138,7 +155,7 @@ impl Handle {
     /// Waits for the outcome.
     ///
     /// # Errors
-    /// The operation's error, or [`Error::Timeout`] when `timeout` passes first; the operation then goes on. [`Error::Unresponsive`] if the
+    /// The operation's error, or [`Error::StillRunning`] when `timeout` passes first; the operation then goes on. [`Error::Unresponsive`] if the
     /// engine's threads should have ended the operation and have not; its memory then stays in use until there is an
     /// [`outcome`](Self::outcome).
     pub fn wait(&self, timeout: Option<Duration>) -> Result<()> {
@@ -327,7 +344,7 @@ fn waited(clock: &Clock) -> Duration {
 }
 
 fn still_running(clock: &Clock) -> Error {
-    Error::Timeout { what: STILL_RUNNING.to_owned(), waited: waited(clock) }
+    Error::StillRunning { what: "the operation".to_owned(), waited: waited(clock) }
 }
 
 impl fmt::Debug for Handle {
@@ -345,7 +362,7 @@ mod tests {
     #[test]
     fn a_wait_that_times_out_leaves_the_operation_running() {
         let (handle, done) = Handle::new(1, None, Arc::default(), |_| {});
-        assert!(matches!(handle.wait(Some(Duration::from_millis(1))), Err(Error::Timeout { .. })));
+        assert!(matches!(handle.wait(Some(Duration::from_millis(1))), Err(Error::StillRunning { .. })));
         done.ok(());
         assert_eq!(handle.wait(None), Ok(()));
         assert_eq!(handle.wait(None), Ok(()), "again");
@@ -360,7 +377,7 @@ mod tests {
             sink.end(id, outcome, "grad");
         };
         let (handle, done) = Handle::new(1, None, Arc::clone(&followed), ended);
-        assert!(matches!(handle.follow(Some(Duration::ZERO), |_| Some(0)), Err(Error::Timeout { .. })));
+        assert!(matches!(handle.follow(Some(Duration::ZERO), |_| Some(0)), Err(Error::StillRunning { .. })));
         let (sender, told) = std::sync::mpsc::channel();
         handle.when_issued(move || sender.send(()).expect("the test listens"));
         handle.issue()(Marks::default());

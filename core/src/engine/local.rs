@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
+use super::asked::Submission;
 use super::batch::Open;
-use super::driver::Submission;
 use super::followed::{ALONE_BOUND, Followed};
 use super::handle::{Ended, Handle, HandleBackend};
 use super::limit::Limit;
@@ -13,7 +13,7 @@ use crate::cuda::{Mark, Marks, OnIssue};
 use crate::device::{Device, Transfer};
 use crate::error::{Error, Result};
 use crate::runtime::Clock;
-use crate::types::{Done, Op};
+use crate::types::{Demand, Done, Op};
 use crate::worker::Liveness;
 
 /// Reduces tensors without a server and without an engine, all or none. The handle has the number `id` and resolves when all of them are
@@ -32,7 +32,7 @@ pub fn reduce_alone(
 ) -> Result<Handle> {
     followed.check()?;
     for Submission { tensor, source, destination, op, weight, .. } in &submissions {
-        check(tensor, source, destination, *op, *weight, device)?;
+        check(tensor, source, destination, Demand::Reduce { op: *op, weight: *weight }, device)?;
         check_alone(*op, *weight)?;
         tensor.participants.check_size(&tensor.name, 1)?;
     }

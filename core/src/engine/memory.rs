@@ -67,6 +67,14 @@ impl Memory {
         }
     }
 
+    /// The same memory.
+    pub(super) fn again(&self) -> Self {
+        match self {
+            Self::Host(region) => Self::Host(region.again()),
+            Self::Device { region, after } => Self::Device { region: region.again(), after: after.clone() },
+        }
+    }
+
     /// The bytes of `span`.
     pub(super) fn part(&self, span: Span) -> Self {
         match self {

@@ -13,6 +13,7 @@
 //!
 //! [`Membership`](crate::runtime::Membership) holds the connection to the coordinator, [`Timer`](crate::runtime::Timer) wakes for deadlines; an idle engine runs none of its threads.
 
+mod asked;
 mod bell;
 mod burst;
 mod followed;
@@ -47,14 +48,16 @@ mod stage_loop;
 mod arrivals;
 mod driver;
 
+mod access;
 mod batch;
 mod ending;
 mod local;
 mod names;
 
+pub use asked::{ParameterUse, Submission};
 pub use batch::{Batch, BatchSubmission, Member};
-pub use driver::{Engine, EngineOptions, Submission};
-pub use followed::{Followed, STILL_RUNNING};
+pub use driver::{Engine, EngineOptions};
+pub use followed::Followed;
 pub use handle::Handle;
 pub use local::reduce_alone;
 pub use memory::Memory;

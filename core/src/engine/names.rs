@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::driver::Engine;
-use super::followed::STILL_RUNNING;
 use super::handle::Handle;
 use crate::error::{Error, Result};
 use crate::types::TensorSpec;
@@ -59,9 +58,7 @@ impl Engine {
     fn wait_for_answer(&self, handle: &Handle, timeout: Option<Duration>, what: &str) -> Result<()> {
         let patience = timeout.unwrap_or_else(|| self.config.bounds().call);
         match handle.wait(Some(patience)) {
-            Err(Error::Timeout { what: found, waited }) if found == STILL_RUNNING => {
-                Err(Error::Timeout { what: what.to_owned(), waited })
-            }
+            Err(Error::StillRunning { waited, .. }) => Err(Error::Timeout { what: what.to_owned(), waited }),
             outcome => outcome,
         }
     }

@@ -135,7 +135,10 @@ impl State {
                     }
                     continue;
                 }
-                Command::Resolve { submission, tensors, outcome } => {
+                Command::Resolve { submission, tensors, version, outcome } => {
+                    if let Some(version) = version {
+                        self.loans.used(submission, version);
+                    }
                     Effect::Resolve(self.loans.end(submission), outcome, tensors)
                 }
                 Command::Issued { submission } => {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::memory::Memory;
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::types::{Op, TensorSpec};
+use crate::types::{Demand, Op, TensorSpec};
 
 /// The thread that submits parts up to this length pushes them itself, because copying them takes no longer than waking another thread.
 pub(super) const HERE_BYTES_MAX: u64 = 64 << 10;
@@ -15,13 +15,11 @@ pub(super) fn check(
     tensor: &TensorSpec,
     source: &Memory,
     destination: &Memory,
-    op: Op,
-    weight: f64,
+    demand: Demand,
     device: Option<&Arc<dyn Device>>,
 ) -> Result<()> {
-    op.check(tensor.dtype)?;
     tensor.participants.check(&tensor.name)?;
-    tensor.participants.check_op(&tensor.name, op)?;
+    demand.check(tensor)?;
     let invalid = |what: String, hint: &str| Err(Error::InvalidArgument { what, hint: hint.to_owned() });
     if tensor.bytes() != Some(source.len() as u64) || source.len() != destination.len() {
         return invalid(
@@ -54,7 +52,9 @@ pub(super) fn check(
         }
         (_, _, Some(_)) => {}
     }
-    if !weight.is_finite() || weight < 0.0 {
+    if let Demand::Reduce { weight, .. } = demand
+        && (!weight.is_finite() || weight < 0.0)
+    {
         return invalid(format!("weight {weight}"), "a weight is zero or a positive number");
     }
     Ok(())
@@ -66,12 +66,12 @@ pub(super) fn encodes(tensor: &TensorSpec, source: &Memory, device: Option<&Arc<
 }
 
 /// A root, members and a receiver must be workers of the job.
-pub(super) fn check_ranks(tensors: &[TensorSpec], op: Op, size: impl FnOnce() -> u32) -> Result<()> {
+pub(super) fn check_ranks(tensors: &[TensorSpec], demand: Demand, size: impl FnOnce() -> u32) -> Result<()> {
     let is_of_all = |tensor: &TensorSpec| tensor.participants.is_everybody();
-    let root = match op {
-        Op::Broadcast { root } => Some(root),
-        Op::Sum | Op::Mean | Op::Min | Op::Max | Op::WeightedMean if tensors.iter().all(is_of_all) => return Ok(()),
-        Op::Sum | Op::Mean | Op::Min | Op::Max | Op::WeightedMean => None,
+    let root = match demand.op() {
+        Some(Op::Broadcast { root }) => Some(root),
+        _ if tensors.iter().all(is_of_all) => return Ok(()),
+        _ => None,
     };
     let size = size();
     if let Some(root) = root.filter(|root| root.0 >= size) {

@@ -68,7 +68,14 @@ impl Error {
     /// Whether it concerns only the worker that got it: its caller gave up, its way to a server is gone, or the job continues without it.
     /// [`of_one_who_gave_up`](Self::of_one_who_gave_up) makes the error that other workers get.
     pub fn concerns_one_worker(&self) -> bool {
-        matches!(self, Self::Cancelled | Self::Timeout { .. } | Self::Fenced { .. } | Self::ServerUnreachable { .. })
+        matches!(
+            self,
+            Self::Cancelled
+                | Self::Timeout { .. }
+                | Self::StillRunning { .. }
+                | Self::Fenced { .. }
+                | Self::ServerUnreachable { .. }
+        )
     }
 
     /// The error for workers that wait for a round of `tensor` from which `worker` withdrew because of this error. If this error names a

@@ -325,6 +325,14 @@ errors! {
         /// What that means, and what to do.
         hint: String,
     }
+    /// A wait of the caller ended before the operation did. The operation goes on, and may be waited for again.
+    #[error("{what} goes on: not done after {:.1} s", waited.as_secs_f64())]
+    27: StillRunning of DeadlineExceeded, raised as "StillRunningError"("TimeoutError") {
+        /// What was waited for.
+        what: String,
+        /// How long the caller waited.
+        waited: Duration,
+    }
 }
 
 /// The classes of failure, equal in Rust and Python; gRPC's well-known names.

@@ -17,6 +17,9 @@
 //!
 //! Ranks of one machine without a local collective count as machines with one rank each.
 //!
+//! A use of a parameter passes COPYD2H (in device memory), PUSH and PULL, and COPYH2D if its value comes back. It does so on every topology,
+//! also where sums need no server, because each rank uses parameters by itself ([`Duty::Client`]).
+//!
 //! A pipeline has the stages that any part of its rank may need. The stages that one part passes are its [`Route`]. Tensors in host memory
 //! pass no copies, even where there are devices, and ignore PCIe groups. Tensors without a codec pass no COMPRESS and no DECOMPRESS. Every
 //! pipeline that pushes has these two stages; the table leaves them out. If the ranks of a machine reduce among themselves before they
@@ -57,6 +60,11 @@ pub enum Duty {
     Alone,
     /// As `Alone`, but the sum goes to another rank. This rank passes no stages after PULL.
     Giver,
+    /// It uses a parameter by itself. It passes the copies and the exchange, on every topology, and stops after PULL if no value comes back.
+    Client {
+        /// Whether the value comes back.
+        receives: bool,
+    },
     /// The members of its tensor share the machine and are not all workers, or the sum has one receiver. It passes ALL_REDUCE only.
     Together,
 }
@@ -174,6 +182,7 @@ impl Pipeline {
 
     fn passed(&self, Route { duty, memory, coded }: Route) -> impl Iterator<Item = Stage> {
         let pushes = self.pushes();
+        let is_client = matches!(duty, Duty::Client { .. });
         let is_duty = move |stage: &Stage| match (duty, stage) {
             (Duty::Owner, _) => true,
             (Duty::Holder, stage) => !stage.is_for_owner(),
@@ -183,16 +192,22 @@ impl Pipeline {
             (Duty::Giver, stage) => {
                 stage.precedes_push() && !matches!(stage, Stage::Reduce | Stage::PcieReduce) || stage.is_exchange()
             }
+            (Duty::Client { receives }, stage) => {
+                stage.is_exchange() || *stage == Stage::CopyD2H || *stage == Stage::CopyH2D && receives
+            }
             (Duty::Together, stage) => *stage == Stage::AllReduce,
         };
         let (at_once, grouped) = (self.contains(Stage::AllReduce) && !pushes, self.contains(Stage::PcieReduce));
         let is_needed = move |stage: &Stage| match memory {
             _ if duty == Duty::Together => true,
+            memory if is_client => memory == DeviceKind::Cuda || stage.is_exchange(),
             DeviceKind::Cuda => *stage != Stage::AllReduce || at_once && !grouped,
             DeviceKind::Host if at_once => *stage == Stage::AllReduce,
             DeviceKind::Host => !stage.is_staging() && *stage != Stage::AllReduce,
         };
-        self.stages.iter().copied().filter(is_duty).filter(is_needed).filter(move |stage| coded || !stage.is_coding())
+        // Parameters need servers also where sums need none.
+        let stages: &[Stage] = if is_client { &Stage::ALL } else { &self.stages };
+        stages.iter().copied().filter(is_duty).filter(is_needed).filter(move |stage| coded || !stage.is_coding())
     }
 
     /// Whether parts pass `stage`.

@@ -20,7 +20,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
-use crate::types::{Op, PartId, PartLayout, Participants, Round, TensorKey, TensorSpec, Time, WorkerId};
+use crate::types::{Demand, Op, PartId, PartLayout, Participants, Round, TensorKey, TensorSpec, Time, WorkerId};
 use crate::wire::limits::PART_BYTES_MAX;
 
 /// The tensors of one worker.
@@ -65,8 +65,7 @@ struct Share {
 /// A round of a fused part, before all its tensors were submitted.
 #[derive(Debug)]
 struct Assembly {
-    op: Op,
-    weight: f64,
+    demand: Demand,
     /// The submissions that have come, in piece order.
     tickets: Vec<Option<u64>>,
     /// The number of missing tensors.
@@ -117,14 +116,25 @@ pub struct ReadyPart {
     pub layout: Arc<PartLayout>,
     /// Which sum.
     pub round: Round,
-    /// The reduction.
-    pub op: Op,
-    /// This worker's weight in a weighted mean.
-    pub weight: f64,
+    /// What is asked of it.
+    pub demand: Demand,
     /// The participants of all its tensors; this worker is one of them.
     pub participants: Participants,
     /// The submissions that it serves, in piece order. It is a single one if that submission brings all pieces.
     pub tickets: Vec<u64>,
+}
+
+impl ReadyPart {
+    /// The reduction, and this worker's weight in a weighted mean.
+    ///
+    /// # Panics
+    /// If it is a part of a parameter, which is not reduced.
+    pub fn reduction(&self) -> (Op, f64) {
+        match self.demand {
+            Demand::Reduce { op, weight } => (op, weight),
+            Demand::Access(access) => unreachable!("{access} of part {} reduces nothing", self.layout.part),
+        }
+    }
 }
 
 impl Registry {
@@ -164,22 +174,21 @@ impl Registry {
         }
     }
 
-    /// As [`lookup`](Self::lookup), for a tensor of this key that is to be submitted next with this reduction.
+    /// As [`lookup`](Self::lookup), for a tensor of this key that is to be submitted next for this.
     ///
     /// # Errors
     /// Also the errors with which [`submit`](Self::submit) would refuse it.
-    fn admit(&self, key: TensorKey, spec: &TensorSpec, op: Op, weight: f64) -> Result<Admitted<'_>> {
+    fn admit(&self, key: TensorKey, spec: &TensorSpec, demand: Demand) -> Result<Admitted<'_>> {
         let known = self.tensors.get(&key);
         let lookup = self.known(known, spec)?;
         let Some(Tensor { state: State::Ready { parts }, rounds, .. }) = known else {
             return Ok(Admitted { lookup, round: Round(0), parts: &[] });
         };
-        op.check(spec.dtype)?;
-        spec.participants.check_op(&spec.name, op)?;
+        demand.check(spec)?;
         let round = Round(*rounds);
         // Usually no round is half complete, and then there is nothing to agree with.
         for share in parts.iter().filter(|share| share.part.pieces.len() > 1 && !self.fusing.is_empty()) {
-            self.agree(&share.part, round, key, op, weight)?;
+            self.agree(&share.part, round, key, demand)?;
         }
         Ok(Admitted { lookup, round, parts })
     }
@@ -257,22 +266,22 @@ impl Registry {
     /// Submits the next round of a tensor under `ticket`. The caller chooses the ticket and uses it once. Rounds may be queued ahead.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if the reduction has no meaning for the dtype, or differs from that of the tensors that share a part with
-    /// it; the tensor's own failure; [`Error::FailedPrecondition`] if it is not ready. A submission that is refused for these reasons is
+    /// [`Error::InvalidArgument`] if the tensor cannot do what is asked, or it differs from what is asked of the tensors that share a part
+    /// with it; the tensor's own failure; [`Error::FailedPrecondition`] if it is not ready. A submission that is refused for these reasons is
     /// not counted. If the round was given up, the submission is refused with the error of that round, and it is counted.
-    pub fn submit(&mut self, now: Time, key: TensorKey, op: Op, weight: f64, ticket: u64) -> Result<Submitted> {
-        let (name, parts, round, participants) = self.submittable(key, op)?;
+    pub fn submit(&mut self, now: Time, key: TensorKey, demand: Demand, ticket: u64) -> Result<Submitted> {
+        let (name, parts, round, participants) = self.submittable(key, demand)?;
         for share in parts.iter().filter(|share| share.part.pieces.len() > 1) {
-            self.agree(&share.part, round, key, op, weight)?;
+            self.agree(&share.part, round, key, demand)?;
         }
         let shares = u32::try_from(parts.len()).expect("PARTS_MAX fits");
         self.tensors.get_mut(&key).expect("submittable").rounds += 1;
         let assemble = |share: Share| match share.part.pieces.as_slice() {
             [_] => {
                 let participants = participants.clone();
-                Ok(Some(ReadyPart { layout: share.part, round, op, weight, participants, tickets: vec![ticket] }))
+                Ok(Some(ReadyPart { layout: share.part, round, demand, participants, tickets: vec![ticket] }))
             }
-            _ => self.assemble(now, share, round, op, weight, ticket),
+            _ => self.assemble(now, share, round, demand, ticket),
         };
         let ready = parts.into_iter().map(assemble).filter_map(Result::transpose).collect::<Result<_>>()?;
         Ok(Submitted { name, round, shares, ready })
@@ -308,12 +317,11 @@ impl Registry {
                    prefix, so that they are declared apart"
                 .to_owned(),
         };
-        let Assembly { op, weight, tickets, given_up, .. } =
-            self.fusing.get_mut(&(part, round)).expect("it is incomplete");
+        let Assembly { demand, tickets, given_up, .. } = self.fusing.get_mut(&(part, round)).expect("it is incomplete");
         *given_up = Some(error.clone());
         let tickets = tickets.iter().copied().flatten().collect();
-        let (op, weight, participants) = (*op, *weight, self.participants_of(&layout));
-        Some((ReadyPart { layout, round, op, weight, participants, tickets }, error))
+        let (demand, participants) = (*demand, self.participants_of(&layout));
+        Some((ReadyPart { layout, round, demand, participants, tickets }, error))
     }
 
     /// The tensor's name, if this worker declared it.
@@ -365,14 +373,13 @@ impl Registry {
         }
     }
 
-    fn submittable(&self, key: TensorKey, op: Op) -> Result<(Arc<str>, Vec<Share>, Round, Participants)> {
+    fn submittable(&self, key: TensorKey, demand: Demand) -> Result<(Arc<str>, Vec<Share>, Round, Participants)> {
         let tensor = self.tensors.get(&key);
         match tensor.map(|tensor| (tensor, &tensor.state)) {
             Some((tensor, State::Ready { parts })) => {
-                let TensorSpec { name, dtype, participants, .. } = &tensor.spec;
-                op.check(*dtype)?;
-                participants.check_op(name, op)?;
-                Ok((Arc::clone(&tensor.name), parts.clone(), Round(tensor.rounds), participants.clone()))
+                demand.check(&tensor.spec)?;
+                let participants = tensor.spec.participants.clone();
+                Ok((Arc::clone(&tensor.name), parts.clone(), Round(tensor.rounds), participants))
             }
             Some((_, State::Failed { error, .. })) => Err(error.clone()),
             Some((_, State::Declaring { .. })) | None => Err(Error::FailedPrecondition {
@@ -382,23 +389,21 @@ impl Registry {
         }
     }
 
-    fn agree(&self, part: &PartLayout, round: Round, key: TensorKey, op: Op, weight: f64) -> Result<()> {
+    fn agree(&self, part: &PartLayout, round: Round, key: TensorKey, demand: Demand) -> Result<()> {
         let Some(assembly) = self.fusing.get(&(part.part, round)) else {
             return Ok(());
         };
-        let agrees = assembly.op == op && assembly.weight.to_bits() == weight.to_bits();
-        if agrees || assembly.given_up.is_some() {
+        if assembly.demand.is(demand) || assembly.given_up.is_some() {
             return Ok(());
         }
         let others = part.pieces.iter().zip(&assembly.tickets).filter(|(_, ticket)| ticket.is_some());
         let names: Vec<String> = others.map(|(piece, _)| self.label(piece.tensor)).collect();
         Err(Error::InvalidArgument {
             what: format!(
-                "tensor {}, {round}: {op} with weight {weight}, but it shares a part with {}: {} with weight {}",
+                "tensor {}, {round}: {demand}, but it shares a part with {}: {}",
                 self.label(key),
                 names.join(", "),
-                assembly.op,
-                assembly.weight
+                assembly.demand
             ),
             hint: "reduce tensors that share a part alike, or declare them without fusion".to_owned(),
         })
@@ -410,15 +415,14 @@ impl Registry {
         now: Time,
         share: Share,
         round: Round,
-        op: Op,
-        weight: f64,
+        demand: Demand,
         ticket: u64,
     ) -> Result<Option<ReadyPart>> {
         let Share { part: layout, position } = share;
         let (part, pieces) = (layout.part, layout.pieces.len());
         let assembly = self.fusing.entry((part, round)).or_insert_with(|| {
             self.incomplete.insert((now, part, round));
-            Assembly { op, weight, tickets: vec![None; pieces], missing: pieces, since: now, given_up: None }
+            Assembly { demand, tickets: vec![None; pieces], missing: pieces, since: now, given_up: None }
         });
         let before = assembly.tickets[position].replace(ticket);
         assert!(before.is_none(), "a round of a tensor is submitted once");
@@ -433,7 +437,7 @@ impl Registry {
             return Err(error);
         }
         let (participants, tickets) = (self.participants_of(&layout), tickets.into_iter().flatten().collect());
-        Ok(Some(ReadyPart { layout, round, op, weight, participants, tickets }))
+        Ok(Some(ReadyPart { layout, round, demand, participants, tickets }))
     }
 
     /// The participants of a part. All its tensors have the same.

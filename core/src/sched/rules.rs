@@ -1,6 +1,6 @@
 //! The rules of credit and gates for each stage.
 
-use crate::pipeline::{Duty, Route, Stage};
+use crate::pipeline::{Duty, Pipeline, Route, Stage};
 use crate::types::DeviceKind;
 
 /// The stage at which a task must draw credit, unless it holds some.
@@ -28,13 +28,24 @@ pub(super) fn waits_for_the_round_before(stage: Stage) -> bool {
     matches!(stage, Stage::AllReduce | Stage::Reduce | Stage::CopyD2H | Stage::Compress | Stage::Push)
 }
 
-/// Whether `stage` waits while the task's server is not connected. A task that was staged earlier would only hold memory and wait.
-pub(super) fn goes_to_server(stage: Stage, route: Route) -> bool {
-    exchanges(route) && matches!(stage, Stage::CopyD2H | Stage::Compress | Stage::Push)
+/// Whether `stage` waits while the task's server is not connected. A task that was staged earlier would only hold memory and wait. The PCIe
+/// groups of one machine stage their sums too, and need no server: a lost connection, which is there for parameters, does not hold those up.
+pub(super) fn goes_to_server(pipeline: &Pipeline, stage: Stage, route: Route) -> bool {
+    exchanges(pipeline, route) && matches!(stage, Stage::CopyD2H | Stage::Compress | Stage::Push)
 }
 
-/// Whether this rank itself exchanges a task with the server, in a job with servers. The connection of a rank whose machine has another
-/// owner for the part does not matter.
-pub(super) fn exchanges(route: Route) -> bool {
+/// Whether this rank itself exchanges a task with the server, in a job whose sums need servers, or for a parameter. The connection of a rank
+/// whose machine has another owner for the part does not matter.
+pub(super) fn exchanges(pipeline: &Pipeline, route: Route) -> bool {
+    is_client(route) || pipeline.pushes() && others_wait(route)
+}
+
+/// Whether other workers may wait at the server for what this rank contributes, in a job whose sums need servers.
+pub(super) fn others_wait(route: Route) -> bool {
     matches!(route.duty, Duty::Owner | Duty::Alone | Duty::Giver)
+}
+
+/// Whether a task uses a parameter, which concerns nobody but its worker and a server.
+pub(super) fn is_client(route: Route) -> bool {
+    matches!(route.duty, Duty::Client { .. })
 }

@@ -50,7 +50,7 @@ use super::credit::Credit;
 use super::group::Group;
 use super::ids::{GroupId, TaskId};
 use super::queue::{Entry, StageQueue};
-use super::rules::{is_staged, needs_credit, waits_for_the_round_before};
+use super::rules::{is_client, is_staged, needs_credit, waits_for_the_round_before};
 use super::task::{Outcome, Place, Purpose, Task, TaskSpec, Work};
 use crate::error::{Error, Result};
 use crate::pipeline::{Pipeline, Stage};
@@ -242,7 +242,7 @@ impl Scheduler {
             group.tasks.push(id);
             group.live += 1;
         }
-        if waits_for_the_round_before(stage) || self.pipeline.pushes() {
+        if waits_for_the_round_before(stage) || self.pipeline.pushes() || is_client(work.spec.route) {
             work.holds_round = true;
             self.rounds.entry(work.spec.part).or_default().push_back(id);
         }

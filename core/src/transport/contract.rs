@@ -16,7 +16,9 @@ use crate::mem::{Lease, Pool};
 use crate::types::{
     DType, Done, Epoch, ExchangeId, LinkId, NodeId, Op, PartId, Participants, Round, TensorKey, WorkerId,
 };
-use crate::wire::{self, Body as WireBody, Contribute, Contribution, Contributors, Request, Sum, Target, Withdraw};
+use crate::wire::{
+    self, Body as WireBody, Contribute, Contribution, Contributors, Request, Response, Sum, Target, Withdraw,
+};
 
 /// A transport under test and its listeners.
 pub(super) trait World {
@@ -142,7 +144,7 @@ pub(super) fn a_sum_of_some_workers_says_which(world: &dyn World) {
             let mut body = server.pool.lease(len);
             body.fill(9);
             let header = Sum { contributors: contributors.clone(), ..sum_header(len as u64) };
-            server.send(Outgoing::Answer { exchange, header });
+            server.send(Outgoing::Answer { exchange, header: header.into() });
             server.send(Outgoing::Block { exchange, block: body.freeze() });
             server.send(Outgoing::End { exchange, checksum: 0 });
             assert_eq!(sent.soon(), Ok(()));
@@ -213,7 +215,7 @@ pub(super) fn a_sum_may_begin_before_the_contribution_is_whole(world: &dyn World
     let sent = worker.push(ExchangeId(1), &mut memory);
     let sum = worker.pull(ExchangeId(1), &mut memory);
     let (exchange, pushed) = server.opened();
-    server.send(Outgoing::Answer { exchange, header: Sum { early: true, ..sum_header(LEN as u64) } });
+    server.send(Outgoing::Answer { exchange, header: Sum { early: true, ..sum_header(LEN as u64) }.into() });
     let block = |byte| {
         let mut block = server.pool.lease(LEN / 2);
         block.fill(byte);
@@ -246,7 +248,7 @@ pub(super) fn a_sum_that_breaks_off_tells_how_much_landed_and_the_error_comes_wi
     body.fill(1);
     let mut first = server.pool.lease(4000);
     first.fill(1);
-    server.send(Outgoing::Answer { exchange, header: sum_header(8000) });
+    server.send(Outgoing::Answer { exchange, header: sum_header(8000).into() });
     server.send(Outgoing::Block { exchange, block: first.freeze() });
     server.send(Outgoing::Reject { exchange, about: target().about(), error: Error::Cancelled });
     assert_eq!(sent.soon(), Ok(()));
@@ -371,7 +373,7 @@ pub(super) fn a_changed_body_is_told_from_a_whole_one(world: &dyn World) {
     let sent = worker.push(ExchangeId(1), &mut memory);
     let sum = worker.pull(ExchangeId(1), &mut memory);
     let (exchange, body) = server.land();
-    server.send(Outgoing::Answer { exchange, header: Sum { checksum: true, ..sum_header(400) } });
+    server.send(Outgoing::Answer { exchange, header: Sum { checksum: true, ..sum_header(400) }.into() });
     server.send(Outgoing::Block { exchange, block: body.freeze() });
     server.send(Outgoing::End { exchange, checksum: 1 });
     assert_eq!(sent.soon(), Ok(()));
@@ -621,7 +623,7 @@ pub(super) fn answer(exchange: ExchangeId, body: Lease) -> Vec<Outgoing> {
     let header = Sum { checksum: true, divisor: 2.5, ..sum_header(body.len() as u64) };
     let checksum = wire::checksum(0, &body);
     vec![
-        Outgoing::Answer { exchange, header },
+        Outgoing::Answer { exchange, header: header.into() },
         Outgoing::Block { exchange, block: body.freeze() },
         Outgoing::End { exchange, checksum },
     ]
@@ -674,7 +676,7 @@ pub(super) fn pattern(len: usize, seed: u8) -> Vec<u8> {
 
 pub(super) fn sum_of(outcome: std::result::Result<Answer, Torn>) -> Sum {
     match outcome {
-        Ok(Answer::Sum(header)) => header,
+        Ok(Answer::Response(Response::Sum(header))) => header,
         other => panic!("{other:?} where a sum was due"),
     }
 }

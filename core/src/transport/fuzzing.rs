@@ -34,11 +34,14 @@ pub fn answer(piece: usize, room: usize, bytes: &[u8]) {
     }
     assert!(arrival.landed() <= room as u64);
     match arrival.finish(None, PEER) {
-        Ok(super::Answer::Sum(sum)) => {
-            assert!(arrival.wants() == 0 && sum.body.bytes == room as u64);
+        Ok(super::Answer::Response(response)) => {
+            assert!(arrival.wants() == 0 && response.body_bytes() == room as u64);
             let crc = wire::checksum(0, &memory);
             let trailer = &bytes[..bytes.len() - rest.len()];
-            assert!(!sum.checksum || trailer.ends_with(&crc.to_le_bytes()), "a sum with a wrong checksum is refused");
+            assert!(
+                !response.has_checksum() || trailer.ends_with(&crc.to_le_bytes()),
+                "a sum with a wrong checksum is refused"
+            );
         }
         Ok(super::Answer::Reject(_)) => {}
         Err(Error::Checksum { .. }) => {}

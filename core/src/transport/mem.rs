@@ -19,7 +19,7 @@ use crate::error::{Error, Result};
 use crate::local::Progress;
 use crate::mem::{Copies, Frozen, Loan, Region, Returned};
 use crate::types::{Address, Done, ExchangeId, LinkId, NodeId, Scheme};
-use crate::wire::{Reply, Sum};
+use crate::wire::{Reply, Response};
 
 /// One network. Its transports reach only its own listeners. It ends when its last handle, transport and listener are dropped.
 #[derive(Clone, Debug)]
@@ -189,7 +189,7 @@ struct Exchange {
 
 /// A sum that a server sends. It lands when it is complete.
 struct Answering {
-    header: Sum,
+    header: Response,
     blocks: Vec<Frozen>,
     /// Present once all blocks were given.
     checksum: Option<u32>,
@@ -339,7 +339,7 @@ impl Switch {
                 self.tell(from, Incoming::Body { exchange: id, chunks });
             }
             Outgoing::Answer { exchange: id, header } => {
-                let (reply, is_early) = (Reply::Sum(header.clone()), header.early);
+                let (reply, is_early) = (Reply::Response(header.clone()), header.is_early());
                 let Some(exchange) = self.obey(id, |side| side.answer(&reply)) else { return };
                 if !is_early {
                     exchange.take_back();

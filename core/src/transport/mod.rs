@@ -12,7 +12,7 @@ use crate::error::Error;
 use crate::local::{Ended, Progress};
 use crate::mem::{Frozen, Region};
 use crate::types::{Address, Done, ExchangeId, LinkId, NodeId};
-use crate::wire::{About, Request, Sum};
+use crate::wire::{About, Request, Response};
 
 mod capabilities;
 mod exchange;
@@ -44,9 +44,9 @@ pub struct Push {
 /// The answer of a server.
 #[derive(Debug)]
 pub enum Answer {
-    /// The sum is in the memory that the pull named.
-    Sum(Sum),
-    /// The server gives no sum, for this reason.
+    /// What was asked for is in the memory that the pull named.
+    Response(Response),
+    /// The server does not give it, for this reason.
     Reject(Error),
 }
 
@@ -179,13 +179,13 @@ pub enum Outgoing {
         /// The exchange.
         exchange: ExchangeId,
     },
-    /// Begin to send the sum. Its blocks follow. The rest of the body is refused, unless the header says that the answer is
-    /// [`early`](Sum::early). The rest is not needed if the peer repeats a push that was already counted.
+    /// Begin to send the sum or the value. Its blocks follow. The rest of the body is refused, unless the header says that the answer is
+    /// [`early`](Response::is_early). The rest is not needed if the peer repeats a push that was already counted.
     Answer {
         /// The exchange.
         exchange: ExchangeId,
         /// The bytes of its body equal the length of all blocks.
-        header: Sum,
+        header: Response,
     },
     /// Send the next bytes of the sum.
     Block {
@@ -198,7 +198,7 @@ pub enum Outgoing {
     End {
         /// An exchange whose answer was begun.
         exchange: ExchangeId,
-        /// CRC-32C of all blocks; sent if the answer's header says that a [`checksum`](Sum::checksum) follows.
+        /// CRC-32C of all blocks; sent if the answer's header says that a [`checksum`](Response::has_checksum) follows.
         checksum: u32,
     },
     /// Send an error instead of the sum. If the sum is already on its way, the exchange breaks off. The peer asks again and gets the error then.

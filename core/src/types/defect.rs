@@ -97,6 +97,38 @@ pub enum Defect {
     RestartSkipped,
     /// A surviving worker that has not heard of a loss is fenced instead of asked to send again.
     SurvivorFenced,
+    /// The repeat of a change of a parameter is done again. Shows when the answer was lost.
+    ChangeRepeated,
+    /// The body of a change is done although a newer exchange brings the same change. Shows when a repeat overtakes the end of the exchange
+    /// before.
+    OlderBodyDone,
+    /// A server forgets the latest change of a worker when the exchange that brought it breaks off. Shows when the change was done and the
+    /// answer was lost.
+    LedgerForgotten,
+    /// A change whose checksum is wrong is done.
+    DamagedChangeDone,
+    /// A change that broke off has overwritten as much of the value as came of it.
+    HalfChangeDone,
+    /// A change is answered before all of it came. Shows when it breaks off.
+    ChangeAnsweredEarly,
+    /// An init takes the place of the value that a parameter has. Shows when two workers initialise it at once.
+    InitOverwrites,
+    /// An addition to a parameter makes no new version.
+    VersionKept,
+    /// A push_pull is answered with the value before its change.
+    ValueBeforeChange,
+    /// What was booked for a change stays booked when it is done.
+    ChangeBookingKept,
+    /// A server keeps the values of parameters when the job has ended.
+    ValuesKept,
+    /// The repeat of a use has a round of its own. Shows when the answer was lost.
+    RepeatRenumbered,
+    /// A change is sent again from memory on which its answer had begun to land. Shows when a push_pull in place is repeated.
+    OverwrittenChangeSent,
+    /// A use of a part is sent before the use before it was answered.
+    UsesOverlap,
+    /// A use tells the highest version of its parts instead of the lowest.
+    HighestVersionTold,
 }
 
 impl Defect {
@@ -145,6 +177,21 @@ impl Defect {
         Self::AddedByArrival,
         Self::RestartSkipped,
         Self::SurvivorFenced,
+        Self::ChangeRepeated,
+        Self::OlderBodyDone,
+        Self::LedgerForgotten,
+        Self::DamagedChangeDone,
+        Self::HalfChangeDone,
+        Self::ChangeAnsweredEarly,
+        Self::InitOverwrites,
+        Self::VersionKept,
+        Self::ValueBeforeChange,
+        Self::ChangeBookingKept,
+        Self::ValuesKept,
+        Self::RepeatRenumbered,
+        Self::OverwrittenChangeSent,
+        Self::UsesOverlap,
+        Self::HighestVersionTold,
     ];
 }
 

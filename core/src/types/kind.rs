@@ -13,6 +13,8 @@ pub enum TensorKind {
         /// How contributions and sums travel.
         codec: CodecSpec,
     },
+    /// It keeps the tensor. Each worker changes it and reads it by itself, at any time.
+    Parameter,
 }
 
 impl TensorKind {
@@ -23,6 +25,7 @@ impl TensorKind {
     pub const fn codec(self) -> CodecSpec {
         match self {
             Self::Sum { codec } => codec,
+            Self::Parameter => CodecSpec::PLAIN,
         }
     }
 }
@@ -32,6 +35,7 @@ impl fmt::Display for TensorKind {
         match self {
             Self::Sum { codec } if codec.is_plain() => f.write_str("sum"),
             Self::Sum { codec } => write!(f, "sum as {codec}"),
+            Self::Parameter => f.write_str("parameter"),
         }
     }
 }
@@ -99,7 +103,10 @@ impl Declared<'_> {
             (TensorKind::Sum { codec: one }, TensorKind::Sum { codec: other }) if one != other => {
                 return differs("codec", &one, &other);
             }
-            (TensorKind::Sum { .. }, TensorKind::Sum { .. }) => {}
+            (TensorKind::Sum { .. }, TensorKind::Sum { .. }) | (TensorKind::Parameter, TensorKind::Parameter) => {}
+            (TensorKind::Sum { .. }, TensorKind::Parameter) | (TensorKind::Parameter, TensorKind::Sum { .. }) => {
+                return differs("kind", &self.kind, &second.kind);
+            }
         }
         if self.participants != second.participants {
             return differs("participants", self.participants, second.participants);
@@ -151,6 +158,7 @@ mod tests {
             ("name", "w", "v", TensorSpec { name: "v".to_owned(), ..spec.clone() }),
             ("dtype", "float32", "float16", TensorSpec { dtype: DType::F16, ..spec.clone() }),
             ("shape", "[2, 3]", "[3, 2]", TensorSpec { shape: vec![3, 2], ..spec.clone() }),
+            ("kind", "sum", "parameter", TensorSpec { kind: TensorKind::Parameter, ..spec.clone() }),
             ("codec", "none", "bf16", spec.clone().with_codec(CodecSpec::BF16)),
             ("participants", "all workers", "workers {1}", spec.clone().with_participants(only(1))),
         ];

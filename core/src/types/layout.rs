@@ -38,6 +38,11 @@ impl TensorSpec {
         Self { kind: TensorKind::Sum { codec: codec.for_dtype(self.dtype) }, ..self }
     }
 
+    /// A parameter: a tensor that servers keep, and that each worker changes and reads by itself.
+    pub fn parameter(name: impl Into<String>, dtype: DType, shape: Vec<u64>) -> Self {
+        Self { kind: TensorKind::Parameter, ..Self::new(name, dtype, shape) }
+    }
+
     /// What is compared with the declarations of other workers.
     pub fn declared(&self) -> Declared<'_> {
         let (name, extent) = (Some(self.name.as_str()), Extent::Shape(&self.shape));

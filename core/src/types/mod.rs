@@ -1,5 +1,6 @@
 //! The basic types of the engine: identities, element types, reductions, time.
 
+pub mod access;
 pub mod address;
 pub mod codec_spec;
 pub mod defect;
@@ -27,6 +28,7 @@ pub mod workers_key;
 pub use crate::id::{
     Epoch, ExchangeId, Incarnation, LinkId, MachineId, NodeId, PartId, Round, ServerId, TensorKey, WorkerId,
 };
+pub use access::{Access, Demand, Update, Version};
 pub use address::{Address, Peer, Reach, Scheme};
 pub use codec_spec::{CodecSpec, Encoding};
 pub use defect::{Defect, planted};

@@ -1,17 +1,19 @@
 //! The headers that open each direction of an exchange, as an enum. Each variant holds only the fields that it uses.
 //!
 //! A header says first which service it is for, how long it is and how long its body is. The rest belongs to the service: [`sum`] has the
-//! headers of the dense sum. So a server can refuse one exchange of a service that it does not have, and keep the link. [`bytes`] writes and
+//! headers of the dense sum, [`parameter`] those of parameters. So a server can refuse one exchange of a service that it does not have, and keep the link. [`bytes`] writes and
 //! reads them; the doc of the parent module shows the layout.
 
 use crate::error::{Error, Result};
 
 mod about;
 mod bytes;
+mod parameter;
 mod sum;
 
 pub use about::{About, Service};
 pub use bytes::HeaderReader;
+pub use parameter::{Sent, Use, Value};
 pub use sum::{Body, Contribute, Contribution, Contributors, Sum, Target, Withdraw};
 
 /// Bytes of the front of a header. Every header has so many; some have more behind it.
@@ -29,6 +31,10 @@ pub enum Header {
     Withdraw(Withdraw),
     /// Server to worker; the sum follows.
     Sum(Sum),
+    /// Worker to server: a use of a parameter.
+    Use(Use),
+    /// Server to worker: the answer to it.
+    Value(Value),
     /// Server to worker, of any service; an encoded error follows.
     Reject(Reject),
     /// Of a service that this version does not have.
@@ -42,6 +48,8 @@ pub enum Request {
     Contribute(Contribute),
     /// A refusal to contribute.
     Withdraw(Withdraw),
+    /// A use of a parameter.
+    Use(Use),
     /// For a service that this version does not have. Nothing is known of what follows.
     Unknown(About),
 }
@@ -49,10 +57,19 @@ pub enum Request {
 /// The headers that answer an exchange. Servers send them.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Reply {
-    /// The sum follows.
-    Sum(Sum),
+    /// What was asked for follows.
+    Response(Response),
     /// An error follows.
     Reject(Reject),
+}
+
+/// The headers before what was asked for.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Response {
+    /// The sum follows.
+    Sum(Sum),
+    /// The value of a parameter follows, if it was asked for.
+    Value(Value),
 }
 
 /// The server does not do what was asked. An encoded error with the reason follows.
@@ -71,6 +88,8 @@ impl Header {
             Self::Contribute(header) => header.target.about(),
             Self::Withdraw(header) => header.target.about(),
             Self::Sum(header) => header.target.about(),
+            Self::Use(header) => header.about(),
+            Self::Value(header) => header.about(),
             Self::Reject(header) => header.about,
             Self::Unknown(about) => *about,
         }
@@ -84,13 +103,15 @@ impl Header {
         match self {
             Self::Contribute(header) => Ok(Request::Contribute(header)),
             Self::Withdraw(header) => Ok(Request::Withdraw(header)),
+            Self::Use(header) => Ok(Request::Use(header)),
             Self::Unknown(about) => Ok(Request::Unknown(about)),
             // Whatever such a service means by it.
             Self::Reject(Reject { about: about @ About { service: Service::Unknown(_), .. }, .. }) => {
                 Ok(Request::Unknown(about))
             }
-            Self::Sum(_) => Err(bad_kind("is a sum where a contribution or a withdrawal was due", peer)),
-            Self::Reject(_) => Err(bad_kind("is a reject where a contribution or a withdrawal was due", peer)),
+            Self::Sum(_) => Err(bad_kind("is a sum where a request was due", peer)),
+            Self::Value(_) => Err(bad_kind("is a value where a request was due", peer)),
+            Self::Reject(_) => Err(bad_kind("is a reject where a request was due", peer)),
         }
     }
 
@@ -100,10 +121,12 @@ impl Header {
     /// [`Error::Protocol`] if `peer` sent anything but an answer.
     pub fn into_reply(self, peer: &str) -> Result<Reply> {
         match self {
-            Self::Sum(header) => Ok(Reply::Sum(header)),
+            Self::Sum(header) => Ok(Reply::Response(Response::Sum(header))),
+            Self::Value(header) => Ok(Reply::Response(Response::Value(header))),
             Self::Reject(header) => Ok(Reply::Reject(header)),
-            Self::Contribute(_) => Err(bad_kind("is a contribution where a sum or a reject was due", peer)),
-            Self::Withdraw(_) => Err(bad_kind("is a withdrawal where a sum or a reject was due", peer)),
+            Self::Contribute(_) => Err(bad_kind("is a contribution where an answer was due", peer)),
+            Self::Withdraw(_) => Err(bad_kind("is a withdrawal where an answer was due", peer)),
+            Self::Use(_) => Err(bad_kind("is a use of a parameter where an answer was due", peer)),
             Self::Unknown(_) => Err(bad_kind("is of a service for which nobody asked", peer)),
         }
     }
@@ -119,15 +142,17 @@ impl Request {
         match self {
             Self::Contribute(header) => header.target.about(),
             Self::Withdraw(header) => header.target.about(),
+            Self::Use(header) => header.about(),
             Self::Unknown(about) => *about,
         }
     }
 
-    /// Which sum it is about; `None` for another service.
+    /// Which round of which part it is about; `None` for an unknown service.
     pub fn target(&self) -> Option<Target> {
         match self {
             Self::Contribute(header) => Some(header.target),
             Self::Withdraw(header) => Some(header.target),
+            Self::Use(header) => Some(header.target),
             Self::Unknown(_) => None,
         }
     }
@@ -137,6 +162,7 @@ impl Request {
         match self {
             Self::Contribute(header) => header.body_bytes(),
             Self::Withdraw(header) => header.error_bytes,
+            Self::Use(header) => header.body_bytes(),
             Self::Unknown(_) => 0,
         }
     }
@@ -145,6 +171,7 @@ impl Request {
     pub fn part_bytes(&self) -> u64 {
         match self {
             Self::Contribute(header) => header.part_bytes,
+            Self::Use(header) => header.part_bytes,
             Self::Withdraw(_) | Self::Unknown(_) => 0,
         }
     }
@@ -153,25 +180,65 @@ impl Request {
     pub fn urgency(&self) -> u8 {
         match self {
             Self::Contribute(header) => header.urgency,
+            Self::Use(header) => header.urgency,
             Self::Withdraw(_) => URGENCY_MAX,
             Self::Unknown(_) => 0,
         }
     }
 }
 
-impl Reply {
-    /// Bytes of the sum or of the error. The set of contributors and the checksum of a sum are not counted.
+impl Response {
+    /// Which round of which part it is about.
+    pub fn target(&self) -> Target {
+        match self {
+            Self::Sum(header) => header.target,
+            Self::Value(header) => header.target,
+        }
+    }
+
+    /// Bytes of the sum or of the value. The set of contributors and the checksum are not counted.
     pub fn body_bytes(&self) -> u64 {
         match self {
             Self::Sum(header) => header.body.bytes,
+            Self::Value(header) => header.part_bytes,
+        }
+    }
+
+    /// Whether the CRC-32C of the body follows it.
+    pub fn has_checksum(&self) -> bool {
+        match self {
+            Self::Sum(header) => header.checksum,
+            Self::Value(header) => header.checksum,
+        }
+    }
+
+    /// Bytes that follow the body: its checksum, where there is one.
+    pub fn trailer_bytes(&self) -> usize {
+        if self.has_checksum() { size_of::<u32>() } else { 0 }
+    }
+
+    /// Whether the server still wants the rest of the request's body.
+    pub fn is_early(&self) -> bool {
+        match self {
+            Self::Sum(header) => header.early,
+            Self::Value(_) => false,
+        }
+    }
+}
+
+impl Reply {
+    /// Bytes of what was asked for, or of the error.
+    pub fn body_bytes(&self) -> u64 {
+        match self {
+            Self::Response(header) => header.body_bytes(),
             Self::Reject(header) => header.error_bytes,
         }
     }
 
-    /// Whether the server still wants the rest of the contribution.
+    /// Whether the server still wants the rest of the request's body.
     pub fn is_early(&self) -> bool {
         match self {
-            Self::Sum(header) => header.early,
+            Self::Response(header) => header.is_early(),
             Self::Reject(_) => false,
         }
     }
@@ -182,6 +249,7 @@ impl From<Request> for Header {
         match request {
             Request::Contribute(header) => Self::Contribute(header),
             Request::Withdraw(header) => Self::Withdraw(header),
+            Request::Use(header) => Self::Use(header),
             Request::Unknown(about) => Self::Unknown(about),
         }
     }
@@ -190,8 +258,21 @@ impl From<Request> for Header {
 impl From<Reply> for Header {
     fn from(reply: Reply) -> Self {
         match reply {
-            Reply::Sum(header) => Self::Sum(header),
+            Reply::Response(Response::Sum(header)) => Self::Sum(header),
+            Reply::Response(Response::Value(header)) => Self::Value(header),
             Reply::Reject(header) => Self::Reject(header),
         }
+    }
+}
+
+impl From<Sum> for Response {
+    fn from(sum: Sum) -> Self {
+        Self::Sum(sum)
+    }
+}
+
+impl From<Value> for Response {
+    fn from(value: Value) -> Self {
+        Self::Value(value)
     }
 }

@@ -49,6 +49,25 @@
 //! a worker will not contribute to a round. Its answer is always a reject: the error that the other workers get, or the reason why the
 //! server cannot accept the withdrawal.
 //!
+//! Parameters are service 2. Their own fields; nothing follows the first 64 bytes but the body:
+//!
+//! ```text
+//!       34    35     36    37        40      48        56           60      64
+//!       ┌─────┬──────┬─────┬─────────┬───────┬─────────┬────────────┬───────┐
+//!       │flags│access│dtype│ 0  0  0 │ round │ version │ part bytes │ check │  the body
+//!       └─────┴──────┴─────┴─────────┴───────┴─────────┴────────────┴───────┘
+//! ```
+//! | field | 1 use | 2 value |
+//! |---|---|---|
+//! | body bytes | of the value or the change; 0 without one | of the value; 0 if it was not asked for |
+//! | urgency | 0 to 7; higher goes first | 0 |
+//! | flags | 1 checksum, or without a body that the value's is wanted; 2 no body | 1 checksum |
+//! | access, dtype | of the use, of the part | 0 |
+//! | round | counts the worker's uses of the tensor | as in the use |
+//! | version | 0 | that the change made, or that was read |
+//! | part bytes | of the part | 0 |
+//! | check | CRC-32C of the body, if flagged | 0; the CRC-32C follows the body |
+//!
 //! **Control.** A long-lived stream to the coordinator carries frames: `u32` length of the rest, `u8` version, `u8` kind, fields.
 //! [`frame`] lists the kinds; `reject` says how an error is written.
 //!
@@ -68,8 +87,8 @@ pub mod samples;
 pub use checksum::checksum;
 pub use frame::Frame;
 pub use header::{
-    About, Body, Contribute, Contribution, Contributors, Header, HeaderReader, Reject, Reply, Request, Service, Sum,
-    Target, URGENCY_MAX, Withdraw,
+    About, Body, Contribute, Contribution, Contributors, Header, HeaderReader, Reject, Reply, Request, Response, Sent,
+    Service, Sum, Target, URGENCY_MAX, Use, Value, Withdraw,
 };
 
 use crate::error::{Error, Result};
@@ -81,7 +100,7 @@ pub fn append(what: &mut Vec<u8>, piece: &[u8]) {
 
 /// Version of both kinds of message. It changes whenever anything in them does. It has the same position in every version and is compared
 /// first: a peer of another version is refused before any other data is read.
-pub const VERSION: u8 = 8;
+pub const VERSION: u8 = 9;
 
 /// Checks that this process can understand `peer`, which uses version `theirs`.
 ///

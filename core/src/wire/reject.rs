@@ -200,6 +200,7 @@ mod tests {
         ("1806000000686f6c6465720500000074696d65730400000068696e74", "the certificate of holder is not good now: times; hint"),
         ("190700000070726f626c656d0400000068696e74", "the token in the join string problem; hint"),
         ("1a040000007768617480969800000000000400000068696e74", "what: the engine of this process has not answered for 0.0 s: hint"),
+        ("1b04000000776861748096980000000000", "what goes on: not done after 0.0 s"),
     ];
 
     #[test]

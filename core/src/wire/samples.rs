@@ -3,12 +3,14 @@
 use std::time::Duration;
 
 use super::frame::{Forming, Health, Join, MemberStatus, Names, Progress, Stall, Status};
-use super::{Body, Contribute, Contribution, Contributors, Frame, Header, Reject, Sum, Target, Withdraw};
+use super::{
+    Body, Contribute, Contribution, Contributors, Frame, Header, Reject, Sent, Sum, Target, Use, Value, Withdraw,
+};
 use crate::error::{Claim, ERRORS, Error, ErrorKind, FieldSource};
 use crate::types::{
-    Address, CodecSpec, DType, Epoch, Incarnation, MachineId, Member, NodeId, Op, PartId, PartLayout, Participants,
-    Phase, Piece, Process, Role, Round, Scheme, ServerId, Span, TensorKey, TensorKind, TensorSpec, Time, View, Wiring,
-    WorkerId, WorkersKey,
+    Access, Address, CodecSpec, DType, Epoch, Incarnation, MachineId, Member, NodeId, Op, PartId, PartLayout,
+    Participants, Phase, Piece, Process, Role, Round, Scheme, ServerId, Span, TensorKey, TensorKind, TensorSpec, Time,
+    Update, Version, View, Wiring, WorkerId, WorkersKey,
 };
 
 /// At least one frame of each kind, in the order of the declaration.
@@ -35,6 +37,7 @@ pub fn frames() -> Vec<Frame> {
             tensors: vec![TensorSpec::new("w", DType::F16, vec![3]).with_participants(participants())],
             fuse: false,
         },
+        Frame::Declare { request: 9, tensors: vec![TensorSpec::parameter("p", DType::F32, vec![3])], fuse: false },
         Frame::Undeclare { request: 11, names: vec!["w".to_owned()] },
         Frame::Barrier { request: 10, name: "end".to_owned(), timeout: Duration::from_nanos(6) },
         Frame::Stall(stall()),
@@ -110,6 +113,15 @@ pub fn headers() -> Vec<Header> {
         participants: Participants::ALL,
         error_bytes: 77,
     };
+    let part_use = Use {
+        target: target(),
+        dtype: DType::F32,
+        access: Access::PushPull(Update::Add),
+        urgency: 6,
+        part_bytes: 4096,
+        sent: Sent::Whole { checksum: Some(0xdead_beef) },
+    };
+    let value = Value { target: target(), version: Version(5), part_bytes: 4096, checksum: true };
     vec![
         Header::Contribute(contribute.clone()),
         with(Contribution::First { body, checksum: None }),
@@ -129,6 +141,11 @@ pub fn headers() -> Vec<Header> {
         Header::Sum(sum.clone()),
         Header::Sum(Sum { contributors: some, early: true, checksum: false, ..sum }),
         Header::Reject(Reject { about: target().about(), error_bytes: 9 }),
+        Header::Use(part_use),
+        Header::Use(Use { access: Access::Pull, sent: Sent::Nothing { checked: true }, ..part_use }),
+        Header::Value(value),
+        Header::Value(Value { part_bytes: 0, checksum: false, ..value }),
+        Header::Reject(Reject { about: part_use.about(), error_bytes: 9 }),
     ]
 }
 

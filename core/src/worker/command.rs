@@ -6,7 +6,7 @@ use crate::codec::Coding;
 use crate::error::{Error, Result};
 use crate::pipeline::Stage;
 use crate::sched::{Outcome, StallReport, Task, TaskId};
-use crate::types::{Claim, Declined, ExchangeId, Goal, LinkId, Peer, ServerId, Slot, Span, TensorSpec};
+use crate::types::{Claim, Declined, ExchangeId, Goal, LinkId, Peer, ServerId, Slot, Span, TensorSpec, Version};
 use crate::wire::Request;
 
 /// An instruction that the driver must carry out.
@@ -46,6 +46,8 @@ pub enum Command {
         submission: u64,
         /// How many tensors it has.
         tensors: u64,
+        /// Of a parameter: the lowest version of its parts, if it ended well.
+        version: Option<Version>,
         /// How it ended.
         outcome: Result<()>,
     },
@@ -239,6 +241,8 @@ pub enum Use {
 pub enum Exchanged {
     /// The sum is in the place where it was wanted.
     Sum,
+    /// The parameter was used, and its value is in the place where it was wanted, if it was. It has this version.
+    Value(Version),
     /// The server's reason for not sending it.
     Rejected(Error),
     /// The exchange broke off, after `landed` bytes of the sum had been written in place.

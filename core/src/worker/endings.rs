@@ -41,8 +41,7 @@ impl Worker {
                 .is_some_and(|record| record.part.layout.pieces.iter().any(|piece| keys.contains(&piece.tensor)))
         };
         let tasks: BTreeSet<TaskId> = self.tasks.iter().map(|(task, _)| task).filter(is_of_it).collect();
-        self.requests += 1;
-        let request = self.requests;
+        let request = self.numbers.next_request();
         self.endings.insert(request, Ending { names: names.to_vec(), keys, tasks });
         self.say_ended();
         Ok(request)

@@ -18,8 +18,8 @@ pub struct Formation {
     pub pipeline: Pipeline,
     /// The workers of this machine that reduce together, including this one, by rank. Empty if this worker reduces with nobody.
     pub team: Vec<WorkerId>,
-    /// The servers to connect to; none if nothing is pushed.
-    pub links: BTreeMap<ServerId, Peer>,
+    /// The servers, with the addresses that this worker may try.
+    pub servers: BTreeMap<ServerId, Peer>,
 }
 
 impl Formation {
@@ -27,9 +27,9 @@ impl Formation {
     pub fn of(rank: WorkerId, view: View, device: DeviceKind) -> Self {
         let machines = Machines::of(&view);
         let pipeline = Pipeline::for_role(&topology(&machines, rank, device));
-        let links = if pipeline.pushes() { servers(rank, &view) } else { BTreeMap::new() };
+        let servers = servers(rank, &view);
         let team = machines.team(rank).unwrap_or_default().to_vec();
-        Self { rank, view, machines, pipeline, team, links }
+        Self { rank, view, machines, pipeline, team, servers }
     }
 
     /// The membership epoch for outgoing headers.

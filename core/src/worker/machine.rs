@@ -6,15 +6,16 @@ use std::time::Duration;
 use super::command::{Command, Held};
 use super::formation::Formation;
 use super::links::{Changes, Links};
-use super::records::{Ending, Parked, Record, Submission};
+use super::notices::Notices;
+use super::outstanding::{Numbers, Outstanding};
+use super::parking::Parking;
+use super::records::{Ending, Record, Submission};
 use crate::config::Bounds;
 use crate::error::{Error, Result};
 use crate::pipeline::Pipeline;
 use crate::pipeline::registry::{ReadyPart, Registry};
 use crate::sched::{self, GroupId, Scheduler, SchedulerConfig, SideTable, StallDetector, TaskId};
-use crate::types::{
-    DeviceKind, LinkId, PartId, Phase, Piece, Priority, Round, ServerId, TensorKey, Time, View, WorkerId,
-};
+use crate::types::{DeviceKind, LinkId, PartId, Phase, Piece, Priority, Round, ServerId, Time, View, WorkerId};
 use crate::wire::frame::Progress;
 
 /// Makes every decision of a worker.
@@ -61,34 +62,22 @@ pub struct Worker {
     /// Why nothing is accepted any more, if it is not.
     pub(super) ended: Option<Error>,
     leaving: Leaving,
-    /// The id of the next submission.
-    pub(super) submitted: u64,
+    pub(super) numbers: Numbers,
+    pub(super) outstanding: Outstanding,
     pub(super) submissions: BTreeMap<u64, Submission>,
-    /// By tensor: submissions that wait for the answer to their declaration, oldest first.
-    pub(super) parked: BTreeMap<TensorKey, Vec<Parked>>,
-    /// The deadlines of parked submissions.
-    pub(super) parked_until: BTreeSet<(Time, u64)>,
+    pub(super) parking: Parking,
     pub(super) groups: SideTable<GroupId, u64>,
     pub(super) tasks: SideTable<TaskId, Record>,
+    /// Whether it has used a parameter, so that it needs servers whatever its sums need.
+    pub(super) uses_parameters: bool,
     /// By request.
     pub(super) endings: BTreeMap<u64, Ending>,
     /// The number of tasks that tell a server that this worker withdraws.
     pub(super) withdrawals: usize,
-    /// Number of the latest declaration.
-    pub(super) requests: u64,
-    /// Number of the latest exchange.
-    pub(super) exchanges: u64,
-    /// The tensor and round of the latest submission.
-    pub(super) last: Option<(TensorKey, Round)>,
-    pub(super) bytes_pending: u64,
-    pub(super) tensors_pending: u64,
     /// The highest priority seen. The few classes of the transport are spread below it.
     pub(super) most_urgent: Priority,
     pub(super) timeline: bool,
-    /// The newest notices of sums that wait: what the missing workers did last.
-    notices: VecDeque<(PartId, Round, String)>,
-    /// When the last of them came.
-    pub(super) told_of_stall: Option<Time>,
+    pub(super) notices: Notices,
     /// When a device was last seen that had not come to the operations of this worker.
     pub(super) device_behind: Time,
     /// These go before the scheduler's own commands.
@@ -134,23 +123,18 @@ impl Worker {
             stalls: StallDetector::new(now, settings.stall_warn),
             ended: None,
             leaving: Leaving::Staying,
-            submitted: 1,
+            numbers: Numbers::default(),
+            outstanding: Outstanding::default(),
             submissions: BTreeMap::new(),
-            parked: BTreeMap::new(),
-            parked_until: BTreeSet::new(),
+            parking: Parking::default(),
             groups: SideTable::new(),
             tasks: SideTable::new(),
+            uses_parameters: false,
             endings: BTreeMap::new(),
             withdrawals: 0,
-            requests: 0,
-            exchanges: 0,
-            last: None,
-            bytes_pending: 0,
-            tensors_pending: 0,
             most_urgent: Priority(i32::MIN),
             timeline: false,
-            notices: VecDeque::new(),
-            told_of_stall: None,
+            notices: Notices::default(),
             device_behind: Time::ZERO,
             commands: VecDeque::new(),
         }
@@ -172,18 +156,7 @@ impl Worker {
 
     /// The coordinator says what the workers did last for which this round waits. The round's error will say it, too.
     pub fn handle_stall_notice(&mut self, now: Time, part: PartId, round: Round, detail: String) {
-        self.told_of_stall = Some(now);
-        self.notices.retain(|(known, of, _)| (*known, *of) != (part, round));
-        self.notices.push_back((part, round, detail));
-        if self.notices.len() > NOTICES_MAX {
-            self.notices.pop_front();
-        }
-    }
-
-    /// What was last said about the workers for which this round waits.
-    pub(super) fn notice(&self, part: PartId, round: Round) -> Option<&str> {
-        let notice = self.notices.iter().find(|(known, of, _)| (*known, *of) == (part, round))?;
-        Some(&notice.2)
+        self.notices.add(now, part, round, detail);
     }
 
     /// The job failed: everything fails with this cause, now and later.
@@ -275,7 +248,7 @@ impl Worker {
 
     /// When [`handle_timeout`](Self::handle_timeout) has something to do.
     pub fn poll_timeout(&self) -> Option<Time> {
-        let parked = self.parked_until.first().map(|(due, _)| *due);
+        let parked = self.parking.poll_timeout();
         // Nothing can stall while no work is under way, so an idle worker does not wake up to check.
         let stalls = self.stalls.poll_timeout().filter(|_| !self.scheduler.is_idle());
         let leaving = match self.leaving {
@@ -352,8 +325,7 @@ impl Worker {
 
     /// The progress that each heartbeat tells the coordinator.
     pub fn progress(&self) -> Progress {
-        let pending = u32::try_from(self.tensors_pending).unwrap_or(u32::MAX);
-        Progress { last: self.last, pending, bytes_in_flight: self.bytes_pending }
+        self.outstanding.progress()
     }
 
     /// The part of a task, with the submissions that it serves.
@@ -431,15 +403,23 @@ impl Worker {
     fn form(&mut self, now: Time, rank: WorkerId, view: View) {
         let formation = Formation::of(rank, view, self.settings.device);
         self.scheduler.follow(&formation.pipeline);
-        if self.ended.is_none() {
-            let Changes { dials, gone, closed } = self.links.follow(now, &formation.links);
-            for server in dials.iter().map(|dial| dial.server).chain(gone) {
-                self.scheduler.handle_link_down(now, server);
-            }
-            self.commands.extend(closed.into_iter().map(Command::Disconnect));
-            self.commands.extend(dials.into_iter().map(Command::Dial));
-        }
         self.formation = Some(formation);
+        if self.ended.is_none() {
+            self.follow_links(now);
+        }
+    }
+
+    /// Connects to the servers that this worker needs, and closes its other links.
+    pub(super) fn follow_links(&mut self, now: Time) {
+        let Formation { pipeline, servers, .. } = self.formation.as_ref().expect("it has joined");
+        let nothing = BTreeMap::new();
+        let needed = if pipeline.pushes() || self.uses_parameters { servers } else { &nothing };
+        let Changes { dials, gone, closed } = self.links.follow(now, needed);
+        for server in dials.iter().map(|dial| dial.server).chain(gone) {
+            self.scheduler.handle_link_down(now, server);
+        }
+        self.commands.extend(closed.into_iter().map(Command::Disconnect));
+        self.commands.extend(dials.into_iter().map(Command::Dial));
     }
 
     /// Fails everything, now and later. Only the first such cause counts.
@@ -467,9 +447,6 @@ fn left() -> Error {
         hint: "wait for the handles before shutdown()".to_owned(),
     }
 }
-
-/// How many notices of sums that wait are kept. The coordinator sends no more in one interval.
-const NOTICES_MAX: usize = 8;
 
 /// How long a leaving worker stays to tell servers from which rounds it withdraws. A server that does not answer does not keep it longer.
 /// Then a worker that waits for this one waits for its step timeout.

@@ -5,6 +5,9 @@
 //! | `machine` | what an input means for all modules here; its doc explains how to drive the worker |
 //! | `formation` | what follows from a view: the stages of this rank, its team, the servers to reach |
 //! | `submissions` | which submission is accepted, which waits for a declaration, which fails |
+//! | `notices` | what the coordinator said of sums that wait |
+//! | `parking` | which submissions wait for a declaration, and until when |
+//! | `outstanding` | the numbers of submissions, requests and exchanges; what has not ended |
 //! | `endings` | when a name that is used no more has ended here |
 //! | `links` | which server is dialled, and when |
 //! | `silence` | since when a server has not answered, and what is said of it |
@@ -19,6 +22,9 @@ mod endings;
 mod formation;
 mod links;
 mod liveness;
+mod notices;
+mod outstanding;
+mod parking;
 mod records;
 mod silence;
 

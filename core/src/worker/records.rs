@@ -9,16 +9,14 @@ use crate::error::{Error, Result};
 use crate::mem::Ordinal;
 use crate::pipeline::registry::ReadyPart;
 use crate::sched::{GroupId, TaskId};
-use crate::types::{CodecSpec, Defect, DeviceKind, Op, Priority, TensorKey, Time, planted};
+use crate::types::{CodecSpec, Defect, Demand, DeviceKind, Priority, TensorKey, Time, Version, planted};
 use crate::wire::Body;
 
-/// How the tensors of a submission are reduced.
+/// What is asked of the tensors of a submission.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Terms {
-    /// How the contributions become one.
-    pub op: Op,
-    /// This worker's weight in a weighted mean; 1 elsewhere.
-    pub weight: f64,
+    /// The same of all of them.
+    pub demand: Demand,
     /// The submission fails after this long.
     pub timeout: Option<Duration>,
 }
@@ -109,6 +107,8 @@ pub(super) struct Submission {
     pub(super) group: Option<GroupId>,
     /// How many of its parts are not on their device yet with all of their work.
     pub(super) unissued: u32,
+    /// Of a parameter: the lowest version of the parts that were used so far.
+    pub(super) version: Option<Version>,
 }
 
 /// The tensors of a submission; several are in piece order. A single one costs no allocation.
@@ -131,8 +131,7 @@ impl Tensors {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Parked {
     pub(super) submission: u64,
-    pub(super) op: Op,
-    pub(super) weight: f64,
+    pub(super) demand: Demand,
 }
 
 /// Names that this worker uses no more, until the coordinator will hear of it.

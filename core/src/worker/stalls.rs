@@ -58,7 +58,7 @@ impl Worker {
             Wait::Unreachable(_) | Wait::Refused(_) | Wait::Companions => false,
         };
         let interval = self.settings.stall_warn;
-        let is_fresh = self.told_of_stall.is_some_and(|told| now.since(told) <= interval * 2);
+        let is_fresh = self.notices.came_within(now, interval * 2);
         waits_for_others && (is_fresh || report.waited < interval * 2)
     }
 }

@@ -8,8 +8,10 @@ use crate::error::{Error, Result};
 use crate::pipeline::registry::ReadyPart;
 use crate::pipeline::{Route, Stage};
 use crate::sched::{Attempt, Outcome, Task, TaskId};
-use crate::types::{Claim, Defect, DeviceKind, ExchangeId, Goal, Op, PartLayout, Priority, Slot, Time, planted};
-use crate::wire::{Contribute, Contribution, Request, Target, Withdraw};
+use crate::types::{
+    Claim, Defect, Demand, DeviceKind, Goal, Op, PartLayout, Priority, Round, Slot, Time, Version, planted,
+};
+use crate::wire::{self, Contribute, Contribution, Request, Sent, Target, Withdraw};
 
 impl Worker {
     /// The next step of `stage`, which the driver must execute and report; `None` if there is none now.
@@ -49,12 +51,15 @@ impl Worker {
 
     /// Takes the end of a PULL, and of the exchange: nothing holds the task's memory.
     pub fn handle_pulled(&mut self, now: Time, task: TaskId, outcome: Exchanged) {
-        if let Exchanged::Sum | Exchanged::Rejected(_) = outcome {
+        if let Exchanged::Sum | Exchanged::Value(_) | Exchanged::Rejected(_) = outcome {
             let server = self.part(task).layout.server;
             self.links.answered(now, server);
         }
+        if let Exchanged::Value(version) = outcome {
+            self.note_version(task, version);
+        }
         let outcome = match outcome {
-            Exchanged::Sum => Outcome::Done,
+            Exchanged::Sum | Exchanged::Value(_) => Outcome::Done,
             Exchanged::Rejected(error) if error.retryable() => Outcome::Retry { error, landed: 0 },
             Exchanged::Rejected(error) | Exchanged::Torn { error: error @ Error::Protocol { .. }, .. } => {
                 Outcome::Failed(error)
@@ -70,6 +75,17 @@ impl Worker {
         };
         self.record_mut(task).held = None;
         self.finish(now, task, outcome);
+    }
+
+    /// Notes which version of a part of a parameter a submission has used.
+    fn note_version(&mut self, task: TaskId, version: Version) {
+        let defect = self.settings.scheduler.defect;
+        for ticket in self.record(task).part.tickets.clone() {
+            if let Some(submission) = self.submissions.get_mut(&ticket) {
+                let of_all = if planted(defect, Defect::HighestVersionTold) { Version::max } else { Version::min };
+                submission.version = Some(submission.version.map_or(version, |before| of_all(before, version)));
+            }
+        }
     }
 
     /// Takes the end of a copy: the device has copied, or no longer uses the memory.
@@ -96,9 +112,9 @@ impl Worker {
         let outcome = match outcome {
             Ok(weight) => {
                 let is_forgotten = planted(defect, Defect::MachineWeightForgotten);
-                if takes && record.part.op == Op::WeightedMean && !is_forgotten {
+                if takes && record.part.demand.op() == Some(Op::WeightedMean) && !is_forgotten {
                     // From now on this is the contribution of all ranks that were reduced.
-                    record.part.weight = weight;
+                    record.part.demand = Demand::Reduce { op: Op::WeightedMean, weight };
                 }
                 Outcome::Done
             }
@@ -130,7 +146,11 @@ impl Worker {
                 let Record { held: Some(Held::Exchange { link, exchange }), part, .. } = self.record(task.id) else {
                     unreachable!("a task is pulled after it was pushed")
                 };
-                Action::Pull { link: *link, exchange: *exchange, receives: part.participants.receives(self.rank()) }
+                Action::Pull {
+                    link: *link,
+                    exchange: *exchange,
+                    receives: part.demand.receives() && part.participants.receives(self.rank()),
+                }
             }
             Stage::CopyD2H => {
                 let (link, contributes) = (self.links.up(task.server), self.contributes(task.id));
@@ -154,8 +174,7 @@ impl Worker {
             self.finish(now, task.id, Outcome::Retry { error, landed: 0 });
             return None;
         };
-        self.exchanges += 1;
-        let exchange = ExchangeId(self.exchanges);
+        let exchange = self.numbers.next_exchange();
         let header = self.request(task);
         self.links.asked(now, task.server);
         let record = self.record_mut(task.id);
@@ -167,13 +186,26 @@ impl Worker {
     fn request(&self, task: &Task) -> Request {
         let Record { part, coding, is_overwritten, priority, message, .. } = self.record(task.id);
         let formation = self.here();
-        let (dtype, op, participants) = (part.layout.dtype, part.op, part.participants.clone());
+        let target = Target { epoch: formation.epoch(), part: task.part, round: task.round };
+        let (dtype, urgency, part_bytes) = (part.layout.dtype, self.urgency(*priority), part.layout.bytes());
+        if let Demand::Access(access) = part.demand {
+            let defect = self.settings.scheduler.defect;
+            let is_sent_all_the_same = planted(defect, Defect::OverwrittenChangeSent);
+            let is_lost = *is_overwritten && matches!(task.attempt, Attempt::Resumed { .. }) && !is_sent_all_the_same;
+            let is_renumbered = task.attempt != Attempt::First && planted(defect, Defect::RepeatRenumbered);
+            let target = Target { round: Round(task.round.0 + u64::from(is_renumbered)), ..target };
+            let sent = match access.sends() && !is_lost {
+                true => Sent::Whole { checksum: None },
+                false => Sent::Nothing { checked: false },
+            };
+            return Request::Use(wire::Use { target, dtype, access, urgency, part_bytes, sent });
+        }
+        let ((op, weight), participants) = (part.reduction(), part.participants.clone());
         let weight = match (op, coding) {
             // The server undoes the division that kept the contribution in the range of its wire form.
             (Op::Sum | Op::Mean, Some(coding)) => coding.divisor,
-            _ => part.weight,
+            _ => weight,
         };
-        let target = Target { epoch: formation.epoch(), part: task.part, round: task.round };
         if let Some(error_bytes) = *message {
             return Request::Withdraw(Withdraw { target, dtype, op, participants, error_bytes });
         }
@@ -184,7 +216,6 @@ impl Worker {
             Attempt::Resumed { landed } if *is_overwritten => Contribution::Resumed { body, landed },
             Attempt::First | Attempt::Again | Attempt::Resumed { .. } => Contribution::First { body, checksum: None },
         };
-        let (urgency, part_bytes) = (self.urgency(*priority), part.layout.bytes());
         Request::Contribute(Contribute { target, dtype, op, participants, weight, urgency, part_bytes, contribution })
     }
 
@@ -202,6 +233,7 @@ impl Worker {
         let (rank, defect) = (self.rank(), self.settings.scheduler.defect);
         let members = self.here().members_here(&part.participants);
         let record = self.record_mut(task.id);
+        let (op, weight) = record.part.reduction();
         let memory = match stage {
             Stage::Broadcast => Use::Received,
             stage if stage.is_staging() => Use::Staged,
@@ -211,13 +243,13 @@ impl Worker {
         let slot = goal.slot(task.part, task.round);
         record.held = if memory == Use::Staged { None } else { Some(Held::Operation(slot)) };
         let claim = Claim {
-            op: record.part.op,
+            op,
             dtype: record.part.layout.dtype,
             bytes: record.part.layout.bytes(),
             device: if memory == Use::Staged { DeviceKind::Host } else { record.memory },
             device_index: 0,
             failed: failure.is_some(),
-            weight: record.part.weight,
+            weight,
             priority: record.priority,
             members,
         };
@@ -255,7 +287,7 @@ impl Worker {
                     holders
                 },
                 taker: formation.pipeline.pushes().then(owner),
-                origin: match part.op {
+                origin: match part.reduction().0 {
                     Op::Broadcast { root } if formation.team.contains(&root) => Some(machines.holder(id, dtype, root)),
                     Op::Broadcast { .. } | Op::Sum | Op::Mean | Op::Min | Op::Max | Op::WeightedMean => None,
                 },
@@ -270,15 +302,16 @@ impl Worker {
 
     /// Whether this rank has something to stage. In a broadcast, only the holder of the root's group has.
     fn contributes(&self, task: TaskId) -> bool {
-        let ReadyPart { layout, op, participants, .. } = self.part(task);
+        let ReadyPart { layout, demand, participants, .. } = self.part(task);
         let formation = self.here();
-        match op {
+        match demand {
             _ if planted(self.settings.scheduler.defect, Defect::HolderStagesNothing) => false,
-            Op::Broadcast { root } if participants.is_everybody() => {
+            Demand::Access(access) => access.sends(),
+            Demand::Reduce { op: Op::Broadcast { root }, .. } if participants.is_everybody() => {
                 formation.machines.holder(layout.part, layout.dtype, *root) == formation.rank
             }
-            Op::Broadcast { root } => *root == formation.rank,
-            Op::Sum | Op::Mean | Op::Min | Op::Max | Op::WeightedMean => true,
+            Demand::Reduce { op: Op::Broadcast { root }, .. } => *root == formation.rank,
+            Demand::Reduce { op: Op::Sum | Op::Mean | Op::Min | Op::Max | Op::WeightedMean, .. } => true,
         }
     }
 
@@ -310,7 +343,7 @@ impl Worker {
         let names = self.names_of(&record.part).join(" + ");
         match error.with_name(part.key, &names) {
             Error::Stalled { tensor, round, missing, waited, detail } => {
-                let detail = match self.notice(part, record.part.round) {
+                let detail = match self.notices.of(part, record.part.round) {
                     Some(notice) if !detail.contains(notice) => format!("{notice}; {detail}"),
                     Some(_) | None => detail,
                 };

@@ -20,7 +20,9 @@ use crate::error::{Error, Result};
 use crate::pipeline::registry::{Lookup, ReadyPart, Submitted, Unit, Whole};
 use crate::pipeline::{Duty, Route};
 use crate::sched::{GroupId, TaskId, TaskSpec};
-use crate::types::{Defect, DeviceKind, PartLayout, Priority, TensorKey, TensorSpec, Time, planted};
+use crate::types::{
+    Defect, Demand, DeviceKind, PartLayout, Priority, TensorKey, TensorKind, TensorSpec, Time, planted,
+};
 
 impl Worker {
     /// Notes that these tensors are wanted, and asks for the layout of those that are not known. Returns the request whose answer brings
@@ -43,7 +45,7 @@ impl Worker {
 
     /// Accepts a submission of one tensor with the spec `spec`. Returns its id. The submission always ends with a [`Command::Resolve`].
     pub fn submit(&mut self, now: Time, spec: &TensorSpec, tensor: Tensor, terms: Terms) -> u64 {
-        let known = self.registry.lookup(spec);
+        let known = self.reach_servers(now, spec).and_then(|()| self.registry.lookup(spec));
         if known == Ok(Lookup::Unknown) && self.ended.is_none() {
             self.ask(vec![spec.clone()], false);
         }
@@ -65,7 +67,7 @@ impl Worker {
         let units = match &self.ended {
             None => {
                 let keys = (0..specs.len()).map(|member| tensor(member).key);
-                self.registry.admit_all(keys.zip(specs), terms.op, terms.weight)?
+                self.registry.admit_all(keys.zip(specs), terms.demand)?
             }
             Some(_) => (0..specs.len()).map(|member| Unit::Alone { member, known: Lookup::Ready }).collect(),
         };
@@ -77,7 +79,7 @@ impl Worker {
         if !unknown.is_empty() {
             self.ask(unknown, true);
         }
-        let first = self.submitted;
+        let first = self.numbers.coming_submission();
         let take = |unit| match unit {
             Unit::Alone { member, known } => {
                 self.take_one(now, tensor(member), terms, Ok(known));
@@ -114,7 +116,7 @@ impl Worker {
     /// A tensor failed for good on every worker. The tensors that share a part with it fail too.
     pub fn handle_forget(&mut self, now: Time, key: TensorKey, error: &Error) {
         for key in self.registry.handle_forget(key, error.clone()) {
-            self.parked.remove(&key);
+            self.parking.take(key);
             // This is a scan, because a tensor fails once in a job's life. An index would cost time in every submission.
             let has = |submission: &Submission| submission.tensors.as_slice().iter().any(|tensor| tensor.key == key);
             let failed = self.submissions.iter().filter(|(_, submission)| has(submission));
@@ -165,6 +167,22 @@ impl Worker {
         }
     }
 
+    /// Connects to the servers, if `spec` is the first parameter of a worker that needs no server for its sums.
+    fn reach_servers(&mut self, now: Time, spec: &TensorSpec) -> Result<()> {
+        if spec.kind != TensorKind::Parameter || self.uses_parameters || self.ended.is_some() {
+            return Ok(());
+        }
+        if self.here().servers.is_empty() {
+            return Err(Error::FailedPrecondition {
+                what: format!("tensor {}: it is a parameter, and this job has no server that could keep it", spec.name),
+                hint: "start the job with servers, such as by `gradlane run -s 1`".to_owned(),
+            });
+        }
+        self.uses_parameters = true;
+        self.follow_links(now);
+        Ok(())
+    }
+
     fn fail(&mut self, now: Time, id: u64, group: Option<GroupId>, error: &Error) {
         match group {
             Some(group) => self.scheduler.fail_group(now, group, error.clone()),
@@ -173,8 +191,7 @@ impl Worker {
     }
 
     fn ask(&mut self, tensors: Vec<TensorSpec>, fuse: bool) -> u64 {
-        self.requests += 1;
-        let request = self.requests;
+        let request = self.numbers.next_request();
         self.registry.declaring(request, &tensors);
         self.commands.push_back(Command::Declare { request, tensors, fuse });
         request
@@ -195,22 +212,29 @@ impl Worker {
     }
 
     fn take_whole(&mut self, now: Time, tensors: Vec<Tensor>, terms: Terms, whole: Whole) {
-        let submitted = self.registry.submit_whole(whole, terms.op, terms.weight, self.submitted);
+        let submitted = self.registry.submit_whole(whole, terms.demand, self.numbers.coming_submission());
         let id = self.take_in(now, Tensors::Whole(tensors), terms);
         self.open(now, id, submitted);
     }
 
     fn take_in(&mut self, now: Time, tensors: Tensors, terms: Terms) -> u64 {
-        let id = self.submitted;
-        self.submitted += 1;
+        let id = self.numbers.next_submission();
         let (bytes, priority) = tensors.as_slice().iter().fold((0, Priority(i32::MIN)), |(bytes, priority), tensor| {
             (bytes + tensor.bytes, priority.max(tensor.priority))
         });
         let deadline = terms.timeout.map(|timeout| now + timeout);
-        self.bytes_pending += bytes;
-        self.tensors_pending += tensors.as_slice().len() as u64;
-        let submission =
-            Submission { tensors, terms, bytes, priority, submitted: now, deadline, group: None, unissued: 0 };
+        self.outstanding.add(&tensors, bytes);
+        let submission = Submission {
+            tensors,
+            terms,
+            bytes,
+            priority,
+            submitted: now,
+            deadline,
+            group: None,
+            unissued: 0,
+            version: None,
+        };
         self.submissions.insert(id, submission);
         id
     }
@@ -218,7 +242,7 @@ impl Worker {
     /// Hands a submission of a declared tensor to the scheduler.
     fn begin(&mut self, now: Time, id: u64) {
         let Submission { tensors, terms, .. } = &self.submissions[&id];
-        match self.registry.submit(now, tensors.as_slice()[0].key, terms.op, terms.weight, id) {
+        match self.registry.submit(now, tensors.as_slice()[0].key, terms.demand, id) {
             Ok(submitted) => self.open(now, id, submitted),
             Err(error) => self.resolve(id, Err(error)),
         }
@@ -226,7 +250,7 @@ impl Worker {
 
     fn open(&mut self, now: Time, id: u64, submitted: Submitted) {
         let submission = self.submissions.get_mut(&id).expect("opened once, before it resolves");
-        self.last = submission.tensors.as_slice().last().map(|tensor| (tensor.key, submitted.round));
+        self.outstanding.begin(&submission.tensors, submitted.round);
         let Submitted { name, round, shares, ready } = submitted;
         let group = self.scheduler.open_group(now, name, round, shares, submission.deadline);
         (submission.group, submission.unissued) = (Some(group), shares);
@@ -302,15 +326,17 @@ impl Worker {
 
     /// How a part that `ranks` ranks have reduced is encoded on its way to its server. `None` if it travels unchanged, or does not travel.
     fn coding(&self, part: &ReadyPart, duty: Duty, ranks: NonZeroU32) -> Option<Coding> {
-        let (dtype, codec) = (part.layout.dtype, part.layout.kind.codec().for_op(part.op));
-        let coding = Coding::of(codec, dtype, part.op, ranks);
+        let op = part.demand.op()?;
+        let (dtype, codec) = (part.layout.dtype, part.layout.kind.codec().for_op(op));
+        let coding = Coding::of(codec, dtype, op, ranks);
         coding.filter(|_| self.here().pipeline.pushes() && duty != Duty::Together)
     }
 
     /// How many ranks of this machine reduce a part before one of them exchanges it.
     fn reducing_ranks(&self, part: &ReadyPart) -> NonZeroU32 {
         let Formation { machines, rank, .. } = self.here();
-        let partners = machines.partners(part.layout.dtype, *rank).filter(|_| part.participants.is_everybody());
+        let is_reduced = part.participants.is_everybody() && part.demand.op().is_some();
+        let partners = machines.partners(part.layout.dtype, *rank).filter(|_| is_reduced);
         let ranks = partners.map_or(1, |partners| partners.len());
         u32::try_from(ranks).ok().and_then(NonZeroU32::new).expect("a machine has a few ranks")
     }
@@ -323,6 +349,9 @@ impl Worker {
     pub(super) fn duty(&self, part: &ReadyPart, memory: DeviceKind) -> Duty {
         let formation = self.here();
         let (machines, rank, participants) = (&formation.machines, formation.rank, &part.participants);
+        if let Demand::Access(access) = part.demand {
+            return Duty::Client { receives: access.receives() };
+        }
         let (part, dtype) = (part.layout.part, part.layout.dtype);
         if !participants.is_everybody() {
             // In memory of devices, a server is the only way.
@@ -345,9 +374,8 @@ impl Worker {
 
     fn park(&mut self, id: u64, key: TensorKey) {
         let submission = &self.submissions[&id];
-        let Terms { op, weight, .. } = submission.terms;
-        self.parked_until.insert((self.declared_until(submission), id));
-        self.parked.entry(key).or_default().push(Parked { submission: id, op, weight });
+        let (Terms { demand, .. }, due) = (submission.terms, self.declared_until(submission));
+        self.parking.add(key, Parked { submission: id, demand }, due);
     }
 
     /// The latest time at which the declaration of a parked submission must be answered.
@@ -357,11 +385,11 @@ impl Worker {
     }
 
     fn unpark(&mut self, now: Time, key: TensorKey) {
-        for Parked { submission: id, op, weight } in self.parked.remove(&key).unwrap_or_default() {
+        for Parked { submission: id, demand } in self.parking.take(key) {
             if let Some(submission) = self.submissions.get(&id) {
-                self.parked_until.remove(&(self.declared_until(submission), id));
+                self.parking.forget(id, self.declared_until(submission));
                 self.begin(now, id);
-            } else if let Ok(ended) = self.registry.submit(now, key, op, weight, id) {
+            } else if let Ok(ended) = self.registry.submit(now, key, demand, id) {
                 for part in ended.ready {
                     self.withdraw_incomplete(now, &part);
                 }
@@ -371,7 +399,7 @@ impl Worker {
 
     /// Fails the parked submissions whose deadline has passed.
     pub(super) fn fail_parked(&mut self, now: Time) {
-        while let Some((_, id)) = self.parked_until.first().copied().filter(|(due, _)| *due <= now) {
+        while let Some(id) = self.parking.overdue(now) {
             let submission = self.submissions.get(&id).expect("a deadline leaves with its submission");
             let key = submission.tensors.as_slice()[0].key;
             let name = self.registry.name_of(key).expect("a parked tensor was declared on this worker");
@@ -386,7 +414,7 @@ impl Worker {
 
     /// Fails every parked submission.
     pub(super) fn fail_all_parked(&mut self, error: &Error) {
-        for Parked { submission, .. } in std::mem::take(&mut self.parked).into_values().flatten() {
+        for Parked { submission, .. } in self.parking.take_all() {
             self.resolve(submission, Err(error.clone()));
         }
     }
@@ -402,12 +430,16 @@ impl Worker {
     pub(super) fn resolved(&mut self, id: u64, outcome: Result<()>) -> Option<Command> {
         let submission = self.submissions.remove(&id)?;
         let tensors = submission.tensors.as_slice().len() as u64;
-        self.bytes_pending -= submission.bytes;
-        self.tensors_pending -= tensors;
+        self.outstanding.remove(&submission.tensors, submission.bytes);
         match submission.group {
             Some(group) => drop(self.groups.remove(group)),
-            None => drop(self.parked_until.remove(&(self.declared_until(&submission), id))),
+            None => self.parking.forget(id, self.declared_until(&submission)),
         }
-        Some(Command::Resolve { submission: id, tensors, outcome })
+        Some(Command::Resolve {
+            submission: id,
+            tensors,
+            version: submission.version.filter(|_| outcome.is_ok()),
+            outcome,
+        })
     }
 }

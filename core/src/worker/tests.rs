@@ -10,13 +10,14 @@ use crate::mem::Ordinal;
 use crate::pipeline::{LayoutConfig, Layouter, Stage};
 use crate::sched::{SchedulerConfig, TaskId};
 use crate::types::{
-    Address, CodecSpec, DType, DeviceKind, Goal, LinkId, Op, PartId, Phase, Priority, Role, Round, Scheme, ServerId,
-    Slot, TensorSpec, Time, View, WorkerId,
+    Address, CodecSpec, DType, Demand, DeviceKind, Goal, LinkId, Op, PartId, Phase, Priority, Role, Round, Scheme,
+    ServerId, Slot, TensorSpec, Time, View, WorkerId,
 };
 use crate::wire::{Body, Contribution, Request};
 
 mod ending;
 mod liveness;
+mod parameters;
 mod unreachable;
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -173,7 +174,8 @@ fn a_submission_is_issued_when_the_last_copies_of_all_its_parts_are_on_the_devic
 fn a_broadcast_travels_as_it_is_whatever_the_codec() {
     let mut world = World::joined();
     let spec = spec("w").with_codec(CodecSpec::F16);
-    let terms = Terms { op: Op::Broadcast { root: WorkerId(0) }, weight: 1.0, timeout: None };
+    let terms =
+        Terms { demand: Demand::Reduce { op: Op::Broadcast { root: WorkerId(0) }, weight: 1.0 }, timeout: None };
     world.worker.submit(world.now, &spec, tensor(&spec, None), terms);
     let Some(Command::Declare { request, tensors, .. }) = world.commands().pop() else { panic!("unknown") };
     world.declared(request, &tensors);
@@ -309,7 +311,7 @@ fn a_round_whose_first_tensor_was_cancelled_is_withdrawn_from_when_the_others_do
 fn a_batch_that_fills_a_part_is_one_submission() {
     let mut world = World::sharing(&["a", "b"]);
     let specs = ["a", "b"].map(spec);
-    let terms = Terms { op: Op::Sum, weight: 1.0, timeout: None };
+    let terms = Terms { demand: Demand::Reduce { op: Op::Sum, weight: 1.0 }, timeout: None };
     let tensor = |member: usize| tensor(&specs[member], None);
     let accepted = world.worker.submit_all(world.now, &specs, tensor, terms).unwrap();
     assert_eq!(accepted.submissions, [Members::Whole(vec![0, 1])]);
@@ -420,12 +422,17 @@ impl World {
 
     fn submit_with(&mut self, name: &str, device: Option<Ordinal>, timeout: Option<Duration>) -> u64 {
         let spec = spec(name);
-        let terms = Terms { op: Op::Sum, weight: 1.0, timeout };
+        let terms = Terms { demand: Demand::Reduce { op: Op::Sum, weight: 1.0 }, timeout };
         self.worker.submit(self.now, &spec, tensor(&spec, device), terms)
     }
 
     fn submit_spec(&mut self, spec: &TensorSpec, tensor: Tensor) -> u64 {
-        self.worker.submit(self.now, spec, tensor, Terms { op: Op::Sum, weight: 1.0, timeout: None })
+        self.worker.submit(
+            self.now,
+            spec,
+            tensor,
+            Terms { demand: Demand::Reduce { op: Op::Sum, weight: 1.0 }, timeout: None },
+        )
     }
 
     /// The coordinator answers a declaration.
@@ -475,7 +482,7 @@ fn tensor(spec: &TensorSpec, device: Option<Ordinal>) -> Tensor {
 }
 
 fn resolved(submission: u64, outcome: Result<()>) -> Command {
-    Command::Resolve { submission, tensors: 1, outcome }
+    Command::Resolve { submission, tensors: 1, version: None, outcome }
 }
 
 /// The submission that a command resolves with an error that contains `text`.

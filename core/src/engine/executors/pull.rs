@@ -8,6 +8,7 @@ use crate::mem::Region;
 use crate::sched::Task;
 use crate::transport::{Answer, Torn};
 use crate::types::{Done, ExchangeId, LinkId};
+use crate::wire::{Response, Value};
 use crate::worker::Exchanged;
 
 pub(super) fn execute(shared: &Arc<Shared>, task: Task, link: LinkId, exchange: ExchangeId, into: Vec<Region>) {
@@ -16,11 +17,14 @@ pub(super) fn execute(shared: &Arc<Shared>, task: Task, link: LinkId, exchange: 
         let _span =
             tracing::trace_span!("pull", part = %task.part, round = task.round.0, exchange = exchange.0).entered();
         let outcome = match answer {
-            Ok(Answer::Sum(header)) => {
+            Ok(Answer::Response(header)) => {
                 Metrics::add(&reporter.metrics.pulls, 1);
-                Metrics::add(&reporter.metrics.pull_bytes, header.body.bytes);
+                Metrics::add(&reporter.metrics.pull_bytes, header.body_bytes());
                 Metrics::add(&reporter.metrics.header_bytes, header.header_bytes() as u64);
-                Exchanged::Sum
+                match header {
+                    Response::Sum(_) => Exchanged::Sum,
+                    Response::Value(Value { version, .. }) => Exchanged::Value(version),
+                }
             }
             Ok(Answer::Reject(error)) => Exchanged::Rejected(error),
             Err(Torn { error, landed }) => Exchanged::Torn { error, landed },

@@ -9,7 +9,7 @@ use crate::mem::borrow;
 use crate::sched::{Attempt, Task};
 use crate::transport::Push;
 use crate::types::{Done, ExchangeId, LinkId};
-use crate::wire::{Contribution, Request};
+use crate::wire::{Contribute, Contribution, Request, Sent, Use};
 
 pub(super) fn execute(shared: &Arc<Shared>, task: Task, link: LinkId, exchange: ExchangeId, mut push: Push) {
     let _span = tracing::trace_span!("push", part = %task.part, round = task.round.0, exchange = exchange.0).entered();
@@ -18,15 +18,19 @@ pub(super) fn execute(shared: &Arc<Shared>, task: Task, link: LinkId, exchange: 
         Checksum::Always => true,
         Checksum::Never => false,
     };
-    if checked
-        && let Request::Contribute(header) = &mut push.header
-        && let Contribution::First { body, checksum } = &mut header.contribution
-        && body.bytes > 0
-    {
-        *checksum = Some(borrow::checksum(&push.body));
+    if checked {
+        let has_body = push.header.body_bytes() > 0;
+        match &mut push.header {
+            Request::Contribute(Contribute { contribution: Contribution::First { checksum, .. }, .. }) if has_body => {
+                *checksum = Some(borrow::checksum(&push.body));
+            }
+            Request::Use(Use { sent: Sent::Whole { checksum }, .. }) => *checksum = Some(borrow::checksum(&push.body)),
+            Request::Use(Use { sent: Sent::Nothing { checked }, .. }) => *checked = true,
+            Request::Contribute(_) | Request::Withdraw(_) | Request::Unknown(_) => {}
+        }
     }
     let sent = match &push.header {
-        Request::Contribute(_) | Request::Unknown(_) => &shared.metrics.pushes,
+        Request::Contribute(_) | Request::Use(_) | Request::Unknown(_) => &shared.metrics.pushes,
         Request::Withdraw(_) => &shared.metrics.withdrawals,
     };
     Metrics::add(sent, 1);

@@ -3,6 +3,10 @@ use crate::error::Claim;
 use crate::pipeline::{LayoutConfig, Layouter};
 use crate::types::{CodecSpec, DType, Piece, ServerId, Span};
 
+fn reduce(op: Op, weight: f64) -> Demand {
+    Demand::Reduce { op, weight }
+}
+
 #[test]
 fn a_tensor_is_declared_once_and_then_submitted_round_after_round() {
     let mut registry = Registry::new(WorkerId(0));
@@ -13,7 +17,7 @@ fn a_tensor_is_declared_once_and_then_submitted_round_after_round() {
     assert_eq!(registry.handle_declared(7, Ok(layout(std::slice::from_ref(&spec)))), [spec.key()]);
     assert_eq!(registry.lookup(&spec), Ok(Lookup::Ready));
     for round in 0..3 {
-        let submitted = registry.submit(Time::ZERO, spec.key(), Op::Sum, 1.0, 100 + round).unwrap();
+        let submitted = registry.submit(Time::ZERO, spec.key(), reduce(Op::Sum, 1.0), 100 + round).unwrap();
         assert_eq!((submitted.round, submitted.shares), (Round(round), 1));
         assert_eq!(submitted.ready[0].tickets, [100 + round]);
     }
@@ -23,10 +27,10 @@ fn a_tensor_is_declared_once_and_then_submitted_round_after_round() {
 #[test]
 fn a_large_tensor_is_ready_part_by_part() {
     let mut registry = ready(&[tensor("w", 1000)]);
-    let submitted = registry.submit(Time::ZERO, TensorKey::of("w"), Op::Mean, 1.0, 1).unwrap();
+    let submitted = registry.submit(Time::ZERO, TensorKey::of("w"), reduce(Op::Mean, 1.0), 1).unwrap();
     assert_eq!(submitted.shares, 4, "4000 bytes in parts of 1024 at most");
     assert_eq!(submitted.ready.iter().map(|part| part.layout.bytes()).sum::<u64>(), 4000);
-    assert!(submitted.ready.iter().all(|part| part.op == Op::Mean && part.tickets == [1]));
+    assert!(submitted.ready.iter().all(|part| part.demand.op() == Some(Op::Mean) && part.tickets == [1]));
 }
 
 #[test]
@@ -36,7 +40,7 @@ fn all_ranks_send_parts_in_the_same_order() {
         let mut registry = Registry::new(WorkerId(rank));
         registry.declaring(1, &specs);
         registry.handle_declared(1, Ok(layout(&specs)));
-        let submitted = registry.submit(Time::ZERO, specs[0].key(), Op::Sum, 1.0, 1).unwrap();
+        let submitted = registry.submit(Time::ZERO, specs[0].key(), reduce(Op::Sum, 1.0), 1).unwrap();
         let order: Vec<u32> = submitted.ready.iter().map(|part| part.layout.part.index).collect();
         assert_eq!(order, [0, 1, 2, 3]);
     }
@@ -45,7 +49,7 @@ fn all_ranks_send_parts_in_the_same_order() {
 #[test]
 fn an_empty_tensor_is_ready_with_no_parts() {
     let mut registry = ready(&[tensor("empty", 0)]);
-    let submitted = registry.submit(Time::ZERO, TensorKey::of("empty"), Op::Sum, 1.0, 1).unwrap();
+    let submitted = registry.submit(Time::ZERO, TensorKey::of("empty"), reduce(Op::Sum, 1.0), 1).unwrap();
     assert_eq!(submitted, Submitted { name: Arc::from("empty"), round: Round(0), shares: 0, ready: Vec::new() });
 }
 
@@ -65,17 +69,21 @@ fn another_dtype_shape_or_codec_than_before_is_refused_on_this_worker_already() 
 fn a_shared_part_is_ready_when_all_its_tensors_were_submitted_for_the_round() {
     let mut registry = ready(&[tensor("a", 1), tensor("b", 2), tensor("c", 3)]);
     let [a, b, c] = ["a", "b", "c"].map(TensorKey::of);
-    assert_eq!(registry.submit(Time::ZERO, c, Op::Sum, 1.0, 30).unwrap().ready, []);
-    assert_eq!(registry.submit(Time::ZERO, a, Op::Sum, 1.0, 10).unwrap().ready, []);
-    assert_eq!(registry.submit(Time::ZERO, a, Op::Sum, 1.0, 11).unwrap().round, Round(1), "a runs one round ahead");
+    assert_eq!(registry.submit(Time::ZERO, c, reduce(Op::Sum, 1.0), 30).unwrap().ready, []);
+    assert_eq!(registry.submit(Time::ZERO, a, reduce(Op::Sum, 1.0), 10).unwrap().ready, []);
+    assert_eq!(
+        registry.submit(Time::ZERO, a, reduce(Op::Sum, 1.0), 11).unwrap().round,
+        Round(1),
+        "a runs one round ahead"
+    );
     assert_eq!(registry.waiting_for(30), ["b"]);
     assert_eq!(registry.waiting_for(11), ["b", "c"]);
-    let submitted = registry.submit(Time::ZERO, b, Op::Sum, 1.0, 20).unwrap();
+    let submitted = registry.submit(Time::ZERO, b, reduce(Op::Sum, 1.0), 20).unwrap();
     assert_eq!(submitted.ready.len(), 1);
     assert_eq!((submitted.ready[0].round, submitted.ready[0].tickets.as_slice()), (Round(0), [10, 20, 30].as_slice()));
     assert_eq!(registry.waiting_for(30), Vec::<String>::new());
-    registry.submit(Time::ZERO, b, Op::Sum, 1.0, 21).unwrap();
-    assert_eq!(registry.submit(Time::ZERO, c, Op::Sum, 1.0, 31).unwrap().ready[0].tickets, [11, 21, 31]);
+    registry.submit(Time::ZERO, b, reduce(Op::Sum, 1.0), 21).unwrap();
+    assert_eq!(registry.submit(Time::ZERO, c, reduce(Op::Sum, 1.0), 31).unwrap().ready[0].tickets, [11, 21, 31]);
 }
 
 #[test]
@@ -83,9 +91,9 @@ fn a_round_that_waits_in_vain_is_given_up_and_names_what_is_missing() {
     let mut registry = ready(&[tensor("a", 1), tensor("b", 2), tensor("c", 3)]);
     let [a, b, c] = ["a", "b", "c"].map(TensorKey::of);
     let at = |seconds| Time::ZERO + std::time::Duration::from_secs(seconds);
-    registry.submit(at(1), a, Op::Sum, 1.0, 10).unwrap();
-    registry.submit(at(2), a, Op::Sum, 1.0, 11).unwrap();
-    registry.submit(at(3), b, Op::Sum, 1.0, 20).unwrap();
+    registry.submit(at(1), a, reduce(Op::Sum, 1.0), 10).unwrap();
+    registry.submit(at(2), a, reduce(Op::Sum, 1.0), 11).unwrap();
+    registry.submit(at(3), b, reduce(Op::Sum, 1.0), 20).unwrap();
     assert_eq!(registry.oldest_incomplete(), Some(at(1)));
     let (part, error) = registry.give_up_oldest(at(9)).unwrap();
     assert_eq!((part.round, part.tickets.as_slice()), (Round(0), [10, 20].as_slice()));
@@ -93,13 +101,13 @@ fn a_round_that_waits_in_vain_is_given_up_and_names_what_is_missing() {
     assert!(text.starts_with("round 0: a, b waited 8.0 s for c on worker 0"), "{text}");
     assert!(text.contains("prefix"), "{text}");
     assert_eq!(
-        registry.submit(at(9), c, Op::Max, 1.0, 30),
+        registry.submit(at(9), c, reduce(Op::Max, 1.0), 30),
         Err(error),
         "too late, and another reduction does not matter"
     );
     assert_eq!(registry.oldest_incomplete(), Some(at(2)), "round 1 waits still");
-    registry.submit(at(9), b, Op::Sum, 1.0, 21).unwrap();
-    let submitted = registry.submit(at(9), c, Op::Sum, 1.0, 31).unwrap();
+    registry.submit(at(9), b, reduce(Op::Sum, 1.0), 21).unwrap();
+    let submitted = registry.submit(at(9), c, reduce(Op::Sum, 1.0), 31).unwrap();
     assert_eq!((submitted.round, submitted.ready.len()), (Round(1), 1), "what came too late was counted");
     assert_eq!((registry.oldest_incomplete(), registry.give_up_oldest(at(9))), (None, None));
 }
@@ -108,7 +116,7 @@ fn a_round_that_waits_in_vain_is_given_up_and_names_what_is_missing() {
 fn the_names_of_many_missing_tensors_are_shortened() {
     let specs: Vec<TensorSpec> = (10..26).map(|index| tensor(&index.to_string(), 1)).collect();
     let mut registry = ready(&specs);
-    registry.submit(Time::ZERO, specs[0].key(), Op::Sum, 1.0, 1).unwrap();
+    registry.submit(Time::ZERO, specs[0].key(), reduce(Op::Sum, 1.0), 1).unwrap();
     let (_, error) = registry.give_up_oldest(Time::ZERO).unwrap();
     assert!(error.to_string().contains("11, 12, 13, 14, 15, 16, 17, 18 and 7 more"), "{error}");
 }
@@ -116,17 +124,17 @@ fn the_names_of_many_missing_tensors_are_shortened() {
 #[test]
 fn tensors_that_share_a_part_are_reduced_alike() {
     let mut registry = ready(&[tensor("a", 1), tensor("b", 2)]);
-    registry.submit(Time::ZERO, TensorKey::of("a"), Op::WeightedMean, 2.0, 1).unwrap();
-    let error = registry.submit(Time::ZERO, TensorKey::of("b"), Op::WeightedMean, 3.0, 2).unwrap_err();
+    registry.submit(Time::ZERO, TensorKey::of("a"), reduce(Op::WeightedMean, 2.0), 1).unwrap();
+    let error = registry.submit(Time::ZERO, TensorKey::of("b"), reduce(Op::WeightedMean, 3.0), 2).unwrap_err();
     assert!(
         error.to_string().contains("tensor b, round 0: weighted mean with weight 3, but it shares a part with a"),
         "{error}"
     );
     assert!(matches!(
-        registry.submit(Time::ZERO, TensorKey::of("b"), Op::Sum, 2.0, 2),
+        registry.submit(Time::ZERO, TensorKey::of("b"), reduce(Op::Sum, 2.0), 2),
         Err(Error::InvalidArgument { .. })
     ));
-    let agreed = registry.submit(Time::ZERO, TensorKey::of("b"), Op::WeightedMean, 2.0, 2).unwrap();
+    let agreed = registry.submit(Time::ZERO, TensorKey::of("b"), reduce(Op::WeightedMean, 2.0), 2).unwrap();
     assert_eq!((agreed.round, agreed.ready.len()), (Round(0), 1), "a refused submission does not count");
 }
 
@@ -135,7 +143,7 @@ fn a_reduction_without_meaning_is_refused() {
     let spec = TensorSpec { dtype: DType::I32, ..tensor("counts", 4) };
     let mut registry = ready(std::slice::from_ref(&spec));
     assert!(matches!(
-        registry.submit(Time::ZERO, spec.key(), Op::WeightedMean, 1.0, 1),
+        registry.submit(Time::ZERO, spec.key(), reduce(Op::WeightedMean, 1.0), 1),
         Err(Error::InvalidArgument { .. })
     ));
 }
@@ -143,7 +151,7 @@ fn a_reduction_without_meaning_is_refused() {
 #[test]
 fn nothing_is_submitted_before_its_layout_is_known() {
     let mut registry = Registry::new(WorkerId(0));
-    let error = registry.submit(Time::ZERO, TensorKey::of("w"), Op::Sum, 1.0, 1).unwrap_err();
+    let error = registry.submit(Time::ZERO, TensorKey::of("w"), reduce(Op::Sum, 1.0), 1).unwrap_err();
     assert!(matches!(error, Error::FailedPrecondition { .. }));
 }
 
@@ -151,16 +159,16 @@ fn nothing_is_submitted_before_its_layout_is_known() {
 fn a_forgotten_tensor_takes_those_along_that_share_its_part() {
     let mut registry = ready(&[tensor("a", 1), tensor("b", 2), tensor("large", 1000)]);
     let [a, b, large] = ["a", "b", "large"].map(TensorKey::of);
-    registry.submit(Time::ZERO, b, Op::Sum, 1.0, 20).unwrap();
+    registry.submit(Time::ZERO, b, reduce(Op::Sum, 1.0), 20).unwrap();
     let mut failed = registry.handle_forget(a, mismatch());
     failed.sort_unstable();
     let mut expected = [a, b];
     expected.sort_unstable();
     assert_eq!(failed, expected);
-    assert_eq!(registry.submit(Time::ZERO, b, Op::Sum, 1.0, 21), Err(mismatch()));
+    assert_eq!(registry.submit(Time::ZERO, b, reduce(Op::Sum, 1.0), 21), Err(mismatch()));
     assert_eq!(registry.lookup(&tensor("a", 1)), Err(mismatch()));
     assert_eq!(registry.waiting_for(20), Vec::<String>::new());
-    assert!(registry.submit(Time::ZERO, large, Op::Sum, 1.0, 1).is_ok());
+    assert!(registry.submit(Time::ZERO, large, reduce(Op::Sum, 1.0), 1).is_ok());
 }
 
 #[test]
@@ -168,7 +176,7 @@ fn a_refused_declaration_fails_its_tensors_with_the_cause() {
     let mut registry = Registry::new(WorkerId(0));
     registry.declaring(1, &[tensor("a", 1)]);
     assert_eq!(registry.handle_declared(1, Err(mismatch())), [TensorKey::of("a")]);
-    assert_eq!(registry.submit(Time::ZERO, TensorKey::of("a"), Op::Sum, 1.0, 1), Err(mismatch()));
+    assert_eq!(registry.submit(Time::ZERO, TensorKey::of("a"), reduce(Op::Sum, 1.0), 1), Err(mismatch()));
     assert_eq!(registry.handle_declared(1, Err(mismatch())), [], "answered once");
 }
 
@@ -178,7 +186,7 @@ fn a_declaration_that_failed_for_a_passing_reason_may_be_repeated() {
     let unreachable = Error::Unavailable { what: "coordinator".to_owned(), cause: "connection lost".to_owned() };
     registry.declaring(1, &[tensor("a", 1)]);
     registry.handle_declared(1, Err(unreachable.clone()));
-    assert_eq!(registry.submit(Time::ZERO, TensorKey::of("a"), Op::Sum, 1.0, 1), Err(unreachable));
+    assert_eq!(registry.submit(Time::ZERO, TensorKey::of("a"), reduce(Op::Sum, 1.0), 1), Err(unreachable));
     assert_eq!(registry.lookup(&tensor("a", 1)), Ok(Lookup::Unknown));
 }
 
@@ -212,11 +220,11 @@ fn a_part_may_hold_tensors_that_this_worker_did_not_declare() {
     let mut registry = Registry::new(WorkerId(1));
     registry.declaring(1, &both[..1]);
     registry.handle_declared(1, Ok(layout(&both)));
-    assert_eq!(registry.submit(Time::ZERO, both[0].key(), Op::Sum, 1.0, 5).unwrap().ready, []);
+    assert_eq!(registry.submit(Time::ZERO, both[0].key(), reduce(Op::Sum, 1.0), 5).unwrap().ready, []);
     assert_eq!(registry.waiting_for(5), ["a tensor that other workers declare and this worker does not"]);
     registry.declaring(2, &both[1..]);
     registry.handle_declared(2, Ok(layout(&both)));
-    assert_eq!(registry.submit(Time::ZERO, both[1].key(), Op::Sum, 1.0, 6).unwrap().ready[0].tickets, [5, 6]);
+    assert_eq!(registry.submit(Time::ZERO, both[1].key(), reduce(Op::Sum, 1.0), 6).unwrap().ready[0].tickets, [5, 6]);
 }
 
 #[test]
@@ -231,12 +239,16 @@ fn tensors_of_a_call_that_fill_a_part_are_one_submission_in_piece_order() {
             panic!("{units:?}");
         };
         assert_eq!(whole.members, [2, 0], "a lies before b");
-        let submitted = registry.submit_whole(whole.clone(), Op::Sum, 1.0, 7);
+        let submitted = registry.submit_whole(whole.clone(), reduce(Op::Sum, 1.0), 7);
         assert_eq!((submitted.round, submitted.shares, &*submitted.name), (Round(round), 1, "a"));
         assert_eq!(submitted.ready[0].tickets, [7], "one for all");
         assert_eq!(registry.waiting_for(7), Vec::<String>::new());
     }
-    assert_eq!(registry.submit(Time::ZERO, a.key(), Op::Sum, 1.0, 8).unwrap().round, Round(2), "each was counted");
+    assert_eq!(
+        registry.submit(Time::ZERO, a.key(), reduce(Op::Sum, 1.0), 8).unwrap().round,
+        Round(2),
+        "each was counted"
+    );
 }
 
 #[test]
@@ -245,10 +257,10 @@ fn tensors_whose_part_needs_more_than_the_call_brings_are_submitted_one_by_one()
     let mut registry = ready(&specs);
     let [a, b, c] = &specs;
     assert_eq!(members_alone(&registry, &[c, b]), [0, 1], "a is missing");
-    registry.submit(Time::ZERO, a.key(), Op::Sum, 1.0, 1).unwrap();
+    registry.submit(Time::ZERO, a.key(), reduce(Op::Sum, 1.0), 1).unwrap();
     assert_eq!(members_alone(&registry, &[a, b, c]), [1, 2, 0], "a runs one round ahead, and completes nothing");
-    registry.submit(Time::ZERO, b.key(), Op::Sum, 1.0, 2).unwrap();
-    registry.submit(Time::ZERO, c.key(), Op::Sum, 1.0, 3).unwrap();
+    registry.submit(Time::ZERO, b.key(), reduce(Op::Sum, 1.0), 2).unwrap();
+    registry.submit(Time::ZERO, c.key(), reduce(Op::Sum, 1.0), 3).unwrap();
     let units = admit_all(&registry, &[a, b, c]).unwrap();
     assert!(matches!(&units[..], [Unit::Whole(whole)] if whole.members == [0, 1, 2]), "{units:?}");
 }
@@ -258,16 +270,16 @@ fn a_round_that_was_begun_one_by_one_is_not_completed_as_a_whole() {
     let specs = [tensor("a", 1), tensor("b", 2), tensor("new", 3)];
     let mut registry = ready(&specs[..2]);
     let [a, b, new] = &specs;
-    registry.submit(Time::ZERO, a.key(), Op::Sum, 1.0, 1).unwrap();
+    registry.submit(Time::ZERO, a.key(), reduce(Op::Sum, 1.0), 1).unwrap();
     assert_eq!(members_alone(&registry, &[b, new]), [0, 1]);
-    let other_weight = registry.admit_all([(b.key(), b)].into_iter(), Op::Sum, 2.0).unwrap_err();
+    let other_weight = registry.admit_all([(b.key(), b)].into_iter(), reduce(Op::Sum, 2.0)).unwrap_err();
     assert!(other_weight.to_string().contains("tensor b, round 0"), "{other_weight}");
     let wrong = admit_all(&registry, &[b, &tensor("a", 9)]).unwrap_err();
     assert!(matches!(wrong, Error::Mismatch { tensor, .. } if tensor == "a"));
 }
 
 fn admit_all(registry: &Registry, tensors: &[&TensorSpec]) -> Result<Vec<Unit>> {
-    registry.admit_all(tensors.iter().map(|spec| (spec.key(), *spec)), Op::Sum, 1.0)
+    registry.admit_all(tensors.iter().map(|spec| (spec.key(), *spec)), reduce(Op::Sum, 1.0))
 }
 
 /// The members of a call of which none are submitted together, in the order of their submission.

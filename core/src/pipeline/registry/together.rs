@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use super::{Admitted, Lookup, ReadyPart, Registry, Share, Submitted};
 use crate::error::Result;
-use crate::types::{Op, PartId, PartLayout, Round, TensorKey, TensorSpec};
+use crate::types::{Demand, PartId, PartLayout, Round, TensorKey, TensorSpec};
 
 /// A unit of a call that is submitted as one. Members count from 0, in the order of the call.
 #[derive(Clone, PartialEq, Debug)]
@@ -42,7 +42,7 @@ struct Gathered<'registry> {
 }
 
 impl Registry {
-    /// As [`lookup`](Self::lookup), for tensors of these keys, each of them once, that are to be submitted next with this reduction.
+    /// As [`lookup`](Self::lookup), for tensors of these keys, each of them once, that are to be submitted next for this.
     /// Returns the units to submit, in the order of submission.
     ///
     /// # Errors
@@ -50,12 +50,11 @@ impl Registry {
     pub fn admit_all<'a>(
         &self,
         tensors: impl Iterator<Item = (TensorKey, &'a TensorSpec)>,
-        op: Op,
-        weight: f64,
+        demand: Demand,
     ) -> Result<Vec<Unit>> {
         let (mut units, mut gathered) = (Vec::new(), Gathering::default());
         for (member, (key, spec)) in tensors.enumerate() {
-            let Admitted { lookup: known, round, parts } = self.admit(key, spec, op, weight)?;
+            let Admitted { lookup: known, round, parts } = self.admit(key, spec, demand)?;
             match parts {
                 [share] if self.is_untouched(share, round) => {
                     units.extend(gathered.add(member, share, round).map(Unit::Whole));
@@ -69,7 +68,7 @@ impl Registry {
 
     /// Submits the next round of all tensors of a unit under `ticket`. The caller chooses the ticket and uses it once. Since the unit was
     /// admitted, only units of the same call may have been submitted.
-    pub fn submit_whole(&mut self, whole: Whole, op: Op, weight: f64, ticket: u64) -> Submitted {
+    pub fn submit_whole(&mut self, whole: Whole, demand: Demand, ticket: u64) -> Submitted {
         let Whole { part: layout, round, .. } = whole;
         for piece in &layout.pieces {
             let tensor = self.tensors.get_mut(&piece.tensor).expect("it was admitted");
@@ -82,7 +81,7 @@ impl Registry {
             name,
             round,
             shares: 1,
-            ready: vec![ReadyPart { layout, round, op, weight, participants, tickets: vec![ticket] }],
+            ready: vec![ReadyPart { layout, round, demand, participants, tickets: vec![ticket] }],
         }
     }
 

@@ -122,7 +122,9 @@ impl Scheduler {
         // The others take what this rank has, unless it says that it has nothing.
         work.purpose = match work.spec.route.duty {
             Duty::Member | Duty::Together => Purpose::Unwanted,
-            Duty::Owner | Duty::Holder | Duty::Alone | Duty::Giver => Purpose::Explaining(failure),
+            Duty::Owner | Duty::Holder | Duty::Alone | Duty::Giver | Duty::Client { .. } => {
+                Purpose::Explaining(failure)
+            }
         };
         let (meeting, groups) = (self.pipeline.meeting_after(work.stage, work.spec.route), work.spec.groups.clone());
         self.enter(now, id, meeting.expect("the others wait for it"), None);

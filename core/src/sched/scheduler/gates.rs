@@ -7,7 +7,7 @@ use crate::error::Error;
 use crate::pipeline::Stage;
 use crate::sched::ids::TaskId;
 use crate::sched::queue::StageQueue;
-use crate::sched::rules::{goes_to_server, waits_for_the_round_before};
+use crate::sched::rules::{goes_to_server, is_client, waits_for_the_round_before};
 use crate::sched::task::{Gates, Place, Work};
 use crate::types::{Defect, ServerId, Time, planted};
 
@@ -18,8 +18,10 @@ impl Scheduler {
         let mut gates = Gates { round: false, link: false, pause };
         if waits_for_the_round_before(stage) {
             let first = self.rounds.get(&work.spec.part).and_then(VecDeque::front);
-            gates.round = first != Some(&id) && !planted(self.config.defect, Defect::RoundGateOpen);
-            gates.link = goes_to_server(stage, work.spec.route) && self.down.contains(&work.spec.server);
+            let overlaps = is_client(work.spec.route) && planted(self.config.defect, Defect::UsesOverlap);
+            gates.round = first != Some(&id) && !planted(self.config.defect, Defect::RoundGateOpen) && !overlaps;
+            gates.link =
+                goes_to_server(&self.pipeline, stage, work.spec.route) && self.down.contains(&work.spec.server);
         }
         work.stage = stage;
         work.since = now;
@@ -129,7 +131,8 @@ impl Scheduler {
     /// The queued tasks whose server is `server`. Scans all tasks, because connections change rarely and an index would slow down every
     /// move.
     pub(super) fn waiting_to_go_to(&self, server: ServerId) -> Vec<TaskId> {
-        let waits = |work: &Work| goes_to_server(work.stage, work.spec.route) && matches!(work.place, Place::Queued(_));
+        let goes = |work: &Work| goes_to_server(&self.pipeline, work.stage, work.spec.route);
+        let waits = |work: &Work| goes(work) && matches!(work.place, Place::Queued(_));
         let tasks = self.tasks.iter().filter(|(_, work)| work.spec.server == server && waits(work));
         tasks.map(|(id, _)| TaskId(id)).collect()
     }

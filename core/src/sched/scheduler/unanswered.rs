@@ -42,7 +42,7 @@ impl Scheduler {
 
     /// Whether this rank still has to get the sum of a task from `server`.
     fn waits_for(&self, work: &Work, server: ServerId) -> bool {
-        let is_ours = self.pipeline.pushes() && exchanges(work.spec.route);
+        let is_ours = exchanges(&self.pipeline, work.spec.route);
         is_ours && work.spec.server == server && work.purpose == Purpose::Wanted && !work.stage.follows_pull()
     }
 }

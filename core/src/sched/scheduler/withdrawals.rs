@@ -7,7 +7,7 @@
 use super::{Command, Scheduler, Timer};
 use crate::error::Error;
 use crate::pipeline::{Duty, Route, Stage};
-use crate::sched::rules::exchanges;
+use crate::sched::rules::others_wait;
 use crate::sched::task::{Place, Purpose, TaskSpec, Work};
 use crate::sched::{Outcome, TaskId};
 use crate::types::{Defect, Time, planted};
@@ -15,7 +15,7 @@ use crate::types::{Defect, Time, planted};
 impl Scheduler {
     /// Withdraws from a round of which no task was submitted. The task that tells the server; none where nobody waits for this worker.
     pub fn withdraw(&mut self, now: Time, spec: TaskSpec) -> Option<TaskId> {
-        let is_due = self.ended.is_none() && self.pipeline.pushes() && exchanges(spec.route);
+        let is_due = self.ended.is_none() && self.pipeline.pushes() && others_wait(spec.route);
         if !is_due || planted(self.config.defect, Defect::GivenUpInSilence) {
             return None;
         }

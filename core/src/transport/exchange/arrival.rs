@@ -2,11 +2,11 @@
 //!
 //! A sum *lands* when its bytes are written to its destination in the caller's memory, its *place*.
 
-use super::checks::{bad, check_crc, check_sum};
+use super::checks::{bad, check_crc, check_response};
 use crate::error::Result;
 use crate::mem::{Landing, Region, Returned};
 use crate::transport::Answer;
-use crate::wire::{self, HeaderReader, Reply, Request, Sum, reject};
+use crate::wire::{self, HeaderReader, Reply, Request, Response, reject};
 
 /// An answer under way.
 ///
@@ -22,9 +22,9 @@ pub(in crate::transport) enum Arrival {
     /// The server's error is being read.
     Reject { body: Vec<u8>, bytes: usize },
     /// The header was read. The sum lands once it has a place.
-    Announced(Sum),
+    Announced(Response),
     /// The sum lands. Its checksum follows.
-    Landing { header: Sum, landing: Landing, crc: u32, trailer: Vec<u8> },
+    Landing { header: Response, landing: Landing, crc: u32, trailer: Vec<u8> },
 }
 
 impl Default for Arrival {
@@ -62,7 +62,7 @@ impl Arrival {
                 reader.take(bytes);
                 if reader.missing() == 0 {
                     *self = match reader.finish(peer)?.into_reply(peer)? {
-                        Reply::Sum(header) => Self::Announced(header),
+                        Reply::Response(header) => Self::Announced(header),
                         Reply::Reject(header) => {
                             let bytes = usize::try_from(header.error_bytes).expect("at most REJECT_BYTES_MAX");
                             Self::Reject { body: Vec::new(), bytes }
@@ -74,7 +74,7 @@ impl Arrival {
             Self::Announced(_) => {}
             Self::Landing { header, landing, crc, .. } if landing.bytes_left() > 0 => {
                 landing.write(bytes);
-                if header.checksum {
+                if header.has_checksum() {
                     // Computed here, because the bytes are still in the cache.
                     *crc = wire::checksum(*crc, bytes);
                 }
@@ -98,7 +98,7 @@ impl Arrival {
     #[cfg(any(test, feature = "testing"))]
     pub(in crate::transport) fn announced_bytes(&self) -> Option<u64> {
         match self {
-            Self::Announced(header) => Some(header.body.bytes),
+            Self::Announced(header) => Some(header.body_bytes()),
             Self::Header(_) | Self::Reject { .. } | Self::Landing { .. } => None,
         }
     }
@@ -108,14 +108,14 @@ impl Arrival {
         match self {
             Self::Header(_) => false,
             Self::Reject { .. } => true,
-            Self::Announced(header) | Self::Landing { header, .. } => !header.early,
+            Self::Announced(header) | Self::Landing { header, .. } => !header.is_early(),
         }
     }
 
     /// Whether an announced sum answers `push` and fits into `into`.
     pub(super) fn check(&self, push: &Request, into: &[Region], peer: &str) -> Result<()> {
         let Self::Announced(header) = self else { return Ok(()) };
-        check_sum(header, push, into.iter().map(Region::len).sum(), peer)
+        check_response(header, push, into.iter().map(Region::len).sum(), peer)
     }
 
     /// Gives an announced sum its place, whose length was checked. `proof` proves that no thread reads there any more.
@@ -129,7 +129,7 @@ impl Arrival {
     /// Bytes of the sum that have landed.
     pub(in crate::transport) fn landed(&self) -> u64 {
         match self {
-            Self::Landing { header, landing, .. } => header.body.bytes - landing.bytes_left() as u64,
+            Self::Landing { header, landing, .. } => header.body_bytes() - landing.bytes_left() as u64,
             Self::Header(_) | Self::Reject { .. } | Self::Announced(_) => 0,
         }
     }
@@ -147,14 +147,14 @@ impl Arrival {
             }
             Self::Reject { .. } if self.wants() > 0 => early("reject", self.wants() as u64),
             Self::Reject { body, .. } => Ok(Answer::Reject(reject::from_body(body, peer)?)),
-            Self::Announced(header) => early("sum", header.body.bytes),
+            Self::Announced(header) => early("sum", header.body_bytes()),
             Self::Landing { header, landing, crc, trailer } => {
                 if landing.bytes_left() > 0 || checksum.is_none() && self.wants() > 0 {
                     return early("sum", self.wants() as u64);
                 }
                 let trailer = || trailer.as_slice().try_into().map_or(0, u32::from_le_bytes);
                 check_crc(header, checksum.unwrap_or_else(trailer), *crc, peer)?;
-                Ok(Answer::Sum(header.clone()))
+                Ok(Answer::Response(header.clone()))
             }
         }
     }

@@ -2,29 +2,40 @@
 
 use crate::error::{Error, Result};
 use crate::types::CodecSpec;
-use crate::wire::{About, Reject, Request, Sum, Target, reject};
+use crate::wire::{About, Reject, Request, Response, Target, reject};
 
-/// Checks that `sum` is the answer to `push` and has `landing_bytes` bytes.
+/// Checks that `response` is the answer to `push` and has `landing_bytes` bytes.
 ///
 /// # Errors
 /// [`Error::Protocol`] naming the field that is wrong.
-pub(in crate::transport) fn check_sum(sum: &Sum, push: &Request, landing_bytes: usize, peer: &str) -> Result<()> {
-    let bad = |field: &str, problem: String| bad(peer, field, problem);
-    let Request::Contribute(push) = push else {
-        return Err(bad("kind", "is a sum, but only a reject can answer such a request".to_owned()));
+pub(in crate::transport) fn check_response(
+    response: &Response,
+    push: &Request,
+    landing_bytes: usize,
+    peer: &str,
+) -> Result<()> {
+    let bad = |field: &str, problem: String| Err(bad(peer, field, problem));
+    let due = match (response, push) {
+        (Response::Sum(_), Request::Contribute(push)) => push.target,
+        (Response::Value(_), Request::Use(push)) => push.target,
+        (Response::Sum(_), _) => return bad("kind", "is a sum, which does not answer such a request".to_owned()),
+        (Response::Value(_), _) => return bad("kind", "is a value, which does not answer such a request".to_owned()),
     };
-    let (got, due) = (sum.target, push.target);
+    let got = response.target();
     if (got.part, got.round) != (due.part, due.round) {
         let name = |target: Target| format!("{} {}", target.part, target.round);
-        return Err(bad("part or round", format!("is {} instead of {}", name(got), name(due))));
+        return bad("part or round", format!("is {} instead of {}", name(got), name(due)));
     }
-    // The sum has the codec of the contribution. A worker that contributed no elements gets them plain.
-    let codec = push.body().map_or(CodecSpec::PLAIN, |body| body.codec);
-    if sum.body.codec != codec {
-        return Err(bad("encoding", format!("is {} instead of {codec}", sum.body.codec)));
+    if let (Response::Sum(sum), Request::Contribute(push)) = (response, push) {
+        // The sum has the codec of the contribution. A worker that contributed no elements gets them plain.
+        let codec = push.body().map_or(CodecSpec::PLAIN, |body| body.codec);
+        if sum.body.codec != codec {
+            return bad("encoding", format!("is {} instead of {codec}", sum.body.codec));
+        }
     }
-    if sum.body.bytes != landing_bytes as u64 {
-        return Err(bad("length", format!("is {}, but the worker expects {landing_bytes} bytes", sum.body.bytes)));
+    if response.body_bytes() != landing_bytes as u64 {
+        let problem = format!("is {}, but the worker expects {landing_bytes} bytes", response.body_bytes());
+        return bad("length", problem);
     }
     Ok(())
 }
@@ -40,15 +51,16 @@ pub(in crate::transport) fn costs_the_link(error: &Error) -> bool {
     !matches!(error, Error::Checksum { .. } | Error::Unavailable { .. })
 }
 
-/// Checks that the CRC-32C `got` of a sum equals the one that was `sent`. Passes if the header says that the server computed none.
+/// Checks that the CRC-32C `got` of an answer equals the one that was `sent`. Passes if the header says that the server computed none.
 ///
 /// # Errors
 /// [`Error::Checksum`] if they differ.
-pub(in crate::transport) fn check_crc(sum: &Sum, sent: u32, got: u32, peer: &str) -> Result<()> {
-    if !sum.checksum || sent == got {
+pub(in crate::transport) fn check_crc(response: &Response, sent: u32, got: u32, peer: &str) -> Result<()> {
+    if !response.has_checksum() || sent == got {
         return Ok(());
     }
-    Err(Error::Checksum { tensor: sum.target.part.to_string(), round: sum.target.round, from: peer.to_owned() })
+    let Target { part, round, .. } = response.target();
+    Err(Error::Checksum { tensor: part.to_string(), round, from: peer.to_owned() })
 }
 
 /// A reject as it is sent: its header, and the error that follows it.

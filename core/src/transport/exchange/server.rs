@@ -114,13 +114,13 @@ impl ServerExchange {
         match (self.answer, reply) {
             (Answer::Open, _) => {}
             (Answer::Begun { .. }, Reply::Reject(_)) => return Err(broken_off()),
-            (Answer::Begun { .. }, Reply::Sum(_)) | (Answer::Complete, _) => return Err(out_of_turn()),
+            (Answer::Begun { .. }, Reply::Response(_)) | (Answer::Complete, _) => return Err(out_of_turn()),
         }
         if !reply.is_early() {
             self.body = Body::Refused;
         }
         let trailer_bytes = match reply {
-            Reply::Sum(header) => header.trailer_bytes(),
+            Reply::Response(header) => header.trailer_bytes(),
             Reply::Reject(_) => 0,
         };
         self.answer = Answer::Begun { left: reply.body_bytes(), trailer_bytes };
@@ -158,7 +158,7 @@ fn out_of_turn() -> Error {
 mod tests {
     use super::*;
     use crate::transport::contract;
-    use crate::wire::Sum;
+    use crate::wire::{Response, Sum};
 
     /// Commands: `A`ccept, `S`um, `E`arly sum, a `B`lock of its 4 bytes, `R`eject, its `r`eason, `D`one.
     #[test]
@@ -211,7 +211,7 @@ mod tests {
     }
 
     fn step(exchange: &mut ServerExchange, command: char) -> Result<()> {
-        let sum = |early| Reply::Sum(Sum { early, ..contract::sum_header(4) });
+        let sum = |early| Reply::Response(Response::Sum(Sum { early, ..contract::sum_header(4) }));
         let (reject, body) = super::super::reject_of(contract::header(4).about(), &broken_off());
         match command {
             'A' => {

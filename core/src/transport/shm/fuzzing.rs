@@ -202,7 +202,7 @@ impl World {
                 let contributors = Contributors::Due;
                 let header =
                     Sum { target, attempt: 0, part_bytes, body, divisor: 1.0, contributors, early, checksum: false };
-                Outgoing::Answer { exchange, header }
+                Outgoing::Answer { exchange, header: header.into() }
             }
             Wanted::Block(bytes) => Outgoing::Block { exchange, block: Pool::new().lease(bytes).freeze() },
             Wanted::End => Outgoing::End { exchange, checksum: 7 },

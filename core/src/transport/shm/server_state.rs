@@ -64,7 +64,7 @@ impl ServerState {
     pub(super) fn send(&self, outgoing: Outgoing) {
         match outgoing {
             Outgoing::Accept { exchange } => self.accept(exchange),
-            Outgoing::Answer { exchange, header } => self.answer(exchange, &Reply::Sum(header)),
+            Outgoing::Answer { exchange, header } => self.answer(exchange, &Reply::Response(header)),
             Outgoing::Block { exchange, block } => self.block(exchange, block.len(), |link| {
                 let place = link.show(&self.shared_memory, &block);
                 (Bytes::from_owner(block), place)

@@ -183,7 +183,7 @@ fn a_sum_in_memory_that_is_shown_is_read_where_it_lies() {
         worker.push(ExchangeId(round), &mut pushed);
         let sum = worker.pull(ExchangeId(round), &mut pulled);
         let (exchange, body) = server.land();
-        server.send(Outgoing::Answer { exchange, header: contract::sum_header(len as u64) });
+        server.send(Outgoing::Answer { exchange, header: contract::sum_header(len as u64).into() });
         // Some of it lies elsewhere, and some is too little to be worth it.
         let (first, second) = body.split_at(len / 2);
         for (from, bytes) in [(&pool, first), (&server.pool, &second[..1000]), (&pool, &second[1000..])] {
@@ -297,7 +297,9 @@ fn a_sum_that_has_arrived_is_what_it_was_though_the_server_closed_the_link() {
     sum.copy_from_slice(&body);
     server.answer((exchange, sum));
     assert!(matches!(server.next(), Incoming::Answered { .. }));
-    server.send(Outgoing::Disconnect { link, reason: Error::Cancelled });
+    // Not as if the worker itself had cancelled the exchange.
+    let reason = Error::Unavailable { what: "the server".to_owned(), cause: "it leaves".to_owned() };
+    server.send(Outgoing::Disconnect { link, reason });
     assert!(matches!(server.next(), Incoming::LinkDown { .. }));
     worker.lost.soon();
     let mut others = pool.lease(300_000);

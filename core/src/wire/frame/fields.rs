@@ -184,12 +184,14 @@ impl Field for TensorKind {
                 writer.u8(kind_code::SUM);
                 codec.write(writer);
             }
+            Self::Parameter => writer.u8(kind_code::PARAMETER),
         }
     }
 
     fn read(reader: &mut Reader<'_>) -> Result<Self> {
         match reader.u8("tensor kind")? {
             kind_code::SUM => Ok(Self::Sum { codec: CodecSpec::read(reader)? }),
+            kind_code::PARAMETER => Ok(Self::Parameter),
             code => Err(reader.bad("tensor kind", format!("is {code}"))),
         }
     }
@@ -198,6 +200,7 @@ impl Field for TensorKind {
 /// The codes of the kinds of tensors; they never change.
 mod kind_code {
     pub(super) const SUM: u8 = 1;
+    pub(super) const PARAMETER: u8 = 2;
 }
 
 impl Field for CodecSpec {

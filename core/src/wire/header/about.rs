@@ -19,6 +19,8 @@ pub struct About {
 pub enum Service {
     /// Adds parts of equal length, element by element.
     DenseSum,
+    /// Keeps parts, which each worker changes and reads by itself.
+    Parameter,
     /// A service that this version does not have, by its code.
     Unknown(u8),
 }
@@ -28,6 +30,7 @@ impl Service {
     pub const fn code(self) -> u8 {
         match self {
             Self::DenseSum => 1,
+            Self::Parameter => 2,
             Self::Unknown(code) => code,
         }
     }
@@ -36,6 +39,7 @@ impl Service {
     pub const fn from_code(code: u8) -> Self {
         match code {
             1 => Self::DenseSum,
+            2 => Self::Parameter,
             code => Self::Unknown(code),
         }
     }
@@ -44,7 +48,7 @@ impl Service {
     pub fn refusal(self, peer: &str) -> Error {
         Error::Incompatible {
             field: "service".to_owned(),
-            ours: "1 (dense sum)".to_owned(),
+            ours: "1 (dense sum), 2 (parameter)".to_owned(),
             peer: peer.to_owned(),
             theirs: self.code().to_string(),
         }

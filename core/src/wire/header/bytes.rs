@@ -1,13 +1,14 @@
 //! A header's bytes. Fields that a kind of header does not have are zero. The reader checks this, so that a header has only one form.
 //!
-//! [`fields`] has what all services share, [`sum`] the rest of the dense sum's headers.
+//! [`fields`] has what all services share, [`sum`] the rest of the dense sum's headers, [`parameter`] that of parameters.
 
-use super::{About, HEADER_BYTES, Header, Reject, Reply, Request, Service};
+use super::{About, HEADER_BYTES, Header, Reject, Reply, Request, Response, Service};
 use crate::error::{Error, Result};
 use crate::types::{Epoch, PartId, TensorKey};
 use crate::wire::{VERSION, check_version};
 
 mod fields;
+mod parameter;
 mod participants;
 mod sum;
 
@@ -22,6 +23,8 @@ impl Header {
             Self::Contribute(header) => header.encode(),
             Self::Withdraw(header) => header.encode(),
             Self::Sum(header) => header.encode(),
+            Self::Use(header) => header.encode().to_vec(),
+            Self::Value(header) => header.encode().to_vec(),
             Self::Reject(header) => header.encode().to_vec(),
             Self::Unknown(about) => unknown(*about).to_vec(),
         }
@@ -46,9 +49,13 @@ impl Header {
                 Ok(reject.map_or_else(|_| Self::Unknown(fields.about()), Self::Reject))
             }
             (Service::Unknown(_), _) => Ok(Self::Unknown(fields.about())),
-            (Service::DenseSum, REJECT) => {
+            (Service::DenseSum | Service::Parameter, REJECT) => {
                 fields.header_bytes(rest)?;
                 fields.reject(rest).map(Self::Reject)
+            }
+            (Service::Parameter, kind) => {
+                fields.header_bytes(rest)?;
+                parameter::decode(&fields, kind, rest)
             }
             (Service::DenseSum, kind) => {
                 fields.header_bytes(rest)?;
@@ -64,6 +71,7 @@ impl Request {
         match self {
             Self::Contribute(header) => header.encode(),
             Self::Withdraw(header) => header.encode(),
+            Self::Use(header) => header.encode().to_vec(),
             Self::Unknown(about) => unknown(*about).to_vec(),
         }
     }
@@ -73,7 +81,25 @@ impl Request {
         match self {
             Self::Contribute(header) => header.header_bytes(),
             Self::Withdraw(header) => header.header_bytes(),
-            Self::Unknown(_) => HEADER_BYTES,
+            Self::Use(_) | Self::Unknown(_) => HEADER_BYTES,
+        }
+    }
+}
+
+impl Response {
+    /// The header's bytes on the wire; [`Self::header_bytes`] says how many.
+    pub fn encode(&self) -> Vec<u8> {
+        match self {
+            Self::Sum(header) => header.encode(),
+            Self::Value(header) => header.encode().to_vec(),
+        }
+    }
+
+    /// Bytes of the header on the wire.
+    pub fn header_bytes(&self) -> usize {
+        match self {
+            Self::Sum(header) => header.header_bytes(),
+            Self::Value(_) => HEADER_BYTES,
         }
     }
 }
@@ -82,7 +108,7 @@ impl Reply {
     /// The header's bytes on the wire.
     pub fn encode(&self) -> Vec<u8> {
         match self {
-            Self::Sum(header) => header.encode(),
+            Self::Response(header) => header.encode(),
             Self::Reject(header) => header.encode().to_vec(),
         }
     }

@@ -141,13 +141,6 @@ impl Body {
     }
 }
 
-impl Sum {
-    /// Bytes that follow the body: its checksum, where there is one.
-    pub fn trailer_bytes(&self) -> usize {
-        if self.checksum { size_of::<u32>() } else { 0 }
-    }
-}
-
 impl Contributors {
     /// What follows the fixed 64 bytes.
     pub(super) fn as_bytes(&self) -> &[u8] {

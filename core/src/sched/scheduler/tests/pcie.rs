@@ -122,3 +122,16 @@ fn credit_of_who_waits_for_the_other_groups_is_lent_on() {
     world.wait(config().credit_patience);
     assert_eq!(world.take(Stage::CopyD2H).map(|task| task.id), Some(second), "the others may wait for it");
 }
+
+#[test]
+fn groups_of_one_machine_stage_their_sums_while_the_server_of_a_parameter_is_away() {
+    for (machines, is_staged) in [(1, true), (2, false)] {
+        let mut world = World::new(config(), pcie_groups(machines));
+        world.scheduler.handle_link_down(world.now, ServerId(0));
+        let group = world.open("w", 1);
+        let task = world.submit(part(0), 10, 0, &[group]);
+        world.take(Stage::Reduce).unwrap();
+        world.finish(task, Outcome::Done);
+        assert_eq!(world.take(Stage::CopyD2H).is_some(), is_staged, "{machines} machines");
+    }
+}

@@ -108,7 +108,7 @@ impl Tried {
         });
         let pull = Done::new(move |outcome: std::result::Result<Answer, Torn>| {
             let word = match outcome {
-                Ok(Answer::Sum(_)) => "sum",
+                Ok(Answer::Response(_)) => "sum",
                 Ok(Answer::Reject(_)) => "reject",
                 Err(Torn { error: Error::Cancelled, .. }) => "cancelled",
                 Err(_) => "torn",

@@ -339,7 +339,7 @@ impl Server {
             }
             Outgoing::Answer { header, .. } => {
                 link.answers = link.answers.wrapping_add(1);
-                served.answer(connection, &Reply::Sum(header), precedence(served.urgency, link.answers))
+                served.answer(connection, &Reply::Response(header), precedence(served.urgency, link.answers))
             }
             Outgoing::Block { block, .. } => served.block(Bytes::from_owner(block)),
             Outgoing::End { checksum, .. } => served.last(checksum),

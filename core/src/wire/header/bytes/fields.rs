@@ -1,9 +1,9 @@
 //! The fields of a header that all services have, and how fields are written and read.
 
 use crate::error::{Error, Result};
-use crate::types::{Epoch, PartId, TensorKey};
+use crate::types::{Epoch, PartId, Round, TensorKey};
 use crate::wire::header::about::{About, Service};
-use crate::wire::header::{HEADER_BYTES, Reject, URGENCY_MAX};
+use crate::wire::header::{HEADER_BYTES, Reject, Target, URGENCY_MAX};
 use crate::wire::{VERSION, limits};
 
 pub(super) const MAGIC: [u8; 4] = *b"GLNE";
@@ -82,6 +82,16 @@ impl Fields<'_> {
                 index: u32::from_le_bytes(self.array(at::PART)),
             },
         }
+    }
+
+    /// Which round of which part, in services that count rounds.
+    pub(super) fn target(&self, round_at: usize) -> Result<Target> {
+        let round = u64::from_le_bytes(self.array(round_at));
+        if round > limits::ROUND_MAX {
+            return Err(self.bad("round", format!("is {round}, above {}", limits::ROUND_MAX)));
+        }
+        let about = self.about();
+        Ok(Target { epoch: about.epoch, part: about.part, round: Round(round) })
     }
 
     /// Refuses a header of another length than it says.

@@ -4,7 +4,7 @@ use super::fields::{Fields, at as front_at, front, put, u32_of, with_behind};
 use super::participants;
 use crate::codec;
 use crate::error::Result;
-use crate::types::{CodecSpec, DType, Encoding, Op, Participants, Round, WorkerSet};
+use crate::types::{CodecSpec, DType, Encoding, Op, Participants, WorkerSet};
 use crate::wire::header::{Body, Contribute, Contribution, Contributors, HEADER_BYTES, Header, Sum, Target, Withdraw};
 use crate::wire::limits;
 
@@ -206,7 +206,7 @@ impl Fields<'_> {
             flags => return Err(self.bad("flags", format!("are {flags:#04x}"))),
         };
         Ok(Contribute {
-            target: self.target()?,
+            target: self.target(at::ROUND)?,
             dtype,
             op,
             participants: self.participants(rest)?,
@@ -224,7 +224,7 @@ impl Fields<'_> {
         self.zero(at::FACTOR..HEADER_BYTES)?;
         let (dtype, op) = self.reduction()?;
         let participants = self.participants(rest)?;
-        Ok(Withdraw { target: self.target()?, dtype, op, participants, error_bytes: self.error_bytes()? })
+        Ok(Withdraw { target: self.target(at::ROUND)?, dtype, op, participants, error_bytes: self.error_bytes()? })
     }
 
     fn sum(&self, rest: &[u8]) -> Result<Sum> {
@@ -250,7 +250,7 @@ impl Fields<'_> {
             return Err(self.bad("body length", format!("is {} of a part of {part_bytes}", body.bytes)));
         }
         Ok(Sum {
-            target: self.target()?,
+            target: self.target(at::ROUND)?,
             attempt: u16::from_le_bytes(self.array(at::ATTEMPT)),
             part_bytes,
             body,
@@ -259,15 +259,6 @@ impl Fields<'_> {
             early: flags & flag::EARLY != 0,
             checksum: flags & flag::CHECKSUM != 0,
         })
-    }
-
-    fn target(&self) -> Result<Target> {
-        let round = u64::from_le_bytes(self.array(at::ROUND));
-        if round > limits::ROUND_MAX {
-            return Err(self.bad("round", format!("is {round}, above {}", limits::ROUND_MAX)));
-        }
-        let about = self.about();
-        Ok(Target { epoch: about.epoch, part: about.part, round: Round(round) })
     }
 
     fn reduction(&self) -> Result<(DType, Op)> {

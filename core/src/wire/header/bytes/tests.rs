@@ -40,66 +40,91 @@ fn golden_bytes() {
     let golden = [
         // a contribution with a checksum
         concat!(
-            "474c4e4508014000020000000300000008070605040302010900000000100000",
+            "474c4e4509014000020000000300000008070605040302010900000000100000",
             "01060101000001054d00000000000000000000000000f83f00100000efbeadde"
         ),
         // a contribution without
         concat!(
-            "474c4e4508014000020000000300000008070605040302010900000000100000",
+            "474c4e4509014000020000000300000008070605040302010900000000100000",
             "01060001000001054d00000000000000000000000000f83f0010000000000000"
         ),
         // a contribution as bf16
         concat!(
-            "474c4e4508014000020000000300000008070605040302010900000000080000",
+            "474c4e4509014000020000000300000008070605040302010900000000080000",
             "01060103000001054d00000000000000000000000000f83f0010000006000000"
         ),
         // a repeat after 1000 bytes of the sum landed
         concat!(
-            "474c4e4508014000020000000300000008070605040302010900000000100000",
+            "474c4e4509014000020000000300000008070605040302010900000000100000",
             "01060401000001054d00000000000000000000000000f83f00100000e8030000"
         ),
         // a question for a broadcast's sum
         concat!(
-            "474c4e4508014000020000000300000008070605040302010900000000000000",
+            "474c4e4509014000020000000300000008070605040302010900000000000000",
             "01060200050003064d00000000000000000000000000f03f0010000000000000"
         ),
         // a contribution of workers 1 and 9, whose sum goes to worker 9
         concat!(
-            "474c4e4508014600020000000300000008070605040302010900000000100000",
+            "474c4e4509014600020000000300000008070605040302010900000000100000",
             "01061101000001054d00000000000000000000000000f83f00100000efbeadde",
             "02000a000202"
         ),
         // a contribution of all workers, whose sum goes to worker 5
         concat!(
-            "474c4e4508014400020000000300000008070605040302010900000000100000",
+            "474c4e4509014400020000000300000008070605040302010900000000100000",
             "01061101000001054d00000000000000000000000000f83f00100000efbeadde",
             "00000600"
         ),
         // a withdrawal
         concat!(
-            "474c4e450801400002000000030000000807060504030201090000004d000000",
+            "474c4e450901400002000000030000000807060504030201090000004d000000",
             "03000000050003064d0000000000000000000000000000000000000000000000"
         ),
         // a withdrawal from a round of workers 1 and 9
         concat!(
-            "474c4e450801460002000000030000000807060504030201090000004d000000",
+            "474c4e450901460002000000030000000807060504030201090000004d000000",
             "03001000050003064d0000000000000000000000000000000000000000000000",
             "02000a000202"
         ),
         // a sum of all workers due
         concat!(
-            "474c4e4508014000020000000300000008070605040302010900000000100000",
+            "474c4e4509014000020000000300000008070605040302010900000000100000",
             "02000101010000004d0000000000000000000000000000400010000000000000"
         ),
         // a sum of workers 1 and 9, while the contribution is on its way
         concat!(
-            "474c4e4508014200020000000300000008070605040302010900000000100000",
+            "474c4e4509014200020000000300000008070605040302010900000000100000",
             "02001801010000004d0000000000000000000000000000400010000000000000",
             "0202"
         ),
         // a reject
         concat!(
-            "474c4e4508014000020000000300000008070605040302010900000009000000",
+            "474c4e4509014000020000000300000008070605040302010900000009000000",
+            "0000000000000000000000000000000000000000000000000000000000000000"
+        ),
+        // a push_pull of a parameter, with a checksum
+        concat!(
+            "474c4e4509024000020000000300000008070605040302010900000000100000",
+            "01060105010000004d00000000000000000000000000000000100000efbeadde"
+        ),
+        // a pull that wants the checksum
+        concat!(
+            "474c4e4509024000020000000300000008070605040302010900000000000000",
+            "01060304010000004d0000000000000000000000000000000010000000000000"
+        ),
+        // a value
+        concat!(
+            "474c4e4509024000020000000300000008070605040302010900000000100000",
+            "02000100000000004d0000000000000005000000000000000000000000000000"
+        ),
+        // the answer to a push
+        concat!(
+            "474c4e4509024000020000000300000008070605040302010900000000000000",
+            "02000000000000004d0000000000000005000000000000000000000000000000"
+        ),
+        // a reject of a use
+        concat!(
+            "474c4e4509024000020000000300000008070605040302010900000009000000",
             "0000000000000000000000000000000000000000000000000000000000000000"
         ),
     ];
@@ -141,6 +166,33 @@ fn each_bad_field_is_named() {
         bytes[at] = value;
         assert_eq!(field_of(&bytes), field, "byte {at}");
     }
+}
+
+#[test]
+fn each_bad_field_of_a_use_is_named() {
+    for (at, value, field) in [
+        (28, 1, "body length"),
+        (32, 9, "kind"),
+        (33, 8, "urgency"),
+        (34, 4, "flags"),
+        (34, 0, "checksum"),
+        (35, 0, "access"),
+        (35, 7, "access"),
+        (35, 4, "flags"),
+        (36, 0, "dtype"),
+        (37, 1, "reserved byte"),
+        (47, 1, "round"),
+        (48, 1, "reserved byte"),
+        (56, 1, "length"),
+        (59, 0x10, "length"),
+    ] {
+        let mut bytes = samples::headers()[12].encode();
+        bytes[at] = value;
+        assert_eq!(field_of(&bytes), field, "byte {at}");
+    }
+    let mut value = samples::headers()[14].encode();
+    value[55] = 1;
+    assert_eq!(field_of(&value), "version");
 }
 
 #[test]
@@ -269,14 +321,14 @@ fn a_header_is_gathered_from_pieces_and_takes_nothing_of_its_body() {
 
 #[test]
 fn a_reader_believes_no_length_beyond_the_limit() {
-    for service in [1, 200] {
+    for service in [1, 2, 200] {
         let mut bytes = Sum { contributors: Contributors::Only(WorkerSet::default()), ..sum() }.encode();
         bytes[at::HEADER_BYTES..at::TERM].copy_from_slice(&u16::MAX.to_le_bytes());
         bytes[at::SERVICE] = service;
         let mut reader = HeaderReader::default();
         reader.take(&bytes);
         assert_eq!(reader.missing(), 0);
-        assert_eq!(reader.finish("server 0").is_err(), service == 1);
+        assert_eq!(reader.finish("server 0").is_err(), service < 3);
     }
 }
 
@@ -324,10 +376,11 @@ fn a_root_that_no_job_has_stays_one_that_no_job_has() {
 
 proptest! {
     #[test]
-    fn arbitrary_bytes_decode_or_fail_but_never_panic(kind in 0_u8..4, bytes in proptest::collection::vec(any::<u8>(), 40..80)) {
+    fn arbitrary_bytes_decode_or_fail_but_never_panic(service in 1_u8..3, kind in 0_u8..4, bytes in proptest::collection::vec(any::<u8>(), 40..80)) {
         let mut header = Header::Contribute(contribute()).encode()[..24].to_vec();
         header.extend(&bytes);
         header[6] = u8::try_from(header.len()).unwrap();
+        header[5] = service;
         header[32] = kind;
         if let Ok(decoded) = Header::decode(&header, "worker 0") {
             prop_assert_eq!(decoded.encode(), header);
@@ -335,7 +388,7 @@ proptest! {
     }
 
     #[test]
-    fn arbitrary_bytes_for_an_unknown_service_are_a_request(service in 2_u8.., bytes in proptest::collection::vec(any::<u8>(), 0..2000)) {
+    fn arbitrary_bytes_for_an_unknown_service_are_a_request(service in 3_u8.., bytes in proptest::collection::vec(any::<u8>(), 0..2000)) {
         let stream = [&MAGIC[..], &[VERSION, service], &bytes].concat();
         let (mut reader, mut rest) = (HeaderReader::default(), &stream[..]);
         while reader.missing() > 0 && !rest.is_empty() {

@@ -1,0 +1,68 @@
+//! What callers ask of one tensor.
+
+use std::time::Duration;
+
+use super::memory::Memory;
+use crate::types::{Access, Demand, Op, Priority, TensorSpec};
+
+/// One reduction to do.
+#[derive(Debug)]
+pub struct Submission {
+    /// Name, element type and shape; equal on all workers.
+    pub tensor: TensorSpec,
+    /// This worker's contribution; as long as the tensor.
+    pub source: Memory,
+    /// Where the result goes; as long as the tensor, and on the same device. May be the same memory.
+    pub destination: Memory,
+    /// How the contributions become one.
+    pub op: Op,
+    /// This worker's weight in a weighted mean; 1 elsewhere.
+    pub weight: f64,
+    /// How urgent.
+    pub priority: Priority,
+    /// Give up after this long; the job's step timeout applies in any case.
+    pub timeout: Option<Duration>,
+}
+
+/// One use of a parameter.
+#[derive(Debug)]
+pub struct ParameterUse {
+    /// Name, element type and shape; equal on all workers: see [`TensorSpec::parameter`].
+    pub tensor: TensorSpec,
+    /// What to do.
+    pub access: Access,
+    /// The value or the change, as long as the parameter; of a pull, where the value goes.
+    pub memory: Memory,
+    /// Of a push_pull, where the value goes, as long as the parameter and on the same device; `None` for the memory of the change.
+    pub into: Option<Memory>,
+    /// How urgent.
+    pub priority: Priority,
+    /// Give up after this long; the job's step timeout applies in any case.
+    pub timeout: Option<Duration>,
+}
+
+/// What is asked of one tensor, with its memory.
+pub(super) struct Asked {
+    pub(super) tensor: TensorSpec,
+    pub(super) source: Memory,
+    pub(super) destination: Memory,
+    pub(super) demand: Demand,
+    pub(super) priority: Priority,
+    pub(super) timeout: Option<Duration>,
+}
+
+impl From<Submission> for Asked {
+    fn from(submission: Submission) -> Self {
+        let Submission { tensor, source, destination, op, weight, priority, timeout } = submission;
+        Self { tensor, source, destination, demand: Demand::Reduce { op, weight }, priority, timeout }
+    }
+}
+
+impl From<ParameterUse> for Asked {
+    fn from(asked: ParameterUse) -> Self {
+        let ParameterUse { tensor, access, memory: source, into, priority, timeout } = asked;
+        // Of a push nothing lands there, and of a pull nothing leaves it.
+        let destination = into.unwrap_or_else(|| source.again());
+        Self { tensor, source, destination, demand: Demand::Access(access), priority, timeout }
+    }
+}

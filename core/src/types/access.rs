@@ -1,0 +1,206 @@
+//! What a worker asks of a tensor: a round of its sum, or a use of a parameter.
+
+use std::fmt;
+
+use super::{Op, TensorKind, TensorSpec};
+use crate::error::{Error, Result};
+
+/// What a worker asks of a tensor. Its kind must be able to do it.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum Demand {
+    /// A round of a sum, in which all participants take part.
+    Reduce {
+        /// How the contributions become one.
+        op: Op,
+        /// This worker's weight in a weighted mean; 1 elsewhere.
+        weight: f64,
+    },
+    /// A use of a parameter, for which nobody waits but this worker.
+    Access(Access),
+}
+
+/// A use of a parameter. Each part of it is used at once and whole.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum Access {
+    /// Gives it its first value, unless it has one.
+    Init,
+    /// Changes it.
+    Push(Update),
+    /// Reads it.
+    Pull,
+    /// Changes it and reads it, with nothing in between.
+    PushPull(Update),
+}
+
+/// How a push changes a parameter.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum Update {
+    /// Adds to it, element by element.
+    Add,
+    /// Takes its place.
+    Assign,
+}
+
+/// How often a part of a parameter was given a value: 0 before the first, and one more with each change.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+pub struct Version(pub u64);
+
+impl Demand {
+    /// Refuses what has no meaning for `tensor`.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if the reduction has no meaning for its elements or its participants, or if a tensor of its kind cannot do
+    /// this at all.
+    pub fn check(self, tensor: &TensorSpec) -> Result<()> {
+        match (self, tensor.kind) {
+            (Self::Reduce { op, .. }, TensorKind::Sum { .. }) => {
+                op.check(tensor.dtype)?;
+                tensor.participants.check_op(&tensor.name, op)
+            }
+            (Self::Access(_), TensorKind::Parameter) => Ok(()),
+            (Self::Reduce { .. }, TensorKind::Parameter) => Err(Error::InvalidArgument {
+                what: format!("tensor {}: it is a parameter, and parameters are not reduced in rounds", tensor.name),
+                hint: "push to it and pull it, or reduce a tensor of another name".to_owned(),
+            }),
+            (Self::Access(access), TensorKind::Sum { .. }) => Err(Error::InvalidArgument {
+                what: format!("tensor {}: {access} of a sum", tensor.name),
+                hint: "use the name of a parameter, or reduce the tensor".to_owned(),
+            }),
+        }
+    }
+
+    /// Whether both are the same, to the bit.
+    pub fn is(self, other: Self) -> bool {
+        match (self, other) {
+            (Self::Reduce { op, weight }, Self::Reduce { op: other, weight: of_other }) => {
+                op == other && weight.to_bits() == of_other.to_bits()
+            }
+            (Self::Access(access), Self::Access(other)) => access == other,
+            (Self::Reduce { .. }, Self::Access(_)) | (Self::Access(_), Self::Reduce { .. }) => false,
+        }
+    }
+
+    /// The reduction; `None` of a use of a parameter.
+    pub const fn op(self) -> Option<Op> {
+        match self {
+            Self::Reduce { op, .. } => Some(op),
+            Self::Access(_) => None,
+        }
+    }
+
+    /// Whether the worker sends a tensor for it.
+    pub const fn sends(self) -> bool {
+        match self {
+            Self::Reduce { .. } => true,
+            Self::Access(access) => access.sends(),
+        }
+    }
+
+    /// Whether the worker gets a tensor for it, if it is one of those that get the sums.
+    pub const fn receives(self) -> bool {
+        match self {
+            Self::Reduce { .. } => true,
+            Self::Access(access) => access.receives(),
+        }
+    }
+}
+
+impl fmt::Display for Demand {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Reduce { op, weight } => write!(f, "{op} with weight {weight}"),
+            Self::Access(access) => write!(f, "{access}"),
+        }
+    }
+}
+
+impl Access {
+    /// All of them, in the order of their codes.
+    pub const ALL: [Self; 6] = [
+        Self::Init,
+        Self::Push(Update::Add),
+        Self::Push(Update::Assign),
+        Self::Pull,
+        Self::PushPull(Update::Add),
+        Self::PushPull(Update::Assign),
+    ];
+
+    /// Whether a value or a change goes to the server.
+    pub const fn sends(self) -> bool {
+        match self {
+            Self::Init | Self::Push(_) | Self::PushPull(_) => true,
+            Self::Pull => false,
+        }
+    }
+
+    /// Whether the value comes back.
+    pub const fn receives(self) -> bool {
+        match self {
+            Self::Pull | Self::PushPull(_) => true,
+            Self::Init | Self::Push(_) => false,
+        }
+    }
+
+    /// The wire code; never changes.
+    pub const fn code(self) -> u8 {
+        match self {
+            Self::Init => 1,
+            Self::Push(Update::Add) => 2,
+            Self::Push(Update::Assign) => 3,
+            Self::Pull => 4,
+            Self::PushPull(Update::Add) => 5,
+            Self::PushPull(Update::Assign) => 6,
+        }
+    }
+
+    /// The use with this wire code.
+    pub fn from_code(code: u8) -> Option<Self> {
+        Self::ALL.into_iter().find(|access| access.code() == code)
+    }
+}
+
+impl fmt::Display for Access {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Init => "init",
+            Self::Push(Update::Add) => "push (add)",
+            Self::Push(Update::Assign) => "push (assign)",
+            Self::Pull => "pull",
+            Self::PushPull(Update::Add) => "push_pull (add)",
+            Self::PushPull(Update::Assign) => "push_pull (assign)",
+        })
+    }
+}
+
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "version {}", self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::types::DType;
+
+    #[test]
+    fn every_use_has_its_code() {
+        for access in Access::ALL {
+            assert_eq!(Access::from_code(access.code()), Some(access));
+        }
+        assert_eq!((Access::from_code(0), Access::from_code(7)), (None, None));
+    }
+
+    #[test]
+    fn a_kind_does_what_it_can() {
+        let sum = TensorSpec::new("w", DType::F32, vec![2]);
+        let parameter = TensorSpec { kind: TensorKind::Parameter, ..sum.clone() };
+        let (reduce, pull) = (Demand::Reduce { op: Op::Sum, weight: 1.0 }, Demand::Access(Access::Pull));
+        assert_eq!((reduce.check(&sum), pull.check(&parameter)), (Ok(()), Ok(())));
+        for (refused, why) in [(reduce.check(&parameter), "not reduced in rounds"), (pull.check(&sum), "pull of a sum")]
+        {
+            let error = refused.unwrap_err().to_string();
+            assert!(error.contains("tensor w") && error.contains(why), "{error}");
+        }
+    }
+}
