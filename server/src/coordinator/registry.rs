@@ -9,7 +9,7 @@ use std::time::Duration;
 use gradlane_core::error::{Error, Result};
 use gradlane_core::pipeline::{LayoutConfig, Layouter, Placement, weights_for};
 use gradlane_core::types::{
-    MachineId, Machines, Member, PartId, PartLayout, TensorKey, TensorSpec, Time, View, WorkerId, WorkerSet,
+    MachineId, Machines, Member, PartId, PartLayout, TensorKey, TensorKind, TensorSpec, Time, View, WorkerId, WorkerSet,
 };
 use gradlane_core::wire::limits;
 
@@ -32,6 +32,8 @@ struct Entry {
     /// The worker that declared it first.
     by: WorkerId,
     failed: Option<Error>,
+    /// The workers that have declared it.
+    users: WorkerSet,
     /// The workers that use the name no more.
     released: WorkerSet,
 }
@@ -93,9 +95,14 @@ impl Registry {
             }
         };
         let layouts = self.layouter.declare(specs, fuse);
-        if layouts.is_ok() && !new.is_empty() {
-            self.warn_at = Some(now + self.quiet);
-            self.tensors.extend(new.into_iter().map(|(key, spec)| (key, Entry::new(spec, worker))));
+        if layouts.is_ok() {
+            if !new.is_empty() {
+                self.warn_at = Some(now + self.quiet);
+                self.tensors.extend(new.into_iter().map(|(key, spec)| (key, Entry::new(spec, worker))));
+            }
+            for spec in specs {
+                self.tensors.get_mut(&spec.key()).expect("declared above").users.insert(worker);
+            }
         }
         (layouts, Vec::new())
     }
@@ -256,12 +263,17 @@ enum Refusal {
 
 impl Entry {
     fn new(spec: TensorSpec, by: WorkerId) -> Self {
-        Self { spec, by, failed: None, released: WorkerSet::default() }
+        Self { spec, by, failed: None, users: WorkerSet::default(), released: WorkerSet::default() }
     }
 
-    /// Whether all of `workers` that take part have said that they do not use the name any more.
+    /// Whether all of `workers` that take part have said that they do not use the name any more. A sum needs all participants, and a
+    /// parameter is for those that use it.
     fn is_released_by(&self, workers: &WorkerSet) -> bool {
-        workers.iter().all(|worker| !self.spec.participants.contains(worker) || self.released.contains(worker))
+        let takes_part = |worker| match self.spec.kind {
+            TensorKind::Sum { .. } => self.spec.participants.contains(worker),
+            TensorKind::Parameter => self.users.contains(worker),
+        };
+        workers.iter().all(|worker| !takes_part(worker) || self.released.contains(worker))
     }
 
     fn check(&self, worker: WorkerId, spec: &TensorSpec) -> std::result::Result<(), Refusal> {

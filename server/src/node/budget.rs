@@ -17,13 +17,17 @@ pub(super) struct Budget {
     patience: Duration,
     /// Since when requests are refused and nothing was given back.
     starved: Option<Time>,
-    /// When a shortage was reported last.
-    reported: Option<Time>,
+    /// How often at most a shortage is reported.
+    interval: Duration,
+    /// When a shortage was noted last.
+    noted: Option<Time>,
+    /// A shortage that nobody has reported.
+    unreported: Option<Shortage>,
 }
 
 impl Budget {
-    pub(super) fn new(bytes_max: u64, patience: Duration) -> Self {
-        Self { bytes_max, booked: 0, patience, starved: None, reported: None }
+    pub(super) fn new(bytes_max: u64, patience: Duration, interval: Duration) -> Self {
+        Self { bytes_max, booked: 0, patience, starved: None, interval, noted: None, unreported: None }
     }
 
     /// Whether [`take`](Self::take) would book `bytes`.
@@ -41,11 +45,15 @@ impl Budget {
             self.booked += bytes;
             return Ok(());
         }
+        if self.noted.is_none_or(|noted| noted + self.interval <= now) {
+            self.noted = Some(now);
+            self.unreported = Some(Shortage { wanted: bytes, booked: self.booked, bytes_max: self.bytes_max });
+        }
         let limit = print_bytes(self.bytes_max);
         if bytes > self.bytes_max {
             return Err(Error::FailedPrecondition {
                 what: format!(
-                    "one sum needs {}, more than the memory of the server for sums, {limit}",
+                    "one part needs {}, more than the memory of the server for tensors, {limit}",
                     print_bytes(bytes)
                 ),
                 hint: format!("{HINT}, or lower partition_bytes"),
@@ -54,21 +62,17 @@ impl Budget {
         if *self.starved.get_or_insert(now) + self.patience <= now {
             return Err(Error::FailedPrecondition {
                 what: format!(
-                    "the memory of the server for sums, {limit}, is too small for this job: nothing of it became free"
+                    "the memory of the server for tensors, {limit}, is too small for this job: nothing of it became free"
                 ),
                 hint: HINT.to_owned(),
             });
         }
-        Err(Error::Exhausted { what: "memory of the server for sums".to_owned(), limit, hint: HINT.to_owned() })
+        Err(Error::Exhausted { what: "memory of the server for tensors".to_owned(), limit, hint: HINT.to_owned() })
     }
 
-    /// What to report of a request for `wanted` bytes that was refused now; `None` if a shortage was reported less than `interval` ago.
-    pub(super) fn shortage(&mut self, now: Time, wanted: u64, interval: Duration) -> Option<Shortage> {
-        if self.reported.is_some_and(|reported| now < reported + interval) {
-            return None;
-        }
-        self.reported = Some(now);
-        Some(Shortage { wanted, booked: self.booked, bytes_max: self.bytes_max })
+    /// A shortage to report, at most one an interval.
+    pub(super) fn shortage(&mut self) -> Option<Shortage> {
+        self.unreported.take()
     }
 
     /// Gives booked bytes back.
@@ -83,6 +87,21 @@ impl Budget {
         self.booked
     }
 }
+
+/// Refuses a part beyond the most that one service of a server knows, of which it knows `parts`.
+pub(super) fn check_parts(parts: usize) -> Result<()> {
+    if parts < PARTS_MAX {
+        return Ok(());
+    }
+    Err(Error::Exhausted {
+        what: "parts of one server".to_owned(),
+        limit: PARTS_MAX.to_string(),
+        hint: "use larger parts or more servers".to_owned(),
+    })
+}
+
+/// The most parts of one service: 64 GiB at 64 KiB, the smallest part of a large tensor.
+const PARTS_MAX: usize = 1 << 20;
 
 /// What to do about too little memory.
 const HINT: &str = "raise server_bytes_max on the servers, add servers, or lower the workers' credit_bytes";

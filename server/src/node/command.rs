@@ -1,10 +1,14 @@
-//! The commands of a node to its driver, and the receipts of sums.
+//! The commands of a node to its driver, and the receipts of bodies.
 
 use gradlane_core::codec;
 use gradlane_core::error::Error;
 use gradlane_core::types::{CodecSpec, DType, ExchangeId, LinkId, Op, PartId, Round, WorkerId};
 use gradlane_core::wire::frame::Stall;
 use gradlane_core::wire::{About, Sum};
+
+mod parameter;
+
+pub use self::parameter::{Change, ValueStep, ValueUpload};
 
 /// The sum of one round of one part, from its first byte to its last reader.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -18,16 +22,11 @@ pub struct SlotId {
 /// What the driver must do.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Command {
-    /// Carry out the next step of a sum. The steps of one slot are carried out in their order.
+    /// Carry out the next step of a service on memory. The steps of one part are carried out in their order.
     ///
-    /// After a [`Step::Receive`] the driver notes the route of its exchange, so that the bytes of the body go to this slot, and then
-    /// accepts the body.
-    Sum {
-        /// The slot.
-        slot: SlotId,
-        /// What to do.
-        step: Step,
-    },
+    /// If the step [receives](Work::receives) a body, the driver notes the route of its exchange, so that the bytes of the body go there, and
+    /// then accepts the body.
+    Step(Work),
     /// Accept the body of an exchange that has no route. Its bytes go to [`Node::handle_body`](super::machine::Node::handle_body).
     Accept {
         /// The exchange.
@@ -61,7 +60,7 @@ pub enum Command {
         /// Why.
         reason: Error,
     },
-    /// Tell the log that a sum had to wait for memory. At most once a `stall_warn`.
+    /// Tell the log that a request had to wait for memory. At most once a `stall_warn`.
     Short {
         /// The figures.
         shortage: Shortage,
@@ -71,6 +70,100 @@ pub enum Command {
         /// Which round, for which workers, since when.
         stall: Stall,
     },
+}
+
+/// A step of one of the services on memory: what the [`Store`](super::store::Store) carries out.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Work {
+    /// Of a sum.
+    Sum {
+        /// The slot.
+        slot: SlotId,
+        /// What to do.
+        step: Step,
+    },
+    /// Of a parameter.
+    Parameter {
+        /// The part.
+        part: PartId,
+        /// What to do.
+        step: ValueStep,
+    },
+}
+
+impl Work {
+    /// The part that it is about.
+    pub fn part(&self) -> PartId {
+        match self {
+            Self::Sum { slot, .. } => slot.part,
+            Self::Parameter { part, .. } => *part,
+        }
+    }
+
+    /// The exchange whose body it receives, and where the bytes go. `None` if it receives none.
+    pub fn receives(&self) -> Option<(ExchangeId, Route)> {
+        match self {
+            Self::Sum { slot, step: Step::Receive { worker, exchange, .. } } => {
+                Some((*exchange, Route::Sum { slot: *slot, worker: *worker }))
+            }
+            Self::Parameter { part, step: ValueStep::Receive { exchange, .. } } => {
+                Some((*exchange, Route::Parameter { part: *part }))
+            }
+            Self::Sum {
+                step: Step::Begin(_) | Step::Publish { .. } | Step::Answer { .. } | Step::Seal | Step::Drop,
+                ..
+            }
+            | Self::Parameter {
+                step: ValueStep::Change { .. } | ValueStep::Forget { .. } | ValueStep::Answer { .. } | ValueStep::Drop,
+                ..
+            } => None,
+        }
+    }
+
+    /// The exchange that it answers, and the bytes of the answer's body. `None` if it answers none.
+    pub fn answers(&self) -> Option<(ExchangeId, u64)> {
+        match self {
+            Self::Sum { step: Step::Answer { exchange, header, .. }, .. } => Some((*exchange, header.body.bytes)),
+            Self::Parameter { step: ValueStep::Answer { exchange, header }, .. } => {
+                Some((*exchange, header.part_bytes))
+            }
+            Self::Sum {
+                step: Step::Begin(_) | Step::Receive { .. } | Step::Publish { .. } | Step::Seal | Step::Drop,
+                ..
+            }
+            | Self::Parameter {
+                step: ValueStep::Receive { .. } | ValueStep::Change { .. } | ValueStep::Forget { .. } | ValueStep::Drop,
+                ..
+            } => None,
+        }
+    }
+}
+
+/// Where the bytes of a body go.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Route {
+    /// Into a sum.
+    Sum {
+        /// Which one.
+        slot: SlotId,
+        /// Whose contribution it is.
+        worker: WorkerId,
+    },
+    /// To a parameter.
+    Parameter {
+        /// Which part of it.
+        part: PartId,
+    },
+}
+
+impl Route {
+    /// The part that it leads to.
+    pub fn part(&self) -> PartId {
+        match self {
+            Self::Sum { slot, .. } => slot.part,
+            Self::Parameter { part } => *part,
+        }
+    }
 }
 
 /// A request for which there was no memory, for the log of the server.
@@ -181,13 +274,14 @@ pub struct Upload {
     pub landed: u64,
 }
 
-/// The receipt of a contribution.
+/// The receipt of a body.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Receipt {
     /// All of it was taken.
     Whole,
-    /// All of it was taken, but its checksum is wrong: the sum is spoiled.
+    /// All of it was taken, but its checksum is wrong. A sum is spoiled by it; of a parameter nothing was changed.
     Damaged,
-    /// Bytes that were not taken are overwritten, so the contribution is lost.
+    /// It cannot be taken. Of a contribution, bytes that were not taken are overwritten. Of a parameter, a defect of the server has lost the
+    /// value.
     Lost,
 }

@@ -14,9 +14,10 @@ pub struct NodeConfig {
     pub stall_warn: Duration,
     /// A round older than this fails.
     pub step_timeout: Duration,
-    /// Bytes of everything that peers can make grow: all sums, finished or not, and the withdrawals beyond the small reserve that each
-    /// process has for them. It must be larger than three times this server's share of the model, because the last sums stay in memory
-    /// while the next ones are added (half-size floats in f32). In rank order it must also be larger than the credit of all workers.
+    /// Bytes of everything that peers can make grow: all sums, finished or not; the values of parameters, the changes on their way to them and
+    /// the answers under way; and the withdrawals beyond the small reserve that each process has for them. For sums it must be larger than
+    /// three times this server's share of the model, because the last sums stay in memory while the next ones are added (half-size floats in
+    /// f32). In rank order it must also be larger than the credit of all workers.
     pub memory_bytes_max: u64,
     /// Bytes that all workers together may have sent and that were not read yet; not part of `memory_bytes_max`. Each worker gets an equal
     /// share, but never less than 64 KiB.

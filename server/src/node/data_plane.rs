@@ -18,11 +18,11 @@ use gradlane_core::metrics::ServerMetrics;
 use gradlane_core::reduce::Kernels;
 use gradlane_core::runtime::{Clock, Membership, Timer};
 use gradlane_core::transport::{Incoming, Listener, Outgoing};
-use gradlane_core::types::{ExchangeId, Time, WorkerId};
+use gradlane_core::types::{ExchangeId, Time};
 use gradlane_core::wire::frame::{Progress, Stall};
 
 use crate::node::accumulator::SumResources;
-use crate::node::command::{Command, Shortage, SlotId, Step};
+use crate::node::command::{Command, Route, Shortage, Work};
 use crate::node::config::NodeConfig;
 use crate::node::lanes::{Job, Outlets, SumLanes, Told, inline_bytes_max};
 use crate::node::life::ServerState;
@@ -48,13 +48,6 @@ pub(crate) struct DataPlane {
     membership: OnceLock<Weak<Mutex<Membership>>>,
     /// Why this server can do no more, if a thread of it panicked or ended.
     broken: OnceLock<Error>,
-}
-
-/// Where the bytes of an exchange go.
-#[derive(Clone, Copy)]
-struct Route {
-    slot: SlotId,
-    worker: WorkerId,
 }
 
 impl DataPlane {
@@ -245,17 +238,17 @@ impl DataPlane {
     /// Hands the next bytes of a body to the lane of its part.
     fn receive(self: &Arc<Self>, exchange: ExchangeId, chunks: Vec<Bytes>) {
         let route = self.routes().get(&exchange).copied();
-        let Some(Route { slot, worker }) = route else {
+        let Some(route) = route else {
             return self.with(|node, now| node.handle_body(now, exchange, &chunks));
         };
         ServerMetrics::add(&self.stats.received_bytes, chunks.iter().map(|chunk| chunk.len() as u64).sum());
-        self.lanes().submit(Job::Body { slot, worker, exchange, chunks });
+        self.lanes().submit(Job::Body { route, exchange, chunks });
         self.lanes().run();
     }
 
-    /// A lane says what became of a contribution.
-    fn hear(self: &Arc<Self>, Told { slot, worker, exchange, receipt }: Told) {
-        self.change(|node, now| node.handle_receipt(now, slot, worker, exchange, receipt));
+    /// A lane says what became of a body.
+    fn hear(self: &Arc<Self>, Told { route, exchange, receipt }: Told) {
+        self.change(|node, now| node.handle_receipt(now, route, exchange, receipt));
     }
 
     /// Changes the node, and lets the lanes run.
@@ -287,7 +280,7 @@ impl DataPlane {
 
     fn carry_out(&self, command: Command) {
         match command {
-            Command::Sum { slot, step } => self.carry_out_step(slot, step),
+            Command::Step(work) => self.carry_out_step(work),
             Command::Accept { exchange } => self.send(Outgoing::Accept { exchange }),
             Command::Unroute { exchange } => drop(self.routes().remove(&exchange)),
             Command::Reject { exchange, about, error } => self.send(Outgoing::Reject { exchange, about, error }),
@@ -302,27 +295,23 @@ impl DataPlane {
                 wanted_bytes = wanted,
                 booked_bytes = booked,
                 bytes_max,
-                "sums wait for memory of this server: raise server_bytes_max, add servers, or lower the workers' credit_bytes"
+                "tensors wait for memory of this server: raise server_bytes_max, add servers, or lower the workers' credit_bytes"
             ),
             Command::Stalled { stall } => self.report(stall),
         }
     }
 
-    fn carry_out_step(&self, slot: SlotId, step: Step) {
-        let accepted = match &step {
-            Step::Receive { worker, exchange, .. } => {
-                self.routes().insert(*exchange, Route { slot, worker: *worker });
-                Some(*exchange)
-            }
-            Step::Answer { header, .. } => {
-                ServerMetrics::add(&self.stats.sent_bytes, header.body.bytes);
-                None
-            }
-            Step::Begin(_) | Step::Publish { .. } | Step::Seal | Step::Drop => None,
-        };
-        self.lanes().submit(Job::Step { slot, step });
+    fn carry_out_step(&self, work: Work) {
+        let received = work.receives();
+        if let Some((exchange, route)) = received {
+            self.routes().insert(exchange, route);
+        }
+        if let Some((_, bytes)) = work.answers() {
+            ServerMetrics::add(&self.stats.sent_bytes, bytes);
+        }
+        self.lanes().submit(Job::Step(work));
         // After its step, so that no byte comes before it.
-        if let Some(exchange) = accepted {
+        if let Some((exchange, _)) = received {
             self.send(Outgoing::Accept { exchange });
         }
     }

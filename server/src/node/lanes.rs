@@ -1,7 +1,7 @@
 //! Threads that do the arithmetic for the [node](crate::node::machine). A part belongs to one lane, so that its steps and its bytes are
 //! processed in order.
 //!
-//! **The thread that holds a lane works.** A lane is a queue, the sums of its parts under a lock, and a thread that sleeps until it is
+//! **The thread that holds a lane works.** A lane is a queue, the store of its parts under a lock, and a thread that sleeps until it is
 //! notified. Jobs are taken from the queue only under the lock, so their order holds whichever thread works. Usually that is the lane's own
 //! thread. Three other threads may work instead ([`SumLanes::run`], [`inline_bytes_max`]):
 //! - a thread that brings few bytes, because waking another thread would take longer;
@@ -22,11 +22,12 @@ use bytes::Bytes;
 
 use gradlane_core::error::{Error, Result};
 use gradlane_core::transport::Outgoing;
-use gradlane_core::types::{ExchangeId, PartId, WorkerId};
+use gradlane_core::types::{ExchangeId, PartId};
 
 use crate::node::accumulator::SumResources;
-use crate::node::command::{Receipt, SlotId, Step};
-use crate::node::sum::{Event, Sums};
+use crate::node::command::{Receipt, Route, Work};
+use crate::node::event::Event;
+use crate::node::store::Store;
 
 /// The most waiting bytes that the thread that brought them adds itself, on a machine of `cores`.
 ///
@@ -47,19 +48,12 @@ const JOBS_AT_ONCE: usize = 8;
 
 /// One piece of work. Those of one part run in the order of their submission.
 pub(crate) enum Job {
-    /// A step in the life of a sum.
-    Step {
-        /// Of which sum.
-        slot: SlotId,
-        /// What to do.
-        step: Step,
-    },
-    /// The next bytes of a contribution.
+    /// A step of a service.
+    Step(Work),
+    /// The next bytes of a body.
     Body {
-        /// To which sum.
-        slot: SlotId,
-        /// Whose.
-        worker: WorkerId,
+        /// Where they go.
+        route: Route,
         /// What brought them.
         exchange: ExchangeId,
         /// The bytes, where they were received.
@@ -67,11 +61,10 @@ pub(crate) enum Job {
     },
 }
 
-/// What a lane tells the driver of a contribution.
+/// What a lane tells the driver of a body.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Told {
-    pub(crate) slot: SlotId,
-    pub(crate) worker: WorkerId,
+    pub(crate) route: Route,
     pub(crate) exchange: ExchangeId,
     pub(crate) receipt: Receipt,
 }
@@ -98,7 +91,7 @@ struct Lane {
     /// Bytes in the queue, and jobs.
     waiting_bytes: AtomicUsize,
     waiting_jobs: AtomicUsize,
-    sums: Mutex<Sums>,
+    store: Mutex<Store>,
     outlets: Arc<Outlets>,
 }
 
@@ -127,7 +120,7 @@ impl SumLanes {
                 bell: Condvar::new(),
                 waiting_bytes: AtomicUsize::new(0),
                 waiting_jobs: AtomicUsize::new(0),
-                sums: Mutex::new(Sums::new(resources.clone())),
+                store: Mutex::new(Store::new(resources.clone())),
                 outlets: Arc::clone(&outlets),
             });
             let work = Arc::clone(&lane);
@@ -149,10 +142,10 @@ impl SumLanes {
     pub(crate) fn run(&self) {
         for lane in self.lanes.iter().filter(|lane| lane.waiting_jobs.load(Ordering::Acquire) > 0) {
             if lane.waiting_bytes.load(Ordering::Acquire) > BACKLOG_BYTES_MAX {
-                lane.work(lane.sums(), |bytes| bytes > BACKLOG_BYTES_MAX / 2);
+                lane.work(lane.store(), |bytes| bytes > BACKLOG_BYTES_MAX / 2);
             } else if lane.waiting_bytes.load(Ordering::Acquire) <= self.inline_bytes_max {
-                match lane.sums.try_lock() {
-                    Ok(sums) => lane.work(sums, |bytes| bytes <= self.inline_bytes_max),
+                match lane.store.try_lock() {
+                    Ok(store) => lane.work(store, |bytes| bytes <= self.inline_bytes_max),
                     Err(TryLockError::Poisoned(poisoned)) => lane.work(poisoned.into_inner(), |_| true),
                     // The thread that holds the lane may have looked into the queue for the last time already.
                     Err(TryLockError::WouldBlock) => lane.ring(),
@@ -182,13 +175,14 @@ impl Drop for SumLanes {
 impl Job {
     fn part(&self) -> PartId {
         match self {
-            Self::Step { slot, .. } | Self::Body { slot, .. } => slot.part,
+            Self::Step(work) => work.part(),
+            Self::Body { route, .. } => route.part(),
         }
     }
 
     fn bytes(&self) -> usize {
         match self {
-            Self::Step { .. } => 0,
+            Self::Step(_) => 0,
             Self::Body { chunks, .. } => chunks.iter().map(Bytes::len).sum(),
         }
     }
@@ -222,28 +216,26 @@ impl Lane {
                 return;
             }
             drop(queue);
-            self.work(self.sums(), |_| true);
+            self.work(self.store(), |_| true);
         }
     }
 
     /// Processes the queue, including jobs that receipts add, until it is empty or `goes_on` is false for the waiting bytes. The lane's
     /// thread gets the rest.
-    fn work<'a>(&'a self, mut sums: MutexGuard<'a, Sums>, goes_on: impl Fn(usize) -> bool) {
+    fn work<'a>(&'a self, mut store: MutexGuard<'a, Store>, goes_on: impl Fn(usize) -> bool) {
         loop {
             let mut told = Vec::new();
             let mut say = |event| match event {
                 Event::Send(outgoing) => (self.outlets.send)(outgoing),
-                Event::Receipt { slot, worker, exchange, receipt } => {
-                    told.push(Told { slot, worker, exchange, receipt });
-                }
+                Event::Receipt { route, exchange, receipt } => told.push(Told { route, exchange, receipt }),
             };
-            // A panic is a defect. It must end only the sums of this lane, not the thread that works here.
-            let worked = catch_unwind(AssertUnwindSafe(|| self.some_jobs(&mut sums, &mut say)));
+            // A panic is a defect. It must end only the work of this lane, not the thread that works here.
+            let worked = catch_unwind(AssertUnwindSafe(|| self.some_jobs(&mut store, &mut say)));
             if worked.is_err() {
-                tracing::error!("a sum lane panicked; its sums are lost");
-                sums.lose_all(&mut say);
+                tracing::error!("a sum lane panicked; its sums and values are lost");
+                store.lose_all(&mut say);
             }
-            drop(sums);
+            drop(store);
             for told in told {
                 (self.outlets.tell)(told);
             }
@@ -253,18 +245,16 @@ impl Lane {
             if !goes_on(self.waiting_bytes.load(Ordering::Acquire)) {
                 return self.ring();
             }
-            sums = self.sums();
+            store = self.store();
         }
     }
 
     /// A few jobs, so that receipts do not wait for long.
-    fn some_jobs(&self, sums: &mut Sums, say: &mut impl FnMut(Event)) {
+    fn some_jobs(&self, store: &mut Store, say: &mut impl FnMut(Event)) {
         for job in std::iter::from_fn(|| self.next_job()).take(JOBS_AT_ONCE) {
             match job {
-                Job::Step { slot, step } => sums.step(slot, step, say),
-                Job::Body { slot, worker, exchange, chunks } => {
-                    sums.receive(slot, worker, exchange, &chunks, say);
-                }
+                Job::Step(work) => store.step(work, say),
+                Job::Body { route, exchange, chunks } => store.receive(route, exchange, &chunks, say),
             }
         }
     }
@@ -280,8 +270,8 @@ impl Lane {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn sums(&self) -> MutexGuard<'_, Sums> {
-        self.sums.lock().unwrap_or_else(PoisonError::into_inner)
+    fn store(&self) -> MutexGuard<'_, Store> {
+        self.store.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -290,11 +280,11 @@ mod tests {
     use crossbeam_channel::{Receiver, unbounded};
     use gradlane_core::mem::{Copies, Pool};
     use gradlane_core::reduce::Kernels;
-    use gradlane_core::types::{CodecSpec, DType, Op};
+    use gradlane_core::types::{CodecSpec, DType, Op, WorkerId};
 
     use super::*;
     use crate::node::aggregate::tests::{slot, sum};
-    use crate::node::command::{Order, SumSpec, Upload};
+    use crate::node::command::{Order, SlotId, Step, SumSpec, Upload};
 
     #[test]
     fn little_is_worked_off_by_who_brings_it() {
@@ -332,7 +322,7 @@ mod tests {
     #[test]
     fn who_brings_more_than_is_added_works_off_what_waits() {
         let (lanes, _, _) = lanes(1);
-        let busy = lanes.lanes[0].sums();
+        let busy = lanes.lanes[0].store();
         begin(&lanes, 0, 32 << 20, BLOCK);
         for _ in 0..10 {
             lanes.submit(body(0, 1 << 20));
@@ -390,13 +380,14 @@ mod tests {
             Step::Answer { worker, exchange, header: sum(0) },
             Step::Seal,
         ] {
-            lanes.submit(Job::Step { slot, step });
+            lanes.submit(Job::Step(Work::Sum { slot, step }));
         }
     }
 
     fn body(index: u32, bytes: usize) -> Job {
         let chunks = vec![Bytes::from(vec![1; bytes])];
-        Job::Body { slot: part(index), worker: WorkerId(0), exchange: ExchangeId(u64::from(index)), chunks }
+        let route = Route::Sum { slot: part(index), worker: WorkerId(0) };
+        Job::Body { route, exchange: ExchangeId(u64::from(index)), chunks }
     }
 
     fn part(index: u32) -> SlotId {

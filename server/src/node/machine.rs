@@ -1,8 +1,8 @@
 //! The deciding half of a summation server.
 //!
-//! A [`Node`] joins links and identities, admission, the services with their rounds, withdrawals, the budget of memory, draining and the
-//! membership of the job. It owns no bytes of tensors, threads, sockets or clocks. The data plane of a server and the simulation drive the
-//! same struct.
+//! A [`Node`] is the host of the server's services. It has the links and identities, admission, withdrawals, the budget of memory, the names
+//! that ended, draining and the membership of the job. What is done with tensors the [services](super::services) decide, and only they are
+//! named there. It owns no bytes of tensors, threads, sockets or clocks. The data plane of a server and the simulation drive the same struct.
 //!
 //! # Driving it
 //!
@@ -11,12 +11,12 @@
 //!    exchanges, [`handle_member`](Node::handle_member) for the membership. Time is an argument.
 //! 2. After each input carry out [`next_command`](Node::next_command) until there is none, in that order. Then call
 //!    [`handle_timeout`](Node::handle_timeout) when [`poll_timeout`](Node::poll_timeout) says so.
-//! 3. [`Command::Sum`] is a step for [`Sums`](super::sum::Sums), which the driver may spread over threads. The steps of one slot keep their
-//!    order; steps of different slots may overlap. Report every receipt that comes of them with
+//! 3. [`Command::Step`] is a step for the [`Store`](super::store::Store), which the driver may spread over threads. The steps of one part keep
+//!    their order; steps of different parts may overlap. Report every receipt that comes of them with
 //!    [`handle_receipt`](Node::handle_receipt).
-//! 4. Keep a table of routes. [`Step::Receive`](super::command::Step::Receive) adds one, [`Command::Unroute`] removes it. Bytes of an
-//!    exchange with a route go straight to the sums, so that no chunk of a body passes this machine. Bytes of an exchange without a route go
-//!    to [`handle_body`](Node::handle_body): they are few, because only withdrawals come this way.
+//! 4. Keep a table of routes. A step that [receives](super::command::Work::receives) adds one, [`Command::Unroute`] removes it. Bytes of an
+//!    exchange with a route go straight to the store, so that no chunk of a body passes this machine. Bytes of an exchange without a route
+//!    go to [`handle_body`](Node::handle_body): they are few, because only withdrawals come this way.
 //! 5. After each input look at [`state`](Node::state) and [`is_drained`](Node::is_drained), if somebody waits for them.
 //!
 //! # Admission
@@ -35,15 +35,19 @@ use bytes::Bytes;
 use gradlane_core::Error;
 use gradlane_core::cluster::MemberEvent;
 use gradlane_core::error::Result;
-use gradlane_core::types::{Epoch, ExchangeId, LinkId, NodeId, Phase, ServerId, Time, View, WorkerId};
+use gradlane_core::types::{
+    Epoch, ExchangeId, LinkId, NodeId, PartId, Phase, ServerId, TensorKey, Time, View, WorkerId,
+};
 use gradlane_core::wire::frame::Progress;
 use gradlane_core::wire::{About, Request, Withdraw};
 
-use super::aggregate::Aggregator;
-use super::command::{Command, Receipt, SlotId};
+use super::budget::Budget;
+use super::command::{Command, Receipt, Route};
 use super::config::NodeConfig;
 use super::life::{ServerState, Turn};
-use super::membership::{Membership, not_yet};
+use super::membership::{Membership, Sender, Succession, not_yet};
+use super::names::{Names, undeclared};
+use super::services::{Opening, Services};
 use super::withdrawals::Withdrawals;
 
 #[cfg(test)]
@@ -71,7 +75,10 @@ pub struct Node {
     /// Links to which it was granted.
     granted: BTreeMap<LinkId, u64>,
     withdrawals: Withdrawals,
-    pub(super) dense_sum: Aggregator,
+    /// The memory of the whole server.
+    budget: Budget,
+    pub(super) names: Names,
+    pub(super) services: Services,
     commands: VecDeque<Command>,
 }
 
@@ -82,7 +89,10 @@ impl Node {
     /// If `stall_warn` is zero.
     pub fn new(config: NodeConfig) -> Self {
         Self {
-            dense_sum: Aggregator::new(config.clone()),
+            services: Services::new(&config),
+            // Within this time all memory that nobody needs is freed.
+            budget: Budget::new(config.memory_bytes_max, config.step_timeout * 2, config.stall_warn),
+            names: Names::default(),
             config,
             state: ServerState::Joining,
             index: None,
@@ -98,22 +108,22 @@ impl Node {
 
     /// The next command to the driver.
     pub fn next_command(&mut self) -> Option<Command> {
-        self.commands.pop_front().or_else(|| self.dense_sum.next_command())
+        let shortage = self.budget.shortage().map(|shortage| Command::Short { shortage });
+        shortage.or_else(|| self.commands.pop_front()).or_else(|| self.services.next_command())
     }
 
     /// When [`Self::handle_timeout`] is due.
     pub fn poll_timeout(&self) -> Option<Time> {
-        self.dense_sum.poll_timeout()
+        self.services.poll_timeout()
     }
 
     /// Time passed.
     pub fn handle_timeout(&mut self, now: Time) {
-        self.dense_sum.handle_timeout(now);
-        for (worker, waited) in self.dense_sum.given_up() {
+        for (worker, reason) in self.services.handle_timeout(now, &mut self.budget) {
             let node = self.membership.as_ref().and_then(|ours| ours.node(worker));
             let link = self.links.iter().find(|(_, of)| Some(**of) == node).map(|(link, _)| *link);
             if let Some(link) = link {
-                self.disconnect(link, Error::Timeout { what: format!("{worker} to read its sums"), waited });
+                self.disconnect(link, reason);
             }
         }
     }
@@ -126,7 +136,7 @@ impl Node {
         }
         self.links.insert(link, node);
         if let Some(worker) = self.worker(node) {
-            self.dense_sum.handle_worker_back(worker);
+            self.services.handle_worker_back(worker);
         }
         let strangers = self.links.iter().filter(|(_, of)| !self.is_member(**of));
         if strangers.clone().count() > STRANGERS_MAX {
@@ -150,38 +160,34 @@ impl Node {
 
     /// Bytes arrived of an exchange that has no route.
     pub fn handle_body(&mut self, now: Time, exchange: ExchangeId, chunks: &[Bytes]) {
-        let whole = self.withdrawals.receive(exchange, chunks, &mut self.dense_sum.budget);
+        let whole = self.withdrawals.receive(exchange, chunks, &mut self.budget);
         let Some(withdrawal) = whole else { return };
         let header = withdrawal.header.clone();
         // The membership may have changed since the header came.
-        let admitted = self.admit(withdrawal.node, header.target.epoch);
-        match admitted.and_then(|worker| Ok((worker, withdrawal.error()?))) {
-            Ok((worker, error)) => self.dense_sum.handle_withdraw(now, worker, exchange, &header, &error),
-            Err(refusal) => self.reject(exchange, header.target.about(), refusal),
-        }
+        let admitted = self.admit(withdrawal.node, header.target.epoch, header.target.part);
+        let answer = match admitted.and_then(|sender| Ok((sender, withdrawal.error()?))) {
+            Ok((Sender { worker, .. }, error)) => {
+                self.services.handle_withdraw(now, worker, &header, &error, &mut self.budget)
+            }
+            Err(refusal) => refusal,
+        };
+        self.reject(exchange, header.target.about(), answer);
     }
 
-    /// The sum of `slot` says what became of the contribution of `worker`, whose latest bytes `exchange` brought.
-    pub fn handle_receipt(
-        &mut self,
-        now: Time,
-        slot: SlotId,
-        worker: WorkerId,
-        exchange: ExchangeId,
-        receipt: Receipt,
-    ) {
-        self.dense_sum.handle_receipt(now, slot, worker, exchange, receipt);
+    /// The store says what became of a body, whose latest bytes `exchange` brought along `route`.
+    pub fn handle_receipt(&mut self, now: Time, route: Route, exchange: ExchangeId, receipt: Receipt) {
+        self.services.handle_receipt(now, route, exchange, receipt, &mut self.budget);
     }
 
     /// An exchange broke off. Unknown ones are ignored.
     pub fn handle_torn(&mut self, exchange: ExchangeId) {
-        self.withdrawals.end(exchange, &mut self.dense_sum.budget);
-        self.dense_sum.handle_torn(exchange);
+        self.withdrawals.end(exchange, &mut self.budget);
+        self.services.handle_torn(exchange, &mut self.budget);
     }
 
     /// The answer of an exchange was handed over whole.
     pub fn handle_answered(&mut self, exchange: ExchangeId) {
-        self.dense_sum.handle_answered(exchange);
+        self.services.handle_answered(exchange, &mut self.budget);
     }
 
     /// The job's membership says something.
@@ -194,8 +200,12 @@ impl Node {
                 self.turn(Turn::Joined);
             }
             MemberEvent::View(view) => self.follow(view),
-            MemberEvent::Ended { keys, below } => self.dense_sum.handle_ended(&keys, below),
-            MemberEvent::Forget { key, error } => self.dense_sum.handle_forget(key, error),
+            MemberEvent::Ended { keys, below } => keys.into_iter().for_each(|key| self.end_name(key, below)),
+            MemberEvent::Forget { key, error } => {
+                let parts = PartId { key, index: 0 }..=PartId { key, index: u32::MAX };
+                self.services.handle_over(parts, &error, &mut self.budget);
+                self.names.fail(key, error);
+            }
             MemberEvent::Failed(error) => {
                 self.end(Phase::Aborted(for_workers(&error)));
                 self.turn(Turn::Fail(error));
@@ -212,11 +222,10 @@ impl Node {
         }
     }
 
-    /// The server is about to stop. From now on a round that no worker had begun is refused. Rounds that were begun take the contributions
-    /// they wait for, and are answered.
+    /// The server is about to stop. From now on new work is refused. Work that was begun is completed and answered.
     pub fn handle_drain(&mut self) {
         let name = self.index.map_or_else(|| "the server".to_owned(), |index| index.to_string());
-        self.dense_sum.handle_drain(Error::FailedPrecondition {
+        self.services.handle_drain(&Error::FailedPrecondition {
             what: format!("{name} is draining"),
             hint: "it was asked to stop; start the job again when its servers stay".to_owned(),
         });
@@ -235,12 +244,13 @@ impl Node {
 
     /// Whether it drains and nothing is open any more.
     pub fn is_drained(&self) -> bool {
-        self.dense_sum.is_drained()
+        self.services.is_drained()
     }
 
     /// The state for each heartbeat to the coordinator.
     pub fn progress(&self) -> Progress {
-        self.dense_sum.progress()
+        let pending = u32::try_from(self.services.pending()).unwrap_or(u32::MAX);
+        Progress { last: self.services.last(), pending, bytes_in_flight: self.budget.booked() }
     }
 
     /// The membership that it follows, once it has joined.
@@ -251,17 +261,12 @@ impl Node {
     /// Admits an exchange and hands it to its service; an error is for the caller to send.
     fn open(&mut self, now: Time, link: LinkId, exchange: ExchangeId, header: &Request) -> Result<()> {
         let node = *self.links.get(&link).ok_or_else(|| closed("this server has closed it"))?;
-        match header {
-            Request::Contribute(header) => {
-                let worker = self.admit(node, header.target.epoch)?;
-                self.dense_sum.handle_contribute(now, worker, exchange, header);
-                Ok(())
-            }
-            Request::Withdraw(header) => {
-                self.admit(node, header.target.epoch)?;
-                self.expect_withdrawal(now, node, exchange, header.clone())
-            }
-            Request::Unknown(about) => Err(about.service.refusal(&format!("node {node}"))),
+        let unknown = || header.about().service.refusal(&format!("node {node}"));
+        let target = header.target().ok_or_else(unknown)?;
+        let sender = self.admit(node, target.epoch, target.part)?;
+        match self.services.handle_opened(now, sender, exchange, header, &mut self.budget)? {
+            Opening::Taken => Ok(()),
+            Opening::Withdrawal(header) => self.expect_withdrawal(now, node, exchange, header),
         }
     }
 
@@ -284,7 +289,7 @@ impl Node {
         self.granted.remove(&link);
         let node = self.links.remove(&link);
         if let Some(worker) = node.and_then(|node| self.worker(node)) {
-            self.dense_sum.handle_worker_away(worker);
+            self.services.handle_worker_away(worker);
         }
     }
 
@@ -299,15 +304,27 @@ impl Node {
     }
 
     fn expect_withdrawal(&mut self, now: Time, node: NodeId, exchange: ExchangeId, header: Withdraw) -> Result<()> {
-        self.withdrawals.begin(now, node, exchange, header, &mut self.dense_sum.budget)?;
+        self.withdrawals.begin(now, node, exchange, header, &mut self.budget)?;
         self.commands.push_back(Command::Accept { exchange });
         Ok(())
     }
 
-    fn admit(&self, node: NodeId, epoch: Epoch) -> Result<WorkerId> {
+    /// Whether `node` may ask for `part` in `epoch`.
+    fn admit(&self, node: NodeId, epoch: Epoch, part: PartId) -> Result<Sender> {
         let unknown = || not_yet("it does not know the members of the job yet".to_owned());
         let membership = self.membership.as_ref().ok_or_else(unknown)?;
-        membership.admit(node, epoch, self.config.defect)
+        let worker = membership.admit(node, epoch, self.config.defect)?;
+        self.names.check(part)?;
+        Ok(Sender { node, worker })
+    }
+
+    /// A tensor ended, with all parts below this index.
+    fn end_name(&mut self, key: TensorKey, below: u32) {
+        if let Some(last) = below.checked_sub(1) {
+            let parts = PartId { key, index: 0 }..=PartId { key, index: last };
+            self.services.handle_over(parts, &undeclared(key), &mut self.budget);
+        }
+        self.names.end(key, below);
     }
 
     /// Follows the membership. Views may come twice or late.
@@ -316,10 +333,14 @@ impl Node {
             return;
         }
         let membership = Arc::new(Membership::following(&view, self.membership.as_deref()));
-        self.membership = Some(Arc::clone(&membership));
+        let succession = membership.succession(self.membership.as_deref());
         let workers = view.workers().count().max(1) as u64;
         self.view = Some(view);
-        self.dense_sum.handle_membership(membership);
+        self.services.handle_membership(&membership, &succession, &mut self.budget);
+        if let Succession::End(_) = succession {
+            self.names.forgive();
+        }
+        self.membership = Some(membership);
         self.refuse_withdrawals();
         let share = (self.config.unread_bytes_max / workers).clamp(*UNREAD_BYTES.start(), *UNREAD_BYTES.end());
         self.unread_bytes = Some(self.unread_bytes.map_or(share, |before| before.min(share)));
@@ -337,8 +358,8 @@ impl Node {
     fn refuse_withdrawals(&mut self) {
         for exchange in self.withdrawals.exchanges() {
             let (node, target) = self.withdrawals.sender(exchange).expect("it is arriving");
-            if let Err(error) = self.admit(node, target.epoch) {
-                self.withdrawals.end(exchange, &mut self.dense_sum.budget);
+            if let Err(error) = self.admit(node, target.epoch, target.part) {
+                self.withdrawals.end(exchange, &mut self.budget);
                 self.reject(exchange, target.about(), error);
             }
         }

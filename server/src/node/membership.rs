@@ -30,6 +30,15 @@ pub(super) struct Membership {
     pub(super) crosses_network: bool,
 }
 
+/// An admitted worker.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Sender {
+    /// Its process.
+    pub(super) node: NodeId,
+    /// Its rank in the present view.
+    pub(super) worker: WorkerId,
+}
+
 /// The workers that exchange a part: of each machine one, and every worker that comes alone.
 #[derive(Clone, Debug)]
 pub(super) struct Callers {
@@ -119,6 +128,11 @@ impl Membership {
     /// The process of a worker.
     pub(super) fn node(&self, worker: WorkerId) -> Option<NodeId> {
         self.lives.iter().find(|(_, (of, _))| *of == worker).map(|(node, _)| *node)
+    }
+
+    /// Whether `node` is the process of a worker.
+    pub(super) fn has(&self, node: NodeId) -> bool {
+        self.lives.contains_key(&node)
     }
 
     /// The workers that exchange a part of these participants. Only the contributions of all workers of a machine come together.

@@ -1,16 +1,27 @@
-//! A summation server.
+//! A server of tensors: a host of services.
 //!
-//! [`machine`] decides with [`aggregate`], [`sum`] and [`accumulator`] add. `data_plane` and `lanes` carry out, `server` joins a job.
+//! | part | decides | works on memory |
+//! |---|---|---|
+//! | the host | [`machine`] admits, books and dispatches to `services` | `data_plane` and `lanes` drive the [`store`] |
+//! | the dense sum | [`aggregate`] | [`sum`] and [`accumulator`] |
+//! | parameters | [`parameter`] | [`Values`](parameter::Values) |
+//!
+//! `server` joins a job. `services` and `store` are the places that name the services; `command` has what passes between the two columns.
 
 mod aggregate;
 mod budget;
 mod config;
 mod membership;
+mod names;
+mod services;
 mod withdrawals;
 
 pub mod accumulator;
 pub mod command;
+pub mod event;
 pub mod machine;
+pub mod parameter;
+pub mod store;
 pub mod sum;
 
 mod data_plane;

@@ -51,7 +51,7 @@ impl Server {
     /// # Errors
     /// [`Error::Io`] if the address cannot be bound, [`Error::InvalidArgument`] if it is too long to be announced.
     pub fn start(options: ServerOptions) -> Result<Self> {
-        // Sums lie in memory that workers of this machine can map, if shared memory is in use.
+        // Sums and values lie in memory that workers of this machine can map, if shared memory is in use.
         let backing = Arc::new(SharedBacking::new());
         let pool = if options.config.transport.allows(Scheme::Shm) {
             Pool::on(Arc::clone(&backing) as Arc<dyn Backing>)
@@ -133,7 +133,7 @@ impl Server {
         &self.plane.stats
     }
 
-    /// Bytes of memory for sums: in use, and taken from the system.
+    /// Bytes of memory for sums and values: in use, and taken from the system.
     pub fn memory_bytes(&self) -> (u64, u64) {
         self.plane.memory_bytes()
     }
@@ -155,8 +155,8 @@ impl Server {
 
     /// Stops gently, and returns whether nothing was left open.
     ///
-    /// Rounds of parts that no worker had begun are refused with [`Error::FailedPrecondition`] from now on. Those that are open are
-    /// completed and answered, for at most `patience`; then the server stops. A second call waits for the same, with its own patience.
+    /// Rounds of parts that no worker had begun, and new uses of parameters, are refused with [`Error::FailedPrecondition`] from now on. What is
+    /// open is completed and answered, for at most `patience`; then the server stops. A second call waits for the same, with its own patience.
     pub fn drain(&self, patience: Duration) -> bool {
         let drained = self.plane.drain(patience);
         self.stop(FAREWELL);
@@ -186,7 +186,7 @@ const FAREWELL: Duration = Duration::from_millis(500);
 
 fn memory_bytes_max(config: &Config) -> u64 {
     let bytes = config.server_bytes_max.or_else(memory_limit::default_bytes_max).unwrap_or(u64::MAX);
-    tracing::info!(bytes, "memory for sums and for what arrives");
+    tracing::info!(bytes, "memory for tensors and for what arrives");
     bytes
 }
 

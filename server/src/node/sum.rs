@@ -9,10 +9,11 @@ use gradlane_core::error::Error;
 use gradlane_core::mem::Frozen;
 use gradlane_core::transport::Outgoing;
 use gradlane_core::types::{ExchangeId, WorkerId};
-use gradlane_core::wire::{Sum as SumHeader, Target};
+use gradlane_core::wire::{Response, Sum as SumHeader, Target};
 
 use crate::node::accumulator::{Accumulator, SumResources};
-use crate::node::command::{Receipt, SlotId, Step};
+use crate::node::command::{Receipt, Route, SlotId, Step};
+use crate::node::event::Event;
 
 #[cfg(test)]
 mod random_tests;
@@ -24,24 +25,6 @@ mod tests;
 pub struct Sums {
     resources: SumResources,
     slots: BTreeMap<SlotId, Sum>,
-}
-
-/// A result of a step or of received bytes.
-#[derive(Debug)]
-pub enum Event {
-    /// Send this. Events come in the order of sending.
-    Send(Outgoing),
-    /// Report the receipt of a contribution to the node.
-    Receipt {
-        /// The sum.
-        slot: SlotId,
-        /// The worker.
-        worker: WorkerId,
-        /// The exchange that brought it.
-        exchange: ExchangeId,
-        /// The receipt.
-        receipt: Receipt,
-    },
 }
 
 /// One sum and its readers.
@@ -81,7 +64,7 @@ impl Sums {
                     .get_mut(&slot)
                     .map_or(Some(Receipt::Lost), |sum| sum.accumulator.begin(worker, exchange, upload));
                 if let Some(receipt) = receipt {
-                    say(Event::Receipt { slot, worker, exchange, receipt });
+                    say(Event::Receipt { route: Route::Sum { slot, worker }, exchange, receipt });
                 }
             }
             Step::Publish { divisor } => {
@@ -92,7 +75,7 @@ impl Sums {
             }
             Step::Answer { worker, exchange, header } => match self.slots.get_mut(&slot) {
                 Some(sum) => {
-                    say(Event::Send(Outgoing::Answer { exchange, header: header.clone() }));
+                    say(Event::Send(Outgoing::Answer { exchange, header: Response::Sum(header.clone()) }));
                     sum.answers.insert(worker, Answering { exchange, header, blocks: 0 });
                     sum.sent = 0;
                     sum.flow(say);
@@ -123,7 +106,7 @@ impl Sums {
         let receipt = sum.accumulator.receive(worker, exchange, chunks);
         sum.flow(say);
         if let Some(receipt) = receipt {
-            say(Event::Receipt { slot, worker, exchange, receipt });
+            say(Event::Receipt { route: Route::Sum { slot, worker }, exchange, receipt });
         }
     }
 

@@ -170,7 +170,7 @@ mod tests {
     }
 
     fn world(bytes_max: u64) -> (Withdrawals, Budget) {
-        (Withdrawals::default(), Budget::new(bytes_max, Duration::from_secs(1)))
+        (Withdrawals::default(), Budget::new(bytes_max, Duration::from_secs(1), Duration::from_secs(1)))
     }
 
     /// A process begins a withdrawal of so many bytes.

@@ -1,6 +1,7 @@
 //! The state of the dense sum and its inputs; the sibling files handle the inputs.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,11 +9,10 @@ use gradlane_core::error::Error;
 use gradlane_core::types::{
     DType, Defect, ExchangeId, PartId, Participants, Round, TensorKey, Time, WorkerId, WorkerSet, planted,
 };
-use gradlane_core::wire::frame::{Progress, Stall};
+use gradlane_core::wire::frame::Stall;
 use gradlane_core::wire::{Contribute, Withdraw};
 
 use super::absence::Absence;
-use super::ended::Ended;
 use super::readers::Readers;
 use super::refusals::lost;
 use super::round::{Open, RoundState, Slot, Spec};
@@ -21,8 +21,6 @@ use crate::node::command::{Command, Receipt, SlotId};
 use crate::node::config::NodeConfig;
 use crate::node::membership::{Callers, Membership, Succession};
 
-/// The most parts of one server: 64 GiB at 64 KiB, the smallest part of a large tensor.
-pub(super) const PARTS_SEEN_MAX: usize = 1 << 20;
 /// The most stalled rounds in one report, the oldest first, because they explain the younger ones.
 pub(super) const STALLS_PER_REPORT: usize = 4;
 
@@ -33,9 +31,6 @@ pub(in crate::node) struct Aggregator {
     pub(super) membership: Option<Arc<Membership>>,
     pub(super) parts: BTreeMap<PartId, Part>,
     pub(super) exchanges: BTreeMap<ExchangeId, Exchange>,
-    /// Tensors that failed for good.
-    pub(super) forgotten: BTreeMap<TensorKey, Error>,
-    pub(super) ended: Ended,
     /// Open rounds with a contribution, the oldest first.
     pub(super) waiting: BTreeSet<(Time, SlotId)>,
     warned: Option<Time>,
@@ -48,8 +43,8 @@ pub(in crate::node) struct Aggregator {
     pub(super) absent: BTreeMap<WorkerId, Absence>,
     /// Workers that take no sums, with how long they have taken none. Their links are to be closed.
     pub(super) given_up: Vec<(WorkerId, Duration)>,
-    /// The memory of the whole node.
-    pub(in crate::node) budget: Budget,
+    /// Bytes that became free and are still booked. They are given back before the next request for memory, and at the end of each input.
+    pub(super) freed: u64,
     pub(super) last_counted: Option<(TensorKey, Round)>,
     /// The error for rounds that no worker had begun when the server began to drain.
     pub(super) draining: Option<Error>,
@@ -107,14 +102,10 @@ impl Aggregator {
     pub(in crate::node) fn new(config: NodeConfig) -> Self {
         assert!(!config.stall_warn.is_zero(), "a stall report needs an interval");
         Self {
-            // Within this time every sum that nobody reads is freed.
-            budget: Budget::new(config.memory_bytes_max, config.step_timeout * 2),
             config,
             membership: None,
             parts: BTreeMap::new(),
             exchanges: BTreeMap::new(),
-            forgotten: BTreeMap::new(),
-            ended: Ended::default(),
             waiting: BTreeSet::new(),
             warned: None,
             look_at_sums: None,
@@ -122,6 +113,7 @@ impl Aggregator {
             delivered: BTreeMap::new(),
             absent: BTreeMap::new(),
             given_up: Vec::new(),
+            freed: 0,
             last_counted: None,
             draining: None,
             commands: VecDeque::new(),
@@ -147,27 +139,27 @@ impl Aggregator {
         worker: WorkerId,
         exchange: ExchangeId,
         header: &Contribute,
+        budget: &mut Budget,
     ) {
-        if let Err(error) =
-            self.check_remembered(header.target.part).and_then(|()| self.open(now, worker, exchange, header))
-        {
+        if let Err(error) = self.open(now, worker, exchange, header, budget) {
             self.say_reject(exchange, header.target.about(), error);
         }
+        self.settle(budget);
     }
 
-    /// An admitted worker said with `header`, and with `error` behind it, that it will not contribute to a round. It is answered at once
-    /// with the error that the other workers get, or with the reason why this server cannot take the withdrawal.
+    /// An admitted worker said with `header`, and with `error` behind it, that it will not contribute to a round. Returns the error to answer:
+    /// the one that the other workers get, or the reason why this server cannot take the withdrawal.
     pub(in crate::node) fn handle_withdraw(
         &mut self,
         now: Time,
         worker: WorkerId,
-        exchange: ExchangeId,
         header: &Withdraw,
         error: &Error,
-    ) {
-        let known = self.check_remembered(header.target.part);
-        let answer = known.and_then(|()| self.withdraw(now, worker, header, error)).unwrap_or_else(|refusal| refusal);
-        self.say_reject(exchange, header.target.about(), answer);
+        budget: &mut Budget,
+    ) -> Error {
+        let answer = self.withdraw(now, worker, header, error, budget).unwrap_or_else(|refusal| refusal);
+        self.settle(budget);
+        answer
     }
 
     /// The driver of the sum of `slot` says what became of the contribution of `worker`, whose latest bytes `exchange` brought. A receipt
@@ -179,7 +171,13 @@ impl Aggregator {
         worker: WorkerId,
         exchange: ExchangeId,
         receipt: Receipt,
+        budget: &mut Budget,
     ) {
+        self.note_receipt(now, id, worker, exchange, receipt);
+        self.settle(budget);
+    }
+
+    fn note_receipt(&mut self, now: Time, id: SlotId, worker: WorkerId, exchange: ExchangeId, receipt: Receipt) {
         // The sum needs no more bytes of its body.
         self.unroute(exchange);
         let Some(Slot { state: RoundState::Open(open), arrived, .. }) = self.slot(id) else { return };
@@ -209,7 +207,7 @@ impl Aggregator {
     }
 
     /// The exchange broke off. Unknown ones are ignored.
-    pub(in crate::node) fn handle_torn(&mut self, exchange: ExchangeId) {
+    pub(in crate::node) fn handle_torn(&mut self, exchange: ExchangeId, budget: &mut Budget) {
         let Some(Exchange { worker, slot: id, state, .. }) = self.end_exchange(exchange, false) else { return };
         let torn_counted = planted(self.config.defect, Defect::TornCounted) && state != ExchangeState::Waiting;
         let Some(slot) = self.slot_mut(id) else { return };
@@ -222,6 +220,7 @@ impl Aggregator {
             }
         }
         self.end_of_upload(id, worker);
+        self.settle(budget);
     }
 
     /// The answer of the exchange was handed over whole.
@@ -235,14 +234,18 @@ impl Aggregator {
         std::mem::take(&mut self.given_up)
     }
 
-    /// The tensor failed for good on every worker. Every exchange of one of its parts, now or later, is rejected with `error`.
-    pub(in crate::node) fn handle_forget(&mut self, key: TensorKey, error: Error) {
-        let of_tensor = PartId { key, index: 0 }..=PartId { key, index: u32::MAX };
-        let parts: Vec<PartId> = self.parts.range(of_tensor).map(|(part, _)| *part).collect();
+    /// Parts of tensors are over. Exchanges of them that are open are rejected with `error`, and nothing is kept of them.
+    pub(in crate::node) fn handle_over(&mut self, parts: RangeInclusive<PartId>, error: &Error, budget: &mut Budget) {
+        let parts: Vec<PartId> = self.parts.range(parts).map(|(part, _)| *part).collect();
         for part in parts {
-            self.forget_part(part, &error);
+            self.forget_part(part, error);
         }
-        self.forgotten.insert(key, error);
+        self.settle(budget);
+    }
+
+    /// Whether the part is known as one of a sum.
+    pub(in crate::node) fn knows(&self, part: PartId) -> bool {
+        self.parts.contains_key(&part)
     }
 
     /// The server is about to stop: from now on a round that no worker had begun is refused with `refusal`, the first one given. Rounds
@@ -251,9 +254,13 @@ impl Aggregator {
         self.draining.get_or_insert(refusal);
     }
 
-    /// A membership that is not older than the present one.
-    pub(in crate::node) fn handle_membership(&mut self, next: Arc<Membership>) {
-        let succession = next.succession(self.membership.as_deref());
+    /// A membership that is not older than the present one, and what it means for the rounds that are alive.
+    pub(in crate::node) fn handle_membership(
+        &mut self,
+        next: Arc<Membership>,
+        succession: &Succession,
+        budget: &mut Budget,
+    ) {
         self.membership = Some(next);
         match succession {
             Succession::Same => {}
@@ -267,16 +274,22 @@ impl Aggregator {
                 self.readers = Readers::default();
                 self.absent.clear();
                 while let Some(part) = self.parts.keys().next().copied() {
-                    self.forget_part(part, &error);
+                    self.forget_part(part, error);
                 }
-                self.forgotten.clear();
             }
         }
+        self.settle(budget);
     }
 
     /// Time passed.
-    pub(in crate::node) fn handle_timeout(&mut self, now: Time) {
+    pub(in crate::node) fn handle_timeout(&mut self, now: Time, budget: &mut Budget) {
         self.free_quiet_sums(now);
+        self.fail_late_rounds(now);
+        self.report_stalls(now);
+        self.settle(budget);
+    }
+
+    fn fail_late_rounds(&mut self, now: Time) {
         while let Some((since, id)) = self.waiting.first().copied()
             && since + self.config.step_timeout <= now
         {
@@ -294,6 +307,9 @@ impl Aggregator {
             };
             self.fail(id, error);
         }
+    }
+
+    fn report_stalls(&mut self, now: Time) {
         let Some((oldest, _)) = self.waiting.first() else { return };
         if self.warning_due(*oldest) <= now {
             self.warned = Some(now);
@@ -315,10 +331,19 @@ impl Aggregator {
         self.draining.is_some() && self.exchanges.is_empty() && slots().all(settled)
     }
 
-    /// Its latest work, for the heartbeat.
-    pub(in crate::node) fn progress(&self) -> Progress {
-        let pending = u32::try_from(self.exchanges.len()).unwrap_or(u32::MAX);
-        Progress { last: self.last_counted, pending, bytes_in_flight: self.budget.booked() }
+    /// Its latest work.
+    pub(in crate::node) fn last(&self) -> Option<(TensorKey, Round)> {
+        self.last_counted
+    }
+
+    /// How many exchanges are open.
+    pub(in crate::node) fn pending(&self) -> usize {
+        self.exchanges.len()
+    }
+
+    /// Gives back what became free.
+    pub(super) fn settle(&mut self, budget: &mut Budget) {
+        budget.give_back(std::mem::take(&mut self.freed));
     }
 
     fn stall(&self, now: Time, since: Time, id: SlotId) -> Stall {
@@ -343,12 +368,7 @@ impl Aggregator {
         let Some(bytes) = self.slot(id).map(|slot| slot.needs(&self.config)) else { return };
         let slot = self.slot_mut(id).expect("was there");
         let before = std::mem::replace(&mut slot.booked, bytes);
-        self.budget.give_back(before - bytes);
-    }
-
-    fn check_remembered(&self, part: PartId) -> Result<(), Error> {
-        self.ended.check(part)?;
-        self.forgotten.get(&part.key).map_or(Ok(()), |error| Err(error.clone()))
+        self.freed += before - bytes;
     }
 
     /// The route of an exchange is needed no more.

@@ -3,16 +3,13 @@
 use std::sync::Arc;
 
 use gradlane_core::error::Error;
-use gradlane_core::types::{
-    Defect, Epoch, ExchangeId, Op, PartId, Round, TensorKey, Time, WorkerId, WorkerSet, planted,
-};
+use gradlane_core::types::{Defect, Epoch, ExchangeId, Op, PartId, Round, Time, WorkerId, WorkerSet, planted};
 use gradlane_core::wire::{About, Body, Contribution, Contributors, Sum, Target};
 
 use super::aggregator::{Aggregator, Exchange, ExchangeState, Part, parity};
-use super::ended::undeclared;
 use super::refusals::over;
 use super::round::{Open, Published, RoundState, Slot, Spec};
-use crate::node::command::{Command, SlotId, Step};
+use crate::node::command::{Command, SlotId, Step, Work};
 
 impl Aggregator {
     /// Counts a worker: all of its contribution is in the sum, or it has none to make. Seals the sum when every caller was counted.
@@ -141,23 +138,10 @@ impl Aggregator {
         self.fail(id, over(id));
         let Some(part) = self.parts.get_mut(&id.part) else { return };
         let Some(slot) = part.slots[parity(id.round)].take_if(|slot| slot.id == id) else { return };
-        self.budget.give_back(slot.booked);
+        self.freed += slot.booked;
         self.delivered.remove(&id);
         if let RoundState::Published(_) = slot.state {
             self.step(id, Step::Drop);
-        }
-    }
-
-    /// These tensors have ended, with all parts below this index. Exchanges of them that are still open are rejected.
-    pub(in crate::node) fn handle_ended(&mut self, keys: &[TensorKey], below: u32) {
-        for key in keys.iter().copied() {
-            let over = PartId { key, index: 0 }..PartId { key, index: below };
-            let parts: Vec<PartId> = self.parts.range(over).map(|(part, _)| *part).collect();
-            for part in parts {
-                self.forget_part(part, &undeclared(key));
-            }
-            self.forgotten.remove(&key);
-            self.ended.insert(key, below);
         }
     }
 
@@ -233,7 +217,7 @@ impl Aggregator {
     }
 
     pub(super) fn step(&mut self, slot: SlotId, step: Step) {
-        self.commands.push_back(Command::Sum { slot, step });
+        self.commands.push_back(Command::Step(Work::Sum { slot, step }));
     }
 
     pub(super) fn reject(&mut self, exchange: ExchangeId, error: Error) {

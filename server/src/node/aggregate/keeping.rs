@@ -26,7 +26,8 @@ use super::aggregator::Aggregator;
 use super::readers::Slow;
 use super::refusals::{broke_off, not_sent_again, not_taken, over};
 use super::round::{RoundState, Slot};
-use crate::node::command::{Command, SlotId, Step};
+use crate::node::budget::Budget;
+use crate::node::command::{SlotId, Step};
 
 /// A worker that gave up an exchange whose answer had come asks again within this time.
 const ASKED_AGAIN: Duration = Duration::from_millis(200);
@@ -112,8 +113,9 @@ impl Aggregator {
 
     /// Books the memory of a new round. If it is short, the sums go that every caller has received: otherwise a name that is used once
     /// would keep its sum until it is quiet, and other names would wait for that long.
-    pub(super) fn take_memory(&mut self, now: Time, bytes: u64) -> Result<()> {
-        if !self.budget.fits(bytes) {
+    pub(super) fn take_memory(&mut self, now: Time, bytes: u64, budget: &mut Budget) -> Result<()> {
+        self.settle(budget);
+        if !budget.fits(bytes) {
             self.absent.values_mut().for_each(|absence| absence.handle_shortage(now));
             self.absent.retain(|_, absence| !absence.is_over(now));
             for (id, since) in &mut self.delivered {
@@ -126,18 +128,13 @@ impl Aggregator {
             let old: Vec<SlotId> =
                 self.delivered.iter().filter(|(_, since)| may_go(since)).map(|(id, _)| *id).collect();
             for id in old {
-                if !self.budget.fits(bytes) {
+                if !budget.fits(bytes) {
                     self.free_sum(id, over(id));
+                    self.settle(budget);
                 }
             }
         }
-        let taken = self.budget.take(now, bytes);
-        if taken.is_err()
-            && let Some(shortage) = self.budget.shortage(now, bytes, self.config.stall_warn)
-        {
-            self.commands.push_back(Command::Short { shortage });
-        }
-        taken
+        budget.take(now, bytes)
     }
 
     /// The connection of this worker was lost.

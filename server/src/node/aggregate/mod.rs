@@ -29,7 +29,6 @@
 mod absence;
 mod aggregator;
 mod closing;
-mod ended;
 mod keeping;
 mod opening;
 mod readers;

@@ -9,9 +9,10 @@ use gradlane_core::types::{
 };
 use gradlane_core::wire::{Contribute, Contribution, Target};
 
-use super::aggregator::{Aggregator, Exchange, ExchangeState, PARTS_SEEN_MAX, Part, parity};
+use super::aggregator::{Aggregator, Exchange, ExchangeState, Part, parity};
 use super::refusals::{gave_up, lost, no_root, over};
 use super::round::{RoundState, Slot, Spec};
+use crate::node::budget::{Budget, check_parts};
 use crate::node::command::{SlotId, Step, Upload};
 use crate::node::membership::Callers;
 
@@ -26,6 +27,7 @@ impl Aggregator {
         worker: WorkerId,
         exchange: ExchangeId,
         header: &Contribute,
+        budget: &mut Budget,
     ) -> Result<()> {
         let Contribute { target, dtype, op, participants, part_bytes, .. } = header;
         let membership = self.membership.as_ref().expect("it admitted the worker");
@@ -39,7 +41,7 @@ impl Aggregator {
             Contribution::Resumed { .. } => Opener::Repeat,
             Contribution::Nothing | Contribution::First { .. } => Opener::Contribution,
         };
-        let id = self.locate(now, claim.clone(), target, callers, opener)?;
+        let id = self.locate(now, claim.clone(), target, callers, opener, budget)?;
         for useless in self.readers.useless(worker, id) {
             self.reject(useless, over(id));
         }
@@ -89,6 +91,7 @@ impl Aggregator {
         target: &Target,
         callers: Callers,
         opener: Opener<'_>,
+        budget: &mut Budget,
     ) -> Result<SlotId> {
         let worker = claim.said_by;
         let one_slot = planted(self.config.defect, Defect::OneSlot);
@@ -119,7 +122,7 @@ impl Aggregator {
         if let Opener::Withdrawal(error) = opener {
             slot.state = RoundState::Failed(error.clone());
         }
-        self.begin(now, slot)?;
+        self.begin(now, slot, budget)?;
         Ok(id)
     }
 
@@ -129,12 +132,8 @@ impl Aggregator {
         if let Some(refusal) = &self.draining {
             return Err(refusal.clone());
         }
-        if !self.parts.contains_key(&id.part) && self.parts.len() >= PARTS_SEEN_MAX {
-            return Err(Error::Exhausted {
-                what: "parts of one server".to_owned(),
-                limit: PARTS_SEEN_MAX.to_string(),
-                hint: "use larger parts or more servers".to_owned(),
-            });
+        if !self.parts.contains_key(&id.part) {
+            check_parts(self.parts.len())?;
         }
         match latest {
             Some(latest) if id.round <= latest => Err(over(id)),
@@ -207,7 +206,7 @@ impl Aggregator {
     }
 
     /// Puts a new round into its slot.
-    fn begin(&mut self, now: Time, mut slot: Slot) -> Result<()> {
+    fn begin(&mut self, now: Time, mut slot: Slot, budget: &mut Budget) -> Result<()> {
         let id = slot.id;
         if let Op::Broadcast { root } = slot.spec.op
             && !self.workers().contains(root)
@@ -222,7 +221,7 @@ impl Aggregator {
             }
         }
         slot.booked = slot.needs(&self.config);
-        self.take_memory(now, slot.booked)?;
+        self.take_memory(now, slot.booked, budget)?;
         self.watch_sums(now);
         if let RoundState::Open(_) = slot.state {
             let block_bytes = self.block_bytes(&slot.spec);

@@ -10,11 +10,19 @@ use gradlane_core::wire::Withdraw;
 use super::aggregator::Aggregator;
 use super::opening::{Opener, check_caller};
 use super::round::{Open, RoundState, Spec};
+use crate::node::budget::Budget;
 use crate::node::command::SlotId;
 
 impl Aggregator {
     /// Takes a withdrawal; the error that the other workers get of it.
-    pub(super) fn withdraw(&mut self, now: Time, worker: WorkerId, header: &Withdraw, error: &Error) -> Result<Error> {
+    pub(super) fn withdraw(
+        &mut self,
+        now: Time,
+        worker: WorkerId,
+        header: &Withdraw,
+        error: &Error,
+        budget: &mut Budget,
+    ) -> Result<Error> {
         let Withdraw { target, dtype, op, participants, error_bytes: _ } = header;
         let callers = self.due_callers(worker, target, *dtype, participants)?;
         let membership = self.membership.as_ref().expect("it admitted the worker");
@@ -22,7 +30,7 @@ impl Aggregator {
         let cause = error.of_one_who_gave_up(worker, target.part.key.to_string(), target.round);
         // A withdrawal does not say how long the part is.
         let claim = Spec::of(worker, target.part, *dtype, *op, participants, &membership.machines);
-        let id = self.locate(now, claim, target, callers, Opener::Withdrawal(&cause))?;
+        let id = self.locate(now, claim, target, callers, Opener::Withdrawal(&cause), budget)?;
         self.fall_out(id, worker, &cause);
         Ok(cause)
     }

@@ -3,11 +3,12 @@
 use crossbeam_channel::{Receiver, unbounded};
 use gradlane_core::Error;
 use gradlane_core::transport::Inbox;
-use gradlane_core::types::{DType, LinkId, Phase};
-use gradlane_core::wire::{Contribute, Request, checksum};
+use gradlane_core::types::{Access, DType, LinkId, Phase, Update};
+use gradlane_core::wire::{Contribute, Request, Sent, Use, checksum};
 
 use super::*;
 use crate::node::aggregate::tests::{again, checked, config, header, in_part, node, sized, view};
+use crate::node::parameter::tests::to_do;
 use crate::scrape::{exporter, get};
 
 const BYTES: usize = 4 << 20;
@@ -42,6 +43,28 @@ fn a_contribution_that_breaks_off_is_continued_where_it_was() {
     server.bring(again, BLOCK..BYTES);
     let heard = server.hears_until(|heard| heard.ended.len() == 2);
     assert_eq!(heard.ended[&again], checksum(0, &2.0_f32.to_le_bytes().repeat(BYTES / 4)));
+}
+
+#[test]
+fn a_parameter_is_changed_by_its_lane_and_read_from_its_blocks() {
+    let server = Played::new(2, |_| {});
+    let ones = checksum(0, &1.0_f32.to_le_bytes().repeat(BYTES / 4));
+    let of = |access, round, sent| Use { part_bytes: BYTES as u64, sent, ..to_do(access, round) };
+    let whole = |checksum| Sent::Whole { checksum };
+    let init = server.ask(0, Request::Use(of(Access::Init, 0, whole(Some(ones)))));
+    server.bring(init, 0..BYTES);
+    server.hears_until(|heard| heard.ended.contains_key(&init));
+    let push = server.ask(1, Request::Use(of(Access::PushPull(Update::Add), 0, whole(Some(ones)))));
+    server.bring(push, 0..BYTES);
+    let heard = server.hears_until(|heard| heard.ended.contains_key(&push));
+    let pull = server.ask(0, Request::Use(of(Access::Pull, 1, Sent::Nothing { checked: true })));
+    let again = server.hears_until(|heard| heard.ended.contains_key(&pull));
+    let twos = checksum(0, &2.0_f32.to_le_bytes().repeat(BYTES / 4));
+    assert_eq!((heard.bytes(init), heard.bytes(push), heard.ended[&push]), (0, BYTES, twos));
+    assert_eq!((again.bytes(pull), again.ended[&pull]), (BYTES, twos));
+    [init, push, pull].into_iter().for_each(|exchange| server.tell(Incoming::Answered { exchange }));
+    assert_eq!(server.plane.progress().bytes_in_flight, BYTES as u64, "the value");
+    assert_eq!(server.plane.stats.copied_bytes(), 2 * BYTES as u64, "each body once, into its place");
 }
 
 #[test]
@@ -170,9 +193,13 @@ impl Played {
     }
 
     fn open(&self, rank: u32, header: Contribute) -> ExchangeId {
+        self.ask(rank, Request::Contribute(header))
+    }
+
+    fn ask(&self, rank: u32, header: Request) -> ExchangeId {
         self.exchanges.set(self.exchanges.get() + 1);
         let exchange = ExchangeId(self.exchanges.get());
-        self.tell(Incoming::Opened { link: link(rank), exchange, header: Request::Contribute(header) });
+        self.tell(Incoming::Opened { link: link(rank), exchange, header });
         exchange
     }
 

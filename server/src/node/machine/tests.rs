@@ -3,12 +3,13 @@
 use std::time::Duration;
 
 use gradlane_core::error::Code;
-use gradlane_core::types::{Epoch, Incarnation};
-use gradlane_core::wire::{Contribute, Service, Target, limits, reject};
+use gradlane_core::types::{Access, Epoch, Incarnation};
+use gradlane_core::wire::{Contribute, Service, Target, Use, limits, reject};
 
 use super::*;
 use crate::node::aggregate::tests::{config, header, node, slot, view, withdraw};
-use crate::node::command::Step;
+use crate::node::command::{Step, Work};
+use crate::node::parameter::tests::{part as parameter, to_do};
 
 #[test]
 fn a_withdrawal_is_admitted_before_anything_is_stored_of_it() {
@@ -82,7 +83,7 @@ fn a_withdrawal_that_is_no_error_is_refused() {
 fn a_route_is_there_from_the_step_that_receives_until_nothing_more_is_needed() {
     type End = (&'static str, fn(&mut Node));
     let ended: [End; 4] = [
-        ("whole", |node| node.handle_receipt(Time::ZERO, slot(0), WorkerId(0), ExchangeId(1), Receipt::Whole)),
+        ("whole", |node| node.handle_receipt(Time::ZERO, route(), ExchangeId(1), Receipt::Whole)),
         ("torn", |node| node.handle_torn(ExchangeId(1))),
         ("answered", |node| node.handle_answered(ExchangeId(1))),
         ("job ended", |node| node.handle_member(MemberEvent::Left)),
@@ -90,7 +91,8 @@ fn a_route_is_there_from_the_step_that_receives_until_nothing_more_is_needed() {
     for (name, end) in ended {
         let mut node = joined(2);
         open(&mut node, 0, 1, contribute(header(0)));
-        let receives = |command: &Command| matches!(command, Command::Sum { step: Step::Receive { .. }, .. });
+        let receives =
+            |command: &Command| matches!(command, Command::Step(Work::Sum { step: Step::Receive { .. }, .. }));
         assert!(commands(&mut node).iter().any(receives));
         end(&mut node);
         let unroutes = commands(&mut node).iter().filter(|command| matches!(command, Command::Unroute { .. })).count();
@@ -193,6 +195,69 @@ fn no_share_is_so_small_that_a_link_stands_still_or_larger_than_is_of_use() {
     }
 }
 
+#[test]
+fn a_part_is_of_one_kind_and_who_takes_it_for_another_is_refused_alone() {
+    let mut node = joined(3);
+    let sum = Use { part_bytes: 16, ..to_do(Access::Pull, 0) };
+    let sum = Use { target: Target { part: slot(0).part, ..sum.target }, ..sum };
+    open(&mut node, 0, 1, contribute(header(0)));
+    commands(&mut node);
+    open(&mut node, 1, 2, Request::Use(sum));
+    let [Command::Reject { error, about, .. }] = &commands(&mut node)[..] else { panic!("a sum was read") };
+    assert!(matches!(error, Error::Protocol { field, .. } if field == "kind"), "{error}");
+    assert_eq!(about.service, Service::Parameter);
+    open(&mut node, 0, 3, Request::Use(to_do(Access::Init, 0)));
+    assert_eq!(commands(&mut node).len(), 1, "its body is received");
+    let of_parameter = Target { part: parameter(), ..header(0).target };
+    let withdrawal = Withdraw { target: of_parameter, ..withdraw(0) };
+    for (exchange, request) in
+        [(4, contribute(Contribute { target: of_parameter, ..header(0) })), (5, Request::Withdraw(withdrawal))]
+    {
+        open(&mut node, 1, exchange, request);
+        assert_eq!(rejected(&mut node), [(exchange, Code::Aborted)]);
+    }
+    assert_eq!(node.progress().pending, 2, "those that were there go on");
+}
+
+#[test]
+fn uses_are_admitted_like_contributions() {
+    let stale = Target { epoch: Epoch { term: 0, number: 9 }, ..to_do(Access::Init, 0).target };
+    for (rank, header, code) in [
+        (5, to_do(Access::Init, 0), Code::Unauthenticated),
+        (1, Use { target: stale, ..to_do(Access::Init, 0) }, Code::Fenced),
+        (1, to_do(Access::Pull, 0), Code::FailedPrecondition),
+    ] {
+        let mut node = joined(2);
+        open(&mut node, rank, 1, Request::Use(header));
+        assert_eq!(rejected(&mut node), [(1, code)]);
+        assert_eq!((node.progress().bytes_in_flight, node.progress().pending), (0, 0));
+    }
+}
+
+#[test]
+fn it_is_drained_when_no_service_has_anything_open() {
+    let mut node = joined(1);
+    open(&mut node, 0, 1, Request::Use(to_do(Access::Init, 0)));
+    node.handle_drain();
+    assert!(!node.is_drained());
+    node.handle_receipt(Time::ZERO, Route::Parameter { part: parameter() }, ExchangeId(1), Receipt::Whole);
+    assert!(!node.is_drained(), "its answer is under way");
+    node.handle_answered(ExchangeId(1));
+    assert!(node.is_drained());
+}
+
+#[test]
+fn a_service_is_named_in_the_dispatch_alone() {
+    let names = ["dense", "sum", "aggregat", "accumulat", "parameter", "value", "contribut", "use(", "service::"];
+    let code = include_str!("../machine.rs").lines().map(|line| line.split("//").next().unwrap_or_default());
+    let named = |line: &&str| names.iter().any(|name| line.to_lowercase().contains(name));
+    assert_eq!(code.filter(named).collect::<Vec<_>>(), [""; 0], "only `services` names a service");
+}
+
+fn route() -> Route {
+    Route::Sum { slot: slot(0), worker: WorkerId(0) }
+}
+
 fn joined(workers: u32) -> Node {
     with(workers, config())
 }
@@ -230,7 +295,7 @@ fn granted(node: &mut Node) -> Vec<(u64, u64)> {
 fn rejected(node: &mut Node) -> Vec<(u64, Code)> {
     let reject = |command: Command| match command {
         Command::Reject { exchange, error, .. } => Some((exchange.0, error.code())),
-        Command::Sum { .. }
+        Command::Step(_)
         | Command::Short { .. }
         | Command::Stalled { .. }
         | Command::Accept { .. }

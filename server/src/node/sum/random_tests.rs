@@ -13,7 +13,7 @@ use gradlane_core::wire::{Contribute, Request, checksum};
 
 use super::*;
 use crate::node::aggregate::tests::{again, checked, config, header, in_epoch, in_part, node as process, sized, view};
-use crate::node::command::Command;
+use crate::node::command::{Command, Work};
 use crate::node::config::NodeConfig;
 use crate::node::machine::Node;
 
@@ -64,7 +64,7 @@ struct Play {
     workers: Vec<Worker>,
     sealed: BTreeSet<SlotId>,
     /// Receipts that the node has not heard of.
-    untold: Vec<(SlotId, WorkerId, ExchangeId, Receipt)>,
+    untold: Vec<(Route, ExchangeId, Receipt)>,
     /// Exchanges without an end, seen from the server.
     under_way: BTreeMap<ExchangeId, UnderWay>,
     exchanges: u64,
@@ -155,8 +155,8 @@ impl Play {
         let count = u32::try_from(self.under_way.len()).unwrap();
         if !self.untold.is_empty() && self.below(3) == 0 {
             let index = self.below(u32::try_from(self.untold.len()).unwrap()) as usize;
-            let (slot, worker, exchange, receipt) = self.untold.remove(index);
-            self.node.handle_receipt(self.now, slot, worker, exchange, receipt);
+            let (route, exchange, receipt) = self.untold.remove(index);
+            self.node.handle_receipt(self.now, route, exchange, receipt);
         } else if count == 0 || self.below(4) == 0 {
             self.begin(rank, part);
         } else {
@@ -258,7 +258,8 @@ impl Play {
     fn obey(&mut self) -> Verdict {
         while let Some(command) = self.node.next_command() {
             match command {
-                Command::Sum { slot, step } => {
+                Command::Step(Work::Parameter { .. }) => return Err("works for a parameter".to_owned()),
+                Command::Step(Work::Sum { slot, step }) => {
                     self.look_at(slot, &step)?;
                     let mut events = Vec::new();
                     self.sums.step(slot, step, &mut |event| events.push(event));
@@ -315,9 +316,7 @@ impl Play {
     fn hear(&mut self, events: Vec<Event>) -> Verdict {
         for event in events {
             match event {
-                Event::Receipt { slot, worker, exchange, receipt } => {
-                    self.untold.push((slot, worker, exchange, receipt));
-                }
+                Event::Receipt { route, exchange, receipt } => self.untold.push((route, exchange, receipt)),
                 Event::Send(Outgoing::Answer { exchange, .. }) => {
                     if let Some(under_way) = self.under_way.get_mut(&exchange)
                         && under_way.answer.replace(Vec::new()).is_some()

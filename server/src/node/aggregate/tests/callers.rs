@@ -63,7 +63,7 @@ fn all_workers_of_a_machine_that_does_not_come_are_named() {
     assert_eq!(detail, "1 of 2 machines came for part 0");
     let reported = commands.iter().find_map(|command| match command {
         Command::Stalled { stall } => Some(&stall.missing),
-        Command::Sum { .. }
+        Command::Step(_)
         | Command::Reject { .. }
         | Command::Accept { .. }
         | Command::Unroute { .. }
@@ -168,6 +168,6 @@ fn view_of(machines: &[u64]) -> View {
 
 /// The caller for this rank in the part that all these tests are about.
 fn owner(world: &World, rank: u32) -> u32 {
-    let machines: &Machines = &world.node.dense_sum.membership.as_ref().unwrap().machines;
+    let machines: &Machines = &world.node.services.sums.membership.as_ref().unwrap().machines;
     machines.owner(slot(0).part, DType::F32, WorkerId(rank)).0
 }

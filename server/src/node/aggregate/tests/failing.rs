@@ -138,14 +138,14 @@ fn a_tensor_that_ended_leaves_nothing_and_late_bytes_of_it_begin_nothing() {
     world.commands();
     world.node.handle_member(MemberEvent::Ended { keys: vec![slot(0).part.key], below: 1 });
     assert_eq!(rejected(&world.commands()), [Code::FailedPrecondition], "nobody should be waiting");
-    assert_eq!((world.node.dense_sum.parts.len(), world.progress().bytes_in_flight), (0, 0));
+    assert_eq!((world.node.services.sums.parts.len(), world.progress().bytes_in_flight), (0, 0));
     world.open(1, header(1));
     assert_eq!(rejected(&world.commands()), [Code::FailedPrecondition]);
-    assert_eq!(world.node.dense_sum.parts.len(), 0);
+    assert_eq!(world.node.services.sums.parts.len(), 0);
     let again: Vec<ExchangeId> = [0, 1].map(|worker| world.push(worker, in_part(1, header(0)))).into();
     assert_eq!(answered(&world.commands()), again, "the name lives again, with another part");
     world.node.handle_member(MemberEvent::Ended { keys: vec![slot(0).part.key], below: 1 });
-    assert_eq!(world.node.dense_sum.parts.len(), 1, "a repeat is about the life before");
+    assert_eq!(world.node.services.sums.parts.len(), 1, "a repeat is about the life before");
 }
 
 #[test]
@@ -160,7 +160,7 @@ fn a_hundred_thousand_names_that_end_leave_the_memory_of_a_server_flat() {
         world.node.handle_member(MemberEvent::Ended { keys: vec![key], below: 1 });
         world.commands();
     }
-    let sum = &world.node.dense_sum;
+    let sum = &world.node.services.sums;
     assert_eq!((sum.parts.len(), sum.exchanges.len(), world.progress().bytes_in_flight), (0, 0, 0));
-    assert_eq!(sum.ended.len(), 65_536, "what is remembered of names that ended is bounded");
+    assert_eq!(world.node.names.len(), 65_536, "what is remembered of names that ended is bounded");
 }

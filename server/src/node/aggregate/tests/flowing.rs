@@ -77,7 +77,7 @@ fn what_becomes_of_the_job_takes_no_sealed_sum_away() {
     world.view(2, 2, Phase::Ended);
     let commands = world.commands();
     assert_eq!(rejected(&commands), []);
-    assert_eq!(world.node.dense_sum.exchanges.len(), answers.len(), "their answers are under way");
+    assert_eq!(world.node.services.sums.exchanges.len(), answers.len(), "their answers are under way");
 }
 
 #[test]

@@ -92,7 +92,7 @@ fn a_worker_that_was_given_up_hears_that_it_is_fenced_and_nothing_of_it_is_taken
         let awake = world.open(worker, header(0));
         let commands = world.commands();
         assert_eq!(told(&commands, awake), expected);
-        assert!(!commands.iter().any(|command| matches!(command, Command::Sum { .. })), "{commands:?}");
+        assert!(!commands.iter().any(|command| matches!(command, Command::Step(_))), "{commands:?}");
     }
 }
 

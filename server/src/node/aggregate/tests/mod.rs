@@ -14,7 +14,7 @@ use gradlane_core::types::{
 use gradlane_core::wire::frame::Progress;
 use gradlane_core::wire::{Body, Contribute, Contribution, Contributors, Request, Sum, Target, Withdraw, reject};
 
-use crate::node::command::{Command, Order, Receipt, Shortage, SlotId, Step, SumSpec, Upload};
+use crate::node::command::{Command, Order, Receipt, Route, Shortage, SlotId, Step, SumSpec, Upload, Work};
 use crate::node::config::NodeConfig;
 use crate::node::machine::Node;
 
@@ -87,7 +87,7 @@ impl World {
     /// What an exchange brought makes its worker's contribution whole, or not.
     fn receipt(&mut self, exchange: ExchangeId, receipt: Receipt) {
         let (slot, worker) = self.exchanges[&exchange];
-        self.node.handle_receipt(self.now, slot, worker, exchange, receipt);
+        self.node.handle_receipt(self.now, Route::Sum { slot, worker }, exchange, receipt);
     }
 
     fn whole(&mut self, exchange: ExchangeId) {
@@ -102,7 +102,7 @@ impl World {
     }
 
     fn everybody(&mut self, header: Contribute) -> Vec<ExchangeId> {
-        let workers = u32::try_from(self.node.dense_sum.workers().len()).unwrap();
+        let workers = u32::try_from(self.node.services.sums.workers().len()).unwrap();
         (0..workers).map(|rank| self.push(rank, header.clone())).collect()
     }
 
@@ -128,7 +128,7 @@ impl World {
     }
 
     fn nobody_waits(&self) -> bool {
-        self.node.dense_sum.waiting.is_empty()
+        self.node.services.sums.waiting.is_empty()
     }
 
     fn progress(&self) -> Progress {
@@ -262,16 +262,17 @@ pub(crate) fn slot(round: u64) -> SlotId {
 
 /// A step of the sum of round 0.
 fn step(step: Step) -> Command {
-    Command::Sum { slot: slot(0), step }
+    Command::Step(Work::Sum { slot: slot(0), step })
 }
 
 fn drops(round: u64) -> Command {
-    Command::Sum { slot: slot(round), step: Step::Drop }
+    Command::Step(Work::Sum { slot: slot(round), step: Step::Drop })
 }
 
 fn steps(commands: &[Command]) -> impl Iterator<Item = &Step> {
     commands.iter().filter_map(|command| match command {
-        Command::Sum { step, .. } => Some(step),
+        Command::Step(Work::Sum { step, .. }) => Some(step),
+        Command::Step(Work::Parameter { .. }) => panic!("{command:?}"),
         Command::Reject { .. }
         | Command::Short { .. }
         | Command::Stalled { .. }
@@ -303,7 +304,7 @@ fn seals(commands: &[Command]) -> usize {
 fn errors(commands: &[Command]) -> impl Iterator<Item = &Error> {
     commands.iter().filter_map(|command| match command {
         Command::Reject { error, .. } => Some(error),
-        Command::Sum { .. }
+        Command::Step(_)
         | Command::Short { .. }
         | Command::Stalled { .. }
         | Command::Accept { .. }

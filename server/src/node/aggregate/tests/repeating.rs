@@ -89,6 +89,6 @@ fn nothing_is_remembered_of_exchanges_that_ended() {
             world.node.handle_answered(exchange);
         }
     }
-    assert_eq!(world.node.dense_sum.exchanges.len(), 0);
+    assert_eq!(world.node.services.sums.exchanges.len(), 0);
     assert_eq!(world.progress().bytes_in_flight, 16, "the last sum stays");
 }

@@ -338,7 +338,7 @@ fn machines(machines: &[u64], number: u32, lost: &[u32]) -> View {
 
 /// The worker of the machine of ranks 0 to 2 that exchanges the part for it.
 fn owner(world: &World) -> u32 {
-    let machines = &world.node.dense_sum.membership.as_ref().unwrap().machines;
+    let machines = &world.node.services.sums.membership.as_ref().unwrap().machines;
     machines.owners(slot(0).part, DType::F32)[0].0
 }
 
@@ -356,7 +356,7 @@ fn answers(commands: &[Command]) -> Vec<&Sum> {
 fn rejects(commands: &[Command]) -> Vec<(ExchangeId, Code)> {
     let reject = |command: &Command| match command {
         Command::Reject { exchange, error, .. } => Some((*exchange, error.code())),
-        Command::Sum { .. }
+        Command::Step(_)
         | Command::Short { .. }
         | Command::Stalled { .. }
         | Command::Accept { .. }

@@ -12,7 +12,7 @@ fn a_sum_is_kept_while_a_slow_worker_may_ask_for_it() {
     let slow = world.open(1, header(0));
     let commands = world.commands();
     assert_eq!(answered(&commands), [slow]);
-    assert!(matches!(commands[0], Command::Sum { slot: of, .. } if of == slot(0)), "and not of round 1");
+    assert!(matches!(commands[0], Command::Step(Work::Sum { slot: of, .. }) if of == slot(0)), "and not of round 1");
 }
 
 #[test]

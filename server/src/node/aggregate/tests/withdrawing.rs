@@ -15,7 +15,7 @@ fn whoever_waits_and_whoever_comes_later_hears_at_once_why_a_worker_gave_up() {
     assert!(commands.contains(&drops(0)), "the memory is free");
     let late = world.open(3, header(0));
     assert_eq!(errors(&world.commands()).cloned().collect::<Vec<_>>(), [mismatch()]);
-    assert!(early.iter().chain([&late]).all(|exchange| !world.node.dense_sum.exchanges.contains_key(exchange)));
+    assert!(early.iter().chain([&late]).all(|exchange| !world.node.services.sums.exchanges.contains_key(exchange)));
     world.everybody(header(1));
     assert_eq!(answered(&world.commands()).len(), 4, "the next round works");
 }
@@ -129,7 +129,7 @@ fn only_a_caller_of_the_membership_gives_up_and_only_a_round_in_its_turn() {
     let stale = in_epoch(Epoch { term: 0, number: 9 }, header(0));
     let answer = world.withdraw(1, stale, &mismatch());
     assert!(matches!(answer, Error::Fenced { .. }), "{answer}");
-    assert!(world.node.dense_sum.parts.is_empty());
+    assert!(world.node.services.sums.parts.is_empty());
     // Worker 0 may still want the sum in whose slot the round belongs.
     world.everybody(header(0));
     world.push(1, header(1));
@@ -161,7 +161,7 @@ impl World {
             .commands()
             .into_iter()
             .partition(|command| matches!(command, Command::Reject { exchange: to, .. } if *to == exchange));
-        self.node.dense_sum.commands.extend(before.into_iter().chain(others));
+        self.node.services.sums.commands.extend(before.into_iter().chain(others));
         match answers.as_slice() {
             [Command::Reject { error, .. }] => error.clone(),
             other => panic!("{other:?}"),

@@ -1,0 +1,60 @@
+//! The steps of the part of a parameter.
+
+use gradlane_core::types::{DType, ExchangeId};
+use gradlane_core::wire::Value;
+
+/// A step in the life of a part: `Receive`, then `Change` or `Forget`, for any number of exchanges at once, with `Answer` in between; `Drop`.
+#[derive(Clone, PartialEq, Debug)]
+pub enum ValueStep {
+    /// Take the body of a change from what `exchange` brings, beside the value. There is a receipt when all of it came.
+    Receive {
+        /// What brings it.
+        exchange: ExchangeId,
+        /// What its header said.
+        upload: ValueUpload,
+    },
+    /// Do the change whose body `exchange` brought whole.
+    Change {
+        /// What brought it.
+        exchange: ExchangeId,
+        /// The element type of the part.
+        dtype: DType,
+        /// How the value changes.
+        change: Change,
+    },
+    /// Drop what `exchange` has brought.
+    Forget {
+        /// What brought it.
+        exchange: ExchangeId,
+    },
+    /// Send the answer, and the present value with it if the header has bytes for it.
+    Answer {
+        /// On which exchange.
+        exchange: ExchangeId,
+        /// Complete.
+        header: Value,
+    },
+    /// Free the memory. Blocks that are being sent stay alive until they are sent.
+    Drop,
+}
+
+/// The body of a change.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ValueUpload {
+    /// Bytes of it, and of the part.
+    pub bytes: u64,
+    /// Bytes of a block of the part, but for its last; a multiple of eight, so that no element lies in two blocks. Equal for all uploads of
+    /// a part.
+    pub block_bytes: u64,
+    /// CRC-32C of it, if the worker computed it.
+    pub checksum: Option<u32>,
+}
+
+/// How a change makes the next value.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Change {
+    /// The body is the value.
+    Put,
+    /// The body is added to the value, element by element: integers wrap, 16-bit floats are added in f32 and rounded once.
+    Add,
+}

@@ -1,0 +1,22 @@
+//! What comes of the steps that a [store](super::store) carries out, and of the bytes that it receives.
+
+use gradlane_core::transport::Outgoing;
+use gradlane_core::types::ExchangeId;
+
+use crate::node::command::{Receipt, Route};
+
+/// A result of a step or of received bytes.
+#[derive(Debug)]
+pub enum Event {
+    /// Send this. Events come in the order of sending.
+    Send(Outgoing),
+    /// Report the receipt of a body to the node.
+    Receipt {
+        /// Where its bytes went.
+        route: Route,
+        /// The exchange that brought its latest bytes.
+        exchange: ExchangeId,
+        /// The receipt.
+        receipt: Receipt,
+    },
+}

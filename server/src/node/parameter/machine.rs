@@ -1,0 +1,321 @@
+//! The deciding half of parameters: which change is done, which version it made, and what each exchange is answered.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::RangeInclusive;
+use std::sync::Arc;
+
+use gradlane_core::error::Error;
+use gradlane_core::types::{
+    Access, DType, Defect, ExchangeId, NodeId, PartId, Round, TensorKey, Time, Update, Version, WorkerId, planted,
+};
+use gradlane_core::wire::{About, Target, Use, Value};
+
+use super::refusals::value_lost;
+use crate::node::budget::Budget;
+use crate::node::command::{Change, Command, Receipt, ValueStep, Work};
+use crate::node::config::NodeConfig;
+use crate::node::membership::{Membership, Sender, Succession};
+
+/// The machine. The parent module says what it decides.
+#[derive(Debug)]
+pub(in crate::node) struct Parameters {
+    pub(super) config: NodeConfig,
+    pub(super) membership: Option<Arc<Membership>>,
+    /// Every part has a value, or the body of an init is on its way.
+    pub(super) parts: BTreeMap<PartId, Part>,
+    pub(super) exchanges: BTreeMap<ExchangeId, Exchange>,
+    /// The error for new uses since the server drains.
+    pub(super) draining: Option<Error>,
+    last: Option<(TensorKey, Round)>,
+    pub(super) commands: VecDeque<Command>,
+}
+
+/// A part of a parameter.
+#[derive(Debug)]
+pub(super) struct Part {
+    pub(super) claim: Claim,
+    pub(super) block_bytes: u64,
+    /// Version 0 while it has no value.
+    pub(super) version: Version,
+    /// Bytes that are booked for the value.
+    pub(super) booked: u64,
+    /// The latest change of each worker that was done.
+    pub(super) ledger: BTreeMap<NodeId, Done>,
+    /// Its exchanges, by worker.
+    pub(super) open: BTreeSet<(NodeId, ExchangeId)>,
+}
+
+/// What a header says of a part; equal on all workers.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Claim {
+    pub(super) said_by: WorkerId,
+    pub(super) dtype: DType,
+    pub(super) bytes: u64,
+}
+
+/// A change that was done.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Done {
+    /// The use of the worker.
+    pub(super) round: Round,
+    /// What it made.
+    pub(super) version: Version,
+}
+
+/// An exchange that is neither rejected nor known to be answered.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Exchange {
+    pub(super) sender: Sender,
+    pub(super) header: Use,
+    pub(super) state: State,
+    /// Bytes that are booked for it.
+    pub(super) booked: u64,
+}
+
+/// How far an exchange is.
+///
+/// ```text
+///   a change ──► Landing ──all of its body came──► Answering ──answered──► (gone)
+///   a pull, a repeat, an init of what has a value ──┘
+///   any ──rejected, torn──► (gone)
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum State {
+    /// The driver has a route for its body.
+    Landing,
+    Answering,
+}
+
+impl Parameters {
+    /// A machine that waits for its first membership.
+    pub(in crate::node) fn new(config: NodeConfig) -> Self {
+        Self {
+            config,
+            membership: None,
+            parts: BTreeMap::new(),
+            exchanges: BTreeMap::new(),
+            draining: None,
+            last: None,
+            commands: VecDeque::new(),
+        }
+    }
+
+    /// The next command.
+    pub(in crate::node) fn next_command(&mut self) -> Option<Command> {
+        self.commands.pop_front()
+    }
+
+    /// An admitted worker opened an exchange to use a part.
+    pub(in crate::node) fn handle_use(
+        &mut self,
+        now: Time,
+        sender: Sender,
+        exchange: ExchangeId,
+        header: &Use,
+        budget: &mut Budget,
+    ) {
+        if let Err(error) = self.open(now, sender, exchange, header, budget) {
+            self.say_reject(exchange, header.about(), error);
+        }
+    }
+
+    /// The driver says what became of the body of a change. A receipt that comes too late is ignored.
+    pub(in crate::node) fn handle_receipt(&mut self, exchange: ExchangeId, receipt: Receipt, budget: &mut Budget) {
+        let Some(Exchange { sender, header, state: State::Landing, .. }) = self.exchanges.get(&exchange).copied()
+        else {
+            return;
+        };
+        let Target { part, round, .. } = header.target;
+        match receipt {
+            Receipt::Whole => self.apply(exchange, budget),
+            Receipt::Damaged if planted(self.config.defect, Defect::DamagedChangeDone) => self.apply(exchange, budget),
+            Receipt::Damaged => {
+                let (tensor, from) = (part.key.to_string(), sender.worker.to_string());
+                self.reject(exchange, &Error::Checksum { tensor, round, from }, budget);
+            }
+            Receipt::Lost => self.reject(exchange, &value_lost(part), budget),
+        }
+    }
+
+    /// The exchange broke off. Unknown ones are ignored.
+    pub(in crate::node) fn handle_torn(&mut self, exchange: ExchangeId, budget: &mut Budget) {
+        if let Some(Exchange { sender, header, .. }) = self.end_exchange(exchange, budget)
+            && planted(self.config.defect, Defect::LedgerForgotten)
+            && let Some(part) = self.parts.get_mut(&header.target.part)
+        {
+            part.ledger.remove(&sender.node);
+        }
+    }
+
+    /// The answer of the exchange was handed over whole.
+    pub(in crate::node) fn handle_answered(&mut self, exchange: ExchangeId, budget: &mut Budget) {
+        self.end_exchange(exchange, budget);
+    }
+
+    /// Parts of tensors are over. Exchanges of them that are open are rejected with `error`, and nothing is kept of them.
+    pub(in crate::node) fn handle_over(&mut self, parts: RangeInclusive<PartId>, error: &Error, budget: &mut Budget) {
+        let parts: Vec<PartId> = self.parts.range(parts).map(|(part, _)| *part).collect();
+        for part in parts {
+            self.forget_part(part, error, budget);
+        }
+    }
+
+    /// A membership that is not older than the present one. Parameters outlive the workers that a view lacks; they end when all work ends.
+    pub(in crate::node) fn handle_membership(
+        &mut self,
+        next: Arc<Membership>,
+        succession: &Succession,
+        budget: &mut Budget,
+    ) {
+        self.membership = Some(Arc::clone(&next));
+        match succession {
+            Succession::Same => {}
+            Succession::Fewer => {
+                let is_gone = |exchange: &Exchange| !next.has(exchange.sender.node);
+                let gone = self.exchanges.iter().filter(|(_, exchange)| is_gone(exchange));
+                let gone: Vec<ExchangeId> = gone.map(|(exchange, _)| *exchange).collect();
+                for exchange in gone {
+                    self.reject(exchange, &Error::Fenced { current: next.epoch }, budget);
+                }
+                for part in self.parts.values_mut() {
+                    part.ledger.retain(|node, _| next.has(*node));
+                }
+            }
+            Succession::End(_) if planted(self.config.defect, Defect::ValuesKept) => {}
+            Succession::End(error) => {
+                while let Some(part) = self.parts.keys().next().copied() {
+                    self.forget_part(part, error, budget);
+                }
+            }
+        }
+    }
+
+    /// The server is about to stop: from now on a new use is refused with `refusal`, the first one given. Uses that were begun are completed, and
+    /// repeats of changes that were done are answered.
+    pub(in crate::node) fn handle_drain(&mut self, refusal: Error) {
+        self.draining.get_or_insert(refusal);
+    }
+
+    /// Whether it drains and no exchange is open any more.
+    pub(in crate::node) fn is_drained(&self) -> bool {
+        self.draining.is_some() && self.exchanges.is_empty()
+    }
+
+    /// Whether the part is known as one of a parameter.
+    pub(in crate::node) fn knows(&self, part: PartId) -> bool {
+        self.parts.contains_key(&part)
+    }
+
+    /// How many exchanges are open.
+    pub(in crate::node) fn pending(&self) -> usize {
+        self.exchanges.len()
+    }
+
+    /// The latest change that was done.
+    pub(in crate::node) fn last(&self) -> Option<(TensorKey, Round)> {
+        self.last
+    }
+
+    /// The body of a change is whole: does the change, and answers.
+    fn apply(&mut self, exchange: ExchangeId, budget: &mut Budget) {
+        self.commands.push_back(Command::Unroute { exchange });
+        let Exchange { sender, header, .. } = self.exchanges[&exchange];
+        let Target { part: id, round, .. } = header.target;
+        let part = self.parts.get_mut(&id).expect("it has an exchange");
+        let bytes = part.claim.bytes;
+        let (is_first, defect) = (part.version == Version(0), self.config.defect);
+        let change = match header.access {
+            Access::Init if is_first || planted(defect, Defect::InitOverwrites) => Some(Change::Put),
+            Access::Push(Update::Assign) | Access::PushPull(Update::Assign) => Some(Change::Put),
+            Access::Push(Update::Add) | Access::PushPull(Update::Add) => Some(Change::Add),
+            // Another worker's came first.
+            Access::Init | Access::Pull => None,
+        };
+        let step = match change {
+            Some(change) => {
+                let is_kept = change == Change::Add && planted(defect, Defect::VersionKept);
+                part.version = Version(part.version.0 + u64::from(!is_kept));
+                part.ledger.insert(sender.node, Done { round, version: part.version });
+                self.last = Some((id.key, round));
+                ValueStep::Change { exchange, dtype: part.claim.dtype, change }
+            }
+            None => ValueStep::Forget { exchange },
+        };
+        // The body has become the value. What was booked for it is booked for the first value from now on, or for the answer: that may hold
+        // blocks of this value when it is an earlier one.
+        let version = part.version;
+        let kept = if header.access.receives() { bytes } else { 0 };
+        if change.is_some() && is_first {
+            part.booked = bytes;
+            part.claim.said_by = sender.worker;
+        } else if !planted(defect, Defect::ChangeBookingKept) {
+            budget.give_back(bytes - kept);
+        }
+        let entry = self.exchanges.get_mut(&exchange).expect("its body was on its way");
+        (entry.state, entry.booked) = (State::Answering, kept);
+        if planted(defect, Defect::ValueBeforeChange) && !is_first {
+            self.answer(exchange, &header, version);
+            return self.step(id, step);
+        }
+        self.step(id, step);
+        self.answer(exchange, &header, version);
+    }
+
+    pub(super) fn answer(&mut self, exchange: ExchangeId, header: &Use, version: Version) {
+        let part_bytes = if header.access.receives() { header.part_bytes } else { 0 };
+        let epoch = self.membership.as_ref().map_or(header.target.epoch, |ours| ours.epoch);
+        let target = Target { epoch, ..header.target };
+        let header = Value { target, version, part_bytes, checksum: header.is_checked() && part_bytes > 0 };
+        self.step(target.part, ValueStep::Answer { exchange, header });
+    }
+
+    /// An exchange is over. What it has brought of a change that was not done goes. So does a part that has no value and to which nobody
+    /// brings one.
+    fn end_exchange(&mut self, exchange: ExchangeId, budget: &mut Budget) -> Option<Exchange> {
+        let ended = self.exchanges.remove(&exchange)?;
+        budget.give_back(ended.booked);
+        let id = ended.header.target.part;
+        if ended.state == State::Landing {
+            self.commands.push_back(Command::Unroute { exchange });
+            self.step(id, ValueStep::Forget { exchange });
+        }
+        let part = self.parts.get_mut(&id).expect("it has an exchange");
+        part.open.remove(&(ended.sender.node, exchange));
+        if part.version == Version(0) && part.open.is_empty() {
+            self.drop_part(id, budget);
+        }
+        Some(ended)
+    }
+
+    fn forget_part(&mut self, id: PartId, error: &Error, budget: &mut Budget) {
+        let open = self.parts.get(&id).into_iter().flat_map(|part| &part.open);
+        let open: Vec<ExchangeId> = open.map(|(_, exchange)| *exchange).collect();
+        for exchange in open {
+            self.reject(exchange, error, budget);
+        }
+        self.drop_part(id, budget);
+    }
+
+    fn drop_part(&mut self, id: PartId, budget: &mut Budget) {
+        if let Some(part) = self.parts.remove(&id) {
+            budget.give_back(part.booked);
+            self.step(id, ValueStep::Drop);
+        }
+    }
+
+    pub(super) fn step(&mut self, part: PartId, step: ValueStep) {
+        self.commands.push_back(Command::Step(Work::Parameter { part, step }));
+    }
+
+    pub(super) fn reject(&mut self, exchange: ExchangeId, error: &Error, budget: &mut Budget) {
+        if let Some(Exchange { sender, header, .. }) = self.end_exchange(exchange, budget) {
+            let told = self.membership.as_ref().map(|ours| ours.told(sender.worker, error));
+            self.say_reject(exchange, header.about(), told.unwrap_or_else(|| error.clone()));
+        }
+    }
+
+    fn say_reject(&mut self, exchange: ExchangeId, asked: About, error: Error) {
+        let epoch = self.membership.as_ref().map_or(asked.epoch, |ours| ours.epoch);
+        self.commands.push_back(Command::Reject { exchange, about: About { epoch, ..asked }, error });
+    }
+}

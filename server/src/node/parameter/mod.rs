@@ -1,0 +1,30 @@
+//! Parameters: dense tensors that live on servers. Each worker changes and reads them by itself, and waits for no other worker.
+//!
+//! [`Parameters`] decides and owns no bytes. [`Values`] has the bytes and carries out its steps.
+//!
+//! **A part of a parameter** begins with an init, from whichever worker comes first. Its value has version 1 then, and each change makes the
+//! next version. An init of a part that has a value changes nothing.
+//!
+//! **Done once.** A worker counts its uses of a tensor in the round of its headers, and has one use of a part at a time. For each worker the
+//! ledger has the latest change that was done, and the version that it made. A repeat of that change is answered and not done again. The ledger
+//! names processes and not ranks, because a process that takes over a rank counts from the beginning. An entry goes when its worker does.
+//!
+//! **Whole or not at all.** The body of a change is received beside the value. When all of it came and its checksum is right, the change is done
+//! at once, in one step of the part's lane. A body that breaks off has changed nothing, so its repeat begins anew. An answer holds the
+//! blocks of one version, which are shared and never written. So nobody reads half of a change.
+//!
+//! **Memory.** Booked are: each value; each body that is on its way; and for each answer with a value as many bytes again, until it was
+//! handed over, because it may hold the blocks of an earlier version.
+
+mod machine;
+mod opening;
+mod refusals;
+mod values;
+
+#[cfg(test)]
+mod random_tests;
+#[cfg(test)]
+pub(super) mod tests;
+
+pub(super) use machine::Parameters;
+pub use values::Values;

@@ -1,0 +1,46 @@
+//! Errors with which parameters refuse uses.
+
+use gradlane_core::error::Error;
+use gradlane_core::types::{PartId, Round, WorkerId};
+
+/// The answer to a use of a part that has no value.
+pub(super) fn not_initialised(part: PartId) -> Error {
+    Error::FailedPrecondition {
+        what: format!(
+            "part {} of parameter {} has no value, because no worker has initialised it",
+            part.index, part.key
+        ),
+        hint: "initialise the parameter on one worker first, and wait for it before others use it".to_owned(),
+    }
+}
+
+/// The answer to a use that is older than one that is known.
+pub(super) fn out_of_order(worker: WorkerId, round: Round, latest: Round) -> Error {
+    Error::Protocol {
+        peer: worker.to_string(),
+        field: "round".to_owned(),
+        problem: format!("is {}, and use {} of this worker came before", round.0, latest.0),
+    }
+}
+
+/// The answer to the repeat of a change that is lost on its worker and was never done here.
+pub(super) fn lost(worker: WorkerId) -> Error {
+    Error::FailedPrecondition {
+        what: format!(
+            "the change of {worker} is lost: an answer has overwritten it, and the server that sent the answer is gone"
+        ),
+        hint: "initialise the parameter again, from a checkpoint or from a worker".to_owned(),
+    }
+}
+
+/// The end of an older exchange of a worker that has sent a newer one about the same part. The worker has given it up, unless the newer one is a
+/// straggler of a lost connection; therefore it is asked to try again and not told that it failed.
+pub(super) fn superseded() -> Error {
+    let (what, cause) = ("the exchange".to_owned(), "the same worker began it anew".to_owned());
+    Error::Unavailable { what, cause }
+}
+
+/// The answer to a use of a part whose memory a defect of the server has lost.
+pub(super) fn value_lost(part: PartId) -> Error {
+    Error::Internal { what: format!("the value of part {} of parameter {} was lost", part.index, part.key) }
+}

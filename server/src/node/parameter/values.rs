@@ -1,0 +1,227 @@
+//! The values of parameters: carries out, on memory, the steps that [`Parameters`](super::Parameters) decides. Knows neither threads nor sockets.
+//!
+//! A value is a row of frozen blocks, which answers share without a copy. So a change never writes into a value: the body was received into
+//! fresh blocks, to an addition the old value is added there, and then these blocks are the value.
+
+use std::collections::BTreeMap;
+
+use gradlane_core::mem::{Frozen, Lease};
+use gradlane_core::transport::Outgoing;
+use gradlane_core::types::{DType, Defect, ExchangeId, Op, PartId, planted};
+use gradlane_core::wire::{Response, Value as ValueHeader, checksum};
+
+use super::refusals::value_lost;
+use crate::node::accumulator::SumResources;
+use crate::node::command::{Change, Receipt, Route, ValueStep, ValueUpload};
+use crate::node::event::Event;
+
+/// The values of some parts.
+#[derive(Debug)]
+pub struct Values {
+    resources: SumResources,
+    parts: BTreeMap<PartId, Part>,
+}
+
+#[derive(Default, Debug)]
+struct Part {
+    value: Value,
+    uploads: BTreeMap<ExchangeId, Upload>,
+}
+
+/// `Absent ──first change──► Present ──a defect──► Lost`, which it is until the part is dropped.
+#[derive(Default, Debug)]
+enum Value {
+    #[default]
+    Absent,
+    Present {
+        blocks: Vec<Frozen>,
+        /// CRC-32C of all of them, once somebody has wanted it.
+        checksum: Option<u32>,
+    },
+    Lost,
+}
+
+/// The body of a change, as far as it came.
+#[derive(Debug)]
+struct Upload {
+    spec: ValueUpload,
+    blocks: Vec<Lease>,
+    /// Bytes that came.
+    received: u64,
+    /// CRC-32C of them, if the worker announced one.
+    checksum: u32,
+}
+
+impl Values {
+    /// No values.
+    pub fn new(resources: SumResources) -> Self {
+        Self { resources, parts: BTreeMap::new() }
+    }
+
+    /// Carries out a step of a part. Results go to `say`.
+    pub fn step(&mut self, id: PartId, step: ValueStep, say: &mut impl FnMut(Event)) {
+        match step {
+            ValueStep::Receive { exchange, upload } => {
+                let part = self.parts.entry(id).or_default();
+                let upload = Upload { spec: upload, blocks: Vec::new(), received: 0, checksum: 0 };
+                let receipt = if let Value::Lost = part.value { Some(Receipt::Lost) } else { upload.receipt() };
+                part.uploads.insert(exchange, upload);
+                say_receipt(id, exchange, receipt, say);
+            }
+            ValueStep::Change { exchange, dtype, change } => {
+                let Some(part) = self.parts.get_mut(&id) else { return };
+                let Some(upload) = part.uploads.remove(&exchange) else { return };
+                part.change(&self.resources, dtype, change, upload.blocks);
+            }
+            ValueStep::Forget { exchange } => {
+                let Some(part) = self.parts.get_mut(&id) else { return };
+                let upload = part.uploads.remove(&exchange);
+                if planted(self.resources.defect, Defect::HalfChangeDone)
+                    && let (Value::Present { blocks, checksum }, Some(upload)) = (&mut part.value, upload)
+                {
+                    *checksum = None;
+                    blocks.iter_mut().zip(upload.blocks).for_each(|(block, came)| *block = came.freeze());
+                }
+            }
+            ValueStep::Answer { exchange, header } => match self.parts.get_mut(&id).map(|part| &mut part.value) {
+                Some(value @ Value::Present { .. }) => value.answer(exchange, header, say),
+                // The node never answers for a part without a value, so a defect has lost it.
+                Some(Value::Absent | Value::Lost) | None => {
+                    let (about, error) = (header.about(), value_lost(id));
+                    say(Event::Send(Outgoing::Reject { exchange, about, error }));
+                }
+            },
+            ValueStep::Drop => drop(self.parts.remove(&id)),
+        }
+    }
+
+    /// Takes the next bytes of a change that `exchange` brought; of one that was forgotten it takes none.
+    pub fn receive(
+        &mut self,
+        id: PartId,
+        exchange: ExchangeId,
+        chunks: &[impl AsRef<[u8]>],
+        say: &mut impl FnMut(Event),
+    ) {
+        let Some(upload) = self.parts.get_mut(&id).and_then(|part| part.uploads.get_mut(&exchange)) else { return };
+        for chunk in chunks {
+            upload.take(&self.resources, chunk.as_ref());
+        }
+        say_receipt(id, exchange, upload.receipt(), say);
+    }
+
+    /// Loses all values, after a defect left them in an unknown state. Whoever uses one of them, now or later, gets an error.
+    pub fn lose_all(&mut self, say: &mut impl FnMut(Event)) {
+        for (id, part) in &mut self.parts {
+            part.value = Value::Lost;
+            for exchange in std::mem::take(&mut part.uploads).into_keys() {
+                say_receipt(*id, exchange, Some(Receipt::Lost), say);
+            }
+        }
+    }
+
+    /// How many parts have a value or a body on its way.
+    pub fn len(&self) -> usize {
+        self.parts.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.parts.is_empty()
+    }
+
+    /// The parts that have a value or a body on its way.
+    pub fn parts(&self) -> impl Iterator<Item = PartId> {
+        self.parts.keys().copied()
+    }
+}
+
+impl Part {
+    /// Makes the blocks of a body the value.
+    fn change(&mut self, resources: &SumResources, dtype: DType, change: Change, mut body: Vec<Lease>) {
+        match (&self.value, change) {
+            (Value::Lost, _) => return,
+            (Value::Present { blocks, .. }, Change::Add) => {
+                assert_eq!(blocks.len(), body.len(), "all bodies of a part are cut alike");
+                for (value, block) in blocks.iter().zip(&mut body) {
+                    add(resources, dtype, value, block);
+                }
+            }
+            (Value::Absent | Value::Present { .. }, Change::Put) => {}
+            (Value::Absent, Change::Add) => unreachable!("the node adds only to a value"),
+        }
+        self.value = Value::Present { blocks: body.into_iter().map(Lease::freeze).collect(), checksum: None };
+    }
+}
+
+impl Value {
+    /// Sends the answer, with all blocks of this value if they are wanted.
+    fn answer(&mut self, exchange: ExchangeId, header: ValueHeader, say: &mut impl FnMut(Event)) {
+        let Self::Present { blocks, checksum: known } = self else { return };
+        say(Event::Send(Outgoing::Answer { exchange, header: Response::Value(header) }));
+        let wanted = if header.part_bytes > 0 { blocks.as_slice() } else { &[] };
+        for block in wanted {
+            say(Event::Send(Outgoing::Block { exchange, block: Frozen::clone(block) }));
+        }
+        let crc = || blocks.iter().fold(0, |crc, block| checksum(crc, block));
+        let checksum = if header.checksum { *known.get_or_insert_with(crc) } else { 0 };
+        say(Event::Send(Outgoing::End { exchange, checksum }));
+    }
+}
+
+impl Upload {
+    fn take(&mut self, resources: &SumResources, mut bytes: &[u8]) {
+        if self.spec.checksum.is_some() {
+            // Computed here, because the bytes are still in the cache.
+            self.checksum = checksum(self.checksum, bytes);
+        }
+        let ValueUpload { bytes: whole, block_bytes, .. } = self.spec;
+        while !bytes.is_empty() && self.received < whole {
+            let begin = self.received / block_bytes * block_bytes;
+            let end = (begin + block_bytes).min(whole);
+            if self.received == begin {
+                self.blocks.push(resources.pool.lease(place(end - begin)));
+            }
+            let block = self.blocks.last_mut().expect("pushed for its first byte");
+            let run = bytes.len().min(place(end - self.received));
+            let (now, later) = bytes.split_at(run);
+            let at = place(self.received - begin);
+            resources.copies.copy(now, &mut block[at..at + run]);
+            self.received += run as u64;
+            bytes = later;
+        }
+    }
+
+    /// The receipt, once all of it came.
+    fn receipt(&self) -> Option<Receipt> {
+        if self.received < self.spec.bytes {
+            return None;
+        }
+        let is_right = self.spec.checksum.is_none_or(|announced| announced == self.checksum);
+        Some(if is_right { Receipt::Whole } else { Receipt::Damaged })
+    }
+}
+
+/// Adds a block of the value to the same block of a body. The body is the first operand, which makes no difference to the sum.
+fn add(resources: &SumResources, dtype: DType, value: &[u8], body: &mut Lease) {
+    let SumResources { kernels, pool, .. } = resources;
+    if dtype.accumulator() == dtype {
+        return kernels.add(Op::Sum, dtype, 1.0, value, body);
+    }
+    let grown = gradlane_core::reduce::accumulator_bytes(dtype, body.len() as u64);
+    let mut sum = pool.lease(place(grown));
+    kernels.start(Op::Sum, dtype, 1.0, value, &mut sum);
+    kernels.add(Op::Sum, dtype, 1.0, body, &mut sum);
+    kernels.finish(Op::Sum, dtype, 1.0, &sum, body);
+}
+
+fn say_receipt(part: PartId, exchange: ExchangeId, receipt: Option<Receipt>, say: &mut impl FnMut(Event)) {
+    if let Some(receipt) = receipt {
+        say(Event::Receipt { route: Route::Parameter { part }, exchange, receipt });
+    }
+}
+
+/// A number of bytes within a block.
+fn place(bytes: u64) -> usize {
+    usize::try_from(bytes).expect("within a few times a part")
+}

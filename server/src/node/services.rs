@@ -1,0 +1,183 @@
+//! The services of a server: a closed set, and the only place that names them.
+//!
+//! The [node](super::machine) knows who may ask, what memory there is, and how the server stands in its job. It hands each input to this
+//! struct, which hands it to the service that it is about, or to all of them.
+
+use std::ops::RangeInclusive;
+use std::sync::Arc;
+
+use gradlane_core::error::{Error, Result};
+use gradlane_core::types::{ExchangeId, PartId, Round, TensorKey, Time, WorkerId};
+use gradlane_core::wire::{About, Request, Service, Withdraw};
+
+use super::aggregate::Aggregator;
+use super::budget::Budget;
+use super::command::{Command, Receipt, Route};
+use super::config::NodeConfig;
+use super::membership::{Membership, Sender, Succession};
+use super::parameter::Parameters;
+
+/// The services.
+#[derive(Debug)]
+pub(super) struct Services {
+    pub(super) sums: Aggregator,
+    pub(super) parameters: Parameters,
+}
+
+/// What becomes of an exchange that was opened.
+#[derive(Debug)]
+pub(super) enum Opening {
+    /// A service has it, and ends it.
+    Taken,
+    /// It brings an error, which the node reads before [`Services::handle_withdraw`].
+    Withdrawal(Withdraw),
+}
+
+impl Services {
+    /// Services that wait for their first membership.
+    ///
+    /// # Panics
+    /// If `stall_warn` is zero.
+    pub(super) fn new(config: &NodeConfig) -> Self {
+        Self { sums: Aggregator::new(config.clone()), parameters: Parameters::new(config.clone()) }
+    }
+
+    /// The next command.
+    pub(super) fn next_command(&mut self) -> Option<Command> {
+        self.sums.next_command().or_else(|| self.parameters.next_command())
+    }
+
+    /// When [`Self::handle_timeout`] is due.
+    pub(super) fn poll_timeout(&self) -> Option<Time> {
+        self.sums.poll_timeout()
+    }
+
+    /// Time passed. Returns the workers that were given up, and why. Their links are to be closed.
+    pub(super) fn handle_timeout(&mut self, now: Time, budget: &mut Budget) -> Vec<(WorkerId, Error)> {
+        self.sums.handle_timeout(now, budget);
+        let given_up = self.sums.given_up().into_iter();
+        let reason = |(worker, waited)| (worker, Error::Timeout { what: format!("{worker} to read its sums"), waited });
+        given_up.map(reason).collect()
+    }
+
+    /// An admitted worker opened an exchange. An error is for the caller to send.
+    pub(super) fn handle_opened(
+        &mut self,
+        now: Time,
+        sender: Sender,
+        exchange: ExchangeId,
+        header: &Request,
+        budget: &mut Budget,
+    ) -> Result<Opening> {
+        self.check_kind(sender.worker, header.about())?;
+        match header {
+            Request::Contribute(header) => {
+                self.sums.handle_contribute(now, sender.worker, exchange, header, budget);
+            }
+            Request::Withdraw(header) => return Ok(Opening::Withdrawal(header.clone())),
+            Request::Use(header) => self.parameters.handle_use(now, sender, exchange, header, budget),
+            Request::Unknown(about) => return Err(about.service.refusal(&sender.worker.to_string())),
+        }
+        Ok(Opening::Taken)
+    }
+
+    /// An admitted worker said with `header`, and with `error` behind it, that it will not contribute to a round. Returns the error to answer.
+    pub(super) fn handle_withdraw(
+        &mut self,
+        now: Time,
+        worker: WorkerId,
+        header: &Withdraw,
+        error: &Error,
+        budget: &mut Budget,
+    ) -> Error {
+        match self.check_kind(worker, header.target.about()) {
+            Ok(()) => self.sums.handle_withdraw(now, worker, header, error, budget),
+            Err(refusal) => refusal,
+        }
+    }
+
+    /// The driver says what became of the body of `exchange`, whose bytes went along `route`.
+    pub(super) fn handle_receipt(
+        &mut self,
+        now: Time,
+        route: Route,
+        exchange: ExchangeId,
+        receipt: Receipt,
+        budget: &mut Budget,
+    ) {
+        match route {
+            Route::Sum { slot, worker } => self.sums.handle_receipt(now, slot, worker, exchange, receipt, budget),
+            Route::Parameter { part: _ } => self.parameters.handle_receipt(exchange, receipt, budget),
+        }
+    }
+
+    /// An exchange broke off. A service ignores those that it does not know.
+    pub(super) fn handle_torn(&mut self, exchange: ExchangeId, budget: &mut Budget) {
+        self.sums.handle_torn(exchange, budget);
+        self.parameters.handle_torn(exchange, budget);
+    }
+
+    /// The answer of an exchange was handed over whole.
+    pub(super) fn handle_answered(&mut self, exchange: ExchangeId, budget: &mut Budget) {
+        self.sums.handle_answered(exchange);
+        self.parameters.handle_answered(exchange, budget);
+    }
+
+    /// Parts of tensors are over. Exchanges of them that are open are rejected with `error`, and nothing is kept of them.
+    pub(super) fn handle_over(&mut self, parts: RangeInclusive<PartId>, error: &Error, budget: &mut Budget) {
+        self.sums.handle_over(parts.clone(), error, budget);
+        self.parameters.handle_over(parts, error, budget);
+    }
+
+    /// A membership that is not older than the present one, and what it means for the work of the one before.
+    pub(super) fn handle_membership(&mut self, next: &Arc<Membership>, succession: &Succession, budget: &mut Budget) {
+        self.sums.handle_membership(Arc::clone(next), succession, budget);
+        self.parameters.handle_membership(Arc::clone(next), succession, budget);
+    }
+
+    /// The connection of this worker was lost.
+    pub(super) fn handle_worker_away(&mut self, worker: WorkerId) {
+        self.sums.handle_worker_away(worker);
+    }
+
+    /// This worker has a connection. It is its first one, or it follows one that was lost.
+    pub(super) fn handle_worker_back(&mut self, worker: WorkerId) {
+        self.sums.handle_worker_back(worker);
+    }
+
+    /// The server is about to stop: from now on new work is refused with `refusal`. Work that was begun is completed.
+    pub(super) fn handle_drain(&mut self, refusal: &Error) {
+        self.sums.handle_drain(refusal.clone());
+        self.parameters.handle_drain(refusal.clone());
+    }
+
+    /// Whether the server drains and no service has anything open any more.
+    pub(super) fn is_drained(&self) -> bool {
+        self.sums.is_drained() && self.parameters.is_drained()
+    }
+
+    /// How many exchanges are open.
+    pub(super) fn pending(&self) -> usize {
+        self.sums.pending() + self.parameters.pending()
+    }
+
+    /// The latest work, of the first service that has done some.
+    pub(super) fn last(&self) -> Option<(TensorKey, Round)> {
+        self.sums.last().or_else(|| self.parameters.last())
+    }
+
+    /// Refuses a request to one service for a part that another one has. The coordinator refuses such a declaration.
+    fn check_kind(&self, worker: WorkerId, About { service, part, .. }: About) -> Result<()> {
+        let known = match service {
+            Service::DenseSum if self.parameters.knows(part) => "a parameter",
+            Service::Parameter if self.sums.knows(part) => "a sum",
+            Service::DenseSum | Service::Parameter | Service::Unknown(_) => return Ok(()),
+        };
+        let asked = if service == Service::Parameter { "a parameter" } else { "a sum" };
+        Err(Error::Protocol {
+            peer: worker.to_string(),
+            field: "kind".to_owned(),
+            problem: format!("is {asked}, and part {part} is one of {known}"),
+        })
+    }
+}

@@ -1,0 +1,64 @@
+//! The memory of a server's services: carries out the steps that the [node](crate::node::machine) decides.
+//!
+//! Knows neither threads nor sockets. Its driver (`lanes`, or the simulation) hands it steps and received bytes, and carries out the
+//! [`Event`]s that come of them.
+
+use gradlane_core::types::ExchangeId;
+
+use crate::node::accumulator::SumResources;
+use crate::node::command::{Route, Work};
+use crate::node::event::Event;
+use crate::node::parameter::Values;
+use crate::node::sum::Sums;
+
+/// What some parts have in memory, one field a service.
+#[derive(Debug)]
+pub struct Store {
+    sums: Sums,
+    values: Values,
+}
+
+impl Store {
+    /// Nothing.
+    pub fn new(resources: SumResources) -> Self {
+        Self { sums: Sums::new(resources.clone()), values: Values::new(resources) }
+    }
+
+    /// Carries out a step. Results go to `say`.
+    pub fn step(&mut self, work: Work, say: &mut impl FnMut(Event)) {
+        match work {
+            Work::Sum { slot, step } => self.sums.step(slot, step, say),
+            Work::Parameter { part, step } => self.values.step(part, step, say),
+        }
+    }
+
+    /// Takes the next bytes that `exchange` brought, along its route. Bytes for something that is gone are ignored.
+    pub fn receive(
+        &mut self,
+        route: Route,
+        exchange: ExchangeId,
+        chunks: &[impl AsRef<[u8]>],
+        say: &mut impl FnMut(Event),
+    ) {
+        match route {
+            Route::Sum { slot, worker } => self.sums.receive(slot, worker, exchange, chunks, say),
+            Route::Parameter { part } => self.values.receive(part, exchange, chunks, say),
+        }
+    }
+
+    /// Drops all, after a defect left it in an unknown state. Exchanges that are being answered get an error.
+    pub fn lose_all(&mut self, say: &mut impl FnMut(Event)) {
+        self.sums.lose_all(say);
+        self.values.lose_all(say);
+    }
+
+    /// The sums.
+    pub fn sums(&self) -> &Sums {
+        &self.sums
+    }
+
+    /// The values of parameters.
+    pub fn values(&self) -> &Values {
+        &self.values
+    }
+}
