@@ -1,4 +1,4 @@
-// Sums tensors over all workers of a job, in C, and checks every element. Build the library, then this file, then start two workers:
+// Sums tensors over all workers of a job, and counts in a parameter that a server keeps, in C, and checks every element. Build the library, then this file, then start two workers:
 //
 //     cargo build --release -p gradlane-session
 //     cc -std=c11 -Iplugins/session/include examples/c/sum.c -o sum -Ltarget/release -lgradlane_session
@@ -103,6 +103,35 @@ int main(void)
     must(gradlane_push_pull(session, &broadcast, &error), "broadcast");
     expect(chosen[0], size - 1, "broadcast");
     expect(chosen[1], -0.5 * (size - 1), "broadcast");
+
+    // A parameter, which each worker changes by itself. Only the barrier waits for the others.
+    double count_of_all = 0, mine = rank + 1;
+    GradlaneParameterUse first = {
+        .struct_size = sizeof first, .name = "counted", .dtype = GRADLANE_DTYPE_FLOAT64,
+        .access = GRADLANE_ACCESS_INIT, .value = &count_of_all, .bytes = sizeof count_of_all,
+    };
+    GradlaneParameterUse add = first, read = first;
+    add.access = GRADLANE_ACCESS_PUSH_ADD;
+    add.value = &mine;
+    read.access = GRADLANE_ACCESS_PULL;
+    GradlaneOperation uses[2], pulled;
+    must(gradlane_access(session, &first, &uses[0], &error), "init");
+    must(gradlane_access(session, &add, &uses[1], &error), "push");
+    size_t ended_first;
+    must(gradlane_wait_any(uses, 2, GRADLANE_FOREVER, &ended_first, &error), "wait_any");
+    expect(ended_first, 0, "uses of one parameter come one after the other, so the first that ended");
+    for (int i = 0; i < 2; i++) {
+        must(gradlane_wait(uses[i], GRADLANE_FOREVER, &error), "wait for a use");
+        must(gradlane_release(uses[i], &error), "release a use");
+    }
+    must(gradlane_barrier(session, "counted", 0, &error), "barrier");
+    uint64_t version;
+    must(gradlane_access(session, &read, &pulled, &error), "pull");
+    must(gradlane_wait(pulled, GRADLANE_FOREVER, &error), "wait for the pull");
+    must(gradlane_operation_version(pulled, &version, &error), "version");
+    must(gradlane_release(pulled, &error), "release the pull");
+    expect(count_of_all, ranks, "parameter");
+    expect((double)version, 1 + size, "version");
 
     must(gradlane_barrier(session, "end", 0, &error), "barrier");
     must(gradlane_shutdown(session, 10000, &error), "shutdown");

@@ -12,7 +12,7 @@ This module works with any buffer and imports no framework; `gradlane.torch` off
 
 from __future__ import annotations
 
-from gradlane import timeline
+from gradlane import parameters, timeline
 from gradlane._collectives import (
     all_gather,
     all_gather_async,
@@ -30,7 +30,7 @@ from gradlane._collectives import (
 from gradlane._compression import Compression
 from gradlane._core import __version__
 from gradlane._groups import grouped_push_pull, grouped_push_pull_async
-from gradlane._handle import Handle
+from gradlane._handle import Handle, wait_any
 from gradlane._objects import allgather, broadcast_object
 from gradlane._operations import barrier, broadcast, declare, push_pull, push_pull_async, undeclare
 from gradlane._reduction import Average, Max, Min, ReduceOp, Sum, WeightedAverage
@@ -72,6 +72,7 @@ from gradlane.errors import (
     ResourceExhaustedError,
     ServerUnreachableError,
     StallError,
+    StillRunningError,
     TimeoutError,
     TokenError,
     UnavailableError,
@@ -113,6 +114,7 @@ __all__ = [
     "Server",
     "ServerUnreachableError",
     "StallError",
+    "StillRunningError",
     "Sum",
     "TimeoutError",
     "TokenError",
@@ -142,6 +144,7 @@ __all__ = [
     "metrics_text",
     "node_rank",
     "num_nodes",
+    "parameters",
     "print_config",
     "push_pull",
     "push_pull_async",
@@ -161,4 +164,5 @@ __all__ = [
     "stop_timeline",
     "timeline",
     "undeclare",
+    "wait_any",
 ]

@@ -26,6 +26,7 @@ __all__ = [
     "operation_error",
     "read_join",
     "unwrap_join",
+    "wait_any",
     "wrap_join",
 ]
 
@@ -104,6 +105,7 @@ class _ErrorRow(TypedDict):
 class _Names(TypedDict):
     dtypes: dict[str, int]
     ops: list[str]
+    accesses: list[str]
     codecs: list[str]
 
 class _MetricRow(TypedDict):
@@ -199,6 +201,26 @@ class Session:
         the sources, followed by those of the destinations if there are any; or none. The other arguments are as for
         `submit`.
         """
+    def access(
+        self,
+        name: str,
+        dtype: str,
+        shape: tuple[int, ...],
+        address: int,
+        into: int | None,
+        access: str,
+        priority: int,
+        timeout: float | None,
+        owner: object,
+        waits: bool = False,
+        device: int | None = None,
+        streams: tuple[int | None, int | None] = ...,
+    ) -> Handle:
+        """Starts a use of a parameter: `access` is one of the names in `names_table()`.
+
+        At `address` is the value or the change, or there is the memory for the value. `into` is the address of the memory
+        for the value of a push_pull that is not in place. The other arguments are as for `submit`.
+        """
     def barrier(self, name: str, timeout: float | None) -> None: ...
     def lend(self) -> int:
         """The integer by which op libraries submit to this session, with the functions at `engine_table()`."""
@@ -238,6 +260,9 @@ class Handle:
 
     @property
     def id(self) -> int: ...
+    @property
+    def version(self) -> int | None:
+        """The version of the parameter that was made or read, once the operation has ended well; None of a reduction."""
     def wait(self, timeout: float | None) -> None:
         """Returns when the result has landed. If `timeout` passes first, the operation goes on."""
     def follow(self, timeout: float | None, streams: list[tuple[int, int]]) -> None:
@@ -276,6 +301,9 @@ def engine_table() -> int:
 def operation_error(operation: int) -> BaseException | None:
     """The exception for an operation of an op library that has failed; None if it is not known any more."""
 
+def wait_any(groups: list[list[Handle]], timeout: float | None) -> int:
+    """Waits until one of the groups has ended, with all of its operations; returns the position of the first that has."""
+
 def copy_seconds(
     settings: dict[str, str],
     device: int,
@@ -288,7 +316,7 @@ def copy_seconds(
     """Seconds to copy memory of a device to pinned host memory, back, or half of it each way at the same time."""
 
 def names_table() -> _Names:
-    """The names of element types, with the bytes of one element, of reductions and of codecs."""
+    """The names of element types, with the bytes of one element, of reductions, of uses of parameters and of codecs."""
 
 def metrics_table() -> list[_MetricRow]:
     """What workers and servers count about themselves."""

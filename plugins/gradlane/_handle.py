@@ -6,12 +6,11 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
+from gradlane import _core
 from gradlane._arguments import check_timeout
-
-if TYPE_CHECKING:
-    from gradlane import _core
+from gradlane.errors import InvalidArgumentError
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -241,6 +240,33 @@ def begin_all(starts: Iterable[Callable[[], Handle[T]]]) -> list[Handle[T]]:
                     handle.native.wait(None)
         raise
     return begun
+
+
+def wait_any(handles: Sequence[Handle[Any]], timeout: float | None = None) -> int:
+    """Wait until one of several operations has ended, well or not: reductions, uses of parameters, or both.
+
+    It does not raise the error of an operation; `wait()` or `synchronize()` of its handle does, and then returns at once.
+
+    Args:
+        handles: at least one; as the functions whose names end in `_async` return them.
+        timeout: seconds from 0 on; None waits until an operation ends, which the job's step timeout bounds.
+    Returns:
+        The position in `handles` of the first one that has ended.
+    Raises:
+        InvalidArgumentError: `handles` is empty, or holds something else.
+        StillRunningError: none ended within `timeout`; the operations go on. It is a TimeoutError.
+        ForkedProcessError: the process that began an operation forked this one.
+    """
+    check_timeout(timeout)
+    listed = list(handles)
+    if not listed:
+        raise InvalidArgumentError("handles is empty; give at least one handle to wait for")
+    for position, handle in enumerate(listed):
+        if not isinstance(handle, Handle):
+            raise InvalidArgumentError(
+                f"handles[{position}] is {type(handle).__name__}; give handles, as push_pull_async and alike return them"
+            )
+    return _core.wait_any([list(natives_of(handle.native)) for handle in listed], timeout)
 
 
 def together(natives: Sequence[_core.Handle | Several]) -> _core.Handle | Several:

@@ -310,16 +310,16 @@ def declare_places(
         session.declare(listed, fuse, timeout, codec)
 
 
-def check_out(source: Buffer, target: Buffer) -> None:
-    """Refuses a buffer for the result with another dtype or shape, or on another device."""
+def check_out(source: Buffer, target: Buffer, argument: str = "buffer") -> None:
+    """Refuses a buffer for the result with another dtype or shape than `argument`, or on another device."""
     if source.device != target.device:
         raise InvalidArgumentError(
-            f"out is on {_site(target)}, buffer on {_site(source)}; give both in the memory of one device, or of the "
+            f"out is on {_site(target)}, {argument} on {_site(source)}; give both in the memory of one device, or of the "
             "host"
         )
     if (target.dtype, target.shape) != (source.dtype, source.shape):
         raise InvalidArgumentError(
-            f"out is {target.dtype} {list(target.shape)}, buffer {source.dtype} {list(source.shape)}; make them equal"
+            f"out is {target.dtype} {list(target.shape)}, {argument} {source.dtype} {list(source.shape)}; make them equal"
         )
 
 

@@ -42,6 +42,7 @@ __all__ = [
     "ResourceExhaustedError",
     "ServerUnreachableError",
     "StallError",
+    "StillRunningError",
     "TimeoutError",
     "TokenError",
     "UnavailableError",
@@ -214,6 +215,18 @@ class UnresponsiveError(TimeoutError):
         super().__init__(message, **fields)
         self.what: str | None = fields.get("what")
         self.hint: str | None = fields.get("hint")
+
+
+class StillRunningError(TimeoutError):
+    """A wait ended before the operation did. The operation goes on, and may be waited for again.
+
+    Attributes:
+        what: what was waited for.
+    """
+
+    def __init__(self, message: str, **fields: Any) -> None:
+        super().__init__(message, **fields)
+        self.what: str | None = fields.get("what")
 
 
 class NotFormedError(TimeoutError):

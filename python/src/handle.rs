@@ -1,9 +1,11 @@
 //! `gradlane._core.Handle`.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
-use gradlane_core::engine;
 use gradlane_core::mem::Ordinal;
+use gradlane_core::{Error, engine};
+use gradlane_session::Operation;
 use pyo3::prelude::*;
 
 use crate::errors;
@@ -17,14 +19,20 @@ pub(crate) struct Handle(Own<Parts>);
 
 /// What a handle is in the process that submitted the operation.
 struct Parts {
-    inner: engine::Handle,
+    operation: Operation,
     owners: Arc<Owners>,
+}
+
+impl Parts {
+    fn inner(&self) -> &engine::Handle {
+        self.operation.handle()
+    }
 }
 
 impl Handle {
     /// The handle of an operation whose memory these owners keep.
-    pub(crate) fn new(inner: engine::Handle, owners: Arc<Owners>) -> Self {
-        Self(Own::new(Parts { inner, owners }))
+    pub(crate) fn new(operation: Operation, owners: Arc<Owners>) -> Self {
+        Self(Own::new(Parts { operation, owners }))
     }
 }
 
@@ -33,14 +41,20 @@ impl Handle {
     /// Unique within the session.
     #[getter]
     fn id(&self, py: Python<'_>) -> PyResult<u64> {
-        Ok(self.0.get(py)?.inner.id())
+        Ok(self.0.get(py)?.inner().id())
+    }
+
+    /// The version of the parameter that the operation has made or read, once it has ended well; `None` of a reduction.
+    #[getter]
+    fn version(&self, py: Python<'_>) -> PyResult<Option<u64>> {
+        Ok(self.0.get(py)?.operation.version().map(|version| version.0))
     }
 
     /// Waits for the end of the operation, at most `timeout` seconds, and raises its error.
     fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
-        let Parts { inner, owners } = self.0.get(py)?;
-        let outcome = wait_interruptibly(py, timeout, |slice| inner.wait(Some(slice)))?;
-        release(py, owners);
+        let parts = self.0.get(py)?;
+        let outcome = wait_interruptibly(py, timeout, |slice| parts.inner().wait(Some(slice)))?;
+        release(py, &parts.owners);
         outcome.map_err(|error| errors::raise(py, &error))
     }
 
@@ -49,43 +63,43 @@ impl Handle {
     fn follow(&self, py: Python<'_>, timeout: Option<f64>, streams: Vec<(u16, u64)>) -> PyResult<()> {
         let stream =
             |device: Ordinal| streams.iter().find(|(number, _)| *number == device.0).map(|(_, stream)| *stream);
-        let Parts { inner, owners } = self.0.get(py)?;
-        let outcome = wait_interruptibly(py, timeout, |slice| inner.follow(Some(slice), stream))?;
-        release(py, owners);
+        let parts = self.0.get(py)?;
+        let outcome = wait_interruptibly(py, timeout, |slice| parts.inner().follow(Some(slice), stream))?;
+        release(py, &parts.owners);
         outcome.map_err(|error| errors::raise(py, &error))
     }
 
     /// Whether `follow` returns at once.
     fn is_issued(&self, py: Python<'_>) -> PyResult<bool> {
-        let inner = &self.0.get(py)?.inner;
+        let inner = self.0.get(py)?.inner();
         // Also if the engine is stuck: then `follow` raises at once.
         Ok(inner.is_issued() || inner.is_given_up())
     }
 
     /// Whether the operation has ended, with success or an error, or is given up because the engine is stuck: then `wait` raises at once.
     fn poll(&self, py: Python<'_>) -> PyResult<bool> {
-        let Parts { inner, owners } = self.0.get(py)?;
-        release(py, owners);
-        Ok(inner.outcome().is_some() || inner.is_given_up())
+        let parts = self.0.get(py)?;
+        release(py, &parts.owners);
+        Ok(parts.operation.has_ended())
     }
 
     /// Cancels the operation; it ends with a `CancelledError` once its memory is free.
     fn cancel(&self, py: Python<'_>) -> PyResult<()> {
-        let Parts { inner, .. } = self.0.get(py)?;
+        let inner = self.0.get(py)?.inner();
         py.detach(|| inner.cancel());
         Ok(())
     }
 
     /// The exception the operation ended with, or `None`.
     fn error<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
-        match self.0.get(py)?.inner.outcome() {
+        match self.0.get(py)?.inner().outcome() {
             Some(Err(error)) => errors::build(py, &error).map(Some),
             Some(Ok(())) | None => Ok(None),
         }
     }
 
     fn __repr__(&self) -> String {
-        let Some(Parts { inner, .. }) = self.0.find() else {
+        let Some(inner) = self.0.find().map(Parts::inner) else {
             return "<gradlane handle of the process that forked this one>".to_owned();
         };
         let state = match inner.outcome() {
@@ -95,4 +109,25 @@ impl Handle {
         };
         format!("<gradlane handle {}: {state}>", inner.id())
     }
+}
+
+/// Waits until one of these groups has ended, at most `timeout` seconds, and returns the position of the first one that has. A group ends
+/// when all of its operations have ended.
+#[pyfunction]
+pub(crate) fn wait_any(py: Python<'_>, groups: Vec<Vec<PyRef<'_, Handle>>>, timeout: Option<f64>) -> PyResult<usize> {
+    let of_group = |group: &Vec<PyRef<'_, Handle>>| {
+        let operations = group.iter().map(|handle| handle.0.get(py).map(|parts| parts.operation.clone()));
+        operations.collect::<PyResult<Vec<_>>>()
+    };
+    let groups = groups.iter().map(of_group).collect::<PyResult<Vec<_>>>()?;
+    let first = OnceLock::new();
+    let wait = |slice: Duration| match gradlane_session::wait_any(&groups, slice) {
+        Some(position) => {
+            let _ = first.set(position);
+            Ok(())
+        }
+        None => Err(Error::StillRunning { what: "each of the operations".to_owned(), waited: slice }),
+    };
+    wait_interruptibly(py, timeout, wait)?.map_err(|error| errors::raise(py, &error))?;
+    Ok(first.into_inner().expect("the wait ended well"))
 }

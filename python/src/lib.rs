@@ -28,6 +28,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<handle::Handle>()?;
     module.add_class::<batch::Batch>()?;
     module.add_class::<embedded::Embedded>()?;
+    module.add_function(wrap_pyfunction!(handle::wait_any, module)?)?;
     module.add_function(wrap_pyfunction!(copies::copy_seconds, module)?)?;
     errors::register(module)?;
     metrics::register(module)?;

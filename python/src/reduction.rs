@@ -1,6 +1,6 @@
 //! Reads the value of Python that says how tensors are reduced, and tells Python the names in it.
 
-use gradlane_abi::{GradlaneDtype, GradlaneOp};
+use gradlane_abi::{GradlaneAccess, GradlaneDtype, GradlaneOp};
 use gradlane_core::types::{Encoding, Priority};
 use gradlane_session::{codec_named, op_named};
 use pyo3::exceptions::PyTypeError;
@@ -16,7 +16,7 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(names_table, module)?)
 }
 
-/// The names of element types with the bytes of one element, of reductions and of codecs.
+/// The names of element types with the bytes of one element, of reductions, of uses of parameters and of codecs.
 #[pyfunction]
 fn names_table(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     let (table, dtypes) = (PyDict::new(py), PyDict::new(py));
@@ -25,6 +25,7 @@ fn names_table(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     }
     table.set_item("dtypes", dtypes)?;
     table.set_item("ops", GradlaneOp::ALL.map(GradlaneOp::name))?;
+    table.set_item("accesses", GradlaneAccess::ALL.map(GradlaneAccess::name))?;
     table.set_item("codecs", Encoding::all().map(|codec| codec.to_string()).collect::<Vec<_>>())?;
     Ok(table)
 }

@@ -5,11 +5,13 @@ use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
 use gradlane_core::Result;
-use gradlane_core::engine::{self, Thread};
+use gradlane_core::engine::{ParameterUse, Thread};
 use gradlane_core::metrics::prometheus;
-use gradlane_core::types::TensorSpec;
+use gradlane_core::types::{Priority, TensorSpec};
 use gradlane_session::c::LentSession;
-use gradlane_session::{Completions, Found, JoinRequest, Lent, Place, config, dtype_named, published, tensor_bytes};
+use gradlane_session::{
+    Completions, Found, JoinRequest, Lent, Operation, Place, access_named, config, dtype_named, published, tensor_bytes,
+};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 
@@ -147,7 +149,7 @@ impl Session {
     ) -> PyResult<Handle> {
         let (parts, Reduction(reduction)) = (self.0.get(py)?, reduction);
         release(py, &parts.owners);
-        let inner = parts.hand_in(py, owner, |ended| {
+        let operation = parts.hand_in(py, owner, |ended| {
             let tensor = parts.inner.declaration(TensorSpec::new(name, dtype_named(dtype)?, shape), &reduction)?;
             let bytes = tensor_bytes(&tensor)?;
             let mut lender = parts.inner.lender(device);
@@ -155,10 +157,10 @@ impl Session {
             // SAFETY: the package's Python code takes the address and the length from one tensor, whose owner `hand_in` holds until the
             // operation has ended. The public documentation requires that nothing else writes to it meanwhile.
             let memory = unsafe { (lender.lend(source, bytes, from)?, lender.lend(destination, bytes, to)?) };
-            parts.inner.submit(reduction.submission(tensor, memory), waits.then_some(SLICE), ended)
+            let begun = parts.inner.submit(reduction.submission(tensor, memory), waits.then_some(SLICE), ended)?;
+            Ok(parts.inner.operation(begun))
         });
-        let inner = inner.map_err(|error| errors::raise(py, &error))?;
-        Ok(Handle::new(inner, Arc::clone(&parts.owners)))
+        Ok(Handle::new(operation.map_err(|error| errors::raise(py, &error))?, Arc::clone(&parts.owners)))
     }
 
     /// Submits the reduction of all tensors of a batch at once. `sources` and, unless it is in place, `destinations` are addresses in the
@@ -183,14 +185,54 @@ impl Session {
         let (parts, Reduction(reduction)) = (self.0.get(py)?, reduction);
         release(py, &parts.owners);
         let batch = &*batch;
-        let inner = parts.hand_in(py, owner, |ended| {
+        let operation = parts.hand_in(py, owner, |ended| {
             let lent = Lent { sources: &sources, destinations: destinations.as_deref(), streams: &streams };
             // SAFETY: as for `submit`; `owner` keeps all of these tensors.
             let members = unsafe { batch.inner.lend(parts.inner.lender(device), lent, reduction.priority) }?;
-            parts.inner.submit_all(reduction.of_batch(&batch.inner, members), waits.then_some(SLICE), ended)
+            let submission = reduction.of_batch(&batch.inner, members);
+            let begun = parts.inner.submit_all(submission, waits.then_some(SLICE), ended)?;
+            Ok(parts.inner.operation(begun))
         });
-        let inner = inner.map_err(|error| errors::raise(py, &error))?;
-        Ok(Handle::new(inner, Arc::clone(&parts.owners)))
+        Ok(Handle::new(operation.map_err(|error| errors::raise(py, &error))?, Arc::clone(&parts.owners)))
+    }
+
+    /// Uses a parameter. `address` is that of the value, of the change, or of the memory for the value, and `into` that of the memory for
+    /// the value of a push_pull that is not in place. The other arguments are as for `submit`.
+    #[pyo3(signature = (name, dtype, shape, address, into, access, priority, timeout, owner, waits = false, device = None, streams = (None, None)))]
+    #[expect(clippy::too_many_arguments, reason = "called once from Python, per use")]
+    #[expect(unsafe_code, reason = "Python gives addresses")]
+    fn access(
+        &self,
+        py: Python<'_>,
+        name: String,
+        dtype: &str,
+        shape: Vec<u64>,
+        address: usize,
+        into: Option<usize>,
+        access: &str,
+        priority: i32,
+        timeout: Option<f64>,
+        owner: Py<PyAny>,
+        waits: bool,
+        device: Option<u16>,
+        streams: (Option<u64>, Option<u64>),
+    ) -> PyResult<Handle> {
+        let parts = self.0.get(py)?;
+        release(py, &parts.owners);
+        let operation = parts.hand_in(py, owner, |ended| {
+            let tensor = TensorSpec::parameter(name, dtype_named(dtype)?, shape);
+            let bytes = tensor_bytes(&tensor)?;
+            let mut lender = parts.inner.lender(device);
+            // SAFETY: as for `submit`.
+            let (memory, into) = unsafe {
+                let memory = lender.lend(address, bytes, streams.0)?;
+                (memory, into.map(|into| lender.lend(into, bytes, streams.1)).transpose()?)
+            };
+            let (access, priority, timeout) = (access_named(access)?, Priority(priority), timeout.map(duration));
+            let asked = ParameterUse { tensor, access, memory, into, priority, timeout };
+            parts.inner.access(asked, waits.then_some(SLICE), ended)
+        });
+        Ok(Handle::new(operation.map_err(|error| errors::raise(py, &error))?, Arc::clone(&parts.owners)))
     }
 
     /// Begins the first reduction of a tensor without elements. The handle resolves once all workers have come.
@@ -207,7 +249,7 @@ impl Session {
         let begun = tensor.and_then(|tensor| py.detach(|| parts.inner.agree_on_empty(tensor, reduction.timeout)));
         let inner = begun.map_err(|error| errors::raise(py, &error))?;
         parts.completions.watch(&inner);
-        Ok(Handle::new(inner, Arc::clone(&parts.owners)))
+        Ok(Handle::new(parts.inner.operation(inner), Arc::clone(&parts.owners)))
     }
 
     /// Waits until all workers have called it.
@@ -322,12 +364,12 @@ impl Parts {
         &self,
         py: Python<'_>,
         owner: Py<PyAny>,
-        submit: impl FnOnce(Box<dyn FnOnce(u64) + Send>) -> Result<engine::Handle> + Send,
-    ) -> Result<engine::Handle> {
+        submit: impl FnOnce(Box<dyn FnOnce(u64) + Send>) -> Result<Operation> + Send,
+    ) -> Result<Operation> {
         let owners = Arc::clone(&self.owners);
-        let handle = py.detach(|| submit(Box::new(move |id| owners.note_end(id))))?;
-        self.completions.watch(&handle);
-        self.owners.hold(handle.id(), owner);
-        Ok(handle)
+        let operation = py.detach(|| submit(Box::new(move |id| owners.note_end(id))))?;
+        self.completions.watch(operation.handle());
+        self.owners.hold(operation.handle().id(), owner);
+        Ok(operation)
     }
 }

@@ -3,11 +3,11 @@
 use std::sync::mpsc::RecvTimeoutError;
 use std::time::Duration;
 
-use gradlane_core::{Error, engine};
+use gradlane_core::Error;
 use pyo3::prelude::*;
 
-/// Repeats a wait in slices, with the interpreter lock released, so that Ctrl-C works. `wait` reports [`Error::Timeout`]
-/// when a slice has passed.
+/// Repeats a wait in slices, with the interpreter lock released, so that Ctrl-C works. `wait` reports
+/// [`Error::StillRunning`] when a slice has passed.
 pub(crate) fn wait_interruptibly(
     py: Python<'_>,
     timeout: Option<f64>,
@@ -21,10 +21,10 @@ pub(crate) fn wait_interruptibly(
         py.check_signals()?;
         let expired = due.is_some_and(|due| due <= clock.now());
         match outcome {
-            Err(Error::Timeout { what, .. }) if what.starts_with(engine::STILL_RUNNING) && !expired => {}
-            Err(Error::Timeout { what, .. }) if what.starts_with(engine::STILL_RUNNING) => {
+            Err(Error::StillRunning { .. }) if !expired => {}
+            Err(Error::StillRunning { what, .. }) => {
                 let waited = duration(timeout.expect("only a wait with a timeout expires"));
-                return Ok(Err(Error::Timeout { what, waited }));
+                return Ok(Err(Error::StillRunning { what, waited }));
             }
             outcome => return Ok(outcome),
         }

@@ -17,6 +17,7 @@ pub use reduction::{Attributes, Reduction};
 pub use status::{GradlaneError, GradlaneStatus};
 pub use table::{ENGINE_MAGIC, ENGINE_VERSION, EngineTable};
 pub use types::{
-    GRADLANE_ABI_VERSION, GRADLANE_FOREVER, GradlaneCallback, GradlaneDtype, GradlaneMemory, GradlaneOp,
-    GradlaneOperation, GradlaneSession, GradlaneSetting, GradlaneSubmission, GradlaneTensor,
+    GRADLANE_ABI_VERSION, GRADLANE_FOREVER, GradlaneAccess, GradlaneCallback, GradlaneDtype, GradlaneMemory,
+    GradlaneOp, GradlaneOperation, GradlaneParameterUse, GradlaneSession, GradlaneSetting, GradlaneSubmission,
+    GradlaneTensor,
 };

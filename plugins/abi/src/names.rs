@@ -1,9 +1,9 @@
-//! The names of element types and reductions: the one table by which Python and the op libraries read and write them. The names of codecs
+//! The names of element types, reductions and uses of parameters: the one table by which Python and the op libraries read and write them. The names of codecs
 //! are the engine's, which reads their parameters as well.
 
 use std::fmt;
 
-use crate::types::{GradlaneDtype, GradlaneOp};
+use crate::types::{GradlaneAccess, GradlaneDtype, GradlaneOp};
 
 /// A name that is in none of the tables.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -110,6 +110,40 @@ impl GradlaneOp {
     }
 }
 
+impl GradlaneAccess {
+    /// Every use of a parameter, in the order of the numbers.
+    pub const ALL: [Self; 6] =
+        [Self::Init, Self::PushAdd, Self::PushAssign, Self::Pull, Self::PushPullAdd, Self::PushPullAssign];
+
+    /// The name in Python's native module, such as `push_add`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Init => "init",
+            Self::PushAdd => "push_add",
+            Self::PushAssign => "push_assign",
+            Self::Pull => "pull",
+            Self::PushPullAdd => "push_pull_add",
+            Self::PushPullAssign => "push_pull_assign",
+        }
+    }
+
+    /// The use with this number.
+    pub fn from_code(code: u32) -> Option<Self> {
+        Self::ALL.into_iter().find(|access| *access as u32 == code)
+    }
+
+    /// The use with this name.
+    ///
+    /// # Errors
+    /// If none has it.
+    pub fn named(name: &str) -> Result<Self, Unknown> {
+        Self::ALL.into_iter().find(|access| access.name() == name).ok_or_else(|| Unknown {
+            what: format!("access {name:?}"),
+            hint: format!("use one of {}", Self::ALL.map(Self::name).join(", ")),
+        })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -124,7 +158,12 @@ mod tests {
             assert_eq!(GradlaneOp::named(op.name()), Ok(op));
             assert_eq!(GradlaneOp::from_code(op as u32), Some(op));
         }
+        for access in GradlaneAccess::ALL {
+            assert_eq!(GradlaneAccess::named(access.name()), Ok(access));
+            assert_eq!(GradlaneAccess::from_code(access as u32), Some(access));
+        }
         assert_eq!((GradlaneDtype::from_code(0), GradlaneOp::from_code(0)), (None, None), "0 stands for nothing");
+        assert_eq!(GradlaneAccess::from_code(0), None, "0 stands for nothing");
     }
 
     #[test]
@@ -134,6 +173,7 @@ mod tests {
             refused(GradlaneOp::named("product").err()),
             "op \"product\"; use one of sum, mean, min, max, weighted_mean, broadcast"
         );
+        assert!(refused(GradlaneAccess::named("add").err()).contains("push_add"));
         assert!(refused(GradlaneDtype::named("complex64").err()).contains("float32, float64"));
         assert!(refused(GradlaneDtype::named("bool").err()).contains("uint8"));
     }

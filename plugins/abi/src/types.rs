@@ -61,6 +61,24 @@ pub enum GradlaneOp {
     Broadcast = 6,
 }
 
+/// What a worker does with a parameter: a tensor that servers keep, and that each worker changes and reads by itself, at any time.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u32)]
+pub enum GradlaneAccess {
+    /// Gives it its first value, unless it has one.
+    Init = 1,
+    /// Adds to it, element by element.
+    PushAdd = 2,
+    /// Takes its place.
+    PushAssign = 3,
+    /// Reads it.
+    Pull = 4,
+    /// Adds to it, and reads the value that this makes.
+    PushPullAdd = 5,
+    /// Takes its place, and reads the value that this makes.
+    PushPullAssign = 6,
+}
+
 /// The memory of a tensor.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u32)]
@@ -163,6 +181,50 @@ pub struct GradlaneSubmission {
     pub receiver: u32,
 }
 
+/// One use of a parameter. A field of zero has its usual meaning, so a structure may be set to zero bytes first.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct GradlaneParameterUse {
+    /// `sizeof(GradlaneParameterUse)`.
+    pub struct_size: usize,
+    /// UTF-8, ended by a zero, at most 256 bytes. The first use of a name on any worker fixes dtype and shape on all workers.
+    pub name: *const c_char,
+    /// Dimensions in elements, none of them 0; NULL for a scalar.
+    pub shape: *const u64,
+    /// The number of dimensions, at most 64.
+    pub dimensions: usize,
+    /// The value or the change: contiguous, in C order. Of a `GRADLANE_ACCESS_PULL`, the memory for the value. It must stay valid, and
+    /// nothing else may write to it, until the operation has ended; where a value lands in it, nothing else may read it either.
+    pub value: *mut c_void,
+    /// Of a push_pull, the memory for the value, as long as the change and on the same device or host. If it is NULL or equal to `value`,
+    /// the value replaces the change; otherwise the two must not overlap. Ignored otherwise.
+    pub into: *mut c_void,
+    /// Bytes of the parameter: the product of the dimensions times the size of an element.
+    pub bytes: usize,
+    /// For memory of a device: the `CUstream` whose work so far must end before `value` is used. 0 is the default stream.
+    pub value_stream: u64,
+    /// The same for `into`.
+    pub into_stream: u64,
+    /// Milliseconds for the whole operation; 0 takes the job's step timeout, which is also the upper bound.
+    pub timeout_ms: u64,
+    /// A `GradlaneDtype`.
+    pub dtype: u32,
+    /// A `GradlaneAccess`.
+    pub access: u32,
+    /// Higher goes first; only the order matters.
+    pub priority: i32,
+    /// A `GradlaneMemory`.
+    pub memory: u32,
+    /// The device's ordinal in this process; ignored for host memory.
+    pub device: u32,
+    /// Always 0.
+    pub reserved: u32,
+    /// Called when the operation has ended; NULL for no call.
+    pub callback: GradlaneCallback,
+    /// The last argument of `callback`.
+    pub user: *mut c_void,
+}
+
 impl GradlaneSubmission {
     /// A submission of nothing: of its fields only the size is not zero.
     pub fn empty() -> Self {
@@ -191,6 +253,32 @@ impl GradlaneSubmission {
             member_count: 0,
             has_receiver: 0,
             receiver: 0,
+        }
+    }
+}
+
+impl GradlaneParameterUse {
+    /// A use of nothing: of its fields only the size is not zero.
+    pub fn empty() -> Self {
+        Self {
+            struct_size: size_of::<Self>(),
+            name: null(),
+            shape: null(),
+            dimensions: 0,
+            value: null_mut(),
+            into: null_mut(),
+            bytes: 0,
+            value_stream: 0,
+            into_stream: 0,
+            timeout_ms: 0,
+            dtype: 0,
+            access: 0,
+            priority: 0,
+            memory: 0,
+            device: 0,
+            reserved: 0,
+            callback: None,
+            user: null_mut(),
         }
     }
 }

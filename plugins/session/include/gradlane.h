@@ -1,4 +1,4 @@
-// gradlane.h: the C interface of Gradlane, which sums tensors over all workers of a job.
+// gradlane.h: the C interface of Gradlane, which sums tensors over all workers of a job, and keeps parameters for them.
 //
 // This file is generated from the Rust sources in plugins/session/src/c by tests/build.rs. Do not edit it.
 //
@@ -17,8 +17,8 @@
 // unless its comment says otherwise.
 //
 // MEMORY. Structures, texts and arrays are read during the call only; the caller may free them when it returns. The
-// library keeps only these pointers of the caller: `source` and `destination` of a submission, which it uses until the
-// operation has ended, and `callback` and `user`, which it uses once. Do not free anything that the library returns: end
+// library keeps only these pointers of the caller: `source` and `destination` of a submission, and `value` and `into` of
+// a use of a parameter, which it uses until the operation has ended, and `callback` and `user`, which it uses once. Do not free anything that the library returns: end
 // sessions with gradlane_shutdown, and operations with gradlane_release.
 //
 // HANDLES. Sessions and operations are numbers. A number that was released, or is of another kind, is an error and never
@@ -145,6 +145,22 @@ typedef enum GradlaneOp {
     GRADLANE_OP_BROADCAST = 6,
 } GradlaneOp;
 
+// What a worker does with a parameter: a tensor that servers keep, and that each worker changes and reads by itself, at any time.
+typedef enum GradlaneAccess {
+    // Gives it its first value, unless it has one.
+    GRADLANE_ACCESS_INIT = 1,
+    // Adds to it, element by element.
+    GRADLANE_ACCESS_PUSH_ADD = 2,
+    // Takes its place.
+    GRADLANE_ACCESS_PUSH_ASSIGN = 3,
+    // Reads it.
+    GRADLANE_ACCESS_PULL = 4,
+    // Adds to it, and reads the value that this makes.
+    GRADLANE_ACCESS_PUSH_PULL_ADD = 5,
+    // Takes its place, and reads the value that this makes.
+    GRADLANE_ACCESS_PUSH_PULL_ASSIGN = 6,
+} GradlaneAccess;
+
 // The memory of a tensor.
 typedef enum GradlaneMemory {
     // Memory of this process.
@@ -238,6 +254,48 @@ typedef struct GradlaneSubmission {
     // The rank that gets the result; ignored unless `has_receiver` is 1.
     uint32_t receiver;
 } GradlaneSubmission;
+
+// One use of a parameter. A field of zero has its usual meaning, so a structure may be set to zero bytes first.
+typedef struct GradlaneParameterUse {
+    // `sizeof(GradlaneParameterUse)`.
+    size_t struct_size;
+    // UTF-8, ended by a zero, at most 256 bytes. The first use of a name on any worker fixes dtype and shape on all workers.
+    const char *name;
+    // Dimensions in elements, none of them 0; NULL for a scalar.
+    const uint64_t *shape;
+    // The number of dimensions, at most 64.
+    size_t dimensions;
+    // The value or the change: contiguous, in C order. Of a `GRADLANE_ACCESS_PULL`, the memory for the value. It must stay valid, and
+    // nothing else may write to it, until the operation has ended; where a value lands in it, nothing else may read it either.
+    void *value;
+    // Of a push_pull, the memory for the value, as long as the change and on the same device or host. If it is NULL or equal to `value`,
+    // the value replaces the change; otherwise the two must not overlap. Ignored otherwise.
+    void *into;
+    // Bytes of the parameter: the product of the dimensions times the size of an element.
+    size_t bytes;
+    // For memory of a device: the `CUstream` whose work so far must end before `value` is used. 0 is the default stream.
+    uint64_t value_stream;
+    // The same for `into`.
+    uint64_t into_stream;
+    // Milliseconds for the whole operation; 0 takes the job's step timeout, which is also the upper bound.
+    uint64_t timeout_ms;
+    // A `GradlaneDtype`.
+    uint32_t dtype;
+    // A `GradlaneAccess`.
+    uint32_t access;
+    // Higher goes first; only the order matters.
+    int32_t priority;
+    // A `GradlaneMemory`.
+    uint32_t memory;
+    // The device's ordinal in this process; ignored for host memory.
+    uint32_t device;
+    // Always 0.
+    uint32_t reserved;
+    // Called when the operation has ended; NULL for no call.
+    GradlaneCallback callback;
+    // The last argument of `callback`.
+    void *user;
+} GradlaneParameterUse;
 
 // The version of this library's interface; compare it with `GRADLANE_ABI_VERSION`.
 uint32_t gradlane_abi_version(void);
@@ -334,6 +392,30 @@ GradlaneStatus gradlane_cancel(GradlaneOperation operation, GradlaneError *error
 // Releases the number of the operation, which is not valid afterwards. An operation that has not ended goes on, and its memory stays in
 // use. Then only its callback or the end of the session tells when the memory is free.
 GradlaneStatus gradlane_release(GradlaneOperation operation, GradlaneError *error);
+
+// Uses a parameter, and returns at once. A parameter is a tensor that servers keep. Each worker changes it and reads it by itself, and
+// waits for no other worker. A change is made once, also if a connection breaks. Uses of one parameter by this worker come one after the
+// other, in the order of these calls.
+//
+// `operation` receives the operation, as that of `gradlane_submit`. The memory belongs to the library until the operation has ended. It
+// ends with `GRADLANE_STATUS_FAILED_PRECONDITION` if the parameter has no value yet, or the job has no server. A job of one worker without
+// servers keeps its parameters itself, in host memory.
+//
+// If the arguments are wrong, this call fails and no callback runs. All later errors are errors of the operation.
+GradlaneStatus gradlane_access(GradlaneSession session, const GradlaneParameterUse *parameter_use, GradlaneOperation *operation, GradlaneError *error);
+
+// Writes the version of the parameter that the operation has made or read to `version`. It is 1 after the first value, and one more after
+// each change; of a parameter in several parts it is the lowest of their versions.
+//
+// Fails with `GRADLANE_STATUS_FAILED_PRECONDITION` if the operation has not ended well, or is a reduction.
+GradlaneStatus gradlane_operation_version(GradlaneOperation operation, uint64_t *version, GradlaneError *error);
+
+// Waits until one of `count` operations has ended, well or not, at most `timeout_ms`. `GRADLANE_FOREVER` waits until then, which the job's
+// step timeout bounds. Reductions and uses of parameters may be mixed.
+//
+// `index` receives the position of the first one in the array that has ended; `gradlane_wait` tells how. Returns
+// `GRADLANE_STATUS_PENDING` if none has.
+GradlaneStatus gradlane_wait_any(const GradlaneOperation *operations, size_t count, uint64_t timeout_ms, size_t *index, GradlaneError *error);
 
 #ifdef __cplusplus
 }

@@ -5,12 +5,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use gradlane_core::config::Config;
 use gradlane_core::device::Device;
-use gradlane_core::engine::{self, Followed, Submission, Timeline};
+use gradlane_core::engine::{self, Followed, ParameterUse, Submission, Timeline};
 use gradlane_core::mem::Doubt;
 use gradlane_core::runtime::exporter::{Exporter, Exposure};
-use gradlane_core::types::WorkerId;
+use gradlane_core::types::{Version, WorkerId};
 use gradlane_core::{Error, Result};
 
+use crate::parameters::Parameters;
 use crate::probe::Probe;
 
 /// The only worker of its job.
@@ -21,6 +22,7 @@ pub(crate) struct Alone {
     devices: Arc<dyn Device>,
     doubt: Doubt,
     followed: Arc<Followed>,
+    parameters: Parameters,
     /// While the exporter of this process shows it.
     exposure: Mutex<Option<Exposure>>,
 }
@@ -35,7 +37,8 @@ impl Alone {
         let (handles, closed) = (AtomicU64::new(1), AtomicBool::new(false));
         let exposure = Exporter::by_settings(config)?.map(|exporter| exporter.show(Arc::new(Probe)));
         let (doubt, followed, exposure) = (Doubt::default(), Arc::default(), Mutex::new(exposure));
-        Ok(Self { handles, closed, timeline, devices, doubt, followed, exposure })
+        let parameters = Parameters::new();
+        Ok(Self { handles, closed, timeline, devices, doubt, followed, parameters, exposure })
     }
 
     /// Reduces all tensors or none; `then` runs when they are done.
@@ -44,14 +47,38 @@ impl Alone {
         submissions: Vec<Submission>,
         then: impl FnOnce(u64) + Send + 'static,
     ) -> Result<engine::Handle> {
+        let id = self.begin()?;
+        engine::reduce_alone(id, submissions, Some(&self.devices), &self.followed, then)
+    }
+
+    /// Uses a parameter, which has ended when this returns. Also returns the version. `then` is that of [`reduce`](Self::reduce).
+    pub(crate) fn access(
+        &self,
+        asked: ParameterUse,
+        then: impl FnOnce(u64) + Send + 'static,
+    ) -> Result<(engine::Handle, Option<Version>)> {
+        let asked = Parameters::check(asked)?;
+        let id = self.begin()?;
+        let used = self.parameters.access(asked);
+        then(id);
+        let version = used.as_ref().ok().copied();
+        Ok((engine::Handle::resolved(id, used.map(|_| ())), version))
+    }
+
+    /// The number of an operation that begins.
+    fn begin(&self) -> Result<u64> {
         if self.closed.load(Ordering::Relaxed) {
             return Err(Error::FailedPrecondition {
                 what: "the session was shut down".to_owned(),
                 hint: "call init() again".to_owned(),
             });
         }
-        let id = self.handles.fetch_add(1, Ordering::Relaxed);
-        engine::reduce_alone(id, submissions, Some(&self.devices), &self.followed, then)
+        Ok(self.handles.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// The parameters of the job.
+    pub(crate) fn parameters(&self) -> &Parameters {
+        &self.parameters
     }
 
     /// The handle of an operation that has nothing to reduce.

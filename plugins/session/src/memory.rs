@@ -64,6 +64,20 @@ impl<'session> Lender<'session> {
     }
 }
 
+/// The bytes of a region, which the caller uses up before it begins another slice of the same memory.
+#[expect(unsafe_code, reason = "a framework gives an address and a promise")]
+pub(crate) fn bytes_of(region: &Region) -> &[u8] {
+    // SAFETY: `Lender::lend` asks that nothing outside of the operation writes them. Inside, the result is written after they were read.
+    unsafe { region.as_slice() }
+}
+
+/// The same, for a result.
+#[expect(unsafe_code, reason = "a framework gives an address and a promise")]
+pub(crate) fn bytes_of_mut(region: &mut Region) -> &mut [u8] {
+    // SAFETY: `Lender::lend` asks that nothing outside of the operation reads or writes them. Inside, all else was read before.
+    unsafe { region.as_mut_slice() }
+}
+
 /// The bytes of a lease, for one copy of a device.
 #[expect(unsafe_code, reason = "a copy of a device takes a region")]
 pub(crate) fn leased(lease: &mut gradlane_core::mem::Lease, bytes: usize) -> Region {

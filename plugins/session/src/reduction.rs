@@ -1,10 +1,10 @@
-//! How tensors are reduced, in the engine's types. This is the one place where names and numbers of the interfaces become these types.
+//! How tensors are reduced and parameters are used, in the engine's types. This is the one place where names and numbers of the interfaces become these types.
 
 use std::time::Duration;
 
-use gradlane_abi::{GradlaneDtype, GradlaneOp, Unknown};
+use gradlane_abi::{GradlaneAccess, GradlaneDtype, GradlaneOp, Unknown};
 use gradlane_core::engine::{BatchSubmission, Member, Memory, Submission};
-use gradlane_core::types::{CodecSpec, DType, Op, Priority, TensorSpec, WorkerId};
+use gradlane_core::types::{Access, CodecSpec, DType, Op, Priority, TensorSpec, Update, WorkerId};
 use gradlane_core::{Error, Result};
 
 use crate::batch::Batch;
@@ -57,6 +57,18 @@ pub(crate) const fn op_of(op: GradlaneOp, root: u32) -> Op {
     }
 }
 
+/// The use `access` of a parameter.
+pub(crate) const fn access_of(access: GradlaneAccess) -> Access {
+    match access {
+        GradlaneAccess::Init => Access::Init,
+        GradlaneAccess::PushAdd => Access::Push(Update::Add),
+        GradlaneAccess::PushAssign => Access::Push(Update::Assign),
+        GradlaneAccess::Pull => Access::Pull,
+        GradlaneAccess::PushPullAdd => Access::PushPull(Update::Add),
+        GradlaneAccess::PushPullAssign => Access::PushPull(Update::Assign),
+    }
+}
+
 /// The element type `dtype`.
 pub(crate) const fn dtype_of(dtype: GradlaneDtype) -> DType {
     match dtype {
@@ -77,6 +89,14 @@ pub(crate) const fn dtype_of(dtype: GradlaneDtype) -> DType {
 /// [`Error::InvalidArgument`] if there is none.
 pub fn op_named(name: &str, root: u32) -> Result<Op> {
     GradlaneOp::named(name).map(|op| op_of(op, root)).map_err(invalid)
+}
+
+/// The use of a parameter with this name.
+///
+/// # Errors
+/// [`Error::InvalidArgument`] if there is none.
+pub fn access_named(name: &str) -> Result<Access> {
+    GradlaneAccess::named(name).map(access_of).map_err(invalid)
 }
 
 /// The element type with this name.
@@ -131,6 +151,14 @@ mod tests {
         assert_eq!(GradlaneOp::ALL.map(|op| op_of(op, root.0)), all);
         for op in GradlaneOp::ALL {
             assert_eq!(op_named(op.name(), root.0), Ok(op_of(op, root.0)));
+        }
+    }
+
+    #[test]
+    fn the_interfaces_and_the_engine_have_the_same_uses_of_parameters() {
+        assert_eq!(GradlaneAccess::ALL.map(access_of), Access::ALL);
+        for access in GradlaneAccess::ALL {
+            assert_eq!(access_named(access.name()), Ok(access_of(access)));
         }
     }
 

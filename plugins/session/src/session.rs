@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use gradlane_core::config::Config;
 use gradlane_core::device::Device;
-use gradlane_core::engine::{self, BatchSubmission, Engine, EngineOptions, Handle, Member, Submission, Timeline};
+use gradlane_core::engine::{
+    self, BatchSubmission, Engine, EngineOptions, Handle, Member, ParameterUse, Submission, Timeline,
+};
 use gradlane_core::mem::{Copies, Doubt};
 use gradlane_core::metrics::Instance;
 use gradlane_core::runtime::exporter::Exporter;
@@ -20,6 +22,7 @@ use crate::alone::Alone;
 use crate::devices::devices;
 use crate::embedded::Embedded;
 use crate::memory::Lender;
+use crate::operation::{Ends, Operation};
 use crate::own_process::OwnProcess;
 use crate::reduction::Reduction;
 
@@ -27,6 +30,7 @@ use crate::reduction::Reduction;
 /// child that drops its copy does nothing.
 pub struct Session {
     place: OwnProcess<Place>,
+    ends: Arc<Ends>,
 }
 
 enum Place {
@@ -89,7 +93,7 @@ impl Session {
             device: Some(devices),
         };
         let engine = Engine::start_shown(options, exporter.as_ref())?;
-        Ok(Self { place: OwnProcess::new(Place::Joined(Box::new(engine))) })
+        Ok(Self { place: OwnProcess::new(Place::Joined(Box::new(engine))), ends: Arc::default() })
     }
 
     /// A job of one worker, without any server. Reductions are copies.
@@ -98,7 +102,7 @@ impl Session {
     /// If the timeline that the settings ask for cannot be written. As [`Exporter::by_settings`].
     pub fn alone(config: &Config) -> Result<Self> {
         let alone = Alone::new(config, devices(config))?;
-        Ok(Self { place: OwnProcess::new(Place::Alone(Box::new(alone))) })
+        Ok(Self { place: OwnProcess::new(Place::Alone(Box::new(alone))), ends: Arc::default() })
     }
 
     /// This worker's rank.
@@ -175,7 +179,10 @@ impl Session {
     pub fn undeclare(&self, names: &[String], timeout: Option<Duration>) -> Result<()> {
         match &*self.place {
             Place::Joined(engine) => engine.undeclare(names, timeout),
-            Place::Alone(_) => Ok(()),
+            Place::Alone(alone) => {
+                alone.parameters().forget(names);
+                Ok(())
+            }
         }
     }
 
@@ -199,6 +206,7 @@ impl Session {
         waits: Option<Duration>,
         ended: impl FnOnce(u64) + Send + 'static,
     ) -> Result<Handle> {
+        let ended = self.ends.noting(ended);
         match (&*self.place, waits) {
             (Place::Joined(engine), Some(patience)) => engine.begin_to_reduce(submission, patience, ended),
             (Place::Joined(engine), None) => engine.push_pull(submission, ended),
@@ -216,6 +224,7 @@ impl Session {
         waits: Option<Duration>,
         ended: impl FnOnce(u64) + Send + 'static,
     ) -> Result<Handle> {
+        let ended = self.ends.noting(ended);
         match (&*self.place, waits) {
             (Place::Joined(engine), Some(patience)) => engine.begin_to_reduce_all(submission, patience, ended),
             (Place::Joined(engine), None) => engine.push_pull_all(submission, ended),
@@ -229,6 +238,31 @@ impl Session {
                 alone.reduce(each.collect(), ended)
             }
         }
+    }
+
+    /// Uses a parameter; see [`Engine::access`]. `waits` and `ended` are those of [`submit`](Self::submit). In a job of one worker without
+    /// servers, this process keeps the parameters.
+    ///
+    /// # Errors
+    /// As [`Engine::access`]; [`Error::FailedPrecondition`] for memory of a device in a job without servers.
+    pub fn access(
+        &self,
+        asked: ParameterUse,
+        waits: Option<Duration>,
+        ended: impl FnOnce(u64) + Send + 'static,
+    ) -> Result<Operation> {
+        let ended = self.ends.noting(ended);
+        let (handle, known) = match (&*self.place, waits) {
+            (Place::Joined(engine), Some(patience)) => (engine.begin_to_access(asked, patience, ended)?, None),
+            (Place::Joined(engine), None) => (engine.access(asked, ended)?, None),
+            (Place::Alone(alone), _) => alone.access(asked, ended)?,
+        };
+        Ok(Operation::new(handle, known, &self.ends))
+    }
+
+    /// An operation of this session, by its handle, for threads that wait for the [first](crate::wait_any) of several.
+    pub fn operation(&self, handle: Handle) -> Operation {
+        Operation::new(handle, None, &self.ends)
     }
 
     /// Begins the first reduction of a tensor without elements; see [`Engine::agree_on_empty`].

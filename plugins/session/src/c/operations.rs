@@ -7,7 +7,7 @@ use std::ptr::null;
 use std::sync::Arc;
 use std::time::Duration;
 
-use gradlane_core::engine::{Handle, Member as BatchMember, Memory, STILL_RUNNING, Submission};
+use gradlane_core::engine::{Member as BatchMember, Memory, Submission};
 use gradlane_core::types::TensorSpec;
 use gradlane_core::{Error, Result};
 
@@ -18,6 +18,7 @@ use super::sessions::{Member, member};
 use super::table::Table;
 use crate::batch::Batch;
 use crate::memory::Lender;
+use crate::operation::Operation;
 use crate::reduction::Reduction;
 use gradlane_abi::{
     GRADLANE_FOREVER, GradlaneCallback, GradlaneOperation, GradlaneSession, GradlaneSubmission, GradlaneTensor,
@@ -25,7 +26,7 @@ use gradlane_abi::{
 use gradlane_abi::{GradlaneError, GradlaneStatus};
 
 /// The operations of this process; see `SESSIONS`.
-static OPERATIONS: Table<Handle> = Table::new(0x4F, "operation");
+static OPERATIONS: Table<Operation> = Table::new(0x4F, "operation");
 
 /// Submits a reduction and returns at once.
 ///
@@ -109,11 +110,11 @@ pub unsafe extern "C" fn gradlane_wait(
     error: *mut GradlaneError,
 ) -> GradlaneStatus {
     let call = || {
-        let handle = find(operation)?;
+        let operation = find(operation)?;
         let timeout = (timeout_ms != GRADLANE_FOREVER).then(|| Duration::from_millis(timeout_ms));
-        match handle.wait(timeout) {
+        match operation.handle().wait(timeout) {
             Ok(()) => Ok(GradlaneStatus::Ok),
-            Err(Error::Timeout { what, .. }) if what.starts_with(STILL_RUNNING) => Ok(GradlaneStatus::Pending),
+            Err(Error::StillRunning { .. }) => Ok(GradlaneStatus::Pending),
             Err(error) => Err(error),
         }
     };
@@ -125,7 +126,8 @@ pub unsafe extern "C" fn gradlane_wait(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gradlane_poll(operation: GradlaneOperation, error: *mut GradlaneError) -> GradlaneStatus {
     let call = || {
-        let handle = find(operation)?;
+        let operation = find(operation)?;
+        let handle = operation.handle();
         match handle.outcome() {
             // At once, because the engine is given up.
             None if handle.is_given_up() => handle.wait(None).map(|()| GradlaneStatus::Ok),
@@ -142,7 +144,7 @@ pub unsafe extern "C" fn gradlane_poll(operation: GradlaneOperation, error: *mut
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gradlane_cancel(operation: GradlaneOperation, error: *mut GradlaneError) -> GradlaneStatus {
     let call = || {
-        find(operation)?.cancel();
+        find(operation)?.handle().cancel();
         Ok(GradlaneStatus::Ok)
     };
     // SAFETY: promised by the caller of this function.
@@ -172,7 +174,8 @@ pub(super) unsafe fn submit(
     submit_with(&member, (given.callback, given.user), |member, ended| {
         // SAFETY: promised by the caller of this function.
         let Some(submission) = unsafe { build(member, &given) }? else { return Ok(None) };
-        member.job.session().submit(submission, None, ended).map(Some)
+        let session = member.job.session();
+        session.submit(submission, None, ended).map(|handle| Some(session.operation(handle)))
     })
 }
 
@@ -197,56 +200,54 @@ pub(super) unsafe fn submit_all(
     submit_with(&member, (first.callback, first.user), |member, ended| {
         // SAFETY: promised by the caller of this function.
         let Some((batch, members, reduction)) = unsafe { build_all(member, &given) }? else { return Ok(None) };
-        member.job.session().submit_all(reduction.of_batch(&batch, members), None, ended).map(Some)
+        let session = member.job.session();
+        let begun = session.submit_all(reduction.of_batch(&batch, members), None, ended);
+        begun.map(|handle| Some(session.operation(handle)))
     })
 }
 
 /// Gives an operation that has failed before it began its number.
 pub(super) fn failed(error: Error) -> Result<GradlaneOperation> {
-    insert(Handle::resolved(0, Err(error)))
+    OPERATIONS.insert(Operation::ended(Err(error)))
 }
 
 /// The error of an operation; `None` if it has not failed, has not ended, or was released.
 pub(super) fn failure(operation: GradlaneOperation) -> Option<Error> {
-    find(operation).ok()?.outcome()?.err()
+    find(operation).ok()?.handle().outcome()?.err()
 }
 
-fn insert(handle: Handle) -> Result<GradlaneOperation> {
-    OPERATIONS.insert(handle)
-}
-
-/// The handle of an operation. Fails in a forked process, because nothing there would resolve it.
-fn find(operation: GradlaneOperation) -> Result<Handle> {
+/// The operation of a number. Fails in a forked process, because nothing there would end it.
+pub(super) fn find(operation: GradlaneOperation) -> Result<Operation> {
     OPERATIONS.find(operation)
 }
 
-/// The handle of an operation on tensors without elements.
-fn nothing_to_do() -> Handle {
-    Handle::resolved(0, Ok(()))
+/// The operation on tensors without elements.
+fn nothing_to_do() -> Operation {
+    Operation::ended(Ok(()))
 }
 
 /// The function that the engine calls at the end of an operation.
-type Ended = Box<dyn FnOnce(u64) + Send>;
+pub(super) type Ended = Box<dyn FnOnce(u64) + Send>;
 
-/// Calls `submit`, and registers `callback` for the end of the operation. `submit` returns no handle if there is nothing to reduce.
-fn submit_with(
+/// Calls `submit`, and registers `callback` for the end of the operation. `submit` returns none if there is nothing to reduce.
+pub(super) fn submit_with(
     member: &Member,
     callback: (GradlaneCallback, *mut c_void),
-    submit: impl FnOnce(&Member, Ended) -> Result<Option<Handle>>,
+    submit: impl FnOnce(&Member, Ended) -> Result<Option<Operation>>,
 ) -> Result<GradlaneOperation> {
     let callbacks = &member.callbacks;
     let (Some(function), user) = callback else {
-        let handle = submit(member, Box::new(|_| {}))?;
-        return insert(handle.unwrap_or_else(nothing_to_do));
+        let begun = submit(member, Box::new(|_| {}))?;
+        return OPERATIONS.insert(begun.unwrap_or_else(nothing_to_do));
     };
     callbacks.start()?;
-    let handle = submit(member, Box::new(callbacks.ended()))?;
-    let is_engines = handle.is_some();
-    let handle = handle.unwrap_or_else(nothing_to_do);
-    let id = handle.id();
-    let watched = handle.clone();
+    let begun = submit(member, Box::new(callbacks.ended()))?;
+    let is_engines = begun.is_some();
+    let begun = begun.unwrap_or_else(nothing_to_do);
+    let watched = begun.handle().clone();
+    let id = watched.id();
     let given_up = Arc::new(move || watched.is_given_up());
-    let operation = insert(handle)?;
+    let operation = OPERATIONS.insert(begun)?;
     let user = User(user);
     let callback: Callback = Box::new(move || {
         let User(user) = { user };

@@ -9,7 +9,10 @@ use gradlane_core::types::{CodecSpec, Priority, TensorSpec};
 use gradlane_core::wire::limits::{DIMENSIONS_MAX, NAME_BYTES_MAX};
 use gradlane_core::{Error, Result};
 
-use gradlane_abi::{GRADLANE_FOREVER, GradlaneDtype, GradlaneMemory, GradlaneOp, GradlaneSubmission, GradlaneTensor};
+use gradlane_abi::{
+    GRADLANE_FOREVER, GradlaneDtype, GradlaneMemory, GradlaneOp, GradlaneParameterUse, GradlaneSubmission,
+    GradlaneTensor,
+};
 
 use crate::reduction::{Reduction, codec_named, dtype_of, op_of};
 
@@ -34,6 +37,12 @@ unsafe impl Growing for GradlaneTensor {
 unsafe impl Growing for GradlaneSubmission {
     const NAME: &'static str = "GradlaneSubmission";
     const LEAST: usize = offset_of!(Self, members);
+}
+
+// SAFETY: it consists of numbers and pointers, and of a function that may be null.
+unsafe impl Growing for GradlaneParameterUse {
+    const NAME: &'static str = "GradlaneParameterUse";
+    const LEAST: usize = size_of::<Self>();
 }
 
 /// The structures of an array. A caller that was compiled for another version may have shorter ones, whose missing fields are zero, or
@@ -126,7 +135,7 @@ pub(super) unsafe fn texts(first: *const *const c_char, count: usize, noun: &str
 ///
 /// # Safety
 /// `first` is null, or leads to `count` numbers.
-pub(super) unsafe fn numbers(first: *const u32, count: usize, noun: &str) -> Result<Vec<u32>> {
+pub(super) unsafe fn numbers<T: Copy + Into<u64>>(first: *const T, count: usize, noun: &str) -> Result<Vec<T>> {
     if count == 0 {
         return Ok(Vec::new());
     }

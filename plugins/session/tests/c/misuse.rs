@@ -1,13 +1,13 @@
 //! What C callers do wrong ends in a typed error with advice, and nothing else happens. In a job of one, through the C interface.
-#![expect(unsafe_code, reason = "the functions under test take pointers")]
 
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::mem::offset_of;
 use std::ptr::{null, null_mut};
-use std::sync::mpsc::{Receiver, Sender, channel};
-use std::time::Duration;
+use std::sync::mpsc::{Sender, channel};
 
 use gradlane_session::c::*;
+
+use crate::caller::{PATIENCE, Session, Told, ended, submission, with_callback};
 
 #[test]
 fn every_pointer_may_be_null_and_is_then_refused() {
@@ -259,94 +259,4 @@ fn metrics_are_cut_where_the_memory_ends_and_say_how_long_they_are() {
         assert_eq!(gradlane_metrics(job.0, buffer.as_mut_ptr(), 5, &mut whole, null_mut()), GradlaneStatus::Ok);
         assert_eq!(CStr::from_ptr(buffer.as_ptr()).to_bytes().len(), 4);
     }
-}
-
-const PATIENCE: Duration = Duration::from_secs(20);
-
-/// A job of one, ended with the test. What its callbacks use is declared before it, because the end of the session ends its callbacks.
-struct Session(GradlaneSession);
-
-impl Session {
-    fn start() -> Self {
-        let (mut session, mut told) = (0, Told::new());
-        // SAFETY: the variable and the description live in this function.
-        let status = unsafe { gradlane_init(null(), 0, &mut session, told.error()) };
-        assert_eq!(status, GradlaneStatus::Ok, "{}", told.text());
-        Self(session)
-    }
-
-    fn submit(&self, submission: &GradlaneSubmission) -> GradlaneOperation {
-        let (mut operation, mut told) = (0, Told::new());
-        // SAFETY: in a job of one the operation has ended when this returns, and the tests keep the memory as long.
-        let status = unsafe { gradlane_submit(self.0, submission, &mut operation, told.error()) };
-        assert_eq!(status, GradlaneStatus::Ok, "{}", told.text());
-        operation
-    }
-}
-
-impl Drop for Session {
-    fn drop(&mut self) {
-        // SAFETY: no pointers.
-        assert_eq!(unsafe { gradlane_shutdown(self.0, 0, null_mut()) }, GradlaneStatus::Ok);
-    }
-}
-
-/// Memory for the description of an error.
-struct Told {
-    error: GradlaneError,
-    text: Box<[c_char; 512]>,
-}
-
-impl Told {
-    fn new() -> Self {
-        let mut text = Box::new([0; 512]);
-        let error = GradlaneError {
-            struct_size: size_of::<GradlaneError>(),
-            text: text.as_mut_ptr(),
-            text_capacity: text.len(),
-            text_bytes: 0,
-            status: 0,
-            retryable: 0,
-        };
-        Self { error, text }
-    }
-
-    fn error(&mut self) -> *mut GradlaneError {
-        &raw mut self.error
-    }
-
-    fn text(&self) -> String {
-        // SAFETY: it began as zeros, and the library ends what it writes with one.
-        unsafe { CStr::from_ptr(self.text.as_ptr()) }.to_str().unwrap().to_owned()
-    }
-}
-
-fn submission(name: &CStr, shape: &[u64], values: &mut [f32]) -> GradlaneSubmission {
-    GradlaneSubmission {
-        name: name.as_ptr(),
-        shape: shape.as_ptr(),
-        dimensions: shape.len(),
-        source: values.as_mut_ptr().cast(),
-        bytes: size_of_val(values),
-        dtype: GradlaneDtype::Float32 as u32,
-        op: GradlaneOp::Sum as u32,
-        ..GradlaneSubmission::empty()
-    }
-}
-
-/// The submission, whose operation's end `sender` tells.
-///
-/// # Safety
-/// The sender lives until then.
-unsafe fn with_callback(submission: GradlaneSubmission, sender: &Sender<GradlaneOperation>) -> GradlaneSubmission {
-    unsafe extern "C" fn tell(user: *mut c_void, operation: GradlaneOperation) {
-        // SAFETY: promised by the caller of `with_callback`.
-        let sender = unsafe { &*user.cast::<Sender<GradlaneOperation>>() };
-        sender.send(operation).unwrap();
-    }
-    GradlaneSubmission { callback: Some(tell), user: (&raw const *sender).cast_mut().cast(), ..submission }
-}
-
-fn ended(receiver: &Receiver<GradlaneOperation>) -> GradlaneOperation {
-    receiver.recv_timeout(PATIENCE).expect("the callback runs")
 }

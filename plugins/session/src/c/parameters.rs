@@ -1,0 +1,145 @@
+//! Uses of parameters, and the wait for the first of several operations.
+#![expect(unsafe_code, reason = "functions that C calls")]
+#![expect(clippy::missing_safety_doc, reason = "one contract for all functions, in the documentation of the folder")]
+
+use std::ptr::null;
+use std::time::Duration;
+
+use gradlane_core::engine::ParameterUse;
+use gradlane_core::types::{Priority, TensorSpec};
+use gradlane_core::{Error, Result};
+
+use super::answer::answer;
+use super::operations::{find, submit_with};
+use super::read::{device, limit, numbers, present, structures, tensor, write};
+use super::sessions::{Member, member};
+use crate::operation::wait_any;
+use crate::reduction::access_of;
+use gradlane_abi::{
+    GRADLANE_FOREVER, GradlaneAccess, GradlaneError, GradlaneOperation, GradlaneParameterUse, GradlaneSession,
+    GradlaneStatus, GradlaneTensor,
+};
+
+/// Uses a parameter, and returns at once. A parameter is a tensor that servers keep. Each worker changes it and reads it by itself, and
+/// waits for no other worker. A change is made once, also if a connection breaks. Uses of one parameter by this worker come one after the
+/// other, in the order of these calls.
+///
+/// `operation` receives the operation, as that of `gradlane_submit`. The memory belongs to the library until the operation has ended. It
+/// ends with `GRADLANE_STATUS_FAILED_PRECONDITION` if the parameter has no value yet, or the job has no server. A job of one worker without
+/// servers keeps its parameters itself, in host memory.
+///
+/// If the arguments are wrong, this call fails and no callback runs. All later errors are errors of the operation.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gradlane_access(
+    session: GradlaneSession,
+    parameter_use: *const GradlaneParameterUse,
+    operation: *mut GradlaneOperation,
+    error: *mut GradlaneError,
+) -> GradlaneStatus {
+    let call = || {
+        present(operation, "operation")?;
+        let member = member(session)?;
+        // SAFETY: promised by the caller of this function.
+        let given = unsafe { structures(parameter_use, 1) }?[0];
+        let begun = submit_with(&member, (given.callback, given.user), |member, ended| {
+            // SAFETY: promised by the caller of this function.
+            let asked = unsafe { asked(member, &given) }?;
+            member.job.session().access(asked, None, ended).map(Some)
+        })?;
+        // SAFETY: promised by the caller of this function.
+        unsafe { write(operation, "operation", begun) }?;
+        Ok(GradlaneStatus::Ok)
+    };
+    // SAFETY: promised by the caller of this function.
+    unsafe { answer(error, call) }
+}
+
+/// Writes the version of the parameter that the operation has made or read to `version`. It is 1 after the first value, and one more after
+/// each change; of a parameter in several parts it is the lowest of their versions.
+///
+/// Fails with `GRADLANE_STATUS_FAILED_PRECONDITION` if the operation has not ended well, or is a reduction.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gradlane_operation_version(
+    operation: GradlaneOperation,
+    version: *mut u64,
+    error: *mut GradlaneError,
+) -> GradlaneStatus {
+    let call = || {
+        let found = find(operation)?.version().ok_or_else(|| Error::FailedPrecondition {
+            what: format!("operation {operation:#x} tells no version"),
+            hint: "ask for that of a use of a parameter, after it has ended well".to_owned(),
+        })?;
+        // SAFETY: promised by the caller of this function.
+        unsafe { write(version, "version", found.0) }?;
+        Ok(GradlaneStatus::Ok)
+    };
+    // SAFETY: promised by the caller of this function.
+    unsafe { answer(error, call) }
+}
+
+/// Waits until one of `count` operations has ended, well or not, at most `timeout_ms`. `GRADLANE_FOREVER` waits until then, which the job's
+/// step timeout bounds. Reductions and uses of parameters may be mixed.
+///
+/// `index` receives the position of the first one in the array that has ended; `gradlane_wait` tells how. Returns
+/// `GRADLANE_STATUS_PENDING` if none has.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gradlane_wait_any(
+    operations: *const GradlaneOperation,
+    count: usize,
+    timeout_ms: u64,
+    index: *mut usize,
+    error: *mut GradlaneError,
+) -> GradlaneStatus {
+    let call = || {
+        present(index, "index")?;
+        // SAFETY: promised by the caller of this function.
+        let given = unsafe { numbers(operations, count, "operations") }?;
+        if given.is_empty() {
+            return Err(Error::InvalidArgument {
+                what: "a wait for the first of no operations".to_owned(),
+                hint: "give at least one".to_owned(),
+            });
+        }
+        let groups = given.into_iter().map(|key| Ok(vec![find(key)?])).collect::<Result<Vec<_>>>()?;
+        let patience = if timeout_ms == GRADLANE_FOREVER { Duration::MAX } else { Duration::from_millis(timeout_ms) };
+        match wait_any(&groups, patience) {
+            // SAFETY: promised by the caller of this function.
+            Some(first) => unsafe { write(index, "index", first) }.map(|()| GradlaneStatus::Ok),
+            None => Ok(GradlaneStatus::Pending),
+        }
+    };
+    // SAFETY: promised by the caller of this function.
+    unsafe { answer(error, call) }
+}
+
+/// The engine's form of a use.
+///
+/// # Safety
+/// The pointers of the structure are as its documentation says.
+unsafe fn asked(member: &Member, given: &GradlaneParameterUse) -> Result<ParameterUse> {
+    let GradlaneParameterUse { name, shape, dimensions, dtype, reserved, .. } = *given;
+    let described = GradlaneTensor { struct_size: 0, name, shape, dimensions, codec: null(), dtype, reserved };
+    // SAFETY: promised by the caller of this function.
+    let TensorSpec { name, dtype, shape, .. } = unsafe { tensor(&described) }?;
+    let access = GradlaneAccess::from_code(given.access).map(access_of).ok_or_else(|| Error::InvalidArgument {
+        what: format!("tensor {name}: access {}", given.access),
+        hint: "use a value of GradlaneAccess".to_owned(),
+    })?;
+    if shape.contains(&0) {
+        return Err(Error::InvalidArgument {
+            what: format!("tensor {name}: a parameter of shape {shape:?}, which has no elements"),
+            hint: "give it at least one".to_owned(),
+        });
+    }
+    let mut lender = member.job.session().lender(device(given.memory, given.device)?);
+    let (value, into) = (given.value as usize, given.into as usize);
+    let lands_elsewhere = access.sends() && access.receives() && into != 0 && into != value;
+    // SAFETY: the structure's documentation asks the caller for valid memory until the operation has ended.
+    let (memory, into) = unsafe {
+        let memory = lender.lend(value, given.bytes, Some(given.value_stream))?;
+        let into = lands_elsewhere.then(|| lender.lend(into, given.bytes, Some(given.into_stream)));
+        (memory, into.transpose()?)
+    };
+    let (priority, timeout) = (Priority(given.priority), limit(given.timeout_ms));
+    Ok(ParameterUse { tensor: TensorSpec::parameter(name, dtype, shape), access, memory, into, priority, timeout })
+}

@@ -1,0 +1,144 @@
+//! Uses of parameters in a job of one, which keeps them itself.
+
+use std::ffi::CStr;
+use std::ptr::{null, null_mut};
+use std::sync::mpsc::channel;
+
+use gradlane_session::c::*;
+
+use crate::caller::{Session, Told, ended, submission, with_callback};
+
+#[test]
+fn a_parameter_is_given_a_value_changed_and_read_and_each_use_tells_the_version() {
+    let job = Session::start();
+    let (mut value, mut change, mut out) = ([1.0_f32, 2.0], [10.0_f32, 20.0], [0.0_f32; 2]);
+    assert_eq!(job.used(&parameter(GradlaneAccess::Init, &mut value)), 1);
+    assert_eq!(job.used(&parameter(GradlaneAccess::PushAdd, &mut change)), 2);
+    assert_eq!(job.used(&parameter(GradlaneAccess::Pull, &mut out)), 2);
+    assert_eq!(out, [11.0, 22.0]);
+    let into = out.as_mut_ptr().cast();
+    assert_eq!(job.used(&GradlaneParameterUse { into, ..parameter(GradlaneAccess::PushPullAdd, &mut change) }), 3);
+    assert_eq!((change, out), ([10.0, 20.0], [21.0, 42.0]));
+    assert_eq!(job.used(&parameter(GradlaneAccess::PushAssign, &mut value)), 4);
+    assert_eq!(job.used(&parameter(GradlaneAccess::PushPullAssign, &mut change)), 5);
+    assert_eq!(change, [10.0, 20.0]);
+}
+
+#[test]
+fn a_use_that_makes_no_sense_is_refused_by_the_field_that_is_wrong() {
+    let job = Session::start();
+    let mut values = [1.0_f32, 2.0];
+    let good = parameter(GradlaneAccess::Init, &mut values);
+    let empty: &[u64] = &[0];
+    let wrong = [
+        (GradlaneParameterUse { struct_size: 8, ..good }, "struct_size is 8"),
+        (GradlaneParameterUse { name: null(), ..good }, "name is NULL"),
+        (GradlaneParameterUse { access: 0, ..good }, "access 0"),
+        (GradlaneParameterUse { dtype: 9, ..good }, "dtype 9"),
+        (GradlaneParameterUse { reserved: 1, ..good }, "reserved is 1"),
+        (GradlaneParameterUse { shape: empty.as_ptr(), ..good }, "no elements"),
+        (GradlaneParameterUse { bytes: 12, ..good }, "buffers of 12 and 12 bytes"),
+        (GradlaneParameterUse { value: null_mut(), ..good }, "a null pointer to 8 bytes"),
+        (GradlaneParameterUse { memory: 2, ..good }, "memory 2"),
+    ];
+    for (wrong, problem) in wrong {
+        let (mut told, mut operation) = (Told::new(), 0);
+        // SAFETY: what is wrong with the structures is said in their fields; their memory lives in this function.
+        let status = unsafe { gradlane_access(job.0, &wrong, &mut operation, told.error()) };
+        assert_eq!((status, operation), (GradlaneStatus::InvalidArgument, 0), "{problem}");
+        assert!(told.text().contains(problem), "{}", told.text());
+    }
+    // SAFETY: null is what the function is asked about.
+    let status = unsafe { gradlane_access(job.0, null(), &mut 0, null_mut()) };
+    assert_eq!(status, GradlaneStatus::InvalidArgument);
+}
+
+#[test]
+fn an_operation_that_failed_or_is_a_reduction_tells_no_version() {
+    let job = Session::start();
+    let mut values = [1.0_f32, 2.0];
+    let pull = job.begin(&parameter(GradlaneAccess::Pull, &mut values));
+    let sum = job.submit(&submission(c"s", &[2], &mut values));
+    let mut told = Told::new();
+    // SAFETY: the variables live in this function.
+    unsafe {
+        assert_eq!(gradlane_wait(pull, 0, told.error()), GradlaneStatus::FailedPrecondition);
+        assert!(told.text().contains("has no value"), "{}", told.text());
+        for operation in [pull, sum] {
+            let status = gradlane_operation_version(operation, &mut 0, told.error());
+            assert_eq!(status, GradlaneStatus::FailedPrecondition);
+            assert!(told.text().contains("tells no version"), "{}", told.text());
+        }
+    }
+}
+
+#[test]
+fn the_end_of_a_use_is_told_by_its_callback() {
+    let (sender, receiver) = channel();
+    let job = Session::start();
+    let mut values = [1.0_f32, 2.0];
+    // SAFETY: the sender lives until the callback has run.
+    let told = unsafe { with_callback(GradlaneSubmission::empty(), &sender) };
+    let (callback, user) = (told.callback, told.user);
+    let begun = job.begin(&GradlaneParameterUse { callback, user, ..parameter(GradlaneAccess::Init, &mut values) });
+    assert_eq!(ended(&receiver), begun);
+}
+
+#[test]
+fn the_first_of_several_operations_of_either_kind_is_found() {
+    let job = Session::start();
+    let mut values = [1.0_f32, 2.0];
+    let operations =
+        [job.submit(&submission(c"s", &[2], &mut values)), job.begin(&parameter(GradlaneAccess::Init, &mut values))];
+    let (mut index, mut told) = (7, Told::new());
+    // SAFETY: the array and the variables live in this function.
+    unsafe {
+        let found = gradlane_wait_any(operations.as_ptr(), 2, GRADLANE_FOREVER, &mut index, told.error());
+        assert_eq!((found, index), (GradlaneStatus::Ok, 0));
+        for (given, count, problem) in
+            [(operations.as_ptr(), 0, "no operations"), (null(), 2, "2 operations at 0x0"), (&job.0, 1, "no operation")]
+        {
+            let status = gradlane_wait_any(given, count, 0, &mut index, told.error());
+            assert_eq!(status, GradlaneStatus::InvalidArgument, "{problem}");
+            assert!(told.text().contains(problem), "{}", told.text());
+        }
+    }
+}
+
+impl Session {
+    fn begin(&self, asked: &GradlaneParameterUse) -> GradlaneOperation {
+        let (mut operation, mut told) = (0, Told::new());
+        // SAFETY: in a job of one the operation has ended when this returns, and the tests keep the memory as long.
+        let status = unsafe { gradlane_access(self.0, asked, &mut operation, told.error()) };
+        assert_eq!(status, GradlaneStatus::Ok, "{}", told.text());
+        operation
+    }
+
+    /// The version that a use tells.
+    fn used(&self, asked: &GradlaneParameterUse) -> u64 {
+        let (operation, mut version, mut told) = (self.begin(asked), 0, Told::new());
+        // SAFETY: the variable lives in this function.
+        unsafe {
+            assert_eq!(gradlane_wait(operation, 0, told.error()), GradlaneStatus::Ok, "{}", told.text());
+            assert_eq!(gradlane_operation_version(operation, &mut version, told.error()), GradlaneStatus::Ok);
+            assert_eq!(gradlane_release(operation, told.error()), GradlaneStatus::Ok);
+        }
+        version
+    }
+}
+
+/// A use of the parameter `w` of two elements.
+fn parameter(access: GradlaneAccess, values: &mut [f32; 2]) -> GradlaneParameterUse {
+    const NAME: &CStr = c"w";
+    const SHAPE: &[u64] = &[2];
+    GradlaneParameterUse {
+        name: NAME.as_ptr(),
+        shape: SHAPE.as_ptr(),
+        dimensions: SHAPE.len(),
+        value: values.as_mut_ptr().cast(),
+        bytes: size_of_val(values),
+        dtype: GradlaneDtype::Float32 as u32,
+        access: access as u32,
+        ..GradlaneParameterUse::empty()
+    }
+}
