@@ -8,14 +8,14 @@ use gradlane_core::Result;
 use gradlane_core::cluster::MemberConfig;
 use gradlane_core::config::Config;
 use gradlane_core::device::Device;
-use gradlane_core::engine::{Engine, EngineOptions, Handle, Submission};
+use gradlane_core::engine::{Engine, EngineOptions, Handle, ParameterUse, Submission};
 use gradlane_core::identity::Credentials;
 use gradlane_core::mem::{Copies, Region};
 use gradlane_core::runtime::exporter::Exporter;
 use gradlane_core::runtime::process;
 use gradlane_core::transport::Transport;
 use gradlane_core::transport::router::Router;
-use gradlane_core::types::{JoinString, Op, Priority, Role, TensorSpec};
+use gradlane_core::types::{Access, JoinString, Op, Priority, Role, TensorSpec};
 use gradlane_server::launch::entering::Found;
 use gradlane_server::{Embedded, EmbeddedOptions};
 
@@ -251,6 +251,35 @@ impl<T: Element> Tensor<T> {
     /// A tensor of any shape; nobody checks that it fits the elements.
     pub fn shaped(name: &str, shape: Vec<u64>, data: Vec<T>) -> Self {
         Self { spec: TensorSpec::new(name, T::DTYPE, shape), data }
+    }
+
+    /// A parameter: what servers keep under this name is changed by the elements, or read into them.
+    pub fn parameter(name: &str, data: Vec<T>) -> Self {
+        let shape = vec![data.len() as u64];
+        Self { spec: TensorSpec::parameter(name, T::DTYPE, shape), data }
+    }
+
+    /// Begins to use it as a parameter.
+    ///
+    /// # Errors
+    /// As [`Engine::access`].
+    pub fn access(&mut self, engine: &Engine, access: Access) -> Result<Handle> {
+        let memory = region(self.data.as_mut_ptr().cast(), size_of_val(self.data.as_slice())).into();
+        let (tensor, priority) = (self.spec.clone(), Priority::default());
+        engine.access(ParameterUse { tensor, access, memory, into: None, priority, timeout: None }, |_| {})
+    }
+
+    /// Uses it as a parameter, and waits for the version.
+    ///
+    /// # Errors
+    /// As [`Engine::access`] and as its handle.
+    ///
+    /// # Panics
+    /// If it ends well without a version.
+    pub fn ask(&mut self, engine: &Engine, access: Access) -> Result<u64> {
+        let handle = self.access(engine, access)?;
+        handle.wait(Some(PATIENCE))?;
+        Ok(handle.version().expect("a use that ended well tells it").0)
     }
 
     /// Reduces it in place.

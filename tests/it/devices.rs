@@ -175,7 +175,10 @@ fn what_is_given_up_while_it_is_copied_ends_when_the_copy_has_ended_and_the_othe
             given_up.cancel();
         }
         let early = given_up.wait(Some(Duration::from_millis(100)));
-        assert!(matches!(early, Err(Error::Timeout { .. })) && given_up.outcome().is_none(), "its memory is in use");
+        assert!(
+            matches!(early, Err(Error::StillRunning { .. })) && given_up.outcome().is_none(),
+            "its memory is in use"
+        );
         devices[0].open();
         let error = given_up.wait(Some(PATIENCE)).unwrap_err().to_string();
         assert!(error.contains(expected), "{error}");

@@ -31,6 +31,7 @@ mod mismatch;
 mod near;
 mod networks;
 mod ops;
+mod parameters;
 mod parts;
 mod process;
 mod push_pull;

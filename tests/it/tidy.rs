@@ -40,11 +40,22 @@ const SHARED_BY_FLOOR_2: [&str; 3] = ["cuda", "local", "identity"];
 const ROOT_EXPORTS: [&str; 3] = ["Error", "Result", "Code"];
 
 /// The machine of a server's node.
-const NODE_MACHINE: [&str; 8] =
-    ["aggregate", "budget", "command", "config", "life", "machine", "membership", "withdrawals"];
+const NODE_MACHINE: [&str; 11] = [
+    "aggregate",
+    "budget",
+    "command",
+    "config",
+    "life",
+    "machine",
+    "membership",
+    "names",
+    "parameter",
+    "services",
+    "withdrawals",
+];
 
 /// The files that may contain `unsafe`.
-const UNSAFE: [&str; 55] = [
+const UNSAFE: [&str; 56] = [
     "bench/src/team/buffers.rs",
     "core/src/collective/host/reduction.rs",
     "core/src/collective/nccl/comm.rs",
@@ -76,6 +87,7 @@ const UNSAFE: [&str; 55] = [
     "plugins/session/src/c/answer.rs",
     "plugins/session/src/c/lent.rs",
     "plugins/session/src/c/operations.rs",
+    "plugins/session/src/c/parameters.rs",
     "plugins/session/src/c/read.rs",
     "plugins/session/src/c/sessions.rs",
     "plugins/session/src/c/table.rs",
@@ -132,14 +144,16 @@ const UNCOUNTED_COPIES: [&str; 8] = [
     ".concat()",
 ];
 /// The files through which bytes of tensors pass.
-const DATA_PATH: [&str; 8] = [
+const DATA_PATH: [&str; 10] = [
     "core/src/transport/",
     "core/src/engine/",
     "server/src/node/accumulator.rs",
     "server/src/node/accumulator/",
     "server/src/node/connection.rs",
     "server/src/node/lanes.rs",
+    "server/src/node/parameter/",
     "server/src/node/server.rs",
+    "server/src/node/store.rs",
     "server/src/node/sum.rs",
 ];
 /// Files within these folders that handle only certificates, control frames or timelines. They may copy.
@@ -467,7 +481,7 @@ fn server_machines() -> Vec<Source> {
 fn is_machine(module: &[String]) -> bool {
     let of = |index: usize| module.get(index).map(String::as_str);
     match of(0) {
-        Some("node") => of(1).is_some_and(|module| NODE_MACHINE.contains(&module)),
+        Some("node") => of(1).is_some_and(|module| NODE_MACHINE.contains(&module)) && of(2) != Some("values"),
         Some("coordinator") => of(1) != Some("driver"),
         Some(_) | None => false,
     }

@@ -12,6 +12,7 @@ import gradlane
 import numpy as np
 import pytest
 from fakecuda import LAG_SECONDS, LIBRARY, Array, Tensor, call, counter, in_context, user_stream
+from gradlane import InvalidArgumentError, parameters
 
 pytestmark = [
     pytest.mark.workers(2, settings={"cuda_lib": LIBRARY}, env={"FAKECUDA_DEVICES": "2"}),
@@ -63,6 +64,26 @@ def test_sums_of_many_parts_from_two_servers_are_exact():
         array = Array(counting(np.float32, gradlane.rank()), stream=stream)
         gradlane.push_pull(array, f"many parts {number % 2}", op=gradlane.Sum)
         assert (array.seen_by(user_stream()) == expected(np.float32)).all()
+
+
+@two_servers
+def test_a_parameter_is_changed_and_read_in_memory_of_a_device():
+    name = f"parameter of {gradlane.rank()}"
+    value = counting(np.float32, 0)
+    stream = user_stream(lag_seconds=LAG_SECONDS)
+    assert parameters.init(name, Array(value, stream=stream)) == 1
+    change, out = Array(value, stream=stream), Array(np.zeros_like(value), stream=stream)
+    assert parameters.push(name, change) == 2
+    assert parameters.push_pull(name, change, out) == 3
+    assert (out.seen_by(user_stream()) == 3 * value).all() and (change.seen_by(user_stream()) == value).all()
+    assert parameters.push_pull(name, change) == 4
+    assert (change.seen_by(user_stream()) == 4 * value).all(), "in place"
+    host = np.empty_like(value)
+    assert parameters.pull(name, host) == 4 and (host == 4 * value).all()
+    assert parameters.pull(name, out) == 4
+    assert (out.seen_by(user_stream()) == 4 * value).all()
+    with pytest.raises(InvalidArgumentError, match="out is on the host, value on cuda:0"):
+        parameters.push_pull(name, change, host)
 
 
 @pytest.mark.workers(

@@ -25,6 +25,23 @@ def test_alone_in_a_job_nothing_is_done_in_place_and_the_device_copies_elsewhere
     assert ended.code == 0 and ended.output.splitlines()[-1] == "1 0 [0.0, 1.0, 2.0, 3.0, 4.0]", ended.output
 
 
+PARAMETER = """
+import gradlane, numpy as np
+from fakecuda import Array
+from gradlane import parameters
+gradlane.init()
+try:
+    parameters.init("w", Array(np.arange(5.0)))
+except gradlane.FailedPreconditionError as error:
+    print(error)
+"""
+
+
+def test_alone_in_a_job_a_parameter_in_memory_of_a_device_needs_a_server():
+    ended = run_here(PARAMETER, LIBRARY)
+    assert ended.code == 0 and "start the job with a server" in ended.output, ended.output
+
+
 WITHOUT_DRIVER = """
 import gradlane, numpy as np
 from test_cuda_buffers import Interface

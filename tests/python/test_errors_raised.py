@@ -80,6 +80,10 @@ def wait_briefly(pair):
     submit(pair.first, "brief").wait(0.01)
 
 
+def give_it_little_time(pair):
+    submit(pair.first, "late", timeout=0.01).wait(None)
+
+
 def form_a_job_alone(pair):
     with gradlane.Server(workers=2, config={"form_timeout": "300ms"}) as server:
         join(server.join, rank=0)
@@ -152,7 +156,8 @@ RAISED = [
     (errors.ConfigError, "InvalidArgument", False, misspell_a_setting),
     (errors.MismatchError, "InvalidArgument", False, disagree_about_a_shape),
     (errors.StallError, "DeadlineExceeded", False, contribute_alone),
-    (errors.TimeoutError, "DeadlineExceeded", False, wait_briefly),
+    (errors.StillRunningError, "DeadlineExceeded", False, wait_briefly),
+    (errors.TimeoutError, "DeadlineExceeded", False, give_it_little_time),
     (errors.NotFormedError, "DeadlineExceeded", False, form_a_job_alone),
     (errors.CancelledError, "Cancelled", False, cancel),
     (errors.ResourceExhaustedError, "ResourceExhausted", True, submit_more_than_fits),

@@ -30,6 +30,13 @@ def test_logistic_regression_learns_and_equals_a_single_process(workers):
     assert ended.code == 0, ended.output
 
 
+@pytest.mark.parametrize("workers", [None, 2])
+def test_asynchronous_sgd_learns_and_every_change_counts_once(workers):
+    pytest.importorskip("numpy")
+    ended = run("parameters/async_sgd.py", "--check", workers=workers)
+    assert ended.code == 0 and f"{workers or 1} workers: accuracy" in ended.output, ended.output
+
+
 @pytest.mark.torch
 @pytest.mark.parametrize("workers", [None, 2])
 def test_hello_ends_with_one_checksum(workers):

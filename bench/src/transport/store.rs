@@ -140,7 +140,7 @@ fn answer(exchange: ExchangeId, target: Target, body: Option<Frozen>) -> Vec<Out
         early: false,
         checksum: false,
     };
-    let begin = Outgoing::Answer { exchange, header };
+    let begin = Outgoing::Answer { exchange, header: header.into() };
     let block = body.filter(|body| !body.is_empty()).map(|block| Outgoing::Block { exchange, block });
     [Some(begin), block, Some(Outgoing::End { exchange, checksum: 0 })].into_iter().flatten().collect()
 }

@@ -200,7 +200,7 @@ impl RawWorker {
 fn pulled(sender: Sender<gradlane_core::Result<()>>) -> Done<Answer, Torn> {
     Done::new(move |outcome: Result<_, Torn>| {
         let outcome = match outcome {
-            Ok(Answer::Sum(_)) => Ok(()),
+            Ok(Answer::Response(_)) => Ok(()),
             Ok(Answer::Reject(error)) => Err(error),
             Err(torn) => Err(torn.error),
         };

@@ -1,4 +1,4 @@
-//! A server's node and its sums under any sequence of events: members, and processes that are none. Every process may send any header
+//! A server's node and its store under any sequence of events: members, and processes that are none. Every process may send any header
 //! about any round at any time, break off anywhere, and say the same again. Names end and come again. The driver obeys the node, as in a
 //! server.
 //!
@@ -14,21 +14,22 @@ use gradlane_core::mem::{Copies, Pool};
 use gradlane_core::reduce::Kernels;
 use gradlane_core::transport::Outgoing;
 use gradlane_core::types::{
-    CodecSpec, DType, Epoch, ExchangeId, Incarnation, LinkId, Op, PartId, Participants, Phase, Round, TensorKey, Time,
-    View, WorkerId,
+    CodecSpec, DType, ExchangeId, Incarnation, LinkId, Op, PartId, Phase, TensorKey, Time, View, WorkerId,
 };
 use gradlane_core::wire::{
-    About, Body, Contribute, Contribution, Contributors, Header, Request, Service, Sum, Target, Withdraw, checksum,
-    reject, samples,
+    About, Contribute, Contribution, Contributors, Header, Reply, Request, Response, Sum, Target, reject, samples,
 };
 use gradlane_server::node::Node;
 use gradlane_server::node::accumulator::SumResources;
-use gradlane_server::node::command::{Command, Receipt, SlotId, Step};
-use gradlane_server::node::sum::{Event, Sums};
+use gradlane_server::node::command::{Command, Receipt, Route, Step, ValueStep, Work};
+use gradlane_server::node::event::Event;
+use gradlane_server::node::store::Store;
 
 use super::input::Input;
 use super::members::{node_config, node_id, view};
 use super::{Kind, Memory, Target as FuzzTarget, random_inputs};
+
+mod requests;
 
 pub(super) const NODE: FuzzTarget = FuzzTarget {
     name: "node",
@@ -60,7 +61,7 @@ fn node(bytes: &[u8]) {
 
 struct World {
     node: Node,
-    sums: Sums,
+    store: Store,
     now: Time,
     view: View,
     /// Who is at the other end of each link.
@@ -68,11 +69,11 @@ struct World {
     links_made: u64,
     exchanges: BTreeMap<ExchangeId, Exchange>,
     opened: u64,
-    routes: BTreeMap<ExchangeId, (SlotId, WorkerId)>,
+    routes: BTreeMap<ExchangeId, Route>,
     /// Names that have ended: all their parts lie below this index, and those of their next life lie above.
     ended: BTreeMap<TensorKey, u32>,
     /// Receipts on their way from a lane to the node.
-    receipts: VecDeque<(SlotId, WorkerId, ExchangeId, Receipt)>,
+    receipts: VecDeque<(Route, ExchangeId, Receipt)>,
 }
 
 struct Exchange {
@@ -87,7 +88,7 @@ struct Exchange {
 enum Answer {
     None,
     /// The header, and the bytes of the blocks so far.
-    Begun(Sum, u64),
+    Begun(Response, u64),
     /// All blocks were given.
     Whole,
 }
@@ -105,7 +106,7 @@ impl World {
         }
         Self {
             node,
-            sums: Sums::new(resources),
+            store: Store::new(resources),
             now: Time(1),
             view,
             links: BTreeMap::new(),
@@ -137,8 +138,8 @@ impl World {
             }
             14 => self.answered(input),
             15 | 16 => {
-                if let Some((slot, worker, exchange, receipt)) = self.receipts.pop_front() {
-                    self.node.handle_receipt(self.now, slot, worker, exchange, receipt);
+                if let Some((route, exchange, receipt)) = self.receipts.pop_front() {
+                    self.node.handle_receipt(self.now, route, exchange, receipt);
                 }
             }
             17 => {
@@ -190,86 +191,6 @@ impl World {
         self.exchanges.keys().rev().nth(back % self.exchanges.len().max(1)).copied()
     }
 
-    fn target(&self, input: &mut Input<'_>) -> Target {
-        let Epoch { term, number } = self.view.epoch;
-        let chosen = input.byte();
-        let key = key(input);
-        // Mostly of the present life of the name, and sometimes of one that has ended.
-        let life = if chosen & 0x0e == 0x0e { 0 } else { self.ended.get(&key).copied().unwrap_or(0) };
-        Target {
-            epoch: Epoch { term, number: if chosen & 0x70 == 0x70 { number.wrapping_sub(1) } else { number } },
-            part: PartId { key, index: life + u32::from(chosen & 1) },
-            round: Round(u64::from(input.below(4))),
-        }
-    }
-
-    fn contribute(&mut self, input: &mut Input<'_>) {
-        let Some(link) = self.link(input) else { return };
-        let target = self.target(input);
-        let form = input.byte();
-        if form == 0xff {
-            let service = Service::Unknown(input.byte().max(2));
-            return self.open(link, Request::Unknown(About { service, ..target.about() }));
-        }
-        // Mostly the same form, so that rounds complete.
-        let (dtype, codec) = match form & 7 {
-            0 => (DType::F16, CodecSpec::PLAIN),
-            1 => (DType::F32, CodecSpec::BF16),
-            2 => (DType::I32, CodecSpec::PLAIN),
-            _ => (DType::F32, CodecSpec::PLAIN),
-        };
-        let op = match form >> 3 & 7 {
-            0 => Op::Mean,
-            1 => Op::Max,
-            2 => Op::WeightedMean,
-            3 => Op::Broadcast { root: WorkerId(u32::from(form >> 6)) },
-            _ => Op::Sum,
-        };
-        if op.check(dtype).is_err() {
-            return;
-        }
-        let part_bytes = input.pick(&[256_u64, 256, 256, 64, 16, 40_000]) / dtype.bytes() * dtype.bytes();
-        let bytes = gradlane_core::codec::body_bytes(codec, dtype, part_bytes).max();
-        let body = Body { bytes, codec };
-        let kind = input.byte();
-        let who = self.links[&link];
-        let contribution = match kind & 15 {
-            0 | 1 => Contribution::Nothing,
-            2 | 3 => Contribution::Resumed { body, landed: bytes.min(u64::from(kind >> 4) * 16) },
-            4 => Contribution::First { body, checksum: Some(7) },
-            5 | 6 => {
-                let whole: Vec<u8> = pattern(who, &target, 0).take(usize::try_from(bytes).expect("small")).collect();
-                Contribution::First { body, checksum: Some(checksum(0, &whole)) }
-            }
-            _ => Contribution::First { body, checksum: None },
-        };
-        let weight = if op == Op::WeightedMean { f64::from(kind >> 4) } else { 1.0 };
-        let (urgency, participants) = (kind & 7, participants(input));
-        let header = Contribute { target, dtype, op, participants, weight, urgency, part_bytes, contribution };
-        self.open(link, Request::Contribute(header));
-    }
-
-    fn withdraw(&mut self, input: &mut Input<'_>) {
-        let Some(link) = self.link(input) else { return };
-        let target = self.target(input);
-        let error_bytes = u64::from(input.byte());
-        let (dtype, op, participants) = (DType::F32, Op::Sum, participants(input));
-        self.open(link, Request::Withdraw(Withdraw { target, dtype, op, participants, error_bytes }));
-    }
-
-    /// A header of any bytes that the decoder lets through.
-    fn raw(&mut self, input: &mut Input<'_>) {
-        let Some(link) = self.link(input) else { return };
-        let mut bytes = Header::Contribute(a_contribution()).encode();
-        for _ in 0..input.below(6) {
-            let at = usize::from(input.byte()) % bytes.len();
-            bytes[at] = input.byte();
-        }
-        if let Ok(header) = Header::decode(&bytes, "a peer").and_then(|header| header.into_request("a peer")) {
-            self.open(link, header);
-        }
-    }
-
     /// As a server reads a request: only what its decoder lets through.
     fn open(&mut self, link: LinkId, header: Request) {
         let Ok(read) = Header::decode(&header.encode(), "a peer").and_then(|read| read.into_request("a peer")) else {
@@ -304,7 +225,7 @@ impl World {
         let target = exchange.header.target();
         let landed = match exchange.header {
             Request::Contribute(Contribute { contribution: Contribution::Resumed { landed, .. }, .. }) => landed,
-            Request::Contribute(_) | Request::Withdraw(_) | Request::Unknown(_) => 0,
+            Request::Contribute(_) | Request::Withdraw(_) | Request::Use(_) | Request::Unknown(_) => 0,
         };
         let is_withdrawal = matches!(exchange.header, Request::Withdraw(_));
         let error = reject::to_body(&samples::errors()[0]);
@@ -313,14 +234,16 @@ impl World {
                 // What a sum has overwritten.
                 at if at < landed => 0x7f,
                 at if is_withdrawal => error.get(usize::try_from(at).expect("small")).copied().unwrap_or(0),
-                at => pattern(who, &target.expect("only sums are accepted"), at).next().expect("it does not end"),
+                at => pattern(who, &target.expect("an unknown service is not accepted"), at)
+                    .next()
+                    .expect("it does not end"),
             })
             .collect();
         let chunk = Bytes::from(chunk);
         match self.routes.get(&id).copied() {
-            Some((slot, worker)) => {
+            Some(route) => {
                 let mut events = Vec::new();
-                self.sums.receive(slot, worker, id, &[chunk], &mut |event| events.push(event));
+                self.store.receive(route, id, &[chunk], &mut |event| events.push(event));
                 self.say(events);
             }
             None => self.node.handle_body(self.now, id, &[chunk]),
@@ -385,7 +308,7 @@ impl World {
             self.carry_out(command);
         }
         let mut rounds: BTreeMap<PartId, usize> = BTreeMap::new();
-        self.sums.slots().for_each(|slot| *rounds.entry(slot.part).or_default() += 1);
+        self.store.sums().slots().for_each(|slot| *rounds.entry(slot.part).or_default() += 1);
         assert!(rounds.values().all(|alive| *alive <= 2), "more than two rounds of a part: {rounds:?}");
         let progress = self.node.progress();
         assert!(progress.pending as usize <= self.exchanges.len(), "it remembers exchanges that have ended");
@@ -398,22 +321,34 @@ impl World {
 
     fn carry_out(&mut self, command: Command) {
         match command {
-            Command::Sum { slot, step } => {
-                let has_ended = self.ended.get(&slot.part.key).is_some_and(|below| slot.part.index < *below);
-                assert!(!has_ended || step == Step::Drop, "{step:?} of {slot:?}, whose name has ended");
-                if let Step::Receive { worker, exchange, .. } = &step {
-                    self.check_sender(*exchange, *worker);
-                    let epoch = self.exchanges[exchange].header.about().epoch;
+            Command::Step(work) => {
+                let part = work.part();
+                let has_ended = self.ended.get(&part.key).is_some_and(|below| part.index < *below);
+                assert!(!has_ended || is_end(&work), "{work:?}, whose name has ended");
+                if let Some((exchange, route)) = work.receives() {
+                    let epoch = self.exchanges[&exchange].header.about().epoch;
                     assert_eq!(Some(epoch), self.node.view().map(|view| view.epoch), "a push of another epoch");
-                    self.routes.insert(*exchange, (slot, *worker));
-                    self.exchanges.get_mut(exchange).expect("nothing is received of what has ended").accepted = true;
+                    self.routes.insert(exchange, route);
+                    self.exchanges.get_mut(&exchange).expect("nothing is received of what has ended").accepted = true;
                 }
                 // What was admitted goes on in a later epoch with the same workers.
-                if let Step::Answer { worker, exchange, .. } = &step {
-                    self.check_sender(*exchange, *worker);
+                match &work {
+                    Work::Sum {
+                        step: Step::Receive { worker, exchange, .. } | Step::Answer { worker, exchange, .. },
+                        ..
+                    } => {
+                        self.check_sender(*exchange, Some(*worker));
+                    }
+                    Work::Parameter {
+                        step: ValueStep::Receive { exchange, .. } | ValueStep::Answer { exchange, .. },
+                        ..
+                    } => {
+                        self.check_sender(*exchange, None);
+                    }
+                    Work::Sum { .. } | Work::Parameter { .. } => {}
                 }
                 let mut events = Vec::new();
-                self.sums.step(slot, step, &mut |event| events.push(event));
+                self.store.step(work, &mut |event| events.push(event));
                 self.say(events);
             }
             Command::Accept { exchange } => {
@@ -443,32 +378,35 @@ impl World {
     fn say(&mut self, events: Vec<Event>) {
         for event in events {
             match event {
-                Event::Receipt { slot, worker, exchange, receipt } => {
-                    self.receipts.push_back((slot, worker, exchange, receipt));
-                }
+                Event::Receipt { route, exchange, receipt } => self.receipts.push_back((route, exchange, receipt)),
                 Event::Send(Outgoing::Answer { exchange, header }) => {
                     let Some(open) = self.exchanges.get_mut(&exchange) else { continue };
                     assert!(matches!(open.answer, Answer::None), "an exchange is answered once");
                     let asked = open.header.target().map(|asked| (asked.part, asked.round));
-                    assert_eq!(Some((header.target.part, header.target.round)), asked, "the sum of another round");
-                    assert_eq!(Header::decode(&header.encode(), "us"), Ok(Header::Sum(header.clone())));
+                    let target = header.target();
+                    assert_eq!(Some((target.part, target.round)), asked, "the answer to another round");
+                    let sent = Header::from(Reply::Response(header.clone()));
+                    assert_eq!(Header::decode(&sent.encode(), "us"), Ok(sent));
                     open.answer = Answer::Begun(header, 0);
                 }
                 Event::Send(Outgoing::Block { exchange, block }) => {
                     let Some(open) = self.exchanges.get_mut(&exchange) else { continue };
                     let Answer::Begun(header, sent) = &mut open.answer else { panic!("a block without an answer") };
                     let view = self.node.view().expect("it has joined");
-                    check_sum(&open.header, header, view, *sent, &block);
+                    match header {
+                        Response::Sum(header) => check_sum(&open.header, header, view, *sent, &block),
+                        Response::Value(_) => {}
+                    }
                     *sent += block.len() as u64;
-                    assert!(*sent <= header.body.bytes, "more blocks than were announced");
+                    assert!(*sent <= header.body_bytes(), "more blocks than were announced");
                 }
                 Event::Send(Outgoing::End { exchange, .. }) => {
                     let Some(open) = self.exchanges.get_mut(&exchange) else { continue };
                     let Answer::Begun(header, sent) = &open.answer else { panic!("an end without an answer") };
-                    assert_eq!(*sent, header.body.bytes, "an end before all blocks");
+                    assert_eq!(*sent, header.body_bytes(), "an end before all blocks");
                     open.answer = Answer::Whole;
                 }
-                Event::Send(Outgoing::Reject { error, .. }) => panic!("a sum was lost: {error}"),
+                Event::Send(Outgoing::Reject { error, .. }) => panic!("a sum or a value was lost: {error}"),
                 Event::Send(Outgoing::Accept { .. } | Outgoing::Grant { .. } | Outgoing::Disconnect { .. }) => {}
             }
         }
@@ -501,12 +439,13 @@ impl World {
     }
 
     /// Nothing has an effect but what a member sends, and it counts as that member's.
-    fn check_sender(&self, exchange: ExchangeId, worker: WorkerId) {
+    fn check_sender(&self, exchange: ExchangeId, worker: Option<WorkerId>) {
         let open = self.exchanges.get(&exchange).expect("it is open");
         let node = node_id(self.links[&open.link]);
         let view = self.node.view().expect("it has joined");
         let member = view.workers().find(|member| member.node == node);
-        assert_eq!(member.map(|member| member.index), Some(worker.0), "a push of a stranger");
+        let rank = member.map(|member| WorkerId(member.index));
+        assert!(rank.is_some() && worker.is_none_or(|worker| rank == Some(worker)), "a push of a stranger");
     }
 
     /// Every link breaks and the job ends: nothing is left.
@@ -514,8 +453,8 @@ impl World {
         let links: Vec<LinkId> = self.links.keys().copied().collect();
         links.into_iter().for_each(|link| self.lose(link));
         self.settle();
-        while let Some((slot, worker, exchange, receipt)) = self.receipts.pop_front() {
-            self.node.handle_receipt(self.now, slot, worker, exchange, receipt);
+        while let Some((route, exchange, receipt)) = self.receipts.pop_front() {
+            self.node.handle_receipt(self.now, route, exchange, receipt);
             self.settle();
         }
         self.node.handle_member(MemberEvent::Failed(Error::Cancelled));
@@ -529,9 +468,18 @@ impl World {
         }
         if self.node.view().is_some() {
             let progress = self.node.progress();
-            assert_eq!((self.sums.len(), progress.pending, progress.bytes_in_flight), (0, 0, 0), "something is left");
+            let held = (self.store.sums().len(), self.store.values().len());
+            assert_eq!((held, progress.pending, progress.bytes_in_flight), ((0, 0), 0, 0), "something is left");
         }
     }
+}
+
+/// Whether a step only ends something.
+fn is_end(work: &Work) -> bool {
+    matches!(
+        work,
+        Work::Sum { step: Step::Drop, .. } | Work::Parameter { step: ValueStep::Drop | ValueStep::Forget { .. }, .. }
+    )
 }
 
 /// The bytes that a worker contributes to a round, from one place on: elements of f32 that name both.
@@ -565,27 +513,4 @@ fn check_sum(request: &Request, header: &Sum, view: &View, from: u64, block: &[u
 
 fn key(input: &mut Input<'_>) -> TensorKey {
     TensorKey(u64::from(input.below(2)))
-}
-
-/// Mostly all workers, so that they agree.
-fn participants(input: &mut Input<'_>) -> Participants {
-    let members = |ranks: &[u32]| Participants::of(ranks.iter().copied().map(WorkerId).collect());
-    match input.byte() {
-        0..8 => members(&[0, 1]),
-        8..16 => members(&[0, 1]).with_receiver(WorkerId(1)),
-        16..24 => Participants::ALL.with_receiver(WorkerId(0)),
-        24..28 => members(&[1, 9]),
-        _ => Participants::ALL,
-    }
-}
-
-fn a_contribution() -> Contribute {
-    let found = samples::headers().into_iter().find_map(|header| match header {
-        Header::Contribute(header) => Some(header),
-        _ => None,
-    });
-    let header = found.expect("there are contributions among the samples");
-    let epoch = Epoch { term: 1, number: 1 };
-    let part = PartId { key: TensorKey(0), index: 0 };
-    Contribute { target: Target { epoch, part, round: Round(1) }, ..header }
 }

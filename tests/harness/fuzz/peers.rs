@@ -135,10 +135,11 @@ fn answer_seeds() -> Vec<Vec<u8>> {
         match header {
             Header::Sum(mut sum) => {
                 (sum.part_bytes, sum.body.bytes) = (64, 64);
-                let body = [7; 64];
-                let checksum = gradlane_core::wire::checksum(0, &body).to_le_bytes();
-                let trailer: &[u8] = if sum.checksum { &checksum } else { &[] };
-                seeds.push([&[9, 4], &sum.encode()[..], &body, trailer].concat());
+                seeds.push(answer(&sum.encode(), sum.checksum));
+            }
+            Header::Value(mut value) => {
+                value.part_bytes = 64;
+                seeds.push(answer(&Header::Value(value).encode(), value.checksum));
             }
             Header::Reject(header) => {
                 for error in samples::errors() {
@@ -147,8 +148,16 @@ fn answer_seeds() -> Vec<Vec<u8>> {
                     seeds.push([&[9, 4], &header.encode()[..], &body].concat());
                 }
             }
-            Header::Contribute(_) | Header::Withdraw(_) | Header::Unknown(_) => {}
+            Header::Contribute(_) | Header::Withdraw(_) | Header::Use(_) | Header::Unknown(_) => {}
         }
     }
     seeds
+}
+
+/// An answer with this header and a body of 64 bytes.
+fn answer(header: &[u8], has_checksum: bool) -> Vec<u8> {
+    let body = [7; 64];
+    let checksum = gradlane_core::wire::checksum(0, &body).to_le_bytes();
+    let trailer: &[u8] = if has_checksum { &checksum } else { &[] };
+    [&[9, 4], header, &body, trailer].concat()
 }

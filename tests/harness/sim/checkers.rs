@@ -7,6 +7,7 @@
 //! |---|---|
 //! | `evidence` | which faults concerned whom, and when |
 //! | `calls` | whether the failure of a call has a cause, and whether each call ends in time |
+//! | `parameters` | whether each use of a parameter found what it must, and whether its failure has a cause |
 //! | `lateness` | why a worker did not contribute to a round in time |
 //! | `job` | memberships, deaths, barriers and the end of the job |
 //!
@@ -19,6 +20,7 @@ use gradlane_core::types::Time;
 use self::calls::Calls;
 use self::evidence::Evidence;
 use self::job::Job;
+use self::parameters::Uses;
 use super::workload::Plan;
 use super::world::Who;
 
@@ -26,14 +28,18 @@ mod calls;
 mod evidence;
 mod job;
 mod lateness;
+mod parameters;
 
 pub(super) use self::evidence::Concern;
+pub(super) use self::parameters::{UseId, UsedPart};
 
 /// A property that a run must have.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Checker {
     /// Every result is the exact result of its own round, each rank counted once.
     Sum,
+    /// The value of a parameter is whole within a part, and has in it each change once.
+    Parameter,
     /// A result says how many contributed.
     Contributors,
     /// A contribution that is sent is the caller's, not overwritten by anything.
@@ -95,6 +101,7 @@ pub(super) struct Witness {
     world: Time,
     evidence: Evidence,
     calls: Calls,
+    uses: Uses,
     job: Job,
 }
 
@@ -106,14 +113,16 @@ impl Witness {
             world: Time::ZERO,
             evidence: Evidence::default(),
             calls: Calls::new(plan),
+            uses: Uses::new(plan),
             job: Job::new(plan),
         }
     }
 
-    /// Lets the world reach a time. A call that should have ended by then is a violation.
+    /// Lets the world reach a time. A call or use that should have ended by then is a violation.
     pub(super) fn turn_to(&mut self, world: Time) {
         self.world = world;
         self.check_calls_in_time();
+        self.check_uses_in_time();
     }
 
     /// The first violation.

@@ -5,9 +5,9 @@
 use std::time::Duration;
 
 use gradlane_core::Error;
-use gradlane_core::types::{Epoch, ExchangeId, LinkId, PartId, Phase, Round, Time, View, WorkerId};
+use gradlane_core::types::{Access, DType, Epoch, ExchangeId, LinkId, PartId, Phase, Round, Time, View, WorkerId};
 use gradlane_core::wire::frame::{Progress, Stall};
-use gradlane_core::wire::{About, Contribute, Frame, Header, Reject, Service, Target};
+use gradlane_core::wire::{About, Contribute, Frame, Header, Reject, Sent, Service, Target, Use};
 
 use super::checkers::Concern;
 use super::workload::timing;
@@ -70,19 +70,34 @@ fn push(context: &mut Context, like: ExchangeId, link: LinkId) {
     let Some(entry) = context.exchange(like) else { return };
     let (worker, body) = (entry.worker, entry.body.clone());
     let sent = Header::decode(&entry.header, "a worker").expect("a worker sends what a server reads");
-    let Header::Contribute(sent) = sent else { return };
-    let Target { epoch, round, .. } = sent.target;
+    let (target, is_use) = match &sent {
+        Header::Contribute(header) => (header.target, false),
+        Header::Use(header) => (header.target, true),
+        Header::Withdraw(_) | Header::Sum(_) | Header::Value(_) | Header::Reject(_) | Header::Unknown(_) => return,
+    };
+    let Target { epoch, round, .. } = target;
     // Perhaps of a tensor that nobody has pushed yet.
     let tensor = context.random.below(context.plan.tensors.len() as u64) as usize;
     let part = PartId { key: context.plan.tensors[tensor].spec.key(), index: 0 };
-    let about = |target| Header::Contribute(Contribute { target, ..sent });
+    let about = |target| match sent {
+        Header::Use(header) => Header::Use(Use { target, ..header }),
+        Header::Contribute(header) => Header::Contribute(Contribute { target, ..header }),
+        other => other,
+    };
     let wrong = match context.random.below(6) {
-        0 => Header::Reject(Reject { about: sent.target.about(), error_bytes: body.len() as u64 }),
-        1 => Header::Unknown(About { service: Service::Unknown(u8::MAX), ..sent.target.about() }),
-        2 => about(Target { part, round: Round(round.0 + ROUNDS_AHEAD), ..sent.target }),
-        3 => about(Target { epoch: Epoch { number: epoch.number + 1, ..epoch }, ..sent.target }),
-        _ => about(Target { epoch: Epoch { term: epoch.term + 1, ..epoch }, ..sent.target }),
+        0 => Header::Reject(Reject { about: target.about(), error_bytes: body.len() as u64 }),
+        1 => Header::Unknown(About { service: Service::Unknown(u8::MAX), ..target.about() }),
+        // A use of a later round would be the member's own, and make its next ones stragglers. A server keeps no parameter of this name.
+        2 if is_use => Header::Use(pull_of(Target { part, ..target })),
+        2 => about(Target { part, round: Round(round.0 + ROUNDS_AHEAD), ..target }),
+        3 => about(Target { epoch: Epoch { number: epoch.number + 1, ..epoch }, ..target }),
+        _ => about(Target { epoch: Epoch { term: epoch.term + 1, ..epoch }, ..target }),
     };
     context.log.note(context.now, worker.who, "intrudes", &[like.0], || format!("{wrong:?}"));
     context.open_ghost(worker, link, wrong.encode(), body, Duration::ZERO);
+}
+
+fn pull_of(target: Target) -> Use {
+    let sent = Sent::Nothing { checked: false };
+    Use { target, dtype: DType::F32, access: Access::Pull, urgency: 0, part_bytes: 64, sent }
 }

@@ -82,12 +82,13 @@ pub fn run(seed: u64, defect: Option<Defect>, verbose: bool) -> Result<u64, Fail
 /// The options of a seed, in a line.
 fn describe(plan: &Plan) -> String {
     format!(
-        "seed {}: {} workers on machines {}, {} servers, {} tensors, {} steps, depth {}; faults: {}; {}; {:?}",
+        "seed {}: {} workers on machines {}, {} servers, {} tensors, {} parameters, {} steps, depth {}; faults: {}; {}; {:?}",
         plan.seed,
         plan.workers,
         plan.topology,
         plan.servers,
         plan.tensors.len(),
+        plan.parameters.len(),
         plan.steps,
         plan.depth,
         plan.classes,

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use gradlane_core::Error;
 use gradlane_core::types::{ExchangeId, LinkId, Span, Time};
-use gradlane_core::wire::{Contribute, Request};
+use gradlane_core::wire::{Contribute, Request, Use};
 
 use super::checkers::Concern;
 use super::workload::{Plan, timing};
@@ -244,7 +244,7 @@ impl Context {
         let healthy = self.healed() || replay;
         let dooms = [Doom::BeforeHeader, Doom::WithinBody, Doom::AfterBody, Doom::WithinAnswer, Doom::AnswerLost];
         let doom = (!healthy && classes.resets && self.random.chance(15)).then(|| self.random.pick(&dooms));
-        if let Request::Contribute(Contribute { target, .. }) = sent
+        if let Request::Contribute(Contribute { target, .. }) | Request::Use(Use { target, .. }) = sent
             && !healthy
             && classes.corruption
             && self.plan.settings.checksum

@@ -14,6 +14,10 @@ use std::rc::Rc;
 use gradlane_core::types::{CodecSpec, DType, Encoding, Op, WorkerId};
 use half::{bf16, f16};
 
+mod parameters;
+
+pub(super) use self::parameters::{assigned, change, counted, values};
+
 use super::workload::{self, Plan};
 use crate::random::mix;
 

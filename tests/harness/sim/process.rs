@@ -7,8 +7,8 @@ use std::time::Duration;
 use gradlane_core::Error;
 use gradlane_core::pipeline::Stage;
 use gradlane_core::sched::TaskId;
-use gradlane_core::types::{ExchangeId, LinkId, Role, Span, Time, WorkerId};
-use gradlane_server::node::command::{Receipt, SlotId};
+use gradlane_core::types::{ExchangeId, LinkId, Role, Span, Time};
+use gradlane_server::node::command::{Receipt, Route};
 
 use super::worker::Note;
 use super::world::Context;
@@ -74,7 +74,7 @@ pub(super) enum Input {
     /// Some bytes of a body came in at a server.
     Body { exchange: ExchangeId, span: Span },
     /// A server's thread says what became of a contribution.
-    Receipt { slot: SlotId, worker: WorkerId, exchange: ExchangeId, receipt: Receipt },
+    Receipt { route: Route, exchange: ExchangeId, receipt: Receipt },
     /// All of a contribution was acknowledged: nothing refers to its memory any more.
     Returned { exchange: ExchangeId },
     /// An answer has come in at a worker so far; whether that is all.

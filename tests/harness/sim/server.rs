@@ -1,4 +1,4 @@
-//! Drives the node of a server and its sums, as the data plane and the lanes of a server do: with real bodies and the real arithmetic, behind
+//! Drives the node of a server and its store, as the data plane and the lanes of a server do: with real bodies and the real arithmetic, behind
 //! simulated links.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -7,11 +7,12 @@ use gradlane_core::error::{Error, Result};
 use gradlane_core::mem::{Copies, Pool};
 use gradlane_core::reduce::Kernels;
 use gradlane_core::transport::Outgoing;
-use gradlane_core::types::{ExchangeId, LinkId, PartId, Time, WorkerId};
+use gradlane_core::types::{ExchangeId, LinkId, PartId, Time};
 use gradlane_core::wire::{About, Header, Reject, Request, Target, reject};
 use gradlane_server::node::accumulator::SumResources;
-use gradlane_server::node::command::{Command, SlotId, Step};
-use gradlane_server::node::sum::{Event, Sums};
+use gradlane_server::node::command::{Command, Route, SlotId, Work};
+use gradlane_server::node::event::Event;
+use gradlane_server::node::store::Store;
 use gradlane_server::node::{Node, NodeConfig};
 
 use super::checkers::Checker;
@@ -29,8 +30,8 @@ pub(super) struct ServerProcess {
     /// Exchanges that have not ended on this side.
     headers: BTreeMap<ExchangeId, (LinkId, Request)>,
     /// Where the bodies of exchanges go.
-    routes: BTreeMap<ExchangeId, (SlotId, WorkerId)>,
-    sums: Sums,
+    routes: BTreeMap<ExchangeId, Route>,
+    store: Store,
     /// When an exchange of each sum was last open.
     read: BTreeMap<SlotId, Time>,
 }
@@ -63,7 +64,7 @@ impl ServerProcess {
             lost: BTreeSet::new(),
             headers: BTreeMap::new(),
             routes: BTreeMap::new(),
-            sums: Sums::new(resources),
+            store: Store::new(resources),
             read: BTreeMap::new(),
         };
         this.settle(context);
@@ -77,9 +78,9 @@ impl ServerProcess {
         if ended.is_none() || self.node.view().is_none() {
             return;
         }
-        let left = (self.sums.len(), self.node.progress().bytes_in_flight);
-        if left != (0, 0) {
-            let text = format!("{}: after the end, sums and booked bytes are {left:?}", self.me.who);
+        let left = (self.store.sums().len(), self.store.values().len(), self.node.progress().bytes_in_flight);
+        if left != (0, 0, 0) {
+            let text = format!("{}: after the end, sums, values and booked bytes are {left:?}", self.me.who);
             context.witness.fail(context.now, Checker::Memory, text);
         }
     }
@@ -106,20 +107,20 @@ impl ServerProcess {
     fn carry_out(&mut self, context: &mut Context, command: Command) {
         context.log.note(context.now, self.me.who, "decides", &[], || format!("{command:?}"));
         match command {
-            Command::Sum { slot, step } => {
-                let mut accepted = None;
-                if let Step::Receive { worker, exchange, .. } = &step {
-                    self.check_epoch(context, *exchange);
-                    self.routes.insert(*exchange, (slot, *worker));
-                    accepted = Some(*exchange);
+            Command::Step(work) => {
+                let received = work.receives();
+                if let Some((exchange, route)) = received {
+                    self.check_epoch(context, exchange);
+                    self.routes.insert(exchange, route);
                 }
-                if let Step::Answer { exchange, .. } = &step {
-                    self.check_epoch(context, *exchange);
+                // A change of a parameter that was admitted goes on in a later view.
+                if let (Work::Sum { .. }, Some((exchange, _))) = (&work, work.answers()) {
+                    self.check_epoch(context, exchange);
                 }
                 let mut events = Vec::new();
-                self.sums.step(slot, step, &mut |event| events.push(event));
+                self.store.step(work, &mut |event| events.push(event));
                 self.say(context, events);
-                if let Some(exchange) = accepted {
+                if let Some((exchange, _)) = received {
                     context.accept(exchange);
                 }
             }
@@ -128,7 +129,7 @@ impl ServerProcess {
             Command::Grant { .. } => {}
             Command::Reject { exchange, about, error } => {
                 let is_short = matches!(&error, Error::Exhausted { .. })
-                    || matches!(&error, Error::FailedPrecondition { what, .. } if what.contains("memory of the server for sums"));
+                    || matches!(&error, Error::FailedPrecondition { what, .. } if what.contains("memory of the server for tensors"));
                 if let Some(entry) = context.exchange(exchange).filter(|_| is_short) {
                     let worker = entry.worker.who;
                     context.witness.refused(worker, about.part.key);
@@ -157,13 +158,13 @@ impl ServerProcess {
         self.lost.insert(link);
     }
 
-    /// Does what the sums want: with exchanges that are still open, and in its own time.
+    /// Does what the store wants: with exchanges that are still open, and in its own time.
     fn say(&mut self, context: &mut Context, events: Vec<Event>) {
         for event in events {
             match event {
-                Event::Receipt { slot, worker, exchange, receipt } => {
+                Event::Receipt { route, exchange, receipt } => {
                     let after = context.random.millis(0, 2);
-                    context.post(self.me, after, Input::Receipt { slot, worker, exchange, receipt });
+                    context.post(self.me, after, Input::Receipt { route, exchange, receipt });
                 }
                 Event::Send(Outgoing::Answer { exchange, header }) if self.headers.contains_key(&exchange) => {
                     context.answer(exchange, header.encode());
@@ -209,15 +210,15 @@ impl ServerProcess {
             }
             Input::Body { exchange, span } if self.headers.contains_key(&exchange) => {
                 let chunk = context.body_of(exchange, span);
-                let Some((slot, worker)) = self.routes.get(&exchange).copied() else {
+                let Some(route) = self.routes.get(&exchange).copied() else {
                     return self.node.handle_body(now, exchange, &[chunk.into()]);
                 };
                 let mut events = Vec::new();
-                self.sums.receive(slot, worker, exchange, &[chunk], &mut |event| events.push(event));
+                self.store.receive(route, exchange, &[chunk], &mut |event| events.push(event));
                 self.say(context, events);
             }
-            Input::Receipt { slot, worker, exchange, receipt } => {
-                self.node.handle_receipt(now, slot, worker, exchange, receipt);
+            Input::Receipt { route, exchange, receipt } => {
+                self.node.handle_receipt(now, route, exchange, receipt);
             }
             Input::ExchangeTorn { exchange, .. } if self.headers.remove(&exchange).is_some() => {
                 self.node.handle_torn(exchange);
@@ -242,7 +243,7 @@ impl ServerProcess {
     fn check_bounds(&mut self, context: &mut Context) {
         let open = self.headers.values().filter_map(|(_, header)| header.target());
         let open: BTreeSet<SlotId> = open.map(|Target { part, round, .. }| SlotId { part, round }).collect();
-        let held: BTreeSet<SlotId> = self.sums.slots().collect();
+        let held: BTreeSet<SlotId> = self.store.sums().slots().collect();
         self.read.retain(|slot, _| held.contains(slot));
         let mut rounds: BTreeMap<PartId, usize> = BTreeMap::new();
         for slot in held {

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use gradlane_core::Error;
 use gradlane_core::sched::TaskId;
 use gradlane_core::types::{DeviceKind, ExchangeId, LinkId};
-use gradlane_core::wire::{Header, Reply, Request, Sum, reject};
+use gradlane_core::wire::{Header, Reply, Request, Response, Sum, Target, Value, reject};
 
 use super::checkers::Checker;
 use super::worker::{Buffer, Region};
@@ -27,6 +27,8 @@ pub(super) enum Ending {
     Pushed { task: TaskId, outcome: Result<(), Error> },
     /// The sum lies where it was wanted.
     Sum { task: TaskId, header: Sum },
+    /// A parameter was used, and its value lies where it was wanted, if it was.
+    Value { task: TaskId, header: Value },
     /// The server's reason not to give it.
     Rejected { task: TaskId, error: Error },
     /// The exchange failed.
@@ -57,7 +59,7 @@ enum State {
     Idle,
     Failed(Error),
     Pulling { into: Vec<Region> },
-    Landing { into: Vec<Region>, sum: Sum, landed: usize },
+    Landing { into: Vec<Region>, response: Response, landed: usize },
 }
 
 impl Transport {
@@ -178,7 +180,7 @@ impl Transport {
         let task = flight.task;
         if let State::Pulling { into } = &flight.state {
             let header = match reply_of(&answer.header) {
-                Reply::Sum(header) => header,
+                Reply::Response(header) => header,
                 Reply::Reject(_) => {
                     let error = reject::from_body(&answer.body, "a server").unwrap_or_else(|error| error);
                     self.flights.remove(&exchange);
@@ -186,25 +188,25 @@ impl Transport {
                 }
             };
             let landing: u64 = into.iter().map(|region| region.span.bytes).sum();
-            let (got, due) = (header.target, flight.push.target().map(|due| (due.part, due.round, landing)));
-            if Some((got.part, got.round, header.body.bytes)) != due {
+            let (got, due) = (target_of(&header), flight.push.target().map(|due| (due.part, due.round, landing)));
+            if Some((got.part, got.round, header.body_bytes())) != due {
                 let (peer, field) = ("a server".to_owned(), "part or round".to_owned());
                 let error = Error::Protocol { peer, field, problem: "is another".to_owned() };
                 return self.tear(exchange, error);
             }
-            flight.state = State::Landing { into: into.clone(), sum: header, landed: 0 };
+            flight.state = State::Landing { into: into.clone(), response: header, landed: 0 };
         }
-        let State::Landing { into, sum, landed } = &mut flight.state else { return };
+        let State::Landing { into, response, landed } = &mut flight.state else { return };
         if !flight.returned {
             return;
         }
-        let (sum, from, into) = (sum.clone(), *landed, into.clone());
+        let (response, from, into) = (response.clone(), *landed, into.clone());
         let (body, end) = (answer.body[..bytes].to_vec(), answer.end);
         let cut = context.landing_cut(exchange).map(|cut| cut.clamp(from, bytes));
         let until = cut.unwrap_or(bytes);
         write(context, self.me, memory, &into, from, &body[..until]);
         let flight = self.flights.get_mut(&exchange).expect("found above");
-        flight.state = State::Landing { into, sum: sum.clone(), landed: until };
+        flight.state = State::Landing { into, response: response.clone(), landed: until };
         if cut.is_some() {
             context.reset_exchange(self.me, exchange);
             let (what, cause) = ("the exchange".to_owned(), "stream reset".to_owned());
@@ -213,12 +215,15 @@ impl Transport {
         if !ended {
             return;
         }
-        if sum.checksum && Some(crc32c::crc32c(&body)) != end {
-            let (tensor, from) = (sum.target.part.to_string(), "a server".to_owned());
-            return self.tear(exchange, Error::Checksum { tensor, round: sum.target.round, from });
+        if response.has_checksum() && Some(crc32c::crc32c(&body)) != end {
+            let (target, from) = (target_of(&response), "a server".to_owned());
+            return self.tear(exchange, Error::Checksum { tensor: target.part.to_string(), round: target.round, from });
         }
         self.flights.remove(&exchange);
-        self.endings.push(Ending::Sum { task, header: sum });
+        self.endings.push(match response {
+            Response::Sum(header) => Ending::Sum { task, header },
+            Response::Value(header) => Ending::Value { task, header },
+        });
     }
 
     /// The exchange broke off.
@@ -256,6 +261,13 @@ impl Transport {
 fn reply_of(header: &[u8]) -> Reply {
     let header = Header::decode(header, "a server").and_then(|header| header.into_reply("a server"));
     header.expect("a server sends what a worker reads")
+}
+
+fn target_of(response: &Response) -> Target {
+    match response {
+        Response::Sum(header) => header.target,
+        Response::Value(header) => header.target,
+    }
 }
 
 /// Writes what came of the sum to where it goes, but for the first `from` bytes, which lie there already.

@@ -24,6 +24,7 @@ mod neighbours;
 mod results;
 mod stages;
 mod training;
+mod uses;
 
 pub(super) use self::memory::{Buffer, Region};
 pub(super) use self::neighbours::Note;
@@ -98,6 +99,9 @@ impl WorkerProcess {
         }
         if let Some(operation) = self.script.operations.values().find(|operation| operation.outcome.is_none()) {
             context.witness.fail(now, Checker::Handle, format!("{}: {operation} never resolved", self.me.who));
+        }
+        if let Some(used) = self.script.uses.values().find(|used| used.outcome.is_none()) {
+            context.witness.fail(now, Checker::Handle, format!("{}: {used} never resolved", self.me.who));
         }
         if !self.script.batches.is_empty() {
             context.witness.fail(now, Checker::Handle, format!("{}: a batch never ended", self.me.who));
@@ -220,6 +224,9 @@ impl WorkerProcess {
                 self.transport.lose(link, &error);
                 context.send_link(self.me, link, Input::LinkLost { link, error });
             }
+            Command::Resolve { submission, version, outcome, .. } if self.script.uses.contains_key(&submission) => {
+                self.resolve_use(context, submission, version, outcome);
+            }
             Command::Resolve { submission, outcome, .. } => self.resolve(context, submission, outcome),
             Command::Declare { request, tensors, fuse } => {
                 let number = self.member.member.declare(tensors, fuse);
@@ -313,7 +320,8 @@ impl Process for WorkerProcess {
 
     fn describe(&self) -> String {
         let open = self.script.operations.values().filter(|operation| operation.outcome.is_none());
-        let open: Vec<String> = open.map(ToString::to_string).collect();
+        let used = self.script.uses.values().filter(|used| used.outcome.is_none());
+        let open: Vec<String> = open.map(ToString::to_string).chain(used.map(ToString::to_string)).collect();
         let (action, done) = (self.script.at, self.script.done);
         format!("rank {:?}, action {action}, done {done}, unresolved {}", self.worker.rank().0, open.join("; "))
     }

@@ -5,13 +5,17 @@ use std::time::Duration;
 
 use gradlane_core::pipeline::LayoutConfig;
 use gradlane_core::types::{
-    CodecSpec, DType, Defect, DeviceKind, Op, Participants, Priority, TensorSpec, Time, WorkerId,
+    Access, CodecSpec, DType, Defect, DeviceKind, Op, Participants, Priority, TensorSpec, Time, WorkerId,
 };
 
 use super::faults::{self, Fault, FaultClasses};
 use super::oracle::Memo;
 use super::topology::Topology;
 use crate::random::{Random, mix};
+
+mod parameters;
+
+pub(super) use self::parameters::Parameter;
 
 /// Everything that a seed decides before the first event.
 #[derive(Debug)]
@@ -32,6 +36,8 @@ pub(super) struct Plan {
     pub(super) settings: Settings,
     /// What is reduced.
     pub(super) tensors: Vec<Tensor>,
+    /// What servers keep.
+    pub(super) parameters: Vec<Parameter>,
     /// How often every tensor is reduced.
     pub(super) steps: u64,
     /// How many steps a worker may be ahead of its unresolved ones.
@@ -144,6 +150,12 @@ pub(super) enum Action {
     Await { round: u64 },
     /// Uses the names of these tensors no more.
     Undeclare { tensors: Vec<usize> },
+    /// Uses a parameter.
+    Use { parameter: usize, access: Access, timeout: Option<Duration> },
+    /// Gives the latest use of a parameter up.
+    CancelUse { parameter: usize },
+    /// Waits for all uses.
+    AwaitUses,
     /// Waits at a barrier.
     Barrier { name: String, timeout: Duration },
     /// Computes.
@@ -167,7 +179,9 @@ impl Plan {
         if classes.one_shot_names {
             add_one_shot_names(&mut tensors, steps, random.between(1, 6));
         }
-        let settings = settings(&mut random, &tensors, &topology, deterministic, classes);
+        let mut settings = settings(&mut random, &tensors, &topology, deterministic, classes);
+        let parameters = parameters::draw(seed, workers, topology.device, &settings);
+        settings.memory_bytes_max += memory_of(&parameters, workers, classes);
         let mismatch = (classes.mismatch && workers > 1)
             .then(|| (random.below(u64::from(workers)) as u32, random.below(tensors.len() as u64) as usize));
         let forgets = (classes.subsets && workers > 1 && !topology.has_teams())
@@ -181,6 +195,7 @@ impl Plan {
             classes,
             settings,
             tensors,
+            parameters,
             steps,
             depth,
             faults: faults::schedule(classes, workers, servers, &mut random),
@@ -198,6 +213,8 @@ impl Plan {
             plan.draw_participants();
         }
         plan.scripts = (0..workers).map(|worker| plan.script(&mut random, worker, &barriers)).collect();
+        let scripts = std::mem::take(&mut plan.scripts);
+        plan.scripts = (0..).zip(scripts).map(|(worker, script)| plan.use_parameters(worker, script)).collect();
         plan
     }
 
@@ -483,6 +500,13 @@ fn add_one_shot_names(tensors: &mut Vec<Tensor>, steps: u64, per_step: u64) {
             rough: false,
         });
     }
+}
+
+/// What the parameters need of a server beside its sums. If servers have too little memory, it is for the values only.
+fn memory_of(parameters: &[Parameter], workers: u32, classes: FaultClasses) -> u64 {
+    let values: u64 = parameters.iter().map(Parameter::bytes).sum();
+    // Of each worker a change that is on its way and the answer to the use before.
+    if classes.refusals { values } else { values * (1 + 3 * u64::from(workers)) }
 }
 
 fn settings(

@@ -15,7 +15,7 @@ struct Queue {
     bound: &'static str,
 }
 
-const QUEUES: [Queue; 51] = [
+const QUEUES: [Queue; 52] = [
     // Of the control links.
     queue(
         "core/src/transport/quic/control/frames.rs",
@@ -138,7 +138,12 @@ const QUEUES: [Queue; 51] = [
         "the commands of one input: the driver drains them before the next",
     ),
     queue(
-        "server/src/node/aggregate/ended.rs",
+        "server/src/node/parameter/machine.rs",
+        "commands: VecDeque<Command>",
+        "the commands of one input: the driver drains them before the next",
+    ),
+    queue(
+        "server/src/node/names.rs",
         "order: VecDeque<(TensorKey, u32)>",
         "as many names as a job may have; then the oldest is forgotten",
     ),

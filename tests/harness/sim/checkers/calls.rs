@@ -19,6 +19,8 @@
 //! | mismatch | the coordinator told it of this tensor |
 //! | the end of the job | the coordinator's cause, or the loss of the coordinator |
 //!
+//! Of the use of a parameter see `parameters`, which has a table of its own.
+//!
 //! Tensors share the fate of a round only if the coordinator's layout put them, directly or by others, into one part.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -131,6 +133,12 @@ impl Calls {
     pub(super) fn open_of(&self, who: Who) -> impl Iterator<Item = (usize, u64)> {
         let of = self.calls.range((who, 0, 0)..=(who, usize::MAX, u64::MAX));
         of.filter(|(_, call)| call.ended.is_none()).map(|((_, tensor, round), _)| (*tensor, *round))
+    }
+
+    /// When the calls of a worker ended that did.
+    pub(super) fn ends_of(&self, who: Who) -> impl Iterator<Item = Time> {
+        let of = self.calls.range((who, 0, 0)..=(who, usize::MAX, u64::MAX));
+        of.filter_map(|(_, call)| call.ended.map(|(at, _)| at))
     }
 
     /// Since when a worker will not contribute to a round any more, if so.
@@ -271,7 +279,7 @@ impl Witness {
     }
 
     /// Whether a process ended, so that nobody waits for its calls.
-    fn is_gone(&self, who: Who) -> bool {
+    pub(super) fn is_gone(&self, who: Who) -> bool {
         self.job.members.values().any(|member| member.who == who && self.evidence.is_killed(*member))
     }
 
@@ -302,7 +310,7 @@ impl Witness {
             Error::InvalidArgument { what, .. } if what.contains("which does not exist") => (0..)
                 .map_while(|rank| Some((rank, self.job.worker_of_rank(rank)?)))
                 .any(|(rank, root)| what.contains(&format!("from {},", WorkerId(rank))) && self.job.is_lost(root)),
-            Error::FailedPrecondition { what, .. } if what.contains("memory of the server for sums") => {
+            Error::FailedPrecondition { what, .. } if what.contains("memory of the server for tensors") => {
                 self.is_short(Some(me.who), tensor)
             }
             Error::FailedPrecondition { what, .. } if what.contains("is over") => {
@@ -348,6 +356,7 @@ impl Witness {
             | Error::Device { .. }
             | Error::OtherTerm { .. }
             | Error::Unresponsive { .. }
+            | Error::StillRunning { .. }
             | Error::Internal { .. } => false,
         }
     }
@@ -365,7 +374,7 @@ impl Witness {
     }
 
     /// Whether a worker waited long enough for a server that it could not reach.
-    fn is_out_of_reach(&self, who: Who, server: &str, waited: Duration) -> bool {
+    pub(super) fn is_out_of_reach(&self, who: Who, server: &str, waited: Duration) -> bool {
         let name = server.split_once(" at ").map_or(server, |(name, _)| name);
         let of = |server: &Address| self.is_apart(who, server.who);
         waited >= timing::STEP && self.job.members.get(name).is_some_and(of)
@@ -428,7 +437,7 @@ impl Witness {
                     partners.iter().any(told) || self.is_short(None, tensor) || self.job.workers().any(gave_up);
                 is_told || self.evidence.is_damaged(&partners, round)
             }
-            detail => self.is_short(None, tensor) && detail.contains("memory of the server for sums"),
+            detail => self.is_short(None, tensor) && detail.contains("memory of the server for tensors"),
         }
     }
 

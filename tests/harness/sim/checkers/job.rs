@@ -244,7 +244,9 @@ impl Witness {
             self.report(Checker::Death, text);
         }
         self.job.shut_out(address);
-        let goes_on = self.job.survivors && matches!(address.who, Who::Worker(_));
+        // Both lives of a process may be members, if the first one died while the job formed. They are on one machine, and reduce together.
+        let leaves_partner = self.job.is_present(address.who);
+        let goes_on = self.job.survivors && matches!(address.who, Who::Worker(_)) && !leaves_partner;
         if !goes_on || !self.job.workers().any(|who| self.job.is_present(who)) {
             self.job.fatal.get_or_insert(format!("{member} was lost"));
         }

@@ -7,7 +7,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use gradlane_core::types::Time;
+use gradlane_core::types::{TensorKey, Time};
 
 use super::Witness;
 use crate::sim::workload::timing;
@@ -49,6 +49,10 @@ impl Witness {
         }
         if let Some((tensor, _)) = self.calls.open_of(who).find(|(tensor, _)| self.is_short(None, *tensor)) {
             return Some(format!("{who} waits for tensor {tensor}, for which a server has too little memory"));
+        }
+        let is_refused = |key: &TensorKey| self.evidence.is_refused(None, &BTreeSet::from([*key]));
+        if self.uses.open_of(who).any(|key| is_refused(&key)) {
+            return Some(format!("{who} uses a parameter, for which a server has too little memory"));
         }
         let is_forgotten = |(tensor, round): &(usize, u64)| self.calls.forgetter_of(*tensor, *round).is_some();
         if let Some((tensor, _)) = self.calls.open_of(who).find(is_forgotten) {

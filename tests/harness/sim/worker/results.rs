@@ -81,14 +81,7 @@ impl WorkerProcess {
     /// What is sent must be the caller's own contribution or what its machine makes of it, and the sum of the round before must have come.
     pub(super) fn check_push(&self, context: &mut Context, task: &Task, header: &Contribute, body: Option<&[u8]>) {
         let now = context.now;
-        let earlier = |other: TaskId| {
-            let part = self.worker.part(other);
-            part.layout.part == task.part && part.round < task.round && !self.summed.contains(&other)
-        };
-        if self.worker.tasks().any(earlier) {
-            let text = format!("{} pushes {} of part {} before its turn", self.me.who, task.round, task.part);
-            context.witness.fail(now, Checker::Rounds, text);
-        }
+        self.check_turn(context, task);
         let Some(mut body) = body else { return };
         let codec = header.body().map_or(CodecSpec::PLAIN, |body| body.codec);
         let divisor = if matches!(header.op, Op::Sum | Op::Mean) { header.weight } else { 1.0 };
@@ -107,6 +100,18 @@ impl WorkerProcess {
                 context.witness.fail(now, Checker::Contribution, text);
             }
             (body, overwritten) = (rest, overwritten - skipped);
+        }
+    }
+
+    /// The round before must have been answered.
+    pub(super) fn check_turn(&self, context: &mut Context, task: &Task) {
+        let earlier = |other: TaskId| {
+            let part = self.worker.part(other);
+            part.layout.part == task.part && part.round < task.round && !self.summed.contains(&other)
+        };
+        if self.worker.tasks().any(earlier) {
+            let text = format!("{} pushes {} of part {} before its turn", self.me.who, task.round, task.part);
+            context.witness.fail(context.now, Checker::Rounds, text);
         }
     }
 

@@ -4,7 +4,7 @@ use gradlane_core::codec::Coding;
 use gradlane_core::pipeline::Stage;
 use gradlane_core::sched::{Task, TaskId};
 use gradlane_core::types::{DeviceKind, Epoch, ExchangeId, LinkId};
-use gradlane_core::wire::{Contribute, Contribution, Request, Target};
+use gradlane_core::wire::{Contribute, Contribution, Request, Sent, Target, Use};
 use gradlane_core::worker::{Action, Exchanged, Step};
 
 use super::super::coordinator::TERM;
@@ -68,6 +68,19 @@ impl WorkerProcess {
                     *checksum = is_checked.then(|| crc32c::crc32c(&bytes));
                 }
             }
+            (payload @ Payload::Pieces { .. }, Request::Use(header)) => {
+                let change = payload.contribution();
+                regions = change.iter().copied().chain(payload.landing()).collect();
+                if let Sent::Whole { .. } = header.sent {
+                    bytes = gather(context, self.me, &self.memory, &change, DeviceKind::Host);
+                }
+                self.check_use(context, &task, header, &bytes);
+                let is_checked = context.plan.settings.checksum;
+                match &mut header.sent {
+                    Sent::Whole { checksum } => *checksum = is_checked.then(|| crc32c::crc32c(&bytes)),
+                    Sent::Nothing { checked } => *checked = is_checked,
+                }
+            }
             (payload, header) => unreachable!("{header:?} of {payload:?}"),
         }
         let stream = self.transport.push(context, link, task.id, header.clone(), bytes, regions);
@@ -75,25 +88,36 @@ impl WorkerProcess {
         context.log.note(context.now, self.me.who, "pushes", &[stream.0, task.round.0], || {
             format!("part {} {:?}, {header:?}, doom {:?}", task.part, task.attempt, context.network.doom(stream))
         });
-        if let Request::Contribute(header) = header
-            && context.plan.classes.replays
-            && context.random.chance(10)
-        {
+        let may_replay = !matches!(header, Request::Withdraw(_)) && context.plan.classes.replays;
+        if may_replay && context.random.chance(10) {
             self.replay(context, link, header);
         }
     }
 
     /// A push of a membership before the present one turns up, as a network or a process that slept for long may hold it back.
-    fn replay(&self, context: &mut Context, link: LinkId, header: Contribute) {
-        let target = Target { epoch: Epoch { term: TERM - 1, number: 1 }, ..header.target };
+    fn replay(&self, context: &mut Context, link: LinkId, mut header: Request) {
         let junk = vec![oracle::JUNK; header.body_bytes() as usize];
-        let contribution = match header.contribution {
-            Contribution::First { body, checksum: Some(_) } => {
-                Contribution::First { body, checksum: Some(crc32c::crc32c(&junk)) }
+        let fits = |checksum: &mut Option<u32>| {
+            if let Some(checksum) = checksum {
+                *checksum = crc32c::crc32c(&junk);
             }
-            Contribution::Nothing | Contribution::First { .. } | Contribution::Resumed { .. } => header.contribution,
         };
-        let header = Request::Contribute(Contribute { target, contribution, ..header });
+        let target = match &mut header {
+            Request::Contribute(Contribute { target, contribution, .. }) => {
+                if let Contribution::First { checksum, .. } = contribution {
+                    fits(checksum);
+                }
+                target
+            }
+            Request::Use(Use { target, sent, .. }) => {
+                if let Sent::Whole { checksum } = sent {
+                    fits(checksum);
+                }
+                target
+            }
+            Request::Withdraw(_) | Request::Unknown(_) => unreachable!("the caller chose"),
+        };
+        *target = Target { epoch: Epoch { term: TERM - 1, number: 1 }, ..*target };
         context.open_exchange(self.me, link, &header, junk, true);
     }
 
@@ -111,6 +135,11 @@ impl WorkerProcess {
                 self.check_header(context, task, &header);
                 self.summed.insert(task);
                 self.worker.handle_pulled(now, task, Exchanged::Sum);
+            }
+            Ending::Value { task, header } => {
+                self.note_value(context, task, &header);
+                self.summed.insert(task);
+                self.worker.handle_pulled(now, task, Exchanged::Value(header.version));
             }
             Ending::Rejected { task, error } => self.worker.handle_pulled(now, task, Exchanged::Rejected(error)),
             Ending::Torn { task, error, landed } => {

@@ -6,13 +6,14 @@ use std::time::Duration;
 
 use gradlane_core::error::{Error, Result};
 use gradlane_core::mem::Ordinal;
-use gradlane_core::types::{DeviceKind, TensorSpec};
+use gradlane_core::types::{Demand, DeviceKind, TensorSpec};
 use gradlane_core::worker::{Accepted, Tally, Tensor, Terms};
 
 use super::super::checkers::Checker;
 use super::super::oracle;
 use super::super::workload::{self, Action, timing};
 use super::super::world::{Context, Input, Who};
+use super::uses::Used;
 use super::{Buffer, WorkerProcess};
 
 /// The training loop.
@@ -25,6 +26,8 @@ pub(super) struct Script {
     pub(super) woken: bool,
     pub(super) done: bool,
     pub(super) operations: BTreeMap<u64, Operation>,
+    /// Uses of parameters, by submission.
+    pub(super) uses: BTreeMap<u64, Used>,
     /// Batches that have not ended, by their first submission.
     pub(super) batches: BTreeMap<u64, Batch>,
 }
@@ -95,10 +98,17 @@ impl WorkerProcess {
                     return;
                 }
             }
+            if let Action::AwaitUses = action
+                && self.script.uses.values().any(|used| used.outcome.is_none())
+            {
+                return;
+            }
             self.script.at += 1;
             context.log.note(context.now, self.me.who, "script", &[self.script.at as u64], || format!("{action:?}"));
             match action {
-                Action::Await { .. } => {}
+                Action::Await { .. } | Action::AwaitUses => {}
+                Action::Use { parameter, access, timeout } => self.use_parameter(context, parameter, access, timeout),
+                Action::CancelUse { parameter } => self.cancel_use(context, parameter),
                 Action::Undeclare { tensors } => {
                     let name = |tensor: &usize| context.plan.tensors[*tensor].spec.name.clone();
                     let names: Vec<String> = tensors.iter().map(name).collect();
@@ -219,7 +229,7 @@ impl WorkerProcess {
 
     fn terms(&self, context: &Context, tensor: usize, round: u64, timeout: Option<Duration>) -> Terms {
         let weight = context.plan.weight(tensor, round, self.worker.rank().0) as f64;
-        Terms { op: context.plan.op(tensor, round), weight, timeout }
+        Terms { demand: Demand::Reduce { op: context.plan.op(tensor, round), weight }, timeout }
     }
 
     /// A tensor as this worker declares it.

@@ -1,0 +1,141 @@
+//! The requests that processes send to the node, well-formed and otherwise.
+
+use gradlane_core::types::{Access, CodecSpec, DType, Epoch, Op, PartId, Participants, Round, TensorKey, WorkerId};
+use gradlane_core::wire::{
+    About, Body, Contribute, Contribution, Header, Request, Sent, Service, Target, Use, Withdraw, checksum, samples,
+};
+
+use super::{World, key, pattern};
+use crate::fuzz::input::Input;
+
+impl World {
+    pub(super) fn target(&self, input: &mut Input<'_>) -> Target {
+        let Epoch { term, number } = self.view.epoch;
+        let chosen = input.byte();
+        let key = key(input);
+        // Mostly of the present life of the name, and sometimes of one that has ended.
+        let life = if chosen & 0x0e == 0x0e { 0 } else { self.ended.get(&key).copied().unwrap_or(0) };
+        Target {
+            epoch: Epoch { term, number: if chosen & 0x70 == 0x70 { number.wrapping_sub(1) } else { number } },
+            part: PartId { key, index: life + u32::from(chosen & 1) },
+            round: Round(u64::from(input.below(4))),
+        }
+    }
+
+    pub(super) fn contribute(&mut self, input: &mut Input<'_>) {
+        let Some(link) = self.link(input) else { return };
+        let target = self.target(input);
+        let form = input.byte();
+        if form == 0xff {
+            let service = Service::Unknown(input.byte().max(2));
+            return self.open(link, Request::Unknown(About { service, ..target.about() }));
+        }
+        if form >= 0xe0 {
+            return self.use_part(input);
+        }
+        // Mostly the same form, so that rounds complete.
+        let (dtype, codec) = match form & 7 {
+            0 => (DType::F16, CodecSpec::PLAIN),
+            1 => (DType::F32, CodecSpec::BF16),
+            2 => (DType::I32, CodecSpec::PLAIN),
+            _ => (DType::F32, CodecSpec::PLAIN),
+        };
+        let op = match form >> 3 & 7 {
+            0 => Op::Mean,
+            1 => Op::Max,
+            2 => Op::WeightedMean,
+            3 => Op::Broadcast { root: WorkerId(u32::from(form >> 6)) },
+            _ => Op::Sum,
+        };
+        if op.check(dtype).is_err() {
+            return;
+        }
+        let part_bytes = input.pick(&[256_u64, 256, 256, 64, 16, 40_000]) / dtype.bytes() * dtype.bytes();
+        let bytes = gradlane_core::codec::body_bytes(codec, dtype, part_bytes).max();
+        let body = Body { bytes, codec };
+        let kind = input.byte();
+        let who = self.links[&link];
+        let contribution = match kind & 15 {
+            0 | 1 => Contribution::Nothing,
+            2 | 3 => Contribution::Resumed { body, landed: bytes.min(u64::from(kind >> 4) * 16) },
+            4 => Contribution::First { body, checksum: Some(7) },
+            5 | 6 => {
+                let whole: Vec<u8> = pattern(who, &target, 0).take(usize::try_from(bytes).expect("small")).collect();
+                Contribution::First { body, checksum: Some(checksum(0, &whole)) }
+            }
+            _ => Contribution::First { body, checksum: None },
+        };
+        let weight = if op == Op::WeightedMean { f64::from(kind >> 4) } else { 1.0 };
+        let (urgency, participants) = (kind & 7, participants(input));
+        let header = Contribute { target, dtype, op, participants, weight, urgency, part_bytes, contribution };
+        self.open(link, Request::Contribute(header));
+    }
+
+    pub(super) fn withdraw(&mut self, input: &mut Input<'_>) {
+        let Some(link) = self.link(input) else { return };
+        let target = self.target(input);
+        let error_bytes = u64::from(input.byte());
+        let (dtype, op, participants) = (DType::F32, Op::Sum, participants(input));
+        self.open(link, Request::Withdraw(Withdraw { target, dtype, op, participants, error_bytes }));
+    }
+
+    /// A header of any bytes that the decoder lets through.
+    pub(super) fn raw(&mut self, input: &mut Input<'_>) {
+        let Some(link) = self.link(input) else { return };
+        let mut bytes = Header::Contribute(a_contribution()).encode();
+        for _ in 0..input.below(6) {
+            let at = usize::from(input.byte()) % bytes.len();
+            bytes[at] = input.byte();
+        }
+        if let Ok(header) = Header::decode(&bytes, "a peer").and_then(|header| header.into_request("a peer")) {
+            self.open(link, header);
+        }
+    }
+
+    /// A use of a parameter. Its tensors have names of their own, and sometimes that of a sum.
+    fn use_part(&mut self, input: &mut Input<'_>) {
+        let Some(link) = self.link(input) else { return };
+        let target = self.target(input);
+        let form = input.byte();
+        let key = if form & 7 == 7 { target.part.key } else { TensorKey(target.part.key.0 + 2) };
+        let target = Target { part: PartId { key, ..target.part }, ..target };
+        let access = input.pick(&Access::ALL);
+        let dtype = if form >> 3 & 7 == 0 { DType::BF16 } else { DType::F32 };
+        let part_bytes = if form >> 6 == 0 { 64 } else { 256 };
+        let who = self.links[&link];
+        let checked = form & 64 != 0;
+        let whole = || pattern(who, &target, 0).take(part_bytes).collect::<Vec<u8>>();
+        let sent = match input.byte() & 15 {
+            0 => Sent::Nothing { checked },
+            _ if !access.sends() => Sent::Nothing { checked },
+            1 => Sent::Whole { checksum: Some(7) },
+            2 | 3 => Sent::Whole { checksum: Some(checksum(0, &whole())) },
+            _ => Sent::Whole { checksum: None },
+        };
+        let part_bytes = part_bytes as u64;
+        self.open(link, Request::Use(Use { target, dtype, access, urgency: form & 7, part_bytes, sent }));
+    }
+}
+
+/// Mostly all workers, so that they agree.
+fn participants(input: &mut Input<'_>) -> Participants {
+    let members = |ranks: &[u32]| Participants::of(ranks.iter().copied().map(WorkerId).collect());
+    match input.byte() {
+        0..8 => members(&[0, 1]),
+        8..16 => members(&[0, 1]).with_receiver(WorkerId(1)),
+        16..24 => Participants::ALL.with_receiver(WorkerId(0)),
+        24..28 => members(&[1, 9]),
+        _ => Participants::ALL,
+    }
+}
+
+fn a_contribution() -> Contribute {
+    let found = samples::headers().into_iter().find_map(|header| match header {
+        Header::Contribute(header) => Some(header),
+        _ => None,
+    });
+    let header = found.expect("there are contributions among the samples");
+    let epoch = Epoch { term: 1, number: 1 };
+    let part = PartId { key: TensorKey(0), index: 0 };
+    Contribute { target: Target { epoch, part, round: Round(1) }, ..header }
+}
