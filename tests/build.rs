@@ -9,8 +9,13 @@ use std::path::Path;
 use syn::{Attribute, Expr, Fields, FnArg, Item, Lit, Meta, Pat, ReturnType, Type};
 
 /// The sources in the order of the header.
-const SOURCES: [&str; 4] =
-    ["abi/src/status.rs", "abi/src/types.rs", "session/src/c/sessions.rs", "session/src/c/operations.rs"];
+const SOURCES: [&str; 5] = [
+    "abi/src/status.rs",
+    "abi/src/types.rs",
+    "session/src/c/sessions.rs",
+    "session/src/c/operations.rs",
+    "session/src/c/parameters.rs",
+];
 
 fn main() {
     let plugins = Path::new(env!("CARGO_MANIFEST_DIR")).join("../plugins");

@@ -137,6 +137,7 @@ CHECKS = {
     "kernels": Check(
         "kernels", "every kernel against the host's arithmetic, NaN and odd lengths", cannot=ABOUT_DEVICES
     ),
+    "parameters": through_servers("parameters", "parameters are changed from the device and read to it"),
     "as_on_the_host": through_servers("sums", "reductions of device tensors have the bits of those in host memory"),
     "killed": by_nccl(
         "lifetimes",
