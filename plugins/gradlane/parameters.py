@@ -29,10 +29,11 @@ from typing import Any, Literal
 from gradlane import _buffers, _core, _session
 from gradlane._arguments import check_name, check_priority, check_timeout
 from gradlane._buffers import Buffer
+from gradlane._groups import located
 from gradlane._handle import Handle
 from gradlane._operations import check_out
 from gradlane._overlaps import check_apart, uses_of
-from gradlane.errors import FailedPreconditionError, InvalidArgumentError, UnsupportedError
+from gradlane.errors import InvalidArgumentError
 
 __all__ = ["init", "init_async", "pull", "pull_async", "push", "push_async", "push_pull", "push_pull_async"]
 
@@ -214,12 +215,9 @@ def _version_of(native: _core.Handle) -> int:
 
 def _located(argument: str, value: Any, *, writable: bool) -> Buffer:
     """Finds the memory of an argument, which is named in errors."""
-    try:
-        torch = sys.modules.get("torch")
-        is_tensor = torch is not None and isinstance(value, torch.Tensor)
-        place = _of_tensor(value, writable) if is_tensor else _buffers.locate(value, writable=writable)
-    except (FailedPreconditionError, InvalidArgumentError, UnsupportedError) as error:
-        raise type(error)(f"{argument}: {error}", **error.fields) from error
+    torch = sys.modules.get("torch")
+    is_tensor = torch is not None and isinstance(value, torch.Tensor)
+    place = located(argument, _of_tensor if is_tensor else _buffers.locate, value, writable=writable)
     if place.len == 0:
         raise InvalidArgumentError(
             f"{argument}: its shape {list(place.shape)} has no elements; a parameter has at least one"
@@ -227,7 +225,7 @@ def _located(argument: str, value: Any, *, writable: bool) -> Buffer:
     return place
 
 
-def _of_tensor(tensor: Any, writable: bool) -> Buffer:
+def _of_tensor(tensor: Any, *, writable: bool) -> Buffer:
     """Finds the memory of a tensor of PyTorch. Only a caller that has one imports `gradlane.torch`."""
     from gradlane.torch import _tensors
 

@@ -149,7 +149,7 @@ impl Session {
     ) -> PyResult<Handle> {
         let (parts, Reduction(reduction)) = (self.0.get(py)?, reduction);
         release(py, &parts.owners);
-        let operation = parts.hand_in(py, owner, |ended| {
+        parts.hand_in(py, owner, |ended| {
             let tensor = parts.inner.declaration(TensorSpec::new(name, dtype_named(dtype)?, shape), &reduction)?;
             let bytes = tensor_bytes(&tensor)?;
             let mut lender = parts.inner.lender(device);
@@ -159,8 +159,7 @@ impl Session {
             let memory = unsafe { (lender.lend(source, bytes, from)?, lender.lend(destination, bytes, to)?) };
             let begun = parts.inner.submit(reduction.submission(tensor, memory), waits.then_some(SLICE), ended)?;
             Ok(parts.inner.operation(begun))
-        });
-        Ok(Handle::new(operation.map_err(|error| errors::raise(py, &error))?, Arc::clone(&parts.owners)))
+        })
     }
 
     /// Submits the reduction of all tensors of a batch at once. `sources` and, unless it is in place, `destinations` are addresses in the
@@ -185,15 +184,14 @@ impl Session {
         let (parts, Reduction(reduction)) = (self.0.get(py)?, reduction);
         release(py, &parts.owners);
         let batch = &*batch;
-        let operation = parts.hand_in(py, owner, |ended| {
+        parts.hand_in(py, owner, |ended| {
             let lent = Lent { sources: &sources, destinations: destinations.as_deref(), streams: &streams };
             // SAFETY: as for `submit`; `owner` keeps all of these tensors.
             let members = unsafe { batch.inner.lend(parts.inner.lender(device), lent, reduction.priority) }?;
             let submission = reduction.of_batch(&batch.inner, members);
             let begun = parts.inner.submit_all(submission, waits.then_some(SLICE), ended)?;
             Ok(parts.inner.operation(begun))
-        });
-        Ok(Handle::new(operation.map_err(|error| errors::raise(py, &error))?, Arc::clone(&parts.owners)))
+        })
     }
 
     /// Uses a parameter. `address` is that of the value, of the change, or of the memory for the value, and `into` that of the memory for
@@ -219,7 +217,7 @@ impl Session {
     ) -> PyResult<Handle> {
         let parts = self.0.get(py)?;
         release(py, &parts.owners);
-        let operation = parts.hand_in(py, owner, |ended| {
+        parts.hand_in(py, owner, |ended| {
             let tensor = TensorSpec::parameter(name, dtype_named(dtype)?, shape);
             let bytes = tensor_bytes(&tensor)?;
             let mut lender = parts.inner.lender(device);
@@ -231,8 +229,7 @@ impl Session {
             let (access, priority, timeout) = (access_named(access)?, Priority(priority), timeout.map(duration));
             let asked = ParameterUse { tensor, access, memory, into, priority, timeout };
             parts.inner.access(asked, waits.then_some(SLICE), ended)
-        });
-        Ok(Handle::new(operation.map_err(|error| errors::raise(py, &error))?, Arc::clone(&parts.owners)))
+        })
     }
 
     /// Begins the first reduction of a tensor without elements. The handle resolves once all workers have come.
@@ -247,9 +244,8 @@ impl Session {
         let (parts, Reduction(reduction)) = (self.0.get(py)?, reduction);
         let tensor = dtype_named(dtype).map(|dtype| TensorSpec::new(name, dtype, shape).with_codec(reduction.codec));
         let begun = tensor.and_then(|tensor| py.detach(|| parts.inner.agree_on_empty(tensor, reduction.timeout)));
-        let inner = begun.map_err(|error| errors::raise(py, &error))?;
-        parts.completions.watch(&inner);
-        Ok(Handle::new(parts.inner.operation(inner), Arc::clone(&parts.owners)))
+        let begun = begun.map_err(|error| errors::raise(py, &error))?;
+        Ok(parts.watched(parts.inner.operation(begun)))
     }
 
     /// Waits until all workers have called it.
@@ -359,17 +355,25 @@ impl Session {
 }
 
 impl Parts {
-    /// Calls `submit` with the function for the end of the operation, and holds `owner` until then.
+    /// Calls `submit` with the function for the end of the operation, and holds `owner` until then. Raises the error of `submit`.
     fn hand_in(
         &self,
         py: Python<'_>,
         owner: Py<PyAny>,
         submit: impl FnOnce(Box<dyn FnOnce(u64) + Send>) -> Result<Operation> + Send,
-    ) -> Result<Operation> {
+    ) -> PyResult<Handle> {
         let owners = Arc::clone(&self.owners);
-        let operation = py.detach(|| submit(Box::new(move |id| owners.note_end(id))))?;
+        let begun = py.detach(|| submit(Box::new(move |id| owners.note_end(id))));
+        let operation = begun.map_err(|error| errors::raise(py, &error))?;
+        let id = operation.handle().id();
+        let handle = self.watched(operation);
+        self.owners.hold(id, owner);
+        Ok(handle)
+    }
+
+    /// The handle of an operation, whose end the threads that wait for completions hear.
+    fn watched(&self, operation: Operation) -> Handle {
         self.completions.watch(operation.handle());
-        self.owners.hold(operation.handle().id(), owner);
-        Ok(operation)
+        Handle::new(operation, Arc::clone(&self.owners))
     }
 }

@@ -3,6 +3,8 @@
 use std::time::Duration;
 
 use super::memory::Memory;
+use super::submit::check_tensor;
+use crate::error::Result;
 use crate::types::{Access, Demand, Op, Priority, TensorSpec};
 
 /// One reduction to do.
@@ -39,6 +41,17 @@ pub struct ParameterUse {
     pub priority: Priority,
     /// Give up after this long; the job's step timeout applies in any case.
     pub timeout: Option<Duration>,
+}
+
+impl ParameterUse {
+    /// Refuses a use that makes no sense wherever its memory lies.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if the tensor is no parameter, or a buffer is not as long as the parameter.
+    pub fn check(&self) -> Result<()> {
+        let bytes = [&self.memory, self.into.as_ref().unwrap_or(&self.memory)].map(Memory::len);
+        check_tensor(&self.tensor, bytes, Demand::Access(self.access))
+    }
 }
 
 /// What is asked of one tensor, with its memory.

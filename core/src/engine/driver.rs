@@ -206,12 +206,10 @@ impl Engine {
         // Collective stages need no thread here, and PULL and COPYH2D take no longer than waking one.
         let has_thread = |stage: &Stage| !stage.is_collective() && !matches!(stage, Stage::Pull | Stage::CopyH2D);
         let mut threads = locked(&self.threads);
-        if self.shared.look(|state| state.closed) {
-            // The submission is refused anyway.
-            return Ok(());
-        }
         for stage in stages.iter().filter(|stage| has_thread(stage)) {
-            if !threads.iter().any(|(of, _)| of == stage) {
+            let is_started = threads.iter().any(|(of, _)| of == stage);
+            // A submission to an engine that was closed is refused anyway.
+            if !is_started && !self.shared.look(|state| state.closed) {
                 let thread = stage_loop::spawn(*stage, Arc::clone(&self.shared), Arc::clone(&self.dispatcher))?;
                 threads.push((*stage, thread));
             }

@@ -142,8 +142,20 @@ impl Handle {
 
     /// A handle that is resolved already.
     pub fn resolved(id: u64, outcome: Result<()>) -> Self {
+        Self::resolved_of(id, outcome, OnceLock::new())
+    }
+
+    /// The handle of a use of a parameter that is resolved already, and tells its version.
+    pub fn used(id: u64, outcome: Result<Version>) -> Self {
+        match outcome {
+            Ok(version) => Self::resolved_of(id, Ok(()), version.into()),
+            Err(error) => Self::resolved(id, Err(error)),
+        }
+    }
+
+    fn resolved_of(id: u64, outcome: Result<()>, version: OnceLock<Version>) -> Self {
         let state = Mutex::new(Resolution { outcome: Some(outcome), ..Resolution::default() });
-        let slot = Arc::new(Slot { state, changed: Condvar::new(), version: OnceLock::new() });
+        let slot = Arc::new(Slot { state, changed: Condvar::new(), version });
         Self { id, slot, backend: None, followed: Arc::default(), progress: None, limit: None }
     }
 

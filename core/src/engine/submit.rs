@@ -19,21 +19,8 @@ pub(super) fn check(
     device: Option<&Arc<dyn Device>>,
 ) -> Result<()> {
     tensor.participants.check(&tensor.name)?;
-    demand.check(tensor)?;
+    check_tensor(tensor, [source.len(), destination.len()], demand)?;
     let invalid = |what: String, hint: &str| Err(Error::InvalidArgument { what, hint: hint.to_owned() });
-    if tensor.bytes() != Some(source.len() as u64) || source.len() != destination.len() {
-        return invalid(
-            format!(
-                "tensor {}: shape {:?} of {} with buffers of {} and {} bytes",
-                tensor.name,
-                tensor.shape,
-                tensor.dtype,
-                source.len(),
-                destination.len()
-            ),
-            "both buffers must be as long as the shape says",
-        );
-    }
     match (source.device(), destination.device(), device) {
         (None, None, _) => {}
         (_, _, None) => {
@@ -58,6 +45,19 @@ pub(super) fn check(
         return invalid(format!("weight {weight}"), "a weight is zero or a positive number");
     }
     Ok(())
+}
+
+/// Refuses a tensor of which this cannot be asked, or with source and result of another length than its own.
+pub(super) fn check_tensor(tensor: &TensorSpec, bytes: [usize; 2], demand: Demand) -> Result<()> {
+    demand.check(tensor)?;
+    if bytes.iter().all(|bytes| tensor.bytes() == Some(*bytes as u64)) {
+        return Ok(());
+    }
+    let (TensorSpec { name, dtype, shape, .. }, [source, result]) = (tensor, bytes);
+    Err(Error::InvalidArgument {
+        what: format!("tensor {name}: shape {shape:?} of {dtype} with buffers of {source} and {result} bytes"),
+        hint: "both buffers must be as long as the shape says".to_owned(),
+    })
 }
 
 /// Whether copies of the device in whose memory `source` lies encode and decode a tensor as its codec says.

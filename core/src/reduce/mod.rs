@@ -35,6 +35,8 @@ mod f16c;
 mod kernels;
 mod passes;
 
+use std::ops::DerefMut;
+
 pub use kernels::Kernels;
 
 use self::passes::Pass;
@@ -86,6 +88,25 @@ impl Kernels {
         check(op, dtype, accumulator, accumulator);
         check_divisor(op, dtype, divisor);
         self.run(dtype, Pass::FinishInPlace { op, divisor, accumulator });
+    }
+
+    /// Adds elements to others of their type. f16 and bf16 are added in f32 and rounded once; `scratch` gives the accumulator for that, of so
+    /// many bytes.
+    pub fn add_elements<M: DerefMut<Target = [u8]>>(
+        self,
+        dtype: DType,
+        from: &[u8],
+        into: &mut [u8],
+        scratch: impl FnOnce(usize) -> M,
+    ) {
+        if dtype.accumulator() == dtype {
+            return self.add(Op::Sum, dtype, 1.0, from, into);
+        }
+        let bytes = accumulator_bytes(dtype, into.len() as u64);
+        let mut sum = scratch(usize::try_from(bytes).expect("twice what lies in memory"));
+        self.start(Op::Sum, dtype, 1.0, into, &mut sum);
+        self.add(Op::Sum, dtype, 1.0, from, &mut sum);
+        self.finish(Op::Sum, dtype, 1.0, &sum, into);
     }
 
     /// Multiplies every element by `factor`: floats in their accumulator's type, integers in f64, rounded down and clamped to what

@@ -50,6 +50,16 @@ fn half_floats_are_added_in_f32_and_rounded_once() {
 }
 
 #[test]
+fn elements_are_added_to_others_as_a_sum_of_the_two() {
+    for dtype in DType::ALL {
+        let [from, into] = [1, 2].map(|seed| noise(dtype, 100, seed));
+        let mut sum = into.clone();
+        Kernels::detect().add_elements(dtype, &from, &mut sum, |bytes| vec![0; bytes]);
+        assert_eq!(sum, reduce(Op::Sum, dtype, &[into, from]), "{dtype}");
+    }
+}
+
+#[test]
 fn a_half_float_mean_does_not_overflow_on_its_way() {
     assert_eq!(f16s(&reduce(Op::Mean, DType::F16, &[of_f16(&[65504.0]), of_f16(&[65504.0])])), [65504.0]);
 }

@@ -8,7 +8,7 @@ use gradlane_core::device::Device;
 use gradlane_core::engine::{self, Followed, ParameterUse, Submission, Timeline};
 use gradlane_core::mem::Doubt;
 use gradlane_core::runtime::exporter::{Exporter, Exposure};
-use gradlane_core::types::{Version, WorkerId};
+use gradlane_core::types::WorkerId;
 use gradlane_core::{Error, Result};
 
 use crate::parameters::Parameters;
@@ -51,18 +51,17 @@ impl Alone {
         engine::reduce_alone(id, submissions, Some(&self.devices), &self.followed, then)
     }
 
-    /// Uses a parameter, which has ended when this returns. Also returns the version. `then` is that of [`reduce`](Self::reduce).
+    /// Uses a parameter, which has ended when this returns. `then` is that of [`reduce`](Self::reduce).
     pub(crate) fn access(
         &self,
         asked: ParameterUse,
         then: impl FnOnce(u64) + Send + 'static,
-    ) -> Result<(engine::Handle, Option<Version>)> {
+    ) -> Result<engine::Handle> {
         let asked = Parameters::check(asked)?;
         let id = self.begin()?;
         let used = self.parameters.access(asked);
         then(id);
-        let version = used.as_ref().ok().copied();
-        Ok((engine::Handle::resolved(id, used.map(|_| ())), version))
+        Ok(engine::Handle::used(id, used))
     }
 
     /// The number of an operation that begins.

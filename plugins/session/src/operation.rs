@@ -12,19 +12,17 @@ use gradlane_core::types::{Time, Version};
 #[derive(Clone, Debug)]
 pub struct Operation {
     handle: Handle,
-    /// In a job of one worker the version is known at once, and the handle does not tell it.
-    known: Option<Version>,
     ends: Arc<Ends>,
 }
 
 impl Operation {
-    pub(crate) fn new(handle: Handle, known: Option<Version>, ends: &Arc<Ends>) -> Self {
-        Self { handle, known, ends: Arc::clone(ends) }
+    pub(crate) fn new(handle: Handle, ends: &Arc<Ends>) -> Self {
+        Self { handle, ends: Arc::clone(ends) }
     }
 
     /// One that has ended before the engine knew of it.
     pub(crate) fn ended(outcome: Result<()>) -> Self {
-        Self::new(Handle::resolved(0, outcome), None, &Arc::default())
+        Self::new(Handle::resolved(0, outcome), &Arc::default())
     }
 
     /// The engine's handle.
@@ -34,7 +32,7 @@ impl Operation {
 
     /// The version of a parameter that was used, once the operation has ended well. `None` of a reduction; see [`Handle::version`].
     pub fn version(&self) -> Option<Version> {
-        self.known.or_else(|| self.handle.version())
+        self.handle.version()
     }
 
     /// Whether it has ended, well or not, or was given up because the engine is stuck: then [`Handle::wait`] returns at once.
@@ -128,7 +126,7 @@ mod tests {
     #[test]
     fn the_first_group_whose_operations_have_all_ended_is_found() {
         let ends = Arc::default();
-        let ended = |id| Operation::new(Handle::resolved(id, Ok(())), None, &ends);
+        let ended = |id| Operation::new(Handle::resolved(id, Ok(())), &ends);
         assert_eq!(wait_any(&[vec![ended(1), ended(2)], vec![]], Duration::ZERO), Some(0));
         assert_eq!(wait_any(&[], Duration::ZERO), None);
     }

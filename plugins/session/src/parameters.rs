@@ -5,11 +5,11 @@ use std::sync::{Mutex, PoisonError};
 
 use gradlane_core::engine::{Memory, ParameterUse};
 use gradlane_core::mem::Region;
-use gradlane_core::reduce::{Kernels, accumulator_bytes};
-use gradlane_core::types::{Access, Demand, Op, TensorSpec, Update, Version, WorkerId};
+use gradlane_core::reduce::Kernels;
+use gradlane_core::types::{Access, TensorSpec, Update, Version, WorkerId};
 use gradlane_core::{Error, Result};
 
-use crate::memory::{bytes_of, bytes_of_mut, tensor_bytes};
+use crate::memory::{bytes_of, bytes_of_mut};
 
 /// The parameters, by name.
 #[derive(Debug)]
@@ -46,16 +46,9 @@ impl Parameters {
     /// [`Error::InvalidArgument`] as [`Engine::access`](gradlane_core::engine::Engine::access); [`Error::FailedPrecondition`] for memory of
     /// a device.
     pub(crate) fn check(asked: ParameterUse) -> Result<Checked> {
+        asked.check()?;
         let ParameterUse { tensor, access, memory, into, .. } = asked;
-        Demand::Access(access).check(&tensor)?;
-        let (TensorSpec { name, dtype, shape, .. }, bytes) = (&tensor, tensor_bytes(&tensor)?);
-        let [one, other] = [memory.len(), into.as_ref().map_or(memory.len(), Memory::len)];
-        if one != bytes || other != bytes {
-            return Err(Error::InvalidArgument {
-                what: format!("tensor {name}: shape {shape:?} of {dtype} with buffers of {one} and {other} bytes"),
-                hint: "both buffers must be as long as the shape says".to_owned(),
-            });
-        }
+        let name = &tensor.name;
         let host = |memory| match memory {
             Memory::Host(region) => Ok(region),
             Memory::Device { .. } => Err(Error::FailedPrecondition {
@@ -123,17 +116,7 @@ impl Parameter {
         let dtype = self.tensor.dtype;
         match update {
             Update::Assign => change.clone_into(&mut self.value),
-            Update::Add if dtype == dtype.accumulator() => {
-                kernels.add(Op::Sum, dtype, 1.0, change, &mut self.value);
-            }
-            // Added in float32 and rounded once, as a server does it.
-            Update::Add => {
-                let bytes = accumulator_bytes(dtype, change.len() as u64);
-                let mut sum = vec![0; usize::try_from(bytes).expect("within memory")];
-                kernels.start(Op::Sum, dtype, 1.0, &self.value, &mut sum);
-                kernels.add(Op::Sum, dtype, 1.0, change, &mut sum);
-                kernels.finish(Op::Sum, dtype, 1.0, &sum, &mut self.value);
-            }
+            Update::Add => kernels.add_elements(dtype, change, &mut self.value, |bytes| vec![0; bytes]),
         }
         self.version.0 += 1;
     }

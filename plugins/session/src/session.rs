@@ -252,17 +252,17 @@ impl Session {
         ended: impl FnOnce(u64) + Send + 'static,
     ) -> Result<Operation> {
         let ended = self.ends.noting(ended);
-        let (handle, known) = match (&*self.place, waits) {
-            (Place::Joined(engine), Some(patience)) => (engine.begin_to_access(asked, patience, ended)?, None),
-            (Place::Joined(engine), None) => (engine.access(asked, ended)?, None),
-            (Place::Alone(alone), _) => alone.access(asked, ended)?,
+        let handle = match (&*self.place, waits) {
+            (Place::Joined(engine), Some(patience)) => engine.begin_to_access(asked, patience, ended),
+            (Place::Joined(engine), None) => engine.access(asked, ended),
+            (Place::Alone(alone), _) => alone.access(asked, ended),
         };
-        Ok(Operation::new(handle, known, &self.ends))
+        Ok(self.operation(handle?))
     }
 
     /// An operation of this session, by its handle, for threads that wait for the [first](crate::wait_any) of several.
     pub fn operation(&self, handle: Handle) -> Operation {
-        Operation::new(handle, None, &self.ends)
+        Operation::new(handle, &self.ends)
     }
 
     /// Begins the first reduction of a tensor without elements; see [`Engine::agree_on_empty`].

@@ -45,7 +45,7 @@ use super::budget::Budget;
 use super::command::{Command, Receipt, Route};
 use super::config::NodeConfig;
 use super::life::{ServerState, Turn};
-use super::membership::{Membership, Sender, Succession, not_yet};
+use super::membership::{Membership, Sender, Succession, not_yet, rejection};
 use super::names::{Names, undeclared};
 use super::services::{Opening, Services};
 use super::withdrawals::Withdrawals;
@@ -366,8 +366,7 @@ impl Node {
     }
 
     fn reject(&mut self, exchange: ExchangeId, asked: About, error: Error) {
-        let epoch = self.membership.as_ref().map_or(asked.epoch, |ours| ours.epoch);
-        self.commands.push_back(Command::Reject { exchange, about: About { epoch, ..asked }, error });
+        self.commands.push_back(rejection(self.membership.as_deref(), exchange, asked, error));
     }
 
     fn turn(&mut self, turn: Turn) {

@@ -5,10 +5,12 @@ use std::sync::Arc;
 
 use gradlane_core::error::{Error, Result};
 use gradlane_core::types::{
-    DType, Defect, Epoch, Incarnation, Machines, NodeId, PartId, Participants, Phase, Round, View, WorkerId, WorkerSet,
-    planted,
+    DType, Defect, Epoch, ExchangeId, Incarnation, Machines, NodeId, PartId, Participants, Phase, Round, View,
+    WorkerId, WorkerSet, planted,
 };
-use gradlane_core::wire::limits;
+use gradlane_core::wire::{About, limits};
+
+use super::command::Command;
 
 /// A view's epoch, phase and workers.
 #[derive(Debug)]
@@ -46,6 +48,12 @@ pub(super) struct Callers {
     pub(super) ranks: Arc<[WorkerId]>,
     /// The same workers.
     pub(super) set: Arc<WorkerSet>,
+}
+
+/// Rejects an exchange. What it was `asked` about is said under the epoch of `ours`, if there is a membership.
+pub(super) fn rejection(ours: Option<&Membership>, exchange: ExchangeId, asked: About, error: Error) -> Command {
+    let epoch = ours.map_or(asked.epoch, |ours| ours.epoch);
+    Command::Reject { exchange, about: About { epoch, ..asked }, error }
 }
 
 /// What a new membership means for the rounds that are alive.

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use gradlane_core::Error;
 use gradlane_core::sched::TaskId;
 use gradlane_core::types::{DeviceKind, ExchangeId, LinkId};
-use gradlane_core::wire::{Header, Reply, Request, Response, Sum, Target, Value, reject};
+use gradlane_core::wire::{Header, Reply, Request, Response, Sum, Value, reject};
 
 use super::checkers::Checker;
 use super::worker::{Buffer, Region};
@@ -188,7 +188,7 @@ impl Transport {
                 }
             };
             let landing: u64 = into.iter().map(|region| region.span.bytes).sum();
-            let (got, due) = (target_of(&header), flight.push.target().map(|due| (due.part, due.round, landing)));
+            let (got, due) = (header.target(), flight.push.target().map(|due| (due.part, due.round, landing)));
             if Some((got.part, got.round, header.body_bytes())) != due {
                 let (peer, field) = ("a server".to_owned(), "part or round".to_owned());
                 let error = Error::Protocol { peer, field, problem: "is another".to_owned() };
@@ -216,7 +216,7 @@ impl Transport {
             return;
         }
         if response.has_checksum() && Some(crc32c::crc32c(&body)) != end {
-            let (target, from) = (target_of(&response), "a server".to_owned());
+            let (target, from) = (response.target(), "a server".to_owned());
             return self.tear(exchange, Error::Checksum { tensor: target.part.to_string(), round: target.round, from });
         }
         self.flights.remove(&exchange);
@@ -261,13 +261,6 @@ impl Transport {
 fn reply_of(header: &[u8]) -> Reply {
     let header = Header::decode(header, "a server").and_then(|header| header.into_reply("a server"));
     header.expect("a server sends what a worker reads")
-}
-
-fn target_of(response: &Response) -> Target {
-    match response {
-        Response::Sum(header) => header.target,
-        Response::Value(header) => header.target,
-    }
 }
 
 /// Writes what came of the sum to where it goes, but for the first `from` bytes, which lie there already.

@@ -10,6 +10,7 @@ use super::aggregator::{Aggregator, Exchange, ExchangeState, Part, parity};
 use super::refusals::over;
 use super::round::{Open, Published, RoundState, Slot, Spec};
 use crate::node::command::{Command, SlotId, Step, Work};
+use crate::node::membership::rejection;
 
 impl Aggregator {
     /// Counts a worker: all of its contribution is in the sum, or it has none to make. Seals the sum when every caller was counted.
@@ -228,7 +229,6 @@ impl Aggregator {
     }
 
     pub(super) fn say_reject(&mut self, exchange: ExchangeId, asked: About, error: Error) {
-        let epoch = self.membership.as_ref().map_or(asked.epoch, |ours| ours.epoch);
-        self.commands.push_back(Command::Reject { exchange, about: About { epoch, ..asked }, error });
+        self.commands.push_back(rejection(self.membership.as_deref(), exchange, asked, error));
     }
 }

@@ -14,7 +14,7 @@ use super::refusals::value_lost;
 use crate::node::budget::Budget;
 use crate::node::command::{Change, Command, Receipt, ValueStep, Work};
 use crate::node::config::NodeConfig;
-use crate::node::membership::{Membership, Sender, Succession};
+use crate::node::membership::{Membership, Sender, Succession, rejection};
 
 /// The machine. The parent module says what it decides.
 #[derive(Debug)]
@@ -315,7 +315,6 @@ impl Parameters {
     }
 
     fn say_reject(&mut self, exchange: ExchangeId, asked: About, error: Error) {
-        let epoch = self.membership.as_ref().map_or(asked.epoch, |ours| ours.epoch);
-        self.commands.push_back(Command::Reject { exchange, about: About { epoch, ..asked }, error });
+        self.commands.push_back(rejection(self.membership.as_deref(), exchange, asked, error));
     }
 }

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use gradlane_core::mem::{Frozen, Lease};
 use gradlane_core::transport::Outgoing;
-use gradlane_core::types::{DType, Defect, ExchangeId, Op, PartId, planted};
+use gradlane_core::types::{DType, Defect, ExchangeId, PartId, planted};
 use gradlane_core::wire::{Response, Value as ValueHeader, checksum};
 
 use super::refusals::value_lost;
@@ -129,11 +129,6 @@ impl Values {
     pub fn is_empty(&self) -> bool {
         self.parts.is_empty()
     }
-
-    /// The parts that have a value or a body on its way.
-    pub fn parts(&self) -> impl Iterator<Item = PartId> {
-        self.parts.keys().copied()
-    }
 }
 
 impl Part {
@@ -144,7 +139,8 @@ impl Part {
             (Value::Present { blocks, .. }, Change::Add) => {
                 assert_eq!(blocks.len(), body.len(), "all bodies of a part are cut alike");
                 for (value, block) in blocks.iter().zip(&mut body) {
-                    add(resources, dtype, value, block);
+                    // Onto the body, which makes no difference to the sum.
+                    resources.kernels.add_elements(dtype, value, block, |bytes| resources.pool.lease(bytes));
                 }
             }
             (Value::Absent | Value::Present { .. }, Change::Put) => {}
@@ -202,19 +198,6 @@ impl Upload {
     }
 }
 
-/// Adds a block of the value to the same block of a body. The body is the first operand, which makes no difference to the sum.
-fn add(resources: &SumResources, dtype: DType, value: &[u8], body: &mut Lease) {
-    let SumResources { kernels, pool, .. } = resources;
-    if dtype.accumulator() == dtype {
-        return kernels.add(Op::Sum, dtype, 1.0, value, body);
-    }
-    let grown = gradlane_core::reduce::accumulator_bytes(dtype, body.len() as u64);
-    let mut sum = pool.lease(place(grown));
-    kernels.start(Op::Sum, dtype, 1.0, value, &mut sum);
-    kernels.add(Op::Sum, dtype, 1.0, body, &mut sum);
-    kernels.finish(Op::Sum, dtype, 1.0, &sum, body);
-}
-
 fn say_receipt(part: PartId, exchange: ExchangeId, receipt: Option<Receipt>, say: &mut impl FnMut(Event)) {
     if let Some(receipt) = receipt {
         say(Event::Receipt { route: Route::Parameter { part }, exchange, receipt });
@@ -223,5 +206,5 @@ fn say_receipt(part: PartId, exchange: ExchangeId, receipt: Option<Receipt>, say
 
 /// A number of bytes within a block.
 fn place(bytes: u64) -> usize {
-    usize::try_from(bytes).expect("within a few times a part")
+    usize::try_from(bytes).expect("within a part")
 }

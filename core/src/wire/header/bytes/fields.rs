@@ -1,7 +1,7 @@
 //! The fields of a header that all services have, and how fields are written and read.
 
 use crate::error::{Error, Result};
-use crate::types::{Epoch, PartId, Round, TensorKey};
+use crate::types::{DType, Epoch, PartId, Round, TensorKey};
 use crate::wire::header::about::{About, Service};
 use crate::wire::header::{HEADER_BYTES, Reject, Target, URGENCY_MAX};
 use crate::wire::{VERSION, limits};
@@ -137,6 +137,21 @@ impl Fields<'_> {
             return Err(self.bad(field, format!("is {length}, above {limit}")));
         }
         Ok(length)
+    }
+
+    /// The element type at this place.
+    pub(super) fn dtype(&self, at: usize) -> Result<DType> {
+        let code = self.bytes[at];
+        DType::from_code(code).ok_or_else(|| self.bad("dtype", format!("is {code}")))
+    }
+
+    /// The length, at this place, of a part of whole elements.
+    pub(super) fn part_bytes(&self, at: usize, dtype: DType) -> Result<u64> {
+        let bytes = self.length("length", at, limits::PART_BYTES_MAX)?;
+        if !bytes.is_multiple_of(dtype.bytes()) {
+            return Err(self.bad("length", format!("is {bytes}, no multiple of {} bytes", dtype.bytes())));
+        }
+        Ok(bytes)
     }
 
     pub(super) fn zero(&self, range: std::ops::Range<usize>) -> Result<()> {

@@ -2,7 +2,7 @@
 
 use super::fields::{Fields, at as front_at, front, put, u32_of};
 use crate::error::Result;
-use crate::types::{Access, DType, Version};
+use crate::types::{Access, Version};
 use crate::wire::header::{HEADER_BYTES, Header, Sent, Target, Use, Value};
 use crate::wire::limits;
 
@@ -78,13 +78,10 @@ impl Fields<'_> {
     fn part_use(&self) -> Result<Use> {
         self.zero(at::RESERVED..at::ROUND)?;
         self.zero(at::VERSION..at::PART_BYTES)?;
-        let (access, dtype) = (self.bytes[at::ACCESS], self.bytes[at::DTYPE]);
+        let access = self.bytes[at::ACCESS];
         let access = Access::from_code(access).ok_or_else(|| self.bad("access", format!("is {access}")))?;
-        let dtype = DType::from_code(dtype).ok_or_else(|| self.bad("dtype", format!("is {dtype}")))?;
-        let part_bytes = self.length("length", at::PART_BYTES, limits::PART_BYTES_MAX)?;
-        if !part_bytes.is_multiple_of(dtype.bytes()) {
-            return Err(self.bad("length", format!("is {part_bytes}, no multiple of {} bytes", dtype.bytes())));
-        }
+        let dtype = self.dtype(at::DTYPE)?;
+        let part_bytes = self.part_bytes(at::PART_BYTES, dtype)?;
         let check = u32::from_le_bytes(self.array(at::CHECK));
         let sent = match self.bytes[at::FLAGS] {
             0 if check != 0 => return Err(self.bad("checksum", format!("is {check} and not announced"))),

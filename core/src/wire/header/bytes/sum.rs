@@ -170,10 +170,7 @@ impl Fields<'_> {
 
     fn contribute(&self, rest: &[u8]) -> Result<Contribute> {
         let (dtype, op) = self.reduction()?;
-        let part_bytes = self.part_bytes()?;
-        if !part_bytes.is_multiple_of(dtype.bytes()) {
-            return Err(self.bad("length", format!("is {part_bytes}, no multiple of {} bytes", dtype.bytes())));
-        }
+        let part_bytes = self.part_bytes(at::PART_BYTES, dtype)?;
         let check = u32::from_le_bytes(self.array(at::CHECK));
         let (contribution, rest) = match self.bytes[at::FLAGS] & !flag::PARTIAL {
             flag::NO_BODY => {
@@ -244,7 +241,7 @@ impl Fields<'_> {
                 Contributors::Due
             }
         };
-        let part_bytes = self.part_bytes()?;
+        let part_bytes = self.length("length", at::PART_BYTES, limits::PART_BYTES_MAX)?;
         let body = Body { bytes: self.body_bytes()?, codec };
         if codec.is_plain() && body.bytes != part_bytes {
             return Err(self.bad("body length", format!("is {} of a part of {part_bytes}", body.bytes)));
@@ -262,9 +259,9 @@ impl Fields<'_> {
     }
 
     fn reduction(&self) -> Result<(DType, Op)> {
-        let (dtype, op) = (self.bytes[at::DTYPE], self.bytes[at::OP]);
+        let op = self.bytes[at::OP];
         let root = u16::from_le_bytes(self.array(at::ROOT));
-        let dtype = DType::from_code(dtype).ok_or_else(|| self.bad("dtype", format!("is {dtype}")))?;
+        let dtype = self.dtype(at::DTYPE)?;
         let op = Op::from_code(op, u32::from(root)).ok_or_else(|| self.bad("op", format!("is {op}")))?;
         if op.argument() != u32::from(root) {
             return Err(self.bad("root", format!("is {root} of a {op}")));
@@ -284,10 +281,6 @@ impl Fields<'_> {
         let parameters: Vec<u32> = words.iter().map(|word| u32::from_le_bytes(*word)).collect();
         let spec = CodecSpec::with_parameters(encoding, &parameters);
         Ok((spec.map_err(|error| self.bad("codec", error.to_string()))?, rest))
-    }
-
-    fn part_bytes(&self) -> Result<u64> {
-        self.length("length", at::PART_BYTES, limits::PART_BYTES_MAX)
     }
 
     fn body_bytes(&self) -> Result<u64> {
