@@ -1,4 +1,4 @@
-"""Narrower elements on the wire: the engine encodes before the push and decodes when the sum has arrived.
+"""Fewer bytes on the wire: the engine encodes before the push and decodes when the sum has arrived.
 
 The servers add in float32 and round once, so only each contribution and the sum are rounded. The
 workers of one machine first add in the tensor's own type, and the sum of the machine is encoded once. If all workers are
@@ -22,6 +22,22 @@ class Compressor:
     codec: str
     """The engine's name of the codec. The first use of a tensor's name fixes it on all workers."""
 
+    def __call__(self, **parameters: int) -> Compressor:
+        """The same codec with these parameters, such as `Compression.int8(block=1024, feedback=True)`.
+
+        Args:
+            parameters: `block` is one of int8. Every codec but `none` has `feedback`: with it, what a round loses of a tensor
+                is added to the tensor's next round, on the workers and on the servers. So nothing is lost for good, and
+                codecs that lose much still train. It costs an f32 for each element on each machine and on the servers.
+                It acts on sums and means of float32. If a worker is lost, or a round fails, it begins anew. The first use
+                of the compressor refuses a parameter that the codec does not have.
+        """
+        codec, _, text = self.codec.partition(":")
+        settings: dict[str, str] = dict(word.split("=", 1) for word in text.split(",") if word)
+        settings.update({name: str(int(value)) for name, value in parameters.items()})
+        text = ",".join(f"{name}={value}" for name, value in settings.items())
+        return Compressor(f"{codec}:{text}" if text else codec)
+
 
 class Compression:
     """The compressors to choose from."""
@@ -34,8 +50,14 @@ class Compression:
     """Half the bytes of float32 with its range, 8 bits of precision."""
     int8 = Compressor("int8")
     """A quarter of the bytes of float32: blocks of 256 elements with a scale each. An element is off by at most 1/254 of
-    the largest magnitude in its block, in each contribution and in the sum. `Compressor("int8:block=1024")` has blocks
+    the largest magnitude in its block, in each contribution and in the sum. `Compression.int8(block=1024)` has blocks
     of 1,024 (32 to 4,096): fewer bytes, less exact.
+    """
+    topk = Compressor("topk")
+    """Of each part of float32, only the 1 % of the elements with the largest magnitudes, about 5 bytes each; the others
+    count as zero. `Compressor("topk:k=1000")` sends 1,000 millionths (1 to 250,000), so 0.1 %. Sums have the elements of
+    all workers. For sums and means: minima and maxima are sent unchanged, and so are parts with a NaN or an infinity.
+    What is left out is lost, so keep it for the next step yourself.
     """
 
 

@@ -50,7 +50,7 @@ pub(crate) fn bounded(file: &mut File, bytes_max: u64) -> io::Result<String> {
     Ok(content)
 }
 
-/// Of a file that holds a line or two: a join string and an author are some 300 bytes.
+/// Of a file that holds a line or two: a join string and an writer are some 300 bytes.
 pub(crate) const LINES_BYTES_MAX: u64 = 4096;
 
 /// Why a file with this owner and mode is not trusted; `None` if it is.

@@ -2,7 +2,7 @@
 //!
 //! - `puppet` joins as a worker, says `joined <rank>`, then does what standard input says, one order a line, and answers each with
 //!   `ok` or `failed <code> <error>`:
-//!   `beside <name> <round>` (a large sum into other memory; first says which ranks are in it), `sum <name> <round>`, `pair <name> <round>` (a sum of ranks 0 and 1), `barrier <name> <milliseconds>`, `shutdown <milliseconds>`; or with a number: `metric <name>`.
+//!   `fed <codec> <round>` (a sum of a tensor of that name, with that codec; first says the CRC-32C of the sum), `beside <name> <round>` (a large sum into other memory; first says which ranks are in it), `sum <name> <round>`, `pair <name> <round>` (a sum of ranks 0 and 1), `barrier <name> <milliseconds>`, `shutdown <milliseconds>`; or with a number: `metric <name>`.
 //! - `train <rounds> [<rank> <mishap>]` joins as a worker, says `joined <rank> <pid>`, reduces so many rounds (0: without end), and
 //!   leaves. After its first round the worker of `rank` exits with the code `mishap` instead, or with `stuck` does nothing any more, for
 //!   which the others wait a second. The exit code is 1 after an error, which standard error tells.
@@ -19,7 +19,7 @@ use gradlane_core::config::Launcher;
 use gradlane_core::config::{Config, Origin};
 use gradlane_core::engine::Engine;
 use gradlane_server::launch::entering::Found;
-use gradlane_tests::{cluster, device_actor, rounds};
+use gradlane_tests::{cluster, device_actor, feedback, rounds};
 
 fn main() {
     let argv: Vec<OsString> = std::env::args_os().collect();
@@ -73,6 +73,13 @@ fn obey(engine: &Engine) -> Result<i32> {
             ["beside", name, round] => {
                 rounds::reduce_beside(engine, name, number(round), LARGE).map(|ranks| say(&format!("sum of {ranks:?}")))
             }
+            ["fed", codec, round] => {
+                let spec = codec.parse().expect("the test knows the codecs");
+                feedback::reduce(engine, codec, spec, number(round), FED).map(|sum| {
+                    let bytes: Vec<u8> = sum.iter().flat_map(|element| element.to_le_bytes()).collect();
+                    say(&format!("sum {:08x}", crc32c::crc32c(&bytes)));
+                })
+            }
             ["barrier", name, timeout] => engine.arrive(name, Some(milliseconds(timeout))).wait(None),
             ["shutdown", grace] => engine.shutdown(milliseconds(grace)),
             _ => panic!("{line:?} is no order"),
@@ -117,6 +124,9 @@ fn number<T: std::str::FromStr>(word: &str) -> T {
 
 /// Of each tensor: parts of 1 MiB and more than one of them are other tests' concern.
 const ELEMENTS: usize = 50_000;
+
+/// Of a tensor with error feedback: one part.
+const FED: usize = 5_000;
 
 /// So many that a fault can come while a sum is under way.
 const LARGE: usize = 2_000_000;

@@ -19,7 +19,7 @@ use gradlane_core::local::PrivateSocket;
 use gradlane_core::mem::{Copies, DeviceRegion, Doubt, Ordinal};
 use gradlane_core::runtime::Clock;
 use gradlane_core::types::{
-    DType, DeviceKind, Done, Epoch, Incarnation, Op, PartId, Priority, Round, TensorKey, WorkerId,
+    DType, DeviceKind, Done, Epoch, Incarnation, Op, PartId, Priority, Round, TensorKey, Unmet, WorkerId,
 };
 use gradlane_core::{Error, Result};
 
@@ -95,7 +95,9 @@ impl DeviceRank {
             ranks: (0..ranks).map(local).collect(),
             me,
             group: (0..ranks).collect(),
-            listener,
+            listener: listener.map(Arc::new),
+            is_again: false,
+            goes_on: false,
             join_timeout: PATIENCE,
             step_timeout,
             stall_warn: Duration::ZERO,
@@ -179,7 +181,12 @@ impl DeviceRank {
         let operation = Operation { part, round: Round(0), goal, failure: None, claim, memory: Memory::Device(memory) };
         let (sender, outcome) = unbounded();
         // A test that has failed no longer waits.
-        self.collective.run(operation, Done::new(move |result| drop(sender.send(result))));
+        self.collective.run(
+            operation,
+            Done::new(move |result: std::result::Result<f64, Unmet>| {
+                drop(sender.send(result.map_err(Unmet::into_error)))
+            }),
+        );
         outcome
     }
 

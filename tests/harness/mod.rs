@@ -8,6 +8,7 @@ pub mod devices;
 pub mod digits;
 pub mod element;
 pub mod fakes;
+pub mod feedback;
 pub mod fuzz;
 pub mod gated_device;
 pub mod network;

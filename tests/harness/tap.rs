@@ -21,6 +21,8 @@ pub enum Fate {
     Cut,
     /// Nothing, but the body does not have the checksum that its header tells.
     Damage,
+    /// Nothing, but the header says that the part has one element, so that its body is longer than it can be.
+    Overlong,
 }
 
 /// Carries everything over another transport, and asks `before` about each push, on the thread that pushes, with its number from 1.
@@ -83,6 +85,11 @@ impl<F: Fn(u64) -> Fate + Send + Sync> Transport for Tap<F> {
                 | Request::Use(Use { sent: Sent::Whole { checksum }, .. }) = &mut push.header
                 {
                     *checksum = Some(checksum.unwrap_or(0) ^ 1);
+                }
+            }
+            Fate::Overlong => {
+                if let Request::Contribute(Contribute { dtype, part_bytes, .. }) = &mut push.header {
+                    *part_bytes = dtype.bytes();
                 }
             }
         }

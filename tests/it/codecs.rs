@@ -1,4 +1,4 @@
-//! Tensors that travel narrower than they are: sums are those of the wire form, added in f32 and rounded once, over every transport.
+//! Tensors that travel in fewer bytes than they have. Most codecs are of one length: sums are those of the wire form, added in f32 and rounded once, over every transport.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -14,6 +14,8 @@ use gradlane_tests::gated_device::TestDevice;
 use gradlane_tests::over::Over;
 use gradlane_tests::tap::{Fate, Tap};
 use half::{bf16, f16};
+
+mod topk;
 
 const CODECS: [CodecSpec; 2] = [CodecSpec::F16, CodecSpec::BF16];
 const OPS: [Op; 5] = [Op::Sum, Op::Mean, Op::Min, Op::Max, Op::WeightedMean];
@@ -173,10 +175,10 @@ fn where_nothing_travels_nothing_is_rounded() {
 
 #[test]
 fn workers_that_want_different_codecs_all_learn_both() {
-    for (over, codecs) in [Over::Local, Over::Shm, Over::Quic]
-        .into_iter()
-        .flat_map(|over| [["fp16", "none"], ["int8", "int8:block=512"], ["bf16", "int8"]].map(|codecs| (over, codecs)))
-    {
+    for (over, codecs) in [Over::Local, Over::Shm, Over::Quic].into_iter().flat_map(|over| {
+        [["fp16", "none"], ["int8", "int8:block=512"], ["bf16", "int8"], ["int8", "int8:feedback=1"]]
+            .map(|codecs| (over, codecs))
+    }) {
         let cluster = Cluster::start(over, 2, 1);
         let errors = all(&cluster.workers, |engine| {
             let codec = codecs[engine.rank().0 as usize].parse().unwrap();

@@ -22,6 +22,7 @@ mod endings;
 mod errors;
 mod exporter;
 mod fault_times;
+mod feedback;
 mod flow;
 mod handles;
 mod hostile;

@@ -327,7 +327,7 @@ fn the_data_path_copies_only_where_it_is_counted() {
 /// Names of values whose end does nothing but free memory. Another one is a guard, perhaps: then write an `if`.
 const PLAIN: [&str; 23] = [
     "accept_from",
-    "author",
+    "writer",
     "before",
     "body",
     "calls",

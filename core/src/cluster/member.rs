@@ -300,9 +300,8 @@ impl Member {
             return Err(Error::OtherTerm { member: known.epoch.term, coordinator: view.epoch.term });
         }
         if view.epoch < known.epoch {
-            return Err(
-                self.protocol_error("view", &format!("of {} is older than the one of {}", view.epoch, known.epoch))
-            );
+            let problem = format!("of {} is older than the one of {}", view.epoch, known.epoch);
+            return Err(self.protocol_error("view", &problem));
         }
         if view.epoch == known.epoch && view != known {
             return Err(self.protocol_error("view", &format!("of {} differs from the one before", view.epoch)));
@@ -315,10 +314,8 @@ impl Member {
             // A server that lost its connection at the wrong moment may have missed the whole job.
             (Standing::Joining, Role::Server) if self.index_in(&view).is_some() => {}
             (Standing::Joining, _) => {
-                return self.fail(Error::FailedPrecondition {
-                    what: "the job ended before this process joined".to_owned(),
-                    hint: "start a new job".to_owned(),
-                });
+                let what = "the job ended before this process joined".to_owned();
+                return self.fail(Error::FailedPrecondition { what, hint: "start a new job".to_owned() });
             }
             (Standing::Active, Role::Server) => self.tell(MemberEvent::View(view.clone())),
             (Standing::Leaving | Standing::GivingUp(_), _) => {}
@@ -333,23 +330,26 @@ impl Member {
     }
 
     fn handle_running(&mut self, now: Time, view: View, is_new: bool) {
-        let Some(index) = self.index_in(&view) else {
-            return self.fail(Error::Fenced { current: view.epoch });
-        };
-        if self.index.is_some_and(|known| known != index) {
-            return self.fail_protocol("member list", "gives this process another index than before");
-        }
-        if is_new {
-            self.index = Some(index);
-            self.view = Some(view.clone());
-            match self.standing {
-                Standing::Joining => {
-                    self.standing = Standing::Active;
-                    self.tell(MemberEvent::Joined { index, view });
-                }
-                Standing::Active | Standing::Leaving | Standing::GivingUp(_) => self.tell(MemberEvent::View(view)),
-                Standing::Ended(_) => {}
+        match self.index_in(&view) {
+            // The others go on without this process, which leaves. It still waits for the end of the job.
+            None if matches!(self.standing, Standing::Leaving) => self.view = Some(view),
+            None => return self.fail(Error::Fenced { current: view.epoch }),
+            Some(index) if self.index.is_some_and(|known| known != index) => {
+                return self.fail_protocol("member list", "gives this process another index than before");
             }
+            Some(index) if is_new => {
+                self.index = Some(index);
+                self.view = Some(view.clone());
+                match self.standing {
+                    Standing::Joining => {
+                        self.standing = Standing::Active;
+                        self.tell(MemberEvent::Joined { index, view });
+                    }
+                    Standing::Active | Standing::Leaving | Standing::GivingUp(_) => self.tell(MemberEvent::View(view)),
+                    Standing::Ended(_) => {}
+                }
+            }
+            Some(_) => {}
         }
         if self.line.welcome() {
             for frame in self.requests.frames(now) {

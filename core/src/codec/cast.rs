@@ -14,7 +14,8 @@
 
 use std::num::NonZeroU32;
 
-use super::interface::{BodyBytes, Codec, Malformed, Unit};
+use super::interface::{BodyBytes, Codec, Malformed, Refusal, Unit};
+use super::tools::Tools;
 use crate::reduce::Kernels;
 use crate::types::{CodecSpec, DType, Op};
 
@@ -86,10 +87,10 @@ impl Codec for Cast {
         if adds && self.wire == DType::F16 { f64::from(ranks.get().next_power_of_two()) } else { 1.0 }
     }
 
-    fn encode(&self, kernels: Kernels, divisor: f64, elements: &[u8], body: &mut [u8]) -> usize {
+    fn encode(&self, tools: Tools<'_>, divisor: f64, elements: &[u8], body: &mut [u8]) -> Result<usize, Refusal> {
         if self.elements == DType::F32 {
-            self.narrow(kernels, divisor, elements, body);
-            return body.len();
+            self.narrow(tools.kernels, divisor, elements, body);
+            return Ok(body.len());
         }
         let (doubles, torn) = elements.as_chunks::<8>();
         assert!(torn.is_empty() && body.len() == doubles.len() * self.wire_bytes(), "as many elements");
@@ -99,9 +100,14 @@ impl Codec for Cast {
             for (float, double) in floats.iter_mut().zip(run) {
                 *float = (f64::from_le_bytes(*double) as f32).to_le_bytes();
             }
-            self.narrow(kernels, divisor, floats.as_flattened(), body);
+            self.narrow(tools.kernels, divisor, floats.as_flattened(), body);
         }
-        body.len()
+        Ok(body.len())
+    }
+
+    fn check(&self, _body: &[u8], _len: u64) -> Result<(), Malformed> {
+        // All bits are a number, an infinity or a NaN.
+        Ok(())
     }
 
     fn decode(&self, kernels: Kernels, body: &[u8], elements: &mut [u8]) -> Result<(), Malformed> {
@@ -132,9 +138,9 @@ impl Codec for Cast {
         Ok(())
     }
 
-    fn finish(&self, kernels: Kernels, op: Op, divisor: f64, sum: &[u8], body: &mut [u8]) -> usize {
-        kernels.finish(op, self.wire, divisor, sum, body);
-        body.len()
+    fn finish(&self, tools: Tools<'_>, op: Op, divisor: f64, sum: &[u8], body: &mut [u8]) -> Result<usize, Refusal> {
+        tools.kernels.finish(op, self.wire, divisor, sum, body);
+        Ok(body.len())
     }
 }
 

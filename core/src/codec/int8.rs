@@ -16,7 +16,8 @@
 use std::num::NonZeroU32;
 
 use super::cast::folding;
-use super::interface::{BodyBytes, Codec, Malformed, Unit};
+use super::interface::{BodyBytes, Codec, Malformed, Refusal, Unit};
+use super::tools::Tools;
 use crate::reduce::Kernels;
 use crate::types::{CodecSpec, DType, Op};
 
@@ -45,6 +46,18 @@ impl Int8 {
         let block = usize::try_from(*block).expect("its row bounds it");
         assert!((1..=BLOCK_MAX).contains(&block), "its row bounds it");
         Self { spec, elements, block }
+    }
+
+    /// Divides f32 elements as `op` says, and writes their blocks.
+    fn quantise_all(&self, kernels: Kernels, op: Op, divisor: f64, floats: &[u8], body: &mut [u8]) {
+        let mut row = [0; 4 * BLOCK_MAX];
+        let blocks = body.chunks_mut(self.block + SCALE_BYTES);
+        for (floats, block) in floats.chunks(4 * self.block).zip(blocks) {
+            let row = &mut row[..floats.len()];
+            row.copy_from_slice(floats);
+            kernels.finish_in_place(op, DType::F32, divisor, row);
+            quantise(row, block);
+        }
     }
 
     /// Calls `act` for each block of a body: with its elements as f32, and with its place in `others`, which has `bytes` for each element.
@@ -87,24 +100,28 @@ impl Codec for Int8 {
         1.0
     }
 
-    fn encode(&self, kernels: Kernels, divisor: f64, elements: &[u8], body: &mut [u8]) -> usize {
-        let op = if divisor == 1.0 { Op::Sum } else { Op::Mean };
+    fn encode(&self, tools: Tools<'_>, divisor: f64, elements: &[u8], body: &mut [u8]) -> Result<usize, Refusal> {
+        let (kernels, op) = (tools.kernels, if divisor == 1.0 { Op::Sum } else { Op::Mean });
         if self.elements == DType::F32 {
-            return self.finish(kernels, op, divisor, elements, body);
+            self.quantise_all(kernels, op, divisor, elements, body);
+            return Ok(body.len());
         }
         let mut floats = [[0; 4]; BLOCK_MAX];
         // As many whole blocks as fit.
         let run = BLOCK_MAX / self.block * self.block;
         let bodies = body.chunks_mut(run / self.block * (self.block + SCALE_BYTES));
-        let mut used = 0;
         for (doubles, body) in elements.as_chunks::<8>().0.chunks(run).zip(bodies) {
             let floats = &mut floats[..doubles.len()];
             for (float, double) in floats.iter_mut().zip(doubles) {
                 *float = (f64::from_le_bytes(*double) as f32).to_le_bytes();
             }
-            used += self.finish(kernels, op, divisor, floats.as_flattened(), body);
+            self.quantise_all(kernels, op, divisor, floats.as_flattened(), body);
         }
-        used
+        Ok(body.len())
+    }
+
+    fn check(&self, body: &[u8], _len: u64) -> Result<(), Malformed> {
+        body.chunks(self.block + SCALE_BYTES).try_for_each(|block| read_scale(block).map(drop))
     }
 
     fn decode(&self, _kernels: Kernels, body: &[u8], elements: &mut [u8]) -> Result<(), Malformed> {
@@ -127,16 +144,9 @@ impl Codec for Int8 {
         self.each_block(body, sum, 4, |row, sum| kernels.add(folding(op, weight), DType::F32, weight, row, sum))
     }
 
-    fn finish(&self, kernels: Kernels, op: Op, divisor: f64, sum: &[u8], body: &mut [u8]) -> usize {
-        let mut row = [0; 4 * BLOCK_MAX];
-        let blocks = body.chunks_mut(self.block + SCALE_BYTES);
-        for (sum, block) in sum.chunks(4 * self.block).zip(blocks) {
-            let row = &mut row[..sum.len()];
-            row.copy_from_slice(sum);
-            kernels.finish_in_place(op, DType::F32, divisor, row);
-            quantise(row, block);
-        }
-        body.len()
+    fn finish(&self, tools: Tools<'_>, op: Op, divisor: f64, sum: &[u8], body: &mut [u8]) -> Result<usize, Refusal> {
+        self.quantise_all(tools.kernels, op, divisor, sum, body);
+        Ok(body.len())
     }
 }
 
@@ -164,18 +174,29 @@ fn quantise(row: &[u8], block: &mut [u8]) {
 /// # Errors
 /// [`Malformed`] if it has another number of elements, or a scale that no block has.
 fn dequantise(block: &[u8], row: &mut [u8]) -> Result<(), Malformed> {
-    let (scale, values) = block
-        .split_first_chunk::<SCALE_BYTES>()
-        .filter(|(_, values)| 4 * values.len() == row.len())
-        .ok_or_else(|| Malformed { problem: format!("has a block of {} bytes", block.len()) })?;
-    let scale = f32::from_le_bytes(*scale);
-    if scale < 0.0 || scale.is_infinite() {
-        return Err(Malformed { problem: format!("has a block with the scale {scale}") });
+    let (scale, values) = read_scale(block)?;
+    if 4 * values.len() != row.len() {
+        return Err(Malformed { problem: format!("has a block of {} bytes", block.len()) });
     }
     for (float, value) in row.as_chunks_mut().0.iter_mut().zip(values) {
         *float = (f32::from(value.cast_signed()) * scale).to_le_bytes();
     }
     Ok(())
+}
+
+/// The scale of a block, and its values.
+///
+/// # Errors
+/// [`Malformed`] if no block has such a scale.
+fn read_scale(block: &[u8]) -> Result<(f32, &[u8]), Malformed> {
+    let (scale, values) = block
+        .split_first_chunk::<SCALE_BYTES>()
+        .ok_or_else(|| Malformed { problem: format!("has a block of {} bytes", block.len()) })?;
+    let scale = f32::from_le_bytes(*scale);
+    if scale < 0.0 || scale.is_infinite() {
+        return Err(Malformed { problem: format!("has a block with the scale {scale}") });
+    }
+    Ok((scale, values))
 }
 
 #[cfg(test)]

@@ -3,15 +3,17 @@
 use std::fmt;
 use std::num::NonZeroU32;
 
+use super::tools::Tools;
 use crate::reduce::Kernels;
 use crate::types::{CodecSpec, DType, Op};
 
 /// How many bytes a body has.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum BodyBytes {
-    /// Always this number.
+    /// Always this number. Such a codec encodes every value.
     Exact(u64),
-    /// At most this number.
+    /// Any number up to this one, which is the length of the elements themselves: a codec refuses elements that it does not shorten, and
+    /// refused elements travel plain. So one bound holds for encoded and for plain bodies.
     AtMost(u64),
 }
 
@@ -72,10 +74,30 @@ impl fmt::Display for Malformed {
 
 impl std::error::Error for Malformed {}
 
+/// Why a codec does not encode some elements. They travel plain, and the header says so.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Refusal {
+    /// There is a NaN or an infinity among them, which the wire form does not have.
+    NotFinite,
+    /// The wire form would not be shorter than the elements.
+    NotShorter,
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::NotFinite => "there is a NaN or an infinity among the elements",
+            Self::NotShorter => "the elements would not get shorter",
+        })
+    }
+}
+
 /// An encoding of elements of one type.
 ///
 /// Elements and bodies are little-endian bytes at any address; the sum is f32. Every call may be cut into runs of whole
 /// [units](Self::unit). The caller chooses the [`Kernels`]. The choice changes no bit of the result, except the payload of a NaN.
+///
+/// A codec is a small value, so callers make one when they need it. It keeps nothing between calls.
 ///
 /// # Panics
 /// All methods on buffers panic if the lengths of the buffers do not fit together. A body from a peer passes [`BodyBytes::check`] before.
@@ -94,27 +116,39 @@ pub trait Codec: fmt::Debug + Send + Sync {
     /// weight to [`start`](Self::start) and [`add`](Self::add).
     fn divisor(&self, op: Op, ranks: NonZeroU32) -> f64;
 
-    /// Encodes elements divided by `divisor`. Returns how many bytes of `body` it used.
-    fn encode(&self, kernels: Kernels, divisor: f64, elements: &[u8], body: &mut [u8]) -> usize;
+    /// Encodes elements divided by `divisor`. Returns how many bytes of `body` it used. `body` has room for [`BodyBytes::max`].
+    ///
+    /// # Errors
+    /// [`Refusal`] if the elements must travel plain. Then `body` has any content. A codec of bodies of an exact length refuses nothing.
+    fn encode(&self, tools: Tools<'_>, divisor: f64, elements: &[u8], body: &mut [u8]) -> Result<usize, Refusal>;
+
+    /// Whether a body of `len` elements has content that an encoder makes. Then no other method returns an error for it.
+    ///
+    /// # Errors
+    /// [`Malformed`] if the body has the right length but wrong content.
+    fn check(&self, body: &[u8], len: u64) -> Result<(), Malformed>;
 
     /// Decodes a body, or as many of its units as fill `elements`.
     ///
     /// # Errors
-    /// [`Malformed`] if the body has the right length but wrong content.
+    /// As for [`check`](Self::check).
     fn decode(&self, kernels: Kernels, body: &[u8], elements: &mut [u8]) -> Result<(), Malformed>;
 
     /// Makes the first contribution the sum, and overwrites the old content of the sum: `weight` times the elements of `body`.
     ///
     /// # Errors
-    /// As for [`decode`](Self::decode).
+    /// As for [`check`](Self::check).
     fn start(&self, kernels: Kernels, op: Op, weight: f64, body: &[u8], sum: &mut [u8]) -> Result<(), Malformed>;
 
     /// Folds a further contribution into the sum, in f32: `weight` times the elements of `body`.
     ///
     /// # Errors
-    /// As for [`decode`](Self::decode).
+    /// As for [`check`](Self::check).
     fn add(&self, kernels: Kernels, op: Op, weight: f64, body: &[u8], sum: &mut [u8]) -> Result<(), Malformed>;
 
     /// Divides the sum as `op` says and encodes it, which rounds it once. Returns how many bytes of `body` it used.
-    fn finish(&self, kernels: Kernels, op: Op, divisor: f64, sum: &[u8], body: &mut [u8]) -> usize;
+    ///
+    /// # Errors
+    /// As for [`encode`](Self::encode).
+    fn finish(&self, tools: Tools<'_>, op: Op, divisor: f64, sum: &[u8], body: &mut [u8]) -> Result<usize, Refusal>;
 }

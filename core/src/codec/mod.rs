@@ -12,44 +12,100 @@
 //! # Where it works
 //! A worker's COMPRESS and DECOMPRESS call [`Codec::encode`] and [`Codec::decode`] on whole parts, or a device does the same in its copies
 //! ([`pipeline::plan`](crate::pipeline::plan) says when). The body lies in the engine's own memory. It is pushed from there, and the sum
-//! lands there. Credit, checksums, resumed bodies and the blocks of a server count bytes of the body. Parts are cut by bytes of elements,
-//! because ranks of one machine and copies of devices work on elements. So a part of 4 MiB may have a body of 2 MiB, and placement counts
-//! these 2 MiB.
+//! lands there. Checksums, resumed bodies and the blocks of a server count bytes of the body. Parts are cut by bytes of elements, because
+//! ranks of one machine and copies of devices work on elements. So a part of 4 MiB may have a body of 2 MiB, and placement counts these
+//! 2 MiB.
 //!
 //! # What a codec is
 //! - **Units.** [`Codec::unit`] is the smallest run that is encoded on its own: one element for a cast, a block with its scale for a
-//!   quantiser. A server adds whole units and sends whole units back. So sums flow block by block, as plain ones do. No unit spans two
-//!   tensors that share a part.
-//! - **Lengths.** [`Codec::body_bytes`] is exact for all codecs. A receiver checks the length that a header announces before it reserves
-//!   memory or reads a byte.
-//! - **State.** A codec has none: the methods take `&self`. So a repeat has the bits of the first body.
+//!   quantiser, a part for [`TopK`]. No unit spans two tensors that share a part.
+//! - **Lengths.** [`Codec::body_bytes`] is exact, or a bound for bodies that vary. A server checks the length that a header announces before
+//!   it reserves memory, a worker before the sum lands. Of a body that varies, memory, credit and placement count the bound, which is the
+//!   length of the elements; headers, metrics and the wire have the true length. A repeat has the length of the first attempt.
+//! - **Where sums flow.** Where the length is exact, a server adds whole units as they come and sends whole units back, so sums flow block
+//!   by block, as plain ones do. Where it varies, a server collects each contribution, adds it at once, and answers when the sum is whole,
+//!   because only then is its length known.
+//! - **Refusals.** A codec of bodies that vary may refuse elements ([`Refusal`]): these travel plain, and the header says both the codec and
+//!   that it was refused. A server adds such a contribution to the others, and sends the sum plain if the codec refuses the sum.
 //! - **Values that cannot be encoded.** Casts hold NaN and infinities. A block of `int8` with such a value is decoded as NaN, and no other
-//!   block is.
+//!   block is. [`TopK`] refuses a part with such a value.
+//! - **Tools.** An encoder gets a [`Seed`] of the part and the round, and scratch memory ([`Workspace`]) that is kept from call to call.
+//! - **State.** A codec has none: the methods take `&self`. What outlives a body is kept beside it: see below.
+//!
+//! # State
+//! There is one kind: the residual of [error feedback](feedback), an f32 for each element, of tensors whose codec says `feedback=1`
+//! ([`CodecSpec::has_feedback`]). It wraps any codec and lies in host memory. Sums and means of f32 use it.
+//!
+//! | | of the contributions | of the answers |
+//! |---|---|---|
+//! | belongs to | a part, on the worker that encodes it for its machine | a part, on its server |
+//! | who decides | `worker::residuals`, by [`Action::Encode`](crate::worker::Action::Encode) and [`Command::DropResidual`](crate::worker::Command::DropResidual) | the aggregator of the server's node, with the steps of a sum |
+//! | who has the memory | the engine | the store of sums; a sum while it flows |
+//! | bounded by | the declared tensors; the metric `residual_bytes` shows it | the budget of the node |
+//! | begins at zero | with the first body; after a round without a sum; in the round after a sum of other workers than the sum before | with the first sum; after a round that failed or restarted while its sum flowed; with a sum of other workers than the sum before |
+//! | ends | with the name; with the job; if another rank of the machine becomes the owner | with the name; with the rounds of a membership |
+//!
+//! A part is encoded once a round, and a repeat sends the same body again. So no residual is used twice for one round.
 
 mod interface;
+mod tools;
 
 mod cast;
 mod int8;
+mod topk;
+
+#[cfg(any(test, feature = "testing"))]
+#[doc(hidden)]
+pub mod testing;
+
+pub mod feedback;
 
 pub use cast::Cast;
 pub use int8::Int8;
-pub use interface::{BodyBytes, Codec, Coding, Malformed, Unit};
+pub use interface::{BodyBytes, Codec, Coding, Malformed, Refusal, Unit};
+pub use tools::{Seed, Tools, Workspace};
+pub use topk::TopK;
 
 use std::num::NonZeroU32;
+use std::ops::Deref;
 
 use crate::types::{CodecSpec, DType, Encoding, Op};
+
+/// One of the codecs, as a value of a few bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum AnyCodec {
+    /// See [`Cast`].
+    Cast(Cast),
+    /// See [`Int8`].
+    Int8(Int8),
+    /// See [`TopK`].
+    TopK(TopK),
+}
+
+impl Deref for AnyCodec {
+    type Target = dyn Codec;
+
+    fn deref(&self) -> &Self::Target {
+        match self {
+            Self::Cast(codec) => codec,
+            Self::Int8(codec) => codec,
+            Self::TopK(codec) => codec,
+        }
+    }
+}
 
 /// What makes bodies with `codec` of elements of type `dtype`. `None` if bodies are plain and need no codec.
 ///
 /// # Panics
 /// If it does not encode that type; see [`CodecSpec::for_dtype`].
-pub fn of(codec: CodecSpec, dtype: DType) -> Option<Box<dyn Codec>> {
+pub fn of(codec: CodecSpec, dtype: DType) -> Option<AnyCodec> {
     assert!(codec.encodes(dtype), "codec {codec} does not encode {dtype}");
     match codec.encoding() {
         Encoding::Plain => None,
-        Encoding::F16 => Some(Box::new(Cast::new(dtype, DType::F16))),
-        Encoding::BF16 => Some(Box::new(Cast::new(dtype, DType::BF16))),
-        Encoding::Int8 => Some(Box::new(Int8::new(codec, dtype))),
+        Encoding::F16 => Some(AnyCodec::Cast(Cast::new(dtype, DType::F16))),
+        Encoding::BF16 => Some(AnyCodec::Cast(Cast::new(dtype, DType::BF16))),
+        Encoding::Int8 => Some(AnyCodec::Int8(Int8::new(codec, dtype))),
+        Encoding::TopK => Some(AnyCodec::TopK(TopK::new(codec, dtype))),
     }
 }
 
@@ -64,7 +120,7 @@ impl Coding {
     }
 
     /// The codec that encodes and decodes it.
-    pub fn codec(&self) -> Box<dyn Codec> {
+    pub fn codec(&self) -> AnyCodec {
         of(self.codec, self.dtype).expect("made by `of`, of a part that is not plain")
     }
 }
@@ -87,6 +143,9 @@ mod tests {
             for dtype in DType::ALL.into_iter().filter(|dtype| codec.encodes(*dtype)) {
                 let found = of(codec, dtype).map(|codec| codec.spec());
                 assert_eq!(found, (!codec.is_plain()).then_some(codec), "{codec} of {dtype}");
+                let due = body_bytes(codec, dtype, 64);
+                assert_eq!(codec.varies(), due == BodyBytes::AtMost(64), "{codec} of {dtype}: {due:?}");
+                assert!(codec.varies() || matches!(due, BodyBytes::Exact(_)), "{codec} of {dtype}: {due:?}");
             }
         }
     }

@@ -11,6 +11,7 @@
 //!    leader's driver gives it to [`hear`](Agreement::hear), and calls [`weigh`](Agreement::weigh) when there are no more.
 //! 3. The leader's driver asks for decisions ([`lead`](Agreement::lead)) when it has nothing under way in host memory and has obeyed all
 //!    its own orders. Bring them to every rank, also to the leader. Bring all decisions of one answer at once.
+//!    After [`Decision::Part`] there are no more.
 //! 4. Every rank obeys them in that order ([`obey`](Agreement::obey)). It takes the next ones when it has nothing under way in host memory.
 //! 5. After every call, carry out each [`next_act`](Agreement::next_act), and set a timer to [`poll_timeout`](Agreement::poll_timeout).
 //!
@@ -30,10 +31,10 @@ use super::dataflow::Dataflow;
 use super::explain::{broken, named};
 use super::group::{self, Blocks, QueueSpace};
 use super::order::{Breach, Claim, Decision, Order, Slot};
-use super::ranks::Breakage;
+use super::ranks::{Breakage, LocalRank};
 use crate::config::LEADER_PATIENCE;
 use crate::error::Error;
-use crate::types::{Declined, Defect, DeviceKind, Goal, Time, WorkerId, planted};
+use crate::types::{Declined, Defect, DeviceKind, Goal, Time, Unmet, WorkerId, planted};
 use crate::wire::frame::Stall;
 
 /// The machine; see the module's documentation.
@@ -57,7 +58,10 @@ pub struct Agreement<L> {
     urgent: bool,
     /// Whether the leader has left. Then no more orders will come.
     orphaned: bool,
-    closed: Option<Error>,
+    /// Why this rank wants to part from the others, once it does.
+    parting: Option<Error>,
+    /// Why nothing is accepted any more: it failed, or the ranks have parted.
+    closed: Option<Unmet>,
     /// Decisions that a planted defect holds back, to obey them after later ones.
     held_back: Vec<Decision>,
 }
@@ -96,6 +100,7 @@ impl<L> Agreement<L> {
             acts: VecDeque::new(),
             urgent: false,
             orphaned: false,
+            parting: None,
             closed: None,
             held_back: Vec::new(),
         }
@@ -106,7 +111,8 @@ impl<L> Agreement<L> {
         let slot = wish.slot();
         let wrong = |what: String| Some(Error::Internal { what: format!("part {}, {} {what}", slot.0, wish.round) });
         let refusal = match (&self.closed, self.share(&wish)) {
-            (Some(error), _) => Some(error.clone()),
+            (Some(Unmet::NotBegun(why)), _) => return self.acts.push_back(Act::Return { load, why: why.clone() }),
+            (Some(Unmet::Failed(error)), _) => Some(error.clone()),
             _ if self.pending.contains_key(&slot) || self.has_announced(slot) => wrong("is reduced twice".to_owned()),
             (None, None) => wrong("is not reduced by these ranks of this machine".to_owned()),
             (None, Some(dataflow)) if !self.is_enough(brought, &wish, dataflow) => {
@@ -132,10 +138,11 @@ impl<L> Agreement<L> {
     /// The rank will not take part in an operation for which it was not ready, and for which the other members may be. Returns the reason if
     /// the agreement accepts nothing any more.
     pub fn handle_declined(&mut self, declined: Declined) -> Option<Error> {
-        if self.closed.is_none() {
-            self.announce(Announcement::Withdrawn(declined));
+        match &self.closed {
+            None => self.announce(Announcement::Withdrawn(declined)),
+            Some(Unmet::Failed(error) | Unmet::NotBegun(error)) => return Some(error.clone()),
         }
-        self.closed.clone()
+        None
     }
 
     /// The caller of an operation does not wait any more.
@@ -156,14 +163,21 @@ impl<L> Agreement<L> {
     /// The rank at this position left in an orderly way.
     pub fn handle_left(&mut self, rank: usize) {
         match &mut self.order {
+            Some(_) if self.party.goes_on => self.handle_parting(left(self.party.ranks.get(rank))),
             Some(order) => order.handle_left(u32::try_from(rank).expect("at most RANKS_MAX")),
             None => self.orphaned = true,
         }
     }
 
+    /// This rank parts from the others, because it meets others from now on. What the leader has ordered is still carried out. What it has
+    /// not ordered by the time at which it parts too is begun by no rank.
+    pub fn handle_parting(&mut self, why: Error) {
+        self.parting.get_or_insert(why);
+    }
+
     /// No more operations will follow. Pending ones may still end. The agreement gives up those without a waiting caller.
     pub fn handle_closed(&mut self, now: Time) {
-        self.closed.get_or_insert_with(shut_down);
+        self.closed.get_or_insert_with(|| Unmet::Failed(shut_down()));
         let unwanted = self.pending.iter().filter(|(_, pending)| pending.load.is_none());
         for slot in unwanted.map(|(slot, _)| *slot).collect::<Vec<Slot>>() {
             self.withdraw(now, slot);
@@ -173,7 +187,11 @@ impl<L> Agreement<L> {
     /// Ends all operations, also later ones, without waiting for other ranks. The first cause counts: the one of an earlier call, or the
     /// shutdown after [`handle_closed`](Self::handle_closed). Without a `cause` it is the shutdown. Returns the cause.
     pub fn fail(&mut self, cause: Option<Error>) -> Error {
-        let error = self.closed.get_or_insert_with(|| cause.unwrap_or_else(shut_down)).clone();
+        let error = match &self.closed {
+            Some(Unmet::Failed(first)) => first.clone(),
+            Some(Unmet::NotBegun(_)) | None => cause.or_else(|| self.parting.clone()).unwrap_or_else(shut_down),
+        };
+        self.closed = Some(Unmet::Failed(error.clone()));
         self.unsaid.clear();
         self.due.clear();
         if planted(self.party.defect, Defect::LossKeptPending) {
@@ -279,7 +297,12 @@ impl<L> Agreement<L> {
 
     /// Whether this rank leads and there is something to decide, with this much room on devices.
     pub fn may_lead(&self, room: QueueSpace) -> bool {
-        self.order.as_ref().is_some_and(|order| order.has_failure() || (order.has_decision() && !room.is_none()))
+        let parts = self.parting.is_some() && self.closed.is_none();
+        let is_next = |order: &Order| match order.has_decision() {
+            true => order.has_failure() || !room.is_none(),
+            false => parts,
+        };
+        !self.has_parted() && self.order.as_ref().is_some_and(is_next)
     }
 
     /// The next decisions for all ranks, at most `orders` orders.
@@ -288,6 +311,11 @@ impl<L> Agreement<L> {
     /// If this rank does not lead or there is no decision.
     pub fn lead(&mut self, orders: u64, room: QueueSpace) -> Vec<Decision> {
         let mut order = self.order.take().expect("it leads");
+        if !order.has_decision() {
+            assert!(self.parting.is_some(), "there is a decision");
+            self.order = Some(order);
+            return vec![Decision::Part];
+        }
         let starts = |slot| self.pending.get(&slot).is_some_and(|pending| self.starts_block(&pending.wish));
         let decisions = group::next(&mut order, orders, &room, &Blocks { operations: self.party.group.len(), starts });
         self.order = Some(order);
@@ -375,9 +403,14 @@ impl<L> Agreement<L> {
         self.orphaned && !self.pending.is_empty()
     }
 
-    /// Whether nothing is accepted any more.
-    pub fn is_closed(&self) -> bool {
-        self.closed.is_some()
+    /// Whether it has failed or was shut down: nothing will be done any more.
+    pub fn has_failed(&self) -> bool {
+        matches!(self.closed, Some(Unmet::Failed(_)))
+    }
+
+    /// Whether the ranks have parted.
+    pub fn has_parted(&self) -> bool {
+        matches!(self.closed, Some(Unmet::NotBegun(_)))
     }
 
     /// Announces to the leader, which may be this rank.
@@ -434,6 +467,15 @@ fn tell(order: &mut Order, rank: u32, announcement: Announcement) -> Result<(), 
             order.handle_overdue(slot, waited);
             Ok(())
         }
+    }
+}
+
+/// Why ranks part of which one has left, if it is known which.
+fn left(gone: Option<&LocalRank>) -> Error {
+    let who = gone.map_or_else(|| "one of them".to_owned(), |gone| format!("{} on {}", gone.name, gone.place));
+    Error::Unavailable {
+        what: "the sum of this machine's workers".to_owned(),
+        cause: format!("{who} left, and the others meet again"),
     }
 }
 

@@ -68,9 +68,9 @@ pub trait DeviceCollective: Send + Sync {
 pub type MakeDeviceCollective = Box<dyn FnOnce(Team) -> Result<Arc<dyn DeviceCollective>> + Send>;
 
 /// Publishes a short notice of the first rank to the ranks of a PCIe group: the id under which their devices connect.
-pub trait Bulletin: Send + Sync {
+pub trait Bootstrap: Send + Sync {
     /// The notice about another of the first rank's devices.
-    fn about(&self, device_index: u8) -> Arc<dyn Bulletin>;
+    fn about(&self, device_index: u8) -> Arc<dyn Bootstrap>;
 
     /// Publishes the notice; called by the first rank. Only the first call counts.
     ///
@@ -82,7 +82,7 @@ pub trait Bulletin: Send + Sync {
     fn read(&self, patience: Duration, gives_up: &dyn Fn() -> bool) -> Option<Vec<u8>>;
 }
 
-/// The longest notice of a [`Bulletin`], in bytes.
+/// The longest notice of a [`Bootstrap`], in bytes.
 pub const NOTICE_BYTES_MAX: usize = 256;
 
 /// The ranks that reduce memory of their devices with each other, for the collective of one of them.
@@ -93,7 +93,7 @@ pub struct Team {
     /// The number of ranks.
     pub ranks: usize,
     /// The notice of the first rank to the others.
-    pub bulletin: Arc<dyn Bulletin>,
+    pub bootstrap: Arc<dyn Bootstrap>,
     /// How long the other ranks may take to join.
     pub join_timeout: Duration,
     /// How long an operation may take.

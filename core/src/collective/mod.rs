@@ -24,7 +24,7 @@ pub mod host;
 pub mod nccl;
 
 pub use dataflow::Dataflow;
-pub use device::{Bulletin, DeviceCollective, DeviceMemory, MakeDeviceCollective, Moved, Ordered, Team, Traffic};
+pub use device::{Bootstrap, DeviceCollective, DeviceMemory, MakeDeviceCollective, Moved, Ordered, Team, Traffic};
 pub use devices::device_collective;
 pub use host::{HostCollective, HostOptions};
 pub use operation::{Memory, Operation};
@@ -32,9 +32,11 @@ pub use ranks::LocalRank;
 
 pub use crate::types::Goal;
 
+use std::time::Duration;
+
 use crate::error::Error;
 use crate::local::Progress;
-use crate::types::{Declined, Done, Slot, Time};
+use crate::types::{Declined, Done, Slot, Time, Unmet};
 
 /// Reduces among the ranks of one machine.
 pub trait Collective: Progress + Send + Sync {
@@ -47,7 +49,9 @@ pub trait Collective: Progress + Send + Sync {
     ///
     /// If the ranks' memory is of different kinds, all get a mismatch of `device`. If device memory cannot be reduced here, the operation
     /// fails at once with an error that says what to do, and the other ranks learn that this rank will not take part.
-    fn run(&self, operation: Operation, done: Done<f64>);
+    ///
+    /// After [`part`](Self::part), here or on another rank, an operation that no rank has begun ends as [`Unmet::NotBegun`].
+    fn run(&self, operation: Operation, done: Done<f64, Unmet>);
 
     /// Gives an operation up: it ends as [`Cancelled`](crate::Error::Cancelled), unless all ranks have submitted it. It ends for the other
     /// ranks too. Exception: only the owner of a broadcast can end it for the others. In device memory such a broadcast goes on for this
@@ -62,6 +66,10 @@ pub trait Collective: Progress + Send + Sync {
 
     /// When an operation last moved: it began, went on, or ended. Does not wait for any other thread.
     fn moved(&self) -> Time;
+
+    /// Leaves the other ranks in order, for the reason `why`, because this rank meets others from now on. Waits until the operations have
+    /// ended that any rank may have begun, at most for `patience`; then those fail. [`shutdown`](Self::shutdown) ends the wait.
+    fn part(&self, why: Error, patience: Duration);
 
     /// Ends the operations under way and leaves the other ranks. Idempotent.
     fn shutdown(&self);

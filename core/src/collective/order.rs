@@ -44,6 +44,8 @@ pub enum Decision {
         /// The reason.
         failure: Failure,
     },
+    /// The last one: the ranks part. What was not decided before is begun by none of them.
+    Part,
 }
 
 /// Why an operation fails. A rank is its position among the ranks of the machine. A set of ranks has one bit for each.

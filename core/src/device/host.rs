@@ -11,12 +11,13 @@ use std::thread::JoinHandle;
 use crossbeam_channel::{Receiver, Sender, unbounded};
 
 use super::{Device, Transfer};
+use crate::codec::{Seed, Tools, Workspace};
 use crate::cuda::{Mark, OnIssue};
 use crate::error::{Error, Result};
 use crate::local::SharedBacking;
 use crate::mem::{Copies, DeviceRegion, Doubt, Lease, Ordinal, Pool, Region};
 use crate::reduce::Kernels;
-use crate::types::{CodecSpec, DType, Done};
+use crate::types::{CodecSpec, DType, Done, PartId, Round, TensorKey};
 
 /// Devices of this kind. Dropping it shuts it down.
 pub struct HostDevice {
@@ -87,7 +88,7 @@ impl Device for HostDevice {
     }
 
     fn encodes(&self, dtype: DType, codec: CodecSpec) -> bool {
-        codec != CodecSpec::PLAIN && codec.encodes(dtype)
+        codec != CodecSpec::PLAIN && codec.encodes(dtype) && !codec.varies()
     }
 
     fn copy(&self, transfer: Transfer, _after: &[Mark], _issued: OnIssue, done: Done<()>) {
@@ -168,7 +169,11 @@ fn work(jobs: &Receiver<Job>, copies: &Copies) {
                     // SAFETY: by the contract of `start`, and staging memory belongs to this copy alone.
                     let (from, to) = unsafe { (region(run), to.as_mut_slice()) };
                     // SAFETY: a contribution is not written while it is copied.
-                    codec.encode(Kernels::detect(), coding.divisor, unsafe { from.as_slice() }, to);
+                    let from = unsafe { from.as_slice() };
+                    // Casts draw nothing.
+                    let seed = Seed::of(PartId { key: TensorKey(0), index: 0 }, Round(0));
+                    let tools = Tools { kernels: Kernels::detect(), seed, workspace: &mut Workspace::default() };
+                    codec.encode(tools, coding.divisor, from, to).expect("`encodes` names codecs that refuse nothing");
                     rest = later;
                 }
             }

@@ -41,8 +41,8 @@ impl Engine {
     /// Starts the threads that parameters need, where the sums of this worker need none.
     fn start_client(&self, asked: &ParameterUse) -> Result<()> {
         match asked.memory.device() {
-            Some(_) => self.start_stages(&[Stage::Push, Stage::CopyD2H]),
-            None => self.start_stages(&[Stage::Push]),
+            Some(_) => self.stages.start(&[Stage::Push, Stage::CopyD2H]),
+            None => self.stages.start(&[Stage::Push]),
         }
     }
 }

@@ -108,12 +108,12 @@ impl Dispatch for Dispatcher {
                 Effect::Wake(stage) => self.wake(shared, stage, here_bytes_max),
                 Effect::Abandon(Held::Exchange { link, exchange }) => shared.transport.abandon(link, exchange),
                 Effect::Abandon(Held::Operation(slot)) => {
-                    if let Some(collective) = shared.collective.get() {
+                    if let Some(collective) = shared.company.any() {
                         collective.abandon(slot);
                     }
                 }
                 Effect::Decline(declined) => {
-                    if let Some(collective) = shared.collective.get() {
+                    if let Some(collective) = shared.company.any() {
                         collective.decline(declined);
                     }
                 }
@@ -125,10 +125,11 @@ impl Dispatch for Dispatcher {
                 Effect::Disconnect(link) => shared.transport.disconnect(link),
                 Effect::Warn(stuck) => warn(&stuck),
                 Effect::Abort(cause) => {
-                    if let Some(collective) = shared.collective.get() {
+                    if let Some(collective) = shared.company.any() {
                         collective.abort(cause);
                     }
                 }
+                Effect::Follow => shared.following.follow(),
                 Effect::Leave => shared.milestones.change(|reached| reached.may_leave = true),
                 Effect::Arm(due) => {
                     if let Some(timer) = &*shared.timer.lock().unwrap_or_else(PoisonError::into_inner) {
@@ -151,7 +152,7 @@ fn wakes(effect: &Effect) -> bool {
 
 /// Makes a thread that waits for a handle look at it again.
 fn wake_poller(shared: &Shared) {
-    match shared.collective.get() {
+    match shared.company.any() {
         Some(collective) => collective.wake(),
         None => shared.transport.wake(),
     }

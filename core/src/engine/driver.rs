@@ -7,12 +7,13 @@ use std::time::Duration;
 use super::arrivals::Arrivals;
 use super::asked::{Asked, Submission};
 use super::dispatcher::Dispatcher;
+use super::follow::Following;
 use super::handle::{Handle, HandleBackend};
 use super::limit::Limit;
-use super::local_peers::{self, Accounting};
+use super::local_peers;
 use super::metrics::Metrics;
 use super::shared::{Shared, Waiting};
-use super::stage_loop;
+use super::stages::Stages;
 use super::submissions::{Submissions, ending};
 use super::submit::{HERE_BYTES_MAX, check, check_ranks, encodes};
 use super::submit_budget::SubmitBudget;
@@ -22,9 +23,8 @@ use crate::config::Config;
 use crate::device::Device;
 use crate::error::{Result, ranks};
 use crate::identity::Credentials;
-use crate::local::{OwnThread, PrivateSocket, Progress, Segment};
+use crate::local::{Progress, Segment};
 use crate::mem::{Copies, Doubt};
-use crate::pipeline::Stage;
 use crate::runtime::exporter::{Exporter, Exposure, Standing};
 use crate::runtime::{Clock, Membership, MembershipOptions, Timer};
 use crate::sched::SchedulerConfig;
@@ -53,11 +53,11 @@ pub struct EngineOptions {
 /// A worker's engine. Dropping it shuts it down.
 pub struct Engine {
     pub(super) shared: Arc<Shared>,
-    pub(super) dispatcher: Arc<Dispatcher>,
     /// For the threads that wait for handles.
     waiting: Arc<Waiting>,
-    /// By stage.
-    pub(super) threads: Mutex<Vec<(Stage, OwnThread)>>,
+    pub(super) stages: Arc<Stages>,
+    /// Equips the engine for each formation.
+    pub(super) following: Following,
     pub(super) config: Config,
     pub(super) coordinator: String,
     pub(super) credentials: Arc<Credentials>,
@@ -153,11 +153,13 @@ impl Engine {
         let backend = Submissions::single(&shared);
         let timeline = Timeline::new(clock, config.timeline_bytes_max);
         let waiting = Arc::new(Waiting(Arc::clone(&shared)));
+        let stages = Arc::new(Stages::new(Arc::clone(&shared), dispatcher));
+        let following = Following::start(Arc::clone(&shared), Arc::clone(&stages), config.clone(), socket)?;
         let engine = Self {
             shared,
-            dispatcher,
             waiting,
-            threads: Mutex::default(),
+            stages,
+            following,
             config,
             coordinator,
             credentials,
@@ -169,52 +171,14 @@ impl Engine {
             arrivals: Arrivals::default(),
         };
         engine.shared.milestones.wait(joins_in, "joining the job", |reached| reached.joined)?;
-        engine.equip(clock, socket)?;
+        // Meeting them ends in time by itself, with an error that says more.
+        let meets_in = engine.config.join_timeout * 2 + bounds.call;
+        engine.shared.milestones.wait(meets_in, "meeting the workers of this machine", |reached| reached.equipped)?;
         if let Some(place) = &engine.config.timeline {
             engine.start_timeline(place)?;
         }
         engine.shared.probe.standing.advance(Standing::Ready);
         Ok(engine)
-    }
-
-    /// Starts the collective of this machine, and threads for the stages of the pipeline.
-    fn equip(&self, clock: Clock, socket: Option<PrivateSocket>) -> Result<()> {
-        let formation = self.shared.look(|state| state.worker.formation().cloned()).expect("joined");
-        let stages = formation.pipeline.stages();
-        if stages.iter().any(|stage| stage.is_collective()) {
-            let failed = || self.shared.milestones.failed();
-            let copies = self.shared.metrics.copies();
-            let reporter = Arc::downgrade(&self.shared);
-            let on_stall = Box::new(move |stall| {
-                if let Some(shared) = reporter.upgrade()
-                    && let Some(membership) = &*locked(&shared.membership)
-                {
-                    membership.report_stall(stall);
-                }
-            });
-            let accounting =
-                Accounting { copies, doubt: self.shared.doubt.clone(), traffic: self.shared.metrics.traffic() };
-            let collective = local_peers::meet(&self.config, &formation, socket, accounting, clock, on_stall, &failed)?;
-            let first = self.shared.collective.set(collective).is_ok();
-            assert!(first, "an engine starts once");
-        }
-        self.start_stages(stages)
-    }
-
-    /// Starts the threads of these stages that have one and are not started yet.
-    pub(super) fn start_stages(&self, stages: &[Stage]) -> Result<()> {
-        // Collective stages need no thread here, and PULL and COPYH2D take no longer than waking one.
-        let has_thread = |stage: &Stage| !stage.is_collective() && !matches!(stage, Stage::Pull | Stage::CopyH2D);
-        let mut threads = locked(&self.threads);
-        for stage in stages.iter().filter(|stage| has_thread(stage)) {
-            let is_started = threads.iter().any(|(of, _)| of == stage);
-            // A submission to an engine that was closed is refused anyway.
-            if !is_started && !self.shared.look(|state| state.closed) {
-                let thread = stage_loop::spawn(*stage, Arc::clone(&self.shared), Arc::clone(&self.dispatcher))?;
-                threads.push((*stage, thread));
-            }
-        }
-        Ok(())
     }
 
     /// The key that only the coordinator and the workers of the job have, for what must not be forged by servers. `None` after
@@ -231,6 +195,11 @@ impl Engine {
     /// How many workers the job has.
     pub fn size(&self) -> u32 {
         self.shared.look(|state| state.worker.formation().map_or(1, Formation::workers))
+    }
+
+    /// One more than the highest rank.
+    pub(super) fn ranks(&self) -> u32 {
+        self.shared.look(|state| state.worker.formation().map_or(1, Formation::ranks))
     }
 
     /// Counters since the start.
@@ -307,7 +276,7 @@ impl Engine {
     ) -> Result<Handle> {
         let Asked { tensor, source, destination, demand, priority, timeout } = asked;
         check(&tensor, &source, &destination, demand, self.device())?;
-        check_ranks(std::slice::from_ref(&tensor), demand, || self.size())?;
+        check_ranks(std::slice::from_ref(&tensor), demand, || self.ranks())?;
         self.shared.followed.check()?;
         let bytes = source.len() as u64;
         let _span = tracing::trace_span!("submit", tensor = &*tensor.name, bytes).entered();
@@ -381,7 +350,7 @@ impl Engine {
         patience: Duration,
         submit: impl FnOnce(u64, &dyn Fn()) -> Result<Handle>,
     ) -> Result<Handle> {
-        let Some(collective) = self.shared.collective.get() else {
+        let Some(collective) = self.shared.company.any() else {
             // The caller waits anyway, so it pushes all parts itself, and no other thread has to wake up.
             return submit(u64::MAX, &|| {});
         };

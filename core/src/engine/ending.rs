@@ -94,7 +94,12 @@ impl Engine {
         let left = milestones.wait(grace, what, |reached| reached.left || reached.failed.is_some());
         let membership = locked(&self.shared.membership).take();
         drop(membership);
-        if let Some(collective) = self.shared.collective.get() {
+        if let Some(collective) = self.shared.company.any() {
+            collective.shutdown();
+        }
+        self.following.end(ENDING);
+        // The thread may have met another team meanwhile.
+        if let Some(collective) = self.shared.company.any() {
             collective.shutdown();
         }
         self.shared.transport.shutdown(Duration::from_secs(1));
@@ -104,10 +109,7 @@ impl Engine {
         }
         // Only now, because a sum that came meanwhile, and for which other ranks wait, is still copied to its device.
         self.shared.close();
-        self.dispatcher.ring_all();
-        for (_, thread) in locked(&self.threads).drain(..) {
-            thread.join(ENDING);
-        }
+        self.stages.end(ENDING);
         // Taken out of the lock first, because a callback under way may arm it.
         let timer = locked(&self.shared.timer).take();
         drop(timer);

@@ -1,8 +1,10 @@
 //! A step of the machine with its memory: the input of an executor.
 
 use super::payload::Payload;
+use super::residuals::SharedResidual;
 use super::state::State;
 use crate::codec::Coding;
+use crate::codec::feedback::Start;
 use crate::collective::Operation;
 use crate::cuda::Mark;
 use crate::device::Transfer;
@@ -47,17 +49,23 @@ pub(super) enum Work {
     Encode {
         from: Vec<Region>,
         coding: Coding,
+        /// What bodies of the part have lost, and how this one uses it. Without error feedback there is none.
+        residual: Option<(SharedResidual, Start)>,
         link: Option<LinkId>,
     },
     Decode {
         from: Region,
         to: Vec<Region>,
         coding: Coding,
+        /// Whether the sum lies there in its own type.
+        refused: bool,
     },
     Meet {
         operation: Operation,
         /// Whether the contribution is in the memory of the result afterwards.
         takes: bool,
+        /// The team that does it.
+        team: u32,
     },
 }
 
@@ -94,15 +102,19 @@ impl State {
                 let (transfer, after) = payload.on_device().to_device(coding);
                 Work::CopyToDevice { transfer, after }
             }
-            Action::Encode { coding, link } => Work::Encode { from: payload.elements(), coding, link },
-            Action::Decode { coding } => {
-                let from = payload.landing().pop().expect("a sum to decode lies in one piece");
-                Work::Decode { from, to: payload.result(), coding }
+            Action::Encode { coding, residual, link } => {
+                let residual = residual.map(|start| (self.residuals.of(task.part), start));
+                Work::Encode { from: payload.elements(), coding, residual, link }
             }
-            Action::Meet(Meeting { goal, claim, failure, memory, takes }) => {
+            Action::Decode { coding, body } => {
+                let landing = payload.landing().pop().expect("a sum to decode lies in one piece");
+                let (from, _) = landing.split_at(usize::try_from(body.bytes).expect("it landed there"));
+                Work::Decode { from, to: payload.result(), coding, refused: body.refused }
+            }
+            Action::Meet(Meeting { goal, claim, failure, memory, takes, team }) => {
                 let memory = meeting_memory(payload, memory);
                 let operation = Operation { part: task.part, round: task.round, goal, failure, claim, memory };
-                Work::Meet { operation, takes }
+                Work::Meet { operation, takes, team }
             }
         };
         Job { task, is_last, work }

@@ -49,6 +49,9 @@ pub(super) fn wiring(config: &Config) -> Result<Wiring> {
     Ok(Wiring { pcie_group, holds })
 }
 
+/// Whether the others of a machine go on when one of them leaves. No view lacks a worker that left in order, so what waits for it fails.
+pub(super) const GOES_ON: bool = false;
+
 /// Records of the work of the workers of this machine, which the engine reads.
 pub(super) struct Accounting {
     /// Counts copies.
@@ -59,14 +62,14 @@ pub(super) struct Accounting {
     pub(super) traffic: Traffic,
 }
 
-/// Meets the other workers of this machine.
+/// Meets the other workers of this machine, for the first time or again. `failed` says why it should not be waited for, if it should not.
 ///
 /// # Errors
 /// As [`HostCollective::join`].
 pub(super) fn meet(
     config: &Config,
     formation: &Formation,
-    socket: Option<PrivateSocket>,
+    (socket, is_again): (Option<Arc<PrivateSocket>>, bool),
     Accounting { copies, doubt, traffic }: Accounting,
     clock: Clock,
     on_stall: Box<dyn Fn(Stall) + Send>,
@@ -77,7 +80,7 @@ pub(super) fn meet(
     let absent = || Error::Internal { what: format!("{rank} is not among the workers of its machine") };
     let position = |worker: WorkerId| ranks.iter().position(|other| other.rank == worker);
     let me = position(*rank).ok_or_else(absent)?;
-    let group = machines.group(*rank).unwrap_or_default().iter().filter_map(|worker| position(*worker)).collect();
+    let group = machines.group(*rank).unwrap_or(&[*rank]).iter().filter_map(|worker| position(*worker)).collect();
     if config.pcie_switch_size.is_some_and(|size| (size as usize) < ranks.len()) && machines.groups(*rank) == 1 {
         tracing::warn!("pcie_switch_size has no effect: it must be set on all workers of the machine");
     }
@@ -88,6 +91,8 @@ pub(super) fn meet(
         me,
         group,
         listener: socket.filter(|_| me == 0),
+        is_again,
+        goes_on: GOES_ON,
         join_timeout: config.join_timeout,
         step_timeout: config.step_timeout,
         stall_warn: config.stall_warn,

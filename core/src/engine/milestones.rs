@@ -17,6 +17,8 @@ pub(super) struct Milestones {
 pub(super) struct Reached {
     /// The job formed.
     pub(super) joined: bool,
+    /// The engine has what it needs for its first formation.
+    pub(super) equipped: bool,
     /// All reports that must precede this worker's leave are sent.
     pub(super) may_leave: bool,
     /// The whole job ended in order.

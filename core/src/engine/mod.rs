@@ -16,7 +16,9 @@
 mod asked;
 mod bell;
 mod burst;
+mod company;
 mod followed;
+mod formation_news;
 mod handle;
 mod inline;
 mod limit;
@@ -26,6 +28,7 @@ mod metrics;
 mod milestones;
 mod payload;
 mod probe;
+mod residuals;
 mod submit;
 mod submit_budget;
 mod trace;
@@ -44,6 +47,9 @@ mod dispatcher;
 
 mod local_peers;
 mod stage_loop;
+mod stages;
+
+mod follow;
 
 mod arrivals;
 mod driver;

@@ -11,8 +11,15 @@ use crate::mem::{DeviceRegion, Ordinal, Region};
 /// The payload of a task, and the engine's memory that the task holds.
 pub(super) struct Payload {
     content: Content,
-    /// The wire form of the contribution, and later of the sum, between COMPRESS and DECOMPRESS.
-    wire: Option<Staging>,
+    /// Between COMPRESS and DECOMPRESS.
+    wire: Option<Wire>,
+}
+
+/// Memory for the wire form of a contribution, and later of its sum.
+struct Wire {
+    memory: Staging,
+    /// Bytes of the contribution, at the front of the memory.
+    bytes: usize,
 }
 
 /// The data of a task, run after run in piece order.
@@ -65,7 +72,7 @@ impl Payload {
     /// # Panics
     /// If the tensors are on a device and were not staged.
     pub(super) fn contribution(&self) -> Vec<Region> {
-        self.wire.as_ref().map_or_else(|| self.elements(), |wire| vec![wire.region()])
+        self.wire.as_ref().map_or_else(|| self.elements(), |wire| vec![wire.memory.region().split_at(wire.bytes).0])
     }
 
     /// The regions in which the sum lands.
@@ -73,7 +80,7 @@ impl Payload {
     /// # Panics
     /// If the tensors are on a device and were not staged.
     pub(super) fn landing(&self) -> Vec<Region> {
-        self.wire.as_ref().map_or_else(|| self.result(), |wire| vec![wire.region()])
+        self.wire.as_ref().map_or_else(|| self.result(), |wire| vec![wire.memory.region()])
     }
 
     /// The regions that COMPRESS encodes.
@@ -100,9 +107,14 @@ impl Payload {
         }
     }
 
-    /// Sets the memory that is pushed and in which the sum lands; `None` removes it.
-    pub(super) fn set_wire(&mut self, wire: Option<Staging>) {
-        self.wire = wire;
+    /// Sets the memory of which the first `bytes` bytes are pushed, and in which the sum lands.
+    pub(super) fn set_wire(&mut self, memory: Staging, bytes: u64) {
+        self.wire = Some(Wire { memory, bytes: usize::try_from(bytes).expect("within the memory") });
+    }
+
+    /// Returns that memory.
+    pub(super) fn drop_wire(&mut self) {
+        self.wire = None;
     }
 
     /// The memory for a reduction among the ranks of a machine.
@@ -244,7 +256,7 @@ mod tests {
         };
         assert_eq!(lens(&payload), [[8]; 4]);
         let mut payload = payload;
-        payload.set_wire(Some(Staging::new(Pool::new().lease(4))));
-        assert_eq!(lens(&payload), [[8], [4], [4], [8]]);
+        payload.set_wire(Staging::new(Pool::new().lease(6)), 4);
+        assert_eq!(lens(&payload), [[8], [4], [6], [8]]);
     }
 }

@@ -5,14 +5,15 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard, TryLockError};
 use std::time::Duration;
 
+use super::company::Company;
 use super::followed::Followed;
+use super::formation_news::FormationNews;
 use super::limit::DEVICE_LOOK;
 use super::metrics::Metrics;
 use super::milestones::Milestones;
 use super::probe::Probe;
 use super::state::{Effect, State};
 use super::wire::Wire;
-use crate::collective::Collective;
 use crate::config::Checksum;
 use crate::cuda::Mark;
 use crate::device::Device;
@@ -23,6 +24,7 @@ use crate::runtime::exporter::Standing;
 use crate::runtime::{Clock, Membership, Timer};
 use crate::transport::Transport;
 use crate::types::Time;
+use crate::wire::frame::Stall;
 use crate::worker::{Liveness, Worker};
 
 /// The engine as its threads see it.
@@ -45,8 +47,10 @@ pub(super) struct Shared {
     pub(super) timer: Mutex<Option<Timer>>,
     /// Set once, right after start: its callbacks need this struct.
     pub(super) membership: Mutex<Option<Membership>>,
-    /// Set before anything is submitted, if the workers of this machine reduce among themselves.
-    pub(super) collective: OnceLock<Arc<dyn Collective>>,
+    /// The ranks with which this worker reduces.
+    pub(super) company: Company,
+    /// The thread that equips the engine for another formation.
+    pub(super) following: Arc<FormationNews>,
     dispatch: Arc<dyn Dispatch>,
     state: Mutex<State>,
     /// The error after a panic of the machine, which cannot be used any more.
@@ -74,6 +78,7 @@ impl Shared {
     ) -> Self {
         let bound = worker.bounds().call;
         let metrics = Arc::new(metrics);
+        let residual_bytes = Arc::clone(&metrics.residual_bytes);
         let followed = Arc::new(Followed::counting(&metrics.stream_waits, &metrics.host_waits, bound));
         Self {
             clock,
@@ -88,9 +93,10 @@ impl Shared {
             milestones: Milestones::default(),
             timer: Mutex::new(None),
             membership: Mutex::new(None),
-            collective: OnceLock::new(),
+            company: Company::default(),
+            following: Arc::default(),
             dispatch,
-            state: Mutex::new(State::new(worker)),
+            state: Mutex::new(State::new(worker, residual_bytes)),
             broken: OnceLock::new(),
             memory: RwLock::new(()),
         }
@@ -157,7 +163,7 @@ impl Shared {
     /// Whether the engine works at the submissions with these ids. Does not wait for any other thread: if one keeps the lock, it is stuck.
     pub(super) fn liveness(&self, ids: Range<u64>) -> Liveness {
         let Some(state) = self.try_state() else { return Liveness::Stuck };
-        let elsewhere = self.collective.get().map_or(Time::ZERO, |collective| collective.moved());
+        let elsewhere = self.company.any().map_or(Time::ZERO, |collective| collective.moved());
         let found = state.worker.liveness(self.clock.now(), ids.clone(), elsewhere);
         let before = if found == Liveness::Stuck { state.loans.marks_before(ids) } else { Vec::new() };
         drop(state);
@@ -194,6 +200,13 @@ impl Shared {
         if self.broken.get().is_none() { Some(using) } else { None }
     }
 
+    /// Tells the coordinator of a sum that waits for workers of this machine.
+    pub(super) fn report_stall(&self, stall: Stall) {
+        if let Some(membership) = &*self.membership.lock().unwrap_or_else(PoisonError::into_inner) {
+            membership.report_stall(stall);
+        }
+    }
+
     /// Marks the state as closed: the threads of the stages end when they are woken.
     pub(super) fn close(&self) {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).closed = true;
@@ -222,7 +235,7 @@ impl Shared {
             }
             // The panic may have poisoned a lock of any of these parts. The other parts are ended all the same.
             let end = |part: &dyn Fn()| drop(catch_unwind(AssertUnwindSafe(part)));
-            if let Some(collective) = shared.collective.get() {
+            if let Some(collective) = shared.company.any() {
                 end(&|| collective.abort(cause.clone()));
                 end(&|| collective.shutdown());
             }
@@ -249,14 +262,14 @@ pub(super) struct Waiting(pub(super) Arc<Shared>);
 impl Progress for Waiting {
     fn poll(&self, enough: &dyn Fn() -> bool, patience: Duration) {
         // Whoever waits hears of a panic by the handle.
-        let _ = self.0.guard(|| match self.0.collective.get() {
+        let _ = self.0.guard(|| match self.0.company.any() {
             Some(collective) => collective.poll(enough, patience),
             None => self.0.transport.poll(enough, patience),
         });
     }
 
     fn wake(&self) {
-        match self.0.collective.get() {
+        match self.0.company.any() {
             Some(collective) => collective.wake(),
             None => self.0.transport.wake(),
         }

@@ -2,11 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use super::handle::Issue;
 use super::loans::{InUse, Loans, User};
 use super::memory::Memory;
 use super::payload::Payload;
+use super::residuals::Residuals;
 use super::trace::{Subject, TaskTrace, Timeline};
 use crate::cuda::{Mark, Marks};
 use crate::error::{Error, Result};
@@ -19,6 +21,7 @@ pub(super) struct State {
     pub(super) worker: Worker,
     pub(super) loans: Loans,
     pub(super) payloads: SideTable<TaskId, Payload>,
+    pub(super) residuals: Residuals,
     /// By request: callers that wait for a declaration.
     waiters: BTreeMap<u64, Done<()>>,
     /// The time for which the timer is set.
@@ -53,6 +56,7 @@ pub(super) enum Effect {
     Disconnect(LinkId),
     Warn(Box<Stuck>),
     Abort(Error),
+    Follow,
     Leave,
     /// Set the timer to this time, or an earlier one.
     Arm(Time),
@@ -74,11 +78,13 @@ impl Unfinished {
 }
 
 impl State {
-    pub(super) fn new(worker: Worker) -> Self {
+    /// `residual_bytes` counts the memory of residuals.
+    pub(super) fn new(worker: Worker, residual_bytes: Arc<AtomicU64>) -> Self {
         Self {
             worker,
             loans: Loans::default(),
             payloads: SideTable::new(),
+            residuals: Residuals::counted_in(residual_bytes),
             waiters: BTreeMap::new(),
             armed: None,
             trace: None,
@@ -129,6 +135,10 @@ impl State {
                     }
                     continue;
                 }
+                Command::DropResidual(part) => {
+                    self.residuals.drop_of(part);
+                    continue;
+                }
                 Command::Finished { task, outcome } => {
                     if let Some(trace) = &mut self.trace {
                         trace.finished(now, task, &outcome);
@@ -154,6 +164,7 @@ impl State {
                 Command::Disconnect(link) => Effect::Disconnect(link),
                 Command::Warn(stuck) => Effect::Warn(stuck),
                 Command::Abort(cause) => Effect::Abort(cause),
+                Command::Follow => Effect::Follow,
                 Command::Leave => Effect::Leave,
             };
             self.effects.push(effect);

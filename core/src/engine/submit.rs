@@ -66,14 +66,14 @@ pub(super) fn encodes(tensor: &TensorSpec, source: &Memory, device: Option<&Arc<
 }
 
 /// A root, members and a receiver must be workers of the job.
-pub(super) fn check_ranks(tensors: &[TensorSpec], demand: Demand, size: impl FnOnce() -> u32) -> Result<()> {
+pub(super) fn check_ranks(tensors: &[TensorSpec], demand: Demand, ranks: impl FnOnce() -> u32) -> Result<()> {
     let is_of_all = |tensor: &TensorSpec| tensor.participants.is_everybody();
     let root = match demand.op() {
         Some(Op::Broadcast { root }) => Some(root),
         _ if tensors.iter().all(is_of_all) => return Ok(()),
         _ => None,
     };
-    let size = size();
+    let size = ranks();
     if let Some(root) = root.filter(|root| root.0 >= size) {
         return Err(Error::InvalidArgument {
             what: format!("a broadcast from {root}, which does not exist in a job of {size} workers"),

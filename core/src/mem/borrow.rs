@@ -254,6 +254,14 @@ impl Loan {
 /// Proof that nothing reads the regions of a loan any more.
 pub struct Returned(());
 
+#[cfg(feature = "testing")]
+impl Returned {
+    /// Proves nothing: for a planted defect.
+    pub(crate) fn untrue() -> Self {
+        Self(())
+    }
+}
+
 impl fmt::Debug for Returned {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Returned")
@@ -304,10 +312,15 @@ pub struct Landing {
 }
 
 impl Landing {
-    /// Will fill `regions`. The proof comes from the loan of this exchange.
-    pub fn new(mut regions: Vec<Region>, _nobody_reads: Returned) -> Self {
+    /// Will fill the first `bytes` bytes of `regions`. The proof comes from the loan of this exchange.
+    ///
+    /// # Panics
+    /// If the regions have fewer.
+    pub fn new(mut regions: Vec<Region>, bytes: u64, _nobody_reads: Returned) -> Self {
+        let room: usize = regions.iter().map(Region::len).sum();
+        let bytes_left = usize::try_from(bytes).ok().filter(|bytes| *bytes <= room);
         regions.reverse();
-        Self { bytes_left: regions.iter().map(Region::len).sum(), rest: regions }
+        Self { bytes_left: bytes_left.expect("the callers check the length that a peer announces"), rest: regions }
     }
 
     /// The bytes that are still missing.
@@ -323,7 +336,7 @@ impl Landing {
         assert!(bytes.len() <= self.bytes_left, "{} bytes where {} are left", bytes.len(), self.bytes_left);
         self.bytes_left -= bytes.len();
         while !bytes.is_empty() {
-            let region = self.rest.pop().expect("regions hold bytes_left bytes");
+            let region = self.rest.pop().expect("regions hold at least bytes_left bytes");
             let at = bytes.len().min(region.len());
             let (mut now, later) = region.split_at(at);
             // SAFETY: no code reads the regions of this exchange any more (`Returned`), and a `Landing` is their only writer.
@@ -379,7 +392,7 @@ mod tests {
         let (sender, returned) = mpsc::channel();
         let loan = Loan::new(regions(&mut memory, &[6]), move |proof| sender.send(proof).unwrap());
         drop(loan.into_pieces());
-        let mut landing = Landing::new(regions(&mut memory, &[1, 0, 2, 3]), returned.recv().unwrap());
+        let mut landing = Landing::new(regions(&mut memory, &[1, 0, 2, 3]), 6, returned.recv().unwrap());
         for chunk in [b"uv" as &[u8], b"", b"wxy", b"z"] {
             landing.write(chunk);
         }
@@ -389,10 +402,10 @@ mod tests {
     #[test]
     #[should_panic(expected = "2 bytes where 1 are left")]
     fn more_than_fits_is_never_written() {
-        let mut memory = [0; 1];
+        let mut memory = [0; 2];
         let (sender, returned) = mpsc::channel();
         drop(Loan::new(Vec::new(), move |proof| sender.send(proof).unwrap()));
-        Landing::new(regions(&mut memory, &[1]), returned.recv().unwrap()).write(&[1, 2]);
+        Landing::new(regions(&mut memory, &[2]), 1, returned.recv().unwrap()).write(&[1, 2]);
     }
 
     /// `memory` cut into runs of these lengths.

@@ -215,6 +215,8 @@ metrics! {
         /// Bytes copied between buffers of this process. Over a network it stays 0 for tensors in host memory, because they are sent from
         /// where they lie. To a server on this machine each contribution is copied once, into memory that the server reads.
         copied_bytes: Counter of Bytes, shared;
+        /// Bytes of the residuals of error feedback: 4 for each element that this worker sends of tensors whose codec has it.
+        residual_bytes: Gauge of Bytes, shared;
     }
     computed {
         /// Operations that have not ended.

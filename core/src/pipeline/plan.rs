@@ -112,7 +112,7 @@ pub struct Pipeline {
 impl Pipeline {
     /// The stages of a rank in `topology`.
     pub fn for_role(topology: &Topology) -> Self {
-        let together = topology.local_collective && topology.local_ranks > 1;
+        let together = topology.local_collective && (topology.local_ranks > 1 || topology.machines == 1);
         let pushes = topology.machines > 1 || (topology.local_ranks > 1 && !together);
         let groups = together && topology.pcie_groups > 1 && topology.device == DeviceKind::Cuda;
         let staged = topology.device == DeviceKind::Cuda && (pushes || groups);

@@ -152,6 +152,8 @@ pub struct Scheduler {
     /// The tasks of each part whose sums have not arrived, by round; only the first may push.
     rounds: BTreeMap<PartId, VecDeque<TaskId>>,
     down: BTreeSet<ServerId>,
+    /// Whether the ranks of this machine cannot work together now.
+    apart: bool,
     timers: BTreeSet<(Time, Timer)>,
     commands: VecDeque<Command>,
     /// Stages to wake, one bit each.
@@ -188,6 +190,7 @@ impl Scheduler {
             groups: Arena::new(),
             rounds: BTreeMap::new(),
             down: BTreeSet::new(),
+            apart: false,
             timers: BTreeSet::new(),
             commands: VecDeque::new(),
             wakes: 0,
@@ -261,13 +264,14 @@ impl Scheduler {
 
     /// Whether tasks with open gates wait for `stage`. They may still lack credit.
     pub fn has_ready(&self, stage: Stage) -> bool {
-        self.queues[stage.index()].has_ready() || stage == Stage::Push && self.withdrawals.has_ready()
+        let is_closed = self.apart && stage.is_collective();
+        !is_closed && (self.queues[stage.index()].has_ready() || stage == Stage::Push && self.withdrawals.has_ready())
     }
 
     /// As [`take`](Self::take) if the next task has at most `bytes_max` bytes. Otherwise takes nothing, and the caller must wake the
     /// stage's thread.
     pub fn take_short(&mut self, now: Time, stage: Stage, bytes_max: u64) -> Option<Task> {
-        if !self.has_room(stage) {
+        if !self.has_room(stage) || self.apart && stage.is_collective() {
             return None;
         }
         if stage == Stage::Push
@@ -439,7 +443,8 @@ impl Scheduler {
         self.tasks.len() == 0 && self.groups.len() == 0
     }
 
-    /// Follows a new formation, whose tasks pass the stages of `pipeline`. Tasks under way pass the remaining stages of it.
+    /// Follows a new formation, whose tasks pass the stages of `pipeline`. Tasks under way pass the remaining stages of it. If the ranks that
+    /// reduce together on this machine are others, [`halfway`](Self::halfway) says before which tasks cannot go on.
     pub fn follow(&mut self, pipeline: &Pipeline) {
         if self.pipeline != *pipeline {
             self.pipeline = pipeline.clone();
@@ -468,6 +473,7 @@ mod endings;
 mod gates;
 mod lending;
 mod outcomes;
+mod teams;
 mod unanswered;
 mod withdrawals;
 

@@ -89,6 +89,8 @@ pub(super) struct Work {
     pub(super) holds_round: bool,
     /// Its index among the tasks that hold credit; `None` if it holds none.
     pub(super) credit_place: Option<usize>,
+    /// Whether the ranks of its machine that began it are others now, so that nobody there waits for it.
+    pub(super) is_broken_up: bool,
 }
 
 /// The purpose of a task, which decides how it continues.
@@ -196,6 +198,7 @@ impl Work {
             tries: Tries::default(),
             holds_round: false,
             credit_place: None,
+            is_broken_up: false,
         }
     }
 

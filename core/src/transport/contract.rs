@@ -14,7 +14,8 @@ use crate::error::{Error, Result};
 use crate::mem::borrow::region_of;
 use crate::mem::{Lease, Pool};
 use crate::types::{
-    DType, Done, Epoch, ExchangeId, LinkId, NodeId, Op, PartId, Participants, Round, TensorKey, WorkerId,
+    CodecSpec, DType, Done, Encoding, Epoch, ExchangeId, LinkId, NodeId, Op, PartId, Participants, Round, TensorKey,
+    WorkerId,
 };
 use crate::wire::{
     self, Body as WireBody, Contribute, Contribution, Contributors, Request, Response, Sum, Target, Withdraw,
@@ -58,6 +59,7 @@ macro_rules! promises {
             a_server_that_stops_tears_what_is_under_way
             a_worker_that_disconnects_tears_its_exchanges_then_its_link
             a_sum_of_another_length_does_not_touch_the_memory
+            bodies_of_a_codec_of_any_length_are_as_long_as_their_headers_say
             a_changed_body_is_told_from_a_whole_one
             a_server_with_another_identity_is_refused
             what_was_never_pushed_cannot_be_pulled
@@ -365,6 +367,40 @@ pub(super) fn a_sum_of_another_length_does_not_touch_the_memory(world: &dyn Worl
     assert!(matches!(&torn.error, Error::Protocol { field, .. } if field == "length"), "{torn:?}");
     assert_eq!(torn.landed, 0);
     assert_eq!(memory, pattern(400, 1));
+}
+
+pub(super) fn bodies_of_a_codec_of_any_length_are_as_long_as_their_headers_say(world: &dyn World) {
+    const PART: usize = 300_000;
+    let (server, worker) = connected(world);
+    let codec = CodecSpec::of(Encoding::TopK);
+    let body = |bytes: usize, refused| WireBody { bytes: bytes as u64, codec, refused };
+    let cases = [(1, false, 1), (7_001, false, 299_999), (PART, true, 13), (90_000, false, PART), (5, false, PART + 1)];
+    for (id, (pushed, refused, bytes)) in (1..).zip(cases) {
+        let mut memory = pattern(PART, 1);
+        let contribution = Contribution::First { body: body(pushed, refused), checksum: None };
+        let part = Contribute { dtype: DType::F32, contribution, ..contribute(PART as u64) };
+        let sent = worker.push_with(ExchangeId(id), Request::Contribute(part), &mut memory[..pushed]);
+        let sum = worker.pull(ExchangeId(id), &mut memory);
+        let (exchange, landed) = server.land();
+        assert!(landed[..] == pattern(PART, 1)[..pushed], "{pushed} bytes");
+        let mut block = server.pool.lease(bytes);
+        block.fill(9);
+        let checksum = wire::checksum(0, &block);
+        let header = Sum { checksum: true, body: body(bytes, bytes == PART), ..sum_header(PART as u64) };
+        server.send(Outgoing::Answer { exchange, header: header.clone().into() });
+        server.send(Outgoing::Block { exchange, block: block.freeze() });
+        server.send(Outgoing::End { exchange, checksum });
+        assert_eq!(sent.soon(), Ok(()));
+        if bytes <= PART {
+            assert_eq!(sum_of(sum.soon()), header);
+            assert!(memory[..bytes].iter().all(|byte| *byte == 9) && memory[bytes..] == pattern(PART, 1)[bytes..]);
+            assert!(matches!(server.next(), Incoming::Answered { .. }));
+        } else {
+            let torn = sum.soon().expect_err("one byte does not fit");
+            assert!(matches!(&torn.error, Error::Protocol { field, .. } if field == "length"), "{torn:?}");
+            assert!(torn.landed == 0 && memory == pattern(PART, 1));
+        }
+    }
 }
 
 pub(super) fn a_changed_body_is_told_from_a_whole_one(world: &dyn World) {

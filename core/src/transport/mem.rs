@@ -212,7 +212,7 @@ impl Exchange {
         let is_complete = |sum: &mut Answering| sum.checksum.is_some();
         let Some(sum) = self.sum.take_if(|sum| self.state.is_pulled() && is_complete(sum)) else { return };
         let (arrival, server) = (&mut self.arrival, self.server.as_str());
-        *arrival = Arrival::Announced(sum.header);
+        *arrival = Arrival::announced(sum.header);
         let landed = self.state.place(arrival, server).and_then(|_| {
             sum.blocks.iter().try_for_each(|block| arrival.take(block, server))?;
             arrival.finish(sum.checksum, server)

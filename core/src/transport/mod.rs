@@ -15,7 +15,11 @@ use crate::types::{Address, Done, ExchangeId, LinkId, NodeId};
 use crate::wire::{About, Request, Response};
 
 mod capabilities;
+#[cfg(not(any(test, feature = "testing")))]
 mod exchange;
+#[cfg(any(test, feature = "testing"))]
+#[doc(hidden)]
+pub mod exchange;
 pub mod mem;
 pub mod quic;
 pub mod router;

@@ -129,6 +129,38 @@ pub enum Defect {
     UsesOverlap,
     /// A use tells the highest version of its parts instead of the lowest.
     HighestVersionTold,
+    /// Bytes beyond the announced length of an answer are taken. Shows when a server sends too many.
+    LongAnswerTaken,
+    /// The checksum of an answer is not compared. Shows when the answer is damaged.
+    AnswerNotChecked,
+    /// An early answer ends the push, whose rest the server still wants.
+    EarlySumEndsPush,
+    /// An answer to another push is taken. Shows when a server sends one.
+    AnswerOfAnother,
+    /// A sum lands before the memory of the contribution is back.
+    PlacedWhileLent,
+    /// The end of an exchange is told while its memory is lent.
+    EndToldWhileLent,
+    /// A reject is told as the loss of the exchange.
+    RejectTakenForLoss,
+    /// The rest of a body is passed on after an answer that refuses it.
+    BodyNotRefused,
+    /// Bytes beyond the announced length of a body are passed on. Shows when a member sends too many.
+    LongBodyTaken,
+    /// What a codec lost goes on after a round without a sum. Shows when a caller cancels.
+    ResidualOfFailedKept,
+    /// A contribution that is sent again is encoded again. Shows when a stream is reset or a connection lost.
+    EncodedAgain,
+    /// What the coordinator says of a stalled round is not kept for the error of that round.
+    StallNoticeLost,
+    /// A caller's thread is given a part that is longer than it asked for.
+    LongTakenForShort,
+    /// A caller's thread that leaves parts to the thread of their stage does not learn that there are some.
+    RestForgotten,
+    /// A server counts as drained while it has one open exchange.
+    DrainForgetsOne,
+    /// A server keeps the value of a parameter whose name has ended.
+    EndedValueKept,
 }
 
 impl Defect {
@@ -192,6 +224,22 @@ impl Defect {
         Self::OverwrittenChangeSent,
         Self::UsesOverlap,
         Self::HighestVersionTold,
+        Self::LongAnswerTaken,
+        Self::AnswerNotChecked,
+        Self::EarlySumEndsPush,
+        Self::AnswerOfAnother,
+        Self::PlacedWhileLent,
+        Self::EndToldWhileLent,
+        Self::RejectTakenForLoss,
+        Self::BodyNotRefused,
+        Self::LongBodyTaken,
+        Self::ResidualOfFailedKept,
+        Self::EncodedAgain,
+        Self::StallNoticeLost,
+        Self::LongTakenForShort,
+        Self::RestForgotten,
+        Self::DrainForgetsOne,
+        Self::EndedValueKept,
     ];
 }
 

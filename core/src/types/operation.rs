@@ -1,6 +1,7 @@
 //! An operation of the ranks of one machine on a part: its goal, each rank's claim, and its slot among the operations of the part.
 
 use super::{DType, DeviceKind, Op, PartId, Priority, Round, WorkerId};
+use crate::error::Error;
 
 /// One operation on one part. The operations of a part are numbered in the order in which ranks submit them.
 pub type Slot = (PartId, Round);
@@ -12,6 +13,30 @@ pub struct Declined {
     pub slot: Slot,
     /// Its members, as in [`Claim::members`].
     pub members: u64,
+}
+
+/// Why an operation has no result on a rank.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Unmet {
+    /// It failed. Memory that it was to write may be overwritten.
+    Failed(Error),
+    /// No rank has begun it, and none will, because these ranks do not work together any more. All memory is as it was. The reason.
+    NotBegun(Error),
+}
+
+impl Unmet {
+    /// The reason, for whoever cannot begin again.
+    pub fn into_error(self) -> Error {
+        match self {
+            Self::Failed(error) | Self::NotBegun(error) => error,
+        }
+    }
+}
+
+impl From<Error> for Unmet {
+    fn from(error: Error) -> Self {
+        Self::Failed(error)
+    }
 }
 
 /// A rank's description of the part for which it is ready.

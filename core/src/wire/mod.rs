@@ -30,8 +30,8 @@
 //! |---|---|---|---|
 //! | body bytes | of the contribution | of the error | of the sum |
 //! | urgency | 0 to 7; higher goes first | 0 | 0 |
-//! | flags | 1 checksum, 2 no body, 4 resumed, one at most; 16 participants | 16 participants | 1 checksum, 8 early, 16 partial |
-//! | codec | of the body; 0 without one | 0 | of the body |
+//! | flags | 1 checksum, 2 no body, 4 resumed, one at most; 16 participants, 32 refused | 16 participants | 1 checksum, 8 early, 16 partial, 32 refused |
+//! | codec | of the part in this reduction, plus 128 with error feedback; 0 without a body | 0 | as in the contribution |
 //! | root, or attempt | root of a broadcast, else 0 | as in the contribution | how often the round was started again |
 //! | dtype, op | of the reduction | of the reduction | 0 |
 //! | factor (f64) | weight of this worker | 0 | what the sum was divided by |
@@ -39,6 +39,9 @@
 //! | check | CRC-32C of the body, or how many bytes of the sum landed | 0 | 0; the CRC-32C follows the body |
 //! | parameters | of the codec, `u32` each | none | of the codec |
 //! | body | the contribution | an encoded error | the sum |
+//!
+//! A body that is *refused* is not encoded: its codec has refused the elements, and they travel in their own type. Only codecs of bodies that
+//! vary in length refuse elements.
 //!
 //! The header of a contribution or a withdrawal for a tensor that is not of all workers, or whose sums have one receiver, ends with its
 //! [`Participants`](crate::types::Participants): `u16` bytes of the set of members (0 for all workers), `u16` rank of the receiver plus one
@@ -100,7 +103,7 @@ pub fn append(what: &mut Vec<u8>, piece: &[u8]) {
 
 /// Version of both kinds of message. It changes whenever anything in them does. It has the same position in every version and is compared
 /// first: a peer of another version is refused before any other data is read.
-pub const VERSION: u8 = 9;
+pub const VERSION: u8 = 10;
 
 /// Checks that this process can understand `peer`, which uses version `theirs`.
 ///

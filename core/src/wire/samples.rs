@@ -8,7 +8,7 @@ use super::{
 };
 use crate::error::{Claim, ERRORS, Error, ErrorKind, FieldSource};
 use crate::types::{
-    Access, Address, CodecSpec, DType, Epoch, Incarnation, MachineId, Member, NodeId, Op, PartId, PartLayout,
+    Access, Address, CodecSpec, DType, Encoding, Epoch, Incarnation, MachineId, Member, NodeId, Op, PartId, PartLayout,
     Participants, Phase, Piece, Process, Role, Round, Scheme, ServerId, Span, TensorKey, TensorKind, TensorSpec, Time,
     Update, Version, View, Wiring, WorkerId, WorkersKey,
 };
@@ -104,6 +104,9 @@ pub fn headers() -> Vec<Header> {
         early: false,
         checksum: true,
     };
+    let topk = CodecSpec::of(Encoding::TopK);
+    let shortened = |bytes| Body { bytes, codec: topk, refused: false };
+    let refused = Body { bytes: 4096, codec: topk, refused: true };
     let some = Contributors::Only([1, 9].into_iter().map(WorkerId).collect());
     let reduction = (DType::F16, Op::Broadcast { root: WorkerId(5) });
     let withdraw = Withdraw {
@@ -125,7 +128,10 @@ pub fn headers() -> Vec<Header> {
     vec![
         Header::Contribute(contribute.clone()),
         with(Contribution::First { body, checksum: None }),
-        with(Contribution::First { body: Body { bytes: 2048, codec: CodecSpec::BF16 }, checksum: Some(6) }),
+        with(Contribution::First {
+            body: Body { bytes: 2048, codec: CodecSpec::BF16, refused: false },
+            checksum: Some(6),
+        }),
         with(Contribution::Resumed { body, landed: 1000 }),
         Header::Contribute(Contribute {
             dtype: reduction.0,
@@ -139,13 +145,17 @@ pub fn headers() -> Vec<Header> {
         Header::Withdraw(withdraw.clone()),
         Header::Withdraw(Withdraw { participants: participants(), ..withdraw }),
         Header::Sum(sum.clone()),
-        Header::Sum(Sum { contributors: some, early: true, checksum: false, ..sum }),
+        Header::Sum(Sum { contributors: some, early: true, checksum: false, ..sum.clone() }),
         Header::Reject(Reject { about: target().about(), error_bytes: 9 }),
         Header::Use(part_use),
         Header::Use(Use { access: Access::Pull, sent: Sent::Nothing { checked: true }, ..part_use }),
         Header::Value(value),
         Header::Value(Value { part_bytes: 0, checksum: false, ..value }),
         Header::Reject(Reject { about: part_use.about(), error_bytes: 9 }),
+        with(Contribution::First { body: shortened(300), checksum: None }),
+        with(Contribution::First { body: refused, checksum: None }),
+        Header::Sum(Sum { body: shortened(301), ..sum.clone() }),
+        Header::Sum(Sum { body: refused, ..sum }),
     ]
 }
 

@@ -3,11 +3,14 @@
 use std::time::Duration;
 
 use crate::codec::Coding;
+use crate::codec::feedback::Start;
 use crate::error::{Error, Result};
 use crate::pipeline::Stage;
 use crate::sched::{Outcome, StallReport, Task, TaskId};
-use crate::types::{Claim, Declined, ExchangeId, Goal, LinkId, Peer, ServerId, Slot, Span, TensorSpec, Version};
-use crate::wire::Request;
+use crate::types::{
+    Claim, Declined, ExchangeId, Goal, LinkId, PartId, Peer, ServerId, Slot, Span, TensorSpec, Version,
+};
+use crate::wire::{Body, Contributors, Request};
 
 /// An instruction that the driver must carry out.
 #[derive(Clone, PartialEq, Debug)]
@@ -34,6 +37,8 @@ pub enum Command {
     },
     /// The task is gone: let go of the memory that it moved.
     Release(TaskId),
+    /// The part has no residual any more: let go of its memory, once no step encodes with it. [`Action::Encode`] made it.
+    DropResidual(PartId),
     /// All that changes the memory of a submission is on its device, and none of it has failed yet. Comes at most once for each submission,
     /// before [`Command::Resolve`], and never for a submission whose driver calls no [`handle_issued`](super::Worker::handle_issued).
     Issued {
@@ -76,6 +81,9 @@ pub enum Command {
     Warn(Box<Stuck>),
     /// The job failed: end at once the operations that the ranks of this machine do together.
     Abort(Error),
+    /// There is another formation. Equip for the latest one: let the ranks of its team meet, if it is another team than before, and report by
+    /// [`handle_equipped`](super::Worker::handle_equipped).
+    Follow,
     /// This worker has sent all messages that it must send before it leaves, or the time for them has passed. Tell the coordinator that it
     /// leaves.
     Leave,
@@ -193,18 +201,22 @@ pub enum Action {
         /// How the device decodes what it copies, if it does.
         coding: Option<Coding>,
     },
-    /// Encode the contribution into memory from which it is pushed, and to which its sum comes back; report by
-    /// [`handle_coded`](super::Worker::handle_coded).
+    /// Encode the contribution into memory from which it is pushed, and to which its sum comes back. If the codec refuses it, copy it there.
+    /// Report by [`handle_encoded`](super::Worker::handle_encoded).
     Encode {
         /// The encoding.
         coding: Coding,
+        /// If it has error feedback: how it uses the part's residual. The driver keeps the residual until [`Command::DropResidual`].
+        residual: Option<Start>,
         /// The link over which the body will go, if there is one now.
         link: Option<LinkId>,
     },
-    /// Decode the sum to the place of the task's result; report by [`handle_coded`](super::Worker::handle_coded).
+    /// Decode the sum to the place of the task's result; report by [`handle_decoded`](super::Worker::handle_decoded).
     Decode {
         /// How it is encoded.
         coding: Coding,
+        /// What has landed, at the front of the memory. If the codec refused the sum, it is copied.
+        body: Body,
     },
     /// Do this together with the other ranks of the machine; report by [`handle_met`](super::Worker::handle_met).
     Meet(Meeting),
@@ -223,6 +235,8 @@ pub struct Meeting {
     pub memory: Use,
     /// Whether the contribution lies in the place of the result once the operation is done. Then this rank has the sum of several ranks.
     pub takes: bool,
+    /// The team whose ranks do it; see [`Worker::team`](super::Worker::team).
+    pub team: u32,
 }
 
 /// Which memory of a task an operation uses.
@@ -240,7 +254,12 @@ pub enum Use {
 #[derive(Clone, PartialEq, Debug)]
 pub enum Exchanged {
     /// The sum is in the place where it was wanted.
-    Sum,
+    Sum {
+        /// Its form.
+        body: Body,
+        /// The workers that are in it, as its header says.
+        contributors: Contributors,
+    },
     /// The parameter was used, and its value is in the place where it was wanted, if it was. It has this version.
     Value(Version),
     /// The server's reason for not sending it.

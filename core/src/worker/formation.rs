@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 
 use crate::pipeline::{Pipeline, Topology};
-use crate::types::{Claim, DeviceKind, Epoch, Machines, Member, Participants, Peer, Reach, ServerId, View, WorkerId};
+use crate::types::{
+    Claim, DeviceKind, Epoch, Machines, Member, Participants, Peer, Reach, Round, ServerId, View, WorkerId, WorkerSet,
+};
 
 /// The job as this worker sees it in one epoch.
 #[derive(Clone, PartialEq, Debug)]
@@ -25,10 +27,23 @@ pub struct Formation {
 impl Formation {
     /// The formation of worker `rank` in `view`. Its tensors may lie in the memory of a `device`.
     pub fn of(rank: WorkerId, view: View, device: DeviceKind) -> Self {
+        Self::following(None, rank, view, device)
+    }
+
+    /// As [`of`](Self::of), for a view that follows the one of `before`.
+    ///
+    /// A job that began with servers for its sums keeps them, and one that began without stays without, however few workers are left: the
+    /// workers hear of a view at different times, and must not take different ways meanwhile. A worker that is left alone where no servers
+    /// sum reduces with itself.
+    pub fn following(before: Option<&Self>, rank: WorkerId, view: View, device: DeviceKind) -> Self {
         let machines = Machines::of(&view);
-        let pipeline = Pipeline::for_role(&topology(&machines, rank, device));
+        let pushes = before.map(|before| before.pipeline.pushes());
+        let pipeline = Pipeline::for_role(&topology(&machines, rank, device, pushes));
         let servers = servers(rank, &view);
-        let team = machines.team(rank).unwrap_or_default().to_vec();
+        let mut team = machines.team(rank).unwrap_or_default().to_vec();
+        if pushes == Some(false) && team.is_empty() {
+            team = vec![rank];
+        }
         Self { rank, view, machines, pipeline, team, servers }
     }
 
@@ -46,23 +61,36 @@ impl Formation {
         self.team.iter().enumerate().filter(is_member).fold(0, |members, (position, _)| members | 1 << position)
     }
 
+    /// The participants from which a round is due.
+    pub fn due_workers(&self, participants: &Participants, round: Round) -> WorkerSet {
+        let workers = self.view.workers().filter(|member| member.first_round <= round);
+        workers.map(|member| WorkerId(member.index)).filter(|worker| participants.contains(*worker)).collect()
+    }
+
+    /// One more than the highest rank. That is more than there are workers if some have left.
+    pub fn ranks(&self) -> u32 {
+        self.view.workers().map(|member| member.index + 1).max().unwrap_or(0)
+    }
+
     /// How many workers the job has.
     pub fn workers(&self) -> u32 {
         u32::try_from(self.view.workers().count()).expect("bounded by MEMBERS_MAX")
     }
 }
 
-/// The job as the worker `rank` sees it.
-fn topology(machines: &Machines, rank: WorkerId, device: DeviceKind) -> Topology {
+/// The job as the worker `rank` sees it. `pushes` says whether its sums go to servers, if that is settled.
+fn topology(machines: &Machines, rank: WorkerId, device: DeviceKind, pushes: Option<bool>) -> Topology {
     let several = |len: usize| u32::try_from(len).expect("bounded by MEMBERS_MAX");
+    let others = if pushes == Some(true) { 2 } else { 1 };
     match machines.team(rank) {
         Some(team) => Topology {
-            machines: several(machines.len()),
+            machines: several(machines.len()).max(others),
             local_ranks: several(team.len()),
             pcie_groups: several(machines.groups(rank)),
             local_collective: true,
             ..Topology::single(device)
         },
+        None if pushes == Some(false) => Topology { local_collective: true, ..Topology::single(device) },
         // A job with servers pushes, whatever its number of workers. Two stands for many here.
         None => Topology::flat(2, device),
     }

@@ -10,12 +10,16 @@ use super::notices::Notices;
 use super::outstanding::{Numbers, Outstanding};
 use super::parking::Parking;
 use super::records::{Ending, Record, Submission};
+use super::residuals::Residuals;
+use super::team::Team;
 use crate::config::Bounds;
 use crate::error::{Error, Result};
 use crate::pipeline::Pipeline;
 use crate::pipeline::registry::{ReadyPart, Registry};
 use crate::sched::{self, GroupId, Scheduler, SchedulerConfig, SideTable, StallDetector, TaskId};
-use crate::types::{DeviceKind, LinkId, PartId, Phase, Piece, Priority, Round, ServerId, Time, View, WorkerId};
+use crate::types::{
+    DType, Defect, DeviceKind, LinkId, PartId, Phase, Piece, Priority, Round, ServerId, Time, View, WorkerId, planted,
+};
 use crate::wire::frame::Progress;
 
 /// Makes every decision of a worker.
@@ -32,6 +36,7 @@ use crate::wire::frame::Progress;
 /// |---|---|
 /// | joined the job | [`handle_joined`](Self::handle_joined), once, before anything else |
 /// | got another view | [`handle_view`](Self::handle_view) |
+/// | carried out [`Command::Follow`] | [`handle_equipped`](Self::handle_equipped) |
 /// | hears that a tensor, or the job, failed | [`handle_forget`](Self::handle_forget), [`handle_failed`](Self::handle_failed) |
 /// | has a tensor to reduce | [`submit`](Self::submit), [`submit_all`](Self::submit_all), [`declare`](Self::declare), [`cancel`](Self::cancel) |
 /// | has names that are used no more, and carried out [`Command::Undeclare`] | [`undeclare`](Self::undeclare), [`handle_undeclared`](Self::handle_undeclared) |
@@ -47,6 +52,9 @@ use crate::wire::frame::Progress;
 /// [`Command::Carry`] to [`Command::Release`]. [`pieces`](Self::pieces) says which bytes of which submission a task moves. A task is
 /// released only when no step of it runs. A submission is resolved only when none of its tasks is left.
 ///
+/// A part whose codec has error feedback has a residual as well: an f32 for each element, from its first
+/// [`Action::Encode`](super::Action::Encode) to [`Command::DropResidual`]. So their memory is bounded by the tensors that are declared.
+///
 /// # What it promises
 /// Each accepted submission ends in exactly one `Resolve`. Each task that is taken and reported goes on or is released. If this worker will
 /// not contribute to a round, it withdraws from it at the round's server, because the other workers would wait for it.
@@ -55,6 +63,9 @@ pub struct Worker {
     pub(super) settings: WorkerSettings,
     /// Absent before the worker joined.
     formation: Option<Formation>,
+    pub(super) team: Team,
+    /// Parts in which this rank will not take part, of which it tells the others of its machine when they have met.
+    pub(super) undeclined: Vec<(ReadyPart, DeviceKind)>,
     pub(super) registry: Registry,
     pub(super) scheduler: Scheduler,
     pub(super) links: Links,
@@ -68,6 +79,7 @@ pub struct Worker {
     pub(super) parking: Parking,
     pub(super) groups: SideTable<GroupId, u64>,
     pub(super) tasks: SideTable<TaskId, Record>,
+    pub(super) residuals: Residuals,
     /// Whether it has used a parameter, so that it needs servers whatever its sums need.
     pub(super) uses_parameters: bool,
     /// By request.
@@ -116,6 +128,8 @@ impl Worker {
         Self {
             settings,
             formation: None,
+            team: Team::default(),
+            undeclined: Vec::new(),
             registry: Registry::new(WorkerId(0)),
             // An empty pipeline until the view says where each process is. Nothing is submitted before.
             scheduler: Scheduler::new(settings.scheduler, Pipeline::of(Vec::new())),
@@ -129,6 +143,7 @@ impl Worker {
             parking: Parking::default(),
             groups: SideTable::new(),
             tasks: SideTable::new(),
+            residuals: Residuals::new(settings.scheduler.defect),
             uses_parameters: false,
             endings: BTreeMap::new(),
             withdrawals: 0,
@@ -156,7 +171,9 @@ impl Worker {
 
     /// The coordinator says what the workers did last for which this round waits. The round's error will say it, too.
     pub fn handle_stall_notice(&mut self, now: Time, part: PartId, round: Round, detail: String) {
-        self.notices.add(now, part, round, detail);
+        if !planted(self.settings.scheduler.defect, Defect::StallNoticeLost) {
+            self.notices.add(now, part, round, detail);
+        }
     }
 
     /// The job failed: everything fails with this cause, now and later.
@@ -221,6 +238,7 @@ impl Worker {
         }
         self.commands.extend(self.links.due(now).into_iter().map(Command::Dial));
         self.fail_parked(now);
+        self.fail_if_apart(now);
         self.withdraw_overdue(now);
         if matches!(self.leaving, Leaving::Withdrawing { until } if until <= now) {
             self.leave(now);
@@ -255,8 +273,16 @@ impl Worker {
             Leaving::Withdrawing { until } => Some(until),
             Leaving::Staying | Leaving::Left => None,
         };
-        let due =
-            [self.scheduler.poll_timeout(), self.links.poll_timeout(), parked, stalls, leaving, self.incomplete_due()];
+        let apart = self.team.poll_timeout().filter(|_| self.ended.is_none());
+        let due = [
+            self.scheduler.poll_timeout(),
+            self.links.poll_timeout(),
+            parked,
+            stalls,
+            apart,
+            leaving,
+            self.incomplete_due(),
+        ];
         due.into_iter().flatten().min()
     }
 
@@ -289,7 +315,9 @@ impl Worker {
             }
             sched::Command::Decline(task) => {
                 let Record { part, memory, .. } = self.record(task);
-                self.decline(part, *memory)
+                let (part, memory) = (part.clone(), *memory);
+                self.decline(&part, memory);
+                None
             }
             sched::Command::Withdraw { task, of, error } => {
                 self.handle_withdrawal(task, of, error);
@@ -401,10 +429,19 @@ impl Worker {
 
     /// Replaces the formation by that of a new view.
     fn form(&mut self, now: Time, rank: WorkerId, view: View) {
-        let formation = Formation::of(rank, view, self.settings.device);
+        let formation = Formation::following(self.formation.as_ref(), rank, view, self.settings.device);
+        let is_other_team = self.team.follow(&formation.view, &formation.team);
+        let halfway = if is_other_team { self.scheduler.halfway() } else { Vec::new() };
         self.scheduler.follow(&formation.pipeline);
+        // Only f32 has error feedback. A part that another rank encodes from now on begins at zero there.
+        let moved = self.residuals.follow(|part| formation.machines.owner(part, DType::F32, rank) == rank);
+        self.commands.extend(moved.into_iter().map(Command::DropResidual));
         self.formation = Some(formation);
+        if is_other_team {
+            self.change_team(now, halfway);
+        }
         if self.ended.is_none() {
+            self.commands.push_back(Command::Follow);
             self.follow_links(now);
         }
     }
@@ -431,6 +468,7 @@ impl Worker {
         self.links.stop();
         self.scheduler.fail_all(now, error.clone());
         self.fail_all_parked(error);
+        self.commands.extend(self.residuals.end_all().into_iter().map(Command::DropResidual));
     }
 
     fn leave(&mut self, now: Time) {

@@ -12,6 +12,7 @@
 //! | `links` | which server is dialled, and when |
 //! | `silence` | since when a server has not answered, and what is said of it |
 //! | `withdrawals` | which round this worker withdraws from, and what it tells the others |
+//! | `residuals` | which parts have a residual of error feedback, and when it begins at zero |
 //! | `steps` | what a stage does with a task, and what its end means |
 //! | `liveness` | whether the engine's threads still work at a submission |
 //! | `records` | what the worker keeps of a submission and of a task |
@@ -19,6 +20,7 @@
 
 mod command;
 mod endings;
+mod following;
 mod formation;
 mod links;
 mod liveness;
@@ -26,6 +28,7 @@ mod notices;
 mod outstanding;
 mod parking;
 mod records;
+mod residuals;
 mod silence;
 
 pub mod machine;
@@ -33,6 +36,7 @@ pub mod machine;
 mod stalls;
 mod steps;
 mod submissions;
+mod team;
 mod withdrawals;
 
 #[cfg(test)]

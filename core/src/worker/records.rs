@@ -7,9 +7,10 @@ use super::command::Held;
 use crate::codec::{self, Coding};
 use crate::error::{Error, Result};
 use crate::mem::Ordinal;
+use crate::pipeline::Route;
 use crate::pipeline::registry::ReadyPart;
 use crate::sched::{GroupId, TaskId};
-use crate::types::{CodecSpec, Defect, Demand, DeviceKind, Priority, TensorKey, Time, Version, planted};
+use crate::types::{CodecSpec, Defect, Demand, DeviceKind, Priority, TensorKey, Time, Version, WorkerSet, planted};
 use crate::wire::Body;
 
 /// What is asked of the tensors of a submission.
@@ -144,11 +145,33 @@ pub(super) struct Ending {
     pub(super) tasks: BTreeSet<TaskId>,
 }
 
-/// The body of a part on its way to its server and back.
-pub(super) fn body(part: &ReadyPart, coding: Option<Coding>) -> Body {
+/// The body of a part on its way to its server and back; of a codec whose bodies vary in length, the longest that there can be. Memory and
+/// credit are taken for it.
+pub(super) fn longest_body(part: &ReadyPart, coding: Option<Coding>) -> Body {
     let codec = coding.map_or(CodecSpec::PLAIN, |coding| coding.codec);
     let bytes = codec::body_bytes(codec, part.layout.dtype, part.layout.bytes()).max();
-    Body { bytes, codec }
+    Body { bytes, codec, refused: false }
+}
+
+/// How a part goes through a formation.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(super) struct Plan {
+    /// Decides which stages it passes.
+    pub(super) route: Route,
+    /// As in [`Record`].
+    pub(super) coding: Option<Coding>,
+    /// As in [`Record`].
+    pub(super) coded_by_device: bool,
+    /// As in [`Record`].
+    pub(super) is_overwritten: bool,
+}
+
+impl Plan {
+    /// Makes it the way of this task.
+    pub(super) fn note_in(self, record: &mut Record) {
+        let Self { route: _, coding, coded_by_device, is_overwritten } = self;
+        (record.coding, record.coded_by_device, record.is_overwritten) = (coding, coded_by_device, is_overwritten);
+    }
 }
 
 /// What the machine keeps of a task.
@@ -158,14 +181,21 @@ pub(super) struct Record {
     pub(super) memory: DeviceKind,
     /// How it is encoded on its way to the server and back; `None` if its body is plain.
     pub(super) coding: Option<Coding>,
+    /// What travels: the contribution, from COMPRESS on as it was encoded, and once the sum has landed the sum. A repeat sends what the first
+    /// attempt sent.
+    pub(super) body: Body,
     /// Whether the device encodes and decodes it in its copies, instead of the host.
     pub(super) coded_by_device: bool,
     /// Whether the sum lands on what is pushed. Otherwise the contribution is whole after every failed exchange.
     pub(super) is_overwritten: bool,
     pub(super) priority: Priority,
     pub(super) held: Option<Held>,
+    /// The team that does its operation with the others of this machine, if one is under way.
+    pub(super) met_by: Option<u32>,
     /// When its latest exchange began.
     pub(super) asked: Option<Time>,
+    /// If it is encoded with error feedback: the workers from which its round was due when its latest exchange began.
+    pub(super) due: Option<WorkerSet>,
     /// Whether its current stage should end early.
     pub(super) abandoned: bool,
     /// The length of the message, if the task only carries a message that tells a server that this worker withdraws.

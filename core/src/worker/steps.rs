@@ -2,16 +2,16 @@
 
 use super::command::{Action, Exchanged, Held, Meeting, Step, Use};
 use super::machine::Worker;
-use super::records::{Record, body};
+use super::records::Record;
 use crate::codec::{Coding, Malformed};
 use crate::error::{Error, Result};
 use crate::pipeline::registry::ReadyPart;
 use crate::pipeline::{Route, Stage};
 use crate::sched::{Attempt, Outcome, Task, TaskId};
 use crate::types::{
-    Claim, Defect, Demand, DeviceKind, Goal, Op, PartLayout, Priority, Round, Slot, Time, Version, planted,
+    Claim, Defect, Demand, DeviceKind, Goal, Op, PartLayout, Priority, Round, Slot, Time, Unmet, Version, planted,
 };
-use crate::wire::{self, Contribute, Contribution, Request, Sent, Target, Withdraw};
+use crate::wire::{self, Body, Contribute, Contribution, Contributors, Request, Sent, Target, Withdraw};
 
 impl Worker {
     /// The next step of `stage`, which the driver must execute and report; `None` if there is none now.
@@ -28,6 +28,8 @@ impl Worker {
     /// the task.
     pub fn take_short(&mut self, now: Time, stage: Stage, bytes_max: u64) -> Option<Step> {
         loop {
+            let is_long = planted(self.settings.scheduler.defect, Defect::LongTakenForShort);
+            let bytes_max = if is_long { u64::MAX } else { bytes_max };
             let task = self.scheduler.take_short(now, stage, bytes_max)?;
             if let Some(step) = self.step(now, task, stage) {
                 return Some(step);
@@ -37,7 +39,7 @@ impl Worker {
 
     /// Whether tasks wait for `stage` that are held up only by their turn or their credit.
     pub fn has_ready(&self, stage: Stage) -> bool {
-        self.scheduler.has_ready(stage)
+        self.scheduler.has_ready(stage) && !planted(self.settings.scheduler.defect, Defect::RestForgotten)
     }
 
     /// Takes the end of a PUSH: its last byte was handed over, or the exchange failed. Nothing holds the task's memory.
@@ -51,15 +53,20 @@ impl Worker {
 
     /// Takes the end of a PULL, and of the exchange: nothing holds the task's memory.
     pub fn handle_pulled(&mut self, now: Time, task: TaskId, outcome: Exchanged) {
-        if let Exchanged::Sum | Exchanged::Value(_) | Exchanged::Rejected(_) = outcome {
+        if let Exchanged::Sum { .. } | Exchanged::Value(_) | Exchanged::Rejected(_) = outcome {
             let server = self.part(task).layout.server;
             self.links.answered(now, server);
         }
-        if let Exchanged::Value(version) = outcome {
-            self.note_version(task, version);
-        }
         let outcome = match outcome {
-            Exchanged::Sum | Exchanged::Value(_) => Outcome::Done,
+            Exchanged::Sum { body, contributors } => {
+                self.record_mut(task).body = body;
+                self.note_contributors(task, contributors);
+                Outcome::Done
+            }
+            Exchanged::Value(version) => {
+                self.note_version(task, version);
+                Outcome::Done
+            }
             Exchanged::Rejected(error) if error.retryable() => Outcome::Retry { error, landed: 0 },
             Exchanged::Rejected(error) | Exchanged::Torn { error: error @ Error::Protocol { .. }, .. } => {
                 Outcome::Failed(error)
@@ -75,6 +82,19 @@ impl Worker {
         };
         self.record_mut(task).held = None;
         self.finish(now, task, outcome);
+    }
+
+    /// Notes which workers are in the sum of a part, if its codec has error feedback.
+    fn note_contributors(&mut self, task: TaskId, contributors: Contributors) {
+        let record = self.record_mut(task);
+        let part = record.part.layout.part;
+        let Some(due) = record.due.take() else { return };
+        let contributors = match contributors {
+            // The workers of the request's view: a server answers a request of another view only if its workers are the same.
+            Contributors::Due => due,
+            Contributors::Only(workers) => workers,
+        };
+        self.residuals.summed(part, contributors);
     }
 
     /// Notes which version of a part of a parameter a submission has used.
@@ -94,9 +114,14 @@ impl Worker {
         self.finish(now, task, outcome.map_or_else(Outcome::Failed, |()| Outcome::Done));
     }
 
-    /// Takes the end of COMPRESS or DECOMPRESS: nothing reads or writes the task's memory any more. A body that cannot be decoded is an
-    /// error.
-    pub fn handle_coded(&mut self, now: Time, task: TaskId, outcome: std::result::Result<(), Malformed>) {
+    /// Takes the end of COMPRESS: nothing writes the task's memory any more, and `body` lies at its front.
+    pub fn handle_encoded(&mut self, now: Time, task: TaskId, body: Body) {
+        self.record_mut(task).body = body;
+        self.finish(now, task, Outcome::Done);
+    }
+
+    /// Takes the end of DECOMPRESS: nothing reads or writes the task's memory any more. A body that cannot be decoded is an error.
+    pub fn handle_decoded(&mut self, now: Time, task: TaskId, outcome: std::result::Result<(), Malformed>) {
         let server = self.part(task).layout.server.to_string();
         let broken = |malformed: Malformed| {
             Outcome::Failed(Error::Protocol { peer: server, field: "body".to_owned(), problem: malformed.to_string() })
@@ -104,13 +129,18 @@ impl Worker {
         self.finish(now, task, outcome.map_or_else(broken, |()| Outcome::Done));
     }
 
-    /// Takes the end of an operation of this machine's ranks, with the sum of their weights: nothing holds the task's memory.
-    pub fn handle_met(&mut self, now: Time, task: TaskId, takes: bool, outcome: Result<f64>) {
+    /// Takes the end of an operation of this machine's ranks, with the sum of their weights: nothing holds the task's memory. An operation
+    /// that no rank has begun is done again once the ranks that are left have met.
+    pub fn handle_met(&mut self, now: Time, task: TaskId, takes: bool, outcome: std::result::Result<f64, Unmet>) {
         let defect = self.settings.scheduler.defect;
+        let is_former = self.is_of_former_team(task);
         let record = self.record_mut(task);
         record.held = None;
         let outcome = match outcome {
+            Err(Unmet::NotBegun(why)) => return self.handle_not_begun(now, task, why),
+            Ok(_) if is_former => Outcome::Failed(self.broken_up(task)),
             Ok(weight) => {
+                record.met_by = None;
                 let is_forgotten = planted(defect, Defect::MachineWeightForgotten);
                 if takes && record.part.demand.op() == Some(Op::WeightedMean) && !is_forgotten {
                     // From now on this is the contribution of all ranks that were reduced.
@@ -118,7 +148,7 @@ impl Worker {
                 }
                 Outcome::Done
             }
-            Err(error) => Outcome::Failed(self.with_name(task, error)),
+            Err(Unmet::Failed(error)) => Outcome::Failed(self.with_name(task, error)),
         };
         self.finish(now, task, outcome);
     }
@@ -129,7 +159,7 @@ impl Worker {
         self.tasks.get(task).is_some_and(|record| record.abandoned && record.held == Some(Held::Operation(slot)))
     }
 
-    fn finish(&mut self, now: Time, task: TaskId, outcome: Outcome) {
+    pub(super) fn finish(&mut self, now: Time, task: TaskId, outcome: Outcome) {
         if self.timeline {
             self.commands.push_back(super::Command::Finished { task, outcome: outcome.clone() });
         }
@@ -159,8 +189,13 @@ impl Worker {
                 Action::CopyToHost { bytes, coding, link, contributes }
             }
             Stage::CopyH2D => Action::CopyToDevice { coding: self.device_coding(task.id) },
-            Stage::Compress => Action::Encode { coding: self.host_coding(task.id), link: self.links.up(task.server) },
-            Stage::Decompress => Action::Decode { coding: self.host_coding(task.id) },
+            Stage::Compress => {
+                let coding = self.host_coding(task.id);
+                let is_of_machine = self.part(task.id).participants.is_everybody();
+                let residual = coding.codec.has_feedback().then(|| self.residuals.encode(task.part, is_of_machine));
+                Action::Encode { coding, residual, link: self.links.up(task.server) }
+            }
+            Stage::Decompress => Action::Decode { coding: self.host_coding(task.id), body: self.record(task.id).body },
             Stage::AllReduce | Stage::Reduce | Stage::PcieReduce | Stage::PcieBroadcast | Stage::Broadcast => {
                 Action::Meet(self.meeting(&task, stage))
             }
@@ -177,14 +212,17 @@ impl Worker {
         let exchange = self.numbers.next_exchange();
         let header = self.request(task);
         self.links.asked(now, task.server);
+        let Record { coding, part, .. } = self.record(task.id);
+        let has_feedback = coding.is_some_and(|coding| coding.codec.has_feedback());
+        let due = has_feedback.then(|| self.here().due_workers(&part.participants, part.round));
         let record = self.record_mut(task.id);
-        (record.held, record.asked) = (Some(Held::Exchange { link, exchange }), Some(now));
+        (record.held, record.asked, record.due) = (Some(Held::Exchange { link, exchange }), Some(now), due);
         Some(Action::Push { link, exchange, header })
     }
 
     /// The header that opens the exchange of a task.
     fn request(&self, task: &Task) -> Request {
-        let Record { part, coding, is_overwritten, priority, message, .. } = self.record(task.id);
+        let Record { part, coding, body, is_overwritten, priority, message, .. } = self.record(task.id);
         let formation = self.here();
         let target = Target { epoch: formation.epoch(), part: task.part, round: task.round };
         let (dtype, urgency, part_bytes) = (part.layout.dtype, self.urgency(*priority), part.layout.bytes());
@@ -203,17 +241,20 @@ impl Worker {
         let ((op, weight), participants) = (part.reduction(), part.participants.clone());
         let weight = match (op, coding) {
             // The server undoes the division that kept the contribution in the range of its wire form.
-            (Op::Sum | Op::Mean, Some(coding)) => coding.divisor,
+            (Op::Sum | Op::Mean, Some(coding)) if !body.refused => coding.divisor,
             _ => weight,
         };
         if let Some(error_bytes) = *message {
             return Request::Withdraw(Withdraw { target, dtype, op, participants, error_bytes });
         }
-        let body = body(part, *coding);
+        let body = *body;
         let sender = formation.machines.only_sender(op, &participants, task.part, dtype);
         let contribution = match task.attempt {
             _ if sender.is_some_and(|sender| sender != formation.rank) => Contribution::Nothing,
-            Attempt::Resumed { landed } if *is_overwritten => Contribution::Resumed { body, landed },
+            // A sum may be longer than the contribution that it overwrites.
+            Attempt::Resumed { landed } if *is_overwritten => {
+                Contribution::Resumed { body, landed: landed.min(body.bytes) }
+            }
             Attempt::First | Attempt::Again | Attempt::Resumed { .. } => Contribution::First { body, checksum: None },
         };
         Request::Contribute(Contribute { target, dtype, op, participants, weight, urgency, part_bytes, contribution })
@@ -232,7 +273,9 @@ impl Worker {
         let (goal, failure) = (self.goal(part, *memory, stage), self.failure_for_all(task.id));
         let (rank, defect) = (self.rank(), self.settings.scheduler.defect);
         let members = self.here().members_here(&part.participants);
+        let team = self.team.number();
         let record = self.record_mut(task.id);
+        record.met_by = Some(team);
         let (op, weight) = record.part.reduction();
         let memory = match stage {
             Stage::Broadcast => Use::Received,
@@ -254,7 +297,7 @@ impl Worker {
             members,
         };
         let takes = goal.taker() == Some(rank) && !planted(defect, Defect::MachineSumNotTaken);
-        Meeting { goal, claim, failure, memory, takes }
+        Meeting { goal, claim, failure, memory, takes, team }
     }
 
     /// The first operation of a part in this memory that this rank carries out with the others of its machine, if there is one.

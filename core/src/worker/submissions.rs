@@ -9,12 +9,13 @@
 //! A parked submission that ends early keeps its place in its tensor's queue, because its round counts: the other workers count that round
 //! too.
 
+use std::collections::BTreeSet;
 use std::num::NonZeroU32;
 
 use super::command::{Command, Load, Piece};
 use super::formation::Formation;
 use super::machine::Worker;
-use super::records::{Accepted, Members, Parked, Record, Submission, Tensor, Tensors, Terms, body};
+use super::records::{Accepted, Members, Parked, Plan, Record, Submission, Tensor, Tensors, Terms, longest_body};
 use crate::codec::Coding;
 use crate::error::{Error, Result};
 use crate::pipeline::registry::{Lookup, ReadyPart, Submitted, Unit, Whole};
@@ -117,6 +118,8 @@ impl Worker {
     pub fn handle_forget(&mut self, now: Time, key: TensorKey, error: &Error) {
         for key in self.registry.handle_forget(key, error.clone()) {
             self.parking.take(key);
+            let residuals = self.residuals.end(&BTreeSet::from([key]));
+            self.commands.extend(residuals.into_iter().map(Command::DropResidual));
             // This is a scan, because a tensor fails once in a job's life. An index would cost time in every submission.
             let has = |submission: &Submission| submission.tensors.as_slice().iter().any(|tensor| tensor.key == key);
             let failed = self.submissions.iter().filter(|(_, submission)| has(submission));
@@ -286,20 +289,16 @@ impl Worker {
             return self.withdraw_scattered(now, &part, elsewhere);
         }
         let memory = device.flatten().map_or(DeviceKind::Host, |_| DeviceKind::Cuda);
-        let duty = self.duty(&part, memory);
-        if duty == Duty::Together && memory == DeviceKind::Cuda {
+        let Plan { route, coding, coded_by_device, is_overwritten } =
+            self.plan(&part, memory, device_encodes, in_place);
+        if route.duty == Duty::Together && memory == DeviceKind::Cuda {
             return self.withdraw_unreachable(now, &part);
         }
-        let ranks = self.reducing_ranks(&part);
-        let coding = self.coding(&part, duty, ranks);
-        // What is reduced, encoded or copied first lies in memory that the sum takes as well.
-        let is_overwritten = in_place || coding.is_some() || memory != DeviceKind::Host || ranks.get() > 1;
-        let coded_by_device = coding.is_some() && !self.here().pipeline.needs_coding(memory, device_encodes);
-        let route = Route { coded: coding.is_some() && !coded_by_device, ..Route::new(duty, memory) };
+        let body = longest_body(&part, coding);
         let spec = TaskSpec {
             part: part.layout.part,
             server: part.layout.server,
-            bytes: body(&part, coding).bytes,
+            bytes: body.bytes,
             round: part.round,
             priority,
             route,
@@ -307,16 +306,19 @@ impl Worker {
         };
         let task = self.scheduler.submit(now, spec);
         self.most_urgent = self.most_urgent.max(priority);
-        let (held, abandoned, message) = (None, false, None);
+        let (held, met_by, abandoned, message) = (None, None, false, None);
         let record = Record {
             part,
             memory,
             coding,
+            body,
             coded_by_device,
             is_overwritten,
             priority,
             held,
+            met_by,
             asked: None,
+            due: None,
             abandoned,
             message,
         };
@@ -324,11 +326,26 @@ impl Worker {
         self.commands.push_back(Command::Carry { task, load: Load::Pieces });
     }
 
+    /// The way of a part in `memory` through the present formation. `device_encodes` says whether the device of its tensors knows their codec,
+    /// `in_place` whether the sum of one goes to the place of its contribution.
+    pub(super) fn plan(&self, part: &ReadyPart, memory: DeviceKind, device_encodes: bool, in_place: bool) -> Plan {
+        let duty = self.duty(part, memory);
+        let ranks = self.reducing_ranks(part);
+        let coding = self.coding(part, duty, ranks);
+        // What is reduced, encoded or copied first lies in memory that the sum takes as well.
+        let is_overwritten = in_place || coding.is_some() || memory != DeviceKind::Host || ranks.get() > 1;
+        // Residuals lie in host memory.
+        let device_encodes = device_encodes && !coding.is_some_and(|coding| coding.codec.has_feedback());
+        let coded_by_device = coding.is_some() && !self.here().pipeline.needs_coding(memory, device_encodes);
+        let route = Route { coded: coding.is_some() && !coded_by_device, ..Route::new(duty, memory) };
+        Plan { route, coding, coded_by_device, is_overwritten }
+    }
+
     /// How a part that `ranks` ranks have reduced is encoded on its way to its server. `None` if it travels unchanged, or does not travel.
     fn coding(&self, part: &ReadyPart, duty: Duty, ranks: NonZeroU32) -> Option<Coding> {
         let op = part.demand.op()?;
         let (dtype, codec) = (part.layout.dtype, part.layout.kind.codec().for_op(op));
-        let coding = Coding::of(codec, dtype, op, ranks);
+        let coding = Coding::of(codec, dtype, op, ranks).filter(|_| part.layout.bytes() > 0);
         coding.filter(|_| self.here().pipeline.pushes() && duty != Duty::Together)
     }
 

@@ -13,11 +13,13 @@ use crate::types::{
     Address, CodecSpec, DType, Demand, DeviceKind, Goal, LinkId, Op, PartId, Phase, Priority, Role, Round, Scheme,
     ServerId, Slot, TensorSpec, Time, View, WorkerId,
 };
-use crate::wire::{Body, Contribution, Request};
+use crate::wire::{Body, Contribution, Contributors, Request};
 
 mod ending;
 mod liveness;
 mod parameters;
+mod residuals;
+mod teams;
 mod unreachable;
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -41,10 +43,17 @@ fn a_tensor_is_declared_pushed_pulled_and_resolved() {
     world.worker.handle_pushed(world.now, step.task.id, Ok(()));
     assert_eq!(world.commands(), [Command::Wake(Stage::Pull)]);
     let step = world.worker.take(world.now, Stage::Pull).unwrap();
-    world.worker.handle_pulled(world.now, step.task.id, Exchanged::Sum);
+    world.worker.handle_pulled(
+        world.now,
+        step.task.id,
+        Exchanged::Sum { body: Body::plain(0), contributors: Contributors::Due },
+    );
     assert_eq!(world.commands(), [Command::Release(step.task.id), resolved(id, Ok(()))]);
     assert!(world.worker.is_idle());
 }
+
+/// The body of [`spec`] in 16 bits an element.
+const HALVED: Body = Body { bytes: 8, codec: CodecSpec::F16, refused: false };
 
 #[test]
 fn a_repeat_offers_the_whole_contribution_unless_the_sum_has_landed_on_it() {
@@ -55,7 +64,7 @@ fn a_repeat_offers_the_whole_contribution_unless_the_sum_has_landed_on_it() {
         let Some(Command::Declare { request, tensors, .. }) = world.commands().pop() else { panic!("unknown") };
         world.declared(request, &tensors);
         if let Some(step) = world.worker.take(world.now, Stage::Compress) {
-            world.worker.handle_coded(world.now, step.task.id, Ok(()));
+            world.worker.handle_encoded(world.now, step.task.id, HALVED);
         }
         let step = world.worker.take(world.now, Stage::Push).unwrap();
         world.worker.handle_pushed(world.now, step.task.id, Ok(()));
@@ -84,20 +93,65 @@ fn a_tensor_with_a_codec_is_encoded_pushed_in_its_wire_form_and_decoded() {
     world.declared(request, &tensors);
     let step = world.worker.take(world.now, Stage::Compress).unwrap();
     let coding = Coding { dtype: DType::F32, codec: CodecSpec::F16, divisor: 1.0 };
-    assert_eq!(step.action, Action::Encode { coding, link: Some(LinkId(7)) });
+    assert_eq!(step.action, Action::Encode { coding, residual: None, link: Some(LinkId(7)) });
     assert_eq!((step.task.bytes, world.worker.credit_in_flight()), (8, 8), "the credit counts what travels");
-    world.worker.handle_coded(world.now, step.task.id, Ok(()));
+    world.worker.handle_encoded(world.now, step.task.id, HALVED);
     let step = world.worker.take(world.now, Stage::Push).unwrap();
     let Action::Push { header: Request::Contribute(header), .. } = step.action else { panic!("{step:?}") };
-    assert_eq!((header.part_bytes, header.body()), (16, Some(Body { bytes: 8, codec: CodecSpec::F16 })));
+    assert_eq!((header.part_bytes, header.body()), (16, Some(HALVED)));
     world.worker.handle_pushed(world.now, step.task.id, Ok(()));
     world.worker.take(world.now, Stage::Pull).unwrap();
-    world.worker.handle_pulled(world.now, step.task.id, Exchanged::Sum);
+    world.worker.handle_pulled(
+        world.now,
+        step.task.id,
+        Exchanged::Sum { body: HALVED, contributors: Contributors::Due },
+    );
     let decode = world.worker.take(world.now, Stage::Decompress).unwrap();
-    assert_eq!(decode.action, Action::Decode { coding });
+    assert_eq!(decode.action, Action::Decode { coding, body: HALVED });
     world.commands();
-    world.worker.handle_coded(world.now, step.task.id, Ok(()));
+    world.worker.handle_decoded(world.now, step.task.id, Ok(()));
     assert_eq!(world.commands(), [Command::Release(step.task.id), resolved(id, Ok(()))]);
+}
+
+#[test]
+fn a_push_has_the_length_that_was_encoded_also_again_and_a_sum_is_decoded_as_it_came() {
+    let topk: CodecSpec = "topk".parse().unwrap();
+    let body = |bytes, refused| Body { bytes, codec: topk, refused };
+    for (sent, came, landed, resumed) in [
+        (body(7, false), body(12, false), 12, 7),
+        (body(7, false), body(16, true), 0, 0),
+        (body(16, true), body(12, false), 5, 5),
+    ] {
+        let mut world = World::joined();
+        let spec = spec("w").with_codec(topk);
+        world.submit_spec(&spec, tensor(&spec, None));
+        let Some(Command::Declare { request, tensors, .. }) = world.commands().pop() else { panic!("unknown") };
+        world.declared(request, &tensors);
+        let task = world.worker.take(world.now, Stage::Compress).unwrap().task;
+        assert_eq!((task.bytes, world.worker.credit_in_flight()), (16, 16), "the credit counts the longest body");
+        world.worker.handle_encoded(world.now, task.id, sent);
+        for attempt in 0..2 {
+            let step = world.worker.take(world.now, Stage::Push).unwrap();
+            let Action::Push { header: Request::Contribute(header), .. } = step.action else { panic!("{step:?}") };
+            match header.contribution {
+                Contribution::First { body, .. } => assert!(body == sent && (attempt == 0 || landed == 0)),
+                Contribution::Resumed { body, landed } => assert_eq!((attempt, body, landed), (1, sent, resumed)),
+                Contribution::Nothing => panic!("it contributes"),
+            }
+            world.worker.handle_pushed(world.now, task.id, Ok(()));
+            world.worker.take(world.now, Stage::Pull).unwrap();
+            if attempt == 0 {
+                let error = Error::Unavailable { what: "the exchange".to_owned(), cause: "stream reset".to_owned() };
+                world.worker.handle_pulled(world.now, task.id, Exchanged::Torn { error, landed });
+                world.now = world.now + SECOND;
+                world.worker.handle_timeout(world.now);
+                world.commands();
+            }
+        }
+        world.worker.handle_pulled(world.now, task.id, Exchanged::Sum { body: came, contributors: Contributors::Due });
+        let decode = world.worker.take(world.now, Stage::Decompress).unwrap();
+        assert!(matches!(decode.action, Action::Decode { body, .. } if body == came), "{decode:?}");
+    }
 }
 
 #[test]
@@ -108,13 +162,17 @@ fn a_body_that_is_no_wire_form_fails_the_submission_and_names_the_server() {
     let Some(Command::Declare { request, tensors, .. }) = world.commands().pop() else { panic!("unknown") };
     world.declared(request, &tensors);
     let task = world.worker.take(world.now, Stage::Compress).unwrap().task.id;
-    world.worker.handle_coded(world.now, task, Ok(()));
+    world.worker.handle_encoded(world.now, task, HALVED);
     world.worker.take(world.now, Stage::Push).unwrap();
     world.worker.handle_pushed(world.now, task, Ok(()));
     world.worker.take(world.now, Stage::Pull).unwrap();
-    world.worker.handle_pulled(world.now, task, Exchanged::Sum);
+    world.worker.handle_pulled(
+        world.now,
+        task,
+        Exchanged::Sum { body: Body::plain(0), contributors: Contributors::Due },
+    );
     world.worker.take(world.now, Stage::Decompress).unwrap();
-    world.worker.handle_coded(world.now, task, Err(Malformed { problem: "has no scale".to_owned() }));
+    world.worker.handle_decoded(world.now, task, Err(Malformed { problem: "has no scale".to_owned() }));
     let commands = world.commands();
     let error = commands.iter().find_map(|command| match command {
         Command::Resolve { outcome: Err(error), .. } => Some(error.to_string()),
@@ -158,7 +216,11 @@ fn a_submission_is_issued_when_the_last_copies_of_all_its_parts_are_on_the_devic
     world.worker.take(world.now, Stage::Push).unwrap();
     world.worker.handle_pushed(world.now, task, Ok(()));
     world.worker.take(world.now, Stage::Pull).unwrap();
-    world.worker.handle_pulled(world.now, task, Exchanged::Sum);
+    world.worker.handle_pulled(
+        world.now,
+        task,
+        Exchanged::Sum { body: Body::plain(0), contributors: Contributors::Due },
+    );
     world.commands();
     assert!(world.worker.take(world.now, Stage::CopyH2D).unwrap().is_last);
     assert_eq!(world.worker.submissions_of(task), [id]);
@@ -381,6 +443,8 @@ struct World {
     now: Time,
     /// Tasks in the order in which they came.
     carried: Vec<TaskId>,
+    /// Whether it meets each new team at once.
+    meets: bool,
 }
 
 impl World {
@@ -401,7 +465,8 @@ impl World {
         let scheduler = SchedulerConfig { step_timeout: STEP, ..SchedulerConfig::default() };
         let bounds = Bounds { steady: STEP, ..Bounds::new(STEP, STEP / 2) };
         let settings = WorkerSettings { scheduler, stall_warn, bounds, device: DeviceKind::Cuda };
-        let mut world = Self { worker: Worker::new(Time::ZERO, settings), now: Time::ZERO, carried: Vec::new() };
+        let mut world =
+            Self { worker: Worker::new(Time::ZERO, settings), now: Time::ZERO, carried: Vec::new(), meets: true };
         world.worker.handle_joined(world.now, WorkerId(0), view);
         world
     }
@@ -449,7 +514,14 @@ impl World {
     }
 
     fn commands(&mut self) -> Vec<Command> {
-        let commands: Vec<Command> = std::iter::from_fn(|| self.worker.next_command(self.now)).collect();
+        let mut commands: Vec<Command> = Vec::new();
+        while let Some(command) = self.worker.next_command(self.now) {
+            match command {
+                Command::Follow if self.meets => self.worker.handle_equipped(self.now, self.worker.team()),
+                Command::Follow => {}
+                command => commands.push(command),
+            }
+        }
         let carried = |command: &Command| match command {
             Command::Carry { task, .. } => Some(*task),
             _ => None,

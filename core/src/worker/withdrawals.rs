@@ -2,7 +2,7 @@
 
 use super::command::{Command, Load};
 use super::machine::Worker;
-use super::records::Record;
+use super::records::{Record, longest_body};
 use crate::error::Error;
 use crate::pipeline::Route;
 use crate::pipeline::registry::ReadyPart;
@@ -67,7 +67,12 @@ impl Worker {
 
     /// Withdraws a part in device memory whose participants can only reduce in host memory, because the job has no server.
     pub(super) fn withdraw_unreachable(&mut self, now: Time, part: &ReadyPart) {
-        let error = Error::InvalidArgument {
+        self.withdraw(now, part, &self.unreachable(part));
+    }
+
+    /// The error of such a part.
+    pub(super) fn unreachable(&self, part: &ReadyPart) -> Error {
+        Error::InvalidArgument {
             what: format!(
                 "tensor {} lies in memory of a device and belongs to {}, whose devices do not reduce apart from the others",
                 self.names_of(part).join(" + "),
@@ -76,8 +81,7 @@ impl Worker {
             hint: "copy it to host memory, reduce it over all workers, use torch.distributed.new_group(backend=\"nccl\") for the \
                    devices of one machine, or give the job a server"
                 .to_owned(),
-        };
-        self.withdraw(now, part, &error);
+        }
     }
 
     /// Withdraws from a round that has no task yet, and fails the submissions that take part in it.
@@ -89,9 +93,9 @@ impl Worker {
             Some(tensor) => vec![tensor.device.map_or(DeviceKind::Host, |_| DeviceKind::Cuda)],
             None => vec![DeviceKind::Host, DeviceKind::Cuda],
         };
-        let mut declined: Vec<Command> = memory.into_iter().filter_map(|memory| self.decline(part, memory)).collect();
-        declined.dedup();
-        self.commands.extend(declined);
+        for memory in memory {
+            self.decline(part, memory);
+        }
         let priority = self.most_urgent;
         let spec = TaskSpec {
             part: part.layout.part,
@@ -110,13 +114,20 @@ impl Worker {
         }
     }
 
-    /// The command that tells the other ranks of this machine that this rank will not take part in a round. `None` if they do not wait for
-    /// it.
-    pub(super) fn decline(&self, part: &ReadyPart, memory: DeviceKind) -> Option<Command> {
-        let is_silent = planted(self.settings.scheduler.defect, Defect::DeclinedInSilence);
-        let members = self.here().members_here(&part.participants);
-        let declined = |slot| Command::Decline(Declined { slot, members });
-        self.first_meeting(part, memory).filter(|_| !is_silent).map(declined)
+    /// Tells the other ranks of this machine that this rank will not take part in a round, if they wait for it: now, or when they have met.
+    pub(super) fn decline(&mut self, part: &ReadyPart, memory: DeviceKind) {
+        if planted(self.settings.scheduler.defect, Defect::DeclinedInSilence) {
+            return;
+        }
+        if self.team.is_apart() {
+            return self.undeclined.push((part.clone(), memory));
+        }
+        let Some(slot) = self.first_meeting(part, memory) else { return };
+        let command = Command::Decline(Declined { slot, members: self.here().members_here(&part.participants) });
+        // Tensors in memory of a device may take the same way as those of the host.
+        if self.commands.back() != Some(&command) {
+            self.commands.push_back(command);
+        }
     }
 
     /// The scheduler made `task` to tell the server of the task `of` why there will be no contribution.
@@ -128,14 +139,28 @@ impl Worker {
     }
 
     fn carry_withdrawal(&mut self, task: TaskId, part: ReadyPart, priority: Priority, error: &Error) {
-        let body = reject::to_body(error);
-        let (memory, message) = (DeviceKind::Host, Some(body.len() as u64));
+        let text = reject::to_body(error);
+        let (memory, message) = (DeviceKind::Host, Some(text.len() as u64));
         let (coding, coded_by_device, is_overwritten, held, abandoned) = (None, false, false, None, false);
-        let asked = None;
-        let record =
-            Record { part, memory, coding, coded_by_device, is_overwritten, priority, held, asked, abandoned, message };
+        let body = longest_body(&part, coding);
+        let (met_by, asked) = (None, None);
+        let record = Record {
+            part,
+            memory,
+            coding,
+            body,
+            coded_by_device,
+            is_overwritten,
+            priority,
+            held,
+            met_by,
+            asked,
+            due: None,
+            abandoned,
+            message,
+        };
         self.tasks.insert(task, record);
         self.withdrawals += 1;
-        self.commands.push_back(Command::Carry { task, load: Load::Message(body) });
+        self.commands.push_back(Command::Carry { task, load: Load::Message(text) });
     }
 }

@@ -25,8 +25,8 @@ use crate::log;
 mod bench;
 mod roles;
 mod screen;
-mod speech;
 mod status;
+mod status_printer;
 mod token;
 
 /// Runs the command line `argv`, whose first word is the command's own name, and returns the exit code (`gradlane --help` lists them).

@@ -13,7 +13,7 @@ use gradlane_core::types::Role;
 use gradlane_core::types::join::JoinString;
 use gradlane_core::{Error, Result};
 
-use super::speech::{Speech, who_is_there};
+use super::status_printer::{StatusPrinter, who_is_there};
 use crate::coordinator::CoordinatorConfig;
 use crate::coordinator::driver::CoordinatorNode;
 use crate::embedded::{Embedded, EmbeddedOptions};
@@ -77,9 +77,9 @@ fn live<R: Live>(start: impl FnOnce() -> Result<R> + Send + 'static, interrupts:
     };
     let waiting = Arc::clone(&role);
     let ended = in_thread(move || waiting.wait())?;
-    let mut speech = Speech::new(role.warns_after());
+    let mut printer = StatusPrinter::new(role.warns_after());
     let outcome = loop {
-        let look_again = if speech.tell(role.news()) { after(LOOK_EVERY) } else { never() };
+        let look_again = if printer.tell(role.news()) { after(LOOK_EVERY) } else { never() };
         select! {
             recv(ended) -> outcome => break outcome.unwrap_or_else(panicked).map(|()| exit::SUCCESS).or_else(told_by_launcher),
             recv(interrupts) -> signal => break Ok(interrupted(signal)),

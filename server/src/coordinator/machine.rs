@@ -2,7 +2,7 @@
 
 use gradlane_core::error::{Error, Result};
 use gradlane_core::types::defect::{Defect, planted};
-use gradlane_core::types::{Epoch, LinkId, Machines, NodeId, Role, Time, View, WorkerId, WorkerSet};
+use gradlane_core::types::{Epoch, LinkId, Machines, NodeId, Role, Time, View};
 use gradlane_core::wire::frame::{Health, Join, Stall, Status};
 use gradlane_core::wire::{Frame, limits};
 
@@ -365,23 +365,6 @@ impl Coordinator {
         for link in links {
             self.dismiss(link, Error::Fenced { current: self.epoch });
         }
-    }
-
-    /// Goes on without these members, under a new view. Waiting barriers go on with the remaining workers.
-    fn go_on(&mut self, now: Time, without: &[Identity]) {
-        for identity in without {
-            self.roster.apply(Change::Remove(*identity));
-        }
-        if self.roster.all_workers_left() {
-            return self.end(now, Ok(()));
-        }
-        self.epoch.number += 1;
-        let view = self.view();
-        let workers: WorkerSet = view.workers().map(|member| WorkerId(member.index)).collect();
-        self.broadcast(&Frame::View(view));
-        let answers = self.barriers.set_due(workers);
-        self.answer(answers);
-        self.end_names_without_lost(now);
     }
 
     /// Ends the job, once: open barriers get the cause, and every member is told.

@@ -6,6 +6,7 @@
 //! | a worker that left in order | nothing | nothing |
 //! | a worker | abort | continue without it |
 //! | a worker that reduces with others of its machine, which stay | abort | abort: their sums are broken |
+//! | a worker, and all that stay reduce on one machine | abort | abort: they would go on without servers |
 //! | several workers, others stay | abort | continue without them |
 //! | every worker | abort | abort: nobody is left |
 //! | the last worker that works, others left in order | abort | continue: the job ends in order |
@@ -90,9 +91,21 @@ pub(super) fn verdict(policy: Policy, roster: &Roster, machines: &Machines, loss
             if let Some(broken) = needed.iter().find(is_broken) {
                 return abort(broken, "the workers of its machine reduced with it");
             }
+            let present = roster.seats().filter(|seat| stays(seat));
+            let staying: Vec<WorkerId> = present.map(|seat| WorkerId(seat.member.index)).collect();
+            if are_brought_together(machines, &staying) {
+                return abort(first, "the workers that are left reduce on one machine, without servers");
+            }
             Verdict::Continue { without, reason: "other workers are left" }
         }
     }
+}
+
+/// Whether these workers of several machines are on one, and reduce there. They hear of it at different times, or as the first that they hear
+/// of the job, and would take different ways meanwhile: some with servers, as before, and some without.
+fn are_brought_together(machines: &Machines, staying: &[WorkerId]) -> bool {
+    let team = staying.first().and_then(|first| machines.team(*first)).filter(|_| staying.len() > 1);
+    machines.len() > 1 && team.is_some_and(|team| staying.iter().all(|rank| team.contains(rank)))
 }
 
 fn peer_lost(roster: &Roster, lost: &Lost) -> Error {
@@ -153,7 +166,7 @@ mod tests {
             other => panic!("{other:?}"),
         };
         assert_eq!(reason(&[1]), "the workers of its machine reduced with it");
-        assert_eq!(reason(&[2]), "other workers are left", "it reduces alone");
+        assert_eq!(reason(&[2]), "the workers that are left reduce on one machine, without servers");
         assert_eq!(reason(&[0, 1]), "other workers are left", "nobody is left who reduced with them");
     }
 

@@ -1,6 +1,6 @@
 //! Removes what killed processes of this user have left behind: files with join strings, files of jobs that run, and the folders of jobs.
 //!
-//! Only what is known to be left is removed: the file names its author, a process of this host that has ended. Nothing is known about
+//! Only what is known to be left is removed: the file names its writer, a process of this host that has ended. Nothing is known about
 //! processes of other hosts and of other process namespaces, which may share the folder. A process that starts just now may write its own
 //! file in the place of one that is being removed. That file stays.
 
@@ -9,7 +9,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::author::Author;
+use super::writer_process::WriterProcess;
 use crate::os;
 use crate::trusted_file::{self, LINES_BYTES_MAX, Purpose};
 
@@ -54,7 +54,7 @@ fn remove_left(path: &Path) {
     }
 }
 
-/// Removes a file whose author was seen to have ended. It is moved first, and looked at again where nobody else writes. What another process
+/// Removes a file whose writer was seen to have ended. It is moved first, and looked at again where nobody else writes. What another process
 /// has put into its place meanwhile goes back.
 fn take_away(path: &Path) {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
@@ -66,12 +66,12 @@ fn take_away(path: &Path) {
     let _ = fs::remove_file(aside);
 }
 
-/// Whether a file of this user names an author that is known to have ended.
+/// Whether a file of this user names a writer that is known to have ended.
 fn is_left(path: &Path) -> bool {
     const LEFT: Purpose = Purpose { name: "join file", forbidden: 0o077, hint: "", bytes_max: LINES_BYTES_MAX };
     let content = || trusted_file::read(path, LEFT).ok().flatten();
-    let author = |content: String| content.lines().nth(1).and_then(Author::parse);
-    is_ours(path) && content().and_then(author).is_some_and(|author| author.is_gone())
+    let writer = |content: String| content.lines().nth(1).and_then(WriterProcess::parse);
+    is_ours(path) && content().and_then(writer).is_some_and(|writer| writer.is_gone())
 }
 
 fn is_ours(path: &Path) -> bool {
@@ -97,9 +97,9 @@ mod tests {
     #[test]
     fn only_files_of_processes_that_have_ended_are_removed() {
         let dir = tempfile::tempdir().unwrap();
-        let this = Author::this();
-        let gone = Author { start: 1, ..this.clone() };
-        let elsewhere = Author { host: "another-host".to_owned(), ..gone.clone() };
+        let this = WriterProcess::this();
+        let gone = WriterProcess { start: 1, ..this.clone() };
+        let elsewhere = WriterProcess { host: "another-host".to_owned(), ..gone.clone() };
         let unknown = "gradlane1.somewhere\n".to_owned();
         let files = [
             ("gradlane-run-1.join", with(&gone), false),
@@ -121,10 +121,10 @@ mod tests {
     fn a_file_that_took_the_place_of_one_that_is_removed_stays() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("join");
-        private_file::write(&path, with(&Author::this())).unwrap();
+        private_file::write(&path, with(&WriterProcess::this())).unwrap();
         take_away(&path);
-        assert_eq!(fs::read_to_string(&path).unwrap(), with(&Author::this()));
-        let gone = Author { start: 1, ..Author::this() };
+        assert_eq!(fs::read_to_string(&path).unwrap(), with(&WriterProcess::this()));
+        let gone = WriterProcess { start: 1, ..WriterProcess::this() };
         private_file::write(&path, with(&gone)).unwrap();
         take_away(&path);
         assert_eq!(entries(dir.path()), Vec::<PathBuf>::new());
@@ -133,10 +133,10 @@ mod tests {
     #[test]
     fn the_folder_of_a_job_goes_with_its_coordinator_unless_it_can_be_resumed() {
         let dir = tempfile::tempdir().unwrap();
-        let gone = Author { start: 1, ..Author::this() };
-        for (name, author) in [("dead", &gone), ("resumable", &gone), ("alive", &Author::this())] {
+        let gone = WriterProcess { start: 1, ..WriterProcess::this() };
+        for (name, writer) in [("dead", &gone), ("resumable", &gone), ("alive", &WriterProcess::this())] {
             fs::create_dir(dir.path().join(name)).unwrap();
-            private_file::write(&dir.path().join(name).join("join"), with(author)).unwrap();
+            private_file::write(&dir.path().join(name).join("join"), with(writer)).unwrap();
         }
         private_file::write(&dir.path().join("resumable/key"), "secret").unwrap();
         fs::create_dir(dir.path().join("begins")).unwrap();
@@ -150,7 +150,7 @@ mod tests {
         assert!(dir.path().join("resumable/join").exists());
     }
 
-    fn with(author: &Author) -> String {
-        format!("gradlane1.somewhere\n{author}\n")
+    fn with(writer: &WriterProcess) -> String {
+        format!("gradlane1.somewhere\n{writer}\n")
     }
 }

@@ -24,7 +24,6 @@ use crate::exit;
 use crate::private_file;
 use crate::signals::Interrupts;
 
-mod author;
 pub mod entering;
 #[cfg(any(test, feature = "testing"))]
 #[doc(hidden)]
@@ -36,13 +35,14 @@ pub mod sealed;
 mod supervision;
 mod supervisor;
 pub mod waiting;
+mod writer_process;
 
 pub use crate::ending::Ending;
 
-use author::Author;
 use left_behind::{RUN_PREFIX, sweep_join_files};
 use running::Listed;
 use supervisor::{Event, Failure, Supervisor, refused_start};
+use writer_process::WriterProcess;
 
 /// What to launch.
 #[derive(Debug)]
@@ -208,8 +208,8 @@ impl Handover {
         let temporary = Path::new(TEMPORARY);
         let folders = config.runtime_dir.as_deref().into_iter().chain([temporary]);
         let name = format!("{RUN_PREFIX}{}.join", std::process::id());
-        // With its author, so that a later launcher can tell whether it was left behind.
-        let content = rendezvous::content(join, &Author::this());
+        // With its writer, so that a later launcher can tell whether it was left behind.
+        let content = rendezvous::content(join, &WriterProcess::this());
         let made = folders.inspect(|folder| sweep_join_files(folder)).map(|folder| folder.join(&name)).find(|path| {
             match private_file::write(path, &content) {
                 Ok(()) => true,

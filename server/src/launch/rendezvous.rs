@@ -17,8 +17,8 @@ use gradlane_core::types::Time;
 use gradlane_core::types::join::JoinString;
 use gradlane_core::{Error, Result};
 
-use super::author::Author;
 use super::left_behind::sweep_jobs;
+use super::writer_process::WriterProcess;
 use crate::os;
 use crate::trusted_file::{self, LINES_BYTES_MAX, Purpose};
 
@@ -54,9 +54,9 @@ impl Drop for Published {
 /// [`Error::FailedPrecondition`] if one does; [`Error::Auth`] for a file that others could have written.
 pub fn check_free(state_dir: &Path, job: &str) -> Result<()> {
     let content = read_private(&job_dir(state_dir, job)?.join(JOIN))?.unwrap_or_default();
-    match author(&content) {
-        Some(author) if author.lives_beside_this() => Err(Error::FailedPrecondition {
-            what: format!("process {} of this host leads job {job} already", author.pid),
+    match writer(&content) {
+        Some(writer) if writer.lives_beside_this() => Err(Error::FailedPrecondition {
+            what: format!("process {} of this host leads job {job} already", writer.pid),
             hint: "give this job another name (--job or GRADLANE_JOB), or end the other one".to_owned(),
         }),
         Some(_) | None => Ok(()),
@@ -73,7 +73,7 @@ pub fn publish(state_dir: &Path, job: &str, join: &JoinString) -> Result<Publish
     let directory = job_dir(state_dir, job)?;
     sweep_jobs(&state_dir.join(JOBS));
     let path = directory.join(JOIN);
-    let content = content(join, &Author::this());
+    let content = content(join, &WriterProcess::this());
     // The end of an earlier job of this name may remove its folder just now, and another start may sweep.
     private_file::write_in(&directory, IfOpen::Shut, JOIN, &content)?;
     Ok(Published { path, content })
@@ -91,9 +91,9 @@ pub fn find(state_dir: &Path, job: &str, patience: Duration) -> Result<JoinStrin
     let mut dead = None;
     let found = within(patience, || {
         let Some(content) = read_private(&path)? else { return Ok(None) };
-        match author(&content) {
-            Some(author) if author.is_gone() => {
-                dead = Some(author.pid);
+        match writer(&content) {
+            Some(writer) if writer.is_gone() => {
+                dead = Some(writer.pid);
                 Ok(None)
             }
             Some(_) | None => published(&content).map(Some),
@@ -181,13 +181,13 @@ pub fn read_join_file(path: &Path, patience: Duration) -> Result<JoinString> {
 }
 
 /// What is published: the join string, and who wrote it.
-pub(super) fn content(join: &JoinString, author: &Author) -> String {
-    format!("{join}\n{author}\n")
+pub(super) fn content(join: &JoinString, writer: &WriterProcess) -> String {
+    format!("{join}\n{writer}\n")
 }
 
-/// The author of what was published, if it names one.
-pub(super) fn author(content: &str) -> Option<Author> {
-    content.lines().nth(1).and_then(Author::parse)
+/// The writer of what was published, if it names one.
+pub(super) fn writer(content: &str) -> Option<WriterProcess> {
+    content.lines().nth(1).and_then(WriterProcess::parse)
 }
 
 /// The join string that was published.
@@ -264,7 +264,7 @@ mod tests {
     use std::fs::Permissions;
     use std::os::unix::fs::{PermissionsExt, symlink};
 
-    use super::super::author::start_of;
+    use super::super::writer_process::start_of;
     use super::*;
 
     #[test]
@@ -329,12 +329,12 @@ mod tests {
     fn the_file_of_a_dead_coordinator_does_not_count() {
         let dir = tempfile::tempdir().unwrap();
         let published = publish(dir.path(), "job", &join()).unwrap();
-        let reborn = Author { start: 1, ..Author::this() };
+        let reborn = WriterProcess { start: 1, ..WriterProcess::this() };
         private_file::write(published.path(), format!("{}\n{reborn}\n", join())).unwrap();
         let error = find(dir.path(), "job", Duration::ZERO).unwrap_err();
         assert!(error.to_string().contains("has died"), "{error}");
 
-        let elsewhere = Author { host: "another-host".to_owned(), ..reborn };
+        let elsewhere = WriterProcess { host: "another-host".to_owned(), ..reborn };
         private_file::write(published.path(), format!("{}\n{elsewhere}\n", join())).unwrap();
         assert_eq!(find(dir.path(), "job", Duration::ZERO), Ok(join()), "of other hosts nothing is known");
     }
@@ -346,7 +346,7 @@ mod tests {
         let published = publish(dir.path(), "job", &join()).unwrap();
         // The parent of this test runs as long as it does.
         let pid = std::os::unix::process::parent_id();
-        let other = Author { pid, start: start_of(pid).unwrap(), ..Author::this() };
+        let other = WriterProcess { pid, start: start_of(pid).unwrap(), ..WriterProcess::this() };
         let content = format!("{}\n{other}\n", join());
         private_file::write(published.path(), &content).unwrap();
         for outcome in [check_free(dir.path(), "job"), publish(dir.path(), "job", &join()).map(drop)] {

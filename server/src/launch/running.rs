@@ -11,9 +11,9 @@ use gradlane_core::config::Config;
 use gradlane_core::local::private_file::{self, IfOpen};
 use gradlane_core::types::JoinString;
 
-use super::author::Author;
 use super::left_behind;
 use super::rendezvous;
+use super::writer_process::WriterProcess;
 
 /// A job that a process of this user leads on this host.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -40,11 +40,11 @@ impl Listed {
         let state_dir = config.state_dir.as_deref().filter(|path| !path.starts_with("~"))?;
         let directory = directory(state_dir);
         left_behind::sweep_running(&directory);
-        let author = Author::this();
+        let writer = WriterProcess::this();
         // The port tells the jobs of one process apart.
         let port = join.address.rsplit(':').next().unwrap_or_default();
-        let name = format!("{}.{port}", author.pid);
-        let content = rendezvous::content(join, &author) + &config.job + "\n";
+        let name = format!("{}.{port}", writer.pid);
+        let content = rendezvous::content(join, &writer) + &config.job + "\n";
         match private_file::write_in(&directory, IfOpen::Shut, &name, &content) {
             Ok(()) => Some(Self(directory.join(name))),
             Err(error) => {
@@ -80,16 +80,16 @@ fn read(path: &Path) -> Option<(u64, Running)> {
             return None;
         }
     };
-    let author = rendezvous::author(&content)?;
-    if author.is_gone() || !author.is_seen_from_here() {
+    let writer = rendezvous::writer(&content)?;
+    if writer.is_gone() || !writer.is_seen_from_here() {
         return None;
     }
     let join = rendezvous::published(&content).ok()?;
     let job = content.lines().nth(2)?.to_owned();
-    let words = fs::read(format!("/proc/{}/cmdline", author.pid)).unwrap_or_default();
+    let words = fs::read(format!("/proc/{}/cmdline", writer.pid)).unwrap_or_default();
     let words: Vec<_> = words.split(|byte| *byte == 0).map(String::from_utf8_lossy).collect();
     let command = words.join(" ").trim_end().to_owned();
-    Some((author.start, Running { job, join, pid: author.pid, command }))
+    Some((writer.start, Running { job, join, pid: writer.pid, command }))
 }
 
 fn directory(state_dir: &Path) -> PathBuf {
@@ -121,7 +121,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let listed = Listed::here(&Config { state_dir: Some(dir.path().to_owned()), ..Config::default() }, &join(1));
         let path = listed.as_ref().unwrap().0.clone();
-        let dead = Author { start: Author::this().start + 1, ..Author::this() };
+        let dead = WriterProcess { start: WriterProcess::this().start + 1, ..WriterProcess::this() };
         private_file::write(&path, rendezvous::content(&join(1), &dead) + "default\n").unwrap();
         assert_eq!(jobs(dir.path()), []);
         assert!(!path.exists());

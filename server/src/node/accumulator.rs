@@ -1,6 +1,6 @@
 //! A sum while contributions arrive: the bytes of each contribution that are in it, and its blocks of memory.
 //!
-//! An [`Accumulator`] takes chunks as they arrive, cut anywhere. It is a list of *blocks*. A block is finished (divided, rounded, frozen)
+//! An [`Accumulator`] takes chunks as they arrive, cut anywhere; [`Gathered`] takes those of codecs whose bodies vary in length. It is a list of *blocks*. A block is finished (divided, rounded, frozen)
 //! as soon as every contribution has passed it and the divisor is known. So the first bytes of a sum can leave before the last bytes of the
 //! contributions have come. All positions count bytes of a contribution's wire form, which is also the form of the sum; [`arithmetic`]
 //! knows their meaning.
@@ -14,6 +14,8 @@
 //! before. The others are added. In rank order, a contribution is added only as far as the one before it has come. Bytes beyond that are
 //! staged, which is the only copy.
 
+use gradlane_core::codec::feedback::{Residual, Start};
+use gradlane_core::codec::{Seed, Workspace};
 use gradlane_core::mem::{Copies, Frozen, Lease, Pool};
 use gradlane_core::reduce::Kernels;
 use gradlane_core::types::{Defect, ExchangeId, WorkerId, planted};
@@ -23,7 +25,10 @@ use crate::node::command::{Order, Receipt, SumSpec, Upload};
 
 mod arithmetic;
 mod contribution;
+mod gathered;
 
+#[cfg(test)]
+mod feedback_tests;
 #[cfg(test)]
 mod random_tests;
 #[cfg(test)]
@@ -31,6 +36,7 @@ mod tests;
 
 use arithmetic::Arithmetic;
 use contribution::Contribution;
+pub use gathered::Gathered;
 
 /// What all sums of a server share.
 #[derive(Clone, Debug)]
@@ -61,6 +67,8 @@ pub struct Accumulator {
     started: u64,
     /// The divisor; known once every sender has opened its exchange.
     divisor: Option<f64>,
+    /// What the answers of the part have lost, from [`publish`](Self::publish) to [`seal`](Self::seal), if its codec has error feedback.
+    residual: Option<Residual>,
     /// Blocks that are finished, from the first.
     finished: usize,
     /// CRC-32C of the finished blocks, up to `checked`.
@@ -84,12 +92,8 @@ impl Accumulator {
     ///
     /// # Panics
     /// If blocks would cut elements.
-    pub fn new(resources: SumResources, spec: SumSpec) -> Self {
-        let arithmetic = Arithmetic::of(resources.kernels, &spec);
-        Self::with(resources, spec, arithmetic)
-    }
-
-    fn with(resources: SumResources, spec: SumSpec, arithmetic: Arithmetic) -> Self {
+    pub fn new(resources: SumResources, spec: SumSpec, seed: Seed) -> Self {
+        let arithmetic = Arithmetic::of(resources.kernels, &spec, seed);
         assert!(spec.block_bytes > 0 && spec.block_bytes.is_multiple_of(8), "a block holds whole elements");
         let (bytes, unit) = (arithmetic.bytes(), arithmetic.unit_bytes());
         let block_bytes = (spec.block_bytes / unit).max(1) * unit;
@@ -104,6 +108,7 @@ impl Accumulator {
             spec,
             started: 0,
             divisor: None,
+            residual: None,
             finished: 0,
             checksum: 0,
             checked: 0,
@@ -135,7 +140,13 @@ impl Accumulator {
     /// nothing.
     ///
     /// The answer comes with the last byte.
-    pub fn receive(&mut self, worker: WorkerId, exchange: ExchangeId, chunks: &[impl AsRef<[u8]>]) -> Option<Receipt> {
+    pub fn receive(
+        &mut self,
+        worker: WorkerId,
+        exchange: ExchangeId,
+        chunks: &[impl AsRef<[u8]>],
+        workspace: &mut Workspace,
+    ) -> Option<Receipt> {
         let index = self.spec.sender(worker)?;
         for chunk in chunks {
             let fresh = self.ledger[index].fresh(exchange, chunk.as_ref(), self.bytes)?;
@@ -143,19 +154,25 @@ impl Accumulator {
                 self.take(index, fresh);
             }
         }
-        self.finish_blocks();
+        self.finish_blocks(workspace);
         self.ledger[index].receipt(self.bytes)
     }
 
-    /// Every sender has opened its exchange: what is complete may be finished.
-    pub fn publish(&mut self, divisor: f64) {
+    /// Every sender has opened its exchange: what is complete may be finished. If the codec has error feedback, the sum takes the residual
+    /// of its part, and the answer uses it as said.
+    pub fn publish(&mut self, divisor: f64, residual: Option<(Residual, Start)>, workspace: &mut Workspace) {
         self.divisor = Some(divisor);
-        self.finish_blocks();
+        self.residual = residual.map(|(mut residual, start)| {
+            residual.start(start, self.arithmetic.len());
+            residual
+        });
+        self.finish_blocks(workspace);
     }
 
-    /// The round has its sum: the last block may leave too.
-    pub fn seal(&mut self) {
+    /// The round has its sum: the last block may leave too. Gives the residual back, because every block is finished.
+    pub fn seal(&mut self) -> Option<Residual> {
         self.sealed = true;
+        self.residual.take()
     }
 
     /// The blocks that may be sent, from the first. The last block is among them only when the sum is sealed, so that nobody gets a whole
@@ -284,7 +301,7 @@ impl Accumulator {
     }
 
     /// Finishes every block that all contributions have passed.
-    fn finish_blocks(&mut self) {
+    fn finish_blocks(&mut self, workspace: &mut Workspace) {
         let Some(divisor) = self.divisor else { return };
         let passed = self.passed();
         while let Some(block) = self.blocks.get_mut(self.finished) {
@@ -295,8 +312,8 @@ impl Accumulator {
                 return;
             }
             let Block::Growing(memory) = std::mem::replace(block, Block::Empty) else { unreachable!("matched above") };
-            let bytes = usize::try_from(end - begin).expect("within a part");
-            let sum = self.arithmetic.finish(&self.resources.pool, divisor, memory, bytes);
+            let residual = self.residual.as_mut();
+            let sum = self.arithmetic.finish(&self.resources.pool, workspace, divisor, memory, begin..end, residual);
             *block = Block::Finished(sum.freeze());
             self.finished += 1;
             if self.checks {

@@ -1,10 +1,11 @@
 //! The commands of a node to its driver, and the receipts of bodies.
 
 use gradlane_core::codec;
+use gradlane_core::codec::feedback::Start;
 use gradlane_core::error::Error;
 use gradlane_core::types::{CodecSpec, DType, ExchangeId, LinkId, Op, PartId, Round, WorkerId};
 use gradlane_core::wire::frame::Stall;
-use gradlane_core::wire::{About, Sum};
+use gradlane_core::wire::{About, Body, Sum};
 
 mod parameter;
 
@@ -110,7 +111,13 @@ impl Work {
                 Some((*exchange, Route::Parameter { part: *part }))
             }
             Self::Sum {
-                step: Step::Begin(_) | Step::Publish { .. } | Step::Answer { .. } | Step::Seal | Step::Drop,
+                step:
+                    Step::Begin(_)
+                    | Step::Publish { .. }
+                    | Step::Answer { .. }
+                    | Step::Seal
+                    | Step::Drop
+                    | Step::DropResidual,
                 ..
             }
             | Self::Parameter {
@@ -120,7 +127,7 @@ impl Work {
         }
     }
 
-    /// The exchange that it answers, and the bytes of the answer's body. `None` if it answers none.
+    /// The exchange that it answers, and the bytes of the answer's body, or the most that they can be. `None` if it answers none.
     pub fn answers(&self) -> Option<(ExchangeId, u64)> {
         match self {
             Self::Sum { step: Step::Answer { exchange, header, .. }, .. } => Some((*exchange, header.body.bytes)),
@@ -128,7 +135,13 @@ impl Work {
                 Some((*exchange, header.part_bytes))
             }
             Self::Sum {
-                step: Step::Begin(_) | Step::Receive { .. } | Step::Publish { .. } | Step::Seal | Step::Drop,
+                step:
+                    Step::Begin(_)
+                    | Step::Receive { .. }
+                    | Step::Publish { .. }
+                    | Step::Seal
+                    | Step::Drop
+                    | Step::DropResidual,
                 ..
             }
             | Self::Parameter {
@@ -196,6 +209,8 @@ pub enum Step {
     Publish {
         /// What the sum is divided by.
         divisor: f64,
+        /// If its codec has error feedback: how the answer uses the residual of the part, which the sum has from now on.
+        residual: Option<Start>,
     },
     /// Send the sum, from its first block on.
     Answer {
@@ -203,13 +218,15 @@ pub enum Step {
         worker: WorkerId,
         /// On which exchange.
         exchange: ExchangeId,
-        /// Complete.
+        /// Complete, but for the length of a body that varies: the most that it can be stands there.
         header: Sum,
     },
-    /// All contributions are whole: the last block may go too.
+    /// All contributions are whole: the last block may go too. The part gets its residual back.
     Seal,
-    /// Free the memory. Blocks that are being sent stay alive until they are sent.
+    /// Free the memory. Blocks that are being sent stay alive until they are sent. A residual that the sum still has is gone with it.
     Drop,
+    /// Free the residual of the part, whatever the round.
+    DropResidual,
 }
 
 /// What is summed.
@@ -247,7 +264,7 @@ impl SumSpec {
         self.senders.binary_search(&worker).ok()
     }
 
-    /// Bytes of a body.
+    /// Bytes of a body, or the most that they can be.
     pub fn body_bytes(&self) -> u64 {
         codec::body_bytes(self.codec, self.dtype, self.bytes).max()
     }
@@ -266,6 +283,8 @@ impl SumSpec {
 /// What a header says of the contribution that follows it.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Upload {
+    /// What follows; the same in a repeat.
+    pub body: Body,
     /// Its factor in a weighted mean.
     pub weight: f64,
     /// CRC-32C of the contribution, as it was before anything landed on it.

@@ -75,6 +75,9 @@ impl DataPlane {
         let outlets = Outlets {
             send: Box::new(move |outgoing| {
                 if let Some(plane) = sender.upgrade() {
+                    if let Outgoing::Answer { header, .. } = &outgoing {
+                        ServerMetrics::add(&plane.stats.sent_bytes, header.body_bytes());
+                    }
                     plane.send(outgoing);
                 }
             }),
@@ -305,9 +308,6 @@ impl DataPlane {
         let received = work.receives();
         if let Some((exchange, route)) = received {
             self.routes().insert(exchange, route);
-        }
-        if let Some((_, bytes)) = work.answers() {
-            ServerMetrics::add(&self.stats.sent_bytes, bytes);
         }
         self.lanes().submit(Job::Step(work));
         // After its step, so that no byte comes before it.

@@ -281,6 +281,7 @@ mod tests {
     use gradlane_core::mem::{Copies, Pool};
     use gradlane_core::reduce::Kernels;
     use gradlane_core::types::{CodecSpec, DType, Op, WorkerId};
+    use gradlane_core::wire::Body;
 
     use super::*;
     use crate::node::aggregate::tests::{slot, sum};
@@ -372,11 +373,11 @@ mod tests {
         let (worker, exchange) = (WorkerId(0), ExchangeId(u64::from(index)));
         let (dtype, codec, order) = (DType::U8, CodecSpec::PLAIN, Order::Arrival);
         let spec = SumSpec { bytes, dtype, codec, op: Op::Sum, senders: vec![worker], order, block_bytes };
-        let upload = Upload { weight: 1.0, checksum: None, landed: 0 };
+        let upload = Upload { body: Body::plain(0), weight: 1.0, checksum: None, landed: 0 };
         for step in [
             Step::Begin(spec),
             Step::Receive { worker, exchange, upload },
-            Step::Publish { divisor: 1.0 },
+            Step::Publish { divisor: 1.0, residual: None },
             Step::Answer { worker, exchange, header: sum(0) },
             Step::Seal,
         ] {

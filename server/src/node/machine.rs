@@ -244,7 +244,7 @@ impl Node {
 
     /// Whether it drains and nothing is open any more.
     pub fn is_drained(&self) -> bool {
-        self.services.is_drained()
+        self.services.is_drained() && self.withdrawals.is_empty()
     }
 
     /// The state for each heartbeat to the coordinator.

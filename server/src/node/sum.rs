@@ -5,14 +5,16 @@
 
 use std::collections::BTreeMap;
 
+use gradlane_core::codec::feedback::{Residual, Start};
+use gradlane_core::codec::{Seed, Workspace};
 use gradlane_core::error::Error;
 use gradlane_core::mem::Frozen;
 use gradlane_core::transport::Outgoing;
-use gradlane_core::types::{ExchangeId, WorkerId};
-use gradlane_core::wire::{Response, Sum as SumHeader, Target};
+use gradlane_core::types::{ExchangeId, PartId, WorkerId};
+use gradlane_core::wire::{Body, Response, Sum as SumHeader, Target};
 
-use crate::node::accumulator::{Accumulator, SumResources};
-use crate::node::command::{Receipt, Route, SlotId, Step};
+use crate::node::accumulator::{Accumulator, Gathered, SumResources};
+use crate::node::command::{Receipt, Route, SlotId, Step, Upload};
 use crate::node::event::Event;
 
 #[cfg(test)]
@@ -24,60 +26,80 @@ mod tests;
 #[derive(Debug)]
 pub struct Sums {
     resources: SumResources,
+    /// Of the codecs; kept from sum to sum.
+    workspace: Workspace,
     slots: BTreeMap<SlotId, Sum>,
+    /// What the answers of parts have lost, unless the sum of a part has it. The node decides when each begins and ends.
+    residuals: BTreeMap<PartId, Residual>,
 }
 
 /// One sum and its readers.
 #[derive(Debug)]
 struct Sum {
-    accumulator: Accumulator,
+    memory: Growing,
     answers: BTreeMap<WorkerId, Answering>,
     /// Blocks that every reader had when it was last looked at.
     sent: usize,
 }
 
-/// A reader: how many blocks it was sent.
+/// What the contributions become.
+#[derive(Debug)]
+enum Growing {
+    /// Of bodies of one length, in blocks that leave as they are finished.
+    Blocks(Accumulator),
+    /// Of bodies that vary in length, in one piece.
+    Whole(Gathered),
+}
+
+/// A reader: how many blocks it was sent, after its header if that is known already.
 #[derive(Clone, Debug)]
 struct Answering {
     exchange: ExchangeId,
     header: SumHeader,
+    is_begun: bool,
     blocks: usize,
 }
 
 impl Sums {
     /// No sums.
     pub fn new(resources: SumResources) -> Self {
-        Self { resources, slots: BTreeMap::new() }
+        Self { resources, workspace: Workspace::default(), slots: BTreeMap::new(), residuals: BTreeMap::new() }
     }
 
     /// Carries out a step of the sum of `slot`. Results go to `say`.
     pub fn step(&mut self, slot: SlotId, step: Step, say: &mut impl FnMut(Event)) {
         match step {
             Step::Begin(spec) => {
-                let accumulator = Accumulator::new(self.resources.clone(), spec);
-                let before = self.slots.insert(slot, Sum { accumulator, answers: BTreeMap::new(), sent: 0 });
+                let seed = Seed::of(slot.part, slot.round);
+                let resources = self.resources.clone();
+                let memory = match spec.codec.varies() {
+                    true => Growing::Whole(Gathered::new(resources, spec, seed)),
+                    false => Growing::Blocks(Accumulator::new(resources, spec, seed)),
+                };
+                let before = self.slots.insert(slot, Sum { memory, answers: BTreeMap::new(), sent: 0 });
                 debug_assert!(before.is_none(), "{slot:?} was begun twice");
             }
             Step::Receive { worker, exchange, upload } => {
                 let receipt = self
                     .slots
                     .get_mut(&slot)
-                    .map_or(Some(Receipt::Lost), |sum| sum.accumulator.begin(worker, exchange, upload));
+                    .map_or(Some(Receipt::Lost), |sum| sum.memory.begin(worker, exchange, upload));
                 if let Some(receipt) = receipt {
                     say(Event::Receipt { route: Route::Sum { slot, worker }, exchange, receipt });
                 }
             }
-            Step::Publish { divisor } => {
+            Step::Publish { divisor, residual } => {
                 if let Some(sum) = self.slots.get_mut(&slot) {
-                    sum.accumulator.publish(divisor);
+                    let residual = residual.map(|start| (self.residuals.remove(&slot.part).unwrap_or_default(), start));
+                    sum.memory.publish(divisor, residual, &mut self.workspace);
                     sum.flow(say);
                 }
             }
             Step::Answer { worker, exchange, header } => match self.slots.get_mut(&slot) {
                 Some(sum) => {
-                    say(Event::Send(Outgoing::Answer { exchange, header: Response::Sum(header.clone()) }));
-                    sum.answers.insert(worker, Answering { exchange, header, blocks: 0 });
+                    sum.answers.insert(worker, Answering { exchange, header, is_begun: false, blocks: 0 });
                     sum.sent = 0;
+                    sum.begin_answers(say);
                     sum.flow(say);
                 }
                 // The node never refers to a sum that was not begun, so a defect has lost it.
@@ -85,11 +107,14 @@ impl Sums {
             },
             Step::Seal => {
                 if let Some(sum) = self.slots.get_mut(&slot) {
-                    sum.accumulator.seal();
+                    if let Some(residual) = sum.memory.seal() {
+                        self.residuals.insert(slot.part, residual);
+                    }
                     sum.flow(say);
                 }
             }
             Step::Drop => drop(self.slots.remove(&slot)),
+            Step::DropResidual => drop(self.residuals.remove(&slot.part)),
         }
     }
 
@@ -103,7 +128,7 @@ impl Sums {
         say: &mut impl FnMut(Event),
     ) {
         let Some(sum) = self.slots.get_mut(&slot) else { return };
-        let receipt = sum.accumulator.receive(worker, exchange, chunks);
+        let receipt = sum.memory.receive(worker, exchange, chunks, &mut self.workspace);
         sum.flow(say);
         if let Some(receipt) = receipt {
             say(Event::Receipt { route: Route::Sum { slot, worker }, exchange, receipt });
@@ -112,6 +137,7 @@ impl Sums {
 
     /// Drops all sums, after a defect left them in an unknown state. Their readers get an error.
     pub fn lose_all(&mut self, say: &mut impl FnMut(Event)) {
+        self.residuals.clear();
         for sum in std::mem::take(&mut self.slots).into_values() {
             for Answering { exchange, header, .. } in sum.answers.into_values() {
                 say(Event::Send(no_sum(exchange, header.target)));
@@ -129,6 +155,11 @@ impl Sums {
         self.slots.is_empty()
     }
 
+    /// The parts whose answers have a residual that no sum has now.
+    pub fn residuals(&self) -> impl Iterator<Item = PartId> {
+        self.residuals.keys().copied()
+    }
+
     /// The slots that have one.
     pub fn slots(&self) -> impl Iterator<Item = SlotId> {
         self.slots.keys().copied()
@@ -136,14 +167,23 @@ impl Sums {
 }
 
 impl Sum {
+    /// Sends the headers that were not sent, once the form of the sum is known.
+    fn begin_answers(&mut self, say: &mut impl FnMut(Event)) {
+        let Some(form) = self.memory.form() else { return };
+        for answer in self.answers.values_mut().filter(|answer| !answer.is_begun) {
+            answer.begin(form, say);
+        }
+    }
+
     /// Sends every reader its missing blocks.
     fn flow(&mut self, say: &mut impl FnMut(Event)) {
-        let (ready, complete) = (self.accumulator.ready(), self.accumulator.is_complete());
-        if self.answers.is_empty() || (ready.len() == self.sent && !complete) {
+        let (ready, complete) = (self.memory.ready_len(), self.memory.is_complete());
+        if self.answers.is_empty() || (ready == self.sent && !complete) {
             return;
         }
-        self.sent = ready.len();
-        let blocks: Vec<&Frozen> = ready.collect();
+        self.begin_answers(say);
+        self.sent = ready;
+        let blocks = self.memory.ready();
         // Block by block, so that all readers have the first before any has the last.
         let first = self.answers.values().map(|answer| answer.blocks).min().unwrap_or(0);
         for (number, block) in blocks.iter().enumerate().skip(first) {
@@ -159,9 +199,109 @@ impl Sum {
         if complete {
             for answer in std::mem::take(&mut self.answers).into_values() {
                 let wanted = answer.header.checksum;
-                let checksum = if wanted { self.accumulator.checksum() } else { 0 };
+                let checksum = if wanted { self.memory.checksum() } else { 0 };
                 say(Event::Send(Outgoing::End { exchange: answer.exchange, checksum }));
             }
+        }
+    }
+}
+
+impl Answering {
+    /// Sends the header, with the form of the sum if that was not known before.
+    fn begin(&mut self, form: Form, say: &mut impl FnMut(Event)) {
+        self.is_begun = true;
+        if let (Form::Is(body), true) = (form, self.header.part_bytes > 0) {
+            self.header.body = body;
+        }
+        let header = Response::Sum(self.header.clone());
+        say(Event::Send(Outgoing::Answer { exchange: self.exchange, header }));
+    }
+}
+
+/// What is known of the wire form of a sum.
+#[derive(Clone, Copy, Debug)]
+enum Form {
+    /// It was known from the beginning.
+    AsDue,
+    /// This.
+    Is(Body),
+}
+
+impl Growing {
+    fn begin(&mut self, worker: WorkerId, exchange: ExchangeId, upload: Upload) -> Option<Receipt> {
+        match self {
+            Self::Blocks(sum) => sum.begin(worker, exchange, upload),
+            Self::Whole(sum) => sum.begin(worker, exchange, upload),
+        }
+    }
+
+    fn receive(
+        &mut self,
+        worker: WorkerId,
+        exchange: ExchangeId,
+        chunks: &[impl AsRef<[u8]>],
+        workspace: &mut Workspace,
+    ) -> Option<Receipt> {
+        match self {
+            Self::Blocks(sum) => sum.receive(worker, exchange, chunks, workspace),
+            Self::Whole(sum) => sum.receive(worker, exchange, chunks, workspace),
+        }
+    }
+
+    /// Only answers of an exact length lose anything, and have a residual.
+    fn publish(&mut self, divisor: f64, residual: Option<(Residual, Start)>, workspace: &mut Workspace) {
+        match self {
+            Self::Blocks(sum) => sum.publish(divisor, residual, workspace),
+            Self::Whole(sum) => sum.publish(divisor, workspace),
+        }
+    }
+
+    fn seal(&mut self) -> Option<Residual> {
+        match self {
+            Self::Blocks(sum) => sum.seal(),
+            Self::Whole(sum) => {
+                sum.seal();
+                None
+            }
+        }
+    }
+
+    /// The form of the sum; absent until it is known.
+    fn form(&self) -> Option<Form> {
+        match self {
+            Self::Blocks(_) => Some(Form::AsDue),
+            Self::Whole(sum) => sum.body().map(Form::Is),
+        }
+    }
+
+    /// How many blocks may be sent.
+    fn ready_len(&self) -> usize {
+        match self {
+            Self::Blocks(sum) => sum.ready().len(),
+            Self::Whole(sum) => sum.ready().len(),
+        }
+    }
+
+    /// The blocks that may be sent, from the first.
+    fn ready(&self) -> Vec<&Frozen> {
+        match self {
+            Self::Blocks(sum) => sum.ready().collect(),
+            Self::Whole(sum) => sum.ready().iter().collect(),
+        }
+    }
+
+    /// Whether all of the sum may be sent.
+    fn is_complete(&self) -> bool {
+        match self {
+            Self::Blocks(sum) => sum.is_complete(),
+            Self::Whole(sum) => sum.body().is_some(),
+        }
+    }
+
+    fn checksum(&mut self) -> u32 {
+        match self {
+            Self::Blocks(sum) => sum.checksum(),
+            Self::Whole(sum) => sum.checksum(),
         }
     }
 }

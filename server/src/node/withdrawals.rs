@@ -95,6 +95,11 @@ impl Withdrawals {
         self.arriving.get(&exchange).map(|withdrawal| (withdrawal.node, withdrawal.header.target))
     }
 
+    /// Whether none arrives.
+    pub(super) fn is_empty(&self) -> bool {
+        self.arriving.is_empty()
+    }
+
     /// The exchanges that bring one.
     pub(super) fn exchanges(&self) -> Vec<ExchangeId> {
         self.arriving.keys().copied().collect()

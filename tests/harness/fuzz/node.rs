@@ -478,7 +478,8 @@ impl World {
 fn is_end(work: &Work) -> bool {
     matches!(
         work,
-        Work::Sum { step: Step::Drop, .. } | Work::Parameter { step: ValueStep::Drop | ValueStep::Forget { .. }, .. }
+        Work::Sum { step: Step::Drop | Step::DropResidual, .. }
+            | Work::Parameter { step: ValueStep::Drop | ValueStep::Forget { .. }, .. }
     )
 }
 

@@ -65,7 +65,10 @@ pub(super) const CODEC: Target = Target {
     seeds: || {
         let body = [0, 0x7c, 1, 0x7c, 0xff, 0xff, 0, 0x80, 1, 0, 0xc0, 0x7f, 0x80, 0xff, 0x34, 0x12];
         let chosen = (0..4).flat_map(|form| (0..5).map(move |op| [form, op, 3]));
-        chosen.map(|chosen| [&chosen[..], &body].concat()).collect()
+        let whole = chosen.map(|chosen| [&chosen[..], &body].concat());
+        let sparse =
+            [&[SPARSE, 200, 2, 3, 60, 0, 0, 0x80, 0x3f, 0, 0, 0, 0xc0][..], &[SPARSE, 250, 1, 0x7c, 1, 0, 0, 0]];
+        whole.chain(sparse.map(<[u8]>::to_vec)).collect()
     },
     memory: Memory { bytes: 4 << 10, times: 32 },
 };
@@ -90,12 +93,38 @@ pub(super) const HTTP_REQUEST: Target = Target {
     memory: Memory { bytes: 64 << 10, times: 32 },
 };
 
+/// The first byte of inputs for [`decode_sparse`].
+const SPARSE: u8 = 0xff;
+
 static AUTHORITY: LazyLock<Authority> =
     LazyLock::new(|| Authority::create("fuzz").expect("the library has randomness"));
+
+/// A body of any bytes of a codec that sends some elements: what is decoded has the entries that encode to it again.
+fn decode_sparse(mut input: Input<'_>) {
+    let topk = codec::of(CodecSpec::of(Encoding::TopK), DType::F32).expect("not plain");
+    let (kernels, len) = (Kernels::portable(), usize::from(input.byte() / 2));
+    let body = input.rest();
+    let (mut elements, mut sum) = (vec![0xee; 4 * len], vec![0xee; 4 * len]);
+    let is_fine = topk.decode(kernels, body, &mut elements).is_ok();
+    assert_eq!(topk.check(body, len as u64).is_ok(), is_fine);
+    assert_eq!(topk.start(kernels, Op::Sum, 1.0, body, &mut sum).is_ok(), is_fine);
+    if !is_fine {
+        return;
+    }
+    assert_eq!(sum, elements);
+    match codec::testing::finished(&*topk, kernels, Op::Sum, 1.0, &sum) {
+        Ok(again) => assert_eq!(again, body),
+        Err(_) => assert!(body.len() >= sum.len(), "{} bytes for {len} elements", body.len()),
+    }
+}
 
 /// A body of any bytes: its decoded elements are those that encode to it again, but for NaNs, whose payload may change.
 fn decode(bytes: &[u8]) {
     let mut input = Input::new(bytes);
+    if bytes.first() == Some(&SPARSE) {
+        input.byte();
+        return decode_sparse(input);
+    }
     let small_blocks = CodecSpec::with_parameters(Encoding::Int8, &[32]).expect("the least");
     let spec = input.pick(&[CodecSpec::F16, CodecSpec::BF16, small_blocks]);
     let dtype = input.pick(&[DType::F32, DType::F64]);
@@ -112,8 +141,7 @@ fn decode(bytes: &[u8]) {
     if codec.decode(kernels, body, &mut elements).is_err() {
         return;
     }
-    let mut again = vec![0; body.len()];
-    assert_eq!(codec.encode(kernels, 1.0, &elements, &mut again), body.len());
+    let again = codec::testing::encoded(&*codec, kernels, 1.0, &elements, len).expect("it refuses nothing");
     // A block that was not made by rounding may get another scale, which changes all of it.
     let is_same = |was: &[u8], is: &[u8]| !spec.is_elementwise() || was == is;
     let is_nan = |pair: &[u8]| {
@@ -126,7 +154,7 @@ fn decode(bytes: &[u8]) {
     let mut sum = vec![0; usize::try_from(len * 4).expect("small")];
     codec.start(kernels, op, weight, body, &mut sum).expect("it was decoded");
     codec.add(kernels, op, weight, body, &mut sum).expect("it was decoded");
-    assert_eq!(codec.finish(kernels, op, 2.0, &sum, &mut again), body.len());
+    codec::testing::finished(&*codec, kernels, op, 2.0, &sum).expect("it refuses nothing");
 }
 
 fn answer_seeds() -> Vec<Vec<u8>> {

@@ -57,6 +57,7 @@ fn order(bytes: &[u8]) {
                 assert!(upcoming.is_none(), "failures come first");
                 assert_ne!(ended.insert(slot, false), Some(true), "{slot:?} failed after it ran");
             }
+            Decision::Part => unreachable!("the agreement decides that"),
         }
         true
     };
@@ -131,6 +132,7 @@ impl Machine {
             step_timeout: Duration::from_secs(5),
             stall_warn: Duration::from_secs(1),
             oldest_every,
+            goes_on: oldest_every == 3,
             defect: None,
         };
         Self {
@@ -196,6 +198,7 @@ impl Machine {
                     (0..2).for_each(|who| self.break_down(who, Breakage::Lost(0)));
                 }
                 2 => self.honest[who].handle_closed(self.now),
+                3 => self.honest[who].handle_parting(Error::Cancelled),
                 _ => drop((self.honest[who].take_stalls(), self.honest[who].take_urgency())),
             },
         }
@@ -293,7 +296,7 @@ impl Machine {
                         assert!(from < RANKS as usize);
                         load
                     }
-                    Act::End { load, .. } => Some(load),
+                    Act::End { load, .. } | Act::Return { load, .. } => Some(load),
                     Act::Pass { .. } => None,
                 };
                 assert!(load.is_none_or(|load| self.ended.insert(load)), "{load:?} ends twice");

@@ -62,6 +62,8 @@ pub enum Checker {
     Credit,
     /// A part's rounds are pushed one after the other; two of them live on a server.
     Rounds,
+    /// Both sides of an exchange do what its headers say.
+    Exchange,
     /// A barrier opens when all have come, for all.
     Barrier,
     /// Nothing grows without a bound.

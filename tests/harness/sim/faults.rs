@@ -58,6 +58,8 @@ pub(super) struct FaultClasses {
     pub(super) subsets: bool,
     /// The job goes on without workers that are lost.
     pub(super) survivors: bool,
+    /// A server is asked to stop: it drains, and ends a while later.
+    pub(super) drains: bool,
 }
 
 impl FaultClasses {
@@ -94,6 +96,7 @@ impl FaultClasses {
             restarts: fatal && on(50),
             new_keys: fatal && on(50),
             dead_paths: fatal && on(25),
+            drains: fatal && on(25),
             ..classes
         }
     }
@@ -125,6 +128,7 @@ impl fmt::Display for FaultClasses {
             (self.one_shot_names, "one-shot-names"),
             (self.subsets, "subsets"),
             (self.survivors, "survivors"),
+            (self.drains, "drains"),
         ];
         let on: Vec<&str> = named.iter().filter(|(on, _)| *on).map(|(_, name)| *name).collect();
         f.write_str(if on.is_empty() { "none".to_owned() } else { on.join(" ") }.as_str())
@@ -142,6 +146,8 @@ pub(super) enum Fault {
     Pause { who: Who, length: Duration },
     /// A process ends. A launcher may see it.
     Kill { who: Who, seen: bool, restart_after: Option<Duration> },
+    /// A server is asked to stop.
+    Drain { who: Who },
     /// Nothing passes from one process to the other any more.
     Cut { from: Who, to: Who },
     /// A member sends something that is well formed and wrong in its state.
@@ -223,6 +229,14 @@ pub(super) fn schedule(classes: FaultClasses, workers: u32, servers: u32, random
             let second = first + random.millis(0, 8000);
             kill(random, second);
         }
+    }
+    if classes.drains {
+        let who = Who::Server(random.below(u64::from(servers)) as u32);
+        let at = when(random);
+        faults.push((at, Fault::Drain { who }));
+        // What it does not answer until then is lost.
+        let patience = random.millis(500, 6000);
+        faults.push((at + patience, Fault::Kill { who, seen: random.chance(80), restart_after: None }));
     }
     if classes.dead_paths {
         let worker = Who::Worker(random.below(u64::from(workers)) as u32);

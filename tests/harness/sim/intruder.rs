@@ -21,8 +21,17 @@ pub(super) const REQUEST: u64 = u64::MAX;
 
 /// Lets the process `who` send something wrong, where it has a connection to send it on.
 pub(super) fn intrude(context: &mut Context, who: Who) {
+    if let Who::Server(_) = who
+        && context.random.chance(50)
+    {
+        return context.let_lie(who);
+    }
     let exchange = context.some_exchange(who);
     match exchange {
+        Some((exchange, _)) if context.random.chance(25) => {
+            may_cost_the_link(context, exchange);
+            context.let_misfit(who);
+        }
         Some((exchange, link)) if context.random.chance(85) => push(context, exchange, link),
         Some(_) | None => say(context, who),
     }
@@ -68,13 +77,14 @@ fn say(context: &mut Context, who: Who) {
 /// A header like one that this worker sent, but for a field, or one that only servers send.
 fn push(context: &mut Context, like: ExchangeId, link: LinkId) {
     let Some(entry) = context.exchange(like) else { return };
-    let (worker, body) = (entry.worker, entry.body.clone());
+    let worker = entry.worker;
     let sent = Header::decode(&entry.header, "a worker").expect("a worker sends what a server reads");
     let (target, is_use) = match &sent {
         Header::Contribute(header) => (header.target, false),
         Header::Use(header) => (header.target, true),
         Header::Withdraw(_) | Header::Sum(_) | Header::Value(_) | Header::Reject(_) | Header::Unknown(_) => return,
     };
+    let body = context.whole_body_of(like);
     let Target { epoch, round, .. } = target;
     // Perhaps of a tensor that nobody has pushed yet.
     let tensor = context.random.below(context.plan.tensors.len() as u64) as usize;
@@ -93,8 +103,17 @@ fn push(context: &mut Context, like: ExchangeId, link: LinkId) {
         3 => about(Target { epoch: Epoch { number: epoch.number + 1, ..epoch }, ..target }),
         _ => about(Target { epoch: Epoch { term: epoch.term + 1, ..epoch }, ..target }),
     };
-    context.log.note(context.now, worker.who, "intrudes", &[like.0], || format!("{wrong:?}"));
+    context.log.note(context.now, worker.who, "intrudes", &[like.0], || format!("{wrong:?}, {} bytes", body.len()));
+    may_cost_the_link(context, like);
     context.open_ghost(worker, link, wrong.encode(), body, Duration::ZERO);
+}
+
+/// A worker may lose its link to a server for what it sends there.
+fn may_cost_the_link(context: &mut Context, like: ExchangeId) {
+    let Some(entry) = context.exchange(like) else { return };
+    let (worker, server) = (entry.worker.who, entry.server.who);
+    let until = context.world + context.plan.settings.idle_timeout + timing::DIAL;
+    context.witness.disturbed(Concern::Path(worker, server), context.world, until);
 }
 
 fn pull_of(target: Target) -> Use {

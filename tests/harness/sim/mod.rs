@@ -9,9 +9,9 @@
 //! | `world` | time, and which process gets which event |
 //! | `process` | where a process runs, sleeps or ran |
 //! | `clock` | what each process takes for the time |
-//! | `intruder` | what a hostile member sends |
-//! | `network` | what becomes of bytes on their way |
-//! | `transport`, `worker` | a worker: exchanges, memory, training loop |
+//! | `intruder`, `liar` | what a hostile member sends, what a hostile server answers |
+//! | `network`, `body` | what becomes of bytes on their way |
+//! | `transport`, `worker` | a worker: what drives its exchanges, memory, training loop |
 //! | `member`, `server`, `coordinator` | the other drivers |
 //! | `oracle` | what contributions are and results must be |
 //! | `checkers` | what must hold |
@@ -28,11 +28,13 @@ use gradlane_core::types::{Defect, Time};
 use self::workload::Plan;
 use self::world::World;
 
+mod body;
 mod checkers;
 mod clock;
 mod coordinator;
 mod faults;
 mod intruder;
+mod liar;
 mod log;
 mod member;
 mod network;

@@ -4,16 +4,22 @@
 //! before may arrive meanwhile, or never. Bodies and answers come in pieces. An exchange may break off before its header, within its body,
 //! after its body, or within its answer.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use bytes::Bytes;
 use gradlane_core::Error;
 use gradlane_core::types::{ExchangeId, LinkId, Span, Time};
-use gradlane_core::wire::{Contribute, Request, Use};
+use gradlane_core::wire::header::HEADER_BYTES;
+use gradlane_core::wire::{Contribute, Reply, Request, Use};
 
-use super::checkers::Concern;
+use super::body::Body;
+use super::checkers::{Checker, Concern};
+use super::liar;
+use super::worker::Buffer;
 use super::workload::{Plan, timing};
 use super::world::{Address, Context, Input, Who};
+use crate::random::Random;
 
 /// All connections of the world.
 #[derive(Debug, Default)]
@@ -23,6 +29,10 @@ pub(super) struct Network {
     exchanges: BTreeMap<ExchangeId, Exchange>,
     /// Until when nothing passes from one process to another.
     blocked: BTreeMap<(Who, Who), Time>,
+    /// Servers whose next answer is no answer to its push.
+    liars: BTreeSet<Who>,
+    /// Workers whose next body has another length than its header says.
+    misfits: BTreeSet<Who>,
     numbers: u64,
 }
 
@@ -54,27 +64,35 @@ pub(super) struct Exchange {
     pub(super) server: Address,
     /// As it was sent.
     pub(super) header: Vec<u8>,
-    /// As it was sent, perhaps but for one bit.
-    pub(super) body: Vec<u8>,
-    /// The server's header and what follows, as far as the server has sent it.
-    pub(super) answer: Option<Answer>,
+    body: Body,
+    answer: Answer,
     /// Where it will break off, if it will.
     pub(super) doom: Option<Doom>,
     /// Whether it is nobody's: a replay, a duplicate, or an intruder's.
     ghost: bool,
 }
 
-/// What a server sends back.
-#[derive(Debug)]
-pub(super) struct Answer {
-    /// Of a sum or a reject.
-    pub(super) header: Vec<u8>,
-    /// The sum or the error.
-    pub(super) body: Vec<u8>,
-    /// The checksum of the sum, once all of it was sent.
-    pub(super) end: Option<u32>,
-    /// When the last of it arrives.
+/// What a server sends back: a header, a body, and a checksum perhaps.
+#[derive(Debug, Default)]
+struct Answer {
+    stream: Vec<u8>,
+    is_whole: bool,
+    /// How many bytes of it the worker sees, once the last of them have arrived.
+    told: usize,
     arrival: Time,
+    /// Nothing of it arrives any more.
+    is_cut: bool,
+    /// The server lies: this is no answer to the push.
+    is_forged: bool,
+}
+
+/// How a stream ends.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum StreamEnd {
+    /// All of it was sent.
+    Whole,
+    /// The sender gave it up.
+    Reset,
 }
 
 /// Where an exchange breaks off.
@@ -229,35 +247,42 @@ impl Context {
         self.carry(link, from, to, input);
     }
 
-    /// Opens an exchange; a `replay` is nobody's: nothing of it is reported to the worker.
+    /// Opens an exchange with a body that lies in `memory`, which the worker lends. Without a `memory` it is a replay, which is nobody's:
+    /// nothing of it is reported to the worker.
     pub(super) fn open_exchange(
         &mut self,
         worker: Address,
         link: LinkId,
         sent: &Request,
-        mut body: Vec<u8>,
-        replay: bool,
+        pieces: Vec<Bytes>,
+        memory: Option<Vec<Buffer>>,
     ) -> ExchangeId {
         let id = ExchangeId(self.number());
         let server = self.network.links[&link].server;
         let classes = self.plan.classes;
-        let healthy = self.healed() || replay;
+        let is_replay = memory.is_none();
+        let healthy = self.healed() || is_replay;
         let dooms = [Doom::BeforeHeader, Doom::WithinBody, Doom::AfterBody, Doom::WithinAnswer, Doom::AnswerLost];
         let doom = (!healthy && classes.resets && self.random.chance(15)).then(|| self.random.pick(&dooms));
+        let mut body = Body::new(pieces, memory.unwrap_or_default());
         if let Request::Contribute(Contribute { target, .. }) | Request::Use(Use { target, .. }) = sent
             && !healthy
             && classes.corruption
             && self.plan.settings.checksum
             && self.random.chance(1)
         {
-            self.flip(&mut body);
+            body.damage(&mut self.random);
             self.witness.damaged(target.part.key, target.round.0);
         }
+        if !is_replay && body.bytes() > 0 && self.network.misfits.remove(&worker.who) {
+            body.misfit(&mut self.random);
+        }
         let header = sent.encode().to_vec();
-        let exchange = Exchange { link, worker, server, header, body, answer: None, doom, ghost: replay };
+        let answer = Answer::default();
+        let exchange = Exchange { link, worker, server, header, body, answer, doom, ghost: is_replay };
         self.network.exchanges.insert(id, exchange);
-        // Handed over at once, or only when the server takes the body in.
-        if !replay && self.random.chance(50) {
+        // Handed over at once, or only when the server takes the body in. Without a body there is nothing that a server would take in.
+        if !is_replay && (sent.body_bytes() == 0 || self.random.chance(50)) {
             let after = self.random.millis(0, 3);
             self.post(worker, after, Input::Pushed { exchange: id });
         }
@@ -276,7 +301,7 @@ impl Context {
     /// What opened an exchange arrives once more, as a straggler of a lost connection does.
     fn duplicate(&mut self, of: ExchangeId) {
         let Exchange { link, worker, header, body, .. } = &self.network.exchanges[&of];
-        let (link, worker, header, body) = (*link, *worker, header.clone(), body.clone());
+        let (link, worker, header, body) = (*link, *worker, header.clone(), body.whole());
         let late = self.random.millis(0, 3000);
         self.open_ghost(worker, link, header, body, late);
     }
@@ -285,7 +310,8 @@ impl Context {
     pub(super) fn open_ghost(&mut self, worker: Address, link: LinkId, header: Vec<u8>, body: Vec<u8>, late: Duration) {
         let id = ExchangeId(self.number());
         let Link { server, severed, .. } = self.network.links[&link];
-        let exchange = Exchange { link, worker, server, header, body, answer: None, doom: None, ghost: true };
+        let (body, answer) = (Body::new(vec![body.into()], Vec::new()), Answer::default());
+        let exchange = Exchange { link, worker, server, header, body, answer, doom: None, ghost: true };
         self.network.exchanges.insert(id, exchange);
         if !severed {
             let arrival = self.arrival(worker.who, server.who) + late;
@@ -297,8 +323,8 @@ impl Context {
     pub(super) fn accept(&mut self, id: ExchangeId) {
         let Some(exchange) = self.network.exchanges.get(&id) else { return };
         let (link, worker, server) = (exchange.link, exchange.worker, exchange.server);
-        let (bytes, doom) = (exchange.body.len() as u64, exchange.doom);
-        let until = if doom == Some(Doom::WithinBody) { self.random.below(bytes) } else { bytes };
+        let (bytes, doom) = (exchange.body.bytes(), exchange.doom);
+        let until = if doom == Some(Doom::WithinBody) && bytes > 0 { self.random.below(bytes) } else { bytes };
         let (mut offset, mut arrival, mut read) = (0, self.world, self.world);
         while offset < until && !self.network.links[&link].severed {
             let length = (1 + self.random.below(bytes)).min(until - offset);
@@ -318,75 +344,133 @@ impl Context {
         }
     }
 
-    /// Bytes of a body, perhaps not as they were sent.
-    pub(super) fn body_of(&self, id: ExchangeId, span: Span) -> Vec<u8> {
-        self.network.exchanges[&id].body[span.offset as usize..span.end() as usize].to_vec()
+    /// Bytes of a body, perhaps not as they were sent, and whether they are its last ones. They are read where they lie.
+    pub(super) fn body_of(&mut self, id: ExchangeId, span: Span) -> (Vec<u8>, bool) {
+        let body = &self.network.exchanges[&id].body;
+        let (bytes, is_last, is_kept) = (body.copy(span), span.end() == body.bytes(), body.is_kept_for_too_long());
+        if is_kept {
+            let text = format!("exchange {} sends from memory that was given back", id.0);
+            self.witness.fail(self.now, Checker::Memory, text);
+        }
+        (bytes, is_last)
     }
 
-    /// The server begins its answer.
-    pub(super) fn answer(&mut self, id: ExchangeId, header: Vec<u8>) {
-        let arrival = self.world;
+    /// All of a body, as it was sent.
+    pub(super) fn whole_body_of(&self, id: ExchangeId) -> Vec<u8> {
+        self.network.exchanges[&id].body.whole()
+    }
+
+    /// Nothing refers to the memory of a body any more: what is on its way is a copy.
+    pub(super) fn release_body(&mut self, id: ExchangeId) {
         if let Some(exchange) = self.network.exchanges.get_mut(&id) {
-            exchange.answer = Some(Answer { header, body: Vec::new(), end: None, arrival });
-            self.carry_answer(id);
+            exchange.body.release();
         }
+    }
+
+    /// The worker sends no more of a body. What the server has not read is lost, unless it is all there is.
+    pub(super) fn cut_body(&mut self, id: ExchangeId) {
+        let Some(Exchange { link, worker, server, .. }) = self.network.exchanges.get(&id) else { return };
+        let (link, worker, server) = (*link, *worker, *server);
+        self.carry(link, worker, server, Input::BodyCut { exchange: id });
+    }
+
+    /// The server does not want the rest of a body.
+    pub(super) fn stop_body(&mut self, id: ExchangeId) {
+        let Some(Exchange { link, worker, server, .. }) = self.network.exchanges.get(&id) else { return };
+        let (link, worker, server) = (*link, *worker, *server);
+        self.carry(link, server, worker, Input::Stopped { exchange: id });
+    }
+
+    /// The server sends the header of its answer, or a lie in its place.
+    pub(super) fn begin_answer(&mut self, id: ExchangeId, reply: &Reply) {
+        let Some(exchange) = self.network.exchanges.get_mut(&id) else { return };
+        let (who, worker) = (exchange.server.who, exchange.worker.who);
+        let lies = !exchange.ghost && exchange.doom.is_none() && self.network.liars.remove(&who);
+        match reply {
+            Reply::Response(response) if lies => {
+                let lie = liar::lie(&mut self.random, response);
+                self.witness.lied(worker, response.target());
+                self.log.note(self.now, who, "lies", &[id.0], || lie.what);
+                self.write_answer(id, lie.bytes);
+                self.finish_answer(id);
+                self.network.exchanges.get_mut(&id).expect("found above").answer.is_forged = true;
+            }
+            reply => self.write_answer(id, reply.encode()),
+        }
+    }
+
+    /// Whether an answer is a lie.
+    pub(super) fn is_forged(&self, id: ExchangeId) -> bool {
+        self.network.exchanges[&id].answer.is_forged
+    }
+
+    /// The server sends the next bytes of the sum or the value.
+    pub(super) fn write_block(&mut self, id: ExchangeId, block: &[u8]) {
+        let mut block = block.to_vec();
+        if self.corrupts_answers() {
+            flip(&mut self.random, &mut block);
+        }
+        self.write_answer(id, block);
     }
 
     /// The server sends the next bytes of its answer.
-    pub(super) fn extend_answer(&mut self, id: ExchangeId, block: &[u8]) {
-        let mut block = block.to_vec();
-        if self.corrupts_answers() {
-            self.flip(&mut block);
-        }
-        if let Some(answer) = self.network.exchanges.get_mut(&id).and_then(|exchange| exchange.answer.as_mut()) {
-            answer.body.extend(block);
+    pub(super) fn write_answer(&mut self, id: ExchangeId, bytes: Vec<u8>) {
+        let Some(exchange) = self.network.exchanges.get_mut(&id) else { return };
+        if !exchange.answer.is_forged && !bytes.is_empty() {
+            exchange.answer.stream.extend(bytes);
             self.carry_answer(id);
         }
     }
 
     /// The server has sent all of its answer.
-    pub(super) fn end_answer(&mut self, id: ExchangeId, checksum: u32) {
+    pub(super) fn finish_answer(&mut self, id: ExchangeId) {
         let Some(exchange) = self.network.exchanges.get_mut(&id) else { return };
         let server = exchange.server;
-        let Some(answer) = exchange.answer.as_mut() else { return };
-        answer.end = Some(checksum);
-        self.carry_answer(id);
-        let after = self.random.millis(0, 30);
-        self.post(server, after, Input::Answered { exchange: id });
-    }
-
-    /// The server gives an error instead of the sum.
-    pub(super) fn reject(&mut self, id: ExchangeId, header: Vec<u8>, body: &[u8]) {
-        let Some(exchange) = self.network.exchanges.get(&id) else { return };
-        if exchange.answer.is_some() {
-            return self.tear_both(id);
+        if !exchange.answer.is_forged {
+            exchange.answer.is_whole = true;
+            self.carry_answer(id);
+            let after = self.random.millis(0, 30);
+            self.post(server, after, Input::Answered { exchange: id });
         }
-        let (server, arrival) = (exchange.server, self.world);
-        let answer = Answer { header, body: body.to_vec(), end: Some(0), arrival };
-        self.network.exchanges.get_mut(&id).expect("found above").answer = Some(answer);
-        self.carry_answer(id);
-        let after = self.random.millis(0, 30);
-        self.post(server, after, Input::Answered { exchange: id });
     }
 
-    /// Lets the worker see what the server has sent by now. A stream keeps its order.
+    /// Lets the worker see what the server has sent by now. A stream keeps its order, and comes in pieces that are cut anywhere.
     fn carry_answer(&mut self, id: ExchangeId) {
         let exchange = &self.network.exchanges[&id];
         let (link, worker, server, doom) = (exchange.link, exchange.worker, exchange.server, exchange.doom);
-        if self.network.links[&link].severed {
+        if self.network.links[&link].severed || exchange.answer.is_cut {
             return;
         }
-        let latency = self.arrival(server.who, worker.who);
-        let exchange = self.network.exchanges.get_mut(&id).expect("found above");
-        let answer = exchange.answer.as_mut().expect("the caller has begun it");
-        answer.arrival = answer.arrival.max(latency);
-        let (at, bytes, ended) = (answer.arrival, answer.body.len(), answer.end.is_some());
-        if doom != Some(Doom::AnswerLost) {
-            self.post_at(worker, at, Input::Answer { exchange: id, bytes, ended });
-        } else if ended {
-            let after = self.random.millis(0, 300);
-            self.post(worker, after, Input::ExchangeTorn { exchange: id, error: reset() });
+        let (sent, is_whole, told) = (exchange.answer.stream.len(), exchange.answer.is_whole, exchange.answer.told);
+        if doom == Some(Doom::AnswerLost) {
+            if is_whole {
+                let after = self.random.millis(0, 300);
+                self.post(worker, after, Input::ExchangeTorn { exchange: id, error: reset() });
+            }
+            return;
         }
+        // Mostly within what follows the header.
+        let is_cut = doom == Some(Doom::WithinAnswer) && (is_whole || sent > told && told >= HEADER_BYTES);
+        let first = if sent > told + 1 && (is_cut || self.random.chance(20)) {
+            told + self.random.below((sent - told) as u64) as usize
+        } else {
+            sent
+        };
+        let end = if is_cut { Some(StreamEnd::Reset) } else { is_whole.then_some(StreamEnd::Whole) };
+        let pieces = [(first, end.filter(|_| is_cut || first == sent)), (sent, end)];
+        for (bytes, end) in pieces.into_iter().take(if first == sent || is_cut { 1 } else { 2 }) {
+            let latency = self.arrival(server.who, worker.who);
+            let answer = &mut self.network.exchanges.get_mut(&id).expect("found above").answer;
+            answer.arrival = answer.arrival.max(latency);
+            (answer.told, answer.is_cut) = (bytes, is_cut);
+            let at = answer.arrival;
+            self.post_at(worker, at, Input::Answer { exchange: id, bytes, end });
+        }
+    }
+
+    /// Bytes of an answer that have arrived.
+    pub(super) fn answer_of(&self, id: ExchangeId, from: usize, until: usize) -> Vec<u8> {
+        self.network.exchanges[&id].answer.stream[from..until].to_vec()
     }
 
     /// One side gives an exchange up: the other hears of it.
@@ -402,19 +486,14 @@ impl Context {
         self.network.exchanges.get(&id)
     }
 
-    /// After how many of the bytes that came the answer breaks off, if it does.
-    pub(super) fn landing_cut(&mut self, id: ExchangeId) -> Option<usize> {
-        let exchange = self.network.exchanges.get(&id)?;
-        let bytes = exchange.answer.as_ref().map_or(0, |answer| answer.body.len() as u64);
-        (exchange.doom == Some(Doom::WithinAnswer) && bytes > 0).then(|| self.random.below(bytes) as usize)
+    /// The next body that this worker sends has another length than its header says.
+    pub(super) fn let_misfit(&mut self, worker: Who) {
+        self.network.misfits.insert(worker);
     }
 
-    /// Changes one bit.
-    fn flip(&mut self, bytes: &mut [u8]) {
-        if !bytes.is_empty() {
-            let at = self.random.below(bytes.len() as u64) as usize;
-            bytes[at] ^= 1 << self.random.below(8);
-        }
+    /// The next sum or value that this server sends is a lie.
+    pub(super) fn let_lie(&mut self, server: Who) {
+        self.network.liars.insert(server);
     }
 
     fn corrupts_answers(&mut self) -> bool {
@@ -451,6 +530,14 @@ impl Context {
     fn number(&mut self) -> u64 {
         self.network.numbers += 1;
         self.network.numbers
+    }
+}
+
+/// Changes one bit.
+pub(super) fn flip(random: &mut Random, bytes: &mut [u8]) {
+    if !bytes.is_empty() {
+        let at = random.below(bytes.len() as u64) as usize;
+        bytes[at] ^= 1 << random.below(8);
     }
 }
 

@@ -160,7 +160,7 @@ pub(super) fn wire_type(codec: CodecSpec) -> Option<DType> {
         Encoding::Plain => None,
         Encoding::F16 => Some(DType::F16),
         Encoding::BF16 => Some(DType::BF16),
-        Encoding::Int8 => unreachable!("the simulation declares casts only"),
+        Encoding::Int8 | Encoding::TopK => unreachable!("the simulation declares casts only"),
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use gradlane_core::Error;
@@ -10,6 +11,7 @@ use gradlane_core::sched::TaskId;
 use gradlane_core::types::{ExchangeId, LinkId, Role, Span, Time};
 use gradlane_server::node::command::{Receipt, Route};
 
+use super::network::StreamEnd;
 use super::worker::Note;
 use super::world::Context;
 
@@ -73,12 +75,16 @@ pub(super) enum Input {
     Opened { exchange: ExchangeId },
     /// Some bytes of a body came in at a server.
     Body { exchange: ExchangeId, span: Span },
+    /// A worker sends no more of a body.
+    BodyCut { exchange: ExchangeId },
     /// A server's thread says what became of a contribution.
     Receipt { route: Route, exchange: ExchangeId, receipt: Receipt },
     /// All of a contribution was acknowledged: nothing refers to its memory any more.
     Returned { exchange: ExchangeId },
-    /// An answer has come in at a worker so far; whether that is all.
-    Answer { exchange: ExchangeId, bytes: usize, ended: bool },
+    /// The server does not want the rest of a contribution.
+    Stopped { exchange: ExchangeId },
+    /// So many bytes of an answer have come in at a worker so far, and perhaps the end of the stream.
+    Answer { exchange: ExchangeId, bytes: usize, end: Option<StreamEnd> },
     /// An answer was handed over.
     Answered { exchange: ExchangeId },
     /// A stream was reset.
@@ -88,9 +94,13 @@ pub(super) enum Input {
     /// A device has copied what a task moves.
     Copied { task: TaskId },
     /// Another rank of this machine says something.
-    Near { from: Address, note: Note },
+    Near { from: Address, team: Arc<[Address]>, note: Note },
     /// The process of another rank of this machine is gone.
     NeighbourLost { gone: Address },
+    /// A server is asked to stop.
+    Drain,
+    /// A caller's thread looks for short tasks of a stage.
+    Caller { stage: Stage, bytes_max: u64 },
     /// The training loop may go on.
     Script,
 }
@@ -161,6 +171,11 @@ impl<P: Process> Slot<P> {
             self.armed = Some(at);
             context.post_at(self.address, at, Input::Timer);
         }
+    }
+
+    /// Something reaches the present life.
+    pub(super) fn deliver_now(&mut self, context: &mut Context, input: Input) {
+        self.deliver(context, self.address.life, input);
     }
 
     pub(super) fn pause(&mut self) -> Option<Address> {

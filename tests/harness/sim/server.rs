@@ -3,12 +3,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use gradlane_core::cluster::MemberEvent;
 use gradlane_core::error::{Error, Result};
 use gradlane_core::mem::{Copies, Pool};
 use gradlane_core::reduce::Kernels;
 use gradlane_core::transport::Outgoing;
-use gradlane_core::types::{ExchangeId, LinkId, PartId, Time};
-use gradlane_core::wire::{About, Header, Reject, Request, Target, reject};
+use gradlane_core::transport::exchange::{ServerExchange, reject_of};
+use gradlane_core::types::{Epoch, ExchangeId, LinkId, PartId, Span, TensorKey, Time, WorkerId};
+use gradlane_core::wire::{About, HeaderReader, Reply, Request, Target};
 use gradlane_server::node::accumulator::SumResources;
 use gradlane_server::node::command::{Command, Route, SlotId, Work};
 use gradlane_server::node::event::Event;
@@ -28,12 +30,31 @@ pub(super) struct ServerProcess {
     links: BTreeSet<LinkId>,
     lost: BTreeSet<LinkId>,
     /// Exchanges that have not ended on this side.
-    headers: BTreeMap<ExchangeId, (LinkId, Request)>,
+    served: BTreeMap<ExchangeId, Served>,
     /// Where the bodies of exchanges go.
     routes: BTreeMap<ExchangeId, Route>,
     store: Store,
     /// When an exchange of each sum was last open.
     read: BTreeMap<SlotId, Time>,
+    /// Whether it was asked to stop, and has not.
+    draining: bool,
+    /// Whether it has stopped because it was asked to.
+    has_stopped: bool,
+    /// Names that have ended, and how many parts they had in all lives until then.
+    over: BTreeMap<TensorKey, u32>,
+}
+
+/// An exchange that has not ended on this side.
+struct Served {
+    link: LinkId,
+    header: Request,
+    /// The membership in which it was opened.
+    opened: Option<Epoch>,
+    state: ServerExchange,
+    /// Bytes of its body that were passed on.
+    passed: u64,
+    /// Whether the server has given an answer after which it wants no more of the body.
+    is_answered: bool,
 }
 
 impl ServerProcess {
@@ -62,10 +83,13 @@ impl ServerProcess {
             node: Node::new(config),
             links: BTreeSet::new(),
             lost: BTreeSet::new(),
-            headers: BTreeMap::new(),
+            served: BTreeMap::new(),
             routes: BTreeMap::new(),
             store: Store::new(resources),
             read: BTreeMap::new(),
+            draining: false,
+            has_stopped: false,
+            over: BTreeMap::new(),
         };
         this.settle(context);
         this
@@ -73,6 +97,9 @@ impl ServerProcess {
 
     /// What must hold at the end, when the job ended with `cause` as far as the coordinator lives to know.
     pub(super) fn inspect(&self, context: &mut Context, cause: Option<&Result<()>>) {
+        if self.has_stopped {
+            return;
+        }
         let ended = self.node.state().outcome();
         context.witness.process_ended(self.me, ended.as_ref(), cause);
         if ended.is_none() || self.node.view().is_none() {
@@ -95,6 +122,9 @@ impl ServerProcess {
             }
             for event in events {
                 context.log.note(context.now, self.me.who, "member", &[], || format!("{event:?}"));
+                if let MemberEvent::Ended { keys, below } = &event {
+                    self.over.extend(keys.iter().map(|key| (*key, *below)));
+                }
                 self.node.handle_member(event);
             }
             if let Some(command) = command {
@@ -102,6 +132,16 @@ impl ServerProcess {
             }
         }
         self.check_bounds(context);
+        if self.draining && self.node.is_drained() {
+            (self.draining, self.has_stopped) = (false, true);
+            let open = self.served.values().filter(|served| !served.state.is_complete()).count();
+            if open > 0 {
+                let text = format!("{} is drained, and {open} exchanges have no answer", self.me.who);
+                context.witness.fail(context.now, Checker::Exchange, text);
+            }
+            self.node.handle_stop();
+            self.settle(context);
+        }
     }
 
     fn carry_out(&mut self, context: &mut Context, command: Command) {
@@ -121,10 +161,10 @@ impl ServerProcess {
                 self.store.step(work, &mut |event| events.push(event));
                 self.say(context, events);
                 if let Some((exchange, _)) = received {
-                    context.accept(exchange);
+                    self.accept(context, exchange);
                 }
             }
-            Command::Accept { exchange } => context.accept(exchange),
+            Command::Accept { exchange } => self.accept(context, exchange),
             Command::Unroute { exchange } => drop(self.routes.remove(&exchange)),
             Command::Grant { .. } => {}
             Command::Reject { exchange, about, error } => {
@@ -136,26 +176,34 @@ impl ServerProcess {
                 }
                 self.reject(context, exchange, about, &error);
             }
-            Command::Disconnect { link, reason } => {
-                self.lose(link);
-                context.send_link(self.me, link, Input::LinkLost { link, error: reason });
-            }
+            Command::Disconnect { link, reason } => self.disconnect(context, link, reason),
             Command::Short { .. } => {}
             Command::Stalled { stall } => self.member.member.report_stall(stall),
         }
     }
 
     fn lose(&mut self, link: LinkId) {
-        let open = self.headers.iter().filter(|(_, (of, _))| *of == link);
+        let open = self.served.iter().filter(|(_, served)| served.link == link);
         let open: Vec<ExchangeId> = open.map(|(exchange, _)| *exchange).collect();
         for exchange in open {
-            self.headers.remove(&exchange);
+            self.served.remove(&exchange);
             self.node.handle_torn(exchange);
         }
         if self.links.remove(&link) {
             self.node.handle_link_down(link);
         }
         self.lost.insert(link);
+    }
+
+    fn disconnect(&mut self, context: &mut Context, link: LinkId, reason: Error) {
+        self.lose(link);
+        context.send_link(self.me, link, Input::LinkLost { link, error: reason });
+    }
+
+    /// A worker broke the protocol, which costs it its link.
+    fn break_with(&mut self, context: &mut Context, link: LinkId, error: &Error) {
+        context.log.note(context.now, self.me.who, "closes", &[link.0], || format!("{error}"));
+        self.disconnect(context, link, error.told_to_peer());
     }
 
     /// Does what the store wants: with exchanges that are still open, and in its own time.
@@ -166,15 +214,15 @@ impl ServerProcess {
                     let after = context.random.millis(0, 2);
                     context.post(self.me, after, Input::Receipt { route, exchange, receipt });
                 }
-                Event::Send(Outgoing::Answer { exchange, header }) if self.headers.contains_key(&exchange) => {
-                    context.answer(exchange, header.encode());
+                Event::Send(Outgoing::Answer { exchange, header }) => {
+                    self.answer(context, exchange, &Reply::Response(header));
                 }
-                Event::Send(Outgoing::Block { exchange, block }) if self.headers.contains_key(&exchange) => {
-                    context.extend_answer(exchange, &block);
+                Event::Send(Outgoing::Block { exchange, block }) => {
+                    if self.order(context, exchange, |state| state.block(block.len())).is_some() {
+                        context.write_block(exchange, &block);
+                    }
                 }
-                Event::Send(Outgoing::End { exchange, checksum }) if self.headers.contains_key(&exchange) => {
-                    context.end_answer(exchange, checksum);
-                }
+                Event::Send(Outgoing::End { exchange, checksum }) => self.finish(context, exchange, checksum),
                 Event::Send(Outgoing::Reject { exchange, about, error }) => {
                     self.reject(context, exchange, about, &error);
                 }
@@ -183,65 +231,165 @@ impl ServerProcess {
         }
     }
 
+    /// Applies a command to an exchange that has not ended. A command out of turn tears it.
+    fn order<T>(
+        &mut self,
+        context: &mut Context,
+        exchange: ExchangeId,
+        command: impl FnOnce(&mut ServerExchange) -> Result<T>,
+    ) -> Option<T> {
+        let state = &mut self.served.get_mut(&exchange)?.state;
+        // A worker may begin anew what was answered and has not reached it.
+        let is_complete = state.is_complete();
+        let error = match command(state) {
+            Ok(outcome) => return Some(outcome),
+            Err(error) => error,
+        };
+        if let Error::Internal { what } = &error
+            && !is_complete
+        {
+            context.witness.fail(context.now, Checker::Exchange, format!("{}: {what}", self.me.who));
+        }
+        context.reset_exchange(self.me, exchange);
+        self.served.remove(&exchange);
+        self.node.handle_torn(exchange);
+        None
+    }
+
+    fn accept(&mut self, context: &mut Context, exchange: ExchangeId) {
+        if self.order(context, exchange, |state| Ok(state.accept())) == Some(true) {
+            context.accept(exchange);
+        }
+    }
+
+    fn answer(&mut self, context: &mut Context, exchange: ExchangeId, reply: &Reply) {
+        if self.order(context, exchange, |state| state.answer(reply)).is_none() {
+            return;
+        }
+        let Some(served) = self.served.get_mut(&exchange) else { return };
+        served.is_answered = !reply.is_early();
+        if served.state.refuses_body() && served.state.body_left() > 0 {
+            context.stop_body(exchange);
+        }
+        context.begin_answer(exchange, reply);
+    }
+
+    fn finish(&mut self, context: &mut Context, exchange: ExchangeId, checksum: u32) {
+        if let Some(bytes) = self.order(context, exchange, ServerExchange::end) {
+            context.write_answer(exchange, checksum.to_le_bytes()[..bytes].to_vec());
+            context.finish_answer(exchange);
+        }
+    }
+
     fn reject(&mut self, context: &mut Context, exchange: ExchangeId, about: About, error: &Error) {
-        if self.headers.contains_key(&exchange) {
-            let body = reject::to_body(error);
-            let header = Reject { about, error_bytes: body.len() as u64 };
-            context.reject(exchange, header.encode().to_vec(), &body);
+        let (header, body) = reject_of(about, error);
+        self.answer(context, exchange, &Reply::Reject(header));
+        if self.order(context, exchange, |state| state.block(body.len())).is_some() {
+            context.write_answer(exchange, body);
+            self.finish(context, exchange, 0);
         }
     }
 
     fn handle_exchange(&mut self, context: &mut Context, input: Input) {
         let now = context.now;
         match input {
-            Input::Opened { exchange } => {
-                let Some((link, bytes)) = context.exchange(exchange).map(|entry| (entry.link, entry.header.clone()))
-                else {
-                    return;
-                };
-                if !self.links.contains(&link) {
-                    return;
-                }
-                let header = Header::decode(&bytes, "a worker").and_then(|header| header.into_request("a worker"));
-                // What no worker sends comes from an intruder.
-                let Ok(header) = header else { return context.reset_exchange(self.me, exchange) };
-                self.node.handle_opened(now, link, exchange, &header);
-                self.headers.insert(exchange, (link, header));
-            }
-            Input::Body { exchange, span } if self.headers.contains_key(&exchange) => {
-                let chunk = context.body_of(exchange, span);
-                let Some(route) = self.routes.get(&exchange).copied() else {
-                    return self.node.handle_body(now, exchange, &[chunk.into()]);
-                };
-                let mut events = Vec::new();
-                self.store.receive(route, exchange, &[chunk], &mut |event| events.push(event));
-                self.say(context, events);
-            }
+            Input::Opened { exchange } => self.open(context, exchange),
+            Input::Body { exchange, span } => self.receive(context, exchange, span),
             Input::Receipt { route, exchange, receipt } => {
                 self.node.handle_receipt(now, route, exchange, receipt);
             }
-            Input::ExchangeTorn { exchange, .. } if self.headers.remove(&exchange).is_some() => {
+            // After the whole body it says only that the worker has its memory back.
+            Input::BodyCut { exchange } => {
+                let is_torn = |served: &Served| served.state.wants_body() && served.state.body_left() > 0;
+                if self.served.get(&exchange).is_some_and(is_torn) {
+                    self.served.remove(&exchange);
+                    self.node.handle_torn(exchange);
+                }
+            }
+            Input::ExchangeTorn { exchange, .. } if self.served.remove(&exchange).is_some() => {
                 self.node.handle_torn(exchange);
             }
-            Input::Answered { exchange } if self.headers.remove(&exchange).is_some() => {
+            Input::Answered { exchange } if self.served.remove(&exchange).is_some() => {
                 self.node.handle_answered(exchange);
             }
             _ => {}
         }
     }
 
-    /// Nothing of an earlier membership may have an effect.
+    /// A header arrives, in pieces.
+    fn open(&mut self, context: &mut Context, exchange: ExchangeId) {
+        let Some((link, bytes)) = context.exchange(exchange).map(|entry| (entry.link, entry.header.clone())) else {
+            return;
+        };
+        if !self.links.contains(&link) {
+            return;
+        }
+        let (mut reader, mut rest) = (HeaderReader::default(), bytes.as_slice());
+        while reader.missing() > 0 && !rest.is_empty() {
+            let most = reader.missing().min(rest.len()) as u64;
+            let piece = if context.random.chance(90) { most } else { context.random.between(1, most) };
+            let (now, later) = rest.split_at(piece as usize);
+            reader.take(now);
+            rest = later;
+        }
+        let header = reader.finish("a worker").and_then(|header| header.into_request("a worker"));
+        match header {
+            Ok(header) => {
+                let state = ServerExchange::new(&header).planted(context.plan.defect);
+                self.node.handle_opened(context.now, link, exchange, &header);
+                let opened = self.node.view().map(|view| view.epoch);
+                self.served.insert(exchange, Served { link, header, opened, state, passed: 0, is_answered: false });
+            }
+            // What no worker sends comes from an intruder.
+            Err(error) => self.break_with(context, link, &error),
+        }
+    }
+
+    /// Bytes of a body arrive. They are passed on if they are still wanted.
+    fn receive(&mut self, context: &mut Context, exchange: ExchangeId, span: Span) {
+        let Some(served) = self.served.get_mut(&exchange) else { return };
+        if !served.state.wants_body() {
+            return;
+        }
+        let (chunk, is_last) = context.body_of(exchange, span);
+        let taken = served.state.received(chunk.len(), "a worker");
+        let taken = taken.and_then(|()| if is_last { served.state.body_ended("a worker") } else { Ok(()) });
+        if let Err(error) = taken {
+            let link = served.link;
+            return self.break_with(context, link, &error);
+        }
+        served.passed += chunk.len() as u64;
+        if served.is_answered || served.passed > served.header.body_bytes() {
+            let text = format!("{} is passed bytes of a body that nobody wants", self.me.who);
+            context.witness.fail(context.now, Checker::Exchange, text);
+        }
+        let Some(route) = self.routes.get(&exchange).copied() else {
+            return self.node.handle_body(context.now, exchange, &[chunk.into()]);
+        };
+        let mut events = Vec::new();
+        self.store.receive(route, exchange, &[chunk], &mut |event| events.push(event));
+        self.say(context, events);
+    }
+
+    /// Nothing of an earlier membership may have an effect, but for rounds of a set of workers that are all left.
     fn check_epoch(&self, context: &mut Context, exchange: ExchangeId) {
-        let (Some((_, header)), Some(view)) = (self.headers.get(&exchange), self.node.view()) else { return };
-        let epoch = header.about().epoch;
-        if epoch != view.epoch {
+        let (Some(served), Some(view)) = (self.served.get(&exchange), self.node.view()) else { return };
+        let epoch = served.header.about().epoch;
+        let is_left = |rank: WorkerId| view.workers().any(|member| member.index == rank.0);
+        let goes_on = match &served.header {
+            Request::Contribute(push) if served.opened == Some(epoch) => {
+                push.participants.members().is_some_and(|members| members.iter().all(is_left))
+            }
+            _ => false,
+        };
+        if epoch != view.epoch && !goes_on {
             let text = format!("{} let a push of {epoch} in while in {}", self.me.who, view.epoch);
             context.witness.fail(context.now, Checker::Fencing, text);
         }
     }
 
     fn check_bounds(&mut self, context: &mut Context) {
-        let open = self.headers.values().filter_map(|(_, header)| header.target());
+        let open = self.served.values().filter_map(|served| served.header.target());
         let open: BTreeSet<SlotId> = open.map(|Target { part, round, .. }| SlotId { part, round }).collect();
         let held: BTreeSet<SlotId> = self.store.sums().slots().collect();
         self.read.retain(|slot, _| held.contains(slot));
@@ -261,9 +409,15 @@ impl ServerProcess {
             let text = format!("{} keeps {alive} rounds of part {part}", self.me.who);
             context.witness.fail(context.now, Checker::Rounds, text);
         }
+        if let Some(part) =
+            self.store.values().parts().find(|part| self.over.get(&part.key).is_some_and(|below| part.index < *below))
+        {
+            let text = format!("{} keeps part {part} of a parameter whose name has ended", self.me.who);
+            context.witness.fail(context.now, Checker::Growth, text);
+        }
         let pending = self.node.progress().pending as usize;
-        if pending > self.headers.len() {
-            let open = self.headers.len();
+        if pending > self.served.len() {
+            let open = self.served.len();
             let text = format!("{} remembers {pending} exchanges of which {open} are open", self.me.who);
             context.witness.fail(context.now, Checker::Growth, text);
         }
@@ -287,8 +441,14 @@ impl Process for ServerProcess {
                 context.send_link(self.me, link, Input::LinkReady { link });
             }
             Input::LinkLost { link, .. } => self.lose(link),
+            Input::Drain => {
+                self.node.handle_drain();
+                self.draining = true;
+                context.witness.drains();
+            }
             Input::Opened { .. }
             | Input::Body { .. }
+            | Input::BodyCut { .. }
             | Input::Receipt { .. }
             | Input::Answered { .. }
             | Input::ExchangeTorn { .. } => self.handle_exchange(context, input),
@@ -304,11 +464,13 @@ impl Process for ServerProcess {
             | Input::LinkFailed { .. }
             | Input::Pushed { .. }
             | Input::Answer { .. }
+            | Input::Stopped { .. }
             | Input::Returned { .. }
             | Input::Bell { .. }
             | Input::Copied { .. }
             | Input::Near { .. }
             | Input::NeighbourLost { .. }
+            | Input::Caller { .. }
             | Input::Script => {}
         }
         self.settle(context);

@@ -33,10 +33,12 @@ const WEIGHTS: [&[&[u64]]; 3] = [
 ];
 
 impl Topology {
-    /// Draws a topology; with `apart`, of so many workers that are alone on their machines.
+    /// Draws a topology; with `apart`, of so many machines, of which all but one have one worker each.
     pub(super) fn draw(random: &mut Random, apart: Option<usize>) -> Self {
         let sizes: Vec<usize> = match (apart, random.below(100)) {
-            (Some(workers), _) => vec![1; workers],
+            (Some(workers), 0..70) => vec![1; workers],
+            // One machine has company, and the others have none.
+            (Some(workers), _) => [2].into_iter().chain(std::iter::repeat_n(1, workers - 1)).collect(),
             // Every worker is alone on its machine.
             (None, 0..40) => vec![1; random.pick(&[1, 2, 2, 2, 3, 3, 3, 4, 5, 8])],
             (None, 40..55) => vec![random.pick(&[2, 2, 3, 4])],

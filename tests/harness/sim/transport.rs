@@ -1,15 +1,21 @@
-//! A worker's side of its exchanges, with the contract of `core::transport`: a push is handed over, a pull lands the sum where it goes,
-//! and memory is held until one of them reports the end.
+//! A worker's side of its exchanges: drives the machines of `core::transport::exchange` as the transports of the product do.
+//!
+//! What a worker's thread may find in any order comes here in an order that the seed decides: the header of an answer is read before or
+//! after the pull, memory is back at once or later, bytes come in pieces.
 
 use std::collections::BTreeMap;
+use std::sync::mpsc::{Receiver, Sender, channel};
 
-use gradlane_core::Error;
+use gradlane_core::error::{Error, Result};
+use gradlane_core::mem::{Loan, Returned};
 use gradlane_core::sched::TaskId;
-use gradlane_core::types::{DeviceKind, ExchangeId, LinkId};
-use gradlane_core::wire::{Header, Reply, Request, Response, Sum, Value, reject};
+use gradlane_core::transport::exchange::{Arrival, Pull, WorkerExchange, broken_off, costs_the_link, of_the_link};
+use gradlane_core::transport::{Answer, Torn};
+use gradlane_core::types::{DeviceKind, Done, ExchangeId, LinkId};
+use gradlane_core::wire::{Request, Response, Sum, Value};
 
-use super::checkers::Checker;
-use super::worker::{Buffer, Region};
+use super::network::StreamEnd;
+use super::worker::{Buffer, Region, check};
 use super::world::{Address, Context, Input};
 
 /// The exchanges of one worker.
@@ -17,14 +23,17 @@ use super::world::{Address, Context, Input};
 pub(super) struct Transport {
     me: Address,
     flights: BTreeMap<ExchangeId, Flight>,
-    endings: Vec<Ending>,
+    ended: Receiver<Ending>,
+    end: Sender<Ending>,
+    /// Links whose server broke the protocol.
+    broken: Vec<(LinkId, Error)>,
 }
 
 /// How a push or a pull ended.
 #[derive(Debug)]
 pub(super) enum Ending {
     /// The contribution was handed over, or the exchange failed before.
-    Pushed { task: TaskId, outcome: Result<(), Error> },
+    Pushed { task: TaskId, outcome: Result<()> },
     /// The sum lies where it was wanted.
     Sum { task: TaskId, header: Sum },
     /// A parameter was used, and its value lies where it was wanted, if it was.
@@ -35,42 +44,45 @@ pub(super) enum Ending {
     Torn { task: TaskId, error: Error, landed: u64 },
 }
 
-#[derive(Debug)]
 struct Flight {
     link: LinkId,
     task: TaskId,
-    push: Request,
-    /// What the transport may read or write.
-    regions: Vec<Region>,
-    /// Nothing refers to the contribution's memory any more.
-    returned: bool,
-    /// Bytes of the answer that came, and whether those are all; nothing before its header.
-    arrived: Option<(usize, bool)>,
-    state: State,
+    state: WorkerExchange,
+    arrival: Arrival,
+    returned: Receiver<Returned>,
+    /// Where the sum lands.
+    into: Vec<Buffer>,
+    /// Whether the header of the answer is read before the pull.
+    reads_ahead: bool,
+    /// Bytes of the answer that were read, of those that came, and the end of the stream.
+    read: usize,
+    came: usize,
+    end: Option<StreamEnd>,
 }
 
-/// ```text
-/// Pushing ──handed over──► Idle ──pull──► Pulling ──the sum begins──► Landing ──all of it came──► (gone)
-///                           └─failure─► Failed ──pull──► (gone)
-/// ```
-#[derive(Debug)]
-enum State {
-    Pushing,
-    Idle,
-    Failed(Error),
-    Pulling { into: Vec<Region> },
-    Landing { into: Vec<Region>, response: Response, landed: usize },
+impl std::fmt::Debug for Flight {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { link, task, state, read, came, .. } = self;
+        let (ended, pulled, lent) = (state.has_ended(), state.is_pulled(), state.is_lent());
+        write!(f, "{task:?} on {link:?}, ended {ended}, pulled {pulled}, lent {lent}, read {read} of {came}")
+    }
 }
 
 impl Transport {
     /// No exchanges.
     pub(super) fn new(me: Address) -> Self {
-        Self { me, flights: BTreeMap::new(), endings: Vec::new() }
+        let (end, ended) = channel();
+        Self { me, flights: BTreeMap::new(), ended, end, broken: Vec::new() }
     }
 
     /// What ended since the last call.
-    pub(super) fn endings(&mut self) -> Vec<Ending> {
-        std::mem::take(&mut self.endings)
+    pub(super) fn endings(&self) -> Vec<Ending> {
+        self.ended.try_iter().collect()
+    }
+
+    /// The links whose server broke the protocol since the last call. Their exchanges have ended.
+    pub(super) fn broken(&mut self) -> Vec<(LinkId, Error)> {
+        std::mem::take(&mut self.broken)
     }
 
     /// How many exchanges have not ended.
@@ -78,205 +90,214 @@ impl Transport {
         self.flights.len()
     }
 
-    /// Whether an exchange may touch this buffer.
-    pub(super) fn holds(&self, buffer: usize) -> bool {
-        self.flights.values().any(|flight| flight.regions.iter().any(|region| region.buffer == buffer))
+    /// The exchanges that have not ended.
+    pub(super) fn describe(&self) -> String {
+        format!("{:?}", self.flights.values())
     }
 
-    /// Sends a contribution.
+    /// Sends a contribution from where it lies.
     pub(super) fn push(
         &mut self,
         context: &mut Context,
         link: LinkId,
         task: TaskId,
         header: Request,
-        body: Vec<u8>,
-        regions: Vec<Region>,
+        body: Vec<(Buffer, Region)>,
     ) -> ExchangeId {
-        let exchange = context.open_exchange(self.me, link, &header, body, false);
-        if header.body_bytes() == 0 {
-            // Nothing that a server would have to take in.
-            context.post(self.me, std::time::Duration::ZERO, Input::Pushed { exchange });
-        }
-        let (returned, arrived, state) = (header.body_bytes() == 0, None, State::Pushing);
-        self.flights.insert(exchange, Flight { link, task, push: header, regions, returned, arrived, state });
-        exchange
+        let (give_back, returned) = channel();
+        let regions = body.iter().map(|(memory, region)| memory.lend(region.span)).collect();
+        let loan = Loan::new(regions, move |proof| drop(give_back.send(proof)));
+        let memory = body.into_iter().map(|(memory, _)| memory).collect();
+        let id = context.open_exchange(self.me, link, &header, loan.into_pieces(), Some(memory));
+        let end = self.end.clone();
+        let done = Done::new(move |outcome| drop(end.send(Ending::Pushed { task, outcome })));
+        let defect = context.plan.defect;
+        let flight = Flight {
+            link,
+            task,
+            state: WorkerExchange::new(header, done).planted(defect),
+            arrival: Arrival::default().planted(defect),
+            returned,
+            into: Vec::new(),
+            reads_ahead: context.random.chance(50),
+            read: 0,
+            came: 0,
+            end: None,
+        };
+        self.flights.insert(id, flight);
+        self.take_back(id);
+        id
     }
 
     /// Waits for the sum and lands it.
-    pub(super) fn pull(
-        &mut self,
-        context: &mut Context,
-        exchange: ExchangeId,
-        task: TaskId,
-        into: Vec<Region>,
-        memory: &mut [Buffer],
-    ) {
-        let Some(flight) = self.flights.get_mut(&exchange) else {
-            let error = Error::FailedPrecondition { what: "the exchange has ended".to_owned(), hint: String::new() };
-            return self.endings.push(Ending::Torn { task, error, landed: 0 });
+    pub(super) fn pull(&mut self, context: &mut Context, id: ExchangeId, task: TaskId, into: Vec<(Buffer, Region)>) {
+        let end = self.end.clone();
+        let done = Done::new(move |outcome| drop(end.send(ending_of(task, outcome))));
+        let Some(flight) = self.flights.get_mut(&id) else {
+            return done
+                .err(Error::FailedPrecondition { what: "the exchange has ended".to_owned(), hint: String::new() });
         };
-        match std::mem::replace(&mut flight.state, State::Pulling { into }) {
-            State::Idle => self.proceed(context, exchange, memory),
-            State::Failed(error) => self.tear(exchange, error),
-            State::Pushing | State::Pulling { .. } | State::Landing { .. } => {
-                unreachable!("pulled once, after the push")
-            }
-        }
+        let regions = into.iter().map(|(memory, region)| memory.lend(region.span)).collect();
+        flight.into = into.into_iter().map(|(memory, _)| memory).collect();
+        flight.state.pull(Pull { into: regions, done });
+        self.read(context, id);
     }
 
     /// Gives an exchange up.
-    pub(super) fn abandon(&mut self, context: &mut Context, exchange: ExchangeId) {
-        if self.flights.contains_key(&exchange) {
-            context.reset_exchange(self.me, exchange);
-            let after = context.random.millis(0, 3);
-            context.post(self.me, after, Input::ExchangeTorn { exchange, error: Error::Cancelled });
+    pub(super) fn abandon(&mut self, context: &mut Context, id: ExchangeId) {
+        if self.flights.contains_key(&id) {
+            context.reset_exchange(self.me, id);
+            self.end(context, id, Error::Cancelled);
         }
     }
 
     /// The contribution was handed over.
-    pub(super) fn pushed(&mut self, exchange: ExchangeId) {
-        let Some(flight) = self.flights.get_mut(&exchange) else { return };
-        if let State::Pushing = flight.state {
-            flight.state = State::Idle;
-            self.endings.push(Ending::Pushed { task: flight.task, outcome: Ok(()) });
+    pub(super) fn pushed(&mut self, id: ExchangeId) {
+        if let Some(done) = self.flights.get_mut(&id).and_then(|flight| flight.state.handed_over()) {
+            done.ok(());
         }
     }
 
-    /// The contribution was acknowledged to its last byte.
-    pub(super) fn returned(&mut self, context: &mut Context, exchange: ExchangeId, memory: &mut [Buffer]) {
-        if let Some(flight) = self.flights.get_mut(&exchange) {
-            flight.returned = true;
-            self.proceed(context, exchange, memory);
+    /// Nothing refers to the memory of the contribution any more.
+    pub(super) fn returned(&mut self, context: &mut Context, id: ExchangeId) {
+        context.release_body(id);
+        self.take_back(id);
+        self.read(context, id);
+    }
+
+    /// The server does not want the rest of the contribution.
+    pub(super) fn stopped(&mut self, context: &mut Context, id: ExchangeId) {
+        if self.flights.contains_key(&id) {
+            self.give_back(context, id);
+            self.pushed(id);
+            self.read(context, id);
         }
     }
 
     /// More of the answer arrived.
-    pub(super) fn arrived(
-        &mut self,
-        context: &mut Context,
-        exchange: ExchangeId,
-        bytes: usize,
-        ended: bool,
-        memory: &mut [Buffer],
-    ) {
-        let Some(flight) = self.flights.get_mut(&exchange) else { return };
-        flight.arrived = Some((bytes, ended));
-        let answer = context.exchange(exchange).and_then(|entry| entry.answer.as_ref()).expect("it arrived");
-        if !reply_of(&answer.header).is_early() {
-            // Nobody wants the rest of the body.
-            flight.returned = true;
-            self.pushed(exchange);
-        }
-        self.proceed(context, exchange, memory);
-    }
-
-    /// Takes of the answer what has come, if somebody waits for it and where it goes is free.
-    fn proceed(&mut self, context: &mut Context, exchange: ExchangeId, memory: &mut [Buffer]) {
-        let Some(flight) = self.flights.get_mut(&exchange) else { return };
-        let Some((bytes, ended)) = flight.arrived else { return };
-        let entry = context.exchange(exchange).expect("it is open here");
-        let answer = entry.answer.as_ref().expect("some of it arrived");
-        let task = flight.task;
-        if let State::Pulling { into } = &flight.state {
-            let header = match reply_of(&answer.header) {
-                Reply::Response(header) => header,
-                Reply::Reject(_) => {
-                    let error = reject::from_body(&answer.body, "a server").unwrap_or_else(|error| error);
-                    self.flights.remove(&exchange);
-                    return self.endings.push(Ending::Rejected { task, error });
-                }
-            };
-            let landing: u64 = into.iter().map(|region| region.span.bytes).sum();
-            let (got, due) = (header.target(), flight.push.target().map(|due| (due.part, due.round, landing)));
-            if Some((got.part, got.round, header.body_bytes())) != due {
-                let (peer, field) = ("a server".to_owned(), "part or round".to_owned());
-                let error = Error::Protocol { peer, field, problem: "is another".to_owned() };
-                return self.tear(exchange, error);
-            }
-            flight.state = State::Landing { into: into.clone(), response: header, landed: 0 };
-        }
-        let State::Landing { into, response, landed } = &mut flight.state else { return };
-        if !flight.returned {
-            return;
-        }
-        let (response, from, into) = (response.clone(), *landed, into.clone());
-        let (body, end) = (answer.body[..bytes].to_vec(), answer.end);
-        let cut = context.landing_cut(exchange).map(|cut| cut.clamp(from, bytes));
-        let until = cut.unwrap_or(bytes);
-        write(context, self.me, memory, &into, from, &body[..until]);
-        let flight = self.flights.get_mut(&exchange).expect("found above");
-        flight.state = State::Landing { into, response: response.clone(), landed: until };
-        if cut.is_some() {
-            context.reset_exchange(self.me, exchange);
-            let (what, cause) = ("the exchange".to_owned(), "stream reset".to_owned());
-            return self.tear(exchange, Error::Unavailable { what, cause });
-        }
-        if !ended {
-            return;
-        }
-        if response.has_checksum() && Some(crc32c::crc32c(&body)) != end {
-            let (target, from) = (response.target(), "a server".to_owned());
-            return self.tear(exchange, Error::Checksum { tensor: target.part.to_string(), round: target.round, from });
-        }
-        self.flights.remove(&exchange);
-        self.endings.push(match response {
-            Response::Sum(header) => Ending::Sum { task, header },
-            Response::Value(header) => Ending::Value { task, header },
-        });
+    pub(super) fn arrived(&mut self, context: &mut Context, id: ExchangeId, bytes: usize, end: Option<StreamEnd>) {
+        let Some(flight) = self.flights.get_mut(&id) else { return };
+        (flight.came, flight.end) = (bytes, end);
+        self.read(context, id);
     }
 
     /// The exchange broke off.
-    pub(super) fn torn(&mut self, exchange: ExchangeId, error: Error) {
-        if self.flights.contains_key(&exchange) {
-            self.tear(exchange, error);
+    pub(super) fn torn(&mut self, context: &mut Context, id: ExchangeId, error: Error) {
+        if self.flights.contains_key(&id) {
+            self.end(context, id, error);
         }
     }
 
     /// A link ended, and its exchanges with it.
-    pub(super) fn lose(&mut self, link: LinkId, error: &Error) {
+    pub(super) fn lose(&mut self, context: &mut Context, link: LinkId, reason: &Error) {
         let of_link = self.flights.iter().filter(|(_, flight)| flight.link == link);
-        let exchanges: Vec<ExchangeId> = of_link.map(|(exchange, _)| *exchange).collect();
-        for exchange in exchanges {
-            self.tear(exchange, error.clone());
+        for id in of_link.map(|(id, _)| *id).collect::<Vec<ExchangeId>>() {
+            self.end(context, id, of_the_link(reason, "a server"));
         }
     }
 
-    fn tear(&mut self, exchange: ExchangeId, error: Error) {
-        let flight = self.flights.get_mut(&exchange).expect("the caller found it");
-        let task = flight.task;
-        let ending = match flight.state {
-            State::Pushing => Ending::Pushed { task, outcome: Err(error) },
-            State::Pulling { .. } => Ending::Torn { task, error, landed: 0 },
-            State::Landing { landed, .. } => Ending::Torn { task, error, landed: landed as u64 },
-            // Nobody waits for it yet; whoever pulls hears of it.
-            State::Idle => return flight.state = State::Failed(error),
-            State::Failed(_) => return,
-        };
-        self.flights.remove(&exchange);
-        self.endings.push(ending);
-    }
-}
-
-fn reply_of(header: &[u8]) -> Reply {
-    let header = Header::decode(header, "a server").and_then(|header| header.into_reply("a server"));
-    header.expect("a server sends what a worker reads")
-}
-
-/// Writes what came of the sum to where it goes, but for the first `from` bytes, which lie there already.
-fn write(context: &mut Context, me: Address, memory: &mut [Buffer], into: &[Region], from: usize, sum: &[u8]) {
-    let mut at = 0;
-    for Region { buffer, span } in into {
-        let length = span.bytes as usize;
-        let (begin, end) = (from.clamp(at, at + length), sum.len().clamp(at, at + length));
-        let buffer = &mut memory[*buffer];
-        if begin < end {
-            if !buffer.lent || buffer.place != DeviceKind::Host {
-                let text = format!("{}: a sum lands in memory that was given back, or that is a device's", me.who);
-                context.witness.fail(context.now, Checker::Memory, text);
+    /// Reads what came of an answer and can be used now, and reports the end of the exchange.
+    fn read(&mut self, context: &mut Context, id: ExchangeId) {
+        let Some(flight) = self.flights.get_mut(&id) else { return };
+        let link = flight.link;
+        if !flight.state.has_ended() && (flight.state.is_pulled() || flight.reads_ahead) {
+            let outcome = flight.take_in(context, self.me, id);
+            if flight.arrival.refuses_body() {
+                if context.random.chance(50) {
+                    self.pushed(id);
+                }
+                self.give_back(context, id);
             }
-            buffer.bytes[span.offset as usize..][begin - at..end - at].copy_from_slice(&sum[begin..end]);
+            match outcome {
+                Ok(None) => return self.report(id),
+                Ok(Some(answer)) => {
+                    self.flights.get_mut(&id).expect("found above").state.end(Ok(answer));
+                    self.give_back(context, id);
+                }
+                Err(error) => {
+                    context.reset_exchange(self.me, id);
+                    self.end(context, id, error.clone());
+                    if costs_the_link(&error) {
+                        self.lose(context, link, &error);
+                        self.broken.push((link, error));
+                    }
+                }
+            }
         }
-        at += length;
+        self.report(id);
+    }
+
+    fn end(&mut self, context: &mut Context, id: ExchangeId, error: Error) {
+        let Some(flight) = self.flights.get_mut(&id) else { return };
+        flight.state.end(Err(error));
+        self.give_back(context, id);
+        self.report(id);
+    }
+
+    /// The transport lets go of the contribution: at once, as QUIC does, or when the peer has let go of it, as in shared memory.
+    fn give_back(&mut self, context: &mut Context, id: ExchangeId) {
+        let is_lent = self.flights.get(&id).is_some_and(|flight| flight.state.is_lent());
+        if is_lent && context.random.chance(50) {
+            context.release_body(id);
+            context.cut_body(id);
+            self.take_back(id);
+        } else if is_lent {
+            let after = context.random.millis(0, 3);
+            context.post(self.me, after, Input::Returned { exchange: id });
+        }
+    }
+
+    fn take_back(&mut self, id: ExchangeId) {
+        if let Some(flight) = self.flights.get_mut(&id)
+            && let Ok(proof) = flight.returned.try_recv()
+        {
+            flight.state.returned(proof);
+        }
+    }
+
+    fn report(&mut self, id: ExchangeId) {
+        if self.flights.get(&id).is_some_and(|flight| flight.state.is_over()) {
+            let Flight { state, arrival, .. } = self.flights.remove(&id).expect("found above");
+            state.report(arrival.landed());
+        }
+    }
+}
+
+impl Flight {
+    /// The answer, if all of it came.
+    fn take_in(&mut self, context: &mut Context, me: Address, id: ExchangeId) -> Result<Option<Answer>> {
+        const PEER: &str = "a server";
+        // An announced sum takes nothing before its place.
+        while !self.arrival.needs_place() || self.state.place(&mut self.arrival, PEER)? {
+            let (left, wants) = (self.came - self.read, self.arrival.wants());
+            if left > 0 && (wants > 0 || self.state.is_pulled()) {
+                let chunk = context.answer_of(id, self.read, self.read + left.min(wants.max(1)));
+                let landed = self.arrival.landed();
+                self.arrival.take(&chunk, PEER)?;
+                self.read += chunk.len();
+                if self.arrival.landed() > landed {
+                    self.into.iter().for_each(|memory| check(context, me, memory, DeviceKind::Host, "landed in"));
+                }
+            } else if left > 0 {
+                return Ok(None);
+            } else {
+                return match self.end {
+                    Some(_) if !self.state.is_pulled() => Ok(None),
+                    Some(StreamEnd::Whole) => self.arrival.finish(None, PEER).map(Some),
+                    Some(StreamEnd::Reset) => Err(broken_off()),
+                    None => Ok(None),
+                };
+            }
+        }
+        Ok(None)
+    }
+}
+
+fn ending_of(task: TaskId, outcome: std::result::Result<Answer, Torn>) -> Ending {
+    match outcome {
+        Ok(Answer::Response(Response::Sum(header))) => Ending::Sum { task, header },
+        Ok(Answer::Response(Response::Value(header))) => Ending::Value { task, header },
+        Ok(Answer::Reject(error)) => Ending::Rejected { task, error },
+        Err(Torn { error, landed }) => Ending::Torn { task, error, landed },
     }
 }

@@ -2,13 +2,15 @@
 //! the machine's ids stand for, checks every result, and that memory is touched only while it is lent.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::Duration;
 
 use gradlane_core::cluster::MemberEvent;
+use gradlane_core::codec::feedback::Residual;
 use gradlane_core::config::Bounds;
 use gradlane_core::error::{Error, Result};
 use gradlane_core::sched::{SchedulerConfig, TaskId};
-use gradlane_core::types::{ExchangeId, LinkId, Scheme, Time, WorkerId};
+use gradlane_core::types::{ExchangeId, LinkId, PartId, Round, Scheme, Time, WorkerId};
 use gradlane_core::worker::{Command, Dial, Held, Load, Piece, Worker, WorkerSettings};
 
 use super::checkers::Checker;
@@ -26,9 +28,10 @@ mod stages;
 mod training;
 mod uses;
 
-pub(super) use self::memory::{Buffer, Region};
+pub(super) use self::memory::{Buffer, Region, check};
 pub(super) use self::neighbours::Note;
 
+use self::coding::FedBack;
 use self::links::Dialled;
 use self::memory::Payload;
 use self::neighbours::Neighbours;
@@ -45,22 +48,36 @@ pub(super) struct WorkerProcess {
     /// By submission: of each of its tensors the buffers of the contribution and of the result, which may be the same.
     lent: BTreeMap<u64, Vec<[usize; 2]>>,
     payloads: BTreeMap<TaskId, Payload>,
+    /// What bodies with error feedback have lost.
+    residuals: BTreeMap<PartId, Residual>,
+    /// What is known of the parts with error feedback, to check when their residuals begin at zero.
+    fed_back: BTreeMap<PartId, FedBack>,
     /// Tasks whose sum has come.
     summed: BTreeSet<TaskId>,
     /// Tasks that a device copies.
     copying: BTreeMap<TaskId, Copying>,
     /// The other ranks of this machine, once they have met.
     neighbours: Option<Neighbours>,
+    /// The ranks with which it parted.
+    former: Vec<Neighbours>,
+    /// The team for which it is equipped once it has parted from the former one.
+    equips: Option<u32>,
     /// What they said before.
-    early: Vec<(Address, Note)>,
+    early: Vec<(Address, Arc<[Address]>, Note)>,
     /// Links that were dialled and are not gone.
     links: BTreeMap<LinkId, Dialled>,
     /// The streams of the network that carry the machine's exchanges.
     streams: BTreeMap<ExchangeId, ExchangeId>,
+    /// The latest one of each task.
+    summing: BTreeMap<TaskId, ExchangeId>,
     script: Script,
     /// Requests of the membership, and what they mean to the machine.
     declarations: BTreeMap<u64, u64>,
     barriers: BTreeMap<u64, String>,
+    /// What the coordinator said of rounds that wait, the latest last.
+    notices: Vec<(PartId, Round, String)>,
+    /// Errors that servers gave for such rounds, by submission: they must not end it without what the coordinator said.
+    unexplained: BTreeMap<u64, Vec<Error>>,
     ended: Option<Result<()>>,
 }
 
@@ -75,15 +92,22 @@ impl WorkerProcess {
             memory: Vec::new(),
             lent: BTreeMap::new(),
             payloads: BTreeMap::new(),
+            residuals: BTreeMap::new(),
+            fed_back: BTreeMap::new(),
             summed: BTreeSet::new(),
             copying: BTreeMap::new(),
             neighbours: None,
+            former: Vec::new(),
+            equips: None,
             early: Vec::new(),
             links: BTreeMap::new(),
             streams: BTreeMap::new(),
+            summing: BTreeMap::new(),
             script: Script::default(),
             declarations: BTreeMap::new(),
             barriers: BTreeMap::new(),
+            notices: Vec::new(),
+            unexplained: BTreeMap::new(),
             ended: None,
         };
         this.settle(context);
@@ -123,7 +147,8 @@ impl WorkerProcess {
             let events = self.member.drain(context);
             let commands: Vec<Command> = std::iter::from_fn(|| self.worker.next_command(context.now)).collect();
             let endings = self.transport.endings();
-            let quiet = events.is_empty() && commands.is_empty() && endings.is_empty();
+            let broken = self.transport.broken();
+            let quiet = events.is_empty() && commands.is_empty() && endings.is_empty() && broken.is_empty();
             for command in commands {
                 self.carry_out(context, command);
             }
@@ -133,6 +158,10 @@ impl WorkerProcess {
             }
             for ending in endings {
                 self.finish(context, ending);
+                self.obey(context);
+            }
+            for (link, error) in broken {
+                self.lose_link(context, link, &error);
                 self.obey(context);
             }
             if !self.confer(context) && quiet {
@@ -154,7 +183,6 @@ impl WorkerProcess {
         match event {
             MemberEvent::Joined { index, view } => {
                 self.worker.handle_joined(now, WorkerId(index), view);
-                self.meet_neighbours(context);
                 self.script.running = true;
                 self.wake(context);
             }
@@ -170,10 +198,12 @@ impl WorkerProcess {
                 self.wake_if_waiting(context, Awaited::Barrier(request));
             }
             MemberEvent::Forget { key, error } => self.worker.handle_forget(now, key, &error),
-            MemberEvent::StallNotice { .. }
-            | MemberEvent::Ended { .. }
-            | MemberEvent::Renewed { .. }
-            | MemberEvent::WorkersKey(_) => {}
+            MemberEvent::StallNotice { stall, detail, .. } => {
+                self.notices.retain(|(part, round, _)| (*part, *round) != (stall.part, stall.round));
+                self.notices.push((stall.part, stall.round, detail.clone()));
+                self.worker.handle_stall_notice(now, stall.part, stall.round, detail);
+            }
+            MemberEvent::Ended { .. } | MemberEvent::Renewed { .. } | MemberEvent::WorkersKey(_) => {}
             MemberEvent::Failed(error) => {
                 self.worker.handle_failed(now, error.clone());
                 self.ended = Some(Err(error));
@@ -189,6 +219,11 @@ impl WorkerProcess {
 
     fn carry_out(&mut self, context: &mut Context, command: Command) {
         match command {
+            // The thread that submits takes what is short, beside the thread of the stage.
+            Command::Wake(stage) if !stage.is_collective() && context.random.chance(25) => {
+                let bytes_max = context.random.pick(&[64, 256, 1024]);
+                context.post(self.me, Duration::ZERO, Input::Caller { stage, bytes_max });
+            }
             Command::Wake(stage) => {
                 let after = context.random.millis(0, 2);
                 context.post(self.me, after, Input::Bell { stage });
@@ -204,7 +239,12 @@ impl WorkerProcess {
                 self.unstage(task);
                 self.drop_body(task);
                 self.summed.remove(&task);
+                self.summing.remove(&task);
                 self.payloads.remove(&task);
+            }
+            Command::DropResidual(part) => {
+                self.residuals.remove(&part);
+                self.fed_back.remove(&part);
             }
             Command::Abandon(Held::Exchange { exchange, .. }) => {
                 if let Some(stream) = self.streams.get(&exchange) {
@@ -221,7 +261,7 @@ impl WorkerProcess {
             Command::Disconnect(link) => {
                 let error = Error::Cancelled;
                 self.links.remove(&link);
-                self.transport.lose(link, &error);
+                self.transport.lose(context, link, &error);
                 context.send_link(self.me, link, Input::LinkLost { link, error });
             }
             Command::Resolve { submission, version, outcome, .. } if self.script.uses.contains_key(&submission) => {
@@ -236,6 +276,9 @@ impl WorkerProcess {
                 self.member.member.undeclare(names);
                 self.worker.handle_undeclared(request);
                 self.wake_if_waiting(context, Awaited::Ending(request));
+            }
+            Command::Follow => {
+                self.follow_formation(context);
             }
             Command::Leave => self.member.member.leave(),
             Command::Abandon(Held::Operation(slot)) => self.abandon_meeting(context, slot),
@@ -290,28 +333,30 @@ impl Process for WorkerProcess {
                 self.handle_link(context, input);
             }
             Input::Pushed { exchange } => self.transport.pushed(exchange),
-            Input::Returned { exchange } => self.transport.returned(context, exchange, &mut self.memory),
-            Input::Answer { exchange, bytes, ended } => {
-                self.transport.arrived(context, exchange, bytes, ended, &mut self.memory);
-            }
-            Input::ExchangeTorn { exchange, error } => self.transport.torn(exchange, error),
+            Input::Returned { exchange } => self.transport.returned(context, exchange),
+            Input::Stopped { exchange } => self.transport.stopped(context, exchange),
+            Input::Answer { exchange, bytes, end } => self.transport.arrived(context, exchange, bytes, end),
+            Input::ExchangeTorn { exchange, error } => self.transport.torn(context, exchange, error),
             Input::Bell { stage } => self.run_stage(context, stage),
+            Input::Caller { stage, bytes_max } => self.run_here(context, stage, bytes_max),
             Input::Copied { task } => self.copied(context, task),
-            Input::Near { from, note } => self.hear(context, from, note),
+            Input::Near { from, team, note } => self.hear(context, from, &team, note),
             Input::NeighbourLost { gone } => self.lose_neighbour(context, gone),
             Input::Script => self.run_script(context),
             Input::LinkDialled { .. }
             | Input::Opened { .. }
             | Input::Body { .. }
+            | Input::BodyCut { .. }
             | Input::Receipt { .. }
+            | Input::Drain
             | Input::Answered { .. } => {}
         }
         self.settle(context);
     }
 
     fn poll_timeout(&self) -> Option<Time> {
-        let neighbours = self.neighbours.as_ref().and_then(Neighbours::poll_timeout);
-        [self.member.poll_timeout(), self.worker.poll_timeout(), neighbours].into_iter().flatten().min()
+        let near = self.neighbours.iter().chain(&self.former).filter_map(Neighbours::poll_timeout).min();
+        [self.member.poll_timeout(), self.worker.poll_timeout(), near].into_iter().flatten().min()
     }
 
     fn is_finished(&self) -> bool {
@@ -323,6 +368,7 @@ impl Process for WorkerProcess {
         let used = self.script.uses.values().filter(|used| used.outcome.is_none());
         let open: Vec<String> = open.map(ToString::to_string).chain(used.map(ToString::to_string)).collect();
         let (action, done) = (self.script.at, self.script.done);
-        format!("rank {:?}, action {action}, done {done}, unresolved {}", self.worker.rank().0, open.join("; "))
+        let (rank, open, exchanges) = (self.worker.rank().0, open.join("; "), self.transport.describe());
+        format!("rank {rank:?}, action {action}, done {done}, unresolved {open}, exchanges {exchanges}")
     }
 }

@@ -150,6 +150,8 @@ pub(super) enum Action {
     Await { round: u64 },
     /// Uses the names of these tensors no more.
     Undeclare { tensors: Vec<usize> },
+    /// Uses the names of all parameters no more.
+    UndeclareParameters,
     /// Uses a parameter.
     Use { parameter: usize, access: Access, timeout: Option<Duration> },
     /// Gives the latest use of a parameter up.
@@ -169,7 +171,7 @@ impl Plan {
         let servers = random.pick(&[1, 1, 2, 2, 3]);
         let classes = FaultClasses::draw(&mut random);
         // See [`oracle::factor`](super::oracle).
-        let apart = classes.survivors.then(|| random.between(2, 4) as usize);
+        let apart = classes.survivors.then(|| random.between(2, 3) as usize + usize::from(random.chance(30)));
         let topology = Topology::draw(&mut random, apart);
         let workers = topology.workers();
         let steps = random.between(2, 7);
@@ -458,6 +460,8 @@ fn tensors(random: &mut Random, topology: &Topology, deterministic: bool) -> Vec
         let rough = deterministic && in_order && dtype.is_float() && random.chance(50);
         let is_encoded = !rough && CodecSpec::F16.encodes(dtype) && random.chance(40);
         let codec = if is_encoded { random.pick(&[CodecSpec::F16, CodecSpec::BF16]) } else { CodecSpec::PLAIN };
+        // All numbers are exact in their wire form, so that nothing is lost, whether it is fed back or not.
+        let codec = if is_encoded && list > 0 { fed_back(codec) } else { codec };
         let device_encodes = on_device && random.chance(50);
         for index in 0..random.between(1, 4) {
             // Of at least so many that every rank shows in the result, unless there is none.
@@ -481,6 +485,11 @@ fn tensors(random: &mut Random, topology: &Topology, deterministic: bool) -> Vec
         }
     }
     tensors
+}
+
+/// The same codec with error feedback.
+fn fed_back(codec: CodecSpec) -> CodecSpec {
+    format!("{codec}:feedback=1").parse().expect("every codec has it but the plain one")
 }
 
 /// Adds names that are used in one step only, as the broadcast of an optimizer's state uses them.

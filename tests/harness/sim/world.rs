@@ -182,7 +182,7 @@ impl World {
         let context = &mut self.context;
         let who = match fault {
             Fault::Lose { one: who, .. } | Fault::Block { from: who, .. } | Fault::Cut { from: who, .. } => who,
-            Fault::Pause { who, .. } | Fault::Kill { who, .. } | Fault::Intrude { who } => who,
+            Fault::Pause { who, .. } | Fault::Kill { who, .. } | Fault::Intrude { who } | Fault::Drain { who } => who,
         };
         context.log.note(context.now, who, "fault", &[], || format!("{fault:?}"));
         match fault {
@@ -193,6 +193,11 @@ impl World {
             Fault::Block { from, to, length } => context.block(from, to, length),
             Fault::Cut { from, to } => context.block(from, to, FOR_GOOD),
             Fault::Intrude { who } => intruder::intrude(context, who),
+            Fault::Drain { who } => {
+                let Who::Server(number) = who else { unreachable!("servers drain") };
+                context.enter(who);
+                self.servers[number as usize].deliver_now(context, Input::Drain);
+            }
             Fault::Pause { who, length } => {
                 let paused = match who {
                     Who::Coordinator => self.coordinator.pause(),

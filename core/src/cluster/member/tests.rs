@@ -184,6 +184,28 @@ fn leaving_waits_for_the_others() {
 }
 
 #[test]
+fn who_leaves_is_not_disturbed_by_a_view_of_those_that_go_on_and_who_stays_is_fenced_by_it() {
+    let without_me = View { members: view(2).members.into_iter().take(1).collect(), ..view(2) };
+    let mut member = active();
+    let mine = member.index();
+    assert!(without_me.workers().all(|other| Some(other.index) != mine), "{without_me:?}");
+    member.leave();
+    commands(&mut member);
+    member.handle_frame(at(2), Frame::View(without_me.clone()));
+    assert_eq!(commands(&mut member), [], "the process needs not hear of it");
+    reconnect(&mut member, 3, 4);
+    member.handle_frame(at(4), Frame::View(without_me.clone()));
+    assert!(matches!(&sent(&mut member)[..], [Frame::Join(_), Frame::Leave]), "said again on a new connection");
+    member.handle_frame(at(5), Frame::View(View { phase: Phase::Ended, ..view(3) }));
+    assert_eq!(events(&mut member), [MemberEvent::Left]);
+
+    let mut member = active();
+    let current = without_me.epoch;
+    member.handle_frame(at(2), Frame::View(without_me));
+    assert_eq!(events(&mut member), [MemberEvent::Failed(Error::Fenced { current })]);
+}
+
+#[test]
 fn giving_up_tells_the_cause_until_the_coordinator_answers() {
     let mut member = active();
     let request = member.barrier(at(1), "epoch".to_owned(), SECOND);

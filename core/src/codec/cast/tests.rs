@@ -1,5 +1,6 @@
 use half::{bf16, f16};
 
+use super::super::{Workspace, testing};
 use super::*;
 use crate::types::WorkerId;
 
@@ -223,7 +224,9 @@ fn a_broadcast_is_refused() {
 #[test]
 #[should_panic(expected = "an accumulator fits its contributions")]
 fn a_body_that_does_not_fit_is_refused() {
-    Cast::new(DType::F32, DType::F16).encode(Kernels::portable(), 1.0, &[0; 8], &mut [0; 2]);
+    let (kernels, workspace) = (Kernels::portable(), &mut Workspace::default());
+    let tools = Tools { kernels, seed: testing::SEED(), workspace };
+    let _ = Cast::new(DType::F32, DType::F16).encode(tools, 1.0, &[0; 8], &mut [0; 2]);
 }
 
 fn casts() -> impl Iterator<Item = Cast> {
@@ -233,9 +236,7 @@ fn casts() -> impl Iterator<Item = Cast> {
 
 fn encoded(cast: Cast, kernels: Kernels, elements: &[u8]) -> Vec<u8> {
     let len = elements.len() as u64 / cast.elements.bytes();
-    let mut body = vec![0xaa; usize::try_from(cast.body_bytes(len).max()).unwrap()];
-    assert_eq!(cast.encode(kernels, 1.0, elements, &mut body), body.len());
-    body
+    testing::encoded(&cast, kernels, 1.0, elements, len).unwrap()
 }
 
 /// The result that each worker gets of a round with these contributions. Each is divided by `divisor` on its way to the server.
@@ -247,14 +248,13 @@ fn reduced<const LEN: usize>(
 ) -> [f32; LEN] {
     let kernels = Kernels::detect();
     let mut sum = vec![0xaa; LEN * F32_BYTES];
-    let mut body = vec![0; LEN * cast.wire_bytes()];
     for (rank, contribution) in contributions.iter().enumerate() {
         let elements: Vec<u8> = contribution.iter().flat_map(|x| x.to_le_bytes()).collect();
-        cast.encode(kernels, divisor, &elements, &mut body);
+        let body = testing::encoded(&cast, kernels, divisor, &elements, LEN as u64).unwrap();
         let fold = if rank == 0 { Cast::start } else { Cast::add };
         fold(&cast, kernels, op, divisor, &body, &mut sum).unwrap();
     }
-    assert_eq!(cast.finish(kernels, op, f64::from(workers), &sum, &mut body), body.len());
+    let body = testing::finished(&cast, kernels, op, f64::from(workers), &sum).unwrap();
     let mut elements = [[0; F32_BYTES]; LEN];
     cast.decode(kernels, &body, elements.as_flattened_mut()).unwrap();
     elements.map(f32::from_le_bytes)

@@ -1,5 +1,6 @@
 use proptest::prelude::*;
 
+use super::super::testing;
 use super::*;
 use crate::types::Encoding;
 
@@ -19,9 +20,7 @@ fn floats(bytes: &[u8]) -> Vec<f32> {
 
 fn encoded(codec: Int8, elements: &[u8]) -> Vec<u8> {
     let len = elements.len() as u64 / codec.elements.bytes();
-    let mut body = vec![0xee; usize::try_from(codec.body_bytes(len).max()).unwrap()];
-    assert_eq!(codec.encode(KERNELS(), 1.0, elements, &mut body), body.len());
-    body
+    testing::encoded(&codec, KERNELS(), 1.0, elements, len).unwrap()
 }
 
 /// The blocks of these values, worked out by hand: the largest magnitude of a block is 127 steps.
@@ -81,8 +80,7 @@ fn contributions_are_added_with_their_weights_and_the_sum_is_encoded_once() {
         let mut sum = vec![0xff; 4 * 40];
         codec.start(KERNELS(), op, weights[0], &encoded(codec, &bytes(&one)), &mut sum).unwrap();
         codec.add(KERNELS(), op, weights[1], &encoded(codec, &bytes(&two)), &mut sum).unwrap();
-        let mut body = vec![0; 48];
-        assert_eq!(codec.finish(KERNELS(), op, divisor, &sum, &mut body), 48);
+        let body = testing::finished(&codec, KERNELS(), op, divisor, &sum).unwrap();
         let mut elements = vec![0; 4 * 40];
         codec.decode(KERNELS(), &body, &mut elements).unwrap();
         for ((one, two), found) in one.iter().zip(&two).zip(floats(&elements)) {

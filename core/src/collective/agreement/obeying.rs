@@ -6,7 +6,7 @@ use crate::collective::explain::explain;
 use crate::collective::order::{Claim, Decision, Failure};
 use crate::collective::ranks::Breakage;
 use crate::error::Error;
-use crate::types::{Defect, Goal, Op, Time, planted};
+use crate::types::{Defect, Goal, Op, Time, Unmet, planted};
 
 impl<L> Agreement<L> {
     /// Acts on the next decision: one order, or all orders of a group.
@@ -27,6 +27,10 @@ impl<L> Agreement<L> {
         if !self.orphaned || self.pending.is_empty() {
             return false;
         }
+        if self.party.goes_on {
+            self.part();
+            return true;
+        }
         for (slot, pending) in std::mem::take(&mut self.pending) {
             let left = explain(&self.party.ranks, slot, Failure::Left { missing: 1 }, now.since(pending.since));
             let error = if pending.withdrawn { Error::Cancelled } else { left };
@@ -35,8 +39,25 @@ impl<L> Agreement<L> {
         true
     }
 
+    /// The ranks have parted: gives the operations back that no rank has begun, those that come later too.
+    fn part(&mut self) {
+        let leader = Some(&self.party.ranks[0]).filter(|_| self.orphaned);
+        let why = self.parting.clone().unwrap_or_else(|| super::left(leader));
+        self.closed.get_or_insert_with(|| Unmet::NotBegun(why.clone()));
+        self.due.clear();
+        self.unsaid.clear();
+        for pending in std::mem::take(&mut self.pending).into_values() {
+            let Some(load) = pending.load else { continue };
+            self.acts.push_back(match pending.withdrawn {
+                true => Act::End { load, error: Error::Cancelled },
+                false => Act::Return { load, why: why.clone() },
+            });
+        }
+    }
+
     fn act_on(&mut self, now: Time, decision: Decision) -> Result<(), Breakage> {
         match decision {
+            Decision::Part => self.part(),
             Decision::Fail { slot, failure } => {
                 if let Some(pending) = self.pending.remove(&slot) {
                     let error = match pending.withdrawn {

@@ -193,11 +193,76 @@ fn settle(ranks: &mut [Agreement<u64>]) {
     }
 }
 
+#[test]
+fn ranks_that_part_do_what_all_were_ready_for_and_give_the_rest_back() {
+    let mut ranks = machine_that(3, true);
+    for (rank, part) in [(0, 1), (1, 1), (2, 1), (0, 2), (1, 2)] {
+        ranks[rank].handle_wish(NOW, all_reduce(part), part, Brought::AsClaimed);
+    }
+    ranks[1].handle_parting(parted());
+    settle(&mut ranks);
+    assert!(matches!(acts(&mut ranks[1])[..], [Act::Run { load: Some(1), .. }]), "the leader decides when they part");
+    ranks[0].handle_parting(parted());
+    settle(&mut ranks);
+    let done: Vec<_> = ranks.iter_mut().map(acts).collect();
+    assert!(matches!(done[0][..], [Act::Run { load: Some(1), .. }, Act::Return { load: 2, .. }]), "{done:?}");
+    assert!(matches!(done[1][..], [Act::Return { load: 2, .. }]), "{done:?}");
+    assert!(matches!(done[2][..], [Act::Run { load: Some(1), .. }]), "{done:?}");
+    for rank in &mut ranks {
+        rank.handle_wish(NOW, all_reduce(3), 3, Brought::AsClaimed);
+        assert!(matches!(acts(rank)[..], [Act::Return { load: 3, .. }]), "nothing begins any more");
+        assert_eq!(rank.poll_timeout(NOW), None);
+    }
+    settle(&mut ranks);
+    assert!(!ranks[0].may_lead(QueueSpace::beside(0, 0, 1)), "there is nothing after that");
+}
+
+#[test]
+fn if_the_job_goes_on_without_a_rank_that_leaves_the_others_part() {
+    for leaver in [0, 1] {
+        let mut ranks = machine_that(3, true);
+        ranks[2].handle_wish(NOW, all_reduce(1), 1, Brought::AsClaimed);
+        settle(&mut ranks);
+        match leaver {
+            // A leader that has left orders nothing any more.
+            0 => (1..3).for_each(|rank| ranks[rank].handle_left(0)),
+            _ => ranks[0].handle_left(leaver),
+        }
+        settle(&mut ranks);
+        ranks[2].settle_orphans(NOW);
+        let done = acts(&mut ranks[2]);
+        let [Act::Return { load: 1, why }] = &done[..] else { panic!("{done:?}") };
+        let who = if leaver == 0 { "worker 0 on " } else { "one of them left" };
+        assert!(why.to_string().contains(who), "{why}");
+    }
+}
+
+#[test]
+fn what_fails_while_ranks_part_fails_and_does_not_come_back() {
+    let mut ranks = machine_that(2, true);
+    ranks[1].handle_wish(NOW, all_reduce(1), 1, Brought::AsClaimed);
+    ranks[1].handle_parting(parted());
+    // The leader died before it said what it has ordered.
+    let lost = ranks[1].explain(Breakage::Lost(0));
+    assert_eq!(ranks[1].fail(Some(lost.clone())), lost);
+    let done = acts(&mut ranks[1]);
+    assert!(matches!(&done[..], [Act::End { load: 1, error }] if *error == lost), "{done:?}");
+}
+
+fn parted() -> Error {
+    Error::Unavailable { what: "the sum".to_owned(), cause: "others meet".to_owned() }
+}
+
 fn acts(rank: &mut Agreement<u64>) -> Vec<Act<u64>> {
     std::iter::from_fn(|| rank.next_act()).collect()
 }
 
 fn machine<L>(ranks: u32) -> Vec<Agreement<L>> {
+    machine_that(ranks, false)
+}
+
+/// A machine of a job that goes on when one of its ranks leaves, or does not.
+fn machine_that<L>(ranks: u32, goes_on: bool) -> Vec<Agreement<L>> {
     let local = |rank| LocalRank {
         rank: WorkerId(rank),
         incarnation: Incarnation(u128::from(rank)),
@@ -212,6 +277,7 @@ fn machine<L>(ranks: u32) -> Vec<Agreement<L>> {
         step_timeout: Duration::from_secs(5),
         stall_warn: STALL_WARN,
         oldest_every: 0,
+        goes_on,
         defect: None,
     };
     (0..ranks as usize).map(|me| Agreement::new(party(me))).collect()

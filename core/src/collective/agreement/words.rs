@@ -23,6 +23,8 @@ pub struct Party {
     pub stall_warn: Duration,
     /// Every `oldest_every`-th decision goes to the oldest operation. 0 for never.
     pub oldest_every: u32,
+    /// Whether the job goes on when a rank leaves. Then the others part, to meet again without it. Otherwise what waits for that rank fails.
+    pub goes_on: bool,
     /// A defect to plant, for the simulation.
     pub defect: Option<Defect>,
 }
@@ -102,6 +104,13 @@ pub enum Act<L> {
         load: L,
         /// The reason.
         error: Error,
+    },
+    /// The ranks part, for this reason, and none of them has begun the operation.
+    Return {
+        /// The driver's load of the operation.
+        load: L,
+        /// The reason.
+        why: Error,
     },
 }
 

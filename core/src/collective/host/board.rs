@@ -28,6 +28,8 @@ pub(super) struct Identity {
     pub(super) job: u64,
     pub(super) leader: u128,
     pub(super) term: u64,
+    /// A hash of the lives of all ranks.
+    pub(super) ranks: u64,
 }
 
 impl Board {
@@ -60,7 +62,7 @@ impl Board {
         Ok(board)
     }
 
-    fn expected(&self, identity: Identity) -> [(Head, u64); 7] {
+    fn expected(&self, identity: Identity) -> [(Head, u64); 8] {
         [
             (Head::Magic, MAGIC),
             (Head::Layout, self.layout.hash()),
@@ -68,6 +70,7 @@ impl Board {
             (Head::IncarnationLow, identity.leader as u64),
             (Head::IncarnationHigh, (identity.leader >> 64) as u64),
             (Head::Term, identity.term),
+            (Head::Ranks, identity.ranks),
             (Head::Bytes, self.layout.bytes()),
         ]
     }
@@ -364,7 +367,7 @@ mod tests {
     }
 
     fn board() -> Board {
-        Board::create(2, Identity { job: 1, leader: 2, term: 3 }).unwrap()
+        Board::create(2, Identity { job: 1, leader: 2, term: 3, ranks: 4 }).unwrap()
     }
 
     fn run(part: u64) -> Decision {

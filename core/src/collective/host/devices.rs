@@ -9,7 +9,7 @@ use crate::collective::group::QueueSpace;
 use crate::collective::ranks::Breakage;
 use crate::collective::{DeviceCollective, DeviceMemory, Memory, Operation, Ordered};
 use crate::error::{Error, Result};
-use crate::types::Done;
+use crate::types::{Done, Unmet};
 
 /// The device transport of this rank, or the error if it has none.
 #[derive(Clone)]
@@ -55,7 +55,7 @@ impl Devices {
     }
 
     /// Issues the next group to the transport. The operations have the weights of all ranks of the machine.
-    pub(super) fn issue(&self, operations: Vec<(Ordered, Done<f64>)>, board: &Arc<Board>) {
+    pub(super) fn issue(&self, operations: Vec<(Ordered, Done<f64, Unmet>)>, board: &Arc<Board>) {
         let Ok(queue) = &self.queue else { unreachable!("it was checked before the others heard of it") };
         let bytes = operations.iter().map(|(ordered, _)| ordered.claim.bytes).sum();
         let device = operations.first().map_or(0, |(ordered, _)| usize::from(ordered.claim.device_index));
@@ -63,7 +63,7 @@ impl Devices {
         self.flight.groups.fetch_add(1, Ordering::SeqCst);
         self.flight.bytes.fetch_add(bytes, Ordering::SeqCst);
         let landing = Arc::new(Landing { left: AtomicUsize::new(operations.len()), bytes });
-        let watched = |(ordered, done): (Ordered, Done<f64>)| {
+        let watched = |(ordered, done): (Ordered, Done<f64, Unmet>)| {
             let weights: Vec<f64> = self.team.iter().map(|rank| ordered.weights[*rank]).collect();
             let total = weights.iter().sum();
             let ordered = Ordered { weights, ..ordered };
@@ -73,7 +73,7 @@ impl Devices {
                 if let Err(error) = &outcome {
                     landed.fail(error, &board);
                 }
-                done.report(outcome.map(|()| total));
+                done.report(outcome.map(|()| total).map_err(Unmet::Failed));
                 // Wakes the driver, which may wait for room, or for the end of all operations.
                 board.knock(board.me, was_full);
             };

@@ -17,19 +17,21 @@ use crate::collective::order::{Decision, Slot};
 use crate::collective::ranks::Breakage;
 use crate::collective::{Dataflow, Memory, Moved, Operation, Ordered};
 use crate::error::Error;
-use crate::types::{Declined, Done, Time};
+use crate::types::{Declined, Done, Time, Unmet};
 use crate::wire::frame::Stall;
 
 /// A request of another thread to the driver.
 pub(super) enum Request {
-    Run(Operation, Done<f64>),
+    Run(Operation, Done<f64, Unmet>),
     /// This rank cannot carry out the operation, and the other ranks must not wait for it.
-    Refuse(Declined, Error, Done<f64>),
+    Refuse(Declined, Error, Done<f64, Unmet>),
     /// This rank will not submit this operation.
     Decline(Declined),
     Abandon(Slot),
     /// The rank at this position has left.
     Left(usize),
+    /// This rank parts from the others, for this reason.
+    Part(Error),
     /// The job is over.
     Abort(Error),
     /// No more requests will follow.
@@ -40,7 +42,7 @@ pub(super) struct Driver {
     board: Arc<Board>,
     agreement: Agreement<Load>,
     step_timeout: Duration,
-    current: Option<(Running, Option<Done<f64>>)>,
+    current: Option<(Running, Option<Done<f64, Unmet>>)>,
     /// When the current part last made progress.
     moved: Time,
     /// Where threads see that which ask whether this rank works.
@@ -51,7 +53,7 @@ pub(super) struct Driver {
     scratch: Scratch,
     devices: Devices,
     /// Operations of the group that is being carried out.
-    gathered: Vec<(Ordered, Done<f64>)>,
+    gathered: Vec<(Ordered, Done<f64, Unmet>)>,
     /// Since when some rank has no room for another order. `None` if all have room.
     blocked: Option<Time>,
     /// Whether everything has ended.
@@ -100,6 +102,7 @@ impl Driver {
             Request::Decline(declined) => drop(self.agreement.handle_declined(declined)),
             Request::Abandon(slot) => self.agreement.handle_abandoned(now, slot),
             Request::Left(rank) => self.agreement.handle_left(rank),
+            Request::Part(why) => self.agreement.handle_parting(why),
             Request::Abort(cause) => {
                 self.aborted = true;
                 self.fail(Some(cause), true);
@@ -137,6 +140,11 @@ impl Driver {
         self.current.is_some() || self.agreement.is_busy()
     }
 
+    /// Whether the ranks have parted and nothing is left to do with them.
+    pub(super) fn has_parted(&self) -> bool {
+        self.agreement.has_parted() && !self.is_busy()
+    }
+
     /// Whether another rank may wait for this one, or this one for another.
     pub(super) fn is_awaited(&self) -> bool {
         self.has_operations() || self.agreement.owes_answers()
@@ -154,7 +162,7 @@ impl Driver {
             return false;
         }
         if board.broken().is_some() {
-            return !self.agreement.is_closed();
+            return !self.agreement.has_failed();
         }
         let unheard = |rank| board.count(rank, Word::Announced) != board.count(rank, Word::Heard);
         let leading = self.agreement.leads()
@@ -220,7 +228,7 @@ impl Driver {
             self.chunks = running.end();
             let outcome = running.settle(self.board.me);
             if let Some(done) = done {
-                done.report(outcome);
+                done.report(outcome.map_err(Unmet::Failed));
             }
             return Ok(true);
         }
@@ -306,7 +314,8 @@ impl Driver {
     fn act(&mut self, now: Time) {
         while let Some(act) = self.agreement.next_act() {
             match act {
-                Act::End { load, error } => load.end(error),
+                Act::End { load, error } => load.end(Unmet::Failed(error)),
+                Act::Return { load, why } => load.end(Unmet::NotBegun(why)),
                 Act::Pass { claim } => {
                     let (weights, source, destination) = (Vec::new(), Vec::new(), Vec::new());
                     let (dataflow, failure) = (Dataflow::Nothing, None);
@@ -338,7 +347,7 @@ impl Driver {
         }
     }
 
-    fn start(&mut self, now: Time, part: Part, done: Option<Done<f64>>) {
+    fn start(&mut self, now: Time, part: Part, done: Option<Done<f64, Unmet>>) {
         self.moved = now;
         self.noted.note(now);
         let running = Running::new(part, self.chunks, self.board.layout);
@@ -346,7 +355,7 @@ impl Driver {
     }
 
     fn break_down(&mut self, breakage: Breakage) -> bool {
-        let first = !self.agreement.is_closed();
+        let first = !self.agreement.has_failed();
         let fault = match breakage {
             Breakage::Failed(rank) if rank == self.board.me => self.devices.fault(),
             _ => None,
@@ -375,9 +384,12 @@ impl Driver {
         }
         while let Some(act) = self.agreement.next_act() {
             match act {
-                Act::End { load, error } => load.end(error),
+                Act::End { load, error } => load.end(Unmet::Failed(error)),
+                Act::Return { load, why } => load.end(Unmet::NotBegun(why)),
                 Act::Pass { .. } => {}
-                Act::Run { load, .. } | Act::Tell { load, .. } => drop(load.map(|load| load.end(error.clone()))),
+                Act::Run { load, .. } | Act::Tell { load, .. } => {
+                    load.into_iter().for_each(|load| load.end(Unmet::Failed(error.clone())));
+                }
             }
         }
     }

@@ -11,7 +11,7 @@ use crate::collective::device::NOTICE_BYTES_MAX;
 use crate::collective::order::Claim;
 
 /// The first word of a segment.
-pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"GLlocal6");
+pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"GLlocal7");
 /// The most chunks under way at once.
 pub(super) const DEPTH: u64 = 4;
 /// The most unread announcements of each rank.
@@ -42,6 +42,7 @@ pub(super) enum Head {
     IncarnationHigh = 32,
     Term = 40,
     Bytes = 48,
+    Ranks = 56,
     /// Why the board is broken. 0 while it is not broken.
     Broken = LINE as isize,
     /// The number of orders that the leader has written.
@@ -58,6 +59,7 @@ impl Head {
             Self::Layout | Self::Bytes => "layout",
             Self::Job => "job",
             Self::IncarnationLow | Self::IncarnationHigh => "lowest rank",
+            Self::Ranks => "list of ranks",
             Self::Term => "term of the coordinator",
             Self::Broken | Self::Orders | Self::Verdicts => "state of the sums",
         }

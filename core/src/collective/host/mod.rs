@@ -12,7 +12,7 @@
 //! sockets to the other ranks, because the end of a socket means the end of its process.
 
 mod board;
-mod bulletin;
+mod bootstrap;
 mod devices;
 mod driver;
 #[cfg(any(test, feature = "testing"))]
@@ -37,7 +37,7 @@ use rustix::thread::sched_getcpu;
 pub use self::options::HostOptions;
 
 use self::board::Board;
-use self::bulletin::BoardBulletin;
+use self::bootstrap::BoardBootstrap;
 use self::devices::Devices;
 use self::driver::{Driver, Request};
 use self::layout::Word;
@@ -50,7 +50,7 @@ use crate::collective::order::{Claim, Order, Slot};
 use crate::error::{Error, Result};
 use crate::local::progress::Spin;
 use crate::local::{OwnThread, Progress};
-use crate::types::{Declined, Done, Time};
+use crate::types::{Declined, Done, Time, Unmet};
 
 /// This process's side of a collective. Its ranks agree in host memory. The tensors lie in host memory or in memory of devices. Dropping it
 /// makes this rank leave the others.
@@ -80,7 +80,7 @@ struct Core {
     moved: Moved,
     devices: Devices,
     watch: Watch,
-    /// When this rank leaves the others, even if it is not finished. `u64::MAX` until the shutdown.
+    /// When this rank leaves the others, even if it is not finished. `u64::MAX` as long as it stays.
     leaves: AtomicU64,
 }
 
@@ -103,17 +103,27 @@ impl HostCollective {
     /// [`Error::Exhausted`] if there is not enough memory to share, the error of `failed`, or the error of the transport for devices.
     ///
     /// # Panics
-    /// If there are fewer than two ranks or more than [`Order::RANKS_MAX`], or this one is not of its own group.
+    /// If there are no ranks or more than [`Order::RANKS_MAX`], or this one is not of its own group.
     pub fn join(mut options: HostOptions, failed: &dyn Fn() -> Option<Error>) -> Result<Self> {
-        assert!((2..=Order::RANKS_MAX as usize).contains(&options.ranks.len()) && options.me < options.ranks.len());
+        assert!((1..=Order::RANKS_MAX as usize).contains(&options.ranks.len()) && options.me < options.ranks.len());
         let meeting = rendezvous::meet(&options, failed)?;
-        // All ranks are here, so the socket is not needed any more. Dropping it removes its file.
+        // All ranks are here. If nobody else keeps the socket, its file is removed here.
         options.listener = None;
         let board = Arc::new(meeting.board);
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let is_cramped = cores < options.ranks.len();
-        let HostOptions { ranks, me, group, join_timeout, step_timeout, stall_warn, on_stall, oldest_every, .. } =
-            options;
+        let HostOptions {
+            ranks,
+            me,
+            group,
+            join_timeout,
+            step_timeout,
+            stall_warn,
+            on_stall,
+            oldest_every,
+            goes_on,
+            ..
+        } = options;
         let HostOptions { copies, traffic, devices, doubt, clock, .. } = options;
         let scratch = Scratch::new(board.layout.slice, copies);
         let place = group.iter().position(|rank| *rank == me).expect("it is of its own group");
@@ -121,7 +131,7 @@ impl HostCollective {
         let team = || Team {
             me: place,
             ranks: group.len(),
-            bulletin: Arc::new(BoardBulletin::new(Arc::clone(&board), group[0])),
+            bootstrap: Arc::new(BoardBootstrap::new(Arc::clone(&board), group[0])),
             join_timeout,
             step_timeout,
             doubt: doubt.clone(),
@@ -135,7 +145,7 @@ impl HostCollective {
         };
         let devices = Devices::new(queue, group.clone());
         let agreement =
-            Agreement::new(Party { ranks, me, group, step_timeout, stall_warn, oldest_every, defect: None });
+            Agreement::new(Party { ranks, me, group, step_timeout, stall_warn, oldest_every, goes_on, defect: None });
         let nap_busy = agreement.soonest() / 2;
         let driver = Driver::new(
             Arc::clone(&board),
@@ -206,7 +216,7 @@ impl Collective for HostCollective {
         self.core.moved.last()
     }
 
-    fn run(&self, operation: Operation, done: Done<f64>) {
+    fn run(&self, operation: Operation, done: Done<f64, Unmet>) {
         // Checked on the caller's thread, because the first check may load libraries, and the driving thread must not wait for that.
         let request = match self.core.devices.check(&operation) {
             Ok(device_index) => {
@@ -229,19 +239,32 @@ impl Collective for HostCollective {
         self.core.request(Request::Abort(cause));
     }
 
+    fn part(&self, why: Error, patience: Duration) {
+        self.leave(Request::Part(why), patience);
+    }
+
     fn shutdown(&self) {
+        self.leave(Request::Close, LEAVING);
+    }
+}
+
+impl HostCollective {
+    /// Leaves the other ranks once the open operations have ended, at most after `patience`. Of several calls, the earliest time counts.
+    fn leave(&self, request: Request, patience: Duration) {
         let core = &self.core;
-        let leaves = core.now() + LEAVING;
-        if core.leaves.compare_exchange(u64::MAX, leaves.0, Ordering::SeqCst, Ordering::SeqCst).is_err() {
-            return;
-        }
+        core.leaves.fetch_min((core.now() + patience).0, Ordering::SeqCst);
         // The rank's own thread ends the open operations, even if another thread drives now. Then it tells the other ranks that this rank
         // leaves.
-        core.request(Request::Close);
+        core.request(request);
         core.board.ring(core.board.me, Word::Bell);
         core.board.ring(core.board.me, Word::Idle);
-        for thread in self.threads.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
-            thread.join(LEAVING + ENDING);
+        // Taken out of the lock first, so that a second call does not wait for the end of the first.
+        let threads = std::mem::take(&mut *self.threads.lock().unwrap_or_else(PoisonError::into_inner));
+        if threads.is_empty() {
+            return;
+        }
+        for thread in threads {
+            thread.join(patience + ENDING);
         }
         core.devices.shutdown();
     }
@@ -353,13 +376,13 @@ impl Core {
         }
     }
 
-    /// Works until `enough` returns true, or until the time `until`. If `until` is `None`, works until there is nothing to do.
+    /// Works until `enough` returns true, until the ranks have parted, or until the time `until`. If `until` is `None`, works until there is nothing to do.
     fn drive<'a>(&'a self, mut driver: MutexGuard<'a, Driver>, enough: &dyn Fn(&Driver) -> bool, until: Option<Time>) {
         let mut now = self.now();
         let (mut spin, mut budget) = (Spin::new(), Duration::ZERO);
         let (mut steps, mut is_idle) = (0_u32, false);
         spin.worked();
-        while !enough(&driver) {
+        while !enough(&driver) && !driver.has_parted() {
             let moved = self.take_requests(&mut driver) | driver.step(now);
             steps = steps.wrapping_add(1);
             if moved {

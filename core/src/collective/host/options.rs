@@ -14,7 +14,7 @@ use crate::wire::frame::Stall;
 pub struct HostOptions {
     /// The job's name.
     pub job: String,
-    /// The epoch in which they meet.
+    /// The membership in which they meet. They have its term in common; its number may differ, where one has missed a view.
     pub epoch: Epoch,
     /// The ranks of this machine in ascending order, at most [`Order::RANKS_MAX`](crate::collective::order::Order::RANKS_MAX). The first
     /// leads.
@@ -23,8 +23,12 @@ pub struct HostOptions {
     pub me: usize,
     /// The positions of the ranks of its PCIe group, including its own, ascending. Only these reduce device memory with each other.
     pub group: Vec<usize>,
-    /// The listening socket of this process. Only the first rank needs it.
-    pub listener: Option<PrivateSocket>,
+    /// The listening socket of this process. Only the first rank of several needs it.
+    pub listener: Option<Arc<PrivateSocket>>,
+    /// Whether this rank has met others before. Then one that cannot be reached may be about to hear of the same view, or may have left.
+    pub is_again: bool,
+    /// As [`Party::goes_on`](crate::collective::agreement::Party::goes_on).
+    pub goes_on: bool,
     /// How long the other ranks may take to join.
     pub join_timeout: Duration,
     /// How long a sum may take.

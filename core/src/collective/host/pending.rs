@@ -5,20 +5,19 @@ use super::reduction::fits;
 use crate::collective::Memory;
 use crate::collective::agreement::Brought;
 use crate::collective::order::Claim;
-use crate::error::Error;
-use crate::types::Done;
+use crate::types::{Done, Unmet};
 
 pub(super) struct Load {
     pub(super) memory: Memory,
-    pub(super) done: Done<f64>,
+    pub(super) done: Done<f64, Unmet>,
 }
 
 impl Load {
-    /// Reports to the caller that the operation will not begin.
-    pub(super) fn end(self, error: Error) {
+    /// Reports to the caller why the operation will not begin.
+    pub(super) fn end(self, why: Unmet) {
         let Self { memory, done } = self;
         drop(memory);
-        done.err(error);
+        done.report(Err(why));
     }
 }
 

@@ -86,6 +86,7 @@ pub(super) fn order_words(decision: &Decision, ranks: usize) -> Vec<u64> {
                 Failure::Left { missing } => (words[0], words[5]) = (5, missing),
             }
         }
+        Decision::Part => words[0] = 7,
     }
     words.resize(ORDER_WORDS + ranks, 0);
     words
@@ -117,6 +118,7 @@ pub(super) fn order_of(words: &[u64], ranks: usize) -> Option<Decision> {
         4 => Failure::Overdue { missing: fixed[5], waited: Duration::from_nanos(fixed[6]) },
         5 => Failure::Left { missing: fixed[5] },
         6 => Failure::WentOn { rank: rank(fixed[5])? },
+        7 => return Some(Decision::Part),
         _ => return None,
     };
     Some(Decision::Fail { slot, failure })
@@ -228,6 +230,7 @@ mod tests {
             fail(Failure::WentOn { rank: 2 }),
             fail(Failure::Overdue { missing: 0b101, waited: Duration::from_secs(2) }),
             fail(Failure::Left { missing: 0b100 }),
+            Decision::Part,
         ] {
             assert_eq!(order_of(&order_words(&decision, 3), 3), Some(decision));
         }

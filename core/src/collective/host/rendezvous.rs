@@ -13,31 +13,41 @@ use super::board::{Board, Identity};
 use super::layout::{Layout, MAGIC};
 use super::options::HostOptions;
 use crate::error::{Error, Result};
-use crate::local::{Connection, PrivateSocket, Segment};
+use crate::local::{Connection, PrivateSocket, Segment, socket};
 
 /// The ranks of a machine, connected.
 #[derive(Debug)]
-pub(super) struct Meeting {
+pub(super) struct Connected {
     pub(super) board: Board,
     /// Connections by position: the leader has one to every rank, the others have one to the leader.
     pub(super) peers: Vec<(usize, Connection)>,
 }
 
-const HELLO_BYTES: usize = 56;
+const HELLO_BYTES: usize = 64;
 /// How often a waiting rank checks whether the job failed.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// Meets the other ranks. `failed` returns the error of the job if it failed.
-pub(super) fn meet(options: &HostOptions, failed: &dyn Fn() -> Option<Error>) -> Result<Meeting> {
+/// Meets the other ranks. `failed` returns why it is not to wait any longer, if it is not.
+///
+/// Ranks meet only if their views name the same lives: one that has not heard of the latest view turns the others away, or is turned away,
+/// until it has. An epoch would not do, because a rank may miss a view that changed nothing here.
+pub(super) fn meet(options: &HostOptions, failed: &dyn Fn() -> Option<Error>) -> Result<Connected> {
+    let lives: Vec<u8> = options
+        .ranks
+        .iter()
+        .flat_map(|rank| rank.rank.0.to_le_bytes().into_iter().chain(rank.incarnation.0.to_le_bytes()))
+        .collect();
     let identity = Identity {
         job: xxh3_64(options.job.as_bytes()),
         leader: options.ranks[0].incarnation.0,
         term: u64::from(options.epoch.term),
+        ranks: xxh3_64(&lives),
     };
     match (options.me, &options.listener) {
+        (0, _) if options.ranks.len() == 1 => Ok(Connected { board: Board::create(1, identity)?, peers: Vec::new() }),
         (0, Some(listener)) => lead(options, identity, listener, failed),
         (0, None) => Err(Error::Internal { what: "the lowest rank of a machine has no listening socket".to_owned() }),
-        (_, _) => follow(options, identity),
+        (_, _) => follow(options, identity, failed),
     }
 }
 
@@ -46,7 +56,7 @@ fn lead(
     identity: Identity,
     listener: &PrivateSocket,
     failed: &dyn Fn() -> Option<Error>,
-) -> Result<Meeting> {
+) -> Result<Connected> {
     let ranks = options.ranks.len();
     let board = Board::create(ranks, identity)?;
     let mut peers: Vec<(usize, Connection)> = Vec::new();
@@ -69,19 +79,50 @@ fn lead(
         let Ok(Some(received)) = peer.recv(&mut hello, LOOK) else { continue };
         let known = |rank: &usize| hello == greeting(identity, options, *rank);
         let Some(rank) = (1..ranks).find(known).filter(|_| received.bytes == HELLO_BYTES) else {
-            tracing::warn!("refused a process on this machine that does not belong to this job");
+            tracing::warn!("refused a process on this machine that does not belong to this job, or not yet");
             continue;
         };
-        if peers.iter().any(|(other, _)| *other == rank) {
-            continue;
+        // A rank that comes again has given its first connection up.
+        peers.retain(|(other, _)| *other != rank);
+        if peer.send(&MAGIC.to_le_bytes(), &[board.segment.fd()], options.join_timeout).is_ok() {
+            peers.push((rank, peer));
         }
-        peer.send(&MAGIC.to_le_bytes(), &[board.segment.fd()], options.join_timeout)?;
-        peers.push((rank, peer));
     }
-    Ok(Meeting { board, peers })
+    Ok(Connected { board, peers })
 }
 
-fn follow(options: &HostOptions, identity: Identity) -> Result<Meeting> {
+fn follow(options: &HostOptions, identity: Identity, failed: &dyn Fn() -> Option<Error>) -> Result<Connected> {
+    let mut waited = Duration::ZERO;
+    loop {
+        let refused = match introduce(options, identity, &mut waited, failed) {
+            Ok((fd, peer)) => {
+                let ranks = options.ranks.len();
+                let segment = Segment::map(fd, Layout::new(ranks).bytes())?;
+                let board = Board::open(segment, ranks, options.me, identity)?;
+                return Ok(Connected { board, peers: vec![(0, peer)] });
+            }
+            Err(refused @ (Error::PeerLost { .. } | Error::Unavailable { .. })) if options.is_again => refused,
+            Err(error) => return Err(error),
+        };
+        if let Some(error) = failed() {
+            return Err(error);
+        }
+        if waited >= options.join_timeout {
+            return Err(refused);
+        }
+        // Nothing but time.
+        let _ = socket::wait_any(&[], LOOK);
+        waited += LOOK;
+    }
+}
+
+/// Connects to the leader and says who this rank is. Returns the shared memory. Adds to `waited` for how long that took.
+fn introduce(
+    options: &HostOptions,
+    identity: Identity,
+    waited: &mut Duration,
+    failed: &dyn Fn() -> Option<Error>,
+) -> Result<(OwnedFd, Connection)> {
     let leader = &options.ranks[0];
     let unreachable = |error: Error| match error {
         Error::Unavailable { cause, .. } | Error::Io { cause, .. } => Error::Unavailable {
@@ -98,7 +139,20 @@ fn follow(options: &HostOptions, identity: Identity) -> Result<Meeting> {
         host: leader.place.clone(),
         cause: "it closed the connection within this machine; see its log".to_owned(),
     };
-    let received = peer.recv(&mut reply, options.join_timeout)?.ok_or_else(turned_away)?;
+    let received = loop {
+        match peer.recv(&mut reply, LOOK) {
+            Err(late @ Error::Timeout { .. }) => {
+                *waited += LOOK;
+                if let Some(error) = failed() {
+                    return Err(error);
+                }
+                if *waited >= options.join_timeout {
+                    return Err(late);
+                }
+            }
+            received => break received?.ok_or_else(turned_away)?,
+        }
+    };
     let fd: Option<OwnedFd> = received.fds.into_iter().next();
     let (Some(fd), true) = (fd, reply == MAGIC.to_le_bytes()) else {
         return Err(Error::Incompatible {
@@ -108,10 +162,7 @@ fn follow(options: &HostOptions, identity: Identity) -> Result<Meeting> {
             theirs: format!("{:016x}", u64::from_le_bytes(reply)),
         });
     };
-    let ranks = options.ranks.len();
-    let segment = Segment::map(fd, Layout::new(ranks).bytes())?;
-    let board = Board::open(segment, ranks, options.me, identity)?;
-    Ok(Meeting { board, peers: vec![(0, peer)] })
+    Ok((fd, peer))
 }
 
 /// The greeting of `rank`.
@@ -123,6 +174,7 @@ fn greeting(identity: Identity, options: &HostOptions, rank: usize) -> [u8; HELL
     hello[8..16].copy_from_slice(&identity.job.to_le_bytes());
     hello[16..32].copy_from_slice(&identity.leader.to_le_bytes());
     hello[32..48].copy_from_slice(&own.to_le_bytes());
-    hello[48..].copy_from_slice(&(ranks << 32 | rank as u64).to_le_bytes());
+    hello[48..56].copy_from_slice(&(ranks << 32 | rank as u64).to_le_bytes());
+    hello[56..].copy_from_slice(&identity.ranks.to_le_bytes());
     hello
 }

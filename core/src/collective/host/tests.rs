@@ -134,7 +134,9 @@ fn many_parts_in_flight_are_reduced_whatever_the_order_in_which_ranks_come() {
             let part = (step * [1, 3, 7, 1999][rank]) % parts;
             let sender = sender.clone();
             let operation = collective.operation(slot(part, 0), Op::Sum, 1.0, &mut data[part as usize]);
-            collective.0.run(operation, Done::new(move |outcome| sender.send(outcome).unwrap()));
+            collective
+                .0
+                .run(operation, Done::new(move |outcome| sender.send(outcome.map_err(Unmet::into_error)).unwrap()));
         }
         for _ in 0..parts {
             ended.recv_timeout(PATIENCE).unwrap().unwrap();
@@ -179,7 +181,7 @@ fn a_rank_that_comes_after_the_others_have_failed_is_told_at_once() {
             let operation = member.operation(slot(1, round), op, 1.0, &mut data);
             member.0.run(operation, Done::new(move |outcome| sender.send((outcome, data)).unwrap()));
             // The answer comes before the sum is overdue.
-            move || ended.recv_timeout(PATIENCE / 2).unwrap().0.unwrap_err()
+            move || ended.recv_timeout(PATIENCE / 2).unwrap().0.unwrap_err().into_error()
         };
         let (first, second) = (submit(0, Op::Sum), submit(1, Op::Max));
         let errors = [first(), second(), submit(2, Op::Max)()];
@@ -197,7 +199,9 @@ fn whoever_does_not_come_is_named_in_time() {
             let sender = sender.clone();
             let collective = &machine.0[rank];
             let operation = collective.operation(slot(1, 0), Op::Sum, 1.0, data);
-            collective.0.run(operation, Done::new(move |outcome| sender.send(outcome).unwrap()));
+            collective
+                .0
+                .run(operation, Done::new(move |outcome| sender.send(outcome.map_err(Unmet::into_error)).unwrap()));
         }
         // All ranks have announced. Now the time passes.
         machine.later(2 * PATIENCE);
@@ -217,7 +221,7 @@ fn a_rank_that_gives_up_is_named_and_its_memory_is_free() {
     let (sender, ended) = mpsc::channel();
     let first = &machine.0[1];
     let operation = first.operation(slot(1, 0), Op::Sum, 1.0, &mut given_up);
-    first.0.run(operation, Done::new(move |outcome| sender.send(outcome).unwrap()));
+    first.0.run(operation, Done::new(move |outcome| sender.send(outcome.map_err(Unmet::into_error)).unwrap()));
     first.0.abandon(slot(1, 0));
     assert_eq!(ended.recv_timeout(PATIENCE).unwrap(), Err(Error::Cancelled));
     assert_eq!(given_up, [7; 8], "it belongs to its caller again");
@@ -268,30 +272,144 @@ fn a_stranger_that_connects_is_refused_and_a_rank_that_does_not_come_is_named() 
     let path = listener.path();
     let options = |me, listener, job: &str| HostOptions {
         job: job.to_owned(),
-        epoch: Epoch::default(),
-        ranks: (0..2).map(|rank| local_rank(rank, path.to_str().unwrap())).collect(),
-        me,
-        group: vec![0, 1],
         listener,
         join_timeout: Duration::from_millis(400),
-        step_timeout: PATIENCE,
-        stall_warn: Duration::ZERO,
-        on_stall: Box::new(|_| ()),
-        oldest_every: 16,
-        copies: Copies::default(),
-        traffic: Traffic::default(),
-        devices: Err(no_devices()),
-        doubt: Doubt::default(),
-        clock: clock().0,
+        ..options(me, &[0, 1].map(|rank| local_rank(rank, path.to_str().unwrap())))
     };
     std::thread::scope(|scope| {
-        let leader = scope.spawn(|| HostCollective::join(options(0, Some(listener), "job"), &|| None));
+        let leader = scope.spawn(|| HostCollective::join(options(0, Some(Arc::new(listener)), "job"), &|| None));
         let stranger = HostCollective::join(options(1, None, "another job"), &|| None);
         assert!(matches!(stranger, Err(Error::PeerLost { .. })), "{stranger:?}");
         let error = leader.join().unwrap().unwrap_err();
         assert!(matches!(&error, Error::NotFormed { missing, .. } if *missing == ["worker 1"]), "{error}");
     });
     assert!(!path.exists(), "no name is left");
+}
+
+/// Ranks that may meet again: all of them keep their sockets.
+struct Again {
+    sockets: Vec<Arc<PrivateSocket>>,
+}
+
+impl Again {
+    fn of(ranks: usize) -> Self {
+        let socket = |_| Arc::new(PrivateSocket::listen(&std::env::temp_dir()).unwrap());
+        Self { sockets: (0..ranks).map(socket).collect() }
+    }
+
+    fn options(&self, rank: usize, of: &[usize], is_again: bool) -> HostOptions {
+        let local = |rank: &usize| local_rank(*rank, self.sockets[*rank].path().to_str().unwrap());
+        let listener = Some(Arc::clone(&self.sockets[rank]));
+        let ranks: Vec<LocalRank> = of.iter().map(local).collect();
+        HostOptions { listener, is_again, goes_on: true, ..options(rank, &ranks) }
+    }
+
+    fn meet(&self, ranks: &[usize], is_again: bool) -> Vec<Member> {
+        meet(ranks, &|rank| self.options(rank, ranks, is_again))
+    }
+}
+
+fn why() -> Error {
+    Error::Unavailable { what: "the sum".to_owned(), cause: "others meet".to_owned() }
+}
+
+#[test]
+fn when_one_leaves_a_job_that_goes_on_what_nobody_has_begun_comes_back_and_the_others_meet_again() {
+    for leaver in [0, 1, 2] {
+        let again = Again::of(3);
+        let first = again.meet(&[0, 1, 2], false);
+        let stay: Vec<usize> = (0..3).filter(|rank| *rank != leaver).collect();
+        let (sender, ended) = mpsc::channel();
+        let mut data = [[0; 3], [1; 3], [2; 3]];
+        for (rank, data) in data.iter_mut().enumerate().filter(|(rank, _)| *rank != leaver) {
+            let (sender, operation) = (sender.clone(), first[rank].operation(slot(1, 0), Op::Sum, 1.0, data));
+            first[rank].0.run(operation, Done::new(move |outcome| sender.send(outcome).unwrap()));
+        }
+        first[leaver].0.shutdown();
+        for _ in 0..2 {
+            let outcome = ended.recv_timeout(PATIENCE).unwrap();
+            assert!(matches!(outcome, Err(Unmet::NotBegun(_))), "{leaver}: {outcome:?}");
+        }
+        assert_eq!(data, [[0; 3], [1; 3], [2; 3]], "no memory was written");
+        // What comes before the others have met again comes back too.
+        let (sender, ended) = mpsc::channel();
+        let late = first[stay[0]].operation(slot(2, 0), Op::Sum, 1.0, &mut data[stay[0]]);
+        first[stay[0]].0.run(late, Done::new(move |outcome| sender.send(outcome).unwrap()));
+        assert!(matches!(ended.recv_timeout(PATIENCE).unwrap(), Err(Unmet::NotBegun(_))));
+        stay.iter().for_each(|rank| first[*rank].0.part(why(), PATIENCE));
+        let second = again.meet(&stay, true);
+        std::thread::scope(|scope| {
+            for (member, rank) in second.iter().zip(&stay) {
+                scope.spawn(move || {
+                    let mut data = vec![digit(*rank, 0); 1000];
+                    member.reduce(slot(1, 0), Op::Sum, 1.0, &mut data).unwrap();
+                    let sum = stay_sum(leaver);
+                    assert!(data.iter().all(|found| *found == sum), "{data:?}");
+                });
+            }
+        });
+    }
+
+    fn stay_sum(leaver: usize) -> i32 {
+        (0..3).filter(|rank| *rank != leaver).map(|rank| digit(rank, 0)).sum()
+    }
+}
+
+#[test]
+fn what_all_were_ready_for_is_carried_out_before_they_part() {
+    let again = Again::of(2);
+    let first = again.meet(&[0, 1], false);
+    let sums = std::thread::scope(|scope| {
+        let part = |rank: usize| {
+            let member = &first[rank];
+            move || {
+                let (sender, ended) = mpsc::channel();
+                let mut data = vec![digit(rank, 0); 1_000_000];
+                let operation = member.operation(slot(1, 0), Op::Sum, 1.0, &mut data);
+                member.0.run(operation, Done::new(move |outcome| sender.send(outcome).unwrap()));
+                (ended, data)
+            }
+        };
+        let submitted = [scope.spawn(part(0)), scope.spawn(part(1))].map(|thread| thread.join().unwrap());
+        let parting = [0, 1].map(|rank| {
+            let member = &first[rank];
+            scope.spawn(move || member.0.part(why(), PATIENCE))
+        });
+        parting.into_iter().for_each(|thread| thread.join().unwrap());
+        submitted.map(|(ended, data)| (ended.try_recv().expect("it ended before they parted"), data[0]))
+    });
+    let sum = digit(0, 0) + digit(1, 0);
+    assert!(sums.iter().all(|(outcome, found)| outcome.is_ok() && *found == sum), "{sums:?}");
+}
+
+#[test]
+fn a_rank_that_hears_late_who_is_left_is_waited_for_and_one_that_is_left_alone_reduces_with_itself() {
+    let again = Again::of(2);
+    let mut members = again.meet(&[0, 1], false);
+    drop(members.pop());
+    members[0].0.part(why(), PATIENCE);
+    // Rank 1 does not know yet that another one is no more, and introduces itself to a leader that expects others.
+    let given_up = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let late = scope.spawn(|| {
+            let options = HostOptions {
+                ranks: vec![
+                    local_rank(0, again.sockets[0].path().to_str().unwrap()),
+                    LocalRank { incarnation: Incarnation(7), ..local_rank(1, "") },
+                ],
+                ..again.options(1, &[0, 1], true)
+            };
+            HostCollective::join(options, &|| given_up.load(Ordering::SeqCst).then(why))
+        });
+        let met = again.meet(&[0, 1], true);
+        given_up.store(true, Ordering::SeqCst);
+        assert!(late.join().unwrap().is_err(), "it never belongs");
+        met.iter().for_each(|member| member.0.shutdown());
+    });
+    let alone = again.meet(&[0], true);
+    let mut data = vec![digit(0, 1); 100_000];
+    alone[0].reduce(slot(3, 0), Op::Mean, 1.0, &mut data).unwrap();
+    assert!(data.iter().all(|found| *found == digit(0, 1)));
 }
 
 #[test]
@@ -399,39 +517,12 @@ impl Machine {
     fn with(ranks: usize, devices: &(dyn Fn(usize) -> Result<crate::collective::MakeDeviceCollective> + Sync)) -> Self {
         let listener = PrivateSocket::listen(&std::env::temp_dir()).unwrap();
         let path = listener.path();
-        let (mut listener, (clock, skew)) = (Some(listener), clock());
-        let join = |me: usize, listener: Option<PrivateSocket>| {
-            let group = (0..ranks).collect();
-            let ranks = (0..ranks).map(|rank| local_rank(rank, path.to_str().unwrap())).collect();
-            let options = HostOptions {
-                job: "test".to_owned(),
-                epoch: Epoch { term: 1, number: me as u32 },
-                ranks,
-                me,
-                group,
-                listener,
-                join_timeout: PATIENCE,
-                step_timeout: PATIENCE,
-                stall_warn: Duration::ZERO,
-                on_stall: Box::new(|_| ()),
-                oldest_every: 16,
-                copies: Copies::default(),
-                traffic: Traffic::default(),
-                devices: devices(me),
-                doubt: Doubt::default(),
-                clock: Arc::clone(&clock),
-            };
-            Member(HostCollective::join(options, &|| None).unwrap())
-        };
-        let members = std::thread::scope(|scope| {
-            let join = &join;
-            let listeners: Vec<_> = (0..ranks).map(|_| listener.take()).collect();
-            let joining: Vec<_> = listeners
-                .into_iter()
-                .enumerate()
-                .map(|(me, listener)| scope.spawn(move || join(me, listener)))
-                .collect();
-            joining.into_iter().map(|member| member.join().unwrap()).collect()
+        let (listener, (clock, skew)) = (Mutex::new(Some(Arc::new(listener))), clock());
+        let members = meet(&(0..ranks).collect::<Vec<_>>(), &|rank| HostOptions {
+            listener: if rank == 0 { listener.lock().unwrap().take() } else { None },
+            devices: devices(rank),
+            clock: Arc::clone(&clock),
+            ..options(rank, &(0..ranks).map(|rank| local_rank(rank, path.to_str().unwrap())).collect::<Vec<_>>())
         });
         assert!(!path.exists(), "nothing with a name is left once all are here");
         Self(members, skew)
@@ -496,7 +587,40 @@ impl Member {
             outcome.borrow().is_some()
         };
         self.0.poll(&enough, PATIENCE);
-        outcome.take().unwrap_or_else(|| ended.recv_timeout(PATIENCE).unwrap())
+        outcome.take().unwrap_or_else(|| ended.recv_timeout(PATIENCE).unwrap()).map_err(Unmet::into_error)
+    }
+}
+
+/// Lets these ranks meet, each with its own options.
+fn meet(ranks: &[usize], options: &(dyn Fn(usize) -> HostOptions + Sync)) -> Vec<Member> {
+    std::thread::scope(|scope| {
+        let join = |rank: usize| Member(HostCollective::join(options(rank), &|| None).unwrap());
+        let joining: Vec<_> = ranks.iter().map(|rank| scope.spawn(move || join(*rank))).collect();
+        joining.into_iter().map(|member| member.join().unwrap()).collect()
+    })
+}
+
+/// The options of the rank `rank` of these.
+fn options(rank: usize, ranks: &[LocalRank]) -> HostOptions {
+    HostOptions {
+        job: "test".to_owned(),
+        epoch: Epoch { term: 1, number: rank as u32 },
+        me: ranks.iter().position(|other| other.rank.0 as usize == rank).unwrap(),
+        group: (0..ranks.len()).collect(),
+        ranks: ranks.to_vec(),
+        listener: None,
+        is_again: false,
+        goes_on: false,
+        join_timeout: PATIENCE,
+        step_timeout: PATIENCE,
+        stall_warn: Duration::ZERO,
+        on_stall: Box::new(|_| ()),
+        oldest_every: 16,
+        copies: Copies::default(),
+        traffic: Traffic::default(),
+        devices: Err(no_devices()),
+        doubt: Doubt::default(),
+        clock: clock().0,
     }
 }
 

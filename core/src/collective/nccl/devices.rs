@@ -66,7 +66,7 @@ impl DeviceCollective for NcclDevices {
             return Err(too_many(device));
         }
         let (library, driver) = open.opened(&self.places)?;
-        let team = Team { bulletin: self.team.bulletin.about(device_index), ..self.team.clone() };
+        let team = Team { bootstrap: self.team.bootstrap.about(device_index), ..self.team.clone() };
         let queue = Arc::new(DeviceQueue::start(team, library, &driver, device)?);
         open.queues.push((device, queue));
         Ok(device_index)

@@ -11,7 +11,7 @@ use super::comm::{Call, Comm, copy_within, unique_id};
 use super::library::Library;
 use super::notice::Notice;
 use super::program::{self, Step};
-use super::work::{FINALIZE_PATIENCE, Flying, LOCK, LOOK, Work};
+use super::work::{FINALIZE_PATIENCE, IssuedGroup, LOCK, LOOK, Work};
 use crate::collective::{DeviceMemory, Ordered, Team, Traffic};
 use crate::config::{NCCL_ABORT_PATIENCE, NCCL_GRACE};
 use crate::cuda::{Context, Event, Kernels, Mark, OnIssue, Reaper, Stream, name};
@@ -145,10 +145,10 @@ impl Issuer {
                 state.is_issuing = true;
                 return Next::Issue(group);
             }
-            if state.closing && state.flying.is_empty() {
+            if state.closing && state.issued_groups.is_empty() {
                 return Next::Close;
             }
-            if state.flying.is_empty() {
+            if state.issued_groups.is_empty() {
                 state = self.work.bell.wait(state).expect(LOCK);
                 continue;
             }
@@ -265,7 +265,7 @@ impl Issuer {
             state.flown += 1;
             let now = self.work.now();
             self.work.team.moved.note(now);
-            state.flying.insert(number, Flying { waiting, what, after, since: now });
+            state.issued_groups.insert(number, IssuedGroup { waiting, what, after, since: now });
             (event, what, number)
         });
         drop(state);
@@ -288,14 +288,14 @@ impl Issuer {
 
     /// Connects with the other ranks, all of which come to their first operation now.
     fn meet(&self) -> Result<()> {
-        let Team { me, ranks, bulletin, join_timeout, .. } = &self.work.team;
+        let Team { me, ranks, bootstrap, join_timeout, .. } = &self.work.team;
         let device = self.context.device();
         let id = if *me == 0 {
             let id = unique_id(&self.library, device)?;
-            bulletin.post(&Notice { id, version: self.library.version }.bytes());
+            bootstrap.post(&Notice { id, version: self.library.version }.bytes());
             id
         } else {
-            let notice = bulletin.read(*join_timeout, &|| self.work.is_over());
+            let notice = bootstrap.read(*join_timeout, &|| self.work.is_over());
             let notice = notice.and_then(|notice| Notice::read(&notice)).ok_or_else(|| Error::Device {
                 device: name(device),
                 what: "meeting the devices of this machine".to_owned(),
@@ -352,13 +352,13 @@ impl Issuer {
         self.with_comm(Comm::state)?;
         let now = self.work.now();
         let state = self.work.lock();
-        let Some((number, first)) = state.flying.first_key_value() else { return Ok(()) };
+        let Some((number, first)) = state.issued_groups.first_key_value() else { return Ok(()) };
         let (number, what, since, after) = (*number, first.what, first.since, first.after.clone());
         drop(state);
         // The time of an operation begins when the device has come to it. What comes before was given to the device by the program, and
         // nobody else can say how long it takes.
         if !after.iter().all(Mark::is_reached) {
-            if let Some(first) = self.work.lock().flying.get_mut(&number) {
+            if let Some(first) = self.work.lock().issued_groups.get_mut(&number) {
                 first.since = now;
             }
             return Ok(());

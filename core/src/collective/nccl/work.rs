@@ -45,7 +45,7 @@ pub(super) struct State {
     /// Groups that wait for their turn.
     pub(super) queue: VecDeque<Vec<(Ordered, Done<()>)>>,
     /// Groups on the device's stream, in their order.
-    pub(super) flying: BTreeMap<u64, Flying>,
+    pub(super) issued_groups: BTreeMap<u64, IssuedGroup>,
     pub(super) flown: u64,
     /// The operations of the group that was taken from the queue and is not on the stream yet.
     pub(super) issuing: Vec<Done<()>>,
@@ -62,7 +62,7 @@ pub(super) struct State {
 }
 
 /// A group, whose operations end together.
-pub(super) struct Flying {
+pub(super) struct IssuedGroup {
     pub(super) waiting: Vec<Done<()>>,
     /// Its name in errors.
     pub(super) what: &'static str,
@@ -74,14 +74,14 @@ pub(super) struct Flying {
 
 impl State {
     pub(super) fn is_busy(&self) -> bool {
-        !self.queue.is_empty() || !self.flying.is_empty() || !self.issuing.is_empty()
+        !self.queue.is_empty() || !self.issued_groups.is_empty() || !self.issuing.is_empty()
     }
 
     /// All operations that wait.
     fn take_all(&mut self) -> Vec<Done<()>> {
-        let flying = std::mem::take(&mut self.flying).into_values().flat_map(|flying| flying.waiting);
+        let issued = std::mem::take(&mut self.issued_groups).into_values().flat_map(|group| group.waiting);
         let queued = std::mem::take(&mut self.queue).into_iter().flatten().map(|(_, done)| done);
-        flying.chain(std::mem::take(&mut self.issuing)).chain(queued).collect()
+        issued.chain(std::mem::take(&mut self.issuing)).chain(queued).collect()
     }
 }
 
@@ -274,14 +274,14 @@ impl Work {
         if state.over.is_some() {
             return;
         }
-        let (landed, now) = (state.flying.remove(&number), self.now());
-        if let Some(mut next) = state.flying.first_entry() {
+        let (landed, now) = (state.issued_groups.remove(&number), self.now());
+        if let Some(mut next) = state.issued_groups.first_entry() {
             next.get_mut().since = now;
         }
         drop(state);
         self.team.moved.note(now);
         self.bell.notify_all();
-        for done in landed.into_iter().flat_map(|flying| flying.waiting) {
+        for done in landed.into_iter().flat_map(|group| group.waiting) {
             done.ok(());
         }
     }

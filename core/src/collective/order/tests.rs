@@ -251,6 +251,7 @@ fn whatever_the_order_of_arrival_every_part_is_decided_once() {
                 let (slot, ran) = match decision {
                     Decision::Run { slot, .. } => (slot, true),
                     Decision::Fail { slot, .. } => (slot, false),
+                    Decision::Part => unreachable!("the agreement decides that"),
                 };
                 let before = decided.insert(slot, ran);
                 assert!(before.is_none_or(|before| !before && !ran), "seed {seed}: {slot:?} was decided twice");
@@ -355,7 +356,7 @@ fn urgent(priority: i32) -> Claim {
 fn runs(order: &mut Order) -> Vec<u64> {
     let next = || match order.next_decision()? {
         Decision::Run { slot, .. } => Some(slot.0.key.0),
-        Decision::Fail { slot, failure } => panic!("{slot:?}: {failure:?}"),
+        other => panic!("{other:?}"),
     };
     std::iter::from_fn(next).collect()
 }
@@ -363,7 +364,7 @@ fn runs(order: &mut Order) -> Vec<u64> {
 fn failures(order: &mut Order) -> Vec<(Slot, Failure)> {
     let next = || match order.next_decision()? {
         Decision::Fail { slot, failure } => Some((slot, failure)),
-        Decision::Run { slot, .. } => panic!("{slot:?} runs"),
+        other => panic!("{other:?}"),
     };
     std::iter::from_fn(next).collect()
 }

@@ -3,12 +3,15 @@
 
 use std::sync::Arc;
 
+use super::super::residuals::SharedResidual;
 use super::super::shared::Shared;
-use crate::codec::Coding;
+use crate::codec::feedback::Start;
+use crate::codec::{Coding, Seed, Tools};
 use crate::mem::Region;
 use crate::mem::borrow::{self, Staging};
 use crate::sched::Task;
 use crate::types::LinkId;
+use crate::wire::Body;
 
 /// Encodes a contribution into memory that the task holds until its sum is decoded.
 pub(super) fn encode(
@@ -16,6 +19,7 @@ pub(super) fn encode(
     task: Task,
     from: &[Region],
     coding: Coding,
+    residual: Option<(SharedResidual, Start)>,
     link: Option<LinkId>,
     here_bytes_max: u64,
 ) {
@@ -23,30 +27,56 @@ pub(super) fn encode(
     // A server of this machine reads this memory in place. For other transports it is ordinary memory.
     let shown = link.is_some_and(|link| shared.transport.capabilities(link).zero_copy);
     let mut body = shared.wire.lease(task.bytes, shown);
-    let (codec, kernels) = (coding.codec(), shared.wire.kernels);
-    borrow::read(from, &shared.metrics.copies(), |elements| {
-        let used = codec.encode(kernels, coding.divisor, elements, &mut body);
-        assert_eq!(used, body.len(), "a body of {} has as many bytes as its header says", coding.codec);
+    let (kernels, seed, copies) = (shared.wire.kernels, Seed::of(task.part, task.round), shared.metrics.copies());
+    let sent = borrow::read(from, &copies, |elements| {
+        let codec = coding.codec();
+        let encoded = shared.wire.with_workspace(|workspace| {
+            let tools = Tools { kernels, seed, workspace };
+            match &residual {
+                None => codec.encode(tools, coding.divisor, elements, &mut body),
+                Some((residual, start)) => residual.encode(*start, &*codec, tools, coding.divisor, elements, &mut body),
+            }
+        });
+        let used = encoded.unwrap_or_else(|refusal| {
+            tracing::trace!(part = %task.part, round = task.round.0, codec = %coding.codec, %refusal, "sent plain");
+            if residual.is_none() {
+                copies.copy(elements, &mut body[..elements.len()]);
+            }
+            elements.len()
+        });
+        Body { bytes: used as u64, codec: coding.codec, refused: encoded.is_err() }
     });
     drop(using);
     // After a panic there is no machine to report to.
     let _ = shared.with_pushing(here_bytes_max, |state, now| {
         let payload = state.payloads.get_mut(task.id).expect("a task has a payload until it is released");
-        payload.set_wire(Some(Staging::new(body)));
-        state.worker.handle_coded(now, task.id, Ok(()));
+        payload.set_wire(Staging::new(body), sent.bytes);
+        state.worker.handle_encoded(now, task.id, sent);
     });
 }
 
-/// Decodes a sum into its destination.
-pub(super) fn decode(shared: &Arc<Shared>, task: Task, from: &Region, to: Vec<Region>, coding: Coding) {
+/// Decodes a sum into its destination, or copies it if the codec has refused it.
+pub(super) fn decode(
+    shared: &Arc<Shared>,
+    task: Task,
+    from: &Region,
+    to: Vec<Region>,
+    (coding, refused): (Coding, bool),
+) {
     let Some(using) = shared.use_memory() else { return };
     let (codec, kernels, copies) = (coding.codec(), shared.wire.kernels, shared.metrics.copies());
     let outcome = borrow::read(std::slice::from_ref(from), &copies, |body| {
-        borrow::fill(to, &copies, |elements| codec.decode(kernels, body, elements))
+        borrow::fill(to, &copies, |elements| match refused {
+            true => {
+                copies.copy(body, elements);
+                Ok(())
+            }
+            false => codec.decode(kernels, body, elements),
+        })
     });
     drop(using);
     shared.report(|state, now| {
-        state.payloads.get_mut(task.id).expect("a task has a payload until it is released").set_wire(None);
-        state.worker.handle_coded(now, task.id, outcome);
+        state.payloads.get_mut(task.id).expect("a task has a payload until it is released").drop_wire();
+        state.worker.handle_decoded(now, task.id, outcome);
     });
 }

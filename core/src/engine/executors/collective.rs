@@ -6,16 +6,15 @@ use std::sync::Arc;
 use super::super::metrics::Metrics;
 use super::super::shared::Shared;
 use crate::collective::{Goal, Operation};
-use crate::error::Result;
+use crate::error::Error;
 use crate::sched::Task;
-use crate::types::Done;
+use crate::types::{Done, Unmet};
 
-pub(super) fn execute(shared: &Arc<Shared>, task: Task, operation: Operation, takes: bool) {
-    let collective = shared.collective.get().expect("a pipeline with a collective stage begins with a collective");
+pub(super) fn execute(shared: &Arc<Shared>, task: Task, operation: Operation, takes: bool, team: u32) {
     let slot = operation.slot();
     let is_sum = matches!(operation.goal, Goal::AllReduce | Goal::Deliver { .. } | Goal::Reduce { .. });
     let reporter = Arc::clone(shared);
-    let done = Done::new(move |outcome: Result<f64>| {
+    let done = Done::new(move |outcome: Result<f64, Unmet>| {
         if outcome.is_ok() && is_sum {
             Metrics::add(&reporter.metrics.local_sums, 1);
             Metrics::add(&reporter.metrics.local_bytes, task.bytes);
@@ -28,6 +27,11 @@ pub(super) fn execute(shared: &Arc<Shared>, task: Task, operation: Operation, ta
             state.worker.handle_met(now, task.id, takes, outcome);
         });
     });
+    let Some(collective) = shared.company.of(team) else {
+        let what = "the workers of this machine".to_owned();
+        let why = Error::Unavailable { what, cause: "they meet again".to_owned() };
+        return done.report(Err(Unmet::NotBegun(why)));
+    };
     collective.run(operation, done);
     // The task may have been abandoned before the collective got the operation.
     if shared.look(|state| state.worker.is_abandoned(task.id, slot)) {

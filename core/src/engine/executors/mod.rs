@@ -30,13 +30,15 @@ pub(super) fn execute(shared: &Arc<Shared>, Job { task, is_last, work }: Job, he
         Work::CopyToDevice { transfer, after } => {
             copy::to_device(shared, task, transfer, &after, on_issue(shared, task, is_last));
         }
-        Work::Encode { from, coding, link } => code::encode(shared, task, &from, coding, link, here_bytes_max),
-        Work::Decode { from, to, coding } => code::decode(shared, task, &from, to, coding),
-        Work::Meet { mut operation, takes } => {
+        Work::Encode { from, coding, residual, link } => {
+            code::encode(shared, task, &from, coding, residual, link, here_bytes_max);
+        }
+        Work::Decode { from, to, coding, refused } => code::decode(shared, task, &from, to, (coding, refused)),
+        Work::Meet { mut operation, takes, team } => {
             if let Memory::Device(memory) = &mut operation.memory {
                 memory.issued = on_issue(shared, task, is_last);
             }
-            collective::execute(shared, task, operation, takes);
+            collective::execute(shared, task, operation, takes, team);
         }
     }
     None

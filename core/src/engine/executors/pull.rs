@@ -22,7 +22,7 @@ pub(super) fn execute(shared: &Arc<Shared>, task: Task, link: LinkId, exchange: 
                 Metrics::add(&reporter.metrics.pull_bytes, header.body_bytes());
                 Metrics::add(&reporter.metrics.header_bytes, header.header_bytes() as u64);
                 match header {
-                    Response::Sum(_) => Exchanged::Sum,
+                    Response::Sum(sum) => Exchanged::Sum { body: sum.body, contributors: sum.contributors },
                     Response::Value(Value { version, .. }) => Exchanged::Value(version),
                 }
             }

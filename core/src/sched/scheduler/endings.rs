@@ -60,22 +60,25 @@ impl Scheduler {
     }
 
     fn let_go_if_unwanted(&mut self, now: Time, id: TaskId) {
-        let Some(work) = self.tasks.get_mut(id.0).filter(|work| work.purpose == Purpose::Wanted) else {
+        let Some(work) = self.tasks.get(id.0).filter(|work| work.purpose == Purpose::Wanted) else {
             return;
         };
         let open = |group: &GroupId| self.groups.get(group.0).is_some_and(|group| group.fate.is_none());
         if work.spec.groups.iter().any(open) {
             return;
         }
-        work.purpose = Purpose::Unwanted;
         let (stage, since, place) = (work.stage, work.since, work.place);
-        let is_awaited = self.pipeline.meeting_after(stage, work.spec.route).is_some();
+        // Nobody who is left here has heard of it.
+        let is_over = work.is_broken_up || self.apart;
+        let is_awaited = self.meeting_after(work).is_some();
+        self.tasks.get_mut(id.0).expect("found above").purpose = Purpose::Unwanted;
         match place {
             Place::Running => self.end_early(now, id),
             // Its exchange is open and may hold its memory: only the executor of PULL can close it.
             Place::Queued(_) if stage == Stage::Pull => {}
             // The others wait for it, with what they make the sum of, for the sum, or to hear that there will be none.
-            Place::Queued(gates) if stage.is_collective() && (gates.open() || !stage.opens_collective()) => {}
+            Place::Queued(gates)
+                if stage.is_collective() && (gates.open() || !stage.opens_collective()) && !is_over => {}
             Place::Queued(_) if is_awaited && stage.follows_pull() => {}
             Place::Queued(_) => {
                 self.unqueue(id);
@@ -126,7 +129,8 @@ impl Scheduler {
                 Purpose::Explaining(failure)
             }
         };
-        let (meeting, groups) = (self.pipeline.meeting_after(work.stage, work.spec.route), work.spec.groups.clone());
+        let groups = work.spec.groups.clone();
+        let meeting = self.meeting_after(self.tasks.get(id.0).expect("found above"));
         self.enter(now, id, meeting.expect("the others wait for it"), None);
         if let Some(error) = error {
             for group in groups {
@@ -143,7 +147,7 @@ impl Scheduler {
         let work = self.tasks.get(id.0).expect("it is asked of tasks that exist");
         let (stage, duty) = (work.stage, work.spec.route.duty);
         let is_needed = match stage {
-            Stage::Reduce => self.pipeline.meeting_after(stage, work.spec.route).is_some(),
+            Stage::Reduce => self.meeting_after(work).is_some(),
             Stage::PcieReduce | Stage::AllReduce => true,
             Stage::PcieBroadcast => duty == Duty::Owner,
             Stage::Broadcast => duty != Duty::Member,

@@ -63,7 +63,8 @@ impl Scheduler {
             tries.landed = tries.landed.max(landed);
         }
         self.timers.insert((at, Timer::Repeat(id)));
-        self.enter(now, id, Stage::Push, Some(at));
+        let is_encoded_again = work.spec.route.coded && planted(self.config.defect, Defect::EncodedAgain);
+        self.enter(now, id, if is_encoded_again { Stage::Compress } else { Stage::Push }, Some(at));
     }
 
     /// Whether another task may run in `stage`.

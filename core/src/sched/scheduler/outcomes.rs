@@ -40,7 +40,7 @@ impl Scheduler {
                     self.withdraw_from(now, id, Some(&error));
                 }
                 // An operation of all ranks of the machine fails on all of them.
-                if self.pipeline.meeting_after(stage, route).is_some() && !stage.is_collective() {
+                if self.is_awaited(id) && !stage.is_collective() {
                     return self.tell(now, id, Some(error));
                 }
                 for group in self.vanish(id, false) {
@@ -54,7 +54,7 @@ impl Scheduler {
     pub(super) fn finish_unwanted(&mut self, now: Time, id: TaskId, outcome: Outcome) {
         let (stage, route) = self.whereabouts(id);
         let explains = self.failure(id).is_some();
-        let is_awaited = self.pipeline.meeting_after(stage, route).is_some();
+        let is_awaited = self.is_awaited(id);
         match outcome {
             // Its exchange is open: only the executor of PULL can close it.
             Outcome::Done if stage == Stage::Push => self.enter(now, id, Stage::Pull, None),
@@ -110,7 +110,7 @@ impl Scheduler {
         if stage == ends_credit(route) {
             self.give_credit_back(id);
         }
-        if stage == Stage::Pull && self.pipeline.meeting_after(stage, route).is_none() {
+        if stage == Stage::Pull && !self.is_awaited(id) {
             self.leave_rounds(id);
         }
     }
@@ -123,6 +123,11 @@ impl Scheduler {
             false if planted(self.config.defect, Defect::CreditLeaked) => drop(self.leave_holders(id)),
             false => self.give_credit_back(id),
         }
+    }
+
+    /// Whether other ranks of its machine wait for a task after its present stage.
+    fn is_awaited(&self, id: TaskId) -> bool {
+        self.tasks.get(id.0).is_some_and(|work| self.meeting_after(work).is_some())
     }
 
     pub(super) fn whereabouts(&self, id: TaskId) -> (Stage, Route) {

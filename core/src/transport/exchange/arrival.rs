@@ -6,6 +6,7 @@ use super::checks::{bad, check_crc, check_response};
 use crate::error::Result;
 use crate::mem::{Landing, Region, Returned};
 use crate::transport::Answer;
+use crate::types::{Defect, planted};
 use crate::wire::{self, HeaderReader, Reply, Request, Response, reject};
 
 /// An answer under way.
@@ -16,7 +17,14 @@ use crate::wire::{self, HeaderReader, Reply, Request, Response, reject};
 /// ```
 /// The transport gives it bytes by [`take`](Self::take), at most as many as it [`wants`](Self::wants). An announced sum wants none before it
 /// has its [`place`](Self::place). After the last byte the transport asks for the answer by [`finish`](Self::finish).
-pub(in crate::transport) enum Arrival {
+#[derive(Default)]
+pub struct Arrival {
+    state: State,
+    /// For the simulation.
+    defect: Option<Defect>,
+}
+
+enum State {
     /// Its header is being read.
     Header(HeaderReader),
     /// The server's error is being read.
@@ -27,20 +35,32 @@ pub(in crate::transport) enum Arrival {
     Landing { header: Response, landing: Landing, crc: u32, trailer: Vec<u8> },
 }
 
-impl Default for Arrival {
+impl Default for State {
     fn default() -> Self {
         Self::Header(HeaderReader::default())
     }
 }
 
 impl Arrival {
+    /// An announced sum whose header is known.
+    pub(in crate::transport) fn announced(header: Response) -> Self {
+        Self { state: State::Announced(header), defect: None }
+    }
+
+    /// Makes the mistake `defect`.
+    #[cfg(feature = "testing")]
+    #[must_use]
+    pub fn planted(self, defect: Option<Defect>) -> Self {
+        Self { defect, ..self }
+    }
+
     /// How many bytes it can take now. 0 if the answer is whole, or if it needs a place first.
-    pub(in crate::transport) fn wants(&self) -> usize {
-        match self {
-            Self::Header(reader) => reader.missing(),
-            Self::Reject { body, bytes } => bytes - body.len(),
-            Self::Announced(_) => 0,
-            Self::Landing { header, landing, trailer, .. } => match landing.bytes_left() {
+    pub fn wants(&self) -> usize {
+        match &self.state {
+            State::Header(reader) => reader.missing(),
+            State::Reject { body, bytes } => bytes - body.len(),
+            State::Announced(_) => 0,
+            State::Landing { header, landing, trailer, .. } => match landing.bytes_left() {
                 0 => header.trailer_bytes() - trailer.len(),
                 left => left,
             },
@@ -52,85 +72,89 @@ impl Arrival {
     /// # Errors
     /// [`Error::Protocol`](crate::Error::Protocol) if there are more bytes than it wants, or they cannot be decoded,
     /// [`Error::Incompatible`](crate::Error::Incompatible) if the server speaks another version.
-    pub(in crate::transport) fn take(&mut self, bytes: &[u8], peer: &str) -> Result<()> {
+    pub fn take(&mut self, bytes: &[u8], peer: &str) -> Result<()> {
+        if planted(self.defect, Defect::LongAnswerTaken) && self.wants() == 0 {
+            return Ok(());
+        }
         if bytes.len() > self.wants() {
-            let field = if matches!(self, Self::Reject { .. }) { "reject" } else { "sum" };
+            let field = if matches!(self.state, State::Reject { .. }) { "reject" } else { "sum" };
             return Err(bad(peer, field, "has more bytes than its header announced"));
         }
-        match self {
-            Self::Header(reader) => {
+        match &mut self.state {
+            State::Header(reader) => {
                 reader.take(bytes);
                 if reader.missing() == 0 {
-                    *self = match reader.finish(peer)?.into_reply(peer)? {
-                        Reply::Response(header) => Self::Announced(header),
+                    self.state = match reader.finish(peer)?.into_reply(peer)? {
+                        Reply::Response(header) => State::Announced(header),
                         Reply::Reject(header) => {
                             let bytes = usize::try_from(header.error_bytes).expect("at most REJECT_BYTES_MAX");
-                            Self::Reject { body: Vec::new(), bytes }
+                            State::Reject { body: Vec::new(), bytes }
                         }
                     };
                 }
             }
-            Self::Reject { body, .. } => wire::append(body, bytes),
-            Self::Announced(_) => {}
-            Self::Landing { header, landing, crc, .. } if landing.bytes_left() > 0 => {
+            State::Reject { body, .. } => wire::append(body, bytes),
+            State::Announced(_) => {}
+            State::Landing { header, landing, crc, .. } if landing.bytes_left() > 0 => {
                 landing.write(bytes);
                 if header.has_checksum() {
                     // Computed here, because the bytes are still in the cache.
                     *crc = wire::checksum(*crc, bytes);
                 }
             }
-            Self::Landing { trailer, .. } => wire::append(trailer, bytes),
+            State::Landing { trailer, .. } => wire::append(trailer, bytes),
         }
         Ok(())
     }
 
     /// Whether the header was read, and is that of a sum.
-    pub(in crate::transport) fn is_sum(&self) -> bool {
-        matches!(self, Self::Announced(_) | Self::Landing { .. })
+    pub fn is_sum(&self) -> bool {
+        matches!(self.state, State::Announced(_) | State::Landing { .. })
     }
 
     /// Whether a sum is announced that has no place yet.
-    pub(in crate::transport) fn needs_place(&self) -> bool {
-        matches!(self, Self::Announced(_))
+    pub fn needs_place(&self) -> bool {
+        matches!(self.state, State::Announced(_))
     }
 
     /// The length of an announced sum that has no place yet.
     #[cfg(any(test, feature = "testing"))]
-    pub(in crate::transport) fn announced_bytes(&self) -> Option<u64> {
-        match self {
-            Self::Announced(header) => Some(header.body_bytes()),
-            Self::Header(_) | Self::Reject { .. } | Self::Landing { .. } => None,
+    pub fn announced_bytes(&self) -> Option<u64> {
+        match &self.state {
+            State::Announced(header) => Some(header.body_bytes()),
+            State::Header(_) | State::Reject { .. } | State::Landing { .. } => None,
         }
     }
 
     /// Whether the server has begun to answer and needs no more of the contribution.
-    pub(in crate::transport) fn refuses_body(&self) -> bool {
-        match self {
-            Self::Header(_) => false,
-            Self::Reject { .. } => true,
-            Self::Announced(header) | Self::Landing { header, .. } => !header.is_early(),
+    pub fn refuses_body(&self) -> bool {
+        match &self.state {
+            State::Header(_) => false,
+            State::Announced(_) | State::Landing { .. } if planted(self.defect, Defect::EarlySumEndsPush) => true,
+            State::Reject { .. } => true,
+            State::Announced(header) | State::Landing { header, .. } => !header.is_early(),
         }
     }
 
     /// Whether an announced sum answers `push` and fits into `into`.
     pub(super) fn check(&self, push: &Request, into: &[Region], peer: &str) -> Result<()> {
-        let Self::Announced(header) = self else { return Ok(()) };
+        let State::Announced(header) = &self.state else { return Ok(()) };
         check_response(header, push, into.iter().map(Region::len).sum(), peer)
     }
 
-    /// Gives an announced sum its place, whose length was checked. `proof` proves that no thread reads there any more.
-    pub(in crate::transport) fn place(&mut self, into: Vec<Region>, proof: Returned) {
-        if let Self::Announced(header) = self {
-            let (header, landing) = (header.clone(), Landing::new(into, proof));
-            *self = Self::Landing { header, landing, crc: 0, trailer: Vec::new() };
+    /// Gives an announced sum its place, at the front of `into`, whose length was checked. `proof` proves that no thread reads there any more.
+    pub fn place(&mut self, into: Vec<Region>, proof: Returned) {
+        if let State::Announced(header) = &self.state {
+            let (header, landing) = (header.clone(), Landing::new(into, header.body_bytes(), proof));
+            self.state = State::Landing { header, landing, crc: 0, trailer: Vec::new() };
         }
     }
 
     /// Bytes of the sum that have landed.
-    pub(in crate::transport) fn landed(&self) -> u64 {
-        match self {
-            Self::Landing { header, landing, .. } => header.body_bytes() - landing.bytes_left() as u64,
-            Self::Header(_) | Self::Reject { .. } | Self::Announced(_) => 0,
+    pub fn landed(&self) -> u64 {
+        match &self.state {
+            State::Landing { header, landing, .. } => header.body_bytes() - landing.bytes_left() as u64,
+            State::Header(_) | State::Reject { .. } | State::Announced(_) => 0,
         }
     }
 
@@ -139,21 +163,23 @@ impl Arrival {
     /// # Errors
     /// [`Error::Protocol`](crate::Error::Protocol) if bytes are missing or cannot be decoded, [`Error::Checksum`](crate::Error::Checksum) if
     /// the sum is not the one that was sent.
-    pub(in crate::transport) fn finish(&self, checksum: Option<u32>, peer: &str) -> Result<Answer> {
+    pub fn finish(&self, checksum: Option<u32>, peer: &str) -> Result<Answer> {
         let early = |field: &str, missing: u64| Err(bad(peer, field, format!("lacks its last {missing} bytes")));
-        match self {
-            Self::Header(reader) => {
+        match &self.state {
+            State::Header(reader) => {
                 reader.finish(peer).and_then(|header| header.into_reply(peer)).and(early("header", self.wants() as u64))
             }
-            Self::Reject { .. } if self.wants() > 0 => early("reject", self.wants() as u64),
-            Self::Reject { body, .. } => Ok(Answer::Reject(reject::from_body(body, peer)?)),
-            Self::Announced(header) => early("sum", header.body_bytes()),
-            Self::Landing { header, landing, crc, trailer } => {
+            State::Reject { .. } if self.wants() > 0 => early("reject", self.wants() as u64),
+            State::Reject { body, .. } => Ok(Answer::Reject(reject::from_body(body, peer)?)),
+            State::Announced(header) => early("sum", header.body_bytes()),
+            State::Landing { header, landing, crc, trailer } => {
                 if landing.bytes_left() > 0 || checksum.is_none() && self.wants() > 0 {
                     return early("sum", self.wants() as u64);
                 }
                 let trailer = || trailer.as_slice().try_into().map_or(0, u32::from_le_bytes);
-                check_crc(header, checksum.unwrap_or_else(trailer), *crc, peer)?;
+                if !planted(self.defect, Defect::AnswerNotChecked) {
+                    check_crc(header, checksum.unwrap_or_else(trailer), *crc, peer)?;
+                }
                 Ok(Answer::Response(header.clone()))
             }
         }

@@ -1,10 +1,12 @@
 //! The checks of an answer, and the errors that all transports report.
 
+use crate::codec::BodyBytes;
 use crate::error::{Error, Result};
 use crate::types::CodecSpec;
 use crate::wire::{About, Reject, Request, Response, Target, reject};
 
-/// Checks that `response` is the answer to `push` and has `landing_bytes` bytes.
+/// Checks that `response` is the answer to `push` and fits into `landing_bytes` bytes: it has as many, or fewer if its codec makes bodies of any
+/// length.
 ///
 /// # Errors
 /// [`Error::Protocol`] naming the field that is wrong.
@@ -27,17 +29,17 @@ pub(in crate::transport) fn check_response(
         return bad("part or round", format!("is {} instead of {}", name(got), name(due)));
     }
     if let (Response::Sum(sum), Request::Contribute(push)) = (response, push) {
-        // The sum has the codec of the contribution. A worker that contributed no elements gets them plain.
+        // The sum has the codec of the contribution, or the codec refused it. A worker that contributed no elements gets them plain.
         let codec = push.body().map_or(CodecSpec::PLAIN, |body| body.codec);
         if sum.body.codec != codec {
             return bad("encoding", format!("is {} instead of {codec}", sum.body.codec));
         }
     }
-    if response.body_bytes() != landing_bytes as u64 {
-        let problem = format!("is {}, but the worker expects {landing_bytes} bytes", response.body_bytes());
-        return bad("length", problem);
-    }
-    Ok(())
+    let due = match response {
+        Response::Sum(sum) if sum.body.encoding().varies() => BodyBytes::AtMost(landing_bytes as u64),
+        Response::Sum(_) | Response::Value(_) => BodyBytes::Exact(landing_bytes as u64),
+    };
+    due.check(response.body_bytes()).or_else(|malformed| bad("length", malformed.to_string()))
 }
 
 /// The error for a message of `peer` whose `field` is wrong.
@@ -47,7 +49,7 @@ pub(in crate::transport) fn bad(peer: &str, field: &str, problem: impl Into<Stri
 
 /// Whether the worker closes the link of a server whose answer failed with `error`. It keeps the link if bytes were damaged on the way, or if
 /// the server gave the exchange up.
-pub(in crate::transport) fn costs_the_link(error: &Error) -> bool {
+pub fn costs_the_link(error: &Error) -> bool {
     !matches!(error, Error::Checksum { .. } | Error::Unavailable { .. })
 }
 
@@ -64,14 +66,24 @@ pub(in crate::transport) fn check_crc(response: &Response, sent: u32, got: u32, 
 }
 
 /// A reject as it is sent: its header, and the error that follows it.
-pub(in crate::transport) fn reject_of(about: About, error: &Error) -> (Reject, Vec<u8>) {
+pub fn reject_of(about: About, error: &Error) -> (Reject, Vec<u8>) {
     let body = reject::to_body(error);
     (Reject { about, error_bytes: body.len() as u64 }, body)
 }
 
 /// The error of a worker whose answer began and did not end.
-pub(in crate::transport) fn broken_off() -> Error {
+pub fn broken_off() -> Error {
     Error::Unavailable { what: "the sum".to_owned(), cause: "the server broke off sending it".to_owned() }
+}
+
+/// The error of the exchanges on a link that ended for this reason. They broke no rule themselves, so they can be repeated on another link.
+pub fn of_the_link(reason: &Error, peer: &str) -> Error {
+    match reason {
+        Error::Protocol { .. } => {
+            Error::Unavailable { what: peer.to_owned(), cause: format!("its link was closed: {reason}") }
+        }
+        other => other.clone(),
+    }
 }
 
 /// The error of a caller that pulls an exchange which has ended or was never pushed.

@@ -2,6 +2,7 @@
 
 use super::checks::{bad, broken_off};
 use crate::error::{Error, Result};
+use crate::types::{Defect, planted};
 use crate::wire::{Reply, Request};
 
 /// One exchange, from its header to the end of its answer.
@@ -15,11 +16,13 @@ use crate::wire::{Reply, Request};
 /// sum that was begun, so the exchange breaks off then. If a command fails, the transport tears the exchange with the error as the reason. If
 /// bytes of the peer are wrong, the transport closes the peer's link.
 #[derive(Debug)]
-pub(in crate::transport) struct ServerExchange {
+pub struct ServerExchange {
     body: Body,
     /// Bytes of the body that did not come yet. `u64::MAX` if nobody knows how many there are.
     body_left: u64,
     answer: Answer,
+    /// For the simulation.
+    defect: Option<Defect>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -45,14 +48,21 @@ enum Answer {
 
 impl ServerExchange {
     /// An exchange that begins with `header`. A body without bytes is wanted, because there is nothing to decide.
-    pub(in crate::transport) fn new(header: &Request) -> Self {
+    pub fn new(header: &Request) -> Self {
         let body_left = if let Request::Unknown(_) = header { u64::MAX } else { header.body_bytes() };
         let body = if body_left == 0 { Body::Wanted } else { Body::Offered };
-        Self { body, body_left, answer: Answer::Open }
+        Self { body, body_left, answer: Answer::Open, defect: None }
+    }
+
+    /// Makes the mistake `defect`.
+    #[cfg(feature = "testing")]
+    #[must_use]
+    pub fn planted(self, defect: Option<Defect>) -> Self {
+        Self { defect, ..self }
     }
 
     /// The body is wanted. Returns whether that is new.
-    pub(in crate::transport) fn accept(&mut self) -> bool {
+    pub fn accept(&mut self) -> bool {
         let is_new = self.body == Body::Offered;
         if is_new {
             self.body = Body::Wanted;
@@ -61,17 +71,17 @@ impl ServerExchange {
     }
 
     /// Whether bytes of the body are passed on.
-    pub(in crate::transport) fn wants_body(&self) -> bool {
+    pub fn wants_body(&self) -> bool {
         self.body == Body::Wanted
     }
 
     /// Whether the server does not want the rest of the body.
-    pub(in crate::transport) fn refuses_body(&self) -> bool {
+    pub fn refuses_body(&self) -> bool {
         self.body == Body::Refused
     }
 
     /// Bytes of the body that did not come yet.
-    pub(in crate::transport) fn body_left(&self) -> u64 {
+    pub fn body_left(&self) -> u64 {
         self.body_left
     }
 
@@ -79,8 +89,9 @@ impl ServerExchange {
     ///
     /// # Errors
     /// [`Error::Protocol`] if the header announced fewer.
-    pub(in crate::transport) fn received(&mut self, bytes: usize, peer: &str) -> Result<()> {
+    pub fn received(&mut self, bytes: usize, peer: &str) -> Result<()> {
         let left = self.body_left.checked_sub(bytes as u64);
+        let left = left.or(if planted(self.defect, Defect::LongBodyTaken) { Some(0) } else { None });
         self.body_left = left.ok_or_else(|| bad(peer, "body", "has more bytes than its header announced"))?;
         Ok(())
     }
@@ -89,7 +100,7 @@ impl ServerExchange {
     ///
     /// # Errors
     /// [`Error::Protocol`] if the header announced more.
-    pub(in crate::transport) fn body_ended(&self, peer: &str) -> Result<()> {
+    pub fn body_ended(&self, peer: &str) -> Result<()> {
         if self.body_left == 0 {
             return Ok(());
         }
@@ -97,12 +108,12 @@ impl ServerExchange {
     }
 
     /// Whether the answer was begun.
-    pub(in crate::transport) fn is_answering(&self) -> bool {
+    pub fn is_answering(&self) -> bool {
         self.answer != Answer::Open
     }
 
     /// Whether all of the answer was given.
-    pub(in crate::transport) fn is_complete(&self) -> bool {
+    pub fn is_complete(&self) -> bool {
         self.answer == Answer::Complete
     }
 
@@ -110,13 +121,13 @@ impl ServerExchange {
     ///
     /// # Errors
     /// The reason to tear the exchange: a reject of a sum that was begun, or [`Error::Internal`] if it was answered before.
-    pub(in crate::transport) fn answer(&mut self, reply: &Reply) -> Result<()> {
+    pub fn answer(&mut self, reply: &Reply) -> Result<()> {
         match (self.answer, reply) {
             (Answer::Open, _) => {}
             (Answer::Begun { .. }, Reply::Reject(_)) => return Err(broken_off()),
             (Answer::Begun { .. }, Reply::Response(_)) | (Answer::Complete, _) => return Err(out_of_turn()),
         }
-        if !reply.is_early() {
+        if !reply.is_early() && !planted(self.defect, Defect::BodyNotRefused) {
             self.body = Body::Refused;
         }
         let trailer_bytes = match reply {
@@ -131,7 +142,7 @@ impl ServerExchange {
     ///
     /// # Errors
     /// [`Error::Internal`] if no answer was begun, or it has fewer bytes.
-    pub(in crate::transport) fn block(&mut self, bytes: usize) -> Result<bool> {
+    pub fn block(&mut self, bytes: usize) -> Result<bool> {
         let Answer::Begun { left, .. } = &mut self.answer else { return Err(out_of_turn()) };
         *left = left.checked_sub(bytes as u64).ok_or_else(out_of_turn)?;
         Ok(*left == 0)
@@ -141,7 +152,7 @@ impl ServerExchange {
     ///
     /// # Errors
     /// [`Error::Internal`] if no answer was begun, or it has more bytes.
-    pub(in crate::transport) fn end(&mut self) -> Result<usize> {
+    pub fn end(&mut self) -> Result<usize> {
         let Answer::Begun { left: 0, trailer_bytes } = self.answer else { return Err(out_of_turn()) };
         self.answer = Answer::Complete;
         Ok(trailer_bytes)

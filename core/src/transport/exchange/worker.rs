@@ -4,7 +4,7 @@ use super::arrival::Arrival;
 use crate::error::{Error, Result};
 use crate::mem::{Region, Returned};
 use crate::transport::{Answer, Torn};
-use crate::types::Done;
+use crate::types::{Defect, Done, planted};
 use crate::wire::Request;
 
 /// One exchange, from its push to its reports. The bytes of its answer are in an [`Arrival`], so that they can land while another thread
@@ -20,20 +20,22 @@ use crate::wire::Request;
 /// So the transport tries [`place`](Self::place) again after `returned`, after `pull`, and after a header was read. After `returned`, `pull`
 /// and `end` it asks whether the exchange [`is_over`](Self::is_over). Then it forgets the exchange and calls [`report`](Self::report), which
 /// calls back.
-pub(in crate::transport) struct WorkerExchange {
+pub struct WorkerExchange {
     push: Request,
     /// Present until the push has reported.
     pushing: Option<Done<()>>,
     memory: Memory,
     pulling: Option<Pull>,
     end: Option<Result<Answer>>,
+    /// For the simulation.
+    defect: Option<Defect>,
 }
 
 /// The destination of a sum, and the caller that waits for it.
-pub(in crate::transport) struct Pull {
+pub struct Pull {
     /// Empty once the sum lands.
-    pub(in crate::transport) into: Vec<Region>,
-    pub(in crate::transport) done: Done<Answer, Torn>,
+    pub into: Vec<Region>,
+    pub done: Done<Answer, Torn>,
 }
 
 enum Memory {
@@ -47,43 +49,50 @@ enum Memory {
 
 impl WorkerExchange {
     /// An exchange whose contribution is lent to the transport.
-    pub(in crate::transport) fn new(push: Request, done: Done<()>) -> Self {
-        Self { push, pushing: Some(done), memory: Memory::Lent, pulling: None, end: None }
+    pub fn new(push: Request, done: Done<()>) -> Self {
+        Self { push, pushing: Some(done), memory: Memory::Lent, pulling: None, end: None, defect: None }
+    }
+
+    /// Makes the mistake `defect`.
+    #[cfg(feature = "testing")]
+    #[must_use]
+    pub fn planted(self, defect: Option<Defect>) -> Self {
+        Self { defect, ..self }
     }
 
     /// The header of the contribution.
-    pub(in crate::transport) fn push(&self) -> &Request {
+    pub fn push(&self) -> &Request {
         &self.push
     }
 
     /// Whether a part of the contribution was not handed over yet.
-    pub(in crate::transport) fn is_pushing(&self) -> bool {
+    pub fn is_pushing(&self) -> bool {
         self.pushing.is_some() && self.end.is_none()
     }
 
     /// The contribution was handed over, or the server needs no more of it. Returns the token that reports it, the first time.
     #[must_use]
-    pub(in crate::transport) fn handed_over(&mut self) -> Option<Done<()>> {
+    pub fn handed_over(&mut self) -> Option<Done<()>> {
         self.pushing.take_if(|_| !matches!(self.end, Some(Err(_))))
     }
 
     /// Whether the transport may refer to the contribution's memory.
-    pub(in crate::transport) fn is_lent(&self) -> bool {
+    pub fn is_lent(&self) -> bool {
         matches!(self.memory, Memory::Lent)
     }
 
     /// The last reference to the contribution's memory was dropped.
-    pub(in crate::transport) fn returned(&mut self, proof: Returned) {
+    pub fn returned(&mut self, proof: Returned) {
         self.memory = Memory::Back(proof);
     }
 
     /// Whether the answer is awaited.
-    pub(in crate::transport) fn is_pulled(&self) -> bool {
+    pub fn is_pulled(&self) -> bool {
         self.pulling.is_some()
     }
 
     /// The answer is awaited from now on. An exchange is pulled once.
-    pub(in crate::transport) fn pull(&mut self, pull: Pull) {
+    pub fn pull(&mut self, pull: Pull) {
         self.pulling = Some(pull);
     }
 
@@ -91,10 +100,16 @@ impl WorkerExchange {
     ///
     /// # Errors
     /// [`Error::Protocol`] if the sum does not answer the push.
-    pub(in crate::transport) fn place(&mut self, arrival: &mut Arrival, peer: &str) -> Result<bool> {
+    pub fn place(&mut self, arrival: &mut Arrival, peer: &str) -> Result<bool> {
         let Some(pull) = &mut self.pulling else { return Ok(false) };
         if arrival.needs_place() {
-            arrival.check(&self.push, &pull.into, peer)?;
+            if !planted(self.defect, Defect::AnswerOfAnother) {
+                arrival.check(&self.push, &pull.into, peer)?;
+            }
+            #[cfg(feature = "testing")]
+            if planted(self.defect, Defect::PlacedWhileLent) && matches!(self.memory, Memory::Lent) {
+                self.memory = Memory::Back(Returned::untrue());
+            }
             match std::mem::replace(&mut self.memory, Memory::Landing) {
                 Memory::Back(proof) => arrival.place(std::mem::take(&mut pull.into), proof),
                 other => self.memory = other,
@@ -104,14 +119,18 @@ impl WorkerExchange {
     }
 
     /// Whether it has ended.
-    pub(in crate::transport) fn has_ended(&self) -> bool {
+    pub fn has_ended(&self) -> bool {
         self.end.is_some()
     }
 
     /// Ends the exchange with this answer or error. The first end counts. Exception: a cancelled exchange that no caller waits for drops its
     /// first end, so that it is over at once.
-    pub(in crate::transport) fn end(&mut self, outcome: Result<Answer>) {
+    pub fn end(&mut self, outcome: Result<Answer>) {
         let is_given_up = matches!(outcome, Err(Error::Cancelled)) && self.pushing.is_none() && self.pulling.is_none();
+        let outcome = match outcome {
+            Ok(Answer::Reject(error)) if planted(self.defect, Defect::RejectTakenForLoss) => Err(error),
+            outcome => outcome,
+        };
         if self.end.is_none() || is_given_up {
             self.end = Some(outcome);
         }
@@ -119,18 +138,18 @@ impl WorkerExchange {
 
     /// Whether the end can be reported: the exchange has ended, its memory is free, and a caller waits for the end. A cancelled exchange needs no
     /// caller.
-    pub(in crate::transport) fn is_over(&self) -> bool {
+    pub fn is_over(&self) -> bool {
         let is_awaited = match &self.end {
             None => false,
             Some(Ok(_)) => self.pulling.is_some(),
             Some(Err(Error::Cancelled)) => true,
             Some(Err(_)) => self.pulling.is_some() || self.pushing.is_some(),
         };
-        is_awaited && !self.is_lent()
+        is_awaited && (!self.is_lent() || planted(self.defect, Defect::EndToldWhileLent))
     }
 
     /// Reports the end of an exchange that is over. `landed` is the number of bytes of the sum that were written. Calls back.
-    pub(in crate::transport) fn report(self, landed: u64) {
+    pub fn report(self, landed: u64) {
         let end = self.end.expect("only what is over is reported");
         if let Some(done) = self.pushing {
             // The answer came before the whole contribution was handed over, so the rest is not needed.

@@ -284,6 +284,26 @@ fn garbage_on_a_stream_costs_only_its_own_link() {
 }
 
 #[test]
+fn a_server_that_breaks_the_protocol_costs_other_exchanges_a_repeat() {
+    let (server, worker) = connected(&Loopback::new());
+    let (mut memory, mut beside) = (contract::pattern(400, 1), contract::pattern(400, 2));
+    let sent_beside = worker.push(ExchangeId(2), &mut beside);
+    let sum_beside = worker.pull(ExchangeId(2), &mut beside);
+    server.land();
+    assert_eq!(sent_beside.soon(), Ok(()));
+    let sent = worker.push(ExchangeId(1), &mut memory);
+    let sum = worker.pull(ExchangeId(1), &mut memory);
+    let (exchange, _) = server.land();
+    server.answer((exchange, server.pool.lease(404)));
+    assert_eq!(sent.soon(), Ok(()));
+    let torn = sum.soon().expect_err("404 bytes do not fit");
+    assert!(matches!(torn.error, Error::Protocol { .. }), "{torn:?}");
+    let torn = sum_beside.soon().expect_err("its link was closed");
+    assert!(torn.error.retryable(), "{torn:?}");
+    assert!(matches!(worker.lost.soon().1, Error::Protocol { .. }));
+}
+
+#[test]
 fn a_server_that_falls_silent_tears_what_is_under_way() {
     let world = Loopback::new();
     let credentials = world.credentials(Role::Server);

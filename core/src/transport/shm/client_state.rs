@@ -27,7 +27,7 @@ use super::poller::{Poller, Side};
 use crate::error::{Error, Result};
 use crate::identity::{Credentials, PeerIdentity};
 use crate::mem::{Copies, Loan};
-use crate::transport::exchange::{Pull, WorkerExchange, broken_off, link_gone, unknown_exchange};
+use crate::transport::exchange::{Pull, WorkerExchange, broken_off, link_gone, of_the_link, unknown_exchange};
 use crate::transport::{LinkLost, Peer, Push};
 use crate::types::{Done, ExchangeId, LinkId, Role};
 
@@ -251,13 +251,7 @@ impl ClientState {
         let removed = self.tables.lock().disconnect(id);
         let Some((entry, exchanges)) = removed else { return };
         self.poller().events.forget(&entry.link);
-        let error = match reason {
-            Error::Protocol { .. } => Error::Unavailable {
-                what: entry.link.peer.to_string(),
-                cause: format!("its link was closed: {reason}"),
-            },
-            other => other.clone(),
-        };
+        let error = of_the_link(reason, &entry.link.peer);
         for exchange in exchanges {
             self.lose(&entry, exchange, error.clone());
         }

@@ -3,9 +3,8 @@
 use super::{Forming, Health, Join, MemberStatus, Names, Progress, Stall, Status};
 use crate::error::Result;
 use crate::types::{
-    Address, CodecSpec, DType, Encoding, Epoch, Incarnation, MachineId, Member, NodeId, PartId, PartLayout,
-    Participants, Phase, Piece, Process, Role, Scheme, ServerId, Span, TensorKey, TensorKind, TensorSpec, View, Wiring,
-    WorkerId, WorkerSet,
+    Address, CodecSpec, DType, Epoch, Incarnation, MachineId, Member, NodeId, PartId, PartLayout, Participants, Phase,
+    Piece, Process, Role, Scheme, ServerId, Span, TensorKey, TensorKind, TensorSpec, View, Wiring, WorkerId, WorkerSet,
 };
 use crate::wire::codec::{Reader, Writer};
 use crate::wire::limits::{
@@ -205,16 +204,15 @@ mod kind_code {
 
 impl Field for CodecSpec {
     fn write(&self, writer: &mut Writer) {
-        writer.u8(self.encoding() as u8);
+        writer.u8(self.code());
         writer.list(self.parameters(), |writer, parameter| writer.u32(*parameter));
     }
 
     fn read(reader: &mut Reader<'_>) -> Result<Self> {
         let code = reader.u8("codec")?;
-        let encoding = Encoding::from_code(code).ok_or_else(|| reader.bad("codec", format!("is {code}")))?;
         let parameters =
             reader.list(Self::PARAMETERS_MAX, "codec parameters", |reader| reader.u32("codec parameter"))?;
-        Self::with_parameters(encoding, &parameters).map_err(|error| reader.bad("codec", error.to_string()))
+        Self::from_wire(code, &parameters).map_err(|error| reader.bad("codec", error.to_string()))
     }
 }
 

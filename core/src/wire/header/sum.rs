@@ -1,6 +1,7 @@
 //! The headers of the dense sum: contributions, withdrawals and sums.
 
 use super::about::{About, Service};
+use crate::codec::{self, Malformed};
 use crate::types::{CodecSpec, DType, Epoch, Op, PartId, Participants, Round, WorkerSet};
 
 /// Which sum an exchange is about.
@@ -61,8 +62,10 @@ pub enum Contribution {
 pub struct Body {
     /// The number of bytes.
     pub bytes: u64,
-    /// Their encoding.
+    /// The codec of the part in this reduction, the same in all contributions and in the sum.
     pub codec: CodecSpec,
+    /// Whether the codec has refused the elements. Then the bytes are the elements in their own type.
+    pub refused: bool,
 }
 
 /// A worker will not contribute to a round. An encoded error with the reason follows.
@@ -137,7 +140,23 @@ impl Contribute {
 impl Body {
     /// Elements in the part's own type.
     pub const fn plain(bytes: u64) -> Self {
-        Self { bytes, codec: CodecSpec::PLAIN }
+        Self { bytes, codec: CodecSpec::PLAIN, refused: false }
+    }
+
+    /// What makes its bytes of elements: the codec, unless it has refused them.
+    pub fn encoding(&self) -> CodecSpec {
+        if self.refused { CodecSpec::PLAIN } else { self.codec }
+    }
+
+    /// Whether such a body of a part of `part_bytes` bytes of `dtype` can have its number of bytes.
+    ///
+    /// # Errors
+    /// [`Malformed`] with both numbers.
+    ///
+    /// # Panics
+    /// If the codec does not encode that type.
+    pub fn check(&self, dtype: DType, part_bytes: u64) -> Result<(), Malformed> {
+        codec::body_bytes(self.encoding(), dtype, part_bytes).check(self.bytes)
     }
 }
 

@@ -84,5 +84,9 @@ fn reduce(world: &mut World, name: &str) {
 fn finish(world: &mut World, task: TaskId) {
     world.worker.handle_pushed(world.now, task, Ok(()));
     world.worker.take(world.now, Stage::Pull).expect("its turn");
-    world.worker.handle_pulled(world.now, task, Exchanged::Sum);
+    world.worker.handle_pulled(
+        world.now,
+        task,
+        Exchanged::Sum { body: Body::plain(0), contributors: Contributors::Due },
+    );
 }

@@ -31,7 +31,11 @@ fn a_call_whose_server_is_reached_in_time_waits_for_the_other_workers_as_long_as
     job.pass(SECOND * 2);
     let task = job.push();
     job.pass(STEP);
-    job.world.worker.handle_pulled(job.world.now, task, Exchanged::Sum);
+    job.world.worker.handle_pulled(
+        job.world.now,
+        task,
+        Exchanged::Sum { body: Body::plain(0), contributors: Contributors::Due },
+    );
     assert!(job.world.commands().contains(&resolved(id, Ok(()))));
 }
 

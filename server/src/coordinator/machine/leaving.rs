@@ -1,7 +1,8 @@
-//! A member says that it leaves, or that it gives up.
+//! A member leaves, gives up, or is lost, and the others go on.
 
 use gradlane_core::error::Error;
-use gradlane_core::types::{LinkId, Role, Time};
+use gradlane_core::types::{LinkId, Role, Time, WorkerId, WorkerSet};
+use gradlane_core::wire::Frame;
 
 use super::Coordinator;
 use crate::coordinator::roster::{Change, Identity, Line};
@@ -40,5 +41,22 @@ impl Coordinator {
                 self.roster.seat_mut(identity).expect("seats stay after the end").knows_end = true;
             }
         }
+    }
+
+    /// Goes on without these members, under a new view. Waiting barriers go on with the remaining workers.
+    pub(super) fn go_on(&mut self, now: Time, without: &[Identity]) {
+        for identity in without {
+            self.roster.apply(Change::Remove(*identity));
+        }
+        if self.roster.all_workers_left() {
+            return self.end(now, Ok(()));
+        }
+        self.epoch.number += 1;
+        let view = self.view();
+        let workers: WorkerSet = view.workers().map(|member| WorkerId(member.index)).collect();
+        self.broadcast(&Frame::View(view));
+        let answers = self.barriers.set_due(workers);
+        self.answer(answers);
+        self.end_names_without_lost(now);
     }
 }

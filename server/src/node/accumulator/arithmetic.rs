@@ -1,6 +1,9 @@
 //! Adds bytes of contributions to a sum, and encodes the sum for its answer: by element, by bit, or with a codec.
 
-use gradlane_core::codec::{self, Codec, Malformed};
+use std::ops::Range;
+
+use gradlane_core::codec::feedback::Residual;
+use gradlane_core::codec::{self, AnyCodec, Malformed, Seed, Tools, Workspace};
 use gradlane_core::mem::{Lease, Pool};
 use gradlane_core::reduce::Kernels;
 use gradlane_core::types::{DType, Op};
@@ -15,7 +18,9 @@ pub(super) struct Arithmetic {
     kernels: Kernels,
     op: Op,
     dtype: DType,
-    codec: Option<Box<dyn Codec>>,
+    codec: Option<AnyCodec>,
+    /// Of the part in this round.
+    seed: Seed,
     /// Bytes of a body.
     bytes: u64,
     /// Bytes of a unit in a body, and in the sum.
@@ -29,12 +34,8 @@ impl Arithmetic {
     ///
     /// # Panics
     /// If the encoding is none of the element type.
-    pub(super) fn of(kernels: Kernels, spec: &SumSpec) -> Self {
-        Self::with(kernels, spec, codec::of(spec.codec, spec.dtype))
-    }
-
-    /// The arithmetic of a sum with bodies of this codec.
-    pub(super) fn with(kernels: Kernels, spec: &SumSpec, codec: Option<Box<dyn Codec>>) -> Self {
+    pub(super) fn of(kernels: Kernels, spec: &SumSpec, seed: Seed) -> Self {
+        let codec = codec::of(spec.codec, spec.dtype);
         let len = spec.bytes / spec.dtype.bytes();
         let grown = spec.grown_bytes();
         let (bytes, unit) = match &codec {
@@ -44,7 +45,7 @@ impl Arithmetic {
                 (codec.body_bytes(len).max(), (unit.bytes, unit.len * DType::F32.bytes()))
             }
         };
-        Self { kernels, op: spec.op, dtype: spec.dtype, codec, bytes, unit, grown }
+        Self { kernels, op: spec.op, dtype: spec.dtype, codec, seed, bytes, unit, grown }
     }
 
     /// Bytes of a body.
@@ -55,6 +56,16 @@ impl Arithmetic {
     /// Bytes of a unit of a body.
     pub(super) fn unit_bytes(&self) -> u64 {
         self.unit.0
+    }
+
+    /// Elements of the part.
+    pub(super) fn len(&self) -> usize {
+        usize::try_from(self.grown / DType::F32.bytes()).expect("within a few times a part")
+    }
+
+    /// The element, of f32, with which the unit at this place of a body begins.
+    pub(super) fn element(&self, bytes: u64) -> usize {
+        usize::try_from(self.grown(bytes) / DType::F32.bytes()).expect("within a few times a part")
     }
 
     /// Bytes of the sum that the first `bytes` of a body make; these end with a unit.
@@ -85,8 +96,17 @@ impl Arithmetic {
         }
     }
 
-    /// Divides and rounds a block of the sum, once, to the `bytes` of its answer; in place if possible.
-    pub(super) fn finish(&self, pool: &Pool, divisor: f64, mut sum: Lease, bytes: usize) -> Lease {
+    /// Divides and rounds a block of the sum, once, to these bytes of the answer; in place if possible. With error feedback, `residual` is that
+    /// of the part.
+    pub(super) fn finish(
+        &self,
+        pool: &Pool,
+        workspace: &mut Workspace,
+        divisor: f64,
+        mut sum: Lease,
+        bytes: Range<u64>,
+        residual: Option<&mut Residual>,
+    ) -> Lease {
         let Self { kernels, op, dtype, .. } = *self;
         if let Op::Broadcast { .. } = op {
             return sum;
@@ -95,11 +115,25 @@ impl Arithmetic {
             kernels.finish_in_place(op, dtype, divisor, &mut sum);
             return sum;
         }
-        let mut answer = pool.lease(bytes);
+        let mut answer = pool.lease(usize::try_from(bytes.end - bytes.start).expect("within a part"));
         match &self.codec {
             Some(codec) => {
-                let used = codec.finish(kernels, op, divisor, &sum, &mut answer);
-                assert_eq!(used, bytes, "a block of {} is as long as those of its contributions", codec.spec());
+                let first = self.element(bytes.start);
+                let tools = Tools { kernels, seed: self.seed.from_element(first as u64), workspace };
+                let used = match residual {
+                    None => codec.finish(tools, op, divisor, &sum, &mut answer),
+                    // A residual is in units of the answer, so that it can go on where the divisor is another one.
+                    Some(residual) => {
+                        kernels.finish_in_place(op, DType::F32, divisor, &mut sum);
+                        residual.encode(&**codec, tools, 1.0, first, &sum, &mut answer)
+                    }
+                };
+                assert_eq!(
+                    used,
+                    Ok(answer.len()),
+                    "a block of {} is as long as those of its contributions",
+                    codec.spec()
+                );
             }
             None => kernels.finish(op, dtype, divisor, &sum, &mut answer),
         }

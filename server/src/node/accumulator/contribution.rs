@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use gradlane_core::mem::Lease;
 use gradlane_core::types::ExchangeId;
-use gradlane_core::wire::checksum;
+use gradlane_core::wire::{Body, checksum};
 
 use crate::node::command::{Receipt, Upload};
 
@@ -40,7 +40,7 @@ impl Contribution {
     pub(super) fn new() -> Self {
         Self {
             exchange: None,
-            upload: Upload { weight: 1.0, checksum: None, landed: 0 },
+            upload: Upload { body: Body::plain(0), weight: 1.0, checksum: None, landed: 0 },
             taken: 0,
             crc: 0,
             added: 0,
@@ -95,6 +95,10 @@ impl Contribution {
 
     pub(super) fn added(&self) -> u64 {
         self.added
+    }
+
+    pub(super) fn body(&self) -> Body {
+        self.upload.body
     }
 
     pub(super) fn weight(&self) -> f64 {

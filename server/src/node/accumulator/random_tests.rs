@@ -2,7 +2,10 @@
 //!
 //! Rank r contributes `4^r`, so that the base-4 digits of each element of the sum are the counts of the ranks.
 
+use gradlane_core::codec::Workspace;
+use gradlane_core::codec::testing::SEED;
 use gradlane_core::types::{CodecSpec, DType, Op};
+use gradlane_core::wire::Body;
 
 use super::*;
 use crate::node::command::Order;
@@ -61,7 +64,7 @@ impl Play {
         let spec = SumSpec { bytes, dtype, codec: CodecSpec::PLAIN, op: Op::Sum, senders, order, block_bytes: 24 };
         Self {
             random,
-            sum: Accumulator::new(resources, spec),
+            sum: Accumulator::new(resources, spec, SEED()),
             bytes,
             size: dtype.bytes(),
             workers: vec![Worker { whole: bytes == 0, ..Worker::default() }; WORKERS as usize],
@@ -80,11 +83,11 @@ impl Play {
             }
             if !self.published && self.workers.iter().all(|worker| worker.exchange.is_some()) {
                 self.published = true;
-                self.sum.publish(1.0);
+                self.sum.publish(1.0, None, &mut Workspace::default());
             }
             self.check()?;
         }
-        self.sum.publish(1.0);
+        self.sum.publish(1.0, None, &mut Workspace::default());
         self.sum.seal();
         self.check()?;
         if self.sum.is_complete() { Ok(()) } else { Err("is not complete".to_owned()) }
@@ -97,7 +100,7 @@ impl Play {
         let Some(exchange) = worker.exchange else {
             self.exchanges += 1;
             (worker.exchange, worker.sent) = (Some(ExchangeId(self.exchanges)), 0);
-            let upload = Upload { weight: 1.0, checksum: None, landed: worker.landed };
+            let upload = Upload { body: Body::plain(0), weight: 1.0, checksum: None, landed: worker.landed };
             let receipt = self.sum.begin(id, ExchangeId(self.exchanges), upload);
             if receipt == Some(Receipt::Lost) {
                 return Err("a byte of the sum left before a prefix had passed it".to_owned());
@@ -116,7 +119,7 @@ impl Play {
             })
             .collect();
         if run > 0 {
-            worker.whole |= self.sum.receive(id, exchange, &[chunk]) == Some(Receipt::Whole);
+            worker.whole |= self.sum.receive(id, exchange, &[chunk], &mut Workspace::default()) == Some(Receipt::Whole);
         }
         Ok(())
     }

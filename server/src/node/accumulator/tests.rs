@@ -1,9 +1,9 @@
 //! What a sum in the making does with bytes, one behaviour a test. Blocks hold 16 bytes.
 
-use std::num::NonZeroU32;
-
-use gradlane_core::codec::{BodyBytes, Codec, Malformed, Unit};
+use gradlane_core::codec::Workspace;
+use gradlane_core::codec::testing::{SEED, encoded};
 use gradlane_core::types::{CodecSpec, DType, Op};
+use gradlane_core::wire::Body;
 
 use super::*;
 use crate::node::command::Order;
@@ -67,22 +67,25 @@ mod summing {
     #[test]
     fn units_of_a_codec_may_be_cut_anywhere_and_the_last_one_may_be_shorter() {
         for chunk in 1..12 {
-            let mut sum = Growing::in_levels(16, 2);
-            let body: Vec<u8> = [[1, 1, 2, 3]; 5].into_iter().flatten().chain([1, 7]).collect();
+            let mut sum = Growing::in_blocks(40, 2);
+            let body = |scale: f32| {
+                let block = |len: usize| [&scale.to_le_bytes()[..], &[127], &vec![3; len - 1]].concat();
+                [block(32), block(8)].concat()
+            };
             for rank in 0..2 {
                 sum.begin(rank, PLAIN);
-                body.chunks(chunk).for_each(|chunk| sum.feed(rank, chunk));
+                body(1.0).chunks(chunk).for_each(|chunk| sum.feed(rank, chunk));
             }
-            let doubled: Vec<u8> = [[2, 1, 2, 3]; 5].into_iter().flatten().chain([2, 7]).collect();
-            assert_eq!(sum.finish(1.0), doubled, "chunks of {chunk} bytes");
+            assert_eq!(sum.finish(1.0), body(2.0), "chunks of {chunk} bytes");
         }
     }
 
     #[test]
     fn a_body_that_is_no_wire_form_counts_as_damaged() {
-        let mut sum = Growing::in_levels(3, 1);
+        let mut sum = Growing::in_blocks(1, 1);
         let exchange = sum.begin(0, PLAIN);
-        assert_eq!(sum.sum.receive(WorkerId(0), exchange, &[[0, 1, 2, 3]]), Some(Receipt::Damaged));
+        let negative_scale = [&(-1.0_f32).to_le_bytes()[..], &[1]].concat();
+        assert_eq!(sum.receive(0, exchange, &[negative_scale]), Some(Receipt::Damaged));
     }
 
     #[test]
@@ -140,7 +143,7 @@ mod flowing {
     #[test]
     fn a_block_is_ready_when_every_contribution_has_passed_it() {
         let mut sum = Growing::of(Op::Sum, DType::U8, 48, 2);
-        sum.sum.publish(1.0);
+        sum.publish(1.0);
         sum.whole(0, &[1; 48]);
         assert_eq!(sum.ready(), 0);
         sum.begin(1, PLAIN);
@@ -156,14 +159,14 @@ mod flowing {
         let mut sum = Growing::of(Op::Sum, DType::U8, 48, 1);
         sum.whole(0, &[1; 48]);
         assert_eq!(sum.ready(), 0);
-        sum.sum.publish(1.0);
+        sum.publish(1.0);
         assert_eq!(sum.ready(), 2);
     }
 
     #[test]
     fn the_last_block_waits_until_the_sum_is_sealed() {
         let mut sum = Growing::of(Op::Sum, DType::U8, 33, 1);
-        sum.sum.publish(1.0);
+        sum.publish(1.0);
         sum.whole(0, &[1; 33]);
         assert_eq!((sum.ready(), sum.sum.is_complete()), (2, false));
         sum.sum.seal();
@@ -174,7 +177,7 @@ mod flowing {
     #[test]
     fn a_sealed_sum_is_incomplete_while_bytes_are_missing() {
         let mut sum = Growing::of(Op::Sum, DType::U8, 33, 1);
-        sum.sum.publish(1.0);
+        sum.publish(1.0);
         sum.sum.seal();
         sum.begin(0, PLAIN);
         sum.feed(0, &[1; 32]);
@@ -212,7 +215,7 @@ mod repeating {
         let mut sum = Growing::of(Op::Sum, DType::U8, 4, 1);
         let old = sum.begin(0, PLAIN);
         sum.begin(0, PLAIN);
-        assert_eq!(sum.sum.receive(WorkerId(0), old, &[[9_u8; 4]]), None);
+        assert_eq!(sum.receive(0, old, &[[9_u8; 4]]), None);
         sum.feed(0, &[1; 4]);
         assert_eq!(sum.finish(1.0), [1; 4]);
     }
@@ -220,7 +223,7 @@ mod repeating {
     #[test]
     fn what_the_sum_has_overwritten_is_not_looked_at() {
         let mut sum = Growing::of(Op::Sum, DType::U8, 40, 2);
-        sum.sum.publish(1.0);
+        sum.publish(1.0);
         sum.whole(0, &[1; 40]);
         sum.begin(1, PLAIN);
         sum.feed(1, &[2; 20]);
@@ -237,7 +240,7 @@ mod repeating {
         sum.feed(0, &[1; 7]);
         let exchange = ExchangeId(99);
         assert_eq!(sum.sum.begin(WorkerId(0), exchange, Upload { landed: 8, ..PLAIN }), Some(Receipt::Lost));
-        assert_eq!(sum.sum.receive(WorkerId(0), exchange, &[[9_u8; 40]]), None, "and what it brings is not added");
+        assert_eq!(sum.receive(0, exchange, &[[9_u8; 40]]), None, "and what it brings is not added");
     }
 
     #[test]
@@ -245,7 +248,7 @@ mod repeating {
         let mut sum = Growing::of(Op::Sum, DType::U8, 4, 1);
         sum.whole(0, &[1; 4]);
         assert_eq!(sum.sum.begin(WorkerId(0), ExchangeId(99), PLAIN), Some(Receipt::Whole));
-        sum.sum.receive(WorkerId(0), ExchangeId(99), &[[9_u8; 4]]);
+        sum.receive(0, ExchangeId(99), &[[9_u8; 4]]);
         assert_eq!(sum.finish(1.0), [1; 4]);
     }
 }
@@ -258,8 +261,8 @@ mod checking {
         for (announced, receipt) in [(checksum(0, &[1; 5]), Receipt::Whole), (1, Receipt::Damaged)] {
             let mut sum = Growing::of(Op::Sum, DType::U8, 5, 1);
             let exchange = sum.begin(0, Upload { checksum: Some(announced), ..PLAIN });
-            assert_eq!(sum.sum.receive(WorkerId(0), exchange, &[[1_u8; 3]]), None);
-            assert_eq!(sum.sum.receive(WorkerId(0), exchange, &[[1_u8; 2]]), Some(receipt));
+            assert_eq!(sum.receive(0, exchange, &[[1_u8; 3]]), None);
+            assert_eq!(sum.receive(0, exchange, &[[1_u8; 2]]), Some(receipt));
         }
     }
 
@@ -272,7 +275,7 @@ mod checking {
         sum.feed(0, &body[..20]);
         let exchange = sum.begin(0, Upload { landed: 16, ..upload });
         let overwritten = [&[0; 16], &body[16..]].concat();
-        assert_eq!(sum.sum.receive(WorkerId(0), exchange, &[&overwritten]), Some(Receipt::Whole));
+        assert_eq!(sum.receive(0, exchange, &[&overwritten]), Some(Receipt::Whole));
     }
 }
 
@@ -302,7 +305,7 @@ mod in_rank_order {
     #[test]
     fn a_rank_follows_the_one_before_it_block_by_block() {
         let mut sum = Growing::ordered(DType::U8, 48, 2);
-        sum.sum.publish(1.0);
+        sum.publish(1.0);
         sum.whole(1, &[2; 48]);
         sum.begin(0, PLAIN);
         sum.feed(0, &[1; 17]);
@@ -329,9 +332,10 @@ struct Growing {
     pool: Pool,
     exchanges: u64,
     latest: Vec<ExchangeId>,
+    workspace: Workspace,
 }
 
-const PLAIN: Upload = Upload { weight: 1.0, checksum: None, landed: 0 };
+const PLAIN: Upload = Upload { body: Body::plain(0), weight: 1.0, checksum: None, landed: 0 };
 
 impl Growing {
     fn of(op: Op, dtype: DType, bytes: u64, senders: u32) -> Self {
@@ -347,29 +351,24 @@ impl Growing {
     }
 
     fn encoded(codec: CodecSpec, (op, dtype, bytes): (Op, DType, u64), senders: u32, order: Order) -> Self {
-        Self::made(senders, |resources, senders| {
-            Accumulator::new(resources, SumSpec { bytes, dtype, codec, op, senders, order, block_bytes: 16 })
-        })
-    }
-
-    /// A sum of f32 whose bodies [`Levels`] makes.
-    fn in_levels(len: u64, senders: u32) -> Self {
-        Self::made(senders, |resources, senders| {
-            let (dtype, codec, order) = (DType::F32, CodecSpec::F16, Order::Arrival);
-            let spec = SumSpec { bytes: 4 * len, dtype, codec, op: Op::Sum, senders, order, block_bytes: 16 };
-            let arithmetic = Arithmetic::with(resources.kernels, &spec, Some(Box::new(Levels)));
-            Accumulator::with(resources, spec, arithmetic)
-        })
-    }
-
-    fn made(senders: u32, make: impl FnOnce(SumResources, Vec<WorkerId>) -> Accumulator) -> Self {
         let pool = Pool::new();
         let resources =
             SumResources { kernels: Kernels::detect(), pool: pool.clone(), copies: Copies::default(), defect: None };
         let senders: Vec<WorkerId> = (0..senders).map(WorkerId).collect();
         let latest = vec![ExchangeId(0); senders.len()];
-        let sum = make(resources, senders);
-        Self { sum, pool, exchanges: 0, latest }
+        let spec = SumSpec { bytes, dtype, codec, op, senders, order, block_bytes: 16 };
+        Self {
+            sum: Accumulator::new(resources, spec, SEED()),
+            workspace: Workspace::default(),
+            pool,
+            exchanges: 0,
+            latest,
+        }
+    }
+
+    /// A sum of f32 in units of 32 elements and their scale.
+    fn in_blocks(len: u64, senders: u32) -> Self {
+        Self::encoded("int8:block=32".parse().unwrap(), (Op::Sum, DType::F32, 4 * len), senders, Order::Arrival)
     }
 
     fn begin(&mut self, rank: u32, upload: Upload) -> ExchangeId {
@@ -381,12 +380,20 @@ impl Growing {
     }
 
     fn feed(&mut self, rank: u32, chunk: &[u8]) {
-        self.sum.receive(WorkerId(rank), self.latest[rank as usize], &[chunk]);
+        self.receive(rank, self.latest[rank as usize], &[chunk]);
+    }
+
+    fn receive(&mut self, rank: u32, exchange: ExchangeId, chunks: &[impl AsRef<[u8]>]) -> Option<Receipt> {
+        self.sum.receive(WorkerId(rank), exchange, chunks, &mut self.workspace)
+    }
+
+    fn publish(&mut self, divisor: f64) {
+        self.sum.publish(divisor, None, &mut self.workspace);
     }
 
     fn whole(&mut self, rank: u32, body: &[u8]) {
         let exchange = self.begin(rank, PLAIN);
-        assert_eq!(self.sum.receive(WorkerId(rank), exchange, &[body]), Some(Receipt::Whole));
+        assert_eq!(self.receive(rank, exchange, &[body]), Some(Receipt::Whole));
     }
 
     fn copied(&self) -> u64 {
@@ -398,92 +405,17 @@ impl Growing {
     }
 
     fn finish(&mut self, divisor: f64) -> Vec<u8> {
-        self.sum.publish(divisor);
+        self.publish(divisor);
         self.sum.seal();
         assert!(self.sum.is_complete());
         self.sum.ready().flat_map(|block| block.to_vec()).collect()
     }
 }
 
-/// A codec of units of three elements: a byte with their scale, which is not zero, then a byte each.
-#[derive(Debug)]
-struct Levels;
-
-impl Levels {
-    fn units<'a>(body: &'a [u8], sum: &'a mut [u8]) -> impl Iterator<Item = (f32, &'a [u8], &'a mut [[u8; 4]])> {
-        let sums = sum.as_chunks_mut().0.chunks_mut(3);
-        body.chunks(4).zip(sums).map(|(unit, sums)| (f32::from(unit[0]), &unit[1..], sums))
-    }
-
-    fn fold(body: &[u8], sum: &mut [u8], keeps: bool) -> Result<(), Malformed> {
-        for (scale, levels, sums) in Self::units(body, sum) {
-            if scale == 0.0 {
-                return Err(Malformed { problem: "has a scale of zero".to_owned() });
-            }
-            for (sum, level) in sums.iter_mut().zip(levels) {
-                let before = if keeps { f32::from_le_bytes(*sum) } else { 0.0 };
-                *sum = (before + scale * f32::from(*level)).to_le_bytes();
-            }
-        }
-        Ok(())
-    }
-}
-
-impl Codec for Levels {
-    fn spec(&self) -> CodecSpec {
-        CodecSpec::F16
-    }
-
-    fn body_bytes(&self, len: u64) -> BodyBytes {
-        BodyBytes::Exact(len + len.div_ceil(3))
-    }
-
-    fn unit(&self, _len: u64) -> Unit {
-        Unit { len: 3, bytes: 4 }
-    }
-
-    fn divisor(&self, _op: Op, _ranks: NonZeroU32) -> f64 {
-        1.0
-    }
-
-    fn encode(&self, _: Kernels, _: f64, _elements: &[u8], _body: &mut [u8]) -> usize {
-        unreachable!("a server encodes no elements")
-    }
-
-    fn decode(&self, _: Kernels, _body: &[u8], _elements: &mut [u8]) -> Result<(), Malformed> {
-        unreachable!("a server decodes no elements")
-    }
-
-    fn start(&self, _: Kernels, _: Op, _weight: f64, body: &[u8], sum: &mut [u8]) -> Result<(), Malformed> {
-        Self::fold(body, sum, false)
-    }
-
-    fn add(&self, _: Kernels, _: Op, _weight: f64, body: &[u8], sum: &mut [u8]) -> Result<(), Malformed> {
-        Self::fold(body, sum, true)
-    }
-
-    /// For sums whose scale is that of two contributions.
-    fn finish(&self, _: Kernels, _: Op, _divisor: f64, sum: &[u8], body: &mut [u8]) -> usize {
-        for (unit, sums) in body.chunks_mut(4).zip(sum.as_chunks().0.chunks(3)) {
-            let sums = sums.iter().map(|sum| f32::from_le_bytes(*sum));
-            // The scale that leaves whole numbers below 8 for the numbers of these tests.
-            let scale = (2..6)
-                .step_by(2)
-                .find(|scale| sums.clone().all(|sum| sum / *scale as f32 % 1.0 == 0.0 && sum / *scale as f32 <= 7.0));
-            let scale = scale.expect("small even numbers");
-            unit[0] = scale as u8;
-            unit[1..].iter_mut().zip(sums).for_each(|(level, sum)| *level = (sum / scale as f32) as u8);
-        }
-        body.len()
-    }
-}
-
 /// A number in the wire form of a cast.
 fn narrow(codec: CodecSpec, value: f32) -> Vec<u8> {
     let codec = gradlane_core::codec::of(codec, DType::F32).expect("a cast");
-    let mut body = vec![0; 2];
-    codec.encode(Kernels::portable(), 1.0, &value.to_le_bytes(), &mut body);
-    body
+    encoded(&*codec, Kernels::portable(), 1.0, &value.to_le_bytes(), 1).unwrap()
 }
 
 fn f32s(values: &[f32]) -> Vec<u8> {

@@ -8,6 +8,7 @@ use gradlane_core::wire::{About, Body, Contribution, Contributors, Sum, Target};
 
 use super::aggregator::{Aggregator, Exchange, ExchangeState, Part, parity};
 use super::refusals::over;
+use super::residual::{Left, Residual};
 use super::round::{Open, Published, RoundState, Slot, Spec};
 use crate::node::command::{Command, SlotId, Step, Work};
 use crate::node::membership::rejection;
@@ -28,11 +29,11 @@ impl Aggregator {
         self.reach(id, worker);
     }
 
-    /// Lets the sum flow once every caller has begun, or where there is only one block, once every caller was counted.
+    /// Lets the sum flow once every caller has begun, or where it comes in one piece, once every caller was counted.
     pub(super) fn flow(&mut self, id: SlotId) {
         let slot = self.slot(id).expect("open");
         let RoundState::Open(open) = &slot.state else { unreachable!("only an open round begins to flow") };
-        let has_blocks = slot.spec.body().bytes > self.block_bytes(&slot.spec);
+        let has_blocks = !slot.spec.codec.varies() && slot.spec.body().bytes > self.block_bytes(&slot.spec);
         let may_flow = if has_blocks { slot.all_began(open) } else { slot.all_came() };
         if open.flowing.is_some() || !may_flow {
             return;
@@ -44,8 +45,9 @@ impl Aggregator {
         };
         let published = Published { divisor, contributors };
         let listeners: Vec<ExchangeId> = open.listeners.values().copied().collect();
+        let residual = self.residual_of(id, &published).map(|(residual, sum)| residual.take(&sum));
         self.open_mut(id).flowing = Some(published.clone());
-        self.step(id, Step::Publish { divisor });
+        self.step(id, Step::Publish { divisor, residual });
         for exchange in listeners {
             self.answer(id, &published, exchange);
         }
@@ -76,6 +78,9 @@ impl Aggregator {
             return;
         }
         let published = published.clone();
+        if let Some((residual, sum)) = self.residual_of(id, &published) {
+            residual.keep(sum);
+        }
         let open = self.close(id, RoundState::Published(published)).expect("it was open");
         for (worker, exchange) in open.listeners {
             self.readers.owe(worker, id, exchange);
@@ -153,7 +158,19 @@ impl Aggregator {
             self.fail(id, error.clone());
             self.retire(id);
         }
-        self.parts.remove(&part);
+        let residual = self.parts.remove(&part).map_or(0, |part| part.residual.booked);
+        if residual > 0 {
+            self.freed += residual;
+            self.step(SlotId { part, round: Round(0) }, Step::DropResidual);
+        }
+    }
+
+    /// The residual of a part whose sum `id` has error feedback, and what the sum means for it.
+    fn residual_of(&mut self, id: SlotId, published: &Published) -> Option<(&mut Residual, Left)> {
+        let Spec { codec, bytes, .. } = self.slot(id)?.spec;
+        let sum = Left { contributors: Arc::clone(&published.contributors), bytes };
+        let residual = &mut self.parts.get_mut(&id.part)?.residual;
+        codec.has_answer_feedback().then_some((residual, sum))
     }
 
     /// Sends the sum, as far as it is complete, and the rest as it becomes so.

@@ -33,6 +33,7 @@ mod keeping;
 mod opening;
 mod readers;
 mod refusals;
+mod residual;
 mod round;
 mod survivors;
 mod withdrawing;

@@ -7,10 +7,11 @@ use gradlane_core::error::{Error, Result};
 use gradlane_core::types::{
     CodecSpec, DType, Defect, ExchangeId, Machines, Op, PartId, Participants, Round, Time, WorkerId, planted,
 };
-use gradlane_core::wire::{Contribute, Contribution, Target};
+use gradlane_core::wire::{Body, Contribute, Contribution, Target};
 
 use super::aggregator::{Aggregator, Exchange, ExchangeState, Part, parity};
 use super::refusals::{gave_up, lost, no_root, over};
+use super::residual::Residual;
 use super::round::{RoundState, Slot, Spec};
 use crate::node::budget::{Budget, check_parts};
 use crate::node::command::{SlotId, Step, Upload};
@@ -221,7 +222,10 @@ impl Aggregator {
             }
         }
         slot.booked = slot.needs(&self.config);
-        self.take_memory(now, slot.booked, budget)?;
+        let residual_bytes = slot.spec.residual_bytes();
+        let before = self.parts.get(&id.part).map_or(0, |part| part.residual.booked);
+        let grows = residual_bytes.saturating_sub(before);
+        self.take_memory(now, slot.booked + grows, budget)?;
         self.watch_sums(now);
         if let RoundState::Open(_) = slot.state {
             let block_bytes = self.block_bytes(&slot.spec);
@@ -232,6 +236,7 @@ impl Aggregator {
         let latest = part.latest;
         part.ahead.retain(|_, round| Some(*round) > latest);
         part.blocked = None;
+        part.residual.booked += grows;
         part.slots[parity(id.round)] = Some(slot);
         Ok(())
     }
@@ -246,6 +251,7 @@ impl Aggregator {
             latest: None,
             ahead: BTreeMap::new(),
             blocked: None,
+            residual: Residual::default(),
             slots: [None, None],
         })
     }
@@ -306,11 +312,9 @@ impl Aggregator {
         header: &Contribute,
     ) -> Result<()> {
         let before = self.open_mut(id).uploads.get(&worker).map(|(_, upload)| *upload);
-        if let Some(before) = before
-            && before.weight.to_bits() != header.weight.to_bits()
-        {
-            let problem = format!("is {} in a repeat of a push that said {}", header.weight, before.weight);
-            return Err(Error::Protocol { peer: worker.to_string(), field: "weight".to_owned(), problem });
+        let body = header.body().unwrap_or(Body::plain(0));
+        if let Some(before) = before {
+            check_repeat(worker, header.weight, body, &before)?;
         }
         let upload = match header.contribution {
             // What is overwritten has no checksum; what was announced before still holds for all that is taken.
@@ -322,8 +326,8 @@ impl Aggregator {
                 };
                 Upload { landed, ..before }
             }
-            Contribution::First { checksum, .. } => Upload { weight: header.weight, checksum, landed: 0 },
-            Contribution::Nothing => Upload { weight: header.weight, checksum: None, landed: 0 },
+            Contribution::First { checksum, .. } => Upload { body, weight: header.weight, checksum, landed: 0 },
+            Contribution::Nothing => Upload { body, weight: header.weight, checksum: None, landed: 0 },
         };
         let open = self.open_mut(id);
         open.uploads.insert(worker, (exchange, upload));
@@ -397,8 +401,27 @@ fn check_body(worker: WorkerId, header: &Contribute, sends_body: bool) -> Result
         Some(body) if body.codec != body.codec.for_op(header.op) => {
             bad("encoding", format!("is {} of a {}", body.codec, header.op))
         }
-        Some(_) | None => Ok(()),
+        // Checked before memory is taken for it.
+        Some(body) => match body.check(header.dtype, header.part_bytes) {
+            Ok(()) => Ok(()),
+            Err(malformed) => bad("body length", malformed.to_string()),
+        },
+        None => Ok(()),
     }
+}
+
+/// Refuses a repeat of a push that says something else of the contribution than the first one.
+fn check_repeat(worker: WorkerId, weight: f64, body: Body, before: &Upload) -> Result<()> {
+    let form = |body: Body| format!("{} bytes as {}", body.bytes, body.encoding());
+    let (field, ours, theirs) = if before.weight.to_bits() != weight.to_bits() {
+        ("weight", weight.to_string(), before.weight.to_string())
+    } else if before.body != body {
+        ("body", form(body), form(before.body))
+    } else {
+        return Ok(());
+    };
+    let problem = format!("is {ours} in a repeat of a push that said {theirs}");
+    Err(Error::Protocol { peer: worker.to_string(), field: field.to_owned(), problem })
 }
 
 /// Refuses a push of a worker whose contribution comes with another's, or that has not begun by this round.

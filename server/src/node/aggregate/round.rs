@@ -121,14 +121,17 @@ impl Slot {
     /// Bytes that the round may occupy in its present state.
     ///
     /// An open round owns the memory in which its sum grows. In rank order it also owns room for the contributions of all ranks but the
-    /// first, because each may be here whole before the ones before it have begun. All of it is booked when the round begins: rounds that
+    /// first, because each may be here whole before the ones before it have begun. Contributions that vary in length are collected before
+    /// they are added, so it owns room for all of them, each as long as it can be. All of it is booked when the round begins: rounds that
     /// wait for each other's memory half-way could stand still for ever.
     pub(super) fn needs(&self, config: &NodeConfig) -> u64 {
         match &self.state {
             RoundState::Open(_) => {
+                let callers = self.due.ranks.len() as u64;
                 let staged = match (self.spec.op, order(config)) {
+                    _ if self.spec.codec.varies() => callers,
                     (Op::Broadcast { .. }, _) | (_, Order::Arrival) => 0,
-                    (_, Order::Rank) => self.due.ranks.len().saturating_sub(1) as u64,
+                    (_, Order::Rank) => callers.saturating_sub(1),
                 };
                 self.spec.sum(&[], config.block_bytes_max, config).grown_bytes() + self.spec.body().bytes * staged
             }
@@ -191,10 +194,15 @@ impl Spec {
         self.sender.is_none_or(|sender| sender == caller)
     }
 
-    /// A contribution as it travels, and the sum.
+    /// A contribution as it travels, and the sum. If bodies vary in length, the longest that there can be.
     pub(super) fn body(&self) -> Body {
         let bytes = codec::body_bytes(self.codec, self.dtype, self.bytes).max();
-        Body { bytes, codec: self.codec }
+        Body { bytes, codec: self.codec, refused: false }
+    }
+
+    /// Bytes of the residual of its answers; 0 without error feedback. Only f32 has it.
+    pub(super) fn residual_bytes(&self) -> u64 {
+        if self.codec.has_answer_feedback() { self.bytes } else { 0 }
     }
 
     /// The sum that `callers` make of it, in blocks of `block_bytes`.

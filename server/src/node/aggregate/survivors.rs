@@ -1,6 +1,7 @@
 //! Going on after the view lost workers: what restarts, what stays, what fails.
 //!
 //! ```text
+//!   Open, and no participant is missing ─────────────► as it is
 //!   Open, nobody has the whole sum ─────────────────► Restarted: its contributions are void, the survivors send again
 //!   Open, and a survivor will not send again ───────► Failed, with that survivor's reason
 //!   Published, some may have the whole sum ─────────► as it is: the others must get the same bytes
@@ -42,10 +43,14 @@ impl Aggregator {
         rounds.sort_unstable();
         for round in &rounds {
             let slot = self.slot_mut(*round).expect("it is alive");
-            slot.due = membership.due_callers(&callers, slot.spec.dtype, &participants, round.round);
+            let due = membership.due_callers(&callers, slot.spec.dtype, &participants, round.round);
+            let before = std::mem::replace(&mut slot.due, due);
+            // The members of a set exchange one by one, so all of them are callers.
+            let is_whole = participants.members().is_some() && before.set == slot.due.set;
             let Spec { said_by, bytes, dtype, codec, op, .. } = slot.spec;
             slot.spec = Spec { bytes, codec, ..Spec::of(said_by, id, dtype, op, &participants, &membership.machines) };
             if let RoundState::Open(_) = slot.state
+                && !is_whole
                 && !planted(self.config.defect, Defect::RestartSkipped)
             {
                 match self.obstacle(*round) {

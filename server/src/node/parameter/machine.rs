@@ -154,6 +154,9 @@ impl Parameters {
 
     /// Parts of tensors are over. Exchanges of them that are open are rejected with `error`, and nothing is kept of them.
     pub(in crate::node) fn handle_over(&mut self, parts: RangeInclusive<PartId>, error: &Error, budget: &mut Budget) {
+        if planted(self.config.defect, Defect::EndedValueKept) {
+            return;
+        }
         let parts: Vec<PartId> = self.parts.range(parts).map(|(part, _)| *part).collect();
         for part in parts {
             self.forget_part(part, error, budget);

@@ -120,6 +120,11 @@ impl Values {
         }
     }
 
+    /// The parts of which it keeps the value.
+    pub fn parts(&self) -> impl Iterator<Item = PartId> {
+        self.parts.keys().copied()
+    }
+
     /// How many parts have a value or a body on its way.
     pub fn len(&self) -> usize {
         self.parts.len()

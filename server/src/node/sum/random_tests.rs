@@ -2,17 +2,21 @@
 //!
 //! Rank r contributes 4^r, so that the base-4 digits of a sum are the counts of the ranks: 0 lost, 1 right, 2 or 3 counted twice or
 //! thrice. Bodies arrive in pieces, sums land in pieces on top of the contributions, both break off anywhere.
+//!
+//! With a codec whose bodies vary in length, the contributions are sparse, and in every other round the last rank's is refused.
 
 use std::collections::BTreeSet;
 
 use gradlane_core::cluster::MemberEvent;
+use gradlane_core::codec;
+use gradlane_core::codec::testing::encoded;
 use gradlane_core::mem::{Copies, Pool};
 use gradlane_core::reduce::Kernels;
-use gradlane_core::types::{Defect, Epoch, LinkId, Op, Phase, Time};
-use gradlane_core::wire::{Contribute, Request, checksum};
+use gradlane_core::types::{CodecSpec, DType, Defect, Epoch, LinkId, Op, Phase, Time};
+use gradlane_core::wire::{Contribute, Contribution, Request, checksum};
 
 use super::*;
-use crate::node::aggregate::tests::{again, checked, config, header, in_epoch, in_part, node as process, sized, view};
+use crate::node::aggregate::tests::{config, header, in_epoch, in_part, node as process, sized, view};
 use crate::node::command::{Command, Work};
 use crate::node::config::NodeConfig;
 use crate::node::machine::Node;
@@ -23,11 +27,15 @@ const ROUNDS: u64 = 8;
 const ELEMENTS: usize = 10;
 const BYTES: usize = 4 * ELEMENTS;
 const EVERY_DIGIT_ONE: f32 = 21.0;
+const LAST_DIGIT_ONE: f32 = 16.0;
 
 #[test]
 fn every_sum_has_every_worker_once_and_every_exchange_one_end() {
-    for seed in 0..300 {
-        Play::new(seed, None).run().unwrap_or_else(|violation| panic!("seed {seed}: {violation}"));
+    for codec in [CodecSpec::PLAIN, topk()] {
+        for seed in 0..300 {
+            let run = Play::new(seed, codec, None).run();
+            run.unwrap_or_else(|violation| panic!("seed {seed} of {codec}: {violation}"));
+        }
     }
 }
 
@@ -45,7 +53,8 @@ fn every_planted_defect_shows_as_what_it_is() {
         (Defect::MissingWaiterLost, "waits for a sum that exists"),
         (Defect::DivisorWrong, "is 42 instead of 21"),
     ] {
-        let shows = |seed| Play::new(seed, Some(defect)).run().is_err_and(|found| found.contains(violation));
+        let shows =
+            |seed| Play::new(seed, CodecSpec::PLAIN, Some(defect)).run().is_err_and(|found| found.contains(violation));
         assert!((0..300).any(shows), "{defect:?}");
     }
 }
@@ -61,6 +70,7 @@ struct Play {
     now: Time,
     number: u32,
     op: Op,
+    codec: CodecSpec,
     workers: Vec<Worker>,
     sealed: BTreeSet<SlotId>,
     /// Receipts that the node has not heard of.
@@ -78,8 +88,10 @@ struct Worker {
 
 struct Place {
     round: u64,
-    /// The contribution, and where the sum lands.
+    /// The contribution, at the front, and where the sum lands.
     memory: Vec<u8>,
+    /// The form of the contribution.
+    body: Body,
     /// So many of its bytes are overwritten.
     landed: usize,
     /// What it listens to.
@@ -99,16 +111,17 @@ struct UnderWay {
     /// Bytes of it that have arrived, and those of them that the server has looked at.
     sent: usize,
     read: usize,
-    answer: Option<Vec<u8>>,
+    /// The form of the answer, and its bytes.
+    answer: Option<(Body, Vec<u8>)>,
     ended: Option<u32>,
 }
 
 impl Play {
-    fn new(seed: u64, defect: Option<Defect>) -> Self {
+    fn new(seed: u64, codec: CodecSpec, defect: Option<Defect>) -> Self {
         let mut node = Node::new(NodeConfig {
             deterministic: seed.is_multiple_of(3),
             defect,
-            memory_bytes_max: 256,
+            memory_bytes_max: if codec.varies() { 512 } else { 256 },
             block_bytes_max: 16,
             block_bytes_min: 16,
             ..config()
@@ -118,7 +131,7 @@ impl Play {
         let resources =
             SumResources { kernels: Kernels::portable(), pool: Pool::new(), copies: Copies::default(), defect };
         let op = if seed.is_multiple_of(2) { Op::Sum } else { Op::WeightedMean };
-        let worker = |rank| Worker { number: 1, parts: (0..PARTS).map(|_| Place::new(op, rank, 0)).collect() };
+        let worker = |rank| Worker { number: 1, parts: (0..PARTS).map(|_| Place::new(op, codec, rank, 0)).collect() };
         Self {
             random: seed.wrapping_mul(0x9e37_79b9_7f4a_7c15),
             node,
@@ -126,6 +139,7 @@ impl Play {
             now: Time::ZERO,
             number: 1,
             op,
+            codec,
             workers: (0..WORKERS).map(worker).collect(),
             sealed: BTreeSet::new(),
             untold: Vec::new(),
@@ -185,17 +199,21 @@ impl Play {
         place.exchange = Some(exchange);
         let epoch = Epoch { term: 1, number: worker.number };
         let header = in_epoch(epoch, in_part(part, sized(BYTES as u64, header(place.round))));
-        let header = Contribute { op: self.op, weight: f64::from(rank + 1), ..header };
-        let header = match place.landed {
-            0 => checked(checksum(0, &place.memory), header),
-            landed => again(landed as u64, header),
+        // With a codec, the weight in a sum is what the worker divided its contribution by.
+        let weight = if self.op == Op::Sum && self.codec.varies() { 1.0 } else { f64::from(rank + 1) };
+        let header = Contribute { op: self.op, weight, ..header };
+        let sent = place.contribution().to_vec();
+        let contribution = match place.landed {
+            0 => Contribution::First { body: place.body, checksum: Some(checksum(0, &sent)) },
+            landed => Contribution::Resumed { body: place.body, landed: place.body.bytes.min(landed as u64) },
         };
+        let header = Contribute { contribution, ..header };
         let under_way = UnderWay {
             rank,
             part,
             header: header.clone(),
             stale: worker.number < self.number,
-            body: place.memory.clone(),
+            body: sent,
             slot: None,
             sent: 0,
             read: 0,
@@ -230,11 +248,11 @@ impl Play {
             self.sums.receive(slot, WorkerId(rank), exchange, &[chunk], &mut |event| events.push(event));
             return self.hear(events);
         }
-        if under_way.slot.is_some() && under_way.sent < BYTES {
-            under_way.sent = (under_way.sent + run).min(BYTES);
+        if under_way.slot.is_some() && under_way.sent < under_way.body.len() {
+            under_way.sent = (under_way.sent + run).min(under_way.body.len());
             return Ok(());
         }
-        let Some(answer) = &under_way.answer else { return Ok(()) };
+        let Some((form, answer)) = &under_way.answer else { return Ok(()) };
         // The body has arrived, though the server may not have looked at all of it: now its place may be overwritten.
         let landed = run.min(answer.len());
         if listens && landed > 0 {
@@ -242,16 +260,16 @@ impl Play {
             place.landed = place.landed.max(landed);
         }
         let Some(sent) = under_way.ended else { return Ok(()) };
-        let (answer, round) = (answer.clone(), under_way.header.target.round.0);
+        let (form, answer, round) = (*form, answer.clone(), under_way.header.target.round.0);
         if listens {
-            *place = Place::new(self.op, rank, round + 1);
+            *place = Place::new(self.op, self.codec, rank, round + 1);
         }
         self.under_way.remove(&exchange);
         self.node.handle_answered(exchange);
         if checksum(0, &answer) != sent {
             return Err("a checksum is not that of its sum".to_owned());
         }
-        check(&answer, round)
+        check(form, &answer, round)
     }
 
     /// The driver.
@@ -307,7 +325,7 @@ impl Play {
             }
             Step::Seal => drop(self.sealed.insert(slot)),
             Step::Drop => drop(self.sealed.remove(&slot)),
-            Step::Begin(_) | Step::Publish { .. } => {}
+            Step::Begin(_) | Step::Publish { .. } | Step::DropResidual => {}
         }
         Ok(())
     }
@@ -317,16 +335,17 @@ impl Play {
         for event in events {
             match event {
                 Event::Receipt { route, exchange, receipt } => self.untold.push((route, exchange, receipt)),
-                Event::Send(Outgoing::Answer { exchange, .. }) => {
+                Event::Send(Outgoing::Answer { exchange, header: Response::Sum(header) }) => {
                     if let Some(under_way) = self.under_way.get_mut(&exchange)
-                        && under_way.answer.replace(Vec::new()).is_some()
+                        && under_way.answer.replace((header.body, Vec::new())).is_some()
                     {
                         return Err("answered twice".to_owned());
                     }
                 }
                 Event::Send(Outgoing::Block { exchange, block }) => {
                     if let Some(under_way) = self.under_way.get_mut(&exchange) {
-                        under_way.answer.as_mut().ok_or("a block before its header")?.extend_from_slice(&block);
+                        let (_, bytes) = under_way.answer.as_mut().ok_or("a block before its header")?;
+                        bytes.extend_from_slice(&block);
                     }
                 }
                 Event::Send(Outgoing::End { exchange, checksum }) => {
@@ -368,12 +387,24 @@ impl Play {
 }
 
 impl Place {
-    fn new(op: Op, rank: u32, round: u64) -> Self {
+    fn new(op: Op, codec: CodecSpec, rank: u32, round: u64) -> Self {
         // A weighted mean over 1 + 2 + 3 of six times the digit over the weight is the sum of the digits.
         let factor = if op == Op::Sum { 1.0 } else { 6.0 / (rank as f32 + 1.0) };
-        let element = |at| factor * 4_f32.powi(rank as i32) * value(round, at);
-        let memory = (0..ELEMENTS).flat_map(|at| element(at).to_le_bytes()).collect();
-        Self { round, memory, landed: 0, exchange: None }
+        let refused = codec.varies() && is_dense(round) && rank == WORKERS - 1;
+        let is_there = |at| !codec.varies() || refused || is_in_all(at);
+        let element = |at| if is_there(at) { factor * 4_f32.powi(rank as i32) * value(round, at) } else { 0.0 };
+        let elements: Vec<u8> = (0..ELEMENTS).flat_map(|at| element(at).to_le_bytes()).collect();
+        let mut memory = match codec::of(codec, DType::F32) {
+            Some(made) if !refused => encoded(&*made, Kernels::portable(), 1.0, &elements, ELEMENTS as u64).unwrap(),
+            _ => elements,
+        };
+        let body = Body { bytes: memory.len() as u64, codec, refused };
+        memory.resize(BYTES, 0xee);
+        Self { round, memory, body, landed: 0, exchange: None }
+    }
+
+    fn contribution(&self) -> &[u8] {
+        &self.memory[..self.body.bytes as usize]
     }
 }
 
@@ -386,12 +417,40 @@ fn value(round: u64, at: usize) -> f32 {
     (1 + 16 * round + at as u64) as f32
 }
 
-fn check(sum: &[u8], round: u64) -> Verdict {
-    for (at, bytes) in sum.as_chunks().0.iter().enumerate() {
+/// Whether the last rank's sparse contribution is refused in this round, and has all elements.
+fn is_dense(round: u64) -> bool {
+    round % 2 == 1
+}
+
+/// Whether all ranks contribute to this element where contributions are sparse.
+fn is_in_all(at: usize) -> bool {
+    at % 4 == 1
+}
+
+fn topk() -> CodecSpec {
+    "topk:k=250000".parse().unwrap()
+}
+
+fn check(form: Body, sum: &[u8], round: u64) -> Verdict {
+    if form.bytes != sum.len() as u64 || form.check(DType::F32, BYTES as u64).is_err() {
+        return Err(format!("a sum of {} bytes instead of {}", sum.len(), form.bytes));
+    }
+    let mut elements = vec![0xee; BYTES];
+    match codec::of(form.encoding(), DType::F32) {
+        Some(made) => made.decode(Kernels::portable(), sum, &mut elements).map_err(|error| error.to_string())?,
+        None => elements.copy_from_slice(sum),
+    }
+    for (at, bytes) in elements.as_chunks().0.iter().enumerate() {
         let digits = f32::from_le_bytes(*bytes) / value(round, at);
-        if digits != EVERY_DIGIT_ONE {
-            return Err(format!("element {at} is {digits} instead of {EVERY_DIGIT_ONE}"));
+        let due = match (form.codec.varies(), is_dense(round)) {
+            (false, _) => EVERY_DIGIT_ONE,
+            (true, _) if is_in_all(at) => EVERY_DIGIT_ONE,
+            (true, true) => LAST_DIGIT_ONE,
+            (true, false) => 0.0,
+        };
+        if digits != due {
+            return Err(format!("element {at} is {digits} instead of {due}"));
         }
     }
-    if sum.len() == BYTES { Ok(()) } else { Err(format!("a sum of {} bytes instead of {BYTES}", sum.len())) }
+    Ok(())
 }

@@ -3,6 +3,7 @@
 use gradlane_core::mem::{Copies, Pool};
 use gradlane_core::reduce::Kernels;
 use gradlane_core::types::{CodecSpec, DType, Op};
+use gradlane_core::wire::Body;
 
 use super::*;
 use crate::node::aggregate::tests::{slot, sum};
@@ -11,7 +12,7 @@ use crate::node::command::{Order, SumSpec, Upload};
 #[test]
 fn all_who_listen_get_every_block_as_soon_as_it_is_complete() {
     let mut play = Play::new(&[0]);
-    play.step(Step::Publish { divisor: 1.0 });
+    play.step(Step::Publish { divisor: 1.0, residual: None });
     play.answer(0);
     play.receive(0, &[1; 20]);
     play.answer(1);
@@ -25,7 +26,7 @@ fn all_who_listen_get_every_block_as_soon_as_it_is_complete() {
 #[test]
 fn a_worker_that_asks_again_gets_the_sum_from_its_first_block_on_its_new_exchange_only() {
     let mut play = Play::new(&[0]);
-    play.step(Step::Publish { divisor: 1.0 });
+    play.step(Step::Publish { divisor: 1.0, residual: None });
     play.answer(0);
     play.receive(0, &[1; 20]);
     play.step(Step::Answer { worker: WorkerId(0), exchange: ExchangeId(7), header: sum(0) });
@@ -37,7 +38,7 @@ fn a_worker_that_asks_again_gets_the_sum_from_its_first_block_on_its_new_exchang
 fn a_sum_is_sent_again_while_it_is_kept() {
     let mut play = Play::new(&[0]);
     play.receive(0, &[1; 40]);
-    play.step(Step::Publish { divisor: 1.0 });
+    play.step(Step::Publish { divisor: 1.0, residual: None });
     play.step(Step::Seal);
     play.answer(1);
     assert_eq!(play.sent(), ["answer 1", "block 1", "block 1", "block 1", "end 1"]);
@@ -46,7 +47,7 @@ fn a_sum_is_sent_again_while_it_is_kept() {
 #[test]
 fn a_sum_that_was_lost_is_an_error_and_not_a_silence() {
     let mut play = Play::new(&[0]);
-    play.step(Step::Publish { divisor: 1.0 });
+    play.step(Step::Publish { divisor: 1.0, residual: None });
     play.answer(0);
     let mut events = Vec::new();
     play.sums.lose_all(&mut |event| events.push(event));
@@ -79,7 +80,7 @@ impl Play {
         let spec = SumSpec { bytes: 40, dtype, codec, op: Op::Sum, senders: senders.clone(), order, block_bytes: 16 };
         play.step(Step::Begin(spec));
         for worker in senders {
-            let upload = Upload { weight: 1.0, checksum: None, landed: 0 };
+            let upload = Upload { body: Body::plain(0), weight: 1.0, checksum: None, landed: 0 };
             play.step(Step::Receive { worker, exchange: ExchangeId(u64::from(worker.0)), upload });
         }
         play

@@ -1,6 +1,8 @@
 //! The requests that processes send to the node, well-formed and otherwise.
 
-use gradlane_core::types::{Access, CodecSpec, DType, Epoch, Op, PartId, Participants, Round, TensorKey, WorkerId};
+use gradlane_core::types::{
+    Access, CodecSpec, DType, Encoding, Epoch, Op, PartId, Participants, Round, TensorKey, WorkerId,
+};
 use gradlane_core::wire::{
     About, Body, Contribute, Contribution, Header, Request, Sent, Service, Target, Use, Withdraw, checksum, samples,
 };
@@ -38,6 +40,7 @@ impl World {
             0 => (DType::F16, CodecSpec::PLAIN),
             1 => (DType::F32, CodecSpec::BF16),
             2 => (DType::I32, CodecSpec::PLAIN),
+            3 => (DType::F32, CodecSpec::of(Encoding::TopK)),
             _ => (DType::F32, CodecSpec::PLAIN),
         };
         let op = match form >> 3 & 7 {
@@ -51,8 +54,13 @@ impl World {
             return;
         }
         let part_bytes = input.pick(&[256_u64, 256, 256, 64, 16, 40_000]) / dtype.bytes() * dtype.bytes();
-        let bytes = gradlane_core::codec::body_bytes(codec, dtype, part_bytes).max();
-        let body = Body { bytes, codec };
+        let codec = codec.for_op(op);
+        let longest = gradlane_core::codec::body_bytes(codec, dtype, part_bytes).max();
+        let shorter = if codec.varies() { u64::from(input.byte()) } else { 0 };
+        let refused = shorter > 127;
+        // Sometimes longer than it may be.
+        let bytes = if refused { longest } else { (longest + 8).saturating_sub(shorter).min(longest + shorter) };
+        let body = Body { bytes, codec, refused };
         let kind = input.byte();
         let who = self.links[&link];
         let contribution = match kind & 15 {

@@ -10,12 +10,14 @@
 //! | stalled, told by a withdrawal | the missing rank's own call of this round failed or was given up |
 //! | stalled for a step timeout | each missing rank was held up: see `lateness` |
 //! | a broadcast from nobody | its root was lost, and the job goes on |
-//! | a lost contribution | a worker was lost when a sum had begun to land on the contribution of another one |
+//! | a lost contribution | a worker was lost, and a sum of this round had begun to land on the contribution of the worker that the error names |
 //! | over | this worker itself was held up |
+//! | draining | a server was asked to stop |
 //! | too little memory | a server without memory refused this worker the part of the tensor |
 //! | a rank of a machine was lost | its process ended, or stood still for long |
 //! | stalled because a rank left | it left |
 //! | checksum | the network changed a contribution to this round |
+//! | protocol | a server answered something else to this worker or to one of its machine |
 //! | mismatch | the coordinator told it of this tensor |
 //! | the end of the job | the coordinator's cause, or the loss of the coordinator |
 //!
@@ -305,7 +307,11 @@ impl Witness {
                 self.is_incomplete(me.who, tensor, round, what)
             }
             Error::FailedPrecondition { what, .. } if what.contains("a sum began to land on it") => {
+                let partners = self.calls.partners_of(tensor);
+                let mut ranks = (0..).map_while(|rank| Some((rank, self.job.worker_of_rank(rank)?)));
+                let lost = ranks.find(|(rank, _)| what.contains(&format!("of {} is lost", WorkerId(*rank))));
                 self.job.losses() > 0
+                    && lost.is_some_and(|(_, who)| self.evidence.is_overwritten(who, &partners, round))
             }
             Error::InvalidArgument { what, .. } if what.contains("which does not exist") => (0..)
                 .map_while(|rank| Some((rank, self.job.worker_of_rank(rank)?)))
@@ -316,9 +322,12 @@ impl Witness {
             Error::FailedPrecondition { what, .. } if what.contains("is over") => {
                 own() || self.is_short(None, tensor) || self.why_late(me.who, now).is_some()
             }
+            Error::FailedPrecondition { what, .. } if what.contains("is draining") => self.evidence.drains,
             Error::PeerLost { member, cause, .. } => self.is_neighbour_lost(member, cause),
             Error::Stalled { missing, waited, detail, .. } => {
                 let waited_long = waited.mul_f64(DRIFT) >= timing::STEP;
+                // What the coordinator said of the round goes before the reason.
+                let detail = detail.rsplit("; ").next().unwrap_or(detail);
                 let explained = |rank: &WorkerId| {
                     self.job.worker_of_rank(rank.0).is_some_and(|who| {
                         // A server knows which machine does not come, and not which of its ranks the others there wait for.
@@ -339,6 +348,12 @@ impl Witness {
             }
             Error::Checksum { .. } => self.evidence.is_damaged(&self.calls.partners_of(tensor), round),
             Error::Fenced { .. } => self.job.shut_out.contains(&me),
+            // The ranks of a machine hear of it from the one that asked.
+            Error::Protocol { .. } => {
+                let partners = self.calls.partners_of(tensor);
+                let mut here = self.job.workers().filter(|who| *who == me.who || self.job.shares_machine(*who, me.who));
+                here.any(|who| self.evidence.is_lied_to(who, &partners, Some(round)))
+            }
             Error::InvalidArgument { .. }
             | Error::Config { .. }
             | Error::Mismatch { .. }
@@ -348,7 +363,6 @@ impl Witness {
             | Error::Auth { .. }
             | Error::CertExpired { .. }
             | Error::Token { .. }
-            | Error::Protocol { .. }
             | Error::Exhausted { .. }
             | Error::Unavailable { .. }
             | Error::FailedPrecondition { .. }
@@ -445,6 +459,10 @@ impl Witness {
     fn is_missing_explained(&self, who: Who, tensor: usize, round: u64, waited_long: bool) -> bool {
         let now = self.world;
         let given_up = self.calls.given_up_since(who, tensor, round).filter(|since| *since <= now);
+        // Its own call ends when the others have let go of its memory.
+        if self.evidence.is_lied_to(who, &self.calls.partners_of(tensor), Some(round)) {
+            return true;
+        }
         if !waited_long {
             return given_up.is_some() || self.has_unreached_server(who);
         }

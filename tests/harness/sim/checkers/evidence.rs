@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use gradlane_core::types::{TensorKey, Time};
+use gradlane_core::wire::Target;
 
 use super::Witness;
 use crate::sim::workload::timing;
@@ -30,6 +31,12 @@ pub(super) struct Evidence {
     refused: BTreeSet<(Who, TensorKey)>,
     /// Contributions that were changed on their way, by tensor and round.
     damaged: BTreeSet<(TensorKey, u64)>,
+    /// Answers that were lies: to whom, of which part's first tensor and which round.
+    lies: BTreeSet<(Who, TensorKey, u64)>,
+    /// Contributions on which some of a sum landed that never came whole.
+    overwritten: BTreeSet<(Who, TensorKey, u64)>,
+    /// Whether a server was asked to stop.
+    pub(super) drains: bool,
 }
 
 impl Witness {
@@ -63,6 +70,21 @@ impl Witness {
     /// A server without memory refused a worker a part, whose first tensor this is.
     pub(in crate::sim) fn refused(&mut self, who: Who, part: TensorKey) {
         self.evidence.refused.insert((who, part));
+    }
+
+    /// Some of a sum landed on the contribution of a worker, and no more of it came.
+    pub(in crate::sim) fn overwrites(&mut self, of: Who, part: TensorKey, round: u64) {
+        self.evidence.overwritten.insert((of, part, round));
+    }
+
+    /// A server was asked to stop.
+    pub(in crate::sim) fn drains(&mut self) {
+        self.evidence.drains = true;
+    }
+
+    /// A server lies to a worker that asked for this.
+    pub(in crate::sim) fn lied(&mut self, to: Who, Target { part, round, .. }: Target) {
+        self.evidence.lies.insert((to, part.key, round.0));
     }
 
     /// A contribution to a round of a tensor is changed on its way.
@@ -102,6 +124,19 @@ impl Evidence {
     /// Whether a server without memory refused this worker, or any, the part of these tensors.
     pub(super) fn is_refused(&self, who: Option<Who>, tensors: &BTreeSet<TensorKey>) -> bool {
         self.refused.iter().any(|(of, part)| who.is_none_or(|who| who == *of) && tensors.contains(part))
+    }
+
+    /// Whether some of a sum landed on the contribution of a worker to this round of one of these tensors.
+    pub(super) fn is_overwritten(&self, of: Who, tensors: &BTreeSet<TensorKey>, round: u64) -> bool {
+        tensors.iter().any(|tensor| self.overwritten.contains(&(of, *tensor, round)))
+    }
+
+    /// Whether a server lied to a worker about one of these tensors, in this round or in any.
+    pub(super) fn is_lied_to(&self, who: Who, tensors: &BTreeSet<TensorKey>, round: Option<u64>) -> bool {
+        let is_it = |lie: &(Who, TensorKey, u64)| {
+            lie.0 == who && tensors.contains(&lie.1) && round.is_none_or(|round| round == lie.2)
+        };
+        self.lies.iter().any(is_it)
     }
 
     /// Whether a contribution to this round of one of these tensors was changed on its way.

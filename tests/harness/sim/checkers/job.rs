@@ -200,7 +200,8 @@ impl Witness {
                     self.job.cause.get_or_insert(cause.clone());
                 }
                 Phase::Ended => self.job.ended_in_order = true,
-                _ => {}
+                Phase::Running => self.check_teams(view),
+                Phase::Forming => {}
             }
         }
         let Some(to) = self.job.speakers.get(&control).copied() else { return };
@@ -217,6 +218,19 @@ impl Witness {
             }
             Frame::Forget { key, error } => self.forgotten(*key, error),
             _ => {}
+        }
+    }
+
+    /// A job does not go on without a worker with which another one reduces on their machine.
+    fn check_teams(&mut self, view: &View) {
+        let here = |who: Who| view.workers().any(|member| self.job.nodes.get(&member.node) == Some(&who));
+        let lost = self.job.workers().filter(|who| self.job.is_lost(*who) && !here(*who));
+        let mut left = lost.flat_map(|lost| self.job.workers().map(move |who| (lost, who)));
+        let broken = left.find(|(lost, who)| {
+            lost != who && self.job.shares_machine(*lost, *who) && here(*who) && !self.job.left.contains_key(who)
+        });
+        if let Some((lost, who)) = broken {
+            self.report(Checker::Cause, format!("the job goes on without {lost}, with which {who} reduces"));
         }
     }
 
@@ -245,8 +259,15 @@ impl Witness {
         }
         self.job.shut_out(address);
         // Both lives of a process may be members, if the first one died while the job formed. They are on one machine, and reduce together.
-        let leaves_partner = self.job.is_present(address.who);
-        let goes_on = self.job.survivors && matches!(address.who, Who::Worker(_)) && !leaves_partner;
+        // So do the workers of a machine, whichever of them is lost.
+        let mut here =
+            self.job.workers().filter(|who| *who == address.who || self.job.shares_machine(*who, address.who));
+        let leaves_partner = here.any(|who| self.job.is_present(who));
+        // Nor does it go on on one machine with several workers, because these need no servers.
+        let left: Vec<Who> = self.job.workers().filter(|who| self.job.is_present(*who)).collect();
+        let is_one_machine = left.len() > 1 && left.iter().all(|who| self.job.shares_machine(*who, left[0]));
+        let is_worker = matches!(address.who, Who::Worker(_));
+        let goes_on = self.job.survivors && is_worker && !leaves_partner && !is_one_machine;
         if !goes_on || !self.job.workers().any(|who| self.job.is_present(who)) {
             self.job.fatal.get_or_insert(format!("{member} was lost"));
         }

@@ -267,10 +267,12 @@ impl Witness {
                 let is_done = |one: &OneUse| one.access == Access::Init && one.ended.is_some_and(|(_, well)| well);
                 !self.uses.uses.range(first..id).any(|(_, one)| is_done(one))
             }
+            Error::FailedPrecondition { what, .. } if what.contains("is draining") => self.evidence.drains,
             Error::FailedPrecondition { what, .. } if what.contains("memory of the server for tensors") => {
                 self.evidence.is_refused(Some(me.who), &BTreeSet::from([key]))
             }
             Error::Fenced { .. } => self.job.shut_out.contains(&me),
+            Error::Protocol { .. } => self.evidence.is_lied_to(me.who, &BTreeSet::from([key]), None),
             _ => false,
         }
     }

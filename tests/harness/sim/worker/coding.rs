@@ -1,48 +1,107 @@
 //! Wire forms: the production codecs on simulated memory, on the host and in the copies of devices.
 
-use gradlane_core::codec::Coding;
+use gradlane_core::codec::feedback::Start;
+use gradlane_core::codec::{Coding, Seed, Tools, Workspace, testing};
 use gradlane_core::reduce::Kernels;
 use gradlane_core::sched::Task;
-use gradlane_core::types::{DeviceKind, Span};
+use gradlane_core::types::{DeviceKind, PartId, Round, Span};
+use gradlane_core::wire::Body;
 
+use super::super::checkers::Checker;
 use super::super::oracle;
 use super::super::world::Context;
 use super::WorkerProcess;
 use super::memory::{Buffer, Region, gather, scatter};
 
+/// What a worker has seen of a part with error feedback.
+#[derive(Clone, Default, Debug)]
+pub(super) struct FedBack {
+    /// The ranks in the latest sum.
+    ranks: Option<Vec<u32>>,
+    /// Whether the next body goes on with the residual.
+    goes_on: bool,
+    /// The round that was encoded last.
+    encoded: Option<Round>,
+}
+
 impl WorkerProcess {
     /// Encodes a contribution, into memory that it has until its sum is decoded.
-    pub(super) fn encode(&mut self, context: &mut Context, task: Task, coding: Coding) {
+    pub(super) fn encode(&mut self, context: &mut Context, task: Task, coding: Coding, residual: Option<Start>) {
         let elements = gather(context, self.me, &self.memory, &self.payloads[&task.id].elements(), DeviceKind::Host);
         let body = self.lease(task.bytes);
-        scatter(context, self.me, &mut self.memory, &[body], &encoded(coding, &elements, task.bytes), DeviceKind::Host);
+        let bytes = match residual {
+            None => encoded(coding, &elements, task.bytes),
+            Some(start) => {
+                self.check_start(context, task, start);
+                let residual = self.residuals.entry(task.part).or_default();
+                residual.start(start, elements.len() / coding.dtype.bytes() as usize);
+                let mut bytes = vec![oracle::JUNK; task.bytes as usize];
+                let (codec, kernels) = (coding.codec(), Kernels::detect());
+                let (seed, workspace) = (Seed::of(task.part, task.round), &mut Workspace::default());
+                let tools = Tools { kernels, seed, workspace };
+                let used = residual.encode(&*codec, tools, coding.divisor, 0, &elements, &mut bytes);
+                assert_eq!(used, Ok(bytes.len()), "the simulation declares codecs that refuse nothing");
+                bytes
+            }
+        };
+        scatter(context, self.me, &self.memory, &[body], &bytes, DeviceKind::Host);
         self.payload(task.id).set_body(Some(body));
-        self.worker.handle_coded(context.now, task.id, Ok(()));
+        let sent = Body { bytes: task.bytes, codec: coding.codec, refused: false };
+        self.worker.handle_encoded(context.now, task.id, sent);
+    }
+
+    /// A part is encoded once a round, and its residual goes on only from a sum of the same workers as the sum before.
+    fn check_start(&mut self, context: &mut Context, task: Task, start: Start) {
+        let seen = self.fed_back.remove(&task.part).unwrap_or_default();
+        let due = if seen.goes_on { Start::Kept } else { Start::Zero };
+        if start != due || seen.encoded == Some(task.round) {
+            let text = format!(
+                "{} encodes {} of part {} with a residual {start:?}, not {due:?}, after {seen:?}",
+                self.me.who, task.round, task.part
+            );
+            context.witness.fail(context.now, Checker::Contribution, text);
+        }
+        let seen = FedBack { goes_on: false, encoded: Some(task.round), ..seen };
+        self.fed_back.insert(task.part, seen);
+    }
+
+    /// The sum of these ranks has come, of a part with error feedback.
+    pub(super) fn note_fed_back(&mut self, part: PartId, ranks: &[u32]) {
+        if let Some(seen) = self.fed_back.get_mut(&part) {
+            seen.goes_on = seen.ranks.as_ref().is_none_or(|before| before == ranks);
+            seen.ranks = Some(ranks.to_vec());
+        }
     }
 
     /// Decodes a sum to where it goes.
-    pub(super) fn decode(&mut self, context: &mut Context, task: Task, coding: Coding) {
+    pub(super) fn decode(&mut self, context: &mut Context, task: Task, coding: Coding, due: Body) {
         let payload = &self.payloads[&task.id];
         let (body, to) = (payload.landing(), payload.result());
         let sum = gather(context, self.me, &self.memory, &body, DeviceKind::Host);
-        scatter(context, self.me, &mut self.memory, &to, &decoded(coding, &sum), DeviceKind::Host);
+        assert_eq!(
+            (sum.len() as u64, due.refused),
+            (due.bytes, false),
+            "the simulation declares codecs of an exact length"
+        );
+        scatter(context, self.me, &self.memory, &to, &decoded(coding, &sum), DeviceKind::Host);
         self.drop_body(task.id);
-        self.worker.handle_coded(context.now, task.id, Ok(()));
+        self.worker.handle_decoded(context.now, task.id, Ok(()));
     }
 
     /// Memory of the worker's own.
     pub(super) fn lease(&mut self, bytes: u64) -> Region {
         let buffer = self.memory.len();
-        self.memory.push(Buffer { bytes: vec![oracle::JUNK; bytes as usize], lent: true, place: DeviceKind::Host });
+        self.memory.push(Buffer::new(vec![oracle::JUNK; bytes as usize], DeviceKind::Host));
         Region { buffer, span: Span { offset: 0, bytes } }
     }
 }
 
 /// The wire form of these elements, which has so many bytes.
 pub(super) fn encoded(coding: Coding, elements: &[u8], bytes: u64) -> Vec<u8> {
-    let mut body = vec![oracle::JUNK; bytes as usize];
-    let used = coding.codec().encode(Kernels::detect(), coding.divisor, elements, &mut body);
-    assert_eq!(used, body.len(), "the codecs that there are make as many bytes as they say");
+    let len = elements.len() as u64 / coding.dtype.bytes();
+    let body = testing::encoded(&*coding.codec(), Kernels::detect(), coding.divisor, elements, len);
+    let body = body.expect("the simulation declares codecs that refuse nothing");
+    assert_eq!(body.len() as u64, bytes, "codecs of an exact length make as many bytes as they say");
     body
 }
 

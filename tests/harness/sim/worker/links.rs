@@ -1,7 +1,7 @@
 //! The links of a worker to its servers.
 
 use gradlane_core::error::Error;
-use gradlane_core::types::ServerId;
+use gradlane_core::types::{LinkId, ServerId};
 
 use super::super::world::{Context, Input};
 use super::WorkerProcess;
@@ -36,12 +36,20 @@ impl WorkerProcess {
                 }
             }
             Input::LinkLost { link, error } => {
-                self.transport.lose(link, &error);
+                self.transport.lose(context, link, &error);
                 if let Some(Dialled { server, attempt, .. }) = self.links.remove(&link) {
                     self.worker.handle_link_lost(now, server, attempt, error);
                 }
             }
             _ => {}
+        }
+    }
+
+    /// This worker leaves a server that broke the protocol.
+    pub(super) fn lose_link(&mut self, context: &mut Context, link: LinkId, error: &Error) {
+        context.send_link(self.me, link, Input::LinkLost { link, error: error.told_to_peer() });
+        if let Some(Dialled { server, attempt, .. }) = self.links.remove(&link) {
+            self.worker.handle_link_lost(context.now, server, attempt, error.clone());
         }
     }
 }

@@ -1,5 +1,10 @@
 //! The memory of a worker: of its tensors, on the host and on its device, and what is staged between the two.
 
+use std::cell::Cell;
+use std::fmt;
+use std::rc::Rc;
+
+use gradlane_core::mem;
 use gradlane_core::types::{DeviceKind, Span};
 
 use super::super::checkers::Checker;
@@ -14,15 +19,67 @@ pub(in crate::sim) struct Region {
     pub(in crate::sim) span: Span,
 }
 
-/// A tensor's memory, or memory in which a part is staged.
-#[derive(Debug)]
-pub(in crate::sim) struct Buffer {
-    /// Its content.
-    pub(in crate::sim) bytes: Vec<u8>,
+/// A tensor's memory, or memory in which a part is staged. Clones are the same memory, which lives as long as one of them. So an exchange
+/// that keeps memory for too long reads bytes that exist, and is found.
+#[derive(Clone)]
+pub(in crate::sim) struct Buffer(Rc<Held>);
+
+struct Held {
+    bytes: Box<[Cell<u8>]>,
+    is_lent: Cell<bool>,
+    place: DeviceKind,
+}
+
+impl Buffer {
+    /// Memory with this content, which the worker may touch.
+    pub(in crate::sim) fn new(bytes: Vec<u8>, place: DeviceKind) -> Self {
+        let bytes = bytes.into_iter().map(Cell::new).collect();
+        Self(Rc::new(Held { bytes, is_lent: Cell::new(true), place }))
+    }
+
     /// Whether the worker may touch it.
-    pub(in crate::sim) lent: bool,
+    pub(in crate::sim) fn is_lent(&self) -> bool {
+        self.0.is_lent.get()
+    }
+
+    /// The worker may not touch it any more.
+    pub(super) fn give_back(&self) {
+        self.0.is_lent.set(false);
+    }
+
+    /// Whether an exchange may read or write it.
+    pub(super) fn is_held(&self) -> bool {
+        Rc::strong_count(&self.0) > 1
+    }
+
     /// Where it lies.
-    pub(in crate::sim) place: DeviceKind,
+    pub(in crate::sim) fn place(&self) -> DeviceKind {
+        self.0.place
+    }
+
+    /// Its content.
+    pub(super) fn content(&self) -> Vec<u8> {
+        self.0.bytes.iter().map(Cell::get).collect()
+    }
+
+    fn run(&self, span: Span) -> &[Cell<u8>] {
+        &self.0.bytes[span.offset as usize..span.end() as usize]
+    }
+
+    /// Some of its bytes as the transports of the product know memory.
+    #[expect(unsafe_code, reason = "an exchange reads and writes the memory where it lies")]
+    pub(in crate::sim) fn lend(&self, span: Span) -> mem::Region {
+        let run = self.run(span);
+        // SAFETY: the exchange keeps a clone of this buffer as long as it uses the region. A world runs on one thread, and no reference to
+        // the bytes lives from one event to the next, because they are cells.
+        unsafe { mem::Region::new(run.as_ptr().cast::<u8>().cast_mut(), run.len()) }
+    }
+}
+
+impl fmt::Debug for Buffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} bytes", self.0.bytes.len())
+    }
 }
 
 /// What a task moves.
@@ -134,7 +191,7 @@ pub(super) fn gather(
     let mut bytes = Vec::new();
     for Region { buffer, span } in from {
         check(context, me, &memory[*buffer], place, "read");
-        bytes.extend_from_slice(&memory[*buffer].bytes[span.offset as usize..span.end() as usize]);
+        bytes.extend(memory[*buffer].run(*span).iter().map(Cell::get));
     }
     bytes
 }
@@ -143,7 +200,7 @@ pub(super) fn gather(
 pub(super) fn scatter(
     context: &mut Context,
     me: Address,
-    memory: &mut [Buffer],
+    memory: &[Buffer],
     into: &[Region],
     bytes: &[u8],
     place: DeviceKind,
@@ -152,17 +209,17 @@ pub(super) fn scatter(
     for Region { buffer, span } in into {
         check(context, me, &memory[*buffer], place, "written");
         let (run, after) = rest.split_at(span.bytes as usize);
-        memory[*buffer].bytes[span.offset as usize..span.end() as usize].copy_from_slice(run);
+        memory[*buffer].run(*span).iter().zip(run).for_each(|(cell, byte)| cell.set(*byte));
         rest = after;
     }
 }
 
 /// Memory is touched only while it is lent, that of a device only by the device.
-fn check(context: &mut Context, me: Address, buffer: &Buffer, place: DeviceKind, how: &str) {
-    let text = if !buffer.lent {
+pub(in crate::sim) fn check(context: &mut Context, me: Address, buffer: &Buffer, place: DeviceKind, how: &str) {
+    let text = if !buffer.is_lent() {
         format!("{}: memory that was given back is {how}", me.who)
-    } else if buffer.place != place {
-        format!("{}: {} memory is {how} as that of {place}", me.who, buffer.place)
+    } else if buffer.place() != place {
+        format!("{}: {} memory is {how} as that of {place}", me.who, buffer.place())
     } else {
         return;
     };

@@ -7,6 +7,7 @@
 mod meetings;
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::Duration;
 
 use gradlane_core::collective::LocalRank;
@@ -16,7 +17,7 @@ use gradlane_core::collective::order::{Decision, Slot};
 use gradlane_core::collective::ranks::Breakage;
 use gradlane_core::error::{Error, Result};
 use gradlane_core::sched::{SchedulerConfig, Task};
-use gradlane_core::types::{Declined, DeviceKind, Incarnation, Time};
+use gradlane_core::types::{Declined, DeviceKind, Incarnation, Time, Unmet};
 use gradlane_core::worker::{Meeting, Use};
 
 use super::super::member::address_of;
@@ -44,8 +45,8 @@ pub(in crate::sim) enum Note {
 /// This rank's side of its machine.
 pub(super) struct Neighbours {
     agreement: Agreement<Load>,
-    /// By position.
-    peers: Vec<Address>,
+    /// By position. The same on all of them.
+    peers: Arc<[Address]>,
     me: usize,
     /// The positions of those whose devices this one reaches.
     group: Vec<usize>,
@@ -76,7 +77,7 @@ impl Neighbours {
         let of = |load: &Load| load.source.iter().chain(&load.destination).any(|region| region.buffer == buffer);
         let queued = self.acts.iter().filter_map(|act| match act {
             Act::Run { load, .. } | Act::Tell { load, .. } => load.as_ref(),
-            Act::End { load, .. } => Some(load),
+            Act::End { load, .. } | Act::Return { load, .. } => Some(load),
             Act::Pass { .. } => None,
         });
         let running = self.host.running.iter().chain(&self.device.running).filter_map(|running| running.load.as_ref());
@@ -118,7 +119,8 @@ impl Neighbours {
         let slow = if context.random.chance(5) { 50 } else { 1 };
         let at = (context.world + context.random.millis(0, slow)).max(self.arrivals[to]);
         self.arrivals[to] = at;
-        context.post_at(self.peers[to], at, Input::Near { from: self.peers[self.me], note });
+        let team = Arc::clone(&self.peers);
+        context.post_at(self.peers[to], at, Input::Near { from: self.peers[self.me], team, note });
     }
 
     fn send_all(&mut self, context: &mut Context, note: &Note) {
@@ -130,8 +132,42 @@ impl Neighbours {
 }
 
 impl WorkerProcess {
+    /// Equips itself for the latest formation: parts from the former ranks of its machine, and meets the present ones.
+    pub(super) fn follow_formation(&mut self, context: &mut Context) {
+        let team = self.worker.team();
+        if self.equips.replace(team) == Some(team) {
+            return self.equip(context);
+        }
+        if let Some(mut former) = self.neighbours.take() {
+            former.agreement.handle_parting(parted());
+            former.leaves.get_or_insert(context.now + timing::STEP);
+            self.former.push(former);
+        }
+        self.meet_neighbours(context);
+        self.equip(context);
+    }
+
+    /// It is equipped once it has parted from the former ranks.
+    fn equip(&mut self, context: &Context) {
+        if let Some(team) = self.equips
+            && self.former.iter().all(|former| former.is_over)
+        {
+            self.worker.handle_equipped(context.now, team);
+        }
+    }
+
+    /// Does something among the former ranks.
+    fn with_former<T>(&mut self, at: usize, act: impl FnOnce(&mut Self) -> T) -> T {
+        let former = self.former.remove(at);
+        let present = self.neighbours.replace(former);
+        let done = act(self);
+        let former = std::mem::replace(&mut self.neighbours, present);
+        self.former.insert(at, former.expect("nobody takes it meanwhile"));
+        done
+    }
+
     /// Meets the other ranks of this machine, if there are any to reduce with.
-    pub(super) fn meet_neighbours(&mut self, context: &mut Context) {
+    fn meet_neighbours(&mut self, context: &mut Context) {
         let formation = self.worker.formation().expect("it has joined");
         if !formation.pipeline.stages().iter().any(|stage| stage.is_collective()) {
             return;
@@ -142,13 +178,21 @@ impl WorkerProcess {
         let group: Vec<usize> =
             formation.machines.group(formation.rank).unwrap_or_default().iter().map(|rank| position(*rank)).collect();
         let incarnations: Vec<Incarnation> = ranks.iter().map(|rank| rank.incarnation).collect();
-        let peers: Vec<Address> = incarnations.into_iter().map(address_of).collect();
+        let peers: Arc<[Address]> = incarnations.into_iter().map(address_of).collect();
         let oldest_every = SchedulerConfig::default().oldest_every;
         let (step_timeout, defect) = (timing::STEP, context.plan.defect);
         let group_here = group.clone();
-        let stall_warn = Duration::ZERO;
-        let agreement =
-            Agreement::new(Party { ranks, me, group: group_here, step_timeout, stall_warn, oldest_every, defect });
+        let (stall_warn, goes_on) = (Duration::ZERO, false);
+        let agreement = Agreement::new(Party {
+            ranks,
+            me,
+            group: group_here,
+            step_timeout,
+            stall_warn,
+            oldest_every,
+            goes_on,
+            defect,
+        });
         let gone: Vec<Address> = peers.iter().copied().filter(|peer| context.is_gone(*peer)).collect();
         self.neighbours = Some(Neighbours {
             agreement,
@@ -164,15 +208,15 @@ impl WorkerProcess {
             leaves: None,
             is_over: false,
         });
-        for (from, note) in std::mem::take(&mut self.early) {
-            self.hear(context, from, note);
+        for (from, team, note) in std::mem::take(&mut self.early) {
+            self.hear(context, from, &team, note);
         }
-        gone.into_iter().for_each(|peer| self.lose_neighbour(context, peer));
+        gone.into_iter().for_each(|peer| self.lose_present(context, peer));
     }
 
     /// Hands an operation to the collective.
     pub(super) fn meet(&mut self, context: &mut Context, task: Task, meeting: Meeting) {
-        let Meeting { goal, claim, failure, memory, takes } = meeting;
+        let Meeting { goal, claim, failure, memory, takes, team: _ } = meeting;
         if memory == Use::Received {
             self.payload(task.id).contribute_result();
             self.unstage(task.id);
@@ -202,8 +246,9 @@ impl WorkerProcess {
 
     /// Nobody waits for an operation any more.
     pub(super) fn abandon_meeting(&mut self, context: &Context, slot: Slot) {
-        let near = self.neighbours.as_mut().expect("what is abandoned was handed to the collective");
-        near.agreement.handle_abandoned(context.now, slot);
+        for near in self.neighbours.iter_mut().chain(&mut self.former).filter(|near| !near.is_over) {
+            near.agreement.handle_abandoned(context.now, slot);
+        }
     }
 
     /// This rank will not submit an operation.
@@ -213,9 +258,19 @@ impl WorkerProcess {
         }
     }
 
-    /// Another rank of this machine says something.
-    pub(super) fn hear(&mut self, context: &mut Context, from: Address, note: Note) {
-        let Some(near) = &mut self.neighbours else { return self.early.push((from, note)) };
+    /// Another rank of this machine says something to the ranks of a team: the present one, a former one, or one to come.
+    pub(super) fn hear(&mut self, context: &mut Context, from: Address, team: &Arc<[Address]>, note: Note) {
+        if self.neighbours.as_ref().is_some_and(|near| near.peers == *team) {
+            return self.hear_here(context, from, note);
+        }
+        match self.former.iter().position(|near| near.peers == *team) {
+            Some(at) => self.with_former(at, |this| this.hear_here(context, from, note)),
+            None => self.early.push((from, Arc::clone(team), note)),
+        }
+    }
+
+    fn hear_here(&mut self, context: &mut Context, from: Address, note: Note) {
+        let near = self.neighbours.as_mut().expect("it was found");
         let Some(rank) = near.peers.iter().position(|peer| *peer == from).filter(|_| !near.is_over) else { return };
         context.log.note(context.now, self.me.who, "hears", &[rank as u64], || match &note {
             Note::Shown { place, number, what } => {
@@ -239,8 +294,14 @@ impl WorkerProcess {
         }
     }
 
-    /// The process of another rank ended. The others hear of it by the leader.
+    /// The process of another rank ended.
     pub(super) fn lose_neighbour(&mut self, context: &mut Context, gone: Address) {
+        self.lose_present(context, gone);
+        (0..self.former.len()).for_each(|at| self.with_former(at, |this| this.lose_present(context, gone)));
+    }
+
+    /// The same in the present team. The others hear of it by the leader.
+    fn lose_present(&mut self, context: &mut Context, gone: Address) {
         let Some(near) = &self.neighbours else { return };
         let rank = near.peers.iter().position(|peer| *peer == gone);
         if let Some(rank) = rank.filter(|rank| !near.is_over && (near.me == 0 || *rank == 0)) {
@@ -251,6 +312,9 @@ impl WorkerProcess {
     /// The job is over: nothing is done with the others any more, and they hear so themselves. Or it goes on and this rank leaves.
     pub(super) fn leave_neighbours(&mut self, context: &mut Context, cause: Option<Error>) {
         if let Some(cause) = cause {
+            for at in 0..self.former.len() {
+                self.with_former(at, |this| this.end_meetings(context, Some(cause.clone())));
+            }
             return self.end_meetings(context, Some(cause));
         }
         if let Some(near) = self.neighbours.as_mut().filter(|near| near.leaves.is_none()) {
@@ -261,6 +325,11 @@ impl WorkerProcess {
 
     /// Does what is due.
     pub(super) fn handle_meetings_due(&mut self, context: &mut Context) {
+        self.handle_present_due(context);
+        (0..self.former.len()).for_each(|at| self.with_former(at, |this| this.handle_present_due(context)));
+    }
+
+    fn handle_present_due(&mut self, context: &mut Context) {
         let now = context.now;
         let Some(near) = self.neighbours.as_mut().filter(|near| !near.is_over) else { return };
         if let Err(breakage) = near.agreement.handle_timeout(now) {
@@ -278,6 +347,17 @@ impl WorkerProcess {
 
     /// Goes on with what the ranks do together, as far as can be; whether that was something.
     pub(super) fn confer(&mut self, context: &mut Context) -> bool {
+        let mut moved = self.confer_here(context);
+        for at in 0..self.former.len() {
+            moved |= self.with_former(at, |this| this.confer_here(context));
+        }
+        if moved && !self.former.is_empty() {
+            self.equip(context);
+        }
+        moved
+    }
+
+    fn confer_here(&mut self, context: &mut Context) -> bool {
         let mut moved = false;
         while self.confer_once(context) {
             moved = true;
@@ -293,7 +373,8 @@ impl WorkerProcess {
         let Some(near) = &mut self.neighbours else { return false };
         if let Some(act) = near.agreement.next_act() {
             match act {
-                Act::End { load, error } => self.met(context, load, Err(error)),
+                Act::End { load, error } => self.met(context, load, Err(Unmet::Failed(error))),
+                Act::Return { load, why } => self.met(context, load, Err(Unmet::NotBegun(why))),
                 act => near.acts.push_back(act),
             }
             return true;
@@ -364,11 +445,16 @@ impl WorkerProcess {
         let acts = std::mem::take(&mut near.acts);
         let queued = acts.into_iter().filter_map(|act| match act {
             Act::Run { load, .. } | Act::Tell { load, .. } => load,
-            Act::End { load, .. } => Some(load),
+            Act::End { load, .. } | Act::Return { load, .. } => Some(load),
             Act::Pass { .. } => None,
         });
         for load in loads.into_iter().chain(queued.collect::<Vec<Load>>()) {
-            self.met(context, load, Err(error.clone()));
+            self.met(context, load, Err(Unmet::Failed(error.clone())));
         }
     }
+}
+
+/// Why the ranks of a former team do not begin what they had not begun.
+fn parted() -> Error {
+    Error::Unavailable { what: "the sum".to_owned(), cause: "others meet".to_owned() }
 }

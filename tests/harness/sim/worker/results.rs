@@ -1,6 +1,6 @@
 //! What is checked of a worker where it is seen: results, contributions, and what a server says of a sum.
 
-use gradlane_core::error::Result;
+use gradlane_core::error::{Error, Result};
 use gradlane_core::sched::{Task, TaskId};
 use gradlane_core::types::{CodecSpec, DeviceKind, Encoding, Epoch, Op};
 use gradlane_core::wire::{Contribute, Contribution, Contributors, Sum};
@@ -20,6 +20,13 @@ impl WorkerProcess {
             let text = format!("{} hears twice of submission {submission}", self.me.who);
             return context.witness.fail(now, Checker::Handle, text);
         };
+        if let Err(Error::Stalled { missing, waited, detail, .. }) = &outcome {
+            let is_it = |error: &Error| matches!(error, Error::Stalled { missing: m, waited: w, detail: d, .. } if (m, w, d) == (missing, waited, detail));
+            if self.unexplained.remove(&submission).unwrap_or_default().iter().any(is_it) {
+                let text = format!("{}: {detail:?} lacks what the coordinator said of the round", self.me.who);
+                context.witness.fail(now, Checker::Handle, text);
+            }
+        }
         let rank = self.worker.rank().0;
         let members = self.script.operations[&submission].members.clone();
         for ((tensor, round), [source, destination]) in members.into_iter().zip(lent) {
@@ -28,27 +35,28 @@ impl WorkerProcess {
             });
             let what = format!("{}: tensor {tensor}, round {round}", self.me.who);
             for buffer in [source, destination] {
-                let is_held = self.neighbours.as_ref().is_some_and(|near: &Neighbours| near.holds(buffer));
-                if is_held || self.transport.holds(buffer) {
+                let is_held = self.neighbours.iter().chain(&self.former).any(|near: &Neighbours| near.holds(buffer));
+                if is_held || self.memory[buffer].is_held() {
                     context.witness.fail(
                         now,
                         Checker::Memory,
                         format!("{what} resolves while something uses its memory"),
                     );
                 }
-                self.memory[buffer].lent = false;
+                self.memory[buffer].give_back();
             }
             // Where workers may be lost, each part has contributors of its own, and was checked by itself.
             if outcome.is_ok() && !context.plan.classes.survivors {
-                let (got, due) = (&self.memory[destination].bytes, oracle::result(&context.plan, tensor, round, rank));
+                let (got, due) =
+                    (self.memory[destination].content(), oracle::result(&context.plan, tensor, round, rank));
                 if got[..] != *due {
-                    let why = oracle::explain(&context.plan, tensor, round, &due, got);
+                    let why = oracle::explain(&context.plan, tensor, round, &due, &got);
                     let text = format!("{what}, {}: {why}", context.plan.op(tensor, round));
                     context.witness.fail(now, Checker::Sum, text);
                 }
             }
             if source != destination
-                && self.memory[source].bytes[..] != *oracle::contribution(&context.plan, tensor, round, rank)
+                && self.memory[source].content()[..] != *oracle::contribution(&context.plan, tensor, round, rank)
             {
                 context.witness.fail(now, Checker::Contribution, format!("{what}: the contribution was overwritten"));
             }
@@ -115,7 +123,7 @@ impl WorkerProcess {
         }
     }
 
-    pub(super) fn check_header(&self, context: &mut Context, task: TaskId, header: &Sum) {
+    pub(super) fn check_header(&mut self, context: &mut Context, task: TaskId, header: &Sum) {
         let submission = self.worker.part(task).tickets[0];
         let (tensor, round) = self.script.operations[&submission].members[0];
         let ranks = match (context.plan.op(tensor, round), &header.contributors) {
@@ -133,6 +141,9 @@ impl WorkerProcess {
         let receives = context.plan.tensors[tensor].spec.participants.receives(self.worker.rank());
         if context.plan.classes.survivors && receives {
             self.check_part(context, task, header.body.codec, &ranks);
+        }
+        if header.body.codec.has_feedback() {
+            self.note_fed_back(header.target.part, &ranks);
         }
     }
 
@@ -155,7 +166,9 @@ impl WorkerProcess {
                         whole[run].copy_from_slice(got);
                         oracle::explain(&context.plan, tensor, round, &due, &whole)
                     }
-                    Encoding::F16 | Encoding::BF16 | Encoding::Int8 => format!("it differs, as {codec}"),
+                    Encoding::F16 | Encoding::BF16 | Encoding::Int8 | Encoding::TopK => {
+                        format!("it differs, as {codec}")
+                    }
                 };
                 let (who, op) = (self.me.who, context.plan.op(tensor, round));
                 let text = format!("{who}: tensor {tensor}, round {round}, {op} of ranks {ranks:?}: {why}");

@@ -1,12 +1,14 @@
 //! What each stage does with a task, and the end of its exchange.
 
+use gradlane_core::Error;
 use gradlane_core::codec::Coding;
 use gradlane_core::pipeline::Stage;
 use gradlane_core::sched::{Task, TaskId};
-use gradlane_core::types::{DeviceKind, Epoch, ExchangeId, LinkId};
+use gradlane_core::types::{DeviceKind, Epoch, ExchangeId, LinkId, Span};
 use gradlane_core::wire::{Contribute, Contribution, Request, Sent, Target, Use};
 use gradlane_core::worker::{Action, Exchanged, Step};
 
+use super::super::checkers::Checker;
 use super::super::coordinator::TERM;
 use super::super::oracle;
 use super::super::transport::Ending;
@@ -25,42 +27,66 @@ pub(super) struct Copying {
 
 impl WorkerProcess {
     pub(super) fn run_stage(&mut self, context: &mut Context, stage: Stage) {
-        while let Some(Step { task, action, .. }) = self.worker.take(context.now, stage) {
-            // As the engine does: what the machine decided by this take is carried out before the step.
-            self.obey(context);
-            match action {
-                Action::Push { link, exchange, header } => self.push(context, task, (link, exchange), header),
-                Action::Pull { exchange, receives, .. } => self.pull(context, task, exchange, receives),
-                Action::CopyToHost { bytes, coding, contributes, .. } => {
-                    let staging = self.lease(bytes);
-                    self.payload(task.id).stage(staging);
-                    match contributes {
-                        true => self.copy(context, task.id, Copying { to_device: false, coding }),
-                        // The sum needs its place all the same.
-                        false => self.worker.handle_copied(context.now, task.id, Ok(())),
-                    }
-                }
-                Action::CopyToDevice { coding } => self.copy(context, task.id, Copying { to_device: true, coding }),
-                Action::Encode { coding, .. } => self.encode(context, task, coding),
-                Action::Decode { coding } => self.decode(context, task, coding),
-                Action::Meet(meeting) => self.meet(context, task, meeting),
+        while let Some(step) = self.worker.take(context.now, stage) {
+            self.execute(context, step);
+        }
+        self.settle(context);
+    }
+
+    /// A caller's thread executes what is short, and leaves the rest to the thread of the stage.
+    pub(super) fn run_here(&mut self, context: &mut Context, stage: Stage, bytes_max: u64) {
+        while let Some(step) = self.worker.take_short(context.now, stage, bytes_max) {
+            // Withdrawals go first, whatever their length.
+            if step.task.bytes > bytes_max && matches!(self.payloads[&step.task.id], Payload::Pieces { .. }) {
+                let text = format!("{}: a caller is given {} bytes, not {bytes_max}", self.me.who, step.task.bytes);
+                context.witness.fail(context.now, Checker::Handle, text);
             }
-            self.settle(context);
+            self.execute(context, step);
+        }
+        if self.worker.has_ready(stage) {
+            let after = context.random.millis(0, 2);
+            context.post(self.me, after, Input::Bell { stage });
+        }
+    }
+
+    fn execute(&mut self, context: &mut Context, Step { task, action, .. }: Step) {
+        // As the engine does: what the machine decided by this take is carried out before the step.
+        self.obey(context);
+        match action {
+            Action::Push { link, exchange, header } => self.push(context, task, (link, exchange), header),
+            Action::Pull { exchange, receives, .. } => self.pull(context, task, exchange, receives),
+            Action::CopyToHost { bytes, coding, contributes, .. } => {
+                let staging = self.lease(bytes);
+                self.payload(task.id).stage(staging);
+                match contributes {
+                    true => self.copy(context, task.id, Copying { to_device: false, coding }),
+                    // The sum needs its place all the same.
+                    false => self.worker.handle_copied(context.now, task.id, Ok(())),
+                }
+            }
+            Action::CopyToDevice { coding } => self.copy(context, task.id, Copying { to_device: true, coding }),
+            Action::Encode { coding, residual, .. } => self.encode(context, task, coding, residual),
+            Action::Decode { coding, body } => self.decode(context, task, coding, body),
+            Action::Meet(meeting) => self.meet(context, task, meeting),
         }
         self.settle(context);
     }
 
     fn push(&mut self, context: &mut Context, task: Task, (link, exchange): (LinkId, ExchangeId), mut header: Request) {
         let mut bytes = Vec::new();
-        let mut regions = Vec::new();
+        let mut body = Vec::new();
         match (&self.payloads[&task.id], &mut header) {
-            (Payload::Message(message), Request::Withdraw(_)) => bytes.extend_from_slice(message),
+            (Payload::Message(message), Request::Withdraw(_)) => {
+                let span = Span { offset: 0, bytes: message.len() as u64 };
+                // Memory of the engine, which nobody else touches.
+                body.push((Buffer::new(message.clone(), DeviceKind::Host), Region { buffer: usize::MAX, span }));
+            }
             (payload @ Payload::Pieces { .. }, Request::Contribute(header)) => {
-                let contribution = payload.contribution();
-                regions = contribution.iter().copied().chain(payload.landing()).collect();
                 let sends_body = header.contribution != Contribution::Nothing;
                 if sends_body {
+                    let contribution = payload.contribution();
                     bytes = gather(context, self.me, &self.memory, &contribution, DeviceKind::Host);
+                    body = self.lent(contribution);
                 }
                 self.check_push(context, &task, header, if sends_body { Some(bytes.as_slice()) } else { None });
                 let is_checked = context.plan.settings.checksum && !bytes.is_empty();
@@ -69,10 +95,10 @@ impl WorkerProcess {
                 }
             }
             (payload @ Payload::Pieces { .. }, Request::Use(header)) => {
-                let change = payload.contribution();
-                regions = change.iter().copied().chain(payload.landing()).collect();
                 if let Sent::Whole { .. } = header.sent {
+                    let change = payload.contribution();
                     bytes = gather(context, self.me, &self.memory, &change, DeviceKind::Host);
+                    body = self.lent(change);
                 }
                 self.check_use(context, &task, header, &bytes);
                 let is_checked = context.plan.settings.checksum;
@@ -83,8 +109,9 @@ impl WorkerProcess {
             }
             (payload, header) => unreachable!("{header:?} of {payload:?}"),
         }
-        let stream = self.transport.push(context, link, task.id, header.clone(), bytes, regions);
+        let stream = self.transport.push(context, link, task.id, header.clone(), body);
         self.streams.insert(exchange, stream);
+        self.summing.insert(task.id, stream);
         context.log.note(context.now, self.me.who, "pushes", &[stream.0, task.round.0], || {
             format!("part {} {:?}, {header:?}, doom {:?}", task.part, task.attempt, context.network.doom(stream))
         });
@@ -118,12 +145,18 @@ impl WorkerProcess {
             Request::Withdraw(_) | Request::Unknown(_) => unreachable!("the caller chose"),
         };
         *target = Target { epoch: Epoch { term: TERM - 1, number: 1 }, ..*target };
-        context.open_exchange(self.me, link, &header, junk, true);
+        context.open_exchange(self.me, link, &header, vec![junk.into()], None);
     }
 
     fn pull(&mut self, context: &mut Context, task: Task, exchange: ExchangeId, receives: bool) {
         let into = if receives { self.payloads[&task.id].landing() } else { Vec::new() };
-        self.transport.pull(context, self.streams[&exchange], task.id, into, &mut self.memory);
+        let into = self.lent(into);
+        self.transport.pull(context, self.streams[&exchange], task.id, into);
+    }
+
+    /// The memory of these regions, for the transport.
+    fn lent(&self, regions: Vec<Region>) -> Vec<(Buffer, Region)> {
+        regions.into_iter().map(|region| (self.memory[region.buffer].clone(), region)).collect()
     }
 
     pub(super) fn finish(&mut self, context: &mut Context, ending: Ending) {
@@ -132,19 +165,54 @@ impl WorkerProcess {
         match ending {
             Ending::Pushed { task, outcome } => self.worker.handle_pushed(now, task, outcome),
             Ending::Sum { task, header } => {
+                self.check_truth(context, task);
                 self.check_header(context, task, &header);
                 self.summed.insert(task);
-                self.worker.handle_pulled(now, task, Exchanged::Sum);
+                let (body, contributors) = (header.body, header.contributors);
+                self.worker.handle_pulled(now, task, Exchanged::Sum { body, contributors });
             }
             Ending::Value { task, header } => {
+                self.check_truth(context, task);
                 self.note_value(context, task, &header);
                 self.summed.insert(task);
                 self.worker.handle_pulled(now, task, Exchanged::Value(header.version));
             }
-            Ending::Rejected { task, error } => self.worker.handle_pulled(now, task, Exchanged::Rejected(error)),
+            Ending::Rejected { task, error } => {
+                self.expect_notice(task, &error);
+                self.worker.handle_pulled(now, task, Exchanged::Rejected(error));
+            }
             Ending::Torn { task, error, landed } => {
+                let payload = &self.payloads[&task];
+                if landed > 0 && payload.contribution() == payload.landing() {
+                    let part = self.worker.part(task);
+                    context.witness.overwrites(self.me.who, part.layout.part.key, part.round.0);
+                }
                 self.worker.handle_pulled(now, task, Exchanged::Torn { error, landed });
             }
+        }
+    }
+
+    /// If the coordinator said something of a round that stalled, its error must say it too.
+    fn expect_notice(&mut self, task: TaskId, error: &Error) {
+        let part = self.worker.part(task);
+        let (of, round) = (part.layout.part, part.round);
+        // The product keeps the newest eight.
+        let mut newest = self.notices.iter().rev().take(8);
+        if let (Error::Stalled { detail, .. }, Some((_, _, notice))) =
+            (error, newest.find(|notice| (notice.0, notice.1) == (of, round)))
+            && !detail.contains(notice.as_str())
+        {
+            for submission in part.tickets.clone() {
+                self.unexplained.entry(submission).or_default().push(error.clone());
+            }
+        }
+    }
+
+    /// A worker must not take a lie for an answer.
+    fn check_truth(&self, context: &mut Context, task: TaskId) {
+        if self.summing.get(&task).is_some_and(|stream| context.is_forged(*stream)) {
+            let text = format!("{} takes what is no answer to its push", self.me.who);
+            context.witness.fail(context.now, Checker::Exchange, text);
         }
     }
 
@@ -166,13 +234,13 @@ impl WorkerProcess {
         if to_device {
             let bytes = gather(context, self.me, &self.memory, &staged, DeviceKind::Host);
             let bytes = coding.map_or_else(|| bytes.clone(), |coding| decoded(coding, &bytes));
-            scatter(context, self.me, &mut self.memory, &destination, &bytes, DeviceKind::Cuda);
+            scatter(context, self.me, &self.memory, &destination, &bytes, DeviceKind::Cuda);
             self.unstage(task);
         } else {
             let bytes = gather(context, self.me, &self.memory, &source, DeviceKind::Cuda);
             let staged_bytes = staged[0].span.bytes;
             let bytes = coding.map_or_else(|| bytes.clone(), |coding| encoded(coding, &bytes, staged_bytes));
-            scatter(context, self.me, &mut self.memory, &staged, &bytes, DeviceKind::Host);
+            scatter(context, self.me, &self.memory, &staged, &bytes, DeviceKind::Host);
         }
         self.worker.handle_copied(context.now, task, Ok(()));
     }
@@ -193,7 +261,7 @@ impl WorkerProcess {
 
     /// Memory of the worker's own is not used any more.
     pub(super) fn give_back(&mut self, buffer: usize) {
-        self.memory[buffer] = Buffer { bytes: Vec::new(), lent: false, place: DeviceKind::Host };
+        self.memory[buffer].give_back();
     }
 
     pub(super) fn payload(&mut self, task: TaskId) -> &mut Payload {

@@ -111,20 +111,14 @@ impl WorkerProcess {
                 Action::CancelUse { parameter } => self.cancel_use(context, parameter),
                 Action::Undeclare { tensors } => {
                     let name = |tensor: &usize| context.plan.tensors[*tensor].spec.name.clone();
-                    let names: Vec<String> = tensors.iter().map(name).collect();
-                    match self.worker.undeclare(&names) {
-                        Ok(request) => self.script.waits_for = Some(Awaited::Ending(request)),
-                        // The declaration of one has no answer yet, though its submission has ended.
-                        Err(Error::FailedPrecondition { .. }) => {
-                            self.script.at -= 1;
-                            self.script.woken = true;
-                            return context.post(self.me, Duration::from_millis(50), Input::Script);
-                        }
-                        Err(_) if self.worker.ended().is_some() => {}
-                        Err(error) => {
-                            let text = format!("{}: {names:?} cannot end: {error}", self.me.who);
-                            context.witness.fail(context.now, Checker::Failure, text);
-                        }
+                    if !self.undeclare(context, tensors.iter().map(name).collect()) {
+                        return;
+                    }
+                }
+                Action::UndeclareParameters => {
+                    let names = context.plan.parameters.iter().map(|parameter| parameter.spec.name.clone());
+                    if !self.undeclare(context, names.collect()) {
+                        return;
                     }
                 }
                 Action::Think(pause) => {
@@ -157,6 +151,26 @@ impl WorkerProcess {
             }
             self.settle(context);
         }
+    }
+
+    /// Uses these names no more. Returns false if it tries again later.
+    fn undeclare(&mut self, context: &mut Context, names: Vec<String>) -> bool {
+        match self.worker.undeclare(&names) {
+            Ok(request) => self.script.waits_for = Some(Awaited::Ending(request)),
+            // The declaration of one has no answer yet, though its submission has ended.
+            Err(Error::FailedPrecondition { .. }) => {
+                self.script.at -= 1;
+                self.script.woken = true;
+                context.post(self.me, Duration::from_millis(50), Input::Script);
+                return false;
+            }
+            Err(_) if self.worker.ended().is_some() => {}
+            Err(error) => {
+                let text = format!("{}: {names:?} cannot end: {error}", self.me.who);
+                context.witness.fail(context.now, Checker::Failure, text);
+            }
+        }
+        true
     }
 
     fn submit(&mut self, context: &mut Context, tensor: usize, round: u64, timeout: Option<Duration>) {
@@ -208,10 +222,10 @@ impl WorkerProcess {
         let source = self.memory.len();
         let contribution = oracle::contribution(plan, tensor, round, self.worker.rank().0);
         let bytes = contribution.len() as u64;
-        self.memory.push(Buffer { bytes: contribution.to_vec(), lent: true, place });
+        self.memory.push(Buffer::new(contribution.to_vec(), place));
         let destination = if *in_place { source } else { source + 1 };
         if !in_place {
-            self.memory.push(Buffer { bytes: vec![oracle::JUNK; bytes as usize], lent: true, place });
+            self.memory.push(Buffer::new(vec![oracle::JUNK; bytes as usize], place));
         }
         let device = if *on_device { Some(Ordinal(0)) } else { None };
         (

@@ -47,11 +47,11 @@ impl WorkerProcess {
         let of = &context.plan.parameters[parameter];
         let place = if of.on_device { DeviceKind::Cuda } else { DeviceKind::Host };
         let source = self.memory.len();
-        self.memory.push(Buffer { bytes: oracle::change(&context.plan, id, access), lent: true, place });
+        self.memory.push(Buffer::new(oracle::change(&context.plan, id, access), place));
         // Only a push_pull has memory for both.
         let is_apart = access.sends() && access.receives() && !of.in_place;
         if is_apart {
-            self.memory.push(Buffer { bytes: vec![oracle::JUNK; of.bytes() as usize], lent: true, place });
+            self.memory.push(Buffer::new(vec![oracle::JUNK; of.bytes() as usize], place));
         }
         let tensor = Tensor {
             key: of.spec.key(),
@@ -120,18 +120,18 @@ impl WorkerProcess {
         let lent = self.lent.remove(&submission).expect("lent until it resolves");
         let [source, destination] = lent[0];
         for buffer in [source, destination] {
-            if self.transport.holds(buffer) {
+            if self.memory[buffer].is_held() {
                 let text = format!("{what} resolves while something uses its memory");
                 context.witness.fail(now, Checker::Memory, text);
             }
-            self.memory[buffer].lent = false;
+            self.memory[buffer].give_back();
         }
         let is_overwritten = source == destination && access.receives();
-        if !is_overwritten && self.memory[source].bytes != oracle::change(&context.plan, id, access) {
+        if !is_overwritten && self.memory[source].content() != oracle::change(&context.plan, id, access) {
             context.witness.fail(now, Checker::Contribution, format!("{what}: the change was overwritten"));
         }
         if outcome.is_ok() {
-            let bytes = &self.memory[destination].bytes;
+            let bytes = &self.memory[destination].content();
             let dtype = context.plan.parameters[id.parameter].spec.dtype;
             let part = |(span, version): &(Span, Version)| UsedPart {
                 version: *version,

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use gradlane_core::types::{Access, DType, DeviceKind, TensorSpec, Update};
 
-use super::{Action, Plan, Settings};
+use super::{Action, Plan, Settings, timing};
 use crate::random::{Random, mix};
 
 /// Tells the draws of parameters from others.
@@ -14,8 +14,10 @@ const PARAMETERS: u64 = 0x7061_7261_6d73;
 
 /// Most uses of a worker, but for its last ones: fewer than its digit can count.
 const USES_MAX: usize = 40;
-/// As many where each takes so long that the other workers would stall on one that makes more of them than they do.
+/// As many where messages take long.
 const SLOW_USES_MAX: usize = 10;
+/// Fewest uses that may be drawn, also where each takes long.
+const USES_MIN: usize = 2;
 
 /// One parameter of the job.
 #[derive(Clone, Debug)]
@@ -70,7 +72,7 @@ impl Plan {
         // Some come late.
         let first = if random.chance(70) { 0 } else { random.below(script.len() as u64 / 2 + 1) as usize };
         let percent = random.pick(&[15, 40, 70]);
-        let uses_max = if self.settings.latency_ms.1 > 20 { SLOW_USES_MAX } else { USES_MAX };
+        let uses_max = self.uses_max();
         for (at, action) in script.into_iter().enumerate() {
             if at == first {
                 woven.extend(all().map(|parameter| Action::Use { parameter, access: Access::Init, timeout: None }));
@@ -88,7 +90,22 @@ impl Plan {
         woven.push(Action::AwaitUses);
         woven.extend(all().map(|parameter| Action::Use { parameter, access: Access::Pull, timeout: None }));
         woven.push(Action::AwaitUses);
+        if mix(self.seed ^ PARAMETERS ^ 0x656e_6473).is_multiple_of(2) {
+            woven.push(Action::UndeclareParameters);
+        }
         woven
+    }
+
+    /// How many uses of a worker end within half a step timeout. The other workers stall on one that makes more of them and waits for them
+    /// before it submits what all reduce. If there is little credit, the parts of a use travel one after the other.
+    fn uses_max(&self) -> usize {
+        let Settings { credit_bytes, latency_ms: (_, most), layout, .. } = &self.settings;
+        let bytes = self.parameters.iter().map(Parameter::bytes).max().unwrap_or(0);
+        let turns = bytes.div_ceil(layout.part_bytes_min.max(*credit_bytes)).max(1);
+        // Most messages take an eighth of the longest latency.
+        let one = Duration::from_millis(most / 8 * 2 + most / 5 + 1) * turns as u32;
+        let uses = (timing::STEP / 2).as_millis() / one.as_millis();
+        (uses as usize).clamp(USES_MIN, if *most > 20 { SLOW_USES_MAX } else { USES_MAX })
     }
 
     /// A few uses of one parameter, which a worker may give up or wait for.

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use super::*;
 use crate::collective::order::Decision;
 use crate::collective::ranks::Breakage;
-use crate::collective::{Bulletin, Dataflow, DeviceCollective, DeviceMemory, MakeDeviceCollective, Ordered, Team};
+use crate::collective::{Bootstrap, Dataflow, DeviceCollective, DeviceMemory, MakeDeviceCollective, Ordered, Team};
 use crate::cuda::OnIssue;
 use crate::mem::{DeviceRegion, Ordinal};
 
@@ -24,7 +24,9 @@ fn what_lies_on_devices_is_reduced_in_one_order_whatever_the_order_in_which_rank
             let part = (step * [1, 7, 11, 299][rank]) % parts;
             let operation = on_device(collective, slot(part as u64, 0), Op::Sum, Goal::AllReduce, &mut data[part]);
             let sender = sender.clone();
-            collective.0.run(operation, Done::new(move |outcome| sender.send(outcome).unwrap()));
+            collective
+                .0
+                .run(operation, Done::new(move |outcome| sender.send(outcome.map_err(Unmet::into_error)).unwrap()));
         }
         for _ in 0..parts {
             assert_eq!(ended.recv_timeout(PATIENCE).unwrap(), Ok(4.0));
@@ -67,7 +69,7 @@ fn an_urgent_part_overtakes_what_is_not_in_the_queue_yet() {
             let mut operation = on_device(member, slot(part as u64, 0), Op::Sum, Goal::AllReduce, &mut data[part]);
             operation.claim.priority = Priority(priority);
             let sender = sender.clone();
-            member.0.run(operation, Done::new(move |outcome| sender.send(outcome).unwrap()));
+            member.0.run(operation, Done::new(move |outcome| sender.send(outcome.map_err(Unmet::into_error)).unwrap()));
         }
     };
     // A group each, and then the queue is full.
@@ -99,7 +101,7 @@ fn no_more_is_in_the_queue_than_an_urgent_part_may_wait_for() {
         for (member, data) in machine.0.iter().zip(&mut data) {
             let operation = on_device(member, slot(part, 0), Op::Sum, Goal::AllReduce, &mut data[part as usize]);
             let sender = sender.clone();
-            member.0.run(operation, Done::new(move |outcome| sender.send(outcome).unwrap()));
+            member.0.run(operation, Done::new(move |outcome| sender.send(outcome.map_err(Unmet::into_error)).unwrap()));
         }
     }
     // 64 MiB each: nothing goes behind the first.
@@ -199,7 +201,7 @@ fn a_group_that_means_nothing_is_told_to_be_the_leaders() {
     let (sender, ended) = mpsc::channel();
     let operation = on_device(&machine.0[1], slot(1, 0), Op::Sum, Goal::AllReduce, &mut data);
     let claim = operation.claim;
-    machine.0[1].0.run(operation, Done::new(move |outcome| sender.send(outcome).unwrap()));
+    machine.0[1].0.run(operation, Done::new(move |outcome| sender.send(outcome.map_err(Unmet::into_error)).unwrap()));
     let run = |part: u64| Decision::Run { slot: slot(part, 0), claim, failed: None, weights: vec![1.0; 2] };
     let too_many: Vec<Decision> = (1..10).map(run).collect();
     machine.0[0].0.core.board.order(&too_many);
@@ -319,7 +321,9 @@ fn devices_that_fail_tell_their_rank_how_and_the_others_whose_they_are() {
     for (rank, (member, data)) in machine.0.iter().zip(&mut data).enumerate() {
         let operation = on_device(member, slot(1, 0), Op::Sum, Goal::AllReduce, data);
         let sender = sender.clone();
-        member.0.run(operation, Done::new(move |outcome| sender.send((rank, outcome)).unwrap()));
+        member
+            .0
+            .run(operation, Done::new(move |outcome| sender.send((rank, outcome.map_err(Unmet::into_error))).unwrap()));
     }
     queues.wait_for(1);
     queues.fail(1, &fault);
@@ -342,7 +346,7 @@ fn who_gives_up_before_all_are_there_takes_it_from_the_others() {
     let [first, second] = &mut data;
     let (sender, ended) = mpsc::channel();
     let operation = on_device(&machine.0[1], slot(1, 0), Op::Sum, Goal::AllReduce, first);
-    machine.0[1].0.run(operation, Done::new(move |outcome| sender.send(outcome).unwrap()));
+    machine.0[1].0.run(operation, Done::new(move |outcome| sender.send(outcome.map_err(Unmet::into_error)).unwrap()));
     machine.0[1].0.abandon(slot(1, 0));
     assert_eq!(ended.recv_timeout(PATIENCE).unwrap(), Err(Error::Cancelled));
     let operation = on_device(&machine.0[0], slot(1, 0), Op::Sum, Goal::AllReduce, second);
@@ -359,7 +363,7 @@ fn who_gives_up_what_an_owner_brings_lends_its_memory_until_that_is_over() {
     let goal = from(0);
     let operation = on_device(&machine.0[1], slot(1, 0), Op::Sum, goal.clone(), &mut wanted);
     let of_part = operation.slot();
-    machine.0[1].0.run(operation, Done::new(move |outcome| sender.send(outcome).unwrap()));
+    machine.0[1].0.run(operation, Done::new(move |outcome| sender.send(outcome.map_err(Unmet::into_error)).unwrap()));
     machine.0[1].0.abandon(of_part);
     assert!(ended.try_recv().is_err(), "the owner has not come");
     machine.0[0].run(on_device(&machine.0[0], slot(1, 0), Op::Sum, goal, &mut brought)).unwrap();
@@ -396,7 +400,7 @@ fn the_end_of_the_job_ends_what_is_in_the_queue_with_its_cause() {
     for (member, data) in machine.0.iter().zip([&mut data, &mut other]) {
         let operation = on_device(member, slot(1, 0), Op::Sum, Goal::AllReduce, data);
         let sender = sender.clone();
-        member.0.run(operation, Done::new(move |outcome| sender.send(outcome).unwrap()));
+        member.0.run(operation, Done::new(move |outcome| sender.send(outcome.map_err(Unmet::into_error)).unwrap()));
     }
     queues.wait_for(1);
     let cause = Error::Unavailable { what: "the job".to_owned(), cause: "it is over".to_owned() };
@@ -412,11 +416,11 @@ fn the_end_of_the_job_ends_what_is_in_the_queue_with_its_cause() {
 fn what_the_first_rank_puts_up_all_others_read() {
     let (machine, queues) = machine(3);
     let notice: Vec<u8> = (1..=128).collect();
-    let read = |rank: usize| queues.bulletin(rank).read(PATIENCE, &|| false);
+    let read = |rank: usize| queues.bootstrap(rank).read(PATIENCE, &|| false);
     std::thread::scope(|scope| {
         let readers = [1, 2].map(|rank| scope.spawn(move || read(rank)));
-        queues.bulletin(0).post(&notice);
-        queues.bulletin(0).post(b"another");
+        queues.bootstrap(0).post(&notice);
+        queues.bootstrap(0).post(b"another");
         for reader in readers {
             assert_eq!(reader.join().unwrap(), Some(notice.clone()), "the first one counts");
         }
@@ -427,10 +431,10 @@ fn what_the_first_rank_puts_up_all_others_read() {
 #[test]
 fn who_waits_for_a_notice_gives_up_in_time_or_when_told_to() {
     let (machine, queues) = machine(2);
-    assert_eq!(queues.bulletin(1).read(Duration::from_millis(1), &|| false), None);
-    assert_eq!(queues.bulletin(1).read(PATIENCE, &|| true), None);
+    assert_eq!(queues.bootstrap(1).read(Duration::from_millis(1), &|| false), None);
+    assert_eq!(queues.bootstrap(1).read(PATIENCE, &|| true), None);
     machine.0[0].0.core.board.break_down(Breakage::Lost(0));
-    assert_eq!(queues.bulletin(1).read(PATIENCE, &|| false), None);
+    assert_eq!(queues.bootstrap(1).read(PATIENCE, &|| false), None);
 }
 
 fn machine(ranks: usize) -> (Machine, Arc<Queues>) {
@@ -453,7 +457,7 @@ fn hold_in_the_queue(machine: &Machine, queues: &Queues, data: &mut [[i32; 8]]) 
     for (member, data) in machine.0.iter().zip(data) {
         let operation = on_device(member, slot(1, 0), Op::Sum, Goal::AllReduce, data);
         let sender = sender.clone();
-        member.0.run(operation, Done::new(move |outcome| sender.send(outcome).unwrap()));
+        member.0.run(operation, Done::new(move |outcome| sender.send(outcome.map_err(Unmet::into_error)).unwrap()));
     }
     queues.wait_for(1);
     ended
@@ -474,7 +478,7 @@ impl Gate {
         for member in &machine.0 {
             member.0.run(
                 kept(member, slot(u64::MAX, 0), 64 << 20),
-                Done::new(|outcome: Result<f64>| assert!(outcome.is_ok(), "{outcome:?}")),
+                Done::new(|outcome: std::result::Result<f64, Unmet>| assert!(outcome.is_ok(), "{outcome:?}")),
             );
         }
         queues.wait_for(1);
@@ -491,7 +495,7 @@ impl Gate {
         for (member, data) in self.machine.0.iter().zip(data) {
             for (part, data) in data.iter_mut().enumerate() {
                 let sender = sender.clone();
-                let done = Done::new(move |outcome| sender.send(outcome).unwrap());
+                let done = Done::new(move |outcome| sender.send(outcome.map_err(Unmet::into_error)).unwrap());
                 member.0.run(operation(member, part, data), done);
             }
             // Until it has said all of it.
@@ -567,7 +571,7 @@ struct QueuesState {
     held: bool,
     /// As many are carried out and no more.
     carried_out_max: Option<usize>,
-    bulletins: BTreeMap<usize, Arc<dyn Bulletin>>,
+    bootstraps: BTreeMap<usize, Arc<dyn Bootstrap>>,
     /// How many operations are in each group that a rank has issued.
     groups: BTreeMap<usize, Vec<usize>>,
     /// Operations that some rank has issued and that are not carried out, by their number in the queue.
@@ -589,14 +593,14 @@ impl Queues {
 
     fn make(self: &Arc<Self>) -> MakeDeviceCollective {
         let queues = Arc::clone(self);
-        Box::new(move |Team { me, bulletin, .. }| {
-            queues.state.lock().unwrap().bulletins.insert(me, bulletin);
+        Box::new(move |Team { me, bootstrap, .. }| {
+            queues.state.lock().unwrap().bootstraps.insert(me, bootstrap);
             Ok(Arc::new(FakeQueue { me, queues }) as Arc<dyn DeviceCollective>)
         })
     }
 
-    fn bulletin(&self, rank: usize) -> Arc<dyn Bulletin> {
-        self.state.lock().unwrap().bulletins[&rank].clone()
+    fn bootstrap(&self, rank: usize) -> Arc<dyn Bootstrap> {
+        self.state.lock().unwrap().bootstraps[&rank].clone()
     }
 
     /// Lets nothing be carried out.

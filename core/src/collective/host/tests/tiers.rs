@@ -175,7 +175,7 @@ fn whoever_gives_up_what_the_owner_brings_is_free_at_once_and_disturbs_nobody() 
         let member = &machine.0[giver];
         let operation = member.tier_operation(part, Op::Sum, 1.0, broadcast(1), &mut data);
         let slot = operation.slot();
-        member.0.run(operation, Done::new(move |outcome| sender.send(outcome).unwrap()));
+        member.0.run(operation, Done::new(move |outcome| sender.send(outcome.map_err(Unmet::into_error)).unwrap()));
         member.0.abandon(slot);
         assert_eq!(ended.recv_timeout(PATIENCE).unwrap(), Err(Error::Cancelled), "nobody else has come");
         let others = machine.each(|rank, collective| {
@@ -196,7 +196,9 @@ fn an_owner_that_gives_up_takes_it_from_all() {
         let (sender, collective) = (sender.clone(), &machine.0[rank]);
         let operation = collective.tier_operation(1, Op::Sum, 1.0, broadcast(0), data);
         let slot = operation.slot();
-        collective.0.run(operation, Done::new(move |outcome| sender.send((rank, outcome)).unwrap()));
+        collective
+            .0
+            .run(operation, Done::new(move |outcome| sender.send((rank, outcome.map_err(Unmet::into_error))).unwrap()));
         slot
     };
     begin(1, &mut waited_for[0]);
@@ -222,7 +224,9 @@ fn who_waits_for_the_owner_waits_as_long_as_it_takes_and_who_does_not_come_is_na
     let begin = |rank: usize, data: &mut [i32; 8]| {
         let (sender, collective) = (sender.clone(), &machine.0[rank]);
         let operation = collective.tier_operation(1, Op::Sum, 1.0, broadcast(1), data);
-        collective.0.run(operation, Done::new(move |outcome| sender.send((rank, outcome)).unwrap()));
+        collective
+            .0
+            .run(operation, Done::new(move |outcome| sender.send((rank, outcome.map_err(Unmet::into_error))).unwrap()));
     };
     begin(0, first);
     machine.later(2 * PATIENCE);

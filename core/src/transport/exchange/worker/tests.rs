@@ -70,7 +70,7 @@ fn what_does_not_answer_the_push_is_found_before_the_memory_is_back() {
     let mut tried = Tried::new(&mut memory);
     "HP".chars().for_each(|step| tried.step(step));
     let error = tried.exchange.place(&mut tried.arrival, PEER).unwrap_err();
-    assert!(error.to_string().contains("is 4, but the worker expects 5 bytes"), "{error}");
+    assert!(error.to_string().contains("is 4 instead of 5"), "{error}");
 }
 
 #[test]

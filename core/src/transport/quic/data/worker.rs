@@ -24,7 +24,7 @@ use crate::error::{Error, Result};
 use crate::identity::{Credentials, SERVER_NAME};
 use crate::mem::{Loan, Returned};
 use crate::transport::Push;
-use crate::transport::exchange::{Pull, link_gone, unknown_exchange};
+use crate::transport::exchange::{Pull, link_gone, of_the_link, unknown_exchange};
 use crate::types::{Done, ExchangeId, LinkId};
 
 /// All links and exchanges of a worker.
@@ -379,7 +379,7 @@ impl Worker {
                     net.close(known.handle, CLOSE_ERROR, encode_reason(&error.told_to_peer()));
                     // First ends the exchange, with the error. Then ends the link and its other exchanges.
                     self.end_exchange(net, id, &error);
-                    return self.link_ended(net, link, &Error::Cancelled);
+                    return self.link_ended(net, link, &error);
                 }
             }
         }
@@ -427,7 +427,10 @@ impl Worker {
     fn link_ended(&mut self, net: &mut Net, id: LinkId, reason: &Error) {
         let under_way: Vec<ExchangeId> =
             self.exchanges.iter().filter(|(_, exchange)| exchange.link == id).map(|(id, _)| *id).collect();
-        under_way.into_iter().for_each(|exchange| self.end_exchange(net, exchange, reason));
+        if let Some(link) = self.links.get(&id) {
+            let error = of_the_link(reason, &link.peer.name);
+            under_way.into_iter().for_each(|exchange| self.end_exchange(net, exchange, &error));
+        }
         if let Some(link) = self.links.remove(&id) {
             self.owners.remove(&link.handle);
             (link.lost)(id, reason.clone());

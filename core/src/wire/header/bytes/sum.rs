@@ -2,9 +2,8 @@
 
 use super::fields::{Fields, at as front_at, front, put, u32_of, with_behind};
 use super::participants;
-use crate::codec;
 use crate::error::Result;
-use crate::types::{CodecSpec, DType, Encoding, Op, Participants, WorkerSet};
+use crate::types::{CodecSpec, DType, Op, Participants, WorkerSet};
 use crate::wire::header::{Body, Contribute, Contribution, Contributors, HEADER_BYTES, Header, Sum, Target, Withdraw};
 use crate::wire::limits;
 
@@ -27,6 +26,8 @@ mod flag {
     pub(super) const EARLY: u8 = 8;
     /// Sum: a set of contributors ends the header. Contribution and withdrawal: the participants do.
     pub(super) const PARTIAL: u8 = 16;
+    /// Contribution and sum: the codec has refused the elements, and they follow as they are.
+    pub(super) const REFUSED: u8 = 32;
 }
 
 /// Where each field lies.
@@ -65,8 +66,7 @@ impl Contribute {
         put(&mut bytes, at::PART_BYTES, u32_of(self.part_bytes).to_le_bytes());
         put(&mut bytes, at::FACTOR, self.weight.to_le_bytes());
         put(&mut bytes, at::CHECK, check.to_le_bytes());
-        let codec = self.body().map(|body| body.codec);
-        with_participants(bytes, codec, &self.participants)
+        with_participants(bytes, self.body(), &self.participants)
     }
 
     /// Bytes of the header on the wire.
@@ -105,7 +105,7 @@ impl Sum {
         put(&mut bytes, at::ATTEMPT, self.attempt.to_le_bytes());
         put(&mut bytes, at::PART_BYTES, u32_of(self.part_bytes).to_le_bytes());
         put(&mut bytes, at::FACTOR, self.divisor.to_le_bytes());
-        let parameters = write_codec(&mut bytes, self.body.codec);
+        let parameters = write_form(&mut bytes, self.body);
         with_behind(bytes, &[&parameters, self.contributors.as_bytes()])
     }
 
@@ -116,12 +116,12 @@ impl Sum {
 }
 
 /// A header, the parameters of the codec of its body, and the participants of its request.
-fn with_participants(mut head: [u8; HEADER_BYTES], codec: Option<CodecSpec>, participants: &Participants) -> Vec<u8> {
+fn with_participants(mut head: [u8; HEADER_BYTES], body: Option<Body>, participants: &Participants) -> Vec<u8> {
     let participants = participants::encode(participants);
     if !participants.is_empty() {
         head[at::FLAGS] |= flag::PARTIAL;
     }
-    let parameters = codec.map_or_else(Vec::new, |codec| write_codec(&mut head, codec));
+    let parameters = body.map_or_else(Vec::new, |body| write_form(&mut head, body));
     with_behind(head, &[&parameters, &participants])
 }
 
@@ -140,9 +140,10 @@ fn write_reduction(bytes: &mut [u8; HEADER_BYTES], dtype: DType, op: Op) {
     put(bytes, at::ROOT, u16::try_from(op.argument()).unwrap_or(u16::MAX).to_le_bytes());
 }
 
-/// Writes the codec of the body. Returns its parameters, which follow the front.
-fn write_codec(bytes: &mut [u8; HEADER_BYTES], codec: CodecSpec) -> Vec<u8> {
-    bytes[at::CODEC] = codec.encoding() as u8;
+/// Writes how the body encodes the part. Returns the parameters of its codec, which follow the front.
+fn write_form(bytes: &mut [u8; HEADER_BYTES], Body { codec, refused, .. }: Body) -> Vec<u8> {
+    bytes[at::CODEC] = codec.code();
+    bytes[at::FLAGS] |= if refused { flag::REFUSED } else { 0 };
     codec.parameters().iter().flat_map(|parameter| parameter.to_le_bytes()).collect()
 }
 
@@ -161,6 +162,10 @@ impl Fields<'_> {
         self.bytes[at::FLAGS] & flag::PARTIAL != 0
     }
 
+    fn is_refused(&self) -> bool {
+        self.bytes[at::FLAGS] & flag::REFUSED != 0
+    }
+
     fn participants(&self, rest: &[u8]) -> Result<Participants> {
         if self.is_partial() {
             return participants::decode(rest).map_err(|problem| self.bad("participants", problem));
@@ -172,21 +177,19 @@ impl Fields<'_> {
         let (dtype, op) = self.reduction()?;
         let part_bytes = self.part_bytes(at::PART_BYTES, dtype)?;
         let check = u32::from_le_bytes(self.array(at::CHECK));
-        let (contribution, rest) = match self.bytes[at::FLAGS] & !flag::PARTIAL {
-            flag::NO_BODY => {
+        let (contribution, rest) = match self.bytes[at::FLAGS] & !(flag::PARTIAL | flag::REFUSED) {
+            flag::NO_BODY if !self.is_refused() => {
                 self.zero(at::CODEC..at::ROOT)?;
                 self.zero(front_at::BODY_BYTES..front_at::KIND)?;
                 self.zero(at::CHECK..HEADER_BYTES)?;
                 (Contribution::Nothing, rest)
             }
             flags @ (0 | flag::CHECKSUM | flag::RESUMED) => {
-                let (codec, rest) = self.codec(rest)?;
-                if !codec.encodes(dtype) {
-                    return Err(self.bad("codec", format!("is {codec} of {dtype}")));
+                // Whether the part has such a body says the server, which refuses this exchange and keeps the link.
+                let (body, rest) = self.body(rest)?;
+                if !body.codec.encodes(dtype) {
+                    return Err(self.bad("codec", format!("is {} of {dtype}", body.codec)));
                 }
-                let body = Body { bytes: self.body_bytes()?, codec };
-                let due = codec::body_bytes(codec, dtype, part_bytes);
-                due.check(body.bytes).map_err(|malformed| self.bad("body length", malformed.to_string()))?;
                 let contribution = match flags {
                     flag::CHECKSUM => Contribution::First { body, checksum: Some(check) },
                     flag::RESUMED if u64::from(check) > body.bytes => {
@@ -225,12 +228,12 @@ impl Fields<'_> {
     }
 
     fn sum(&self, rest: &[u8]) -> Result<Sum> {
-        self.no_flags_but(flag::CHECKSUM | flag::EARLY | flag::PARTIAL)?;
+        self.no_flags_but(flag::CHECKSUM | flag::EARLY | flag::PARTIAL | flag::REFUSED)?;
         let flags = self.bytes[at::FLAGS];
         self.zero(front_at::URGENCY..at::FLAGS)?;
         self.zero(at::DTYPE..at::ROUND)?;
         self.zero(at::CHECK..HEADER_BYTES)?;
-        let (codec, set) = self.codec(rest)?;
+        let (body, set) = self.body(rest)?;
         let workers = || WorkerSet::from_bytes(set);
         let contributors = match self.is_partial() {
             true => Contributors::Only(
@@ -242,8 +245,7 @@ impl Fields<'_> {
             }
         };
         let part_bytes = self.length("length", at::PART_BYTES, limits::PART_BYTES_MAX)?;
-        let body = Body { bytes: self.body_bytes()?, codec };
-        if codec.is_plain() && body.bytes != part_bytes {
+        if body.encoding().is_plain() && body.bytes != part_bytes {
             return Err(self.bad("body length", format!("is {} of a part of {part_bytes}", body.bytes)));
         }
         Ok(Sum {
@@ -273,18 +275,24 @@ impl Fields<'_> {
     /// The codec of the body, whose parameters begin `rest`; and what follows them.
     fn codec<'rest>(&self, rest: &'rest [u8]) -> Result<(CodecSpec, &'rest [u8])> {
         let code = self.bytes[at::CODEC];
-        let encoding = Encoding::from_code(code).ok_or_else(|| self.bad("codec", format!("is {code}")))?;
+        let bytes = CodecSpec::parameter_bytes_of(code).map_err(|error| self.bad("codec", error.to_string()))?;
         let (parameters, rest) = rest
-            .split_at_checked(CodecSpec::of(encoding).parameter_bytes())
-            .ok_or_else(|| self.bad("codec", format!("is {encoding} with parameters of {} bytes", rest.len())))?;
+            .split_at_checked(bytes)
+            .ok_or_else(|| self.bad("codec", format!("is {code} with parameters of {} bytes", rest.len())))?;
         let words = parameters.as_chunks().0;
         let parameters: Vec<u32> = words.iter().map(|word| u32::from_le_bytes(*word)).collect();
-        let spec = CodecSpec::with_parameters(encoding, &parameters);
+        let spec = CodecSpec::from_wire(code, &parameters);
         Ok((spec.map_err(|error| self.bad("codec", error.to_string()))?, rest))
     }
 
-    fn body_bytes(&self) -> Result<u64> {
-        self.length("body length", front_at::BODY_BYTES, limits::BODY_BYTES_MAX)
+    /// What the header says of the body, whose parameters begin `rest`; and what follows them.
+    fn body<'rest>(&self, rest: &'rest [u8]) -> Result<(Body, &'rest [u8])> {
+        let (codec, rest) = self.codec(rest)?;
+        if self.is_refused() && !codec.varies() {
+            return Err(self.bad("flags", format!("say that {codec} refused the elements, which it never does")));
+        }
+        let bytes = self.length("body length", front_at::BODY_BYTES, limits::BODY_BYTES_MAX)?;
+        Ok((Body { bytes, codec, refused: self.is_refused() }, rest))
     }
 
     fn factor(&self, field: &str) -> Result<f64> {

@@ -1,6 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::codec;
 use crate::types::{CodecSpec, DType, Op, Participants, WorkerId, WorkerSet};
 use crate::wire::header::{Body, Contribute, Contribution, Contributors, Sum, Withdraw};
 use crate::wire::{limits, samples};
@@ -40,92 +41,116 @@ fn golden_bytes() {
     let golden = [
         // a contribution with a checksum
         concat!(
-            "474c4e4509014000020000000300000008070605040302010900000000100000",
+            "474c4e450a014000020000000300000008070605040302010900000000100000",
             "01060101000001054d00000000000000000000000000f83f00100000efbeadde"
         ),
         // a contribution without
         concat!(
-            "474c4e4509014000020000000300000008070605040302010900000000100000",
+            "474c4e450a014000020000000300000008070605040302010900000000100000",
             "01060001000001054d00000000000000000000000000f83f0010000000000000"
         ),
         // a contribution as bf16
         concat!(
-            "474c4e4509014000020000000300000008070605040302010900000000080000",
+            "474c4e450a014000020000000300000008070605040302010900000000080000",
             "01060103000001054d00000000000000000000000000f83f0010000006000000"
         ),
         // a repeat after 1000 bytes of the sum landed
         concat!(
-            "474c4e4509014000020000000300000008070605040302010900000000100000",
+            "474c4e450a014000020000000300000008070605040302010900000000100000",
             "01060401000001054d00000000000000000000000000f83f00100000e8030000"
         ),
         // a question for a broadcast's sum
         concat!(
-            "474c4e4509014000020000000300000008070605040302010900000000000000",
+            "474c4e450a014000020000000300000008070605040302010900000000000000",
             "01060200050003064d00000000000000000000000000f03f0010000000000000"
         ),
         // a contribution of workers 1 and 9, whose sum goes to worker 9
         concat!(
-            "474c4e4509014600020000000300000008070605040302010900000000100000",
+            "474c4e450a014600020000000300000008070605040302010900000000100000",
             "01061101000001054d00000000000000000000000000f83f00100000efbeadde",
             "02000a000202"
         ),
         // a contribution of all workers, whose sum goes to worker 5
         concat!(
-            "474c4e4509014400020000000300000008070605040302010900000000100000",
+            "474c4e450a014400020000000300000008070605040302010900000000100000",
             "01061101000001054d00000000000000000000000000f83f00100000efbeadde",
             "00000600"
         ),
         // a withdrawal
         concat!(
-            "474c4e450901400002000000030000000807060504030201090000004d000000",
+            "474c4e450a01400002000000030000000807060504030201090000004d000000",
             "03000000050003064d0000000000000000000000000000000000000000000000"
         ),
         // a withdrawal from a round of workers 1 and 9
         concat!(
-            "474c4e450901460002000000030000000807060504030201090000004d000000",
+            "474c4e450a01460002000000030000000807060504030201090000004d000000",
             "03001000050003064d0000000000000000000000000000000000000000000000",
             "02000a000202"
         ),
         // a sum of all workers due
         concat!(
-            "474c4e4509014000020000000300000008070605040302010900000000100000",
+            "474c4e450a014000020000000300000008070605040302010900000000100000",
             "02000101010000004d0000000000000000000000000000400010000000000000"
         ),
         // a sum of workers 1 and 9, while the contribution is on its way
         concat!(
-            "474c4e4509014200020000000300000008070605040302010900000000100000",
+            "474c4e450a014200020000000300000008070605040302010900000000100000",
             "02001801010000004d0000000000000000000000000000400010000000000000",
             "0202"
         ),
         // a reject
         concat!(
-            "474c4e4509014000020000000300000008070605040302010900000009000000",
+            "474c4e450a014000020000000300000008070605040302010900000009000000",
             "0000000000000000000000000000000000000000000000000000000000000000"
         ),
         // a push_pull of a parameter, with a checksum
         concat!(
-            "474c4e4509024000020000000300000008070605040302010900000000100000",
+            "474c4e450a024000020000000300000008070605040302010900000000100000",
             "01060105010000004d00000000000000000000000000000000100000efbeadde"
         ),
         // a pull that wants the checksum
         concat!(
-            "474c4e4509024000020000000300000008070605040302010900000000000000",
+            "474c4e450a024000020000000300000008070605040302010900000000000000",
             "01060304010000004d0000000000000000000000000000000010000000000000"
         ),
         // a value
         concat!(
-            "474c4e4509024000020000000300000008070605040302010900000000100000",
+            "474c4e450a024000020000000300000008070605040302010900000000100000",
             "02000100000000004d0000000000000005000000000000000000000000000000"
         ),
         // the answer to a push
         concat!(
-            "474c4e4509024000020000000300000008070605040302010900000000000000",
+            "474c4e450a024000020000000300000008070605040302010900000000000000",
             "02000000000000004d0000000000000005000000000000000000000000000000"
         ),
         // a reject of a use
         concat!(
-            "474c4e4509024000020000000300000008070605040302010900000009000000",
+            "474c4e450a024000020000000300000008070605040302010900000009000000",
             "0000000000000000000000000000000000000000000000000000000000000000"
+        ),
+        // a contribution of the largest 1 %
+        concat!(
+            "474c4e450a01440002000000030000000807060504030201090000002c010000",
+            "01060005000001054d00000000000000000000000000f83f0010000000000000",
+            "10270000"
+        ),
+        // a contribution that topk refused
+        concat!(
+            "474c4e450a014400020000000300000008070605040302010900000000100000",
+            "01062005000001054d00000000000000000000000000f83f0010000000000000",
+            "10270000"
+        ),
+        // a sum with fewer bytes than its part
+        concat!(
+            "474c4e450a01440002000000030000000807060504030201090000002d010000",
+            "02000105010000004d0000000000000000000000000000400010000000000000",
+            "10270000"
+        ),
+        // a sum that topk refused
+        concat!(
+            "474c4e450a014400020000000300000008070605040302010900000000100000",
+            "02002105010000004d0000000000000000000000000000400010000000000000",
+            "10270000"
         ),
     ];
     let headers = samples::headers();
@@ -143,17 +168,17 @@ fn each_bad_field_is_named() {
         (6, 63, "header length"),
         (6, 65, "header"),
         (7, 0xff, "header length"),
-        (28, 1, "body length"),
-        (31, 1, "body length"),
+        (31, 0xff, "body length"),
         (32, 9, "kind"),
         (33, 8, "urgency"),
         (34, 3, "flags"),
         (34, 5, "flags"),
         (34, 6, "flags"),
         (34, 8, "flags"),
+        (34, 32, "flags"),
+        (34, 34, "flags"),
         (35, 0, "codec"),
         (35, 0xff, "codec"),
-        (35, 2, "body length"),
         (36, 1, "root"),
         (38, 0, "dtype"),
         (39, 0, "op"),
@@ -234,7 +259,7 @@ fn a_reject_is_read_of_any_service() {
 
 #[test]
 fn a_cast_halves_floats_and_encodes_nothing_else() {
-    let body = Body { bytes: 2048, codec: CodecSpec::F16 };
+    let body = Body { bytes: 2048, codec: CodecSpec::F16, refused: false };
     let cast = |dtype, op| {
         let contribution = Contribution::First { body, checksum: None };
         Header::Contribute(Contribute { dtype, op, contribution, ..contribute() }).encode()
@@ -243,6 +268,23 @@ fn a_cast_halves_floats_and_encodes_nothing_else() {
     for dtype in [DType::F16, DType::I32] {
         assert_eq!(field_of(&cast(dtype, Op::Sum)), "codec");
     }
+}
+
+#[test]
+fn error_feedback_is_one_bit_of_the_codec_and_of_f32_alone() {
+    let of = |dtype, codec: CodecSpec| {
+        let bytes = codec::body_bytes(codec.without_feedback(), dtype, 4096).max();
+        let contribution = Contribution::First { body: Body { bytes, refused: false, codec }, checksum: None };
+        Header::Contribute(Contribute { dtype, contribution, ..contribute() })
+    };
+    for [without, with] in [["bf16", "bf16:feedback=1"], ["int8:block=64", "int8:block=64,feedback=1"]] {
+        let [without, with] = [without, with].map(|text| of(DType::F32, text.parse().unwrap()));
+        assert_eq!(Header::decode(&with.encode(), "worker 0").as_ref(), Ok(&with));
+        let mut bytes = without.encode();
+        bytes[35] |= 0x80;
+        assert_eq!(bytes, with.encode());
+    }
+    assert_eq!(field_of(&of(DType::F64, "bf16:feedback=1".parse().unwrap()).encode()), "codec");
 }
 
 #[test]

@@ -11,7 +11,7 @@ fn receivers_send_no_body_and_all_wait_for_each_other() {
     assert_eq!(answered(&world.commands()), [], "rank 2 has not come");
     let two = world.open(2, receiver(0));
     let commands = world.commands();
-    assert!(commands.contains(&step(Step::Publish { divisor: 1.0 })));
+    assert!(commands.contains(&step(Step::Publish { divisor: 1.0, residual: None })));
     assert_eq!(answered(&commands), [one, root, two]);
 }
 

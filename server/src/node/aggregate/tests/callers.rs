@@ -24,7 +24,7 @@ fn a_mean_is_divided_by_the_workers_and_not_by_the_machines() {
         world.push(rank, Contribute { op: Op::Mean, ..header(0) });
     }
     let commands = world.commands();
-    assert!(commands.contains(&step(Step::Publish { divisor: 4.0 })));
+    assert!(commands.contains(&step(Step::Publish { divisor: 4.0, residual: None })));
     let divisor = |step: &Step| if let Step::Answer { header, .. } = step { Some(header.divisor) } else { None };
     assert_eq!(steps(&commands).filter_map(divisor).collect::<Vec<_>>(), [4.0, 4.0]);
 }
@@ -34,7 +34,7 @@ fn the_weight_of_a_machine_is_what_its_caller_says() {
     let mut world = on_machines(&[7, 7, 8], |_| {});
     world.push(owner(&world, 0), weighted(5.0));
     world.push(2, weighted(1.5));
-    assert!(world.commands().contains(&step(Step::Publish { divisor: 6.5 })));
+    assert!(world.commands().contains(&step(Step::Publish { divisor: 6.5, residual: None })));
 }
 
 #[test]
@@ -126,7 +126,7 @@ fn a_worker_that_joins_later_is_not_due_before_its_first_round() {
     let pushed = [0, 1].map(|rank| world.push(rank, mean(0)));
     let commands = world.commands();
     assert_eq!((answered(&commands), seals(&commands)), (pushed.to_vec(), 1));
-    assert!(commands.contains(&step(Step::Publish { divisor: 2.0 })));
+    assert!(commands.contains(&step(Step::Publish { divisor: 2.0, residual: None })));
     world.open(2, mean(0));
     let text = errors(&world.commands()).next().unwrap().to_string();
     assert!(text.contains("round is 0, before the first one"), "{text}");
@@ -147,7 +147,10 @@ fn a_machine_is_due_as_soon_as_one_of_its_workers_is() {
     world.push(2, Contribute { op: Op::Mean, ..header(0) });
     assert_eq!(seals(&world.commands()), 0);
     world.push(owner(&world, 0), Contribute { op: Op::Mean, ..header(0) });
-    assert!(world.commands().contains(&step(Step::Publish { divisor: 2.0 })), "by the workers that have begun");
+    assert!(
+        world.commands().contains(&step(Step::Publish { divisor: 2.0, residual: None })),
+        "by the workers that have begun"
+    );
 }
 
 /// A worker on each of these machines.

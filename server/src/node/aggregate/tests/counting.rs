@@ -15,7 +15,7 @@ fn a_round_begins_with_its_first_push() {
         order: Order::Arrival,
         block_bytes: 0,
     });
-    let upload = Upload { weight: 1.0, checksum: None, landed: 0 };
+    let upload = Upload { body: Body::plain(16), weight: 1.0, checksum: None, landed: 0 };
     assert_eq!(world.commands(), [step(begin), step(Step::Receive { worker: WorkerId(1), exchange, upload })]);
 }
 
@@ -34,8 +34,24 @@ fn an_encoded_part_is_added_in_f32_and_its_sum_travels_as_its_contributions_do()
             _ => None,
         })
         .collect();
-    assert_eq!(bodies, [(16, Body { bytes: 8, codec: CodecSpec::F16 }); 2]);
+    assert_eq!(bodies, [(16, Body { bytes: 8, codec: CodecSpec::F16, refused: false }); 2]);
     assert_eq!(world.progress().bytes_in_flight, 8, "the sum is kept as it travels");
+}
+
+#[test]
+fn contributions_that_vary_in_length_may_be_plain_and_are_all_counted_before_anything_is_answered() {
+    let mut world = World::of(3);
+    let first = world.open(0, sparse(Some(6), header(0)));
+    world.open(1, sparse(None, header(0)));
+    let third = world.open(2, sparse(Some(11), header(0)));
+    assert_eq!(world.progress().bytes_in_flight, 4 * 16, "the sum, and three bodies that are as long as they can be");
+    world.whole(first);
+    world.whole(third);
+    assert_eq!(answered(&world.commands()), []);
+    world.whole(ExchangeId(first.0 + 1));
+    let commands = world.commands();
+    assert_eq!((answered(&commands).len(), seals(&commands)), (3, 1));
+    assert_eq!(world.progress().bytes_in_flight, 16, "the sum, as long as it can be");
 }
 
 #[test]
@@ -134,7 +150,7 @@ fn a_part_without_bytes_is_counted_at_once() {
 fn a_mean_is_divided_by_the_number_of_contributors() {
     let mut world = World::of(3);
     world.everybody(Contribute { op: Op::Mean, ..header(0) });
-    assert!(world.commands().contains(&step(Step::Publish { divisor: 3.0 })));
+    assert!(world.commands().contains(&step(Step::Publish { divisor: 3.0, residual: None })));
 }
 
 #[test]
@@ -142,7 +158,10 @@ fn a_weighted_mean_is_divided_by_the_sum_of_the_weights() {
     let mut world = World::of(2);
     world.push(0, weighted(0.0));
     world.push(1, weighted(2.5));
-    assert!(world.commands().contains(&step(Step::Publish { divisor: 2.5 })), "a worker without samples");
+    assert!(
+        world.commands().contains(&step(Step::Publish { divisor: 2.5, residual: None })),
+        "a worker without samples"
+    );
 }
 
 #[test]

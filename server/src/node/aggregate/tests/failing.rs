@@ -12,6 +12,7 @@ fn a_disagreement_is_the_same_error_on_every_worker_also_on_those_who_come_later
         ("length", sized(20, header(0))),
         ("op", Contribute { op: Op::Max, ..header(0) }),
         ("codec", halved(CodecSpec::BF16, header(0))),
+        ("codec", sparse(None, header(0))),
     ] {
         let mut world = World::of(3);
         world.push(0, header(0));
@@ -23,6 +24,40 @@ fn a_disagreement_is_the_same_error_on_every_worker_also_on_those_who_come_later
         assert!(errors.iter().all(|error| *error == errors[0]));
         assert!(errors[0].contains(field) && errors[0].contains("worker 0") && errors[0].contains("worker 1"));
         assert!(commands.contains(&drops(0)));
+    }
+}
+
+#[test]
+fn a_body_of_a_length_that_its_part_cannot_have_is_refused_before_memory_is_taken_for_it() {
+    let refused = |length: &str, header: Contribute| {
+        let mut world = World::of(2);
+        world.open(0, header);
+        let commands = world.commands();
+        let is_told = |error: &Error| matches!(error, Error::Protocol { field, problem, .. } if field == "body length" && problem.contains(length));
+        assert!(rejected(&commands).len() == 1 && errors(&commands).all(is_told), "{commands:?}");
+        assert_eq!((received(&commands).len(), world.progress().bytes_in_flight), (0, 0));
+    };
+    refused("17 where 16 are the most", sparse(Some(17), header(0)));
+    let long = Contribute { part_bytes: 12, ..sparse(None, header(0)) };
+    refused("16 instead of 12", long);
+    refused("16 instead of 12", Contribute { part_bytes: 12, ..header(0) });
+    refused("10 instead of 8", Contribute { part_bytes: 16, ..halved(CodecSpec::BF16, sized(20, header(0))) });
+}
+
+#[test]
+fn a_repeat_says_the_length_and_the_form_of_the_first_push() {
+    for other in [Some(7), None] {
+        let mut world = World::of(2);
+        let torn = world.open(0, sparse(Some(6), header(0)));
+        world.torn(torn);
+        world.commands();
+        world.open(0, sparse(other, header(0)));
+        let commands = world.commands();
+        let is_told = |error: &Error| matches!(error, Error::Protocol { field, problem, .. } if field == "body" && problem.contains("said 6 bytes as topk"));
+        assert!(rejected(&commands).len() == 1 && errors(&commands).all(is_told), "{commands:?}");
+        world.push(0, sparse(Some(6), header(0)));
+        world.push(1, sparse(Some(9), header(0)));
+        assert_eq!(answered(&world.commands()).len(), 2, "the round is not harmed");
     }
 }
 

@@ -9,7 +9,7 @@ fn the_sum_flows_when_the_last_worker_has_begun() {
     assert_eq!(answered(&world.commands()), []);
     let second = world.open(1, header(0));
     let commands = world.commands();
-    assert!(commands.contains(&step(Step::Publish { divisor: 1.0 })));
+    assert!(commands.contains(&step(Step::Publish { divisor: 1.0, residual: None })));
     assert_eq!(answered(&commands), [first, second]);
 }
 
@@ -50,7 +50,7 @@ fn a_repeat_says_what_the_sum_has_overwritten_and_keeps_the_checksum_of_the_firs
     world.torn(torn);
     world.commands();
     let exchange = world.open(0, resumed(0, 8));
-    let upload = Upload { weight: 1.0, checksum: Some(7), landed: 8 };
+    let upload = Upload { body: Body::plain(16), weight: 1.0, checksum: Some(7), landed: 8 };
     assert_eq!(world.commands(), [step(Step::Receive { worker: WorkerId(0), exchange, upload })]);
 }
 

@@ -8,8 +8,8 @@ use bytes::Bytes;
 use gradlane_core::cluster::MemberEvent;
 use gradlane_core::error::{Code, Error};
 use gradlane_core::types::{
-    CodecSpec, DType, Epoch, ExchangeId, Incarnation, LinkId, MachineId, Member, NodeId, Op, PartId, Participants,
-    Phase, Process, Role, Round, TensorKey, Time, View, WorkerId, WorkerSet,
+    CodecSpec, DType, Encoding, Epoch, ExchangeId, Incarnation, LinkId, MachineId, Member, NodeId, Op, PartId,
+    Participants, Phase, Process, Role, Round, TensorKey, Time, View, WorkerId, WorkerSet,
 };
 use gradlane_core::wire::frame::Progress;
 use gradlane_core::wire::{Body, Contribute, Contribution, Contributors, Request, Sum, Target, Withdraw, reject};
@@ -28,6 +28,7 @@ mod membership;
 mod memory;
 mod participants;
 mod repeating;
+mod residual;
 mod survivors;
 mod window;
 mod withdrawing;
@@ -212,7 +213,14 @@ pub(crate) fn sized(part_bytes: u64, header: Contribute) -> Contribute {
 
 /// The same header of a worker whose codec halves the body.
 fn halved(codec: CodecSpec, header: Contribute) -> Contribute {
-    let body = Body { bytes: header.part_bytes / 2, codec };
+    let body = Body { bytes: header.part_bytes / 2, codec, refused: false };
+    Contribute { contribution: Contribution::First { body, checksum: None }, ..header }
+}
+
+/// The same header of a tensor with topk: an encoded body of so many bytes, or with `None` one that was refused.
+fn sparse(bytes: Option<u64>, header: Contribute) -> Contribute {
+    let (bytes, refused) = (bytes.unwrap_or(header.part_bytes), bytes.is_none());
+    let body = Body { bytes, codec: CodecSpec::of(Encoding::TopK), refused };
     Contribute { contribution: Contribution::First { body, checksum: None }, ..header }
 }
 

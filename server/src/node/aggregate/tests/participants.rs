@@ -11,7 +11,7 @@ fn a_round_is_due_from_its_members_only() {
     let pushed = [1, 3].map(|rank| world.push(rank, mean(0)));
     let commands = world.commands();
     assert_eq!((answered(&commands), seals(&commands)), (pushed.to_vec(), 1));
-    assert!(commands.contains(&step(Step::Publish { divisor: 2.0 })));
+    assert!(commands.contains(&step(Step::Publish { divisor: 2.0, residual: None })));
     for rank in [3, 1] {
         world.push(rank, mean(1));
     }

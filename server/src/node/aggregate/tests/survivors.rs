@@ -31,6 +31,20 @@ fn an_open_round_restarts_with_the_survivors() {
 }
 
 #[test]
+fn a_round_of_workers_that_are_all_left_goes_on() {
+    let of_two = || Participants::of([0, 1].map(WorkerId).into_iter().collect());
+    let mut world = World::of(3);
+    let first = world.push(0, Contribute { participants: of_two(), ..header(0) });
+    world.commands();
+    world.lose(3, &[2]);
+    assert_eq!(rejects(&world.commands()), []);
+    let second = world.push(1, next_epoch(Contribute { participants: of_two(), ..header(0) }));
+    let commands = world.commands();
+    assert_eq!((answered(&commands), seals(&commands)), (vec![first, second], 1));
+    assert!(answers(&commands).iter().all(|header| (header.attempt, &header.contributors) == (0, &Contributors::Due)));
+}
+
+#[test]
 fn the_bit_of_a_lost_worker_does_not_stand_for_one_that_is_still_to_come() {
     let mut world = World::of(3);
     world.push(2, header(0));
@@ -283,7 +297,7 @@ fn when_the_caller_of_a_machine_is_lost_another_of_its_workers_sends() {
     world.push(heir, next_epoch(Contribute { op: Op::Mean, ..header(0) }));
     let commands = world.commands();
     assert_eq!((answered(&commands).len(), seals(&commands)), (2, 1));
-    assert!(commands.contains(&step(Step::Publish { divisor: 3.0 })), "by the workers that are left");
+    assert!(commands.contains(&step(Step::Publish { divisor: 3.0, residual: None })), "by the workers that are left");
 }
 
 #[test]

@@ -8,7 +8,7 @@ use gradlane_core::collective::order::Claim;
 use gradlane_core::error::Result;
 use gradlane_core::reduce::{Kernels, accumulator_bytes};
 use gradlane_core::sched::TaskId;
-use gradlane_core::types::DeviceKind;
+use gradlane_core::types::{DeviceKind, Unmet};
 
 use super::super::memory::{Region, gather, scatter};
 use super::{Note, WorkerProcess};
@@ -59,7 +59,7 @@ impl WorkerProcess {
                 (DeviceKind::Host, claim, Vec::new(), dataflow, failure, load)
             }
             Act::Pass { claim } => (DeviceKind::Host, claim, Vec::new(), Dataflow::Nothing, None, None),
-            Act::End { .. } => unreachable!("what ends is not begun"),
+            Act::End { .. } | Act::Return { .. } => unreachable!("what ends is not begun"),
         };
         let reached = near.reached(place);
         let members = Claim::members_among(claim.members, near.peers.len()).expect("ranks name those of their machine");
@@ -123,15 +123,15 @@ impl WorkerProcess {
         let Some(load) = load else { return true };
         let outcome = result_of(&claim, &weights, dataflow, shown, ours).map(|result| {
             if dataflow.leads_to(me) && !load.destination.is_empty() {
-                scatter(context, self.me, &mut self.memory, &load.destination, &result, place);
+                scatter(context, self.me, &self.memory, &load.destination, &result, place);
             }
             dataflow.weight(&weights)
         });
-        self.met(context, load, outcome);
+        self.met(context, load, outcome.map_err(Unmet::Failed));
         true
     }
 
-    pub(super) fn met(&mut self, context: &mut Context, load: Load, outcome: Result<f64>) {
+    pub(super) fn met(&mut self, context: &mut Context, load: Load, outcome: std::result::Result<f64, Unmet>) {
         if outcome.is_ok() && load.takes {
             self.payload(load.task).contribute_result();
         }

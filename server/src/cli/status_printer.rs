@@ -10,7 +10,7 @@ use gradlane_core::wire::frame::Status;
 use gradlane_core::{Error, Result};
 
 /// Tells a person what changes. A log gets the same as events, and a warning while nothing changes.
-pub(super) struct Speech {
+pub(super) struct StatusPrinter {
     clock: Clock,
     last: Option<String>,
     /// When it last said anything.
@@ -19,7 +19,7 @@ pub(super) struct Speech {
     warns_after: Option<Duration>,
 }
 
-impl Speech {
+impl StatusPrinter {
     pub(super) fn new(warns_after: Option<Duration>) -> Self {
         Self { clock: Clock::start(), last: None, told: Time::ZERO, warns_after }
     }

@@ -7,7 +7,7 @@ use gradlane_core::runtime::process;
 
 /// The process that wrote a file, so that another process of its host can tell whether it still runs.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct Author {
+pub(super) struct WriterProcess {
     pub(super) pid: u32,
     /// The start time of the process in the kernel's ticks since boot, because process ids are reused. 0 if unknown.
     pub(super) start: u64,
@@ -16,7 +16,7 @@ pub(super) struct Author {
     pub(super) host: String,
 }
 
-impl Author {
+impl WriterProcess {
     pub(super) fn this() -> Self {
         let pid = std::process::id();
         Self { pid, start: start_of(pid).unwrap_or(0), namespace: namespace(), host: process::host() }
@@ -24,13 +24,13 @@ impl Author {
 
     pub(super) fn parse(line: &str) -> Option<Self> {
         let mut words = line.split(' ');
-        let author = Self {
+        let writer = Self {
             pid: words.next()?.parse().ok()?,
             start: words.next()?.parse().ok()?,
             namespace: words.next()?.to_owned(),
             host: words.next()?.to_owned(),
         };
-        words.next().is_none().then_some(author)
+        words.next().is_none().then_some(writer)
     }
 
     /// Whether it is known to run on this host, and is another process than this one.
@@ -49,7 +49,7 @@ impl Author {
     }
 }
 
-impl fmt::Display for Author {
+impl fmt::Display for WriterProcess {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {} {} {}", self.pid, self.start, self.namespace, self.host)
     }

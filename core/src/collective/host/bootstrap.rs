@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::board::Board;
-use crate::collective::device::Bulletin;
+use crate::collective::device::Bootstrap;
 
 /// A short notice in the shared memory of a machine's ranks, written once by one of them.
 #[derive(Clone, Debug)]
-pub(super) struct BoardBulletin {
+pub(super) struct BoardBootstrap {
     board: Arc<Board>,
     writer: usize,
     device_index: u8,
@@ -17,15 +17,15 @@ pub(super) struct BoardBulletin {
 /// How often a reader checks whether to give up.
 const LOOK: Duration = Duration::from_millis(50);
 
-impl BoardBulletin {
+impl BoardBootstrap {
     /// The notice of the rank at position `writer`.
     pub(super) const fn new(board: Arc<Board>, writer: usize) -> Self {
         Self { board, writer, device_index: 0 }
     }
 }
 
-impl Bulletin for BoardBulletin {
-    fn about(&self, device_index: u8) -> Arc<dyn Bulletin> {
+impl Bootstrap for BoardBootstrap {
+    fn about(&self, device_index: u8) -> Arc<dyn Bootstrap> {
         Arc::new(Self { device_index, ..self.clone() })
     }
 

@@ -1,0 +1,197 @@
+use std::num::NonZeroU32;
+
+use half::bf16;
+
+use super::*;
+use crate::codec::{self, AnyCodec, Seed, Workspace};
+use crate::reduce::Kernels;
+use crate::types::{CodecSpec, Op, PartId, Round, TensorKey};
+
+#[test]
+fn what_was_delivered_and_the_residual_are_what_was_given() {
+    for spec in ["bf16", "fp16", "int8", "int8:block=32"] {
+        let (mut play, mut given) = (Play::new(spec), vec![0.0; LEN]);
+        let mut delivered = vec![0.0; LEN];
+        for round in 0..50 {
+            let elements: Vec<f32> = (0..LEN).map(|index| value(index, round)).collect();
+            for (at, body) in play.round(&elements).iter().enumerate() {
+                given[at] += f64::from(elements[at]);
+                delivered[at] += f64::from(*body);
+            }
+            let residual = play.residual();
+            for at in 0..LEN {
+                // The additions of f32 round, 2^-24 of a value of at most 8 in each round.
+                let gap = (delivered[at] + f64::from(residual[at]) - given[at]).abs();
+                assert!(gap <= 1e-6 * f64::from(round + 1), "{spec}, round {round}, element {at}: {gap}");
+                assert!(residual[at].abs() < 0.05, "{spec}, round {round}: {} is left", residual[at]);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_value_between_two_numbers_of_the_wire_is_sent_as_one_and_the_other() {
+    // 1 and 1 + 1/128 are neighbours in bf16. Each number here is exact in f32.
+    let mut play = Play::new("bf16");
+    let sent: Vec<f32> = (0..8).map(|_| play.round(&[1.0 + 1.0 / 512.0])[0]).collect();
+    let (low, high) = (1.0, 1.0 + 1.0 / 128.0);
+    assert_eq!(sent, [low, low, high, low, low, low, high, low]);
+    let residual = play.residual()[0];
+    assert_eq!(sent.iter().sum::<f32>() + residual, 8.0 * (1.0 + 1.0 / 512.0));
+}
+
+#[test]
+fn the_body_is_that_of_the_elements_if_nothing_is_left_of_rounds_before() {
+    for spec in ["bf16", "fp16", "int8"] {
+        let elements: Vec<f32> = (0..LEN).map(|index| value(index, 0)).collect();
+        let (codec, mut play) = (codec::of(spec.parse().unwrap(), DType::F32).unwrap(), Play::new(spec));
+        let bytes = bytes_of(&elements);
+        let mut body = vec![0; codec.body_bytes(LEN as u64).max() as usize];
+        codec.encode(tools(0, &mut Workspace::default()), 1.0, &bytes, &mut body).unwrap();
+        play.round(&elements);
+        assert_eq!(play.body, body, "{spec}");
+        play.start = Start::Zero;
+        play.round(&elements);
+        assert_eq!(play.body, body, "{spec}, from zero again");
+    }
+}
+
+#[test]
+fn a_part_that_is_encoded_in_pieces_of_whole_units_has_the_same_body_and_residual() {
+    let codec = codec::of("int8:block=32".parse().unwrap(), DType::F32).unwrap();
+    let mut play = Play::new("int8:block=32");
+    let (mut residual, mut body) = (Residual::default(), vec![0; play.codec.body_bytes(LEN as u64).max() as usize]);
+    for round in 0..3 {
+        let elements: Vec<f32> = (0..LEN).map(|index| value(index, round)).collect();
+        play.round(&elements);
+        residual.start(Start::Kept, LEN);
+        let mut used = 0;
+        for (piece, elements) in bytes_of(&elements).chunks(96 * 4).enumerate() {
+            let (first, workspace) = (piece * 96, &mut Workspace::default());
+            let tools = tools(first as u64, workspace);
+            used += residual.encode(&*codec, tools, 1.0, first, elements, &mut body[used..]).unwrap();
+        }
+        assert_eq!((used, &body, &residual), (body.len(), &play.body, &play.residual), "round {round}");
+    }
+}
+
+#[test]
+fn what_a_selection_leaves_out_comes_with_the_next_one_and_is_untouched_by_a_part_that_is_sent_plain() {
+    // One of four elements is sent.
+    let mut play = Play::new("topk:k=250000");
+    let sparse = |play: &mut Play, elements: &[f32]| (play.round(elements), play.refused, play.residual());
+    let zeros = [0.0; 12];
+    let given = |pairs: &[(usize, f32)]| {
+        let mut elements = [0.0; 16];
+        pairs.iter().for_each(|(index, value)| elements[*index] = *value);
+        elements
+    };
+    let (sent, refused, left) = sparse(&mut play, &given(&[(0, 8.0), (1, 7.0), (2, 6.0), (3, 5.0), (4, 1.0)]));
+    assert_eq!((&sent[..5], refused, left[4]), (&[8.0, 7.0, 6.0, 5.0, 0.0][..], None, 1.0));
+    assert_eq!(sent[4..], zeros);
+    let (sent, refused, left) = sparse(&mut play, &given(&[(0, f32::NAN), (4, 2.0)]));
+    assert!(sent[0].is_nan() && sent[4] == 2.0, "as it was given: {sent:?}");
+    assert_eq!((refused, left[4]), (Some(Refusal::NotFinite), 1.0), "and what was left is left");
+    let (sent, refused, left) = sparse(&mut play, &given(&[(4, 0.5)]));
+    assert_eq!((sent[4], refused, &left[..]), (1.5, None, &[0.0; 16][..]), "what was left comes now");
+}
+
+#[test]
+fn what_is_no_number_leaves_no_residual() {
+    let mut play = Play::new("fp16");
+    // 70,000 is infinite in f16.
+    let sent = play.round(&[f32::NAN, f32::INFINITY, 70_000.0, 1.0 + 1.0 / 4096.0]);
+    assert!(sent[0].is_nan() && sent[1..3] == [f32::INFINITY; 2], "{sent:?}");
+    assert_eq!(play.residual(), [0.0, 0.0, 0.0, 1.0 / 4096.0]);
+    assert_eq!(play.round(&[1.0; 4])[..3], [1.0; 3], "the next round is whole");
+
+    let mut play = Play::new("int8:block=32");
+    let mut elements = [0.3; 64];
+    elements[0] = f32::NAN;
+    play.round(&elements);
+    assert!(play.residual()[..32].iter().all(|lost| *lost == 0.0), "its block brings no numbers");
+}
+
+#[test]
+fn a_divided_body_leaves_a_residual_of_what_was_not_divided() {
+    let mut play = Play::new("fp16");
+    play.divisor = play.codec.divisor(Op::Sum, NonZeroU32::new(4).unwrap());
+    assert_eq!(play.divisor, 4.0);
+    // 25,008 is a multiple of 16, the step of f16 there.
+    assert_eq!(play.round(&[100_007.0]), [25_008.0]);
+    assert_eq!(play.residual(), [100_007.0 - 4.0 * 25_008.0]);
+}
+
+#[test]
+fn another_length_begins_at_zero_and_no_elements_need_nothing() {
+    let mut play = Play::new("bf16");
+    play.round(&[1.0 + 1.0 / 512.0; 4]);
+    assert_eq!(play.round(&[1.0 + 1.0 / 512.0; 3]), [1.0; 3]);
+    assert_eq!(play.round(&[]), [0.0; 0]);
+    assert_eq!(bf16::from_f32(1.0 + 1.0 / 512.0).to_f32(), 1.0);
+}
+
+/// More than two runs, the last one shorter.
+const LEN: usize = 10_003;
+
+/// Different in each round, of magnitude 4 at most, and off the grid of every codec.
+fn value(index: usize, round: u32) -> f32 {
+    ((index * 37 + round as usize * 11) % 801) as f32 / 100.0 - 4.0 + 0.001
+}
+
+/// A part, round after round.
+struct Play {
+    codec: AnyCodec,
+    divisor: f64,
+    start: Start,
+    residual: Residual,
+    body: Vec<u8>,
+    /// Why the latest body is plain, if it is.
+    refused: Option<Refusal>,
+}
+
+impl Play {
+    fn new(spec: &str) -> Self {
+        let spec: CodecSpec = spec.parse().unwrap();
+        let codec = codec::of(spec, DType::F32).unwrap();
+        Self { codec, divisor: 1.0, start: Start::Kept, residual: Residual::default(), body: Vec::new(), refused: None }
+    }
+
+    /// Encodes them. Returns what the body brings.
+    fn round(&mut self, elements: &[f32]) -> Vec<f32> {
+        self.refused = self.try_round(elements).err();
+        let mut decoded = vec![0; 4 * elements.len()];
+        match self.refused {
+            Some(_) => decoded.copy_from_slice(&self.body[..4 * elements.len()]),
+            None => self.codec.decode(Kernels::detect(), &self.body, &mut decoded).unwrap(),
+        }
+        floats_of(&decoded)
+    }
+
+    fn try_round(&mut self, elements: &[f32]) -> Result<(), Refusal> {
+        let workspace = &mut Workspace::default();
+        self.residual.start(self.start, elements.len());
+        self.body = vec![0; self.codec.body_bytes(elements.len() as u64).max() as usize];
+        let (tools, bytes) = (tools(0, workspace), bytes_of(elements));
+        let used = self.residual.encode(&*self.codec, tools, self.divisor, 0, &bytes, &mut self.body)?;
+        self.body.truncate(used);
+        Ok(())
+    }
+
+    fn residual(&self) -> Vec<f32> {
+        floats_of(&self.residual.bytes)
+    }
+}
+
+fn tools(first: u64, workspace: &mut Workspace) -> Tools<'_> {
+    let part = PartId { key: TensorKey(1), index: 0 };
+    Tools { kernels: Kernels::detect(), seed: Seed::of(part, Round(0)).from_element(first), workspace }
+}
+
+fn bytes_of(elements: &[f32]) -> Vec<u8> {
+    elements.iter().flat_map(|element| element.to_le_bytes()).collect()
+}
+
+fn floats_of(bytes: &[u8]) -> Vec<f32> {
+    bytes.as_chunks().0.iter().map(|float| f32::from_le_bytes(*float)).collect()
+}

@@ -1,0 +1,94 @@
+//! What an encoder works with beside the elements: kernels, a seed, and scratch memory.
+
+use crate::reduce::Kernels;
+use crate::types::{PartId, Round};
+
+/// What [`Codec::encode`](super::Codec::encode) and [`Codec::finish`](super::Codec::finish) work with.
+#[derive(Debug)]
+pub struct Tools<'a> {
+    /// The arithmetic.
+    pub kernels: Kernels,
+    /// The source of what the codec draws.
+    pub seed: Seed,
+    /// Scratch memory. Its content before and after a call means nothing.
+    pub workspace: &'a mut Workspace,
+}
+
+/// A source of numbers that look random and depend on the part, the round and the element only. So a repeat draws what the first attempt
+/// drew, whichever thread encodes, and in whichever runs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Seed {
+    of: u64,
+    /// The index in the part of the first element of the call.
+    first: u64,
+}
+
+impl Seed {
+    /// The seed of a part in a round.
+    pub fn of(part: PartId, round: Round) -> Self {
+        let PartId { key, index } = part;
+        Self { of: mix(mix(key.0 ^ u64::from(index)) ^ round.0), first: 0 }
+    }
+
+    /// The seed for a call that begins with the element `first` of the part.
+    #[must_use]
+    pub fn from_element(self, first: u64) -> Self {
+        Self { first, ..self }
+    }
+
+    /// The number drawn for the element `index` of the call. All its bits are equally good.
+    pub fn draw(self, index: u64) -> u64 {
+        mix(self.of.wrapping_add((self.first + index).wrapping_mul(GOLDEN)))
+    }
+}
+
+/// Scratch memory of encoders. It grows to what the largest call needs, and stays so.
+#[derive(Default, Debug)]
+pub struct Workspace {
+    /// Elements.
+    pub(super) bytes: Vec<u8>,
+    /// Elements with their place, or places.
+    pub(super) words: Vec<u64>,
+}
+
+/// 2^64 divided by the golden ratio: multiples of it are spread evenly.
+const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// The output function of SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators").
+fn mix(word: u64) -> u64 {
+    let word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    word ^ (word >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::types::TensorKey;
+
+    #[test]
+    fn a_draw_depends_on_part_round_and_element_and_not_on_the_call() {
+        let part = PartId { key: TensorKey(7), index: 1 };
+        let seed = Seed::of(part, Round(3));
+        assert_eq!(Seed::of(part, Round(3)).from_element(40).draw(2), seed.draw(42));
+        let others = [
+            seed.draw(0),
+            seed.draw(1),
+            Seed::of(part, Round(4)).draw(0),
+            Seed::of(PartId { index: 2, ..part }, Round(3)).draw(0),
+            Seed::of(PartId { key: TensorKey(8), ..part }, Round(3)).draw(0),
+        ];
+        for (at, one) in others.iter().enumerate() {
+            assert!(!others[at + 1..].contains(one), "{others:x?}");
+        }
+    }
+
+    #[test]
+    fn draws_are_spread_evenly() {
+        let seed = Seed::of(PartId { key: TensorKey(7), index: 1 }, Round(3));
+        let mut counts = [0_u32; 16];
+        (0..16_000).for_each(|element| counts[(seed.draw(element) >> 60) as usize] += 1);
+        // Five standard deviations of a count of 1,000.
+        assert!(counts.iter().all(|count| count.abs_diff(1_000) < 155), "{counts:?}");
+    }
+}

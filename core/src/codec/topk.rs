@@ -1,0 +1,332 @@
+//! The largest elements of a part, and nothing of the others: a few bytes for each element that is sent.
+//!
+//! A contribution has the `k` millionths of a part's elements that have the largest magnitudes, at least one; of equal magnitudes those with
+//! the lower index. Zeros are never sent. The others of its elements count as zero. The sum of several workers has more entries than one
+//! contribution. Its answer has all of them, so that nothing is lost a second time.
+//!
+//! ```text
+//!  ┌───────┬─────────────────────┬─────────┐
+//!  │ count │ gaps, one an entry  │ values  │
+//!  └───────┴─────────────────────┴─────────┘
+//! ```
+//! Count and gaps have seven bits a byte, the low ones first (LEB128), and no more bytes than they need. A gap is the number of elements
+//! between an entry and the one before it, or the beginning of the part. Values are f32 in little-endian order.
+//!
+//! A part is one unit. It travels plain if it has a NaN or an infinity, or if its wire form would not be shorter.
+
+use std::num::NonZeroU32;
+
+use super::interface::{BodyBytes, Codec, Malformed, Refusal, Unit};
+use super::tools::{Seed, Tools};
+use crate::reduce::Kernels;
+use crate::types::{CodecSpec, DType, Op};
+
+/// The largest elements of parts of f32.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct TopK {
+    spec: CodecSpec,
+    /// How many of a million elements are sent.
+    millionths: u64,
+}
+
+const F32_BYTES: usize = 4;
+/// An f32 without its sign. Magnitudes are ordered as these bits are.
+const MAGNITUDE: u32 = !(1 << 31);
+/// The magnitude of an infinity. Those of NaNs are above it.
+const INFINITE: u32 = f32::INFINITY.to_bits();
+
+impl TopK {
+    /// The codec `spec`, which has the millionths of the elements as its only parameter.
+    ///
+    /// # Panics
+    /// Unless `elements` is f32.
+    pub fn new(spec: CodecSpec, elements: DType) -> Self {
+        assert_eq!(elements, DType::F32, "topk is for float32");
+        let [millionths] = spec.parameters() else { unreachable!("its row has one parameter") };
+        Self { spec, millionths: u64::from(*millionths) }
+    }
+
+    /// How many elements of a part of `len` are sent, unless more of them are zero.
+    fn count(self, len: usize) -> usize {
+        let count = (len as u64 * self.millionths).div_ceil(1_000_000).max(1);
+        usize::try_from(count).map_or(len, |count| count.min(len))
+    }
+}
+
+impl Codec for TopK {
+    fn spec(&self) -> CodecSpec {
+        self.spec
+    }
+
+    fn body_bytes(&self, len: u64) -> BodyBytes {
+        BodyBytes::AtMost(len * DType::F32.bytes())
+    }
+
+    fn unit(&self, len: u64) -> Unit {
+        Unit { len, bytes: len * DType::F32.bytes() }
+    }
+
+    fn divisor(&self, _op: Op, _ranks: NonZeroU32) -> f64 {
+        // Values have the range of f32, and the ranks added in f32.
+        1.0
+    }
+
+    fn encode(&self, tools: Tools<'_>, divisor: f64, elements: &[u8], body: &mut [u8]) -> Result<usize, Refusal> {
+        let Tools { kernels, seed, workspace } = tools;
+        let divided = if divisor == 1.0 {
+            elements
+        } else {
+            workspace.bytes.resize(elements.len(), 0);
+            kernels.finish(Op::Mean, DType::F32, divisor, elements, &mut workspace.bytes);
+            &workspace.bytes
+        };
+        let (floats, _) = divided.as_chunks();
+        select(floats, self.count(floats.len()), seed, &mut workspace.words)?;
+        write(floats, &workspace.words, body)
+    }
+
+    fn check(&self, body: &[u8], len: u64) -> Result<(), Malformed> {
+        Entries::read(body, usize::try_from(len).expect("within a part")).map(drop)
+    }
+
+    fn decode(&self, _kernels: Kernels, body: &[u8], elements: &mut [u8]) -> Result<(), Malformed> {
+        let entries = Entries::read(body, elements.len() / F32_BYTES)?;
+        elements.fill(0);
+        let (floats, _) = elements.as_chunks_mut::<F32_BYTES>();
+        entries.for_each(|(index, value)| floats[index] = value.to_le_bytes());
+        Ok(())
+    }
+
+    fn start(&self, kernels: Kernels, op: Op, weight: f64, body: &[u8], sum: &mut [u8]) -> Result<(), Malformed> {
+        sum.fill(0);
+        self.add(kernels, op, weight, body, sum)
+    }
+
+    fn add(&self, _kernels: Kernels, _op: Op, weight: f64, body: &[u8], sum: &mut [u8]) -> Result<(), Malformed> {
+        let entries = Entries::read(body, sum.len() / F32_BYTES)?;
+        let (floats, _) = sum.as_chunks_mut::<F32_BYTES>();
+        entries.for_each(|(index, value)| {
+            floats[index] = (f32::from_le_bytes(floats[index]) + weight as f32 * value).to_le_bytes();
+        });
+        Ok(())
+    }
+
+    fn finish(&self, tools: Tools<'_>, op: Op, divisor: f64, sum: &[u8], body: &mut [u8]) -> Result<usize, Refusal> {
+        let Tools { kernels, workspace, .. } = tools;
+        workspace.bytes.resize(sum.len(), 0);
+        kernels.finish(op, DType::F32, divisor, sum, &mut workspace.bytes);
+        let (floats, _) = workspace.bytes.as_chunks();
+        all(floats, &mut workspace.words)?;
+        write(floats, &workspace.words, body)
+    }
+}
+
+/// The magnitude of an element, as bits that are ordered as magnitudes are.
+fn magnitude(float: [u8; F32_BYTES]) -> u32 {
+    u32::from_le_bytes(float) & MAGNITUDE
+}
+
+/// An element among others: the larger its magnitude, the smaller the word, and of equal ones the word of the lower index is smaller.
+fn ranked(index: usize, magnitude: u32) -> u64 {
+    u64::from(MAGNITUDE - magnitude) << 32 | index as u64
+}
+
+/// Leaves in `places` the indices of the `count` elements with the largest magnitudes, and of no zero, in rising order.
+fn select(floats: &[[u8; F32_BYTES]], count: usize, seed: Seed, places: &mut Vec<u64>) -> Result<(), Refusal> {
+    // Nearly always the elements from a guessed magnitude on are a little more than `count`. Otherwise all of them are looked at.
+    let guessed = guess(floats, count, seed, places);
+    candidates(floats, guessed, places)?;
+    if places.len() < count && guessed > 1 {
+        candidates(floats, 1, places)?;
+    }
+    if places.len() > count {
+        places.select_nth_unstable(count);
+        places.truncate(count);
+    }
+    for place in places.iter_mut() {
+        *place &= u64::from(u32::MAX);
+    }
+    places.sort_unstable();
+    Ok(())
+}
+
+/// Elements that are drawn to guess a magnitude.
+const SAMPLE: usize = 4096;
+/// Standard deviations by which the guess is lower than what the sample says.
+const CAUTION: f64 = 4.0;
+
+/// A magnitude that a little more than `count` elements are likely to reach; at least 1.
+fn guess(floats: &[[u8; F32_BYTES]], count: usize, seed: Seed, sample: &mut Vec<u64>) -> u32 {
+    if floats.len() <= 4 * SAMPLE {
+        return 1;
+    }
+    sample.clear();
+    // Drawn, because a step of equal length could meet the same column of a matrix again and again.
+    let drawn = (0..SAMPLE as u64).map(|draw| {
+        let index = (u128::from(seed.draw(draw)) * floats.len() as u128) >> 64;
+        u64::from(magnitude(floats[usize::try_from(index).expect("below the length")]))
+    });
+    sample.extend(drawn);
+    let due = count as f64 / floats.len() as f64 * SAMPLE as f64;
+    let from_top = (due + CAUTION * due.sqrt() + CAUTION).ceil() as usize;
+    if from_top >= SAMPLE {
+        return 1;
+    }
+    let (_, guessed, _) = sample.select_nth_unstable_by(from_top, |one, other| other.cmp(one));
+    u32::try_from(*guessed).expect("31 bits").max(1)
+}
+
+/// Leaves in `words` the elements with at least this magnitude, ranked.
+///
+/// # Errors
+/// [`Refusal::NotFinite`] if any element is a NaN or an infinity.
+fn candidates(floats: &[[u8; F32_BYTES]], least: u32, words: &mut Vec<u64>) -> Result<(), Refusal> {
+    words.clear();
+    for (index, float) in floats.iter().enumerate() {
+        let magnitude = magnitude(*float);
+        if magnitude >= least {
+            if magnitude >= INFINITE {
+                return Err(Refusal::NotFinite);
+            }
+            words.push(ranked(index, magnitude));
+        }
+    }
+    Ok(())
+}
+
+/// Leaves in `places` the indices of all elements that are not zero.
+///
+/// # Errors
+/// As for [`candidates`]. [`Refusal::NotShorter`] as soon as there are too many.
+fn all(floats: &[[u8; F32_BYTES]], places: &mut Vec<u64>) -> Result<(), Refusal> {
+    places.clear();
+    // An entry has five bytes at least.
+    let most = floats.len() * F32_BYTES / (1 + F32_BYTES);
+    let mut is_finite = true;
+    for (index, float) in floats.iter().enumerate() {
+        let magnitude = magnitude(*float);
+        is_finite &= magnitude < INFINITE;
+        if magnitude > 0 {
+            if places.len() == most {
+                return Err(Refusal::NotShorter);
+            }
+            places.push(index as u64);
+        }
+    }
+    if is_finite { Ok(()) } else { Err(Refusal::NotFinite) }
+}
+
+/// Writes the entries at `places`, which rise. Returns how many bytes they have.
+///
+/// # Errors
+/// [`Refusal::NotShorter`] if they have as many as the elements, or more.
+fn write(floats: &[[u8; F32_BYTES]], places: &[u64], body: &mut [u8]) -> Result<usize, Refusal> {
+    let room = (floats.len() * F32_BYTES).min(body.len());
+    let mut writer = Writer { body: &mut body[..room], used: 0 };
+    writer.number(places.len() as u64)?;
+    let mut next = 0;
+    for place in places {
+        writer.number(place - next)?;
+        next = place + 1;
+    }
+    for place in places {
+        writer.bytes(&floats[usize::try_from(*place).expect("an index of the part")])?;
+    }
+    if writer.used < floats.len() * F32_BYTES { Ok(writer.used) } else { Err(Refusal::NotShorter) }
+}
+
+struct Writer<'a> {
+    body: &'a mut [u8],
+    used: usize,
+}
+
+impl Writer<'_> {
+    fn bytes(&mut self, bytes: &[u8]) -> Result<(), Refusal> {
+        let place = self.body.get_mut(self.used..self.used + bytes.len()).ok_or(Refusal::NotShorter)?;
+        place.copy_from_slice(bytes);
+        self.used += bytes.len();
+        Ok(())
+    }
+
+    fn number(&mut self, mut number: u64) -> Result<(), Refusal> {
+        while number >= 0x80 {
+            self.bytes(&[number as u8 | 0x80])?;
+            number >>= 7;
+        }
+        self.bytes(&[number as u8])
+    }
+}
+
+/// The entries of a body that was checked, in the order of their indices.
+struct Entries<'a> {
+    gaps: &'a [u8],
+    values: std::slice::Iter<'a, [u8; F32_BYTES]>,
+    next: usize,
+}
+
+impl<'a> Entries<'a> {
+    /// Checks all of a body of a part of `len` elements.
+    fn read(body: &'a [u8], len: usize) -> Result<Self, Malformed> {
+        let mut rest = body;
+        let count = number(&mut rest)?;
+        if count > len as u64 {
+            return Err(malformed(format!("has {count} entries of {len} elements")));
+        }
+        let gaps = rest;
+        let mut next = 0;
+        for _ in 0..count {
+            // Below 2^32 plus the length of a part.
+            next += number(&mut rest)? + 1;
+            if next > len as u64 {
+                return Err(malformed(format!("has an entry for the element {} of {len}", next - 1)));
+            }
+        }
+        let (values, torn) = rest.as_chunks();
+        if values.len() as u64 != count || !torn.is_empty() {
+            return Err(malformed(format!("has {} bytes of values for {count} entries", rest.len())));
+        }
+        if let Some(value) = values.iter().find(|value| !(1..INFINITE).contains(&magnitude(**value))) {
+            return Err(malformed(format!("has an entry with the value {}", f32::from_le_bytes(*value))));
+        }
+        Ok(Self { gaps, values: values.iter(), next: 0 })
+    }
+}
+
+impl Iterator for Entries<'_> {
+    type Item = (usize, f32);
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let value = self.values.next()?;
+        let gap = number(&mut self.gaps).expect("`read` checked it");
+        let index = self.next + usize::try_from(gap).expect("`read` checked it");
+        self.next = index + 1;
+        Some((index, f32::from_le_bytes(*value)))
+    }
+}
+
+/// Takes a number of at most 32 bits from the front of `bytes`.
+fn number(bytes: &mut &[u8]) -> Result<u64, Malformed> {
+    let mut number = 0;
+    for place in 0..5 {
+        let Some((byte, rest)) = bytes.split_first() else { return Err(malformed("ends within a number".to_owned())) };
+        *bytes = rest;
+        number |= u64::from(byte & 0x7f) << (7 * place);
+        if byte & 0x80 == 0 {
+            let is_shortest = *byte != 0 || place == 0;
+            let fits = number <= u64::from(u32::MAX);
+            return if is_shortest && fits {
+                Ok(number)
+            } else {
+                Err(malformed("has a number that nobody writes so".to_owned()))
+            };
+        }
+    }
+    Err(malformed("has a number of more than 32 bits".to_owned()))
+}
+
+fn malformed(problem: String) -> Malformed {
+    Malformed { problem }
+}
+
+#[cfg(test)]
+mod tests;

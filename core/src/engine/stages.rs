@@ -1,0 +1,52 @@
+//! The threads of the stages.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use super::dispatcher::Dispatcher;
+use super::shared::Shared;
+use super::stage_loop;
+use crate::error::Result;
+use crate::local::OwnThread;
+use crate::pipeline::Stage;
+
+/// One thread for each stage that needs one. Stages that become necessary later get theirs then.
+pub(super) struct Stages {
+    shared: Arc<Shared>,
+    dispatcher: Arc<Dispatcher>,
+    threads: Mutex<Vec<(Stage, OwnThread)>>,
+}
+
+impl Stages {
+    /// Without threads.
+    pub(super) fn new(shared: Arc<Shared>, dispatcher: Arc<Dispatcher>) -> Self {
+        Self { shared, dispatcher, threads: Mutex::default() }
+    }
+
+    /// Starts the threads of these stages that have one and are not started yet.
+    ///
+    /// # Errors
+    /// [`Error::Io`](crate::Error::Io) if the system gives no thread.
+    pub(super) fn start(&self, stages: &[Stage]) -> Result<()> {
+        // Collective stages need no thread here, and PULL and COPYH2D take no longer than waking one.
+        let has_thread = |stage: &Stage| !stage.is_collective() && !matches!(stage, Stage::Pull | Stage::CopyH2D);
+        let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
+        for stage in stages.iter().filter(|stage| has_thread(stage)) {
+            let is_started = threads.iter().any(|(of, _)| of == stage);
+            // A submission to an engine that was closed is refused anyway.
+            if !is_started && !self.shared.look(|state| state.closed) {
+                let thread = stage_loop::spawn(*stage, Arc::clone(&self.shared), Arc::clone(&self.dispatcher))?;
+                threads.push((*stage, thread));
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until all threads have ended, because the engine is closed, at most for `patience` each.
+    pub(super) fn end(&self, patience: Duration) {
+        self.dispatcher.ring_all();
+        for (_, thread) in self.threads.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
+            thread.join(patience);
+        }
+    }
+}

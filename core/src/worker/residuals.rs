@@ -1,0 +1,165 @@
+//! The residuals of error feedback: which parts of this worker have one, and whether the next body goes on with it.
+//!
+//! ```text
+//!  (absent) ──first body──► Used ──its sum came, of the same workers as the sum before──► Kept ──next body──► Used
+//!                            │  └──its sum came, of other workers───────────────────────► Void ──next body, from zero──► Used
+//!                            └──no sum came───────────────────────────────────────────── (stays Used) ──next body, from zero──► Used
+//!  any ──the name ends, the part has another owner, the job ends──► (absent)
+//! ```
+//! **One body a round.** A residual is used when a part is encoded, which happens once in a task's life. A repeat sends the same body again.
+//! The next round of the part is encoded after this one has ended, so a residual has one user at a time.
+//!
+//! **A round that failed.** Its body has changed the residual, and no sum has what the body brought. Then the next body begins at zero: what
+//! the rounds before lost is lost for good, once, and nothing is counted twice. To go back to the residual before the body, a worker would
+//! need to keep both for each part.
+//!
+//! **Other workers.** What a part has lost is of use to the sum of the same workers. All workers see which workers are in a sum, so if a
+//! sum has others than the sum before, all of them begin the next round at zero. No message is needed.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::codec::feedback::Start;
+use crate::types::{Defect, PartId, TensorKey, WorkerSet, planted};
+
+/// The parts that have a residual.
+#[derive(Debug, Default)]
+pub(super) struct Residuals {
+    parts: BTreeMap<PartId, Residual>,
+    defect: Option<Defect>,
+}
+
+/// What the machine knows of a residual. The driver has its memory.
+#[derive(Debug, Default)]
+struct Residual {
+    /// The workers of the latest sum.
+    contributors: Option<WorkerSet>,
+    /// Whether the next body goes on with it.
+    is_kept: bool,
+    /// Whether the part is the sum of this machine's ranks, which its owner encodes.
+    is_of_machine: bool,
+}
+
+impl Residuals {
+    /// None. `defect` is a mistake to make on purpose, for the simulation.
+    pub(super) fn new(defect: Option<Defect>) -> Self {
+        Self { parts: BTreeMap::new(), defect }
+    }
+
+    /// A part is encoded: the sum of this machine's ranks, or the contribution of this worker alone. Returns how the body uses its residual,
+    /// which exists from now on.
+    pub(super) fn encode(&mut self, part: PartId, is_of_machine: bool) -> Start {
+        let residual = self.parts.entry(part).or_default();
+        residual.is_of_machine = is_of_machine;
+        let start = if residual.is_kept { Start::Kept } else { Start::Zero };
+        residual.is_kept = planted(self.defect, Defect::ResidualOfFailedKept);
+        start
+    }
+
+    /// The sum of a part that was encoded has come, with the contributions of these workers.
+    pub(super) fn summed(&mut self, part: PartId, contributors: WorkerSet) {
+        let Some(residual) = self.parts.get_mut(&part) else { return };
+        residual.is_kept = residual.contributors.as_ref().is_none_or(|before| *before == contributors);
+        residual.contributors = Some(contributors);
+    }
+
+    /// Tensors have ended. Returns their parts that had a residual.
+    pub(super) fn end(&mut self, keys: &BTreeSet<TensorKey>) -> Vec<PartId> {
+        self.drop_where(|part, _| keys.contains(&part.key))
+    }
+
+    /// The owners of this machine's parts have changed. Returns the parts that had a residual and that this worker no longer `owns`.
+    pub(super) fn follow(&mut self, owns: impl Fn(PartId) -> bool) -> Vec<PartId> {
+        self.drop_where(|part, residual| residual.is_of_machine && !owns(part))
+    }
+
+    /// The job has ended. Returns the parts that had a residual.
+    pub(super) fn end_all(&mut self) -> Vec<PartId> {
+        std::mem::take(&mut self.parts).into_keys().collect()
+    }
+
+    fn drop_where(&mut self, is_over: impl Fn(PartId, &Residual) -> bool) -> Vec<PartId> {
+        let over: Vec<PartId> =
+            self.parts.iter().filter(|(part, residual)| is_over(**part, residual)).map(|(part, _)| *part).collect();
+        self.parts.retain(|part, _| over.binary_search(part).is_err());
+        over
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::types::WorkerId;
+
+    /// What happens to a part, in order.
+    enum Event {
+        /// It is encoded, and its residual begins so.
+        Encoded(Start),
+        /// Its sum comes, of these workers.
+        Summed(&'static [u32]),
+    }
+
+    use Event::{Encoded, Summed};
+    use Start::{Kept, Zero};
+
+    #[test]
+    fn a_residual_is_kept_from_sum_to_sum_of_the_same_workers() {
+        let (all, two) = (&[0, 1, 2], &[0, 2]);
+        let table: [(&str, &[Event]); 6] = [
+            ("the same workers", &[Encoded(Zero), Summed(all), Encoded(Kept), Summed(all), Encoded(Kept)]),
+            (
+                "a worker is lost",
+                &[Encoded(Zero), Summed(all), Encoded(Kept), Summed(two), Encoded(Zero), Summed(two), Encoded(Kept)],
+            ),
+            (
+                "and another one comes",
+                &[Encoded(Zero), Summed(two), Encoded(Kept), Summed(all), Encoded(Zero), Summed(all), Encoded(Kept)],
+            ),
+            (
+                "a round without a sum",
+                &[Encoded(Zero), Summed(all), Encoded(Kept), Encoded(Zero), Summed(all), Encoded(Kept)],
+            ),
+            ("the first round has no sum", &[Encoded(Zero), Encoded(Zero), Summed(all), Encoded(Kept)]),
+            // The others have seen a sum of two workers in between, and begin at zero too.
+            (
+                "a change is seen late",
+                &[Encoded(Zero), Summed(all), Encoded(Kept), Encoded(Zero), Summed(two), Encoded(Zero)],
+            ),
+        ];
+        for (name, events) in table {
+            let mut residuals = Residuals::default();
+            for (at, event) in events.iter().enumerate() {
+                match event {
+                    Encoded(start) => assert_eq!(residuals.encode(part(0), true), *start, "{name}, event {at}"),
+                    Summed(ranks) => residuals.summed(part(0), ranks.iter().copied().map(WorkerId).collect()),
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn parts_have_residuals_of_their_own_which_end_with_their_tensor() {
+        let mut residuals = Residuals::default();
+        let other = PartId { key: TensorKey(2), index: 0 };
+        for part in [part(0), part(1), other] {
+            residuals.encode(part, true);
+            residuals.summed(part, WorkerSet::default());
+        }
+        assert_eq!(residuals.end(&BTreeSet::from([TensorKey(1)])), [part(0), part(1)]);
+        residuals.summed(part(1), WorkerSet::default());
+        assert_eq!([part(0), part(1), other].map(|part| residuals.encode(part, true)), [Zero, Zero, Kept]);
+        assert_eq!(residuals.end_all(), [part(0), part(1), other]);
+    }
+
+    #[test]
+    fn a_residual_ends_where_another_rank_of_the_machine_owns_its_part_from_now_on() {
+        let mut residuals = Residuals::default();
+        for (part, is_of_machine) in [(part(0), true), (part(1), true), (part(2), false)] {
+            residuals.encode(part, is_of_machine);
+        }
+        assert_eq!(residuals.follow(|part| part.index == 0), [part(1)]);
+    }
+
+    fn part(index: u32) -> PartId {
+        PartId { key: TensorKey(1), index }
+    }
+}
