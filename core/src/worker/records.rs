@@ -201,3 +201,24 @@ pub(super) struct Record {
     /// The length of the message, if the task only carries a message that tells a server that this worker withdraws.
     pub(super) message: Option<u64>,
 }
+
+impl Record {
+    /// A task at its start: nothing of it is under way.
+    pub(super) fn new(part: ReadyPart, memory: DeviceKind, coding: Option<Coding>, priority: Priority) -> Self {
+        Self {
+            body: longest_body(&part, coding),
+            part,
+            memory,
+            coding,
+            coded_by_device: false,
+            is_overwritten: false,
+            priority,
+            held: None,
+            met_by: None,
+            asked: None,
+            due: None,
+            abandoned: false,
+            message: None,
+        }
+    }
+}

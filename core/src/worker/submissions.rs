@@ -15,7 +15,7 @@ use std::num::NonZeroU32;
 use super::command::{Command, Load, Piece};
 use super::formation::Formation;
 use super::machine::Worker;
-use super::records::{Accepted, Members, Parked, Plan, Record, Submission, Tensor, Tensors, Terms, longest_body};
+use super::records::{Accepted, Members, Parked, Plan, Record, Submission, Tensor, Tensors, Terms};
 use crate::codec::Coding;
 use crate::error::{Error, Result};
 use crate::pipeline::registry::{Lookup, ReadyPart, Submitted, Unit, Whole};
@@ -294,34 +294,18 @@ impl Worker {
         if route.duty == Duty::Together && memory == DeviceKind::Cuda {
             return self.withdraw_unreachable(now, &part);
         }
-        let body = longest_body(&part, coding);
+        let record = Record { coded_by_device, is_overwritten, ..Record::new(part, memory, coding, priority) };
         let spec = TaskSpec {
-            part: part.layout.part,
-            server: part.layout.server,
-            bytes: body.bytes,
-            round: part.round,
+            part: record.part.layout.part,
+            server: record.part.layout.server,
+            bytes: record.body.bytes,
+            round: record.part.round,
             priority,
             route,
             groups,
         };
         let task = self.scheduler.submit(now, spec);
         self.most_urgent = self.most_urgent.max(priority);
-        let (held, met_by, abandoned, message) = (None, None, false, None);
-        let record = Record {
-            part,
-            memory,
-            coding,
-            body,
-            coded_by_device,
-            is_overwritten,
-            priority,
-            held,
-            met_by,
-            asked: None,
-            due: None,
-            abandoned,
-            message,
-        };
         self.tasks.insert(task, record);
         self.commands.push_back(Command::Carry { task, load: Load::Pieces });
     }

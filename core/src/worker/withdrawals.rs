@@ -2,7 +2,7 @@
 
 use super::command::{Command, Load};
 use super::machine::Worker;
-use super::records::{Record, longest_body};
+use super::records::Record;
 use crate::error::Error;
 use crate::pipeline::Route;
 use crate::pipeline::registry::ReadyPart;
@@ -140,25 +140,8 @@ impl Worker {
 
     fn carry_withdrawal(&mut self, task: TaskId, part: ReadyPart, priority: Priority, error: &Error) {
         let text = reject::to_body(error);
-        let (memory, message) = (DeviceKind::Host, Some(text.len() as u64));
-        let (coding, coded_by_device, is_overwritten, held, abandoned) = (None, false, false, None, false);
-        let body = longest_body(&part, coding);
-        let (met_by, asked) = (None, None);
-        let record = Record {
-            part,
-            memory,
-            coding,
-            body,
-            coded_by_device,
-            is_overwritten,
-            priority,
-            held,
-            met_by,
-            asked,
-            due: None,
-            abandoned,
-            message,
-        };
+        let message = Some(text.len() as u64);
+        let record = Record { message, ..Record::new(part, DeviceKind::Host, None, priority) };
         self.tasks.insert(task, record);
         self.withdrawals += 1;
         self.commands.push_back(Command::Carry { task, load: Load::Message(text) });
