@@ -34,7 +34,7 @@ use super::order::{Breach, Claim, Decision, Order, Slot};
 use super::ranks::{Breakage, LocalRank};
 use crate::config::LEADER_PATIENCE;
 use crate::error::Error;
-use crate::types::{Declined, Defect, DeviceKind, Goal, Time, Unmet, WorkerId, planted};
+use crate::types::{Declined, Defect, DeviceKind, Goal, Time, Unmet, WorkerId, meeting_again, planted};
 use crate::wire::frame::Stall;
 
 /// The machine; see the module's documentation.
@@ -473,10 +473,7 @@ fn tell(order: &mut Order, rank: u32, announcement: Announcement) -> Result<(), 
 /// Why ranks part of which one has left, if it is known which.
 fn left(gone: Option<&LocalRank>) -> Error {
     let who = gone.map_or_else(|| "one of them".to_owned(), |gone| format!("{} on {}", gone.name, gone.place));
-    Error::Unavailable {
-        what: "the sum of this machine's workers".to_owned(),
-        cause: format!("{who} left, and the others meet again"),
-    }
+    meeting_again(&format!("{who} left"))
 }
 
 fn shut_down() -> Error {

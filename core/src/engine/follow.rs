@@ -16,6 +16,7 @@ use super::stages::Stages;
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::local::{OwnThread, PrivateSocket};
+use crate::types::meeting_again;
 use crate::worker::Formation;
 
 /// The thread that follows.
@@ -137,8 +138,5 @@ impl Follower {
 
 /// Why the ranks of a former team do not begin what they had not begun.
 fn parted() -> Error {
-    Error::Unavailable {
-        what: "the sum of this machine's workers".to_owned(),
-        cause: "their number has changed, and they meet again".to_owned(),
-    }
+    meeting_again("their number has changed")
 }

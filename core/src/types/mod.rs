@@ -40,7 +40,7 @@ pub use kind::{Declared, Difference, Extent, TensorKind};
 pub use layout::{PartLayout, Piece, TensorSpec};
 pub use machines::Machines;
 pub use op::Op;
-pub use operation::{Claim, Declined, Goal, Slot, Unmet};
+pub use operation::{Claim, Declined, Goal, Slot, Unmet, meeting_again};
 pub use participants::Participants;
 pub use priority::Priority;
 pub use process::{Process, Wiring};

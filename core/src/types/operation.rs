@@ -33,6 +33,14 @@ impl Unmet {
     }
 }
 
+/// Why an operation is [`Unmet::NotBegun`]: after `change`, such as `worker 2 left`, the ranks of this machine meet again.
+pub fn meeting_again(change: &str) -> Error {
+    Error::Unavailable {
+        what: "the sum of this machine's workers".to_owned(),
+        cause: format!("{change}, and they meet again"),
+    }
+}
+
 impl From<Error> for Unmet {
     fn from(error: Error) -> Self {
         Self::Failed(error)

@@ -6,9 +6,8 @@ use std::sync::Arc;
 use super::super::metrics::Metrics;
 use super::super::shared::Shared;
 use crate::collective::{Goal, Operation};
-use crate::error::Error;
 use crate::sched::Task;
-use crate::types::{Done, Unmet};
+use crate::types::{Done, Unmet, meeting_again};
 
 pub(super) fn execute(shared: &Arc<Shared>, task: Task, operation: Operation, takes: bool, team: u32) {
     let slot = operation.slot();
@@ -28,9 +27,7 @@ pub(super) fn execute(shared: &Arc<Shared>, task: Task, operation: Operation, ta
         });
     });
     let Some(collective) = shared.company.of(team) else {
-        let what = "the workers of this machine".to_owned();
-        let why = Error::Unavailable { what, cause: "they meet again".to_owned() };
-        return done.report(Err(Unmet::NotBegun(why)));
+        return done.report(Err(Unmet::NotBegun(meeting_again("their number has changed"))));
     };
     collective.run(operation, done);
     // The task may have been abandoned before the collective got the operation.
