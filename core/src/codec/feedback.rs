@@ -70,15 +70,19 @@ impl Residual {
         let residual = &mut self.bytes[first * F32_BYTES..][..elements.len()];
         let unit = codec.unit((elements.len() / F32_BYTES) as u64).len;
         let run = usize::try_from((RUN_LEN / unit.max(1)).max(1) * unit.max(1)).expect("within a part") * F32_BYTES;
-        let (mut wanted, mut decoded) = (vec![0; run.min(elements.len())], vec![0; run.min(elements.len())]);
-        let (mut used, mut at) = (0, first as u64);
-        for (elements, residual) in elements.chunks(run).zip(residual.chunks_mut(run)) {
+        // Out of the workspace, because the codec uses the rest of it.
+        let [mut wanted, mut decoded] = std::mem::take(&mut workspace.feedback);
+        for buffer in [&mut wanted, &mut decoded] {
+            buffer.resize(run.min(elements.len()).max(buffer.len()), 0);
+        }
+        let firsts = (first as u64..).step_by(run / F32_BYTES);
+        let mut runs = firsts.zip(elements.chunks(run).zip(residual.chunks_mut(run)));
+        let used = runs.try_fold(0, |used, (first, (elements, residual))| {
             let (wanted, decoded) = (&mut wanted[..elements.len()], &mut decoded[..elements.len()]);
             add(residual, elements, wanted);
-            let len = (elements.len() / F32_BYTES) as u64;
-            let room = usize::try_from(codec.body_bytes(len).max()).expect("a few times a part");
-            let body = &mut body[used..][..room];
-            let tools = Tools { kernels, seed: seed.from_element(at), workspace: &mut *workspace };
+            let room = codec.body_bytes((elements.len() / F32_BYTES) as u64).max();
+            let body = &mut body[used..][..usize::try_from(room).expect("a few times a part")];
+            let tools = Tools { kernels, seed: seed.from_element(first), workspace: &mut *workspace };
             let bytes = codec.encode(tools, divisor, wanted, body).inspect_err(|refusal| {
                 // Only a codec whose unit is the whole part refuses.
                 let plain = match refusal {
@@ -92,9 +96,10 @@ impl Residual {
             })?;
             codec.decode(kernels, &body[..bytes], decoded).expect("a codec decodes what it encoded");
             keep_lost(residual, wanted, decoded, divisor as f32);
-            (used, at) = (used + bytes, at + len);
-        }
-        Ok(used)
+            Ok(used + bytes)
+        });
+        workspace.feedback = [wanted, decoded];
+        used
     }
 }
 

@@ -49,6 +49,8 @@ pub struct Workspace {
     pub(super) bytes: Vec<u8>,
     /// Elements with their place, or places.
     pub(super) words: Vec<u64>,
+    /// Elements with their residual, and what their body brings of them.
+    pub(super) feedback: [Vec<u8>; 2],
 }
 
 /// 2^64 divided by the golden ratio: multiples of it are spread evenly.
