@@ -203,7 +203,7 @@ impl Shared {
     /// Tells the coordinator of a sum that waits for workers of this machine.
     pub(super) fn report_stall(&self, stall: Stall) {
         if let Some(membership) = &*self.membership.lock().unwrap_or_else(PoisonError::into_inner) {
-            membership.report_stall(stall);
+            membership.reporter().report_stall(stall);
         }
     }
 
@@ -231,7 +231,7 @@ impl Shared {
         let ending = std::thread::Builder::new().name("gl-ending".to_owned()).spawn(move || {
             // First, because the other workers wait for this one.
             if let Some(membership) = &*shared.membership.lock().unwrap_or_else(PoisonError::into_inner) {
-                membership.break_down(cause.clone());
+                membership.reporter().break_down(cause.clone());
             }
             // The panic may have poisoned a lock of any of these parts. The other parts are ended all the same.
             let end = |part: &dyn Fn()| drop(catch_unwind(AssertUnwindSafe(part)));

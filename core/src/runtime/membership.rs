@@ -24,6 +24,13 @@ pub struct Membership {
     thread: OwnThread,
 }
 
+/// Tells the coordinator what a part of this process has found. It takes no lock and waits for nothing. After the end of the membership it
+/// tells nobody.
+#[derive(Clone, Debug)]
+pub struct Reporter {
+    inputs: Sender<Input>,
+}
+
 /// How to join.
 #[derive(Debug)]
 pub struct MembershipOptions {
@@ -101,11 +108,6 @@ impl Membership {
         self.send(Input::Barrier { name, timeout, done });
     }
 
-    /// Tells the coordinator that a round waits.
-    pub fn report_stall(&self, stall: Stall) {
-        self.send(Input::Stall(stall));
-    }
-
     /// Leaves in order. [`MemberEvent::Left`] follows once the whole job has ended.
     pub fn leave(&self) {
         self.send(Input::Leave);
@@ -116,9 +118,9 @@ impl Membership {
         self.send(Input::GiveUp(cause));
     }
 
-    /// Tells the coordinator that this process cannot go on, because of `cause`. [`MemberEvent::Failed`] follows.
-    pub fn break_down(&self, cause: Error) {
-        self.send(Input::BreakDown(cause));
+    /// For parts of the process that find something out.
+    pub fn reporter(&self) -> Reporter {
+        Reporter { inputs: self.inputs.clone() }
     }
 
     /// Closes the connection and ends the thread, for which it waits at most [`ENDING`]. Pending requests fail.
@@ -130,6 +132,24 @@ impl Membership {
     fn send(&self, input: Input) {
         // After the end nothing receives the input. It is dropped, and a `Done` in it then reports an error.
         let _ = self.inputs.send(input);
+    }
+}
+
+impl Reporter {
+    /// One that tells nobody, for parts that are tested apart.
+    #[cfg(any(test, feature = "testing"))]
+    pub fn to_nobody() -> Self {
+        Self { inputs: unbounded().0 }
+    }
+
+    /// Tells the coordinator that a round waits.
+    pub fn report_stall(&self, stall: Stall) {
+        let _ = self.inputs.send(Input::Stall(stall));
+    }
+
+    /// Tells the coordinator that this process cannot go on, because of `cause`. [`MemberEvent::Failed`] follows.
+    pub fn break_down(&self, cause: Error) {
+        let _ = self.inputs.send(Input::BreakDown(cause));
     }
 }
 

@@ -14,5 +14,5 @@ pub mod process;
 
 pub use clock::Clock;
 pub use inputs::{Heard, Inputs};
-pub use membership::{Membership, MembershipOptions, status};
+pub use membership::{Membership, MembershipOptions, Reporter, status};
 pub use timer::Timer;

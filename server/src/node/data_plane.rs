@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -16,7 +16,7 @@ use gradlane_core::error::{Error, Result, ranks};
 use gradlane_core::mem::{Copies, Pool};
 use gradlane_core::metrics::ServerMetrics;
 use gradlane_core::reduce::Kernels;
-use gradlane_core::runtime::{Clock, Membership, Timer};
+use gradlane_core::runtime::{Clock, Reporter, Timer};
 use gradlane_core::transport::{Incoming, Listener, Outgoing};
 use gradlane_core::types::{ExchangeId, Time};
 use gradlane_core::wire::frame::{Progress, Stall};
@@ -45,7 +45,7 @@ pub(crate) struct DataPlane {
     listener: OnceLock<Listener>,
     timer: OnceLock<Timer>,
     /// Where stalls are reported.
-    membership: OnceLock<Weak<Mutex<Membership>>>,
+    reporter: OnceLock<Reporter>,
     /// Why this server can do no more, if a thread of it panicked or ended.
     broken: OnceLock<Error>,
 }
@@ -68,7 +68,7 @@ impl DataPlane {
             lanes: OnceLock::new(),
             listener: OnceLock::new(),
             timer: OnceLock::new(),
-            membership: OnceLock::new(),
+            reporter: OnceLock::new(),
             broken: OnceLock::new(),
         });
         let (sender, listener) = (Arc::downgrade(&plane), Arc::downgrade(&plane));
@@ -112,14 +112,14 @@ impl DataPlane {
     }
 
     /// Connects the outgoing side. Nothing was received before: peers learn the address from the view.
-    pub(crate) fn attach(self: &Arc<Self>, listener: Listener, membership: Weak<Mutex<Membership>>) {
+    pub(crate) fn attach(self: &Arc<Self>, listener: Listener, reporter: Reporter) {
         let plane = Arc::downgrade(self);
         (listener.watch)(Arc::new(move |cause| {
             if let Some(plane) = plane.upgrade() {
                 plane.break_down(cause);
             }
         }));
-        let fresh = self.listener.set(listener).is_ok() && self.membership.set(membership).is_ok();
+        let fresh = self.listener.set(listener).is_ok() && self.reporter.set(reporter).is_ok();
         assert!(fresh, "attached once");
     }
 
@@ -148,10 +148,8 @@ impl DataPlane {
         // Taken and released, so that a thread which found the server alive already waits.
         drop(self.node());
         self.ended.notify_all();
-        // The lock is not waited for: its holder ends the membership already.
-        let membership = self.membership.get().and_then(Weak::upgrade);
-        if let Some(Ok(membership)) = membership.as_ref().map(|membership| membership.try_lock()) {
-            membership.break_down(cause);
+        if let Some(reporter) = self.reporter.get() {
+            reporter.break_down(cause);
         }
     }
 
@@ -319,10 +317,8 @@ impl DataPlane {
     fn report(&self, stall: Stall) {
         // The coordinator knows the tensor's name and what the missing workers do, so the warning is its own.
         tracing::debug!(part = %stall.part, round = stall.round.0, missing = ranks(&stall.missing), "round waits");
-        let membership = self.membership.get().and_then(Weak::upgrade);
-        // The lock is not waited for: its holder ends the membership and waits for its thread, which may wait for the node.
-        if let Some(Ok(membership)) = membership.as_ref().map(|membership| membership.try_lock()) {
-            membership.report_stall(stall);
+        if let Some(reporter) = self.reporter.get() {
+            reporter.report_stall(stall);
         }
     }
 

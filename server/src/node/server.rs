@@ -112,8 +112,8 @@ impl Server {
             move || reporter.progress(),
             move |event| follow(&followed, event),
         )?;
+        plane.attach(listener, membership.reporter());
         let membership = Arc::new(Mutex::new(membership));
-        plane.attach(listener, Arc::downgrade(&membership));
         Ok(Self { addresses, plane, membership, exposure: Mutex::default() })
     }
 

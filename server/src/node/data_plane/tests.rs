@@ -129,7 +129,7 @@ fn a_panic_under_the_lock_of_a_server_ends_it_with_its_cause() {
         stop: Box::new(|_| ()),
         watch: Box::new(move |ended| drop(sender.send(ended))),
     };
-    plane.attach(listener, Weak::new());
+    plane.attach(listener, Reporter::to_nobody());
     plane.handle_member(MemberEvent::View(view(1, 1, Phase::Running)));
     let inbox = plane.inbox();
     inbox(Incoming::LinkUp { link: link(0), node: node(0), address: String::new() });
@@ -178,7 +178,7 @@ impl Played {
         let outbox = Box::new(move |outgoing| drop(sink.send(outgoing)));
         plane.attach(
             Listener { addresses: Vec::new(), outbox, stop: Box::new(|_| ()), watch: Box::new(|_| ()) },
-            Weak::new(),
+            Reporter::to_nobody(),
         );
         plane.handle_member(MemberEvent::View(view(workers, 1, Phase::Running)));
         let inbox = plane.inbox();
