@@ -1,17 +1,21 @@
 //! A job of one worker: every reduction is a copy, and there are no other members.
 
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use gradlane_core::config::Config;
 use gradlane_core::device::Device;
-use gradlane_core::engine::{self, Followed, ParameterUse, Submission, Timeline};
+use gradlane_core::engine::{self, BatchSubmission, Followed, Handle, Member, ParameterUse, Submission, Timeline};
 use gradlane_core::mem::Doubt;
+use gradlane_core::metrics::Instance;
 use gradlane_core::runtime::exporter::{Exporter, Exposure};
-use gradlane_core::types::WorkerId;
+use gradlane_core::types::{TensorSpec, WorkerId, WorkersKey};
 use gradlane_core::{Error, Result};
 
 use crate::parameters::Parameters;
+use crate::place::{Ended, Place};
 use crate::probe::Probe;
 
 /// The only worker of its job.
@@ -41,27 +45,10 @@ impl Alone {
         Ok(Self { handles, closed, timeline, devices, doubt, followed, parameters, exposure })
     }
 
-    /// Reduces all tensors or none; `then` runs when they are done.
-    pub(crate) fn reduce(
-        &self,
-        submissions: Vec<Submission>,
-        then: impl FnOnce(u64) + Send + 'static,
-    ) -> Result<engine::Handle> {
+    /// Reduces all tensors or none; `ended` runs when they are done.
+    fn reduce(&self, submissions: Vec<Submission>, ended: Ended) -> Result<Handle> {
         let id = self.begin()?;
-        engine::reduce_alone(id, submissions, Some(&self.devices), &self.followed, then)
-    }
-
-    /// Uses a parameter, which has ended when this returns. `then` is that of [`reduce`](Self::reduce).
-    pub(crate) fn access(
-        &self,
-        asked: ParameterUse,
-        then: impl FnOnce(u64) + Send + 'static,
-    ) -> Result<engine::Handle> {
-        let asked = Parameters::check(asked)?;
-        let id = self.begin()?;
-        let used = self.parameters.access(asked);
-        then(id);
-        Ok(engine::Handle::used(id, used))
+        engine::reduce_alone(id, submissions, Some(&self.devices), &self.followed, ended)
     }
 
     /// The number of an operation that begins.
@@ -75,42 +62,119 @@ impl Alone {
         Ok(self.handles.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// The parameters of the job.
-    pub(crate) fn parameters(&self) -> &Parameters {
-        &self.parameters
-    }
-
-    /// The handle of an operation that has nothing to reduce.
-    pub(crate) fn nothing_to_do(&self) -> engine::Handle {
-        engine::Handle::resolved(self.handles.fetch_add(1, Ordering::Relaxed), Ok(()))
-    }
-
-    /// The operations for which streams wait.
-    pub(crate) fn followed(&self) -> &Followed {
-        &self.followed
-    }
-
-    /// The timeline of the job.
-    pub(crate) fn timeline(&self) -> &Timeline {
-        &self.timeline
-    }
-
-    /// The devices of this process.
-    pub(crate) fn devices(&self) -> &Arc<dyn Device> {
-        &self.devices
-    }
-
-    /// Whether a device may still write memory of operations that have ended.
-    pub(crate) fn doubt(&self) -> &Doubt {
-        &self.doubt
+    /// The handle of an operation that has nothing to do.
+    fn nothing_to_do(&self) -> Handle {
+        Handle::resolved(self.handles.fetch_add(1, Ordering::Relaxed), Ok(()))
     }
 
     /// Ends the job; device copies under way fail. Idempotent.
-    pub(crate) fn leave(&self) {
+    fn leave(&self) {
         self.closed.store(true, Ordering::Relaxed);
         self.devices.shutdown(&self.doubt);
         self.timeline.stop();
         let exposure = self.exposure.lock().unwrap_or_else(PoisonError::into_inner).take();
         drop(exposure);
+    }
+}
+
+impl Place for Alone {
+    fn rank(&self) -> u32 {
+        0
+    }
+
+    fn size(&self) -> u32 {
+        1
+    }
+
+    /// Any key, because nothing leaves this process.
+    fn workers_key(&self) -> Option<WorkersKey> {
+        Some(WorkersKey([0; WorkersKey::BYTES]))
+    }
+
+    fn declare(&self, _: Vec<TensorSpec>, _: bool, _: Option<Duration>) -> Result<()> {
+        Ok(())
+    }
+
+    fn undeclare(&self, names: &[String], _: Option<Duration>) -> Result<()> {
+        self.parameters.forget(names);
+        Ok(())
+    }
+
+    fn device(&self) -> &dyn Device {
+        &*self.devices
+    }
+
+    fn submit(&self, submission: Submission, _: Option<Duration>, ended: Ended) -> Result<Handle> {
+        self.reduce(vec![submission], ended)
+    }
+
+    fn submit_all(&self, submission: BatchSubmission<'_>, _: Option<Duration>, ended: Ended) -> Result<Handle> {
+        let BatchSubmission { batch, members, op, weight, timeout } = submission;
+        let each = batch.tensors().iter().zip(members);
+        let each = each.map(|(tensor, Member { source, destination, priority })| {
+            let tensor = tensor.clone();
+            Submission { tensor, source, destination, op, weight, priority, timeout }
+        });
+        self.reduce(each.collect(), ended)
+    }
+
+    /// The use has ended when this returns.
+    fn access(&self, asked: ParameterUse, _: Option<Duration>, ended: Ended) -> Result<Handle> {
+        let asked = Parameters::check(asked)?;
+        let id = self.begin()?;
+        let used = self.parameters.access(asked);
+        ended(id);
+        Ok(Handle::used(id, used))
+    }
+
+    fn agree_on_empty(&self, _: TensorSpec, _: Option<Duration>) -> Result<Handle> {
+        Ok(self.nothing_to_do())
+    }
+
+    fn arrive(&self, _: &str, _: Option<Duration>) -> Handle {
+        self.nothing_to_do()
+    }
+
+    fn doubt(&self) -> &Doubt {
+        &self.doubt
+    }
+
+    fn metrics(&self) -> Instance {
+        engine::Metrics::default().instance(0)
+    }
+
+    fn layout(&self) -> String {
+        String::new()
+    }
+
+    fn companions(&self) -> Vec<Vec<String>> {
+        Vec::new()
+    }
+
+    fn start_timeline(&self, place: &Path) -> Result<PathBuf> {
+        self.timeline.start(place, WorkerId(0))
+    }
+
+    fn stop_timeline(&self) {
+        self.timeline.stop();
+    }
+
+    fn timeline(&self) -> &Timeline {
+        &self.timeline
+    }
+
+    fn settle(&self, timeout: Option<Duration>) -> Result<()> {
+        self.followed.settle(timeout, &|| self.followed.works_alone())
+    }
+
+    fn give_up(&self, _: String, _: Duration) -> Result<()> {
+        self.leave();
+        Ok(())
+    }
+
+    fn shutdown(&self, grace: Duration) -> Result<()> {
+        let settled = self.settle(Some(grace));
+        self.leave();
+        settled
     }
 }

@@ -28,6 +28,7 @@ mod operation;
 mod own_process;
 mod owners;
 mod parameters;
+mod place;
 mod probe;
 mod settings;
 

@@ -5,10 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gradlane_core::config::Config;
-use gradlane_core::device::Device;
-use gradlane_core::engine::{
-    self, BatchSubmission, Engine, EngineOptions, Handle, Member, ParameterUse, Submission, Timeline,
-};
+use gradlane_core::engine::{BatchSubmission, Engine, EngineOptions, Handle, ParameterUse, Submission, Timeline};
 use gradlane_core::mem::{Copies, Doubt};
 use gradlane_core::metrics::Instance;
 use gradlane_core::runtime::exporter::Exporter;
@@ -24,18 +21,14 @@ use crate::embedded::Embedded;
 use crate::memory::Lender;
 use crate::operation::{Ends, Operation};
 use crate::own_process::OwnProcess;
+use crate::place::{Ended, Place};
 use crate::reduction::Reduction;
 
 /// The membership of a process in a job. Several threads may call all methods at once. Dropping it leaves the job without waiting. A forked
 /// child that drops its copy does nothing.
 pub struct Session {
-    place: OwnProcess<Place>,
+    place: OwnProcess<Box<dyn Place>>,
     ends: Arc<Ends>,
-}
-
-enum Place {
-    Joined(Box<Engine>),
-    Alone(Box<Alone>),
 }
 
 /// The arguments of a joining worker.
@@ -93,7 +86,7 @@ impl Session {
             device: Some(devices),
         };
         let engine = Engine::start_shown(options, exporter.as_ref())?;
-        Ok(Self { place: OwnProcess::new(Place::Joined(Box::new(engine))), ends: Arc::default() })
+        Ok(Self::at(engine))
     }
 
     /// A job of one worker, without any server. Reductions are copies.
@@ -101,16 +94,16 @@ impl Session {
     /// # Errors
     /// If the timeline that the settings ask for cannot be written. As [`Exporter::by_settings`].
     pub fn alone(config: &Config) -> Result<Self> {
-        let alone = Alone::new(config, devices(config))?;
-        Ok(Self { place: OwnProcess::new(Place::Alone(Box::new(alone))), ends: Arc::default() })
+        Alone::new(config, devices(config)).map(Self::at)
+    }
+
+    fn at(place: impl Place + 'static) -> Self {
+        Self { place: OwnProcess::new(Box::new(place)), ends: Arc::default() }
     }
 
     /// This worker's rank.
     pub fn rank(&self) -> u32 {
-        match &*self.place {
-            Place::Joined(engine) => engine.rank().0,
-            Place::Alone(_) => 0,
-        }
+        self.place.rank()
     }
 
     /// The key that only the coordinator and the workers of the job have, for what must not be forged by servers.
@@ -118,12 +111,7 @@ impl Session {
     /// # Errors
     /// [`Error::FailedPrecondition`] if this worker has left the job.
     pub fn workers_key(&self) -> Result<WorkersKey> {
-        let key = match &*self.place {
-            Place::Joined(engine) => engine.workers_key(),
-            // Nothing leaves this process.
-            Place::Alone(_) => Some(WorkersKey([0; WorkersKey::BYTES])),
-        };
-        key.ok_or_else(|| Error::FailedPrecondition {
+        self.place.workers_key().ok_or_else(|| Error::FailedPrecondition {
             what: "this worker has left the job".to_owned(),
             hint: "call this before shutdown".to_owned(),
         })
@@ -131,10 +119,7 @@ impl Session {
 
     /// How many workers the job has.
     pub fn size(&self) -> u32 {
-        match &*self.place {
-            Place::Joined(engine) => engine.size(),
-            Place::Alone(_) => 1,
-        }
+        self.place.size()
     }
 
     /// The declaration of a tensor that is reduced in this way, with the workers that take part. A set of all ranks is the same as no set.
@@ -166,10 +151,7 @@ impl Session {
     /// # Errors
     /// As [`Engine::declare`].
     pub fn declare(&self, tensors: Vec<TensorSpec>, fuse: bool, timeout: Option<Duration>) -> Result<()> {
-        match &*self.place {
-            Place::Joined(engine) => engine.declare(tensors, fuse, timeout),
-            Place::Alone(_) => Ok(()),
-        }
+        self.place.declare(tensors, fuse, timeout)
     }
 
     /// Says that this worker uses these names no more; see [`Engine::undeclare`].
@@ -177,22 +159,12 @@ impl Session {
     /// # Errors
     /// As [`Engine::undeclare`].
     pub fn undeclare(&self, names: &[String], timeout: Option<Duration>) -> Result<()> {
-        match &*self.place {
-            Place::Joined(engine) => engine.undeclare(names, timeout),
-            Place::Alone(alone) => {
-                alone.parameters().forget(names);
-                Ok(())
-            }
-        }
+        self.place.undeclare(names, timeout)
     }
 
     /// A lender of memory for submissions to this session: host memory, or memory of the device with this number.
     pub fn lender(&self, device: Option<u16>) -> Lender<'_> {
-        let devices: &dyn Device = match &*self.place {
-            Place::Joined(engine) => &**engine.device().expect("given to the engine when it joined"),
-            Place::Alone(alone) => &**alone.devices(),
-        };
-        Lender::new(devices, device)
+        Lender::new(self.place.device(), device)
     }
 
     /// Submits a reduction. With `waits` the caller waits for it next; the calling thread then does work of the engine, at most for that
@@ -206,12 +178,7 @@ impl Session {
         waits: Option<Duration>,
         ended: impl FnOnce(u64) + Send + 'static,
     ) -> Result<Handle> {
-        let ended = self.ends.noting(ended);
-        match (&*self.place, waits) {
-            (Place::Joined(engine), Some(patience)) => engine.begin_to_reduce(submission, patience, ended),
-            (Place::Joined(engine), None) => engine.push_pull(submission, ended),
-            (Place::Alone(alone), _) => alone.reduce(vec![submission], ended),
-        }
+        self.place.submit(submission, waits, self.ended(ended))
     }
 
     /// Submits the reductions of all tensors of a batch. `waits` and `ended` are those of [`submit`](Self::submit).
@@ -224,20 +191,7 @@ impl Session {
         waits: Option<Duration>,
         ended: impl FnOnce(u64) + Send + 'static,
     ) -> Result<Handle> {
-        let ended = self.ends.noting(ended);
-        match (&*self.place, waits) {
-            (Place::Joined(engine), Some(patience)) => engine.begin_to_reduce_all(submission, patience, ended),
-            (Place::Joined(engine), None) => engine.push_pull_all(submission, ended),
-            (Place::Alone(alone), _) => {
-                let BatchSubmission { batch, members, op, weight, timeout } = submission;
-                let each = batch.tensors().iter().zip(members);
-                let each = each.map(|(tensor, Member { source, destination, priority })| {
-                    let tensor = tensor.clone();
-                    Submission { tensor, source, destination, op, weight, priority, timeout }
-                });
-                alone.reduce(each.collect(), ended)
-            }
-        }
+        self.place.submit_all(submission, waits, self.ended(ended))
     }
 
     /// Uses a parameter; see [`Engine::access`]. `waits` and `ended` are those of [`submit`](Self::submit). In a job of one worker without
@@ -251,13 +205,8 @@ impl Session {
         waits: Option<Duration>,
         ended: impl FnOnce(u64) + Send + 'static,
     ) -> Result<Operation> {
-        let ended = self.ends.noting(ended);
-        let handle = match (&*self.place, waits) {
-            (Place::Joined(engine), Some(patience)) => engine.begin_to_access(asked, patience, ended),
-            (Place::Joined(engine), None) => engine.access(asked, ended),
-            (Place::Alone(alone), _) => alone.access(asked, ended),
-        };
-        Ok(self.operation(handle?))
+        let handle = self.place.access(asked, waits, self.ended(ended))?;
+        Ok(self.operation(handle))
     }
 
     /// An operation of this session, by its handle, for threads that wait for the [first](crate::wait_any) of several.
@@ -265,56 +214,42 @@ impl Session {
         Operation::new(handle, &self.ends)
     }
 
+    fn ended(&self, then: impl FnOnce(u64) + Send + 'static) -> Ended {
+        Box::new(self.ends.noting(then))
+    }
+
     /// Begins the first reduction of a tensor without elements; see [`Engine::agree_on_empty`].
     ///
     /// # Errors
     /// As [`Engine::agree_on_empty`].
     pub fn agree_on_empty(&self, tensor: TensorSpec, timeout: Option<Duration>) -> Result<Handle> {
-        match &*self.place {
-            Place::Joined(engine) => engine.agree_on_empty(tensor, timeout),
-            Place::Alone(alone) => Ok(alone.nothing_to_do()),
-        }
+        self.place.agree_on_empty(tensor, timeout)
     }
 
     /// Enters the barrier `name`; the handle resolves once all workers have entered it. See [`Engine::arrive`].
     pub fn arrive(&self, name: &str, timeout: Option<Duration>) -> Handle {
-        match &*self.place {
-            Place::Joined(engine) => engine.arrive(name, timeout),
-            Place::Alone(alone) => alone.nothing_to_do(),
-        }
+        self.place.arrive(name, timeout)
     }
 
     /// Whether a device may still write memory of operations that have ended. As long as this doubt exists, [`Owners`](crate::Owners) keeps
     /// the owners of that memory.
     pub fn doubt(&self) -> &Doubt {
-        match &*self.place {
-            Place::Joined(engine) => engine.doubt(),
-            Place::Alone(alone) => alone.doubt(),
-        }
+        self.place.doubt()
     }
 
     /// The metrics of this worker. In a job of one nothing is sent, so all of them are 0.
     pub fn metrics(&self) -> Instance {
-        match &*self.place {
-            Place::Joined(engine) => engine.metrics().instance(engine.rank().0),
-            Place::Alone(_) => engine::Metrics::default().instance(0),
-        }
+        self.place.metrics()
     }
 
     /// The parts of every declared tensor, one a line.
     pub fn layout(&self) -> String {
-        match &*self.place {
-            Place::Joined(engine) => engine.layout(),
-            Place::Alone(_) => String::new(),
-        }
+        self.place.layout()
     }
 
     /// The names of tensors that share a part; see [`Engine::companions`].
     pub fn companions(&self) -> Vec<Vec<String>> {
-        match &*self.place {
-            Place::Joined(engine) => engine.companions(),
-            Place::Alone(_) => Vec::new(),
-        }
+        self.place.companions()
     }
 
     /// Records from now on what this worker does, and returns the path of the file.
@@ -322,26 +257,17 @@ impl Session {
     /// # Errors
     /// As [`Timeline::start`].
     pub fn start_timeline(&self, place: &Path) -> Result<PathBuf> {
-        match &*self.place {
-            Place::Joined(engine) => engine.start_timeline(place),
-            Place::Alone(alone) => alone.timeline().start(place, WorkerId(0)),
-        }
+        self.place.start_timeline(place)
     }
 
     /// Completes the file of the timeline. Does nothing if no timeline is being recorded.
     pub fn stop_timeline(&self) {
-        match &*self.place {
-            Place::Joined(engine) => engine.stop_timeline(),
-            Place::Alone(alone) => alone.timeline().stop(),
-        }
+        self.place.stop_timeline();
     }
 
     /// The timeline, for spans of the caller.
     pub fn timeline(&self) -> &Timeline {
-        match &*self.place {
-            Place::Joined(engine) => engine.timeline(),
-            Place::Alone(alone) => alone.timeline(),
-        }
+        self.place.timeline()
     }
 
     /// Waits until all operations have ended for which streams wait, at most for `timeout`; see [`Engine::settle`].
@@ -349,10 +275,7 @@ impl Session {
     /// # Errors
     /// As [`Engine::settle`].
     pub fn settle(&self, timeout: Option<Duration>) -> Result<()> {
-        match &*self.place {
-            Place::Joined(engine) => engine.settle(timeout),
-            Place::Alone(alone) => alone.followed().settle(timeout, &|| alone.followed().works_alone()),
-        }
+        self.place.settle(timeout)
     }
 
     /// Ends the work of this process because of `cause`, which every member of the job gets. Waits at most `grace` until the coordinator
@@ -361,13 +284,7 @@ impl Session {
     /// # Errors
     /// As [`Engine::give_up`].
     pub fn give_up(&self, cause: String, grace: Duration) -> Result<()> {
-        match &*self.place {
-            Place::Joined(engine) => engine.give_up(cause, grace),
-            Place::Alone(alone) => {
-                alone.leave();
-                Ok(())
-            }
-        }
+        self.place.give_up(cause, grace)
     }
 
     /// Leaves the job: pending operations fail. Waits at most `grace` for the other workers. Idempotent.
@@ -375,13 +292,6 @@ impl Session {
     /// # Errors
     /// As [`Engine::shutdown`].
     pub fn shutdown(&self, grace: Duration) -> Result<()> {
-        match &*self.place {
-            Place::Joined(engine) => engine.shutdown(grace),
-            Place::Alone(alone) => {
-                let settled = alone.followed().settle(Some(grace), &|| alone.followed().works_alone());
-                alone.leave();
-                settled
-            }
-        }
+        self.place.shutdown(grace)
     }
 }

@@ -1,0 +1,159 @@
+//! A process's place in its job: one of several members ([`Engine`]), or the only one ([`Alone`](crate::alone::Alone)).
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use gradlane_core::Result;
+use gradlane_core::device::Device;
+use gradlane_core::engine::{BatchSubmission, Engine, Handle, ParameterUse, Submission, Timeline};
+use gradlane_core::mem::Doubt;
+use gradlane_core::metrics::Instance;
+use gradlane_core::types::{TensorSpec, WorkersKey};
+
+/// Runs when an operation has ended, with the id of its handle.
+pub(crate) type Ended = Box<dyn FnOnce(u64) + Send>;
+
+/// What a [`Session`](crate::Session) asks of its place. Each method means what the session's method of the same name says.
+pub(crate) trait Place: Send + Sync {
+    /// The rank of this worker.
+    fn rank(&self) -> u32;
+
+    /// How many workers the job has.
+    fn size(&self) -> u32;
+
+    /// The key of the job's workers; `None` after this one has left.
+    fn workers_key(&self) -> Option<WorkersKey>;
+
+    fn declare(&self, tensors: Vec<TensorSpec>, fuse: bool, timeout: Option<Duration>) -> Result<()>;
+
+    fn undeclare(&self, names: &[String], timeout: Option<Duration>) -> Result<()>;
+
+    /// The devices of this process.
+    fn device(&self) -> &dyn Device;
+
+    fn submit(&self, submission: Submission, waits: Option<Duration>, ended: Ended) -> Result<Handle>;
+
+    fn submit_all(&self, submission: BatchSubmission<'_>, waits: Option<Duration>, ended: Ended) -> Result<Handle>;
+
+    fn access(&self, asked: ParameterUse, waits: Option<Duration>, ended: Ended) -> Result<Handle>;
+
+    fn agree_on_empty(&self, tensor: TensorSpec, timeout: Option<Duration>) -> Result<Handle>;
+
+    fn arrive(&self, name: &str, timeout: Option<Duration>) -> Handle;
+
+    fn doubt(&self) -> &Doubt;
+
+    fn metrics(&self) -> Instance;
+
+    fn layout(&self) -> String;
+
+    fn companions(&self) -> Vec<Vec<String>>;
+
+    fn start_timeline(&self, place: &Path) -> Result<PathBuf>;
+
+    fn stop_timeline(&self);
+
+    fn timeline(&self) -> &Timeline;
+
+    fn settle(&self, timeout: Option<Duration>) -> Result<()>;
+
+    fn give_up(&self, cause: String, grace: Duration) -> Result<()>;
+
+    fn shutdown(&self, grace: Duration) -> Result<()>;
+}
+
+/// A member of a job of several processes.
+impl Place for Engine {
+    fn rank(&self) -> u32 {
+        self.rank().0
+    }
+
+    fn size(&self) -> u32 {
+        self.size()
+    }
+
+    fn workers_key(&self) -> Option<WorkersKey> {
+        self.workers_key()
+    }
+
+    fn declare(&self, tensors: Vec<TensorSpec>, fuse: bool, timeout: Option<Duration>) -> Result<()> {
+        self.declare(tensors, fuse, timeout)
+    }
+
+    fn undeclare(&self, names: &[String], timeout: Option<Duration>) -> Result<()> {
+        self.undeclare(names, timeout)
+    }
+
+    fn device(&self) -> &dyn Device {
+        &**self.device().expect("given to the engine when it joined")
+    }
+
+    fn submit(&self, submission: Submission, waits: Option<Duration>, ended: Ended) -> Result<Handle> {
+        match waits {
+            Some(patience) => self.begin_to_reduce(submission, patience, ended),
+            None => self.push_pull(submission, ended),
+        }
+    }
+
+    fn submit_all(&self, submission: BatchSubmission<'_>, waits: Option<Duration>, ended: Ended) -> Result<Handle> {
+        match waits {
+            Some(patience) => self.begin_to_reduce_all(submission, patience, ended),
+            None => self.push_pull_all(submission, ended),
+        }
+    }
+
+    fn access(&self, asked: ParameterUse, waits: Option<Duration>, ended: Ended) -> Result<Handle> {
+        match waits {
+            Some(patience) => self.begin_to_access(asked, patience, ended),
+            None => self.access(asked, ended),
+        }
+    }
+
+    fn agree_on_empty(&self, tensor: TensorSpec, timeout: Option<Duration>) -> Result<Handle> {
+        self.agree_on_empty(tensor, timeout)
+    }
+
+    fn arrive(&self, name: &str, timeout: Option<Duration>) -> Handle {
+        self.arrive(name, timeout)
+    }
+
+    fn doubt(&self) -> &Doubt {
+        self.doubt()
+    }
+
+    fn metrics(&self) -> Instance {
+        self.metrics().instance(self.rank().0)
+    }
+
+    fn layout(&self) -> String {
+        self.layout()
+    }
+
+    fn companions(&self) -> Vec<Vec<String>> {
+        self.companions()
+    }
+
+    fn start_timeline(&self, place: &Path) -> Result<PathBuf> {
+        self.start_timeline(place)
+    }
+
+    fn stop_timeline(&self) {
+        self.stop_timeline();
+    }
+
+    fn timeline(&self) -> &Timeline {
+        self.timeline()
+    }
+
+    fn settle(&self, timeout: Option<Duration>) -> Result<()> {
+        self.settle(timeout)
+    }
+
+    fn give_up(&self, cause: String, grace: Duration) -> Result<()> {
+        self.give_up(cause, grace)
+    }
+
+    fn shutdown(&self, grace: Duration) -> Result<()> {
+        self.shutdown(grace)
+    }
+}
