@@ -38,6 +38,8 @@ models! {
     producers_share_the_room: engine::room;
     a_milestone_is_heard_by_all: engine::milestones;
     a_rank_sleeps_through_no_record: collective::host::presence;
+    every_request_at_a_taken_seat_is_handled: collective::host::requests_at_a_taken_seat;
+    work_for_an_announced_thread_is_done: collective::host::work_for_an_announced_thread;
 }
 
 planted! {
@@ -48,6 +50,7 @@ planted! {
     an_outcome_that_is_told_without_the_lock_is_found: engine::handle_that_tells_without_the_lock;
     a_reader_that_does_not_look_again_is_found: transport::shm::ring_without_a_second_look;
     a_rank_that_does_not_look_again_is_found: collective::host::presence_without_a_second_look;
+    a_thread_that_leaves_a_seat_and_does_not_look_again_is_found: collective::host::requests_of_whom_nobody_looks_again;
 }
 
 const ORDERS: usize = 300;

@@ -7,8 +7,7 @@
 //!  a waiting thread, or the rank's own thread  host memory: chunks: stage, reduce, take (reduction)
 //!                               └───────────── memory of devices: handed in this order to a DeviceCollective (devices)
 //! ```
-//! Only the thread that holds the *seat*, a lock on the `Driver`, does the work. A thread that waits for an operation may take the seat
-//! ([`Progress::poll`]). Otherwise the rank's own thread takes it, which sleeps while there is nothing to do. A second thread sleeps on the
+//! Only the thread in the [`seat`] does the work. A thread that waits for an operation may take the seat ([`Progress::poll`]). Otherwise the rank's own thread takes it, which sleeps while there is nothing to do. A second thread sleeps on the
 //! sockets to the other ranks, because the end of a socket means the end of its process.
 
 mod board;
@@ -24,12 +23,11 @@ mod presence;
 mod record;
 mod reduction;
 mod rendezvous;
+mod seat;
 mod watch;
 
-use std::collections::VecDeque;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rustix::thread::sched_getcpu;
@@ -43,6 +41,7 @@ use self::driver::{Driver, Request};
 use self::layout::Word;
 use self::presence::Presence;
 use self::reduction::Scratch;
+use self::seat::Seat;
 use self::watch::Watch;
 use super::{Collective, Moved, Operation, Team};
 use crate::collective::agreement::{Agreement, Party};
@@ -62,15 +61,7 @@ pub struct HostCollective {
 struct Core {
     board: Arc<Board>,
     clock: Arc<dyn Fn() -> Time + Send + Sync>,
-    /// The thread that holds this lock does the work.
-    seat: Mutex<Driver>,
-    requests: Mutex<VecDeque<Request>>,
-    /// Whether there may be requests. Threads read it without the lock.
-    requested: AtomicBool,
-    /// Threads that are about to poll.
-    announced: AtomicU32,
-    /// The time until which the rank's own thread sleeps, unless it is woken.
-    naps_until: AtomicU64,
+    seat: Seat<Driver, Request>,
     /// Whether there are more ranks than cores.
     is_cramped: bool,
     /// How long the rank's own thread sleeps if another thread has the seat: half as long as any operation has time that begins meanwhile.
@@ -80,8 +71,6 @@ struct Core {
     moved: Moved,
     devices: Devices,
     watch: Watch,
-    /// When this rank leaves the others, even if it is not finished. `u64::MAX` as long as it stays.
-    leaves: AtomicU64,
 }
 
 /// How long an idle thread looks for work before it sleeps, because waking takes longer than most answers.
@@ -159,18 +148,13 @@ impl HostCollective {
         let core = Arc::new(Core {
             board,
             clock,
-            seat: Mutex::new(driver),
-            requests: Mutex::default(),
-            requested: AtomicBool::new(false),
-            announced: AtomicU32::new(0),
-            naps_until: AtomicU64::new(0),
+            seat: Seat::new(driver),
             is_cramped,
             nap_busy,
             nap_idle: step_timeout.min(NAP_MAX),
             moved,
             devices,
             watch: Watch::new(meeting.peers)?,
-            leaves: AtomicU64::new(u64::MAX),
         });
         let own = Arc::clone(&core);
         let watcher = Arc::clone(&core);
@@ -193,15 +177,12 @@ impl Progress for HostCollective {
     }
 
     fn announce(&self) {
-        self.core.announced.fetch_add(1, Ordering::SeqCst);
+        self.core.seat.announce();
     }
 
     fn poll_announced(&self, enough: &dyn Fn() -> bool, patience: Duration) {
         let until = self.core.now() + patience;
-        let seat = self.core.sit_down();
-        self.core.announced.fetch_sub(1, Ordering::SeqCst);
-        // The thread that has the seat may be about to leave the work to this thread.
-        if let Some(driver) = seat.or_else(|| self.core.sit_down_or_be_noticed()) {
+        if let Some(driver) = self.core.seated(self.core.seat.sit_down_announced()) {
             self.core.drive(driver, &|_| enough(), Some(until));
         }
     }
@@ -252,7 +233,7 @@ impl HostCollective {
     /// Leaves the other ranks once the open operations have ended, at most after `patience`. Of several calls, the earliest time counts.
     fn leave(&self, request: Request, patience: Duration) {
         let core = &self.core;
-        core.leaves.fetch_min((core.now() + patience).0, Ordering::SeqCst);
+        core.seat.leave_at(core.now() + patience);
         // The rank's own thread ends the open operations, even if another thread drives now. Then it tells the other ranks that this rank
         // leaves.
         core.request(request);
@@ -290,9 +271,7 @@ impl Core {
     /// Hands a request to the driving thread. If no thread drives, this one handles the request, and wakes the rank's own thread only if
     /// there is work.
     fn request(&self, request: Request) {
-        self.requests.lock().expect(LOCK).push_back(request);
-        self.requested.store(true, Ordering::SeqCst);
-        match self.sit_down() {
+        match self.seated(self.seat.request(request)) {
             // Handles the requests and does no other work, because the submitting thread must not be delayed.
             Some(mut driver) => {
                 self.take_requests(&mut driver);
@@ -303,20 +282,15 @@ impl Core {
     }
 
     fn sit_down(&self) -> Option<MutexGuard<'_, Driver>> {
-        let driver = match self.seat.try_lock() {
-            Ok(driver) => driver,
-            Err(TryLockError::WouldBlock) => return None,
-            Err(TryLockError::Poisoned(_)) => panic!("{LOCK}"),
-        };
-        self.board.appear(Presence::Awake);
-        self.board.settle_on(sched_getcpu());
-        Some(driver)
+        self.seated(self.seat.sit_down())
     }
 
-    /// As [`sit_down`](Self::sit_down). If another thread has the seat, that thread looks for work once more after it has left.
-    fn sit_down_or_be_noticed(&self) -> Option<MutexGuard<'_, Driver>> {
-        self.requested.store(true, Ordering::SeqCst);
-        self.sit_down()
+    /// Tells the other ranks that this thread drives, if it has got the seat.
+    fn seated<'a>(&self, driver: Option<MutexGuard<'a, Driver>>) -> Option<MutexGuard<'a, Driver>> {
+        driver.inspect(|_| {
+            self.board.appear(Presence::Awake);
+            self.board.settle_on(sched_getcpu());
+        })
     }
 
     /// Leaves the seat, and wakes a thread if there is work left. A thread must leave the seat only here, because a request that found the
@@ -328,8 +302,7 @@ impl Core {
                 // Another thread would have to wake up for it.
                 driver.handle_timeout(now);
             }
-            let announced = self.announced.load(Ordering::SeqCst) > 0;
-            let naps_until = Time(self.naps_until.load(Ordering::SeqCst));
+            let (announced, naps_until) = (self.seat.is_announced(), self.seat.naps_until());
             // A thread that is about to poll sees to the deadlines itself, until it leaves the seat.
             let wakes_late = !announced && driver.poll_timeout(now).is_some_and(|due| due < naps_until);
             self.board.appear(match (announced, driver.is_awaited()) {
@@ -348,12 +321,12 @@ impl Core {
             if abandoned || wakes_late {
                 self.board.appear(Presence::Awake);
             }
-            drop(driver);
+            let is_wanted = self.seat.rise(driver);
             if abandoned || wakes_late {
-                // Only after the drop, because on a shared core the woken thread runs at once and would find the seat taken.
+                // Only after the seat is free, because on a shared core the woken thread runs at once and would find the seat taken.
                 self.board.ring(self.board.me, Word::Idle);
             }
-            if !self.requested.load(Ordering::SeqCst) {
+            if !is_wanted {
                 return;
             }
             match self.sit_down() {
@@ -366,14 +339,7 @@ impl Core {
 
     /// Handles the requests; returns whether there were any.
     fn take_requests(&self, driver: &mut Driver) -> bool {
-        if !self.requested.swap(false, Ordering::SeqCst) {
-            return false;
-        }
-        let now = self.now();
-        loop {
-            let Some(request) = self.requests.lock().expect(LOCK).pop_front() else { return true };
-            driver.handle(now, request);
-        }
+        self.seat.take_requests(|request| driver.handle(self.now(), request))
     }
 
     /// Works until `enough` returns true, until the ranks have parted, or until the time `until`. If `until` is `None`, works until there is nothing to do.
@@ -404,7 +370,7 @@ impl Core {
                 continue;
             }
             driver.handle_timeout(now);
-            let leaves = Time(self.leaves.load(Ordering::SeqCst));
+            let leaves = self.seat.leaves();
             if until.is_some_and(|until| until <= now) || leaves <= now || (until.is_none() && !driver.is_running()) {
                 break;
             }
@@ -440,8 +406,7 @@ impl Core {
 
     /// The rank's own thread.
     fn serve(&self) {
-        let leaves = || Time(self.leaves.load(Ordering::SeqCst));
-        while leaves() == Time(u64::MAX) {
+        while self.seat.stays() {
             let shown = self.board.bell(Word::Idle);
             if let Some(driver) = self.sit_down() {
                 self.drive(driver, &|_| false, None);
@@ -450,23 +415,23 @@ impl Core {
             // work, no deadline is earlier: that would wake this thread in each operation.
             let now = self.now();
             let mut nap = self.nap_busy;
-            self.naps_until.store((now + nap).0, Ordering::SeqCst);
-            if let Some(mut driver) = self.sit_down_or_be_noticed() {
+            self.seat.nap_until(now + nap);
+            if let Some(mut driver) = self.seated(self.seat.sit_down_or_be_noticed()) {
                 nap = driver.poll_timeout(now).map_or(self.nap_idle, |due| due.since(now).min(self.nap_idle));
-                self.naps_until.store((now + nap).0, Ordering::SeqCst);
+                self.seat.nap_until(now + nap);
                 self.stand_up(driver);
             }
-            if leaves() == Time(u64::MAX) {
+            if self.seat.stays() {
                 self.board.sleep(Word::Idle, shown, nap);
             }
-            self.naps_until.store(0, Ordering::SeqCst);
+            self.seat.nap_until(Time::ZERO);
         }
         // Another driving thread stops when it is time to leave, so this lock is free soon.
-        let mut driver = self.seat.lock().expect(LOCK);
+        let mut driver = self.seat.wait();
         self.board.appear(Presence::Awake);
         if driver.is_busy() {
-            self.drive(driver, &|driver| !driver.is_busy(), Some(leaves()));
-            driver = self.seat.lock().expect(LOCK);
+            self.drive(driver, &|driver| !driver.is_busy(), Some(self.seat.leaves()));
+            driver = self.seat.wait();
         }
         self.watch.leave(!driver.is_busy());
         driver.end();
@@ -475,8 +440,6 @@ impl Core {
 
 /// The longest sleep. A thread that wakes from it finds nothing to do and sleeps again.
 const NAP_MAX: Duration = Duration::from_secs(3600);
-
-const LOCK: &str = "nobody panics while driving";
 
 #[cfg(test)]
 mod tests;

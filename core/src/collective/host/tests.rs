@@ -1,3 +1,4 @@
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc;
 use std::time::Instant;
 
@@ -439,7 +440,7 @@ fn nothing_runs_while_nothing_is_to_be_done() {
 fn what_others_are_ready_for_wakes_nobody_who_wants_nothing() {
     let machine = Machine::of(2);
     let [leader, other] = [0, 1].map(|rank| &machine.0[rank].0.core);
-    let naps = |core: &Core| core.naps_until.load(Ordering::SeqCst) > 0;
+    let naps = |core: &Core| core.seat.naps_until() > Time::ZERO;
     while ![leader, other].iter().all(|core| naps(core)) {
         std::thread::yield_now();
     }
@@ -532,7 +533,7 @@ impl Machine {
     fn later(&self, by: Duration) {
         for core in self.0.iter().map(|member| &member.0.core) {
             // The rank has taken all earlier requests when no thread holds the seat and no request waits.
-            while !core.requests.lock().unwrap().is_empty() {
+            while core.seat.has_requests() {
                 std::thread::yield_now();
             }
             loop {

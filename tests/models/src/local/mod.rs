@@ -11,7 +11,7 @@ pub use segment::{Segment, Shown};
 pub(crate) use std::process::id as process_id;
 
 pub(crate) mod sync {
-    pub(crate) use shuttle::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
+    pub(crate) use shuttle::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
     pub(crate) use shuttle::sync::{Condvar, Mutex, MutexGuard};
     pub(crate) use std::sync::PoisonError;
 }

@@ -10,6 +10,7 @@ use crate::collective::order::Decision;
 use crate::collective::ranks::Breakage;
 use crate::collective::{Bootstrap, Dataflow, DeviceCollective, DeviceMemory, MakeDeviceCollective, Ordered, Team};
 use crate::cuda::OnIssue;
+use crate::error::Tensors;
 use crate::mem::{DeviceRegion, Ordinal};
 
 #[test]
@@ -313,8 +314,8 @@ fn a_rank_that_dies_is_lost_to_all_that_is_under_way_on_devices() {
 #[test]
 fn devices_that_fail_tell_their_rank_how_and_the_others_whose_they_are() {
     let (machine, queues) = machine(3);
-    let fault =
-        Error::Device { device: "cuda:0".to_owned(), what: "ncclAllReduce".to_owned(), cause: "code 6".to_owned() };
+    let [device, what, cause] = ["cuda:0", "ncclAllReduce", "code 6"].map(str::to_owned);
+    let fault = Error::Device { device, what, tensor: Tensors::Unknown, cause };
     let mut data = [[1_i32; 8]; 3];
     let (sender, ended) = mpsc::channel();
     queues.hold();
@@ -378,7 +379,7 @@ fn whoever_leaves_waits_for_what_is_in_the_queue() {
     let ended = hold_in_the_queue(&machine, &queues, &mut data);
     std::thread::scope(|scope| {
         let leaving = scope.spawn(|| machine.0[1].0.shutdown());
-        while machine.0[1].0.core.leaves.load(Ordering::SeqCst) == u64::MAX {
+        while machine.0[1].0.core.seat.stays() {
             std::thread::yield_now();
         }
         queues.release();
