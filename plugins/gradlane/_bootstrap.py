@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import threading
 import time
 from collections.abc import Mapping
@@ -73,10 +72,7 @@ class Job:
     @property
     def step_timeout(self) -> float:
         """The setting `step_timeout` of this process, in seconds."""
-        # The report is a text for people, and the one place where the native module tells its settings.
-        shown = re.search(r"^ *step_timeout +(\d+) (ms|s) ", _core.config_report(dict(self.settings)), re.MULTILINE)
-        assert shown is not None, "the report has a line for each setting, and this one is a duration"
-        return int(shown[1]) / (1000 if shown[2] == "ms" else 1)
+        return _core.step_timeout(dict(self.settings))
 
     def leave(self, timeout: float) -> None:
         """Ends the session, then the embedded servers, which first let the other members leave."""

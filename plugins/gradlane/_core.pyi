@@ -25,6 +25,7 @@ __all__ = [
     "names_table",
     "operation_error",
     "read_join",
+    "step_timeout",
     "unwrap_join",
     "wait_any",
     "wrap_join",
@@ -337,4 +338,7 @@ def unwrap_join(settings: dict[str, str], job: str, text: str) -> str:
     """The join string that rank 0 of `job` has wrapped."""
 
 def config_report(arguments: dict[str, str]) -> str: ...
+def step_timeout(arguments: dict[str, str]) -> float:
+    """The setting `step_timeout`, in seconds."""
+
 def cli_main(argv: list[str]) -> int: ...

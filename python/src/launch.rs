@@ -18,6 +18,7 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(wrap_join, module)?)?;
     module.add_function(wrap_pyfunction!(unwrap_join, module)?)?;
     module.add_function(wrap_pyfunction!(config_report, module)?)?;
+    module.add_function(wrap_pyfunction!(step_timeout, module)?)?;
     module.add_function(wrap_pyfunction!(cli_main, module)?)
 }
 
@@ -110,6 +111,12 @@ fn unwrap_join(py: Python<'_>, settings: Settings, job: &str, text: &str) -> PyR
 #[pyfunction]
 fn config_report(py: Python<'_>, arguments: Settings) -> PyResult<String> {
     config(&arguments).map(|config| config.report()).map_err(|error| errors::raise(py, &error))
+}
+
+/// The setting `step_timeout`, in seconds.
+#[pyfunction]
+fn step_timeout(py: Python<'_>, arguments: Settings) -> PyResult<f64> {
+    config(&arguments).map(|config| config.step_timeout.as_secs_f64()).map_err(|error| errors::raise(py, &error))
 }
 
 /// Runs the `gradlane` command with these arguments, of which the first is its name; returns its exit code.
