@@ -352,7 +352,7 @@ class Deferred:
                 flight.transfer.wait()
                 flight.has_landed = True
                 if complaint is not None:
-                    raise FailedPreconditionError(f"{complaint}; {CALL_SYNCHRONIZE}")
+                    raise FailedPreconditionError(f"{complaint}; {CALL_SYNCHRONIZE}", tensor=slot.name)
                 if not flight.is_own:
                     self._window.was_used(slot.position)
             except Exception as error:
@@ -367,7 +367,8 @@ class Deferred:
             if (slot.version, slot.address) != (slot.parameter._version, slot.parameter.data_ptr()):
                 self._fail(slot, FailedPreconditionError(
                     f"parameter {slot.name} was changed between step() and its update, which comes when it is needed; call "
-                    "synchronize() before parameters are changed or replaced"
+                    "synchronize() before parameters are changed or replaced",
+                    tensor=slot.name,
                 ))
         for slot in slots:
             self._unveil(slot)
@@ -398,7 +399,7 @@ class Deferred:
     def _fail(self, slot: _Slot, error: Exception) -> NoReturn:
         """Records that the workers are out of step, and raises `error` with the name of the parameter."""
         self._window.fail(error)
-        if isinstance(error, Error) and slot.name not in str(error):
+        if isinstance(error, Error) and error.fields.get("tensor") is None:
             named = type(error)(f"gradient of {slot.name}: {error}", **error.fields)
             self._window.fail(named)
             raise named from error
