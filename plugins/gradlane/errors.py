@@ -328,6 +328,7 @@ class DeviceError(AbortedError):
     Attributes:
         device: its name, such as `cuda:0`.
         what: the operation that failed.
+        tensor: the tensors of the operation; None if it had none.
         cause: the fault in words, with the library's code.
     """
 
@@ -335,6 +336,7 @@ class DeviceError(AbortedError):
         super().__init__(message, **fields)
         self.device: str | None = fields.get("device")
         self.what: str | None = fields.get("what")
+        self.tensor: str | None = fields.get("tensor")
         self.cause: str | None = fields.get("cause")
 
 

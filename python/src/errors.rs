@@ -1,6 +1,6 @@
 //! Turns errors into the exceptions of `gradlane.errors`.
 
-use gradlane_core::error::{ERRORS, Error, Field};
+use gradlane_core::error::{ERRORS, Error, Field, Tensors};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -24,6 +24,8 @@ pub(crate) fn build<'py>(py: Python<'py>, error: &Error) -> PyResult<Bound<'py, 
     for (name, field) in error.fields() {
         match field {
             Field::Text(text) => fields.set_item(name, text)?,
+            Field::Tensors(Tensors::Unknown) => fields.set_item(name, py.None())?,
+            Field::Tensors(tensors) => fields.set_item(name, tensors.to_string())?,
             Field::Claim(claim) => fields.set_item(name, (claim.worker.0, &claim.value))?,
             Field::Round(round) => fields.set_item(name, round.0)?,
             Field::Ranks(ranks) => fields.set_item(name, ranks.iter().map(|worker| worker.0).collect::<Vec<_>>())?,

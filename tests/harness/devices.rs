@@ -240,7 +240,7 @@ pub fn told(outcome: &Result<f64>) -> String {
     match outcome {
         Ok(weight) => format!("ok {weight}"),
         Err(Error::PeerLost { member, cause, .. }) => format!("lost {member}: {cause}"),
-        Err(Error::Device { device, what, cause }) => format!("device {device}: {what}: {cause}"),
+        Err(Error::Device { device, what, cause, .. }) => format!("device {device}: {what}: {cause}"),
         Err(other) => format!("{:?} {other}", other.code()),
     }
 }

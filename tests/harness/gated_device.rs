@@ -7,6 +7,7 @@ use std::thread::ThreadId;
 use gradlane_core::cuda::{Mark, OnIssue};
 use gradlane_core::device::{Device, HostDevice, Transfer};
 use gradlane_core::engine::{Memory, Submission};
+use gradlane_core::error::Tensors;
 use gradlane_core::mem::{Copies, DeviceRegion, Doubt, Lease, Ordinal};
 use gradlane_core::types::{CodecSpec, DType, Done, Op};
 use gradlane_core::{Error, Result};
@@ -152,7 +153,7 @@ impl Device for TestDevice {
             state.fails = None;
             drop(state);
             let [device, what, cause] = ["host:0", "a copy", "it was told to fail"].map(str::to_owned);
-            return done.err(Error::Device { device, what, cause });
+            return done.err(Error::Device { device, what, tensor: Tensors::Unknown, cause });
         }
         if state.closed == Some(direction) {
             return state.held.push_back((transfer, done));

@@ -124,7 +124,7 @@ fn workers_whose_batches_disagree_all_learn_about_which_tensor(over: Over) {
         submit(engine, &mut tensors, Op::Sum).unwrap().wait(Some(PATIENCE)).unwrap_err()
     });
     for error in errors {
-        assert!(matches!(&error, Error::Mismatch { tensor, .. } if tensor == "b"), "{error}");
+        assert!(matches!(&error, Error::Mismatch { tensor, .. } if *tensor == "b".into()), "{error}");
     }
     let after = all(&cluster.workers, |engine| Tensor::new("c", vec![1_f32; 8]).reduce(engine, Op::Sum));
     assert_eq!(after, vec![Ok(()); 2]);
@@ -191,7 +191,7 @@ fn a_batch_that_is_cancelled_ends_those_of_the_others_and_no_other_round(over: O
     assert_eq!([ended(begin(theirs, &mut make())), ended(summed)], [Ok(()), Ok(())]);
     match ended(begin(theirs, &mut make())).unwrap_err() {
         Error::Stalled { tensor, missing, .. } => {
-            assert!(tensor.contains("t0 + t1 + "), "all that share the part: {tensor}");
+            assert!(tensor.to_string().contains("t0 + t1 + "), "all that share the part: {tensor}");
             assert_eq!(missing, [ours.rank()]);
         }
         other => panic!("{other}"),

@@ -34,7 +34,7 @@ fn a_worker_that_does_not_come_is_named_to_those_who_wait(over: Over) {
     let errors = all(&cluster.workers[..2], |engine| Tensor::new("lonely", vec![1_f32; 10]).reduce(engine, Op::Sum));
     for error in errors {
         let Err(Error::Stalled { tensor, missing, .. }) = &error else { panic!("{error:?}") };
-        assert_eq!((tensor.as_str(), missing.as_slice()), ("lonely", &[WorkerId(2)][..]));
+        assert_eq!((tensor, missing.as_slice()), (&"lonely".into(), &[WorkerId(2)][..]));
     }
     let next = all(&cluster.workers, |engine| Tensor::new("next", vec![1_f32; 10]).reduce(engine, Op::Sum));
     assert_eq!(next, vec![Ok(()); 3], "the job goes on");

@@ -164,7 +164,7 @@ fn a_fault_of_the_device_ends_all_that_is_pending_there_and_nothing_elsewhere() 
     world.control.fail_device(world.ordinal(), 700);
     for outcome in pending {
         let error = outcome.recv_timeout(PATIENCE).expect("told in time").unwrap_err();
-        let Error::Device { device, what, cause } = &error else { panic!("{error}") };
+        let Error::Device { device, what, cause, .. } = &error else { panic!("{error}") };
         assert_eq!((device.as_str(), error.code()), (world.cuda.name(world.device).as_str(), Code::Aborted));
         // The steps of a copy; the fault meets each of the six in another one.
         let steps = ["letting a stream wait", "a copy", "creating an event", "recording an event"];

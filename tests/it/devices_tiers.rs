@@ -129,7 +129,7 @@ fn ranks_of_a_machine_whose_tensors_lie_in_different_kinds_of_memory_all_learn_b
         });
         for error in errors {
             assert!(
-                matches!(&error, Error::Mismatch { tensor, field, .. } if tensor == "w" && field == "device"),
+                matches!(&error, Error::Mismatch { tensor, field, .. } if *tensor == "w".into() && field == "device"),
                 "{error}"
             );
         }

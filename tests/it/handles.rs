@@ -86,7 +86,7 @@ fn whoever_waits_for_what_a_caller_gives_up_hears_it_at_once(over: Over) {
     let [giver, before, after] = &cluster.workers[..] else { panic!("three workers") };
     let hears = |outcome: Result<(), Error>| match outcome.unwrap_err() {
         Error::Stalled { tensor, missing, detail, .. } => {
-            assert_eq!((tensor.as_str(), missing.as_slice()), ("a", &[giver.rank()][..]));
+            assert_eq!((tensor, missing.as_slice()), ("a".into(), &[giver.rank()][..]));
             assert!(detail.contains("gave this round up"), "{detail}");
         }
         other => panic!("{other}"),

@@ -24,7 +24,7 @@ fn workers_that_declare_different_shapes_all_learn_both() {
     });
     for error in errors {
         let Error::Mismatch { tensor, field, first, second } = &error else { panic!("{error}") };
-        assert_eq!((tensor.as_str(), field.as_str()), ("fc.weight", "shape"));
+        assert_eq!((tensor, field.as_str()), (&"fc.weight".into(), "shape"));
         let mut values = [first.value.as_str(), second.value.as_str()];
         values.sort_unstable();
         assert_eq!(values, ["[10]", "[11]"]);

@@ -154,7 +154,7 @@ fn a_damaged_change_changes_nothing(over: Over) {
     is_damaged.store(true, Relaxed);
     let refused = tensor.ask(engine, ADD).unwrap_err();
     is_damaged.store(false, Relaxed);
-    assert!(matches!(&refused, Error::Checksum { tensor, .. } if tensor == "w"), "{refused}");
+    assert!(matches!(&refused, Error::Checksum { tensor, .. } if *tensor == "w".into()), "{refused}");
     assert_eq!(tensor.ask(engine, Access::Pull), Ok(1));
     assert!(tensor.data.iter().all(|value| *value == 5.0));
 }

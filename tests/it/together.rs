@@ -122,7 +122,7 @@ fn a_worker_that_does_not_come_is_named_to_those_who_wait() {
     });
     for error in errors.into_iter().flatten() {
         let Error::Stalled { tensor, missing, .. } = &error else { panic!("{error}") };
-        assert_eq!(tensor, "a");
+        assert_eq!(*tensor, "a".into());
         assert!(missing.contains(&WorkerId(0)), "{error}");
     }
 }

@@ -275,7 +275,7 @@ def test_a_worker_that_contradicts_itself_is_told_so():
 
 
 def test_weights_that_add_up_to_zero_name_the_tensor():
-    with pytest.raises(gl.Error, match="the weights of tensor weighted, round 0 add up to 0"):
+    with pytest.raises(gl.Error, match="tensor weighted: the weights of round 0 add up to 0"):
         gl.push_pull(torch.ones(2), "weighted", op=gl.WeightedAverage, weight=0.0)
 
 

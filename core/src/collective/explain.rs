@@ -11,20 +11,20 @@ use crate::types::{Goal, Op, WorkerId};
 pub(super) fn explain(ranks: &[LocalRank], (part, place): Slot, failure: Failure, waited: Duration) -> Error {
     let round = Goal::round(place);
     let worker = |rank: u32| ranks[rank as usize].rank;
-    let tensor = part.key.to_string();
     let stalled = |missing: u64, waited: Duration, detail: String| Error::Stalled {
-        tensor: tensor.clone(),
+        tensor: part.key.into(),
         round,
         missing: named(ranks, missing),
         waited,
-        detail,
+        notice: Box::default(),
+        detail: detail.into(),
     };
     match failure {
         Failure::Mismatch { first, ours, second, theirs } => {
             let (field, mine, other) = disagreement(&ours, &theirs);
             let saying = |worker: WorkerId, value| Saying { worker, value };
             Error::Mismatch {
-                tensor,
+                tensor: part.key.into(),
                 field: field.to_owned(),
                 first: saying(worker(first), mine),
                 second: saying(worker(second), other),

@@ -2,7 +2,7 @@
 //!
 //! The driver has texts too, but only once it is loaded; the most frequent message says why it is not.
 
-use crate::error::Error;
+use crate::error::{Error, Tensors};
 use crate::mem::Ordinal;
 
 /// A result of the driver: a number, because a newer driver knows codes that its bindings do not.
@@ -34,7 +34,7 @@ pub(crate) fn name(device: Ordinal) -> String {
 
 /// The error of `what` on `device`.
 pub(crate) fn fault(device: Ordinal, what: &str, code: Code) -> Error {
-    Error::Device { device: name(device), what: what.to_owned(), cause: describe(code) }
+    Error::Device { device: name(device), what: what.to_owned(), tensor: Tensors::Unknown, cause: describe(code) }
 }
 
 /// Turns a code into a result.

@@ -207,8 +207,9 @@ fn is_reached(watched: &Watched, bound: &mut Option<Ordinal>) -> Result<bool> {
 /// Returns `error` with `what` as the failed work, so that each waiter reads the name of its own work.
 fn of_work(error: &Error, what: &str) -> Error {
     match error {
-        Error::Device { device, cause, .. } => {
-            Error::Device { device: device.clone(), what: what.to_owned(), cause: cause.clone() }
+        Error::Device { device, tensor, cause, .. } => {
+            let (device, tensor, cause) = (device.clone(), tensor.clone(), cause.clone());
+            Error::Device { device, what: what.to_owned(), tensor, cause }
         }
         other => other.clone(),
     }

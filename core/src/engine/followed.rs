@@ -180,26 +180,24 @@ impl Followed {
 /// The bound of a job of one worker, whose operations are copies of a device.
 pub(super) const ALONE_BOUND: Duration = Duration::from_secs(300);
 
-/// The error with the names of the tensors, where it does not name them anyway.
+/// The error with the names of the tensors.
 fn with_names(error: &Error, names: &str) -> Error {
     match error {
-        Error::Device { device, what, cause } if !what.contains("(tensor ") => {
-            Error::Device { device: device.clone(), what: format!("{what} (tensor {names})"), cause: cause.clone() }
-        }
         Error::FailedPrecondition { what, hint } => {
-            Error::FailedPrecondition { what: format!("tensor {names}: {what}"), hint: hint.clone() }
+            Error::TensorState { tensor: names.into(), what: what.clone(), hint: hint.clone() }
         }
-        other => other.clone(),
+        other => other.clone().with_names(names),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::Tensors;
 
     fn failed() -> Error {
         let [device, what, cause] = ["cuda:0", "a copy", "a fault"].map(str::to_owned);
-        Error::Device { device, what, cause }
+        Error::Device { device, what, tensor: Tensors::Unknown, cause }
     }
 
     #[test]

@@ -5,12 +5,12 @@
 
 use std::time::Duration;
 
-use crate::id::{Round, TensorKey, WorkerId};
+use crate::id::{Round, WorkerId};
 
 mod fields;
 mod table;
 
-pub use fields::{Claim, Field, FieldSource};
+pub use fields::{Claim, Field, FieldSource, Tensors};
 pub use table::{Code, ERRORS, Error, ErrorKind, ranks};
 
 /// The result of everything in Gradlane that can fail.
@@ -36,19 +36,6 @@ impl Error {
     /// Whether the same call may succeed later without anything else being changed.
     pub fn retryable(&self) -> bool {
         self.code().retryable()
-    }
-
-    /// This error with the names of tensors instead of their keys. Servers and the ranks of a machine know tensors by key; keys mean nothing
-    /// to people.
-    #[must_use]
-    pub fn with_name(mut self, key: TensorKey, name: &str) -> Self {
-        let key = key.to_string();
-        self.each_text(&mut |text| {
-            if text.contains(&key) {
-                *text = text.replace(&key, name);
-            }
-        });
-        self
     }
 
     /// This error as the peer must see it. In an incompatibility the two sides are swapped, because the peer shows the text to its user.
@@ -81,16 +68,18 @@ impl Error {
     /// The error for workers that wait for a round of `tensor` from which `worker` withdrew because of this error. If this error names a
     /// fault of the round or of the job, it is this error itself. Otherwise it is a stall that names `worker` and this error.
     #[must_use]
-    pub fn of_one_who_gave_up(&self, worker: WorkerId, tensor: String, round: Round) -> Self {
+    pub fn of_one_who_gave_up(&self, worker: WorkerId, tensor: impl Into<Tensors>, round: Round) -> Self {
         match self {
             Self::Mismatch { .. }
             | Self::InvalidArgument { .. }
+            | Self::TensorArgument { .. }
             | Self::Checksum { .. }
             | Self::Stalled { .. }
             | Self::PeerLost { .. } => self.clone(),
             other => {
-                let detail = format!("{worker} gave this round up: {other}");
-                Self::Stalled { tensor, round, missing: vec![worker], waited: Duration::ZERO, detail }
+                let (tensor, notice) = (tensor.into(), Box::default());
+                let detail = format!("{worker} gave this round up: {other}").into();
+                Self::Stalled { tensor, round, missing: vec![worker], waited: Duration::ZERO, notice, detail }
             }
         }
     }
@@ -99,11 +88,12 @@ impl Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::id::TensorKey;
 
     #[test]
     fn a_mismatch_names_both_sides() {
         let error = Error::Mismatch {
-            tensor: "fc.weight".to_owned(),
+            tensor: "fc.weight".into(),
             field: "shape".to_owned(),
             first: Claim { worker: WorkerId(0), value: "[10]".to_owned() },
             second: Claim { worker: WorkerId(1), value: "[11]".to_owned() },
@@ -125,11 +115,12 @@ mod tests {
     #[test]
     fn a_stall_names_the_missing_ranks() {
         let error = Error::Stalled {
-            tensor: "fc.weight".to_owned(),
+            tensor: "fc.weight".into(),
             round: Round(7),
             missing: vec![WorkerId(1), WorkerId(3)],
             waited: Duration::from_secs(10),
-            detail: "worker 1 was last seen 0.2 s ago".to_owned(),
+            notice: Box::default(),
+            detail: "worker 1 was last seen 0.2 s ago".into(),
         };
         let text = error.to_string();
         assert!(text.starts_with("tensor fc.weight, round 7: no contribution from ranks 1, 3 after 10.0 s"), "{text}");
@@ -137,58 +128,38 @@ mod tests {
 
     #[test]
     fn what_is_wrong_with_a_round_is_told_as_it_is_and_all_else_with_who_gave_up() {
-        let told = |error: Error| error.of_one_who_gave_up(WorkerId(3), "w".to_owned(), Round(7));
+        let told = |error: Error| error.of_one_who_gave_up(WorkerId(3), "w", Round(7));
         let claim = |worker, value: &str| Claim { worker: WorkerId(worker), value: value.to_owned() };
-        let [tensor, field] = ["w", "op"].map(str::to_owned);
+        let (tensor, field) = ("w".into(), "op".to_owned());
         let mismatch = Error::Mismatch { tensor, field, first: claim(0, "sum"), second: claim(1, "max") };
         assert_eq!(told(mismatch.clone()), mismatch);
         for private in [Error::Cancelled, Error::Unavailable { what: "the moon".to_owned(), cause: String::new() }] {
             let Error::Stalled { tensor, round, missing, detail, .. } = told(private.clone()) else {
                 panic!("{private}")
             };
-            assert_eq!((tensor.as_str(), round, missing), ("w", Round(7), vec![WorkerId(3)]));
-            assert_eq!(detail, format!("worker 3 gave this round up: {private}"));
+            assert_eq!((tensor, round, missing), ("w".into(), Round(7), vec![WorkerId(3)]));
+            assert_eq!(*detail, *format!("worker 3 gave this round up: {private}"));
         }
     }
 
     #[test]
-    fn a_name_takes_the_place_of_a_key_in_every_text_of_every_error() {
-        struct OfKey(TensorKey);
-        impl FieldSource for OfKey {
-            type Fault = ();
+    fn an_error_takes_the_names_of_its_tensors_once() {
+        let lost = |tensor| Error::Checksum { tensor, round: Round(2), from: "server 0".to_owned() };
+        let named = lost(TensorKey(8).into()).with_names("a + b");
+        assert_eq!(named, lost("a + b".into()));
+        assert_eq!(named.clone().with_names("c"), named);
+        let [device, what, cause] = ["cuda:0", "a copy", "code 6"].map(str::to_owned);
+        let failed = Error::Device { device, what, tensor: Tensors::Unknown, cause };
+        assert_eq!(failed.to_string(), "cuda:0: a copy failed: code 6");
+        assert_eq!(failed.with_names("a").to_string(), "cuda:0: a copy (tensor a) failed: code 6");
+    }
 
-            fn text(&mut self, _: &str) -> std::result::Result<String, ()> {
-                Ok(format!("tensor {} here", self.0))
-            }
-            fn claim(&mut self, _: &str) -> std::result::Result<Claim, ()> {
-                Ok(Claim { worker: WorkerId(1), value: self.0.to_string() })
-            }
-            fn round(&mut self, _: &str) -> std::result::Result<Round, ()> {
-                Ok(Round(2))
-            }
-            fn ranks(&mut self, _: &str) -> std::result::Result<Vec<WorkerId>, ()> {
-                Ok(vec![WorkerId(1), WorkerId(2)])
-            }
-            fn members(&mut self, _: &str) -> std::result::Result<Vec<String>, ()> {
-                Ok(vec![self.0.to_string()])
-            }
-            fn duration(&mut self, _: &str) -> std::result::Result<Duration, ()> {
-                Ok(Duration::from_millis(10_002))
-            }
-            fn number(&mut self, _: &str) -> std::result::Result<u32, ()> {
-                Ok(3)
-            }
-            fn epoch(&mut self, _: &str) -> std::result::Result<crate::id::Epoch, ()> {
-                Ok(crate::id::Epoch { term: 1, number: 2 })
-            }
-        }
-        let key = TensorKey::of("fc.weight");
-        for kind in ERRORS {
-            let error = Error::from_fields(kind.wire_code, &mut OfKey(key)).unwrap().unwrap();
-            let text = error.with_name(key, "fc.weight").to_string();
-            assert!(!text.contains(&key.to_string()), "{text}");
-            for debug_form in ["WorkerId(", "Round(", "Epoch {", "Some(", "None", "[\"", "Duration"] {
-                assert!(!text.contains(debug_form), "{}: {text}", kind.variant);
+    #[test]
+    fn no_text_shows_how_a_field_is_kept() {
+        for error in crate::wire::samples::errors() {
+            let text = error.to_string();
+            for debug_form in ["WorkerId(", "Round(", "Epoch {", "Named(", "Some(", "None", "[\"", "Duration"] {
+                assert!(!text.contains(debug_form), "{}: {text}", error.kind().variant);
             }
         }
     }

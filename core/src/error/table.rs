@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use super::fields::{Claim, Field, FieldSource, FieldType};
+use super::fields::{Claim, Field, FieldSource, FieldType, Tensors};
 use crate::id::{Epoch, Round, WorkerId};
 
 /// A row of the table.
@@ -76,11 +76,13 @@ macro_rules! errors {
                 }
             }
 
-            /// Calls `change` with each text of its fields.
-            pub fn each_text(&mut self, change: &mut dyn FnMut(&mut String)) {
-                match self {
-                    $(Self::$variant { $($($field),+)? } => { $($($field.each_text(change);)+)? })+
+            /// This error with the names of the tensors that it is about, if it can say which and does not name them yet.
+            #[must_use]
+            pub fn with_names(mut self, names: &str) -> Self {
+                match &mut self {
+                    $(Self::$variant { $($($field),+)? } => { $($($field.name_tensors(names);)+)? })+
                 }
+                self
             }
 
             /// The error whose variant has the code `wire_code`, with its fields read from `source` in the order of the declaration.
@@ -122,7 +124,7 @@ errors! {
     #[error("tensor {tensor}: {}; make them equal on all workers or use another name", disagreement(field, first, second))]
     3: Mismatch of InvalidArgument, raised as "MismatchError"("InvalidArgumentError") {
         /// The tensor's name, or its key where the name is not known.
-        tensor: String,
+        tensor: Tensors,
         /// `dtype`, `shape`, `op`, `length` or `name`.
         field: String,
         /// The declaration that came first.
@@ -131,18 +133,20 @@ errors! {
         second: Claim,
     }
     /// Some workers did not contribute within the step timeout.
-    #[error("tensor {tensor}, {round}: no contribution from {} after {:.1} s; {detail}", ranks(missing), waited.as_secs_f64())]
+    #[error("tensor {tensor}, {round}: no contribution from {} after {:.1} s; {}{detail}", ranks(missing), waited.as_secs_f64(), before(notice))]
     4: Stalled of DeadlineExceeded, raised as "StallError"("TimeoutError") {
         /// The tensor's name, or its key where the name is not known.
-        tensor: String,
+        tensor: Tensors,
         /// The sum that did not end.
         round: Round,
         /// The ranks that did not contribute.
         missing: Vec<WorkerId>,
         /// How long the others waited for them.
         waited: Duration,
-        /// What the missing ranks did last, as far as it is known.
-        detail: String,
+        /// What the coordinator said of the missing ranks while the sum waited; empty if it said nothing.
+        notice: Box<str>,
+        /// What the missing ranks did last, as far as the process knows that made the error.
+        detail: Box<str>,
     }
     /// A deadline of the caller passed; the operation was abandoned.
     #[error("{what}: not done after {:.1} s", waited.as_secs_f64())]
@@ -218,7 +222,7 @@ errors! {
     #[error("tensor {tensor}, {round}: checksum mismatch in what {from} sent; memory or software fault on the way")]
     13: Checksum of DataLoss, raised as "ChecksumError"("Error") {
         /// The tensor's name, or its key where the name is not known.
-        tensor: String,
+        tensor: Tensors,
         /// The sum that the bytes belong to.
         round: Round,
         /// The sender.
@@ -268,12 +272,14 @@ errors! {
         what: String,
     }
     /// A device, or a library that drives it, failed; nothing more can be done on it in this process.
-    #[error("{device}: {what} failed: {cause}")]
+    #[error("{device}: {what}{} failed: {cause}", in_brackets(tensor))]
     21: Device of Aborted, raised as "DeviceError"("AbortedError") {
         /// The device, such as `cuda:0`.
         device: String,
         /// What was tried.
         what: String,
+        /// The tensors of the operation.
+        tensor: Tensors,
         /// The fault in words, with the library's own code for it.
         cause: String,
     }
@@ -333,6 +339,38 @@ errors! {
         /// How long the caller waited.
         waited: Duration,
     }
+    /// What the workers do with a tensor has no meaning. Every worker gets this same error.
+    #[error("tensor {tensor}: {what}; {hint}")]
+    28: TensorArgument of InvalidArgument, raised as "InvalidArgumentError"("Error", "builtins.ValueError") {
+        /// The tensor, or those that share its part.
+        tensor: Tensors,
+        /// What has no meaning.
+        what: String,
+        /// What to do instead.
+        hint: String,
+    }
+    /// The state of a tensor on its server forbids the call.
+    #[error("tensor {tensor}: {what}; {hint}")]
+    29: TensorState of FailedPrecondition, raised as "FailedPreconditionError"("Error") {
+        /// The tensor, or those that share its part.
+        tensor: Tensors,
+        /// The state that forbids the call.
+        what: String,
+        /// What to do.
+        hint: String,
+    }
+    /// A server freed a sum before this worker had it, because a worker took no sums for the step timeout.
+    #[error("tensor {tensor}, {round}: {reader} did not take the sum for {:.1} s, and the server freed it", waited.as_secs_f64())]
+    30: SumFreed of DeadlineExceeded, raised as "TimeoutError"("Error", "builtins.TimeoutError") {
+        /// The tensor, or those that share its part.
+        tensor: Tensors,
+        /// The sum.
+        round: Round,
+        /// The worker that did not take it, such as `worker 2`.
+        reader: String,
+        /// How long the server waited for that worker.
+        waited: Duration,
+    }
 }
 
 /// The classes of failure, equal in Rust and Python; gRPC's well-known names.
@@ -380,6 +418,18 @@ impl Code {
             | Self::DataLoss
             | Self::Internal => false,
         }
+    }
+}
+
+/// A text that goes before another one.
+fn before(text: &str) -> String {
+    if text.is_empty() { String::new() } else { format!("{text}; ") }
+}
+
+fn in_brackets(tensor: &Tensors) -> String {
+    match tensor {
+        Tensors::Unknown => String::new(),
+        Tensors::Keyed(_) | Tensors::Named(_) => format!(" (tensor {tensor})"),
     }
 }
 

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::{CodecSpec, DType, Op, Participants, WorkerId};
-use crate::error::{Claim, Error};
+use crate::error::{Claim, Error, Tensors};
 
 /// What a server does with the parts of a tensor. It is a part of the tensor's declaration and of its layout.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -135,9 +135,9 @@ impl fmt::Display for Extent<'_> {
 
 impl Difference {
     /// The error for all who wait for `tensor`.
-    pub fn into_error(self, tensor: String, first: WorkerId, second: WorkerId) -> Error {
+    pub fn into_error(self, tensor: impl Into<Tensors>, first: WorkerId, second: WorkerId) -> Error {
         Error::Mismatch {
-            tensor,
+            tensor: tensor.into(),
             field: self.field.to_owned(),
             first: Claim { worker: first, value: self.first },
             second: Claim { worker: second, value: self.second },

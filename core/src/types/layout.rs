@@ -96,17 +96,20 @@ impl PartLayout {
     pub fn elements(&self) -> u64 {
         self.bytes() / self.dtype.bytes()
     }
+
+    /// All of it in one line, for people. `name` says how the line calls a tensor.
+    pub fn described(&self, name: impl Fn(TensorKey) -> String) -> String {
+        let Self { part: PartId { key, index }, dtype, kind, server, pieces } = self;
+        let kind = if *kind == TensorKind::PLAIN_SUM { String::new() } else { format!(" {kind}") };
+        let head = format!("part {}/{index} {dtype} {} B{kind} on {server}", name(*key), self.bytes());
+        pieces.iter().fold(head, |line, Piece { tensor, span }| {
+            format!("{line} | {} [{}, {})", name(*tensor), span.offset, span.end())
+        })
+    }
 }
 
 impl fmt::Display for PartLayout {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "part {} {} {} B", self.part, self.dtype, self.bytes())?;
-        if self.kind != TensorKind::PLAIN_SUM {
-            write!(f, " {}", self.kind)?;
-        }
-        write!(f, " on {}", self.server)?;
-        self.pieces
-            .iter()
-            .try_for_each(|piece| write!(f, " | {} [{}, {})", piece.tensor, piece.span.offset, piece.span.end()))
+        f.write_str(&self.described(|tensor| tensor.to_string()))
     }
 }

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use super::codec::{Reader, Writer};
 use super::limits::{MEMBERS_MAX, REJECT_BYTES_MAX, TEXT_BYTES_MAX};
-use crate::error::{Claim, Error, Field, FieldSource, Result};
-use crate::types::{Epoch, Round, WorkerId, printable};
+use crate::error::{Claim, Error, Field, FieldSource, Result, Tensors};
+use crate::types::{Epoch, Round, TensorKey, WorkerId, printable};
 
 /// The body of a reject: `error`, and nothing else.
 pub fn to_body(error: &Error) -> Vec<u8> {
@@ -36,6 +36,15 @@ pub fn encode_error(error: &Error, writer: &mut Writer) {
     for (_, field) in error.fields() {
         match field {
             Field::Text(text) => writer.text(text, TEXT_BYTES_MAX),
+            Field::Tensors(Tensors::Unknown) => writer.u8(UNKNOWN),
+            Field::Tensors(Tensors::Keyed(key)) => {
+                writer.u8(KEYED);
+                writer.u64(key.0);
+            }
+            Field::Tensors(Tensors::Named(names)) => {
+                writer.u8(NAMED);
+                writer.text(names, TEXT_BYTES_MAX);
+            }
             Field::Claim(claim) => {
                 writer.u32(claim.worker.0);
                 writer.text(&claim.value, TEXT_BYTES_MAX);
@@ -83,6 +92,13 @@ impl FieldSource for Shown<'_, '_> {
         FieldSource::text(self.0, field).map(|text| printable(&text))
     }
 
+    fn tensors(&mut self, field: &str) -> Result<Tensors> {
+        Ok(match FieldSource::tensors(self.0, field)? {
+            Tensors::Named(names) => Tensors::Named(printable(&names)),
+            other => other,
+        })
+    }
+
     fn claim(&mut self, field: &str) -> Result<Claim> {
         let Claim { worker, value } = self.0.claim(field)?;
         Ok(Claim { worker, value: printable(&value) })
@@ -118,6 +134,15 @@ impl FieldSource for Reader<'_> {
 
     fn text(&mut self, field: &str) -> Result<String> {
         self.text(TEXT_BYTES_MAX, field)
+    }
+
+    fn tensors(&mut self, field: &str) -> Result<Tensors> {
+        match self.u8(field)? {
+            UNKNOWN => Ok(Tensors::Unknown),
+            KEYED => Ok(Tensors::Keyed(TensorKey(self.u64(field)?))),
+            NAMED => Ok(Tensors::Named(self.text(TEXT_BYTES_MAX, field)?)),
+            other => Err(self.bad(field, format!("has kind {other}"))),
+        }
     }
 
     fn claim(&mut self, field: &str) -> Result<Claim> {
@@ -159,6 +184,10 @@ fn shortened(missing: &[String]) -> Vec<String> {
     named.iter().cloned().chain([rest]).collect()
 }
 
+/// How the tensors of an error are sent: as nothing, as a key, or as a text.
+const UNKNOWN: u8 = 0;
+const KEYED: u8 = 1;
+const NAMED: u8 = 2;
 /// Entries of a list of members. With [`MEMBER_BYTES_MAX`] each, they take half of [`REJECT_BYTES_MAX`]. A user who reads the message needs
 /// no more.
 const MISSING_MAX: usize = 256;
@@ -172,13 +201,14 @@ mod tests {
     use super::*;
     use crate::wire::samples;
 
-    /// The bytes of each error and what it says. Older processes read and write these bytes: add lines, and change none.
+    /// The bytes of each error and what it says. A process of another version reads those of an incompatibility and of a refused identity: never
+    /// change these. A change of any other line needs another [`VERSION`](crate::wire::VERSION).
     #[rustfmt::skip]
     const GOLDEN: &[(&str, &str)] = &[
         ("0104000000776861740400000068696e74", "what; hint"),
         ("02040000006b6e6f620700000070726f626c656d0400000068696e74", "setting knob: problem; hint"),
-        ("030100000074050000006474797065000000000100000061010000000100000062", "tensor t: worker 0 has dtype a, worker 1 has dtype b; make them equal on all workers or use another name"),
-        ("040100000074070000000000000002000000010000000200000080969800000000000600000064657461696c", "tensor t, round 7: no contribution from ranks 1, 2 after 0.0 s; detail"),
+        ("03020100000074050000006474797065000000000100000061010000000100000062", "tensor t: worker 0 has dtype a, worker 1 has dtype b; make them equal on all workers or use another name"),
+        ("0402010000007407000000000000000200000001000000020000008096980000000000060000006e6f746963650600000064657461696c", "tensor t, round 7: no contribution from ranks 1, 2 after 0.0 s; notice; detail"),
         ("05040000007768617400ca9a3b00000000", "what: not done after 1.0 s"),
         ("0608000000776f726b6572203204000000686f7374050000006361757365", "lost worker 2 on host: cause"),
         ("070200000008000000776f726b6572203008000000736572766572203100b864d945000000", "the job did not form within 300.0 s: missing worker 0, server 1; start them, or check that they use the same join string"),
@@ -187,20 +217,24 @@ mod tests {
         ("0a0200000003000000", "fenced: this process belongs to a membership before epoch 2.3; restart it to join again"),
         ("0b0700000070726f626c656d0400000068696e74", "authentication: problem; hint"),
         ("0c0400000070656572050000006669656c640700000070726f626c656d", "protocol: peer sent a frame whose field problem"),
-        ("0d0100000074080000000000000008000000776f726b65722031", "tensor t, round 8: checksum mismatch in what worker 1 sent; memory or software fault on the way"),
+        ("0d020100000074080000000000000008000000776f726b65722031", "tensor t, round 8: checksum mismatch in what worker 1 sent; memory or software fault on the way"),
         ("0e04000000776861740500000034204769420400000068696e74", "what: limit 4 GiB reached; hint"),
         ("0f0400000077686174050000006361757365", "what is not reachable now: cause"),
         ("1104000000776861740400000068696e74", "what; hint"),
         ("12", "cancelled by the caller"),
         ("130400000077686174050000006361757365", "what: cause"),
         ("140400000077686174", "internal error: what; please report it"),
-        ("15060000006465766963650400000077686174050000006361757365", "device: what failed: cause"),
+        ("1506000000646576696365040000007768617400050000006361757365", "device: what failed: cause"),
+        ("15060000006465766963650400000077686174020100000074050000006361757365", "device: what (tensor t) failed: cause"),
         ("160500000005000000", "this process belongs to the job of term 5, but the coordinator leads that of term 5: it was started again, which begins a new job; start all processes of the job again"),
         ("170600000073657276657280969800000000000500000063617573650400000068696e74", "server has not answered this worker for 0.0 s: cause; hint"),
         ("1806000000686f6c6465720500000074696d65730400000068696e74", "the certificate of holder is not good now: times; hint"),
         ("190700000070726f626c656d0400000068696e74", "the token in the join string problem; hint"),
         ("1a040000007768617480969800000000000400000068696e74", "what: the engine of this process has not answered for 0.0 s: hint"),
         ("1b04000000776861748096980000000000", "what goes on: not done after 0.0 s"),
+        ("1c02010000007404000000776861740400000068696e74", "tensor t: what; hint"),
+        ("1d01080000000000000004000000776861740400000068696e74", "tensor 0000000000000008: what; hint"),
+        ("1e020100000074070000000000000008000000776f726b657220328096980000000000", "tensor t, round 7: worker 2 did not take the sum for 0.0 s, and the server freed it"),
     ];
 
     #[test]
@@ -252,13 +286,14 @@ mod tests {
         let long = "é".repeat(10_000);
         let claim = Claim { worker: WorkerId(1), value: long.clone() };
         for error in [
-            Error::Mismatch { tensor: long.clone(), field: long.clone(), first: claim.clone(), second: claim },
+            Error::Mismatch { tensor: long.clone().into(), field: long.clone(), first: claim.clone(), second: claim },
             Error::Stalled {
-                tensor: long.clone(),
+                tensor: long.clone().into(),
                 round: Round(1),
                 missing: (0..100_000).map(WorkerId).collect(),
                 waited: Duration::MAX,
-                detail: long.clone(),
+                notice: long.clone().into(),
+                detail: long.clone().into(),
             },
             Error::NotFormed { missing: vec![long.clone(); 300], waited: Duration::ZERO },
         ] {

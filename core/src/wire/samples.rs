@@ -6,7 +6,7 @@ use super::frame::{Forming, Health, Join, MemberStatus, Names, Progress, Stall, 
 use super::{
     Body, Contribute, Contribution, Contributors, Frame, Header, Reject, Sent, Sum, Target, Use, Value, Withdraw,
 };
-use crate::error::{Claim, ERRORS, Error, ErrorKind, FieldSource};
+use crate::error::{Claim, ERRORS, Error, ErrorKind, FieldSource, Tensors};
 use crate::types::{
     Access, Address, CodecSpec, DType, Encoding, Epoch, Incarnation, MachineId, Member, NodeId, Op, PartId, PartLayout,
     Participants, Phase, Piece, Process, Role, Round, Scheme, ServerId, Span, TensorKey, TensorKind, TensorSpec, Time,
@@ -185,6 +185,10 @@ impl FieldSource for SampleFields {
 
     fn text(&mut self, field: &str) -> Result<String, Self::Fault> {
         Ok(field.to_owned())
+    }
+
+    fn tensors(&mut self, _: &str) -> Result<Tensors, Self::Fault> {
+        Ok(Tensors::Keyed(TensorKey(8)))
     }
 
     fn claim(&mut self, field: &str) -> Result<Claim, Self::Fault> {

@@ -378,26 +378,19 @@ impl Worker {
         Some(error.of_one_who_gave_up(self.rank(), names, record.part.round))
     }
 
-    /// Puts the names of the part's tensors into an error of a server or of another rank, because those know tensors by key. If a worker
-    /// already named one of the part's tensors, that name stays.
+    /// An error with the names of the part's tensors, if it has none yet: a server or another rank may have made it, and those know tensors by
+    /// key. A stall gets what the coordinator said last of the round.
     pub(super) fn with_name(&self, task: TaskId, error: Error) -> Error {
         let Some(record) = self.tasks.get(task) else { return error };
         let part = record.part.layout.part;
         let names = self.names_of(&record.part).join(" + ");
-        match error.with_name(part.key, &names) {
-            Error::Stalled { tensor, round, missing, waited, detail } => {
-                let detail = match self.notices.of(part, record.part.round) {
-                    Some(notice) if !detail.contains(notice) => format!("{notice}; {detail}"),
-                    Some(_) | None => detail,
-                };
-                Error::Stalled { tensor, round, missing, waited, detail }
-            }
-            Error::Device { device, what, cause } => {
-                let what = if what.contains("(tensor ") { what } else { format!("{what} (tensor {names})") };
-                Error::Device { device, what, cause }
-            }
-            other => other,
+        let mut error = error.with_names(&names);
+        if let Error::Stalled { notice, .. } = &mut error
+            && let Some(heard) = self.notices.of(part, record.part.round)
+        {
+            *notice = heard.into();
         }
+        error
     }
 }
 

@@ -64,6 +64,7 @@ def _absence(name: str, missing: Mapping[int, TimeoutError], waited: float) -> T
     message = f"barrier {name!r}: waiting for rank{'s' * (len(ranks) > 1)} {listed}: not done after {waited:.1f} s"
     fields = first.fields | {"missing": ranks, "waited": waited}
     if all(isinstance(error, StallError) for error in missing.values()):
-        details = "; ".join(f"rank {rank}: {error.fields['detail']}" for rank, error in missing.items())
+        said = {rank: (error.fields["notice"], error.fields["detail"]) for rank, error in missing.items()}
+        details = "; ".join(f"rank {rank}: {'; '.join(filter(None, texts))}" for rank, texts in said.items())
         return StallError(f"{message}; {details}", **fields)
     return TimeoutError(message, **fields)

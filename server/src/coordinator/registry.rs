@@ -313,7 +313,7 @@ mod tests {
         registry.declare(Time::ZERO, WorkerId(0), &[spec("a", &[10])], false).0.unwrap();
         let (outcome, forgotten) = registry.declare(Time::ZERO, WorkerId(1), &[spec("a", &[11])], false);
         let error = Error::Mismatch {
-            tensor: "a".to_owned(),
+            tensor: "a".into(),
             field: "shape".to_owned(),
             first: Claim { worker: WorkerId(0), value: "[10]".to_owned() },
             second: Claim { worker: WorkerId(1), value: "[11]".to_owned() },
@@ -344,7 +344,7 @@ mod tests {
         registry.declare(Time::ZERO, WorkerId(0), &[spec("a", &[10]).with_codec(CodecSpec::BF16)], false).0.unwrap();
         let (outcome, forgotten) = registry.declare(Time::ZERO, WorkerId(1), &[spec("a", &[10])], false);
         let error = Error::Mismatch {
-            tensor: "a".to_owned(),
+            tensor: "a".into(),
             field: "codec".to_owned(),
             first: Claim { worker: WorkerId(0), value: "bf16".to_owned() },
             second: Claim { worker: WorkerId(1), value: "none".to_owned() },

@@ -62,8 +62,9 @@ impl Names {
 
 /// The answer for a tensor that has ended.
 pub(super) fn undeclared(key: TensorKey) -> Error {
-    Error::FailedPrecondition {
-        what: format!("tensor {key} has ended, because every worker has undeclared it"),
+    Error::TensorState {
+        tensor: key.into(),
+        what: "the name has ended, because every worker has undeclared it".to_owned(),
         hint: "declare it again before you use it".to_owned(),
     }
 }

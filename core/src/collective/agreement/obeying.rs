@@ -98,8 +98,9 @@ impl<L> Agreement<L> {
             return None;
         }
         let total = self.share(wish).map_or(0.0, |dataflow| dataflow.weight(weights));
-        (total <= 0.0 || !total.is_finite()).then(|| Error::InvalidArgument {
-            what: format!("the weights of tensor {}, {} add up to {total}", wish.part.key, wish.round),
+        (total <= 0.0 || !total.is_finite()).then(|| Error::TensorArgument {
+            tensor: wish.part.key.into(),
+            what: format!("the weights of {} add up to {total}", wish.round),
             hint: "give at least one worker a weight above zero".to_owned(),
         })
     }

@@ -169,7 +169,7 @@ fn when_the_leader_leaves_what_it_did_not_order_ends() {
     assert!(!ranks[1].has_orphans());
 }
 
-fn explain_left() -> String {
+fn explain_left() -> Box<str> {
     let ranks = machine::<u64>(2).remove(0).party.ranks;
     let error =
         crate::collective::explain::explain(&ranks, all_reduce(1).slot(), Failure::Left { missing: 1 }, Duration::ZERO);

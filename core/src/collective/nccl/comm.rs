@@ -15,7 +15,7 @@ use super::program::{Reduction, Step, data_type};
 use super::table::{Code, IN_PROGRESS, REMOTE_ERROR, SUCCESS};
 use crate::collective::DeviceMemory;
 use crate::cuda::{Stream, name};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, Tensors};
 use crate::mem::{DeviceRegion, Ordinal};
 use crate::types::DType;
 
@@ -261,6 +261,7 @@ fn checked(library: &Library, device: Ordinal, comm: ncclComm_t, what: &str, cod
         code => Err(Error::Device {
             device: name(device),
             what: what.to_owned(),
+            tensor: Tensors::Unknown,
             cause: library.table.describe(code, comm),
         }),
     }

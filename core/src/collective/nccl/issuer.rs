@@ -15,7 +15,7 @@ use super::work::{FINALIZE_PATIENCE, IssuedGroup, LOCK, LOOK, Work};
 use crate::collective::{DeviceMemory, Ordered, Team, Traffic};
 use crate::config::{NCCL_ABORT_PATIENCE, NCCL_GRACE};
 use crate::cuda::{Context, Event, Kernels, Mark, OnIssue, Reaper, Stream, name};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, Tensors};
 use crate::mem::DeviceRegion;
 use crate::types::{DType, Done};
 
@@ -299,6 +299,7 @@ impl Issuer {
             let notice = notice.and_then(|notice| Notice::read(&notice)).ok_or_else(|| Error::Device {
                 device: name(device),
                 what: "meeting the devices of this machine".to_owned(),
+                tensor: Tensors::Unknown,
                 cause: format!(
                     "the first worker of the machine did not begin to connect within {:.1} s",
                     join_timeout.as_secs_f64()
@@ -373,6 +374,7 @@ impl Issuer {
         Error::Device {
             device: name(self.context.device()),
             what: what.to_owned(),
+            tensor: Tensors::Unknown,
             cause: format!(
                 "it did not end within {:.1} s: another worker of this machine may hang, or the workers may have started the \
                  collectives of another communicator on this device (torch.distributed, tensor parallelism, FSDP, SyncBatchNorm) and \

@@ -275,7 +275,7 @@ fn a_round_that_was_begun_one_by_one_is_not_completed_as_a_whole() {
     let other_weight = registry.admit_all([(b.key(), b)].into_iter(), reduce(Op::Sum, 2.0)).unwrap_err();
     assert!(other_weight.to_string().contains("tensor b, round 0"), "{other_weight}");
     let wrong = admit_all(&registry, &[b, &tensor("a", 9)]).unwrap_err();
-    assert!(matches!(wrong, Error::Mismatch { tensor, .. } if tensor == "a"));
+    assert!(matches!(wrong, Error::Mismatch { tensor, .. } if tensor == "a".into()));
 }
 
 fn admit_all(registry: &Registry, tensors: &[&TensorSpec]) -> Result<Vec<Unit>> {
@@ -311,7 +311,7 @@ fn tensor(name: &str, len: u64) -> TensorSpec {
 
 fn mismatch() -> Error {
     Error::Mismatch {
-        tensor: "a".to_owned(),
+        tensor: "a".into(),
         field: "shape".to_owned(),
         first: Claim { worker: WorkerId(0), value: "[1]".to_owned() },
         second: Claim { worker: WorkerId(1), value: "[2]".to_owned() },

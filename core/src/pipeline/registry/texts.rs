@@ -6,10 +6,7 @@ use crate::types::{PartLayout, TensorKey};
 impl Registry {
     /// A part with the names of its tensors, for people.
     pub fn describe(&self, part: &PartLayout) -> String {
-        let of = |tensor| self.label(tensor);
-        part.pieces
-            .iter()
-            .fold(part.to_string(), |text, piece| text.replace(&piece.tensor.to_string(), &of(piece.tensor)))
+        part.described(|tensor| self.label(tensor))
     }
 
     pub(super) fn label(&self, key: TensorKey) -> String {

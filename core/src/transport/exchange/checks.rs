@@ -62,7 +62,7 @@ pub(in crate::transport) fn check_crc(response: &Response, sent: u32, got: u32, 
         return Ok(());
     }
     let Target { part, round, .. } = response.target();
-    Err(Error::Checksum { tensor: part.to_string(), round, from: peer.to_owned() })
+    Err(Error::Checksum { tensor: part.key.into(), round, from: peer.to_owned() })
 }
 
 /// A reject as it is sent: its header, and the error that follows it.

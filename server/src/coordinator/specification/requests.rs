@@ -117,7 +117,7 @@ fn a_disagreement_is_told_to_everybody_and_to_who_was_away() {
     job.disconnect(2);
     job.frame(1, declare(1, &[11]));
     let error = Error::Mismatch {
-        tensor: "a".to_owned(),
+        tensor: "a".into(),
         field: "shape".to_owned(),
         first: Claim { worker: WorkerId(0), value: "[10]".to_owned() },
         second: Claim { worker: WorkerId(1), value: "[11]".to_owned() },

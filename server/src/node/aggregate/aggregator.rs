@@ -14,7 +14,7 @@ use gradlane_core::wire::{Contribute, Withdraw};
 
 use super::absence::Absence;
 use super::readers::Readers;
-use super::refusals::lost;
+use super::refusals::{lost, stalled};
 use super::residual::Residual;
 use super::round::{Open, RoundState, Slot, Spec};
 use crate::node::budget::Budget;
@@ -197,7 +197,7 @@ impl Aggregator {
                 self.count(now, id, worker);
             }
             Receipt::Damaged => {
-                let (tensor, round, from) = (id.part.key.to_string(), id.round, worker.to_string());
+                let (tensor, round, from) = (id.part.key.into(), id.round, worker.to_string());
                 self.fail(id, Error::Checksum { tensor, round, from });
             }
             Receipt::Lost if listens => {
@@ -300,14 +300,8 @@ impl Aggregator {
             let (came, due) = (slot.arrived.len(), slot.due.ranks.len());
             let alone = !slot.spec.participants.is_everybody();
             let callers = if due < self.workers().len() && !alone { "machines" } else { "workers" };
-            let error = Error::Stalled {
-                tensor: id.part.key.to_string(),
-                round: id.round,
-                missing: stall.missing,
-                waited: stall.waited,
-                detail: format!("{came} of {due} {callers} came for part {}", id.part.index),
-            };
-            self.fail(id, error);
+            let detail = format!("{came} of {due} {callers} came for part {}", id.part.index);
+            self.fail(id, stalled(id, stall.missing, stall.waited, detail));
         }
     }
 

@@ -74,7 +74,7 @@ impl Aggregator {
             Some(known) if known.participants != *participants => Err(Error::Protocol {
                 peer: worker.to_string(),
                 field: "participants".to_owned(),
-                problem: format!("are {participants}, and those of tensor {} are {}", part.key, known.participants),
+                problem: format!("are {participants}, and the part began with {}", known.participants),
             }),
             Some(known) => Ok(membership.due_callers(&known.callers, dtype, participants, round)),
             None => {
@@ -176,7 +176,7 @@ impl Aggregator {
         if *part.blocked.get_or_insert(now) + patience <= now {
             return Ok(());
         }
-        Err(Error::Unavailable { what: format!("{} of tensor {}", id.round, id.part.key), cause })
+        Err(Error::Unavailable { what: id.round.to_string(), cause })
     }
 
     /// `worker` asks for the round `next`, so it is done with all before, whatever became of them: a sum for which it has not come will

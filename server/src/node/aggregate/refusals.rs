@@ -9,33 +9,40 @@ use crate::node::command::SlotId;
 
 /// The answer for a round whose sum has been freed.
 pub(super) fn over(id: SlotId) -> Error {
-    Error::FailedPrecondition {
-        what: format!("{} of tensor {} is over and its sum is gone", id.round, id.part.key),
+    Error::TensorState {
+        tensor: id.part.key.into(),
+        what: format!("{} is over and its sum is gone", id.round),
         hint: "every worker must submit a tensor equally often and in order".to_owned(),
     }
 }
 
 /// The error of a sum that was freed because `worker`, the last one to read it, took no sums for a step timeout.
 pub(super) fn not_taken(id: SlotId, worker: WorkerId, waited: Duration) -> Error {
-    Error::Timeout { what: format!("{worker} to read the sum of {} of tensor {}", id.round, id.part.key), waited }
+    Error::SumFreed { tensor: id.part.key.into(), round: id.round, reader: worker.to_string(), waited }
 }
 
 /// The error of a round in which nobody was counted, because the contributions of `workers` broke off and did not go on for `waited`.
 pub(super) fn broke_off(id: SlotId, workers: Vec<WorkerId>, waited: Duration) -> Error {
     let detail = "its contribution broke off, and it did not come back".to_owned();
-    Error::Stalled { tensor: id.part.key.to_string(), round: id.round, missing: workers, waited, detail }
+    stalled(id, workers, waited, detail)
 }
 
 /// The error of a round that restarted, because for `waited` none of the survivors, `workers`, sent its contribution again.
 pub(super) fn not_sent_again(id: SlotId, workers: Vec<WorkerId>, waited: Duration) -> Error {
     let detail = "the round restarted without the workers that were lost, and nobody contributed again".to_owned();
-    Error::Stalled { tensor: id.part.key.to_string(), round: id.round, missing: workers, waited, detail }
+    stalled(id, workers, waited, detail)
 }
 
 /// The error of a round that one worker left out, for the workers that wait for it.
 pub(super) fn gave_up(id: SlotId, worker: WorkerId, waited: Duration) -> Error {
     let detail = format!("{worker} gave this round up and went on to a later one");
-    Error::Stalled { tensor: id.part.key.to_string(), round: id.round, missing: vec![worker], waited, detail }
+    stalled(id, vec![worker], waited, detail)
+}
+
+/// The error of a round that did not get the contributions of `missing`.
+pub(super) fn stalled(id: SlotId, missing: Vec<WorkerId>, waited: Duration, detail: String) -> Error {
+    let (tensor, notice, detail) = (id.part.key.into(), Box::default(), detail.into());
+    Error::Stalled { tensor, round: id.round, missing, waited, notice, detail }
 }
 
 /// The answer to a repeat whose first bytes are overwritten with a sum that this server does not have.
@@ -56,8 +63,9 @@ pub(super) fn restarted(epoch: Epoch) -> Error {
 
 /// The error of a broadcast from a worker that is not in the view.
 pub(super) fn no_root(id: SlotId, root: WorkerId, workers: usize) -> Error {
-    Error::InvalidArgument {
-        what: format!("a broadcast of tensor {} from {root}, which does not exist", id.part.key),
+    Error::TensorArgument {
+        tensor: id.part.key.into(),
+        what: format!("a broadcast from {root}, which does not exist"),
         hint: format!("this job has {workers} workers"),
     }
 }

@@ -110,8 +110,9 @@ impl Slot {
                 if total > 0.0 && total.is_finite() {
                     return Ok(total);
                 }
-                Err(Error::InvalidArgument {
-                    what: format!("the weights of tensor {}, {} add up to {total}", self.id.part.key, self.id.round),
+                Err(Error::TensorArgument {
+                    tensor: self.id.part.key.into(),
+                    what: format!("the weights of {} add up to {total}", self.id.round),
                     hint: "give at least one worker a weight above zero".to_owned(),
                 })
             }
@@ -215,7 +216,7 @@ impl Spec {
     /// What `second` says otherwise of `part`, if anything.
     pub(super) fn disagreement(&self, second: &Self, part: PartId) -> Option<Error> {
         let difference = self.declared().difference(&second.declared())?;
-        Some(difference.into_error(part.key.to_string(), self.said_by, second.said_by))
+        Some(difference.into_error(part.key, self.said_by, second.said_by))
     }
 
     fn declared(&self) -> Declared<'_> {

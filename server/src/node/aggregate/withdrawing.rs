@@ -27,7 +27,7 @@ impl Aggregator {
         let callers = self.due_callers(worker, target, *dtype, participants)?;
         let membership = self.membership.as_ref().expect("it admitted the worker");
         check_caller(worker, target, *dtype, participants, &callers, &membership.machines)?;
-        let cause = error.of_one_who_gave_up(worker, target.part.key.to_string(), target.round);
+        let cause = error.of_one_who_gave_up(worker, target.part.key, target.round);
         // A withdrawal does not say how long the part is.
         let claim = Spec::of(worker, target.part, *dtype, *op, participants, &membership.machines);
         let id = self.locate(now, claim, target, callers, Opener::Withdrawal(&cause), budget)?;

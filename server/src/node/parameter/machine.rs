@@ -130,7 +130,7 @@ impl Parameters {
             Receipt::Whole => self.apply(exchange, budget),
             Receipt::Damaged if planted(self.config.defect, Defect::DamagedChangeDone) => self.apply(exchange, budget),
             Receipt::Damaged => {
-                let (tensor, from) = (part.key.to_string(), sender.worker.to_string());
+                let (tensor, from) = (part.key.into(), sender.worker.to_string());
                 self.reject(exchange, &Error::Checksum { tensor, round, from }, budget);
             }
             Receipt::Lost => self.reject(exchange, &value_lost(part), budget),

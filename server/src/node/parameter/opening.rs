@@ -149,7 +149,7 @@ impl Claim {
     /// Refuses what `second` says otherwise of `part`.
     fn check(&self, second: &Self, part: PartId) -> Result<()> {
         let difference = self.declared().difference(&second.declared());
-        let error = difference.map(|found| found.into_error(part.key.to_string(), self.said_by, second.said_by));
+        let error = difference.map(|found| found.into_error(part.key, self.said_by, second.said_by));
         error.map_or(Ok(()), Err)
     }
 

@@ -5,11 +5,9 @@ use gradlane_core::types::{PartId, Round, WorkerId};
 
 /// The answer to a use of a part that has no value.
 pub(super) fn not_initialised(part: PartId) -> Error {
-    Error::FailedPrecondition {
-        what: format!(
-            "part {} of parameter {} has no value, because no worker has initialised it",
-            part.index, part.key
-        ),
+    Error::TensorState {
+        tensor: part.key.into(),
+        what: format!("part {} of the parameter has no value, because no worker has initialised it", part.index),
         hint: "initialise the parameter on one worker first, and wait for it before others use it".to_owned(),
     }
 }

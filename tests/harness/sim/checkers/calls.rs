@@ -313,21 +313,19 @@ impl Witness {
                 self.job.losses() > 0
                     && lost.is_some_and(|(_, who)| self.evidence.is_overwritten(who, &partners, round))
             }
-            Error::InvalidArgument { what, .. } if what.contains("which does not exist") => (0..)
+            Error::TensorArgument { what, .. } if what.contains("which does not exist") => (0..)
                 .map_while(|rank| Some((rank, self.job.worker_of_rank(rank)?)))
                 .any(|(rank, root)| what.contains(&format!("from {},", WorkerId(rank))) && self.job.is_lost(root)),
             Error::FailedPrecondition { what, .. } if what.contains("memory of the server for tensors") => {
                 self.is_short(Some(me.who), tensor)
             }
-            Error::FailedPrecondition { what, .. } if what.contains("is over") => {
+            Error::TensorState { what, .. } if what.contains("is over") => {
                 own() || self.is_short(None, tensor) || self.why_late(me.who, now).is_some()
             }
             Error::FailedPrecondition { what, .. } if what.contains("is draining") => self.evidence.drains,
             Error::PeerLost { member, cause, .. } => self.is_neighbour_lost(member, cause),
             Error::Stalled { missing, waited, detail, .. } => {
                 let waited_long = waited.mul_f64(DRIFT) >= timing::STEP;
-                // What the coordinator said of the round goes before the reason.
-                let detail = detail.rsplit("; ").next().unwrap_or(detail);
                 let explained = |rank: &WorkerId| {
                     self.job.worker_of_rank(rank.0).is_some_and(|who| {
                         // A server knows which machine does not come, and not which of its ranks the others there wait for.
@@ -355,6 +353,9 @@ impl Witness {
                 here.any(|who| self.evidence.is_lied_to(who, &partners, Some(round)))
             }
             Error::InvalidArgument { .. }
+            | Error::TensorArgument { .. }
+            | Error::TensorState { .. }
+            | Error::SumFreed { .. }
             | Error::Config { .. }
             | Error::Mismatch { .. }
             | Error::NotFormed { .. }

@@ -262,7 +262,7 @@ impl Witness {
             }
             Error::ServerUnreachable { server, waited, .. } => self.is_out_of_reach(me.who, server, *waited),
             Error::Checksum { round, .. } => self.evidence.is_damaged(&BTreeSet::from([key]), round.0),
-            Error::FailedPrecondition { what, .. } if what.contains("has no value") => {
+            Error::TensorState { what, .. } if what.contains("has no value") => {
                 let first = UseId { index: 0, ..id };
                 let is_done = |one: &OneUse| one.access == Access::Init && one.ended.is_some_and(|(_, well)| well);
                 !self.uses.uses.range(first..id).any(|(_, one)| is_done(one))

@@ -20,8 +20,8 @@ impl WorkerProcess {
             let text = format!("{} hears twice of submission {submission}", self.me.who);
             return context.witness.fail(now, Checker::Handle, text);
         };
-        if let Err(Error::Stalled { missing, waited, detail, .. }) = &outcome {
-            let is_it = |error: &Error| matches!(error, Error::Stalled { missing: m, waited: w, detail: d, .. } if (m, w, d) == (missing, waited, detail));
+        if let Err(Error::Stalled { missing, waited, notice, detail, .. }) = &outcome {
+            let is_it = |error: &Error| matches!(error, Error::Stalled { missing: m, waited: w, notice: n, detail: d, .. } if (m, w, n, d) == (missing, waited, notice, detail));
             if self.unexplained.remove(&submission).unwrap_or_default().iter().any(is_it) {
                 let text = format!("{}: {detail:?} lacks what the coordinator said of the round", self.me.who);
                 context.witness.fail(now, Checker::Handle, text);

@@ -198,9 +198,9 @@ impl WorkerProcess {
         let (of, round) = (part.layout.part, part.round);
         // The product keeps the newest eight.
         let mut newest = self.notices.iter().rev().take(8);
-        if let (Error::Stalled { detail, .. }, Some((_, _, notice))) =
+        if let (Error::Stalled { notice: told, .. }, Some((_, _, notice))) =
             (error, newest.find(|notice| (notice.0, notice.1) == (of, round)))
-            && !detail.contains(notice.as_str())
+            && **told != **notice
         {
             for submission in part.tickets.clone() {
                 self.unexplained.entry(submission).or_default().push(error.clone());

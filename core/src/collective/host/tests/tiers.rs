@@ -140,11 +140,12 @@ fn why_the_owner_has_nothing_all_others_hear_and_the_next_part_is_not_disturbed(
     let long = "x".repeat(4000);
     let missing: Vec<WorkerId> = (0..4000).map(WorkerId).collect();
     let stalled = |missing| Error::Stalled {
-        tensor: "w".to_owned(),
+        tensor: "w".into(),
         round: Round(3),
         missing,
         waited: PATIENCE,
-        detail: long.clone(),
+        notice: Box::default(),
+        detail: long.as_str().into(),
     };
     for (part, error) in (0..).zip([Error::Cancelled, stalled(vec![WorkerId(7)]), stalled(missing)]) {
         let errors = machine.each(|rank, collective| {

@@ -60,7 +60,7 @@ fn all_workers_of_a_machine_that_does_not_come_are_named() {
     let commands = world.commands();
     let Some(Error::Stalled { missing, detail, .. }) = errors(&commands).next() else { panic!("{commands:?}") };
     assert_eq!(missing, &[0, 1, 2].map(WorkerId));
-    assert_eq!(detail, "1 of 2 machines came for part 0");
+    assert_eq!(&**detail, "1 of 2 machines came for part 0");
     let reported = commands.iter().find_map(|command| match command {
         Command::Stalled { stall } => Some(&stall.missing),
         Command::Step(_)

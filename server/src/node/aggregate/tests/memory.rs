@@ -184,7 +184,7 @@ fn a_worker_that_takes_no_sums_is_given_up_after_a_step_timeout_and_they_are_fre
     world.torn(second);
     world.open(1, header(0));
     let commands = world.commands();
-    let named = errors(&commands).any(|error| error.to_string().contains("worker 1 to read the sum of round 0"));
+    let named = errors(&commands).any(|error| error.to_string().contains("round 0: worker 1 did not take the sum"));
     assert!(named, "who comes back learns why: {commands:?}");
     assert_eq!(world.node.poll_timeout(), None, "there is nothing to look at any more");
 }

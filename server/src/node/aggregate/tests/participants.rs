@@ -25,7 +25,7 @@ fn members_that_do_not_come_are_named_and_no_others() {
     world.pass(config().step_timeout);
     let commands = world.commands();
     let Some(Error::Stalled { missing, detail, .. }) = errors(&commands).next() else { panic!("{commands:?}") };
-    assert_eq!((missing.as_slice(), detail.as_str()), ([WorkerId(3)].as_slice(), "1 of 2 workers came for part 0"));
+    assert_eq!((missing.as_slice(), &**detail), ([WorkerId(3)].as_slice(), "1 of 2 workers came for part 0"));
 }
 
 #[test]

@@ -59,7 +59,7 @@ fn saying_it_twice_or_in_vain_changes_nothing() {
     world.everybody(header(2));
     world.commands();
     let answer = world.withdraw(1, header(0), &mismatch());
-    assert!(matches!(&answer, Error::FailedPrecondition { what, .. } if what.contains("is over")), "{answer}");
+    assert!(matches!(&answer, Error::TensorState { what, .. } if what.contains("is over")), "{answer}");
     assert_eq!(world.commands(), []);
 }
 
@@ -171,6 +171,6 @@ impl World {
 
 fn mismatch() -> Error {
     let claim = |rank, value: &str| Claim { worker: WorkerId(rank), value: value.to_owned() };
-    let [tensor, field] = ["weight", "op"].map(str::to_owned);
+    let (tensor, field) = ("weight".into(), "op".to_owned());
     Error::Mismatch { tensor, field, first: claim(2, "sum"), second: claim(3, "max") }
 }
