@@ -139,7 +139,7 @@ impl Reporter {
     /// One that tells nobody, for parts that are tested apart.
     #[cfg(any(test, feature = "testing"))]
     pub fn to_nobody() -> Self {
-        Self { inputs: unbounded().0 }
+        Self { inputs: crossbeam_channel::bounded(0).0 }
     }
 
     /// Tells the coordinator that a round waits.

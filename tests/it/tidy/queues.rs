@@ -15,7 +15,7 @@ struct Queue {
     bound: &'static str,
 }
 
-const QUEUES: [Queue; 52] = [
+const QUEUES: [Queue; 53] = [
     // Of the control links.
     queue(
         "core/src/transport/quic/control/frames.rs",
@@ -38,6 +38,11 @@ const QUEUES: [Queue; 52] = [
         "core/src/runtime/membership.rs",
         "let (inputs, received) = unbounded()",
         "64 frames of the coordinator (a_link_is_read_no_further_while_many_of_its_frames_wait), then the link is not read; calls of this process",
+    ),
+    queue(
+        "core/src/runtime/membership.rs",
+        "inputs: crossbeam_channel::bounded(0).0",
+        "nothing: nobody receives from it",
     ),
     queue(
         "core/src/runtime/membership.rs",
@@ -174,8 +179,8 @@ const QUEUES: [Queue; 52] = [
         "the commands of one input: the driver drains them before the next",
     ),
     queue(
-        "core/src/collective/host/mod.rs",
-        "requests: Mutex<VecDeque<Request>>",
+        "core/src/collective/host/seat.rs",
+        "requests: Mutex<VecDeque<R>>",
         "calls of this process: one for each operation, and the end of each rank",
     ),
     queue(

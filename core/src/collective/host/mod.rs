@@ -427,11 +427,11 @@ impl Core {
             self.seat.nap_until(Time::ZERO);
         }
         // Another driving thread stops when it is time to leave, so this lock is free soon.
-        let mut driver = self.seat.wait();
+        let mut driver = self.seat.lock();
         self.board.appear(Presence::Awake);
         if driver.is_busy() {
             self.drive(driver, &|driver| !driver.is_busy(), Some(self.seat.leaves()));
-            driver = self.seat.wait();
+            driver = self.seat.lock();
         }
         self.watch.leave(!driver.is_busy());
         driver.end();

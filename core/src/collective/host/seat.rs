@@ -84,8 +84,8 @@ impl<D, R> Seat<D, R> {
         !self.requests.lock().expect(LOCK).is_empty()
     }
 
-    /// Waits for the seat.
-    pub(super) fn wait(&self) -> MutexGuard<'_, D> {
+    /// Takes the seat, and waits for it as for any lock.
+    pub(super) fn lock(&self) -> MutexGuard<'_, D> {
         self.driver.lock().expect(LOCK)
     }
 

@@ -91,7 +91,7 @@ fn requests(looks_again: bool) {
         })
         .collect();
     leaving.into_iter().for_each(|thread| thread.join().expect("no panic"));
-    assert_eq!(*seat.wait(), 1 + 2, "a request stays behind");
+    assert_eq!(*seat.lock(), 1 + 2, "a request stays behind");
 }
 
 /// Work that a thread leaves to an announced one is done: by that one, or by a thread that looks again.
@@ -104,7 +104,7 @@ pub fn work_for_an_announced_thread() {
     };
     work_at(&seat, seat.request(1));
     polling.join().expect("no panic");
-    assert_eq!(*seat.wait(), 0, "a thread left work to one that did not come");
+    assert_eq!(*seat.lock(), 0, "a thread left work to one that did not come");
 }
 
 /// Handles requests, each of which makes work, and does the work unless another thread is about to come.
