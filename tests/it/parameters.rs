@@ -164,8 +164,8 @@ fn what_cannot_be_is_refused_by_name_and_the_job_goes_on(over: Over) {
     let [first, second] = [0, 1].map(|rank| &cluster.workers[rank]);
     for access in [ADD, ASSIGN, Access::Pull, Access::PushPull(Update::Add)] {
         let refused = Tensor::parameter("nothing", vec![1_f32; 4]).ask(first, access).unwrap_err();
-        let Error::FailedPrecondition { what, .. } = &refused else { panic!("{access}: {refused}") };
-        assert!(what.contains("nothing"), "{access}: {what}");
+        let Error::TensorState { tensor, .. } = &refused else { panic!("{access}: {refused}") };
+        assert_eq!(*tensor, "nothing".into(), "{access}");
     }
     assert_eq!(Tensor::parameter("w", vec![1_f32; 4]).ask(first, Access::Init), Ok(1));
     for (field, refused) in [
