@@ -1,7 +1,8 @@
 //! The loop of an endpoint. It carries out the decisions of quinn-proto with system calls, on one thread.
 //!
-//! Each turn handles commands, one batch of datagrams, timers and the events of the connections, in this order. Then it sends as many
-//! datagrams as it may. After a turn without work the thread looks for more for a moment ([`Spin`]), and then sleeps in `poll(2)` until the
+//! Each turn handles one batch of datagrams, timers, the events of the connections and commands, in this order. Then it sends as many
+//! datagrams as it may. Commands come last, because the owner of a listener answers events by commands: a request whose header and body came
+//! together is read, accepted, summed and answered in one turn. After a turn without work the thread looks for more for a moment ([`Spin`]), and then sleeps in `poll(2)` until the
 //! socket, a command or a timer wakes it. There is no lock and no task. Connections are fields, and the loop calls the [`Role`], a worker's
 //! or a server's, for each of their events.
 
@@ -74,7 +75,14 @@ pub(super) fn run<R: Role>(mut net: Net, mut role: R, mut inbox: Inbox<R::Comman
     let (mut spin, began) = (Spin::new(), now());
     let (patience, failure) = loop {
         net.now = now();
-        let (mut moved, mut last) = (false, None);
+        let mut moved = match net.take_in(&mut role) {
+            Ok(moved) => moved,
+            Err(error) => {
+                let error = Error::Io { what: "receiving from the UDP socket".to_owned(), cause: error.to_string() };
+                break (Duration::ZERO, Some(error));
+            }
+        };
+        let mut last = None;
         for _ in 0..COMMANDS_A_TURN {
             match inbox.next() {
                 Next::Command(command) => {
@@ -91,13 +99,7 @@ pub(super) fn run<R: Role>(mut net: Net, mut role: R, mut inbox: Inbox<R::Comman
         if let Some(patience) = last {
             break (patience, None);
         }
-        match net.turn(&mut role) {
-            Ok(turned) => moved |= turned,
-            Err(error) => {
-                let error = Error::Io { what: "receiving from the UDP socket".to_owned(), cause: error.to_string() };
-                break (Duration::ZERO, Some(error));
-            }
-        }
+        moved |= net.send_off(&mut role);
         if moved {
             spin.worked();
         } else if role.is_waiting() && !net.wire.is_full() && spin.goes_on(net.now - began, SPIN) {
@@ -117,10 +119,9 @@ pub(super) fn run<R: Role>(mut net: Net, mut role: R, mut inbox: Inbox<R::Comman
     let until = net.now + patience;
     while !net.is_idle() && now() < until {
         net.now = now();
-        match net.turn(&mut role) {
-            Ok(true) => {}
-            Ok(false) => drop(net.sleep(Some(until), &inbox)),
-            Err(_) => break,
+        let Ok(moved) = net.take_in(&mut role) else { break };
+        if !(net.send_off(&mut role) || moved) {
+            let _ = net.sleep(Some(until), &inbox);
         }
     }
     if !net.is_idle() {
@@ -255,13 +256,19 @@ impl Net {
         self.stirred.push(handle);
     }
 
-    fn turn<R: Role>(&mut self, role: &mut R) -> std::io::Result<bool> {
+    /// The first half of a turn: receives, and tells the role what happened. Returns whether there was anything.
+    fn take_in<R: Role>(&mut self, role: &mut R) -> std::io::Result<bool> {
         let received = self.receive(role)?;
         let expired = self.expire(role);
         self.tell(role);
+        Ok(received || expired)
+    }
+
+    /// The second half. Returns whether it sent anything, or has more to do at once.
+    fn send_off<R: Role>(&mut self, role: &mut R) -> bool {
         role.settle(self);
         let sent = self.transmit(role);
-        Ok(received || expired || sent || (!self.stirred.is_empty() && !self.wire.is_full()))
+        sent || (!self.stirred.is_empty() && !self.wire.is_full())
     }
 
     fn receive<R: Role>(&mut self, role: &mut R) -> std::io::Result<bool> {

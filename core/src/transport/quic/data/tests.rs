@@ -3,7 +3,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+use quinn_proto::{ConnectionHandle, Event};
 
 use super::*;
 use crate::local::Ended;
@@ -33,6 +35,18 @@ fn a_network_that_loses_a_fifth_of_all_datagrams_loses_nothing() {
         }
         assert!(memory.iter().all(|(pushed, pulled)| pushed == pulled));
     }
+}
+
+#[test]
+fn what_the_owner_answers_to_an_event_is_carried_out_before_anything_is_sent() {
+    let (commands, inbox) = commands::channel().unwrap();
+    let settings = Settings::default();
+    let wire = open(socket::bind_any(settings.socket_buffer_bytes).unwrap()).unwrap();
+    let mut steps = Vec::new();
+    let net = Net::new(wire, settings.endpoint(), None);
+    let role = Answering { commands, due: net.now(), steps: &mut steps };
+    driver::run(net, role, inbox).unwrap();
+    assert_eq!(steps[..3], [Step::Event, Step::Command, Step::Settle]);
 }
 
 #[test]
@@ -194,6 +208,60 @@ fn watched(watch: impl FnOnce(Ended)) -> Receiver<Error> {
     let (sender, heard) = channel();
     watch(Arc::new(move |cause| drop(sender.send(cause))));
     heard
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Step {
+    Event,
+    Command,
+    Settle,
+}
+
+/// Answers the first event by a command, and ends with the turn in which that was carried out.
+struct Answering<'a> {
+    commands: Commands<Step>,
+    due: Instant,
+    steps: &'a mut Vec<Step>,
+}
+
+impl driver::Role for Answering<'_> {
+    type Command = Step;
+    const GOODBYE: Duration = Duration::ZERO;
+
+    fn command(&mut self, _net: &mut Net, command: Step) -> Option<Duration> {
+        self.steps.push(command);
+        (command == Step::Settle).then_some(Duration::ZERO)
+    }
+
+    fn settle(&mut self, _net: &mut Net) {
+        self.steps.push(Step::Settle);
+        if self.steps.contains(&Step::Command) {
+            self.commands.send(Step::Settle).unwrap();
+        }
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        Some(self.due).filter(|_| self.steps.is_empty())
+    }
+
+    fn expire(&mut self, _net: &mut Net) {
+        self.steps.push(Step::Event);
+        self.commands.send(Step::Command).unwrap();
+    }
+
+    fn refuse(&mut self, _command: Step) {}
+    fn new_connection(&mut self, _net: &mut Net, _incoming: quinn_proto::Incoming) {}
+    fn event(&mut self, _net: &mut Net, _connection: ConnectionHandle, _event: Event) {}
+    fn sent(&mut self, _connection: ConnectionHandle, _bytes: usize) {}
+    fn end(&mut self, _net: &mut Net, _reason: &Error) {}
+
+    fn share(&self, _connection: ConnectionHandle) -> turns::Share {
+        turns::Share::default()
+    }
+
+    fn is_waiting(&self) -> bool {
+        true
+    }
 }
 
 /// A job whose sockets a test listens at.
