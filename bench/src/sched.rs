@@ -9,7 +9,7 @@ use std::sync::Arc;
 use clap::Args;
 use gradlane_core::config::Config;
 use gradlane_core::pipeline::{Duty, Pipeline, Route, Stage, Topology};
-use gradlane_core::sched::{Command, GroupId, Outcome, Scheduler, SchedulerConfig, TaskSpec};
+use gradlane_core::sched::{Command, GroupId, Outcome, Scheduler, SchedulerConfig, TaskId, TaskSpec};
 use gradlane_core::types::{DeviceKind, PartId, Priority, Round, ServerId, TensorKey, Time};
 
 use crate::measure::{Samples, time};
@@ -158,12 +158,17 @@ impl Load {
 
     /// Takes `tasks` tasks through both stages.
     fn carry_out(&mut self, tasks: u64) {
-        for stage in [Stage::Push, Stage::Pull] {
-            for _ in 0..tasks {
-                let task = self.scheduler.take(Time::ZERO, stage).expect("enough tasks wait without a gate");
+        let pushed: Vec<TaskId> = (0..tasks)
+            .map(|_| {
+                let task = self.scheduler.take(Time::ZERO, Stage::Push).expect("enough tasks wait without a gate");
                 self.scheduler.finish(Time::ZERO, task.id, Outcome::Done);
                 self.drain();
-            }
+                task.id
+            })
+            .collect();
+        for task in pushed {
+            self.scheduler.finish(Time::ZERO, task, Outcome::Done);
+            self.drain();
         }
     }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 use gradlane_core::Error;
 use gradlane_core::local::{Ended, Progress};
 use gradlane_core::mem::Region;
-use gradlane_core::transport::{Answer, Capabilities, LinkLost, Peer, Push, Torn, Transport};
+use gradlane_core::transport::{Answer, Capabilities, LinkLost, Peer, Pull, Push, Torn, Transport};
 use gradlane_core::types::{Done, ExchangeId, LinkId};
 use gradlane_core::wire::{Contribute, Contribution, Request, Sent, Use};
 
@@ -35,8 +35,10 @@ pub struct Tap<F> {
     before: F,
     watchers: Mutex<Vec<Ended>>,
     /// The answers that nobody reads, if it reads none.
-    unread: Option<Mutex<BTreeMap<ExchangeId, Done<Answer, Torn>>>>,
+    unread: Option<Arc<Unread>>,
 }
+
+type Unread = Mutex<BTreeMap<ExchangeId, Done<Answer, Torn>>>;
 
 impl<F: Fn(u64) -> Fate + Send + Sync> Tap<F> {
     /// Over `inner`.
@@ -47,7 +49,7 @@ impl<F: Fn(u64) -> Fate + Send + Sync> Tap<F> {
     /// Reads no answer at all.
     #[must_use]
     pub fn deaf(self) -> Self {
-        Self { unread: Some(Mutex::default()), ..self }
+        Self { unread: Some(Arc::default()), ..self }
     }
 
     /// Says that the transport's thread ended because of `cause`.
@@ -93,19 +95,26 @@ impl<F: Fn(u64) -> Fate + Send + Sync> Transport for Tap<F> {
                 }
             }
         }
-        let done = Done::new(move |outcome: Result<(), Error>| done.report(outcome.map_err(lost)));
+        if let Some(Pull { into, done }) = push.pull.take() {
+            match &self.unread {
+                Some(unread) => drop(unread.lock().expect("nobody panics while holding it").insert(exchange, done)),
+                None => push.pull = Some(Pull { into, done: retried(done) }),
+            }
+        }
+        let unread = self.unread.clone();
+        let done = Done::new(move |outcome: Result<(), Error>| {
+            let outcome = outcome.map_err(lost);
+            if let (Err(error), Some(unread)) = (&outcome, unread) {
+                let pulled = unread.lock().expect("nobody panics while holding it").remove(&exchange);
+                pulled.into_iter().for_each(|pulled| pulled.err(error.clone()));
+            }
+            done.report(outcome);
+        });
         self.inner.push(link, exchange, push, done);
     }
 
     fn pull(&self, link: LinkId, exchange: ExchangeId, into: Vec<Region>, done: Done<Answer, Torn>) {
-        if let Some(unread) = &self.unread {
-            unread.lock().expect("nobody panics while holding it").insert(exchange, done);
-            return;
-        }
-        let done = move |outcome: Result<_, Torn>| {
-            done.report(outcome.map_err(|Torn { error, landed }| Torn { error: lost(error), landed }));
-        };
-        self.inner.pull(link, exchange, into, Done::new(done));
+        self.inner.pull(link, exchange, into, retried(done));
     }
 
     fn abandon(&self, link: LinkId, exchange: ExchangeId) {
@@ -142,6 +151,13 @@ impl<F: Fn(u64) -> Fate + Send + Sync> Transport for Tap<F> {
     fn shutdown(&self, patience: Duration) {
         self.inner.shutdown(patience);
     }
+}
+
+/// Reports to `done`, and translates the end of a link.
+fn retried(done: Done<Answer, Torn>) -> Done<Answer, Torn> {
+    Done::new(move |outcome: Result<_, Torn>| {
+        done.report(outcome.map_err(|Torn { error, landed }| Torn { error: lost(error), landed }));
+    })
 }
 
 fn lost(error: Error) -> Error {

@@ -17,7 +17,7 @@ use gradlane_core::identity::Credentials;
 use gradlane_core::mem::Copies;
 use gradlane_core::transport::quic::{ControlEvent, ControlLink, vandal};
 use gradlane_core::transport::router::Router;
-use gradlane_core::transport::{Answer, Peer, Push, Transport};
+use gradlane_core::transport::{Answer, Peer, Pull, Push, Transport};
 use gradlane_core::types::{
     DType, Done, Epoch, ExchangeId, Incarnation, LinkId, Member, Op, PartId, Participants, Phase, Process, Role, Round,
     TensorKey, Time, View, WorkerId,
@@ -351,10 +351,9 @@ impl Stranger {
             Memory::Device { .. } => unreachable!("a vector lies in host memory"),
         };
         let body = if header.body_bytes() == 0 { Vec::new() } else { region() };
-        let push = Push { header, body };
-        self.transport.push(self.link, exchange, push, Done::new(drop));
         let (sender, answered) = unbounded();
-        self.transport.pull(self.link, exchange, region(), Done::new(move |outcome| drop(sender.send(outcome))));
+        let pull = Pull { into: region(), done: Done::new(move |outcome| drop(sender.send(outcome))) };
+        self.transport.push(self.link, exchange, Push { header, body, pull: Some(pull) }, Done::new(drop));
         match answered.recv_timeout(PATIENCE).unwrap() {
             Ok(Answer::Reject(error)) => error,
             other => panic!("{other:?}"),

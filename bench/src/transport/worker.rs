@@ -9,7 +9,7 @@ use gradlane_core::identity::Credentials;
 use gradlane_core::mem::{Copies, Pool, Region};
 use gradlane_core::transport::mem::MemNetwork;
 use gradlane_core::transport::router::Router;
-use gradlane_core::transport::{Answer, Listener, Peer, Push, Torn, Transport};
+use gradlane_core::transport::{Answer, Listener, Peer, Pull, Push, Torn, Transport};
 use gradlane_core::types::{
     Address, DType, Done, Epoch, ExchangeId, JoinString, LinkId, NodeId, Op, PartId, Participants, Role, TensorKey,
 };
@@ -180,8 +180,8 @@ impl RawWorker {
             let done = Done::new(move |outcome| drop(pushed.send(outcome)));
             let header = Request::Contribute(header);
             let link = self.links[server];
-            self.transport.push(link, id, Push { header, body }, done);
-            self.transport.pull(link, id, into, pulled(sender.clone()));
+            let pull = Some(Pull { into, done: pulled(sender.clone()) });
+            self.transport.push(link, id, Push { header, body, pull }, done);
         }
         let mut outcome = Ok(());
         for _ in 0..due {

@@ -1,8 +1,9 @@
 //! Carries out the commands of the machine, and decides which thread executes a step.
 //!
 //! A stage is executed by its own thread, which sleeps on the stage's bell. Where a change of thread would cost more than the step, the
-//! thread that finds the step executes it: PULL, COPYH2D and the collective stages always, COMPRESS and DECOMPRESS of short parts, COPYD2H
-//! and PUSH of short parts by the thread that submits them, or that learns that a device has copied them.
+//! thread that finds the step executes it: COPYH2D and the collective stages always, COMPRESS and DECOMPRESS of short parts, COPYD2H and
+//! PUSH of short parts by the thread that submits them, or that learns that a device has copied them. PULL is executed by nobody: PUSH has
+//! told the transport where the sum lands.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -29,7 +30,6 @@ pub(super) struct Dispatcher {
     /// One bell per stage.
     bells: [Bell; Stage::COUNT],
     collective: Inline,
-    pulling: Inline,
     /// COPYH2D only hands the copy to the thread of the device.
     returning: Inline,
     /// Jobs of COPYD2H that other threads have left to the stage's thread.
@@ -60,17 +60,25 @@ impl Dispatcher {
 
     /// Executes the next tasks of `stage`, at most `tasks_max`, as long as they are short, and leaves the rest to the stage's thread.
     fn run_here(&self, shared: &Arc<Shared>, stage: Stage, bytes_max: u64, tasks_max: usize) {
-        let mut burst = Burst::of(stage, &*shared.transport);
+        let (mut burst, mut is_left) = (Burst::of(stage, &*shared.transport), false);
         for _ in 0..tasks_max {
-            let Ok(Some(job)) = shared.with(|state, now| state.take_short(now, stage, bytes_max)) else { break };
+            let Ok((job, others_wait)) = shared.with(|state, now| state.take_short(now, stage, bytes_max)) else {
+                return;
+            };
+            is_left = others_wait;
+            let Some(job) = job else { break };
             let bytes = job.task.bytes;
             if let Some(left) = execute(shared, job, bytes_max) {
                 self.left().push_back(left);
                 return self.bell(stage).ring();
             }
             burst.add(bytes);
+            // A task that becomes ready from now on wakes the stage itself.
+            if !is_left {
+                break;
+            }
         }
-        if shared.look(|state| state.worker.has_ready(stage)) {
+        if is_left {
             self.bell(stage).ring();
         }
     }
@@ -88,7 +96,6 @@ impl Dispatcher {
     fn wake(&self, shared: &Arc<Shared>, stage: Stage, here_bytes_max: u64) {
         match stage {
             stage if stage.is_collective() => Self::run_inline(shared, &Stage::COLLECTIVE, &self.collective),
-            Stage::Pull => Self::run_inline(shared, &[Stage::Pull], &self.pulling),
             Stage::CopyH2D => Self::run_inline(shared, &[Stage::CopyH2D], &self.returning),
             // To submit several copies takes longer than to wake the stage's thread.
             Stage::CopyD2H if here_bytes_max > 0 => self.run_here(shared, stage, here_bytes_max, 1),

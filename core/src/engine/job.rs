@@ -11,8 +11,8 @@ use crate::device::Transfer;
 use crate::mem::{Ordinal, Region};
 use crate::pipeline::Stage;
 use crate::sched::Task;
-use crate::transport::Push;
 use crate::types::{ExchangeId, LinkId, Time};
+use crate::wire::Request;
 use crate::worker::{Action, Meeting, Step, Use};
 
 /// The step.
@@ -28,11 +28,9 @@ pub(super) enum Work {
     Push {
         link: LinkId,
         exchange: ExchangeId,
-        push: Push,
-    },
-    Pull {
-        link: LinkId,
-        exchange: ExchangeId,
+        header: Request,
+        body: Vec<Region>,
+        /// Where the sum lands.
         into: Vec<Region>,
     },
     CopyToHost {
@@ -76,10 +74,11 @@ impl State {
         Some(self.job(now, step))
     }
 
-    /// As [`take`](Self::take), if it has at most `bytes_max` bytes.
-    pub(super) fn take_short(&mut self, now: Time, stage: Stage, bytes_max: u64) -> Option<Job> {
-        let step = self.worker.take_short(now, stage, bytes_max)?;
-        Some(self.job(now, step))
+    /// As [`take`](Self::take), if it has at most `bytes_max` bytes. Also returns whether others wait that are held up only by their turn or
+    /// their credit.
+    pub(super) fn take_short(&mut self, now: Time, stage: Stage, bytes_max: u64) -> (Option<Job>, bool) {
+        let step = self.worker.take_short(now, stage, bytes_max);
+        (step.map(|step| self.job(now, step)), self.worker.has_ready(stage))
     }
 
     fn job(&mut self, now: Time, Step { task, stage, is_last, action }: Step) -> Job {
@@ -88,12 +87,10 @@ impl State {
         }
         let payload = self.payloads.get_mut(task.id).expect("a task has a payload until it is released");
         let work = match action {
-            Action::Push { link, exchange, header } => {
+            Action::Push { link, exchange, header, receives } => {
                 let body = if header.body_bytes() == 0 { Vec::new() } else { payload.contribution() };
-                Work::Push { link, exchange, push: Push { header, body } }
-            }
-            Action::Pull { link, exchange, receives } => {
-                Work::Pull { link, exchange, into: if receives { payload.landing() } else { Vec::new() } }
+                let into = if receives { payload.landing() } else { Vec::new() };
+                Work::Push { link, exchange, header, body, into }
             }
             Action::CopyToHost { bytes, coding, link, contributes } => {
                 Work::CopyToHost { from: payload.on_device().device(), bytes, coding, link, contributes }

@@ -28,7 +28,7 @@ impl Stages {
     /// # Errors
     /// [`Error::Io`](crate::Error::Io) if the system gives no thread.
     pub(super) fn start(&self, stages: &[Stage]) -> Result<()> {
-        // Collective stages need no thread here, and PULL and COPYH2D take no longer than waking one.
+        // Collective stages need no thread here, nothing is executed in PULL, and COPYH2D takes no longer than waking a thread.
         let has_thread = |stage: &Stage| !stage.is_collective() && !matches!(stage, Stage::Pull | Stage::CopyH2D);
         let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
         for stage in stages.iter().filter(|stage| has_thread(stage)) {

@@ -139,9 +139,9 @@ impl State {
                     self.residuals.drop_of(part);
                     continue;
                 }
-                Command::Finished { task, outcome } => {
+                Command::Finished { task, stage, outcome } => {
                     if let Some(trace) = &mut self.trace {
-                        trace.finished(now, task, &outcome);
+                        trace.finished(now, task, stage, &outcome);
                     }
                     continue;
                 }

@@ -3,7 +3,8 @@
 //! # Driving it
 //! Call `open_group` for each submission, then `submit` a task for each part of it that is ready. The loop thread of each stage calls
 //! [`take`](Scheduler::take) until it answers `None` and then sleeps until [`Command::Wake`]. The thread that executed a task always calls
-//! [`finish`](Scheduler::finish). After *every* call that changes something, drain [`next_command`](Scheduler::next_command) and set a
+//! [`finish`](Scheduler::finish). PULL has no loop: a task runs in it from the end of its PUSH on, which has opened the exchange and said
+//! where the sum lands. After *every* call that changes something, drain [`next_command`](Scheduler::next_command) and set a
 //! timer to [`poll_timeout`](Scheduler::poll_timeout).
 //!
 //! # The life of a task
@@ -11,7 +12,8 @@
 //!           submit              take                  finish(Done)
 //!  (new) ─────────► Queued(s) ────────► Running(s) ─────────────────► Queued(next s), or gone after the last
 //!                     ▲   │                 │
-//!                     │   │ unwanted        ├─ finish(Retry) ───────► Queued(PUSH) behind a pause
+//!                     │   │ unwanted        ├─ finish(Done) of PUSH ► Running(PULL)
+//!                     │   │                 ├─ finish(Retry) ───────► Queued(PUSH) behind a pause
 //!                     │   ▼                 ├─ finish(Failed) ──────► gone; its groups fail
 //!                     │  gone               └─ unwanted: Abandon ───► still Running; gone at the next finish
 //!                     └────── Retry
@@ -21,7 +23,7 @@
 //!
 //! A task is *unwanted* when all its groups failed. If it is queued it is released at once, if it runs at its next `finish`, with two
 //! exceptions. The first keeps memory safe. After PUSH the exchange of a task is open, so an unwanted task still goes to PULL. There it is
-//! abandoned, and it is released when the executor reports that the memory is free. The second keeps the ranks of a machine in step. After
+//! abandoned, and it is released when the transport reports that the memory is free. The second keeps the ranks of a machine in step. After
 //! REDUCE the other ranks wait for the part at their next common stage: BROADCAST or, if there are several PCIe groups, PCIE_REDUCE or
 //! PCIE_BROADCAST. So a task that failed or is unwanted goes there too. If this rank had to bring the sum, it tells the others why there is
 //! none ([`failure`](Scheduler::failure)). If the failure concerns this rank alone, the task is abandoned there.
@@ -296,9 +298,9 @@ impl Scheduler {
         Some(self.start(now, entry.task))
     }
 
-    /// Makes a task that was taken out of its queue a running one.
+    /// Makes a task that is in no queue a running one.
     fn start(&mut self, now: Time, id: TaskId) -> Task {
-        let work = self.tasks.get_mut(id.0).expect("queued tasks exist");
+        let work = self.tasks.get_mut(id.0).expect("a task that begins a stage exists");
         if !work.purpose.is_withdrawal() {
             self.moved = now;
         }
@@ -392,6 +394,11 @@ impl Scheduler {
     /// When to call [`handle_timeout`](Self::handle_timeout).
     pub fn poll_timeout(&self) -> Option<Time> {
         self.timers.first().map(|(at, _)| *at)
+    }
+
+    /// The stage of a task that was not released.
+    pub fn stage(&self, id: TaskId) -> Option<Stage> {
+        self.tasks.get(id.0).map(|work| work.stage)
     }
 
     /// Whether a task is in its last stage.

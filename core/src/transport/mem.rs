@@ -13,8 +13,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use crossbeam_channel::{Sender, unbounded};
 
-use super::exchange::{Arrival, Pull, ServerExchange, WorkerExchange, link_gone, reject_of, unknown_exchange};
-use super::{Answer, Inbox, Incoming, LinkLost, Listener, Outgoing, Peer, Push, Torn, Transport};
+use super::exchange::{Arrival, ServerExchange, WorkerExchange, link_gone, reject_of, unknown_exchange};
+use super::{Answer, Inbox, Incoming, LinkLost, Listener, Outgoing, Peer, Pull, Push, Torn, Transport};
 use crate::error::{Error, Result};
 use crate::local::Progress;
 use crate::mem::{Copies, Frozen, Loan, Region, Returned};
@@ -300,7 +300,7 @@ impl Switch {
 
     fn push(&mut self, link: LinkId, key: Key, push: Push, done: Done<()>) {
         let Some(Link { listener, server, .. }) = self.links.get(&link) else {
-            return done.err(link_gone());
+            return push.refuse(done, link_gone());
         };
         let (sender, returned) = mpsc::channel();
         let loan = Loan::new(push.body, move |proof| {
@@ -312,7 +312,7 @@ impl Switch {
             key,
             link,
             server: server.clone(),
-            state: WorkerExchange::new(push.header.clone(), done),
+            state: WorkerExchange::new(push.header.clone(), done, push.pull),
             arrival: Arrival::default(),
             body: loan.into_pieces(),
             returned,

@@ -43,6 +43,27 @@ pub struct Push {
     pub header: Request,
     /// The contribution: these regions one after the other. They are sent from where they lie.
     pub body: Vec<Region>,
+    /// Where the answer lands, and who waits for it. A caller that does not know this yet calls [`Transport::pull`] later.
+    pub pull: Option<Pull>,
+}
+
+impl Push {
+    /// Reports `error` for an exchange that did not begin.
+    fn refuse(self, done: Done<()>, error: Error) {
+        done.err(error.clone());
+        if let Some(pull) = self.pull {
+            pull.done.err(error);
+        }
+    }
+}
+
+/// The destination of an answer, and the caller that waits for it.
+#[derive(Debug)]
+pub struct Pull {
+    /// The sum lands in these regions, one after the other.
+    pub into: Vec<Region>,
+    /// Reports the end of the exchange.
+    pub done: Done<Answer, Torn>,
 }
 
 /// The answer of a server.
@@ -77,9 +98,9 @@ impl From<Error> for Torn {
 /// differ, also on different links.
 ///
 /// **Memory.** The regions of a push and of a pull belong to the transport from the call until the exchange ends: until `pull`'s
-/// `Done` reports, or until `push`'s `Done` reports an error. By then no reference to them remains, not even in a retransmission
-/// buffer. Exception: a peer of the same machine may read staging memory of the engine where it lies. Then that memory is not leased again
-/// before the peer has ended or has released it.
+/// `Done` reports, or until `push`'s `Done` reports an error and the exchange was not pulled. By then no reference to them remains, not even
+/// in a retransmission buffer. Exception: a peer of the same machine may read staging memory of the engine where it lies. Then that memory is
+/// not leased again before the peer has ended or has released it.
 pub trait Transport: Progress + Send + Sync {
     /// Connects to `peer` until `patience` ends, at its first address with the scheme of this transport. `lost` is called once when an
     /// established link ends, whoever ended it.
@@ -87,10 +108,11 @@ pub trait Transport: Progress + Send + Sync {
     /// `done` reports [`Error::FailedPrecondition`] if the peer has no such address.
     fn connect(&self, peer: Peer, patience: Duration, lost: LinkLost, done: Done<LinkId>);
 
-    /// Sends a contribution; `done` reports once its last byte was handed over. A failed push ends the exchange.
+    /// Sends a contribution; `done` reports once its last byte was handed over. A failed push ends the exchange, and its pull reports the same
+    /// error. If the push names its [`pull`](Push::pull), threads may make the two reports in any order.
     fn push(&self, link: LinkId, exchange: ExchangeId, push: Push, done: Done<()>);
 
-    /// Waits for the sum of an exchange that was pushed on `link`, and lands it in `into`, run after run. Ends the exchange.
+    /// Waits for the sum of an exchange that was pushed on `link` without a pull, and lands it in `into`, run after run. Ends the exchange.
     fn pull(&self, link: LinkId, exchange: ExchangeId, into: Vec<Region>, done: Done<Answer, Torn>);
 
     /// Gives up an exchange that was pushed on `link`. Its pending `done` reports [`Error::Cancelled`] as soon as its memory is free. Unknown

@@ -136,7 +136,7 @@ impl Transport for Router {
     fn push(&self, link: LinkId, exchange: ExchangeId, push: Push, done: Done<()>) {
         match self.at(link) {
             Some((transport, link)) => transport.push(link, exchange, push, done),
-            None => done.err(link_gone()),
+            None => push.refuse(done, link_gone()),
         }
     }
 

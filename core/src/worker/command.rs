@@ -32,6 +32,8 @@ pub enum Command {
     Finished {
         /// Which task.
         task: TaskId,
+        /// Which stage.
+        stage: Stage,
         /// How the stage ended.
         outcome: Outcome,
     },
@@ -167,7 +169,8 @@ pub struct Step {
 #[derive(Clone, PartialEq, Debug)]
 pub enum Action {
     /// Send `header`, and after it the contribution or the message that the task carries, or nothing. Report by
-    /// [`handle_pushed`](super::Worker::handle_pushed).
+    /// [`handle_pushed`](super::Worker::handle_pushed) that all of it was handed over. Wait for the sum from now on, which lands in the
+    /// place of the task's result. Report by [`handle_pulled`](super::Worker::handle_pulled) how the exchange ended, once.
     Push {
         /// The link to send on.
         link: LinkId,
@@ -175,13 +178,6 @@ pub enum Action {
         exchange: ExchangeId,
         /// Opens the exchange. The driver adds a checksum, if the link needs one.
         header: Request,
-    },
-    /// Wait for the sum and write it to the place of the task's result; report by [`handle_pulled`](super::Worker::handle_pulled).
-    Pull {
-        /// The link of that exchange.
-        link: LinkId,
-        /// The exchange that the task's PUSH opened.
-        exchange: ExchangeId,
         /// Whether the sum comes to this worker. Otherwise only its header does, and nothing is written.
         receives: bool,
     },

@@ -43,7 +43,7 @@ use crate::wire::frame::Progress;
 /// | carried out [`Command::Declare`] | [`handle_declared`](Self::handle_declared) |
 /// | carried out [`Command::Dial`] | [`handle_dialled`](Self::handle_dialled), and [`handle_link_lost`](Self::handle_link_lost) later |
 /// | was woken for a stage by [`Command::Wake`] | [`take`](Self::take) until it answers `None`, and executes each [`Step`](super::Step) |
-/// | executed a step | the `handle_*` that the step's [`Action`](super::Action) names, whatever happened, once |
+/// | executed a step | the `handle_*` that the step's [`Action`](super::Action) names, whatever happened, once each |
 /// | put the work of a task's last step on a device | [`handle_issued`](Self::handle_issued), before the step's own report |
 /// | wants to leave the job | [`handle_leave`](Self::handle_leave), and leaves at [`Command::Leave`] |
 ///

@@ -9,7 +9,8 @@ use crate::pipeline::registry::ReadyPart;
 use crate::pipeline::{Route, Stage};
 use crate::sched::{Attempt, Outcome, Task, TaskId};
 use crate::types::{
-    Claim, Defect, Demand, DeviceKind, Goal, Op, PartLayout, Priority, Round, Slot, Time, Unmet, Version, planted,
+    Claim, Defect, Demand, DeviceKind, ExchangeId, Goal, Op, PartLayout, Priority, Round, Slot, Time, Unmet, Version,
+    planted,
 };
 use crate::wire::{self, Body, Contribute, Contribution, Contributors, Request, Sent, Target, Withdraw};
 
@@ -42,20 +43,25 @@ impl Worker {
         self.scheduler.has_ready(stage) && !planted(self.settings.scheduler.defect, Defect::RestForgotten)
     }
 
-    /// Takes the end of a PUSH: its last byte was handed over, or the exchange failed. Nothing holds the task's memory.
-    pub fn handle_pushed(&mut self, now: Time, task: TaskId, outcome: Result<()>) {
-        let outcome = match outcome {
-            Ok(()) => Outcome::Done,
-            Err(error) => broken_off(error, 0),
-        };
-        self.finish(now, task, outcome);
+    /// Takes the end of a PUSH: the last byte of this exchange was handed over. PULL begins. Two threads may report the two ends of one
+    /// exchange, so this may come after [`handle_pulled`](Self::handle_pulled). Then it is ignored.
+    pub fn handle_pushed(&mut self, now: Time, task: TaskId, exchange: ExchangeId) {
+        let pushes =
+            |record: &Record| matches!(record.held, Some(Held::Exchange { exchange: held, .. }) if held == exchange);
+        if self.tasks.get(task).is_some_and(pushes) {
+            self.finish(now, task, Outcome::Done);
+        }
     }
 
-    /// Takes the end of a PULL, and of the exchange: nothing holds the task's memory.
+    /// Takes the end of an exchange, in PULL or before PUSH has ended: nothing holds the task's memory.
     pub fn handle_pulled(&mut self, now: Time, task: TaskId, outcome: Exchanged) {
         if let Exchanged::Sum { .. } | Exchanged::Value(_) | Exchanged::Rejected(_) = outcome {
             let server = self.part(task).layout.server;
             self.links.answered(now, server);
+            if self.scheduler.stage(task) == Some(Stage::Push) {
+                // The server needs no more of the contribution.
+                self.finish(now, task, Outcome::Done);
+            }
         }
         let outcome = match outcome {
             Exchanged::Sum { body, contributors } => {
@@ -160,8 +166,8 @@ impl Worker {
     }
 
     pub(super) fn finish(&mut self, now: Time, task: TaskId, outcome: Outcome) {
-        if self.timeline {
-            self.commands.push_back(super::Command::Finished { task, outcome: outcome.clone() });
+        if let Some(stage) = self.scheduler.stage(task).filter(|_| self.timeline) {
+            self.commands.push_back(super::Command::Finished { task, stage, outcome: outcome.clone() });
         }
         self.scheduler.finish(now, task, outcome);
     }
@@ -172,16 +178,7 @@ impl Worker {
         self.record_mut(task.id).abandoned = false;
         let action = match stage {
             Stage::Push => self.push(now, &task)?,
-            Stage::Pull => {
-                let Record { held: Some(Held::Exchange { link, exchange }), part, .. } = self.record(task.id) else {
-                    unreachable!("a task is pulled after it was pushed")
-                };
-                Action::Pull {
-                    link: *link,
-                    exchange: *exchange,
-                    receives: part.demand.receives() && part.participants.receives(self.rank()),
-                }
-            }
+            Stage::Pull => unreachable!("a task is in PULL from the end of its PUSH on"),
             Stage::CopyD2H => {
                 let (link, contributes) = (self.links.up(task.server), self.contributes(task.id));
                 let (record, coding) = (self.record(task.id), self.device_coding(task.id));
@@ -213,11 +210,12 @@ impl Worker {
         let header = self.request(task);
         self.links.asked(now, task.server);
         let Record { coding, part, .. } = self.record(task.id);
+        let receives = part.demand.receives() && part.participants.receives(self.rank());
         let has_feedback = coding.is_some_and(|coding| coding.codec.has_feedback());
         let due = has_feedback.then(|| self.here().due_workers(&part.participants, part.round));
         let record = self.record_mut(task.id);
         (record.held, record.asked, record.due) = (Some(Held::Exchange { link, exchange }), Some(now), due);
-        Some(Action::Push { link, exchange, header })
+        Some(Action::Push { link, exchange, header, receives })
     }
 
     /// The header that opens the exchange of a task.

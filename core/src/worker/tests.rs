@@ -40,9 +40,8 @@ fn a_tensor_is_declared_pushed_pulled_and_resolved() {
         panic!("{step:?}")
     };
     assert!(matches!(header.contribution, Contribution::First { checksum: None, .. }));
-    world.worker.handle_pushed(world.now, step.task.id, Ok(()));
-    assert_eq!(world.commands(), [Command::Wake(Stage::Pull)]);
-    let step = world.worker.take(world.now, Stage::Pull).unwrap();
+    world.worker.end_push(world.now, step.task.id);
+    assert_eq!(world.commands(), [], "nothing is to be done until the sum comes");
     world.worker.handle_pulled(
         world.now,
         step.task.id,
@@ -50,6 +49,43 @@ fn a_tensor_is_declared_pushed_pulled_and_resolved() {
     );
     assert_eq!(world.commands(), [Command::Release(step.task.id), resolved(id, Ok(()))]);
     assert!(world.worker.is_idle());
+}
+
+#[test]
+fn an_answer_may_be_reported_before_the_end_of_the_push() {
+    let mut world = World::joined();
+    let id = world.submit("w");
+    let Some(Command::Declare { request, tensors, .. }) = world.commands().pop() else { panic!("unknown") };
+    world.declared(request, &tensors);
+    let step = world.worker.take(world.now, Stage::Push).unwrap();
+    let (task, Action::Push { exchange, .. }) = (step.task.id, step.action) else { panic!("it is pushed") };
+    world.worker.handle_pulled(
+        world.now,
+        task,
+        Exchanged::Sum { body: Body::plain(0), contributors: Contributors::Due },
+    );
+    assert_eq!(world.commands()[..2], [Command::Release(task), resolved(id, Ok(()))]);
+    world.worker.handle_pushed(world.now, task, exchange);
+    assert!(world.worker.is_idle());
+}
+
+#[test]
+fn the_late_end_of_a_push_does_not_end_its_repeat() {
+    let mut world = World::joined();
+    world.submit("w");
+    let Some(Command::Declare { request, tensors, .. }) = world.commands().pop() else { panic!("unknown") };
+    world.declared(request, &tensors);
+    let step = world.worker.take(world.now, Stage::Push).unwrap();
+    let (task, Action::Push { exchange, .. }) = (step.task.id, step.action) else { panic!("it is pushed") };
+    let error = Error::Unavailable { what: "the exchange".to_owned(), cause: "stream reset".to_owned() };
+    world.worker.handle_pulled(world.now, task, Exchanged::Torn { error, landed: 0 });
+    world.now = world.now + SECOND;
+    world.worker.handle_timeout(world.now);
+    world.worker.take(world.now, Stage::Push).unwrap();
+    world.worker.handle_pushed(world.now, task, exchange);
+    assert_eq!(world.worker.scheduler.stage(task), Some(Stage::Push));
+    world.worker.end_push(world.now, task);
+    assert_eq!(world.worker.scheduler.stage(task), Some(Stage::Pull));
 }
 
 /// The body of [`spec`] in 16 bits an element.
@@ -67,8 +103,7 @@ fn a_repeat_offers_the_whole_contribution_unless_the_sum_has_landed_on_it() {
             world.worker.handle_encoded(world.now, step.task.id, HALVED);
         }
         let step = world.worker.take(world.now, Stage::Push).unwrap();
-        world.worker.handle_pushed(world.now, step.task.id, Ok(()));
-        world.worker.take(world.now, Stage::Pull).unwrap();
+        world.worker.end_push(world.now, step.task.id);
         let error = Error::Unavailable { what: "the exchange".to_owned(), cause: "stream reset".to_owned() };
         world.worker.handle_pulled(world.now, step.task.id, Exchanged::Torn { error, landed: 4 });
         world.now = world.now + SECOND;
@@ -99,8 +134,7 @@ fn a_tensor_with_a_codec_is_encoded_pushed_in_its_wire_form_and_decoded() {
     let step = world.worker.take(world.now, Stage::Push).unwrap();
     let Action::Push { header: Request::Contribute(header), .. } = step.action else { panic!("{step:?}") };
     assert_eq!((header.part_bytes, header.body()), (16, Some(HALVED)));
-    world.worker.handle_pushed(world.now, step.task.id, Ok(()));
-    world.worker.take(world.now, Stage::Pull).unwrap();
+    world.worker.end_push(world.now, step.task.id);
     world.worker.handle_pulled(
         world.now,
         step.task.id,
@@ -138,8 +172,7 @@ fn a_push_has_the_length_that_was_encoded_also_again_and_a_sum_is_decoded_as_it_
                 Contribution::Resumed { body, landed } => assert_eq!((attempt, body, landed), (1, sent, resumed)),
                 Contribution::Nothing => panic!("it contributes"),
             }
-            world.worker.handle_pushed(world.now, task.id, Ok(()));
-            world.worker.take(world.now, Stage::Pull).unwrap();
+            world.worker.end_push(world.now, task.id);
             if attempt == 0 {
                 let error = Error::Unavailable { what: "the exchange".to_owned(), cause: "stream reset".to_owned() };
                 world.worker.handle_pulled(world.now, task.id, Exchanged::Torn { error, landed });
@@ -164,8 +197,7 @@ fn a_body_that_is_no_wire_form_fails_the_submission_and_names_the_server() {
     let task = world.worker.take(world.now, Stage::Compress).unwrap().task.id;
     world.worker.handle_encoded(world.now, task, HALVED);
     world.worker.take(world.now, Stage::Push).unwrap();
-    world.worker.handle_pushed(world.now, task, Ok(()));
-    world.worker.take(world.now, Stage::Pull).unwrap();
+    world.worker.end_push(world.now, task);
     world.worker.handle_pulled(
         world.now,
         task,
@@ -214,8 +246,7 @@ fn a_submission_is_issued_when_the_last_copies_of_all_its_parts_are_on_the_devic
     assert!(!out.is_last, "nothing has landed then");
     world.worker.handle_copied(world.now, task, Ok(()));
     world.worker.take(world.now, Stage::Push).unwrap();
-    world.worker.handle_pushed(world.now, task, Ok(()));
-    world.worker.take(world.now, Stage::Pull).unwrap();
+    world.worker.end_push(world.now, task);
     world.worker.handle_pulled(
         world.now,
         task,
@@ -259,8 +290,7 @@ fn a_parked_submission_that_is_cancelled_keeps_its_round_and_the_server_is_told(
     assert!(matches!(step.action, Action::Push { header: Request::Withdraw(_), .. }), "{step:?}");
     assert_eq!(step.task.round.0, 0);
     assert_eq!(world.worker.take(world.now, Stage::Push), None, "round 1 waits for its turn");
-    world.worker.handle_pushed(world.now, step.task.id, Ok(()));
-    let step = world.worker.take(world.now, Stage::Pull).unwrap();
+    world.worker.end_push(world.now, step.task.id);
     world.worker.handle_pulled(world.now, step.task.id, Exchanged::Rejected(Error::Cancelled));
     world.commands();
     let step = world.worker.take(world.now, Stage::Push).unwrap();
@@ -345,8 +375,7 @@ fn a_tensor_that_waits_in_vain_for_those_it_shares_a_part_with_fails_and_the_ser
         let step = world.worker.take(world.now, Stage::Push).unwrap();
         assert!(matches!(step.action, Action::Push { header: Request::Withdraw(_), .. }), "{step:?}");
         assert_eq!(step.task.round.0, round);
-        world.worker.handle_pushed(world.now, step.task.id, Ok(()));
-        let step = world.worker.take(world.now, Stage::Pull).unwrap();
+        world.worker.end_push(world.now, step.task.id);
         world.worker.handle_pulled(world.now, step.task.id, Exchanged::Rejected(Error::Cancelled));
     }
     world.commands();
@@ -395,9 +424,8 @@ fn a_worker_that_leaves_withdraws_first_and_waits_for_the_servers_at_most_for_it
         assert!(!commands.contains(&Command::Leave), "{commands:?}");
         assert_eq!(commands.iter().filter_map(failed_with("shut down")).collect::<Vec<_>>(), [id]);
         let step = world.worker.take(world.now, Stage::Push).unwrap();
-        world.worker.handle_pushed(world.now, step.task.id, Ok(()));
+        world.worker.end_push(world.now, step.task.id);
         if answered {
-            let step = world.worker.take(world.now, Stage::Pull).unwrap();
             world.worker.handle_pulled(world.now, step.task.id, Exchanged::Rejected(Error::Cancelled));
         } else {
             assert!(!world.commands().contains(&Command::Leave));
@@ -445,6 +473,14 @@ struct World {
     carried: Vec<TaskId>,
     /// Whether it meets each new team at once.
     meets: bool,
+}
+
+impl Worker {
+    /// The exchange that a task has opened was handed over.
+    fn end_push(&mut self, now: Time, task: TaskId) {
+        let Some(Held::Exchange { exchange, .. }) = self.record(task).held else { panic!("it was not pushed") };
+        self.handle_pushed(now, task, exchange);
+    }
 }
 
 impl World {

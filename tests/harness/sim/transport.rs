@@ -1,7 +1,7 @@
 //! A worker's side of its exchanges: drives the machines of `core::transport::exchange` as the transports of the product do.
 //!
-//! What a worker's thread may find in any order comes here in an order that the seed decides: the header of an answer is read before or
-//! after the pull, memory is back at once or later, bytes come in pieces.
+//! What a worker's thread may find in any order comes here in an order that the seed decides: the end of a push is told before or after
+//! its answer, memory is back at once or later, bytes come in pieces.
 
 use std::collections::BTreeMap;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -9,8 +9,8 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use gradlane_core::error::{Error, Result};
 use gradlane_core::mem::{Loan, Returned};
 use gradlane_core::sched::TaskId;
-use gradlane_core::transport::exchange::{Arrival, Pull, WorkerExchange, broken_off, costs_the_link, of_the_link};
-use gradlane_core::transport::{Answer, Torn};
+use gradlane_core::transport::exchange::{Arrival, WorkerExchange, broken_off, costs_the_link, of_the_link};
+use gradlane_core::transport::{Answer, Pull, Torn};
 use gradlane_core::types::{DeviceKind, Done, ExchangeId, LinkId};
 use gradlane_core::wire::{Request, Response, Sum, Value};
 
@@ -29,11 +29,11 @@ pub(super) struct Transport {
     broken: Vec<(LinkId, Error)>,
 }
 
-/// How a push or a pull ended.
+/// How a push or its exchange ended.
 #[derive(Debug)]
 pub(super) enum Ending {
-    /// The contribution was handed over, or the exchange failed before.
-    Pushed { task: TaskId, outcome: Result<()> },
+    /// The contribution was handed over.
+    Pushed { task: TaskId, exchange: ExchangeId },
     /// The sum lies where it was wanted.
     Sum { task: TaskId, header: Sum },
     /// A parameter was used, and its value lies where it was wanted, if it was.
@@ -52,8 +52,6 @@ struct Flight {
     returned: Receiver<Returned>,
     /// Where the sum lands.
     into: Vec<Buffer>,
-    /// Whether the header of the answer is read before the pull.
-    reads_ahead: bool,
     /// Bytes of the answer that were read, of those that came, and the end of the stream.
     read: usize,
     came: usize,
@@ -63,8 +61,8 @@ struct Flight {
 impl std::fmt::Debug for Flight {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { link, task, state, read, came, .. } = self;
-        let (ended, pulled, lent) = (state.has_ended(), state.is_pulled(), state.is_lent());
-        write!(f, "{task:?} on {link:?}, ended {ended}, pulled {pulled}, lent {lent}, read {read} of {came}")
+        let (ended, lent) = (state.has_ended(), state.is_lent());
+        write!(f, "{task:?} on {link:?}, ended {ended}, lent {lent}, read {read} of {came}")
     }
 }
 
@@ -75,9 +73,13 @@ impl Transport {
         Self { me, flights: BTreeMap::new(), ended, end, broken: Vec::new() }
     }
 
-    /// What ended since the last call.
-    pub(super) fn endings(&self) -> Vec<Ending> {
-        self.ended.try_iter().collect()
+    /// What ended since the last call. The ends of pushes may come last, because another thread may tell them.
+    pub(super) fn endings(&self, context: &mut Context) -> Vec<Ending> {
+        let mut endings: Vec<Ending> = self.ended.try_iter().collect();
+        if endings.len() > 1 && context.random.chance(50) {
+            endings.sort_by_key(|ending| matches!(ending, Ending::Pushed { .. }));
+        }
+        endings
     }
 
     /// The links whose server broke the protocol since the last call. Their exchanges have ended.
@@ -95,31 +97,38 @@ impl Transport {
         format!("{:?}", self.flights.values())
     }
 
-    /// Sends a contribution from where it lies.
+    /// Sends the contribution of a task from where it lies, waits for the sum, and lands it in `into`. The worker knows the exchange by the
+    /// name `exchange`.
     pub(super) fn push(
         &mut self,
         context: &mut Context,
-        link: LinkId,
+        (link, exchange): (LinkId, ExchangeId),
         task: TaskId,
         header: Request,
         body: Vec<(Buffer, Region)>,
+        into: Vec<(Buffer, Region)>,
     ) -> ExchangeId {
         let (give_back, returned) = channel();
         let regions = body.iter().map(|(memory, region)| memory.lend(region.span)).collect();
         let loan = Loan::new(regions, move |proof| drop(give_back.send(proof)));
         let memory = body.into_iter().map(|(memory, _)| memory).collect();
         let id = context.open_exchange(self.me, link, &header, loan.into_pieces(), Some(memory));
-        let end = self.end.clone();
-        let done = Done::new(move |outcome| drop(end.send(Ending::Pushed { task, outcome })));
+        let (end, tell) = (self.end.clone(), self.end.clone());
+        let pushed = Done::new(move |outcome: Result<()>| {
+            if outcome.is_ok() {
+                drop(tell.send(Ending::Pushed { task, exchange }));
+            }
+        });
+        let done = Done::new(move |outcome| drop(end.send(ending_of(task, outcome))));
+        let pull = Pull { into: into.iter().map(|(memory, region)| memory.lend(region.span)).collect(), done };
         let defect = context.plan.defect;
         let flight = Flight {
             link,
             task,
-            state: WorkerExchange::new(header, done).planted(defect),
+            state: WorkerExchange::new(header, pushed, Some(pull)).planted(defect),
             arrival: Arrival::default().planted(defect),
             returned,
-            into: Vec::new(),
-            reads_ahead: context.random.chance(50),
+            into: into.into_iter().map(|(memory, _)| memory).collect(),
             read: 0,
             came: 0,
             end: None,
@@ -127,20 +136,6 @@ impl Transport {
         self.flights.insert(id, flight);
         self.take_back(id);
         id
-    }
-
-    /// Waits for the sum and lands it.
-    pub(super) fn pull(&mut self, context: &mut Context, id: ExchangeId, task: TaskId, into: Vec<(Buffer, Region)>) {
-        let end = self.end.clone();
-        let done = Done::new(move |outcome| drop(end.send(ending_of(task, outcome))));
-        let Some(flight) = self.flights.get_mut(&id) else {
-            return done
-                .err(Error::FailedPrecondition { what: "the exchange has ended".to_owned(), hint: String::new() });
-        };
-        let regions = into.iter().map(|(memory, region)| memory.lend(region.span)).collect();
-        flight.into = into.into_iter().map(|(memory, _)| memory).collect();
-        flight.state.pull(Pull { into: regions, done });
-        self.read(context, id);
     }
 
     /// Gives an exchange up.
@@ -200,7 +195,7 @@ impl Transport {
     fn read(&mut self, context: &mut Context, id: ExchangeId) {
         let Some(flight) = self.flights.get_mut(&id) else { return };
         let link = flight.link;
-        if !flight.state.has_ended() && (flight.state.is_pulled() || flight.reads_ahead) {
+        if !flight.state.has_ended() {
             let outcome = flight.take_in(context, self.me, id);
             if flight.arrival.refuses_body() {
                 if context.random.chance(50) {
@@ -267,26 +262,21 @@ impl Flight {
     /// The answer, if all of it came.
     fn take_in(&mut self, context: &mut Context, me: Address, id: ExchangeId) -> Result<Option<Answer>> {
         const PEER: &str = "a server";
-        // An announced sum takes nothing before its place.
-        while !self.arrival.needs_place() || self.state.place(&mut self.arrival, PEER)? {
-            let (left, wants) = (self.came - self.read, self.arrival.wants());
-            if left > 0 && (wants > 0 || self.state.is_pulled()) {
-                let chunk = context.answer_of(id, self.read, self.read + left.min(wants.max(1)));
-                let landed = self.arrival.landed();
-                self.arrival.take(&chunk, PEER)?;
-                self.read += chunk.len();
-                if self.arrival.landed() > landed {
-                    self.into.iter().for_each(|memory| check(context, me, memory, DeviceKind::Host, "landed in"));
-                }
-            } else if left > 0 {
-                return Ok(None);
-            } else {
+        while self.state.place(&mut self.arrival, PEER)? {
+            let left = self.came - self.read;
+            if left == 0 {
                 return match self.end {
-                    Some(_) if !self.state.is_pulled() => Ok(None),
                     Some(StreamEnd::Whole) => self.arrival.finish(None, PEER).map(Some),
                     Some(StreamEnd::Reset) => Err(broken_off()),
                     None => Ok(None),
                 };
+            }
+            let chunk = context.answer_of(id, self.read, self.read + left.min(self.arrival.wants().max(1)));
+            let landed = self.arrival.landed();
+            self.arrival.take(&chunk, PEER)?;
+            self.read += chunk.len();
+            if self.arrival.landed() > landed {
+                self.into.iter().for_each(|memory| check(context, me, memory, DeviceKind::Host, "landed in"));
             }
         }
         Ok(None)

@@ -146,7 +146,7 @@ impl WorkerProcess {
         loop {
             let events = self.member.drain(context);
             let commands: Vec<Command> = std::iter::from_fn(|| self.worker.next_command(context.now)).collect();
-            let endings = self.transport.endings();
+            let endings = self.transport.endings(context);
             let broken = self.transport.broken();
             let quiet = events.is_empty() && commands.is_empty() && endings.is_empty() && broken.is_empty();
             for command in commands {

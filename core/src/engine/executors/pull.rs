@@ -1,19 +1,19 @@
-//! PULL: waits for the sum and lands it in its destination.
+//! PULL: the sum lands in its destination, which PUSH has given to the transport. Nothing is executed.
 
 use std::sync::Arc;
 
 use super::super::metrics::Metrics;
 use super::super::shared::Shared;
-use crate::mem::Region;
 use crate::sched::Task;
 use crate::transport::{Answer, Torn};
-use crate::types::{Done, ExchangeId, LinkId};
+use crate::types::{Done, ExchangeId};
 use crate::wire::{Response, Value};
 use crate::worker::Exchanged;
 
-pub(super) fn execute(shared: &Arc<Shared>, task: Task, link: LinkId, exchange: ExchangeId, into: Vec<Region>) {
+/// Reports the end of the exchange of `task` to the machine.
+pub(super) fn awaited(shared: &Arc<Shared>, task: Task, exchange: ExchangeId) -> Done<Answer, Torn> {
     let reporter = Arc::clone(shared);
-    let pulled = Done::new(move |answer: Result<Answer, Torn>| {
+    Done::new(move |answer: Result<Answer, Torn>| {
         let _span =
             tracing::trace_span!("pull", part = %task.part, round = task.round.0, exchange = exchange.0).entered();
         let outcome = match answer {
@@ -30,6 +30,5 @@ pub(super) fn execute(shared: &Arc<Shared>, task: Task, link: LinkId, exchange: 
             Err(Torn { error, landed }) => Exchanged::Torn { error, landed },
         };
         reporter.report(|state, now| state.worker.handle_pulled(now, task.id, outcome));
-    });
-    shared.transport.pull(link, exchange, into, pulled);
+    })
 }

@@ -1,10 +1,11 @@
-//! PUSH: sends a contribution in place. Ends when the transport has taken its last byte.
+//! PUSH: sends a contribution in place, and says where the sum lands. Ends when the transport has taken its last byte.
 
 use std::sync::Arc;
 
 use super::super::metrics::Metrics;
 use super::super::shared::Shared;
 use crate::config::Checksum;
+use crate::error::Result;
 use crate::mem::borrow;
 use crate::sched::{Attempt, Task};
 use crate::transport::Push;
@@ -38,8 +39,11 @@ pub(super) fn execute(shared: &Arc<Shared>, task: Task, link: LinkId, exchange: 
     Metrics::add(&shared.metrics.header_bytes, push.header.header_bytes() as u64);
     Metrics::add(&shared.metrics.repeats, u64::from(task.attempt != Attempt::First));
     let reporter = Arc::clone(shared);
-    let done = Done::new(move |outcome| {
-        reporter.report(|state, now| state.worker.handle_pushed(now, task.id, outcome));
+    let done = Done::new(move |outcome: Result<()>| {
+        // The end of the exchange says why it failed.
+        if outcome.is_ok() {
+            reporter.report(|state, now| state.worker.handle_pushed(now, task.id, exchange));
+        }
     });
     shared.transport.push(link, exchange, push, done);
 }

@@ -114,7 +114,7 @@ struct Course {
 #[derive(Debug)]
 enum Place {
     Waits,
-    Runs(Stage),
+    Runs,
     /// It ran before anybody recorded it.
     Unknown,
 }
@@ -138,17 +138,19 @@ impl TaskTrace {
     pub(super) fn taken(&mut self, now: Time, task: &Task, stage: Stage) {
         let Some(course) = self.courses.get_mut(&task.id) else { return };
         let since = std::mem::replace(&mut course.since, now);
-        if let Place::Waits = std::mem::replace(&mut course.place, Place::Runs(stage)) {
+        if let Place::Waits = std::mem::replace(&mut course.place, Place::Runs) {
             let subject = course.subject.clone();
             self.write(since, now, "QUEUE", subject, ("for", stage.name().to_owned()));
         }
     }
 
-    /// Its stage ended.
-    pub(super) fn finished(&mut self, now: Time, id: TaskId, outcome: &Outcome) {
+    /// Its stage ended. PULL begins at the end of PUSH.
+    pub(super) fn finished(&mut self, now: Time, id: TaskId, stage: Stage, outcome: &Outcome) {
         let Some(course) = self.courses.get_mut(&id) else { return };
         let since = std::mem::replace(&mut course.since, now);
-        if let Place::Runs(stage) = std::mem::replace(&mut course.place, Place::Waits) {
+        let is_pulled = stage == Stage::Push && *outcome == Outcome::Done;
+        let next = if is_pulled { Place::Runs } else { Place::Waits };
+        if let Place::Runs = std::mem::replace(&mut course.place, next) {
             let subject = course.subject.clone();
             let how = match outcome {
                 Outcome::Done => "done".to_owned(),

@@ -74,8 +74,6 @@ impl Scheduler {
         self.tasks.get_mut(id.0).expect("found above").purpose = Purpose::Unwanted;
         match place {
             Place::Running => self.end_early(now, id),
-            // Its exchange is open and may hold its memory: only the executor of PULL can close it.
-            Place::Queued(_) if stage == Stage::Pull => {}
             // The others wait for it, with what they make the sum of, for the sum, or to hear that there will be none.
             Place::Queued(gates)
                 if stage.is_collective() && (gates.open() || !stage.opens_collective()) && !is_over => {}

@@ -12,9 +12,14 @@ use crate::sched::task::{Gates, Place, Work};
 use crate::types::{Defect, ServerId, Time, planted};
 
 impl Scheduler {
-    /// Queues a task before `stage`, which it enters now.
+    /// Queues a task before `stage`, which it enters now. PULL begins at once: its exchange is open, and knows where the sum lands.
     pub(super) fn enter(&mut self, now: Time, id: TaskId, stage: Stage, pause: Option<Time>) {
         let work = self.tasks.get_mut(id.0).expect("a task that moves exists");
+        if stage == Stage::Pull {
+            (work.stage, work.since) = (stage, now);
+            self.start(now, id);
+            return;
+        }
         let mut gates = Gates { round: false, link: false, pause };
         if waits_for_the_round_before(stage) {
             let first = self.rounds.get(&work.spec.part).and_then(VecDeque::front);

@@ -56,7 +56,7 @@ impl Scheduler {
         let explains = self.failure(id).is_some();
         let is_awaited = self.is_awaited(id);
         match outcome {
-            // Its exchange is open: only the executor of PULL can close it.
+            // Its exchange is open, and ends when the answer or its loss is reported.
             Outcome::Done if stage == Stage::Push => self.enter(now, id, Stage::Pull, None),
             Outcome::Done => {
                 self.pass(id);

@@ -67,7 +67,7 @@ impl Scheduler {
         work.is_broken_up = true;
         if work.purpose.is_unwanted() {
             // It has failed before. If it runs, its end is its last.
-            if matches!(work.place, Place::Queued(_)) && work.stage != Stage::Pull {
+            if matches!(work.place, Place::Queued(_)) {
                 self.unqueue(id);
                 self.vanish(id, false);
             }

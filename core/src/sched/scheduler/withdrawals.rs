@@ -61,11 +61,9 @@ impl Scheduler {
         let Purpose::Withdrawing { until } = work.purpose else { return };
         work.purpose = Purpose::Dropped;
         self.timers.remove(&(until, Timer::Withdrawal(id)));
-        match (work.place, work.stage) {
-            (Place::Running, _) => self.commands.push_back(Command::Abandon(id)),
-            // Its exchange is open: only the executor of PULL can close it.
-            (Place::Queued(_), Stage::Pull) => {}
-            (Place::Queued(_), _) => {
+        match work.place {
+            Place::Running => self.commands.push_back(Command::Abandon(id)),
+            Place::Queued(_) => {
                 self.unqueue(id);
                 self.end_withdrawal(id);
             }

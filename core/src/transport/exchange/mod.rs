@@ -13,4 +13,4 @@ pub use arrival::Arrival;
 pub(super) use checks::{bad, link_gone, unknown_exchange};
 pub use checks::{broken_off, costs_the_link, of_the_link, reject_of};
 pub use server::ServerExchange;
-pub use worker::{Pull, WorkerExchange};
+pub use worker::WorkerExchange;

@@ -2,8 +2,8 @@
 
 use super::arrival::Arrival;
 use crate::error::{Error, Result};
-use crate::mem::{Region, Returned};
-use crate::transport::{Answer, Torn};
+use crate::mem::Returned;
+use crate::transport::{Answer, Pull, Torn};
 use crate::types::{Defect, Done, planted};
 use crate::wire::Request;
 
@@ -14,6 +14,7 @@ use crate::wire::Request;
 ///  the push      pushing ──handed_over──► pushed
 ///  the memory    lent ──returned──► back ──place──► the landing has it
 ///  the answer    nobody waits ──pull──► awaited         (a sum lands once it is announced, awaited, and the memory is back)
+///                or awaited from the push on
 ///  the end       none ──end──► ended ──is_over──► report
 /// ```
 /// The four are independent and advance in any order. An answer may come before the memory is back or before the pull, and an end at any time.
@@ -25,17 +26,11 @@ pub struct WorkerExchange {
     /// Present until the push has reported.
     pushing: Option<Done<()>>,
     memory: Memory,
+    /// Its regions are empty once the sum lands.
     pulling: Option<Pull>,
     end: Option<Result<Answer>>,
     /// For the simulation.
     defect: Option<Defect>,
-}
-
-/// The destination of a sum, and the caller that waits for it.
-pub struct Pull {
-    /// Empty once the sum lands.
-    pub into: Vec<Region>,
-    pub done: Done<Answer, Torn>,
 }
 
 enum Memory {
@@ -48,9 +43,9 @@ enum Memory {
 }
 
 impl WorkerExchange {
-    /// An exchange whose contribution is lent to the transport.
-    pub fn new(push: Request, done: Done<()>) -> Self {
-        Self { push, pushing: Some(done), memory: Memory::Lent, pulling: None, end: None, defect: None }
+    /// An exchange whose contribution is lent to the transport. `pulling` is present if the answer is awaited already.
+    pub fn new(push: Request, done: Done<()>, pulling: Option<Pull>) -> Self {
+        Self { push, pushing: Some(done), memory: Memory::Lent, pulling, end: None, defect: None }
     }
 
     /// Makes the mistake `defect`.

@@ -4,8 +4,8 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use crate::error::{Error, Result};
-use crate::transport::exchange::{Pull, link_gone, unknown_exchange};
-use crate::transport::{LinkLost, Peer, Push};
+use crate::transport::exchange::{link_gone, unknown_exchange};
+use crate::transport::{LinkLost, Peer, Pull, Push};
 use crate::types::{Done, ExchangeId, LinkId};
 
 /// One call. The thread answers it or refuses it.
@@ -51,7 +51,7 @@ impl Call {
     pub(super) fn refuse(self) {
         match self {
             Self::Connect { done, .. } => done.err(Error::Cancelled),
-            Self::Push { done, .. } => done.err(link_gone()),
+            Self::Push { push, done, .. } => push.refuse(done, link_gone()),
             Self::Pull { pull, .. } => pull.done.err(unknown_exchange()),
             Self::Abandon { .. } | Self::Disconnect { .. } | Self::Shutdown { .. } | Self::Resolved { .. } => {}
         }

@@ -11,8 +11,7 @@ use crate::error::Result;
 use crate::identity::Credentials;
 use crate::local::{Ended, OwnThread, Progress, ThreadEnd};
 use crate::mem::Region;
-use crate::transport::exchange::Pull;
-use crate::transport::{Answer, LinkLost, Peer, Push, Torn, Transport};
+use crate::transport::{Answer, LinkLost, Peer, Pull, Push, Torn, Transport};
 use crate::types::{Done, ExchangeId, LinkId, Scheme};
 
 /// Carries exchanges over QUIC. Dropping it closes it.

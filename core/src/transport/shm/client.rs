@@ -10,8 +10,8 @@ use crate::error::{Error, Result};
 use crate::identity::Credentials;
 use crate::local::{Ended, OwnThread, Progress, ThreadEnd};
 use crate::mem::{Copies, Region};
-use crate::transport::exchange::{Pull, link_gone, unknown_exchange};
-use crate::transport::{Answer, Capabilities, LinkLost, Peer, Push, Torn, Transport};
+use crate::transport::exchange::{link_gone, unknown_exchange};
+use crate::transport::{Answer, Capabilities, LinkLost, Peer, Pull, Push, Torn, Transport};
 use crate::types::{Done, ExchangeId, LinkId, Scheme};
 
 /// Carries exchanges through memory that worker and server share. Dropping it closes it.
@@ -75,7 +75,7 @@ impl Transport for ShmTransport {
         let bytes: usize = push.body.iter().map(Region::len).sum();
         assert_eq!(bytes as u64, push.header.body_bytes(), "a push announces the bytes it carries");
         if !self.thread.is_ours() {
-            return done.err(link_gone());
+            return push.refuse(done, link_gone());
         }
         self.state.push(link, exchange, push, done);
     }

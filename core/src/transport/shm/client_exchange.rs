@@ -34,8 +34,8 @@ pub(super) struct Noted {
     pub(super) dropped: Vec<Piece>,
     /// An exchange that is over. Its end is reported.
     pub(super) over: Option<Exchange>,
-    /// The server may send the whole sum of this exchange.
-    pub(super) accept: Option<(Arc<Link>, u64)>,
+    /// The server may send the whole sums of these exchanges.
+    pub(super) accepted: Vec<(Arc<Link>, u64)>,
     /// Contributions that were handed over.
     pub(super) handed_over: Vec<Done<()>>,
     /// The thread has something to look at.
@@ -112,7 +112,7 @@ impl Noted {
         if let Some(exchange) = self.over {
             exchange.report();
         }
-        if let Some((link, name)) = self.accept {
+        for (link, name) in self.accepted {
             link.post_quietly(&Message::Accept { exchange: name });
         }
         self.handed_over.into_iter().for_each(|done| done.ok(()));
@@ -122,8 +122,8 @@ impl Noted {
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        let Self { dropped, over, accept, handed_over, wakes } = self;
-        !wakes && dropped.is_empty() && over.is_none() && accept.is_none() && handed_over.is_empty()
+        let Self { dropped, over, accepted, handed_over, wakes } = self;
+        !wakes && dropped.is_empty() && over.is_none() && accepted.is_empty() && handed_over.is_empty()
     }
 }
 

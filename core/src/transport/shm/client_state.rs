@@ -27,8 +27,8 @@ use super::poller::{Poller, Side};
 use crate::error::{Error, Result};
 use crate::identity::{Credentials, PeerIdentity};
 use crate::mem::{Copies, Loan};
-use crate::transport::exchange::{Pull, WorkerExchange, broken_off, link_gone, of_the_link, unknown_exchange};
-use crate::transport::{LinkLost, Peer, Push};
+use crate::transport::exchange::{WorkerExchange, broken_off, link_gone, of_the_link, unknown_exchange};
+use crate::transport::{LinkLost, Peer, Pull, Push};
 use crate::types::{Done, ExchangeId, LinkId, Role};
 
 /// All links and exchanges.
@@ -135,7 +135,7 @@ impl ClientState {
             let _ = sender.send(proof);
         });
         let body = lent.unwrap_or_else(|| loan.into_pieces().into_iter().map(|piece| (piece, None)).collect());
-        let exchange = Exchange::new(link, body, WorkerExchange::new(push.header, done), returned);
+        let exchange = Exchange::new(link, body, WorkerExchange::new(push.header, done, push.pull), returned);
         let entered = self.tables.lock().push(id, exchange);
         match entered {
             Ok((link, name)) => {

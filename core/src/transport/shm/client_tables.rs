@@ -13,8 +13,8 @@ use super::inbound::Received;
 use super::layout::{EXCHANGES_MAX, Message};
 use super::link::Link;
 use crate::error::{Error, Result};
-use crate::transport::exchange::{Pull, bad};
-use crate::transport::{Answer, LinkLost};
+use crate::transport::exchange::bad;
+use crate::transport::{Answer, LinkLost, Pull};
 use crate::types::{ExchangeId, LinkId};
 use crate::wire::header::HEADER_BYTES;
 
@@ -114,7 +114,7 @@ impl ClientTables {
         exchange.state.pull(pull);
         if !exchange.state.is_lent() {
             let link = self.links.get(&exchange.link).map(|entry| Arc::clone(&entry.link));
-            self.noted.accept = link.map(|link| (link, exchange.name));
+            self.noted.accepted.extend(link.map(|link| (link, exchange.name)));
         }
         if exchange.has_news() {
             self.mark(id);
@@ -156,7 +156,7 @@ impl ClientTables {
         self.noted.handed_over.extend(exchange.state.handed_over());
         if exchange.state.is_pulled() && !exchange.state.has_ended() {
             let link = self.links.get(&exchange.link).map(|entry| Arc::clone(&entry.link));
-            self.noted.accept = link.map(|link| (link, exchange.name));
+            self.noted.accepted.extend(link.map(|link| (link, exchange.name)));
         }
         if exchange.has_news() {
             self.mark(id);
@@ -271,6 +271,9 @@ impl ClientTables {
             if body.is_empty() {
                 exchange.returned();
                 self.noted.handed_over.extend(exchange.state.handed_over());
+                if exchange.state.is_pulled() {
+                    self.noted.accepted.push((Arc::clone(&entry.link), exchange.name));
+                }
                 if participants.is_empty() {
                     continue;
                 }

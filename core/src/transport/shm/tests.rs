@@ -669,7 +669,7 @@ fn looked_at(staging: &Staging) -> Vec<u8> {
 fn push(worker: &Worker, id: ExchangeId, staging: &Staging) -> Due<Result<()>> {
     let (sender, due) = std::sync::mpsc::channel();
     let body = vec![staging.region()];
-    let push = Push { header: contract::header(body[0].len() as u64), body };
+    let push = Push { header: contract::header(body[0].len() as u64), body, pull: None };
     worker.transport.push(worker.link, id, push, Done::new(move |outcome| drop(sender.send(outcome))));
     Due(due)
 }

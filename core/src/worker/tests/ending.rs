@@ -82,8 +82,7 @@ fn reduce(world: &mut World, name: &str) {
 
 /// The task was pushed, and its answer has come.
 fn finish(world: &mut World, task: TaskId) {
-    world.worker.handle_pushed(world.now, task, Ok(()));
-    world.worker.take(world.now, Stage::Pull).expect("its turn");
+    world.worker.end_push(world.now, task);
     world.worker.handle_pulled(
         world.now,
         task,

@@ -18,10 +18,12 @@ fn each_use_says_what_the_server_is_to_do_and_the_handle_hears_the_version() {
         let mut world = World::joined();
         let id = world.ask(access);
         world.declare_all();
-        let (task, header) = world.pushed();
+        let step = world.worker.take(world.now, Stage::Push).unwrap();
+        let task = step.task.id;
+        let Action::Push { header: Request::Use(header), receives: is, .. } = step.action else { panic!("{step:?}") };
         assert_eq!((header.access, header.sent, header.part_bytes, header.target.round.0), (access, sent, 16, 0));
-        let step = world.worker.take(world.now, Stage::Pull).unwrap();
-        assert!(step.is_last && matches!(step.action, Action::Pull { receives: is, .. } if is == receives));
+        world.worker.end_push(world.now, task);
+        assert!(world.worker.scheduler.is_last(task) && is == receives);
         world.worker.handle_pulled(world.now, task, Exchanged::Value(Version(4)));
         let end = Command::Resolve { submission: id, tensors: 1, version: Some(Version(4)), outcome: Ok(()) };
         assert_eq!(world.commands()[..2], [Command::Release(task), end]);
@@ -39,7 +41,6 @@ fn uses_of_one_parameter_go_one_after_the_other_in_their_order() {
         let (task, header) = world.pushed();
         assert_eq!((header.target.round.0, header.access), (round as u64, access));
         assert_eq!(world.worker.take(world.now, Stage::Push), None, "the next one waits for its answer");
-        world.worker.take(world.now, Stage::Pull).unwrap();
         world.worker.handle_pulled(world.now, task, Exchanged::Value(Version(1)));
         world.commands();
     }
@@ -52,7 +53,6 @@ fn a_repeat_keeps_its_round_and_brings_the_change_unless_the_value_has_landed_on
         world.ask_with(Access::PushPull(ADD), in_place);
         world.declare_all();
         let (task, first) = world.pushed();
-        world.worker.take(world.now, Stage::Pull).unwrap();
         let torn = Exchanged::Torn { error: lost_link(), landed: 8 };
         world.worker.handle_pulled(world.now, task, torn);
         world.commands();
@@ -95,7 +95,6 @@ fn ranks_of_one_machine_talk_to_the_server_each_by_itself_and_connect_for_the_fi
     world.declared(request, &tensors);
     let (task, header) = world.pushed();
     assert_eq!(header.access, Access::Pull);
-    world.worker.take(world.now, Stage::Pull).unwrap();
     world.worker.handle_pulled(world.now, task, Exchanged::Value(Version(1)));
     assert!(world.commands().iter().any(|command| matches!(command, Command::Resolve { outcome: Ok(()), .. })));
 }
@@ -168,7 +167,7 @@ impl World {
     fn pushed(&mut self) -> (TaskId, Use) {
         let step = self.worker.take(self.now, Stage::Push).expect("a use to push");
         let Action::Push { header: Request::Use(header), .. } = step.action else { panic!("{step:?}") };
-        self.worker.handle_pushed(self.now, step.task.id, Ok(()));
+        self.worker.end_push(self.now, step.task.id);
         (step.task.id, header)
     }
 }

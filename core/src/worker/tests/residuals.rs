@@ -22,8 +22,7 @@ fn a_repeat_sends_the_same_body_and_encodes_nothing() {
     assert_eq!(start, Start::Kept);
     for landed in [0, 4] {
         world.worker.take(world.now, Stage::Push).unwrap();
-        world.worker.handle_pushed(world.now, task, Ok(()));
-        world.worker.take(world.now, Stage::Pull).unwrap();
+        world.worker.end_push(world.now, task);
         let error = Error::Unavailable { what: "the exchange".to_owned(), cause: "stream reset".to_owned() };
         world.worker.handle_pulled(world.now, task, Exchanged::Torn { error, landed });
         world.now = world.now + SECOND;
@@ -64,8 +63,7 @@ fn the_workers_due_are_those_of_the_view_in_which_the_round_was_pushed() {
     next.epoch.number += 1;
     next.members.retain(|member| member.process.role == Role::Server || member.index == 0);
     world.worker.take(world.now, Stage::Push).unwrap();
-    world.worker.handle_pushed(world.now, task, Ok(()));
-    world.worker.take(world.now, Stage::Pull).unwrap();
+    world.worker.end_push(world.now, task);
     world.worker.handle_view(world.now, next);
     world.worker.handle_pulled(world.now, task, Exchanged::Sum { body: BODY, contributors: Contributors::Due });
     world.worker.take(world.now, Stage::Decompress).unwrap();
@@ -84,8 +82,7 @@ fn a_round_that_is_given_up_after_it_was_encoded_makes_the_next_one_begin_at_zer
     world.worker.cancel(world.now, submission);
     world.commands();
     let withdrawal = world.worker.take(world.now, Stage::Push).unwrap().task.id;
-    world.worker.handle_pushed(world.now, withdrawal, Ok(()));
-    world.worker.take(world.now, Stage::Pull).unwrap();
+    world.worker.end_push(world.now, withdrawal);
     world.worker.handle_pulled(world.now, withdrawal, Exchanged::Rejected(Error::Cancelled));
     world.commands();
     assert_eq!(round(&mut world), Start::Zero);
@@ -188,8 +185,7 @@ fn encode(world: &mut World) -> (TaskId, Start) {
 /// The second half.
 fn finish(world: &mut World, task: TaskId, contributors: Contributors) {
     world.worker.take(world.now, Stage::Push).unwrap();
-    world.worker.handle_pushed(world.now, task, Ok(()));
-    world.worker.take(world.now, Stage::Pull).unwrap();
+    world.worker.end_push(world.now, task);
     world.worker.handle_pulled(world.now, task, Exchanged::Sum { body: BODY, contributors });
     world.worker.take(world.now, Stage::Decompress).unwrap();
     world.worker.handle_decoded(world.now, task, Ok(()));

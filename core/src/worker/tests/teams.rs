@@ -88,8 +88,7 @@ fn a_sum_that_the_former_team_has_begun_with_a_server_fails_and_the_next_one_wor
     let step = world.worker.take(world.now, Stage::Push).unwrap();
     world.view(&[0, 1], true);
     assert!(world.commands().iter().all(|command| !matches!(command, Command::Resolve { .. })), "it holds its memory");
-    world.worker.handle_pushed(world.now, step.task.id, Ok(()));
-    let step = world.worker.take(world.now, Stage::Pull).unwrap();
+    world.worker.end_push(world.now, step.task.id);
     world.worker.handle_pulled(world.now, step.task.id, Exchanged::Torn { error: Error::Cancelled, landed: 0 });
     let commands = world.commands();
     let failed = |command: &Command| {
@@ -171,9 +170,8 @@ impl World {
     /// Tells the server from which rounds this worker withdraws.
     fn withdraw(&mut self) {
         while let Some(step) = self.worker.take(self.now, Stage::Push) {
-            self.worker.handle_pushed(self.now, step.task.id, Ok(()));
+            self.worker.end_push(self.now, step.task.id);
             self.commands();
-            let step = self.worker.take(self.now, Stage::Pull).unwrap();
             self.worker.handle_pulled(self.now, step.task.id, Exchanged::Rejected(Error::Cancelled));
             self.commands();
         }

@@ -64,8 +64,7 @@ fn a_call_does_not_wait_for_ever_for_a_server_that_is_connected_and_answers_noth
     let Some(Command::Declare { request, tensors, .. }) = world.commands().pop() else { panic!("unknown") };
     world.declared(request, &tensors);
     let task = world.worker.take(world.now, Stage::Push).unwrap().task.id;
-    world.worker.handle_pushed(world.now, task, Ok(()));
-    world.worker.take(world.now, Stage::Pull).expect("its turn");
+    world.worker.end_push(world.now, task);
     world.commands();
     for (wait, ends) in [(STEP * 2 - SECOND, false), (SECOND, true)] {
         world.now = world.now + wait;
@@ -142,8 +141,7 @@ impl Unreached {
     /// The first task is pushed, and waits for its sum.
     fn push(&mut self) -> TaskId {
         let task = self.world.worker.take(self.world.now, Stage::Push).unwrap().task.id;
-        self.world.worker.handle_pushed(self.world.now, task, Ok(()));
-        self.world.worker.take(self.world.now, Stage::Pull).unwrap();
+        self.world.worker.end_push(self.world.now, task);
         self.settle();
         task
     }

@@ -53,8 +53,9 @@ impl WorkerProcess {
         // As the engine does: what the machine decided by this take is carried out before the step.
         self.obey(context);
         match action {
-            Action::Push { link, exchange, header } => self.push(context, task, (link, exchange), header),
-            Action::Pull { exchange, receives, .. } => self.pull(context, task, exchange, receives),
+            Action::Push { link, exchange, header, receives } => {
+                self.push(context, task, (link, exchange), header, receives);
+            }
             Action::CopyToHost { bytes, coding, contributes, .. } => {
                 let staging = self.lease(bytes);
                 self.payload(task.id).stage(staging);
@@ -72,7 +73,14 @@ impl WorkerProcess {
         self.settle(context);
     }
 
-    fn push(&mut self, context: &mut Context, task: Task, (link, exchange): (LinkId, ExchangeId), mut header: Request) {
+    fn push(
+        &mut self,
+        context: &mut Context,
+        task: Task,
+        (link, exchange): (LinkId, ExchangeId),
+        mut header: Request,
+        receives: bool,
+    ) {
         let mut bytes = Vec::new();
         let mut body = Vec::new();
         match (&self.payloads[&task.id], &mut header) {
@@ -109,7 +117,8 @@ impl WorkerProcess {
             }
             (payload, header) => unreachable!("{header:?} of {payload:?}"),
         }
-        let stream = self.transport.push(context, link, task.id, header.clone(), body);
+        let into = self.lent(if receives { self.payloads[&task.id].landing() } else { Vec::new() });
+        let stream = self.transport.push(context, (link, exchange), task.id, header.clone(), body, into);
         self.streams.insert(exchange, stream);
         self.summing.insert(task.id, stream);
         context.log.note(context.now, self.me.who, "pushes", &[stream.0, task.round.0], || {
@@ -148,12 +157,6 @@ impl WorkerProcess {
         context.open_exchange(self.me, link, &header, vec![junk.into()], None);
     }
 
-    fn pull(&mut self, context: &mut Context, task: Task, exchange: ExchangeId, receives: bool) {
-        let into = if receives { self.payloads[&task.id].landing() } else { Vec::new() };
-        let into = self.lent(into);
-        self.transport.pull(context, self.streams[&exchange], task.id, into);
-    }
-
     /// The memory of these regions, for the transport.
     fn lent(&self, regions: Vec<Region>) -> Vec<(Buffer, Region)> {
         regions.into_iter().map(|region| (self.memory[region.buffer].clone(), region)).collect()
@@ -163,7 +166,7 @@ impl WorkerProcess {
         let now = context.now;
         context.log.note(now, self.me.who, "exchange", &[], || format!("{ending:?}"));
         match ending {
-            Ending::Pushed { task, outcome } => self.worker.handle_pushed(now, task, outcome),
+            Ending::Pushed { task, exchange } => self.worker.handle_pushed(now, task, exchange),
             Ending::Sum { task, header } => {
                 self.check_truth(context, task);
                 self.check_header(context, task, &header);

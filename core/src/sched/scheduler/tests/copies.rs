@@ -30,7 +30,8 @@ fn a_part_in_host_memory_passes_no_copies_and_gives_its_credit_back_with_its_sum
     let group = world.open("w", 1);
     let task = world.scheduler.submit(world.now, spec(Route::host(Duty::Owner), part(0), 0, 10, 0, &[group]));
     for stage in [Stage::Push, Stage::Pull] {
-        assert_eq!(world.commands(), [Command::Wake(stage)]);
+        let wakes = if stage == Stage::Pull { Vec::new() } else { vec![Command::Wake(stage)] };
+        assert_eq!(world.commands(), wakes);
         assert_eq!(world.take(stage).unwrap().id, task);
         world.finish(task, Outcome::Done);
     }

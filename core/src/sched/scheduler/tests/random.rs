@@ -273,7 +273,12 @@ impl Model {
             let (part, round) = (known.part, known.round);
             self.close(part, round);
         }
+        let is_pushed = stage == Stage::Push && outcome == Outcome::Done;
         self.world.finish(id, outcome);
+        if is_pushed {
+            // Nobody takes it for PULL.
+            self.running.insert(id, Stage::Pull);
+        }
         Ok(())
     }
 

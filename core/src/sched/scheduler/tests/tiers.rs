@@ -14,7 +14,8 @@ fn the_owner_exchanges_a_part_and_the_others_wait_for_it() {
         let group = world.open("w", 1);
         let task = world.submit_for(duty, part(0), &[group]);
         for stage in stages {
-            assert_eq!(world.commands(), [Command::Wake(*stage)], "{duty:?}");
+            let wakes = if *stage == Stage::Pull { Vec::new() } else { vec![Command::Wake(*stage)] };
+            assert_eq!(world.commands(), wakes, "{duty:?}");
             assert_eq!(world.take(*stage).unwrap().id, task);
             world.finish(task, Outcome::Done);
         }

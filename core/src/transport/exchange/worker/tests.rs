@@ -118,7 +118,7 @@ impl Tried {
         let (give_back, returned) = channel();
         drop(Loan::new(Vec::new(), move |proof| drop(give_back.send(proof))));
         Self {
-            exchange: WorkerExchange::new(contract::header(4), done),
+            exchange: WorkerExchange::new(contract::header(4), done, None),
             arrival: Arrival::default(),
             told,
             returned,

@@ -11,8 +11,7 @@ use super::super::closing::{STREAM_GIVEN_UP, gave_up};
 use crate::error::{Error, Result};
 use crate::transport::Answer;
 use crate::transport::exchange::{Arrival, WorkerExchange, costs_the_link};
-use crate::types::{Done, LinkId};
-use crate::wire::Request;
+use crate::types::LinkId;
 
 /// An exchange under way.
 pub(super) struct Exchange {
@@ -42,14 +41,14 @@ pub(super) enum Step {
 }
 
 impl Exchange {
-    pub(super) fn new(link: LinkId, precedence: i32, push: Request, body: Vec<Bytes>, done: Done<()>) -> Self {
+    pub(super) fn new(link: LinkId, precedence: i32, state: WorkerExchange, body: Vec<Bytes>) -> Self {
         let mut unsent = body;
-        unsent.insert(0, Bytes::from(push.encode()));
+        unsent.insert(0, Bytes::from(state.push().encode()));
         Self {
             link,
             stream: None,
             precedence,
-            state: WorkerExchange::new(push, done),
+            state,
             arrival: Arrival::default(),
             unsent,
             taken: 0,

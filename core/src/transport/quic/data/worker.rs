@@ -23,8 +23,8 @@ use super::turns::Share;
 use crate::error::{Error, Result};
 use crate::identity::{Credentials, SERVER_NAME};
 use crate::mem::{Loan, Returned};
-use crate::transport::Push;
-use crate::transport::exchange::{Pull, link_gone, of_the_link, unknown_exchange};
+use crate::transport::exchange::{WorkerExchange, link_gone, of_the_link, unknown_exchange};
+use crate::transport::{Pull, Push};
 use crate::types::{Done, ExchangeId, LinkId};
 
 /// All links and exchanges of a worker.
@@ -335,14 +335,15 @@ impl Worker {
     }
 
     fn push(&mut self, link: LinkId, id: ExchangeId, push: Push, done: Done<()>) {
-        let Some(known) = self.links.get_mut(&link) else { return done.err(link_gone()) };
+        let Some(known) = self.links.get_mut(&link) else { return push.refuse(done, link_gone()) };
         if self.exchanges.contains_key(&id) {
-            return done.err(Error::Internal { what: format!("exchange {} was begun twice", id.0) });
+            return push.refuse(done, Error::Internal { what: format!("exchange {} was begun twice", id.0) });
         }
         let returning = self.returning.clone();
         let loan = Loan::new(push.body, move |proof| drop(returning.send((id, proof))));
         let precedence = known.enter(id, &push.header);
-        self.exchanges.insert(id, Exchange::new(link, precedence, push.header, loan.into_pieces(), done));
+        let state = WorkerExchange::new(push.header, done, push.pull);
+        self.exchanges.insert(id, Exchange::new(link, precedence, state, loan.into_pieces()));
         self.ready.insert(link);
     }
 
