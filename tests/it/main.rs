@@ -47,6 +47,7 @@ mod site;
 mod skips;
 mod stuck;
 mod supply_chain;
+mod takings;
 mod tidy;
 mod tiers;
 mod together;

@@ -217,6 +217,12 @@ impl Engine {
         &self.shared.doubt
     }
 
+    /// How often threads have waited for the lock of the engine's state, for the test that bounds it.
+    #[cfg(feature = "testing")]
+    pub fn state_takings(&self) -> u64 {
+        self.shared.takings()
+    }
+
     /// The parts of every declared tensor, one per line, for people.
     pub fn layout(&self) -> String {
         self.shared.look(|state| state.worker.describe_layout())

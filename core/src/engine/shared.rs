@@ -53,6 +53,9 @@ pub(super) struct Shared {
     pub(super) following: Arc<FormationNews>,
     dispatch: Arc<dyn Dispatch>,
     state: Mutex<State>,
+    /// How often the lock of the state was taken.
+    #[cfg(feature = "testing")]
+    takings: std::sync::atomic::AtomicU64,
     /// The error after a panic of the machine, which cannot be used any more.
     broken: OnceLock<Error>,
     /// Held while an engine thread reads or writes memory of callers.
@@ -97,6 +100,8 @@ impl Shared {
             following: Arc::default(),
             dispatch,
             state: Mutex::new(State::new(worker, residual_bytes)),
+            #[cfg(feature = "testing")]
+            takings: std::sync::atomic::AtomicU64::new(0),
             broken: OnceLock::new(),
             memory: RwLock::new(()),
         }
@@ -120,7 +125,7 @@ impl Shared {
         input: impl FnOnce(&mut State, Time) -> T,
     ) -> Result<T> {
         let now = self.clock.now();
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state();
         if let Some(error) = self.broken.get() {
             return Err(error.clone());
         }
@@ -146,7 +151,7 @@ impl Shared {
 
     /// Ends every handle, because this process can do no more for them. The first cause counts; returns it.
     pub(super) fn break_down(self: &Arc<Self>, cause: Error) -> Error {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state();
         self.break_down_locked(&mut state, cause)
     }
 
@@ -157,7 +162,7 @@ impl Shared {
 
     /// Reads the state, also after a panic.
     pub(super) fn look<T>(&self, read: impl FnOnce(&State) -> T) -> T {
-        read(&self.state.lock().unwrap_or_else(PoisonError::into_inner))
+        read(&self.state())
     }
 
     /// Whether the engine works at the submissions with these ids. Does not wait for any other thread: if one keeps the lock, it is stuck.
@@ -179,6 +184,19 @@ impl Shared {
     /// Whether the engine works at the submissions that have not ended.
     pub(super) fn works(&self) -> Liveness {
         self.liveness(0..u64::MAX)
+    }
+
+    /// The state, also after a panic.
+    fn state(&self) -> MutexGuard<'_, State> {
+        #[cfg(feature = "testing")]
+        self.takings.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How often the lock of the state was taken, except by threads that do not wait for it.
+    #[cfg(feature = "testing")]
+    pub(super) fn takings(&self) -> u64 {
+        self.takings.load(std::sync::atomic::Ordering::Relaxed)
     }
 
     /// The state, unless a thread keeps its lock.
@@ -209,7 +227,7 @@ impl Shared {
 
     /// Marks the state as closed: the threads of the stages end when they are woken.
     pub(super) fn close(&self) {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner).closed = true;
+        self.state().closed = true;
     }
 
     fn break_down_locked(self: &Arc<Self>, state: &mut State, cause: Error) -> Error {

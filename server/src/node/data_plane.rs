@@ -37,6 +37,9 @@ pub(crate) struct DataPlane {
     /// What the exporter shows.
     pub(crate) probe: Arc<Probe>,
     node: Mutex<Node>,
+    /// How often the node's lock was taken.
+    #[cfg(feature = "testing")]
+    takings: std::sync::atomic::AtomicU64,
     /// Where the bytes of each body go. Filled and emptied by the node's commands.
     routes: Mutex<BTreeMap<ExchangeId, Route>>,
     /// Notified when the server ends, and while it drains when nothing is open any more.
@@ -63,6 +66,8 @@ impl DataPlane {
             probe: Arc::new(Probe::new(&stats)),
             stats,
             node: Mutex::new(Node::new(config)),
+            #[cfg(feature = "testing")]
+            takings: std::sync::atomic::AtomicU64::new(0),
             routes: Mutex::new(BTreeMap::new()),
             ended: Condvar::new(),
             lanes: OnceLock::new(),
@@ -156,6 +161,12 @@ impl DataPlane {
     /// Where the server stands in its life.
     pub(crate) fn state(&self) -> ServerState {
         self.node().state().clone()
+    }
+
+    /// How often the node's lock was taken.
+    #[cfg(feature = "testing")]
+    pub(crate) fn takings(&self) -> u64 {
+        self.takings.load(std::sync::atomic::Ordering::Relaxed)
     }
 
     /// What the coordinator is told with each heartbeat.
@@ -328,6 +339,8 @@ impl DataPlane {
 
     /// The node. After a panic only what it says of itself is read.
     fn node(&self) -> MutexGuard<'_, Node> {
+        #[cfg(feature = "testing")]
+        self.takings.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         self.node.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

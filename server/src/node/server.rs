@@ -138,6 +138,12 @@ impl Server {
         self.plane.memory_bytes()
     }
 
+    /// How often the lock of its node was taken, for the test that bounds it.
+    #[cfg(feature = "testing")]
+    pub fn node_takings(&self) -> u64 {
+        self.plane.takings()
+    }
+
     /// Its state.
     pub fn state(&self) -> ServerState {
         self.plane.state()
