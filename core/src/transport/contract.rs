@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use super::{Answer, Inbox, Incoming, Listener, Outgoing, Peer, Push, Torn, Transport};
+use super::{Answer, Inbox, Incoming, Listener, Outgoing, Peer, Pull, Push, Torn, Transport};
 use crate::error::{Error, Result};
 use crate::mem::borrow::region_of;
 use crate::mem::{Lease, Pool};
@@ -46,6 +46,9 @@ macro_rules! promises {
             a_sum_lands_in_place_of_what_was_pushed
             many_exchanges_run_at_once
             a_push_without_a_body_asks_for_the_sum_only
+            a_push_may_say_where_its_answer_lands
+            a_push_without_a_body_may_say_where_its_answer_lands
+            a_push_on_a_link_that_is_gone_ends_its_pull_too
             a_sum_of_some_workers_says_which
             a_reject_carries_the_error
             why_a_round_is_given_up_arrives_and_is_answered
@@ -114,6 +117,38 @@ pub(super) fn many_exchanges_run_at_once(world: &dyn World) {
         sum_of(sum.soon());
     }
     assert!(memory.iter().all(|(pushed, pulled)| pushed == pulled));
+}
+
+pub(super) fn a_push_may_say_where_its_answer_lands(world: &dyn World) {
+    is_answered_in_place(world, header(400));
+}
+
+pub(super) fn a_push_without_a_body_may_say_where_its_answer_lands(world: &dyn World) {
+    let contribution = Contribution::Nothing;
+    is_answered_in_place(world, Request::Contribute(Contribute { contribution, ..contribute(400) }));
+}
+
+fn is_answered_in_place(world: &dyn World, header: Request) {
+    let (server, worker) = connected(world);
+    let (mut memory, sends) = (pattern(400, 3), header.body_bytes() > 0);
+    let (sent, sum) = worker.exchange(ExchangeId(1), header, &mut memory);
+    let exchange = if sends { server.land().0 } else { server.opened().0 };
+    let mut body = server.pool.lease(400);
+    body.fill(9);
+    server.answer((exchange, body));
+    assert_eq!(sent.soon(), Ok(()));
+    sum_of(sum.soon());
+    assert!(memory.iter().all(|byte| *byte == 9));
+}
+
+pub(super) fn a_push_on_a_link_that_is_gone_ends_its_pull_too(world: &dyn World) {
+    let (_server, worker) = connected(world);
+    worker.transport.disconnect(worker.link);
+    let mut memory = pattern(400, 3);
+    let (sent, sum) = worker.exchange(ExchangeId(1), header(400), &mut memory);
+    assert!(sent.soon().is_err());
+    let torn = sum.soon().expect_err("nobody answers");
+    assert_eq!(torn.landed, 0);
 }
 
 pub(super) fn a_push_without_a_body_asks_for_the_sum_only(world: &dyn World) {
@@ -629,6 +664,22 @@ impl Worker {
         let push = push_of(header, body);
         self.transport.push(self.link, id, push, Done::new(move |outcome| drop(sender.send(outcome))));
         Due(due)
+    }
+
+    /// Pushes `memory`, or nothing if the header says so, and says that the answer lands there.
+    fn exchange(
+        &self,
+        id: ExchangeId,
+        header: Request,
+        memory: &mut [u8],
+    ) -> (Due<Result<()>>, Due<std::result::Result<Answer, Torn>>) {
+        let ((sender, pushed), (answers, answered)) = (channel(), channel());
+        let into = vec![region_of(memory)];
+        let done = Done::new(move |outcome| drop(answers.send(outcome)));
+        let body: &mut [u8] = if header.body_bytes() > 0 { memory } else { &mut [] };
+        let push = Push { pull: Some(Pull { into, done }), ..push_of(header, body) };
+        self.transport.push(self.link, id, push, Done::new(move |outcome| drop(sender.send(outcome))));
+        (Due(pushed), Due(answered))
     }
 
     pub(super) fn pull(&self, id: ExchangeId, into: &mut [u8]) -> Due<std::result::Result<Answer, Torn>> {

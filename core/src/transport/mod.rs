@@ -1,7 +1,7 @@
 //! Carries exchanges between processes; knows no tensors, stages or frameworks.
 //!
-//! A worker's side is the [`Transport`] trait: `connect` to a server, then for each exchange `push` and `pull`. A server's side is a
-//! stream of [`Incoming`] events answered by [`Outgoing`] commands through a [`Listener`]. The control stream to the coordinator is
+//! A worker's side is the [`Transport`] trait: `connect` to a server, then `push` each exchange and say where its answer lands. A server's
+//! side is a stream of [`Incoming`] events answered by [`Outgoing`] commands through a [`Listener`]. The control stream to the coordinator is
 //! not an exchange and has its own small interface, [`quic::control`].
 
 use std::time::Duration;
