@@ -9,32 +9,34 @@
 //!    ([`handle_declined`](Agreement::handle_declined)).
 //! 2. Bring every [`unsaid`](Agreement::unsaid) announcement to the leader, in order, and call [`said`](Agreement::said) for each. The
 //!    leader's driver gives it to [`hear`](Agreement::hear), and calls [`weigh`](Agreement::weigh) when there are no more.
-//! 3. The leader's driver asks for decisions ([`lead`](Agreement::lead)) when it has nothing under way in host memory and has obeyed all
-//!    its own orders. Bring them to every rank, also to the leader. Bring all decisions of one answer at once.
-//!    After [`Decision::Part`] there are no more.
-//! 4. Every rank obeys them in that order ([`obey`](Agreement::obey)). It takes the next ones when it has nothing under way in host memory.
+//! 3. The leader's driver asks for decisions ([`lead`](Agreement::lead)) while it [may](Agreement::may_lead). Bring them to every rank, also
+//!    to the leader. Bring all decisions of one answer at once. After [`Decision::Part`] there are no more.
+//! 4. Every rank obeys them in that order ([`obey`](Agreement::obey)) while it [may](Agreement::may_obey).
 //! 5. After every call, carry out each [`next_act`](Agreement::next_act), and set a timer to [`poll_timeout`](Agreement::poll_timeout).
+//!    Say when an operation in host memory has ended ([`handle_host_ended`](Agreement::handle_host_ended)).
 //!
 //! `L` is the driver's load of an operation: its memory, and the token of its caller.
 
 mod obeying;
+mod shares;
 mod stalls;
+mod turns;
 mod words;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use self::stalls::{StallWatch, Waiting};
+use self::turns::Turns;
 pub use self::words::{Act, Announcement, Brought, Party, Wish};
 
-use super::dataflow::Dataflow;
 use super::explain::{broken, named};
 use super::group::{self, Blocks, QueueSpace};
 use super::order::{Breach, Claim, Decision, Order, Slot};
 use super::ranks::{Breakage, LocalRank};
 use crate::config::LEADER_PATIENCE;
 use crate::error::Error;
-use crate::types::{Declined, Defect, DeviceKind, Goal, Time, Unmet, WorkerId, meeting_again, planted};
+use crate::types::{Declined, Defect, DeviceKind, Goal, Time, Unmet, meeting_again, planted};
 use crate::wire::frame::Stall;
 
 /// The machine; see the module's documentation.
@@ -54,6 +56,7 @@ pub struct Agreement<L> {
     /// When pending operations are overdue, the earliest first.
     due: BTreeSet<(Time, Slot)>,
     acts: VecDeque<Act<L>>,
+    turns: Turns,
     /// Whether an announcement is urgent for the leader.
     urgent: bool,
     /// Whether the leader has left. Then no more orders will come.
@@ -91,6 +94,7 @@ impl<L> Agreement<L> {
         Self {
             order: (party.me == 0).then(|| Order::new(count, party.oldest_every).planting(party.defect)),
             stall_watch: StallWatch::new(party.stall_warn),
+            turns: Turns::new(party.defect),
             stalls: Vec::new(),
             party,
             pending: BTreeMap::new(),
@@ -194,6 +198,9 @@ impl<L> Agreement<L> {
         self.closed = Some(Unmet::Failed(error.clone()));
         self.unsaid.clear();
         self.due.clear();
+        self.turns = Turns::new(self.party.defect);
+        let unbegun = std::mem::take(&mut self.acts);
+        self.acts.extend(unbegun.into_iter().filter_map(|act| act.failed(&error)));
         if planted(self.party.defect, Defect::LossKeptPending) {
             return error;
         }
@@ -207,55 +214,6 @@ impl<L> Agreement<L> {
     /// The error that all operations get after a breakage.
     pub fn explain(&self, breakage: Breakage) -> Error {
         broken(&self.party.ranks, breakage)
-    }
-
-    /// The data flow of an operation among the ranks that reach each other's memory of its kind. `None` if it names a rank outside of them,
-    /// or if its result must reach all ranks where only some reach each other. In memory of devices all ranks must be members, because their
-    /// communicator is of all ranks.
-    fn share(&self, wish: &Wish) -> Option<Dataflow> {
-        let Party { ranks, group, me, .. } = &self.party;
-        let position = |worker: WorkerId| ranks.iter().position(|other| other.rank == worker);
-        let Wish { goal, claim, .. } = wish;
-        let members = Claim::members_among(claim.members, ranks.len()).filter(|members| members & (1 << me) != 0)?;
-        match claim.device {
-            DeviceKind::Host => {
-                let is_member = |rank: &usize| members & (1 << rank) != 0;
-                Dataflow::of(goal, claim.op, members, |worker| position(worker).filter(is_member))
-            }
-            DeviceKind::Cuda => {
-                let near = |worker| position(worker).and_then(|rank| group.iter().position(|other| *other == rank));
-                let reaches_all = match goal {
-                    Goal::AllReduce => group.len() == ranks.len(),
-                    Goal::Deliver { .. } => false,
-                    Goal::Reduce { .. } | Goal::Join { .. } | Goal::Share { .. } | Goal::Broadcast { .. } => true,
-                };
-                let group = Claim::members_among(Claim::ALL_RANKS, group.len())?;
-                Dataflow::of(goal, claim.op, group, near).filter(|_| reaches_all && claim.members == Claim::ALL_RANKS)
-            }
-        }
-    }
-
-    /// Whether an operation is the first of a block on devices, of which each rank has one part.
-    fn starts_block(&self, wish: &Wish) -> bool {
-        match self.share(wish) {
-            Some(Dataflow::Reduce { taker, .. }) => taker == Some(0),
-            Some(Dataflow::Show { from, taker: None }) => from == 0 && wish.goal != Goal::AllReduce,
-            Some(Dataflow::Show { .. } | Dataflow::Keep { .. } | Dataflow::Nothing) | None => false,
-        }
-    }
-
-    /// Whether a rank brings the memory that its share of an operation needs.
-    fn is_enough(&self, brought: Brought, wish: &Wish, dataflow: Dataflow) -> bool {
-        let Party { me, group, .. } = &self.party;
-        let place = match wish.claim.device {
-            DeviceKind::Host => *me,
-            DeviceKind::Cuda => group.iter().position(|rank| rank == me).expect("it is of its own group"),
-        };
-        match brought {
-            Brought::Nothing => wish.claim.bytes == 0 || wish.failure.is_some() || !dataflow.needs(place),
-            Brought::AsClaimed => true,
-            Brought::Other => false,
-        }
     }
 
     /// The next announcement of this rank for the leader.
@@ -295,36 +253,50 @@ impl<L> Agreement<L> {
         }
     }
 
-    /// Whether this rank leads and there is something to decide, with this much room on devices.
+    /// Whether this rank leads, has obeyed what it decided, and has something to decide, with this much room on devices.
     pub fn may_lead(&self, room: QueueSpace) -> bool {
         let parts = self.parting.is_some() && self.closed.is_none();
         let is_next = |order: &Order| match order.has_decision() {
             true => order.has_failure() || !room.is_none(),
             false => parts,
         };
-        !self.has_parted() && self.order.as_ref().is_some_and(is_next)
+        self.turns.may_lead() && !self.has_parted() && self.order.as_ref().is_some_and(is_next)
+    }
+
+    /// Whether this rank may obey the next decisions: it has nothing under way in host memory.
+    pub fn may_obey(&self) -> bool {
+        self.turns.may_obey()
+    }
+
+    /// The operation in host memory that this rank began last has ended.
+    pub fn handle_host_ended(&mut self) {
+        self.turns.end();
     }
 
     /// The next decisions for all ranks, at most `orders` orders.
     ///
     /// # Panics
-    /// If this rank does not lead or there is no decision.
+    /// Unless it [may](Self::may_lead).
     pub fn lead(&mut self, orders: u64, room: QueueSpace) -> Vec<Decision> {
         let mut order = self.order.take().expect("it leads");
         if !order.has_decision() {
             assert!(self.parting.is_some(), "there is a decision");
             self.order = Some(order);
+            self.turns.decided(1);
             return vec![Decision::Part];
         }
         let starts = |slot| self.pending.get(&slot).is_some_and(|pending| self.starts_block(&pending.wish));
         let decisions = group::next(&mut order, orders, &room, &Blocks { operations: self.party.group.len(), starts });
         self.order = Some(order);
+        self.turns.decided(decisions.len());
         decisions
     }
 
-    /// The next act for the driver. The driver must drain them after every input.
+    /// The next act for the driver. The driver must drain them after every input. What needs the turn in host memory comes once the one
+    /// before has ended.
     pub fn next_act(&mut self) -> Option<Act<L>> {
-        self.acts.pop_front()
+        let is_next = self.acts.front().is_some_and(|act| self.turns.begin(act));
+        if is_next { self.acts.pop_front() } else { None }
     }
 
     /// When [`handle_timeout`](Self::handle_timeout) has something to do.
@@ -383,9 +355,9 @@ impl<L> Agreement<L> {
         }
     }
 
-    /// Whether something is pending or unsaid.
+    /// Whether something is pending or unsaid, or waits for its turn.
     pub fn is_busy(&self) -> bool {
-        !self.pending.is_empty() || !self.unsaid.is_empty()
+        !self.pending.is_empty() || !self.unsaid.is_empty() || !self.acts.is_empty()
     }
 
     /// Whether another rank may wait for an answer of this one.
@@ -400,7 +372,8 @@ impl<L> Agreement<L> {
 
     /// Whether [`settle_orphans`](Self::settle_orphans) has something to do.
     pub fn has_orphans(&self) -> bool {
-        self.orphaned && !self.pending.is_empty()
+        let parts = self.party.goes_on && self.closed.is_none();
+        self.orphaned && (parts || !self.pending.is_empty())
     }
 
     /// Whether it has failed or was shut down: nothing will be done any more.

@@ -53,6 +53,8 @@ pub enum Defect {
     BarrierAnswerForgotten,
     /// A rank executes two orders of its machine in the wrong order.
     OrdersSwapped,
+    /// A rank obeys its leader, and begins what it ordered, while an operation in host memory is under way.
+    TurnsIgnored,
     /// The leader of a machine orders an operation for which one rank is not ready.
     OrderedTooEarly,
     /// A rank that does not have the data that the others of its machine wait for is treated as if it had them. Shows when the owner of a
@@ -147,6 +149,8 @@ pub enum Defect {
     BodyNotRefused,
     /// Bytes beyond the announced length of a body are passed on. Shows when a member sends too many.
     LongBodyTaken,
+    /// What a codec lost goes on after a sum of other workers. Shows when a worker is lost and the job goes on.
+    ResidualOfOthersKept,
     /// What a codec lost goes on after a round without a sum. Shows when a caller cancels.
     ResidualOfFailedKept,
     /// A contribution that is sent again is encoded again. Shows when a stream is reset or a connection lost.
@@ -187,6 +191,7 @@ impl Defect {
         Self::BarrierCountsRequests,
         Self::BarrierAnswerForgotten,
         Self::OrdersSwapped,
+        Self::TurnsIgnored,
         Self::OrderedTooEarly,
         Self::FailureNotTold,
         Self::WithdrawnInSilence,
@@ -233,6 +238,7 @@ impl Defect {
         Self::RejectTakenForLoss,
         Self::BodyNotRefused,
         Self::LongBodyTaken,
+        Self::ResidualOfOthersKept,
         Self::ResidualOfFailedKept,
         Self::EncodedAgain,
         Self::StallNoticeLost,

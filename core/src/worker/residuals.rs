@@ -58,7 +58,8 @@ impl Residuals {
     /// The sum of a part that was encoded has come, with the contributions of these workers.
     pub(super) fn summed(&mut self, part: PartId, contributors: WorkerSet) {
         let Some(residual) = self.parts.get_mut(&part) else { return };
-        residual.is_kept = residual.contributors.as_ref().is_none_or(|before| *before == contributors);
+        residual.is_kept = residual.contributors.as_ref().is_none_or(|before| *before == contributors)
+            || planted(self.defect, Defect::ResidualOfOthersKept);
         residual.contributors = Some(contributors);
     }
 

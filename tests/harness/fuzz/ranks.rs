@@ -287,6 +287,8 @@ impl Machine {
     fn act(&mut self) {
         for agreement in &mut self.honest {
             while let Some(act) = agreement.next_act() {
+                // Operations take no time here.
+                agreement.handle_host_ended();
                 let load = match act {
                     Act::Run { load, weights, .. } => {
                         assert_eq!(weights.len(), RANKS as usize);

@@ -13,7 +13,12 @@ impl<L> Agreement<L> {
     ///
     /// # Errors
     /// If it has no meaning here.
+    ///
+    /// # Panics
+    /// Unless it [may](Self::may_obey).
     pub fn obey(&mut self, now: Time, decisions: Vec<Decision>) -> Result<(), Breakage> {
+        assert!(self.may_obey(), "an operation in host memory is under way");
+        self.turns.obeyed(decisions.len());
         if planted(self.party.defect, Defect::OrdersSwapped) && self.party.me > 0 && self.held_back.is_empty() {
             self.held_back = decisions;
             return Ok(());
@@ -22,9 +27,10 @@ impl<L> Agreement<L> {
         decisions.into_iter().chain(held_back).try_for_each(|decision| self.act_on(now, decision))
     }
 
-    /// This rank has obeyed all orders of the leader. If the leader has left, ends the pending operations. Returns whether there were any.
+    /// This rank has obeyed all orders of the leader. If the leader has left, ends the pending operations, or parts from the others. Returns
+    /// whether there was something to do.
     pub fn settle_orphans(&mut self, now: Time) -> bool {
-        if !self.orphaned || self.pending.is_empty() {
+        if !self.has_orphans() {
             return false;
         }
         if self.party.goes_on {

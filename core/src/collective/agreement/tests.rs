@@ -1,7 +1,7 @@
 use super::*;
 use crate::collective::order::Failure;
 use crate::collective::ranks::LocalRank;
-use crate::types::{Incarnation, PartId, Priority, Round, TensorKey};
+use crate::types::{Incarnation, PartId, Priority, Round, TensorKey, WorkerId};
 
 const NOW: Time = Time(0);
 const STALL_WARN: Duration = Duration::from_secs(2);
@@ -17,6 +17,44 @@ fn what_all_ranks_are_ready_for_runs_on_all_of_them_in_one_order() {
         let done = acts(rank);
         assert!(matches!(done[..], [Act::Run { load: Some(1), .. }, Act::Run { load: Some(2), .. }]), "{done:?}");
     }
+}
+
+#[test]
+fn operations_in_host_memory_follow_each_other_and_nothing_is_ordered_meanwhile() {
+    let mut ranks = machine(2);
+    for rank in &mut ranks {
+        (1..=2).for_each(|part| rank.handle_wish(NOW, all_reduce(part), part, Brought::AsClaimed));
+    }
+    let room = QueueSpace::beside(0, 0, 1);
+    for announcement in std::iter::from_fn(|| ranks[1].unsaid().inspect(|_| ranks[1].said())).collect::<Vec<_>>() {
+        ranks[0].hear(1, announcement).unwrap();
+    }
+    for part in 1..=2 {
+        assert!(ranks[0].may_lead(room));
+        let decisions = ranks[0].lead(64, room);
+        assert!(!ranks[0].may_lead(room), "it has not obeyed what it decided");
+        for rank in &mut ranks {
+            assert_eq!(rank.obey(NOW, decisions.clone()), Ok(()));
+            assert!(matches!(rank.next_act(), Some(Act::Run { load: Some(load), .. }) if load == part));
+            assert!(!rank.may_obey() && !rank.may_lead(room), "part {part} is under way");
+        }
+        ranks[1].handle_host_ended();
+        assert!(ranks[1].may_obey() && !ranks[0].may_lead(room));
+        ranks[0].handle_host_ended();
+    }
+    assert!(!ranks[0].may_lead(room), "nothing is left");
+}
+
+#[test]
+fn what_fails_before_its_turn_ends_with_that_error() {
+    let mut ranks = machine(2);
+    for rank in &mut ranks {
+        rank.handle_wish(NOW, all_reduce(1), 1, Brought::AsClaimed);
+    }
+    settle(&mut ranks);
+    let lost = ranks[1].explain(Breakage::Lost(0));
+    ranks[1].fail(Some(lost.clone()));
+    assert!(matches!(&acts(&mut ranks[1])[..], [Act::End { load: 1, error }] if *error == lost));
 }
 
 #[test]
@@ -189,7 +227,11 @@ fn settle(ranks: &mut [Agreement<u64>]) {
     let room = QueueSpace::beside(0, 0, 1);
     while ranks[0].may_lead(room) {
         let decisions = ranks[0].lead(64, room);
-        ranks.iter_mut().for_each(|rank| assert_eq!(rank.obey(NOW, decisions.clone()), Ok(())));
+        for rank in &mut *ranks {
+            assert_eq!(rank.obey(NOW, decisions.clone()), Ok(()));
+            // What it has to begin is looked at later.
+            rank.handle_host_ended();
+        }
     }
 }
 
@@ -234,6 +276,9 @@ fn if_the_job_goes_on_without_a_rank_that_leaves_the_others_part() {
         let [Act::Return { load: 1, why }] = &done[..] else { panic!("{done:?}") };
         let who = if leaver == 0 { "worker 0 on " } else { "one of them left" };
         assert!(why.to_string().contains(who), "{why}");
+        // Also the rank that waits for nothing: its threads must learn that nothing happens here any more.
+        ranks[1].settle_orphans(NOW);
+        assert!(leaver == 1 || ranks[1].has_parted() && !ranks[1].has_orphans());
     }
 }
 
@@ -254,7 +299,11 @@ fn parted() -> Error {
 }
 
 fn acts(rank: &mut Agreement<u64>) -> Vec<Act<u64>> {
-    std::iter::from_fn(|| rank.next_act()).collect()
+    let next = || {
+        rank.handle_host_ended();
+        rank.next_act()
+    };
+    std::iter::from_fn(next).collect()
 }
 
 fn machine<L>(ranks: u32) -> Vec<Agreement<L>> {

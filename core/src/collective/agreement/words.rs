@@ -69,7 +69,7 @@ pub enum Announcement {
 /// A command for the driver.
 #[derive(Debug)]
 pub enum Act<L> {
-    /// All members do this now. Begin it after the acts before it. Acts of one group, which are on devices, begin together.
+    /// All members do this now. Acts of one group, which are on devices, begin together.
     Run {
         /// The operation.
         slot: Slot,
@@ -112,6 +112,19 @@ pub enum Act<L> {
         /// The reason.
         why: Error,
     },
+}
+
+impl<L> Act<L> {
+    /// What becomes of an act that nobody has begun if everything ends with this error.
+    pub(super) fn failed(self, error: &Error) -> Option<Self> {
+        match self {
+            Self::Run { load, .. } | Self::Tell { load, .. } => {
+                load.map(|load| Self::End { load, error: error.clone() })
+            }
+            Self::Pass { .. } => None,
+            Self::End { .. } | Self::Return { .. } => Some(self),
+        }
+    }
 }
 
 impl Wish {

@@ -105,7 +105,7 @@ impl Driver {
             Request::Part(why) => self.agreement.handle_parting(why),
             Request::Abort(cause) => {
                 self.aborted = true;
-                self.fail(Some(cause), true);
+                self.fail(now, Some(cause), true);
             }
             Request::Close => self.agreement.handle_closed(now),
         }
@@ -119,7 +119,7 @@ impl Driver {
             return false;
         }
         if let Some(breakage) = self.board.broken() {
-            return self.break_down(breakage);
+            return self.break_down(now, breakage);
         }
         match self.try_step(now) {
             Ok(moved) => moved,
@@ -140,9 +140,9 @@ impl Driver {
         self.current.is_some() || self.agreement.is_busy()
     }
 
-    /// Whether the ranks have parted and nothing is left to do with them.
-    pub(super) fn has_parted(&self) -> bool {
-        self.agreement.has_parted() && !self.is_busy()
+    /// Whether nothing will be done any more: the ranks have parted, or all has failed or ended.
+    pub(super) fn is_over(&self) -> bool {
+        (self.agreement.has_parted() || self.agreement.has_failed()) && !self.is_busy()
     }
 
     /// Whether another rank may wait for this one, or this one for another.
@@ -214,7 +214,7 @@ impl Driver {
     fn try_step(&mut self, now: Time) -> Result<bool, Breakage> {
         let mut moved = self.say_the_unsaid();
         moved |= self.lead(now)?;
-        if self.current.is_none() {
+        if self.agreement.may_obey() {
             moved |= self.obey(now)?;
         }
         let Some((running, _)) = &mut self.current else { return Ok(moved) };
@@ -227,6 +227,7 @@ impl Driver {
             let (running, done) = self.current.take().expect("looked at above");
             self.chunks = running.end();
             let outcome = running.settle(self.board.me);
+            self.agreement.handle_host_ended();
             if let Some(done) = done {
                 done.report(outcome.map_err(Unmet::Failed));
             }
@@ -275,13 +276,10 @@ impl Driver {
         Ok(moved)
     }
 
-    /// The leader's work: reads announcements, and orders the next operations once it has no other work.
+    /// The leader's work: reads announcements, and orders the next operations.
     fn lead(&mut self, now: Time) -> Result<bool, Breakage> {
         let mut moved = self.hear()?;
-        while self.current.is_none()
-            && self.board.orders() == self.obeyed
-            && self.agreement.may_lead(self.devices.room())
-        {
+        while self.agreement.may_lead(self.devices.room()) {
             let room = self.board.room();
             if room == 0 {
                 self.blocked.get_or_insert(now);
@@ -354,24 +352,24 @@ impl Driver {
         self.current = Some((running, done));
     }
 
-    fn break_down(&mut self, breakage: Breakage) -> bool {
+    fn break_down(&mut self, now: Time, breakage: Breakage) -> bool {
         let first = !self.agreement.has_failed();
         let fault = match breakage {
             Breakage::Failed(rank) if rank == self.board.me => self.devices.fault(),
             _ => None,
         };
         let error = fault.unwrap_or_else(|| self.agreement.explain(breakage));
-        self.fail(Some(error), true);
+        self.fail(now, Some(error), true);
         first
     }
 
     /// Ends everything without waiting for the other ranks. Aborts the device transport only if an operation is on it.
-    pub(super) fn end(&mut self) {
+    pub(super) fn end(&mut self, now: Time) {
         let is_busy = self.devices.is_busy();
-        self.fail(None, is_busy);
+        self.fail(now, None, is_busy);
     }
 
-    fn fail(&mut self, cause: Option<Error>, aborts_devices: bool) {
+    fn fail(&mut self, now: Time, cause: Option<Error>, aborts_devices: bool) {
         let error = self.agreement.fail(cause);
         if aborts_devices {
             self.devices.abort(&error);
@@ -382,15 +380,6 @@ impl Driver {
                 done.err(error.clone());
             }
         }
-        while let Some(act) = self.agreement.next_act() {
-            match act {
-                Act::End { load, error } => load.end(Unmet::Failed(error)),
-                Act::Return { load, why } => load.end(Unmet::NotBegun(why)),
-                Act::Pass { .. } => {}
-                Act::Run { load, .. } | Act::Tell { load, .. } => {
-                    load.into_iter().for_each(|load| load.end(Unmet::Failed(error.clone())));
-                }
-            }
-        }
+        self.act(now);
     }
 }

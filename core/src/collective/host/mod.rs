@@ -7,8 +7,9 @@
 //!  a waiting thread, or the rank's own thread  host memory: chunks: stage, reduce, take (reduction)
 //!                               └───────────── memory of devices: handed in this order to a DeviceCollective (devices)
 //! ```
-//! Only the thread in the [`seat`] does the work. A thread that waits for an operation may take the seat ([`Progress::poll`]). Otherwise the rank's own thread takes it, which sleeps while there is nothing to do. A second thread sleeps on the
-//! sockets to the other ranks, because the end of a socket means the end of its process.
+//! Only the thread in the [`seat`] does the work. A thread that waits for an operation may take the seat ([`Progress::poll`]). Otherwise the
+//! rank's own thread takes it, which sleeps while there is nothing to do. A second thread sleeps on the sockets to the other ranks, because
+//! the end of a socket means the end of its process.
 
 mod board;
 mod bootstrap;
@@ -342,13 +343,14 @@ impl Core {
         self.seat.take_requests(|request| driver.handle(self.now(), request))
     }
 
-    /// Works until `enough` returns true, until the ranks have parted, or until the time `until`. If `until` is `None`, works until there is nothing to do.
+    /// Works until `enough` returns true, until all is over, or until the time `until`. If `until` is `None`, works until there is nothing
+    /// to do. Whoever waits for a result must not sleep here when all is over, because others will wake it elsewhere.
     fn drive<'a>(&'a self, mut driver: MutexGuard<'a, Driver>, enough: &dyn Fn(&Driver) -> bool, until: Option<Time>) {
         let mut now = self.now();
         let (mut spin, mut budget) = (Spin::new(), Duration::ZERO);
         let (mut steps, mut is_idle) = (0_u32, false);
         spin.worked();
-        while !enough(&driver) && !driver.has_parted() {
+        while !enough(&driver) && !driver.is_over() {
             let moved = self.take_requests(&mut driver) | driver.step(now);
             steps = steps.wrapping_add(1);
             if moved {
@@ -434,7 +436,7 @@ impl Core {
             driver = self.seat.lock();
         }
         self.watch.leave(!driver.is_busy());
-        driver.end();
+        driver.end(self.now());
     }
 }
 

@@ -357,6 +357,41 @@ fn when_one_leaves_a_job_that_goes_on_what_nobody_has_begun_comes_back_and_the_o
 }
 
 #[test]
+fn a_thread_that_waits_here_is_free_once_another_rank_has_left_and_this_one_parts() {
+    const FOREVER: Duration = Duration::from_secs(3600);
+    for leaver in [0, 1] {
+        let first = Again::of(2).meet(&[0, 1], false);
+        let stays = &first[1 - leaver].0;
+        let (sender, free) = mpsc::channel();
+        std::thread::scope(|scope| {
+            let parted = sender.clone();
+            // Nothing of it is under way among these ranks: it waits for the sum that the next ones will make.
+            scope.spawn(move || {
+                stays.poll(&|| false, FOREVER);
+                sender.send(()).unwrap();
+            });
+            scope.spawn(move || {
+                stays.part(why(), FOREVER);
+                parted.send(()).unwrap();
+            });
+            first[leaver].0.shutdown();
+            (0..2).for_each(|_| free.recv_timeout(PATIENCE).unwrap());
+        });
+        // Also one that comes only then.
+        for over in [stays, &first[leaver].0] {
+            std::thread::scope(|scope| {
+                let (sender, free) = mpsc::channel();
+                scope.spawn(move || {
+                    over.poll(&|| false, FOREVER);
+                    sender.send(()).unwrap();
+                });
+                free.recv_timeout(PATIENCE).unwrap();
+            });
+        }
+    }
+}
+
+#[test]
 fn what_all_were_ready_for_is_carried_out_before_they_part() {
     let again = Again::of(2);
     let first = again.meet(&[0, 1], false);

@@ -54,8 +54,6 @@ pub(super) struct Neighbours {
     arrivals: Vec<Time>,
     /// What the leader ordered and this rank has not obeyed.
     orders: VecDeque<Vec<Decision>>,
-    /// What is agreed on and waits for its turn.
-    acts: VecDeque<Act<Load>>,
     host: Meetings,
     device: Meetings,
     /// When the agreement wants to be told the time.
@@ -75,13 +73,8 @@ impl Neighbours {
     /// Whether an operation may touch this buffer.
     pub(super) fn holds(&self, buffer: usize) -> bool {
         let of = |load: &Load| load.source.iter().chain(&load.destination).any(|region| region.buffer == buffer);
-        let queued = self.acts.iter().filter_map(|act| match act {
-            Act::Run { load, .. } | Act::Tell { load, .. } => load.as_ref(),
-            Act::End { load, .. } | Act::Return { load, .. } => Some(load),
-            Act::Pass { .. } => None,
-        });
-        let running = self.host.running.iter().chain(&self.device.running).filter_map(|running| running.load.as_ref());
-        queued.chain(running).any(of)
+        let running = self.host.running.iter().chain(&self.device.running);
+        running.filter_map(|running| running.load.as_ref()).any(of)
     }
 
     pub(super) fn poll_timeout(&self) -> Option<Time> {
@@ -89,7 +82,7 @@ impl Neighbours {
     }
 
     fn is_busy(&self) -> bool {
-        let idle = self.host.running.is_empty() && self.device.running.is_empty() && self.acts.is_empty();
+        let idle = self.host.running.is_empty() && self.device.running.is_empty();
         !idle || self.agreement.is_busy()
     }
 
@@ -182,7 +175,7 @@ impl WorkerProcess {
         let oldest_every = SchedulerConfig::default().oldest_every;
         let (step_timeout, defect) = (timing::STEP, context.plan.defect);
         let group_here = group.clone();
-        let (stall_warn, goes_on) = (Duration::ZERO, false);
+        let (stall_warn, goes_on) = (Duration::ZERO, context.plan.classes.survivors);
         let agreement = Agreement::new(Party {
             ranks,
             me,
@@ -201,7 +194,6 @@ impl WorkerProcess {
             me,
             group,
             orders: VecDeque::new(),
-            acts: VecDeque::new(),
             host: Meetings::default(),
             device: Meetings::default(),
             due: None,
@@ -375,7 +367,7 @@ impl WorkerProcess {
             match act {
                 Act::End { load, error } => self.met(context, load, Err(Unmet::Failed(error))),
                 Act::Return { load, why } => self.met(context, load, Err(Unmet::NotBegun(why))),
-                act => near.acts.push_back(act),
+                act => self.begin(context, act),
             }
             return true;
         }
@@ -386,20 +378,13 @@ impl WorkerProcess {
             near.agreement.said();
             near.send(context, 0, Note::Said(announcement));
         }
-        if near.host.running.is_empty()
-            && let Some(act) = near.acts.pop_front()
-        {
-            self.begin(context, act);
-            return true;
-        }
         if [DeviceKind::Host, DeviceKind::Cuda].into_iter().any(|place| self.complete(context, place)) {
             return true;
         }
         let Some(near) = &mut self.neighbours else { return false };
-        if !near.host.running.is_empty() {
-            return false;
-        }
-        if let Some(decisions) = near.orders.pop_front() {
+        if near.agreement.may_obey()
+            && let Some(decisions) = near.orders.pop_front()
+        {
             if let Err(breakage) = near.agreement.obey(now, decisions) {
                 self.break_down(context, breakage);
             }
@@ -412,7 +397,7 @@ impl WorkerProcess {
             near.orders.push_back(decisions);
             return true;
         }
-        if near.agreement.settle_orphans(now) {
+        if near.agreement.may_obey() && near.agreement.settle_orphans(now) {
             return true;
         }
         if near.leaves.is_some() && !near.is_busy() {
@@ -442,13 +427,7 @@ impl WorkerProcess {
         let running =
             [&mut near.host, &mut near.device].into_iter().flat_map(|meetings| std::mem::take(&mut meetings.running));
         let loads: Vec<Load> = running.filter_map(|running| running.load).collect();
-        let acts = std::mem::take(&mut near.acts);
-        let queued = acts.into_iter().filter_map(|act| match act {
-            Act::Run { load, .. } | Act::Tell { load, .. } => load,
-            Act::End { load, .. } | Act::Return { load, .. } => Some(load),
-            Act::Pass { .. } => None,
-        });
-        for load in loads.into_iter().chain(queued.collect::<Vec<Load>>()) {
+        for load in loads {
             self.met(context, load, Err(Unmet::Failed(error.clone())));
         }
     }

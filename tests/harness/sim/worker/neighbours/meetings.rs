@@ -89,7 +89,9 @@ impl WorkerProcess {
         for to in reached.into_iter().filter(|to| shows && *to != own && members & (1 << *to) != 0) {
             near.send(context, to, Note::Shown { place, number, what: ours.clone() });
         }
-        near.meetings(place).running.push_back(Running { number, claim, weights, dataflow, ours, load });
+        let running = &mut near.meetings(place).running;
+        assert!(place == DeviceKind::Cuda || running.is_empty(), "operations in host memory take turns");
+        running.push_back(Running { number, claim, weights, dataflow, ours, load });
     }
 
     /// Ends the oldest operation in this kind of memory, if all was shown that it needs.
@@ -117,6 +119,9 @@ impl WorkerProcess {
                 true => std::mem::replace(&mut running.ours, Ok(Vec::new())),
                 false => meetings.shown.remove(&(number, rank)).expect("looked at above"),
             });
+        }
+        if place == DeviceKind::Host {
+            near.agreement.handle_host_ended();
         }
         let me = reached.iter().position(|rank| *rank == own).expect("it reaches itself");
         let Running { claim, weights, dataflow, load, ours, .. } = running;
