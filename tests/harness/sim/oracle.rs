@@ -145,6 +145,11 @@ pub(super) fn result_of(plan: &Plan, tensor: usize, round: u64, ranks: &[u32]) -
 
 /// These elements of a tensor as they travel, divided by what keeps them in the range of their wire form.
 pub(super) fn on_wire(plan: &Plan, tensor: usize, elements: &[u8], codec: CodecSpec, divisor: f64) -> Vec<u8> {
+    if codec.varies() {
+        let entries = largest(elements);
+        // Otherwise the codec refuses them.
+        return if entries.len() < elements.len() { entries } else { elements.to_vec() };
+    }
     let Some(wire) = wire_type(codec) else { return elements.to_vec() };
     let dtype = plan.tensors[tensor].spec.dtype;
     let mut body = Vec::with_capacity(elements.len() / dtype.bytes() as usize * wire.bytes() as usize);
@@ -154,13 +159,37 @@ pub(super) fn on_wire(plan: &Plan, tensor: usize, elements: &[u8], codec: CodecS
     body
 }
 
+/// All f32 that are not zero: their number, how many zeros lie before each, and what they are. Numbers have seven bits a byte.
+fn largest(elements: &[u8]) -> Vec<u8> {
+    fn number(mut number: usize, to: &mut Vec<u8>) {
+        while number > 127 {
+            to.push(128 | (number % 128) as u8);
+            number /= 128;
+        }
+        to.push(number as u8);
+    }
+    let (mut body, mut values, mut zeros) = (Vec::new(), Vec::<u8>::new(), 0);
+    let (floats, _) = elements.as_chunks::<4>();
+    number(floats.iter().filter(|float| f32::from_le_bytes(**float) != 0.0).count(), &mut body);
+    for float in floats {
+        if f32::from_le_bytes(*float) == 0.0 {
+            zeros += 1;
+        } else {
+            number(std::mem::take(&mut zeros), &mut body);
+            values.extend(float);
+        }
+    }
+    body.extend(values);
+    body
+}
+
 /// The type of the elements that travel; `None` for the tensor's own.
 pub(super) fn wire_type(codec: CodecSpec) -> Option<DType> {
     match codec.encoding() {
-        Encoding::Plain => None,
+        Encoding::Plain | Encoding::TopK => None,
         Encoding::F16 => Some(DType::F16),
         Encoding::BF16 => Some(DType::BF16),
-        Encoding::Int8 | Encoding::TopK => unreachable!("the simulation declares casts only"),
+        Encoding::Int8 => unreachable!("the simulation declares no codec that rounds what it is given"),
     }
 }
 
@@ -231,6 +260,10 @@ fn rough_sum(plan: &Plan, tensor: usize, round: u64, ranks: &[u32], element: u64
 fn digit(plan: &Plan, tensor: usize, round: u64, rank: u32, element: u64) -> f64 {
     let place = (u64::from(rank) + element + round) % u64::from(plan.workers);
     let spec = &plan.tensors[tensor].spec;
+    // As many elements of any part are not zero as its codec sends.
+    if spec.kind.codec().varies() && element % 4 != round % 4 {
+        return 0.0;
+    }
     let wire = wire_type(spec.kind.codec());
     let digits = match wire.unwrap_or(spec.dtype) {
         // What a machine makes of its ranks is rounded to the type, which has 8 bits, or 11.

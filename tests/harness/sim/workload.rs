@@ -111,6 +111,8 @@ const ONE_SHOT_LISTS: u32 = 1000;
 const ENDING: u64 = 0x656e_6469_6e67;
 /// Tells the draws of process sets from others.
 const SETS: u64 = 0x7365_7473;
+/// Tells the draw whether bodies vary in length from others.
+const SPARSE: u64 = 0x0073_7061_7273_6500;
 
 /// One tensor of the job.
 #[derive(Clone, Debug)]
@@ -177,7 +179,10 @@ impl Plan {
         let steps = random.between(2, 7);
         let depth = random.between(1, 3);
         let deterministic = random.chance(30);
-        let mut tensors = tensors(&mut random, &topology, deterministic);
+        let mut tensors = tensors(&mut random, &topology, deterministic, classes.survivors);
+        if mix(seed ^ SPARSE).is_multiple_of(4) {
+            make_sparse(&mut tensors);
+        }
         if classes.one_shot_names {
             add_one_shot_names(&mut tensors, steps, random.between(1, 6));
         }
@@ -438,7 +443,7 @@ fn worker(rank: u64) -> WorkerId {
     WorkerId(rank as u32)
 }
 
-fn tensors(random: &mut Random, topology: &Topology, deterministic: bool) -> Vec<Tensor> {
+fn tensors(random: &mut Random, topology: &Topology, deterministic: bool, survivors: bool) -> Vec<Tensor> {
     let workers = topology.workers();
     let mut tensors = Vec::new();
     let mut position = 0;
@@ -458,10 +463,11 @@ fn tensors(random: &mut Random, topology: &Topology, deterministic: bool) -> Vec
         // Where machines add for themselves, the order in which their sums are added depends on who owns a part.
         let in_order = !topology.has_teams() || topology.is_one_machine() && !on_device;
         let rough = deterministic && in_order && dtype.is_float() && random.chance(50);
-        let is_encoded = !rough && CodecSpec::F16.encodes(dtype) && random.chance(40);
+        // What is lost is fed back across changes of the workers only where some survive.
+        let is_encoded = !rough && CodecSpec::F16.encodes(dtype) && random.chance(if survivors { 80 } else { 40 });
         let codec = if is_encoded { random.pick(&[CodecSpec::F16, CodecSpec::BF16]) } else { CodecSpec::PLAIN };
         // All numbers are exact in their wire form, so that nothing is lost, whether it is fed back or not.
-        let codec = if is_encoded && list > 0 { fed_back(codec) } else { codec };
+        let codec = if is_encoded && (list > 0 || survivors) { fed_back(codec) } else { codec };
         let device_encodes = on_device && random.chance(50);
         for index in 0..random.between(1, 4) {
             // Of at least so many that every rank shows in the result, unless there is none.
@@ -490,6 +496,17 @@ fn tensors(random: &mut Random, topology: &Topology, deterministic: bool) -> Vec
 /// The same codec with error feedback.
 fn fed_back(codec: CodecSpec) -> CodecSpec {
     format!("{codec}:feedback=1").parse().expect("every codec has it but the plain one")
+}
+
+/// The tensors that can be are sent by their largest elements, in bodies of any length: by as many as are not zero in a contribution.
+fn make_sparse(tensors: &mut [Tensor]) {
+    let [quarter, fed_back] =
+        ["topk:k=250000", "topk:k=250000,feedback=1"].map(|text| text.parse::<CodecSpec>().expect("in millionths"));
+    for tensor in tensors.iter_mut().filter(|tensor| !tensor.rough && fed_back.encodes(tensor.spec.dtype)) {
+        let codec = if tensor.spec.kind.codec().has_feedback() { fed_back } else { quarter };
+        tensor.spec = tensor.spec.clone().with_codec(codec);
+        tensor.device_encodes = false;
+    }
 }
 
 /// Adds names that are used in one step only, as the broadcast of an optimizer's state uses them.

@@ -19,6 +19,13 @@ pub(in crate::sim) struct Region {
     pub(in crate::sim) span: Span,
 }
 
+impl Region {
+    /// Its first bytes.
+    pub(super) fn first(self, bytes: u64) -> Self {
+        Self { span: Span { bytes, ..self.span }, ..self }
+    }
+}
+
 /// A tensor's memory, or memory in which a part is staged. Clones are the same memory, which lives as long as one of them. So an exchange
 /// that keeps memory for too long reads bytes that exist, and is found.
 #[derive(Clone)]
@@ -82,12 +89,21 @@ impl fmt::Debug for Buffer {
     }
 }
 
+/// Memory of the worker's own for a part as it travels.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Encoded {
+    /// All of it. The sum may need more than the contribution.
+    pub(super) lease: Region,
+    /// How many bytes the contribution has.
+    pub(super) sent: u64,
+}
+
 /// What a task moves.
 #[derive(Debug)]
 pub(super) enum Payload {
     /// Tensors: where contribution and result lie, where both are staged, if they are, and where both are as they travel, if they are
     /// encoded on the host.
-    Pieces { source: Vec<Region>, destination: Vec<Region>, staging: Option<Region>, body: Option<Region> },
+    Pieces { source: Vec<Region>, destination: Vec<Region>, staging: Option<Region>, body: Option<Encoded> },
     /// Why this worker withdraws from a round.
     Message(Vec<u8>),
 }
@@ -95,12 +111,12 @@ pub(super) enum Payload {
 impl Payload {
     /// What is pushed.
     pub(super) fn contribution(&self) -> Vec<Region> {
-        self.body().map_or_else(|| self.elements(), |body| vec![body])
+        self.body().map_or_else(|| self.elements(), |body| vec![body.lease.first(body.sent)])
     }
 
     /// Where the sum lands.
     pub(super) fn landing(&self) -> Vec<Region> {
-        self.body().map_or_else(|| self.result(), |body| vec![body])
+        self.body().map_or_else(|| self.result(), |body| vec![body.lease])
     }
 
     /// What is encoded.
@@ -122,14 +138,14 @@ impl Payload {
     }
 
     /// Keeps the part in this memory between COMPRESS and DECOMPRESS; what it was in before.
-    pub(super) fn set_body(&mut self, region: Option<Region>) -> Option<Region> {
+    pub(super) fn set_body(&mut self, encoded: Option<Encoded>) -> Option<Encoded> {
         match self {
-            Self::Pieces { body, .. } => std::mem::replace(body, region),
+            Self::Pieces { body, .. } => std::mem::replace(body, encoded),
             Self::Message(_) => None,
         }
     }
 
-    fn body(&self) -> Option<Region> {
+    fn body(&self) -> Option<Encoded> {
         match self {
             Self::Pieces { body, .. } => *body,
             Self::Message(_) => None,

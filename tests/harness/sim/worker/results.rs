@@ -3,7 +3,7 @@
 use gradlane_core::error::{Error, Result};
 use gradlane_core::sched::{Task, TaskId};
 use gradlane_core::types::{CodecSpec, DeviceKind, Encoding, Epoch, Op};
-use gradlane_core::wire::{Contribute, Contribution, Contributors, Sum};
+use gradlane_core::wire::{Body, Contribute, Contribution, Contributors, Sum};
 
 use super::super::checkers::Checker;
 use super::super::oracle;
@@ -21,7 +21,11 @@ impl WorkerProcess {
             return context.witness.fail(now, Checker::Handle, text);
         };
         if let Err(Error::Stalled { missing, waited, notice, detail, .. }) = &outcome {
-            let is_it = |error: &Error| matches!(error, Error::Stalled { missing: m, waited: w, notice: n, detail: d, .. } if (m, w, n, d) == (missing, waited, notice, detail));
+            let of = (missing, waited, notice, detail);
+            let is_it = |error: &Error| match error {
+                Error::Stalled { missing, waited, notice, detail, .. } => (missing, waited, notice, detail) == of,
+                _ => false,
+            };
             if self.unexplained.remove(&submission).unwrap_or_default().iter().any(is_it) {
                 let text = format!("{}: {detail:?} lacks what the coordinator said of the round", self.me.who);
                 context.witness.fail(now, Checker::Handle, text);
@@ -140,7 +144,7 @@ impl WorkerProcess {
         context.witness.summed(self.me.who, header, &ranks, (all, &due));
         let receives = context.plan.tensors[tensor].spec.participants.receives(self.worker.rank());
         if context.plan.classes.survivors && receives {
-            self.check_part(context, task, header.body.codec, &ranks);
+            self.check_part(context, task, header.body, &ranks);
         }
         if header.body.codec.has_feedback() {
             self.note_fed_back(header.target.part, &ranks);
@@ -148,8 +152,11 @@ impl WorkerProcess {
     }
 
     /// A part of a sum must be that of the ranks that its header names.
-    fn check_part(&self, context: &mut Context, task: TaskId, codec: CodecSpec, ranks: &[u32]) {
-        let landing = self.payloads[&task].landing();
+    fn check_part(&self, context: &mut Context, task: TaskId, Body { bytes, codec, .. }: Body, ranks: &[u32]) {
+        let mut landing = self.payloads[&task].landing();
+        if let [lease] = &mut landing[..] {
+            *lease = lease.first(bytes);
+        }
         let bytes = gather(context, self.me, &self.memory, &landing, DeviceKind::Host);
         let mut rest = bytes.as_slice();
         for piece in self.worker.pieces(task) {

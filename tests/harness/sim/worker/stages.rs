@@ -15,7 +15,7 @@ use super::super::transport::Ending;
 use super::super::world::{Context, Input};
 use super::WorkerProcess;
 use super::coding::{decoded, encoded};
-use super::memory::{Buffer, Payload, Region, gather, scatter};
+use super::memory::{Buffer, Payload, Region, gather, length, scatter};
 
 /// A copy between a device and the host.
 #[derive(Clone, Copy, Debug)]
@@ -236,7 +236,7 @@ impl WorkerProcess {
         let (source, destination) = (source.clone(), destination.clone());
         if to_device {
             let bytes = gather(context, self.me, &self.memory, &staged, DeviceKind::Host);
-            let bytes = coding.map_or_else(|| bytes.clone(), |coding| decoded(coding, &bytes));
+            let bytes = coding.map_or_else(|| bytes.clone(), |coding| decoded(coding, &bytes, length(&destination)));
             scatter(context, self.me, &self.memory, &destination, &bytes, DeviceKind::Cuda);
             self.unstage(task);
         } else {
@@ -257,8 +257,8 @@ impl WorkerProcess {
 
     /// Gives back what a task was encoded in, if it was.
     pub(super) fn drop_body(&mut self, task: TaskId) {
-        if let Some(Region { buffer, .. }) = self.payload(task).set_body(None) {
-            self.give_back(buffer);
+        if let Some(encoded) = self.payload(task).set_body(None) {
+            self.give_back(encoded.lease.buffer);
         }
     }
 
