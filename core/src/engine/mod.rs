@@ -9,8 +9,7 @@
 //! Tensors in memory of a device are staged before and brought back after, by COPYD2H and COPYH2D, and tensors with a codec are encoded and
 //! decoded by COMPRESS and DECOMPRESS, each with a thread of its own. A step that is shorter than waking a thread runs on the thread that
 //! finds it: PUSH of short parts on the submitting thread, COMPRESS and DECOMPRESS of short parts. PULL is no step: a task is in it until
-//! its sum has landed. A thread that waits for a
-//! handle does the transport's work, so that a sum lands on the thread that needs it.
+//! its sum has landed. A thread that waits for a handle does the transport's work, so that a sum lands on the thread that needs it.
 //!
 //! [`Membership`](crate::runtime::Membership) holds the connection to the coordinator, [`Timer`](crate::runtime::Timer) wakes for deadlines; an idle engine runs none of its threads.
 

@@ -16,9 +16,9 @@ use crate::cuda::OnIssue;
 use crate::sched::Task;
 use crate::transport::{Pull, Push};
 
-/// Executes a job. Makes exactly one report to the machine, and for a PUSH another one when the exchange ends. If encoding makes a push of at most `here_bytes_max` bytes ready, the calling
-/// thread pushes it too. Returns a job that only the stage's thread may execute, because it could wait for a device; never if
-/// `here_bytes_max` is 0.
+/// Executes a job. Makes exactly one report to the machine, and for a PUSH another one when the exchange ends. If encoding makes a push of at
+/// most `here_bytes_max` bytes ready, the calling thread pushes it too. Returns a job that only the stage's thread may execute, because it
+/// could wait for a device; never if `here_bytes_max` is 0.
 pub(super) fn execute(shared: &Arc<Shared>, Job { task, is_last, work }: Job, here_bytes_max: u64) -> Option<Job> {
     match work {
         Work::Push { link, exchange, header, body, into } => {

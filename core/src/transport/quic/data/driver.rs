@@ -2,9 +2,9 @@
 //!
 //! Each turn handles one batch of datagrams, timers, the events of the connections and commands, in this order. Then it sends as many
 //! datagrams as it may. Commands come last, because the owner of a listener answers events by commands: a request whose header and body came
-//! together is read, accepted, summed and answered in one turn. After a turn without work the thread looks for more for a moment ([`Spin`]), and then sleeps in `poll(2)` until the
-//! socket, a command or a timer wakes it. There is no lock and no task. Connections are fields, and the loop calls the [`Role`], a worker's
-//! or a server's, for each of their events.
+//! together is read, accepted, summed and answered in one turn. After a turn without work the thread looks for more for a moment
+//! ([`Spin`]), and then sleeps in `poll(2)` until the socket, a command or a timer wakes it. There is no lock and no task. Connections are
+//! fields, and the loop calls the [`Role`], a worker's or a server's, for each of their events.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
