@@ -30,6 +30,8 @@ matrix! {
         a_job_whose_coordinator_is_killed_goes_on_for_a_while_and_then_says_whom_it_lost,
         who_comes_back_from_the_dead_changes_no_sum,
         the_survivors_of_a_killed_worker_get_their_sum_if_the_job_goes_on;
+    [locally, over_shm, over_quic]:
+        the_others_go_on_without_a_worker_that_left_in_order;
 }
 
 #[test]
@@ -243,6 +245,34 @@ fn go_on_without_one(over: Over, when: u32) {
         sum(&mut job, &[0, 1], round);
         (0..2).for_each(|rank| assert_eq!(heard(&mut job, rank), "sum of [0, 1]"));
     }
+}
+
+fn the_others_go_on_without_a_worker_that_left_in_order(over: Over) {
+    let mut job = Job::start(over, 3, 2, &[("on_worker_loss", "continue"), ("dead_timeout", "1h")]);
+    let mut round = 0;
+    let mut sum = |job: &mut Job, left: &[usize], leaves: Option<usize>| {
+        left.iter().for_each(|rank| job.puppets[*rank].order(&format!("beside weight {round}")));
+        if let Some(leaver) = leaves {
+            // It waits for the others, and not for long: they stay.
+            job.puppets[leaver].order("shutdown 0");
+            job.puppets[leaver].line();
+        }
+        for rank in left {
+            assert_eq!(job.puppets[*rank].line(), format!("sum of {left:?}"), "{over}, round {round}");
+            assert_eq!(job.puppets[*rank].line(), "ok");
+        }
+        round += 1;
+    };
+    sum(&mut job, &[0, 1, 2], None);
+    // Also without the one that leads the others on its machine.
+    for (leaver, left) in [(2, &[0, 1][..]), (0, &[1])] {
+        sum(&mut job, left, Some(leaver));
+        (0..2).for_each(|_| sum(&mut job, left, None));
+        left.iter().for_each(|rank| job.puppets[*rank].order("barrier epoch 60000"));
+        left.iter().for_each(|rank| assert_eq!(job.puppets[*rank].line(), "ok", "{over}: a barrier of {left:?}"));
+    }
+    job.puppets[1].order("shutdown 60000");
+    assert_eq!(job.puppets[1].line(), "ok");
 }
 
 fn everybody_hears_at_once_of_a_death_that_somebody_saw(over: Over) {

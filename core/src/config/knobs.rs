@@ -252,7 +252,7 @@ knobs! {
         suspect_timeout: TimeSpan = "2 s" in "1 ms" to "10 min";
         /// Silence after which a member is dead.
         dead_timeout: TimeSpan = "5 s" in "1 ms" to "1 h";
-        /// What becomes of a job that loses a worker; the coordinator's setting counts. With `continue` it goes on with the workers that are left: sums and means are theirs from the step that was under way. It ends if the lost worker reduced with others on its machine (see `local_reduce`), if a sum had begun to land on a contribution that the others must send again (reduce into other memory), or with the loss of a server.
+        /// What becomes of a job that loses a worker; the coordinator's setting counts. With `continue` it goes on with the workers that are left: sums and means are theirs from the step that was under way. It ends if the lost worker reduced with others on its machine (see `local_reduce`), if a sum had begun to land on a contribution that the others must send again (reduce into other memory), or with the loss of a server. It also goes on without a worker that left in order; give all workers the same setting then.
         on_worker_loss: OnWorkerLoss = "abort";
         /// How long a job runs on without its coordinator.
         control_lost_timeout: TimeSpan = "300 s" in "1 ms" to "24 h";

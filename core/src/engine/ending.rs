@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::driver::{Engine, locked};
+use super::local_peers;
 use crate::error::{Error, Result};
 use crate::runtime::exporter::Standing;
 use crate::runtime::status;
@@ -80,6 +81,10 @@ impl Engine {
             let patience = grace.saturating_add(ENDING);
             let _ =
                 self.shared.milestones.wait(patience, "telling servers of withdrawals", |reached| reached.may_leave);
+        }
+        if let Some(collective) = self.shared.company.any().filter(|_| local_peers::goes_on(&self.config)) {
+            // The others of this machine go on, and can meet again only once this rank leads them no more.
+            collective.shutdown();
         }
         if let Some(membership) = &*locked(&self.shared.membership) {
             membership.leave();

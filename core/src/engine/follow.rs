@@ -109,7 +109,8 @@ impl Follower {
     }
 
     fn meet(&mut self, formation: &Formation, team: u32) -> Result<()> {
-        let socket = if local_peers::GOES_ON { self.socket.clone() } else { self.socket.take() };
+        let goes_on = local_peers::goes_on(&self.config);
+        let socket = if goes_on { self.socket.clone() } else { self.socket.take() };
         let reporter = Arc::downgrade(&self.shared);
         let on_stall = Box::new(move |stall| {
             if let Some(shared) = reporter.upgrade() {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::collective::{Collective, HostCollective, HostOptions, LocalRank, Traffic, device_collective};
-use crate::config::{Config, LocalReduce};
+use crate::config::{Config, LocalReduce, OnWorkerLoss};
 use crate::error::{Error, Result};
 use crate::local::PrivateSocket;
 use crate::mem::{Copies, Doubt};
@@ -49,8 +49,11 @@ pub(super) fn wiring(config: &Config) -> Result<Wiring> {
     Ok(Wiring { pcie_group, holds })
 }
 
-/// Whether the others of a machine go on when one of them leaves. No view lacks a worker that left in order, so what waits for it fails.
-pub(super) const GOES_ON: bool = false;
+/// Whether a job with these settings goes on when a worker leaves. The coordinator's setting decides. Where this worker's differs, what waits
+/// for one that leaves fails.
+pub(super) fn goes_on(config: &Config) -> bool {
+    config.on_worker_loss == OnWorkerLoss::Continue
+}
 
 /// Records of the work of the workers of this machine, which the engine reads.
 pub(super) struct Accounting {
@@ -92,7 +95,7 @@ pub(super) fn meet(
         group,
         listener: socket.filter(|_| me == 0),
         is_again,
-        goes_on: GOES_ON,
+        goes_on: goes_on(config),
         join_timeout: config.join_timeout,
         step_timeout: config.step_timeout,
         stall_warn: config.stall_warn,

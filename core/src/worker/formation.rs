@@ -34,10 +34,15 @@ impl Formation {
     ///
     /// A job that began with servers for its sums keeps them, and one that began without stays without, however few workers are left: the
     /// workers hear of a view at different times, and must not take different ways meanwhile. A worker that is left alone where no servers
-    /// sum reduces with itself.
+    /// sum reduces with itself, also one that first hears of the job then.
     pub fn following(before: Option<&Self>, rank: WorkerId, view: View, device: DeviceKind) -> Self {
         let machines = Machines::of(&view);
-        let pushes = before.map(|before| before.pipeline.pushes());
+        let is_last = view.servers().next().is_none() && view.workers().count() == 1;
+        let pushes = match before {
+            Some(before) => Some(before.pipeline.pushes()),
+            None if is_last => Some(false),
+            None => None,
+        };
         let pipeline = Pipeline::for_role(&topology(&machines, rank, device, pushes));
         let servers = servers(rank, &view);
         let mut team = machines.team(rank).unwrap_or_default().to_vec();
@@ -120,11 +125,12 @@ mod tests {
         let tiers = &format!("REDUCE -> {push} -> BROADCAST");
         let copied = &format!("COPYD2H -> {push} -> COPYH2D");
         let copied_tiers = &format!("REDUCE -> {copied} -> BROADCAST");
-        let table: [(&[Place], &[&str]); 4] = [
+        let table: [(&[Place], &[&str]); 5] = [
             (&[(7, "a"), (7, "b")], &["ALL_REDUCE", "ALL_REDUCE"]),
             (&[(7, "a"), (7, "b"), (7, "c"), (8, "d")], &[tiers, tiers, tiers, push]),
             (&[(7, "a"), (7, ""), (8, "c"), (8, "d")], &[push, push, tiers, tiers]),
             (&[(7, "a"), (7, "")], &[push, push]),
+            (&[(7, "a")], &["ALL_REDUCE"]),
         ];
         for (members, stages) in table {
             for (rank, expected) in (0..).map(WorkerId).zip(stages) {

@@ -100,18 +100,26 @@ impl Coordinator {
     }
 
     /// The current membership. While the job forms, its members have the ranks that they would get if no other process came.
+    ///
+    /// A job that goes on without a worker that is lost also goes on without one that left in order: such a view does not name it. Otherwise
+    /// it stays due, and what waits for it fails and says so.
     pub fn view(&self) -> View {
+        self.view_of(|seat| !seat.is_past)
+    }
+
+    fn view_of(&self, shown: impl Fn(&Seat) -> bool) -> View {
+        let members = self.roster.in_order().into_iter().filter(|(_, seat)| shown(seat));
         View {
             job: self.config.job.clone(),
             epoch: self.epoch,
             phase: self.stage.phase(),
-            members: self.roster.in_order().into_iter().map(|(member, _)| member).collect(),
+            members: members.map(|(member, _)| member).collect(),
         }
     }
 
     /// The membership, the health of each member, and the loads of the servers.
     pub fn status(&self, now: Time) -> Status {
-        questions::status(now, self.view(), &self.roster, self.registry.as_ref())
+        questions::status(now, self.view_of(|_| true), &self.roster, self.registry.as_ref())
     }
 
     /// Whether processes that are no members yet may enrol now.

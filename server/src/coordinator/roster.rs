@@ -34,6 +34,8 @@ pub(super) struct Seat {
     pub(super) progress: Progress,
     /// Whether it confirmed to have heard of the job's end.
     pub(super) knows_end: bool,
+    /// Whether it left in order and the job goes on without it: the view does not show it any more.
+    pub(super) is_past: bool,
 }
 
 /// The connection of a member.
@@ -122,6 +124,7 @@ impl Roster {
             health: Health::Alive,
             progress: Progress::default(),
             knows_end: false,
+            is_past: false,
             member: Member { process: join.process, node, index: 0, first_round: Round(0) },
         };
         let life = seat.incarnation();

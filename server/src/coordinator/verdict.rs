@@ -3,7 +3,8 @@
 //! | lost | policy `Abort` | policy `Continue` |
 //! |---|---|---|
 //! | before the job formed | free the seat | free the seat |
-//! | a worker that left in order | nothing | nothing |
+//! | a worker that left in order, while it was there | nothing | continue without it, but where all that stay reduce on one machine |
+//! | the same, later | nothing | nothing |
 //! | a worker | abort | continue without it |
 //! | a worker that reduces with others of its machine, which stay | abort | abort: their sums are broken |
 //! | a worker, and all that stay reduce on one machine | abort | abort: they would go on without servers |
@@ -91,7 +92,7 @@ pub(super) fn verdict(policy: Policy, roster: &Roster, machines: &Machines, loss
             if let Some(broken) = needed.iter().find(is_broken) {
                 return abort(broken, "the workers of its machine reduced with it");
             }
-            let present = roster.seats().filter(|seat| stays(seat));
+            let present = roster.seats().filter(|seat| stays(seat) && !seat.is_past);
             let staying: Vec<WorkerId> = present.map(|seat| WorkerId(seat.member.index)).collect();
             if are_brought_together(machines, &staying) {
                 return abort(first, "the workers that are left reduce on one machine, without servers");
@@ -103,7 +104,7 @@ pub(super) fn verdict(policy: Policy, roster: &Roster, machines: &Machines, loss
 
 /// Whether these workers of several machines are on one, and reduce there. They hear of it at different times, or as the first that they hear
 /// of the job, and would take different ways meanwhile: some with servers, as before, and some without.
-fn are_brought_together(machines: &Machines, staying: &[WorkerId]) -> bool {
+pub(super) fn are_brought_together(machines: &Machines, staying: &[WorkerId]) -> bool {
     let team = staying.first().and_then(|first| machines.team(*first)).filter(|_| staying.len() > 1);
     machines.len() > 1 && team.is_some_and(|team| staying.iter().all(|rank| team.contains(rank)))
 }

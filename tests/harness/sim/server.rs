@@ -371,11 +371,12 @@ impl ServerProcess {
         self.say(context, events);
     }
 
-    /// Nothing of an earlier membership may have an effect, but for rounds of a set of workers that are all left.
+    /// Nothing of an earlier membership may have an effect, but for rounds of a set of workers that has lost none since.
     fn check_epoch(&self, context: &mut Context, exchange: ExchangeId) {
         let (Some(served), Some(view)) = (self.served.get(&exchange), self.node.view()) else { return };
         let epoch = served.header.about().epoch;
-        let is_left = |rank: WorkerId| view.workers().any(|member| member.index == rank.0);
+        let then = context.witness.workers_in(epoch);
+        let is_left = |rank: WorkerId| view.workers().any(|member| member.index == rank.0) || !then.contains(&rank.0);
         let goes_on = match &served.header {
             Request::Contribute(push) if served.opened == Some(epoch) => {
                 push.participants.members().is_some_and(|members| members.iter().all(is_left))

@@ -280,7 +280,13 @@ impl WorkerProcess {
             Command::Follow => {
                 self.follow_formation(context);
             }
-            Command::Leave => self.member.member.leave(),
+            Command::Leave => {
+                // The others of its machine go on, and can meet again only once this one leads them no more.
+                if context.plan.classes.survivors {
+                    self.leave_neighbours(context, None);
+                }
+                self.member.member.leave();
+            }
             Command::Abandon(Held::Operation(slot)) => self.abandon_meeting(context, slot),
             Command::Decline(declined) => self.decline_meeting(declined),
             Command::Abort(cause) => self.leave_neighbours(context, Some(cause)),

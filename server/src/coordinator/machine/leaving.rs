@@ -1,13 +1,14 @@
 //! A member leaves, gives up, or is lost, and the others go on.
 
 use gradlane_core::error::Error;
-use gradlane_core::types::{LinkId, Role, Time, WorkerId, WorkerSet};
+use gradlane_core::types::{LinkId, Machines, Role, Time, WorkerId, WorkerSet};
 use gradlane_core::wire::Frame;
 
 use super::Coordinator;
+use crate::coordinator::Event;
 use crate::coordinator::roster::{Change, Identity, Line};
 use crate::coordinator::stage::Stage;
-use crate::coordinator::verdict::Lost;
+use crate::coordinator::verdict::{Lost, Policy, are_brought_together};
 
 impl Coordinator {
     /// A member leaves: in order, or because it `failed`, for this cause.
@@ -21,11 +22,25 @@ impl Coordinator {
                 if !self.roster.apply(Change::Leave(identity)) {
                     return;
                 }
-                let seat = self.roster.seat(identity).expect("a worker that left keeps its seat");
-                let answers = self.barriers.break_all(format!("{} on {}", seat.member.name(), seat.member.place()));
-                self.answer(answers);
-                if self.roster.all_workers_left() {
-                    self.end(now, Ok(()));
+                let seat = self.roster.seat_mut(identity).expect("a worker that left keeps its seat");
+                let (left, place) = (WorkerId(seat.member.index), seat.member.place());
+                let view = self.view();
+                let staying = view.workers().map(|member| WorkerId(member.index)).filter(|worker| *worker != left);
+                let staying: Vec<WorkerId> = staying.collect();
+                match self.config.policy {
+                    Policy::Continue if !are_brought_together(&Machines::of(&view), &staying) => {
+                        self.roster.seat_mut(identity).expect("as above").is_past = true;
+                        let (without, reason) = (self.roster.name(identity), "it left in order");
+                        self.connections.event(Event::GoesOn { without, reason });
+                        self.go_on_with_those_left(now);
+                    }
+                    Policy::Abort | Policy::Continue => {
+                        let answers = self.barriers.break_all(format!("{} on {place}", self.roster.name(identity)));
+                        self.answer(answers);
+                        if self.roster.all_workers_left() {
+                            self.end(now, Ok(()));
+                        }
+                    }
                 }
             }
             (Stage::Running, Role::Worker | Role::Server | Role::Coordinator | Role::Observer) => {
@@ -48,6 +63,11 @@ impl Coordinator {
         for identity in without {
             self.roster.apply(Change::Remove(*identity));
         }
+        self.go_on_with_those_left(now);
+    }
+
+    /// Goes on under a new view, because there are fewer workers. Ends the job if there are none.
+    fn go_on_with_those_left(&mut self, now: Time) {
         if self.roster.all_workers_left() {
             return self.end(now, Ok(()));
         }

@@ -57,6 +57,29 @@ fn declarations_go_on_and_a_stall_names_only_workers_that_are_left() {
 }
 
 #[test]
+fn the_others_go_on_without_a_worker_that_left_in_order() {
+    let mut job = continuing(3);
+    job.frame(0, barrier(1));
+    job.frame(1, barrier(4));
+    job.frame(2, Frame::Leave);
+    let view = job.coordinator.view();
+    assert_eq!((view.epoch.number, job.ranks()), (2, vec![0, 1]));
+    assert_eq!(job.received(SERVER), [Frame::View(view.clone())]);
+    for (link, request) in [(0, 1), (1, 4)] {
+        let passed = Frame::BarrierDone { request, outcome: Ok(()) };
+        assert_eq!(job.received(link), [Frame::View(view.clone()), passed], "the barrier does not wait for it");
+    }
+    assert_eq!(job.events, [Event::GoesOn { without: "worker 2".to_owned(), reason: "it left in order" }]);
+    assert_eq!(job.coordinator.status(job.now).members.len(), 4, "who looks still sees it");
+    job.frame(2, Frame::Leave);
+    assert_eq!(job.coordinator.view().epoch.number, 2, "a repeat changes nothing");
+    // It waits for the end, as it would in any job.
+    [0, 1].into_iter().for_each(|link| job.frame(link, Frame::Leave));
+    assert_eq!(job.coordinator.view().phase, Phase::Ended);
+    assert!(job.received(2).contains(&Frame::View(job.coordinator.view())));
+}
+
+#[test]
 fn the_job_ends_in_order_when_the_workers_that_are_left_have_left() {
     let mut job = continuing(3);
     kill(&mut job, 1);

@@ -65,7 +65,7 @@ pub(super) fn restarted(epoch: Epoch) -> Error {
 pub(super) fn no_root(id: SlotId, root: WorkerId, workers: usize) -> Error {
     Error::TensorArgument {
         tensor: id.part.key.into(),
-        what: format!("a broadcast from {root}, which does not exist"),
-        hint: format!("this job has {workers} workers"),
+        what: format!("a broadcast from {root}, which is not among the workers"),
+        hint: format!("this job has {workers} workers now; name one that has not left"),
     }
 }

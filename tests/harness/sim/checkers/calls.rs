@@ -9,7 +9,7 @@
 //! | share a part | a tensor that the error names was not submitted within a step timeout of one that shares its part |
 //! | stalled, told by a withdrawal | the missing rank's own call of this round failed or was given up |
 //! | stalled for a step timeout | each missing rank was held up: see `lateness` |
-//! | a broadcast from nobody | its root was lost, and the job goes on |
+//! | a broadcast from nobody | its root was lost or has left without this round, and the job goes on |
 //! | a lost contribution | a worker was lost, and a sum of this round had begun to land on the contribution of the worker that the error names |
 //! | over | this worker itself was held up |
 //! | draining | a server was asked to stop |
@@ -272,8 +272,8 @@ impl Witness {
         let rounds = round.saturating_sub(ROUNDS_QUEUED)..round;
         let untold = rounds.filter(|round| self.calls.given_up_since(who, tensor, *round).is_some()).count();
         let refused = if self.is_short(None, tensor) { self.calls.refused_rounds } else { 0 };
-        // A round that restarts without a lost worker has its time anew.
-        let waits = 2 + (untold + refused) as u32 + self.job.losses();
+        // A round that restarts without some worker has its time anew.
+        let waits = 2 + (untold + refused) as u32 + self.job.departures();
         let promised = (timing::STEP * waits + timing::DEAD * 2).mul_f64(DRIFT);
         let bound = turn + promised;
         let bound = call.timeout.map_or(bound, |timeout| bound.min(call.submitted + timeout.mul_f64(DRIFT) + promised));
@@ -313,9 +313,13 @@ impl Witness {
                 self.job.losses() > 0
                     && lost.is_some_and(|(_, who)| self.evidence.is_overwritten(who, &partners, round))
             }
-            Error::TensorArgument { what, .. } if what.contains("which does not exist") => (0..)
+            Error::TensorArgument { what, .. } if what.contains("which is not among the workers") => (0..)
                 .map_while(|rank| Some((rank, self.job.worker_of_rank(rank)?)))
-                .any(|(rank, root)| what.contains(&format!("from {},", WorkerId(rank))) && self.job.is_lost(root)),
+                .filter(|(rank, _)| what.contains(&format!("from {},", WorkerId(*rank))))
+                .any(|(_, root)| {
+                    let has_sent = self.calls.has_result((root, tensor, round));
+                    self.job.is_lost(root) || self.job.left.contains_key(&root) && !has_sent
+                }),
             Error::FailedPrecondition { what, .. } if what.contains("memory of the server for tensors") => {
                 self.is_short(Some(me.who), tensor)
             }

@@ -111,6 +111,12 @@ impl Job {
         if self.survivors { self.workers().filter(|who| self.is_lost(*who)).count() as u32 } else { 0 }
     }
 
+    /// How many workers the job lost or saw leave, and went on.
+    pub(super) fn departures(&self) -> u32 {
+        let have_left = |who: &Who| self.left.contains_key(who) && !self.is_lost(*who);
+        if self.survivors { self.losses() + self.workers().filter(have_left).count() as u32 } else { 0 }
+    }
+
     /// The workers that have not come to the barrier at which this one waits, if it waits at one.
     pub(super) fn missing_at_barrier_of(&self, who: Who) -> Vec<Who> {
         let of = self.barriers.values().find(|barrier| barrier.waiting.contains(&who));

@@ -315,7 +315,7 @@ impl Witness {
     /// When a use must have ended: a step timeout without its server, or without memory there, and what the loss of a member may take to be
     /// noticed. A process that stands still is given that time.
     fn bound_of_use(&self, id: UseId) -> Time {
-        let promised = (timing::STEP * (2 + self.job.losses()) + timing::DEAD * 2).mul_f64(DRIFT);
+        let promised = (timing::STEP * (2 + self.job.departures()) + timing::DEAD * 2).mul_f64(DRIFT);
         self.moved(id) + promised + self.evidence.still(id.who, self.uses.uses[&id].submitted, self.world)
     }
 }

@@ -83,7 +83,7 @@ fn who_is_no_member_or_names_others_is_refused_and_the_round_goes_on() {
     let first = world.push(1, of(&[1, 3], 0));
     world.open(3, of(&[0, 3], 0));
     let other = errors(&world.commands()).next().unwrap().to_string();
-    assert!(other.contains("are workers {0, 3}, and those of tensor"), "{other}");
+    assert!(other.contains("are workers {0, 3}, and the part began with workers {1, 3}"), "{other}");
     let second = world.push(3, of(&[1, 3], 0));
     assert_eq!(answered(&world.commands()), [first, second]);
 }
