@@ -35,7 +35,8 @@ type Key = (What, usize, u64);
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum What {
     Contribution(u32),
-    Pushed(u32),
+    /// The ranks by their bits.
+    Pushed(u64),
     Result,
 }
 
@@ -50,14 +51,15 @@ pub(super) fn contribution(plan: &Plan, tensor: usize, round: u64, rank: u32) ->
     plan.memo.recall(What::Contribution(rank), tensor, round, || contribute(plan, tensor, round, rank))
 }
 
-/// What the ranks of a machine, of which `rank` is one, have to add to a round of a tensor together; `rank` alone where machines do not
-/// add that type.
-pub(super) fn pushed(plan: &Plan, tensor: usize, round: u64, rank: u32) -> Rc<[u8]> {
-    let (team, spec) = (plan.topology.team(rank), &plan.tensors[tensor].spec);
-    if team.len() == 1 || spec.dtype == DType::F16 || !spec.participants.is_everybody() {
+/// What the ranks of a machine that are left, of which `rank` is one, have to add to a round of a tensor together; `rank` alone where machines
+/// do not add that type.
+pub(super) fn pushed(plan: &Plan, tensor: usize, round: u64, rank: u32, team: &[u32]) -> Rc<[u8]> {
+    let spec = &plan.tensors[tensor].spec;
+    if team.len() <= 1 || spec.dtype == DType::F16 || !spec.participants.is_everybody() {
         return contribution(plan, tensor, round, rank);
     }
-    plan.memo.recall(What::Pushed(team[0]), tensor, round, || reduce(plan, tensor, round, team))
+    let ranks = team.iter().fold(0, |ranks, rank| ranks | 1 << rank);
+    plan.memo.recall(What::Pushed(ranks), tensor, round, || reduce(plan, tensor, round, team))
 }
 
 /// What a round of a tensor leaves in the destination of `rank`: the result, or what was there before.

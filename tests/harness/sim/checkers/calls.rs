@@ -11,6 +11,7 @@
 //! | stalled for a step timeout | each missing rank was held up: see `lateness` |
 //! | a broadcast from nobody | its root was lost or has left without this round, and the job goes on |
 //! | a lost contribution | a worker was lost, and a sum of this round had begun to land on the contribution of the worker that the error names |
+//! | the sum of a machine that one has left | that worker has left without this round |
 //! | over | this worker itself was held up |
 //! | draining | a server was asked to stop |
 //! | too little memory | a server without memory refused this worker the part of the tensor |
@@ -253,13 +254,13 @@ impl Witness {
         self.calls.forgotten.insert(key, error.clone());
     }
 
-    /// Since when nothing of this worker's own stands before a call; `None` while its earlier round is open.
+    /// Since when nothing of this worker's own stands before a call; `None` while an earlier round is open. A round that was given up may end
+    /// before the one before it.
     fn turn_of(&self, id: CallId) -> Option<Time> {
         let (who, tensor, round) = id;
-        let submitted = self.calls.calls[&id].submitted;
-        let Some(before) = round.checked_sub(1) else { return Some(submitted) };
-        let before = self.calls.of_round(who, tensor, before);
-        before.map(|call| call.ended.map(|(at, _)| at)).try_fold(submitted, |turn, at| Some(turn.max(at?)))
+        let rounds = round.saturating_sub(ROUNDS_QUEUED)..round;
+        let mut before = rounds.flat_map(|before| self.calls.of_round(who, tensor, before));
+        before.try_fold(self.calls.calls[&id].submitted, |turn, call| Some(turn.max(call.ended?.0)))
     }
 
     /// When a call must have ended: a step timeout until its round may begin, one until the round fails, and what the loss of a member
@@ -267,10 +268,12 @@ impl Witness {
     fn bound_of(&self, id: CallId, turn: Time) -> Time {
         let (who, tensor, round) = id;
         let call = &self.calls.calls[&id];
-        // What tells of rounds that this worker gave up may wait for a step timeout each, and a server without memory refuses as long as
-        // other rounds go on.
+        // What tells of rounds that a worker gave up may wait for a step timeout each, and a server without memory refuses as long as other
+        // rounds go on.
         let rounds = round.saturating_sub(ROUNDS_QUEUED)..round;
-        let untold = rounds.filter(|round| self.calls.given_up_since(who, tensor, *round).is_some()).count();
+        let is_untold =
+            |round: &u64| self.job.workers().any(|who| self.calls.given_up_since(who, tensor, *round).is_some());
+        let untold = rounds.filter(is_untold).count();
         let refused = if self.is_short(None, tensor) { self.calls.refused_rounds } else { 0 };
         // A round that restarts without some worker has its time anew.
         let waits = 2 + (untold + refused) as u32 + self.job.departures();
@@ -313,13 +316,13 @@ impl Witness {
                 self.job.losses() > 0
                     && lost.is_some_and(|(_, who)| self.evidence.is_overwritten(who, &partners, round))
             }
+            Error::Unavailable { cause, .. } if cause.contains("a worker of this machine left while") => {
+                self.left_without(tensor, round)
+            }
             Error::TensorArgument { what, .. } if what.contains("which is not among the workers") => (0..)
                 .map_while(|rank| Some((rank, self.job.worker_of_rank(rank)?)))
                 .filter(|(rank, _)| what.contains(&format!("from {},", WorkerId(*rank))))
-                .any(|(_, root)| {
-                    let has_sent = self.calls.has_result((root, tensor, round));
-                    self.job.is_lost(root) || self.job.left.contains_key(&root) && !has_sent
-                }),
+                .any(|(_, root)| self.job.is_lost(root) || self.has_left_without(root, tensor, round)),
             Error::FailedPrecondition { what, .. } if what.contains("memory of the server for tensors") => {
                 self.is_short(Some(me.who), tensor)
             }
@@ -378,6 +381,16 @@ impl Witness {
             | Error::StillRunning { .. }
             | Error::Internal { .. } => false,
         }
+    }
+
+    /// Whether a worker has left in order without the result of a round: its call failed, or it made none.
+    fn has_left_without(&self, who: Who, tensor: usize, round: u64) -> bool {
+        self.job.left.contains_key(&who) && !self.calls.has_result((who, tensor, round))
+    }
+
+    /// Whether any worker has.
+    fn left_without(&self, tensor: usize, round: u64) -> bool {
+        self.job.left.keys().any(|who| self.has_left_without(*who, tensor, round))
     }
 
     /// Whether the name of a tensor comes again, and another worker may not have come so far as to undeclare it.
@@ -439,6 +452,8 @@ impl Witness {
         let told =
             |key: &TensorKey| self.calls.forgotten.contains_key(key) || self.calls.refused.contains_key(&(who, *key));
         match detail {
+            // The others of its machine hear of it before its own call has ended.
+            detail if detail.contains("gave this round up") && detail.contains("is draining") => self.evidence.drains,
             "left the job before" => self.job.left.contains_key(&who),
             detail if detail.contains("gave this round up") && self.job.is_lost(who) => true,
             // Its own call ends when the others have let go of its memory. If it lets go of some parts because a server told it that another

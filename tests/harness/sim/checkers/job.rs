@@ -210,6 +210,9 @@ impl Witness {
                 Phase::Forming => {}
             }
         }
+        if let Frame::Ended { keys, .. } = frame {
+            self.uses_end(keys);
+        }
         let Some(to) = self.job.speakers.get(&control).copied() else { return };
         match frame {
             Frame::Refused(Error::Fenced { .. }) => self.job.shut_out(to),

@@ -8,6 +8,8 @@
 //! | too little memory | a server without memory refused this worker a part of the parameter |
 //! | a server was not reached, the end of the job, fenced | as of a call: see `calls` |
 //!
+//! A name ends when all workers that have declared it have undeclared it. Then its value is gone, and who declares it later begins anew.
+//!
 //! Of two uses one comes before the other if it had ended well when the other began, or if both are of one worker and in this order, because
 //! a worker's uses of a parameter go one after the other. A use that failed may be done at any time after its begin, or never.
 
@@ -64,6 +66,8 @@ struct OneUse {
     is_given_up: bool,
     /// When it ended.
     over: Option<Time>,
+    /// Whether it was of an earlier life of the name.
+    is_past: bool,
 }
 
 /// Clocks run up to a hundredth fast or slow.
@@ -90,7 +94,8 @@ impl Uses {
     fn changes_of(&self, who: Who, parameter: usize) -> impl Iterator<Item = (UseId, &OneUse)> {
         let first = UseId { who, parameter, index: 0 };
         let of = self.uses.range(first..=UseId { index: usize::MAX, ..first });
-        of.map(|(id, one)| (*id, one)).filter(|(_, one)| one.access.sends() && one.access != Access::Init)
+        let is_change = |one: &OneUse| one.access.sends() && one.access != Access::Init && !one.is_past;
+        of.map(|(id, one)| (*id, one)).filter(move |(_, one)| is_change(one))
     }
 
     /// Whether a change was done before this use.
@@ -148,10 +153,21 @@ impl Witness {
         let first = UseId { who, parameter, index: 0 };
         let index = self.uses.uses.range(first..=UseId { index: usize::MAX, ..first }).count();
         let id = UseId { index, ..first };
-        let one = OneUse { access, began, ended: None, submitted, timeout, is_given_up: false, over: None };
+        let one =
+            OneUse { access, began, ended: None, submitted, timeout, is_given_up: false, over: None, is_past: false };
         self.uses.uses.insert(id, one);
         self.uses.due.insert((submitted + timing::STEP, id));
         id
+    }
+
+    /// These names have ended, at least in the eyes of the coordinator. Nobody uses what they stood for: what is open is of the next life.
+    pub(super) fn uses_end(&mut self, keys: &[TensorKey]) {
+        let Uses { parameters, uses, versions, .. } = &mut self.uses;
+        let has_ended = |parameter: usize| keys.contains(&parameters[parameter].0);
+        uses.iter_mut()
+            .filter(|(id, one)| has_ended(id.parameter) && one.ended.is_some())
+            .for_each(|(_, one)| one.is_past = true);
+        versions.retain(|(_, parameter, _), _| !has_ended(*parameter));
     }
 
     /// A worker's caller gives a use up.

@@ -97,12 +97,14 @@ impl WorkerProcess {
         let Some(mut body) = body else { return };
         let codec = header.body().map_or(CodecSpec::PLAIN, |body| body.codec);
         let divisor = if matches!(header.op, Op::Sum | Op::Mean) { header.weight } else { 1.0 };
+        let formation = self.worker.formation().expect("it has joined");
+        let team: Vec<u32> = formation.team.iter().map(|rank| rank.0).collect();
         // What the repeat says to be overwritten may be anything; all that follows is the caller's.
         let mut overwritten =
             if let Contribution::Resumed { landed, .. } = header.contribution { landed as usize } else { 0 };
         for piece in self.worker.pieces(task.id) {
             let (tensor, round) = self.script.operations[&piece.submission].members[piece.tensor];
-            let due = oracle::pushed(&context.plan, tensor, round, self.worker.rank().0);
+            let due = oracle::pushed(&context.plan, tensor, round, self.worker.rank().0, &team);
             let due = &due[piece.span.offset as usize..piece.span.end() as usize];
             let due = oracle::on_wire(&context.plan, tensor, due, codec, divisor);
             let (sent, rest) = body.split_at(due.len());

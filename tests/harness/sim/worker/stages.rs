@@ -186,7 +186,8 @@ impl WorkerProcess {
             }
             Ending::Torn { task, error, landed } => {
                 let payload = &self.payloads[&task];
-                if landed > 0 && payload.contribution() == payload.landing() {
+                let begin = |regions: Vec<Region>| regions.first().map(|region| (region.buffer, region.span.offset));
+                if landed > 0 && begin(payload.contribution()) == begin(payload.landing()) {
                     let part = self.worker.part(task);
                     context.witness.overwrites(self.me.who, part.layout.part.key, part.round.0);
                 }
