@@ -10,7 +10,7 @@
 //! | stalled, told by a withdrawal | the missing rank's own call of this round failed or was given up |
 //! | stalled for a step timeout | each missing rank was held up: see `lateness` |
 //! | a broadcast from nobody | its root was lost or has left without this round, and the job goes on |
-//! | a lost contribution | a worker was lost, and a sum of this round had begun to land on the contribution of the worker that the error names |
+//! | a lost contribution | a worker was lost or has left without this round, and a sum had begun to land on the contribution that the error names |
 //! | the sum of a machine that one has left | that worker has left without this round |
 //! | over | this worker itself was held up |
 //! | draining | a server was asked to stop |
@@ -313,10 +313,14 @@ impl Witness {
                 let partners = self.calls.partners_of(tensor);
                 let mut ranks = (0..).map_while(|rank| Some((rank, self.job.worker_of_rank(rank)?)));
                 let lost = ranks.find(|(rank, _)| what.contains(&format!("of {} is lost", WorkerId(*rank))));
-                self.job.losses() > 0
+                (self.job.losses() > 0 || self.left_without(tensor, round))
                     && lost.is_some_and(|(_, who)| self.evidence.is_overwritten(who, &partners, round))
             }
-            Error::Unavailable { cause, .. } if cause.contains("a worker of this machine left while") => {
+            Error::Unavailable { cause, .. }
+                if ["a worker of this machine left while", "left, and they meet again"]
+                    .iter()
+                    .any(|why| cause.contains(why)) =>
+            {
                 self.left_without(tensor, round)
             }
             Error::TensorArgument { what, .. } if what.contains("which is not among the workers") => (0..)
@@ -388,7 +392,7 @@ impl Witness {
         self.job.left.contains_key(&who) && !self.calls.has_result((who, tensor, round))
     }
 
-    /// Whether any worker has.
+    /// Whether any worker has left without it.
     fn left_without(&self, tensor: usize, round: u64) -> bool {
         self.job.left.keys().any(|who| self.has_left_without(*who, tensor, round))
     }
@@ -452,8 +456,8 @@ impl Witness {
         let told =
             |key: &TensorKey| self.calls.forgotten.contains_key(key) || self.calls.refused.contains_key(&(who, *key));
         match detail {
-            // The others of its machine hear of it before its own call has ended.
-            detail if detail.contains("gave this round up") && detail.contains("is draining") => self.evidence.drains,
+            // The others of its machine hear of it before its own call has ended. That end needs an explanation of its own.
+            detail if detail.contains("gave this round up: ") && !self.calls.has_result((who, tensor, round)) => true,
             "left the job before" => self.job.left.contains_key(&who),
             detail if detail.contains("gave this round up") && self.job.is_lost(who) => true,
             // Its own call ends when the others have let go of its memory. If it lets go of some parts because a server told it that another

@@ -273,7 +273,8 @@ impl Witness {
             self.job.workers().filter(|who| *who == address.who || self.job.shares_machine(*who, address.who));
         let leaves_partner = here.any(|who| self.job.is_present(who));
         // Nor does it go on on one machine with several workers, because these need no servers.
-        let left: Vec<Who> = self.job.workers().filter(|who| self.job.is_present(*who)).collect();
+        let stays = |who: &Who| self.job.is_present(*who) && !self.job.left.contains_key(who);
+        let left: Vec<Who> = self.job.workers().filter(stays).collect();
         let is_one_machine = left.len() > 1 && left.iter().all(|who| self.job.shares_machine(*who, left[0]));
         let is_worker = matches!(address.who, Who::Worker(_));
         let goes_on = self.job.survivors && is_worker && !leaves_partner && !is_one_machine;
