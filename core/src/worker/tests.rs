@@ -10,8 +10,8 @@ use crate::mem::Ordinal;
 use crate::pipeline::{LayoutConfig, Layouter, Stage};
 use crate::sched::{SchedulerConfig, TaskId};
 use crate::types::{
-    Address, CodecSpec, DType, Demand, DeviceKind, Goal, LinkId, Op, PartId, Phase, Priority, Role, Round, Scheme,
-    ServerId, Slot, TensorSpec, Time, View, WorkerId,
+    Address, CodecSpec, DType, Demand, DeviceKind, Goal, LinkId, Op, PartId, Participants, Phase, Priority, Role,
+    Round, Scheme, ServerId, Slot, TensorSpec, Time, View, WorkerId,
 };
 use crate::wire::{Body, Contribution, Contributors, Request};
 
@@ -399,6 +399,26 @@ fn a_round_whose_first_tensor_was_cancelled_is_withdrawn_from_when_the_others_do
 }
 
 #[test]
+fn the_server_is_told_also_of_a_process_set_whose_devices_cannot_reduce_apart_on_their_machine() {
+    let mut view = View::of_workers(&[(1, "/zero"), (1, "/one"), (2, ""), (3, "")]);
+    let server = view.members.last_mut().unwrap();
+    (server.process.role, server.index) = (Role::Server, ServerId(0).0);
+    let mut world = World::linked_in(view);
+    let participants = Participants::of(std::iter::once(WorkerId(0)).collect());
+    let specs = ["a", "b"].map(|name| TensorSpec { participants: participants.clone(), ..spec(name) });
+    let Ok(Some(request)) = world.worker.declare(specs.to_vec(), true) else { panic!("unknown") };
+    world.commands();
+    world.declared(request, &specs);
+    let first = world.submit_spec(&specs[0], tensor(&specs[0], Some(Ordinal(0))));
+    world.worker.cancel(world.now, first);
+    let second = world.submit_spec(&specs[1], tensor(&specs[1], Some(Ordinal(0))));
+    let failed: Vec<u64> = world.commands().iter().filter_map(failed_with("was given up before")).collect();
+    assert_eq!(failed, [second]);
+    let step = world.worker.take(world.now, Stage::Push).unwrap();
+    assert!(matches!(step.action, Action::Push { header: Request::Withdraw(_), .. }), "{step:?}");
+}
+
+#[test]
 fn a_batch_that_fills_a_part_is_one_submission() {
     let mut world = World::sharing(&["a", "b"]);
     let specs = ["a", "b"].map(spec);
@@ -485,7 +505,12 @@ impl Worker {
 
 impl World {
     fn joined() -> Self {
-        let mut world = Self::joined_in(view());
+        Self::linked_in(view())
+    }
+
+    /// Has joined, and is linked to the server of `view`.
+    fn linked_in(view: View) -> Self {
+        let mut world = Self::joined_in(view);
         let Some(Command::Dial(Dial { server, attempt, .. })) = world.commands().pop() else { panic!("a server") };
         world.worker.handle_dialled(world.now, server, attempt, Ok(LinkId(7)));
         world.commands();

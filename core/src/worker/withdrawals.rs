@@ -93,6 +93,8 @@ impl Worker {
             Some(tensor) => vec![tensor.device.map_or(DeviceKind::Host, |_| DeviceKind::Cuda)],
             None => vec![DeviceKind::Host, DeviceKind::Cuda],
         };
+        // Of a process set on devices the server waits where it would not for memory of the host. It does no harm to tell it in vain.
+        let duty = self.duty(part, *memory.last().expect("there is one"));
         for memory in memory {
             self.decline(part, memory);
         }
@@ -103,7 +105,7 @@ impl Worker {
             bytes: 0,
             round: part.round,
             priority,
-            route: Route::host(self.duty(part, DeviceKind::Host)),
+            route: Route::host(duty),
             groups: Vec::new(),
         };
         if let Some(task) = self.scheduler.withdraw(now, spec) {
