@@ -36,6 +36,13 @@ impl Company {
         *self.0.write().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
+    /// Leaves the ranks of the collective, if there is one. Idempotent.
+    pub(super) fn shutdown(&self) {
+        if let Some(collective) = self.any() {
+            collective.shutdown();
+        }
+    }
+
     fn present(&self) -> Option<Present> {
         self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
     }

@@ -82,9 +82,9 @@ impl Engine {
             let _ =
                 self.shared.milestones.wait(patience, "telling servers of withdrawals", |reached| reached.may_leave);
         }
-        if let Some(collective) = self.shared.company.any().filter(|_| local_peers::goes_on(&self.config)) {
+        if local_peers::goes_on(&self.config) {
             // The others of this machine go on, and can meet again only once this rank leads them no more.
-            collective.shutdown();
+            self.shared.company.shutdown();
         }
         if let Some(membership) = &*locked(&self.shared.membership) {
             membership.leave();
@@ -99,14 +99,10 @@ impl Engine {
         let left = milestones.wait(grace, what, |reached| reached.left || reached.failed.is_some());
         let membership = locked(&self.shared.membership).take();
         drop(membership);
-        if let Some(collective) = self.shared.company.any() {
-            collective.shutdown();
-        }
+        self.shared.company.shutdown();
         self.following.end(ENDING);
         // The thread may have met another team meanwhile.
-        if let Some(collective) = self.shared.company.any() {
-            collective.shutdown();
-        }
+        self.shared.company.shutdown();
         self.shared.transport.shutdown(Duration::from_secs(1));
         // Ends the copies under way, and with them the last handles.
         if let Some(device) = &self.shared.device {

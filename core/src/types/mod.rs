@@ -39,7 +39,7 @@ pub use join::JoinString;
 pub use kind::{Declared, Difference, Extent, TensorKind};
 pub use layout::{PartLayout, Piece, TensorSpec};
 pub use machines::Machines;
-pub use op::Op;
+pub use op::{Op, total_weight};
 pub use operation::{Claim, Declined, Goal, Slot, Unmet, meeting_again};
 pub use participants::Participants;
 pub use priority::Priority;

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::{DType, WorkerId};
+use super::{DType, Round, TensorKey, WorkerId};
 use crate::error::{Error, Result};
 
 /// The reduction of one round, the same on every worker.
@@ -82,6 +82,21 @@ impl fmt::Display for Op {
             Self::Broadcast { root } => write!(f, "broadcast from {root}"),
         }
     }
+}
+
+/// The total of the weights of a weighted mean, by which the sum of this round is divided.
+///
+/// # Errors
+/// [`Error::TensorArgument`] unless it is above zero and finite.
+pub fn total_weight(tensor: TensorKey, round: Round, total: f64) -> Result<f64> {
+    if total > 0.0 && total.is_finite() {
+        return Ok(total);
+    }
+    Err(Error::TensorArgument {
+        tensor: tensor.into(),
+        what: format!("the weights of {round} add up to {total}"),
+        hint: "give at least one worker a weight above zero".to_owned(),
+    })
 }
 
 #[cfg(test)]

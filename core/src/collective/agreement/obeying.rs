@@ -6,7 +6,7 @@ use crate::collective::explain::explain;
 use crate::collective::order::{Claim, Decision, Failure};
 use crate::collective::ranks::Breakage;
 use crate::error::Error;
-use crate::types::{Defect, Goal, Op, Time, Unmet, planted};
+use crate::types::{Defect, Goal, Op, Time, Unmet, planted, total_weight};
 
 impl<L> Agreement<L> {
     /// Acts on the next decision: one order, or all orders of a group.
@@ -104,11 +104,7 @@ impl<L> Agreement<L> {
             return None;
         }
         let total = self.share(wish).map_or(0.0, |dataflow| dataflow.weight(weights));
-        (total <= 0.0 || !total.is_finite()).then(|| Error::TensorArgument {
-            tensor: wish.part.key.into(),
-            what: format!("the weights of {} add up to {total}", wish.round),
-            hint: "give at least one worker a weight above zero".to_owned(),
-        })
+        total_weight(wish.part.key, wish.round, total).err()
     }
 
     /// The rank at position `from` tells the others why there is no data. It uses host memory, for tensors of any memory.

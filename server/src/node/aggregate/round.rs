@@ -9,7 +9,7 @@ use gradlane_core::codec;
 use gradlane_core::error::Error;
 use gradlane_core::types::{
     CodecSpec, DType, Declared, Defect, ExchangeId, Extent, Machines, Op, PartId, Participants, TensorKind, Time,
-    WorkerId, WorkerSet, planted,
+    WorkerId, WorkerSet, planted, total_weight,
 };
 use gradlane_core::wire::Body;
 
@@ -107,14 +107,7 @@ impl Slot {
             Op::WeightedMean => {
                 // Added by rank and not by arrival, so that equal weights give the same bits in every run.
                 let total: f64 = open.uploads.values().map(|(_, upload)| upload.weight).sum();
-                if total > 0.0 && total.is_finite() {
-                    return Ok(total);
-                }
-                Err(Error::TensorArgument {
-                    tensor: self.id.part.key.into(),
-                    what: format!("the weights of {} add up to {total}", self.id.round),
-                    hint: "give at least one worker a weight above zero".to_owned(),
-                })
+                total_weight(self.id.part.key, self.id.round, total)
             }
         }
     }
