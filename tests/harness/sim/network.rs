@@ -264,6 +264,9 @@ impl Context {
         let healthy = self.healed() || is_replay;
         let dooms = [Doom::BeforeHeader, Doom::WithinBody, Doom::AfterBody, Doom::WithinAnswer, Doom::AnswerLost];
         let doom = (!healthy && classes.resets && self.random.chance(15)).then(|| self.random.pick(&dooms));
+        if let (Request::Contribute(Contribute { target, .. }), Some(Doom::AnswerLost)) = (sent, doom) {
+            self.witness.loses_answer(worker.who, target.part.key, target.round.0);
+        }
         let mut body = Body::new(pieces, memory.unwrap_or_default());
         if let Request::Contribute(Contribute { target, .. }) | Request::Use(Use { target, .. }) = sent
             && !healthy

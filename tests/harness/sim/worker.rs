@@ -78,6 +78,8 @@ pub(super) struct WorkerProcess {
     notices: Vec<(PartId, Round, String)>,
     /// Errors that servers gave for such rounds, by submission: they must not end it without what the coordinator said.
     unexplained: BTreeMap<u64, Vec<Error>>,
+    /// Submissions that have an error already. It ends them, whatever comes later.
+    failing: BTreeSet<u64>,
     ended: Option<Result<()>>,
 }
 
@@ -108,6 +110,7 @@ impl WorkerProcess {
             barriers: BTreeMap::new(),
             notices: Vec::new(),
             unexplained: BTreeMap::new(),
+            failing: BTreeSet::new(),
             ended: None,
         };
         this.settle(context);

@@ -49,7 +49,7 @@ pub(super) fn stalled(id: SlotId, missing: Vec<WorkerId>, waited: Duration, deta
 pub(super) fn lost(worker: WorkerId) -> Error {
     Error::FailedPrecondition {
         what: format!(
-            "the contribution of {worker} is lost: a sum began to land on it, and the server that sent it is gone"
+            "the contribution of {worker} is lost: a sum began to land on it, and the rest of that sum is gone"
         ),
         hint: "restart from a checkpoint; sums that land beside their contribution survive this".to_owned(),
     }

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | cancelled | this worker's caller gave up a tensor that shares parts with it, in this round |
 //! | timeout | the call's own timeout passed |
-//! | timeout of a declaration | the name has not ended, because another worker was held up or still waits for something |
+//! | timeout of a declaration | the coordinator could not be reached; or the name has not ended, because another worker was held up |
 //! | given up before | another call of this worker that shares parts with it failed in this round |
 //! | share a part | a tensor that the error names was not submitted within a step timeout of one that shares its part |
 //! | stalled, told by a withdrawal | the missing rank's own call of this round failed or was given up |
@@ -12,7 +12,7 @@
 //! | a broadcast from nobody | its root was lost or has left without this round, and the job goes on |
 //! | a lost contribution | a worker was lost or has left without this round, and a sum had begun to land on the contribution that the error names |
 //! | the sum of a machine that one has left | that worker has left without this round |
-//! | over | this worker itself was held up |
+//! | over | this worker itself was held up, or its answer was lost and a server had too little memory |
 //! | draining | a server was asked to stop |
 //! | too little memory | a server without memory refused this worker the part of the tensor |
 //! | a rank of a machine was lost | its process ended, or stood still for long |
@@ -61,6 +61,8 @@ pub(super) struct Calls {
     forgotten: BTreeMap<TensorKey, Error>,
     /// What it answered one worker that declared the tensor.
     refused: BTreeMap<(Who, TensorKey), Error>,
+    /// Stalls that were told and explained: the first of the tensors that share parts, the round, who was missing, and for how long.
+    stalls: BTreeSet<(Option<TensorKey>, u64, Vec<WorkerId>, Duration)>,
     /// From, until: how long a worker waited for something that failed.
     held_up: BTreeMap<Who, Vec<(Time, Time)>>,
 }
@@ -104,6 +106,7 @@ impl Calls {
             partners: BTreeMap::new(),
             forgotten: BTreeMap::new(),
             refused: BTreeMap::new(),
+            stalls: BTreeSet::new(),
             held_up: BTreeMap::new(),
         }
     }
@@ -203,10 +206,14 @@ impl Witness {
     /// A call ended.
     pub(in crate::sim) fn resolves(&mut self, me: Address, tensor: usize, round: u64, outcome: &Result<()>) {
         let (id, now) = ((me.who, tensor, round), self.world);
-        if let Err(error) = outcome
-            && !self.is_explained(me, tensor, round, error)
-        {
-            self.report(Checker::Failure, format!("{}: tensor {tensor}, round {round}: {error}", me.who));
+        if let Err(error) = outcome {
+            if !self.was_explained(tensor, round, error) && !self.is_explained(me, tensor, round, error) {
+                self.report(Checker::Failure, format!("{}: tensor {tensor}, round {round}: {error}", me.who));
+            }
+            if let Error::Stalled { missing, waited, .. } = error {
+                let first = self.calls.partners_of(tensor).pop_first();
+                self.calls.stalls.insert((first, round, missing.clone(), *waited));
+            }
         }
         let turn = self.turn_of(id).unwrap_or(now);
         if outcome.is_err() {
@@ -268,24 +275,35 @@ impl Witness {
     fn bound_of(&self, id: CallId, turn: Time) -> Time {
         let (who, tensor, round) = id;
         let call = &self.calls.calls[&id];
-        // What tells of rounds that a worker gave up may wait for a step timeout each, and a server without memory refuses as long as other
-        // rounds go on.
+        // What tells of rounds that a worker gave up may wait for a step timeout each. A server without memory refuses as long as other rounds
+        // go on, and what it refuses holds the credit of its worker.
         let rounds = round.saturating_sub(ROUNDS_QUEUED)..round;
         let is_untold =
             |round: &u64| self.job.workers().any(|who| self.calls.given_up_since(who, tensor, *round).is_some());
         let untold = rounds.filter(is_untold).count();
-        let refused = if self.is_short(None, tensor) { self.calls.refused_rounds } else { 0 };
+        let is_refused = self.is_short(None, tensor) || self.evidence.is_refused_any(who);
+        let refused = if is_refused { self.calls.refused_rounds } else { 0 };
         // A round that restarts without some worker has its time anew.
         let waits = 2 + (untold + refused) as u32 + self.job.departures();
         let promised = (timing::STEP * waits + timing::DEAD * 2).mul_f64(DRIFT);
         let bound = turn + promised;
-        let bound = call.timeout.map_or(bound, |timeout| bound.min(call.submitted + timeout.mul_f64(DRIFT) + promised));
+        // A part goes on for the other tensors that share it, and has the memory of all of them until it ends.
+        let shares = self.calls.of_round(who, tensor, round).count() > 1;
+        let timeout = call.timeout.filter(|_| !shares);
+        let bound = timeout.map_or(bound, |timeout| bound.min(call.submitted + timeout.mul_f64(DRIFT) + promised));
         bound + self.evidence.still(who, call.submitted, self.world)
     }
 
     /// Whether a process ended, so that nobody waits for its calls.
     pub(super) fn is_gone(&self, who: Who) -> bool {
         self.job.members.values().any(|member| member.who == who && self.evidence.is_killed(*member))
+    }
+
+    /// Whether a worker that came in time was told the same of the round. Who comes later hears it again.
+    fn was_explained(&self, tensor: usize, round: u64, error: &Error) -> bool {
+        let Error::Stalled { missing, waited, .. } = error else { return false };
+        let first = self.calls.partners_of(tensor).pop_first();
+        self.calls.stalls.contains(&(first, round, missing.clone(), *waited))
     }
 
     fn is_explained(&self, me: Address, tensor: usize, round: u64, error: &Error) -> bool {
@@ -302,7 +320,8 @@ impl Witness {
             Error::Timeout { what, .. } => {
                 let call = &self.calls.calls[&(me.who, tensor, round)];
                 call.timeout.is_some_and(|timeout| call.submitted + timeout.mul_f64(2.0 - DRIFT) <= now)
-                    || what.contains("waiting for its declaration") && self.is_name_in_use(me.who, tensor)
+                    || what.contains("waiting for its declaration")
+                        && (self.is_name_in_use(me.who, tensor) || self.is_apart(me.who, Who::Coordinator))
             }
             Error::ServerUnreachable { server, waited, .. } => self.is_out_of_reach(me.who, server, *waited),
             Error::FailedPrecondition { what, .. } if what.contains("was given up before") => own(),
@@ -331,7 +350,10 @@ impl Witness {
                 self.is_short(Some(me.who), tensor)
             }
             Error::TensorState { what, .. } if what.contains("is over") => {
-                own() || self.is_short(None, tensor) || self.why_late(me.who, now).is_some()
+                own()
+                    || self.is_short(None, tensor)
+                    || self.evidence.is_freed_unseen(me.who, &self.calls.partners_of(tensor), round)
+                    || self.why_late(me.who, now).is_some()
             }
             Error::FailedPrecondition { what, .. } if what.contains("is draining") => self.evidence.drains,
             Error::PeerLost { member, cause, .. } => self.is_neighbour_lost(member, cause),
@@ -422,9 +444,9 @@ impl Witness {
         self.job.servers().any(|server| self.is_apart(who, server))
     }
 
-    /// Whether a worker and a server could not reach each other for most of the last step timeout.
-    fn is_apart(&self, who: Who, server: Who) -> bool {
-        let apart = self.evidence.apart(who, server, self.world - timing::STEP, self.world);
+    /// Whether a worker and a server or the coordinator could not reach each other for most of the last step timeout.
+    pub(super) fn is_apart(&self, who: Who, other: Who) -> bool {
+        let apart = self.evidence.apart(who, other, self.world - timing::STEP, self.world);
         apart >= timing::STEP.mul_f64(0.8)
     }
 
@@ -473,7 +495,7 @@ impl Witness {
                 };
                 let is_told =
                     partners.iter().any(told) || self.is_short(None, tensor) || self.job.workers().any(gave_up);
-                is_told || self.evidence.is_damaged(&partners, round)
+                is_told || self.evidence.drains || self.evidence.is_damaged(&partners, round)
             }
             detail => self.is_short(None, tensor) && detail.contains("memory of the server for tensors"),
         }

@@ -29,6 +29,8 @@ pub(super) struct Evidence {
     killed: BTreeMap<Address, Time>,
     /// Which worker was refused memory for which part, by the part's first tensor.
     refused: BTreeSet<(Who, TensorKey)>,
+    /// Answers that a server believes to be received, and that did not come: to whom, of which part's first tensor and which round.
+    lost_answers: BTreeSet<(Who, TensorKey, u64)>,
     /// Contributions that were changed on their way, by tensor and round.
     damaged: BTreeSet<(TensorKey, u64)>,
     /// Answers that were lies: to whom, of which part's first tensor and which round.
@@ -70,6 +72,11 @@ impl Witness {
     /// A server without memory refused a worker a part, whose first tensor this is.
     pub(in crate::sim) fn refused(&mut self, who: Who, part: TensorKey) {
         self.evidence.refused.insert((who, part));
+    }
+
+    /// A server will believe that a worker has all of an answer, which does not come.
+    pub(in crate::sim) fn loses_answer(&mut self, of: Who, part: TensorKey, round: u64) {
+        self.evidence.lost_answers.insert((of, part, round));
     }
 
     /// Some of a sum landed on the contribution of a worker, and no more of it came.
@@ -124,6 +131,16 @@ impl Evidence {
     /// Whether a server without memory refused this worker, or any, the part of these tensors.
     pub(super) fn is_refused(&self, who: Option<Who>, tensors: &BTreeSet<TensorKey>) -> bool {
         self.refused.iter().any(|(of, part)| who.is_none_or(|who| who == *of) && tensors.contains(part))
+    }
+
+    /// Whether a server without memory refused this worker any part.
+    pub(super) fn is_refused_any(&self, who: Who) -> bool {
+        self.refused.iter().any(|(of, _)| *of == who)
+    }
+
+    /// Whether a server freed a sum that this worker did not get: it believed that the worker had it, and was without memory.
+    pub(super) fn is_freed_unseen(&self, who: Who, tensors: &BTreeSet<TensorKey>, round: u64) -> bool {
+        !self.refused.is_empty() && tensors.iter().any(|tensor| self.lost_answers.contains(&(who, *tensor, round)))
     }
 
     /// Whether some of a sum landed on the contribution of a worker to this round of one of these tensors.

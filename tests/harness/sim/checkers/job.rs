@@ -188,13 +188,19 @@ impl Witness {
             self.job.heard.insert(speaker, now);
         }
         match frame {
-            Frame::Leave => drop(self.job.left.entry(speaker.who).or_insert(now)),
+            Frame::Leave => self.leaves(speaker.who),
             Frame::Declare { request, tensors, .. } => {
                 let keys = tensors.iter().map(gradlane_core::types::TensorSpec::key).collect();
                 self.job.declaring.insert((speaker, *request), keys);
             }
             _ => {}
         }
+    }
+
+    /// A worker tells the coordinator or the ranks of its machine that it leaves.
+    pub(in crate::sim) fn leaves(&mut self, who: Who) {
+        let now = self.world;
+        self.job.left.entry(who).or_insert(now);
     }
 
     /// The coordinator sends a frame.

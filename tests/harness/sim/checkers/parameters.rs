@@ -3,6 +3,7 @@
 //! | error of a use | what explains it |
 //! |---|---|
 //! | cancelled, timeout | its own caller gave it up, or its own timeout passed |
+//! | timeout of a declaration | the coordinator could not be reached |
 //! | no value | this worker's own init had not ended well |
 //! | checksum | the network changed what this use sent |
 //! | too little memory | a server without memory refused this worker a part of the parameter |
@@ -273,8 +274,9 @@ impl Witness {
         }
         match error {
             Error::Cancelled => one.is_given_up,
-            Error::Timeout { .. } => {
+            Error::Timeout { what, .. } => {
                 one.timeout.is_some_and(|timeout| one.submitted + timeout.mul_f64(2.0 - DRIFT) <= self.world)
+                    || what.contains("waiting for its declaration") && self.is_apart(me.who, Who::Coordinator)
             }
             Error::ServerUnreachable { server, waited, .. } => self.is_out_of_reach(me.who, server, *waited),
             Error::Checksum { round, .. } => self.evidence.is_damaged(&BTreeSet::from([key]), round.0),

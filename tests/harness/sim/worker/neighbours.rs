@@ -209,6 +209,9 @@ impl WorkerProcess {
     /// Hands an operation to the collective.
     pub(super) fn meet(&mut self, context: &mut Context, task: Task, meeting: Meeting) {
         let Meeting { goal, claim, failure, memory, takes, team: _ } = meeting;
+        if failure.is_some() {
+            self.failing.extend(&self.worker.part(task.id).tickets);
+        }
         if memory == Use::Received {
             self.payload(task.id).contribute_result();
             self.unstage(task.id);
@@ -406,6 +409,7 @@ impl WorkerProcess {
             } else {
                 near.send(context, 0, Note::Left);
             }
+            context.witness.leaves(self.me.who);
             self.end_meetings(context, None);
             return true;
         }

@@ -186,8 +186,10 @@ impl WorkerProcess {
             }
             Ending::Torn { task, error, landed } => {
                 let payload = &self.payloads[&task];
-                let begin = |regions: Vec<Region>| regions.first().map(|region| (region.buffer, region.span.offset));
-                if landed > 0 && begin(payload.contribution()) == begin(payload.landing()) {
+                let begins =
+                    |regions: Vec<Region>| regions.into_iter().map(|region| (region.buffer, region.span.offset));
+                let landing: Vec<_> = begins(payload.landing()).collect();
+                if landed > 0 && begins(payload.contribution()).any(|begin| landing.contains(&begin)) {
                     let part = self.worker.part(task);
                     context.witness.overwrites(self.me.who, part.layout.part.key, part.round.0);
                 }
@@ -206,8 +208,8 @@ impl WorkerProcess {
             (error, newest.find(|notice| (notice.0, notice.1) == (of, round)))
             && **told != **notice
         {
-            for submission in part.tickets.clone() {
-                self.unexplained.entry(submission).or_default().push(error.clone());
+            for submission in part.tickets.iter().filter(|submission| !self.failing.contains(submission)) {
+                self.unexplained.entry(*submission).or_default().push(error.clone());
             }
         }
     }

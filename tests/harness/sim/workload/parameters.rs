@@ -101,7 +101,8 @@ impl Plan {
     fn uses_max(&self) -> usize {
         let Settings { credit_bytes, latency_ms: (_, most), layout, .. } = &self.settings;
         let bytes = self.parameters.iter().map(Parameter::bytes).max().unwrap_or(0);
-        let turns = bytes.div_ceil(layout.part_bytes_min.max(*credit_bytes)).max(1);
+        let part_bytes = layout.part_bytes_min;
+        let turns = bytes.div_ceil(part_bytes).div_ceil((credit_bytes / part_bytes).max(1)).max(1);
         // Most messages take an eighth of the longest latency.
         let one = Duration::from_millis(most / 8 * 2 + most / 5 + 1) * turns as u32;
         let uses = (timing::STEP / 2).as_millis() / one.as_millis();
