@@ -9,6 +9,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
+mod codec;
 mod latency;
 mod net;
 mod push_pull;
@@ -45,6 +46,7 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Question {
+    Codec(codec::Arguments),
     Latency(Box<latency::Arguments>),
     Net(Box<net::Arguments>),
     PushPull(Box<push_pull::Arguments>),
@@ -91,6 +93,7 @@ enum Role {
 
 fn main() -> ExitCode {
     let conclusion = match Cli::parse().question {
+        Question::Codec(arguments) => codec::answer(&arguments),
         Question::Latency(arguments) => latency::answer(&arguments),
         Question::Net(arguments) => net::answer(&arguments),
         Question::PushPull(arguments) => push_pull::answer(&arguments),

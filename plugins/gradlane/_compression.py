@@ -26,11 +26,13 @@ class Compressor:
         """The same codec with these parameters, such as `Compression.int8(block=1024, feedback=True)`.
 
         Args:
-            parameters: `block` is one of int8. Every codec but `none` has `feedback`: with it, what a round loses of a tensor
-                is added to the tensor's next round, on the workers and on the servers. So nothing is lost for good, and
-                codecs that lose much still train. It costs an f32 for each element on each machine and on the servers.
-                It acts on sums and means of float32. If a worker is lost, or a round fails, it begins anew. The first use
-                of the compressor refuses a parameter that the codec does not have.
+            parameters: `block` is one of the codecs with blocks. Every codec but `none` has `feedback`: with it, what a round
+                loses of a tensor is added to the tensor's next round, on the workers and on the servers. So nothing is
+                lost for good, and codecs that lose much still train. It costs an f32 for each element on each machine and
+                on the servers. It acts on sums and means of float32. If a worker is lost, or a round fails, it begins
+                anew. `stochastic`, of bf16 and the codecs with blocks, rounds up or down by chance, so that elements are
+                right on average; the same round has the same bits on every run. The first use of the compressor refuses
+                a parameter that the codec does not have.
         """
         codec, _, text = self.codec.partition(":")
         settings: dict[str, str] = dict(word.split("=", 1) for word in text.split(",") if word)
@@ -52,6 +54,24 @@ class Compression:
     """A quarter of the bytes of float32: blocks of 256 elements with a scale each. An element is off by at most 1/254 of
     the largest magnitude in its block, in each contribution and in the sum. `Compression.int8(block=1024)` has blocks
     of 1,024 (32 to 4,096): fewer bytes, less exact.
+    """
+    int4 = Compressor("int4")
+    """An eighth of the bytes of float32: blocks of 128 elements with a scale each. An element is off by at most 1/13.8 of
+    the largest magnitude in its block, so add `feedback=True`, or `stochastic=True`.
+    """
+    fp8_e4m3 = Compressor("fp8_e4m3")
+    """A quarter of the bytes of float32: blocks of 256 8-bit floats with a scale each. An element is off by at most 1/16 of
+    itself, unless it is smaller than a 30,000th of the largest magnitude in its block.
+    """
+    fp8_e5m2 = Compressor("fp8_e5m2")
+    """As `fp8_e4m3`, for elements of very different size: an element is off by at most 1/8 of itself, unless it is smaller
+    than a billionth of the largest magnitude in its block.
+    """
+    randomk = Compressor("randomk")
+    """Of each part of float32, 1 % of the elements, 4 bytes each, at places that all workers draw alike; the others count as
+    zero. What is sent is multiplied by 100, so that the sum is right on average. `Compression.randomk(k=100_000)` sends
+    100,000 millionths (1 to 500,000), so a tenth. With `feedback=True` nothing is multiplied, and what is left out comes
+    later. For sums and means; all that is sent of a part with a NaN or an infinity is NaN.
     """
     topk = Compressor("topk")
     """Of each part of float32, only the 1 % of the elements with the largest magnitudes, about 5 bytes each; the others

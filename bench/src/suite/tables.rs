@@ -54,6 +54,16 @@ pub(super) fn all() -> Vec<Table> {
         Table { seconds: 60, targets: &["move/time<=1@10000"], ..table("sched", &["sched"], Nothing) },
         Table { seconds: 120, targets: &["ratio:copy>=0.8@256M"], ..table("reduce", &["reduce"], Nothing) },
         Table {
+            seconds: 120,
+            targets: &[
+                "encode bf16/ratio:copy>=0.5",
+                "encode bf16:stochastic=1/ratio:copy>=0.4",
+                "encode int8/ratio:copy>=0.5",
+                "encode fp8_e4m3/ratio:copy>=0.5",
+            ],
+            ..table("codec", &["codec"], Nothing)
+        },
+        Table {
             peers: &[Gloo, MPI],
             seconds: 420,
             targets: &["ratio:mpi>=1@64K-4M", "ratio:mpi>=1.5@64M-256M", "ratio:gloo>=3"],

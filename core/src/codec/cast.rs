@@ -10,42 +10,63 @@
 //! | ±0, ±infinity | kept | kept |
 //! | NaN | NaN with its sign; the payload may change | the same |
 //!
+//! With `stochastic=1` bf16 becomes one of the two neighbours of a value, by a chance that makes it right on average. A finite value stays
+//! finite.
+//!
 //! f64 is rounded to f32 first, as PyTorch does.
 
 use std::num::NonZeroU32;
 
 use super::interface::{BodyBytes, Codec, Malformed, Refusal, Unit};
-use super::tools::Tools;
-use crate::reduce::Kernels;
-use crate::types::{CodecSpec, DType, Op};
+use super::tools::{Draws, Tools};
+use crate::reduce::{Kernels, Loops};
+use crate::types::{CodecSpec, DType, Encoding, Op};
 
 /// Elements of one floating-point type that travel as a narrower one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Cast {
     elements: DType,
     wire: DType,
+    /// Whether it rounds by chance.
+    stochastic: bool,
 }
 
 /// Bytes of one f32. Sums are f32, and f64 is cast through f32.
 const F32_BYTES: usize = 4;
-/// Number of f64 elements that are cast at a time, through f32 on the stack.
-const F64_RUN: usize = 512;
+/// Number of elements that are cast at a time, through f32 on the stack.
+const RUN: usize = 512;
 
 impl Cast {
-    /// A cast from `elements` to `wire`.
+    /// The cast `spec` of elements of type `elements`.
     ///
     /// # Panics
-    /// Unless `elements` is f32 or f64, and `wire` is f16 or bf16.
-    pub fn new(elements: DType, wire: DType) -> Self {
+    /// Unless `elements` is f32 or f64, and `spec` is a cast to f16 or bf16.
+    pub fn new(spec: CodecSpec, elements: DType) -> Self {
         assert!(matches!(elements, DType::F32 | DType::F64), "casts are for f32 and f64, not {elements}");
-        assert!(matches!(wire, DType::F16 | DType::BF16), "casts are to f16 and bf16, not {wire}");
-        Self { elements, wire }
+        let wire = match spec.encoding() {
+            Encoding::F16 => DType::F16,
+            Encoding::BF16 => DType::BF16,
+            other => unreachable!("{other} is no cast"),
+        };
+        Self { elements, wire, stochastic: spec.is_stochastic() }
     }
 
-    /// Divides f32 elements and rounds them to the wire type.
-    fn narrow(self, kernels: Kernels, divisor: f64, floats: &[u8], body: &mut [u8]) {
-        let op = if divisor == 1.0 { Op::Sum } else { Op::Mean };
-        kernels.finish(op, self.wire, divisor, floats, body);
+    /// Divides f32 elements as `op` says and rounds them to the wire type. `first` is the index in the call of the first of them.
+    fn narrow(self, tools: &Tools<'_>, op: Op, divisor: f64, first: usize, floats: &[u8], body: &mut [u8]) {
+        let kernels = tools.kernels;
+        if !self.stochastic {
+            return kernels.finish(op, self.wire, divisor, floats, body);
+        }
+        let draws = tools.seed.draws();
+        let mut row = [0; F32_BYTES * RUN];
+        for (at, (floats, body)) in floats.chunks(F32_BYTES * RUN).zip(body.chunks_mut(2 * RUN)).enumerate() {
+            let row = &mut row[..floats.len()];
+            row.copy_from_slice(floats);
+            kernels.finish_in_place(op, DType::F32, divisor, row);
+            // A part has fewer elements than 2^32.
+            let first = (first + at * RUN) as u32;
+            kernels.vectorise(ByChance { draws, first, floats: row, body });
+        }
     }
 
     /// Writes the exact values of the wire type as f32.
@@ -62,6 +83,7 @@ impl Codec for Cast {
     fn spec(&self) -> CodecSpec {
         match self.wire {
             DType::F16 => CodecSpec::F16,
+            DType::BF16 if self.stochastic => CodecSpec::BF16.with_stochastic(),
             DType::BF16 => CodecSpec::BF16,
             DType::F32 | DType::F64 | DType::I32 | DType::I64 | DType::I8 | DType::U8 => {
                 unreachable!("`new` refuses it")
@@ -88,19 +110,20 @@ impl Codec for Cast {
     }
 
     fn encode(&self, tools: Tools<'_>, divisor: f64, elements: &[u8], body: &mut [u8]) -> Result<usize, Refusal> {
+        let op = if divisor == 1.0 { Op::Sum } else { Op::Mean };
         if self.elements == DType::F32 {
-            self.narrow(tools.kernels, divisor, elements, body);
+            self.narrow(&tools, op, divisor, 0, elements, body);
             return Ok(body.len());
         }
         let (doubles, torn) = elements.as_chunks::<8>();
         assert!(torn.is_empty() && body.len() == doubles.len() * self.wire_bytes(), "as many elements");
-        let mut floats = [[0; F32_BYTES]; F64_RUN];
-        for (run, body) in doubles.chunks(F64_RUN).zip(body.chunks_mut(F64_RUN * self.wire_bytes())) {
+        let mut floats = [[0; F32_BYTES]; RUN];
+        for (at, (run, body)) in doubles.chunks(RUN).zip(body.chunks_mut(RUN * self.wire_bytes())).enumerate() {
             let floats = &mut floats[..run.len()];
             for (float, double) in floats.iter_mut().zip(run) {
                 *float = (f64::from_le_bytes(*double) as f32).to_le_bytes();
             }
-            self.narrow(tools.kernels, divisor, floats.as_flattened(), body);
+            self.narrow(&tools, op, divisor, at * RUN, floats.as_flattened(), body);
         }
         Ok(body.len())
     }
@@ -117,8 +140,8 @@ impl Codec for Cast {
         }
         let (doubles, torn) = elements.as_chunks_mut::<8>();
         assert!(torn.is_empty() && body.len() == doubles.len() * self.wire_bytes(), "as many elements");
-        let mut floats = [[0; F32_BYTES]; F64_RUN];
-        for (run, body) in doubles.chunks_mut(F64_RUN).zip(body.chunks(F64_RUN * self.wire_bytes())) {
+        let mut floats = [[0; F32_BYTES]; RUN];
+        for (run, body) in doubles.chunks_mut(RUN).zip(body.chunks(RUN * self.wire_bytes())) {
             let floats = &mut floats[..run.len()];
             self.widen(kernels, body, floats.as_flattened_mut());
             for (double, float) in run.iter_mut().zip(floats) {
@@ -139,9 +162,46 @@ impl Codec for Cast {
     }
 
     fn finish(&self, tools: Tools<'_>, op: Op, divisor: f64, sum: &[u8], body: &mut [u8]) -> Result<usize, Refusal> {
-        tools.kernels.finish(op, self.wire, divisor, sum, body);
+        self.narrow(&tools, op, divisor, 0, sum, body);
         Ok(body.len())
     }
+}
+
+/// Rounds f32 to bf16 by chance.
+struct ByChance<'a> {
+    draws: Draws,
+    /// The index of the first element among those that are drawn for.
+    first: u32,
+    floats: &'a [u8],
+    body: &'a mut [u8],
+}
+
+impl Loops for ByChance<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let Self { draws, first, floats, body } = self;
+        let places = body.as_chunks_mut().0.iter_mut().zip(floats.as_chunks().0);
+        for (at, (place, float)) in places.enumerate() {
+            let bits = u32::from_le_bytes(*float);
+            *place = bf16_by_chance(bits, draws.draw(first.wrapping_add(at as u32))).to_le_bytes();
+        }
+    }
+}
+
+/// The bf16 above or below an f32 in magnitude, both as bits: the nearer is the likelier.
+#[inline(always)]
+fn bf16_by_chance(bits: u32, draw: u32) -> u16 {
+    const INFINITE: u32 = f32::INFINITY.to_bits();
+    const LARGEST: u32 = INFINITE - (1 << 16);
+    let (sign, magnitude) = (bits & (1 << 31), bits & !(1 << 31));
+    // The chance to reach the next bf16 is what is above the last one.
+    let rounded = (magnitude + (draw >> 16)).min(LARGEST);
+    // A NaN keeps a bit of its payload.
+    let special = if magnitude > INFINITE { magnitude | 1 << 22 } else { INFINITE };
+    let magnitude = if magnitude < INFINITE { rounded } else { special };
+    ((magnitude | sign) >> 16) as u16
 }
 
 /// The operation with which the kernels fold a contribution with this weight. For a sum or a mean, the weight is the divisor of

@@ -18,7 +18,7 @@
 //!
 //! # What a codec is
 //! - **Units.** [`Codec::unit`] is the smallest run that is encoded on its own: one element for a cast, a block with its scale for a
-//!   quantiser, a part for [`TopK`]. No unit spans two tensors that share a part.
+//!   quantiser, a part for [`TopK`] and [`RandomK`]. No unit spans two tensors that share a part.
 //! - **Lengths.** [`Codec::body_bytes`] is exact, or a bound for bodies that vary. A server checks the length that a header announces before
 //!   it reserves memory, a worker before the sum lands. Of a body that varies, memory, credit and placement count the bound, which is the
 //!   length of the elements; headers, metrics and the wire have the true length. A repeat has the length of the first attempt.
@@ -27,8 +27,10 @@
 //!   because only then is its length known.
 //! - **Refusals.** A codec of bodies that vary may refuse elements ([`Refusal`]): these travel plain, and the header says both the codec and
 //!   that it was refused. A server adds such a contribution to the others, and sends the sum plain if the codec refuses the sum.
-//! - **Values that cannot be encoded.** Casts hold NaN and infinities. A block of `int8` with such a value is decoded as NaN, and no other
-//!   block is. [`TopK`] refuses a part with such a value.
+//! - **Values that cannot be encoded.** Casts hold NaN and infinities. A block with such a value is decoded as NaN, and no other block is.
+//!   All that [`RandomK`] sends of a part with such a value is NaN. [`TopK`] refuses a part with such a value.
+//! - **Chance.** A codec that rounds by chance, or draws places, draws from the [`Seed`] alone. So all workers draw alike, and a repeat makes
+//!   the same body, whichever thread encodes it.
 //! - **Tools.** An encoder gets a [`Seed`] of the part and the round, and scratch memory ([`Workspace`]) that is kept from call to call.
 //! - **State.** A codec has none: the methods take `&self`. What outlives a body is kept beside it: see below.
 //!
@@ -50,8 +52,9 @@
 mod interface;
 mod tools;
 
+mod blocks;
 mod cast;
-mod int8;
+mod randomk;
 mod topk;
 
 #[cfg(any(test, feature = "testing"))]
@@ -60,9 +63,10 @@ pub mod testing;
 
 pub mod feedback;
 
+pub use blocks::Blocks;
 pub use cast::Cast;
-pub use int8::Int8;
 pub use interface::{BodyBytes, Codec, Coding, Malformed, Refusal, Unit};
+pub use randomk::RandomK;
 pub use tools::{Seed, Tools, Workspace};
 pub use topk::TopK;
 
@@ -76,8 +80,10 @@ use crate::types::{CodecSpec, DType, Encoding, Op};
 pub enum AnyCodec {
     /// See [`Cast`].
     Cast(Cast),
-    /// See [`Int8`].
-    Int8(Int8),
+    /// See [`Blocks`].
+    Blocks(Blocks),
+    /// See [`RandomK`].
+    RandomK(RandomK),
     /// See [`TopK`].
     TopK(TopK),
 }
@@ -88,7 +94,8 @@ impl Deref for AnyCodec {
     fn deref(&self) -> &Self::Target {
         match self {
             Self::Cast(codec) => codec,
-            Self::Int8(codec) => codec,
+            Self::Blocks(codec) => codec,
+            Self::RandomK(codec) => codec,
             Self::TopK(codec) => codec,
         }
     }
@@ -102,9 +109,11 @@ pub fn of(codec: CodecSpec, dtype: DType) -> Option<AnyCodec> {
     assert!(codec.encodes(dtype), "codec {codec} does not encode {dtype}");
     match codec.encoding() {
         Encoding::Plain => None,
-        Encoding::F16 => Some(AnyCodec::Cast(Cast::new(dtype, DType::F16))),
-        Encoding::BF16 => Some(AnyCodec::Cast(Cast::new(dtype, DType::BF16))),
-        Encoding::Int8 => Some(AnyCodec::Int8(Int8::new(codec, dtype))),
+        Encoding::F16 | Encoding::BF16 => Some(AnyCodec::Cast(Cast::new(codec, dtype))),
+        Encoding::Int8 | Encoding::Int4 | Encoding::Fp8E4M3 | Encoding::Fp8E5M2 => {
+            Some(AnyCodec::Blocks(Blocks::new(codec, dtype)))
+        }
+        Encoding::RandomK => Some(AnyCodec::RandomK(RandomK::new(codec, dtype))),
         Encoding::TopK => Some(AnyCodec::TopK(TopK::new(codec, dtype))),
     }
 }
@@ -136,6 +145,8 @@ pub fn body_bytes(codec: CodecSpec, dtype: DType, part_bytes: u64) -> BodyBytes 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::reduce::Kernels;
+    use crate::types::{PartId, Round, TensorKey};
 
     #[test]
     fn every_codec_but_plain_makes_bodies_of_every_type_that_it_encodes() {
@@ -146,6 +157,29 @@ mod tests {
                 let due = body_bytes(codec, dtype, 64);
                 assert_eq!(codec.varies(), due == BodyBytes::AtMost(64), "{codec} of {dtype}: {due:?}");
                 assert!(codec.varies() || matches!(due, BodyBytes::Exact(_)), "{codec} of {dtype}: {due:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn bodies_are_those_of_a_script_that_shares_no_code() {
+        let bytes = |hex: &str| -> Vec<u8> {
+            let digits = hex.as_bytes().as_chunks::<2>().0;
+            digits.iter().map(|pair| u8::from_str_radix(str::from_utf8(pair).unwrap(), 16).unwrap()).collect()
+        };
+        let lines: Vec<&str> = include_str!("vectors/bodies.txt").lines().collect();
+        assert!(lines.len() >= 20, "{} bodies", lines.len());
+        for line in lines {
+            let words: Vec<&str> = line.split(' ').collect();
+            let &[spec, round, elements, body] = &words[..] else { panic!("four words: {line}") };
+            let (elements, due) = (bytes(elements), bytes(body));
+            let codec = of(spec.parse().unwrap(), DType::F32).unwrap();
+            let seed = Seed::of(PartId { key: TensorKey(5), index: 6 }, Round(round.parse().unwrap()));
+            for kernels in Kernels::all() {
+                let mut body = vec![0; due.len()];
+                let tools = Tools { kernels, seed, workspace: &mut Workspace::default() };
+                assert_eq!(codec.encode(tools, 1.0, &elements, &mut body), Ok(due.len()), "{spec}");
+                assert_eq!(body, due, "{spec} {kernels}");
             }
         }
     }

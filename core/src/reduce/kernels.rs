@@ -72,17 +72,54 @@ impl Kernels {
         }
     }
 
-    #[expect(unsafe_code, reason = "calls functions that are compiled for more than the target guarantees")]
+    #[expect(unsafe_code, reason = "calls a function that is compiled for more than the target guarantees")]
     pub(super) fn run(self, dtype: DType, pass: Pass<'_>) {
+        #[cfg(target_arch = "x86_64")]
+        let pass = match (self.isa, dtype) {
+            // SAFETY: `all` made this value after the processor said that it has AVX2 and F16C.
+            (Isa::Avx2, DType::F16) => unsafe { f16c::vectors(pass) },
+            _ => pass,
+        };
+        self.vectorise(Reduction { dtype, pass });
+    }
+
+    /// Runs loops that are compiled for these vectors.
+    #[expect(unsafe_code, reason = "calls functions that are compiled for more than the target guarantees")]
+    pub(crate) fn vectorise<L: Loops>(self, loops: L) -> L::Output {
         match self.isa {
-            Isa::Portable => pass.run(dtype),
+            Isa::Portable => loops.run(),
             // SAFETY: `all` made this value after the processor said that it has AVX2 and F16C.
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => unsafe { run_avx2(dtype, pass) },
+            Isa::Avx2 => unsafe { run_avx2(loops) },
             // SAFETY: `all` made this value after the processor said that it has these four parts of AVX-512.
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 => unsafe { run_avx512(dtype, pass) },
+            Isa::Avx512 => unsafe { run_avx512(loops) },
         }
+    }
+}
+
+/// Loops that the compiler turns into vectors. What they call is marked `#[inline(always)]`, as `run` is: only then is it compiled for the
+/// vectors of its caller.
+pub(crate) trait Loops {
+    /// What they return.
+    type Output;
+
+    /// Runs them.
+    fn run(self) -> Self::Output;
+}
+
+/// A pass of the reductions.
+struct Reduction<'a> {
+    dtype: DType,
+    pass: Pass<'a>,
+}
+
+impl Loops for Reduction<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        self.pass.run(self.dtype);
     }
 }
 
@@ -94,13 +131,12 @@ impl fmt::Display for Kernels {
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,f16c")]
-fn run_avx2(dtype: DType, pass: Pass<'_>) {
-    let rest = if dtype == DType::F16 { f16c::vectors(pass) } else { pass };
-    rest.run(dtype);
+fn run_avx2<L: Loops>(loops: L) -> L::Output {
+    loops.run()
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-fn run_avx512(dtype: DType, pass: Pass<'_>) {
-    pass.run(dtype);
+fn run_avx512<L: Loops>(loops: L) -> L::Output {
+    loops.run()
 }

@@ -38,6 +38,7 @@ mod passes;
 use std::ops::DerefMut;
 
 pub use kernels::Kernels;
+pub(crate) use kernels::Loops;
 
 use self::passes::Pass;
 use crate::types::{DType, Op};

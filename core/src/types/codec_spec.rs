@@ -22,6 +22,16 @@ pub enum Encoding {
     Int8 = 4,
     /// Of a part of f32, only its largest elements travel, with their places. The others count as zero.
     TopK = 5,
+    /// f32 and f64 travel as 4-bit integers, block by block with a scale: an eighth of the bytes of f32, an error of at most 1/14 of the
+    /// largest magnitude of the block.
+    Int4 = 6,
+    /// f32 and f64 travel as 8-bit floats with 3 bits behind the point, block by block with a scale: a quarter of the bytes of f32, an error
+    /// of at most 1/16 of each element that is not small in its block.
+    Fp8E4M3 = 7,
+    /// As [`Fp8E4M3`](Self::Fp8E4M3), with 2 bits behind the point and a larger range within a block: an error of at most 1/8 of an element.
+    Fp8E5M2 = 8,
+    /// Of a part of f32, elements at places that all workers draw alike travel, without these places. The others count as zero.
+    RandomK = 9,
 }
 
 /// What is known of a codec without running it.
@@ -33,6 +43,8 @@ struct Row {
     dtypes: &'static [DType],
     /// Its parameters, in the order in which they travel.
     parameters: &'static [Parameter],
+    /// Which of [`FLAGS`] it can have.
+    flags: u8,
 }
 
 /// A parameter of a codec.
@@ -46,15 +58,16 @@ struct Parameter {
 }
 
 /// To add a codec, add a variant above, a row here, and what makes its bodies to [`codec::of`](crate::codec::of).
-const TABLE: [Row; 5] = [
-    Row { encoding: Encoding::Plain, name: "none", dtypes: &DType::ALL, parameters: &[] },
-    Row { encoding: Encoding::F16, name: "fp16", dtypes: &[DType::F32, DType::F64], parameters: &[] },
-    Row { encoding: Encoding::BF16, name: "bf16", dtypes: &[DType::F32, DType::F64], parameters: &[] },
+const TABLE: [Row; 9] = [
+    Row { encoding: Encoding::Plain, name: "none", dtypes: &DType::ALL, parameters: &[], flags: 0 },
+    Row { encoding: Encoding::F16, name: "fp16", dtypes: WIDE, parameters: &[], flags: FEEDBACK },
+    Row { encoding: Encoding::BF16, name: "bf16", dtypes: WIDE, parameters: &[], flags: FEEDBACK | STOCHASTIC },
     Row {
         encoding: Encoding::Int8,
         name: "int8",
-        dtypes: &[DType::F32, DType::F64],
+        dtypes: WIDE,
         parameters: &[Parameter { name: "block", range: (32, 4096), default: 256 }],
+        flags: FEEDBACK | STOCHASTIC,
     },
     Row {
         encoding: Encoding::TopK,
@@ -62,8 +75,49 @@ const TABLE: [Row; 5] = [
         dtypes: &[DType::F32],
         // In millionths of the elements of a part. From a fifth on, int8 has no more bytes and loses less.
         parameters: &[Parameter { name: "k", range: (1, 250_000), default: 10_000 }],
+        flags: FEEDBACK,
+    },
+    Row {
+        encoding: Encoding::Int4,
+        name: "int4",
+        dtypes: WIDE,
+        parameters: &[Parameter { name: "block", range: (32, 4096), default: 128 }],
+        flags: FEEDBACK | STOCHASTIC,
+    },
+    Row {
+        encoding: Encoding::Fp8E4M3,
+        name: "fp8_e4m3",
+        dtypes: WIDE,
+        parameters: &[Parameter { name: "block", range: (32, 4096), default: 256 }],
+        flags: FEEDBACK | STOCHASTIC,
+    },
+    Row {
+        encoding: Encoding::Fp8E5M2,
+        name: "fp8_e5m2",
+        dtypes: WIDE,
+        parameters: &[Parameter { name: "block", range: (32, 4096), default: 256 }],
+        flags: FEEDBACK | STOCHASTIC,
+    },
+    Row {
+        encoding: Encoding::RandomK,
+        name: "randomk",
+        dtypes: &[DType::F32],
+        // In millionths of the elements of a part.
+        parameters: &[Parameter { name: "k", range: (1, 500_000), default: 10_000 }],
+        flags: FEEDBACK,
     },
 ];
+
+/// The types that rounding makes shorter.
+const WIDE: &[DType] = &[DType::F32, DType::F64];
+
+/// The bit of a wire code that says that bodies have error feedback.
+const FEEDBACK: u8 = 1 << 7;
+/// The bit of a wire code that says that elements are rounded up or down by chance.
+const STOCHASTIC: u8 = 1 << 6;
+
+/// Parameters of many codecs that are 0 or 1: their bits in a wire code, and the names that users write.
+const FLAGS: [(u8, &str); 2] = [(STOCHASTIC, "stochastic"), (FEEDBACK, "feedback")];
 
 /// A codec with its parameters.
 ///
@@ -74,8 +128,8 @@ pub struct CodecSpec {
     encoding: Encoding,
     /// In the order of the codec's row; those that it does not have are 0.
     parameters: [u32; Self::PARAMETERS_MAX],
-    /// Whether its bodies have error feedback; see [`codec::feedback`](crate::codec::feedback). Never of [`PLAIN`](Self::PLAIN).
-    feedback: bool,
+    /// Bits of [`FLAGS`] that its row allows.
+    flags: u8,
 }
 
 impl CodecSpec {
@@ -90,7 +144,7 @@ impl CodecSpec {
     pub const BF16: Self = Self::without_parameters(Encoding::BF16);
 
     const fn without_parameters(encoding: Encoding) -> Self {
-        Self { encoding, parameters: [0; Self::PARAMETERS_MAX], feedback: false }
+        Self { encoding, parameters: [0; Self::PARAMETERS_MAX], flags: 0 }
     }
 
     /// The codec `encoding` where nobody names its parameters.
@@ -108,7 +162,7 @@ impl CodecSpec {
     /// [`Error::InvalidArgument`] if there is no such code, for another number of parameters, or one out of its range.
     pub fn from_wire(code: u8, parameters: &[u32]) -> Result<Self> {
         let spec = Self::with_parameters(Self::encoding_of(code)?, parameters)?;
-        Ok(Self { feedback: code & FEEDBACK != 0, ..spec })
+        Ok(Self { flags: flags_of(code), ..spec })
     }
 
     /// How many bytes of parameters follow this [wire code](Self::code).
@@ -121,14 +175,15 @@ impl CodecSpec {
 
     /// The encoding of a wire code.
     fn encoding_of(code: u8) -> Result<Encoding> {
-        let known = Encoding::from_code(code & !FEEDBACK);
-        known.filter(|encoding| code & FEEDBACK == 0 || *encoding != Encoding::Plain).ok_or_else(|| {
+        let flags = flags_of(code);
+        let known = Encoding::from_code(code & !flags);
+        known.filter(|encoding| flags & !encoding.row().flags == 0).ok_or_else(|| {
             let what = format!("there is no codec with the code {code}");
             Error::InvalidArgument { what, hint: "use the same version everywhere".to_owned() }
         })
     }
 
-    /// The codec `encoding` with all of its parameters, without error feedback.
+    /// The codec `encoding` with all of its parameters, without error feedback, which rounds to the nearest.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for another number of parameters, or one out of its range.
@@ -153,25 +208,41 @@ impl CodecSpec {
         self.encoding
     }
 
-    /// The byte that says on the wire which codec it is, and whether it has error feedback. Its parameters follow elsewhere.
+    /// The byte that says on the wire which codec it is, whether it has error feedback, and how it rounds. Its parameters follow elsewhere.
     pub const fn code(self) -> u8 {
-        self.encoding as u8 | if self.feedback { FEEDBACK } else { 0 }
+        self.encoding as u8 | self.flags
     }
 
-    /// Whether its bodies have error feedback.
+    /// Whether its bodies have error feedback; see [`codec::feedback`](crate::codec::feedback). Never of [`PLAIN`](Self::PLAIN).
     pub const fn has_feedback(self) -> bool {
-        self.feedback
+        self.flags & FEEDBACK != 0
     }
 
-    /// Whether the answers of servers have error feedback: where they lose anything. Those that vary in length do not.
+    /// Whether elements are rounded up or down by chance, so that they are right on average. The chance is drawn from a
+    /// [`Seed`](crate::codec::Seed), so a repeat makes the same body.
+    pub const fn is_stochastic(self) -> bool {
+        self.flags & STOCHASTIC != 0
+    }
+
+    /// Whether the answers of servers have error feedback: where they lose anything. Those that bring all of the sum's entries do not.
     pub const fn has_answer_feedback(self) -> bool {
-        self.has_feedback() && !self.varies()
+        self.has_feedback() && !matches!(self.encoding, Encoding::TopK | Encoding::RandomK)
     }
 
     /// The same codec without error feedback.
     #[must_use]
     pub const fn without_feedback(self) -> Self {
-        Self { feedback: false, ..self }
+        Self { flags: self.flags & !FEEDBACK, ..self }
+    }
+
+    /// The same codec, rounding by chance.
+    ///
+    /// # Panics
+    /// If it does not round.
+    #[must_use]
+    pub const fn with_stochastic(self) -> Self {
+        assert!(self.encoding.row().flags & STOCHASTIC != 0, "this codec rounds nothing");
+        Self { flags: self.flags | STOCHASTIC, ..self }
     }
 
     /// Whether elements travel unchanged.
@@ -193,21 +264,23 @@ impl CodecSpec {
     pub const fn is_elementwise(self) -> bool {
         match self.encoding {
             Encoding::Plain | Encoding::F16 | Encoding::BF16 => true,
-            Encoding::Int8 | Encoding::TopK => false,
+            Encoding::Int8
+            | Encoding::Int4
+            | Encoding::Fp8E4M3
+            | Encoding::Fp8E5M2
+            | Encoding::TopK
+            | Encoding::RandomK => false,
         }
     }
 
     /// Whether its bodies vary in length. Then it may also refuse elements, which travel plain.
     pub const fn varies(self) -> bool {
-        match self.encoding {
-            Encoding::Plain | Encoding::F16 | Encoding::BF16 | Encoding::Int8 => false,
-            Encoding::TopK => true,
-        }
+        matches!(self.encoding, Encoding::TopK)
     }
 
     /// Whether it encodes elements of type `dtype`. Only f32 has error feedback.
     pub fn encodes(self, dtype: DType) -> bool {
-        self.encoding.row().dtypes.contains(&dtype) && (!self.feedback || dtype == DType::F32)
+        self.encoding.row().dtypes.contains(&dtype) && (!self.has_feedback() || dtype == DType::F32)
     }
 
     /// This codec if it encodes `dtype`; without its error feedback if it encodes it then; else [`PLAIN`](Self::PLAIN): integers, and elements
@@ -219,12 +292,12 @@ impl CodecSpec {
     }
 
     /// How a round with `op` encodes. [`PLAIN`](Self::PLAIN) where it means nothing: every worker gets the bits of a broadcast's root, and
-    /// elements that [`Encoding::TopK`] leaves out are zero in a sum, but no candidates for a minimum or maximum. Only a sum and a mean have
+    /// elements that [`Encoding::TopK`] and [`Encoding::RandomK`] leave out are zero in a sum, but no candidates for a minimum or maximum. Only a sum and a mean have
     /// error feedback, because only there what is late is as good as what is in time.
     #[must_use]
     pub const fn for_op(self, op: Op) -> Self {
         match (op, self.encoding) {
-            (Op::Broadcast { .. }, _) | (Op::Min | Op::Max, Encoding::TopK) => Self::PLAIN,
+            (Op::Broadcast { .. }, _) | (Op::Min | Op::Max, Encoding::TopK | Encoding::RandomK) => Self::PLAIN,
             (Op::Sum | Op::Mean, _) => self,
             (Op::Min | Op::Max | Op::WeightedMean, _) => self.without_feedback(),
         }
@@ -273,7 +346,7 @@ impl fmt::Display for CodecSpec {
         let told: Vec<String> = named
             .filter(|(value, parameter)| **value != parameter.default)
             .map(|(value, parameter)| format!("{}={value}", parameter.name))
-            .chain(self.feedback.then(|| format!("{FEEDBACK_NAME}=1")))
+            .chain(FLAGS.iter().filter(|(bit, _)| self.flags & bit != 0).map(|(_, name)| format!("{name}=1")))
             .collect();
         if told.is_empty() {
             return self.encoding.fmt(f);
@@ -299,12 +372,13 @@ impl FromStr for CodecSpec {
                 hint: known_parameters(row.encoding),
             };
             let (parameter, value) = word.split_once('=').ok_or_else(unknown)?;
-            if parameter.trim() == FEEDBACK_NAME && row.encoding != Encoding::Plain {
-                spec.feedback = match value.trim() {
-                    "0" => false,
-                    "1" => true,
+            let flag = FLAGS.iter().find(|(bit, name)| *name == parameter.trim() && row.flags & bit != 0);
+            if let Some((bit, _)) = flag {
+                match value.trim() {
+                    "0" => spec.flags &= !bit,
+                    "1" => spec.flags |= bit,
                     _ => return Err(unknown()),
-                };
+                }
                 continue;
             }
             let index = row.parameters.iter().position(|known| known.name == parameter.trim()).ok_or_else(unknown)?;
@@ -321,133 +395,17 @@ fn known_parameters(encoding: Encoding) -> String {
     if encoding == Encoding::Plain {
         return format!("{encoding} has no parameters");
     }
-    let parameters = encoding.row().parameters;
+    let Row { parameters, flags, .. } = encoding.row();
     let texts = parameters.iter().map(|parameter| format!("{}={}", parameter.name, parameter.default));
-    let texts = texts.chain([format!("{FEEDBACK_NAME}=1")]);
+    let named = FLAGS.iter().filter(|(bit, _)| flags & bit != 0);
+    let texts = texts.chain(named.map(|(_, name)| format!("{name}=1")));
     format!("for example {encoding}:{}", texts.collect::<Vec<_>>().join(","))
 }
 
-/// The name of the parameter that every codec has but the plain one: 1 for error feedback, 0 for none.
-const FEEDBACK_NAME: &str = "feedback";
-
-/// The bit of a wire code that says that bodies have error feedback.
-const FEEDBACK: u8 = 1 << 7;
+/// The bits of [`FLAGS`] in a wire code.
+fn flags_of(code: u8) -> u8 {
+    code & FLAGS.iter().fold(0, |all, (bit, _)| all | bit)
+}
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::types::WorkerId;
-
-    #[test]
-    fn each_codec_has_its_row_and_codes_and_names_round_trip() {
-        for (index, encoding) in Encoding::all().enumerate() {
-            assert_eq!(encoding as usize, index + 1);
-            assert_eq!(Encoding::from_code(encoding as u8), Some(encoding));
-            let spec = CodecSpec::of(encoding);
-            assert_eq!(spec.to_string().parse::<CodecSpec>(), Ok(spec));
-            assert_eq!(CodecSpec::with_parameters(encoding, spec.parameters()), Ok(spec));
-            assert_eq!(CodecSpec::from_wire(spec.code(), spec.parameters()), Ok(spec));
-            assert!(encoding.row().parameters.len() <= CodecSpec::PARAMETERS_MAX);
-        }
-        assert_eq!([0, TABLE.len() as u8 + 1].map(Encoding::from_code), [None; 2]);
-    }
-
-    #[test]
-    fn an_unknown_name_is_refused_with_the_names_there_are() {
-        let error = "fp8".parse::<CodecSpec>().unwrap_err().to_string();
-        assert!(error.contains("none, fp16, bf16, int8, topk"), "{error}");
-    }
-
-    #[test]
-    fn parameters_that_a_codec_does_not_have_are_refused() {
-        for (text, hint) in [
-            ("fp16:", "for example fp16:feedback=1"),
-            ("fp16:block=3", "for example fp16:feedback=1"),
-            ("none:x", "none has no parameters"),
-            ("none:feedback=1", "none has no parameters"),
-        ] {
-            let error = text.parse::<CodecSpec>().unwrap_err().to_string();
-            assert!(error.contains(hint), "{error}");
-        }
-        let error = CodecSpec::with_parameters(Encoding::BF16, &[1]).unwrap_err().to_string();
-        assert!(error.contains("with 1 parameters instead of 0"), "{error}");
-    }
-
-    #[test]
-    fn a_parameter_is_read_and_shown_and_has_a_range() {
-        let [plain, same, large]: [CodecSpec; 3] =
-            ["int8", "int8:block=256", "int8: block = 1024"].map(|text| text.parse().unwrap());
-        assert_eq!((plain, plain.to_string()), (same, "int8".to_owned()));
-        assert_eq!((large.parameters(), large.to_string()), (&[1024][..], "int8:block=1024".to_owned()));
-        for text in ["int8:block=31", "int8:block=4097"] {
-            let error = text.parse::<CodecSpec>().unwrap_err().to_string();
-            assert!(error.contains("block is") && error.contains("32 to 4096"), "{error}");
-        }
-        for text in ["int8:", "int8:block", "int8:block=x", "int8:block=-1", "int8:level=3", "int8:block=64,"] {
-            let error = text.parse::<CodecSpec>().unwrap_err().to_string();
-            assert!(error.contains("for example int8:block=256"), "{error}");
-        }
-        for parameters in [&[][..], &[0], &[256, 1]] {
-            assert!(CodecSpec::with_parameters(Encoding::Int8, parameters).is_err(), "{parameters:?}");
-        }
-    }
-
-    #[test]
-    fn error_feedback_is_a_parameter_of_every_codec_that_loses_something() {
-        for encoding in Encoding::all().filter(|encoding| *encoding != Encoding::Plain) {
-            let without = CodecSpec::of(encoding);
-            let with: CodecSpec = format!("{encoding}: feedback = 1").parse().unwrap();
-            assert_eq!((with.has_feedback(), with.without_feedback()), (true, without));
-            assert_eq!(with.to_string(), format!("{encoding}:feedback=1"));
-            assert_eq!(format!("{encoding}:feedback=0").parse(), Ok(without));
-            assert_eq!(CodecSpec::from_wire(with.code(), with.parameters()), Ok(with));
-            assert_eq!(CodecSpec::parameter_bytes_of(with.code()), Ok(with.parameter_bytes()));
-            for text in ["feedback", "feedback=2", "feedback=true", "feedback="] {
-                let error = format!("{encoding}:{text}").parse::<CodecSpec>().unwrap_err().to_string();
-                assert!(error.contains("feedback=1"), "{error}");
-            }
-        }
-        let large: CodecSpec = "int8:feedback=1,block=1024".parse().unwrap();
-        assert_eq!((large.to_string().as_str(), large.parameters()), ("int8:block=1024,feedback=1", &[1024][..]));
-    }
-
-    #[test]
-    fn a_wire_code_that_no_codec_has_is_refused() {
-        let beyond = TABLE.len() as u8 + 1;
-        for code in [0, beyond, FEEDBACK, FEEDBACK | Encoding::Plain as u8, FEEDBACK | beyond] {
-            assert!(CodecSpec::from_wire(code, &[]).is_err() && CodecSpec::parameter_bytes_of(code).is_err(), "{code}");
-        }
-    }
-
-    #[test]
-    fn only_sums_and_means_of_f32_have_error_feedback() {
-        let with: CodecSpec = "bf16:feedback=1".parse().unwrap();
-        assert_eq!(DType::ALL.map(|dtype| with.for_dtype(dtype).has_feedback()), DType::ALL.map(|it| it == DType::F32));
-        assert_eq!(with.for_dtype(DType::F64), CodecSpec::BF16);
-        assert_eq!(with.for_dtype(DType::I32), CodecSpec::PLAIN);
-        assert_eq!([Op::Sum, Op::Mean].map(|op| with.for_op(op)), [with; 2]);
-        assert_eq!([Op::Min, Op::Max, Op::WeightedMean].map(|op| with.for_op(op)), [CodecSpec::BF16; 3]);
-    }
-
-    #[test]
-    fn elements_that_a_codec_does_not_narrow_travel_as_they_are() {
-        for codec in [CodecSpec::F16, CodecSpec::BF16] {
-            for dtype in DType::ALL {
-                let is_wide = matches!(dtype, DType::F32 | DType::F64);
-                let expected = if is_wide { codec } else { CodecSpec::PLAIN };
-                assert_eq!(codec.for_dtype(dtype), expected, "{codec} of {dtype}");
-            }
-        }
-    }
-
-    #[test]
-    fn a_codec_is_not_applied_where_it_means_nothing() {
-        let topk = CodecSpec::of(Encoding::TopK);
-        for codec in [CodecSpec::BF16, topk] {
-            assert_eq!(codec.for_op(Op::Broadcast { root: WorkerId(0) }), CodecSpec::PLAIN);
-            assert_eq!([Op::Sum, Op::Mean, Op::WeightedMean].map(|op| codec.for_op(op)), [codec; 3]);
-        }
-        assert_eq!([Op::Min, Op::Max].map(|op| topk.for_op(op)), [CodecSpec::PLAIN; 2]);
-        assert_eq!([Op::Min, Op::Max].map(|op| CodecSpec::BF16.for_op(op)), [CodecSpec::BF16; 2]);
-    }
-}
+mod tests;

@@ -125,14 +125,23 @@ fn decode(bytes: &[u8]) {
         input.byte();
         return decode_sparse(input);
     }
-    let small_blocks = CodecSpec::with_parameters(Encoding::Int8, &[32]).expect("the least");
-    let spec = input.pick(&[CodecSpec::F16, CodecSpec::BF16, small_blocks]);
+    let of = |encoding| CodecSpec::with_parameters(encoding, &[32]).expect("the least of a block, or few elements");
+    let blocks = [Encoding::Int8, Encoding::Int4, Encoding::Fp8E4M3, Encoding::Fp8E5M2].map(of);
+    let casts = [CodecSpec::F16, CodecSpec::BF16];
+    let spec = input.pick(&[&casts[..], &blocks, &[of(Encoding::RandomK)]].concat());
     let dtype = input.pick(&[DType::F32, DType::F64]);
     let op = input.pick(&[Op::Sum, Op::Mean, Op::Min, Op::Max, Op::WeightedMean]);
     let weight = f64::from(input.byte());
     let body = input.rest();
-    let codec = codec::of(spec, dtype).expect("not plain");
-    let len = if spec.is_elementwise() { body.len() as u64 / 2 } else { body.len() as u64 * 32 / 36 };
+    let spec = spec.for_dtype(dtype);
+    let Some(codec) = codec::of(spec, dtype) else { return };
+    let bytes = body.len() as u64;
+    let len = match spec.encoding() {
+        Encoding::Int4 => bytes * 32 / 18,
+        Encoding::RandomK => 100,
+        _ if spec.is_elementwise() => bytes / 2,
+        _ => bytes * 32 / 36,
+    };
     if codec.body_bytes(len).check(body.len() as u64).is_err() {
         return;
     }

@@ -1,8 +1,8 @@
 use half::{bf16, f16};
 
-use super::super::{Workspace, testing};
+use super::super::{Seed, Workspace, testing};
 use super::*;
-use crate::types::WorkerId;
+use crate::types::{PartId, Round, TensorKey, WorkerId};
 
 const ONE: NonZeroU32 = NonZeroU32::MIN;
 
@@ -66,7 +66,7 @@ fn f32_rounds_to_the_nearest_and_of_two_to_the_even() {
                 [(DType::F32, value.to_le_bytes().to_vec()), (DType::F64, f64::from(value).to_le_bytes().to_vec())]
             {
                 for (wire, expected) in [(DType::F16, as_f16), (DType::BF16, as_bf16)] {
-                    let body = encoded(Cast::new(elements, wire), kernels, &bytes);
+                    let body = encoded(cast(elements, wire), kernels, &bytes);
                     let found = u16::from_le_bytes([body[0], body[1]]);
                     assert_eq!(found, expected, "{value:e} from {elements} to {wire}, {kernels}: {found:#06x}");
                 }
@@ -83,7 +83,7 @@ fn f32_of_every_exponent_rounds_like_the_reference() {
     let elements: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
     for kernels in Kernels::all() {
         for wire in [DType::F16, DType::BF16] {
-            let cast = Cast::new(DType::F32, wire);
+            let cast = self::cast(DType::F32, wire);
             let body = encoded(cast, kernels, &elements);
             for (value, found) in values.iter().zip(body.chunks(2)) {
                 let reference = match wire {
@@ -93,6 +93,61 @@ fn f32_of_every_exponent_rounds_like_the_reference() {
                 assert_eq!(number(cast, found), number(cast, &reference.to_le_bytes()), "{value:e} to {wire}");
             }
         }
+    }
+}
+
+#[test]
+fn by_chance_a_value_becomes_one_of_its_neighbours_and_is_right_on_average() {
+    let (low, step) = (1.0_f32, 2.0_f32.powi(-7));
+    let shares = [0.0_f32, 1.0 / 65536.0, 0.25, 0.5, 0.9];
+    let values: Vec<f32> = shares.iter().flat_map(|share| [low + share * step, -(low + share * step)]).collect();
+    let elements: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+    let cast = Cast::new(CodecSpec::BF16.with_stochastic(), DType::F32);
+    let mut ups = vec![0_u32; values.len()];
+    for round in 0..10_000 {
+        let body = by_chance(cast, Kernels::detect(), round, 0, &elements);
+        let mut back = vec![0; elements.len()];
+        cast.decode(Kernels::detect(), &body, &mut back).unwrap();
+        for ((value, found), up) in values.iter().zip(f32s(&back)).zip(&mut ups) {
+            assert!(found.abs() == low || found.abs() == low + step, "{value} became {found}");
+            assert_eq!(found.is_sign_negative(), value.is_sign_negative());
+            *up += u32::from(found.abs() > low);
+        }
+    }
+    for (share, up) in shares.iter().flat_map(|share| [share; 2]).zip(ups) {
+        // Four standard errors.
+        let error = 4.0 * (10_000.0 * share * (1.0 - share)).sqrt();
+        assert!((up as f32 - 10_000.0 * share).abs() <= error, "{share} of a step: {up} of 10,000 times up");
+    }
+}
+
+#[test]
+fn by_chance_bits_depend_on_the_element_and_not_on_vectors_or_runs() {
+    let elements: Vec<u8> = (0..2 * RUN + 7).flat_map(|index| (0.1 * index as f32).to_le_bytes()).collect();
+    let cast = Cast::new(CodecSpec::BF16.with_stochastic(), DType::F32);
+    let whole = by_chance(cast, Kernels::portable(), 3, 0, &elements);
+    for kernels in Kernels::all() {
+        let (head, tail) = elements.split_at(4 * 13);
+        let runs = [by_chance(cast, kernels, 3, 0, head), by_chance(cast, kernels, 3, 13, tail)];
+        assert_eq!(runs.concat(), whole, "{kernels}");
+    }
+    assert_ne!(by_chance(cast, Kernels::detect(), 4, 0, &elements), whole, "another round");
+    let doubles: Vec<u8> = f32s(&elements).iter().flat_map(|value| f64::from(*value).to_le_bytes()).collect();
+    let of_doubles = Cast::new(CodecSpec::BF16.with_stochastic(), DType::F64);
+    assert_eq!(by_chance(of_doubles, Kernels::detect(), 3, 0, &doubles), whole);
+}
+
+#[test]
+fn by_chance_finite_values_stay_finite_and_others_stay_what_they_are() {
+    let bits = [0x7f7f_ffff, 0xff7f_ffff, 0x7f80_0000, 0xff80_0000, 0x7f80_0001, 0xffff_ffff, 1, 0x8000_0000_u32];
+    let elements: Vec<u8> = bits.iter().flat_map(|bits| bits.to_le_bytes()).collect();
+    let cast = Cast::new(CodecSpec::BF16.with_stochastic(), DType::F32);
+    for round in 0..100 {
+        let body = by_chance(cast, Kernels::detect(), round, 0, &elements);
+        let found: Vec<bf16> = body.as_chunks().0.iter().map(|bytes| bf16::from_le_bytes(*bytes)).collect();
+        assert_eq!(found[..4], [bf16::MAX, bf16::MIN, bf16::INFINITY, bf16::NEG_INFINITY]);
+        assert!(found[4].is_nan() && found[5].is_nan() && found[5].is_sign_negative());
+        assert!(found[6].to_bits() <= 1 && found[7].to_bits() == 0x8000, "{found:?}");
     }
 }
 
@@ -127,7 +182,7 @@ fn a_part_may_be_cut_into_runs_of_whole_units() {
     for cast in casts() {
         let size = usize::try_from(cast.elements.bytes()).unwrap();
         // More than is cast at a time, and an odd number.
-        let len = 2 * F64_RUN + 7;
+        let len = 2 * RUN + 7;
         let elements: Vec<u8> = (0..len)
             .flat_map(|index| match cast.elements {
                 DType::F32 => (0.1 * index as f32).to_le_bytes().to_vec(),
@@ -150,7 +205,7 @@ fn a_part_may_be_cut_into_runs_of_whole_units() {
 fn a_server_adds_in_f32_and_rounds_once() {
     // Rounded after each addition the ones would vanish: 2048 + 1 is no f16, and 256 + 1 no bf16.
     for (wire, large) in [(DType::F16, 2048.0), (DType::BF16, 256.0)] {
-        let cast = Cast::new(DType::F32, wire);
+        let cast = self::cast(DType::F32, wire);
         let sum = reduced(cast, (Op::Sum, 2), 1.0, &[[large], [1.0], [1.0], [1.0], [1.0]]);
         assert_eq!(sum, [large + 4.0], "{wire}");
     }
@@ -169,7 +224,7 @@ fn the_digits_of_a_sum_count_its_contributions() {
 
 #[test]
 fn a_machine_whose_sum_leaves_f16_has_a_mean_all_the_same() {
-    let cast = Cast::new(DType::F32, DType::F16);
+    let cast = self::cast(DType::F32, DType::F16);
     let ranks = NonZeroU32::new(3).unwrap();
     let divisor = cast.divisor(Op::Mean, ranks);
     assert_eq!(divisor, 4.0);
@@ -178,12 +233,12 @@ fn a_machine_whose_sum_leaves_f16_has_a_mean_all_the_same() {
     assert_eq!(mean, [60_000.0]);
     assert_eq!(cast.divisor(Op::Mean, ONE), 1.0);
     assert_eq!(cast.divisor(Op::Max, ranks), 1.0, "a maximum is no larger than what each has");
-    assert_eq!(Cast::new(DType::F32, DType::BF16).divisor(Op::Sum, ranks), 1.0, "bf16 has the range of f32");
+    assert_eq!(self::cast(DType::F32, DType::BF16).divisor(Op::Sum, ranks), 1.0, "bf16 has the range of f32");
 }
 
 #[test]
 fn a_sum_beyond_f16_is_infinite() {
-    let cast = Cast::new(DType::F32, DType::F16);
+    let cast = self::cast(DType::F32, DType::F16);
     assert_eq!(
         reduced(cast, (Op::Sum, 2), 1.0, &[[60_000.0, -60_000.0], [60_000.0, -60_000.0]]),
         [f32::INFINITY, f32::NEG_INFINITY]
@@ -217,7 +272,7 @@ fn the_length_of_a_body_is_checked_before_anything() {
 #[test]
 #[should_panic(expected = "a broadcast is not encoded")]
 fn a_broadcast_is_refused() {
-    let cast = Cast::new(DType::F32, DType::F16);
+    let cast = self::cast(DType::F32, DType::F16);
     let _ = cast.start(Kernels::portable(), Op::Broadcast { root: WorkerId(0) }, 1.0, &[0; 2], &mut [0; 4]);
 }
 
@@ -226,12 +281,24 @@ fn a_broadcast_is_refused() {
 fn a_body_that_does_not_fit_is_refused() {
     let (kernels, workspace) = (Kernels::portable(), &mut Workspace::default());
     let tools = Tools { kernels, seed: testing::SEED(), workspace };
-    let _ = Cast::new(DType::F32, DType::F16).encode(tools, 1.0, &[0; 8], &mut [0; 2]);
+    let _ = cast(DType::F32, DType::F16).encode(tools, 1.0, &[0; 8], &mut [0; 2]);
+}
+
+fn cast(elements: DType, wire: DType) -> Cast {
+    Cast::new(if wire == DType::F16 { CodecSpec::F16 } else { CodecSpec::BF16 }, elements)
 }
 
 fn casts() -> impl Iterator<Item = Cast> {
     let pairs = [DType::F32, DType::F64].into_iter().flat_map(|from| [DType::F16, DType::BF16].map(|to| (from, to)));
-    pairs.map(|(from, to)| Cast::new(from, to))
+    pairs.map(|(from, to)| cast(from, to))
+}
+
+/// The body of these elements, of which the first is the element `first` of a part.
+fn by_chance(cast: Cast, kernels: Kernels, round: u64, first: u64, elements: &[u8]) -> Vec<u8> {
+    let mut body = vec![0; elements.len() / usize::try_from(cast.elements.bytes()).unwrap() * 2];
+    let seed = Seed::of(PartId { key: TensorKey(5), index: 0 }, Round(round)).from_element(first);
+    cast.encode(Tools { kernels, seed, workspace: &mut Workspace::default() }, 1.0, elements, &mut body).unwrap();
+    body
 }
 
 fn encoded(cast: Cast, kernels: Kernels, elements: &[u8]) -> Vec<u8> {
@@ -258,6 +325,10 @@ fn reduced<const LEN: usize>(
     let mut elements = [[0; F32_BYTES]; LEN];
     cast.decode(kernels, &body, elements.as_flattened_mut()).unwrap();
     elements.map(f32::from_le_bytes)
+}
+
+fn f32s(bytes: &[u8]) -> Vec<f32> {
+    bytes.as_chunks().0.iter().map(|x| f32::from_le_bytes(*x)).collect()
 }
 
 fn f64s(bytes: &[u8]) -> Vec<f64> {

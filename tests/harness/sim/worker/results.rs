@@ -175,9 +175,7 @@ impl WorkerProcess {
                         whole[run].copy_from_slice(got);
                         oracle::explain(&context.plan, tensor, round, &due, &whole)
                     }
-                    Encoding::F16 | Encoding::BF16 | Encoding::Int8 | Encoding::TopK => {
-                        format!("it differs, as {codec}")
-                    }
+                    _ => format!("it differs, as {codec}"),
                 };
                 let (who, op) = (self.me.who, context.plan.op(tensor, round));
                 let text = format!("{who}: tensor {tensor}, round {round}, {op} of ranks {ranks:?}: {why}");
