@@ -28,7 +28,7 @@ def test_python_has_the_names_of_the_native_module():
     assert ITEM_BYTES == names["dtypes"] == {name: dtype.itemsize for dtype, name in NAMES.items()}
 
 
-@pytest.mark.parametrize("wrong", [{"op": "product"}, {"codec": "fp7"}])
+@pytest.mark.parametrize("wrong", [{"op": "product"}, {"codec": "fp8"}])
 def test_a_name_that_there_is_not_is_refused_with_those_there_are(wrong):
     with pytest.raises(InvalidArgumentError, match=f"{next(iter(wrong.values()))}.*use one of .*, "):
         _core.Session.local({}).agree_on_empty("x", "float32", (0,), Reduction(**wrong))

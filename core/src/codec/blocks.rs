@@ -30,7 +30,7 @@ use std::num::NonZeroU32;
 use self::grid::{Block, E4m3, E5m2, Grid, Int4, Int8};
 use super::cast::folding;
 use super::interface::{BodyBytes, Codec, Malformed, Refusal, Unit};
-use super::tools::{Draws, Tools};
+use super::tools::{Draws, Tools, dividing, narrow_doubles, widen_floats};
 use crate::reduce::{Kernels, Loops};
 use crate::types::{CodecSpec, DType, Encoding, Op};
 
@@ -61,10 +61,7 @@ impl Blocks {
 
     /// Bytes of a block of `len` elements.
     fn bytes_of(&self, len: usize) -> usize {
-        match self.spec.encoding() {
-            Encoding::Int4 => Int4::bytes(len),
-            _ => Int8::bytes(len),
-        }
+        self.with_grid(Bytes(len))
     }
 
     /// Runs `job` with the grid of this codec.
@@ -140,7 +137,7 @@ impl Codec for Blocks {
     }
 
     fn encode(&self, tools: Tools<'_>, divisor: f64, elements: &[u8], body: &mut [u8]) -> Result<usize, Refusal> {
-        let op = if divisor == 1.0 { Op::Sum } else { Op::Mean };
+        let op = dividing(divisor);
         if self.elements == DType::F32 {
             self.quantise_all(&tools, op, divisor, 0, elements, body);
             return Ok(body.len());
@@ -151,9 +148,7 @@ impl Codec for Blocks {
         let bodies = body.chunks_mut(run / self.block * self.bytes_of(self.block));
         for (at, (doubles, body)) in elements.as_chunks::<8>().0.chunks(run).zip(bodies).enumerate() {
             let floats = &mut floats[..doubles.len()];
-            for (float, double) in floats.iter_mut().zip(doubles) {
-                *float = (f64::from_le_bytes(*double) as f32).to_le_bytes();
-            }
+            narrow_doubles(doubles, floats);
             self.quantise_all(&tools, op, divisor, at * run, floats.as_flattened(), body);
         }
         Ok(body.len())
@@ -171,11 +166,7 @@ impl Codec for Blocks {
     fn decode(&self, kernels: Kernels, body: &[u8], elements: &mut [u8]) -> Result<(), Malformed> {
         let bytes = usize::try_from(self.elements.bytes()).expect("4 or 8");
         self.each_block(kernels, body, elements, bytes, |row, elements| match self.elements {
-            DType::F64 => {
-                for (double, float) in elements.as_chunks_mut::<8>().0.iter_mut().zip(row.as_chunks().0) {
-                    *double = f64::from(f32::from_le_bytes(*float)).to_le_bytes();
-                }
-            }
+            DType::F64 => widen_floats(row.as_chunks().0, elements.as_chunks_mut().0),
             _ => elements.copy_from_slice(row),
         })
     }
@@ -201,6 +192,17 @@ trait GridJob {
     type Output;
 
     fn run<G: Grid>(self) -> Self::Output;
+}
+
+/// Bytes of a block of so many elements.
+struct Bytes(usize);
+
+impl GridJob for Bytes {
+    type Output = usize;
+
+    fn run<G: Grid>(self) -> usize {
+        G::bytes(self.0)
+    }
 }
 
 /// Writes a block of the elements in `row`, which are f32.

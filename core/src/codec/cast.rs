@@ -18,7 +18,7 @@
 use std::num::NonZeroU32;
 
 use super::interface::{BodyBytes, Codec, Malformed, Refusal, Unit};
-use super::tools::{Draws, Tools};
+use super::tools::{Draws, Tools, dividing, narrow_doubles, widen_floats};
 use crate::reduce::{Kernels, Loops};
 use crate::types::{CodecSpec, DType, Encoding, Op};
 
@@ -110,7 +110,7 @@ impl Codec for Cast {
     }
 
     fn encode(&self, tools: Tools<'_>, divisor: f64, elements: &[u8], body: &mut [u8]) -> Result<usize, Refusal> {
-        let op = if divisor == 1.0 { Op::Sum } else { Op::Mean };
+        let op = dividing(divisor);
         if self.elements == DType::F32 {
             self.narrow(&tools, op, divisor, 0, elements, body);
             return Ok(body.len());
@@ -120,9 +120,7 @@ impl Codec for Cast {
         let mut floats = [[0; F32_BYTES]; RUN];
         for (at, (run, body)) in doubles.chunks(RUN).zip(body.chunks_mut(RUN * self.wire_bytes())).enumerate() {
             let floats = &mut floats[..run.len()];
-            for (float, double) in floats.iter_mut().zip(run) {
-                *float = (f64::from_le_bytes(*double) as f32).to_le_bytes();
-            }
+            narrow_doubles(run, floats);
             self.narrow(&tools, op, divisor, at * RUN, floats.as_flattened(), body);
         }
         Ok(body.len())
@@ -144,9 +142,7 @@ impl Codec for Cast {
         for (run, body) in doubles.chunks_mut(RUN).zip(body.chunks(RUN * self.wire_bytes())) {
             let floats = &mut floats[..run.len()];
             self.widen(kernels, body, floats.as_flattened_mut());
-            for (double, float) in run.iter_mut().zip(floats) {
-                *double = f64::from(f32::from_le_bytes(*float)).to_le_bytes();
-            }
+            widen_floats(floats, run);
         }
         Ok(())
     }

@@ -19,7 +19,7 @@
 use std::num::NonZeroU32;
 
 use super::interface::{BodyBytes, Codec, Malformed, Refusal, Unit};
-use super::tools::{Draws, Tools};
+use super::tools::{Draws, Tools, dividing, scatter, scatter_add, share_of};
 use crate::reduce::Kernels;
 use crate::types::{CodecSpec, DType, Op};
 
@@ -47,7 +47,7 @@ impl RandomK {
 
     /// How many elements of a part of `len` are sent.
     fn count(self, len: u64) -> u64 {
-        (len * self.millionths).div_ceil(1_000_000).max(1).min(len)
+        share_of(len, self.millionths)
     }
 
     /// The runs of a part of `len` elements with these draws.
@@ -94,7 +94,7 @@ impl Codec for RandomK {
 
     fn encode(&self, tools: Tools<'_>, divisor: f64, elements: &[u8], body: &mut [u8]) -> Result<usize, Refusal> {
         let is_scaled = !self.spec.has_feedback();
-        self.write(tools, if divisor == 1.0 { Op::Sum } else { Op::Mean }, divisor, is_scaled, elements, body)
+        self.write(tools, dividing(divisor), divisor, is_scaled, elements, body)
     }
 
     fn check(&self, _body: &[u8], _len: u64) -> Result<(), Malformed> {
@@ -103,9 +103,7 @@ impl Codec for RandomK {
     }
 
     fn decode(&self, _kernels: Kernels, body: &[u8], elements: &mut [u8]) -> Result<(), Malformed> {
-        elements.fill(0);
-        let (floats, _) = elements.as_chunks_mut::<F32_BYTES>();
-        self.entries(body, floats.len()).for_each(|(at, value)| floats[at] = value.to_le_bytes());
+        scatter(self.entries(body, elements.len() / F32_BYTES), elements);
         Ok(())
     }
 
@@ -115,10 +113,7 @@ impl Codec for RandomK {
     }
 
     fn add(&self, _kernels: Kernels, _op: Op, weight: f64, body: &[u8], sum: &mut [u8]) -> Result<(), Malformed> {
-        let (floats, _) = sum.as_chunks_mut::<F32_BYTES>();
-        self.entries(body, floats.len()).for_each(|(at, value)| {
-            floats[at] = (f32::from_le_bytes(floats[at]) + weight as f32 * value).to_le_bytes();
-        });
+        scatter_add(self.entries(body, sum.len() / F32_BYTES), weight, sum);
         Ok(())
     }
 

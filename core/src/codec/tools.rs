@@ -1,7 +1,7 @@
 //! What an encoder works with beside the elements: kernels, a seed, and scratch memory.
 
 use crate::reduce::Kernels;
-use crate::types::{PartId, Round};
+use crate::types::{Op, PartId, Round};
 
 /// What [`Codec::encode`](super::Codec::encode) and [`Codec::finish`](super::Codec::finish) work with.
 #[derive(Debug)]
@@ -85,6 +85,43 @@ pub struct Workspace {
     pub(super) words: Vec<u64>,
     /// Elements with their residual, and what their body brings of them.
     pub(super) feedback: [Vec<u8>; 2],
+}
+
+/// The operation with which the kernels divide elements by `divisor` on their way into a body; with 1 they leave them as they are.
+pub(super) fn dividing(divisor: f64) -> Op {
+    if divisor == 1.0 { Op::Sum } else { Op::Mean }
+}
+
+/// Rounds f64 to f32.
+pub(super) fn narrow_doubles(doubles: &[[u8; 8]], floats: &mut [[u8; 4]]) {
+    for (float, double) in floats.iter_mut().zip(doubles) {
+        *float = (f64::from_le_bytes(*double) as f32).to_le_bytes();
+    }
+}
+
+/// Writes f32 as f64.
+pub(super) fn widen_floats(floats: &[[u8; 4]], doubles: &mut [[u8; 8]]) {
+    for (double, float) in doubles.iter_mut().zip(floats) {
+        *double = f64::from(f32::from_le_bytes(*float)).to_le_bytes();
+    }
+}
+
+/// How many of `len` elements are `millionths` of them, at least one.
+pub(super) fn share_of(len: u64, millionths: u64) -> u64 {
+    (len * millionths).div_ceil(1_000_000).max(1).min(len)
+}
+
+/// Writes elements of f32 that are zero but for these entries.
+pub(super) fn scatter(entries: impl Iterator<Item = (usize, f32)>, elements: &mut [u8]) {
+    elements.fill(0);
+    let (floats, _) = elements.as_chunks_mut();
+    entries.for_each(|(at, value)| floats[at] = value.to_le_bytes());
+}
+
+/// Adds `weight` times each of these entries to a sum of f32.
+pub(super) fn scatter_add(entries: impl Iterator<Item = (usize, f32)>, weight: f64, sum: &mut [u8]) {
+    let (floats, _) = sum.as_chunks_mut();
+    entries.for_each(|(at, value)| floats[at] = (f32::from_le_bytes(floats[at]) + weight as f32 * value).to_le_bytes());
 }
 
 /// 2^64 divided by the golden ratio: multiples of it are spread evenly.

@@ -17,7 +17,7 @@
 use std::num::NonZeroU32;
 
 use super::interface::{BodyBytes, Codec, Malformed, Refusal, Unit};
-use super::tools::{Seed, Tools};
+use super::tools::{Seed, Tools, scatter, scatter_add, share_of};
 use crate::reduce::Kernels;
 use crate::types::{CodecSpec, DType, Op};
 
@@ -48,8 +48,7 @@ impl TopK {
 
     /// How many elements of a part of `len` are sent, unless more of them are zero.
     fn count(self, len: usize) -> usize {
-        let count = (len as u64 * self.millionths).div_ceil(1_000_000).max(1);
-        usize::try_from(count).map_or(len, |count| count.min(len))
+        usize::try_from(share_of(len as u64, self.millionths)).expect("at most all of them")
     }
 }
 
@@ -91,9 +90,7 @@ impl Codec for TopK {
 
     fn decode(&self, _kernels: Kernels, body: &[u8], elements: &mut [u8]) -> Result<(), Malformed> {
         let entries = Entries::read(body, elements.len() / F32_BYTES)?;
-        elements.fill(0);
-        let (floats, _) = elements.as_chunks_mut::<F32_BYTES>();
-        entries.for_each(|(index, value)| floats[index] = value.to_le_bytes());
+        scatter(entries, elements);
         Ok(())
     }
 
@@ -104,10 +101,7 @@ impl Codec for TopK {
 
     fn add(&self, _kernels: Kernels, _op: Op, weight: f64, body: &[u8], sum: &mut [u8]) -> Result<(), Malformed> {
         let entries = Entries::read(body, sum.len() / F32_BYTES)?;
-        let (floats, _) = sum.as_chunks_mut::<F32_BYTES>();
-        entries.for_each(|(index, value)| {
-            floats[index] = (f32::from_le_bytes(floats[index]) + weight as f32 * value).to_le_bytes();
-        });
+        scatter_add(entries, weight, sum);
         Ok(())
     }
 

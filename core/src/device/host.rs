@@ -17,7 +17,7 @@ use crate::error::{Error, Result};
 use crate::local::SharedBacking;
 use crate::mem::{Copies, DeviceRegion, Doubt, Lease, Ordinal, Pool, Region};
 use crate::reduce::Kernels;
-use crate::types::{CodecSpec, DType, Done, Encoding, PartId, Round, TensorKey};
+use crate::types::{CodecSpec, DType, Done, PartId, Round, TensorKey};
 
 /// Devices of this kind. Dropping it shuts it down.
 pub struct HostDevice {
@@ -89,8 +89,7 @@ impl Device for HostDevice {
 
     fn encodes(&self, dtype: DType, codec: CodecSpec) -> bool {
         // What is drawn depends on the part and the round, which a copy does not know.
-        let draws = codec.is_stochastic() || codec.encoding() == Encoding::RandomK;
-        codec != CodecSpec::PLAIN && codec.encodes(dtype) && !codec.varies() && !draws
+        codec != CodecSpec::PLAIN && codec.encodes(dtype) && !codec.varies() && !codec.draws()
     }
 
     fn copy(&self, transfer: Transfer, _after: &[Mark], _issued: OnIssue, done: Done<()>) {

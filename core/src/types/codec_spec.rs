@@ -226,7 +226,17 @@ impl CodecSpec {
 
     /// Whether the answers of servers have error feedback: where they lose anything. Those that bring all of the sum's entries do not.
     pub const fn has_answer_feedback(self) -> bool {
-        self.has_feedback() && !matches!(self.encoding, Encoding::TopK | Encoding::RandomK)
+        self.has_feedback() && !self.is_sparse()
+    }
+
+    /// Whether some elements travel, and the others count as zero.
+    const fn is_sparse(self) -> bool {
+        matches!(self.encoding, Encoding::TopK | Encoding::RandomK)
+    }
+
+    /// Whether its bodies depend on the part and the round as well as on the elements.
+    pub const fn draws(self) -> bool {
+        self.is_stochastic() || matches!(self.encoding, Encoding::RandomK)
     }
 
     /// The same codec without error feedback.
@@ -292,14 +302,15 @@ impl CodecSpec {
     }
 
     /// How a round with `op` encodes. [`PLAIN`](Self::PLAIN) where it means nothing: every worker gets the bits of a broadcast's root, and
-    /// elements that [`Encoding::TopK`] and [`Encoding::RandomK`] leave out are zero in a sum, but no candidates for a minimum or maximum. Only a sum and a mean have
-    /// error feedback, because only there what is late is as good as what is in time.
+    /// elements that [`Encoding::TopK`] and [`Encoding::RandomK`] leave out are zero in a sum, but no candidates for a minimum or maximum.
+    /// Only a sum and a mean have error feedback, because only there what is late is as good as what is in time.
     #[must_use]
     pub const fn for_op(self, op: Op) -> Self {
-        match (op, self.encoding) {
-            (Op::Broadcast { .. }, _) | (Op::Min | Op::Max, Encoding::TopK | Encoding::RandomK) => Self::PLAIN,
-            (Op::Sum | Op::Mean, _) => self,
-            (Op::Min | Op::Max | Op::WeightedMean, _) => self.without_feedback(),
+        match op {
+            Op::Broadcast { .. } => Self::PLAIN,
+            Op::Min | Op::Max if self.is_sparse() => Self::PLAIN,
+            Op::Sum | Op::Mean => self,
+            Op::Min | Op::Max | Op::WeightedMean => self.without_feedback(),
         }
     }
 }

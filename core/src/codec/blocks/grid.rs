@@ -206,10 +206,16 @@ impl Grid for Int4 {
     }
 }
 
-/// Floats of 8 bits: a sign, an exponent, and `FRACTION` bits behind the point. The exponent of 1 is `BIAS`.
-struct Float8<const FRACTION: u32, const BIAS: u32>;
+/// Floats of 8 bits: a sign, an exponent, and `FRACTION` bits behind the point. The exponent of 1 is `BIAS`. The code of the largest number
+/// is `LAST`.
+pub(super) struct Float8<const FRACTION: u32, const BIAS: u32, const LAST: u8>;
 
-impl<const FRACTION: u32, const BIAS: u32> Float8<FRACTION, BIAS> {
+/// 8-bit floats with 4 bits of exponent and 3 of fraction, without infinities, up to 448.
+pub(super) type E4m3 = Float8<3, 7, 0x7e>;
+/// 8-bit floats with 5 bits of exponent and 2 of fraction, up to 57,344.
+pub(super) type E5m2 = Float8<2, 15, 0x7b>;
+
+impl<const FRACTION: u32, const BIAS: u32, const LAST: u8> Float8<FRACTION, BIAS, LAST> {
     /// Bits of an f32 behind those of the fraction.
     const REST: u32 = 23 - FRACTION;
     /// The smallest normal number.
@@ -227,6 +233,10 @@ impl<const FRACTION: u32, const BIAS: u32> Float8<FRACTION, BIAS> {
         let code = if magnitude < Self::NORMAL { small } else { normal };
         (code | scaled.to_bits() >> 31 << 7) as u8
     }
+}
+
+impl<const FRACTION: u32, const BIAS: u32, const LAST: u8> Grid for Float8<FRACTION, BIAS, LAST> {
+    const LARGEST: f32 = f32::from_bits(((LAST as u32) << Self::REST) + ((127 - BIAS) << 23));
 
     #[inline(always)]
     fn nearest(scaled: f32) -> u8 {
@@ -246,58 +256,9 @@ impl<const FRACTION: u32, const BIAS: u32> Float8<FRACTION, BIAS> {
         let magnitude = f32::from_bits(code << Self::REST) * f32::from_bits((254 - BIAS) << 23);
         f32::from_bits(magnitude.to_bits() | sign << 31)
     }
-}
-
-/// 8-bit floats with 4 bits of exponent and 3 of fraction, without infinities.
-pub(super) struct E4m3;
-
-impl Grid for E4m3 {
-    const LARGEST: f32 = 448.0;
-
-    #[inline(always)]
-    fn nearest(scaled: f32) -> u8 {
-        Float8::<3, 7>::nearest(scaled)
-    }
-
-    #[inline(always)]
-    fn by_chance(scaled: f32, draw: u32) -> u8 {
-        Float8::<3, 7>::by_chance(scaled, draw)
-    }
-
-    #[inline(always)]
-    fn number(code: u8) -> f32 {
-        Float8::<3, 7>::number(code)
-    }
 
     #[inline(always)]
     fn is_code(code: u8) -> bool {
-        code & 0x7f <= 0x7e
-    }
-}
-
-/// 8-bit floats with 5 bits of exponent and 2 of fraction.
-pub(super) struct E5m2;
-
-impl Grid for E5m2 {
-    const LARGEST: f32 = 57344.0;
-
-    #[inline(always)]
-    fn nearest(scaled: f32) -> u8 {
-        Float8::<2, 15>::nearest(scaled)
-    }
-
-    #[inline(always)]
-    fn by_chance(scaled: f32, draw: u32) -> u8 {
-        Float8::<2, 15>::by_chance(scaled, draw)
-    }
-
-    #[inline(always)]
-    fn number(code: u8) -> f32 {
-        Float8::<2, 15>::number(code)
-    }
-
-    #[inline(always)]
-    fn is_code(code: u8) -> bool {
-        code & 0x7f <= 0x7b
+        code & 0x7f <= LAST
     }
 }

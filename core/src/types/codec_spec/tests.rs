@@ -17,7 +17,7 @@ fn each_codec_has_its_row_and_codes_and_names_round_trip() {
 
 #[test]
 fn an_unknown_name_is_refused_with_the_names_there_are() {
-    let error = "fp7".parse::<CodecSpec>().unwrap_err().to_string();
+    let error = "fp8".parse::<CodecSpec>().unwrap_err().to_string();
     assert!(error.contains("none, fp16, bf16, int8, topk, int4, fp8_e4m3, fp8_e5m2, randomk"), "{error}");
 }
 
