@@ -10,8 +10,7 @@ use gradlane_core::reduce::Kernels;
 use gradlane_core::types::{CodecSpec, DType, Op, PartId, Round, TensorKey};
 
 use crate::measure::{Samples, time};
-use crate::report::screen::note;
-use crate::report::{Conclusion, Figures, Record, Report, Row, smoke_note};
+use crate::report::{Conclusion, Record, Report, Row, smoke_note};
 use crate::size::parse_size;
 use crate::table::Table;
 
@@ -71,13 +70,7 @@ const CODECS: [&str; 13] = [
 
 /// Measures and prints.
 pub(crate) fn answer(arguments: &Arguments) -> Conclusion {
-    match measure(arguments) {
-        Ok((table, mut report)) => {
-            print!("{table}");
-            report.conclude(&arguments.record)
-        }
-        Err(conclusion) => conclusion,
-    }
+    Conclusion::of(measure(arguments), &arguments.record)
 }
 
 /// The table, and the same as a report for files; or the wrong result or argument.
@@ -132,24 +125,12 @@ fn measure(arguments: &Arguments) -> Result<(String, Report), Conclusion> {
                 format!("{:.2e}", found.error),
             ]);
             for (name, speeds) in found.speeds() {
-                let times: Vec<f64> = speeds.values().iter().map(|speed| bytes as f64 / speed / 1e3).collect();
-                let figures = Figures { algbw: Some(speeds.clone()), ..Figures::of_times(Samples::from(times)) };
-                report.rows.push(Row {
-                    bytes,
-                    count: bytes / dtype.bytes(),
-                    dtype: Some(dtype),
-                    op: Some(Op::Sum),
-                    in_place: Some(figures),
-                    ..Row::new(name, name != "copy", &spec.to_string())
-                });
+                let row = Row::new(name, name != "copy", &spec.to_string());
+                report.rows.push(row.of_speeds(bytes, dtype, bytes, speeds));
             }
         }
     }
-    let mut text = String::new();
-    let width = arguments.record.width();
-    report.setting[1..].iter().for_each(|line| text.push_str(&note(line, width)));
-    text.push_str(&table.within(width));
-    Ok((text, report))
+    Ok((report.above(&table, &arguments.record), report))
 }
 
 /// What was found of a codec.

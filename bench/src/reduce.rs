@@ -12,8 +12,7 @@ use gradlane_core::types::{DType, Op};
 use half::{bf16, f16};
 
 use crate::measure::{Samples, time};
-use crate::report::screen::note;
-use crate::report::{Conclusion, Figures, Record, Report, Row, smoke_note};
+use crate::report::{Conclusion, Record, Report, Row, smoke_note};
 use crate::size::parse_size;
 use crate::table::Table;
 
@@ -66,13 +65,7 @@ enum Which {
 
 /// Measures and prints.
 pub(crate) fn answer(arguments: &Arguments) -> Conclusion {
-    match measure(arguments) {
-        Ok((table, mut report)) => {
-            print!("{table}");
-            report.conclude(&arguments.record)
-        }
-        Err(conclusion) => conclusion,
-    }
+    Conclusion::of(measure(arguments), &arguments.record)
 }
 
 /// The table, and the same as a report for files; or the wrong result or argument.
@@ -118,16 +111,8 @@ fn measure(arguments: &Arguments) -> Result<(String, Report), Conclusion> {
             let count = bytes / dtype.bytes();
             let touched = count * dtype.bytes() + 2 * accumulator_bytes(dtype, count * dtype.bytes());
             for (name, speeds) in [("sum", &speeds.sum), ("plain", &speeds.plain), ("copy", &speeds.copy)] {
-                let times: Vec<f64> = speeds.values().iter().map(|speed| touched as f64 / speed / 1e3).collect();
-                let figures = Figures { algbw: Some(speeds.clone()), ..Figures::of_times(Samples::from(times)) };
-                report.rows.push(Row {
-                    bytes,
-                    count,
-                    dtype: Some(dtype),
-                    op: Some(Op::Sum),
-                    in_place: Some(figures),
-                    ..Row::new(name, name == "sum", &kernels.to_string())
-                });
+                let row = Row::new(name, name == "sum", &kernels.to_string());
+                report.rows.push(row.of_speeds(bytes, dtype, touched, speeds));
             }
             table.push([
                 dtype.to_string(),
@@ -141,11 +126,7 @@ fn measure(arguments: &Arguments) -> Result<(String, Report), Conclusion> {
             ]);
         }
     }
-    let mut text = String::new();
-    let width = arguments.record.width();
-    report.setting[1..].iter().for_each(|line| text.push_str(&note(line, width)));
-    text.push_str(&table.within(width));
-    Ok((text, report))
+    Ok((report.above(&table, &arguments.record), report))
 }
 
 /// GB/s of the three contenders, sample by sample.

@@ -47,13 +47,7 @@ pub(crate) struct Arguments {
 
 /// Measures and prints.
 pub(crate) fn answer(arguments: &Arguments) -> Conclusion {
-    match measure_all(arguments) {
-        Ok((table, mut report)) => {
-            print!("{table}");
-            report.conclude(&arguments.record)
-        }
-        Err(wrong) => Conclusion::Wrong(wrong),
-    }
+    Conclusion::of(measure_all(arguments).map_err(Conclusion::Wrong), &arguments.record)
 }
 
 /// The table, and the same as a report for files; or the wrong result.

@@ -8,6 +8,8 @@ use super::expect::Verdict;
 use super::figures::Report;
 use super::json;
 use super::record::Record;
+use super::screen::note;
+use crate::table::Table;
 
 /// How a run ends.
 #[derive(Clone, PartialEq, Debug)]
@@ -24,7 +26,28 @@ pub(crate) enum Conclusion {
     Exited(u8),
 }
 
+impl Conclusion {
+    /// Prints the table of a question and concludes its report, unless there is none.
+    pub(crate) fn of(measured: Result<(String, Report), Self>, record: &Record) -> Self {
+        match measured {
+            Ok((table, mut report)) => {
+                print!("{table}");
+                report.conclude(record)
+            }
+            Err(conclusion) => conclusion,
+        }
+    }
+}
+
 impl Report {
+    /// What the run was like, as notes above its table.
+    pub(crate) fn above(&self, table: &Table, record: &Record) -> String {
+        let width = record.width();
+        let mut text: String = self.setting[1..].iter().map(|line| note(line, width)).collect();
+        text.push_str(&table.within(width));
+        text
+    }
+
     /// Prints the end of the table, writes the files that `record` asks for, and says how the run ends.
     pub(crate) fn conclude(&mut self, record: &Record) -> Conclusion {
         self.complete = true;

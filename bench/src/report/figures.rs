@@ -124,6 +124,14 @@ impl Row {
         }
     }
 
+    /// A row of these speeds, GB/s, at which a sum of `bytes` bytes in place touched `touched` bytes.
+    pub(crate) fn of_speeds(self, bytes: u64, dtype: DType, touched: u64, speeds: &Samples) -> Self {
+        let times: Vec<f64> = speeds.values().iter().map(|speed| touched as f64 / speed / 1e3).collect();
+        let figures = Figures { algbw: Some(speeds.clone()), ..Figures::of_times(Samples::from(times)) };
+        let count = bytes / dtype.bytes();
+        Self { bytes, count, dtype: Some(dtype), op: Some(Op::Sum), in_place: Some(figures), ..self }
+    }
+
     /// Contender and variant.
     pub(crate) fn name(&self) -> String {
         format!("{} {}", self.contender, self.variant).trim_end().to_owned()
