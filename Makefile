@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export PYTHONUTF8 := 1
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-rust test-sim test-net test-hostile test-faults test-lasting test-soak test-models test-python test-torch-oldest test-frameworks test-tensorflow test-tensorflow-quick test-tensorflow-oldest test-jax test-jax-quick test-jax-oldest static-server test-static lint bench bench-peers deny fuzz fuzz-run fakes gpu-bundle gpu-check issue-cost ptx clean
+.PHONY: help demo test built-for-tests built-for-python test-rust test-sim test-net test-hostile test-faults test-lasting test-soak test-models test-python test-torch-oldest test-frameworks test-tensorflow test-tensorflow-quick test-tensorflow-oldest test-jax test-jax-quick test-jax-oldest static-server test-static lint bench bench-peers deny fuzz fuzz-run fakes gpu-bundle gpu-check issue-cost ptx clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -31,9 +31,17 @@ DEMO_VENV := $(if $(filter torch fsdp,$(FRAMEWORK)),$(VENV),.venv-$(if $(filter 
 demo: $(DEMO_VENV)/installed ## two workers, two servers, real images; checks itself; FRAMEWORK=fsdp shards the model, keras, tensorflow and jax are others than PyTorch
 	@$(DEMO_VENV)/bin/python examples/demo.py --framework $(FRAMEWORK)
 
-test: lint test-rust test-python test-tensorflow-quick test-jax-quick ## everything CI runs
+test: $(VENV)/requirements ## everything CI runs
+	@$(MAKE) --no-print-directory -j2 --output-sync=line built-for-tests built-for-python
+	@$(MAKE) --no-print-directory test-rust test-python test-tensorflow-quick test-jax-quick
 	@$(call count_skips,$(SKIPS)/rust $(SKIPS)/python)
 	@echo "Left out, each with a target: frameworks, torch-oldest, static, net, hostile, faults, lasting, soak, models (make test-...), fuzz, gpu-check"
+
+# Side by side on two cores, because each waits for single files for minutes: cargo locks only what the other does not use.
+built-for-tests: lint
+	cargo test --quiet --no-run
+
+built-for-python: $(VENV)/installed fakes .venv-tensorflow/installed .venv-jax/installed
 
 lint: $(VENV)/requirements
 	cargo fmt --all --check
