@@ -57,6 +57,18 @@ class Launch:
 
 
 @dataclass(frozen=True, slots=True)
+class CompressionSettings:
+    """The settings of compression of this process."""
+
+    default: str
+    """The codec where a call names none."""
+    min_bytes: int
+    """Where a codec is chosen for many tensors, smaller ones travel unchanged."""
+    may_fall_back: bool
+    """Whether elements that a codec does not encode may travel unchanged."""
+
+
+@dataclass(frozen=True, slots=True)
 class Job:
     """This process in its job: the session, its place, and the servers that it embeds, if any."""
 
@@ -68,6 +80,7 @@ class Job:
     size: int
     settings: Mapping[str, str]
     """Those that were given as arguments; they go before environment and file."""
+    compression: CompressionSettings
 
     @property
     def step_timeout(self) -> float:
@@ -122,10 +135,11 @@ def enter(
     launch = Launch(**_core.detect_launch({**settings, **arguments}, generation))
     timeout = launch.join_timeout
     entrance = launch.entrance
+    compression = CompressionSettings(*_core.compression_settings(dict(settings)))
     if isinstance(entrance, BaseException):
         raise entrance
     if entrance["way"] == "alone":
-        return Job(_core.Session.local(dict(settings)), launch, None, rank=0, size=1, settings=settings)
+        return Job(_core.Session.local(dict(settings)), launch, None, 0, 1, settings, compression)
     with contextlib.ExitStack() as while_joining:
         embedded, join, place = _meet(launch, entrance, dict(settings), generation, store, while_joining)
         try:
@@ -147,7 +161,7 @@ def enter(
             if embedded is not None:
                 embedded.stop(0.0)
             raise
-    return Job(session, launch, embedded, session.rank, session.size, settings)
+    return Job(session, launch, embedded, session.rank, session.size, settings, compression)
 
 
 def _seconds(timeout: float) -> str:

@@ -21,24 +21,59 @@ class Compressor:
 
     codec: str
     """The engine's name of the codec. The first use of a tensor's name fixes it on all workers."""
+    compress_all: bool = False
+    """Whether it acts on all parameters of a model for which it is chosen, also on small ones and vectors."""
 
-    def __call__(self, **parameters: int) -> Compressor:
+    def __call__(self, *, compress_all: bool | None = None, **parameters: float) -> Compressor:
         """The same codec with these parameters, such as `Compression.int8(block=1024, feedback=True)`.
 
         Args:
+            compress_all: where a wrapper chooses for the parameters of a model: whether the codec acts on all of them. If
+                not, vectors, scalars and parameters with less than the setting `min_compress_bytes` travel unchanged:
+                norms and biases are a small share of the bytes, and a large share of the error. `fp16` and `bf16` act on
+                all in any case.
             parameters: `block` is one of the codecs with blocks. Every codec but `none` has `feedback`: with it, what a round
                 loses of a tensor is added to the tensor's next round, on the workers and on the servers. So nothing is
                 lost for good, and codecs that lose much still train. It costs an f32 for each element on each machine and
                 on the servers. It acts on sums and means of float32. If a worker is lost, or a round fails, it begins
                 anew. `stochastic`, of bf16 and the codecs with blocks, rounds up or down by chance, so that elements are
-                right on average; the same round has the same bits on every run. The first use of the compressor refuses
-                a parameter that the codec does not have.
+                right on average; the same round has the same bits on every run. `momentum` or `nesterov`, beside
+                `feedback`, is a factor such as 0.9 by which workers average gradients over the rounds before they are
+                encoded; the optimizer then has none. `momentum` is the correction of deep gradient compression, which
+                forgets the average of what was sent; it costs a second f32 for each element. The first use of the
+                compressor refuses a parameter that the codec does not have.
         """
         codec, _, text = self.codec.partition(":")
         settings: dict[str, str] = dict(word.split("=", 1) for word in text.split(",") if word)
-        settings.update({name: str(int(value)) for name, value in parameters.items()})
+        settings.update({name: _written(name, value) for name, value in parameters.items()})
         text = ",".join(f"{name}={value}" for name, value in settings.items())
-        return Compressor(f"{codec}:{text}" if text else codec)
+        everywhere = self.compress_all if compress_all is None else compress_all
+        return Compressor(f"{codec}:{text}" if text else codec, everywhere)
+
+    @property
+    def is_cast(self) -> bool:
+        """Whether it rounds each element on its own, or sends it unchanged. Such a codec acts on every tensor."""
+        return self.codec.partition(":")[0] in ("none", "fp16", "bf16")
+
+
+@dataclass(frozen=True, slots=True)
+class AutoCompressor(Compressor):
+    """One of several compressors, or none: the one with which the sums of this job are fastest."""
+
+    allowed: tuple[Compressor, ...] = ()
+
+    def __call__(  # type: ignore[override]
+        self, *allowed: Compressor, compress_all: bool | None = None
+    ) -> AutoCompressor:
+        """The same with these compressors in place of `bf16`, such as `Compression.auto(Compression.int8)`."""
+        everywhere = self.compress_all if compress_all is None else compress_all
+        listed = tuple(check_compression(one) for one in allowed) or self.allowed
+        return AutoCompressor(self.codec, everywhere, listed)
+
+    @property
+    def is_cast(self) -> bool:
+        """Not known before it is measured."""
+        return False
 
 
 class Compression:
@@ -79,6 +114,16 @@ class Compression:
     all workers. For sums and means: minima and maxima are sent unchanged, and so are parts with a NaN or an infinity.
     What is left out is lost, so keep it for the next step yourself.
     """
+    auto = AutoCompressor("auto", False, (bf16,))
+    """For the parameters of a model: `bf16`, or none if that is not faster. When the first model is wrapped, the workers
+    reduce some tensors with and without it for a few seconds, and rank 0 prints what they take from which size on.
+    `Compression.auto(Compression.bf16, Compression.int8)` may also take `int8`: codecs that lose more must be named.
+    """
+
+
+def _written(name: str, value: float) -> str:
+    """A parameter in the engine's words."""
+    return str(round(value * 1_000_000) if name in ("momentum", "nesterov") else int(value))
 
 
 def check_compression(compression: object) -> Compressor:

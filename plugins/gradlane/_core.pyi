@@ -4,6 +4,7 @@ Nothing here is public: `gradlane` and its framework modules are the interface. 
 arrive as the classes of `gradlane.errors`. Times are in seconds; a timeout of None means the job's setting.
 """
 
+from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Literal, Protocol, Self, TypedDict, final
@@ -230,6 +231,13 @@ class Session:
         """The same in Prometheus' text format."""
     def layout(self) -> str: ...
     def companions(self) -> list[list[str]]: ...
+    def feedback(self, name: str) -> tuple[bytes, bytes]:
+        """What error feedback keeps of a tensor on this worker: its residual and its velocity, as bytes of float32.
+
+        The velocity is empty without momentum. In a job of one worker both are empty.
+        """
+    def set_feedback(self, name: str, residual: bytes, velocity: bytes) -> None:
+        """Puts that back."""
     def start_timeline(self, place: str | PathLike[str]) -> Path:
         """Records from now on what this worker does, and returns the path of the file."""
     def stop_timeline(self) -> None:
@@ -340,5 +348,15 @@ def unwrap_join(settings: dict[str, str], job: str, text: str) -> str:
 def config_report(arguments: dict[str, str]) -> str: ...
 def step_timeout(arguments: dict[str, str]) -> float:
     """The setting `step_timeout`, in seconds."""
+
+def compression_settings(arguments: dict[str, str]) -> tuple[str, int, bool]:
+    """The settings of compression.
+
+    They are the codec where a call names none, the least bytes of a tensor that travels with a codec chosen for many, and
+    whether elements that a codec does not encode may travel unchanged.
+    """
+
+def codec_of(choice: str, name: str, dtype: str, shape: Sequence[int]) -> str:
+    """The codec with which a tensor travels, of those that this text chooses for it."""
 
 def cli_main(argv: list[str]) -> int: ...

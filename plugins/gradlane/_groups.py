@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from gradlane import _buffers, _core, _session
 from gradlane._arguments import check_name, the_rest_by_name
-from gradlane._compression import Compression, Compressor
+from gradlane._compression import Compressor
 from gradlane._handle import Handle, Streams, together
 from gradlane._operations import agree_on_empty, by_device, changeable, check_out
 from gradlane._reduction import ReduceOp, Reduction, reduction_of
@@ -30,7 +30,7 @@ def grouped_push_pull(
     average: bool | None = None,
     weight: float | None = None,
     priority: int | None = None,
-    compression: Compressor = Compression.none,
+    compression: Compressor | None = None,
     out: Sequence[B] | None = None,
     timeout: float | None = None,
 ) -> list[B]:
@@ -66,7 +66,7 @@ def grouped_push_pull_async(
     average: bool | None = None,
     weight: float | None = None,
     priority: int | None = None,
-    compression: Compressor = Compression.none,
+    compression: Compressor | None = None,
     out: Sequence[B] | None = None,
     timeout: float | None = None,
 ) -> Handle[list[B]]:

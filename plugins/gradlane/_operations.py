@@ -13,7 +13,8 @@ from gradlane import _buffers, _core, _session
 from gradlane._arguments import check_name as check_name
 from gradlane._arguments import check_timeout, the_rest_by_name
 from gradlane._buffers import Buffer
-from gradlane._compression import Compression, Compressor, check_compression
+from gradlane._choice import codec_of_call
+from gradlane._compression import Compressor
 from gradlane._handle import Handle, Streams
 from gradlane._reduction import ReduceOp, Reduction, broadcast_of, reduction_of
 from gradlane._sets import ProcessSet, check_member
@@ -31,7 +32,7 @@ def push_pull(
     average: bool | None = None,
     weight: float | None = None,
     priority: int | None = None,
-    compression: Compressor = Compression.none,
+    compression: Compressor | None = None,
     out: T | None = None,
     process_set: ProcessSet | None = None,
     timeout: float | None = None,
@@ -48,7 +49,8 @@ def push_pull(
         average: old form of `op`: True for `Average`, False for `Sum`.
         weight: this worker's weight in a `WeightedAverage`, such as its number of samples.
         priority: higher goes first; only the order matters.
-        compression: the element type on the wire; equal on all workers and fixed with dtype and shape.
+        compression: how the tensor travels, one of `Compression`; None takes the setting `compression`. Equal on all
+            workers and fixed with dtype and shape.
         out: the buffer for the result, of the same dtype and shape, on the same device or both on the host.
         process_set: the workers that take part, of which this one is a member; all by default.
         timeout: seconds for the whole operation; None takes the job's step timeout. That ends a wait for other workers
@@ -77,7 +79,7 @@ def push_pull_async(
     average: bool | None = None,
     weight: float | None = None,
     priority: int | None = None,
-    compression: Compressor = Compression.none,
+    compression: Compressor | None = None,
     out: T | None = None,
     process_set: ProcessSet | None = None,
     timeout: float | None = None,
@@ -136,7 +138,7 @@ def broadcast(
 def declare(
     tensors: str | Mapping[str, Any],
     *,
-    compression: Compressor = Compression.none,
+    compression: Compressor | None = None,
     fuse: bool = True,
     timeout: float | None = None,
 ) -> None:
@@ -148,7 +150,7 @@ def declare(
     Args:
         tensors: buffers by name; only dtype and shape are used. A bare name is accepted for BytePS scripts and does
             nothing, because the first use declares it.
-        compression: that of the operations on them.
+        compression: that of the operations on them; one of `Compression`, which acts on all of them.
         fuse: whether small tensors may share messages.
         timeout: seconds; None takes the job's setting.
     Raises:
@@ -156,7 +158,7 @@ def declare(
     """
     session = _session.session()
     check_timeout(timeout)
-    codec = check_compression(compression).codec
+    codec = codec_of_call(compression)
     if isinstance(tensors, str):
         return
     if not isinstance(tensors, Mapping):

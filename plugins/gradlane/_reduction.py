@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gradlane._arguments import check_priority, check_timeout
-from gradlane._compression import Compression, Compressor, check_compression
+from gradlane._choice import codec_of_call
+from gradlane._compression import Compressor
 from gradlane._sets import ProcessSet
 from gradlane.errors import InvalidArgumentError
 
@@ -123,6 +124,10 @@ class Reduction:
         """The sum in its place."""
         return self._but(op="sum", weight=1.0)
 
+    def encoded(self, codec: str) -> Reduction:
+        """The same with another codec."""
+        return self._but(codec=codec)
+
     def weighted(self, weight: float) -> Reduction:
         """The weighted mean in its place, with this worker's weight."""
         return self._but(op="weighted_mean", weight=weight)
@@ -136,6 +141,7 @@ class Reduction:
         op: NativeOp | None = None,
         weight: float | None = None,
         priority: int | None = None,
+        codec: str | None = None,
         receiver: int | None = None,
     ) -> Reduction:
         """The same with other fields. `dataclasses.replace` takes twice as long."""
@@ -144,7 +150,7 @@ class Reduction:
             root=self.root,
             weight=self.weight if weight is None else weight,
             priority=self.priority if priority is None else priority,
-            codec=self.codec,
+            codec=self.codec if codec is None else codec,
             process_set=self.process_set,
             receiver=self.receiver if receiver is None else receiver,
             timeout=self.timeout,
@@ -164,7 +170,7 @@ def reduction_of(
     average: bool | None = None,
     weight: float | None = None,
     priority: int | None = None,
-    compression: Compressor = Compression.none,
+    compression: Compressor | None = None,
     process_set: ProcessSet | None = None,
     timeout: float | None = None,
 ) -> Reduction:
@@ -183,15 +189,15 @@ def reduction_of(
         op = spelled
     if weight is not None and op is not WeightedAverage:
         raise InvalidArgumentError(f"op={(op or Average).name} takes no weight; use op=gradlane.WeightedAverage")
-    compression = check_compression(compression)
+    codec = codec_of_call(compression)
     no_more = priority is None and process_set is None and timeout is None
-    if no_more and (op is None or op is Average) and compression is Compression.none:
+    if no_more and (op is None or op is Average) and codec == "none":
         return AVERAGE
     return Reduction(
         "mean" if op is None else op.native,
         weight=1.0 if weight is None else weight,
         priority=check_priority(priority),
-        codec=compression.codec,
+        codec=codec,
         process_set=process_set,
         timeout=timeout,
     )

@@ -202,6 +202,15 @@ def _place() -> _bootstrap.Launch:
     return current().launch if _inherited is None else _inherited.launch
 
 
+def compression() -> _bootstrap.CompressionSettings:
+    """The settings of compression; those of nobody before `init()`."""
+    job = _job
+    return _NO_SETTINGS if job is None else job.compression
+
+
+_NO_SETTINGS = _bootstrap.CompressionSettings("none", 0, False)
+
+
 def note_timeout(timeout: float | None) -> None:
     """Warns once in a job if an operation is to wait longer for other workers than the job's step timeout allows."""
     global _longest

@@ -35,6 +35,7 @@ __all__ = [
     "InternalError",
     "InvalidArgumentError",
     "MismatchError",
+    "NotFiniteError",
     "NotFormedError",
     "NotInitializedError",
     "PeerLostError",
@@ -306,6 +307,16 @@ class ChecksumError(Error):
         super().__init__(message, **fields)
         self.tensor: str | None = fields.get("tensor")
         self.round: int | None = fields.get("round")
+
+
+class NotFiniteError(InvalidArgumentError, builtins.ArithmeticError):
+    """A contribution has a NaN or an infinity, and the setting `nan_check` makes that an error."""
+
+    def __init__(self, message: str, **fields: Any) -> None:
+        super().__init__(message, **fields)
+        self.tensor: str | None = fields.get("tensor")
+        self.round: int | None = fields.get("round")
+        self.worker: str | None = fields.get("from")
 
 
 class ResourceExhaustedError(Error):

@@ -27,11 +27,11 @@ impl Batch {
     }
 }
 
-/// Reads tensors from `(name, dtype, shape)` triples. All get this codec if it can encode their elements.
+/// Reads tensors from `(name, dtype, shape)` triples. The codec is for all of them.
 pub(crate) fn specs(tensors: Vec<(String, String, Vec<u64>)>, codec: &str) -> Result<Vec<TensorSpec>> {
     let codec = codec_named(codec)?;
     let spec = |(name, dtype, shape): (String, String, _)| {
-        Ok(TensorSpec::new(name, dtype_named(&dtype)?, shape).with_codec(codec))
+        TensorSpec::new(name, dtype_named(&dtype)?, shape).compressed(codec)
     };
     tensors.into_iter().map(spec).collect()
 }

@@ -2,7 +2,7 @@
 
 use gradlane_abi::{GradlaneAccess, GradlaneDtype, GradlaneOp};
 use gradlane_core::types::{Encoding, Priority};
-use gradlane_session::{codec_named, op_named};
+use gradlane_session::{codec_named, dtype_named, op_named};
 use pyo3::exceptions::PyTypeError;
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -13,7 +13,8 @@ use crate::errors;
 use crate::wait::duration;
 
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    module.add_function(wrap_pyfunction!(names_table, module)?)
+    module.add_function(wrap_pyfunction!(names_table, module)?)?;
+    module.add_function(wrap_pyfunction!(codec_of, module)?)
 }
 
 /// The names of element types with the bytes of one element, of reductions, of uses of parameters and of codecs.
@@ -28,6 +29,14 @@ fn names_table(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     table.set_item("accesses", GradlaneAccess::ALL.map(GradlaneAccess::name))?;
     table.set_item("codecs", Encoding::all().map(|codec| codec.to_string()).collect::<Vec<_>>())?;
     Ok(table)
+}
+
+/// The codec with which a tensor travels, of those that this text chooses for it.
+#[pyfunction]
+fn codec_of(py: Python<'_>, choice: &str, name: &str, dtype: &str, shape: Vec<u64>) -> PyResult<String> {
+    let dtype = dtype_named(dtype);
+    let found = codec_named(choice).and_then(|choice| choice.codec_of(name, dtype?, &shape));
+    found.map(|codec| codec.to_string()).map_err(|error| errors::raise(py, &error))
 }
 
 /// A `gradlane._reduction.Reduction`: a frozen value of Python with the fields that are read here.

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
 use gradlane_core::Result;
-use gradlane_core::engine::{ParameterUse, Thread};
+use gradlane_core::engine::{FeedbackState, ParameterUse, Thread};
 use gradlane_core::metrics::prometheus;
 use gradlane_core::types::{Priority, TensorSpec};
 use gradlane_session::c::LentSession;
@@ -242,10 +242,23 @@ impl Session {
         reduction: Reduction,
     ) -> PyResult<Handle> {
         let (parts, Reduction(reduction)) = (self.0.get(py)?, reduction);
-        let tensor = dtype_named(dtype).map(|dtype| TensorSpec::new(name, dtype, shape).with_codec(reduction.codec));
+        let tensor =
+            dtype_named(dtype).and_then(|dtype| TensorSpec::new(name, dtype, shape).compressed(reduction.codec));
         let begun = tensor.and_then(|tensor| py.detach(|| parts.inner.agree_on_empty(tensor, reduction.timeout)));
         let begun = begun.map_err(|error| errors::raise(py, &error))?;
         Ok(parts.watched(parts.inner.operation(begun)))
+    }
+
+    /// What error feedback keeps of a tensor on this worker: its residual and its velocity, as bytes of float32.
+    fn feedback<'py>(&self, py: Python<'py>, name: &str) -> PyResult<(Bound<'py, PyBytes>, Bound<'py, PyBytes>)> {
+        let state = self.0.get(py)?.inner.feedback(name).map_err(|error| errors::raise(py, &error))?;
+        Ok((PyBytes::new(py, &state.residual), PyBytes::new(py, &state.velocity)))
+    }
+
+    /// Puts that back.
+    fn set_feedback(&self, py: Python<'_>, name: &str, residual: Vec<u8>, velocity: Vec<u8>) -> PyResult<()> {
+        let state = FeedbackState { residual, velocity };
+        self.0.get(py)?.inner.set_feedback(name, &state).map_err(|error| errors::raise(py, &error))
     }
 
     /// Waits until all workers have called it.

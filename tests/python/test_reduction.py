@@ -24,7 +24,7 @@ def test_python_has_the_names_of_the_native_module():
     assert list(get_args(NativeOp)) == names["ops"]
     assert [op.native for op in ReduceOp] == ["mean", *[name for name in names["ops"] if name not in ("mean", "broadcast")]]
     assert [getattr(Compression, name).codec for name in names["codecs"]] == names["codecs"]
-    assert set(names["codecs"]) == {name for name in vars(Compression) if not name.startswith("_")}
+    assert {*names["codecs"], "auto"} == {name for name in vars(Compression) if not name.startswith("_")}
     assert ITEM_BYTES == names["dtypes"] == {name: dtype.itemsize for dtype, name in NAMES.items()}
 
 
@@ -39,6 +39,7 @@ def test_a_compressor_with_parameters_is_made_by_a_call():
     assert Compression.bf16(feedback=True)(feedback=False).codec == "bf16:feedback=0"
     assert Compression.int8() == Compression.int8
     assert Compression.int4(stochastic=True).codec == "int4:stochastic=1"
+    assert Compression.topk(feedback=True, momentum=0.9).codec == "topk:feedback=1,momentum=900000"
     wrong = Reduction(codec=Compression.fp16(level=3).codec)
     with pytest.raises(InvalidArgumentError, match="level=3.*for example fp16:feedback=1"):
         _core.Session.local({}).agree_on_empty("x", "float32", (0,), wrong)

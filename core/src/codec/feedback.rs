@@ -9,17 +9,24 @@
 //! This works around any codec of f32 elements, and changes no body's form. It is the arithmetic only. A [`Residual`] belongs to one part on
 //! one worker, or to the answers of one part on a server. The machines of both decide when it begins and ends.
 //!
+//! # Momentum
+//! A [`Momentum`] acts on the elements before: the [velocity](Momentum) of each element is kept beside its residual. With the correction of
+//! deep gradient compression it is forgotten where the body brings the element. Only workers have one.
+//!
 //! An element whose loss is not finite leaves no residual: NaN and infinities reach the sum of their round, and no later one.
 
 use super::interface::{Codec, Refusal};
 use super::tools::Tools;
-use crate::types::DType;
+use crate::types::{DType, Momentum};
 
 /// What the bodies of a part have lost so far: an f32 for each element.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct Residual {
     /// Little-endian, as elements are.
     bytes: Vec<u8>,
+    momentum: Option<Momentum>,
+    /// The average of the elements over the rounds, as long as `bytes`; empty without momentum.
+    velocity: Vec<u8>,
 }
 
 /// How a body uses the residual of its part.
@@ -32,19 +39,44 @@ pub enum Start {
 }
 
 impl Residual {
-    /// Prepares it for the next body of a part of `len` elements. It begins at zero if it has another length.
-    pub fn start(&mut self, start: Start, len: usize) {
+    /// Prepares it for the next body of a part of `len` elements, with this momentum. It begins at zero if it has another length.
+    pub fn start(&mut self, start: Start, len: usize, momentum: Option<Momentum>) {
+        self.momentum = momentum;
         let bytes = len * F32_BYTES;
-        if self.bytes.len() != bytes {
-            self.bytes = vec![0; bytes];
-        } else if start == Start::Zero {
-            self.bytes.fill(0);
+        let due = [bytes, if momentum.is_some() { bytes } else { 0 }];
+        for (state, bytes) in [&mut self.bytes, &mut self.velocity].into_iter().zip(due) {
+            if state.len() != bytes {
+                *state = vec![0; bytes];
+            } else if start == Start::Zero {
+                state.fill(0);
+            }
+        }
+    }
+
+    /// Reads the residual and the velocity of the bytes from `offset` on, as far as they exist.
+    pub fn read(&self, offset: usize, residual: &mut [u8], velocity: &mut [u8]) {
+        for (state, to) in [(&self.bytes, residual), (&self.velocity, velocity)] {
+            if let Some(from) = state.get(offset..offset + to.len()) {
+                to.copy_from_slice(from);
+            }
+        }
+    }
+
+    /// Replaces them. An empty `velocity` leaves that as it is.
+    ///
+    /// # Panics
+    /// If they do not lie within the part.
+    pub fn write(&mut self, offset: usize, residual: &[u8], velocity: &[u8]) {
+        for (state, from) in [(&mut self.bytes, residual), (&mut self.velocity, velocity)] {
+            if !from.is_empty() {
+                state[offset..offset + from.len()].copy_from_slice(from);
+            }
         }
     }
 
     /// Bytes of its memory.
     pub fn bytes(&self) -> usize {
-        self.bytes.len()
+        self.bytes.len() + self.velocity.len()
     }
 
     /// Encodes elements and their residual, and keeps what the body loses of them. `first` is the place of the first element in the part;
@@ -67,19 +99,29 @@ impl Residual {
         body: &mut [u8],
     ) -> Result<usize, Refusal> {
         let Tools { kernels, seed, workspace } = tools;
-        let residual = &mut self.bytes[first * F32_BYTES..][..elements.len()];
+        let place = first * F32_BYTES..first * F32_BYTES + elements.len();
+        let residual = &mut self.bytes[place.clone()];
+        // Without momentum there is no velocity, and each run has an empty part of it.
+        let velocity = if self.momentum.is_some() { &mut self.velocity[place] } else { &mut [] };
+        let momentum = self.momentum;
         let unit = codec.unit((elements.len() / F32_BYTES) as u64).len;
         let run = usize::try_from((RUN_LEN / unit.max(1)).max(1) * unit.max(1)).expect("within a part") * F32_BYTES;
         // Out of the workspace, because the codec uses the rest of it.
-        let [mut wanted, mut decoded] = std::mem::take(&mut workspace.feedback);
-        for buffer in [&mut wanted, &mut decoded] {
+        let [mut wanted, mut decoded, mut next] = std::mem::take(&mut workspace.feedback);
+        for buffer in [&mut wanted, &mut decoded, &mut next] {
             buffer.resize(run.min(elements.len()).max(buffer.len()), 0);
         }
         let firsts = (first as u64..).step_by(run / F32_BYTES);
+        let mut velocities = velocity.chunks_mut(run);
         let mut runs = firsts.zip(elements.chunks(run).zip(residual.chunks_mut(run)));
         let used = runs.try_fold(0, |used, (first, (elements, residual))| {
-            let (wanted, decoded) = (&mut wanted[..elements.len()], &mut decoded[..elements.len()]);
-            add(residual, elements, wanted);
+            let [wanted, decoded, next] =
+                [&mut wanted, &mut decoded, &mut next].map(|buffer| &mut buffer[..elements.len()]);
+            let velocity = velocities.next().unwrap_or_default();
+            match momentum {
+                None => add(residual, elements, wanted),
+                Some(momentum) => accelerate(momentum, velocity, elements, residual, next, wanted),
+            }
             let room = codec.body_bytes((elements.len() / F32_BYTES) as u64).max();
             let body = &mut body[used..][..usize::try_from(room).expect("a few times a part")];
             let tools = Tools { kernels, seed: seed.from_element(first), workspace: &mut *workspace };
@@ -89,6 +131,9 @@ impl Residual {
                     Refusal::NotFinite => elements,
                     Refusal::NotShorter => {
                         residual.fill(0);
+                        if let Some(momentum) = momentum {
+                            settle(momentum, velocity, next, wanted);
+                        }
                         &*wanted
                     }
                 };
@@ -96,9 +141,12 @@ impl Residual {
             })?;
             codec.decode(kernels, &body[..bytes], decoded).expect("a codec decodes what it encoded");
             keep_lost(residual, wanted, decoded, divisor as f32);
+            if let Some(momentum) = momentum {
+                settle(momentum, velocity, next, decoded);
+            }
             Ok(used + bytes)
         });
-        workspace.feedback = [wanted, decoded];
+        workspace.feedback = [wanted, decoded, next];
         used
     }
 }
@@ -115,6 +163,37 @@ fn add(residual: &[u8], elements: &[u8], sum: &mut [u8]) {
     let terms = residual.as_chunks().0.iter().zip(elements.as_chunks().0);
     for (sum, (residual, element)) in sum.as_chunks_mut().0.iter_mut().zip(terms) {
         *sum = (f32::from_le_bytes(*residual) + f32::from_le_bytes(*element)).to_le_bytes();
+    }
+}
+
+/// Writes the next velocity of elements, and what is to be encoded of them: what is left of those before, and what moves now.
+fn accelerate(
+    momentum: Momentum,
+    velocity: &[u8],
+    elements: &[u8],
+    residual: &[u8],
+    next: &mut [u8],
+    wanted: &mut [u8],
+) {
+    let (factor, is_nesterov) = (momentum.factor(), momentum.is_nesterov());
+    let terms = velocity.as_chunks().0.iter().zip(elements.as_chunks().0).zip(residual.as_chunks().0);
+    let places = next.as_chunks_mut().0.iter_mut().zip(wanted.as_chunks_mut().0);
+    for ((next, wanted), ((velocity, element), residual)) in places.zip(terms) {
+        let [velocity, element, residual] = [velocity, element, residual].map(|bytes| f32::from_le_bytes(*bytes));
+        let moved = factor * velocity + element;
+        let given = if is_nesterov { element + factor * moved } else { moved };
+        *next = moved.to_le_bytes();
+        *wanted = (residual + given).to_le_bytes();
+    }
+}
+
+/// Keeps the next velocity of elements. The correction forgets that of elements that were sent, which `sent` has as other numbers than zero.
+fn settle(momentum: Momentum, velocity: &mut [u8], next: &[u8], sent: &[u8]) {
+    let terms = next.as_chunks().0.iter().zip(sent.as_chunks().0);
+    for (velocity, (next, sent)) in velocity.as_chunks_mut().0.iter_mut().zip(terms) {
+        let next = f32::from_le_bytes(*next);
+        let is_forgotten = !momentum.is_nesterov() && f32::from_le_bytes(*sent) != 0.0;
+        *velocity = if is_forgotten || !next.is_finite() { 0.0 } else { next }.to_le_bytes();
     }
 }
 

@@ -83,8 +83,8 @@ pub struct Workspace {
     pub(super) bytes: Vec<u8>,
     /// Elements with their place, or places.
     pub(super) words: Vec<u64>,
-    /// Elements with their residual, and what their body brings of them.
-    pub(super) feedback: [Vec<u8>; 2],
+    /// Elements with their residual, what their body brings of them, and their velocity.
+    pub(super) feedback: [Vec<u8>; 3],
 }
 
 /// The operation with which the kernels divide elements by `divisor` on their way into a body; with 1 they leave them as they are.

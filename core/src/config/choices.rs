@@ -94,6 +94,28 @@ choice! {
 }
 
 choice! {
+    /// What becomes of a tensor whose elements the codec that was asked for does not encode.
+    CompressionFallback {
+        /// An error says so.
+        Error = "error",
+        /// It travels unchanged.
+        None = "none",
+    }
+}
+
+choice! {
+    /// What becomes of a contribution with a NaN or an infinity.
+    NanCheck {
+        /// It is added like any other.
+        Off = "off",
+        /// It is added, and the log names it.
+        Warn = "warn",
+        /// It is an error of its round.
+        Error = "error",
+    }
+}
+
+choice! {
     /// Whether the workers of one machine reduce among themselves.
     LocalReduce {
         /// Wherever all workers are on one machine.

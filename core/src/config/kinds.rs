@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::units::{parse_bytes, parse_duration, print_bytes, print_duration};
 use crate::error::Error;
-use crate::types::{JoinString, SharedSecret};
+use crate::types::{CodecSpec, JoinString, SharedSecret};
 
 /// A kind of value. Types that implement it are named in the table of knobs; no value of these types is ever made.
 pub trait Kind {
@@ -199,6 +199,23 @@ impl Kind for Text {
 
     fn print(value: &String) -> String {
         value.clone()
+    }
+}
+
+/// A codec with its parameters.
+#[derive(Debug)]
+pub struct Codec;
+
+impl Kind for Codec {
+    type Value = CodecSpec;
+    const UNIT: Unit = Unit::Text;
+
+    fn parse(text: &str) -> Result<CodecSpec, String> {
+        text.trim().parse().map_err(|error: Error| format!("is no codec: {error}"))
+    }
+
+    fn print(value: &CodecSpec) -> String {
+        value.to_string()
     }
 }
 

@@ -3,10 +3,12 @@
 
 use std::collections::BTreeMap;
 
-use super::choices::{Checksum, Congestion, FrameworkCall, LocalReduce, OnWorkerLoss, TransportChoice};
+use super::choices::{
+    Checksum, CompressionFallback, Congestion, FrameworkCall, LocalReduce, NanCheck, OnWorkerLoss, TransportChoice,
+};
 use super::kinds::{
-    Address, Bytes, Count, Flag, Indices, Join, Kind, LogFilter, Name, Names, Optional, Path, PreShared, Role, Text,
-    TimeSpan, Unit,
+    Address, Bytes, Codec, Count, Flag, Indices, Join, Kind, LogFilter, Name, Names, Optional, Path, PreShared, Role,
+    Text, TimeSpan, Unit,
 };
 use super::origin::{Origin, PREFIX};
 
@@ -218,10 +220,20 @@ knobs! {
         local_reduce: LocalReduce = "auto";
         /// Add in the order of ranks, not of arrival: bitwise the same sums on every run.
         deterministic: Flag = "false";
+        /// What becomes of a contribution with a NaN or an infinity: `off` adds it like any other, `warn` adds it and logs tensor, worker and round, `error` fails its round on all workers. Each worker looks at its own contributions in host memory, when it first reads them. Sums that NCCL alone makes are not looked at.
+        nan_check: NanCheck = "off";
         /// Threads that add in a server; 0 for one per core.
         sum_threads: Count = "0" in "0" to "1024", alias "BYTEPS_SERVER_ENGINE_THREAD";
         /// Memory of a server: seven eighths for sums, finished and growing, and one for what workers have sent over QUIC and nobody has read. The sums need more than three times its share of the model, more if `deterministic`. Unset, three quarters of what its host and its control groups give it.
         server_bytes_max: Optional<Bytes> = "" in "1 MiB" to "64 TiB";
+    }
+    "Compression" {
+        /// How tensors travel where a call says nothing, such as `bf16` or `int8:block=512`: those with two dimensions or more, and min_compress_bytes. Equal on all workers.
+        compression: Codec = "none";
+        /// Where a codec is chosen for a whole model or job, tensors with fewer bytes, or fewer than two dimensions, travel unchanged. fp16 and bf16 act on all tensors of a model for which they are chosen. Equal on all workers.
+        min_compress_bytes: Bytes = "8 KiB" in "0" to "1 GiB", alias "BYTEPS_MIN_COMPRESS_BYTES";
+        /// What becomes of a tensor whose elements do not suit the codec that its call names: an error, or none for no compression. Casts leave such tensors alone in any case.
+        compression_fallback: CompressionFallback = "error";
     }
     "Devices" {
         /// The CUDA driver's library, where it is not the one that the loader finds; tests name a fake one.

@@ -25,7 +25,9 @@ pub mod units;
 mod unread;
 
 pub use bounds::{ANSWER_MARGIN, Bounds, DIAL_TIMEOUT, LEADER_PATIENCE, NCCL_ABORT_PATIENCE, NCCL_GRACE};
-pub use choices::{Checksum, Congestion, FrameworkCall, LocalReduce, OnWorkerLoss, TransportChoice};
+pub use choices::{
+    Checksum, CompressionFallback, Congestion, FrameworkCall, LocalReduce, NanCheck, OnWorkerLoss, TransportChoice,
+};
 pub use kinds::ProcessRole;
 pub use knobs::{Config, KNOBS, Knob};
 pub use launcher::{Launch, Launcher};

@@ -40,7 +40,7 @@ const READ_ELSEWHERE: [&str; 6] = [
 const OF_PS_LITE_TOO: [&str; 3] = ["PORT", "ENABLE_PROFILING", "PROFILE_PATH"];
 
 /// By name, what takes the place of a variable, or why nothing does.
-const UNREAD: [(&[&str], &str); 13] = [
+const UNREAD: [(&[&str], &str); 12] = [
     (&["BYTEPS_SCHEDULING_CREDIT"], "counts parts and is not read; set GRADLANE_CREDIT_BYTES, in bytes"),
     (&["BYTEPS_ENABLE_ASYNC"], "is not read: every sum has the contributions of all workers"),
     (
@@ -51,7 +51,6 @@ const UNREAD: [(&[&str], &str); 13] = [
         &["BYTEPS_THREADPOOL_SIZE", "BYTEPS_OMP_THREAD_PER_GPU"],
         "is not read; GRADLANE_SUM_THREADS sets the threads of a server",
     ),
-    (&["BYTEPS_MIN_COMPRESS_BYTES"], "is not read: compression=Compression.fp16 is chosen for each tensor"),
     (
         &["BYTEPS_NCCL_GROUP_SIZE", "BYTEPS_NCCL_NUM_RINGS"],
         "is not read: parts that are ready together are one group on one communicator",

@@ -115,7 +115,7 @@ impl Engine {
             options.device,
             Metrics::new(&options.copies),
             clock,
-            config.checksum,
+            (config.checksum, config.nan_check),
             Worker::new(clock.now(), settings),
             Arc::clone(&dispatcher) as _,
         ));

@@ -18,6 +18,7 @@ use crate::worker::{Action, Meeting, Step, Use};
 /// The step.
 pub(super) struct Job {
     pub(super) task: Task,
+    pub(super) stage: Stage,
     /// Whether the task has its result after this step.
     pub(super) is_last: bool,
     pub(super) work: Work,
@@ -114,7 +115,7 @@ impl State {
                 Work::Meet { operation, takes, team }
             }
         };
-        Job { task, is_last, work }
+        Job { task, stage, is_last, work }
     }
 }
 

@@ -57,12 +57,14 @@ mod driver;
 mod access;
 mod batch;
 mod ending;
+mod feedback;
 mod local;
 mod names;
 
 pub use asked::{ParameterUse, Submission};
 pub use batch::{Batch, BatchSubmission, Member};
 pub use driver::{Engine, EngineOptions};
+pub use feedback::FeedbackState;
 pub use followed::Followed;
 pub use handle::Handle;
 pub use local::reduce_alone;

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::codec::feedback::{Residual, Start};
 use crate::codec::{Codec, Refusal, Tools};
-use crate::types::PartId;
+use crate::types::{Momentum, PartId};
 
 /// The residuals of this worker, by part.
 #[derive(Debug)]
@@ -50,13 +50,13 @@ impl Residuals {
 }
 
 impl SharedResidual {
-    /// Encodes a whole part with its residual, as [`Residual::encode`].
+    /// Encodes a whole part with its residual and its momentum, as [`Residual::encode`].
     ///
     /// # Errors
     /// As [`Residual::encode`].
     pub(super) fn encode(
         &self,
-        start: Start,
+        (start, momentum): (Start, Option<Momentum>),
         codec: &dyn Codec,
         tools: Tools<'_>,
         divisor: f64,
@@ -65,9 +65,34 @@ impl SharedResidual {
     ) -> Result<usize, Refusal> {
         // Nobody waits for the lock, because a part is encoded once a round.
         let mut counted = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        counted.residual.start(start, elements.len() / 4);
+        counted.residual.start(start, elements.len() / 4, momentum);
         counted.count();
         counted.residual.encode(codec, tools, divisor, 0, elements, body)
+    }
+}
+
+impl SharedResidual {
+    /// What is there of the part's bytes from `offset` on, if the part has so many: residual and velocity. Zeros, if it is not `kept`.
+    pub(super) fn read(&self, kept: bool, offset: usize, [residual, velocity]: [&mut [u8]; 2]) {
+        let counted = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if kept {
+            counted.residual.read(offset, residual, velocity);
+        }
+    }
+
+    /// Puts back what was there of a part of `bytes` bytes. What is not `kept` of it becomes zero.
+    pub(super) fn write(
+        &self,
+        kept: bool,
+        (bytes, momentum): (usize, Option<Momentum>),
+        offset: usize,
+        [residual, velocity]: [&[u8]; 2],
+    ) {
+        let mut counted = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let start = if kept { Start::Kept } else { Start::Zero };
+        counted.residual.start(start, bytes / 4, momentum);
+        counted.count();
+        counted.residual.write(offset, residual, velocity);
     }
 }
 

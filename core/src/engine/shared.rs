@@ -14,7 +14,7 @@ use super::milestones::Milestones;
 use super::probe::Probe;
 use super::state::{Effect, State};
 use super::wire::Wire;
-use crate::config::Checksum;
+use crate::config::{Checksum, NanCheck};
 use crate::cuda::Mark;
 use crate::device::Device;
 use crate::error::{Error, Result};
@@ -42,6 +42,8 @@ pub(super) struct Shared {
     pub(super) wire: Wire,
     /// Which contributions carry a checksum.
     pub(super) checksum: Checksum,
+    /// What becomes of contributions that are not finite.
+    pub(super) nan_check: NanCheck,
     pub(super) milestones: Milestones,
     /// Set once, right after start: the timer's callback needs this struct.
     pub(super) timer: Mutex<Option<Timer>>,
@@ -75,7 +77,7 @@ impl Shared {
         device: Option<Arc<dyn Device>>,
         metrics: Metrics,
         clock: Clock,
-        checksum: Checksum,
+        (checksum, nan_check): (Checksum, NanCheck),
         worker: Worker,
         dispatch: Arc<dyn Dispatch>,
     ) -> Self {
@@ -93,6 +95,7 @@ impl Shared {
             metrics,
             wire: Wire::new(),
             checksum,
+            nan_check,
             milestones: Milestones::default(),
             timer: Mutex::new(None),
             membership: Mutex::new(None),

@@ -74,6 +74,7 @@ impl Error {
             | Self::InvalidArgument { .. }
             | Self::TensorArgument { .. }
             | Self::Checksum { .. }
+            | Self::NotFinite { .. }
             | Self::Stalled { .. }
             | Self::PeerLost { .. } => self.clone(),
             other => {

@@ -371,6 +371,16 @@ errors! {
         /// How long the server waited for that worker.
         waited: Duration,
     }
+    /// A contribution has a NaN or an infinity, and the setting `nan_check` makes that an error.
+    #[error("tensor {tensor}, {round}: what {from} contributes has a NaN or an infinity; look for its cause there, or set nan_check=off")]
+    31: NotFinite of InvalidArgument, raised as "NotFiniteError"("InvalidArgumentError", "builtins.ArithmeticError") {
+        /// The tensor, or those that share its part.
+        tensor: Tensors,
+        /// The sum that it would have been a part of.
+        round: Round,
+        /// The contributor, such as `worker 2`.
+        from: String,
+    }
 }
 
 /// The classes of failure, equal in Rust and Python; gRPC's well-known names.

@@ -204,6 +204,12 @@ pub(crate) fn read<T>(regions: &[Region], copies: &Copies, read: impl FnOnce(&[u
     read(&gathered)
 }
 
+/// Whether `test` holds for the bytes of each of these regions. Called in the same way as [`read`].
+pub(crate) fn all(regions: &[Region], mut test: impl FnMut(&[u8]) -> bool) -> bool {
+    // SAFETY: an operation is in one step at a time, and this step does not write.
+    regions.iter().all(|region| test(unsafe { region.as_slice() }))
+}
+
 /// Calls `write` with memory for the bytes of `regions` in one piece: the memory itself if they are one run, else a buffer. The buffer is
 /// copied to the regions afterwards, and `copies` counts that.
 ///

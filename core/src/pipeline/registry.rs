@@ -324,9 +324,9 @@ impl Registry {
         Some((ReadyPart { layout, round, demand, participants, tickets }, error))
     }
 
-    /// The tensor's name, if this worker declared it.
-    pub fn name_of(&self, key: TensorKey) -> Option<&str> {
-        self.tensors.get(&key).map(|tensor| tensor.spec.name.as_str())
+    /// The tensor's declaration, if this worker declared it.
+    pub fn spec_of(&self, key: TensorKey) -> Option<&TensorSpec> {
+        self.tensors.get(&key).map(|tensor| &tensor.spec)
     }
 
     /// Every known part.

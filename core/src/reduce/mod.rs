@@ -32,6 +32,7 @@ mod convert;
 mod element;
 #[cfg(target_arch = "x86_64")]
 mod f16c;
+mod finite;
 mod kernels;
 mod passes;
 

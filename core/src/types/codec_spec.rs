@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::{DType, Op};
+use super::{DType, Momentum, Op};
 use crate::error::{Error, Result};
 
 /// The codecs, without their parameters. The discriminants are wire codes and never change; 0 is not a code.
@@ -113,11 +113,16 @@ const WIDE: &[DType] = &[DType::F32, DType::F64];
 
 /// The bit of a wire code that says that bodies have error feedback.
 const FEEDBACK: u8 = 1 << 7;
+/// The bit of a wire code that says that a momentum follows the parameters.
+const MOMENTUM: u8 = 1 << 5;
 /// The bit of a wire code that says that elements are rounded up or down by chance.
 const STOCHASTIC: u8 = 1 << 6;
 
 /// Parameters of many codecs that are 0 or 1: their bits in a wire code, and the names that users write.
 const FLAGS: [(u8, &str); 2] = [(STOCHASTIC, "stochastic"), (FEEDBACK, "feedback")];
+
+/// Names of a [`Momentum`], in millionths: the correction of deep gradient compression, and Nesterov's.
+const MOMENTA: [&str; 2] = ["momentum", "nesterov"];
 
 /// A codec with its parameters.
 ///
@@ -130,11 +135,15 @@ pub struct CodecSpec {
     parameters: [u32; Self::PARAMETERS_MAX],
     /// Bits of [`FLAGS`] that its row allows.
     flags: u8,
+    /// Only beside [`FEEDBACK`].
+    momentum: Option<Momentum>,
 }
 
 impl CodecSpec {
     /// The most parameters of a codec.
     pub const PARAMETERS_MAX: usize = 4;
+    /// The most of [`words`](Self::words): the parameters and a momentum.
+    pub const WORDS_MAX: usize = Self::PARAMETERS_MAX + 1;
 
     /// The elements unchanged.
     pub const PLAIN: Self = Self::without_parameters(Encoding::Plain);
@@ -144,7 +153,7 @@ impl CodecSpec {
     pub const BF16: Self = Self::without_parameters(Encoding::BF16);
 
     const fn without_parameters(encoding: Encoding) -> Self {
-        Self { encoding, parameters: [0; Self::PARAMETERS_MAX], flags: 0 }
+        Self { encoding, parameters: [0; Self::PARAMETERS_MAX], flags: 0, momentum: None }
     }
 
     /// The codec `encoding` where nobody names its parameters.
@@ -161,8 +170,13 @@ impl CodecSpec {
     /// # Errors
     /// [`Error::InvalidArgument`] if there is no such code, for another number of parameters, or one out of its range.
     pub fn from_wire(code: u8, parameters: &[u32]) -> Result<Self> {
+        let (parameters, momentum) = match (code & MOMENTUM != 0, parameters) {
+            (true, [parameters @ .., word]) => (parameters, Some(Momentum::from_word(*word)?)),
+            (true, []) => (parameters, Some(Momentum::from_word(0)?)),
+            (false, parameters) => (parameters, None),
+        };
         let spec = Self::with_parameters(Self::encoding_of(code)?, parameters)?;
-        Ok(Self { flags: flags_of(code), ..spec })
+        Ok(Self { flags: flags_of(code), momentum, ..spec })
     }
 
     /// How many bytes of parameters follow this [wire code](Self::code).
@@ -170,14 +184,17 @@ impl CodecSpec {
     /// # Errors
     /// [`Error::InvalidArgument`] if there is no such code.
     pub fn parameter_bytes_of(code: u8) -> Result<usize> {
-        Ok(Self::of(Self::encoding_of(code)?).parameter_bytes())
+        let momentum = if code & MOMENTUM != 0 { size_of::<u32>() } else { 0 };
+        Ok(Self::of(Self::encoding_of(code)?).parameter_bytes() + momentum)
     }
 
     /// The encoding of a wire code.
     fn encoding_of(code: u8) -> Result<Encoding> {
         let flags = flags_of(code);
-        let known = Encoding::from_code(code & !flags);
-        known.filter(|encoding| flags & !encoding.row().flags == 0).ok_or_else(|| {
+        let known = Encoding::from_code(code & !flags & !MOMENTUM);
+        let may_have = |encoding: &Encoding| flags & !encoding.row().flags == 0;
+        let is_consistent = code & MOMENTUM == 0 || flags & FEEDBACK != 0;
+        known.filter(may_have).filter(|_| is_consistent).ok_or_else(|| {
             let what = format!("there is no codec with the code {code}");
             Error::InvalidArgument { what, hint: "use the same version everywhere".to_owned() }
         })
@@ -210,12 +227,17 @@ impl CodecSpec {
 
     /// The byte that says on the wire which codec it is, whether it has error feedback, and how it rounds. Its parameters follow elsewhere.
     pub const fn code(self) -> u8 {
-        self.encoding as u8 | self.flags
+        self.encoding as u8 | self.flags | if self.momentum.is_some() { MOMENTUM } else { 0 }
     }
 
     /// Whether its bodies have error feedback; see [`codec::feedback`](crate::codec::feedback). Never of [`PLAIN`](Self::PLAIN).
     pub const fn has_feedback(self) -> bool {
         self.flags & FEEDBACK != 0
+    }
+
+    /// The momentum that workers apply before they encode; only with error feedback.
+    pub const fn momentum(self) -> Option<Momentum> {
+        self.momentum
     }
 
     /// Whether elements are rounded up or down by chance, so that they are right on average. The chance is drawn from a
@@ -239,10 +261,10 @@ impl CodecSpec {
         self.is_stochastic() || matches!(self.encoding, Encoding::RandomK)
     }
 
-    /// The same codec without error feedback.
+    /// The same codec without error feedback, and so without momentum.
     #[must_use]
     pub const fn without_feedback(self) -> Self {
-        Self { flags: self.flags & !FEEDBACK, ..self }
+        Self { flags: self.flags & !FEEDBACK, momentum: None, ..self }
     }
 
     /// The same codec, rounding by chance.
@@ -260,14 +282,19 @@ impl CodecSpec {
         matches!(self.encoding, Encoding::Plain)
     }
 
-    /// Its parameters as they travel.
+    /// Its own parameters.
     pub fn parameters(&self) -> &[u32] {
         &self.parameters[..self.encoding.row().parameters.len()]
     }
 
-    /// Bytes of its parameters as they travel behind a header.
+    /// Its parameters and its momentum, as they travel behind a header.
+    pub fn words(&self) -> impl Iterator<Item = u32> {
+        self.parameters().iter().copied().chain(self.momentum.map(Momentum::to_word))
+    }
+
+    /// Bytes of [`words`](Self::words).
     pub fn parameter_bytes(self) -> usize {
-        size_of_val(self.parameters())
+        size_of_val(self.parameters()) + self.momentum.map_or(0, |_| size_of::<u32>())
     }
 
     /// Whether it encodes each element on its own. Otherwise the elements of different tensors must not share its blocks.
@@ -358,6 +385,11 @@ impl fmt::Display for CodecSpec {
             .filter(|(value, parameter)| **value != parameter.default)
             .map(|(value, parameter)| format!("{}={value}", parameter.name))
             .chain(FLAGS.iter().filter(|(bit, _)| self.flags & bit != 0).map(|(_, name)| format!("{name}=1")))
+            .chain(self.momentum.map(|momentum| {
+                let [correction, nesterov] = MOMENTA;
+                let name = if momentum.is_nesterov() { nesterov } else { correction };
+                format!("{name}={}", momentum.millionths())
+            }))
             .collect();
         if told.is_empty() {
             return self.encoding.fmt(f);
@@ -392,10 +424,23 @@ impl FromStr for CodecSpec {
                 }
                 continue;
             }
+            if row.flags & FEEDBACK != 0
+                && let Some(kind) = MOMENTA.iter().position(|name| *name == parameter.trim())
+            {
+                let millionths = value.trim().parse().map_err(|_| unknown())?;
+                spec.momentum = Some(Momentum::new(millionths, kind == 1)?);
+                continue;
+            }
             let index = row.parameters.iter().position(|known| known.name == parameter.trim()).ok_or_else(unknown)?;
             let value = value.trim().parse().map_err(|_| unknown())?;
             row.parameters[index].check(row.encoding, value)?;
             spec.parameters[index] = value;
+        }
+        if spec.momentum.is_some() && !spec.has_feedback() {
+            return Err(Error::InvalidArgument {
+                what: format!("codec {text:?} has a momentum and no error feedback"),
+                hint: "add feedback=1".to_owned(),
+            });
         }
         Ok(spec)
     }

@@ -3,7 +3,10 @@
 
 use std::fmt;
 
-use super::{CodecSpec, DType, Declared, Extent, PartId, Participants, ServerId, Span, TensorKey, TensorKind};
+use super::{
+    CodecChoice, CodecSpec, DType, Declared, Extent, PartId, Participants, ServerId, Span, TensorKey, TensorKind,
+};
+use crate::error::Result;
 
 /// A worker's declaration of a tensor. The first declaration on any worker fixes dtype, shape, codec and participants for the job.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -36,6 +39,15 @@ impl TensorSpec {
     #[must_use]
     pub fn with_codec(self, codec: CodecSpec) -> Self {
         Self { kind: TensorKind::Sum { codec: codec.for_dtype(self.dtype) }, ..self }
+    }
+
+    /// The same tensor with the codec that a caller's choice has for it.
+    ///
+    /// # Errors
+    /// As [`CodecChoice::codec_of`].
+    pub fn compressed(self, choice: CodecChoice) -> Result<Self> {
+        let codec = choice.codec_of(&self.name, self.dtype, &self.shape)?;
+        Ok(self.with_codec(codec))
     }
 
     /// A parameter: a tensor that servers keep, and that each worker changes and reads by itself.

@@ -2,6 +2,7 @@
 
 pub mod access;
 pub mod address;
+pub mod codec_choice;
 pub mod codec_spec;
 pub mod defect;
 pub mod device;
@@ -11,6 +12,7 @@ pub mod join;
 pub mod kind;
 pub mod layout;
 pub mod machines;
+pub mod momentum;
 pub mod op;
 pub mod operation;
 pub mod participants;
@@ -30,6 +32,7 @@ pub use crate::id::{
 };
 pub use access::{Access, Demand, Update, Version};
 pub use address::{Address, Peer, Reach, Scheme};
+pub use codec_choice::CodecChoice;
 pub use codec_spec::{CodecSpec, Encoding};
 pub use defect::{Defect, planted};
 pub use device::DeviceKind;
@@ -39,6 +42,7 @@ pub use join::JoinString;
 pub use kind::{Declared, Difference, Extent, TensorKind};
 pub use layout::{PartLayout, Piece, TensorSpec};
 pub use machines::Machines;
+pub use momentum::Momentum;
 pub use op::{Op, total_weight};
 pub use operation::{Claim, Declined, Goal, Slot, Unmet, meeting_again};
 pub use participants::Participants;

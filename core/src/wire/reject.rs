@@ -234,6 +234,7 @@ mod tests {
         ("1b04000000776861748096980000000000", "what goes on: not done after 0.0 s"),
         ("1c02010000007404000000776861740400000068696e74", "tensor t: what; hint"),
         ("1d01080000000000000004000000776861740400000068696e74", "tensor 0000000000000008: what; hint"),
+        ("1f020100000074080000000000000008000000776f726b65722031", "tensor t, round 8: what worker 1 contributes has a NaN or an infinity; look for its cause there, or set nan_check=off"),
         ("1e020100000074070000000000000008000000776f726b657220328096980000000000", "tensor t, round 7: worker 2 did not take the sum for 0.0 s, and the server freed it"),
     ];
 

@@ -20,6 +20,7 @@
 
 mod command;
 mod endings;
+mod feedback;
 mod following;
 mod formation;
 mod links;
@@ -42,7 +43,8 @@ mod withdrawals;
 #[cfg(test)]
 mod tests;
 
-pub use command::{Action, Command, Dial, Exchanged, Held, Load, Meeting, Piece, Step, Stuck, Use};
+pub use command::{Action, Command, Contributor, Dial, Exchanged, Held, Load, Meeting, Piece, Step, Stuck, Use};
+pub use feedback::FeedbackPlace;
 pub use formation::Formation;
 pub use liveness::Liveness;
 pub use machine::{Worker, WorkerSettings};

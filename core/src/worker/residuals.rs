@@ -55,6 +55,16 @@ impl Residuals {
         start
     }
 
+    /// Whether the next body of a part goes on with what is there.
+    pub(super) fn is_kept(&self, part: PartId) -> bool {
+        self.parts.get(&part).is_some_and(|residual| residual.is_kept)
+    }
+
+    /// The residual of a part was put back, as it was at another time. The next body goes on with it, whichever workers are in its sum.
+    pub(super) fn restore(&mut self, part: PartId, is_of_machine: bool) {
+        self.parts.insert(part, Residual { contributors: None, is_kept: true, is_of_machine });
+    }
+
     /// The sum of a part that was encoded has come, with the contributions of these workers.
     pub(super) fn summed(&mut self, part: PartId, contributors: WorkerSet) {
         let Some(residual) = self.parts.get_mut(&part) else { return };
@@ -134,6 +144,20 @@ mod tests {
                     Summed(ranks) => residuals.summed(part(0), ranks.iter().copied().map(WorkerId).collect()),
                 }
             }
+        }
+    }
+
+    #[test]
+    fn a_residual_that_was_put_back_is_kept_by_the_next_body() {
+        let mut residuals = Residuals::default();
+        residuals.encode(part(0), true);
+        for (part, is_kept) in [(part(0), false), (part(1), false)] {
+            assert_eq!(residuals.is_kept(part), is_kept);
+            residuals.restore(part, true);
+            assert!(residuals.is_kept(part));
+            assert_eq!(residuals.encode(part, true), Kept);
+            residuals.summed(part, [0, 1].map(WorkerId).into_iter().collect());
+            assert_eq!(residuals.encode(part, true), Kept);
         }
     }
 

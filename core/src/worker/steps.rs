@@ -1,6 +1,6 @@
 //! Stages: what each stage does with a task, and what the end of a stage means for the task.
 
-use super::command::{Action, Exchanged, Held, Meeting, Step, Use};
+use super::command::{Action, Contributor, Exchanged, Held, Meeting, Step, Use};
 use super::machine::Worker;
 use super::records::Record;
 use crate::codec::{Coding, Malformed};
@@ -198,6 +198,53 @@ impl Worker {
             }
         };
         Some(Step { task, stage, is_last: self.scheduler.is_last(task.id), action })
+    }
+
+    /// Whose numbers the step of a stage reads, if nothing has read them in host memory before. `None` for a step that reads none, and for a
+    /// broadcast, whose bits may be any.
+    pub fn first_read(&self, task: &Task, stage: Stage) -> Option<Contributor> {
+        let Record { part, memory, coding, message, .. } = self.record(task.id);
+        let Demand::Reduce { op, weight } = part.demand else { return None };
+        let are_numbers = message.is_none() && !matches!(op, Op::Broadcast { .. }) && weight != 0.0;
+        let is_read = match stage {
+            Stage::AllReduce | Stage::Reduce => {
+                return (are_numbers && *memory == DeviceKind::Host).then_some(Contributor::Worker);
+            }
+            Stage::Compress => true,
+            // An encoded body has no elements to look at, and of a repeat all is known.
+            Stage::Push => coding.is_none() && task.attempt == Attempt::First,
+            Stage::CopyD2H
+            | Stage::PcieReduce
+            | Stage::Pull
+            | Stage::Decompress
+            | Stage::PcieBroadcast
+            | Stage::CopyH2D
+            | Stage::Broadcast => false,
+        };
+        match (self.first_meeting(part, *memory), memory) {
+            _ if !is_read || !are_numbers => None,
+            (None, _) => Some(Contributor::Worker),
+            (Some(_), DeviceKind::Cuda) => Some(Contributor::Machine),
+            (Some(_), DeviceKind::Host) => None,
+        }
+    }
+
+    /// The error of a contribution with a NaN or an infinity.
+    pub fn not_finite(&self, task: TaskId, contributor: Contributor) -> Error {
+        let part = self.part(task);
+        let from = match contributor {
+            Contributor::Worker => self.rank().to_string(),
+            Contributor::Machine => format!("the machine of {}", self.rank()),
+        };
+        Error::NotFinite { tensor: self.names_of(part).join(" + ").into(), round: part.round, from }
+    }
+
+    /// Takes the news that the step of COMPRESS or PUSH was not begun, because the contribution may not be sent. Nothing holds the task's memory.
+    pub fn handle_unfit(&mut self, now: Time, task: TaskId, error: Error) {
+        let record = self.record_mut(task);
+        (record.held, record.asked, record.due) = (None, None, None);
+        self.scheduler.withdraw_unsent(now, task, &error);
+        self.finish(now, task, Outcome::Failed(error));
     }
 
     fn push(&mut self, now: Time, task: &Task) -> Option<Action> {

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from gradlane._compression import Compression, Compressor
-from gradlane._reduction import Average, ReduceOp
+import jax
+
+from gradlane._averaging import Averaging
+from gradlane._model_choice import codec_of_model
+from gradlane._compression import Compressor
+from gradlane._reduction import Average, ReduceOp, reduction_of
 from gradlane.jax._names import FirstUse
-from gradlane.jax.ops import push_pull
+from gradlane.jax.ops import reduced
 
 if TYPE_CHECKING:
     import optax
@@ -17,7 +21,7 @@ def push_pull_gradients(
     name: str | None = None,
     *,
     op: ReduceOp = Average,
-    compression: Compressor = Compression.none,
+    compression: Compressor | None = None,
     timeout: float | None = None,
 ) -> optax.GradientTransformation:
     """The first step of an optax chain: replaces the gradients by their average over all workers. Experimental.
@@ -33,7 +37,9 @@ def push_pull_gradients(
             the optimizer is used for the first time, so workers may make their optimizers in any order. Give names if
             workers use them for the first time in different orders.
         op: `Average` or `Sum`.
-        compression: the element type on the wire.
+        compression: how gradients travel: one of `Compression`; None takes the setting `compression`. It leaves out vectors,
+            scalars and small gradients unless it is `fp16`, `bf16` or has `compress_all=True`; if it would act on none,
+            that is an error. Equal on all workers.
         timeout: seconds for the reduction of one step; None takes the job's step timeout.
     Raises:
         ModuleNotFoundError: optax is not installed.
@@ -54,6 +60,12 @@ def push_pull_gradients(
 
     def update(updates: Any, state: Any, params: Any | None = None) -> tuple[Any, Any]:
         del params
-        return push_pull(updates, prefix.of(updates), op=op, compression=compression, timeout=timeout), state
+        prefixed = prefix.of(updates)
+        how = Averaging(
+            reduction_of(op, timeout=timeout).encoded(codec_of_model(compression)), compression, sparse_as_dense=False
+        )
+        leaves = jax.tree_util.tree_leaves_with_path(updates)
+        how.check((jax.tree_util.keystr(path), str(leaf.dtype), leaf.shape) for path, leaf in leaves)
+        return reduced(updates, prefixed, how.reduction), state
 
     return optax.GradientTransformation(init, update)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from gradlane import _session
-from gradlane._compression import Compression, Compressor
+from gradlane._compression import Compressor
 from gradlane._operations import check_root
 from gradlane._reduction import ReduceOp, Reduction, broadcast_of, reduction_of
 from gradlane.errors import InvalidArgumentError
@@ -29,7 +29,7 @@ def push_pull(
     average: bool | None = None,
     weight: Any | None = None,
     priority: int = 0,
-    compression: Compressor = Compression.none,
+    compression: Compressor | None = None,
     timeout: float | None = None,
 ) -> Tree:
     """Average all arrays of `tree` over all workers, in one call. Works under `jax.jit`. Experimental.
@@ -45,7 +45,7 @@ def push_pull(
         average: old form of `op`: True for `Average`, False for `Sum`.
         weight: this worker's weight in a `WeightedAverage`; a number or a scalar array.
         priority: of the first array; each further one has one less. Higher goes first; only the order matters.
-        compression: the element type on the wire; equal on all workers.
+        compression: how tensors travel, one of `Compression`; None takes the setting `compression`. Equal on all workers.
         timeout: seconds for the whole operation; None takes the job's step timeout.
     Returns:
         A tree of new arrays. Called outside of `jax.jit`, it returns when they are complete.

@@ -18,5 +18,6 @@ def average(gradients: Sequence[Any], variables: Sequence[Any], namespace: str, 
     del variables
     present = {str(position): gradient for position, gradient in enumerate(gradients) if gradient is not None}
     if _session.size() > 1:
+        how.check((position, str(gradient.dtype), gradient.shape) for position, gradient in present.items())
         present = reduced(present, namespace, how.reduction)
     return [present.get(str(position)) for position in range(len(gradients))]

@@ -9,6 +9,7 @@ from gradlane import _agreement, _session
 from gradlane._agreement import Agreement
 from gradlane._averaging import Averaging, label
 from gradlane.errors import UnsupportedError
+from gradlane.torch import _tensors
 from gradlane.torch.groups import begin_copies
 
 
@@ -19,6 +20,7 @@ def average(gradients: Sequence[Any], variables: Sequence[Any], namespace: str, 
     if _session.size() > 1:
         kinds = [_kind(present[i]) if i in present else None for i in range(len(gradients))]
         labels = [label(i, variable) for i, variable in enumerate(variables)]
+        how.check((labels[i], *_tensors.wire_form(gradient)) for i, gradient in present.items())
         agreement = Agreement(namespace, labels, kinds)
         agreement.check(agreement.begin().wait())
         names = agreement.names(present)

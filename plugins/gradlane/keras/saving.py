@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from gradlane._compression import Compression, Compressor
+from gradlane._compression import Compressor
 from gradlane._reduction import Average, ReduceOp
 from gradlane.keras.optimizer import DistributedOptimizer
 
@@ -18,7 +18,7 @@ def load_model(
     *,
     safe_mode: bool = True,
     op: ReduceOp = Average,
-    compression: Compressor = Compression.none,
+    compression: Compressor | None = None,
     sparse_as_dense: bool = False,
 ) -> Any:
     """Loads a model, and makes its optimizer distributed with its state. All workers read the same file.

@@ -33,6 +33,7 @@ def average(gradients: Sequence[Any], variables: Sequence[Any], namespace: str, 
         return [present.get(i) for i in range(len(gradients))]
     kinds = [_kind(present[i]) if i in present else None for i in range(len(gradients))]
     labels = [label(i, variable) for i, variable in enumerate(variables)]
+    how.check((labels[i], dense.dtype.name, dense.shape) for i, dense in present.items() if _has_shape(dense))
     agreement = Agreement(namespace, labels, kinds)
     names = agreement.names(present)
     averages = dict(zip(present, reduce_all(list(present.values()), names, how.reduction, agreement), strict=True))
@@ -44,6 +45,10 @@ def _prepared(gradient: Any, how: Averaging) -> Any:
     if how.sparse_as_dense and isinstance(gradient, tf.IndexedSlices):
         return tf.convert_to_tensor(gradient)
     return gradient
+
+
+def _has_shape(gradient: Any) -> bool:
+    return not isinstance(gradient, tf.IndexedSlices) and bool(gradient.shape.is_fully_defined())
 
 
 def _kind(gradient: Any) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from gradlane._compression import Compression, Compressor
+from gradlane._compression import Compressor
 from gradlane._operations import check_name
 from gradlane._reduction import ReduceOp, reduction_of
 from gradlane.tensorflow import _sparse
@@ -24,7 +24,7 @@ def push_pull(
     average: bool | None = None,
     weight: float | None = None,
     priority: int | None = None,
-    compression: Compressor = Compression.none,
+    compression: Compressor | None = None,
     timeout: float | None = None,
     sparse_as_dense: bool = False,
 ) -> Any:
@@ -43,7 +43,7 @@ def push_pull(
         average: old form of `op`: True for `Average`, False for `Sum`.
         weight: this worker's weight in a `WeightedAverage`.
         priority: higher goes first; only the order matters.
-        compression: the element type on the wire; equal on all workers.
+        compression: how tensors travel, one of `Compression`; None takes the setting `compression`. Equal on all workers.
         timeout: seconds for the whole operation; None takes the job's step timeout.
         sparse_as_dense: make `tf.IndexedSlices` dense first.
     Raises:

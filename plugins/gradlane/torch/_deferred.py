@@ -17,11 +17,13 @@ import torch
 
 from gradlane import _session, timeline
 from gradlane._alike import check_alike, telling
+from gradlane._model_choice import Choice, codecs_of_model
 from gradlane._handle import Handle
 from gradlane._reduction import Reduction
 from gradlane._window import Window, forward_order
 from gradlane.errors import Error, FailedPreconditionError, UnsupportedError
 from gradlane.torch import _in_flight, _tensors
+from gradlane.torch._feedback import Feedback, scale_in_place
 from gradlane.torch._in_flight import CALL_SYNCHRONIZE, Loan, refuse_cleared
 from gradlane.torch._known import Known
 from gradlane.torch._owners import own, watch_frozen
@@ -41,6 +43,8 @@ class _Flight:
     loan: Loan
     is_own: bool
     """Whether this worker had a gradient; if not, zeros are in flight."""
+    factor: float
+    """What it was multiplied by for its error feedback, until it has landed."""
     is_due: bool = False
     has_landed: bool = False
     """Whether the average is in the gradient."""
@@ -77,6 +81,7 @@ class Deferred:
         parameters: Sequence[tuple[str, torch.nn.Parameter]],
         named: Sequence[tuple[str, torch.nn.Parameter]],
         reduction: Reduction,
+        compression: Choice,
         *,
         passes: int,
         sparse_as_dense: bool,
@@ -85,7 +90,8 @@ class Deferred:
 
         Args:
             named: parameters that have names for errors, also such as are not averaged.
-            reduction: of all gradients, but for their priorities.
+            reduction: of all gradients, but for their priorities and codecs.
+            compression: what chooses the codec of each.
         """
         self._optimizer, self._passes, self._sparse_as_dense = optimizer, passes, sparse_as_dense
         self._slots = [
@@ -111,14 +117,22 @@ class Deferred:
         with telling("parameter", f"{namespace}/parameters"):
             for slot in self._slots:
                 _tensors.check_place_of(slot.name, slot.parameter)
+            codecs = codecs_of_model(compression, [(name, *_tensors.wire_form(p)) for name, p in parameters])
+            for slot, codec in zip(self._slots, codecs, strict=True):
+                slot.reduction = slot.reduction.encoded(codec)
             own(self, parameters)
         rows = [(name, _tensors.dtype_name(p.dtype), tuple(p.shape)) for name, p in parameters]
         check_alike("parameter", rows, f"{namespace}/parameters")
         frozen = watch_frozen(self, self._known.frozen(optimizer), _REMEDY)
         self.hooks = [*frozen, *ParameterWatch(self, parameters, Deferred._gradient, Deferred._refuse_early).hooks]
         """To be removed with the hooks on the model."""
-        tensors = ((self._window.name(slot.position), slot.parameter) for slot in self._slots)
-        _tensors.declare_tensors(_session.session(), tensors, codec=reduction.codec, fuse=True, timeout=None)
+        self.feedback = Feedback(
+            (slot.position, slot.name, self._window.name(slot.position), slot.parameter, slot.reduction.codec)
+            for slot in self._slots
+        )
+        self.feedback.follow(optimizer)
+        tensors = ((self._window.name(slot.position), slot.parameter, slot.reduction.codec) for slot in self._slots)
+        _tensors.declare_encoded(_session.session(), tensors)
 
     def begin(self) -> None:
         """Records that a training forward pass has begun."""
@@ -273,10 +287,12 @@ class Deferred:
             gradient = gradient.contiguous()
         if is_own:
             self._window.mark_used(position)  # the user may have made it
+        factor = self.feedback.factor(position)
+        scale_in_place(gradient, factor)
         loan = Loan(slot.parameter, gradient, slot.name, CALL_SYNCHRONIZE, given if is_held else None)
         transfer = reduce_in_place(loan.gradient, self._window.name(position), slot.reduction)
         loan.submitted()
-        return _Flight(transfer, loan, is_own)
+        return _Flight(transfer, loan, is_own, factor)
 
     def _end_window(self) -> None:
         """Submits the remaining gradients, or zeros, and tells the workers which parameters were used."""
@@ -349,8 +365,10 @@ class Deferred:
             flight = self._flight(slot)
             complaint = None if flight.has_landed else flight.loan.complaint(may_be_replaced=True)
             try:
-                flight.transfer.wait()
-                flight.has_landed = True
+                if not flight.has_landed:
+                    flight.transfer.wait()
+                    scale_in_place(flight.loan.gradient, 1.0 / flight.factor)
+                    flight.has_landed = True
                 if complaint is not None:
                     raise FailedPreconditionError(f"{complaint}; {CALL_SYNCHRONIZE}", tensor=slot.name)
                 if not flight.is_own:

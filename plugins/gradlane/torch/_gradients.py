@@ -18,12 +18,15 @@ from torch.utils.hooks import RemovableHandle
 
 from gradlane import _session
 from gradlane._alike import Comparison, telling
+from gradlane._model_choice import Choice, codecs_of_model
+from gradlane._compression import AutoCompressor
 from gradlane._handle import Handle
 from gradlane._reduction import ReduceOp, Reduction
 from gradlane._window import Window
 from gradlane.errors import FailedPreconditionError, InvalidArgumentError
 from gradlane.torch import _in_flight, _tensors
 from gradlane.torch._bundles import Bundle, Bundled, bundles_of
+from gradlane.torch._feedback import Feedback, scale_in_place
 from gradlane.torch._in_flight import Loan, refuse, refuse_cleared
 from gradlane.torch._owners import own
 from gradlane.torch._sparse import SparseTransfer
@@ -50,6 +53,7 @@ class Gradients:
         namespace: str,
         parameters: Sequence[tuple[str, torch.nn.Parameter]],
         reduction: Reduction,
+        compression: Choice,
         *,
         sparse: SparsePolicy,
         sparse_parameters: frozenset[int],
@@ -65,7 +69,8 @@ class Gradients:
         Args:
             namespace: a prefix of all names.
             parameters: names and parameters, in the order in which a forward pass needs them.
-            reduction: of all gradients, but for their priorities. This worker is one of those that take part.
+            reduction: of all gradients, but for their priorities and codecs. This worker is one of those that take part.
+            compression: what chooses the codec of each.
             sparse: how sparse gradients are reduced.
             sparse_parameters: positions whose gradients are known to be sparse.
             refuse_unused: whether a parameter without a gradient, on any worker, is an error.
@@ -74,7 +79,8 @@ class Gradients:
                 those at these positions, even if this worker had no gradient.
         Raises:
             MismatchError: the parameters of the workers differ; it names the first that does.
-            InvalidArgumentError: a parameter cannot be reduced, or something else averages its gradient already.
+            InvalidArgumentError: a parameter cannot be reduced, something else averages its gradient already, or
+                `compression` is none, or would act on no parameter.
         """
         if sparse not in ("allgather", "dense"):
             raise InvalidArgumentError(f'sparse={sparse!r} is no policy; use "allgather" or "dense"')
@@ -98,7 +104,9 @@ class Gradients:
         weakref.finalize(self, _abandon, self._loans).atexit = False
         self._hooks: OrderedDict[int, PostAverageHook] = OrderedDict()
         self._reductions = [reduction.with_priority(priority(i, name)) for i, (name, _) in enumerate(parameters)]
-        """That of each parameter's gradient."""
+        """That of each parameter's gradient. Its codec follows below."""
+        self._factors: dict[int, float] = {}
+        """What gradients in flight were multiplied by, by position, if not by 1."""
         self._gathered = {i for i in sparse_parameters if sparse == "allgather"}
         self._sparse_again = None if sparse_again is None else set(sparse_again)
         self._window: Window[Transfer] = Window(namespace, self._names, self._start, reduction.process_set)
@@ -107,8 +115,17 @@ class Gradients:
         with telling("parameter", f"{namespace}/parameters", reduction.process_set):
             for name, parameter in parameters:
                 _tensors.check_place_of(name, parameter)
+            if reduction.process_set is not None and isinstance(compression, AutoCompressor):
+                raise InvalidArgumentError(
+                    "compression=Compression.auto is measured by all workers, and process_set has some of them; choose one"
+                )
+            codecs = codecs_of_model(compression, [(name, *_tensors.wire_form(p)) for name, p in parameters])
+            self._reductions = [one.encoded(codec) for one, codec in zip(self._reductions, codecs, strict=True)]
             own(self, parameters)
         rows = [(name, _tensors.dtype_name(p.dtype), tuple(p.shape)) for name, p in parameters]
+        rows_of_feedback = zip(self._names, self._parameters, codecs, strict=True)
+        self.feedback = Feedback((i, n, self._window.name(i), p, c) for i, (n, p, c) in enumerate(rows_of_feedback))
+        """Of those of the gradients whose codecs have it."""
         self._comparison = Comparison("parameter", rows, f"{namespace}/parameters", reduction.process_set)
         self._bundles: dict[int, Bundle] = {}
         if reduction.process_set is not None:
@@ -117,8 +134,7 @@ class Gradients:
         self._compare()
         dense = {i: parameter for i, parameter in enumerate(self._parameters) if i not in self._gathered}
         names, session = {self._window.name(i): i for i in dense}, _session.session()
-        named = ((name, dense[i]) for name, i in names.items())
-        _tensors.declare_tensors(session, named, codec=reduction.codec, fuse=True, timeout=None)
+        _tensors.declare_encoded(session, ((name, dense[i], codecs[i]) for name, i in names.items()))
         self._bundles = bundles_of(dense, names, session.companions(), self._start_together)
 
     def register_post_average_hook(self, hook: PostAverageHook) -> RemovableHandle:
@@ -312,6 +328,7 @@ class Gradients:
             raise
         finally:
             self._window.clear()
+            self._factors.clear()
             _abandon(self._loans)
             for bundle in set(self._bundles.values()):
                 bundle.clear()
@@ -337,8 +354,10 @@ class Gradients:
         refuse(complaints, self._remedy)
         for position, (parameter, transfer) in enumerate(zip(self._parameters, transfers, strict=True)):
             reduced = transfer.wait()
+            factor = self._factors.pop(position, 1.0)
             if self._sits_out:
                 continue
+            scale_in_place(reduced, 1.0 / factor)
             if isinstance(transfer, SparseTransfer) and self._is_uneven and self._reduction.op != "sum":
                 reduced = reduced / len(active)
             loan = self._loans.pop(position, None)
@@ -377,6 +396,10 @@ class Gradients:
             gradient = torch.zeros_like(parameter, memory_format=torch.contiguous_format)
         if position in self._bundles:
             return self._bundles[position].add(position, gradient)
+        factor = self.feedback.factor(position)
+        if factor != 1.0:
+            self._factors[position] = factor
+            scale_in_place(gradient, factor)
         transfer = reduce_in_place(gradient, name, self._weighted(self._reductions[position]))
         if position in self._loans:
             self._loans[position].submitted()

@@ -244,6 +244,15 @@ def declare_tensors(
         declare_places(session, places, codec=codec, fuse=fuse, timeout=timeout)
 
 
+def declare_encoded(session: _core.Session, named: Iterable[tuple[str, torch.Tensor, str]]) -> None:
+    """Declares names with tensors and their codecs, in one call for each codec and device; small ones may share messages."""
+    groups: dict[str, list[tuple[str, torch.Tensor]]] = {}
+    for name, tensor, codec in named:
+        groups.setdefault(codec, []).append((name, tensor))
+    for codec, group in groups.items():
+        declare_tensors(session, group, codec=codec, fuse=True, timeout=None)
+
+
 def submit_in_place(
     tensor: torch.Tensor, name: str, reduction: Reduction, *, waits: bool = False
 ) -> Handle[torch.Tensor]:

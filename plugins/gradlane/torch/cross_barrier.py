@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
+from gradlane._model_choice import Choice
 from gradlane._reduction import Average, ReduceOp, reduction_of
 from gradlane.errors import FailedPreconditionError, InvalidArgumentError, UnsupportedError
 from gradlane import _names
@@ -25,7 +26,6 @@ from gradlane.torch._copies import Averaging, plain_class
 from gradlane.torch._deferred import Deferred
 from gradlane.torch._known import places, refused_group
 from gradlane.torch._module_hooks import Hook, forget_compiled
-from gradlane.torch.compression import Compression, Compressor
 from gradlane.torch.ddp import DistributedDataParallel
 from gradlane.torch.optimizer import check_passes, name_parameters
 
@@ -36,7 +36,7 @@ def CrossBarrier(
     model: nn.Module,
     optimizer: Kind,
     named_parameters: Iterable[tuple[str, nn.Parameter]] | None = None,
-    compression: Compressor = Compression.none,
+    compression: Choice = None,
     backward_passes_per_step: int = 1,
     num_steps: int | None = None,
     op: ReduceOp = Average,
@@ -73,7 +73,7 @@ def CrossBarrier(
         model: the model whose modules wait; holds all parameters of the optimizer, on CUDA devices or the CPU.
         optimizer: any torch optimizer that treats each parameter separately, as all but LBFGS do.
         named_parameters: names of parameters for errors; None takes those of `model`.
-        compression: the element type on the wire.
+        compression: as for `DistributedDataParallel`.
         backward_passes_per_step: how many backward passes accumulate before they are averaged.
         num_steps: accepted for BytePS scripts; has no effect.
         op: `Average` or `Sum`.
@@ -101,7 +101,8 @@ def CrossBarrier(
         optimizer,
         listed,
         named,
-        reduction_of(op, compression=compression),
+        reduction_of(op),
+        compression,
         passes=check_passes(backward_passes_per_step),
         sparse_as_dense=sparse_as_dense,
     )
@@ -161,9 +162,9 @@ class _CrossBarrier(Averaging):
             super().zero_grad(set_to_none)
 
     def state_dict(self) -> dict[str, Any]:
-        """The state after all updates that are due."""
+        """The state after all updates that are due, with that of error feedback; see `DistributedOptimizer`."""
         self._barrier.updates.settle()
-        return super().state_dict()
+        return self._barrier.updates.feedback.add_to(super().state_dict())
 
     def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
         """A copy is a plain optimizer, with the state after all updates that are due."""
@@ -173,7 +174,7 @@ class _CrossBarrier(Averaging):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads a state in place of that after all updates that are due."""
         self._barrier.updates.settle()
-        super().load_state_dict(state_dict)
+        super().load_state_dict(self._barrier.updates.feedback.take_from(state_dict))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Not possible any more: the parameters are fixed on all workers."""

@@ -13,7 +13,8 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.utils.hooks import RemovableHandle
 
 from gradlane._alike import telling
-from gradlane._reduction import reduction_of
+from gradlane._model_choice import Choice
+from gradlane._reduction import AVERAGE
 from gradlane.errors import FailedPreconditionError, InvalidArgumentError
 from gradlane import _names, _session
 from gradlane._window import forward_order
@@ -22,7 +23,6 @@ from gradlane.torch._owners import is_owned, refuse_unknown, watch_copy, watch_f
 from gradlane.torch._parameter_watch import ParameterWatch
 from gradlane.torch._buffer_copies import BufferCopies
 from gradlane.torch.broadcast import broadcast_alike, broadcast_optimizer_state
-from gradlane.torch.compression import Compression, Compressor
 
 
 class DistributedDataParallel(nn.Module):
@@ -57,7 +57,7 @@ class DistributedDataParallel(nn.Module):
         broadcast_buffers: bool = True,
         find_unused_parameters: bool = False,
         bucket_cap_mb: float | None = None,
-        compression: Compressor = Compression.none,
+        compression: Choice = None,
         sparse: SparsePolicy = "allgather",
         priority: Literal["backward"] | Priority = "backward",
         name: str | None = None,
@@ -74,7 +74,10 @@ class DistributedDataParallel(nn.Module):
             find_unused_parameters: whether a parameter may get no gradient. If so, workers without one contribute zeros
                 if another has one. If not, all raise UnusedParametersError, which names parameters and ranks.
             bucket_cap_mb: accepted but not used, because the engine cuts and joins tensors by its own rules.
-            compression: the element type on the wire.
+            compression: how gradients travel: one of `Compression`, or a function that gives one for a parameter's name and
+                shape. None takes the setting `compression`. One of `Compression` leaves out vectors, scalars and small
+                parameters unless it is `fp16`, `bf16` or has `compress_all=True`; if it would act on none, that is an
+                error. Equal on all workers.
             sparse: "allgather" sends the rows of sparse gradients, "dense" makes them dense.
             priority: "backward" sends the gradients first that the next forward pass needs first; or a function of
                 position and name.
@@ -87,7 +90,6 @@ class DistributedDataParallel(nn.Module):
         """
         super().__init__()
         del bucket_cap_mb
-        reduction = reduction_of(compression=compression)
         self._namespace = _names.namespace("ddp", name)
         with telling("tensor", f"{self._namespace}/state/list"):  # the first comparison of `_copy_state`
             self._device = _only_device(module, device_ids)
@@ -105,7 +107,8 @@ class DistributedDataParallel(nn.Module):
         self._gradients: Gradients | None = Gradients(
             self._namespace,
             named,
-            reduction,
+            AVERAGE,
+            compression,
             sparse=sparse,
             sparse_parameters=_sparse_positions(module, named),
             priority=forward_order if priority == "backward" else priority,
@@ -163,6 +166,28 @@ class DistributedDataParallel(nn.Module):
         if self._gradients is None:
             raise FailedPreconditionError("a copy of a DistributedDataParallel averages nothing; wrap its module")
         return self._gradients.register_post_average_hook(hook)
+
+    def follow_learning_rate(self, optimizer: torch.optim.Optimizer) -> None:
+        """Makes the error feedback of the compression follow the learning rates of `optimizer`, from now on.
+
+        What a gradient has lost at one learning rate counts for less, or more, at another one. `DistributedOptimizer` and
+        `CrossBarrier` do this by themselves. The rates must be the same on all workers.
+        """
+        if self._gradients is not None:
+            self._gradients.feedback.follow(optimizer)
+
+    def feedback_state_dict(self) -> dict[str, Any]:
+        """What the error feedback of the compression keeps on this worker. Save it for each rank, beside `state_dict()`."""
+        return {} if self._gradients is None else self._gradients.feedback.state_dict()
+
+    def load_feedback_state_dict(self, state: dict[str, Any]) -> None:
+        """Puts that back, on the worker of the same rank in a job of the same size; else it begins at zero, with a warning.
+
+        Raises:
+            InvalidArgumentError: it is of other parameters, or of another compression.
+        """
+        if self._gradients is not None and state:
+            self._gradients.feedback.load_state_dict(state)
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:

@@ -19,7 +19,7 @@ from gradlane._sets import ProcessSet
 from gradlane.errors import InvalidArgumentError
 from gradlane.torch import _tensors
 from gradlane.torch._tensors import NAMES
-from gradlane.torch.compression import Compression, Compressor
+from gradlane.torch.compression import Compressor
 from gradlane.torch.ops import check_in_place, copy_of, form_of, is_differentiable, join_graph
 
 T = TypeVar("T")
@@ -33,7 +33,7 @@ def _asked(
     average: bool | None = None,
     weight: float | None = None,
     priority: int | None = None,
-    compression: Compressor = Compression.none,
+    compression: Compressor | None = None,
     process_set: ProcessSet | None = None,
     timeout: float | None = None,
 ) -> Reduction:

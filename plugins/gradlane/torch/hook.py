@@ -13,13 +13,17 @@ import torch
 from torch import distributed
 
 from gradlane import _session
-from gradlane._reduction import AVERAGE, reduction_of
+from gradlane._model_choice import codec_of_model, codecs_of_model
+from gradlane._handle import Handle
+from gradlane._reduction import AVERAGE
 from gradlane.errors import InvalidArgumentError, UnsupportedError
 from gradlane import _names
+from gradlane.torch import _tensors
 from gradlane.torch._futures import Completions, future_on
 from gradlane.torch._lost_gradients import LostGradients
 from gradlane.torch._sparse import SparseTransfer
-from gradlane.torch.compression import Compression, Compressor, check_compression
+from gradlane.torch.compression import Compressor
+from gradlane.torch.groups import begin_in_place
 from gradlane.torch.ops import reduce_in_place
 
 
@@ -35,7 +39,7 @@ class State:
         model: torch.nn.Module | None = None,
         *,
         group: distributed.ProcessGroup | None = None,
-        compression: Compressor = Compression.none,
+        compression: Compressor | None = None,
         names: Mapping[torch.Tensor, str] | None = None,
         name: str | None = None,
     ) -> None:
@@ -47,7 +51,8 @@ class State:
         Args:
             model: the module, wrapped or not.
             group: accepted if it spans all workers; averages over part of them are not supported.
-            compression: the element type on the wire.
+            compression: one of `Compression`. `fp16` and `bf16` act on whole buckets, the others on the parameters in them
+                as they do in `DistributedDataParallel`. None takes the setting `compression`.
             names: names by parameter, instead of `model`.
             name: a prefix of the tensors' names; needed only if workers make states in different orders.
         """
@@ -60,15 +65,28 @@ class State:
                 f"group has {group.size()} of {_session.size()} workers; this version averages over all of them"
             )
         pairs = ((p, n) for n, p in model.named_parameters()) if model is not None else (names or {}).items()
-        self.compression = check_compression(compression)
+        listed = list(pairs)
+        codecs_of_model(compression, [(n, *_tensors.wire_form(p)) for p, n in listed if p.requires_grad])
+        self._compression, self._codec = compression, codec_of_model(compression)
         self._namespace = _names.namespace("hook", name)
-        self._names = {id(parameter): (position, n) for position, (parameter, n) in enumerate(pairs)}
+        self._names = {id(parameter): (position, n) for position, (parameter, n) in enumerate(listed)}
         self._buckets: dict[tuple[str, ...], str] = {}
         self._lost_gradients = None if model is None else LostGradients(model)
 
     def __getstate__(self) -> dict[str, object]:
         """The state of a copy, which PyTorch's wrapper makes and does not use."""
         return {**self.__dict__, "_lost_gradients": None}
+
+    def begin(self, bucket: distributed.GradBucket) -> Handle[torch.Tensor]:
+        """Begins to average a bucket that is not sparse, in place."""
+        buffer = bucket.buffer()
+        name, priority = self.bucket_name(bucket)
+        reduction = AVERAGE.with_priority(priority).encoded(self._codec)
+        if self._compression is None or self._compression.is_cast:
+            return reduce_in_place(buffer, name, reduction)
+        # One by one, because blocks and largest elements are those of a tensor.
+        names = [f"{self._namespace}/{self._names[id(parameter)][1]}" for parameter in bucket.parameters()]
+        return begin_in_place(False, bucket.gradients(), names, reduction).then(lambda _: buffer)
 
     def bucket_name(self, bucket: distributed.GradBucket) -> tuple[str, int]:
         """A name for the bucket, made of its parameters only, and the priority of the parameter needed first."""
@@ -104,14 +122,12 @@ def ddp_comm_hook(state: State, bucket: distributed.GradBucket) -> torch.futures
     """
     state.check(bucket)
     buffer = bucket.buffer()
-    name, priority = state.bucket_name(bucket)
     if buffer.is_sparse:
         # Gathers the rows here and now, because their number is known only when all workers have told theirs.
-        transfer = SparseTransfer(buffer, name, AVERAGE)
+        transfer = SparseTransfer(buffer, state.bucket_name(bucket)[0], AVERAGE)
         transfer.exchange()
         done: torch.futures.Future[torch.Tensor] = future_on(buffer.device)
         done.set_result(transfer.wait())
         return done
     completions = Completions.of_this_job()  # reports what begins from now on
-    handle = reduce_in_place(buffer, name, reduction_of(priority=priority, compression=state.compression))
-    return completions.of(handle, buffer.device)
+    return completions.of(state.begin(bucket), buffer.device)

@@ -15,6 +15,7 @@ import torch
 
 from gradlane import _session
 from gradlane._arguments import check_count, check_timeout
+from gradlane._choice import codec_of_call
 from gradlane._groups import located
 from gradlane._handle import Handle
 from gradlane._operations import check_name, check_root
@@ -22,7 +23,7 @@ from gradlane._reduction import AVERAGE, ReduceOp, Reduction, broadcast_of, redu
 from gradlane._sets import ProcessSet
 from gradlane.errors import InvalidArgumentError
 from gradlane.torch import _tensors
-from gradlane.torch.compression import Compression, Compressor, check_compression
+from gradlane.torch.compression import Compressor
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -36,7 +37,7 @@ def _asked(
     average: bool | None = None,
     weight: float | None = None,
     priority: int | None = None,
-    compression: Compressor = Compression.none,
+    compression: Compressor | None = None,
     process_set: ProcessSet | None = None,
     timeout: float | None = None,
     version: int = 0,
@@ -109,7 +110,8 @@ def push_pull(tensor: torch.Tensor, name: str, **options: Any) -> torch.Tensor:
         average: BytePS's form of `op`: True for `Average`, False for `Sum`.
         weight: this worker's weight in a `WeightedAverage`.
         priority: higher goes first; only the order matters.
-        compression: the element type on the wire; equal on all workers and fixed with dtype and shape.
+        compression: how the tensor travels, one of `Compression`; None takes the setting `compression`. Equal on all
+            workers and fixed with dtype and shape.
         process_set: the workers that take part, of which this one is a member; all by default. A tensor on a device
             then goes through host memory.
         timeout: seconds for the whole operation; None takes the job's step timeout. That ends a wait for other workers
@@ -201,13 +203,13 @@ def synchronize(handle: Handle[T] | None = None, *, timeout: float | None = None
 def declare(
     tensors: str | Mapping[str, torch.Tensor],
     *,
-    compression: Compressor = Compression.none,
+    compression: Compressor | None = None,
     fuse: bool = True,
     timeout: float | None = None,
 ) -> None:
     """Fix dtype and shape of several names ahead of their first use; see `gradlane.declare`."""
     session = _session.session()
-    codec = check_compression(compression).codec
+    codec = codec_of_call(compression)
     if not isinstance(tensors, str):
         for name, tensor in tensors.items():
             located(name, _tensors.check_place, tensor)

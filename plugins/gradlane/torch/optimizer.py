@@ -12,6 +12,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from gradlane._alike import telling
+from gradlane._model_choice import Choice
 from gradlane._reduction import Average, ReduceOp, Reduction, Sum, reduction_of
 from gradlane._sets import ProcessSet
 from gradlane.errors import FailedPreconditionError, InvalidArgumentError
@@ -23,7 +24,6 @@ from gradlane.torch._in_flight import CALL_SYNCHRONIZE
 from gradlane.torch._known import Known, places, refused_group
 from gradlane.torch._owners import watch_frozen
 from gradlane.torch._parameter_watch import ParameterWatch
-from gradlane.torch.compression import Compression, Compressor
 from gradlane.torch.ops import push_pull_
 
 Kind = TypeVar("Kind", bound=torch.optim.Optimizer)
@@ -32,7 +32,7 @@ Kind = TypeVar("Kind", bound=torch.optim.Optimizer)
 def DistributedOptimizer(
     optimizer: Kind,
     named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None = None,
-    compression: Compressor = Compression.none,
+    compression: Choice = None,
     backward_passes_per_step: int = 1,
     op: ReduceOp = Average,
     *,
@@ -61,7 +61,10 @@ def DistributedOptimizer(
         optimizer: any torch optimizer over parameters on CUDA devices or the CPU.
         named_parameters: `model.named_parameters()`: the names of parameters in errors, and their order. None names
             them by position.
-        compression: the element type on the wire.
+        compression: how gradients travel: one of `Compression`, or a function that gives one for a parameter's name and
+            shape. None takes the setting `compression`. One of `Compression` leaves out vectors, scalars and small
+            parameters unless it is `fp16`, `bf16` or has `compress_all=True`; if it would act on none, that is an
+            error. Equal on all workers.
         backward_passes_per_step: how many backward passes accumulate before they are averaged. Their sum is averaged:
             divide the loss by this number if you want their mean.
         op: `Average` or `Sum`.
@@ -78,7 +81,7 @@ def DistributedOptimizer(
             averages their gradients already, or this worker is not in `process_set`.
         MismatchError: a worker's parameter has another dtype or shape (both are named).
     """
-    reduction = reduction_of(op, compression=compression, process_set=process_set)
+    reduction = reduction_of(op, process_set=process_set)
     if process_set is not None:
         process_set.rank()  # raises if this worker is not a member
     namespace = _names.namespace("optimizer", name)
@@ -93,6 +96,7 @@ def DistributedOptimizer(
         optimizer,
         named,
         reduction,
+        compression,
         backward_passes_per_step,
         sparse_as_dense,
         isinstance(optimizer, torch.optim.SparseAdam),
@@ -115,6 +119,23 @@ class _Distributed(Averaging):
     def synchronize(self) -> None:
         """Completes the averages of this step; does nothing if they are complete. `step()` calls it."""
         self._synchronizer.synchronize()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of the optimizer, and what the error feedback of its compression keeps on this worker.
+
+        Each worker keeps something else. So save a state for each rank, and load it on the worker of that rank; with the
+        state of another rank, or of a job of another size, error feedback begins at zero, and a warning says so. Plain
+        optimizers load the state, too.
+        """
+        return self._synchronizer.feedback.add_to(super().state_dict())
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Loads what `state_dict` has returned, here or of a plain optimizer.
+
+        Raises:
+            InvalidArgumentError: the saved error feedback is of other parameters, or of another compression.
+        """
+        super().load_state_dict(self._synchronizer.feedback.take_from(state_dict))
 
     def register_post_average_hook(self, hook: PostAverageHook) -> RemovableHandle:
         """Calls `hook(parameter)` for each parameter whose gradient has become the average.
@@ -176,6 +197,7 @@ class _Synchronizer:
         optimizer: torch.optim.Optimizer,
         given: list[tuple[str, torch.nn.Parameter]] | None,
         reduction: Reduction,
+        compression: Choice,
         passes: int,
         sparse_as_dense: bool,
         takes_only_sparse: bool,
@@ -195,6 +217,7 @@ class _Synchronizer:
             namespace,
             named,
             reduction,
+            compression,
             sparse="dense" if sparse_as_dense else "allgather",
             sparse_parameters=frozenset(),
             priority=forward_order,
@@ -203,6 +226,8 @@ class _Synchronizer:
             # That optimizer takes no other gradients, also from a worker that had none itself.
             sparse_again=range(len(named)) if takes_only_sparse else (),
         )
+        self.feedback = self._gradients.feedback
+        self.feedback.follow(optimizer)
         ParameterWatch(self, named, _Synchronizer._gradient_is_ready)
         watch_frozen(self, self._known.frozen(optimizer), _REMEDY)
 

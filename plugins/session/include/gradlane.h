@@ -188,8 +188,10 @@ typedef struct GradlaneTensor {
     const uint64_t *shape;
     // The number of dimensions, at most 64.
     size_t dimensions;
-    // How the tensor travels between machines: NULL or "none" for the bytes as they are, "fp16" or "bf16" for elements of two bytes, which
-    // are added in float32. Types that are as narrow, integers and broadcasts travel as they are in any case.
+    // How the tensor travels between machines: NULL or "none" for the bytes as they are, or a codec with its parameters, such as "bf16" or
+    // "int8:block=512". With "fp16" and "bf16", integers and types that are as narrow travel as they are; with other codecs they are an
+    // error, unless "fallback=1" is among the parameters. With "min_bytes=8192" smaller tensors, and those with fewer than two dimensions,
+    // travel as they are. So does a broadcast in any case.
     const char *codec;
     // A `GradlaneDtype`.
     uint32_t dtype;
@@ -208,8 +210,10 @@ typedef struct GradlaneSubmission {
     const uint64_t *shape;
     // The number of dimensions, at most 64.
     size_t dimensions;
-    // How the tensor travels between machines: NULL or "none" for the bytes as they are, "fp16" or "bf16" for elements of two bytes, which
-    // are added in float32. Types that are as narrow, integers and broadcasts travel as they are in any case.
+    // How the tensor travels between machines: NULL or "none" for the bytes as they are, or a codec with its parameters, such as "bf16" or
+    // "int8:block=512". With "fp16" and "bf16", integers and types that are as narrow travel as they are; with other codecs they are an
+    // error, unless "fallback=1" is among the parameters. With "min_bytes=8192" smaller tensors, and those with fewer than two dimensions,
+    // travel as they are. So does a broadcast in any case.
     const char *codec;
     // This worker's contribution: contiguous, in C order. It must stay valid, and nothing else may write to it, until the operation has
     // ended.

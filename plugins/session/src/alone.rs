@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use gradlane_core::config::Config;
 use gradlane_core::device::Device;
-use gradlane_core::engine::{self, BatchSubmission, Followed, Handle, Member, ParameterUse, Submission, Timeline};
+use gradlane_core::engine::{
+    self, BatchSubmission, FeedbackState, Followed, Handle, Member, ParameterUse, Submission, Timeline,
+};
 use gradlane_core::mem::Doubt;
 use gradlane_core::metrics::Instance;
 use gradlane_core::runtime::exporter::{Exporter, Exposure};
@@ -145,6 +147,15 @@ impl Place for Alone {
 
     fn layout(&self) -> String {
         String::new()
+    }
+
+    /// Nothing is encoded, so nothing is lost.
+    fn feedback(&self, _: &str) -> Result<FeedbackState> {
+        Ok(FeedbackState::default())
+    }
+
+    fn set_feedback(&self, _: &str, _: &FeedbackState) -> Result<()> {
+        Ok(())
     }
 
     fn companions(&self) -> Vec<Vec<String>> {

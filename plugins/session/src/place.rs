@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use gradlane_core::Result;
 use gradlane_core::device::Device;
-use gradlane_core::engine::{BatchSubmission, Engine, Handle, ParameterUse, Submission, Timeline};
+use gradlane_core::engine::{BatchSubmission, Engine, FeedbackState, Handle, ParameterUse, Submission, Timeline};
 use gradlane_core::mem::Doubt;
 use gradlane_core::metrics::Instance;
 use gradlane_core::types::{TensorSpec, WorkersKey};
@@ -48,6 +48,10 @@ pub(crate) trait Place: Send + Sync {
     fn layout(&self) -> String;
 
     fn companions(&self) -> Vec<Vec<String>>;
+
+    fn feedback(&self, name: &str) -> Result<FeedbackState>;
+
+    fn set_feedback(&self, name: &str, state: &FeedbackState) -> Result<()>;
 
     fn start_timeline(&self, place: &Path) -> Result<PathBuf>;
 
@@ -127,6 +131,14 @@ impl Place for Engine {
 
     fn layout(&self) -> String {
         self.layout()
+    }
+
+    fn feedback(&self, name: &str) -> Result<FeedbackState> {
+        self.feedback(name)
+    }
+
+    fn set_feedback(&self, name: &str, state: &FeedbackState) -> Result<()> {
+        self.set_feedback(name, state)
     }
 
     fn companions(&self) -> Vec<Vec<String>> {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use gradlane_abi::{GradlaneAccess, GradlaneDtype, GradlaneOp, Unknown};
 use gradlane_core::engine::{BatchSubmission, Member, Memory, Submission};
-use gradlane_core::types::{Access, CodecSpec, DType, Op, Priority, TensorSpec, Update, WorkerId};
+use gradlane_core::types::{Access, CodecChoice, DType, Op, Priority, TensorSpec, Update, WorkerId};
 use gradlane_core::{Error, Result};
 
 use crate::batch::Batch;
@@ -20,8 +20,8 @@ pub struct Reduction {
     pub weight: f64,
     /// Higher goes first.
     pub priority: Priority,
-    /// How tensors travel between machines, if it can encode their elements.
-    pub codec: CodecSpec,
+    /// How tensors travel between machines.
+    pub codec: CodecChoice,
     /// The ranks that take part; `None` for all workers.
     pub members: Option<Vec<u32>>,
     /// The rank that alone gets the result; `None` if all that take part get it.
@@ -107,11 +107,12 @@ pub fn dtype_named(name: &str) -> Result<DType> {
     GradlaneDtype::named(name).map(dtype_of).map_err(invalid)
 }
 
-/// The codec that is written like this: its name, and behind a colon its parameters, such as `int8:block=512`.
+/// The codec that is written like this, for the tensors that the text says: its name, and behind a colon its parameters and the words of
+/// [`CodecChoice`], such as `int8:block=512`.
 ///
 /// # Errors
 /// [`Error::InvalidArgument`] if there is none, or it has no such parameters.
-pub fn codec_named(text: &str) -> Result<CodecSpec> {
+pub fn codec_named(text: &str) -> Result<CodecChoice> {
     text.parse()
 }
 
@@ -139,7 +140,7 @@ mod tests {
     #[test]
     fn every_codec_of_the_engine_is_read_by_its_name() {
         let names = Encoding::all().map(|encoding| encoding.to_string());
-        let found = names.map(|name| codec_named(&name).map(|found| (found.encoding(), found.to_string())));
+        let found = names.map(|name| codec_named(&name).map(|found| (found.codec.encoding(), found.to_string())));
         let due = Encoding::all().map(|encoding| Ok((encoding, encoding.to_string())));
         assert_eq!(found.collect::<Vec<_>>(), due.collect::<Vec<_>>());
     }

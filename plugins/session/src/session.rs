@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gradlane_core::config::Config;
-use gradlane_core::engine::{BatchSubmission, Engine, EngineOptions, Handle, ParameterUse, Submission, Timeline};
+use gradlane_core::engine::{
+    BatchSubmission, Engine, EngineOptions, FeedbackState, Handle, ParameterUse, Submission, Timeline,
+};
 use gradlane_core::mem::{Copies, Doubt};
 use gradlane_core::metrics::Instance;
 use gradlane_core::runtime::exporter::Exporter;
@@ -125,7 +127,8 @@ impl Session {
     /// The declaration of a tensor that is reduced in this way, with the workers that take part. A set of all ranks is the same as no set.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a rank that the job does not have, a set without ranks, or a receiver that is not in the set.
+    /// [`Error::InvalidArgument`] for a rank that the job does not have, a set without ranks, or a receiver that is not in the set. As
+    /// [`TensorSpec::compressed`].
     pub fn declaration(&self, tensor: TensorSpec, reduction: &Reduction) -> Result<TensorSpec> {
         let (members, receiver) = (reduction.members.as_deref(), reduction.receiver);
         let size = self.size();
@@ -143,7 +146,7 @@ impl Session {
             None => members,
         };
         participants.check("of this call")?;
-        Ok(tensor.with_codec(reduction.codec).with_participants(participants))
+        Ok(tensor.compressed(reduction.codec)?.with_participants(participants))
     }
 
     /// Declares tensors in one round trip; see [`Engine::declare`].
@@ -250,6 +253,22 @@ impl Session {
     /// The names of tensors that share a part; see [`Engine::companions`].
     pub fn companions(&self) -> Vec<Vec<String>> {
         self.place.companions()
+    }
+
+    /// What error feedback keeps of a tensor on this worker; see [`Engine::feedback`]. Empty in a job of one worker, which encodes nothing.
+    ///
+    /// # Errors
+    /// As [`Engine::feedback`].
+    pub fn feedback(&self, name: &str) -> Result<FeedbackState> {
+        self.place.feedback(name)
+    }
+
+    /// Puts that back; see [`Engine::set_feedback`].
+    ///
+    /// # Errors
+    /// As [`Engine::set_feedback`].
+    pub fn set_feedback(&self, name: &str, state: &FeedbackState) -> Result<()> {
+        self.place.set_feedback(name, state)
     }
 
     /// Records from now on what this worker does, and returns the path of the file.

@@ -163,7 +163,7 @@ impl Accumulator {
     pub fn publish(&mut self, divisor: f64, residual: Option<(Residual, Start)>, workspace: &mut Workspace) {
         self.divisor = Some(divisor);
         self.residual = residual.map(|(mut residual, start)| {
-            residual.start(start, self.arithmetic.len());
+            residual.start(start, self.arithmetic.len(), None);
             residual
         });
         self.finish_blocks(workspace);

@@ -74,7 +74,7 @@ fn a_part_that_is_encoded_in_pieces_of_whole_units_has_the_same_body_and_residua
     for round in 0..3 {
         let elements: Vec<f32> = (0..LEN).map(|index| value(index, round)).collect();
         play.round(&elements);
-        residual.start(Start::Kept, LEN);
+        residual.start(Start::Kept, LEN, None);
         let mut used = 0;
         for (piece, elements) in bytes_of(&elements).chunks(96 * 4).enumerate() {
             let (first, workspace) = (piece * 96, &mut Workspace::default());
@@ -104,6 +104,35 @@ fn what_a_selection_leaves_out_comes_with_the_next_one_and_is_untouched_by_a_par
     assert_eq!((refused, left[4]), (Some(Refusal::NotFinite), 1.0), "and what was left is left");
     let (sent, refused, left) = sparse(&mut play, &given(&[(4, 0.5)]));
     assert_eq!((sent[4], refused, &left[..]), (1.5, None, &[0.0; 16][..]), "what was left comes now");
+}
+
+#[test]
+fn a_corrected_momentum_is_forgotten_where_an_element_was_sent() {
+    // One of four elements is sent. All numbers are exact.
+    let mut play = Play::new("topk:k=250000,feedback=1,momentum=500000");
+    let gradient = [8.0, 1.0, 0.0, 0.0];
+    // u = u/2 + gradient. The second element: u is 1, 1.5, 1.75, and what waits 1, 2.5, 4.25.
+    assert_eq!(play.round(&gradient), [8.0, 0.0, 0.0, 0.0]);
+    assert_eq!((play.residual(), play.velocity()), (vec![0.0, 1.0, 0.0, 0.0], vec![0.0, 1.0, 0.0, 0.0]));
+    assert_eq!(play.round(&gradient), [8.0, 0.0, 0.0, 0.0], "without what the first round has sent");
+    assert_eq!((play.residual(), play.velocity()), (vec![0.0, 2.5, 0.0, 0.0], vec![0.0, 1.5, 0.0, 0.0]));
+    assert_eq!(play.round(&[0.0, 1.0, 0.0, 0.0]), [0.0, 4.25, 0.0, 0.0]);
+    assert_eq!((play.residual(), play.velocity()), (vec![0.0; 4], vec![0.0; 4]));
+    play.round(&[f32::INFINITY, 1.0, 1.0, 1.0]);
+    assert_eq!((play.refused, play.velocity()), (Some(Refusal::NotFinite), vec![0.0; 4]), "as if it had not been");
+}
+
+#[test]
+fn nesterovs_momentum_looks_ahead_and_is_never_forgotten() {
+    let mut play = Play::new("bf16:feedback=1,nesterov=500000");
+    // u is 2, 3, 3.5; what is sent is 2 + u/2.
+    let sent: Vec<f32> = (0..3).map(|_| play.round(&[2.0; LEN])[LEN - 1]).collect();
+    assert_eq!((sent, play.velocity()[0]), (vec![3.0, 3.5, 3.75], 3.5));
+    play.start = Start::Zero;
+    assert_eq!((play.round(&[2.0; LEN])[0], play.velocity()[0]), (3.0, 2.0), "from zero again");
+    assert_eq!(play.residual.bytes(), 8 * LEN);
+    assert!(play.round(&[f32::NAN; LEN])[0].is_nan());
+    assert_eq!(play.velocity(), [0.0; LEN], "what is no number is not kept");
 }
 
 #[test]
@@ -151,6 +180,7 @@ fn value(index: usize, round: u32) -> f32 {
 
 /// A part, round after round.
 struct Play {
+    spec: CodecSpec,
     codec: AnyCodec,
     divisor: f64,
     start: Start,
@@ -164,7 +194,15 @@ impl Play {
     fn new(spec: &str) -> Self {
         let spec: CodecSpec = spec.parse().unwrap();
         let codec = codec::of(spec, DType::F32).unwrap();
-        Self { codec, divisor: 1.0, start: Start::Kept, residual: Residual::default(), body: Vec::new(), refused: None }
+        Self {
+            spec,
+            codec,
+            divisor: 1.0,
+            start: Start::Kept,
+            residual: Residual::default(),
+            body: Vec::new(),
+            refused: None,
+        }
     }
 
     /// Encodes them. Returns what the body brings.
@@ -180,7 +218,7 @@ impl Play {
 
     fn try_round(&mut self, elements: &[f32]) -> Result<(), Refusal> {
         let workspace = &mut Workspace::default();
-        self.residual.start(self.start, elements.len());
+        self.residual.start(self.start, elements.len(), self.spec.momentum());
         self.body = vec![0; self.codec.body_bytes(elements.len() as u64).max() as usize];
         let (tools, bytes) = (tools(0, workspace), bytes_of(elements));
         let used = self.residual.encode(&*self.codec, tools, self.divisor, 0, &bytes, &mut self.body)?;
@@ -190,6 +228,10 @@ impl Play {
 
     fn residual(&self) -> Vec<f32> {
         floats_of(&self.residual.bytes)
+    }
+
+    fn velocity(&self) -> Vec<f32> {
+        floats_of(&self.residual.velocity)
     }
 }
 

@@ -34,7 +34,10 @@ pub(super) fn encode(
             let tools = Tools { kernels, seed, workspace };
             match &residual {
                 None => codec.encode(tools, coding.divisor, elements, &mut body),
-                Some((residual, start)) => residual.encode(*start, &*codec, tools, coding.divisor, elements, &mut body),
+                Some((residual, start)) => {
+                    let how = (*start, coding.codec.momentum());
+                    residual.encode(how, &*codec, tools, coding.divisor, elements, &mut body)
+                }
             }
         });
         let used = encoded.unwrap_or_else(|refusal| {

@@ -4,6 +4,7 @@
 mod code;
 mod collective;
 mod copy;
+mod finite;
 mod pull;
 mod push;
 
@@ -19,7 +20,12 @@ use crate::transport::{Pull, Push};
 /// Executes a job. Makes exactly one report to the machine, and for a PUSH another one when the exchange ends. If encoding makes a push of at
 /// most `here_bytes_max` bytes ready, the calling thread pushes it too. Returns a job that only the stage's thread may execute, because it
 /// could wait for a device; never if `here_bytes_max` is 0.
-pub(super) fn execute(shared: &Arc<Shared>, Job { task, is_last, work }: Job, here_bytes_max: u64) -> Option<Job> {
+pub(super) fn execute(
+    shared: &Arc<Shared>,
+    Job { task, stage, is_last, work }: Job,
+    here_bytes_max: u64,
+) -> Option<Job> {
+    let work = finite::checked(shared, task, stage, work)?;
     match work {
         Work::Push { link, exchange, header, body, into } => {
             let pull = Some(Pull { into, done: pull::awaited(shared, task, exchange) });
@@ -27,7 +33,7 @@ pub(super) fn execute(shared: &Arc<Shared>, Job { task, is_last, work }: Job, he
         }
         Work::CopyToHost { from, bytes, coding, link, contributes } => {
             if !copy::to_host(shared, task, from, (bytes, coding), link, contributes, here_bytes_max > 0) {
-                return Some(Job { task, is_last, work });
+                return Some(Job { task, stage, is_last, work });
             }
         }
         Work::CopyToDevice { transfer, after } => {

@@ -98,7 +98,7 @@ fn shared() -> Arc<Shared> {
         Worker::new(clock.now(), WorkerSettings { scheduler, stall_warn, bounds: Config::default().bounds(), device });
     let metrics = Metrics::new(&Copies::default());
     let dispatcher = Arc::new(Dispatcher::default());
-    Arc::new(Shared::new(Arc::new(Nowhere), None, metrics, clock, Checksum::Never, worker, dispatcher))
+    Arc::new(Shared::new(Arc::new(Nowhere), None, metrics, clock, (Checksum::Never, NanCheck::Off), worker, dispatcher))
 }
 
 /// A transport that reaches nobody.

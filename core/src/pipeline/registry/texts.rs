@@ -4,6 +4,11 @@ use super::Registry;
 use crate::types::{PartLayout, TensorKey};
 
 impl Registry {
+    /// The tensor's name, if this worker declared it.
+    pub fn name_of(&self, key: TensorKey) -> Option<&str> {
+        self.spec_of(key).map(|spec| spec.name.as_str())
+    }
+
     /// A part with the names of its tensors, for people.
     pub fn describe(&self, part: &PartLayout) -> String {
         part.described(|tensor| self.label(tensor))

@@ -13,6 +13,14 @@ use crate::sched::{Outcome, TaskId};
 use crate::types::{Defect, Time, planted};
 
 impl Scheduler {
+    /// Withdraws from the round of a task whose PUSH runs and has sent nothing. A task that comes to its end before PUSH withdraws by itself.
+    pub fn withdraw_unsent(&mut self, now: Time, id: TaskId, error: &Error) {
+        let is_wanted = |work: &Work| work.stage == Stage::Push && matches!(work.purpose, Purpose::Wanted);
+        if self.tasks.get(id.0).is_some_and(is_wanted) {
+            self.withdraw_from(now, id, Some(error));
+        }
+    }
+
     /// Withdraws from a round of which no task was submitted. The task that tells the server; none where nobody waits for this worker.
     pub fn withdraw(&mut self, now: Time, spec: TaskSpec) -> Option<TaskId> {
         let is_due = self.ended.is_none() && self.pipeline.pushes() && others_wait(spec.route);

@@ -75,6 +75,34 @@ fn error_feedback_is_a_parameter_of_every_codec_that_loses_something() {
 }
 
 #[test]
+fn a_codec_with_feedback_may_have_a_momentum() {
+    for text in [
+        "topk:feedback=1,momentum=900000",
+        "int8:block=64,feedback=1,nesterov=1",
+        "bf16:stochastic=1,feedback=1,momentum=999999",
+    ] {
+        let spec: CodecSpec = text.parse().unwrap();
+        assert_eq!(spec.to_string(), text);
+        let words: Vec<u32> = spec.words().collect();
+        assert_eq!(CodecSpec::from_wire(spec.code(), &words), Ok(spec));
+        assert_eq!(CodecSpec::parameter_bytes_of(spec.code()), Ok(4 * words.len()));
+        assert_eq!((spec.momentum().is_some(), spec.without_feedback().momentum()), (true, None));
+        assert!(CodecSpec::from_wire(spec.code(), &words[..words.len() - 1]).is_err(), "{text}: a word is missing");
+        assert!(CodecSpec::from_wire(spec.code() & !FEEDBACK, &words).is_err(), "{text}: no feedback");
+    }
+    for (text, problem) in [
+        ("topk:momentum=900000", "no error feedback; add feedback=1"),
+        ("topk:feedback=1,momentum=0", "momentum of 0 millionths"),
+        ("topk:feedback=1,momentum=1000000", "give 1 to 999999"),
+        ("topk:feedback=1,momentum=0.9", "sets no parameter"),
+        ("none:momentum=5", "none has no parameters"),
+    ] {
+        let error = text.parse::<CodecSpec>().unwrap_err().to_string();
+        assert!(error.contains(problem), "{text}: {error}");
+    }
+}
+
+#[test]
 fn codecs_that_round_may_do_so_by_chance() {
     let rounding = Encoding::all().filter(|encoding| encoding.row().flags & STOCHASTIC != 0);
     assert_eq!(rounding.map(|it| it.to_string()).collect::<Vec<_>>(), ["bf16", "int8", "int4", "fp8_e4m3", "fp8_e5m2"]);

@@ -205,13 +205,13 @@ mod kind_code {
 impl Field for CodecSpec {
     fn write(&self, writer: &mut Writer) {
         writer.u8(self.code());
-        writer.list(self.parameters(), |writer, parameter| writer.u32(*parameter));
+        let words: Vec<u32> = self.words().collect();
+        writer.list(&words, |writer, word| writer.u32(*word));
     }
 
     fn read(reader: &mut Reader<'_>) -> Result<Self> {
         let code = reader.u8("codec")?;
-        let parameters =
-            reader.list(Self::PARAMETERS_MAX, "codec parameters", |reader| reader.u32("codec parameter"))?;
+        let parameters = reader.list(Self::WORDS_MAX, "codec parameters", |reader| reader.u32("codec parameter"))?;
         Self::from_wire(code, &parameters).map_err(|error| reader.bad("codec", error.to_string()))
     }
 }

@@ -5,7 +5,7 @@ use std::ffi::{CStr, c_char};
 use std::mem::{MaybeUninit, offset_of};
 use std::time::Duration;
 
-use gradlane_core::types::{CodecSpec, Priority, TensorSpec};
+use gradlane_core::types::{CodecChoice, Priority, TensorSpec};
 use gradlane_core::wire::limits::{DIMENSIONS_MAX, NAME_BYTES_MAX};
 use gradlane_core::{Error, Result};
 
@@ -207,7 +207,7 @@ pub(super) unsafe fn tensor(given: &GradlaneTensor) -> Result<TensorSpec> {
     let dtype = GradlaneDtype::from_code(given.dtype).ok_or_else(|| {
         invalid(format!("tensor {name}: dtype {}", given.dtype), "use a value of GradlaneDtype".to_owned())
     })?;
-    Ok(TensorSpec::new(name, dtype_of(dtype), shape).with_codec(codec))
+    TensorSpec::new(name, dtype_of(dtype), shape).compressed(codec)
 }
 
 /// How the tensor `name` of a submission is reduced.
@@ -249,9 +249,9 @@ pub(super) unsafe fn reduction(given: &GradlaneSubmission, name: &str) -> Result
 ///
 /// # Safety
 /// `name` is null, or leads to bytes that a zero ends.
-unsafe fn codec(name: *const c_char) -> Result<CodecSpec> {
+unsafe fn codec(name: *const c_char) -> Result<CodecChoice> {
     if name.is_null() {
-        return Ok(CodecSpec::PLAIN);
+        return Ok(CodecChoice::default());
     }
     // SAFETY: promised by the caller of this function.
     codec_named(&unsafe { text(name, "the codec") }?)

@@ -389,6 +389,7 @@ impl Witness {
             | Error::TensorArgument { .. }
             | Error::TensorState { .. }
             | Error::SumFreed { .. }
+            | Error::NotFinite { .. }
             | Error::Config { .. }
             | Error::Mismatch { .. }
             | Error::NotFormed { .. }

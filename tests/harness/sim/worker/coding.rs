@@ -39,7 +39,7 @@ impl WorkerProcess {
             Some(start) => {
                 self.check_start(context, task, start);
                 let residual = self.residuals.entry(task.part).or_default();
-                residual.start(start, elements.len() / coding.dtype.bytes() as usize);
+                residual.start(start, elements.len() / coding.dtype.bytes() as usize, coding.codec.momentum());
                 residual.encode(&*codec, tools, coding.divisor, 0, &elements, &mut bytes)
             }
         };

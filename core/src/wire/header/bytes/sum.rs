@@ -49,7 +49,7 @@ mod at {
 
 /// The most bytes behind the front of a header.
 pub(super) const BEHIND_BYTES_MAX: usize =
-    CodecSpec::PARAMETERS_MAX * size_of::<u32>() + participants::PREFIX_BYTES + limits::MEMBERS_MAX / 8;
+    CodecSpec::WORDS_MAX * size_of::<u32>() + participants::PREFIX_BYTES + limits::MEMBERS_MAX / 8;
 
 impl Contribute {
     /// The header's bytes on the wire.
@@ -144,7 +144,7 @@ fn write_reduction(bytes: &mut [u8; HEADER_BYTES], dtype: DType, op: Op) {
 fn write_form(bytes: &mut [u8; HEADER_BYTES], Body { codec, refused, .. }: Body) -> Vec<u8> {
     bytes[at::CODEC] = codec.code();
     bytes[at::FLAGS] |= if refused { flag::REFUSED } else { 0 };
-    codec.parameters().iter().flat_map(|parameter| parameter.to_le_bytes()).collect()
+    codec.words().flat_map(u32::to_le_bytes).collect()
 }
 
 /// Reads a header of this kind; `rest` is what follows its front.

@@ -68,7 +68,7 @@ byteps_push_pull = push_pull_async_inplace
 def DistributedOptimizer(
     optimizer: Kind,
     named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None = None,
-    compression: Compressor = Compression.none,
+    compression: Compressor | None = None,
     backward_passes_per_step: int = 1,
 ) -> Kind:
     """Makes `optimizer` average its gradients over all workers; see `gradlane.torch.DistributedOptimizer`.

@@ -57,7 +57,7 @@ def push_pull(
     name: str | None = None,
     version: int = 0,
     priority: int = 0,
-    compression: Compressor = Compression.none,
+    compression: Compressor | None = None,
 ) -> torch.Tensor:
     """Averages (or sums) `tensor` over all workers into a new tensor. Differentiable.
 
@@ -68,7 +68,7 @@ def push_pull(
             gives one name to all of them, so two with different shapes overwrite each other's memory.
         version: has no effect; the engine counts rounds itself.
         priority: higher goes first; only the order matters.
-        compression: the element type on the wire.
+        compression: how the tensors travel; one of `Compression`.
     """
     del version
     return _begin(True, tensor, name, reduction_of(average=average, priority=priority, compression=compression)).wait()

@@ -1,0 +1,128 @@
+"""Error feedback of a model's gradients: what is kept between steps, and how it follows the learning rate."""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+
+from gradlane import _session
+from gradlane.errors import InvalidArgumentError
+
+_KEY = "gradlane_feedback"
+"""The key among those of an optimizer's state. PyTorch's optimizers ignore keys that they do not know."""
+
+
+class Feedback:
+    """The gradients among those of an optimizer or module whose codec has error feedback."""
+
+    def __init__(self, gradients: Iterable[tuple[int, str, str, torch.nn.Parameter, str]]) -> None:
+        """Takes position, label, name, parameter and codec of every gradient."""
+        with_feedback = [row for row in gradients if "feedback=1" in row[4]]
+        self._names = {label: (name, tuple(parameter.shape)) for _, label, name, parameter, _ in with_feedback}
+        self._parameters = {position: parameter for position, _, _, parameter, _ in with_feedback}
+        self._groups: dict[int, tuple[weakref.ref[torch.optim.Optimizer], int]] = {}
+        """The group of the optimizer that each parameter belongs to, by position."""
+        self._reference: dict[int, float] = {}
+        """The learning rate in whose units a residual is, by position: the first one that was not zero."""
+
+    def follow(self, optimizer: torch.optim.Optimizer) -> None:
+        """Scales residuals as the learning rates of this optimizer change, from now on."""
+        position_of = {id(parameter): position for position, parameter in self._parameters.items()}
+        for number, group in enumerate(optimizer.param_groups):
+            for parameter in group["params"]:
+                position = position_of.get(id(parameter))
+                if position is not None and "lr" in group:
+                    self._groups[position] = weakref.ref(optimizer), number
+
+    def factor(self, position: int) -> float:
+        """What a gradient is multiplied by before it is encoded, and divided by afterwards.
+
+        A step moves a parameter by its gradient times the learning rate. What a gradient has lost at one rate counts for
+        less, or more, in a step with another rate. In units of the step, which gradients times their rate are in, it
+        counts the same.
+        """
+        found = self._groups.get(position)
+        optimizer = None if found is None else found[0]()
+        if found is None or optimizer is None:
+            return 1.0
+        rate = float(optimizer.param_groups[found[1]]["lr"])
+        return rate / self._reference.setdefault(position, rate) if rate > 0.0 else 1.0
+
+    def add_to(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Adds to the state of an optimizer what error feedback keeps on this worker, if it keeps anything."""
+        if self._names:
+            state[_KEY] = self.state_dict()
+        return state
+
+    def take_from(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """The state of an optimizer without that, which is put back where it belongs to."""
+        rest = dict(state)
+        saved = rest.pop(_KEY, None)
+        if saved is not None:
+            self.load_state_dict(saved)
+        return rest
+
+    def state_dict(self) -> dict[str, Any]:
+        """What is kept on this worker: residuals and velocities by the names of parameters, and their rates."""
+        tensors: dict[str, dict[str, torch.Tensor]] = {}
+        for label, (name, shape) in self._names.items():
+            residual, velocity = _session.session().feedback(name)
+            kept = {"residual": residual, "velocity": velocity}
+            tensors[label] = {kind: _floats(data).view(shape) for kind, data in kept.items() if data}
+        labels = dict(zip(self._parameters, self._names, strict=True))
+        rates = {labels[position]: rate for position, rate in self._reference.items()}
+        return {"rank": _session.rank(), "size": _session.size(), "tensors": tensors, "rates": rates}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Puts back what `state_dict` has returned on the worker of the same rank in a job of the same size.
+
+        Raises:
+            InvalidArgumentError: it is of other parameters, or of another compression.
+        """
+        place = state.get("rank"), state.get("size")
+        if place != (_session.rank(), _session.size()):
+            warnings.warn(
+                f"the saved error feedback is that of rank {place[0]} in a job of {place[1]} workers, and this is rank "
+                f"{_session.rank()} of {_session.size()}: error feedback begins at zero. Save a state for each rank",
+                stacklevel=3,
+            )
+            return
+        tensors = state["tensors"]
+        if tensors.keys() != self._names.keys():
+            other = sorted(tensors.keys() ^ self._names.keys())
+            raise InvalidArgumentError(
+                f"the saved error feedback is of other parameters: {', '.join(other)} are only on one side; load the state "
+                "of the same model with the same compression"
+            )
+        for label, (name, shape) in self._names.items():
+            kept = tensors[label]
+            for kind, tensor in kept.items():
+                if tuple(tensor.shape) != shape:
+                    raise InvalidArgumentError(
+                        f"the saved {kind} of {label} has the shape {list(tensor.shape)} instead of {list(shape)}; load the "
+                        "state of the same model"
+                    )
+            if kept or _session.size() > 1:
+                parts = [_bytes(kept[kind]) if kind in kept else b"" for kind in ("residual", "velocity")]
+                _session.session().set_feedback(name, *parts)
+        positions = dict(zip(self._names, self._parameters, strict=True))
+        self._reference = {positions[label]: rate for label, rate in state["rates"].items()}
+
+
+def scale_in_place(gradient: torch.Tensor, factor: float) -> None:
+    """Multiplies a gradient that nobody else uses; does nothing for a factor of 1."""
+    if factor != 1.0:
+        with torch.no_grad():
+            gradient.mul_(factor)
+
+
+def _floats(data: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(data), dtype=torch.float32)
+
+
+def _bytes(tensor: torch.Tensor) -> bytes:
+    return tensor.detach().to("cpu", torch.float32).contiguous().numpy().tobytes()

@@ -1,0 +1,115 @@
+"""Error feedback of a model's gradients: it is saved and restored, and it follows the learning rate."""
+
+import copy
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import gradlane.torch as gl  # noqa: E402
+from torch import nn  # noqa: E402
+
+pytestmark = [pytest.mark.over("quic"), pytest.mark.workers(2, servers=2)]
+
+TOPK = gl.Compression.topk(k=10_000, feedback=True, momentum=0.5)
+
+
+def net(seed=0):
+    torch.manual_seed(seed)
+    return nn.Linear(64, 64)
+
+
+def by_optimizer(model, compression, lr=0.1):
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+    return model, gl.DistributedOptimizer(optimizer, model.named_parameters(), compression)
+
+
+def by_cross_barrier(model, compression, lr=0.1):
+    return model, gl.CrossBarrier(model, torch.optim.SGD(model.parameters(), lr=lr), compression=compression)
+
+
+def step(model, optimizer, number):
+    torch.manual_seed(100 * number + gl.rank())
+    optimizer.zero_grad()
+    model(torch.randn(4, 64)).square().sum().backward()
+    optimizer.step()
+
+
+def weights(model, optimizer):
+    optimizer.synchronize()
+    return model.weight.detach().clone()
+
+
+@pytest.mark.parametrize("wrapped", [by_optimizer, by_cross_barrier])
+def test_training_goes_on_from_a_saved_state_as_if_it_had_not_stopped(wrapped):
+    model, optimizer = wrapped(net(), TOPK)
+    for number in range(3):
+        step(model, optimizer, number)
+    saved = copy.deepcopy((optimizer.state_dict(), model.state_dict()))
+    kept = saved[0]["gradlane_feedback"]["tensors"]["weight"]
+    assert kept["residual"].abs().sum() > 0 and kept["velocity"].abs().sum() > 0
+    for number in range(3, 6):
+        step(model, optimizer, number)
+
+    other, resumed = wrapped(net(1), TOPK)
+    other.load_state_dict(saved[1])
+    resumed.load_state_dict(saved[0])
+    for number in range(3, 6):
+        step(other, resumed, number)
+    assert torch.equal(weights(other, resumed), weights(model, optimizer))
+
+    third, fresh = wrapped(net(1), TOPK)
+    third.load_state_dict(saved[1])
+    fresh.load_state_dict({key: value for key, value in saved[0].items() if key != "gradlane_feedback"})
+    for number in range(3, 6):
+        step(third, fresh, number)
+    assert not torch.equal(weights(third, fresh), weights(model, optimizer)), "what was left made a difference"
+
+
+def test_a_plain_optimizer_loads_the_state_and_a_distributed_one_that_of_a_plain_one():
+    model, optimizer = by_optimizer(net(), TOPK)
+    step(model, optimizer, 0)
+    plain = torch.optim.SGD(net().parameters(), lr=0.5)
+    plain.load_state_dict(optimizer.state_dict())
+    assert plain.param_groups[0]["lr"] == 0.1
+    optimizer.load_state_dict(torch.optim.SGD(net().parameters(), lr=0.5).state_dict())
+    assert optimizer.param_groups[0]["lr"] == 0.5
+
+
+def test_a_state_that_does_not_fit_is_refused_or_left_with_a_warning():
+    model, optimizer = by_optimizer(net(), TOPK)
+    step(model, optimizer, 0)
+    state = optimizer.state_dict()
+
+    def changed(**feedback):
+        return {**state, "gradlane_feedback": {**state["gradlane_feedback"], **feedback}}
+
+    with pytest.raises(gl.Error, match="other parameters: bias"):
+        optimizer.load_state_dict(changed(tensors={**state["gradlane_feedback"]["tensors"], "bias": {}}))
+    with pytest.raises(gl.Error, match=r"saved residual of weight has the shape \[3\] instead of \[64, 64\]"):
+        optimizer.load_state_dict(changed(tensors={"weight": {"residual": torch.ones(3)}}))
+    with pytest.raises(gl.Error, match="saved velocity of tensor .* has 0 bytes instead of 16384"):
+        optimizer.load_state_dict(changed(tensors={"weight": {"residual": torch.ones(64, 64)}}))
+    with pytest.warns(UserWarning, match="rank 1 in a job of 7 workers.*begins at zero"):
+        optimizer.load_state_dict(changed(rank=1, size=7))
+    without = by_optimizer(net(), gl.Compression.none)[1]
+    with pytest.raises(gl.Error, match="other parameters: weight"):
+        without.load_state_dict(state)
+    assert "gradlane_feedback" not in without.state_dict()
+
+
+@pytest.mark.parametrize("wrapped", [by_optimizer, by_cross_barrier])
+def test_what_was_lost_at_another_learning_rate_counts_as_it_did_then(wrapped):
+    # One element is sent in each step, the largest. Each moves the weight by itself times the rate of its own step.
+    model = net()
+    with torch.no_grad():
+        model.weight.zero_()
+    model, optimizer = wrapped(model, gl.Compression.topk(k=1, feedback=True), lr=1.0)
+    for rate, given in [(1.0, (4.0, 2.0)), (0.5, (0.0, 0.0)), (0.25, (0.0, 0.0))]:
+        optimizer.param_groups[0]["lr"] = rate
+        optimizer.zero_grad()
+        gradient = torch.zeros(64, 64)
+        gradient[0, :2] = torch.tensor(given)
+        (model(torch.eye(64)) * gradient.t()).sum().backward()
+        optimizer.step()
+    assert weights(model, optimizer)[0, :3].tolist() == [-4.0, -2.0, 0.0]
