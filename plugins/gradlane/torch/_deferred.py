@@ -365,10 +365,8 @@ class Deferred:
             flight = self._flight(slot)
             complaint = None if flight.has_landed else flight.loan.complaint(may_be_replaced=True)
             try:
-                if not flight.has_landed:
-                    flight.transfer.wait()
-                    scale_in_place(flight.loan.gradient, 1.0 / flight.factor)
-                    flight.has_landed = True
+                flight.transfer.wait()
+                flight.has_landed = True
                 if complaint is not None:
                     raise FailedPreconditionError(f"{complaint}; {CALL_SYNCHRONIZE}", tensor=slot.name)
                 if not flight.is_own:
@@ -407,6 +405,7 @@ class Deferred:
         flight = self._window.take(slot.position)
         is_used = flight.is_own or self._window.was_used(slot.position)
         reduced = flight.transfer.wait()
+        scale_in_place(reduced, 1.0 / flight.factor)
         gradient = None
         if is_used:
             gradient = flight.loan.average() if reduced is flight.loan.gradient else reduced
