@@ -12,6 +12,8 @@ import gradlane.compat.byteps as _  # noqa: F401  so that `import byteps` works
 import pytest
 import torch
 from conftest import IN_WORKER
+from gradlane import _core
+from gradlane.compat.byteps._compressors import compressor_of
 from gradlane.errors import InvalidArgumentError, UnsupportedError
 from processes import SAY, Running, free_port, over, run_all, run_as_it_is, run_python
 from torch import nn
@@ -312,13 +314,49 @@ def test_workers_suspend_and_resume_in_a_larger_job_at_the_same_address(tmp_path
         assert [process.end(30.0).code for process in (*workers, *second)] == [0] * 5
 
 
-def test_a_declaration_names_the_compressor_that_does_not_exist():
-    with pytest.raises(UnsupportedError, match=r"'onebit' \(one of BytePS\); use compression=Compression\.fp16"):
-        bps.declare("w", byteps_compressor_type="onebit", byteps_compressor_onebit_scaling="true")
-    with pytest.raises(UnsupportedError, match=r"'byteps_ef_type' belongs to a compressor, and there is none; use"):
-        bps.declare("w", byteps_ef_type="vanilla")
-    with pytest.raises(InvalidArgumentError, match="'compressor', which is no setting"):
-        bps.declare("w", compressor="onebit")
+@pytest.mark.parametrize(
+    ("keywords", "codec"),
+    [
+        ({"type": "onebit", "onebit_scaling": "true"}, "onebit:scaling=1"),
+        ({"type": "onebit"}, "onebit:scaling=0"),
+        ({"type": "topk", "k": "0.01"}, "topk:k=10000"),
+        ({"type": "topk", "k": 200}, "topk:count=200"),
+        ({"type": "randomk", "k": 0.25, "seed": 7}, "randomk:k=250000"),
+        ({"type": "dithering", "k": 8}, "dithering:s=8,natural=0,norm=0"),
+        ({"type": "dithering", "k": 4, "partition": "natural", "normalize": 1}, "dithering:s=4,natural=1,norm=1"),
+        ({"type": "topk", "k": 0.1, "ef_type": "vanilla"}, "topk:k=100000,feedback=1"),
+        (
+            {"type": "onebit", "ef_type": "vanilla", "momentum_type": "nesterov", "momentum_mu": "0.9"},
+            "onebit:scaling=0,feedback=1,nesterov=900000",
+        ),
+    ],
+)
+def test_keywords_of_byteps_are_compressors_of_ours(keywords, codec):
+    prefixes = dict.fromkeys(("type", "k", "onebit_scaling"), "byteps_compressor_")
+    prefixes |= dict.fromkeys(("partition", "normalize"), "byteps_dithering_")
+    given = {f"{prefixes.get(keyword, 'byteps_')}{keyword}": value for keyword, value in keywords.items()}
+    found = compressor_of("w", given)
+    assert found.codec == codec
+    assert _core.codec_of(found.codec, "w", "float32", (64, 64)) != "none", "the engine reads it"
+
+
+@pytest.mark.parametrize(
+    ("keywords", "error", "complaint"),
+    [
+        ({"compressor": "onebit"}, InvalidArgumentError, "'compressor', which is no setting of a compressor; there are"),
+        ({"byteps_ef_type": "vanilla"}, InvalidArgumentError, "there is none; give byteps_compressor_type"),
+        ({"byteps_compressor_type": "zip"}, UnsupportedError, "no compressor 'zip'; there are onebit"),
+        ({"byteps_compressor_type": "topk"}, InvalidArgumentError, "needs byteps_compressor_k"),
+        ({"byteps_compressor_type": "topk", "byteps_compressor_k": "0"}, InvalidArgumentError, "a number above 0"),
+        ({"byteps_compressor_type": "topk", "byteps_compressor_k": "many"}, InvalidArgumentError, "a number above 0"),
+        ({"byteps_compressor_type": "randomk", "byteps_compressor_k": "5"}, UnsupportedError, "a share below 1"),
+        ({"byteps_compressor_type": "onebit", "byteps_ef_type": "sparse"}, UnsupportedError, "there are vanilla and"),
+        ({"byteps_compressor_type": "onebit", "byteps_momentum_type": "nesterov"}, UnsupportedError, "without error"),
+    ],
+)
+def test_a_declaration_says_what_is_wrong_with_its_compressor(keywords, error, complaint):
+    with pytest.raises(error, match=complaint):
+        bps.declare("w", **keywords)
 
 
 def test_the_speed_is_told_every_ten_seconds(monkeypatch):

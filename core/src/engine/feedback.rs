@@ -23,7 +23,7 @@ impl Engine {
     pub fn feedback(&self, name: &str) -> Result<FeedbackState> {
         let (bytes, codec, places) = self.places(name)?;
         let mut state = FeedbackState { residual: vec![0; bytes], velocity: vec![0; velocity_bytes(codec, bytes)] };
-        for (FeedbackPlace { offset, span, is_kept, .. }, residual) in places {
+        for Place { place: FeedbackPlace { offset, span, is_kept, .. }, residual } in places {
             let range = span.offset as usize..span.end() as usize;
             let velocity = state.velocity.get_mut(range.clone()).unwrap_or_default();
             residual.read(is_kept, offset as usize, [&mut state.residual[range], velocity]);
@@ -49,7 +49,7 @@ impl Engine {
                 });
             }
         }
-        for (FeedbackPlace { part, part_bytes, offset, span, is_kept }, residual) in places {
+        for Place { place: FeedbackPlace { part, part_bytes, offset, span, is_kept }, residual } in places {
             let range = span.offset as usize..span.end() as usize;
             let velocity = state.velocity.get(range.clone()).unwrap_or_default();
             let of = (part_bytes as usize, codec.momentum());
@@ -60,15 +60,21 @@ impl Engine {
     }
 
     /// Bytes of a tensor, its codec, and its residuals on this worker with their places.
-    fn places(&self, name: &str) -> Result<(usize, CodecSpec, Vec<(FeedbackPlace, SharedResidual)>)> {
+    fn places(&self, name: &str) -> Result<(usize, CodecSpec, Vec<Place>)> {
         self.shared.with(|state, _| {
             let (spec, places) = state.worker.feedback_of(name)?;
             let bytes = spec.bytes().and_then(|bytes| usize::try_from(bytes).ok()).expect("its limits were checked");
             let codec = spec.kind.codec();
-            let with_memory = |place: FeedbackPlace| (place, state.residuals.of(place.part));
+            let with_memory = |place: FeedbackPlace| Place { residual: state.residuals.of(place.part), place };
             Ok((bytes, codec, places.into_iter().map(with_memory).collect()))
         })?
     }
+}
+
+/// A place of a tensor's elements in a part, with the memory of the part's residual.
+struct Place {
+    place: FeedbackPlace,
+    residual: SharedResidual,
 }
 
 fn velocity_bytes(codec: CodecSpec, bytes: usize) -> usize {

@@ -47,7 +47,7 @@ def DistributedOptimizer(
     name: str | None = None,
     device_dense: str = "",
     device_sparse: str = "",
-    compression: Compressor | None = None,
+    compression: Compressor = Compression.none,
     sparse_as_dense: bool = False,
 ) -> Any:
     """Makes a Keras optimizer distributed; see `gradlane.keras.DistributedOptimizer`. `name` is that of the tensors."""
@@ -98,7 +98,7 @@ def load_model(
     filepath: str | PathLike[str],
     custom_optimizers: Iterable[type] | None = None,
     custom_objects: dict[str, Any] | None = None,
-    compression: Compressor | None = None,
+    compression: Compressor = Compression.none,
 ) -> Any:
     """Loads a model and makes its optimizer distributed; see `gradlane.keras.load_model`.
 
@@ -106,7 +106,7 @@ def load_model(
         filepath: what `model.save` has written.
         custom_optimizers: classes of optimizers that are not of Keras.
         custom_objects: other classes and functions of the model, by name.
-        compression: how the tensors travel; one of `Compression`.
+        compression: the element type on the wire.
     """
     classes = {kind.__name__: kind for kind in custom_optimizers or ()}
     return gl.load_model(filepath, classes | (custom_objects or {}), compression=compression)

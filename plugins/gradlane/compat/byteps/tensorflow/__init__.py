@@ -59,7 +59,7 @@ def push_pull(
     average: bool | None = None,
     device_dense: str = "",
     device_sparse: str = "",
-    compression: Compressor | None = None,
+    compression: Compressor = Compression.none,
     op: ReduceOp | None = None,
     enable_async: bool = False,
 ) -> Any:
@@ -158,7 +158,7 @@ def DistributedOptimizer(
     use_locking: bool = False,
     device_dense: str = "",
     device_sparse: str = "",
-    compression: Compressor | None = None,
+    compression: Compressor = Compression.none,
     sparse_as_dense: bool = False,
     backward_passes_per_step: int = 1,
     op: ReduceOp = Average,
@@ -182,7 +182,7 @@ def DistributedGradientTape(
     gradtape: Any,
     device_dense: str = "",
     device_sparse: str = "",
-    compression: Compressor | None = None,
+    compression: Compressor = Compression.none,
     sparse_as_dense: bool = False,
     op: ReduceOp = Average,
 ) -> Any:

@@ -22,6 +22,7 @@ from gradlane.compat.byteps.common import (
 from gradlane.compat.byteps.torch.compression import Compression
 from gradlane.compat.byteps.torch.ops import (
     byteps_torch_set_num_grads,
+    compression_of,
     declare,
     poll,
     push_pull,
@@ -68,14 +69,21 @@ byteps_push_pull = push_pull_async_inplace
 def DistributedOptimizer(
     optimizer: Kind,
     named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None = None,
-    compression: Compressor | None = None,
+    compression: Compressor = Compression.none,
     backward_passes_per_step: int = 1,
 ) -> Kind:
     """Makes `optimizer` average its gradients over all workers; see `gradlane.torch.DistributedOptimizer`.
 
-    It has BytePS's `synchronize()`, `skip_synchronize()` and `set_backward_passes_per_step(n)`.
+    It has BytePS's `synchronize()`, `skip_synchronize()` and `set_backward_passes_per_step(n)`. Without `compression`, each
+    gradient has the compressor that `declare` gave to `Gradient.` and the name of its parameter.
     """
-    return gl.DistributedOptimizer(optimizer, named_parameters, compression, backward_passes_per_step)
+
+    def declared(name: str, shape: tuple[int, ...]) -> Compressor:
+        del shape
+        return compression_of(f"Gradient.{name}")
+
+    chosen = declared if compression.codec == "none" else compression
+    return gl.DistributedOptimizer(optimizer, named_parameters, chosen, backward_passes_per_step)
 
 
 def broadcast_parameters(

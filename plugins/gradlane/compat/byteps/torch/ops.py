@@ -10,6 +10,7 @@ import gradlane.torch as gl
 from gradlane import Handle
 from gradlane._reduction import Reduction, reduction_of
 from gradlane.compat._unnamed import begin_unnamed
+from gradlane.compat.byteps._compressors import compressor_of
 from gradlane.compat.byteps.common import (
     init,
     local_rank,
@@ -20,7 +21,7 @@ from gradlane.compat.byteps.common import (
     size,
     suspend,
 )
-from gradlane.errors import InvalidArgumentError, UnsupportedError
+from gradlane.errors import InvalidArgumentError
 from gradlane.torch import _tensors
 from gradlane.torch.compression import Compression, Compressor
 from gradlane.torch.ops import begin_copy, begin_in_place, is_differentiable, join_graph
@@ -47,9 +48,6 @@ __all__ = [
 
 T = TypeVar("T")
 
-_COMPRESSORS = ("onebit", "topk", "randomk", "dithering")
-"""BytePS's compressors of `declare`, none of which there is here."""
-
 
 def push_pull(
     tensor: torch.Tensor,
@@ -57,7 +55,7 @@ def push_pull(
     name: str | None = None,
     version: int = 0,
     priority: int = 0,
-    compression: Compressor | None = None,
+    compression: Compressor = Compression.none,
 ) -> torch.Tensor:
     """Averages (or sums) `tensor` over all workers into a new tensor. Differentiable.
 
@@ -68,10 +66,10 @@ def push_pull(
             gives one name to all of them, so two with different shapes overwrite each other's memory.
         version: has no effect; the engine counts rounds itself.
         priority: higher goes first; only the order matters.
-        compression: how the tensors travel; one of `Compression`.
+        compression: the element type on the wire.
     """
     del version
-    return _begin(True, tensor, name, reduction_of(average=average, priority=priority, compression=compression)).wait()
+    return _begin(True, tensor, name, reduction_of(average=average, priority=priority, compression=compression_of(name, compression))).wait()
 
 
 def push_pull_async(
@@ -79,7 +77,7 @@ def push_pull_async(
 ) -> Handle[torch.Tensor]:
     """Like `push_pull`, but returns at once; `synchronize(handle)` yields the new tensor."""
     del version
-    return _begin(False, tensor, name, reduction_of(average=average, priority=priority))
+    return _begin(False, tensor, name, reduction_of(average=average, priority=priority, compression=compression_of(name)))
 
 
 def push_pull_inplace(
@@ -87,7 +85,7 @@ def push_pull_inplace(
 ) -> torch.Tensor:
     """Like `push_pull`, but the result replaces `tensor`."""
     del version
-    return _begin_in_place(True, tensor, name, reduction_of(average=average, priority=priority)).wait()
+    return _begin_in_place(True, tensor, name, reduction_of(average=average, priority=priority, compression=compression_of(name))).wait()
 
 
 def push_pull_async_inplace(
@@ -95,7 +93,7 @@ def push_pull_async_inplace(
 ) -> Handle[torch.Tensor]:
     """Like `push_pull_inplace`, but returns at once. Do not use `tensor` before `synchronize(handle)` has returned."""
     del version
-    return _begin_in_place(False, tensor, name, reduction_of(average=average, priority=priority))
+    return _begin_in_place(False, tensor, name, reduction_of(average=average, priority=priority, compression=compression_of(name)))
 
 
 def _begin(waits: bool, tensor: torch.Tensor, name: str | None, reduction: Reduction) -> Handle[torch.Tensor]:
@@ -149,31 +147,32 @@ def synchronize(handle: Handle[T]) -> T:
     return gl.synchronize(handle)
 
 
-def declare(name: str, **compression: str) -> None:
-    """Does nothing but check its arguments: a name is declared at its first use, by what is known then.
+def declare(name: str, **compression: object) -> None:
+    """Says how the tensor of this name is compressed; the rest is declared at its first use, by what is known then.
 
     Args:
-        name: of a tensor, equal on all workers.
-        compression: BytePS's `byteps_compressor_type` and what belongs to it.
+        name: of a tensor, equal on all workers. `Gradient.` and the name of a parameter stand for that of an optimizer that
+            is made distributed later.
+        compression: BytePS's `byteps_compressor_type` (onebit, topk, randomk, dithering) and what belongs to it:
+            `byteps_compressor_k`, `byteps_compressor_onebit_scaling`, `byteps_dithering_partition`,
+            `byteps_dithering_normalize`, `byteps_ef_type`, `byteps_momentum_type`, `byteps_momentum_mu`, `byteps_seed`.
     Raises:
-        UnsupportedError: a compressor that does not exist here, or a setting of one; `Compression.fp16` and `.bf16` do.
-        InvalidArgumentError: another keyword.
+        InvalidArgumentError: another keyword, or a value without meaning.
+        UnsupportedError: a compressor, or a form of one, that does not exist here.
     """
-    unknown = [keyword for keyword in compression if not keyword.startswith("byteps_")]
-    if unknown:
-        raise InvalidArgumentError(f"declare({name!r}) got {unknown[0]!r}, which is no setting of a compressor")
-    kind = compression.get("byteps_compressor_type")
-    if kind is not None:
-        known = "one of BytePS" if kind in _COMPRESSORS else "unknown to BytePS too"
-        raise UnsupportedError(
-            f"declare({name!r}): there is no compressor {kind!r} ({known}); use compression=Compression.fp16 or .bf16"
-        )
-    if compression:
-        raise UnsupportedError(
-            f"declare({name!r}): {next(iter(compression))!r} belongs to a compressor, and there is none; use "
-            "compression=Compression.fp16 or .bf16"
-        )
+    compressor = compressor_of(name, compression)
+    if compressor is not None:
+        _compressors[name] = compressor
     gl.declare(name)
+
+
+def compression_of(name: str | None, given: Compressor = Compression.none) -> Compressor:
+    """The compressor of a tensor: that of its call, or that of `declare`."""
+    return given if name is None or given.codec != "none" else _compressors.get(name, given)
+
+
+_compressors: dict[str, Compressor] = {}
+"""Those of `declare`, by the name of a tensor."""
 
 
 class _Group:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from gradlane import torch as gl
-from gradlane.torch.compression import Compressor
+from gradlane.torch.compression import Compression, Compressor
 
 __all__ = ["DistributedDataParallel"]
 
@@ -24,7 +24,7 @@ class DistributedDataParallel(gl.DistributedDataParallel):
         module: nn.Module,
         device_ids: Sequence[object] | None = None,
         broadcast_buffers: bool = True,
-        compression: Compressor | None = None,
+        compression: Compressor = Compression.none,
     ) -> None:
         """Broadcasts the state of rank 0; see `gradlane.torch.DistributedDataParallel` for arguments and errors.
 

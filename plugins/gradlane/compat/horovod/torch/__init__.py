@@ -152,7 +152,7 @@ _optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
 def DistributedOptimizer(
     optimizer: Kind,
     named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None = None,
-    compression: Compressor | None = None,
+    compression: Compressor = Compression.none,
     backward_passes_per_step: int = 1,
     op: Any = Average,
     gradient_predivide_factor: float = 1.0,

@@ -14,7 +14,7 @@ from gradlane._reduction import Reduction, reduction_of
 from gradlane.compat._unnamed import begin_unnamed
 from gradlane.compat.horovod.common import ProcessSet, members_of
 from gradlane.errors import InvalidArgumentError, UnsupportedError
-from gradlane.torch.compression import Compressor
+from gradlane.torch.compression import Compression, Compressor
 
 T = TypeVar("T")
 
@@ -52,7 +52,7 @@ def scaled(
     op: Any,
     factors: tuple[float, float],
     process_set: ProcessSet,
-    compression: Compressor | None = None,
+    compression: Compressor = Compression.none,
 ) -> Scaled:
     """What the options of a call ask for.
 

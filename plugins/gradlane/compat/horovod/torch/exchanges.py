@@ -24,7 +24,7 @@ from gradlane.compat.horovod.torch._calls import Scaled, begin, scale, scaled
 from gradlane.compat.horovod.torch.ops import allgather
 from gradlane.errors import InvalidArgumentError, MismatchError
 from gradlane.torch import _tensors
-from gradlane.torch.compression import Compressor
+from gradlane.torch.compression import Compression, Compressor
 from gradlane.torch.ops import is_differentiable, join_graph
 
 Splits = torch.Tensor | Sequence[int]
@@ -126,7 +126,7 @@ def _exchange_rows(
 def reducescatter(
     tensor: torch.Tensor,
     name: str | None = None,
-    compression: Compressor | None = None,
+    compression: Compressor = Compression.none,
     op: Any = Average,
     process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0,
@@ -156,7 +156,7 @@ def reducescatter_async(
 def grouped_reducescatter(
     tensors: Sequence[torch.Tensor],
     name: str | None = None,
-    compression: Compressor | None = None,
+    compression: Compressor = Compression.none,
     op: Any = Average,
     process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0,

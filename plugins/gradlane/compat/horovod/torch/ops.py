@@ -21,7 +21,7 @@ from gradlane.compat.horovod.torch._calls import Scaled, begin, scale, scale_in_
 from gradlane.errors import InvalidArgumentError, MismatchError
 from gradlane.torch import _tensors, groups
 from gradlane.torch._sparse import content_of
-from gradlane.torch.compression import Compressor
+from gradlane.torch.compression import Compression, Compressor
 from gradlane.torch.ops import begin_copy, begin_in_place, check_in_place, is_differentiable, join_graph
 
 T = TypeVar("T")
@@ -31,7 +31,7 @@ def allreduce(
     tensor: torch.Tensor,
     average: bool | None = None,
     name: str | None = None,
-    compression: Compressor | None = None,
+    compression: Compressor = Compression.none,
     op: Any = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
@@ -43,7 +43,7 @@ def allreduce(
         tensor: see `gradlane.torch.push_pull`, also for errors.
         average: Horovod's old form of `op`: True for Average, False for Sum.
         name: equal on all workers. Without one, tensors are told apart by dtype, shape and the order of the calls.
-        compression: how the tensors travel; one of `Compression`.
+        compression: the element type on the wire.
         op: `Average` (default), `Sum`, `Min` or `Max`.
         prescale_factor: the tensor is multiplied by it before.
         postscale_factor: the result is multiplied by it.
@@ -102,7 +102,7 @@ def grouped_allreduce(
     tensors: Sequence[torch.Tensor],
     average: bool | None = None,
     name: str | None = None,
-    compression: Compressor | None = None,
+    compression: Compressor = Compression.none,
     op: Any = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
