@@ -52,7 +52,7 @@ pub(crate) struct Arguments {
 }
 
 /// What is measured if nobody names a codec.
-const CODECS: [&str; 13] = [
+const CODECS: [&str; 14] = [
     "fp16",
     "bf16",
     "bf16:stochastic=1",
@@ -63,6 +63,7 @@ const CODECS: [&str; 13] = [
     "fp8_e5m2",
     "int4",
     "int4:stochastic=1",
+    "onebit",
     "topk",
     "randomk",
     "randomk:k=100000",

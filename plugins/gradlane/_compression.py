@@ -102,6 +102,11 @@ class Compression:
     """As `fp8_e4m3`, for elements of very different size: an element is off by at most 1/8 of itself, unless it is smaller
     than a billionth of the largest magnitude in its block.
     """
+    onebit = Compressor("onebit")
+    """A bit for each element of float32: its sign. Of each part, an element becomes the mean of the magnitudes or minus
+    it, so use it with `feedback=True`. `Compression.onebit(scaling=0)` sends signs alone: elements become 1 or -1. For
+    sums and means; a part with a NaN or an infinity becomes NaN.
+    """
     randomk = Compressor("randomk")
     """Of each part of float32, 1 % of the elements, 4 bytes each, at places that all workers draw alike; the others count as
     zero. What is sent is multiplied by 100, so that the sum is right on average. `Compression.randomk(k=100_000)` sends

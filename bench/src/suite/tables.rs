@@ -60,6 +60,9 @@ pub(super) fn all() -> Vec<Table> {
                 "encode bf16:stochastic=1/ratio:copy>=0.4",
                 "encode int8/ratio:copy>=0.5",
                 "encode fp8_e4m3/ratio:copy>=0.5",
+                "encode onebit/ratio:copy>=0.5",
+                "decode onebit/ratio:copy>=0.5",
+                "add onebit/ratio:copy>=0.5",
             ],
             ..table("codec", &["codec"], Nothing)
         },

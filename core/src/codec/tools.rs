@@ -1,7 +1,7 @@
 //! What an encoder works with beside the elements: kernels, a seed, and scratch memory.
 
 use crate::reduce::Kernels;
-use crate::types::{Op, PartId, Round};
+use crate::types::{DType, Op, PartId, Round};
 
 /// What [`Codec::encode`](super::Codec::encode) and [`Codec::finish`](super::Codec::finish) work with.
 #[derive(Debug)]
@@ -90,6 +90,22 @@ pub struct Workspace {
 /// The operation with which the kernels divide elements by `divisor` on their way into a body; with 1 they leave them as they are.
 pub(super) fn dividing(divisor: f64) -> Op {
     if divisor == 1.0 { Op::Sum } else { Op::Mean }
+}
+
+/// Elements of f32, divided as `op` says: where nothing is divided, these themselves, else in `scratch`.
+pub(super) fn divided<'a>(
+    kernels: Kernels,
+    op: Op,
+    divisor: f64,
+    floats: &'a [u8],
+    scratch: &'a mut Vec<u8>,
+) -> &'a [u8] {
+    if !matches!(op, Op::Mean | Op::WeightedMean) {
+        return floats;
+    }
+    scratch.resize(floats.len(), 0);
+    kernels.finish(op, DType::F32, divisor, floats, scratch);
+    scratch
 }
 
 /// Rounds f64 to f32.

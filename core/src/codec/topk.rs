@@ -17,7 +17,7 @@
 use std::num::NonZeroU32;
 
 use super::interface::{BodyBytes, Codec, Malformed, Refusal, Unit};
-use super::tools::{Seed, Tools, scatter, scatter_add, share_of};
+use super::tools::{Seed, Tools, divided, dividing, scatter, scatter_add, share_of};
 use crate::reduce::Kernels;
 use crate::types::{CodecSpec, DType, Op};
 
@@ -72,14 +72,7 @@ impl Codec for TopK {
 
     fn encode(&self, tools: Tools<'_>, divisor: f64, elements: &[u8], body: &mut [u8]) -> Result<usize, Refusal> {
         let Tools { kernels, seed, workspace } = tools;
-        let divided = if divisor == 1.0 {
-            elements
-        } else {
-            workspace.bytes.resize(elements.len(), 0);
-            kernels.finish(Op::Mean, DType::F32, divisor, elements, &mut workspace.bytes);
-            &workspace.bytes
-        };
-        let (floats, _) = divided.as_chunks();
+        let (floats, _) = divided(kernels, dividing(divisor), divisor, elements, &mut workspace.bytes).as_chunks();
         select(floats, self.count(floats.len()), seed, &mut workspace.words)?;
         write(floats, &workspace.words, body)
     }
@@ -107,9 +100,7 @@ impl Codec for TopK {
 
     fn finish(&self, tools: Tools<'_>, op: Op, divisor: f64, sum: &[u8], body: &mut [u8]) -> Result<usize, Refusal> {
         let Tools { kernels, workspace, .. } = tools;
-        workspace.bytes.resize(sum.len(), 0);
-        kernels.finish(op, DType::F32, divisor, sum, &mut workspace.bytes);
-        let (floats, _) = workspace.bytes.as_chunks();
+        let (floats, _) = divided(kernels, op, divisor, sum, &mut workspace.bytes).as_chunks();
         all(floats, &mut workspace.words)?;
         write(floats, &workspace.words, body)
     }

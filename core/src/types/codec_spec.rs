@@ -32,6 +32,8 @@ pub enum Encoding {
     Fp8E5M2 = 8,
     /// Of a part of f32, elements at places that all workers draw alike travel, without these places. The others count as zero.
     RandomK = 9,
+    /// Of a part of f32, the signs travel, a bit for each element, with one scale for all magnitudes.
+    OneBit = 10,
 }
 
 /// What is known of a codec without running it.
@@ -58,7 +60,7 @@ struct Parameter {
 }
 
 /// To add a codec, add a variant above, a row here, and what makes its bodies to [`codec::of`](crate::codec::of).
-const TABLE: [Row; 9] = [
+const TABLE: [Row; 10] = [
     Row { encoding: Encoding::Plain, name: "none", dtypes: &DType::ALL, parameters: &[], flags: 0 },
     Row { encoding: Encoding::F16, name: "fp16", dtypes: WIDE, parameters: &[], flags: FEEDBACK },
     Row { encoding: Encoding::BF16, name: "bf16", dtypes: WIDE, parameters: &[], flags: FEEDBACK | STOCHASTIC },
@@ -104,6 +106,14 @@ const TABLE: [Row; 9] = [
         dtypes: &[DType::F32],
         // In millionths of the elements of a part.
         parameters: &[Parameter { name: "k", range: (1, 500_000), default: 10_000 }],
+        flags: FEEDBACK,
+    },
+    Row {
+        encoding: Encoding::OneBit,
+        name: "onebit",
+        dtypes: &[DType::F32],
+        // Whether the scale is the mean of the magnitudes; else it is 1.
+        parameters: &[Parameter { name: "scaling", range: (0, 1), default: 1 }],
         flags: FEEDBACK,
     },
 ];
@@ -256,6 +266,11 @@ impl CodecSpec {
         matches!(self.encoding, Encoding::TopK | Encoding::RandomK)
     }
 
+    /// Whether of two elements that differ much, the larger one is decoded as the larger.
+    const fn keeps_order(self) -> bool {
+        !self.is_sparse() && !matches!(self.encoding, Encoding::OneBit)
+    }
+
     /// Whether its bodies depend on the part and the round as well as on the elements.
     pub const fn draws(self) -> bool {
         self.is_stochastic() || matches!(self.encoding, Encoding::RandomK)
@@ -306,7 +321,8 @@ impl CodecSpec {
             | Encoding::Fp8E4M3
             | Encoding::Fp8E5M2
             | Encoding::TopK
-            | Encoding::RandomK => false,
+            | Encoding::RandomK
+            | Encoding::OneBit => false,
         }
     }
 
@@ -330,12 +346,13 @@ impl CodecSpec {
 
     /// How a round with `op` encodes. [`PLAIN`](Self::PLAIN) where it means nothing: every worker gets the bits of a broadcast's root, and
     /// elements that [`Encoding::TopK`] and [`Encoding::RandomK`] leave out are zero in a sum, but no candidates for a minimum or maximum.
+    /// Neither are the signs of [`Encoding::OneBit`], which say nothing of an element's own magnitude. A weighted mean has their mean.
     /// Only a sum and a mean have error feedback, because only there what is late is as good as what is in time.
     #[must_use]
     pub const fn for_op(self, op: Op) -> Self {
         match op {
             Op::Broadcast { .. } => Self::PLAIN,
-            Op::Min | Op::Max if self.is_sparse() => Self::PLAIN,
+            Op::Min | Op::Max if !self.keeps_order() => Self::PLAIN,
             Op::Sum | Op::Mean => self,
             Op::Min | Op::Max | Op::WeightedMean => self.without_feedback(),
         }

@@ -212,7 +212,7 @@ impl Caller {
                 name: pointer(&names[at]),
                 shape: shapes[at].as_ptr(),
                 dimensions: shapes[at].len(),
-                codec: input.pick(&[null(), c"fp16".as_ptr(), c"none".as_ptr(), c"onebit".as_ptr()]),
+                codec: input.pick(&[null(), c"fp16".as_ptr(), c"none".as_ptr(), c"fp8".as_ptr()]),
                 dtype: u32::from(input.below(10)),
                 reserved: u32::from(input.below(2)),
             });
@@ -308,7 +308,7 @@ impl Tensor {
             name: pointer(&self.name),
             shape: if input.byte() == 255 { null() } else { self.shape.as_ptr() },
             dimensions: self.shape.len(),
-            codec: input.pick(&[null(), null(), c"fp16".as_ptr(), c"onebit".as_ptr()]),
+            codec: input.pick(&[null(), null(), c"fp16".as_ptr(), c"fp8".as_ptr()]),
             source: if input.byte() == 255 { null_mut() } else { source },
             destination: input.pick(&[null_mut(), source, self.destination.as_mut_ptr().cast()]),
             // No shape of those that are tried has the last length.

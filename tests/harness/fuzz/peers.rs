@@ -64,7 +64,7 @@ pub(super) const CODEC: Target = Target {
     check: decode,
     seeds: || {
         let body = [0, 0x7c, 1, 0x7c, 0xff, 0xff, 0, 0x80, 1, 0, 0xc0, 0x7f, 0x80, 0xff, 0x34, 0x12];
-        let chosen = (0..4).flat_map(|form| (0..5).map(move |op| [form, op, 3]));
+        let chosen = (0..8).flat_map(|form| (0..5).map(move |op| [form, op, 3]));
         let whole = chosen.map(|chosen| [&chosen[..], &body].concat());
         let sparse =
             [&[SPARSE, 200, 2, 3, 60, 0, 0, 0x80, 0x3f, 0, 0, 0, 0xc0][..], &[SPARSE, 250, 1, 0x7c, 1, 0, 0, 0]];
@@ -128,7 +128,8 @@ fn decode(bytes: &[u8]) {
     let of = |encoding| CodecSpec::with_parameters(encoding, &[32]).expect("the least of a block, or few elements");
     let blocks = [Encoding::Int8, Encoding::Int4, Encoding::Fp8E4M3, Encoding::Fp8E5M2].map(of);
     let casts = [CodecSpec::F16, CodecSpec::BF16];
-    let spec = input.pick(&[&casts[..], &blocks, &[of(Encoding::RandomK)]].concat());
+    let others = [of(Encoding::RandomK), CodecSpec::of(Encoding::OneBit)];
+    let spec = input.pick(&[&casts[..], &blocks, &others].concat());
     let dtype = input.pick(&[DType::F32, DType::F64]);
     let op = input.pick(&[Op::Sum, Op::Mean, Op::Min, Op::Max, Op::WeightedMean]);
     let weight = f64::from(input.byte());
@@ -139,6 +140,7 @@ fn decode(bytes: &[u8]) {
     let len = match spec.encoding() {
         Encoding::Int4 => bytes * 32 / 18,
         Encoding::RandomK => 100,
+        Encoding::OneBit => bytes.saturating_sub(4) * 8,
         _ if spec.is_elementwise() => bytes / 2,
         _ => bytes * 32 / 36,
     };

@@ -19,6 +19,7 @@ fn what_was_delivered_and_the_residual_are_what_was_given() {
         ("int4:stochastic=1", 1.0),
         ("fp8_e4m3", 0.5),
         ("fp8_e5m2", 1.0),
+        ("onebit", 10.0),
     ] {
         let (mut play, mut given) = (Play::new(spec), vec![0.0; LEN]);
         let mut delivered = vec![0.0; LEN];

@@ -141,6 +141,15 @@ def random_k(elements: list[Fraction], millionths: int, seed: int, feedback: boo
     return number.to_bytes(8, "little") + b"".join(f32_bits(value).to_bytes(4, "little") for value in values)
 
 
+def onebit(elements: list[Fraction], scaling: bool) -> bytes:
+    """The signs of the elements, and the mean of their magnitudes."""
+    bits = "".join("1" if element < 0 else "0" for element in elements)
+    bits += "0" * (-len(bits) % 32)
+    words = b"".join(int(bits[at : at + 32], 2).to_bytes(4, "little") for at in range(0, len(bits), 32))
+    scale = f32(sum(map(abs, elements), Fraction(0)) / len(elements)) if scaling else Fraction(1)
+    return words + f32_bits(scale).to_bytes(4, "little")
+
+
 def body(spec: str, elements: list[Fraction], round_: int) -> bytes:
     """The body of a part."""
     codec, _, text = spec.partition(":")
@@ -151,6 +160,8 @@ def body(spec: str, elements: list[Fraction], round_: int) -> bytes:
         return b"".join(map(bf16, elements, draws))
     if codec == "randomk":
         return random_k(elements, int(options["k"]), seed, "feedback" in options)
+    if codec == "onebit":
+        return onebit(elements, options.get("scaling", "1") == "1")
     size = int(options["block"])
     starts = range(0, len(elements), size)
     return b"".join(block(codec, elements[at : at + size], draws[at : at + size]) for at in starts)
@@ -171,6 +182,7 @@ def main() -> None:
     specs = [f"{codec}:block={size}" for codec in ("int8", "int4", "fp8_e4m3", "fp8_e5m2") for size in (32, 37)]
     specs += [f"{spec},stochastic=1" for spec in specs]
     specs += ["bf16", "bf16:stochastic=1", "randomk:k=100000", "randomk:k=300000,feedback=1"]
+    specs += ["onebit", "onebit:scaling=0"]
     for number, spec in enumerate(specs):
         elements = some_elements(77, number)
         given = b"".join(f32_bits(element).to_bytes(4, "little") for element in elements)

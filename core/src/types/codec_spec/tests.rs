@@ -18,7 +18,7 @@ fn each_codec_has_its_row_and_codes_and_names_round_trip() {
 #[test]
 fn an_unknown_name_is_refused_with_the_names_there_are() {
     let error = "fp8".parse::<CodecSpec>().unwrap_err().to_string();
-    assert!(error.contains("none, fp16, bf16, int8, topk, int4, fp8_e4m3, fp8_e5m2, randomk"), "{error}");
+    assert!(error.contains("none, fp16, bf16, int8, topk, int4, fp8_e4m3, fp8_e5m2, randomk, onebit"), "{error}");
 }
 
 #[test]
@@ -154,6 +154,8 @@ fn a_codec_is_not_applied_where_it_means_nothing() {
         assert_eq!(codec.for_op(Op::Broadcast { root: WorkerId(0) }), CodecSpec::PLAIN);
         assert_eq!([Op::Sum, Op::Mean, Op::WeightedMean].map(|op| codec.for_op(op)), [codec; 3]);
     }
-    assert_eq!([Op::Min, Op::Max].map(|op| topk.for_op(op)), [CodecSpec::PLAIN; 2]);
+    for encoding in [Encoding::TopK, Encoding::RandomK, Encoding::OneBit] {
+        assert_eq!([Op::Min, Op::Max].map(|op| CodecSpec::of(encoding).for_op(op)), [CodecSpec::PLAIN; 2]);
+    }
     assert_eq!([Op::Min, Op::Max].map(|op| CodecSpec::BF16.for_op(op)), [CodecSpec::BF16; 2]);
 }

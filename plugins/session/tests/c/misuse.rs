@@ -52,7 +52,7 @@ fn a_submission_that_makes_no_sense_is_refused_by_the_field_that_is_wrong() {
         (GradlaneSubmission { source: null_mut(), ..good }, "a null pointer to 8 bytes"),
         (GradlaneSubmission { memory: 2, ..good }, "memory 2"),
         (GradlaneSubmission { memory: GradlaneMemory::Cuda as u32, device: 70_000, ..good }, "device 70000"),
-        (GradlaneSubmission { codec: c"onebit".as_ptr(), ..good }, "there is no codec \"onebit\""),
+        (GradlaneSubmission { codec: c"fp8".as_ptr(), ..good }, "there is no codec \"fp8\""),
         (
             GradlaneSubmission { op: GradlaneOp::Broadcast as u32, root: 1, ..good },
             "a broadcast from worker 1, which does not exist in a job of one worker",

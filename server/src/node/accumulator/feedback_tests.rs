@@ -9,8 +9,12 @@ use crate::node::command::Order;
 
 #[test]
 fn answers_are_those_of_a_scalar_model_and_go_on_from_round_to_round() {
-    for (spec, block_bytes) in [("bf16:feedback=1", 64), ("fp16:feedback=1", 1 << 20), ("int8:block=32,feedback=1", 80)]
-    {
+    for (spec, block_bytes) in [
+        ("bf16:feedback=1", 64),
+        ("fp16:feedback=1", 1 << 20),
+        ("int8:block=32,feedback=1", 80),
+        ("onebit:feedback=1", 80),
+    ] {
         for workers in [2, 3] {
             let mut pipeline = Pipeline::new(spec, workers, block_bytes);
             let mut model = Model::new(spec, workers);
