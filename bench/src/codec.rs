@@ -52,7 +52,7 @@ pub(crate) struct Arguments {
 }
 
 /// What is measured if nobody names a codec.
-const CODECS: [&str; 14] = [
+const CODECS: [&str; 16] = [
     "fp16",
     "bf16",
     "bf16:stochastic=1",
@@ -64,6 +64,8 @@ const CODECS: [&str; 14] = [
     "int4",
     "int4:stochastic=1",
     "onebit",
+    "dithering",
+    "dithering:natural=1",
     "topk",
     "randomk",
     "randomk:k=100000",

@@ -107,6 +107,13 @@ class Compression:
     it, so use it with `feedback=True`. `Compression.onebit(scaling=0)` sends signs alone: elements become 1 or -1. For
     sums and means; a part with a NaN or an infinity becomes NaN.
     """
+    dithering = Compressor("dithering")
+    """An element of float32 becomes one of 16 levels of the largest magnitude of its part, by a chance that makes it right on
+    average. Levels are written in few bits: of normally distributed elements about a sixth of the bytes.
+    `Compression.dithering(s=4)` has 4 levels (1 to 127): fewer bytes, less exact. With `natural=1` the levels are the powers
+    of two down to 2^-(s-1) of the largest (s: 1 to 16). With `norm=1` the levels are of the root of the sum of the squares,
+    so that few elements are not zero. For sums and means; a part with a NaN or an infinity is sent unchanged.
+    """
     randomk = Compressor("randomk")
     """Of each part of float32, 1 % of the elements, 4 bytes each, at places that all workers draw alike; the others count as
     zero. What is sent is multiplied by 100, so that the sum is right on average. `Compression.randomk(k=100_000)` sends

@@ -30,7 +30,7 @@ use std::num::NonZeroU32;
 use self::grid::{Block, E4m3, E5m2, Grid, Int4, Int8};
 use super::cast::folding;
 use super::interface::{BodyBytes, Codec, Malformed, Refusal, Unit};
-use super::tools::{Draws, Tools, dividing, narrow_doubles, widen_floats};
+use super::tools::{Draws, Largest, Tools, dividing, narrow_doubles, widen_floats};
 use crate::reduce::{Kernels, Loops};
 use crate::types::{CodecSpec, DType, Encoding, Op};
 
@@ -220,7 +220,6 @@ impl GridJob for Quantise<'_> {
     fn run<G: Grid>(self) {
         let Self { kernels, draws, first, row, block } = self;
         let floats = row.as_chunks().0;
-        // Magnitudes are ordered as their bits are, and those of NaN and infinities come last.
         let largest = kernels.vectorise(Largest(floats));
         let scale = if largest < f32::INFINITY.to_bits() { G::scale(f32::from_bits(largest)) } else { f32::NAN };
         let codes = Block::<G>::begin(block, floats.len(), scale);
@@ -229,18 +228,6 @@ impl GridJob for Quantise<'_> {
         } else {
             codes.fill(0);
         }
-    }
-}
-
-/// The bits of the largest magnitude of these f32.
-struct Largest<'a>(&'a [[u8; 4]]);
-
-impl Loops for Largest<'_> {
-    type Output = u32;
-
-    #[inline(always)]
-    fn run(self) -> u32 {
-        self.0.iter().fold(0, |largest, float| largest.max(u32::from_le_bytes(*float) & !(1 << 31)))
     }
 }
 

@@ -18,7 +18,8 @@
 //!
 //! # What a codec is
 //! - **Units.** [`Codec::unit`] is the smallest run that is encoded on its own: one element for a cast, a block with its scale for a
-//!   quantiser, a part for [`TopK`], [`RandomK`] and [`OneBit`]. No unit spans two tensors that share a part.
+//!   quantiser, a part for [`TopK`], [`RandomK`], [`OneBit`]
+//!   and [`Dithering`]. No unit spans two tensors that share a part.
 //! - **Lengths.** [`Codec::body_bytes`] is exact, or a bound for bodies that vary. A server checks the length that a header announces before
 //!   it reserves memory, a worker before the sum lands. Of a body that varies, memory, credit and placement count the bound, which is the
 //!   length of the elements; headers, metrics and the wire have the true length. A repeat has the length of the first attempt.
@@ -28,7 +29,8 @@
 //! - **Refusals.** A codec of bodies that vary may refuse elements ([`Refusal`]): these travel plain, and the header says both the codec and
 //!   that it was refused. A server adds such a contribution to the others, and sends the sum plain if the codec refuses the sum.
 //! - **Values that cannot be encoded.** Casts hold NaN and infinities. A block with such a value is decoded as NaN, and no other block is.
-//!   All that [`RandomK`] and [`OneBit`] send of a part with such a value is NaN. [`TopK`] refuses a part with such a value.
+//!   All that [`RandomK`] and [`OneBit`] send of a part with such a value is NaN. [`TopK`] and [`Dithering`] refuse a part with such
+//!   a value.
 //! - **Chance.** A codec that rounds by chance, or draws places, draws from the [`Seed`] alone. So all workers draw alike, and a repeat makes
 //!   the same body, whichever thread encodes it.
 //! - **Tools.** An encoder gets a [`Seed`] of the part and the round, and scratch memory ([`Workspace`]) that is kept from call to call.
@@ -54,6 +56,7 @@ mod tools;
 
 mod blocks;
 mod cast;
+mod dithering;
 mod onebit;
 mod randomk;
 mod topk;
@@ -66,6 +69,7 @@ pub mod feedback;
 
 pub use blocks::Blocks;
 pub use cast::Cast;
+pub use dithering::Dithering;
 pub use interface::{BodyBytes, Codec, Coding, Malformed, Refusal, Unit};
 pub use onebit::OneBit;
 pub use randomk::RandomK;
@@ -84,6 +88,8 @@ pub enum AnyCodec {
     Cast(Cast),
     /// See [`Blocks`].
     Blocks(Blocks),
+    /// See [`Dithering`].
+    Dithering(Dithering),
     /// See [`OneBit`].
     OneBit(OneBit),
     /// See [`RandomK`].
@@ -99,6 +105,7 @@ impl Deref for AnyCodec {
         match self {
             Self::Cast(codec) => codec,
             Self::Blocks(codec) => codec,
+            Self::Dithering(codec) => codec,
             Self::OneBit(codec) => codec,
             Self::RandomK(codec) => codec,
             Self::TopK(codec) => codec,
@@ -118,6 +125,7 @@ pub fn of(codec: CodecSpec, dtype: DType) -> Option<AnyCodec> {
         Encoding::Int8 | Encoding::Int4 | Encoding::Fp8E4M3 | Encoding::Fp8E5M2 => {
             Some(AnyCodec::Blocks(Blocks::new(codec, dtype)))
         }
+        Encoding::Dithering => Some(AnyCodec::Dithering(Dithering::new(codec, dtype))),
         Encoding::OneBit => Some(AnyCodec::OneBit(OneBit::new(codec, dtype))),
         Encoding::RandomK => Some(AnyCodec::RandomK(RandomK::new(codec, dtype))),
         Encoding::TopK => Some(AnyCodec::TopK(TopK::new(codec, dtype))),

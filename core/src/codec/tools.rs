@@ -1,6 +1,6 @@
 //! What an encoder works with beside the elements: kernels, a seed, and scratch memory.
 
-use crate::reduce::Kernels;
+use crate::reduce::{Kernels, Loops};
 use crate::types::{DType, Op, PartId, Round};
 
 /// What [`Codec::encode`](super::Codec::encode) and [`Codec::finish`](super::Codec::finish) work with.
@@ -106,6 +106,34 @@ pub(super) fn divided<'a>(
     scratch.resize(floats.len(), 0);
     kernels.finish(op, DType::F32, divisor, floats, scratch);
     scratch
+}
+
+/// The bits of the largest magnitude of these f32. Magnitudes are ordered as their bits are, and those of NaN and infinities come last.
+pub(super) struct Largest<'a>(pub(super) &'a [[u8; 4]]);
+
+impl Loops for Largest<'_> {
+    type Output = u32;
+
+    #[inline(always)]
+    fn run(self) -> u32 {
+        self.0.iter().fold(0, |largest, float| largest.max(u32::from_le_bytes(*float) & !(1 << 31)))
+    }
+}
+
+/// A number of this size has steps of 1, so adding and subtracting it rounds to a whole number.
+const WHOLE: f32 = 12_582_912.0;
+
+/// The whole number nearest to `value`, whose magnitude is small.
+#[inline(always)]
+pub(super) fn whole(value: f32) -> i32 {
+    (value + WHOLE).to_bits().wrapping_sub(WHOLE.to_bits()).cast_signed()
+}
+
+/// A number between -1/2 and 1/2, all equally likely, and neither of these two.
+#[inline(always)]
+pub(super) fn offset(draw: u32) -> f32 {
+    // A whole number of 16 bits, and a half.
+    ((draw >> 16) as f32 + 0.5) * (1.0 / 65536.0) - 0.5
 }
 
 /// Rounds f64 to f32.

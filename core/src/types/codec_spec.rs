@@ -34,6 +34,8 @@ pub enum Encoding {
     RandomK = 9,
     /// Of a part of f32, the signs travel, a bit for each element, with one scale for all magnitudes.
     OneBit = 10,
+    /// Elements of a part of f32 travel as one of a few levels, drawn by chance, in as few bits as these need.
+    Dithering = 11,
 }
 
 /// What is known of a codec without running it.
@@ -60,7 +62,7 @@ struct Parameter {
 }
 
 /// To add a codec, add a variant above, a row here, and what makes its bodies to [`codec::of`](crate::codec::of).
-const TABLE: [Row; 10] = [
+const TABLE: [Row; 11] = [
     Row { encoding: Encoding::Plain, name: "none", dtypes: &DType::ALL, parameters: &[], flags: 0 },
     Row { encoding: Encoding::F16, name: "fp16", dtypes: WIDE, parameters: &[], flags: FEEDBACK },
     Row { encoding: Encoding::BF16, name: "bf16", dtypes: WIDE, parameters: &[], flags: FEEDBACK | STOCHASTIC },
@@ -116,10 +118,25 @@ const TABLE: [Row; 10] = [
         parameters: &[Parameter { name: "scaling", range: (0, 1), default: 1 }],
         flags: FEEDBACK,
     },
+    Row {
+        encoding: Encoding::Dithering,
+        name: "dithering",
+        dtypes: &[DType::F32],
+        // The number that gives the levels, whether these are powers of two, and the norm. Above 127 levels int8 has fewer bytes.
+        parameters: &[
+            Parameter { name: "s", range: (1, 127), default: 16 },
+            Parameter { name: "natural", range: (0, 1), default: 0 },
+            Parameter { name: "norm", range: (0, 1), default: 0 },
+        ],
+        flags: FEEDBACK,
+    },
 ];
 
 /// The types that rounding makes shorter.
 const WIDE: &[DType] = &[DType::F32, DType::F64];
+
+/// The most powers of two that are levels of [`Encoding::Dithering`].
+const NATURAL_MAX: u32 = 16;
 
 /// The bit of a wire code that says that bodies have error feedback.
 const FEEDBACK: u8 = 1 << 7;
@@ -227,7 +244,19 @@ impl CodecSpec {
             parameter.check(encoding, *value)?;
             spec.parameters[index] = *value;
         }
-        Ok(spec)
+        spec.check()
+    }
+
+    /// Checks what its parameters must have in common.
+    fn check(self) -> Result<Self> {
+        let [first, second, ..] = self.parameters;
+        if self.encoding == Encoding::Dithering && second == 1 && first > NATURAL_MAX {
+            return Err(Error::InvalidArgument {
+                what: format!("codec {self}: s is {first} where natural is 1"),
+                hint: format!("the largest level is 2^(s-1), and s is at most {NATURAL_MAX}"),
+            });
+        }
+        Ok(self)
     }
 
     /// The codec without its parameters.
@@ -268,12 +297,12 @@ impl CodecSpec {
 
     /// Whether of two elements that differ much, the larger one is decoded as the larger.
     const fn keeps_order(self) -> bool {
-        !self.is_sparse() && !matches!(self.encoding, Encoding::OneBit)
+        !self.is_sparse() && !matches!(self.encoding, Encoding::OneBit | Encoding::Dithering)
     }
 
     /// Whether its bodies depend on the part and the round as well as on the elements.
     pub const fn draws(self) -> bool {
-        self.is_stochastic() || matches!(self.encoding, Encoding::RandomK)
+        self.is_stochastic() || matches!(self.encoding, Encoding::RandomK | Encoding::Dithering)
     }
 
     /// The same codec without error feedback, and so without momentum.
@@ -322,13 +351,14 @@ impl CodecSpec {
             | Encoding::Fp8E5M2
             | Encoding::TopK
             | Encoding::RandomK
-            | Encoding::OneBit => false,
+            | Encoding::OneBit
+            | Encoding::Dithering => false,
         }
     }
 
     /// Whether its bodies vary in length. Then it may also refuse elements, which travel plain.
     pub const fn varies(self) -> bool {
-        matches!(self.encoding, Encoding::TopK)
+        matches!(self.encoding, Encoding::TopK | Encoding::Dithering)
     }
 
     /// Whether it encodes elements of type `dtype`. Only f32 has error feedback.
@@ -346,7 +376,8 @@ impl CodecSpec {
 
     /// How a round with `op` encodes. [`PLAIN`](Self::PLAIN) where it means nothing: every worker gets the bits of a broadcast's root, and
     /// elements that [`Encoding::TopK`] and [`Encoding::RandomK`] leave out are zero in a sum, but no candidates for a minimum or maximum.
-    /// Neither are the signs of [`Encoding::OneBit`], which say nothing of an element's own magnitude. A weighted mean has their mean.
+    /// Neither are the signs of [`Encoding::OneBit`] and the levels of [`Encoding::Dithering`], which say little of an element's own
+    /// magnitude. A weighted mean has the mean of what they bring.
     /// Only a sum and a mean have error feedback, because only there what is late is as good as what is in time.
     #[must_use]
     pub const fn for_op(self, op: Op) -> Self {
@@ -459,7 +490,7 @@ impl FromStr for CodecSpec {
                 hint: "add feedback=1".to_owned(),
             });
         }
-        Ok(spec)
+        spec.check()
     }
 }
 

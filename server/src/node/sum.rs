@@ -248,21 +248,17 @@ impl Growing {
         }
     }
 
-    /// Only answers of an exact length lose anything, and have a residual.
     fn publish(&mut self, divisor: f64, residual: Option<(Residual, Start)>, workspace: &mut Workspace) {
         match self {
             Self::Blocks(sum) => sum.publish(divisor, residual, workspace),
-            Self::Whole(sum) => sum.publish(divisor, workspace),
+            Self::Whole(sum) => sum.publish(divisor, residual, workspace),
         }
     }
 
     fn seal(&mut self) -> Option<Residual> {
         match self {
             Self::Blocks(sum) => sum.seal(),
-            Self::Whole(sum) => {
-                sum.seal();
-                None
-            }
+            Self::Whole(sum) => sum.seal(),
         }
     }
 

@@ -68,7 +68,11 @@ pub(super) const CODEC: Target = Target {
         let whole = chosen.map(|chosen| [&chosen[..], &body].concat());
         let sparse =
             [&[SPARSE, 200, 2, 3, 60, 0, 0, 0x80, 0x3f, 0, 0, 0, 0xc0][..], &[SPARSE, 250, 1, 0x7c, 1, 0, 0, 0]];
-        whole.chain(sparse.map(<[u8]>::to_vec)).collect()
+        let levels = [
+            &[LEVELS, 0, 200, 0, 0, 0, 0xa0, 3, 0, 0, 0, 0, 0, 0x80, 0x3f][..],
+            &[LEVELS, 1, 40, 0, 0, 0x80, 0xac, 9, 0, 0, 0, 0, 0, 0, 0x40],
+        ];
+        whole.chain(sparse.into_iter().chain(levels).map(<[u8]>::to_vec)).collect()
     },
     memory: Memory { bytes: 4 << 10, times: 32 },
 };
@@ -95,6 +99,8 @@ pub(super) const HTTP_REQUEST: Target = Target {
 
 /// The first byte of inputs for [`decode_sparse`].
 const SPARSE: u8 = 0xff;
+/// The first byte of inputs for [`decode_levels`].
+const LEVELS: u8 = 0xfe;
 
 static AUTHORITY: LazyLock<Authority> =
     LazyLock::new(|| Authority::create("fuzz").expect("the library has randomness"));
@@ -118,12 +124,36 @@ fn decode_sparse(mut input: Input<'_>) {
     }
 }
 
+/// A body of any bytes of a codec that sends levels: what is decoded is what is added, and encodes to a body again.
+fn decode_levels(mut input: Input<'_>) {
+    let spec: CodecSpec = input.pick(&["dithering", "dithering:natural=1"]).parse().expect("a codec");
+    let dithering = codec::of(spec, DType::F32).expect("not plain");
+    let (kernels, len) = (Kernels::portable(), usize::from(input.byte() / 2));
+    let body = input.rest();
+    let (mut elements, mut sum) = (vec![0xee; 4 * len], vec![0xee; 4 * len]);
+    let is_fine = dithering.decode(kernels, body, &mut elements).is_ok();
+    assert_eq!(dithering.check(body, len as u64).is_ok(), is_fine);
+    assert_eq!(dithering.start(kernels, Op::Sum, 1.0, body, &mut sum).is_ok(), is_fine);
+    if !is_fine {
+        return;
+    }
+    let numbers =
+        |bytes: &[u8]| -> Vec<f32> { bytes.as_chunks().0.iter().map(|float| f32::from_le_bytes(*float)).collect() };
+    // Not their bytes: added to 0, -0 becomes 0.
+    assert_eq!(numbers(&sum), numbers(&elements));
+    assert!(numbers(&elements).iter().all(|element| element.is_finite()));
+    if let Ok(again) = codec::testing::encoded(&*dithering, kernels, 1.0, &elements, len as u64) {
+        assert_eq!(dithering.check(&again, len as u64), Ok(()));
+    }
+}
+
 /// A body of any bytes: its decoded elements are those that encode to it again, but for NaNs, whose payload may change.
 fn decode(bytes: &[u8]) {
     let mut input = Input::new(bytes);
-    if bytes.first() == Some(&SPARSE) {
-        input.byte();
-        return decode_sparse(input);
+    match bytes.split_first() {
+        Some((&SPARSE, rest)) => return decode_sparse(Input::new(rest)),
+        Some((&LEVELS, rest)) => return decode_levels(Input::new(rest)),
+        _ => {}
     }
     let of = |encoding| CodecSpec::with_parameters(encoding, &[32]).expect("the least of a block, or few elements");
     let blocks = [Encoding::Int8, Encoding::Int4, Encoding::Fp8E4M3, Encoding::Fp8E5M2].map(of);

@@ -65,6 +65,32 @@ fn sums_of_what_a_codec_holds_are_exact_and_as_many_bytes_travel_as_its_form_has
 }
 
 #[test]
+fn levels_of_the_scale_travel_in_few_bits_and_their_sums_are_exact() {
+    // The levels 0 and 2 of 2, in the contributions and in their sum.
+    let element = |at: usize| [0.0, 6.0, 0.0, -6.0, 0.0][at % 5];
+    for over in [Over::Shm, Over::Quic] {
+        let cluster = Cluster::start(over, 2, 1);
+        all(&cluster.workers, |engine| {
+            for codec in ["dithering:s=2", "dithering:s=2,feedback=1", "dithering:s=2,natural=1"] {
+                let mut tensor = coded(codec, codec.parse().unwrap(), (0..PART).map(element).collect());
+                let before = bytes(engine);
+                tensor.reduce(engine, Op::Sum).unwrap();
+                assert!(tensor.data.iter().enumerate().all(|(at, sum)| *sum == 2.0 * element(at)), "{over:?}: {codec}");
+                let after = bytes(engine);
+                let travelled = [after[0] - before[0], after[1] - before[1]];
+                // Of two elements in five: a distance of 4 bits, a sign, and a level of 4 bits.
+                let due = (PART as u64 * 2 / 5 * 9).div_ceil(32) * 4 + 8;
+                assert_eq!(travelled, [due; 2], "{over:?}: {codec}");
+            }
+            // The largest of elements that are drawn by chance says nothing, so they travel as they are.
+            let mut tensor = coded("largest", "dithering".parse().unwrap(), vec![engine.rank().0 as f32 + 0.1; PART]);
+            tensor.reduce(engine, Op::Max).unwrap();
+            assert!(tensor.data.iter().all(|largest| *largest == 1.1), "{over:?}");
+        });
+    }
+}
+
+#[test]
 fn all_workers_send_elements_of_the_same_places_times_the_elements_that_these_stand_for() {
     let codec: CodecSpec = "randomk:k=100000".parse().unwrap();
     for over in [Over::Shm, Over::Quic] {

@@ -3,6 +3,7 @@
 use std::marker::PhantomData;
 
 use crate::codec::interface::Malformed;
+use crate::codec::tools::{offset, whole};
 
 /// The numbers of a block.
 ///
@@ -97,22 +98,6 @@ impl<'a, G: Grid> Block<'a, G> {
         }
         Ok(Self { scale, codes, grid: PhantomData })
     }
-}
-
-/// A number of this size has steps of 1, so adding and subtracting it rounds to a whole number.
-const WHOLE: f32 = 12_582_912.0;
-
-/// The whole number nearest to `value`, whose magnitude is small.
-#[inline(always)]
-fn whole(value: f32) -> i32 {
-    (value + WHOLE).to_bits().wrapping_sub(WHOLE.to_bits()).cast_signed()
-}
-
-/// A number between -1/2 and 1/2, all equally likely, and neither of these two.
-#[inline(always)]
-fn offset(draw: u32) -> f32 {
-    // A whole number of 16 bits, and a half.
-    ((draw >> 16) as f32 + 0.5) * (1.0 / 65536.0) - 0.5
 }
 
 /// Whole numbers from -127 to 127.

@@ -1,4 +1,4 @@
-"""Bodies of every codec of an exact length, made from the definitions in exact arithmetic, for the test beside this file.
+"""Bodies of every codec whose bodies are alike in every version, made from the definitions in exact arithmetic, for the test beside this file.
 
 Run it after a change of a wire form: `python core/src/codec/vectors/generate.py > core/src/codec/vectors/bodies.txt`. It shares no
 code with the engine, and reads nothing of it.
@@ -7,6 +7,7 @@ code with the engine, and reads nothing of it.
 from __future__ import annotations
 
 from fractions import Fraction
+from math import isqrt
 
 KEY, INDEX = 5, 6
 """The part of all bodies: the key of its tensor, and its index there."""
@@ -150,6 +151,35 @@ def onebit(elements: list[Fraction], scaling: bool) -> bytes:
     return words + f32_bits(scale).to_bytes(4, "little")
 
 
+def elias_delta(number: int) -> str:
+    """The bits of a number of at least 1."""
+    length = f"{number.bit_length():b}"
+    return "0" * (len(length) - 1) + length + f"{number:b}"[1:]
+
+
+def dithering(elements: list[Fraction], options: dict[str, str], seed: int) -> bytes:
+    """Levels by chance, in Elias' delta code."""
+    s, natural = int(options.get("s", "16")), options.get("natural") == "1"
+    levels = 2 ** (s - 1) if natural else s
+    scale = max(map(abs, elements))
+    if options.get("norm") == "1":
+        square = sum((element**2 for element in elements), Fraction(0))
+        scale = f32(Fraction(isqrt((square.numerator << 400) // square.denominator), 1 << 200))
+    bits, before = "", -1
+    for at, element in enumerate(elements):
+        steps, draw = f32(f32(abs(element) / scale) * levels), draw32(seed, at)
+        level = (steps + u16(draw)).__floor__()
+        if natural and steps >= 1:
+            power = 1 << steps.__floor__().bit_length() - 1
+            level = power * (2 if (steps / power - 1) + Fraction(draw % (1 << 23), 1 << 23) >= 1 else 1)
+        if level > 0:
+            bits += elias_delta(at - before) + ("1" if element < 0 else "0") + elias_delta(level)
+            before = at
+    padded = bits + "0" * (-len(bits) % 32)
+    words = [int(padded[at : at + 32], 2) for at in range(0, len(padded), 32)]
+    return b"".join(word.to_bytes(4, "little") for word in [*words, len(bits), f32_bits(scale)])
+
+
 def body(spec: str, elements: list[Fraction], round_: int) -> bytes:
     """The body of a part."""
     codec, _, text = spec.partition(":")
@@ -160,6 +190,8 @@ def body(spec: str, elements: list[Fraction], round_: int) -> bytes:
         return b"".join(map(bf16, elements, draws))
     if codec == "randomk":
         return random_k(elements, int(options["k"]), seed, "feedback" in options)
+    if codec == "dithering":
+        return dithering(elements, options, seed)
     if codec == "onebit":
         return onebit(elements, options.get("scaling", "1") == "1")
     size = int(options["block"])
@@ -183,6 +215,8 @@ def main() -> None:
     specs += [f"{spec},stochastic=1" for spec in specs]
     specs += ["bf16", "bf16:stochastic=1", "randomk:k=100000", "randomk:k=300000,feedback=1"]
     specs += ["onebit", "onebit:scaling=0"]
+    specs += ["dithering:s=16", "dithering:s=127", "dithering:s=16,natural=1", "dithering:s=99,norm=1"]
+    specs += ["dithering:s=14,natural=1,norm=1"]
     for number, spec in enumerate(specs):
         elements = some_elements(77, number)
         given = b"".join(f32_bits(element).to_bytes(4, "little") for element in elements)

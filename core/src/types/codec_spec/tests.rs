@@ -18,7 +18,10 @@ fn each_codec_has_its_row_and_codes_and_names_round_trip() {
 #[test]
 fn an_unknown_name_is_refused_with_the_names_there_are() {
     let error = "fp8".parse::<CodecSpec>().unwrap_err().to_string();
-    assert!(error.contains("none, fp16, bf16, int8, topk, int4, fp8_e4m3, fp8_e5m2, randomk, onebit"), "{error}");
+    assert!(
+        error.contains("none, fp16, bf16, int8, topk, int4, fp8_e4m3, fp8_e5m2, randomk, onebit, dithering"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -53,6 +56,17 @@ fn a_parameter_is_read_and_shown_and_has_a_range() {
     for parameters in [&[][..], &[0], &[256, 1]] {
         assert!(CodecSpec::with_parameters(Encoding::Int8, parameters).is_err(), "{parameters:?}");
     }
+}
+
+#[test]
+fn parameters_that_do_not_go_together_are_refused() {
+    assert!("dithering:s=17".parse::<CodecSpec>().is_ok() && "dithering:s=16,natural=1".parse::<CodecSpec>().is_ok());
+    for text in ["dithering:s=17,natural=1", "dithering:natural=1,s=127"] {
+        let error = text.parse::<CodecSpec>().unwrap_err().to_string();
+        assert!(error.contains("s is at most 16"), "{error}");
+    }
+    assert!(CodecSpec::with_parameters(Encoding::Dithering, &[17, 1, 0]).is_err());
+    assert!(CodecSpec::from_wire(Encoding::Dithering as u8, &[17, 1, 0]).is_err());
 }
 
 #[test]
@@ -154,7 +168,7 @@ fn a_codec_is_not_applied_where_it_means_nothing() {
         assert_eq!(codec.for_op(Op::Broadcast { root: WorkerId(0) }), CodecSpec::PLAIN);
         assert_eq!([Op::Sum, Op::Mean, Op::WeightedMean].map(|op| codec.for_op(op)), [codec; 3]);
     }
-    for encoding in [Encoding::TopK, Encoding::RandomK, Encoding::OneBit] {
+    for encoding in [Encoding::TopK, Encoding::RandomK, Encoding::OneBit, Encoding::Dithering] {
         assert_eq!([Op::Min, Op::Max].map(|op| CodecSpec::of(encoding).for_op(op)), [CodecSpec::PLAIN; 2]);
     }
     assert_eq!([Op::Min, Op::Max].map(|op| CodecSpec::BF16.for_op(op)), [CodecSpec::BF16; 2]);

@@ -4,6 +4,7 @@
 //! prefixes of contributions as that of an [`Accumulator`](super::Accumulator) does. A contribution keeps its length in repeats, which the
 //! node checks, and no byte of it is overwritten before it is here whole.
 
+use gradlane_core::codec::feedback::{Residual, Start};
 use gradlane_core::codec::{self, AnyCodec, Malformed, Seed, Tools, Workspace};
 use gradlane_core::mem::{Frozen, Lease};
 use gradlane_core::types::{DType, ExchangeId, WorkerId};
@@ -27,6 +28,8 @@ pub struct Gathered {
     /// In f32; absent before the first contribution was added, and once the sum is finished.
     sum: Option<Lease>,
     divisor: Option<f64>,
+    /// What the answers of the part have lost, from [`publish`](Self::publish) to [`seal`](Self::seal), if they have error feedback.
+    residual: Option<Residual>,
     finished: Option<Finished>,
     sealed: bool,
 }
@@ -75,6 +78,7 @@ impl Gathered {
             added: 0,
             sum: None,
             divisor: None,
+            residual: None,
             finished: None,
             sealed: false,
         }
@@ -128,14 +132,19 @@ impl Gathered {
     }
 
     /// As for [`Accumulator::publish`](super::Accumulator::publish).
-    pub fn publish(&mut self, divisor: f64, workspace: &mut Workspace) {
+    pub fn publish(&mut self, divisor: f64, residual: Option<(Residual, Start)>, workspace: &mut Workspace) {
         self.divisor = Some(divisor);
+        self.residual = residual.map(|(mut residual, start)| {
+            residual.start(start, usize::try_from(self.spec.bytes / self.spec.dtype.bytes()).expect("within a part"));
+            residual
+        });
         self.finish(workspace);
     }
 
     /// As for [`Accumulator::seal`](super::Accumulator::seal).
-    pub fn seal(&mut self) {
+    pub fn seal(&mut self) -> Option<Residual> {
         self.sealed = true;
+        self.residual.take()
     }
 
     /// The blocks that may be sent: all or none.
@@ -195,21 +204,32 @@ impl Gathered {
     /// Divides and encodes the sum once, when all contributions are in it. What the codec refuses is sent plain.
     fn finish(&mut self, workspace: &mut Workspace) {
         let (Some(divisor), true) = (self.divisor, self.added == self.ledger.len()) else { return };
-        let Some(sum) = self.sum.take() else { return };
+        let Some(mut sum) = self.sum.take() else { return };
         let SumResources { kernels, pool, copies, .. } = &self.resources;
         let SumSpec { op, dtype, bytes, block_bytes, codec, .. } = self.spec;
         let block = usize::try_from(block_bytes).expect("below the length of a part");
         let mut encoded = pool.lease(usize::try_from(self.spec.body_bytes()).expect("at most PART_BYTES_MAX"));
         let tools = Tools { kernels: *kernels, seed: self.seed, workspace };
-        let (body, blocks) = match self.codec.finish(tools, op, divisor, &sum, &mut encoded) {
-            Ok(used) => {
-                let blocks = encoded[..used].chunks(block).map(|bytes| {
-                    let mut block = pool.lease(bytes.len());
-                    copies.copy(bytes, &mut block);
-                    block.freeze()
-                });
-                (Body { bytes: used as u64, codec, refused: false }, blocks.collect())
+        let cut = |bytes: &[u8]| {
+            let blocks = bytes.chunks(block).map(|bytes| {
+                let mut block = pool.lease(bytes.len());
+                copies.copy(bytes, &mut block);
+                block.freeze()
+            });
+            blocks.collect()
+        };
+        let used = match &mut self.residual {
+            None => self.codec.finish(tools, op, divisor, &sum, &mut encoded),
+            // As in `Arithmetic::finish`.
+            Some(residual) => {
+                kernels.finish_in_place(op, dtype, divisor, &mut sum);
+                residual.encode(&*self.codec, tools, 1.0, 0, &sum, &mut encoded)
             }
+        };
+        let (body, blocks) = match used {
+            Ok(used) => (Body { bytes: used as u64, codec, refused: false }, cut(&encoded[..used])),
+            // It begins with what is sent plain.
+            Err(_) if self.residual.is_some() => (Body { bytes, codec, refused: true }, cut(&encoded)),
             Err(_) => {
                 let (grown, size) =
                     [DType::F32, dtype].map(|dtype| usize::try_from(dtype.bytes()).expect("a few")).into();

@@ -24,7 +24,7 @@ fn contributions_of_any_length_are_added_and_the_sum_has_the_entries_of_all() {
 #[test]
 fn nothing_may_be_sent_before_all_contributions_are_whole_and_the_round_has_its_sum() {
     let mut sum = Sum::new(Order::Arrival, 1);
-    sum.sum.publish(1.0, &mut Workspace::default());
+    sum.sum.publish(1.0, None, &mut Workspace::default());
     let body = sparse(&[(1, 1.0)]);
     let exchange = sum.begin(0, &body, false);
     sum.feed(0, exchange, &body[..3]);
@@ -109,6 +109,39 @@ fn a_sum_leaves_in_blocks_and_its_checksum_is_that_of_all_of_them() {
     assert!(sum.sum.sum.is_none(), "only the blocks are left");
 }
 
+#[test]
+fn what_an_answer_loses_comes_with_the_answers_of_later_rounds() {
+    let spec: CodecSpec = "dithering:s=2,feedback=1".parse().unwrap();
+    let given: Vec<f32> = (0..LEN).map(|at| (at as f32 - 7.5) / 10.0).collect();
+    let read =
+        |bytes: &[u8]| -> Vec<f32> { bytes.as_chunks().0.iter().map(|float| f32::from_le_bytes(*float)).collect() };
+    let (mut residual, mut delivered) = (Residual::default(), [0.0; LEN]);
+    for round in 1..=40 {
+        let mut sum = Sum::of(spec, Order::Arrival, 1);
+        sum.whole(0, &floats(&given), true);
+        sum.sum.publish(1.0, Some((residual, Start::Kept)), &mut Workspace::default());
+        residual = sum.sum.seal().unwrap();
+        let (body, refused) = sum.answer();
+        assert!(!refused);
+        let mut elements = [0; 4 * LEN];
+        codec::of(spec, DType::F32).unwrap().decode(Kernels::portable(), &body, &mut elements).unwrap();
+        delivered.iter_mut().zip(read(&elements)).for_each(|(all, element)| *all += element);
+        for (all, given) in delivered.iter().zip(&given) {
+            // An answer is off by less than half of the largest wanted element: the largest given one and what is left of it.
+            assert!((all - round as f32 * given).abs() < 0.76, "round {round}: {all} of {given} a round");
+        }
+    }
+    // A sum that is refused travels as it is, and what was lost is still due.
+    let before = residual.clone();
+    let broken = [f32::NAN; LEN];
+    let mut sum = Sum::of(spec, Order::Arrival, 1);
+    sum.whole(0, &floats(&broken), true);
+    sum.sum.publish(1.0, Some((residual, Start::Kept)), &mut Workspace::default());
+    assert_eq!(sum.sum.seal(), Some(before));
+    let (body, refused) = sum.answer();
+    assert!(refused && read(&body).iter().all(|element| element.is_nan()));
+}
+
 const LEN: usize = 16;
 
 struct Sum {
@@ -118,12 +151,16 @@ struct Sum {
 
 impl Sum {
     fn new(order: Order, senders: u32) -> Self {
+        Self::of(codec(), order, senders)
+    }
+
+    fn of(codec: CodecSpec, order: Order, senders: u32) -> Self {
         let resources =
             SumResources { kernels: Kernels::portable(), pool: Pool::new(), copies: Copies::default(), defect: None };
         let spec = SumSpec {
             bytes: 4 * LEN as u64,
             dtype: DType::F32,
-            codec: codec(),
+            codec,
             op: Op::Mean,
             senders: (0..senders).map(WorkerId).collect(),
             order,
@@ -155,8 +192,13 @@ impl Sum {
 
     /// What travels of the sum, and whether it is plain.
     fn finish(&mut self, divisor: f64) -> (Vec<u8>, bool) {
-        self.sum.publish(divisor, &mut Workspace::default());
+        self.sum.publish(divisor, None, &mut Workspace::default());
         self.sum.seal();
+        self.answer()
+    }
+
+    /// What travels of a sum that is sealed, and whether it is plain.
+    fn answer(&self) -> (Vec<u8>, bool) {
         let bytes = self.sum.ready().iter().flat_map(|block| block.to_vec()).collect::<Vec<u8>>();
         let body = self.sum.body().unwrap();
         assert_eq!(body.bytes, bytes.len() as u64);
