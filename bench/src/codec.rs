@@ -22,7 +22,7 @@ const SMOKE_BYTES: u64 = 4 * 5000 + 4;
 /// How fast are gradients encoded, decoded and added?
 ///
 /// GB/s (10⁹ bytes) are bytes of the elements, encoded or not, in a second, of one thread. The bound is the speed of a memcpy of the same
-/// elements, in the same run; "of copy" is the share of it that the operation reaches. `add` decodes a body and adds it to a sum of f32, as a
+/// elements, in the same run; "of copy" is the share of it that the operation reaches. `add` decodes a body and adds it to a sum, as a
 /// server does. ± is half the distance between the slowest and the fastest sample. "ratio" is bytes of a body ÷ bytes of its elements.
 ///
 /// Elements are normally distributed. What the bodies bring is compared with them, and "error" is the root of the mean square of the
@@ -52,7 +52,7 @@ pub(crate) struct Arguments {
 }
 
 /// What is measured if nobody names a codec.
-const CODECS: [&str; 16] = [
+const CODECS: [&str; 17] = [
     "fp16",
     "bf16",
     "bf16:stochastic=1",
@@ -66,6 +66,7 @@ const CODECS: [&str; 16] = [
     "onebit",
     "dithering",
     "dithering:natural=1",
+    "lossless",
     "topk",
     "randomk",
     "randomk:k=100000",
@@ -166,7 +167,7 @@ fn contest(
     let len = bytes / dtype.bytes();
     let elements = normal(len as usize, dtype);
     let (mut body, mut decoded) = (vec![0; codec.body_bytes(len).max() as usize], vec![0; elements.len()]);
-    let (mut sum, mut copied) = (vec![0; 4 * len as usize], vec![0; elements.len()]);
+    let (mut sum, mut copied) = (vec![0; (codec.sum_type().bytes() * len) as usize], vec![0; elements.len()]);
     let mut workspace = Workspace::default();
     let mut used = 0;
     let mut found = Found::default();
@@ -214,10 +215,10 @@ fn verify(
     if again[..used] != *body {
         return Err(format!("{spec}: {kernels} and {portable} make different bodies"));
     }
-    let mut sum = vec![0; 4 * elements_read.len()];
+    let mut sum = vec![0; codec.sum_type().bytes() as usize * elements_read.len()];
     codec.start(kernels, Op::Sum, 1.0, body, &mut sum).expect("its own body");
     codec.add(kernels, Op::Sum, 1.0, body, &mut sum).expect("its own body");
-    let twice = numbers(&sum, DType::F32);
+    let twice = numbers(&sum, codec.sum_type());
     if let Some(at) = decoded.iter().zip(&twice).position(|(once, twice)| 2.0 * once != *twice) {
         return Err(format!("{spec}: element {at} is {}, and {} when it was added twice", decoded[at], twice[at]));
     }

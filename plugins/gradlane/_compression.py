@@ -17,7 +17,7 @@ _CODECS = _core.names_table()["codecs"]
 
 @dataclass(frozen=True, slots=True)
 class Compressor:
-    """The encoding of tensors on the wire. Integers and types that are as narrow are sent unchanged."""
+    """The encoding of tensors on the wire. Integers and types that are as narrow are sent unchanged, but for lossless."""
 
     codec: str
     """The engine's name of the codec. The first use of a tensor's name fixes it on all workers."""
@@ -32,7 +32,7 @@ class Compressor:
                 not, vectors, scalars and parameters with less than the setting `min_compress_bytes` travel unchanged:
                 norms and biases are a small share of the bytes, and a large share of the error. `fp16` and `bf16` act on
                 all in any case.
-            parameters: `block` is one of the codecs with blocks. Every codec but `none` has `feedback`: with it, what a round
+            parameters: `block` is one of the codecs with blocks. Every codec that loses something has `feedback`: what a round
                 loses of a tensor is added to the tensor's next round, on the workers and on the servers. So nothing is
                 lost for good, and codecs that lose much still train. It costs an f32 for each element on each machine and
                 on the servers. It acts on sums and means of float32. If a worker is lost, or a round fails, it begins
@@ -52,8 +52,8 @@ class Compressor:
 
     @property
     def is_cast(self) -> bool:
-        """Whether it rounds each element on its own, or sends it unchanged. Such a codec acts on every tensor."""
-        return self.codec.partition(":")[0] in ("none", "fp16", "bf16")
+        """Whether it rounds each element on its own, or keeps it. Such a codec acts on every tensor."""
+        return self.codec.partition(":")[0] in ("none", "fp16", "bf16", "lossless")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +101,11 @@ class Compression:
     fp8_e5m2 = Compressor("fp8_e5m2")
     """As `fp8_e4m3`, for elements of very different size: an element is off by at most 1/8 of itself, unless it is smaller
     than a billionth of the largest magnitude in its block.
+    """
+    lossless = Compressor("lossless")
+    """All bits of elements of any type, in fewer bytes: bytes that stand at the same place in elements are compressed
+    together (DEFLATE). It helps where many elements are zero, or with slow links: float32 that look random get a seventh
+    shorter. A part that would not get a twentieth shorter is sent unchanged.
     """
     onebit = Compressor("onebit")
     """A bit for each element of float32: its sign. Of each part, an element becomes the mean of the magnitudes or minus

@@ -94,7 +94,7 @@ impl fmt::Display for Refusal {
 
 /// An encoding of elements of one type.
 ///
-/// Elements and bodies are little-endian bytes at any address; the sum is f32. Every call may be cut into runs of whole
+/// Elements and bodies are little-endian bytes at any address; the sum has its own [type](Self::sum_type). Every call may be cut into runs of whole
 /// [units](Self::unit). The caller chooses the [`Kernels`]. The choice changes no bit of the result, except the payload of a NaN.
 ///
 /// A codec is a small value, so callers make one when they need it. It keeps nothing between calls.
@@ -110,6 +110,11 @@ pub trait Codec: fmt::Debug + Send + Sync {
 
     /// The smallest run of a part of `len` elements that is encoded on its own.
     fn unit(&self, len: u64) -> Unit;
+
+    /// The type of the elements of a sum.
+    fn sum_type(&self) -> DType {
+        DType::F32
+    }
 
     /// The divisor of the sum of `ranks` ranks before encoding. It keeps the sum in the range of the wire form if the mean is in that
     /// range. It is a power of two, so the division loses nothing. The server multiplies by it: it passes the divisor as the contribution's
@@ -140,7 +145,7 @@ pub trait Codec: fmt::Debug + Send + Sync {
     /// As for [`check`](Self::check).
     fn start(&self, kernels: Kernels, op: Op, weight: f64, body: &[u8], sum: &mut [u8]) -> Result<(), Malformed>;
 
-    /// Folds a further contribution into the sum, in f32: `weight` times the elements of `body`.
+    /// Folds a further contribution into the sum, in its type: `weight` times the elements of `body`.
     ///
     /// # Errors
     /// As for [`check`](Self::check).

@@ -4,6 +4,8 @@
 //!  worker                                     server                                worker
 //!  elements ──encode──► body ═══════► body ──start, add──► sum (f32) ──finish──► body ═══► body ──decode──► elements
 //! ```
+//! Only [`Lossless`] has sums of other types: those in which plain elements are added.
+//!
 //! So values are rounded to the wire form twice, whatever the number of workers: each contribution once, and the sum once. Ranks of one
 //! machine reduce before they encode, so a machine's contribution is encoded once. If nothing travels between machines, nothing is encoded.
 //!
@@ -18,8 +20,8 @@
 //!
 //! # What a codec is
 //! - **Units.** [`Codec::unit`] is the smallest run that is encoded on its own: one element for a cast, a block with its scale for a
-//!   quantiser, a part for [`TopK`], [`RandomK`], [`OneBit`]
-//!   and [`Dithering`]. No unit spans two tensors that share a part.
+//!   quantiser, a part for [`TopK`], [`RandomK`], [`OneBit`],
+//!   [`Dithering`] and [`Lossless`]. No unit spans two tensors that share a part.
 //! - **Lengths.** [`Codec::body_bytes`] is exact, or a bound for bodies that vary. A server checks the length that a header announces before
 //!   it reserves memory, a worker before the sum lands. Of a body that varies, memory, credit and placement count the bound, which is the
 //!   length of the elements; headers, metrics and the wire have the true length. A repeat has the length of the first attempt.
@@ -28,7 +30,7 @@
 //!   because only then is its length known.
 //! - **Refusals.** A codec of bodies that vary may refuse elements ([`Refusal`]): these travel plain, and the header says both the codec and
 //!   that it was refused. A server adds such a contribution to the others, and sends the sum plain if the codec refuses the sum.
-//! - **Values that cannot be encoded.** Casts hold NaN and infinities. A block with such a value is decoded as NaN, and no other block is.
+//! - **Values that cannot be encoded.** [`Lossless`] and casts hold NaN and infinities. A block with such a value is decoded as NaN, and no other block is.
 //!   All that [`RandomK`] and [`OneBit`] send of a part with such a value is NaN. [`TopK`] and [`Dithering`] refuse a part with such
 //!   a value.
 //! - **Chance.** A codec that rounds by chance, or draws places, draws from the [`Seed`] alone. So all workers draw alike, and a repeat makes
@@ -54,9 +56,12 @@
 mod interface;
 mod tools;
 
+mod deflate;
+
 mod blocks;
 mod cast;
 mod dithering;
+mod lossless;
 mod onebit;
 mod randomk;
 mod topk;
@@ -71,6 +76,7 @@ pub use blocks::Blocks;
 pub use cast::Cast;
 pub use dithering::Dithering;
 pub use interface::{BodyBytes, Codec, Coding, Malformed, Refusal, Unit};
+pub use lossless::Lossless;
 pub use onebit::OneBit;
 pub use randomk::RandomK;
 pub use tools::{Seed, Tools, Workspace};
@@ -90,6 +96,8 @@ pub enum AnyCodec {
     Blocks(Blocks),
     /// See [`Dithering`].
     Dithering(Dithering),
+    /// See [`Lossless`].
+    Lossless(Lossless),
     /// See [`OneBit`].
     OneBit(OneBit),
     /// See [`RandomK`].
@@ -106,6 +114,7 @@ impl Deref for AnyCodec {
             Self::Cast(codec) => codec,
             Self::Blocks(codec) => codec,
             Self::Dithering(codec) => codec,
+            Self::Lossless(codec) => codec,
             Self::OneBit(codec) => codec,
             Self::RandomK(codec) => codec,
             Self::TopK(codec) => codec,
@@ -126,6 +135,7 @@ pub fn of(codec: CodecSpec, dtype: DType) -> Option<AnyCodec> {
             Some(AnyCodec::Blocks(Blocks::new(codec, dtype)))
         }
         Encoding::Dithering => Some(AnyCodec::Dithering(Dithering::new(codec, dtype))),
+        Encoding::Lossless => Some(AnyCodec::Lossless(Lossless::new(dtype))),
         Encoding::OneBit => Some(AnyCodec::OneBit(OneBit::new(codec, dtype))),
         Encoding::RandomK => Some(AnyCodec::RandomK(RandomK::new(codec, dtype))),
         Encoding::TopK => Some(AnyCodec::TopK(TopK::new(codec, dtype))),

@@ -28,7 +28,7 @@ pub fn encoded(
 /// # Errors
 /// As for [`Codec::finish`].
 pub fn finished(codec: &dyn Codec, kernels: Kernels, op: Op, divisor: f64, sum: &[u8]) -> Result<Vec<u8>, Refusal> {
-    filled(codec, sum.len() as u64 / 4, |body, workspace| {
+    filled(codec, sum.len() as u64 / codec.sum_type().bytes(), |body, workspace| {
         codec.finish(Tools { kernels, seed: SEED(), workspace }, op, divisor, sum, body)
     })
 }

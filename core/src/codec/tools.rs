@@ -1,5 +1,6 @@
 //! What an encoder works with beside the elements: kernels, a seed, and scratch memory.
 
+use super::deflate::Deflater;
 use crate::reduce::{Kernels, Loops};
 use crate::types::{DType, Op, PartId, Round};
 
@@ -85,11 +86,20 @@ pub struct Workspace {
     pub(super) words: Vec<u64>,
     /// Elements with their residual, what their body brings of them, and their velocity.
     pub(super) feedback: [Vec<u8>; 3],
+    /// Bytes of elements in planes.
+    pub(super) planes: Vec<u8>,
+    /// What makes streams of planes, once there was one.
+    pub(super) deflater: Option<Deflater>,
 }
 
 /// The operation with which the kernels divide elements by `divisor` on their way into a body; with 1 they leave them as they are.
 pub(super) fn dividing(divisor: f64) -> Op {
     if divisor == 1.0 { Op::Sum } else { Op::Mean }
+}
+
+/// Whether the kernels divide with this operation.
+pub(super) fn divides(op: Op) -> bool {
+    matches!(op, Op::Mean | Op::WeightedMean)
 }
 
 /// Elements of f32, divided as `op` says: where nothing is divided, these themselves, else in `scratch`.
@@ -100,7 +110,7 @@ pub(super) fn divided<'a>(
     floats: &'a [u8],
     scratch: &'a mut Vec<u8>,
 ) -> &'a [u8] {
-    if !matches!(op, Op::Mean | Op::WeightedMean) {
+    if !divides(op) {
         return floats;
     }
     scratch.resize(floats.len(), 0);

@@ -36,6 +36,8 @@ pub enum Encoding {
     OneBit = 10,
     /// Elements of a part of f32 travel as one of a few levels, drawn by chance, in as few bits as these need.
     Dithering = 11,
+    /// Elements of any type travel with all their bits, in fewer bytes where bytes are alike, else unchanged.
+    Lossless = 12,
 }
 
 /// What is known of a codec without running it.
@@ -62,7 +64,7 @@ struct Parameter {
 }
 
 /// To add a codec, add a variant above, a row here, and what makes its bodies to [`codec::of`](crate::codec::of).
-const TABLE: [Row; 11] = [
+const TABLE: [Row; 12] = [
     Row { encoding: Encoding::Plain, name: "none", dtypes: &DType::ALL, parameters: &[], flags: 0 },
     Row { encoding: Encoding::F16, name: "fp16", dtypes: WIDE, parameters: &[], flags: FEEDBACK },
     Row { encoding: Encoding::BF16, name: "bf16", dtypes: WIDE, parameters: &[], flags: FEEDBACK | STOCHASTIC },
@@ -130,6 +132,7 @@ const TABLE: [Row; 11] = [
         ],
         flags: FEEDBACK,
     },
+    Row { encoding: Encoding::Lossless, name: "lossless", dtypes: &DType::ALL, parameters: &[], flags: 0 },
 ];
 
 /// The types that rounding makes shorter.
@@ -178,6 +181,8 @@ impl CodecSpec {
     pub const F16: Self = Self::without_parameters(Encoding::F16);
     /// [`Encoding::BF16`].
     pub const BF16: Self = Self::without_parameters(Encoding::BF16);
+    /// [`Encoding::Lossless`].
+    pub const LOSSLESS: Self = Self::without_parameters(Encoding::Lossless);
 
     const fn without_parameters(encoding: Encoding) -> Self {
         Self { encoding, parameters: [0; Self::PARAMETERS_MAX], flags: 0, momentum: None }
@@ -352,13 +357,14 @@ impl CodecSpec {
             | Encoding::TopK
             | Encoding::RandomK
             | Encoding::OneBit
-            | Encoding::Dithering => false,
+            | Encoding::Dithering
+            | Encoding::Lossless => false,
         }
     }
 
     /// Whether its bodies vary in length. Then it may also refuse elements, which travel plain.
     pub const fn varies(self) -> bool {
-        matches!(self.encoding, Encoding::TopK | Encoding::Dithering)
+        matches!(self.encoding, Encoding::TopK | Encoding::Dithering | Encoding::Lossless)
     }
 
     /// Whether it encodes elements of type `dtype`. Only f32 has error feedback.
@@ -496,10 +502,10 @@ impl FromStr for CodecSpec {
 
 /// What can be written behind the name of a codec.
 fn known_parameters(encoding: Encoding) -> String {
-    if encoding == Encoding::Plain {
+    let Row { parameters, flags, .. } = encoding.row();
+    if parameters.is_empty() && *flags == 0 {
         return format!("{encoding} has no parameters");
     }
-    let Row { parameters, flags, .. } = encoding.row();
     let texts = parameters.iter().map(|parameter| format!("{}={}", parameter.name, parameter.default));
     let named = FLAGS.iter().filter(|(bit, _)| flags & bit != 0);
     let texts = texts.chain(named.map(|(_, name)| format!("{name}=1")));

@@ -269,12 +269,11 @@ impl SumSpec {
         codec::body_bytes(self.codec, self.dtype, self.bytes).max()
     }
 
-    /// Bytes of memory for the sum: 16-bit floats and encoded elements become f32, but a broadcast keeps its bits.
+    /// Bytes of memory for the sum: 16-bit floats become f32, and encoded elements what their codec says, but a broadcast keeps its bits.
     pub fn grown_bytes(&self) -> u64 {
-        let accumulator = match (self.op, self.codec) {
-            (Op::Broadcast { .. }, _) => self.dtype,
-            (_, CodecSpec::PLAIN) => self.dtype.accumulator(),
-            (_, _) => DType::F32,
+        let accumulator = match self.op {
+            Op::Broadcast { .. } => self.dtype,
+            _ => codec::of(self.codec, self.dtype).map_or(self.dtype.accumulator(), |codec| codec.sum_type()),
         };
         self.bytes / self.dtype.bytes() * accumulator.bytes()
     }

@@ -72,9 +72,14 @@ pub(super) const CODEC: Target = Target {
             &[LEVELS, 0, 200, 0, 0, 0, 0xa0, 3, 0, 0, 0, 0, 0, 0x80, 0x3f][..],
             &[LEVELS, 1, 40, 0, 0, 0x80, 0xac, 9, 0, 0, 0, 0, 0, 0, 0x40],
         ];
-        whole.chain(sparse.into_iter().chain(levels).map(<[u8]>::to_vec)).collect()
+        // Streams of sevens, with the codes of the standard and as they are.
+        let planes = [
+            &[PLANES, 0, 100, 6, 0, 0x63, 0x67, 0x27, 0x15, 0x00, 0x00][..],
+            &[PLANES, 1, 6, 3, 0, 3, 0, 3, 0, 3, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12],
+        ];
+        whole.chain(sparse.into_iter().chain(levels).chain(planes).map(<[u8]>::to_vec)).collect()
     },
-    memory: Memory { bytes: 4 << 10, times: 32 },
+    memory: Memory { bytes: 32 << 10, times: 32 },
 };
 
 pub(super) const HTTP_REQUEST: Target = Target {
@@ -101,6 +106,8 @@ pub(super) const HTTP_REQUEST: Target = Target {
 const SPARSE: u8 = 0xff;
 /// The first byte of inputs for [`decode_levels`].
 const LEVELS: u8 = 0xfe;
+/// The first byte of inputs for [`decode_planes`].
+const PLANES: u8 = 0xfd;
 
 static AUTHORITY: LazyLock<Authority> =
     LazyLock::new(|| Authority::create("fuzz").expect("the library has randomness"));
@@ -147,12 +154,30 @@ fn decode_levels(mut input: Input<'_>) {
     }
 }
 
+/// A body of any bytes of a codec without loss: what is decoded is what is added.
+fn decode_planes(mut input: Input<'_>) {
+    let dtype = input.pick(&[DType::U8, DType::F32, DType::F64]);
+    let lossless = codec::of(CodecSpec::LOSSLESS, dtype).expect("not plain");
+    let (kernels, len) = (Kernels::portable(), u64::from(input.byte() / 2));
+    let body = input.rest();
+    let room = usize::try_from(len * dtype.bytes()).expect("small");
+    let (mut elements, mut sum, mut plain) = (vec![0xee; room], vec![0xee; room], vec![0; room]);
+    let is_fine = lossless.decode(kernels, body, &mut elements).is_ok();
+    assert_eq!(lossless.check(body, len).is_ok(), is_fine);
+    assert_eq!(lossless.start(kernels, Op::Sum, 1.0, body, &mut sum).is_ok(), is_fine);
+    if is_fine {
+        kernels.start(Op::Sum, dtype, 1.0, &elements, &mut plain);
+        assert_eq!(sum, plain);
+    }
+}
+
 /// A body of any bytes: its decoded elements are those that encode to it again, but for NaNs, whose payload may change.
 fn decode(bytes: &[u8]) {
     let mut input = Input::new(bytes);
     match bytes.split_first() {
         Some((&SPARSE, rest)) => return decode_sparse(Input::new(rest)),
         Some((&LEVELS, rest)) => return decode_levels(Input::new(rest)),
+        Some((&PLANES, rest)) => return decode_planes(Input::new(rest)),
         _ => {}
     }
     let of = |encoding| CodecSpec::with_parameters(encoding, &[32]).expect("the least of a block, or few elements");

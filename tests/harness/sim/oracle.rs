@@ -11,6 +11,8 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
+use gradlane_core::codec::{self, testing};
+use gradlane_core::reduce::Kernels;
 use gradlane_core::types::{CodecSpec, DType, Encoding, Op, WorkerId};
 use half::{bf16, f16};
 
@@ -147,6 +149,13 @@ pub(super) fn result_of(plan: &Plan, tensor: usize, round: u64, ranks: &[u32]) -
 
 /// These elements of a tensor as they travel, divided by what keeps them in the range of their wire form.
 pub(super) fn on_wire(plan: &Plan, tensor: usize, elements: &[u8], codec: CodecSpec, divisor: f64) -> Vec<u8> {
+    if codec == CodecSpec::LOSSLESS {
+        // Nothing says which of many streams a plane has, so it is asked which. What they bring is what came.
+        let (dtype, kernels) = (plan.tensors[tensor].spec.dtype, Kernels::portable());
+        let lossless = codec::of(codec, dtype).expect("a codec");
+        let body = testing::encoded(&*lossless, kernels, 1.0, elements, elements.len() as u64 / dtype.bytes());
+        return body.unwrap_or_else(|_| elements.to_vec());
+    }
     if codec.varies() {
         let entries = largest(elements);
         // Otherwise the codec refuses them.
@@ -188,7 +197,7 @@ fn largest(elements: &[u8]) -> Vec<u8> {
 /// The type of the elements that travel; `None` for the tensor's own.
 pub(super) fn wire_type(codec: CodecSpec) -> Option<DType> {
     match codec.encoding() {
-        Encoding::Plain | Encoding::TopK => None,
+        Encoding::Plain | Encoding::TopK | Encoding::Lossless => None,
         Encoding::F16 => Some(DType::F16),
         Encoding::BF16 => Some(DType::BF16),
         other => unreachable!("the simulation declares no codec that rounds what it is given, such as {other}"),

@@ -1,4 +1,4 @@
-//! The codecs that make bodies of one length and lose something, with elements of which they lose nothing.
+//! The codecs that make bodies of one length and lose something, with elements of which they lose nothing; and those that lose nothing ever.
 
 use super::*;
 
@@ -88,6 +88,59 @@ fn levels_of_the_scale_travel_in_few_bits_and_their_sums_are_exact() {
             assert!(tensor.data.iter().all(|largest| *largest == 1.1), "{over:?}");
         });
     }
+}
+
+#[test]
+fn nothing_is_lost_of_elements_of_any_type_and_what_repeats_travels_once() {
+    for over in [Over::Shm, Over::Quic] {
+        let cluster = Cluster::with(over, 2, 2, &SMALL_PARTS);
+        all(&cluster.workers, |engine| {
+            for op in OPS {
+                exact_and_short::<f32>(engine, op, over);
+                exact_and_short::<f64>(engine, op, over);
+                exact_and_short::<f16>(engine, op, over);
+                exact_and_short::<bf16>(engine, op, over);
+                if op != Op::WeightedMean {
+                    exact_and_short::<i32>(engine, op, over);
+                    exact_and_short::<i64>(engine, op, over);
+                }
+            }
+            let strange = |at: usize| match at % 4 {
+                0 => f32::NAN,
+                1 => f32::NEG_INFINITY,
+                2 => f32::from_bits(at as u32),
+                _ => 1.0 / (at as f32),
+            };
+            let lossless = CodecSpec::LOSSLESS;
+            let mut tensors = [CodecSpec::PLAIN, lossless]
+                .map(|codec| coded(&format!("{codec}"), codec, (0..LEN).map(strange).collect::<Vec<f32>>()));
+            tensors.iter_mut().for_each(|tensor| tensor.reduce(engine, Op::Sum).unwrap());
+            let [plain, exact] = tensors.map(|tensor| tensor.data);
+            let is_same =
+                |(plain, exact): (&f32, &f32)| plain.to_bits() == exact.to_bits() || plain.is_nan() && exact.is_nan();
+            assert!(plain.iter().zip(&exact).all(is_same), "{over:?}");
+        });
+    }
+}
+
+/// Reduces elements, nine of ten of which are zero, as they are and without loss, and compares.
+fn exact_and_short<T: Element>(engine: &Engine, op: Op, over: Over) {
+    let rank = f64::from(engine.rank().0);
+    let element = |at: usize| T::of(if at.is_multiple_of(10) { (at % 97) as f64 + 2.0 * rank } else { 0.0 });
+    let weight = if op == Op::WeightedMean { 1.0 + 2.0 * rank } else { 1.0 };
+    let name = format!("{op} {}", T::DTYPE);
+    let mut travelled = Vec::new();
+    let found = [CodecSpec::PLAIN, CodecSpec::LOSSLESS].map(|codec| {
+        let mut tensor = coded(&format!("{codec} {name}"), codec, (0..LEN).map(element).collect());
+        let before = bytes(engine);
+        tensor.submit(engine, op, weight, Priority::default()).unwrap().wait(Some(PATIENCE)).unwrap();
+        let after = bytes(engine);
+        travelled.push([after[0] - before[0], after[1] - before[1]]);
+        tensor.data.iter().map(|element| element.value().to_bits()).collect::<Vec<u64>>()
+    });
+    assert!(found[0] == found[1], "{over:?}: {name}");
+    let is_short = (0..2).all(|way| travelled[1][way] < travelled[0][way] / 3);
+    assert!(is_short, "{over:?}: {name}: {travelled:?}");
 }
 
 #[test]

@@ -1,11 +1,13 @@
 """Bodies of every codec whose bodies are alike in every version, made from the definitions in exact arithmetic, for the test beside this file.
 
-Run it after a change of a wire form: `python core/src/codec/vectors/generate.py > core/src/codec/vectors/bodies.txt`. It shares no
-code with the engine, and reads nothing of it.
+Run it after a change of a wire form: `python core/src/codec/vectors/generate.py > core/src/codec/vectors/bodies.txt`, and with the
+argument `lossless` for `lossless.txt`, whose bodies are decoded only. It shares no code with the engine, and reads nothing of it.
 """
 
 from __future__ import annotations
 
+import sys
+import zlib
 from fractions import Fraction
 from math import isqrt
 
@@ -199,6 +201,39 @@ def body(spec: str, elements: list[Fraction], round_: int) -> bytes:
     return b"".join(block(codec, elements[at : at + size], draws[at : at + size]) for at in starts)
 
 
+RUN = 1 << 15
+
+
+def lossless(elements: bytes, width: int, is_float: bool) -> bytes:
+    """Bytes in planes, as DEFLATE streams. An engine need not make the same streams."""
+    made = b""
+    for first in range(0, len(elements), RUN * width):
+        words = [int.from_bytes(elements[at : at + width], "little") for at in range(first, min(first + RUN * width, len(elements)), width)]
+        if is_float:
+            top = 8 * width - 1
+            words = [word << 1 & (1 << 8 * width) - 1 | word >> top for word in words]
+        planes = []
+        for at in range(width):
+            plane = bytes(word >> 8 * at & 0xFF for word in words)
+            maker = zlib.compressobj(9, zlib.DEFLATED, -15)
+            stream = maker.compress(plane) + maker.flush()
+            planes.append(stream if len(stream) < len(plane) else plane)
+        made += b"".join(len(plane).to_bytes(2, "little") for plane in planes) + b"".join(planes)
+    return made
+
+
+def print_lossless() -> None:
+    for dtype, width in [("float16", 2), ("bfloat16", 2), ("float32", 4), ("float64", 8), ("int8", 1), ("int32", 4), ("int64", 8)]:
+        is_float = "float" in dtype
+        elements, word = b"", width
+        for at in range(60):
+            word = mix64(word + 1)
+            # Bytes that differ little in the last places of an element, and zeros.
+            some = (word & (1 << 8 * width) - 1) % (1 << 8 * width - 4)
+            elements += (0 if at % 3 else some).to_bytes(width, "little")
+        print(dtype, elements.hex(), lossless(elements, width, is_float).hex())
+
+
 def some_elements(count: int, word: int) -> list[Fraction]:
     """Elements of many magnitudes, a zero among them."""
     elements = [Fraction(0)]
@@ -224,4 +259,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    print_lossless() if sys.argv[1:] == ["lossless"] else main()

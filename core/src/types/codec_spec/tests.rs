@@ -19,7 +19,7 @@ fn each_codec_has_its_row_and_codes_and_names_round_trip() {
 fn an_unknown_name_is_refused_with_the_names_there_are() {
     let error = "fp8".parse::<CodecSpec>().unwrap_err().to_string();
     assert!(
-        error.contains("none, fp16, bf16, int8, topk, int4, fp8_e4m3, fp8_e5m2, randomk, onebit, dithering"),
+        error.contains("none, fp16, bf16, int8, topk, int4, fp8_e4m3, fp8_e5m2, randomk, onebit, dithering, lossless"),
         "{error}"
     );
 }
@@ -31,6 +31,7 @@ fn parameters_that_a_codec_does_not_have_are_refused() {
         ("fp16:block=3", "for example fp16:feedback=1"),
         ("none:x", "none has no parameters"),
         ("none:feedback=1", "none has no parameters"),
+        ("lossless:feedback=1", "lossless has no parameters"),
     ] {
         let error = text.parse::<CodecSpec>().unwrap_err().to_string();
         assert!(error.contains(hint), "{error}");
@@ -71,7 +72,8 @@ fn parameters_that_do_not_go_together_are_refused() {
 
 #[test]
 fn error_feedback_is_a_parameter_of_every_codec_that_loses_something() {
-    for encoding in Encoding::all().filter(|encoding| *encoding != Encoding::Plain) {
+    let exact = [Encoding::Plain, Encoding::Lossless];
+    for encoding in Encoding::all().filter(|encoding| !exact.contains(encoding)) {
         let without = CodecSpec::of(encoding);
         let with: CodecSpec = format!("{encoding}: feedback = 1").parse().unwrap();
         assert_eq!((with.has_feedback(), with.without_feedback()), (true, without));

@@ -7,7 +7,7 @@
 use gradlane_core::codec::feedback::{Residual, Start};
 use gradlane_core::codec::{self, AnyCodec, Malformed, Seed, Tools, Workspace};
 use gradlane_core::mem::{Frozen, Lease};
-use gradlane_core::types::{DType, ExchangeId, WorkerId};
+use gradlane_core::types::{ExchangeId, WorkerId};
 use gradlane_core::wire::{Body, checksum};
 
 use super::SumResources;
@@ -25,7 +25,7 @@ pub struct Gathered {
     ledger: Vec<Entry>,
     /// The contributions that were added. In rank order they are the first ones.
     added: usize,
-    /// In f32; absent before the first contribution was added, and once the sum is finished.
+    /// In the codec's type of sums; absent before the first contribution was added, and once the sum is finished.
     sum: Option<Lease>,
     divisor: Option<f64>,
     /// What the answers of the part have lost, from [`publish`](Self::publish) to [`seal`](Self::seal), if they have error feedback.
@@ -232,7 +232,7 @@ impl Gathered {
             Err(_) if self.residual.is_some() => (Body { bytes, codec, refused: true }, cut(&encoded)),
             Err(_) => {
                 let (grown, size) =
-                    [DType::F32, dtype].map(|dtype| usize::try_from(dtype.bytes()).expect("a few")).into();
+                    [self.codec.sum_type(), dtype].map(|dtype| usize::try_from(dtype.bytes()).expect("a few")).into();
                 let blocks = sum.chunks(block / size * grown).map(|sum| {
                     let mut block = pool.lease(sum.len() / grown * size);
                     kernels.finish(op, dtype, divisor, sum, &mut block);

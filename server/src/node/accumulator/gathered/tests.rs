@@ -3,7 +3,7 @@
 use gradlane_core::codec::testing::{SEED, encoded};
 use gradlane_core::mem::{Copies, Pool};
 use gradlane_core::reduce::Kernels;
-use gradlane_core::types::{CodecSpec, Op};
+use gradlane_core::types::{CodecSpec, DType, Op};
 
 use super::*;
 
