@@ -127,9 +127,11 @@ class Compression:
     """
     topk = Compressor("topk")
     """Of each part of float32, only the 1 % of the elements with the largest magnitudes, about 5 bytes each; the others
-    count as zero. `Compressor("topk:k=1000")` sends 1,000 millionths (1 to 250,000), so 0.1 %. Sums have the elements of
-    all workers. For sums and means: minima and maxima are sent unchanged, and so are parts with a NaN or an infinity.
-    What is left out is lost, so keep it for the next step yourself.
+    count as zero. `Compression.topk(k=1000)` sends 1,000 millionths (1 to 250,000), so 0.1 %; `topk(count=500)` sends
+    500 elements of each part. With `warmup=100` a quarter of the elements is sent in the first 100 rounds of a tensor's
+    name, a 16th in the next 100, and so on down to `k` or `count`. Sums have the elements of all workers. For sums and
+    means: minima and maxima are sent unchanged, and so are parts with a NaN or an infinity. What is left out comes later
+    with `feedback=True`, else it is lost.
     """
     auto = AutoCompressor("auto", False, (bf16,))
     """For the parameters of a model: `bf16`, or none if that is not faster. When the first model is wrapped, the workers

@@ -20,6 +20,7 @@ pub struct Tools<'a> {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Seed {
     of: u64,
+    round: Round,
     /// The index in the part of the first element of the call.
     first: u64,
 }
@@ -28,7 +29,12 @@ impl Seed {
     /// The seed of a part in a round.
     pub fn of(part: PartId, round: Round) -> Self {
         let PartId { key, index } = part;
-        Self { of: mix(mix(key.0 ^ u64::from(index)) ^ round.0), first: 0 }
+        Self { of: mix(mix(key.0 ^ u64::from(index)) ^ round.0), round, first: 0 }
+    }
+
+    /// The round.
+    pub fn round(self) -> Round {
+        self.round
     }
 
     /// The seed for a call that begins with the element `first` of the part.

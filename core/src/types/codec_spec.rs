@@ -79,8 +79,14 @@ const TABLE: [Row; 12] = [
         encoding: Encoding::TopK,
         name: "topk",
         dtypes: &[DType::F32],
-        // In millionths of the elements of a part. From a fifth on, int8 has no more bytes and loses less.
-        parameters: &[Parameter { name: "k", range: (1, 250_000), default: 10_000 }],
+        parameters: &[
+            // In millionths of the elements of a part. From a fifth on, int8 has no more bytes and loses less.
+            Parameter { name: "k", range: (1, 250_000), default: 10_000 },
+            // In its place if it is not 0: elements of each part, up to those of the longest one.
+            Parameter { name: "count", range: (0, 16_777_216), default: 0 },
+            // Rounds of a step of the warm-up; 0 for none.
+            Parameter { name: "warmup", range: (0, 1_000_000), default: 0 },
+        ],
         flags: FEEDBACK,
     },
     Row {
@@ -260,6 +266,9 @@ impl CodecSpec {
                 what: format!("codec {self}: s is {first} where natural is 1"),
                 hint: format!("the largest level is 2^(s-1), and s is at most {NATURAL_MAX}"),
             });
+        }
+        if self.encoding == Encoding::TopK && second > 0 && first != Self::of(Encoding::TopK).parameters[0] {
+            return Err(two_shares(self));
         }
         Ok(self)
     }
@@ -463,6 +472,8 @@ impl FromStr for CodecSpec {
             hint: format!("use one of {}", TABLE.each_ref().map(|row| row.name).join(", ")),
         })?;
         let mut spec = Self::of(row.encoding);
+        // The parameters that have a word, as bits.
+        let mut named = 0_u32;
         for word in assignments.into_iter().flat_map(|assignments| assignments.split(',')) {
             let unknown = || Error::InvalidArgument {
                 what: format!("codec {text:?}: {word:?} sets no parameter"),
@@ -489,6 +500,11 @@ impl FromStr for CodecSpec {
             let value = value.trim().parse().map_err(|_| unknown())?;
             row.parameters[index].check(row.encoding, value)?;
             spec.parameters[index] = value;
+            named |= 1 << index;
+        }
+        let [_, count, ..] = spec.parameters;
+        if spec.encoding == Encoding::TopK && named & 0b11 == 0b11 && count > 0 {
+            return Err(two_shares(spec));
         }
         if spec.momentum.is_some() && !spec.has_feedback() {
             return Err(Error::InvalidArgument {
@@ -497,6 +513,15 @@ impl FromStr for CodecSpec {
             });
         }
         spec.check()
+    }
+}
+
+/// A share of the elements and a number of them are both given.
+fn two_shares(spec: CodecSpec) -> Error {
+    let [k, count, ..] = spec.parameters;
+    Error::InvalidArgument {
+        what: format!("codec {}: k is {k} and count is {count}", spec.encoding),
+        hint: "give k, in millionths of a part, or count, elements of each part".to_owned(),
     }
 }
 

@@ -1,13 +1,14 @@
 use proptest::prelude::*;
 
+use super::super::Workspace;
 use super::super::testing::{encoded, finished};
 use super::*;
-use crate::types::Encoding;
+use crate::types::{Encoding, PartId, TensorKey};
 
 const KERNELS: fn() -> Kernels = Kernels::portable;
 
 fn codec(millionths: u32) -> TopK {
-    TopK::new(CodecSpec::with_parameters(Encoding::TopK, &[millionths]).unwrap(), DType::F32)
+    TopK::new(CodecSpec::with_parameters(Encoding::TopK, &[millionths, 0, 0]).unwrap(), DType::F32)
 }
 
 fn bytes(floats: &[f32]) -> Vec<u8> {
@@ -54,6 +55,49 @@ fn a_body_is_the_count_the_gaps_and_the_values() {
 fn of_equal_magnitudes_the_lower_index_is_sent() {
     let found = body(codec(250_000), &[1.0, -1.0, 1.0, -1.0, 1.0, 1.0, 1.0, 1.0]).unwrap();
     assert_eq!(decoded(&found, 8).unwrap(), [1.0, -1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]);
+}
+
+#[test]
+fn a_count_is_a_number_of_elements_of_each_part_whatever_its_length() {
+    let codec = TopK::new("topk:count=3".parse().unwrap(), DType::F32);
+    for len in [20, 50_000] {
+        let values: Vec<f32> = (0..len).map(|at| (at * 7 % len) as f32 + 1.0).collect();
+        assert!(decoded(&body(codec, &values).unwrap(), len).unwrap() == kept(&values, 3), "{len} elements");
+    }
+    assert_eq!(body(codec, &[1.0; 2]), Err(Refusal::NotShorter));
+}
+
+#[test]
+fn a_warm_up_sends_more_at_first_and_a_quarter_of_it_with_each_step() {
+    let sent = |text: &str, round: u64| TopK::new(text.parse().unwrap(), DType::F32).count(1_000_000, Round(round));
+    let text = "topk:k=500,warmup=10";
+    for (rounds, count) in [
+        (0..10, 250_000),
+        (10..20, 62_500),
+        (20..30, 15_625),
+        (30..40, 3_906),
+        (40..50, 976),
+        (50..60, 500),
+        (1_000_000..1_000_002, 500),
+    ] {
+        assert!(rounds.clone().all(|round| sent(text, round) == count), "rounds {rounds:?}");
+    }
+    assert_eq!(
+        [0, 9, 10, 39, 40, u64::MAX].map(|round| sent("topk:count=2000,warmup=10", round)),
+        [250_000, 250_000, 62_500, 3_906, 2_000, 2_000]
+    );
+    assert_eq!([0, u64::MAX].map(|round| sent("topk:k=500", round)), [500; 2]);
+    // It reaches the encoder with the seed.
+    let codec = TopK::new("topk:count=1,warmup=1".parse().unwrap(), DType::F32);
+    let values: Vec<f32> = (1..=64).map(|value| value as f32).collect();
+    let sent = [0, 1, 2, 3].map(|round| {
+        let seed = Seed::of(PartId { key: TensorKey(5), index: 6 }, Round(round));
+        let (mut body, workspace) = ([0; 256], &mut Workspace::default());
+        let tools = Tools { kernels: KERNELS(), seed, workspace };
+        let used = codec.encode(tools, 1.0, &bytes(&values), &mut body).unwrap();
+        decoded(&body[..used], 64).unwrap().iter().filter(|value| **value != 0.0).count()
+    });
+    assert_eq!(sent, [16, 4, 1, 1]);
 }
 
 #[test]

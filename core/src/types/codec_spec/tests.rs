@@ -66,6 +66,16 @@ fn parameters_that_do_not_go_together_are_refused() {
         let error = text.parse::<CodecSpec>().unwrap_err().to_string();
         assert!(error.contains("s is at most 16"), "{error}");
     }
+    assert_eq!("topk:count=7,k=5,count=0".parse(), "topk:k=5".parse::<CodecSpec>());
+    assert_eq!("topk:warmup=9,count=7".parse::<CodecSpec>().unwrap().to_string(), "topk:count=7,warmup=9");
+    for text in ["topk:k=5,count=7", "topk:count=7,k=5,warmup=1", "topk:k=10000,count=7"] {
+        let error = text.parse::<CodecSpec>().unwrap_err().to_string();
+        assert!(error.contains("count is 7") && error.contains("give k"), "{error}");
+    }
+    for text in ["topk:k=0", "topk:k=250001", "topk:count=16777217", "topk:warmup=1000001"] {
+        assert!(text.parse::<CodecSpec>().is_err(), "{text}");
+    }
+    assert!(CodecSpec::from_wire(Encoding::TopK as u8, &[5, 7, 0]).is_err());
     assert!(CodecSpec::with_parameters(Encoding::Dithering, &[17, 1, 0]).is_err());
     assert!(CodecSpec::from_wire(Encoding::Dithering as u8, &[17, 1, 0]).is_err());
 }
