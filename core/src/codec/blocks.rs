@@ -30,7 +30,7 @@ use std::num::NonZeroU32;
 use self::grid::{Block, E4m3, E5m2, Grid, Int4, Int8};
 use super::cast::folding;
 use super::interface::{BodyBytes, Codec, Malformed, Refusal, Unit};
-use super::tools::{Draws, Largest, Tools, dividing, narrow_doubles, widen_floats};
+use super::tools::{Draws, Largest, Tools, divides, dividing, narrow_doubles, widen_floats};
 use crate::reduce::{Kernels, Loops};
 use crate::types::{CodecSpec, DType, Encoding, Op};
 
@@ -81,9 +81,13 @@ impl Blocks {
         let draws = self.spec.is_stochastic().then(|| tools.seed.draws());
         let blocks = body.chunks_mut(self.bytes_of(self.block));
         for (at, (floats, block)) in floats.chunks(4 * self.block).zip(blocks).enumerate() {
-            let row = &mut row[..floats.len()];
-            row.copy_from_slice(floats);
-            tools.kernels.finish_in_place(op, DType::F32, divisor, row);
+            let row = if divides(op) {
+                let row = &mut row[..floats.len()];
+                tools.kernels.finish(op, DType::F32, divisor, floats, row);
+                &*row
+            } else {
+                floats
+            };
             // A part has fewer elements than 2^32.
             let first = (first + at * self.block) as u32;
             self.with_grid(Quantise { kernels: tools.kernels, draws, first, row, block });
@@ -162,11 +166,15 @@ impl Codec for Blocks {
     }
 
     fn decode(&self, kernels: Kernels, body: &[u8], elements: &mut [u8]) -> Result<(), Malformed> {
-        let bytes = usize::try_from(self.elements.bytes()).expect("4 or 8");
-        self.each_block(kernels, body, elements, bytes, |row, elements| match self.elements {
-            DType::F64 => widen_floats(row.as_chunks().0, elements.as_chunks_mut().0),
-            _ => elements.copy_from_slice(row),
-        })
+        if self.elements == DType::F64 {
+            return self.each_block(kernels, body, elements, 8, |row, elements| {
+                widen_floats(row.as_chunks().0, elements.as_chunks_mut().0);
+            });
+        }
+        let blocks = body.chunks(self.bytes_of(self.block));
+        assert_eq!(blocks.len(), elements.len().div_ceil(self.block * 4), "as many blocks");
+        let rows = elements.chunks_mut(self.block * 4);
+        blocks.zip(rows).try_for_each(|(block, row)| self.with_grid(Dequantise { kernels, block, row }))
     }
 
     fn start(&self, kernels: Kernels, op: Op, weight: f64, body: &[u8], sum: &mut [u8]) -> Result<(), Malformed> {
@@ -270,24 +278,25 @@ impl GridJob for Dequantise<'_> {
     fn run<G: Grid>(self) -> Self::Output {
         let floats = self.row.as_chunks_mut().0;
         let block = Block::<G>::read(self.block, floats.len())?;
-        self.kernels.vectorise(Values { block, floats });
-        Ok(())
+        if self.kernels.vectorise(Values { block, floats }) { Ok(()) } else { Err(no_number()) }
     }
 }
 
-/// Turns codes into f32.
+/// Turns codes into f32. Says whether they are such as an encoder makes.
 struct Values<'a, G> {
     block: Block<'a, G>,
     floats: &'a mut [[u8; 4]],
 }
 
 impl<G: Grid> Loops for Values<'_, G> {
-    type Output = ();
+    type Output = bool;
 
     #[inline(always)]
-    fn run(self) {
+    fn run(self) -> bool {
         let Self { block, floats } = self;
+        let are_codes = G::are_codes(block.codes, floats.len());
         G::read(block.codes, floats, |code| (G::number(code) * block.scale).to_le_bytes());
+        are_codes
     }
 }
 
@@ -301,8 +310,13 @@ impl GridJob for Check<'_> {
     type Output = Result<(), Malformed>;
 
     fn run<G: Grid>(self) -> Self::Output {
-        Block::<G>::read(self.block, self.len).map(drop)
+        let block = Block::<G>::read(self.block, self.len)?;
+        if G::are_codes(block.codes, self.len) { Ok(()) } else { Err(no_number()) }
     }
+}
+
+fn no_number() -> Malformed {
+    Malformed { problem: "has a block with a code that stands for no number".to_owned() }
 }
 
 #[cfg(test)]

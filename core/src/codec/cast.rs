@@ -18,7 +18,7 @@
 use std::num::NonZeroU32;
 
 use super::interface::{BodyBytes, Codec, Malformed, Refusal, Unit};
-use super::tools::{Draws, Tools, dividing, narrow_doubles, widen_floats};
+use super::tools::{Draws, Tools, divides, dividing, narrow_doubles, widen_floats};
 use crate::reduce::{Kernels, Loops};
 use crate::types::{CodecSpec, DType, Encoding, Op};
 
@@ -60,9 +60,13 @@ impl Cast {
         let draws = tools.seed.draws();
         let mut row = [0; F32_BYTES * RUN];
         for (at, (floats, body)) in floats.chunks(F32_BYTES * RUN).zip(body.chunks_mut(2 * RUN)).enumerate() {
-            let row = &mut row[..floats.len()];
-            row.copy_from_slice(floats);
-            kernels.finish_in_place(op, DType::F32, divisor, row);
+            let row = if divides(op) {
+                let row = &mut row[..floats.len()];
+                kernels.finish(op, DType::F32, divisor, floats, row);
+                &*row
+            } else {
+                floats
+            };
             // A part has fewer elements than 2^32.
             let first = (first + at * RUN) as u32;
             kernels.vectorise(ByChance { draws, first, floats: row, body });
