@@ -6,6 +6,7 @@ Nothing here sends indices or seeds of its own, so bodies differ from BytePS's; 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from gradlane._compression import Compression, Compressor
 from gradlane.errors import InvalidArgumentError, UnsupportedError
@@ -78,7 +79,7 @@ def _dithering(name: str, given: Mapping[str, str]) -> Compressor:
 _KINDS = {"onebit": _onebit, "topk": _topk, "randomk": _randomk, "dithering": _dithering}
 
 
-def _wrapped(name: str, given: Mapping[str, str]) -> dict[str, float]:
+def _wrapped(name: str, given: Mapping[str, str]) -> dict[str, Any]:
     """The parameters of what BytePS wraps a compressor in."""
     feedback = given.get("byteps_ef_type", given.get("byteps_error_feedback_type"))
     momentum = given.get("byteps_momentum_type")

@@ -135,7 +135,11 @@ impl Gathered {
     pub fn publish(&mut self, divisor: f64, residual: Option<(Residual, Start)>, workspace: &mut Workspace) {
         self.divisor = Some(divisor);
         self.residual = residual.map(|(mut residual, start)| {
-            residual.start(start, usize::try_from(self.spec.bytes / self.spec.dtype.bytes()).expect("within a part"));
+            residual.start(
+                start,
+                usize::try_from(self.spec.bytes / self.spec.dtype.bytes()).expect("within a part"),
+                None,
+            );
             residual
         });
         self.finish(workspace);
