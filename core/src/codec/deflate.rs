@@ -19,7 +19,7 @@ impl Deflater {
     pub(super) fn deflate(&mut self, plain: &[u8], stream: &mut [u8]) -> Option<usize> {
         self.0.reset();
         let (status, _, bytes) = compress(&mut self.0, plain, stream, TDEFLFlush::Finish);
-        (status == TDEFLStatus::Done).then_some(bytes)
+        if status == TDEFLStatus::Done { Some(bytes) } else { None }
     }
 }
 

@@ -67,7 +67,7 @@ fn sums_of_what_a_codec_holds_are_exact_and_as_many_bytes_travel_as_its_form_has
 #[test]
 fn levels_of_the_scale_travel_in_few_bits_and_their_sums_are_exact() {
     // The levels 0 and 2 of 2, in the contributions and in their sum.
-    let element = |at: usize| [0.0, 6.0, 0.0, -6.0, 0.0][at % 5];
+    let element = |at: usize| [0.0_f32, 6.0, 0.0, -6.0, 0.0][at % 5];
     for over in [Over::Shm, Over::Quic] {
         let cluster = Cluster::start(over, 2, 1);
         all(&cluster.workers, |engine| {
