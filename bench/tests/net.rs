@@ -23,6 +23,42 @@ fn push_pull_on_shaped_links_is_set_against_the_optimum() {
 }
 
 #[test]
+fn bodies_of_tensors_with_a_codec_have_the_bytes_of_its_formula() {
+    // A MiB of f32 in 16 parts. Each part is a whole number of blocks.
+    let (elements, parts) = (1 << 18, 16);
+    let share = |millionths: u64| (elements / parts * millionths).div_ceil(1_000_000);
+    let formulas = [
+        ("none", None),
+        ("fp16", Some(2 * elements)),
+        ("bf16:stochastic=1", Some(2 * elements)),
+        ("int8", Some(elements + 4 * elements / 256)),
+        ("int8:block=1024,feedback=1", Some(elements + 4 * elements / 1024)),
+        ("fp8_e4m3", Some(elements + 4 * elements / 256)),
+        ("fp8_e5m2", Some(elements + 4 * elements / 256)),
+        ("int4", Some(elements / 2 + 2 * elements / 128)),
+        ("randomk", Some(parts * (8 + 4 * share(10_000)))),
+    ];
+    let folder = tempfile::tempdir().unwrap();
+    let json = folder.path().join("out.json");
+    let mut asked = vec!["--smoke", "--expect", "wrong<=0", "--expect", "optimum>=0.8", "-J", json.to_str().unwrap()];
+    asked.extend(formulas.iter().flat_map(|(codec, _)| ["--codec", codec]));
+    // Its length depends on the places of its elements.
+    asked.extend(["--codec", "topk"]);
+    let Some(output) = run(&asked) else { return };
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    let written: serde_json::Value = serde_json::from_str(&fs::read_to_string(json).unwrap()).unwrap();
+    let rows = written["rows"].as_array().expect("rows");
+    for (row, (codec, due)) in rows.iter().zip(formulas) {
+        let name = if codec == "none" { "2+1".to_owned() } else { format!("2+1 {codec}") };
+        assert_eq!(row["variant"], name);
+        assert_eq!(row["in_place"]["body_bytes"]["median"].as_f64(), due.map(|due| due as f64), "{codec}");
+    }
+    let topk = &rows[formulas.len()]["in_place"]["body_bytes"]["median"];
+    let sent = parts * share(10_000);
+    assert!((5 * sent..=7 * sent).contains(&(topk.as_f64().expect("counted") as u64)), "{topk}");
+}
+
+#[test]
 fn an_expectation_that_no_link_can_meet_is_missed() {
     let Some(output) = run(&["--smoke", "--expect", "optimum<=0.5"]) else { return };
     assert!(
@@ -78,6 +114,7 @@ fn what_is_wrong_with_an_argument_is_said() {
         (&["--rate", "fast"][..], "write it like 1gbit or 200mbit"),
         (&["--machines", "1+0"], "1+0 has no link"),
         (&["--queue", "1"], "16000"),
+        (&["--codec", "int7"], "use one of none, fp16"),
         (&["loss", "--loss", "1"], "write one from 0.001% to 50%"),
     ] {
         let output = bench(arguments).output().expect("it starts");

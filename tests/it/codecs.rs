@@ -16,6 +16,7 @@ use gradlane_tests::tap::{Fate, Tap};
 use half::{bf16, f16};
 
 mod forms;
+mod lengths;
 mod topk;
 
 const CODECS: [CodecSpec; 2] = [CodecSpec::F16, CodecSpec::BF16];

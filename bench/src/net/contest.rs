@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use gradlane_core::types::{DType, Op};
+use gradlane_core::types::{CodecSpec, DType, Op};
 
 use super::fabric::{Fabric, Machine};
 use super::link::Traffic;
@@ -16,7 +16,7 @@ use crate::measure::Samples;
 use crate::push_pull::Model;
 use crate::push_pull::crew::Backend;
 use crate::report::screen::note;
-use crate::report::{Columns, Conclusion, Figures, Outline, Output, Report, Row, smoke_note};
+use crate::report::{Columns, Conclusion, Figures, Outline, Output, Place, Report, Row, smoke_note};
 use crate::size::parse_size;
 use crate::team::contest::Entry;
 use crate::team::orders::Case;
@@ -39,6 +39,10 @@ pub(crate) struct Arguments {
     /// Also exchange all gradients of a model at once, the last one first, with the model's priorities.
     #[arg(long, value_enum)]
     model: Option<Model>,
+    /// Codec of the tensors with its parameters, such as int8:block=1024. Give the option for each; `none` is without. Peers exchange only
+    /// tensors without a codec.
+    #[arg(long, value_name = "CODEC", default_value = "none")]
+    codec: Vec<CodecSpec>,
     /// Exchanges that are timed in one repetition.
     #[arg(short = 'n', long = "iters", value_name = "COUNT", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     iterations: u32,
@@ -100,8 +104,17 @@ impl Arguments {
             let (name, specs) = model.tensors();
             Entry::model(Case::model(&specs, DType::F32, Op::Sum), name)
         });
-        let named = |entry: Entry| Entry { variant: format!("{cluster} {}", entry.variant).trim().to_owned(), ..entry };
-        self.sizes.iter().map(single).chain(model).map(named).collect()
+        let plain: Vec<Entry> = self.sizes.iter().map(single).chain(model).collect();
+        let coded = |codec: &CodecSpec| {
+            let codec = *codec;
+            plain.clone().into_iter().map(move |entry| {
+                let name = if codec.is_plain() { String::new() } else { codec.to_string() };
+                let words = [cluster.to_string(), entry.variant, name];
+                let variant = words.iter().filter(|word| !word.is_empty()).cloned().collect::<Vec<_>>().join(" ");
+                Entry { case: entry.case.with_codec(codec), variant, ..entry }
+            })
+        };
+        self.codec.iter().flat_map(coded).collect()
     }
 
     fn setting(&self) -> Vec<String> {
@@ -130,23 +143,24 @@ fn measure(arguments: &Arguments, cluster: Cluster, report: &mut Report, columns
         teams.push(gloo::start(&place::gloo(&fabric, cluster, python, patience))?);
     }
     for entry in arguments.entries(cluster) {
-        let mut found: Vec<Found> = teams.iter().map(|_| Found::default()).collect();
-        for team in &mut teams {
+        let mut able: Vec<&mut Team> = teams.iter_mut().filter(|team| team.can(&entry.case, Place::In)).collect();
+        let mut found: Vec<Found> = able.iter().map(|_| Found::default()).collect();
+        for team in &mut able {
             team.prepare(&entry.case)?;
             team.repeat(&exchanges(arguments.warmup))?;
         }
         for number in 0..arguments.repetitions as usize {
-            for turn in 0..teams.len() {
-                let index = (turn + number) % teams.len();
+            for turn in 0..able.len() {
+                let index = (turn + number) % able.len();
                 let before = fabric.traffic()?;
-                let repetition = teams[index].repeat(&exchanges(arguments.iterations))?;
+                let repetition = able[index].repeat(&exchanges(arguments.iterations))?;
                 let carried: Vec<Traffic> =
                     fabric.traffic()?.into_iter().zip(before).map(|(after, before)| after.since(before)).collect();
                 found[index].add(&fabric, cluster, &entry, repetition, &carried);
             }
         }
         let first = report.rows.len();
-        report.rows.extend(teams.iter().zip(&found).map(|(team, found)| row(team, &entry, found.figures.clone())));
+        report.rows.extend(able.iter().zip(&found).map(|(team, found)| row(team, &entry, found.figures.clone())));
         for (row, found) in report.rows[first..].iter().zip(&found) {
             print!("{}{}", columns.row(report, row), note(&found.describe(&fabric, cluster, &entry), width));
         }
@@ -181,6 +195,8 @@ fn check_rate(fabric: &Fabric) -> Result<String, String> {
 #[derive(Default)]
 struct Found {
     figures: Figures,
+    /// Bytes of bodies of an exchange: those of the tensors, unless they have a codec.
+    payload: Samples,
     overhead: Samples,
     extra_share: Samples,
     busiest: Samples,
@@ -201,11 +217,17 @@ impl Found {
             .iter()
             .map(|link| (link.sent.bytes as f64 / exchanges, link.received.bytes as f64 / exchanges))
             .collect();
-        let used = Use::of(cluster, &each, entry.bytes as f64);
+        let coded = repetition.body_bytes.filter(|_| entry.case.codec.is_some()).map(|bytes| bytes / exchanges);
+        let payload = coded.unwrap_or(entry.bytes as f64);
+        let used = Use::of(cluster, &each, payload);
         let seconds = repetition.total_seconds / exchanges;
-        let optimum = optimum_seconds(fabric, cluster, entry);
+        let optimum = optimum_seconds(fabric, cluster, payload);
         repetition.wire_bytes = Some(used.busiest_bytes * exchanges);
         self.figures.add(&repetition, entry, cluster.workers.into());
+        if let Some(bytes) = coded {
+            self.figures.body_bytes.get_or_insert_default().push(bytes);
+        }
+        self.payload.push(payload);
         let against = self.figures.optimum.get_or_insert_default();
         against.time_us = optimum * 1e6;
         against.over.push(seconds / (optimum * used.overhead));
@@ -217,10 +239,17 @@ impl Found {
 
     fn describe(&self, fabric: &Fabric, cluster: Cluster, entry: &Entry) -> String {
         let over = &self.figures.optimum.as_ref().expect("there was a repetition").over;
-        let (seconds, optimum) = (self.figures.time_us.median() / 1e6, optimum_seconds(fabric, cluster, entry));
-        let load = cluster.load() * entry.bytes as f64;
+        let payload = self.payload.median();
+        let (seconds, optimum) = (self.figures.time_us.median() / 1e6, optimum_seconds(fabric, cluster, payload));
+        let load = cluster.load() * payload;
+        let bodies = match &entry.case.codec {
+            Some(codec) => {
+                format!("{codec}: {payload:.0} bytes of bodies, {:.4} of the tensor's; ", payload / entry.bytes as f64)
+            }
+            None => String::new(),
+        };
         format!(
-            "optimum {:.1} ms, on wire bytes {:.1} ms ({:+.1} %): {:.3} x, {over:.3} x on wire bytes; busiest link {:.1} MB \
+            "{bodies}optimum {:.1} ms, on wire bytes {:.1} ms ({:+.1} %): {:.3} x, {over:.3} x on wire bytes; busiest link {:.1} MB \
              ({:.3} x optimal), full {:.0} % of the time; {:.0} % summed on extra machines (optimal {:.0} %); {} packets dropped",
             optimum * 1e3,
             optimum * self.overhead.median() * 1e3,
@@ -236,8 +265,9 @@ impl Found {
     }
 }
 
-fn optimum_seconds(fabric: &Fabric, cluster: Cluster, entry: &Entry) -> f64 {
-    cluster.load() * entry.bytes as f64 / fabric.link().rate.bytes_per_second()
+/// The least time in which `payload` bytes of each worker are summed.
+fn optimum_seconds(fabric: &Fabric, cluster: Cluster, payload: f64) -> f64 {
+    cluster.load() * payload / fabric.link().rate.bytes_per_second()
 }
 
 fn row(team: &Team, entry: &Entry, figures: Figures) -> Row {
@@ -255,6 +285,8 @@ fn row(team: &Team, entry: &Entry, figures: Figures) -> Row {
 pub(super) const DEFINITIONS: &str = "\
 Optimum (n worker machines, k extra ones, S bytes, links of B bytes a second each way): 2n(n-1)S / ((n^2+kn-2k)B), from OSDI 2020,
 \"A Unified Architecture for Accelerating Distributed DNN Training\"; without extra machines it is that of a ring.
+With --codec, S is the bytes of the bodies, as the workers count them, the mean of both directions. All workers have their largest elements
+at the same places, so a sum of topk has as many as a contribution.
 Wire bytes are Ethernet frames, as the token buckets count them. The overhead is what all links carried divided by the payload that had
 to cross them (headers, acknowledgements, repetitions); the optimum on wire bytes is the optimum times it.
 With --expect, `optimum` is time / optimum on wire bytes, and `quic 4+4/` before a metric picks one row.";

@@ -91,6 +91,7 @@ fn columns(results: &Value) -> Vec<Column<'_>> {
         ("algbw".to_owned(), Box::new(samples("/algbw"))),
         ("busbw".to_owned(), Box::new(samples("/busbw"))),
         ("wirebw".to_owned(), Box::new(samples("/wirebw"))),
+        ("bytes of bodies".to_owned(), Box::new(plain("/body_bytes/median"))),
         ("cpu s/GB".to_owned(), Box::new(samples("/cpu_seconds_per_gb"))),
         (
             "touched".to_owned(),

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use gradlane_core::cluster::MemberConfig;
@@ -131,6 +132,11 @@ impl Exchanger for Worker {
         self.engine.reduce_all(submission, None).map_err(|error| error.to_string())
     }
 
+    fn body_bytes(&self) -> Option<u64> {
+        let metrics = self.engine.metrics();
+        Some(metrics.push_bytes.load(Relaxed) + metrics.pull_bytes.load(Relaxed))
+    }
+
     fn meet(&mut self) -> Result<(), String> {
         let (case, buffers) = &mut self.meeting;
         push_pull(&self.engine, case, buffers.set(0), true)
@@ -186,8 +192,8 @@ fn wait(handles: Vec<Handle>) -> Result<(), String> {
 }
 
 fn specs(case: &Case) -> Vec<TensorSpec> {
-    let dtype = case.dtype();
-    let spec = |tensor: &Tensor| TensorSpec::new(tensor.name.as_str(), dtype, vec![tensor.elements]);
+    let (dtype, codec) = (case.dtype(), case.codec());
+    let spec = |tensor: &Tensor| TensorSpec::new(tensor.name.as_str(), dtype, vec![tensor.elements]).with_codec(codec);
     case.tensors.iter().map(spec).collect()
 }
 

@@ -69,6 +69,8 @@ pub(crate) struct Figures {
     pub(crate) busbw: Option<Samples>,
     /// The speed of a worker's link, mean of the two directions, GB/s; `None` if no bytes were counted.
     pub(crate) wirebw: Option<Samples>,
+    /// Bytes of bodies that a worker pushes or pulls in an exchange, the mean of both; `None` where nothing is encoded.
+    pub(crate) body_bytes: Option<Samples>,
     /// User and system time of all processes of the job, in seconds per GB of tensor.
     pub(crate) cpu_per_gb: Option<Samples>,
     /// Present if all bytes go through memory.

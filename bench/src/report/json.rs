@@ -56,6 +56,7 @@ fn figures(figures: &Figures) -> Value {
         "algbw": figures.algbw.as_ref().map(samples),
         "busbw": figures.busbw.as_ref().map(samples),
         "wirebw": figures.wirebw.as_ref().map(samples),
+        "body_bytes": figures.body_bytes.as_ref().map(samples),
         "cpu_seconds_per_gb": figures.cpu_per_gb.as_ref().map(samples),
         "bound": figures.bound.as_ref().map(|bound| json!({
             "touched": bound.touched, "copy": samples(&bound.copy), "reached": samples(&bound.reached),

@@ -44,6 +44,9 @@ const PEERS_THAT_SHARE_CORES: &[Peer] = &[Peer::Gloo, MPI, Peer::Ranks(Library::
 /// Sizes and effort of the tables beside all peers, of one machine with more ranks than it may have cores.
 const RANKS: &str = "--road local,shm --place in --sizes 4K,64K,1M,16M -n 40 -w 4 --volume 128M";
 
+/// Codecs whose bodies are sent over links: one of each length.
+const CODECS: &str = "--codec fp16 --codec int8 --codec fp8_e4m3 --codec int4 --codec topk --codec randomk";
+
 /// All tables. On two cores those of reductions and of collectives take three to four minutes each, links five, the others a minute or less.
 /// Quick tables come first, so that little is lost if time runs out.
 pub(super) fn all() -> Vec<Table> {
@@ -162,6 +165,16 @@ pub(super) fn all() -> Vec<Table> {
             seconds: 600,
             targets: &["optimum<=1.05", "quic 4+4/ratio:gloo>=1.4", "quic 4+2/ratio:gloo>=1.2"],
             ..table("net", &["net"], Links(&[]))
+        },
+        Table {
+            seconds: 180,
+            targets: &["optimum<=1.15"],
+            ..table("net-codec", &["net --machines 2+2 --rate 1gbit -b 64M", CODECS], Links(&[]))
+        },
+        Table {
+            seconds: 180,
+            targets: &["optimum<=1.15"],
+            ..table("net-codec-slow", &["net --machines 2+2 --rate 100mbit -b 16M", CODECS], Links(&[]))
         },
     ]
 }

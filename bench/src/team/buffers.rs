@@ -5,7 +5,7 @@
 //!
 //! Element `i` of rank `r`'s contribution to tensor `t` in set `s` is `(i + 3r + 5t + s) mod 7 - 3`: integers whose sums are exact in every
 //! type for up to 80 ranks. They repeat every 7 elements, which is no divisor of the length of a part or a vector. The programs of peers
-//! compute the same.
+//! compute the same. Tensors with a codec have other elements: see [`Coded`].
 #![expect(unsafe_code, reason = "the engine takes memory by address; see `Set::regions`")]
 
 use std::ops::Range;
@@ -14,6 +14,7 @@ use gradlane_core::mem::Region;
 use gradlane_core::types::{DType, Op};
 use half::{bf16, f16};
 
+use super::coded::Coded;
 use super::collective::{Collective, Piece};
 use super::orders::Case;
 
@@ -24,6 +25,8 @@ pub(crate) struct Buffers {
     collective: Collective,
     /// Whether every rank gets back what it contributed.
     echo: bool,
+    /// If the tensors have a codec.
+    coded: Option<Coded>,
     rank: u32,
     ranks: u32,
     sets: Vec<Set>,
@@ -78,7 +81,8 @@ impl Buffers {
         let all = || case.tensors.iter().map(|tensor| memory(tensor.elements)).collect();
         let sets = (0..case.sets).map(|number| Set { number, contributions: all(), sums: all() }).collect();
         let (op, collective) = (case.op(), case.collective);
-        let mut buffers = Self { dtype, op, collective, echo: case.echoes(), rank, ranks, sets };
+        let coded = case.codec.is_some().then(|| Coded::new(case.codec()));
+        let mut buffers = Self { dtype, op, collective, echo: case.echoes(), coded, rank, ranks, sets };
         buffers.fill();
         buffers
     }
@@ -95,6 +99,10 @@ impl Buffers {
         let (dtype, rank) = (self.dtype, self.rank as usize);
         let set = &mut self.sets[index];
         for (tensor, memory) in set.contributions.iter_mut().enumerate() {
+            if let Some(coded) = &self.coded {
+                coded.fill(memory, rank);
+                continue;
+            }
             let block = block(dtype, |element| contribution(element, rank, tensor, index) as f64);
             memory.chunks_mut(block.len()).for_each(|chunk| chunk.copy_from_slice(&block[..chunk.len()]));
         }
@@ -117,6 +125,12 @@ impl Buffers {
         let sums = if in_place { &set.contributions } else { &set.sums };
         let mut wrong = Wrong::default();
         for (tensor, sum) in sums.iter().enumerate() {
+            if let Some(coded) = &self.coded {
+                coded.verify(sum, self.ranks, |element, what| {
+                    wrong.add(|| format!("{} {what}", self.place(tensor, element)));
+                });
+                continue;
+            }
             let elements = sum.len() / self.dtype.bytes() as usize;
             let mut end = 0;
             for piece in self.pieces(elements) {

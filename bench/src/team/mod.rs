@@ -1,6 +1,7 @@
 //! A team is one contender: the processes of its ranks, and the processes that serve them. All teams of a run do the same work in turns.
 
 pub(crate) mod buffers;
+pub(crate) mod coded;
 pub(crate) mod collective;
 pub(crate) mod contest;
 pub(crate) mod gloo;
@@ -79,6 +80,8 @@ pub(crate) struct Repetition {
     pub(crate) cpu_seconds: f64,
     /// The bytes on a rank's link in one direction: the mean over directions and ranks. `None` if the bytes pass no network.
     pub(crate) wire_bytes: Option<f64>,
+    /// The bytes of bodies that a rank pushed or pulled: the mean over both and over ranks. `None` if no rank counts them.
+    pub(crate) body_bytes: Option<f64>,
     pub(crate) wrong: u64,
     pub(crate) wrong_at: Option<String>,
     /// See [`Measured::late`].
@@ -110,7 +113,7 @@ impl Team {
     /// Whether it supports this case.
     pub(crate) fn can(&self, case: &Case, place: Place) -> bool {
         let Abilities { out_of_place, mean, dtypes } = self.abilities;
-        let plain = self.ours || case.backlog_bytes == 0;
+        let plain = self.ours || (case.backlog_bytes == 0 && case.codec.is_none());
         let placed = match case.collective {
             Collective::AllReduce => out_of_place || place == Place::In,
             Collective::ReduceScatter | Collective::AllGather | Collective::AllToAll => place == Place::Out,
@@ -196,6 +199,7 @@ impl Repetition {
     fn of(ranks: &[Measured], helpers_cpu_seconds: f64, wire: Option<Wire>) -> Self {
         let total = |rank: &Measured| rank.seconds.iter().sum::<f64>();
         let bytes = |rank: &Measured| (rank.sent_bytes + rank.received_bytes) as f64 / 2.0;
+        let counted: Option<u64> = ranks.iter().map(|rank| rank.body_bytes).sum();
         let mean = ranks.iter().map(bytes).sum::<f64>() / ranks.len() as f64;
         Self {
             seconds: slowest(ranks),
@@ -207,6 +211,7 @@ impl Repetition {
                 // ends.
                 Wire::Loopback { ends } => mean * f64::from(ends) / (2.0 * ranks.len() as f64),
             }),
+            body_bytes: counted.map(|of| of as f64 / 2.0 / ranks.len() as f64),
             wrong: ranks.iter().map(|rank| rank.wrong).sum(),
             late: ranks.iter().map(|rank| rank.late).sum(),
             wrong_at: ranks.iter().find_map(|rank| rank.wrong_at.clone()),

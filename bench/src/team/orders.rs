@@ -1,7 +1,7 @@
 //! The protocol between the benchmark and its ranks: one JSON object per line. Orders go to a rank's standard input, reports come from its
 //! standard output. Ranks of peers (Gloo, MPI) obey the same orders, so that all contenders do the same work in the same order.
 
-use gradlane_core::types::{DType, Op, Priority, TensorSpec, WorkerId};
+use gradlane_core::types::{CodecSpec, DType, Op, Priority, TensorSpec, WorkerId};
 use serde::{Deserialize, Serialize};
 
 use super::collective::Collective;
@@ -35,6 +35,9 @@ pub(crate) struct Case {
     pub(crate) tensors: Vec<Tensor>,
     /// Their type, by its name.
     pub(crate) dtype: String,
+    /// The codec of all of them, as text; nothing if they travel plain. See [`Coded`](super::coded::Coded) for their elements.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) codec: Option<String>,
     /// sum, mean, min, max, broadcast (from rank 0), or [`NO_OP`].
     pub(crate) op: String,
     /// What the ranks do together.
@@ -139,6 +142,9 @@ pub(crate) struct Measured {
     pub(crate) sent_bytes: u64,
     /// Bytes that these interfaces received.
     pub(crate) received_bytes: u64,
+    /// Bytes of bodies that were pushed and pulled within them; nothing if this rank does not count them.
+    #[serde(default)]
+    pub(crate) body_bytes: Option<u64>,
     /// Elements with a wrong value.
     pub(crate) wrong: u64,
     /// The place and the value of the first of them.
@@ -212,10 +218,22 @@ impl Case {
         Self { backlog_bytes, sets: EXCHANGES_A_BACKLOG, ..self }
     }
 
+    /// The same tensors with a codec, under names of their own, because a name has one codec.
+    pub(crate) fn with_codec(mut self, codec: CodecSpec) -> Self {
+        if codec.is_plain() {
+            return self;
+        }
+        for tensor in &mut self.tensors {
+            tensor.name = format!("{}.{codec}", tensor.name);
+        }
+        Self { codec: Some(codec.to_string()), ..self }
+    }
+
     fn of(tensors: Vec<Tensor>, dtype: DType, op: &str) -> Self {
         Self {
             tensors,
             dtype: dtype.name().to_owned(),
+            codec: None,
             op: op.to_owned(),
             collective: Collective::AllReduce,
             sets: 1,
@@ -242,6 +260,14 @@ impl Case {
     /// If the benchmark wrote another name.
     pub(crate) fn dtype(&self) -> DType {
         self.dtype.parse().expect("written from a type")
+    }
+
+    /// The codec; plain if it names none.
+    ///
+    /// # Panics
+    /// If the benchmark wrote another name.
+    pub(crate) fn codec(&self) -> CodecSpec {
+        self.codec.as_ref().map_or(CodecSpec::PLAIN, |codec| codec.parse().expect("written from a codec"))
     }
 
     /// The operation.

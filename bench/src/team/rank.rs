@@ -45,6 +45,11 @@ pub(crate) trait Exchanger: Sized {
         Ok(false)
     }
 
+    /// Bytes of bodies that it has pushed and pulled so far, if it counts them.
+    fn body_bytes(&self) -> Option<u64> {
+        None
+    }
+
     /// A barrier of all ranks.
     fn meet(&mut self) -> Result<(), String>;
 
@@ -161,6 +166,7 @@ impl<E: Exchanger> Obedient for Member<E> {
             let wire_before = wire_bytes(&self.interface)?;
             self.exchanger.meet()?;
             self.exchanger.load(case)?;
+            let bodies_before = self.exchanger.body_bytes();
             let cpu_before = cpu_seconds();
             for index in 0..batch {
                 let set = index % buffers.len();
@@ -173,6 +179,9 @@ impl<E: Exchanger> Obedient for Member<E> {
             let wire = wire_bytes(&self.interface)?;
             measured.received_bytes += wire.0.saturating_sub(wire_before.0);
             measured.sent_bytes += wire.1.saturating_sub(wire_before.1);
+            if let (Some(before), Some(now)) = (bodies_before, self.exchanger.body_bytes()) {
+                *measured.body_bytes.get_or_insert_default() += now - before;
+            }
             measured.late += u64::from(self.exchanger.unload()?);
             for index in 0..batch.min(buffers.len()) {
                 self.exchanger.settle(case, buffers.set(index))?;

@@ -303,7 +303,7 @@ impl CodecSpec {
     }
 
     /// Whether some elements travel, and the others count as zero.
-    const fn is_sparse(self) -> bool {
+    pub const fn is_sparse(self) -> bool {
         matches!(self.encoding, Encoding::TopK | Encoding::RandomK)
     }
 
