@@ -10,10 +10,9 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from process_group import NEEDS_SHARDING_ON_CPU, by_comm_hook, by_sharding
+from process_group import HOOKS, NEEDS_SHARDING_ON_CPU, by_comm_hook, by_sharding
 from process_group import group as group  # a fixture of each test here
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -39,21 +38,6 @@ from training import (
 pytestmark = [pytest.mark.over("local", "shm", "quic"), pytest.mark.workers(2)]
 
 STEPS = 6
-
-
-def power_sgd():
-    state = powerSGD_hook.PowerSGDState(
-        None, matrix_approximation_rank=8, start_powerSGD_iter=2, min_compression_rate=1
-    )
-    return state, powerSGD_hook.powerSGD_hook
-
-
-HOOKS = {
-    "fp16": (lambda: (None, default_hooks.fp16_compress_hook), 2e-3),
-    "bf16": (lambda: (None, default_hooks.bf16_compress_hook), 2e-2),
-    "PowerSGD": (power_sgd, 0.2),
-}
-"""Each hook, and how far its weights may be from those of exact sums."""
 
 
 @pytest.mark.parametrize("hook", HOOKS)
