@@ -33,6 +33,9 @@ RECOMMENDED = {
     gl.Compression.int4(stochastic=True): 0.129,
     gl.Compression.randomk(k=500_000, feedback=True): 0.5,
     gl.Compression.topk(k=100_000, feedback=True): 0.14,
+    gl.Compression.onebit(feedback=True): 0.032,
+    gl.Compression.dithering(feedback=True): 0.25,
+    gl.Compression.lossless: 1.0,
 }
 """Each codec with options with which it trains, and the bytes that it sends, divided by those of float32."""
 

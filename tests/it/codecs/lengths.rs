@@ -12,7 +12,7 @@ use super::{bytes, coded};
 const LEN: u64 = 10_007;
 
 /// Every codec whose bodies have one length, and the bytes of a part of [`LEN`] elements of f32.
-const FORMULAS: [(&str, u64); 10] = [
+const FORMULAS: [(&str, u64); 11] = [
     ("none", 4 * LEN),
     ("fp16", 2 * LEN),
     ("bf16", 2 * LEN),
@@ -21,6 +21,8 @@ const FORMULAS: [(&str, u64); 10] = [
     ("fp8_e4m3", LEN + 4 * LEN.div_ceil(256)),
     ("fp8_e5m2", LEN + 4 * LEN.div_ceil(256)),
     ("int4", LEN.div_ceil(2) + 2 * LEN.div_ceil(128)),
+    // Words of bits, and the scale.
+    ("onebit", 4 * LEN.div_ceil(32) + 4),
     // A seed, and the elements.
     ("randomk", 8 + 4 * LEN.div_ceil(100)),
     ("randomk:k=100000", 8 + 4 * LEN.div_ceil(10)),
