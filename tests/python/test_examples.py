@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from conftest import NO_SHARDING, shards_on_cpu
+from gradlane import _core
 from processes import Running, children, run_all
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -90,6 +91,28 @@ def test_overlap_compares_all_contenders_on_the_links_that_there_are(tmp_path):
     for rank in range(2):
         events = json.loads((tmp_path / f"overlap.{rank}.json").read_text())
         assert {"forward", "backward", "step", "PUSH", "PULL"} <= {event["name"] for event in events}
+
+
+@pytest.mark.torch
+def test_compression_trains_with_every_codec_and_every_hook_and_draws_the_losses(tmp_path):
+    pytest.importorskip("torch")
+    pytest.importorskip("sklearn")
+    rates = ["100mbit"] if not MISSING else ["none"]
+    picture, losses = tmp_path / "losses.svg", tmp_path / "losses.json"
+    files = ["--picture", str(picture), "--json", str(losses)]
+    ended = run("compression.py", "--short", "--rates", *rates, *files, timeout=600)
+    assert ended.code == 0, ended.output
+    trained = json.loads(losses.read_text())[rates[0]]
+    names = {one["contender"] for one in trained}
+    codecs = {name.partition(" ")[0].partition(",")[0] for name in names}
+    assert set(_core.names_table()["codecs"]) <= codecs, "each codec has a row"
+    assert {"Gloo", "Gloo, fp16", "Gloo, bf16", "Gloo, PowerSGD", "our group, PowerSGD"} <= names
+    for one in trained:
+        assert re.search(rf"^{re.escape(one['contender'])} +\d+ ", ended.output, re.MULTILINE), ended.output
+    sent = {one["contender"]: one["megabytes"] for one in trained if one["task"] == "digits"}
+    if not MISSING:
+        assert sent["int8"] < 0.75 * sent["fp16"] < 0.5 * sent["none"], sent
+    assert picture.read_text().startswith("<?xml")
 
 
 @pytest.mark.torch
