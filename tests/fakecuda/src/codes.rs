@@ -24,6 +24,7 @@ impl Code {
     pub(crate) const CONTEXT_IS_DESTROYED: Self = Self(709);
     pub(crate) const ALREADY_REGISTERED: Self = Self(712);
     pub(crate) const NOT_REGISTERED: Self = Self(713);
+    pub(crate) const LAUNCH_FAILED: Self = Self(719);
     pub(crate) const NOT_PERMITTED: Self = Self(800);
     pub(crate) const NOT_SUPPORTED: Self = Self(801);
     pub(crate) const CAPTURE_UNSUPPORTED: Self = Self(900);

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::codes::Code;
 use crate::driver::Driver;
-use crate::ptx;
+use crate::ptx::{self, Fault};
 
 /// A launch, of one dimension.
 #[derive(Clone)]
@@ -22,7 +22,11 @@ impl Launch {
     /// The code with which it failed.
     pub(crate) fn execute(&self, driver: &Driver) -> Result<(), Code> {
         let ran = self.kernel.run(self.blocks, self.threads, &self.arguments, &mut Reached(driver));
-        ran.map_err(|fault| if fault.is_misaligned() { Code::MISALIGNED_ADDRESS } else { Code::ILLEGAL_ADDRESS })
+        ran.map_err(|fault| match fault {
+            Fault::Apart => Code::LAUNCH_FAILED,
+            Fault::Access { .. } if fault.is_misaligned() => Code::MISALIGNED_ADDRESS,
+            Fault::Access { .. } => Code::ILLEGAL_ADDRESS,
+        })
     }
 }
 

@@ -1,5 +1,6 @@
 //! Each instruction does what the PTX manual says, and what is not known is refused.
 
+use super::operations::{f16_to_f32, f32_to_f16};
 use super::*;
 
 /// Each thread writes what it is into its place.
@@ -41,7 +42,7 @@ fn every_thread_of_every_block_runs_to_its_end() {
 fn memory_that_is_not_there_is_a_fault_with_its_address() {
     let kernel = Module::parse(WHO).unwrap().kernel("who").unwrap().clone();
     let fault = kernel.run(1, 2, &Bytes::BASE.to_le_bytes(), &mut Bytes(vec![0; 4])).unwrap_err();
-    assert_eq!(fault, Fault { address: Bytes::BASE + 4, bytes: 2 });
+    assert_eq!(fault, Fault::Access { address: Bytes::BASE + 4, bytes: 2 });
     assert!(!fault.is_misaligned());
 }
 
@@ -49,7 +50,7 @@ fn memory_that_is_not_there_is_a_fault_with_its_address() {
 fn memory_is_reached_at_multiples_of_what_is_reached() {
     let kernel = Module::parse(WHO).unwrap().kernel("who").unwrap().clone();
     let fault = kernel.run(1, 2, &(Bytes::BASE + 1).to_le_bytes(), &mut Bytes(vec![0; 14])).unwrap_err();
-    assert_eq!(fault, Fault { address: Bytes::BASE + 3, bytes: 2 });
+    assert_eq!(fault, Fault::Access { address: Bytes::BASE + 3, bytes: 2 });
     assert!(fault.is_misaligned());
 }
 
@@ -80,7 +81,7 @@ fn a_structure_is_a_parameter_whose_words_are_loaded_by_address() {
     )
     {
         ld.param.u64 %rd1, [f_to];
-        ld.param.u32 %r1, [f_words+4];
+        ld.param.v2.u32 {%r9, %r1}, [f_words];
         mov.b64 %rd2, f_words;
         mov.u32 %r2, %tid.x;
         mul.wide.u32 %rd3, %r2, 8;
@@ -98,12 +99,12 @@ fn a_structure_is_a_parameter_whose_words_are_loaded_by_address() {
     kernel.run(1, 2, &params, &mut memory).unwrap();
     assert_eq!(memory.0, [7, 0, 0, 0, 8, 0, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0]);
     let fault = kernel.run(1, 4, &params, &mut Bytes(vec![0; 64])).unwrap_err();
-    assert_eq!(fault, Fault { address: 32, bytes: 2 }, "behind the parameters");
+    assert_eq!(fault, Fault::Access { address: 32, bytes: 2 }, "behind the parameters");
 }
 
 #[test]
 fn integers_are_shifted_and_divided_in_the_width_of_the_instruction() {
-    let table: [(&str, i64, u64); 24] = [
+    let table: [(&str, i64, u64); 40] = [
         ("shr.s32 %rd2, %rd2, 31", -1 << 31, 0xffff_ffff),
         ("shr.s32 %rd2, %rd2, 4", -1 << 31, 0xf800_0000),
         ("shr.s32 %rd2, %rd2, 40", i64::MAX, 0xffff_ffff),
@@ -128,11 +129,83 @@ fn integers_are_shifted_and_divided_in_the_width_of_the_instruction() {
         ("bfe.u32 %rd2, %rd2, 4, 8", -1, 0xff),
         ("bfe.u32 %rd2, %rd2, 28, 8", -1, 0xf),
         ("bfe.u32 %rd2, %rd2, 256, 70", -1, 0xffff_ffff),
+        ("bfe.s32 %rd2, %rd2, 0, 4", 0x18, 0xffff_fff8),
+        ("bfe.s32 %rd2, %rd2, 4, 4", 0x17, 1),
+        ("bfe.s32 %rd2, %rd2, 30, 8", 1 << 31, 0xffff_fffe),
+        ("bfe.s32 %rd2, %rd2, 40, 8", 1 << 31, 0xffff_ffff),
+        ("bfe.s32 %rd2, %rd2, 0, 0", -1, 0),
+        ("bfi.b32 %rd2, %rd2, -1, 4, 8", 0x123, 0xffff_f23f),
+        ("bfi.b32 %rd2, %rd2, 0, 28, 8", 0x12, 0x2000_0000),
+        ("bfi.b32 %rd2, %rd2, 5, 32, 8", -1, 5),
+        ("prmt.b32 %rd2, %rd2, 1432778632, 30212", 0x8811_2233, 0x5566_3388),
+        ("prmt.b32 %rd2, %rd2, 0, 11", -128 << 24, 0x0000_00ff),
+        ("mad.lo.s32 %rd2, %rd2, 3, 4", -1, 1),
+        ("min.u32 %rd2, %rd2, 7", -1, 7),
+        ("max.u32 %rd2, %rd2, 7", -1, 0xffff_ffff),
+        ("not.b32 %rd2, %rd2", 5, 0xffff_fffa),
+        ("setp.lt.u32 %rd2, %rd2, 7", -1, 0),
+        ("setp.eq.s32 %rd2, %rd2, 7", 7 | 1 << 40, 1),
     ];
     for (instruction, of, expected) in table {
         let found = computed(&["ld.global.u64 %rd2, [%rd1]", instruction], of.to_le_bytes());
         assert_eq!(u64::from_le_bytes(found), expected, "{instruction} of {of:#x}");
     }
+}
+
+#[test]
+fn single_floats_round_once_and_keep_what_is_subnormal() {
+    let table: [(&str, f32, f32); 15] = [
+        ("add.rn.f32 %rd2, %rd2, 0f4B400000", 2.5, 12_582_914.0),
+        ("div.rn.f32 %rd2, %rd2, 0f42FE0000", f32::from_bits(200), f32::from_bits(2)),
+        ("div.rn.f32 %rd2, %rd2, 0f00000000", -1.0, f32::NEG_INFINITY),
+        ("mul.rn.f32 %rd2, %rd2, 0f3F000000", f32::from_bits(3), f32::from_bits(2)),
+        ("min.f32 %rd2, %rd2, 0f42FE0000", 200.0, 127.0),
+        ("min.f32 %rd2, %rd2, 0f42FE0000", f32::NAN, 127.0),
+        ("min.f32 %rd2, %rd2, 0f80000000", 0.0, -0.0),
+        ("max.f32 %rd2, %rd2, 0fC2FE0000", -200.0, -127.0),
+        ("max.f32 %rd2, %rd2, 0f00000000", -0.0, 0.0),
+        ("max.f32 %rd2, %rd2, 0f7FC00000", f32::NAN, f32::from_bits(0x7fff_ffff)),
+        ("cvt.rn.f32.u32 %rd2, %rd2", f32::from_bits(u32::MAX), 4_294_967_296.0),
+        ("cvt.rn.f32.s32 %rd2, %rd2", f32::from_bits(u32::MAX - 6), -7.0),
+        ("selp.f32 %rd2, %rd2, 0f00000000, 1", 2.0, 2.0),
+        ("setp.eq.f32 %rd2, %rd2, %rd2", f32::NAN, 0.0),
+        ("setp.lt.f32 %rd2, %rd2, 0f00000000", -0.0, 0.0),
+    ];
+    for (instruction, of, expected) in table {
+        let found = computed(&["ld.global.f32 %rd2, [%rd1]", instruction], u64::from(of.to_bits()).to_le_bytes());
+        assert_eq!(u64::from_le_bytes(found), u64::from(expected.to_bits()), "{instruction} of {of:e}");
+    }
+}
+
+/// Each lane writes the word of the lane at this distance.
+fn exchange(threads: u32, members: &str, first: &str) -> Result<Vec<u8>, Fault> {
+    let text = format!(
+        ".entry f(\n.param .u64 f_to\n)\n{{\nld.param.u64 %rd1, [f_to];\nmov.u32 %r1, %tid.x;\n{first}
+        mul.lo.s32 %r2, %r1, 3;
+        shfl.sync.bfly.b32 %r3|%p1, %r2, 5, 31, {members};
+        mul.wide.u32 %rd2, %r1, 1;
+        add.s64 %rd1, %rd1, %rd2;
+        st.global.u8 [%rd1], %r3;
+    $END:
+        ret;\n}}"
+    );
+    let mut memory = Bytes(vec![0; 64]);
+    let kernel = Module::parse(&text).unwrap().kernel("f").unwrap().clone();
+    kernel.run(1, threads, &Bytes::BASE.to_le_bytes(), &mut memory).map(|()| memory.0)
+}
+
+#[test]
+fn lanes_exchange_words_within_their_warp() {
+    let expected: Vec<u8> = (0..64).map(|lane| 3 * (lane ^ 5)).collect();
+    assert_eq!(exchange(64, "-1", ""), Ok(expected));
+}
+
+#[test]
+fn an_exchange_without_all_lanes_is_a_fault() {
+    assert_eq!(exchange(48, "-1", ""), Err(Fault::Apart), "half a warp");
+    assert_eq!(exchange(32, "65535", ""), Err(Fault::Apart), "half of the members");
+    let early = "setp.ge.u32 %p2, %r1, 9;\n@%p2 bra $END;";
+    assert_eq!(exchange(32, "-1", early), Err(Fault::Apart), "some have ended");
 }
 
 #[test]
