@@ -87,6 +87,18 @@ fn a_byte_travels_for_each_element_and_four_for_the_scale_of_each_block() {
 }
 
 #[test]
+fn a_body_may_be_longer_than_its_element() {
+    let cluster = Cluster::start(Over::Quic, 2, 1);
+    all(&cluster.workers, |engine| {
+        for codec in ["int8", "int4", "fp8_e4m3", "fp8_e5m2"] {
+            let mut tensor = coded(codec, codec.parse().unwrap(), vec![7_f32]);
+            tensor.reduce(engine, Op::Sum).unwrap();
+            assert_eq!(tensor.data, [14.0], "{codec}");
+        }
+    });
+}
+
+#[test]
 fn blocks_of_small_tensors_are_their_own_and_what_is_no_number_stays_in_its_block() {
     let cluster = Cluster::start(Over::Quic, 2, 1);
     let codec: CodecSpec = "int8".parse().unwrap();
