@@ -5,12 +5,12 @@ from __future__ import annotations
 import ctypes
 import random
 import re
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from driver import Driver
+from coding import check_codec, is_codec
+from driver import Driver, timed
 from gradlane import _core
 from places import IS_SHORT, agree, bytes_of
 from telling import figure, passed
@@ -44,29 +44,40 @@ class Runs(ctypes.Structure):
 
 def kernels() -> None:
     """Runs each kernel over unusual values and odd lengths, in the same launches that the engine makes."""
-    text = ptx()
-    names = re.findall(r"\.visible \.entry (\w+)\(", text.decode())
+    count = 0
     with Driver() as driver, driver.stream() as stream:
-        module = ctypes.c_void_p()
-        driver.call("cuModuleLoadData", ctypes.byref(module), text + b"\0")
-        for name in names:
-            function = ctypes.c_void_p()
-            driver.call("cuModuleGetFunction", ctypes.byref(function), module, name.encode())
-            if name == "gradlane_copy":
-                small_runs(driver, stream, function)
-                continue
-            for values, number, expected in cases(name):
-                found = launched(driver, stream, function, values, expected, number)
-                assert agree(found, expected), f"{name}, {len(values)} elements, {number}"
-        driver.call("cuModuleUnload", module)
-    passed(f"{len(names)} kernels compute as the host does, bit for bit, NaN included, and stay in bounds")
+        for text in texts():
+            module = ctypes.c_void_p()
+            driver.call("cuModuleLoadData", ctypes.byref(module), text + b"\0")
+            for name in re.findall(r"\.visible \.entry (\w+)\(", text.decode()):
+                function = ctypes.c_void_p()
+                driver.call("cuModuleGetFunction", ctypes.byref(function), module, name.encode())
+                check(driver, stream, function, name)
+                count += 1
+            driver.call("cuModuleUnload", module)
+    passed(f"{count} kernels compute as the host does, bit for bit, NaN included, and stay in bounds")
 
 
-def ptx() -> bytes:
-    """The kernels' text in the native module: exactly what the engine gives to the driver."""
+def check(driver: Driver, stream: ctypes.c_void_p, function: ctypes.c_void_p, name: str) -> None:
+    """Runs a kernel."""
+    if is_codec(name):
+        check_codec(driver, stream, function, name)
+    elif name == "gradlane_copy":
+        small_runs(driver, stream, function)
+    else:
+        for values, number, expected in cases(name):
+            found = launched(driver, stream, function, values, expected, number)
+            assert agree(found, expected), f"{name}, {len(values)} elements, {number}"
+
+
+def texts() -> list[bytes]:
+    """The texts of kernels in the native module: exactly what the engine gives to the driver."""
     content = Path(_core.__file__).read_bytes()
-    entry = content.index(b".visible .entry gradlane_")
-    return content[content.rindex(b".version", 0, entry) : content.index(b"\0", entry)]
+    found, end = [], 0
+    while (entry := content.find(b".visible .entry gradlane_", end)) >= 0:
+        end = content.index(b"\0", entry)
+        found.append(content[content.rindex(b".version", 0, entry) : end])
+    return found
 
 
 def cases(name: str) -> Iterator[tuple[torch.Tensor, float | int, torch.Tensor]]:
@@ -211,15 +222,3 @@ def small_runs(driver: Driver, stream: ctypes.c_void_p, function: ctypes.c_void_
             assert found.raw == bytes(replaced), f"scattered runs of up to {longest} bytes, and what lies between them"
         for way, took in zip(("a copy for each", "a kernel and one copy"), seconds, strict=True):
             figure(f"{len(lens)} runs of up to {longest} bytes to the host, {way}", took * 1e6, "us")
-
-
-def timed(driver: Driver, stream: ctypes.c_void_p, work: Callable[[], None]) -> float:
-    """The best of three times."""
-    times = []
-    for _ in range(3):
-        driver.call("cuStreamSynchronize", stream)
-        begun = time.perf_counter()
-        work()
-        driver.call("cuStreamSynchronize", stream)
-        times.append(time.perf_counter() - begun)
-    return min(times)

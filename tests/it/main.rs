@@ -11,6 +11,7 @@ mod codecs;
 mod copies;
 mod device_teams;
 mod devices;
+mod devices_codecs;
 mod devices_cuda;
 mod devices_graphs;
 mod devices_misuse;

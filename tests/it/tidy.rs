@@ -55,7 +55,7 @@ const NODE_MACHINE: [&str; 11] = [
 ];
 
 /// The files that may contain `unsafe`.
-const UNSAFE: [&str; 56] = [
+const UNSAFE: [&str; 58] = [
     "bench/src/team/buffers.rs",
     "core/src/collective/host/reduction.rs",
     "core/src/collective/nccl/comm.rs",
@@ -65,6 +65,8 @@ const UNSAFE: [&str; 56] = [
     "core/src/cuda/driver.rs",
     "core/src/cuda/event.rs",
     "core/src/cuda/kernels.rs",
+    "core/src/cuda/kernels/codecs.rs",
+    "core/src/cuda/kernels/module.rs",
     "core/src/cuda/loader.rs",
     "core/src/cuda/memory.rs",
     "core/src/cuda/stream.rs",

@@ -1,10 +1,11 @@
-// The source of the kernels as a program for the host: what CUDA adds to C++, and a loop over all threads.
+// The source of kernels as a program for the host: what CUDA adds to C++, and a loop over all threads.
 //
-// `test_nvidia_kernels.py` includes the source with its two lines of assembly replaced by calls of the functions below.
+// `hostkernels.py` includes a source with its lines of assembly replaced by calls of the functions below.
 
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <ucontext.h>
 
 #define __device__
 #define __global__
@@ -29,21 +30,77 @@ static To same_bits(From from) {
 static float __uint_as_float(uint32_t bits) { return same_bits<float>(bits); }
 static uint32_t __float_as_uint(float value) { return same_bits<uint32_t>(value); }
 static double __longlong_as_double(uint64_t bits) { return same_bits<double>(bits); }
+static float __fadd_rn(float a, float b) { return a + b; }
 static float __fmul_rn(float a, float b) { return a * b; }
+static float __fdiv_rn(float a, float b) { return a / b; }
 static double __dmul_rn(double a, double b) { return a * b; }
 static float __double2float_rn(double value) { return (float)value; }
+static float __int2float_rn(int value) { return (float)value; }
+static float __uint2float_rn(unsigned value) { return (float)value; }
+static unsigned min(unsigned a, unsigned b) { return a < b ? a : b; }
+static unsigned max(unsigned a, unsigned b) { return a > b ? a : b; }
+
+// A warp is a ring of lanes with a stack each. A lane runs until it exchanges a word, and the next one runs up to there.
+static const unsigned LANES_MAX = 32;
+static ucontext_t ring, contexts[LANES_MAX];
+static char stacks[LANES_MAX][1 << 16];
+static bool has_ended[LANES_MAX];
+// What each lane brought to this exchange, and to the one before.
+static uint32_t words[2][LANES_MAX];
+static unsigned exchanges;
+
+static uint32_t __shfl_xor_sync(uint32_t, uint32_t word, unsigned distance) {
+    const unsigned lane = threadIdx.x % LANES_MAX, turn = exchanges % 2;
+    words[turn][lane] = word;
+    swapcontext(&contexts[lane], &ring);
+    return words[turn][lane ^ distance];
+}
 
 #include KERNELS
 
-static_assert(sizeof(Run) == 24 && sizeof(Runs) == 4096, "as the engine lays them out");
+static_assert(sizeof(Run) == 24 && sizeof(Runs) == RUNS_BYTES, "as the engine lays them out");
 
-// Runs all threads of all blocks, one after the other.
+static void (*running)(const Runs);
+static const Runs *parameter;
+
+static void run_lane() {
+    running(*parameter);
+    has_ended[threadIdx.x % LANES_MAX] = true;
+}
+
+// Runs a warp, of which `threadIdx` is the first thread.
+static void run_warp(unsigned lanes) {
+    const unsigned first = threadIdx.x;
+    for (unsigned lane = 0; lane < lanes; lane++) {
+        has_ended[lane] = false;
+        getcontext(&contexts[lane]);
+        contexts[lane].uc_stack.ss_sp = stacks[lane];
+        contexts[lane].uc_stack.ss_size = sizeof(stacks[lane]);
+        contexts[lane].uc_link = &ring;
+        makecontext(&contexts[lane], run_lane, 0);
+    }
+    for (bool is_running = true; is_running; exchanges++) {
+        is_running = false;
+        for (unsigned lane = 0; lane < lanes; lane++) {
+            if (!has_ended[lane]) {
+                threadIdx.x = first + lane;
+                swapcontext(&ring, &contexts[lane]);
+                is_running = true;
+            }
+        }
+    }
+}
+
+// Runs all warps of all blocks, one after the other.
 extern "C" void run_on_host(void (*kernel)(const Runs), const Runs *runs, unsigned blocks, unsigned threads) {
+    running = kernel;
+    parameter = runs;
     gridDim.x = blocks;
     blockDim.x = threads;
     for (blockIdx.x = 0; blockIdx.x < blocks; blockIdx.x++) {
-        for (threadIdx.x = 0; threadIdx.x < threads; threadIdx.x++) {
-            kernel(*runs);
+        for (unsigned first = 0; first < threads; first += LANES_MAX) {
+            threadIdx.x = first;
+            run_warp(min(threads - first, LANES_MAX));
         }
     }
 }

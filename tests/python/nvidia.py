@@ -14,8 +14,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PTX = ROOT / "core/src/cuda/kernels/elementwise.ptx"
-CUDA_SOURCE = PTX.with_suffix(".cu")
+CUDA_SOURCES = {path.stem: path for path in sorted((ROOT / "core/src/cuda/kernels").glob("*.cu"))}
+"""The sources of kernels by their names; the PTX lies beside each."""
+LISTS = {"elementwise": "kernels.rs", "codecs": "kernels/codecs.rs"}
+"""Where the engine lists the kernels of each source."""
 
 PACKAGES = Path(sysconfig.get_path("purelib"))
 TRITON = Path("triton/backends/nvidia/bin")
@@ -47,7 +49,6 @@ def ran(*command: object) -> str:
 KERNEL_SIZES = re.compile(r"Function (\w+):\s+REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
 
 
-def kernels_of_engine() -> list[str]:
-    """The names under which the engine looks up its kernels."""
-    source = (ROOT / "core/src/cuda/kernels.rs").read_text()
-    return re.findall(r'"(gradlane_\w+)\\0"', source)
+def kernels_of_engine(source: str) -> list[str]:
+    """The names under which the engine looks up the kernels of a source."""
+    return re.findall(r'"(gradlane_\w+)\\0"', (ROOT / "core/src/cuda" / LISTS[source]).read_text())

@@ -1,4 +1,4 @@
-"""The kernels for devices before NVIDIA's assemblers, and before a compiler of C++ that knows nothing of PTX.
+"""The kernels for devices before NVIDIA's assemblers, and those that work element by element before a compiler of C++.
 
 The assemblers accept the PTX for each generation of devices, and say what it uses there. The source, compiled for the host, computes what
 the PTX does in the interpreter of the stand-in for the driver, which all other tests of kernels trust.
@@ -10,48 +10,58 @@ import ctypes
 import itertools
 import re
 
-import fakecuda
 import numpy as np
 import pytest
-from nvidia import CUDA_SOURCE, KERNEL_SIZES, PTX, ROOT, TRITON, compiler, kernels_of_engine, ran, wheel
+from hostkernels import Arena, Kernels
+from nvidia import CUDA_SOURCES, KERNEL_SIZES, TRITON, kernels_of_engine, ran, wheel
 
 DEVICES = {60: "P100", 70: "V100", 75: "T4", 80: "A100", 90: "H100", 100: "B200"}
 """A device of each capability."""
+PROGRAMS = [(name, capability) for name in CUDA_SOURCES for capability in DEVICES]
+# The disassembler knows no older devices.
+DISASSEMBLED = [(name, capability) for name, capability in PROGRAMS if capability >= 75]
 
 
-@pytest.fixture(scope="module", params=DEVICES, ids=lambda capability: f"sm_{capability}")
+@pytest.fixture(scope="module", params=PROGRAMS, ids=lambda program: f"{program[0]}-sm_{program[1]}")
 def program(request, tmp_path_factory):
-    """The capability of a device, and the program that an assembler makes of the PTX for it. The newest have an assembler of their own."""
-    assembler = wheel(TRITON / ("ptxas-blackwell" if request.param >= 100 else "ptxas"))
+    """Which kernels, the capability of a device, and the program that an assembler makes of their PTX for it. The newest devices have an
+    assembler of their own."""
+    kernels, capability = request.param
+    assembler = wheel(TRITON / ("ptxas-blackwell" if capability >= 100 else "ptxas"))
     made = tmp_path_factory.mktemp("cubin") / "kernels.cubin"
-    ran(assembler, f"-arch=sm_{request.param}", "--warning-as-error", PTX, "-o", made)
-    return request.param, made
+    ptx = CUDA_SOURCES[kernels].with_suffix(".ptx")
+    ran(assembler, f"-arch=sm_{capability}", "--warning-as-error", ptx, "-o", made)
+    return kernels, capability, made
 
 
 def test_no_kernel_spills_registers_or_needs_local_memory(program):
-    capability, cubin = program
+    kernels, capability, cubin = program
     usage = ran(wheel(TRITON / "cuobjdump"), "-res-usage", cubin)
     sizes = {name: [int(size) for size in rest] for name, *rest in KERNEL_SIZES.findall(usage)}
-    assert sorted(sizes) == sorted(kernels_of_engine())
-    # The 2048 threads of a multiprocessor share 65536 registers; older assemblers' choices leave it half full at least.
-    registers_max = 32 if capability >= 80 else 64
+    assert sorted(sizes) == sorted(kernels_of_engine(kernels))
+    # The 2048 threads of a multiprocessor share 65536 registers. Older assemblers' choices leave it half full at least, and those that make
+    # two codes of int4 at once leave it three quarters full.
+    registers_max = 64 if capability < 80 else 40 if kernels == "codecs" else 32
     for name, (registers, stack, shared, local) in sizes.items():
         assert (stack, shared, local) == (0, 0, 0), f"{name}: {usage}"
         assert registers <= registers_max, f"{name} has {registers} registers"
 
 
-# The disassembler knows no older devices.
-@pytest.mark.parametrize("program", [capability for capability in DEVICES if capability >= 75], indirect=True)
+@pytest.mark.parametrize("program", DISASSEMBLED, indirect=True, ids=lambda program: f"{program[0]}-sm_{program[1]}")
 def test_every_kernel_has_four_loads_under_way_before_it_stores(program):
-    _, cubin = program
+    kernels, _, cubin = program
     code = ran(wheel(TRITON / "cuobjdump"), "-sass", cubin)
     functions = dict(re.findall(r"Function : (\w+)\n(.*?)(?=\n\s*Function :|\Z)", code, re.DOTALL))
-    assert sorted(functions) == sorted(kernels_of_engine())
+    assert sorted(functions) == sorted(kernels_of_engine(kernels))
     for name, instructions in functions.items():
-        accesses = "".join(re.findall(r"\b(L|S)(?:DG|TG|D|T)\.E", instructions))
+        accesses = "".join(re.findall(r"\b(L|S)(?:DG|TG|D|T)\.[EU]", instructions))
         # One loop for each width of words.
         loops = 4 if name == "gradlane_copy" else 1
-        assert accesses.count("LLLLSSSS") >= loops, f"{name}: {accesses}"
+        # Two elements are one byte.
+        stores = "SS" if name == "gradlane_encode_int4" else "SSSS"
+        assert accesses.count("LLLL" + stores) >= loops, f"{name}: {accesses}"
+        if name.startswith("gradlane_encode_") and "bf16" not in name:
+            assert accesses.startswith("LLLL"), f"{name} looks for the largest magnitude: {accesses}"
 
 
 class Run(ctypes.Structure):
@@ -67,52 +77,15 @@ class Runs(ctypes.Structure):
 
 
 @pytest.fixture(scope="module")
-def host(tmp_path_factory):
-    """The source of the kernels as a library for the host."""
-    folder, here = tmp_path_factory.mktemp("host"), ROOT / "tests/python"
-    source = CUDA_SOURCE.read_text()
-    replacements = {
-        'asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));': "value = half_to_float(bits);",
-        'asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));': "bits = float_to_half(value);",
-    }
-    for assembly, call in replacements.items():
-        assert source.count(assembly) == 1, assembly
-        source = source.replace(assembly, call)
-    assert "asm" not in source
-    kernels, halves, library = folder / "kernels.inc", folder / "halves.o", folder / "kernels.so"
-    kernels.write_text(source)
-    # No product may be joined with another operation, which would round once instead of twice.
-    exact = ["-O2", "-fPIC", "-ffp-contract=off"]
-    ran(compiler("gcc"), *exact, "-c", here / "halves_on_host.c", "-o", halves)
-    define = f'-DKERNELS="{kernels}"'
-    ran(compiler("g++"), *exact, "-shared", define, here / "kernels_on_host.cpp", halves, "-o", library)
-    return ctypes.CDLL(str(library))
-
-
-@pytest.fixture(scope="module")
-def module():
-    """The PTX, loaded by the stand-in for the driver."""
-    loaded = ctypes.c_void_p()
-    fakecuda.in_context(0, "cuModuleLoadData", ctypes.byref(loaded), PTX.read_bytes() + b"\0")
-    return loaded
-
-
-class Arena:
-    """Memory that the host and the device have at the same address."""
-
-    def __init__(self, size: int) -> None:
-        self.address = fakecuda.allocate(size)
-        self.bytes = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(self.address))
-
-    def free(self) -> None:
-        fakecuda.free(self.address)
+def kernels(tmp_path_factory):
+    return Kernels(CUDA_SOURCES["elementwise"], Runs, tmp_path_factory.mktemp("host"))
 
 
 GRID = (16, 64)
 """Blocks and threads. The blocks are a multiple of the number of runs, which is 4 at most here."""
 
 
-def both(host, module, name: str, number: int, data: np.ndarray, written: type, runs: int, multiple: int = 1) -> list:
+def both(kernels, name: str, number: int, data: np.ndarray, written: type, runs: int, multiple: int = 1) -> list:
     """What the interpreter and the host make of `data`, cut into runs whose ends are multiples of `multiple` elements.
 
     The last `multiple` elements of a run are left out, so that what is written there shows.
@@ -120,8 +93,6 @@ def both(host, module, name: str, number: int, data: np.ndarray, written: type, 
     read_size, written_size = data.itemsize, np.dtype(written).itemsize
     inside, outcome = Arena(data.nbytes), []
     inside.bytes[:] = data.view(np.uint8)
-    function = ctypes.c_void_p()
-    fakecuda.in_context(0, "cuModuleGetFunction", ctypes.byref(function), module, name.encode())
     ends = [len(data) * run // runs // multiple * multiple for run in range(runs + 1)]
     for on_device in (True, False):
         outside = Arena(len(data) * written_size)
@@ -130,13 +101,7 @@ def both(host, module, name: str, number: int, data: np.ndarray, written: type, 
         for run, (begin, end) in enumerate(itertools.pairwise(ends)):
             places = inside.address + begin * read_size, outside.address + begin * written_size
             parameter.runs[run] = Run(*places, end - begin - multiple)
-        if on_device:
-            arguments = (ctypes.c_void_p * 1)(ctypes.addressof(parameter))
-            grid = (GRID[0], 1, 1, GRID[1], 1, 1)
-            fakecuda.in_context(0, "cuLaunchKernel", function, *grid, 0, None, arguments, None)
-            fakecuda.finish(0)
-        else:
-            host.run_on_host(getattr(host, name), ctypes.byref(parameter), *GRID)
+        kernels.run(name, parameter, GRID, on_device)
         outcome.append(outside.bytes.view(written).copy())
         outside.free()
     inside.free()
@@ -186,34 +151,34 @@ def samples(kind: str) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", SCALES)
-def test_the_source_on_the_host_scales_and_casts_as_the_ptx_does(host, module, name):
+def test_the_source_on_the_host_scales_and_casts_as_the_ptx_does(kernels, name):
     read, written = SCALES[name]
     for runs, factor in enumerate(FACTORS, 1):
         number = int(np.float64(factor).view(np.uint64))
         # A grid is a multiple of the number of runs.
-        found = both(host, module, name, number, samples(read), BITS[written], {3: 2}.get(runs, runs))
+        found = both(kernels, name, number, samples(read), BITS[written], {3: 2}.get(runs, runs))
         device, ours = (floats(bits, written) for bits in found)
         agree(device, ours, f"{name}, times {factor}")
 
 
 @pytest.mark.parametrize("name", DIVISIONS)
-def test_the_source_on_the_host_divides_as_the_ptx_does(host, module, name):
+def test_the_source_on_the_host_divides_as_the_ptx_does(kernels, name):
     dtype = DIVISIONS[name]
     limits = np.iinfo(dtype)
     data = np.random.default_rng(7).integers(limits.min, limits.max, LEN // 2, dtype, endpoint=True)
     data[:4] = [limits.min, limits.max, 0, limits.min + 1]
     for divisor in (1, 3, 8, 255):
-        device, ours = both(host, module, name, divisor, data, dtype, 4)
+        device, ours = both(kernels, name, divisor, data, dtype, 4)
         assert (device == ours).all(), f"{name}, by {divisor}"
 
 
 @pytest.mark.parametrize("width", [1, 2, 4, 8])
-def test_the_source_on_the_host_copies_as_the_ptx_does(host, module, width):
+def test_the_source_on_the_host_copies_as_the_ptx_does(kernels, width):
     data = np.random.default_rng(7).integers(0, 255, LEN // 4 * width, np.uint8)
-    device, ours = both(host, module, "gradlane_copy", 0, data, np.uint8, 4, multiple=width)
+    device, ours = both(kernels, "gradlane_copy", 0, data, np.uint8, 4, multiple=width)
     assert (device == ours).all()
     assert (device[:1000] == data[:1000]).all()
 
 
 def test_every_kernel_of_the_engine_is_compared():
-    assert sorted([*SCALES, *DIVISIONS, "gradlane_copy"]) == sorted(kernels_of_engine())
+    assert sorted([*SCALES, *DIVISIONS, "gradlane_copy"]) == sorted(kernels_of_engine("elementwise"))

@@ -48,6 +48,13 @@ impl Seed {
         mix(self.of.wrapping_add((self.first + index).wrapping_mul(GOLDEN)))
     }
 
+    /// What a kernel of a device makes the draws of: the index of the first element, and the two words with which each index is mixed.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn words(self) -> [u32; 3] {
+        let Draws { first, low, high } = self.draws();
+        [first, low, high]
+    }
+
     /// Cheaper draws, for codecs that draw for each element.
     pub(super) fn draws(self) -> Draws {
         let Draws { low, high, .. } = Draws::of(self.of);

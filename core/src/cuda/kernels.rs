@@ -1,32 +1,29 @@
 //! Kernels that work on device memory element by element: scale floats, cast between f32 and 16-bit floats, divide integers, and copy.
 //!
 //! Each launch works on many runs of memory. A launch takes some microseconds, and the tensors of a fused part take less than that each.
+//! [`CodecKernels`] are those of the codecs that are more than a cast.
 //!
 //! The sources are CUDA C in the folder `kernels`. NVRTC compiles them to PTX (`make ptx`), which is built in. The driver compiles the PTX
 //! for its device when it is loaded. This takes tens of milliseconds the first time; then the driver finds it in its cache in `~/.nv`.
-#![expect(unsafe_code, reason = "functions of the driver are called")]
+#![expect(unsafe_code, reason = "kernels are given addresses")]
 
-use std::ffi::{c_uint, c_void};
-use std::fmt;
-use std::ptr;
+mod codecs;
+mod module;
+
+pub(crate) use codecs::CodecKernels;
+
+use std::ffi::c_uint;
 use std::sync::Arc;
 
-use cudarc::driver::sys::{CUfunction, CUmodule};
-
-use super::api::Api;
-use super::codes;
-use super::codes::{Code, name};
-use super::context::{Capability, Context};
+use super::context::Context;
 use super::stream::Stream;
 use crate::error::{Error, Result};
 use crate::mem::DeviceRegion;
 use crate::types::DType;
+use module::{BLOCKS_MAX, Module, THREADS};
 
 /// The PTX of `elementwise.cu`, with a terminating zero for the driver.
 const PTX: &str = concat!(include_str!("kernels/elementwise.ptx"), "\0");
-
-/// The first devices for which the driver can compile it: the `.target` that the PTX names.
-const NEEDED: Capability = Capability { major: 6, minor: 0 };
 
 /// What a kernel does to every element.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -86,24 +83,12 @@ const SHARES: u64 = 64;
 /// A run of this many elements is not cut: a block takes sixteen for each of its threads.
 const WHOLE_LEN_MAX: u64 = 4096;
 
-/// Threads of a block.
-const THREADS: u64 = 256;
-/// The most blocks of a grid; beyond that, each thread takes more elements. Eight blocks fill a multiprocessor, and no device has many more
-/// than 128 of them.
-const BLOCKS_MAX: u64 = 1024;
-
 /// The kernels of one device, loaded once.
+#[derive(Debug)]
 pub(crate) struct Kernels {
-    module: CUmodule,
     /// In the order of [`KERNELS`].
-    functions: [CUfunction; KERNELS.len()],
-    context: Arc<Context>,
+    module: Module,
 }
-
-// SAFETY: modules and functions of the driver may be used on any thread (CUDA driver API, "Thread safety").
-unsafe impl Send for Kernels {}
-// SAFETY: as above.
-unsafe impl Sync for Kernels {}
 
 impl Kernels {
     /// Lets the driver compile the kernels for the device of `context`. May be called on any thread.
@@ -112,24 +97,7 @@ impl Kernels {
     /// [`Error::FailedPrecondition`] if the driver cannot compile them because it is too old or lacks its compiler. [`Error::Device`] if
     /// the device failed.
     pub(crate) fn load(context: &Arc<Context>) -> Result<Self> {
-        context.within(|| {
-            let mut module = ptr::null_mut();
-            // SAFETY: the text ends with a zero, and one handle is written, which is unloaded in `drop`.
-            let code = unsafe { (context.api().module_load)(&raw mut module, PTX.as_ptr().cast()) };
-            if codes::is_compilation(code) {
-                return Err(cannot_compile(context, code));
-            }
-            context.checked("loading the kernels", code)?;
-            // Owned before the kernels are looked up, so that a failure unloads the module.
-            let mut kernels =
-                Self { module, functions: [ptr::null_mut(); KERNELS.len()], context: Arc::clone(context) };
-            for (function, (_, name)) in kernels.functions.iter_mut().zip(KERNELS) {
-                // SAFETY: the name ends with a zero, and one handle is written, which is valid as long as its module.
-                let code = unsafe { (context.api().module_function)(function, module, name.as_ptr().cast()) };
-                context.checked("looking for a kernel", code)?;
-            }
-            Ok(kernels)
-        })
+        Ok(Self { module: Module::load(context, PTX, KERNELS.into_iter().map(|(_, name)| name))? })
     }
 
     /// Submits `to[i] = from[i] * factor` to `stream`, for each pair of runs `(from, to)`. Both hold the same number of elements, of types
@@ -204,25 +172,9 @@ impl Kernels {
         for some in cut(&runs, work.bytes()).chunks(RUNS_MAX) {
             parameter.count = some.len() as u64;
             parameter.runs[..some.len()].copy_from_slice(some);
-            let mut place = ptr::from_mut(&mut parameter).cast::<c_void>();
-            // SAFETY: each kernel here has one argument, this structure, which is read before the call returns. Whoever made the regions
-            // promises that the memory is the device's and lent until the operation ends.
-            let code = unsafe {
-                (self.context.api().launch)(
-                    self.functions[kernel],
-                    blocks(work, some),
-                    1,
-                    1,
-                    THREADS as c_uint,
-                    1,
-                    1,
-                    0,
-                    stream.raw(),
-                    &raw mut place,
-                    ptr::null_mut(),
-                )
-            };
-            self.context.checked("launching a kernel", code)?;
+            // SAFETY: each kernel here has this structure. Whoever made the regions promises that the memory is the device's and lent until
+            // the operation ends.
+            unsafe { self.module.launch(kernel, stream, blocks(work, some), &parameter)? };
         }
         Ok(())
     }
@@ -273,23 +225,6 @@ fn blocks(work: Work, runs: &[Run]) -> c_uint {
     (count * threads.div_ceil(THREADS).min(BLOCKS_MAX / count)) as c_uint
 }
 
-fn cannot_compile(context: &Context, code: Code) -> Error {
-    let capability = context.capability();
-    let hint = if capability < NEEDED {
-        format!("use a device of compute capability {NEEDED} or later, or keep these tensors in host memory")
-    } else {
-        "update NVIDIA's driver to 525 or later; in a container, give it libnvidia-ptxjitcompiler.so.1 too".to_owned()
-    };
-    Error::FailedPrecondition {
-        what: format!(
-            "the driver cannot compile for {}, a device of compute capability {capability}: {}",
-            name(context.device()),
-            codes::describe(code)
-        ),
-        hint,
-    }
-}
-
 fn no_kernel(work: Work) -> Error {
     Error::InvalidArgument {
         what: match work {
@@ -298,27 +233,6 @@ fn no_kernel(work: Work) -> Error {
             Work::Copy => unreachable!("bytes are of no type"),
         },
         hint: "scale floats, cast between float32 and float16 or bfloat16, or divide integers".to_owned(),
-    }
-}
-
-impl Drop for Kernels {
-    fn drop(&mut self) {
-        let api = self.context.api();
-        if api.is_ours() {
-            let unload = || {
-                // SAFETY: nobody has its functions any more. The driver waits for running kernels.
-                Api::released("the kernels", unsafe { (api.module_unload)(self.module) });
-                Ok(())
-            };
-            // A device that failed has lost its modules anyway.
-            let _ = self.context.within(unload);
-        }
-    }
-}
-
-impl fmt::Debug for Kernels {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Kernels({:?})", self.context)
     }
 }
 

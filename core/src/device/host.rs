@@ -11,13 +11,13 @@ use std::thread::JoinHandle;
 use crossbeam_channel::{Receiver, Sender, unbounded};
 
 use super::{Device, Transfer};
-use crate::codec::{Seed, Tools, Workspace};
+use crate::codec::{Malformed, Tools, Workspace};
 use crate::cuda::{Mark, OnIssue};
 use crate::error::{Error, Result};
 use crate::local::SharedBacking;
 use crate::mem::{Copies, DeviceRegion, Doubt, Lease, Ordinal, Pool, Region};
 use crate::reduce::Kernels;
-use crate::types::{CodecSpec, DType, Done, PartId, Round, TensorKey};
+use crate::types::{CodecSpec, DType, Done};
 
 /// Devices of this kind. Dropping it shuts it down.
 pub struct HostDevice {
@@ -88,8 +88,7 @@ impl Device for HostDevice {
     }
 
     fn encodes(&self, dtype: DType, codec: CodecSpec) -> bool {
-        // What is drawn depends on the part and the round, which a copy does not know.
-        codec != CodecSpec::PLAIN && codec.encodes(dtype) && !codec.varies() && !codec.draws()
+        codec != CodecSpec::PLAIN && codec.encodes(dtype) && !codec.varies()
     }
 
     fn copy(&self, transfer: Transfer, _after: &[Mark], _issued: OnIssue, done: Done<()>) {
@@ -140,66 +139,81 @@ impl fmt::Debug for HostDevice {
 
 fn work(jobs: &Receiver<Job>, copies: &Copies) {
     while let Ok(Job { transfer, done }) = jobs.recv() {
-        match transfer {
-            Transfer::Out { from, to } => {
-                let mut rest = to;
-                for run in &from {
-                    let (mut to, later) = rest.split_at(run.len());
-                    // SAFETY: by the contract of `start`, and staging memory belongs to this copy alone.
-                    let (from, to) = unsafe { (region(run), to.as_mut_slice()) };
-                    // SAFETY: a contribution is not written while it is copied.
-                    copies.copy(unsafe { from.as_slice() }, to);
-                    rest = later;
-                }
-            }
-            Transfer::In { from, to } => {
-                let mut rest = from;
-                for run in &to {
-                    let (from, later) = rest.split_at(run.len());
-                    // SAFETY: by the contract of `start`.
-                    unsafe { region(run) }.copy_from(&from);
-                    rest = later;
-                }
-            }
-            Transfer::Encode { from, to, coding } => {
-                let codec = coding.codec();
-                let mut rest = to;
-                for run in &from {
-                    let bytes = codec.body_bytes(run.len() as u64 / coding.dtype.bytes()).max();
-                    let (mut to, later) = rest.split_at(usize::try_from(bytes).expect("less than the run"));
-                    // SAFETY: by the contract of `start`, and staging memory belongs to this copy alone.
-                    let (from, to) = unsafe { (region(run), to.as_mut_slice()) };
-                    // SAFETY: a contribution is not written while it is copied.
-                    let from = unsafe { from.as_slice() };
-                    // Casts draw nothing.
-                    let seed = Seed::of(PartId { key: TensorKey(0), index: 0 }, Round(0));
-                    let tools = Tools { kernels: Kernels::detect(), seed, workspace: &mut Workspace::default() };
-                    codec.encode(tools, coding.divisor, from, to).expect("`encodes` names codecs that refuse nothing");
-                    rest = later;
-                }
-            }
-            Transfer::Decode { from, to, coding } => {
-                let codec = coding.codec();
-                let mut rest = from;
-                for run in &to {
-                    let bytes = codec.body_bytes(run.len() as u64 / coding.dtype.bytes()).max();
-                    let (from, later) = rest.split_at(usize::try_from(bytes).expect("less than the run"));
-                    // SAFETY: by the contract of `start`.
-                    let mut to = unsafe { region(run) };
-                    // SAFETY: the sum and its place are nobody else's while it is copied.
-                    let (from, to) = unsafe { (from.as_slice(), to.as_mut_slice()) };
-                    codec.decode(Kernels::detect(), from, to).expect("a cast takes every body");
-                    rest = later;
-                }
-            }
-            Transfer::Within { from, to } => {
-                // SAFETY: by the contract of `start`.
-                let (from, mut to) = unsafe { (region(&from), region(&to)) };
-                to.copy_from(&from);
+        match make(transfer, copies) {
+            Ok(()) => done.ok(()),
+            Err(error) => done.err(error),
+        }
+    }
+}
+
+/// Makes a copy.
+///
+/// # Errors
+/// [`Error::Protocol`] for a body that no encoder makes.
+fn make(transfer: Transfer, copies: &Copies) -> Result<()> {
+    match transfer {
+        Transfer::Out { from, to } => {
+            let mut rest = to;
+            for run in &from {
+                let (mut to, later) = rest.split_at(run.len());
+                // SAFETY: by the contract of `start`, and staging memory belongs to this copy alone.
+                let (from, to) = unsafe { (region(run), to.as_mut_slice()) };
+                // SAFETY: a contribution is not written while it is copied.
+                copies.copy(unsafe { from.as_slice() }, to);
+                rest = later;
             }
         }
-        done.ok(());
+        Transfer::In { from, to } => {
+            let mut rest = from;
+            for run in &to {
+                let (from, later) = rest.split_at(run.len());
+                // SAFETY: by the contract of `start`.
+                unsafe { region(run) }.copy_from(&from);
+                rest = later;
+            }
+        }
+        Transfer::Encode { from, to, coding, seed } => {
+            let codec = coding.codec();
+            let (mut rest, mut first) = (to, 0);
+            for run in &from {
+                let len = run.len() as u64 / coding.dtype.bytes();
+                let bytes = codec.body_bytes(len).max();
+                let (mut to, later) = rest.split_at(usize::try_from(bytes).expect("less than the run"));
+                // SAFETY: by the contract of `start`, and staging memory belongs to this copy alone.
+                let (from, to) = unsafe { (region(run), to.as_mut_slice()) };
+                // SAFETY: a contribution is not written while it is copied.
+                let from = unsafe { from.as_slice() };
+                let seed = seed.from_element(first);
+                let tools = Tools { kernels: Kernels::detect(), seed, workspace: &mut Workspace::default() };
+                codec.encode(tools, coding.divisor, from, to).expect("`encodes` names codecs that refuse nothing");
+                (rest, first) = (later, first + len);
+            }
+        }
+        Transfer::Decode { from, to, coding } => {
+            let codec = coding.codec();
+            let mut rest = from;
+            for run in &to {
+                let bytes = codec.body_bytes(run.len() as u64 / coding.dtype.bytes()).max();
+                let (from, later) = rest.split_at(usize::try_from(bytes).expect("less than the run"));
+                // SAFETY: by the contract of `start`.
+                let mut to = unsafe { region(run) };
+                // SAFETY: the sum and its place are nobody else's while it is copied.
+                let (from, to) = unsafe { (from.as_slice(), to.as_mut_slice()) };
+                codec.decode(Kernels::detect(), from, to).map_err(broken)?;
+                rest = later;
+            }
+        }
+        Transfer::Within { from, to } => {
+            // SAFETY: by the contract of `start`.
+            let (from, mut to) = unsafe { (region(&from), region(&to)) };
+            to.copy_from(&from);
+        }
     }
+    Ok(())
+}
+
+fn broken(malformed: Malformed) -> Error {
+    Error::Protocol { peer: "the server of a sum".to_owned(), field: "body".to_owned(), problem: malformed.to_string() }
 }
 
 /// # Safety
@@ -216,7 +230,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::codec::Coding;
+    use crate::codec::{Coding, testing};
     use crate::mem::borrow::region_of;
 
     #[test]
@@ -243,10 +257,35 @@ mod tests {
         let mut there = [2.0_f32, 512.0 + 1.0, -6.0].map(f32::to_le_bytes).concat();
         let mut here = [0; 6];
         let from = vec![run(&mut there[..4]), run(&mut there[4..])];
-        copy(&device, Transfer::Encode { from, to: region_of(&mut here), coding });
+        copy(&device, Transfer::Encode { from, to: region_of(&mut here), coding, seed: testing::SEED() });
         let to = vec![run(&mut there[..4]), run(&mut there[4..])];
         copy(&device, Transfer::Decode { from: region_of(&mut here), to, coding });
         assert_eq!(there, [1.0_f32, 256.0, -3.0].map(f32::to_le_bytes).concat(), "halved, and 256.5 rounded");
+    }
+
+    #[test]
+    fn what_is_drawn_goes_on_from_run_to_run() {
+        let (device, _) = start();
+        let coding = Coding { dtype: DType::F32, codec: CodecSpec::BF16.with_stochastic(), divisor: 1.0 };
+        let mut there = [1.003_f32; 300].map(f32::to_le_bytes).concat();
+        let [mut whole, mut halves] = [[0; 600]; 2];
+        for (to, cut) in [(&mut whole, 1200), (&mut halves, 400)] {
+            let from = there.chunks_mut(cut).map(run).collect();
+            copy(&device, Transfer::Encode { from, to: region_of(to), coding, seed: testing::SEED() });
+        }
+        assert_eq!(whole, halves);
+        assert_ne!(whole[..300], whole[300..], "some are rounded up, and some down");
+    }
+
+    #[test]
+    fn a_body_that_no_encoder_makes_is_an_error() {
+        let (device, _) = start();
+        let coding = Coding { dtype: DType::F32, codec: "int8".parse().unwrap(), divisor: 1.0 };
+        let (mut here, mut there) = ([0, 0, 0, 0, 0x80], [0; 4]);
+        let transfer = Transfer::Decode { from: region_of(&mut here), to: vec![run(&mut there)], coding };
+        let (sender, outcome) = mpsc::channel();
+        device.copy(transfer, &[], OnIssue::nobody(), Done::new(move |outcome| sender.send(outcome).unwrap()));
+        assert!(matches!(outcome.recv(), Ok(Err(Error::Protocol { .. }))));
     }
 
     #[test]

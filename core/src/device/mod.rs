@@ -8,7 +8,7 @@ pub mod host;
 
 use std::fmt;
 
-use crate::codec::Coding;
+use crate::codec::{Coding, Seed};
 use crate::cuda::{Mark, OnIssue};
 use crate::error::Result;
 use crate::mem::{DeviceRegion, Doubt, Lease, Ordinal, Region};
@@ -86,6 +86,8 @@ pub enum Transfer {
         to: Region,
         /// Which wire form.
         coding: Coding,
+        /// What the codec draws from, from the first element of the first run on.
+        seed: Seed,
     },
     /// From the host, in the wire form of the elements, to the device, run after run.
     Decode {

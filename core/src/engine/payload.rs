@@ -1,7 +1,7 @@
 //! The payload of a task: the memory of the part's tensors, or a message.
 
 use super::memory::Memory;
-use crate::codec::Coding;
+use crate::codec::{Coding, Seed};
 use crate::collective;
 use crate::cuda::{Mark, OnIssue};
 use crate::device::Transfer;
@@ -174,12 +174,12 @@ impl OnDevice {
     }
 
     /// Stages the part in `staging`, encoded if `coding` is given. Returns the copy of the contribution, and the marks before it.
-    pub(super) fn stage(&mut self, staging: Staging, coding: Option<Coding>) -> (Transfer, Vec<Mark>) {
+    pub(super) fn stage(&mut self, staging: Staging, coding: Option<(Coding, Seed)>) -> (Transfer, Vec<Mark>) {
         let to = staging.region();
         self.staging = Some(staging);
         let Runs { regions: from, after } = self.source.again();
         let transfer = match coding {
-            Some(coding) => Transfer::Encode { from, to, coding },
+            Some((coding, seed)) => Transfer::Encode { from, to, coding, seed },
             None => Transfer::Out { from, to },
         };
         (transfer, after)

@@ -29,7 +29,7 @@ const SHOWN: [&str; 18] = [
 const SHOWN_IN: [&str; 16] = [
     "core/src/cluster/requests.rs",
     "core/src/cuda/event.rs",
-    "core/src/cuda/kernels.rs",
+    "core/src/cuda/kernels/module.rs",
     "core/src/cuda/stream.rs",
     "core/src/engine/submit.rs",
     "core/src/identity/credentials.rs",

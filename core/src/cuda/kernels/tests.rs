@@ -1,13 +1,16 @@
 //! The PTX that is built in, run on the host, against the arithmetic of the host.
 
+use std::ffi::c_void;
 use std::path::Path;
-use std::{iter, slice};
+use std::{iter, ptr, slice};
 
 use fakecuda::Control;
-use fakecuda::ptx::{Memory, Module};
+use fakecuda::ptx;
+use fakecuda::ptx::Memory;
 
 use super::*;
-use crate::cuda::{Driver, fake};
+use crate::cuda::api::Api;
+use crate::cuda::{Driver, codes, fake};
 use crate::mem::Ordinal;
 use crate::reduce;
 use crate::skip::skip;
@@ -51,25 +54,13 @@ fn integers_are_divided_as_on_the_host() {
 /// What no test without a GPU can show: that its driver takes the PTX, and that its arithmetic is that of the interpreter.
 #[test]
 fn a_real_device_computes_as_the_host_does() {
-    // Not as usual: the fake driver answers to the usual name once it is mapped.
-    let Ok(driver) = Driver::load(Some(Path::new("libcuda.so.1"))) else {
-        skip("needs a CUDA device");
-        return;
-    };
-    let context = driver.device(Ordinal(0)).unwrap();
-    context.bind().unwrap();
-    let (kernels, stream) = (Kernels::load(&context).unwrap(), context.stream().unwrap());
-    let mut pinned = Pinned::new(&context, 2 * some_singles().len().max(all_halves().len() * 2));
-    let mut on_the_device = |data: &[u8], bytes, work: &dyn Fn(&DeviceRegion, &DeviceRegion) -> Result<()>| {
-        let (input, output) = pinned.run(data, bytes, |from, to| {
-            work(from, to).unwrap();
-            let event = stream.record().unwrap();
-            while !event.is_reached("a kernel").unwrap() {
-                std::thread::yield_now();
-            }
-        });
-        (input.to_vec(), output.to_vec())
-    };
+    on_a_real_device(2 * some_singles().len().max(all_halves().len() * 2), |context, stream, run| {
+        let kernels = Kernels::load(context).unwrap();
+        every_kernel_agrees(&kernels, stream, run);
+    });
+}
+
+fn every_kernel_agrees(kernels: &Kernels, stream: &Stream, run: &mut OnDevice<'_>) {
     for (work, _) in KERNELS {
         match work {
             Work::Scale(read, written) => {
@@ -79,23 +70,22 @@ fn a_real_device_computes_as_the_host_does() {
                     _ => all_halves(),
                 };
                 agree(read, written, &data, |_, factor, data, bytes| {
-                    let (input, output) = on_the_device(data, bytes, &|from, to| {
-                        kernels.scale(&stream, factor, (read, written), iter::once((from, to)))
-                    });
-                    assert_eq!(input, data, "it is only read");
-                    output
+                    run(data, bytes, &|from, to| kernels.scale(stream, factor, (read, written), iter::once((from, to))))
                 });
             }
             Work::Divide(dtype) => {
                 agree_on_quotients(dtype, |divisor, data| {
-                    on_the_device(data, 0, &|data, _| kernels.divide(&stream, divisor, dtype, slice::from_ref(data))).0
+                    run(data, data.len(), &|from, to| {
+                        kernels.copy(stream, iter::once((from, to)))?;
+                        kernels.divide(stream, divisor, dtype, slice::from_ref(to))
+                    })
                 });
             }
             Work::Copy => {
                 let data = all_halves();
-                let (_, output) = on_the_device(&data, data.len(), &|from, to| {
+                let output = run(&data, data.len(), &|from, to| {
                     let [from, to] = [from, to].map(in_pieces);
-                    kernels.copy(&stream, from.iter().zip(&to))
+                    kernels.copy(stream, from.iter().zip(&to))
                 });
                 assert!(output == data, "the pieces together are all of it");
             }
@@ -172,7 +162,7 @@ fn runs_that_are_longer_than_a_share_are_cut_where_words_begin() {
 fn the_text_has_the_kernels_that_are_launched_and_no_other() {
     let mut listed = KERNELS.map(|(_, name)| name.trim_end_matches('\0'));
     listed.sort_unstable();
-    assert_eq!(Module::parse(PTX.trim_end_matches('\0')).unwrap().names().collect::<Vec<_>>(), listed);
+    assert_eq!(ptx::Module::parse(PTX.trim_end_matches('\0')).unwrap().names().collect::<Vec<_>>(), listed);
 }
 
 #[test]
@@ -247,6 +237,34 @@ fn types_without_a_kernel_are_refused() {
     for (refused, word) in [(scaled, "int32"), (divided, "float32")] {
         assert!(matches!(&refused, Err(Error::InvalidArgument { what, .. }) if what.contains(word)), "{refused:?}");
     }
+}
+
+/// What a real device makes of bytes: so many others, which the work makes of them. The bytes are only read.
+pub(super) type OnDevice<'a> =
+    dyn FnMut(&[u8], usize, &dyn Fn(&DeviceRegion, &DeviceRegion) -> Result<()>) -> Vec<u8> + 'a;
+
+/// Gives `test` the first device of a real driver, if there is one, for so many bytes at a time.
+pub(super) fn on_a_real_device(bytes_max: usize, test: impl FnOnce(&Arc<Context>, &Stream, &mut OnDevice<'_>)) {
+    // Not as usual: the fake driver answers to the usual name once it is mapped.
+    let Ok(driver) = Driver::load(Some(Path::new("libcuda.so.1"))) else {
+        skip("needs a CUDA device");
+        return;
+    };
+    let context = driver.device(Ordinal(0)).unwrap();
+    context.bind().unwrap();
+    let stream = context.stream().unwrap();
+    let mut pinned = Pinned::new(&context, bytes_max);
+    test(&context, &stream, &mut |data, bytes, work| {
+        let (input, output) = pinned.run(data, bytes, |from, to| {
+            work(from, to).unwrap();
+            let event = stream.record().unwrap();
+            while !event.is_reached("a kernel").unwrap() {
+                std::thread::yield_now();
+            }
+        });
+        assert_eq!(input, data, "it is only read");
+        output.to_vec()
+    });
 }
 
 /// All of `memory` in runs of many lengths.
@@ -367,7 +385,7 @@ fn number(dtype: DType, bytes: &[u8]) -> u64 {
 
 /// Runs the PTX of a kernel.
 fn run(work: Work, (blocks, threads): (u32, u32), number: u64, runs: &[Run], memory: &mut Bytes) {
-    let module = Module::parse(PTX.trim_end_matches('\0')).unwrap();
+    let module = ptx::Module::parse(PTX.trim_end_matches('\0')).unwrap();
     let (_, name) = KERNELS.iter().find(|(known, _)| *known == work).expect("a kernel");
     let kernel = module.kernel(name.trim_end_matches('\0')).unwrap();
     assert_eq!(kernel.params(), [size_of::<Runs>()]);
@@ -379,9 +397,9 @@ fn run(work: Work, (blocks, threads): (u32, u32), number: u64, runs: &[Run], mem
 }
 
 /// The driver that runs on the host, and a stream of one of its devices.
-struct World {
-    control: Control,
-    context: Arc<Context>,
+pub(super) struct World {
+    pub(super) control: Control,
+    pub(super) context: Arc<Context>,
     stream: Stream,
 }
 
@@ -390,28 +408,28 @@ impl World {
         Self::on(Ordinal(0))
     }
 
-    fn on(device: Ordinal) -> Self {
+    pub(super) fn on(device: Ordinal) -> Self {
         let (control, driver) = fake::driver();
         let context = driver.device(device).unwrap();
         let stream = context.stream().unwrap();
         Self { control, context, stream }
     }
 
-    fn raw(&self) -> u64 {
+    pub(super) fn raw(&self) -> u64 {
         self.stream.raw().addr() as u64
     }
 
     /// Memory of the device, for as long as the process lives.
-    fn memory(&self, bytes: usize) -> DeviceRegion {
+    pub(super) fn memory(&self, bytes: usize) -> DeviceRegion {
         DeviceRegion::new(self.context.device(), self.control.allocate(self.device(), bytes), bytes)
     }
 
-    fn run(&self, work: impl FnOnce(&Stream) -> Result<()>) {
+    pub(super) fn run(&self, work: impl FnOnce(&Stream) -> Result<()>) {
         self.context.within(|| work(&self.stream)).unwrap();
     }
 
     /// What lies there when the stream has come so far.
-    fn read(&self, memory: &DeviceRegion) -> Vec<u8> {
+    pub(super) fn read(&self, memory: &DeviceRegion) -> Vec<u8> {
         self.control.consume(self.device(), self.raw(), memory.address(), memory.len())
     }
 
@@ -438,14 +456,16 @@ impl<'a> Pinned<'a> {
 
     /// Lets `work` make so many bytes of `data`; both as they are then.
     fn run(&mut self, data: &[u8], bytes: usize, work: impl FnOnce(&DeviceRegion, &DeviceRegion)) -> (&[u8], &[u8]) {
-        assert!(data.len() + bytes <= self.bytes);
+        // Elements of any type may begin there.
+        let output = data.len().next_multiple_of(8);
+        assert!(output + bytes <= self.bytes);
         // SAFETY: it is ours, all of it is allocated, and no device is at it now.
-        let memory = unsafe { std::slice::from_raw_parts_mut(self.start.cast::<u8>(), data.len() + bytes) };
+        let memory = unsafe { std::slice::from_raw_parts_mut(self.start.cast::<u8>(), output + bytes) };
         memory[..data.len()].copy_from_slice(data);
-        memory[data.len()..].fill(0xcc);
+        memory[output..].fill(0xcc);
         let region = |at: usize, len| DeviceRegion::new(Ordinal(0), (self.start.addr() + at) as u64, len);
-        work(&region(0, data.len()), &region(data.len(), bytes));
-        memory.split_at(data.len())
+        work(&region(0, data.len()), &region(output, bytes));
+        (&memory[..data.len()], &memory[output..])
     }
 }
 
@@ -457,7 +477,7 @@ impl Drop for Pinned<'_> {
 }
 
 /// Memory that begins at address 0.
-struct Bytes(Vec<u8>);
+pub(super) struct Bytes(pub(super) Vec<u8>);
 
 impl Memory for Bytes {
     fn load(&self, address: u64, to: &mut [u8]) -> bool {

@@ -72,7 +72,7 @@ struct Turn {
 }
 
 /// The relay of a direction. It is loaded for the first transfer that needs it, because loading may wait for all work of the device.
-/// Without it, small runs are copied one by one, and casts fail.
+/// Without it, small runs are copied one by one, and encoding fails.
 type Lazy = OnceCell<Result<Relay>>;
 
 impl CopyQueue {
@@ -141,12 +141,18 @@ impl Entrance {
 impl Turn {
     /// Whether any thread may submit this transfer without waiting for the device.
     fn suits(&self, transfer: &Transfer) -> bool {
-        let needs_relay = match transfer {
-            Transfer::Out { from: runs, .. } | Transfer::In { to: runs, .. } => runs.len() >= Relay::RUNS_MIN,
-            Transfer::Encode { .. } | Transfer::Decode { .. } => true,
-            Transfer::Within { .. } => false,
+        let is_loaded = match transfer {
+            Transfer::Out { from: runs, .. } | Transfer::In { to: runs, .. } => {
+                runs.len() < Relay::RUNS_MIN || self.relay.get().is_some()
+            }
+            Transfer::Encode { coding, .. } | Transfer::Decode { coding, .. } => match self.relay.get() {
+                Some(Ok(relay)) => relay.has_loaded(coding.codec),
+                Some(Err(_)) => true,
+                None => false,
+            },
+            Transfer::Within { .. } => true,
         };
-        !self.over && (!needs_relay || self.relay.get().is_some())
+        !self.over && is_loaded
     }
 }
 
@@ -177,8 +183,8 @@ impl Line {
         let what = match &transfer {
             Transfer::Out { .. } => "a copy to the host",
             Transfer::In { .. } => "a copy from the host",
-            Transfer::Encode { .. } => "a cast and a copy to the host",
-            Transfer::Decode { .. } => "a copy from the host and a cast",
+            Transfer::Encode { .. } => "an encoding and a copy to the host",
+            Transfer::Decode { .. } => "a copy from the host and a decoding",
             Transfer::Within { .. } => "a copy on the device",
         };
         let submitted = ready.and_then(|()| submit(&self.stream, &turn.relay, &transfer, &after));
@@ -224,7 +230,9 @@ fn submit(stream: &Stream, relay: &Lazy, transfer: &Transfer, after: &[Mark]) ->
                 }
             }
         }
-        Transfer::Encode { from, to, coding } => loaded(relay, stream)?.copy_out(stream, from, to, Some(coding))?,
+        Transfer::Encode { from, to, coding, seed } => {
+            loaded(relay, stream)?.copy_out(stream, from, to, Some((coding, *seed)))?;
+        }
         Transfer::Decode { from, to, coding } => loaded(relay, stream)?.copy_in(stream, from, to, Some(coding))?,
         Transfer::Within { from, to } => {
             if from.address() != to.address() {

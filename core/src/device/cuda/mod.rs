@@ -142,7 +142,7 @@ impl Device for CudaDevice {
     }
 
     fn encodes(&self, dtype: DType, codec: CodecSpec) -> bool {
-        relay::wire(dtype, codec).is_some()
+        relay::encodes(dtype, codec)
     }
 
     fn copy(&self, transfer: Transfer, after: &[Mark], issued: OnIssue, done: Done<()>) {
@@ -188,20 +188,20 @@ impl fmt::Debug for CudaDevice {
 
 /// The device and the direction of the queue that copies `transfer`; `None` if there is nothing to copy.
 fn route(transfer: &Transfer) -> Result<Option<(Ordinal, Direction)>> {
-    let (direction, runs, other): (_, &[DeviceRegion], _) = match transfer {
-        Transfer::Out { from, to } => (Direction::Out, from, to.len()),
-        Transfer::In { from, to } => (Direction::In, to, from.len()),
-        Transfer::Encode { from, to, coding } => (Direction::Out, from, decoded_bytes(coding, to.len())?),
-        Transfer::Decode { from, to, coding } => (Direction::In, to, decoded_bytes(coding, from.len())?),
+    let (direction, runs, coding, other): (_, &[DeviceRegion], _, _) = match transfer {
+        Transfer::Out { from, to } => (Direction::Out, from, None, to.len()),
+        Transfer::In { from, to } => (Direction::In, to, None, from.len()),
+        Transfer::Encode { from, to, coding, seed: _ } => (Direction::Out, from, Some(coding), to.len()),
+        Transfer::Decode { from, to, coding } => (Direction::In, to, Some(coding), from.len()),
         Transfer::Within { from, to } => {
             if from.device() != to.device() {
                 return Err(unequal(format!("from cuda:{} to cuda:{}", from.device(), to.device())));
             }
-            (Direction::Within, std::slice::from_ref(from), to.len())
+            (Direction::Within, std::slice::from_ref(from), None, to.len())
         }
     };
-    let bytes: usize = runs.iter().map(DeviceRegion::len).sum();
-    if bytes != other {
+    let bytes: u64 = runs.iter().map(|run| bytes_here(coding, run)).sum::<Result<_>>()?;
+    if bytes != other as u64 {
         return Err(unequal(format!("of {bytes} and {other} bytes")));
     }
     let Some(device) = runs.first().map(DeviceRegion::device).filter(|_| bytes > 0) else { return Ok(None) };
@@ -211,13 +211,15 @@ fn route(transfer: &Transfer) -> Result<Option<(Ordinal, Direction)>> {
     Ok(Some((device, direction)))
 }
 
-/// Bytes of the elements whose wire form has `bytes`.
-fn decoded_bytes(coding: &Coding, bytes: usize) -> Result<usize> {
-    let Some(wire) = relay::wire(coding.dtype, coding.codec) else {
-        return Err(unequal(format!("of {} as {}", coding.dtype, coding.codec)));
-    };
-    let elements = bytes as u64 / wire.bytes();
-    Ok(usize::try_from(elements * coding.dtype.bytes()).expect("within a part"))
+/// Bytes of a run on the host: of its body, if it is encoded.
+fn bytes_here(coding: Option<&Coding>, run: &DeviceRegion) -> Result<u64> {
+    match coding {
+        None => Ok(run.len() as u64),
+        Some(Coding { dtype, codec, .. }) if !relay::encodes(*dtype, *codec) => {
+            Err(unequal(format!("of {dtype} as {codec}")))
+        }
+        Some(coding) => Ok(relay::body_bytes(coding, run.len())),
+    }
 }
 
 #[expect(clippy::disallowed_methods, reason = "how long a device takes is measured where it is waited for")]
@@ -232,6 +234,7 @@ fn unequal(what: String) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::codec::testing;
     use crate::cuda::fake;
     use crate::local::numa;
     use crate::mem::borrow::region_of;
@@ -247,11 +250,14 @@ mod tests {
         assert!(matches!(out(Vec::new()), Err(Error::Internal { .. })));
         let mut encoded = |bytes, codec| {
             let coding = Coding { dtype: DType::F32, codec, divisor: 1.0 };
-            route(&Transfer::Encode { from: vec![run(1, bytes)], to: region_of(&mut host), coding })
+            let (from, to, seed) = (vec![run(1, bytes)], region_of(&mut host), testing::SEED());
+            route(&Transfer::Encode { from, to, coding, seed })
         };
         assert_eq!(encoded(16, CodecSpec::BF16), Ok(Some((Ordinal(1), Direction::Out))));
         assert!(matches!(encoded(8, CodecSpec::BF16), Err(Error::Internal { .. })));
         assert!(matches!(encoded(16, CodecSpec::PLAIN), Err(Error::Internal { .. })));
+        assert_eq!(encoded(16, "int8".parse().unwrap()), Ok(Some((Ordinal(1), Direction::Out))), "a scale and codes");
+        assert!(matches!(encoded(16, "int8:feedback=1".parse().unwrap()), Err(Error::Internal { .. })));
         let within = |to| route(&Transfer::Within { from: run(0, 4), to });
         assert_eq!(within(run(0, 4)), Ok(Some((Ordinal(0), Direction::Within))));
         assert!(matches!(within(run(1, 4)), Err(Error::Internal { .. })));

@@ -1,5 +1,5 @@
-//! Kernels in copies between a device and the host: they encode and decode the wire form, and gather and scatter small runs. A copy engine
-//! moves the bytes.
+//! Kernels in copies between a device and the host: they encode and decode bodies, and gather and scatter small runs. A copy engine moves
+//! the bytes.
 //!
 //! Between the two, the bytes lie in a buffer in device memory. Kernels and copies of one direction share a stream, so one buffer is
 //! enough: the next use of the buffer waits on the device for the last one. A kernel of 4 MiB takes about a tenth of the time of its copy.
@@ -8,22 +8,25 @@
 //!
 //! The driver checks the addresses of copies, but not those that a kernel is given: memory that is not the device's is a fault there.
 
+use std::cell::OnceCell;
 use std::sync::Arc;
 
 use super::copies::{copy_in, copy_out};
-use crate::codec::Coding;
-use crate::cuda::{Context, DeviceMemory, Kernels, Stream};
+use crate::codec::{Coding, Seed};
+use crate::cuda::{CodecKernels, Context, DeviceMemory, Kernels, Stream};
 use crate::error::Result;
 use crate::mem::{DeviceRegion, Region};
-use crate::types::{CodecSpec, DType, Span};
+use crate::types::{CodecSpec, DType, Encoding, Span};
 
 /// The kernels of one direction, and the buffer between kernels and copies.
 pub(super) struct Relay {
     kernels: Kernels,
+    /// Loaded for the first body that is no cast.
+    codecs: OnceCell<Result<CodecKernels>>,
     buffer: DeviceMemory,
 }
 
-/// Size of the buffer: the wire form of 4 MiB of f32, enough for copies at the rate of the bus.
+/// Size of the buffer: the wire form of 4 MiB of f32 in halves, enough for copies at the rate of the bus.
 const BUFFER_BYTES: usize = 2 << 20;
 
 /// The length from which a run is copied by itself. To submit a copy takes 5 to 7 µs whatever its length, and 256 KiB take 5 µs on the bus:
@@ -35,25 +38,41 @@ pub(super) fn are_small(one: &DeviceRegion, next: &DeviceRegion) -> bool {
     one.len() < SMALL_BYTES_MAX && next.len() < SMALL_BYTES_MAX
 }
 
-/// The type whose elements are an encoding of `dtype`, if a kernel casts to it and back.
-pub(super) fn wire(dtype: DType, codec: CodecSpec) -> Option<DType> {
-    const KERNELS: [(CodecSpec, DType); 2] = [(CodecSpec::F16, DType::F16), (CodecSpec::BF16, DType::BF16)];
-    // There is no kernel for f64.
-    let cast = KERNELS.into_iter().find(|(made, _)| *made == codec && dtype == DType::F32);
-    cast.map(|(_, wire)| wire)
+/// Whether there are kernels that encode `dtype` and decode it. Residuals lie in host memory, so the host works with error feedback.
+pub(super) fn encodes(dtype: DType, codec: CodecSpec) -> bool {
+    dtype == DType::F32 && !codec.has_feedback() && (cast(codec).is_some() || CodecKernels::know(codec))
+}
+
+/// The type whose elements are the bodies of `codec`, if they are casts.
+fn cast(codec: CodecSpec) -> Option<DType> {
+    match codec.encoding() {
+        Encoding::F16 => Some(DType::F16),
+        Encoding::BF16 => Some(DType::BF16),
+        _ => None,
+    }
 }
 
 impl Relay {
     /// The fewest small runs that go through the buffer: a kernel and a copy are two submissions, so from three on they are fewer.
     pub(super) const RUNS_MIN: usize = 3;
 
-    /// Loads the kernels and allocates the buffer.
+    /// Loads the kernels that every device needs, and allocates the buffer.
     ///
     /// # Errors
     /// [`Error::FailedPrecondition`](crate::Error::FailedPrecondition) if the driver cannot compile the kernels,
     /// [`Error::Device`](crate::Error::Device) if the device failed.
     pub(super) fn load(context: &Arc<Context>) -> Result<Self> {
-        Ok(Self { kernels: Kernels::load(context)?, buffer: context.memory(BUFFER_BYTES)? })
+        let (codecs, buffer) = (OnceCell::new(), context.memory(BUFFER_BYTES)?);
+        Ok(Self { kernels: Kernels::load(context)?, codecs, buffer })
+    }
+
+    /// Whether it has loaded what bodies of `codec` need.
+    pub(super) fn has_loaded(&self, codec: CodecSpec) -> bool {
+        !CodecKernels::know(codec) || self.codecs.get().is_some()
+    }
+
+    fn codecs(&self, stream: &Stream) -> Result<&CodecKernels> {
+        self.codecs.get_or_init(|| CodecKernels::load(stream.context())).as_ref().map_err(Clone::clone)
     }
 
     /// Submits kernels that bring `from`, run after run, to the buffer, encoded if there is a `coding`, and copies of the buffer to `to`.
@@ -62,18 +81,22 @@ impl Relay {
         stream: &Stream,
         from: &[DeviceRegion],
         to: &Region,
-        coding: Option<&Coding>,
+        coding: Option<(&Coding, Seed)>,
     ) -> Result<()> {
-        let mut at = 0;
-        let cast = Cast::of(coding);
-        for batch in batches(from, cast) {
-            let (places, filled) = self.places(&batch, cast);
+        let (mut at, mut elements) = (0, 0);
+        let form = Form::of(coding.map(|(coding, _)| coding));
+        for batch in batches(from, &form) {
+            let (places, filled) = self.places(&batch, &form);
             let runs = batch.iter().zip(&places);
             match coding {
-                Some(coding) => {
-                    self.kernels.scale(stream, coding.divisor.recip(), (coding.dtype, wire_of(coding)), runs)?;
-                }
                 None => self.kernels.copy(stream, runs)?,
+                Some((coding, seed)) => match cast(coding.codec).filter(|_| !coding.codec.is_stochastic()) {
+                    Some(wire) => self.kernels.scale(stream, coding.divisor.recip(), (coding.dtype, wire), runs)?,
+                    None => {
+                        self.codecs(stream)?.encode(stream, coding, seed.from_element(elements), runs)?;
+                        elements += batch.iter().map(|run| run.len() as u64 / coding.dtype.bytes()).sum::<u64>();
+                    }
+                },
             }
             copy_out(stream, &filled, to.part(Span { offset: at, bytes: filled.len() as u64 }))?;
             at += filled.len() as u64;
@@ -90,25 +113,28 @@ impl Relay {
         coding: Option<&Coding>,
     ) -> Result<()> {
         let mut at = 0;
-        let cast = Cast::of(coding);
-        for batch in batches(to, cast) {
-            let (places, filled) = self.places(&batch, cast);
+        let form = Form::of(coding);
+        for batch in batches(to, &form) {
+            let (places, filled) = self.places(&batch, &form);
             copy_in(stream, &from.part(Span { offset: at, bytes: filled.len() as u64 }), &filled)?;
             at += filled.len() as u64;
             let runs = places.iter().zip(&batch);
             match coding {
-                Some(coding) => self.kernels.scale(stream, 1.0, (wire_of(coding), coding.dtype), runs)?,
                 None => self.kernels.copy(stream, runs)?,
+                Some(coding) => match cast(coding.codec) {
+                    Some(wire) => self.kernels.scale(stream, 1.0, (wire, coding.dtype), runs)?,
+                    None => self.codecs(stream)?.decode(stream, coding, runs)?,
+                },
             }
         }
         Ok(())
     }
 
     /// Where each run of a batch lies in the buffer, and all of them together.
-    fn places(&self, batch: &[DeviceRegion], cast: Cast) -> (Vec<DeviceRegion>, DeviceRegion) {
+    fn places(&self, batch: &[DeviceRegion], form: &Form) -> (Vec<DeviceRegion>, DeviceRegion) {
         let mut filled = 0;
         let mut place = |run: &DeviceRegion| {
-            let bytes = run.len() as u64 / cast.there * cast.here;
+            let bytes = form.bytes(run.len());
             filled += bytes;
             self.buffer.region().part(Span { offset: filled - bytes, bytes })
         };
@@ -117,40 +143,49 @@ impl Relay {
     }
 }
 
-/// Bytes of an element in a tensor, and of its form in the buffer.
-#[derive(Clone, Copy)]
-struct Cast {
+/// How runs lie in the buffer.
+struct Form {
+    coding: Option<Coding>,
+    /// Bytes of a run that is encoded on its own, in a tensor.
     there: u64,
+    /// At most so many bytes it has in the buffer.
     here: u64,
 }
 
-impl Cast {
+impl Form {
     /// Without a coding, bytes stay bytes.
     fn of(coding: Option<&Coding>) -> Self {
-        let cast = |coding: &Coding| Self { there: coding.dtype.bytes(), here: wire_of(coding).bytes() };
-        coding.map_or(Self { there: 1, here: 1 }, cast)
+        let Some(coding) = coding else { return Self { coding: None, there: 1, here: 1 } };
+        let unit = coding.codec().unit(u64::MAX);
+        Self { coding: Some(*coding), there: unit.len * coding.dtype.bytes(), here: unit.bytes }
+    }
+
+    /// Bytes in the buffer of a run of so many bytes.
+    fn bytes(&self, there: usize) -> u64 {
+        self.coding.as_ref().map_or(there as u64, |coding| body_bytes(coding, there))
     }
 }
 
-fn wire_of(coding: &Coding) -> DType {
-    wire(coding.dtype, coding.codec).expect("`route` refuses what a device does not encode")
+/// Bytes of the body of a run of elements of so many bytes.
+pub(super) fn body_bytes(coding: &Coding, elements_bytes: usize) -> u64 {
+    coding.codec().body_bytes(elements_bytes as u64 / coding.dtype.bytes()).max()
 }
 
-/// Cuts and gathers the runs, in order, into batches whose form in the buffer fits it.
-fn batches(runs: &[DeviceRegion], Cast { there, here }: Cast) -> Vec<Vec<DeviceRegion>> {
-    let bytes_max = BUFFER_BYTES as u64 / here * there;
+/// Cuts and gathers the runs, in order, into batches whose form in the buffer fits it. A run is cut between what is encoded on its own.
+fn batches(runs: &[DeviceRegion], Form { there, here, .. }: &Form) -> Vec<Vec<DeviceRegion>> {
+    let units_max = BUFFER_BYTES as u64 / here;
     let (mut batches, mut room) = (Vec::new(), 0);
     for run in runs {
         let (mut offset, end) = (0, run.len() as u64);
         while offset < end {
             if room == 0 {
                 batches.push(Vec::new());
-                room = bytes_max;
+                room = units_max;
             }
-            let bytes = room.min(end - offset);
+            let bytes = (room * there).min(end - offset);
             batches.last_mut().expect("pushed above").push(run.part(Span { offset, bytes }));
             offset += bytes;
-            room -= bytes;
+            room -= bytes.div_ceil(*there);
         }
     }
     batches
@@ -161,10 +196,12 @@ mod tests {
     use std::sync::mpsc;
     use std::time::Duration;
 
+    use fakecuda::Control;
+
     use super::*;
-    use crate::codec;
+    use crate::codec::{Tools, Workspace, testing};
     use crate::config::Config;
-    use crate::cuda::{OnIssue, fake};
+    use crate::cuda::{Mark, OnIssue, fake};
     use crate::device::{CudaDevice, Device, Transfer};
     use crate::mem::Ordinal;
     use crate::mem::borrow::region_of;
@@ -173,46 +210,77 @@ mod tests {
 
     #[test]
     fn a_device_encodes_and_decodes_as_the_host_does() {
-        let (control, _driver) = fake::driver();
-        let config = Config { cuda_lib: Some(fakecuda::library()), ..Config::default() };
-        let cuda = CudaDevice::load(&config).unwrap();
+        let world = World::start();
         let values: Vec<u8> = (0..1000_u32).flat_map(|index| (0.37 * index as f32 - 100.0).to_le_bytes()).collect();
-        let address = control.allocate(0, values.len());
+        let address = world.control.allocate(0, values.len());
         let run = |offset: u64, bytes: usize| DeviceRegion::new(Ordinal(0), address + offset, bytes);
         // Not in the order of their addresses.
         let runs = || vec![run(400, 3600), run(0, 400)];
-        let given = [&values[400..], &values[..400]].concat();
-        for (codec, divisor) in [(CodecSpec::F16, 4.0), (CodecSpec::BF16, 1.0)] {
-            let kernels = reduce::Kernels::portable();
-            let coder = codec::of(codec, DType::F32).unwrap();
-            let expected = codec::testing::encoded(&*coder, kernels, divisor, &given, 1000).unwrap();
-            let mut elements = vec![0; 4000];
-            coder.decode(kernels, &expected, &mut elements).unwrap();
-
+        for codec in [
+            "fp16",
+            "bf16",
+            "bf16:stochastic=1",
+            "int8:block=32",
+            "int8:block=77,stochastic=1",
+            "int4:block=33",
+            "int4:stochastic=1",
+            "fp8_e4m3",
+            "fp8_e5m2:block=64,stochastic=1",
+        ] {
+            let codec: CodecSpec = codec.parse().unwrap();
+            let divisor = if codec == CodecSpec::F16 { 4.0 } else { 1.0 };
             let coding = Coding { dtype: DType::F32, codec, divisor };
-            control.produce(0, 0, address, &values);
-            let mark = cuda.mark(Ordinal(0), 0).unwrap();
-            let mut body = vec![0; 2000];
-            finish(&cuda, Transfer::Encode { from: runs(), to: region_of(&mut body), coding }, &[mark]);
-            assert_eq!(body, expected, "{codec}");
-            finish(&cuda, Transfer::Decode { from: region_of(&mut body), to: runs(), coding }, &[]);
-            let found = control.consume(0, 0, address, 4000);
-            assert_eq!([&found[400..], &found[..400]].concat(), elements, "{codec}");
+            // Each run has blocks of its own, and what is drawn goes on.
+            let bodies = [on_the_host(&coding, 0, &values[400..]), on_the_host(&coding, 900, &values[..400])];
+            let elements = bodies.each_ref().map(|body| back_on_the_host(&coding, body));
+            world.control.produce(0, 0, address, &values);
+            let mark = world.cuda.mark(Ordinal(0), 0).unwrap();
+            let mut body = vec![0; bodies.concat().len()];
+            let encoding = Transfer::Encode { from: runs(), to: region_of(&mut body), coding, seed: testing::SEED() };
+            world.finish(encoding, &[mark]);
+            assert!(body == bodies.concat(), "{codec}");
+            world.finish(Transfer::Decode { from: region_of(&mut body), to: runs(), coding }, &[]);
+            let found = world.control.consume(0, 0, address, 4000);
+            assert!([&found[400..], &found[..400]].concat() == elements.concat(), "{codec}");
         }
+    }
+
+    #[test]
+    fn draws_go_on_where_a_body_does_not_fit_the_buffer() {
+        let world = World::start();
+        let len = BUFFER_BYTES / 2 + 100;
+        let values: Vec<u8> = (0..len).flat_map(|index| (index as f32).to_le_bytes()).collect();
+        let address = world.control.allocate(0, values.len());
+        world.control.produce(0, 0, address, &values);
+        let codec = CodecSpec::BF16.with_stochastic();
+        let coding = Coding { dtype: DType::F32, codec, divisor: 1.0 };
+        let from = vec![DeviceRegion::new(Ordinal(0), address, values.len())];
+        let mut body = vec![0; 2 * len];
+        let mark = world.cuda.mark(Ordinal(0), 0).unwrap();
+        world.finish(Transfer::Encode { from, to: region_of(&mut body), coding, seed: testing::SEED() }, &[mark]);
+        assert!(body == on_the_host(&coding, 0, &values));
     }
 
     #[test]
     fn runs_are_cut_and_gathered_to_the_length_of_the_buffer() {
         let run = |bytes: usize| DeviceRegion::new(Ordinal(0), 0x1000, bytes);
-        let lens = |runs: &[DeviceRegion]| {
-            let batches = batches(runs, Cast { there: 4, here: 2 });
+        let lens = |form: &Form, runs: &[DeviceRegion]| {
+            let batches = batches(runs, form);
             batches.iter().map(|batch| batch.iter().map(DeviceRegion::len).collect::<Vec<_>>()).collect::<Vec<_>>()
         };
+        let halves = Form { coding: None, there: 4, here: 2 };
         let full = 2 * BUFFER_BYTES;
-        assert_eq!(lens(&[]), Vec::<Vec<usize>>::new());
-        assert_eq!(lens(&[run(8), run(0), run(4)]), [vec![8, 4]]);
-        assert_eq!(lens(&[run(8), run(full), run(4)]), [vec![8, full - 8], vec![8, 4]]);
-        assert_eq!(lens(&[run(full), run(full + 4)]), [vec![full], vec![full], vec![4]]);
+        assert_eq!(lens(&halves, &[]), Vec::<Vec<usize>>::new());
+        assert_eq!(lens(&halves, &[run(8), run(0), run(4)]), [vec![8, 4]]);
+        assert_eq!(lens(&halves, &[run(8), run(full), run(4)]), [vec![8, full - 8], vec![8, 4]]);
+        assert_eq!(lens(&halves, &[run(full), run(full + 4)]), [vec![full], vec![full], vec![4]]);
+        let coding = Coding { dtype: DType::F32, codec: "int8:block=32".parse().unwrap(), divisor: 1.0 };
+        let blocks = Form::of(Some(&coding));
+        // As many blocks of 32 elements and a scale as fit.
+        let full = BUFFER_BYTES / 36 * 128;
+        assert_eq!(lens(&blocks, &[run(full + 4)]), [vec![full], vec![4]]);
+        assert_eq!(lens(&blocks, &[run(4), run(full)]), [vec![4, full - 128], vec![128]], "an element takes a block");
+        assert_eq!([blocks.bytes(128), blocks.bytes(132)], [36, 36 + 5]);
     }
 
     #[test]
@@ -225,15 +293,49 @@ mod tests {
     }
 
     #[test]
-    fn only_what_a_kernel_casts_is_encoded_on_a_device() {
-        assert_eq!(wire(DType::F32, CodecSpec::F16), Some(DType::F16));
-        assert_eq!(wire(DType::F32, CodecSpec::BF16), Some(DType::BF16));
-        assert_eq!([wire(DType::F64, CodecSpec::F16), wire(DType::F32, CodecSpec::PLAIN)], [None; 2]);
+    fn only_what_kernels_know_is_encoded_on_a_device() {
+        let is_encoded = |codec: &str| encodes(DType::F32, codec.parse().unwrap());
+        let known = ["fp16", "bf16", "bf16:stochastic=1", "int8:block=32", "int4:stochastic=1", "fp8_e4m3", "fp8_e5m2"];
+        assert!(known.into_iter().all(is_encoded));
+        let unknown = ["none", "topk", "randomk", "bf16:feedback=1", "int8:feedback=1"];
+        assert!(!unknown.into_iter().any(is_encoded));
+        assert!(!encodes(DType::F64, CodecSpec::F16) && !encodes(DType::F64, "int8".parse().unwrap()));
     }
 
-    fn finish(cuda: &CudaDevice, transfer: Transfer, after: &[crate::cuda::Mark]) {
-        let (sender, outcome) = mpsc::channel();
-        cuda.copy(transfer, after, OnIssue::nobody(), Done::new(move |outcome| sender.send(outcome).unwrap()));
-        assert_eq!(outcome.recv_timeout(Duration::from_secs(60)), Ok(Ok(())));
+    /// The body of elements of which the first one has this index in its part.
+    fn on_the_host(coding: &Coding, first: u64, elements: &[u8]) -> Vec<u8> {
+        let mut body = vec![0; body_bytes(coding, elements.len()) as usize];
+        let (kernels, seed) = (reduce::Kernels::portable(), testing::SEED().from_element(first));
+        let tools = Tools { kernels, seed, workspace: &mut Workspace::default() };
+        coding.codec().encode(tools, coding.divisor, elements, &mut body).unwrap();
+        body
+    }
+
+    /// The elements of a body of 900 or 100 of them.
+    fn back_on_the_host(coding: &Coding, body: &[u8]) -> Vec<u8> {
+        let len = [3600, 400].into_iter().find(|bytes| body_bytes(coding, *bytes) == body.len() as u64);
+        let mut elements = vec![0; len.unwrap()];
+        coding.codec().decode(reduce::Kernels::portable(), body, &mut elements).unwrap();
+        elements
+    }
+
+    struct World {
+        control: Control,
+        cuda: CudaDevice,
+    }
+
+    impl World {
+        fn start() -> Self {
+            let (control, _driver) = fake::driver();
+            let config = Config { cuda_lib: Some(fakecuda::library()), ..Config::default() };
+            Self { control, cuda: CudaDevice::load(&config).unwrap() }
+        }
+
+        fn finish(&self, transfer: Transfer, after: &[Mark]) {
+            let (sender, outcome) = mpsc::channel();
+            let done = Done::new(move |outcome| sender.send(outcome).unwrap());
+            self.cuda.copy(transfer, after, OnIssue::nobody(), done);
+            assert_eq!(outcome.recv_timeout(Duration::from_secs(60)), Ok(Ok(())));
+        }
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::super::metrics::Metrics;
 use super::super::shared::Shared;
 use super::super::submit::HERE_BYTES_MAX;
-use crate::codec::Coding;
+use crate::codec::{Coding, Seed};
 use crate::cuda::{Mark, OnIssue};
 use crate::device::{Device, Transfer};
 use crate::error::Result;
@@ -41,6 +41,7 @@ pub(super) fn to_host(
     };
     let transfer = shared.with(|state, now| {
         let payload = state.payloads.get_mut(task.id).expect("a task has a payload until it is released");
+        let coding = coding.map(|coding| (coding, Seed::of(task.part, task.round)));
         let transfer = payload.on_device().stage(staging, coding);
         if contributes {
             return Some(transfer);

@@ -93,7 +93,7 @@ impl WorkerProcess {
     }
 }
 
-/// The wire form of these elements, which has so many bytes. Devices know casts only.
+/// The wire form of these elements, which has so many bytes. The workload has casts on devices only, which draw nothing.
 pub(super) fn encoded(coding: Coding, elements: &[u8], bytes: u64) -> Vec<u8> {
     let len = elements.len() as u64 / coding.dtype.bytes();
     let body = testing::encoded(&*coding.codec(), Kernels::detect(), coding.divisor, elements, len);
