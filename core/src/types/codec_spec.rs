@@ -1,6 +1,5 @@
 //! A codec with its parameters: a value of a tensor's declaration, and of each body. [`codec`](crate::codec) makes the bodies.
 
-use self::text::known_parameters;
 use super::{DType, Momentum, Op};
 use crate::error::{Error, Result};
 
@@ -439,6 +438,18 @@ fn two_shares(spec: CodecSpec) -> Error {
         what: format!("codec {}: k is {k} and count is {count}", spec.encoding),
         hint: "give k, in millionths of a part, or count, elements of each part".to_owned(),
     }
+}
+
+/// What can be written behind the name of a codec.
+fn known_parameters(encoding: Encoding) -> String {
+    let Row { parameters, flags, .. } = encoding.row();
+    if parameters.is_empty() && *flags == 0 {
+        return format!("{encoding} has no parameters");
+    }
+    let texts = parameters.iter().map(|parameter| format!("{}={}", parameter.name, parameter.default));
+    let named = FLAGS.iter().filter(|(bit, _)| flags & bit != 0);
+    let texts = texts.chain(named.map(|(_, name)| format!("{name}=1")));
+    format!("for example {encoding}:{}", texts.collect::<Vec<_>>().join(","))
 }
 
 /// The bits of [`FLAGS`] in a wire code.

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::{CodecSpec, Encoding, FEEDBACK, FLAGS, MOMENTA, Row, TABLE, two_shares};
+use super::{CodecSpec, Encoding, FEEDBACK, FLAGS, MOMENTA, TABLE, known_parameters, two_shares};
 use crate::error::{Error, Result};
 use crate::types::Momentum;
 
@@ -85,16 +85,4 @@ impl FromStr for CodecSpec {
         }
         spec.check()
     }
-}
-
-/// What can be written behind the name of a codec.
-pub(super) fn known_parameters(encoding: Encoding) -> String {
-    let Row { parameters, flags, .. } = encoding.row();
-    if parameters.is_empty() && *flags == 0 {
-        return format!("{encoding} has no parameters");
-    }
-    let texts = parameters.iter().map(|parameter| format!("{}={}", parameter.name, parameter.default));
-    let named = FLAGS.iter().filter(|(bit, _)| flags & bit != 0);
-    let texts = texts.chain(named.map(|(_, name)| format!("{name}=1")));
-    format!("for example {encoding}:{}", texts.collect::<Vec<_>>().join(","))
 }
