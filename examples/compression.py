@@ -112,11 +112,11 @@ def launch(options: argparse.Namespace) -> int:
                 return 2
             if code != 0:
                 return code
-            trained[rate] = [Trained(**fields) for fields in json.loads(found.read_text())]
+            trained[rate] = [Trained(**fields) for fields in json.loads(found.read_text(encoding="utf-8"))]
         for task in options.tasks:
             report(rate, task, [one for one in trained[rate] if one.task == task], options)
     if options.json:
-        options.json.write_text(json.dumps({rate: list(map(asdict, ones)) for rate, ones in trained.items()}))
+        options.json.write_text(json.dumps({rate: list(map(asdict, ones)) for rate, ones in trained.items()}), encoding="utf-8")
     draw(trained, options)
     return 0
 
@@ -285,7 +285,7 @@ def work(options: argparse.Namespace) -> int:
             if gl.rank() == 0:
                 print(f"{name}, {contender}: {one.seconds[-1]:.1f} s", file=sys.stderr)
     if gl.rank() == 0:
-        options.worker.write_text(json.dumps(list(map(asdict, trained))))
+        options.worker.write_text(json.dumps(list(map(asdict, trained))), encoding="utf-8")
     if differ:
         print(f"workers have different weights: {'; '.join(differ)}", file=sys.stderr)
     distributed.destroy_process_group()
@@ -346,7 +346,7 @@ def train(task_name: str, contender: str, task: Task, model: nn.Module, steps: i
 def link_bytes() -> int:
     """What the link of this machine has carried in both directions, headers included."""
     name = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
-    lines = Path("/proc/self/net/dev").read_text().splitlines()
+    lines = Path("/proc/self/net/dev").read_text(encoding="utf-8").splitlines()
     counts = next(line.partition(":")[2].split() for line in lines if line.strip().startswith(f"{name}:"))
     return int(counts[0]) + int(counts[8])
 

@@ -16,6 +16,8 @@ __all__ = [
     "Session",
     "__version__",
     "cli_main",
+    "codec_of",
+    "compression_settings",
     "config_report",
     "copy_seconds",
     "detect_launch",
