@@ -25,7 +25,6 @@
 mod grid;
 
 use std::marker::PhantomData;
-use std::num::NonZeroU32;
 
 use self::grid::{Block, E4m3, E5m2, Grid, Int4, Int8};
 use super::cast::folding;
@@ -131,11 +130,6 @@ impl Codec for Blocks {
     fn unit(&self, len: u64) -> Unit {
         let len = len.min(self.block as u64);
         Unit { len, bytes: self.bytes_of(len as usize) as u64 }
-    }
-
-    fn divisor(&self, _op: Op, _ranks: NonZeroU32) -> f64 {
-        // A scale has the range of f32, and the ranks added in f32.
-        1.0
     }
 
     fn encode(&self, tools: Tools<'_>, divisor: f64, elements: &[u8], body: &mut [u8]) -> Result<usize, Refusal> {

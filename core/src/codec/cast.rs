@@ -18,7 +18,7 @@
 use std::num::NonZeroU32;
 
 use super::interface::{BodyBytes, Codec, Malformed, Refusal, Unit};
-use super::tools::{Draws, Tools, divides, dividing, narrow_doubles, widen_floats};
+use super::tools::{Draws, F32_BYTES, Tools, divides, dividing, narrow_doubles, widen_floats};
 use crate::reduce::{Kernels, Loops};
 use crate::types::{CodecSpec, DType, Encoding, Op};
 
@@ -31,8 +31,6 @@ pub struct Cast {
     stochastic: bool,
 }
 
-/// Bytes of one f32. Sums are f32, and f64 is cast through f32.
-const F32_BYTES: usize = 4;
 /// Number of elements that are cast at a time, through f32 on the stack.
 const RUN: usize = 512;
 

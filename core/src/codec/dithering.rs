@@ -23,10 +23,8 @@
 //!
 //! A part is one unit. It travels plain if it has a NaN or an infinity, if its scale is no f32, or if its wire form would not be shorter.
 
-use std::num::NonZeroU32;
-
 use super::interface::{BodyBytes, Codec, Malformed, Refusal, Unit};
-use super::tools::{Draws, Largest, Tools, divided, dividing, offset, whole};
+use super::tools::{Draws, F32_BYTES, Largest, SIGN, Tools, add_at, divided, dividing, offset, whole};
 use crate::reduce::{Kernels, Loops};
 use crate::types::{CodecSpec, DType, Op};
 
@@ -54,11 +52,8 @@ enum Norm {
     Euclid,
 }
 
-const F32_BYTES: usize = 4;
 /// Elements whose levels are drawn at a time.
 const RUN: usize = 1024;
-/// The bit of an f32's sign.
-const SIGN: u32 = 1 << 31;
 
 impl Dithering {
     /// The codec `spec`, whose parameters are the number that gives the levels, whether these are natural, and the norm.
@@ -163,11 +158,6 @@ impl Codec for Dithering {
         Unit { len, bytes: len * DType::F32.bytes() }
     }
 
-    fn divisor(&self, _op: Op, _ranks: NonZeroU32) -> f64 {
-        // The scale has the range of f32, and the ranks added in f32.
-        1.0
-    }
-
     fn encode(&self, tools: Tools<'_>, divisor: f64, elements: &[u8], body: &mut [u8]) -> Result<usize, Refusal> {
         self.write(tools, dividing(divisor), divisor, elements, body)
     }
@@ -189,9 +179,7 @@ impl Codec for Dithering {
 
     fn add(&self, _kernels: Kernels, _op: Op, weight: f64, body: &[u8], sum: &mut [u8]) -> Result<(), Malformed> {
         let (floats, _) = sum.as_chunks_mut::<F32_BYTES>();
-        self.each(body, floats.len(), |at, value| {
-            floats[at] = (f32::from_le_bytes(floats[at]) + weight as f32 * value).to_le_bytes();
-        })
+        self.each(body, floats.len(), |at, value| add_at(&mut floats[at], weight, value))
     }
 
     fn finish(&self, tools: Tools<'_>, op: Op, divisor: f64, sum: &[u8], body: &mut [u8]) -> Result<usize, Refusal> {

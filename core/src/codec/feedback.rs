@@ -16,8 +16,8 @@
 //! An element whose loss is not finite leaves no residual: NaN and infinities reach the sum of their round, and no later one.
 
 use super::interface::{Codec, Refusal};
-use super::tools::Tools;
-use crate::types::{DType, Momentum};
+use super::tools::{F32_BYTES, Tools};
+use crate::types::Momentum;
 
 /// What the bodies of a part have lost so far: an f32 for each element.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
@@ -150,9 +150,6 @@ impl Residual {
         used
     }
 }
-
-/// The type of a residual, and of the elements that have one.
-const F32_BYTES: usize = DType::F32.bytes() as usize;
 
 /// Elements that are encoded and decoded at once, if the codec's units are not larger: with their residual and their decoded form they fit
 /// into the nearest caches.

@@ -118,8 +118,10 @@ pub trait Codec: fmt::Debug + Send + Sync {
 
     /// The divisor of the sum of `ranks` ranks before encoding. It keeps the sum in the range of the wire form if the mean is in that
     /// range. It is a power of two, so the division loses nothing. The server multiplies by it: it passes the divisor as the contribution's
-    /// weight to [`start`](Self::start) and [`add`](Self::add).
-    fn divisor(&self, op: Op, ranks: NonZeroU32) -> f64;
+    /// weight to [`start`](Self::start) and [`add`](Self::add). It is 1 where the wire form has the range of f32, in which ranks add.
+    fn divisor(&self, _op: Op, _ranks: NonZeroU32) -> f64 {
+        1.0
+    }
 
     /// Encodes elements divided by `divisor`. Returns how many bytes of `body` it used. `body` has room for [`BodyBytes::max`].
     ///

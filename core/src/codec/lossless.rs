@@ -18,8 +18,6 @@
 //!
 //! A decoder takes memory for one run, whatever a body says.
 
-use std::num::NonZeroU32;
-
 use super::cast::folding;
 use super::deflate::{Deflater, Inflater};
 use super::interface::{BodyBytes, Codec, Malformed, Refusal, Unit};
@@ -155,10 +153,6 @@ impl Codec for Lossless {
 
     fn sum_type(&self) -> DType {
         self.elements.accumulator()
-    }
-
-    fn divisor(&self, _op: Op, _ranks: NonZeroU32) -> f64 {
-        1.0
     }
 
     fn encode(&self, tools: Tools<'_>, divisor: f64, elements: &[u8], body: &mut [u8]) -> Result<usize, Refusal> {

@@ -22,11 +22,9 @@
 //!
 //! A part is one unit, because all of its elements share the scale.
 
-use std::num::NonZeroU32;
-
 use super::cast::folding;
 use super::interface::{BodyBytes, Codec, Malformed, Refusal, Unit};
-use super::tools::{Tools, divided, dividing};
+use super::tools::{F32_BYTES, SIGN, Tools, divided, dividing};
 use crate::reduce::{Kernels, Loops};
 use crate::types::{CodecSpec, DType, Op};
 
@@ -38,13 +36,10 @@ pub struct OneBit {
     scales: bool,
 }
 
-const F32_BYTES: usize = 4;
 /// Elements of a word.
 const PER_WORD: usize = 32;
 /// Elements that are decoded at a time, to be added.
 const RUN: usize = 64 * PER_WORD;
-/// The bit of an f32's sign.
-const SIGN: u32 = 1 << 31;
 
 impl OneBit {
     /// The codec `spec`, whose only parameter says whether there is a scale.
@@ -118,11 +113,6 @@ impl Codec for OneBit {
 
     fn unit(&self, len: u64) -> Unit {
         Unit { len, bytes: (len.div_ceil(PER_WORD as u64) + 1) * F32_BYTES as u64 }
-    }
-
-    fn divisor(&self, _op: Op, _ranks: NonZeroU32) -> f64 {
-        // The scale has the range of f32, and the ranks added in f32.
-        1.0
     }
 
     fn encode(&self, tools: Tools<'_>, divisor: f64, elements: &[u8], body: &mut [u8]) -> Result<usize, Refusal> {

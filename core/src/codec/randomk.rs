@@ -16,10 +16,8 @@
 //! feedback it is sent as it is, and what is not sent comes later. If any element of a part is a NaN or an infinity, all values are NaN:
 //! else it would depend on the places whether anybody notices.
 
-use std::num::NonZeroU32;
-
 use super::interface::{BodyBytes, Codec, Malformed, Refusal, Unit};
-use super::tools::{Draws, Tools, dividing, scatter, scatter_add, share_of};
+use super::tools::{Draws, F32_BYTES, Tools, dividing, scatter, scatter_add, share_of};
 use crate::reduce::Kernels;
 use crate::types::{CodecSpec, DType, Op};
 
@@ -31,7 +29,6 @@ pub struct RandomK {
     millionths: u64,
 }
 
-const F32_BYTES: usize = 4;
 const SEED_BYTES: usize = 8;
 
 impl RandomK {
@@ -85,11 +82,6 @@ impl Codec for RandomK {
 
     fn unit(&self, len: u64) -> Unit {
         Unit { len, bytes: self.body_bytes(len).max() }
-    }
-
-    fn divisor(&self, _op: Op, _ranks: NonZeroU32) -> f64 {
-        // Values have the range of f32, and the ranks added in f32.
-        1.0
     }
 
     fn encode(&self, tools: Tools<'_>, divisor: f64, elements: &[u8], body: &mut [u8]) -> Result<usize, Refusal> {

@@ -4,6 +4,11 @@ use super::deflate::Deflater;
 use crate::reduce::{Kernels, Loops};
 use crate::types::{DType, Op, PartId, Round};
 
+/// Bytes of an f32: sums are f32, and f64 is encoded through it.
+pub(super) const F32_BYTES: usize = DType::F32.bytes() as usize;
+/// The bit of an f32's sign.
+pub(super) const SIGN: u32 = 1 << 31;
+
 /// What [`Codec::encode`](super::Codec::encode) and [`Codec::finish`](super::Codec::finish) work with.
 #[derive(Debug)]
 pub struct Tools<'a> {
@@ -139,7 +144,7 @@ impl Loops for Largest<'_> {
 
     #[inline(always)]
     fn run(self) -> u32 {
-        self.0.iter().fold(0, |largest, float| largest.max(u32::from_le_bytes(*float) & !(1 << 31)))
+        self.0.iter().fold(0, |largest, float| largest.max(u32::from_le_bytes(*float) & !SIGN))
     }
 }
 
@@ -188,7 +193,12 @@ pub(super) fn scatter(entries: impl Iterator<Item = (usize, f32)>, elements: &mu
 /// Adds `weight` times each of these entries to a sum of f32.
 pub(super) fn scatter_add(entries: impl Iterator<Item = (usize, f32)>, weight: f64, sum: &mut [u8]) {
     let (floats, _) = sum.as_chunks_mut();
-    entries.for_each(|(at, value)| floats[at] = (f32::from_le_bytes(floats[at]) + weight as f32 * value).to_le_bytes());
+    entries.for_each(|(at, value)| add_at(&mut floats[at], weight, value));
+}
+
+/// Adds `weight` times a value to an element of a sum of f32.
+pub(super) fn add_at(element: &mut [u8; F32_BYTES], weight: f64, value: f32) {
+    *element = (f32::from_le_bytes(*element) + weight as f32 * value).to_le_bytes();
 }
 
 /// 2^64 divided by the golden ratio: multiples of it are spread evenly.

@@ -19,10 +19,8 @@
 //!
 //! A part is one unit. It travels plain if it has a NaN or an infinity, or if its wire form would not be shorter.
 
-use std::num::NonZeroU32;
-
 use super::interface::{BodyBytes, Codec, Malformed, Refusal, Unit};
-use super::tools::{Seed, Tools, divided, dividing, scatter, scatter_add, share_of};
+use super::tools::{F32_BYTES, SIGN, Seed, Tools, divided, dividing, scatter, scatter_add, share_of};
 use crate::reduce::Kernels;
 use crate::types::{CodecSpec, DType, Op, Round};
 
@@ -44,11 +42,10 @@ enum Given {
     Count(u64),
 }
 
-const F32_BYTES: usize = 4;
 /// The millionths that are sent in the first rounds of a warm-up.
 const WARM: u64 = 250_000;
 /// An f32 without its sign. Magnitudes are ordered as these bits are.
-const MAGNITUDE: u32 = !(1 << 31);
+const MAGNITUDE: u32 = !SIGN;
 /// The magnitude of an infinity. Those of NaNs are above it.
 const INFINITE: u32 = f32::INFINITY.to_bits();
 
@@ -92,11 +89,6 @@ impl Codec for TopK {
 
     fn unit(&self, len: u64) -> Unit {
         Unit { len, bytes: len * DType::F32.bytes() }
-    }
-
-    fn divisor(&self, _op: Op, _ranks: NonZeroU32) -> f64 {
-        // Values have the range of f32, and the ranks added in f32.
-        1.0
     }
 
     fn encode(&self, tools: Tools<'_>, divisor: f64, elements: &[u8], body: &mut [u8]) -> Result<usize, Refusal> {

@@ -5,7 +5,7 @@ use half::bf16;
 use super::*;
 use crate::codec::{self, AnyCodec, Seed, Workspace};
 use crate::reduce::Kernels;
-use crate::types::{CodecSpec, Op, PartId, Round, TensorKey};
+use crate::types::{CodecSpec, DType, Op, PartId, Round, TensorKey};
 
 #[test]
 fn what_was_delivered_and_the_residual_are_what_was_given() {
