@@ -27,7 +27,7 @@ class Averaging:
         Raises:
             InvalidArgumentError: it acts on none.
         """
-        if self.compression is not None and not self.compression.is_cast and self.compression.codec != "auto":
+        if self.compression is not None and self.compression.must_act:
             rows = tuple((name, dtype, tuple(shape)) for name, dtype, shape in tensors)
             _check_active(self.compression, self.reduction.codec, rows)
 

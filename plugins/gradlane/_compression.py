@@ -55,6 +55,11 @@ class Compressor:
         """Whether it rounds each element on its own, or keeps it. Such a codec acts on every tensor."""
         return self.codec.partition(":")[0] in ("none", "fp16", "bf16", "lossless")
 
+    @property
+    def must_act(self) -> bool:
+        """Whether it is an error if it acts on no parameter of a model."""
+        return not self.is_cast
+
 
 @dataclass(frozen=True, slots=True)
 class AutoCompressor(Compressor):
@@ -73,6 +78,11 @@ class AutoCompressor(Compressor):
     @property
     def is_cast(self) -> bool:
         """Not known before it is measured."""
+        return False
+
+    @property
+    def must_act(self) -> bool:
+        """It may take none."""
         return False
 
 

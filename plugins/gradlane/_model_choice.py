@@ -43,7 +43,7 @@ def codecs_of_model(choice: Choice, tensors: Sequence[tuple[str, str, tuple[int,
         return [_core.codec_of(codec, *tensor) for codec, tensor in zip(chosen, tensors, strict=True)]
     codec = codec_of_model(choice)
     found = [_core.codec_of(codec, *tensor) for tensor in tensors]
-    if choice is not None and not choice.is_cast and choice.codec != "auto" and tensors and set(found) == {"none"}:
+    if choice is not None and choice.must_act and tensors and set(found) == {"none"}:
         raise InvalidArgumentError(
             f"compression={choice.codec} would act on none of the {len(tensors)} parameters, because none is of float32, has "
             f"two dimensions or more and {_session.compression().min_bytes} bytes; set min_compress_bytes, give "
