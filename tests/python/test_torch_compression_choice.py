@@ -59,6 +59,9 @@ def with_cross_barrier(compression, width=64):
     return lambda: (backward(model), optimizer.step(), optimizer.synchronize(), optimizer.zero_grad())
 
 
+EXACT = pytest.mark.workers(2, servers=2, alone=True)
+"""In a job of its own, where nothing of another test is still on its way when bytes are counted."""
+
 USED = 512
 """At most so many bytes say which parameters were used, and compare those of the workers, now or in the step before."""
 
@@ -89,6 +92,7 @@ def test_a_function_chooses_for_each_parameter(wrapped):
         wrapped(lambda name, shape: "int8")
 
 
+@EXACT
 def test_a_hook_of_pytorchs_wrapper_compresses_the_parameters_in_its_buckets():
     model = nn.parallel.DistributedDataParallel(Net(), process_group=gloo())
     model.register_comm_hook(gl.State(model, compression=gl.Compression.int8), gl.ddp_comm_hook)
@@ -103,6 +107,7 @@ def test_a_codec_that_would_act_on_nothing_is_an_error(wrapped):
         wrapped(gl.Compression.topk, width=2)
 
 
+@EXACT
 def test_a_call_compresses_the_tensor_that_it_names():
     vector = torch.arange(512.0)
     assert pushed(lambda: gl.push_pull(vector, "vector", compression=gl.Compression.int8)) == 512 + 2 * 4
