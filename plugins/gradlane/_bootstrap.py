@@ -52,6 +52,8 @@ class Launch:
     num_nodes: int
     servers: int
     join_timeout: float
+    compression: tuple[str, int, bool]
+    """The fields of `CompressionSettings`."""
     entrance: _core._Entrance | BaseException
     """How this process enters its job, or the error that prevents it."""
 
@@ -135,7 +137,7 @@ def enter(
     launch = Launch(**_core.detect_launch({**settings, **arguments}, generation))
     timeout = launch.join_timeout
     entrance = launch.entrance
-    compression = CompressionSettings(*_core.compression_settings(dict(settings)))
+    compression = CompressionSettings(*launch.compression)
     if isinstance(entrance, BaseException):
         raise entrance
     if entrance["way"] == "alone":

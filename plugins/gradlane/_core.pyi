@@ -17,7 +17,6 @@ __all__ = [
     "__version__",
     "cli_main",
     "codec_of",
-    "compression_settings",
     "config_report",
     "copy_seconds",
     "detect_launch",
@@ -95,6 +94,10 @@ class _Launch(TypedDict):
     num_nodes: int
     servers: int
     join_timeout: float
+    compression: tuple[str, int, bool]
+    """The codec where a call names none, the least bytes of a tensor that travels with a codec chosen for many, and whether
+    elements that a codec does not encode may travel unchanged.
+    """
     entrance: _Entrance | BaseException
 
 class _ErrorRow(TypedDict):
@@ -350,13 +353,6 @@ def unwrap_join(settings: dict[str, str], job: str, text: str) -> str:
 def config_report(arguments: dict[str, str]) -> str: ...
 def step_timeout(arguments: dict[str, str]) -> float:
     """The setting `step_timeout`, in seconds."""
-
-def compression_settings(arguments: dict[str, str]) -> tuple[str, int, bool]:
-    """The settings of compression.
-
-    They are the codec where a call names none, the least bytes of a tensor that travels with a codec chosen for many, and
-    whether elements that a codec does not encode may travel unchanged.
-    """
 
 def codec_of(choice: str, name: str, dtype: str, shape: Sequence[int]) -> str:
     """The codec with which a tensor travels, of those that this text chooses for it."""

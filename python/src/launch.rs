@@ -20,7 +20,6 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(unwrap_join, module)?)?;
     module.add_function(wrap_pyfunction!(config_report, module)?)?;
     module.add_function(wrap_pyfunction!(step_timeout, module)?)?;
-    module.add_function(wrap_pyfunction!(compression_settings, module)?)?;
     module.add_function(wrap_pyfunction!(cli_main, module)?)
 }
 
@@ -41,6 +40,8 @@ fn detect_launch(py: Python<'_>, arguments: Settings, generation: u64) -> PyResu
     found.set_item("num_nodes", config.num_nodes.unwrap_or(1))?;
     found.set_item("servers", config.servers)?;
     found.set_item("join_timeout", config.join_timeout.as_secs_f64())?;
+    let may_fall_back = config.compression_fallback == CompressionFallback::None;
+    found.set_item("compression", (config.compression.to_string(), config.min_compress_bytes, may_fall_back))?;
     // A caller that needs only its place need not be able to enter.
     match launch.entrance(generation) {
         Ok(entrance) => found.set_item("entrance", described(py, &entrance)?)?,
@@ -119,15 +120,6 @@ fn config_report(py: Python<'_>, arguments: Settings) -> PyResult<String> {
 #[pyfunction]
 fn step_timeout(py: Python<'_>, arguments: Settings) -> PyResult<f64> {
     config(&arguments).map(|config| config.step_timeout.as_secs_f64()).map_err(|error| errors::raise(py, &error))
-}
-
-/// The settings of compression: the codec where a call names none, the least bytes of a tensor that travels with a codec chosen for many,
-/// and whether elements that a codec does not encode may travel unchanged.
-#[pyfunction]
-fn compression_settings(py: Python<'_>, arguments: Settings) -> PyResult<(String, u64, bool)> {
-    let config = config(&arguments).map_err(|error| errors::raise(py, &error))?;
-    let may_fall_back = config.compression_fallback == CompressionFallback::None;
-    Ok((config.compression.to_string(), config.min_compress_bytes, may_fall_back))
 }
 
 /// Runs the `gradlane` command with these arguments, of which the first is its name; returns its exit code.

@@ -227,7 +227,7 @@ def test_with_a_secret_nothing_in_the_store_of_torchrun_lets_anybody_in(monkeypa
     monkeypatch.setattr(_bootstrap, "_common_store", lambda given, timeout, generation: store)
 
     def meet(settings, rank=0, **entrance):
-        launch = _bootstrap.Launch("torchrun", rank, 2, 0, 1, 0, 2, 0, 1.0, entrance)
+        launch = _bootstrap.Launch("torchrun", rank, 2, 0, 1, 0, 2, 0, 1.0, ("none", 0, False), entrance)
         return _bootstrap._meet(launch, entrance, settings, 0, None, while_joining)
 
     def find(settings):
