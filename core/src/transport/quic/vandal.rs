@@ -87,11 +87,11 @@ pub fn sends_early(address: &str, credentials: &Credentials, patience: Duration)
     })
 }
 
-/// Writes what ends any connection, and before that `moves` to another address or not. Says whether the peer took notice.
+/// Writes what ends any connection, and before that `moves` to another address or not.
 ///
 /// # Errors
-/// Why it could not connect.
-pub fn is_heard_after(moves: bool, address: &str, credentials: &Credentials, patience: Duration) -> Result<bool> {
+/// Why it could not connect, or what became of the connection, where the peer did not close it.
+pub fn is_heard_after(moves: bool, address: &str, credentials: &Credentials, patience: Duration) -> Result<()> {
     let (tls, of_dialer) = (tls::client(credentials)?, address.to_owned());
     let elsewhere = socket::bind_any(1 << 20)?;
     attempt(address, patience * 2, move |endpoint| async move {
@@ -102,8 +102,17 @@ pub fn is_heard_after(moves: bool, address: &str, credentials: &Credentials, pat
         }
         let (mut stream, _answer) = dialed.stream;
         let _ = stream.write_all(&[0xAA; 64]).await;
-        let told = timeout(patience, dialed.connection.closed()).await;
-        Ok(matches!(told, Ok(ConnectionError::ApplicationClosed(_) | ConnectionError::ConnectionClosed(_))))
+        let lost = match timeout(patience, dialed.connection.closed()).await {
+            // A peer keeps the reason that it gave for some milliseconds. If no path to the new address was open so long, a reset is the answer.
+            Ok(
+                ConnectionError::ApplicationClosed(_) | ConnectionError::ConnectionClosed(_) | ConnectionError::Reset,
+            ) => {
+                return Ok(());
+            }
+            Ok(lost) => connection_error(&lost, VICTIM),
+            Err(_) => Error::Timeout { what: format!("being heard by {VICTIM}"), waited: patience },
+        };
+        Err(lost)
     })
 }
 
