@@ -123,7 +123,7 @@ test-tensorflow: .venv-tensorflow/installed ## TensorFlow and Keras alone
 
 # On one machine without servers, and with the native operations. Each job imports TensorFlow in two processes, which is most of the time.
 test-tensorflow-quick: .venv-tensorflow/installed ## a part of them, in a minute or two; `make test` runs it
-	.venv-tensorflow/bin/python -m pytest -q -m quick -k "native and local" tests/frameworks/on_tensorflow
+	.venv-tensorflow/bin/python -m pytest -q -m quick -k "native and (local or compression)" tests/frameworks/on_tensorflow
 
 test-tensorflow-oldest: .venv-tensorflow-oldest/installed ## the same tests with the oldest release that is supported
 	.venv-tensorflow-oldest/bin/python -m pytest -q tests/frameworks/on_tensorflow

@@ -6,10 +6,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
-from gradlane._model_choice import codec_of_model, codecs_of_model
+from gradlane import _session
+from gradlane._choice import together
 from gradlane._compression import Compressor
+from gradlane._model_choice import Choice, chooser_of, codec_of_model, codecs_of_model
 from gradlane._reduction import ReduceOp, Reduction, reduction_of
 from gradlane.errors import InvalidArgumentError
+
+Gradient = tuple[str, str, tuple[int, ...] | None]
+"""What a choice is made by: name, element type and shape; None for the shape of a sparse gradient, or if it is not known."""
 
 
 @dataclass(frozen=True)
@@ -17,41 +22,52 @@ class Averaging:
     """The options of a wrapper."""
 
     reduction: Reduction
-    compression: Compressor | None
-    """Its codec is in the reduction already."""
+    """Of all gradients. Its codec is that of `compression`, unless that is a function."""
+    compression: Choice
     sparse_as_dense: bool
 
-    def check(self, tensors: Iterable[tuple[str, str, Iterable[int]]]) -> None:
-        """Looks whether the compression acts on any of these gradients: their names, element types and shapes.
+    def reduction_of(self, gradients: Iterable[Gradient]) -> Reduction:
+        """That of a list of gradients, with the codec of each.
 
         Raises:
-            InvalidArgumentError: it acts on none.
+            InvalidArgumentError: the compression acts on none of them, or is a function that gives no compressor.
         """
-        if self.compression is not None and self.compression.must_act:
-            rows = tuple((name, dtype, tuple(shape)) for name, dtype, shape in tensors)
-            _check_active(self.compression, self.reduction.codec, rows)
+        must_act = isinstance(self.compression, Compressor) and self.compression.must_act
+        if not must_act and chooser_of(self.compression) is None:
+            return self.reduction
+        return _chosen(self.reduction, self.compression, tuple(gradients), _session.generation())
 
 
-def averaging_of(op: ReduceOp, compression: Compressor | None, sparse_as_dense: bool) -> Averaging:
+def averaging_of(op: ReduceOp, compression: Choice, sparse_as_dense: bool, timeout: float | None = None) -> Averaging:
     """What the options of a wrapper ask for.
 
     Raises:
         InvalidArgumentError: gradients have no such reduction, or `compression` is none.
     """
-    reduction = reduction_of(op).encoded(codec_of_model(compression))
+    codec = codec_of_model(compression) if chooser_of(compression) is None else "none"
+    reduction = reduction_of(op, timeout=timeout).encoded(codec)
     if not reduction.is_linear:
         raise InvalidArgumentError(f"gradients have no {op.name}; use Average or Sum")
     return Averaging(reduction, compression, sparse_as_dense)
 
 
 @lru_cache(maxsize=64)
-def _check_active(compression: Compressor, codec: str, rows: tuple[tuple[str, str, tuple[int, ...]], ...]) -> None:
-    """`codec` is that of the compression in the present job."""
-    del codec
-    codecs_of_model(compression, rows)
+def _chosen(reduction: Reduction, compression: Choice, gradients: tuple[Gradient, ...], generation: int) -> Reduction:
+    """`generation` is that of the session, whose settings say a part of it."""
+    del generation
+    known = {at: (name, dtype, shape) for at, (name, dtype, shape) in enumerate(gradients) if shape is not None}
+    codecs = dict(zip(known, codecs_of_model(compression, list(known.values())), strict=True))
+    if chooser_of(compression) is None:
+        return reduction
+    return reduction.encoded(together([codecs.get(at, "none") for at in range(len(gradients))]))
+
+
+def path_of(position: int, variable: object) -> str:
+    """The name of a variable, for a function that chooses: its path, or its position if it has none."""
+    return str(getattr(variable, "path", None) or getattr(variable, "name", None) or position)
 
 
 def label(position: int, variable: object) -> str:
     """A variable in messages. Paths differ between workers that build several models in different orders."""
-    path = getattr(variable, "path", None) or getattr(variable, "name", None)
-    return f"variable {position}" + (f" ({path})" if path else "")
+    path = path_of(position, variable)
+    return f"variable {position}" + ("" if path == str(position) else f" ({path})")

@@ -6,6 +6,8 @@ model does: see `_model_choice`.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 from gradlane import _session
 from gradlane._compression import AutoCompressor, Compressor, check_compression
 from gradlane.errors import InvalidArgumentError
@@ -32,6 +34,24 @@ def codec_of_call(compression: Compressor | None) -> str:
 def among(codec: str, min_bytes: int) -> str:
     """A codec for tensors with two dimensions or more, and so many bytes, among others."""
     return _with_word(codec, f"min_bytes={min_bytes}")
+
+
+def together(codecs: Sequence[str]) -> str:
+    """The codecs of the tensors of a list in one text: a line for each, or one if they are all the same."""
+    return "\n".join(codecs) if len(set(codecs)) > 1 else next(iter(codecs), "none")
+
+
+def codec_at(codecs: str, position: int) -> str:
+    """The codec of the tensor at this position of a list whose codecs are these."""
+    return codecs.split("\n")[position] if "\n" in codecs else codecs
+
+
+def codecs_among(codecs: str, positions: Iterable[int]) -> str:
+    """The codecs of the tensors at these positions of a list whose codecs are these."""
+    if "\n" not in codecs:
+        return codecs
+    lines = codecs.split("\n")
+    return together([lines[position] for position in positions])
 
 
 def _with_word(codec: str, word: str) -> str:

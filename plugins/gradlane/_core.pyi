@@ -243,6 +243,10 @@ class Session:
         """
     def set_feedback(self, name: str, residual: bytes, velocity: bytes) -> None:
         """Puts that back."""
+    def hold_feedback(self, name: str) -> None:
+        """Keeps, from the next round on, also what error feedback of a tensor had before each round."""
+    def take_back_feedback(self, name: str) -> None:
+        """Takes back what the latest round has changed; does nothing if that was not held."""
     def start_timeline(self, place: str | PathLike[str]) -> Path:
         """Records from now on what this worker does, and returns the path of the file."""
     def stop_timeline(self) -> None:

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from gradlane import _buffers, _core, _session
 from gradlane._arguments import check_name, the_rest_by_name
+from gradlane._choice import codecs_among
 from gradlane._compression import Compressor
 from gradlane._handle import Handle, Streams, together
 from gradlane._operations import agree_on_empty, by_device, changeable, check_out
@@ -134,8 +135,8 @@ def submit_all(
 ) -> Handle[T]:
     """Starts one operation on memory at these addresses; the shapes give its length. Without `targets` it is in place.
 
-    All workers take part. The first tensor has the priority of `reduction`, each further one has one less. The handle
-    yields `result`. With `waits` the caller waits for it next, and this thread does a part of the work.
+    All workers take part. Each tensor is reduced as `reduction.at` says for its position. The handle yields `result`. With
+    `waits` the caller waits for it next, and this thread does a part of the work.
 
     Args:
         devices: the device of each tensor, None for the host; empty if all are in host memory.
@@ -149,7 +150,7 @@ def submit_all(
     batch, kept = _batch(names, dtypes, shapes, reduction.codec)
     meetings: list[_core.Handle] = []
     for i in set(range(len(names))).difference(kept) if len(kept) < len(names) else ():
-        meeting = agree_on_empty(session, names[i], dtypes[i], shapes[i], reduction)
+        meeting = agree_on_empty(session, names[i], dtypes[i], shapes[i], reduction.at(i))
         if meeting is not None:
             meetings.append(meeting)
     if batch is None:
@@ -176,7 +177,7 @@ def submit_all(
     try:
         for members in by_device(kept, devices.__getitem__):
             columns = (tuple(column[i] for i in members) for column in (names, dtypes, shapes))
-            part, _ = _batch(*columns, reduction.codec)
+            part, _ = _batch(*columns, codecs_among(reduction.codec, members))
             assert part is not None, "only what is not empty was kept"
             natives.append(begin(part, members, devices[members[0]], False))
     except BaseException:
@@ -220,4 +221,4 @@ def _batch(
     """The group in the engine's form, and the indices of its members; empty tensors are left out."""
     kept = tuple(i for i, shape in enumerate(shapes) if 0 not in shape)
     listed = [(names[i], dtypes[i], tuple(shapes[i])) for i in kept]
-    return (_core.Batch(listed, codec) if listed else None), kept
+    return (_core.Batch(listed, codecs_among(codec, kept)) if listed else None), kept

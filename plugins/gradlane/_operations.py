@@ -13,7 +13,7 @@ from gradlane import _buffers, _core, _session
 from gradlane._arguments import check_name as check_name
 from gradlane._arguments import check_timeout, the_rest_by_name
 from gradlane._buffers import Buffer
-from gradlane._choice import codec_of_call
+from gradlane._choice import codec_of_call, codecs_among
 from gradlane._compression import Compressor
 from gradlane._handle import Handle, Streams
 from gradlane._reduction import ReduceOp, Reduction, broadcast_of, reduction_of
@@ -306,10 +306,12 @@ def declare_places(
     fuse: bool,
     timeout: float | None,
 ) -> None:
-    """Declares (name, dtype, shape) triples; empty tensors are left out."""
-    listed = [(check_name(name), dtype, shape) for name, dtype, shape in tensors if 0 not in shape]
-    if listed:
-        session.declare(listed, fuse, timeout, codec)
+    """Declares (name, dtype, shape) triples; empty tensors are left out. `codec` is that of all, or has a line for each."""
+    given = list(tensors)
+    kept = [position for position, (_, _, shape) in enumerate(given) if 0 not in shape]
+    if kept:
+        listed = [(check_name(given[i][0]), *given[i][1:]) for i in kept]
+        session.declare(listed, fuse, timeout, codecs_among(codec, kept))
 
 
 def check_out(source: Buffer, target: Buffer, argument: str = "buffer") -> None:

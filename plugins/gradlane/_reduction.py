@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
 from gradlane._arguments import check_priority, check_timeout
-from gradlane._choice import codec_of_call
+from gradlane._choice import codec_at, codec_of_call, codecs_among
 from gradlane._compression import Compressor
 from gradlane._sets import ProcessSet
 from gradlane.errors import InvalidArgumentError
@@ -62,7 +63,9 @@ class Reduction:
     priority: int
     """Higher goes first; only the order matters."""
     codec: str
-    """The engine's name of the encoding between machines. Integers and types that are as narrow are sent unchanged."""
+    """The engine's name of the encoding between machines, or a line for each tensor of a list. Integers and types that are
+    as narrow are sent unchanged.
+    """
     process_set: ProcessSet | None
     """The workers that take part; None for all."""
     receiver: int | None
@@ -114,7 +117,13 @@ class Reduction:
 
     def at(self, position: int) -> Reduction:
         """That of the tensor at this position of a list: each has a priority one less than the one before."""
-        return self._but(priority=self.priority - position) if position else self
+        if position == 0 and "\n" not in self.codec:
+            return self
+        return self._but(priority=self.priority - position, codec=codec_at(self.codec, position))
+
+    def among(self, positions: Iterable[int]) -> Reduction:
+        """That of a list of the tensors at these positions of this list."""
+        return self if "\n" not in self.codec else self.encoded(codecs_among(self.codec, positions))
 
     def with_priority(self, priority: int) -> Reduction:
         """The same with another priority, which is checked."""

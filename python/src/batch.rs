@@ -1,7 +1,7 @@
 //! `gradlane._core.Batch`: tensors that are submitted together.
 
-use gradlane_core::Result;
 use gradlane_core::types::TensorSpec;
+use gradlane_core::{Error, Result};
 use gradlane_session::{codec_named, dtype_named};
 use pyo3::prelude::*;
 
@@ -27,11 +27,18 @@ impl Batch {
     }
 }
 
-/// Reads tensors from `(name, dtype, shape)` triples. The codec is for all of them.
+/// Reads tensors from `(name, dtype, shape)` triples. The codec is for all of them, or has a line for each.
 pub(crate) fn specs(tensors: Vec<(String, String, Vec<u64>)>, codec: &str) -> Result<Vec<TensorSpec>> {
-    let codec = codec_named(codec)?;
-    let spec = |(name, dtype, shape): (String, String, _)| {
-        TensorSpec::new(name, dtype_named(&dtype)?, shape).compressed(codec)
+    let codecs = codec.split('\n').map(codec_named).collect::<Result<Vec<_>>>()?;
+    if ![1, tensors.len()].contains(&codecs.len()) {
+        return Err(Error::InvalidArgument {
+            what: format!("{} codecs for {} tensors", codecs.len(), tensors.len()),
+            hint: "give one for all, or one for each".to_owned(),
+        });
+    }
+    let spec = |(index, (name, dtype, shape)): (usize, (String, String, _))| {
+        let codec = codecs.get(index).unwrap_or(&codecs[0]);
+        TensorSpec::new(name, dtype_named(&dtype)?, shape).compressed(*codec)
     };
-    tensors.into_iter().map(spec).collect()
+    tensors.into_iter().enumerate().map(spec).collect()
 }

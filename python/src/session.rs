@@ -261,6 +261,16 @@ impl Session {
         self.0.get(py)?.inner.set_feedback(name, &state).map_err(|error| errors::raise(py, &error))
     }
 
+    /// Keeps, from the next round on, also what error feedback of a tensor had before each round.
+    fn hold_feedback(&self, py: Python<'_>, name: &str) -> PyResult<()> {
+        self.0.get(py)?.inner.hold_feedback(name).map_err(|error| errors::raise(py, &error))
+    }
+
+    /// Takes back what the latest round has changed.
+    fn take_back_feedback(&self, py: Python<'_>, name: &str) -> PyResult<()> {
+        self.0.get(py)?.inner.take_back_feedback(name).map_err(|error| errors::raise(py, &error))
+    }
+
     /// Waits until all workers have called it.
     fn barrier(&self, py: Python<'_>, name: &str, timeout: Option<f64>) -> PyResult<()> {
         let handle = self.0.get(py)?.inner.arrive(name, timeout.map(duration));

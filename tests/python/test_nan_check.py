@@ -44,6 +44,18 @@ def test_an_error_names_tensor_worker_and_round_to_all_workers_and_the_next_roun
     assert np.isfinite(whole).all()
 
 
+@pytest.mark.over("local")
+@pytest.mark.workers(1, settings={"nan_check": "error"})
+def test_the_only_worker_of_a_job_is_checked_too():
+    for _ in range(2):
+        gradlane.push_pull(np.ones(LEN, np.float32), "alone")
+    with pytest.raises(gradlane.NotFiniteError, match="alone, round 2: what worker 0 contributes has a NaN"):
+        gradlane.push_pull(contribution(np.nan, True), "alone")
+    assert gradlane.metrics()["not_finite"] == 1
+    assert np.isinf(gradlane.broadcast(contribution(np.inf, True), 0, "bits"))[54_321], "the bits of a broadcast may be any"
+    assert gradlane.push_pull(np.ones(LEN, np.float32), "alone").sum() == LEN
+
+
 @OVER
 @pytest.mark.workers(2, servers=1, settings={"nan_check": "warn"})
 def test_a_warning_lets_it_pass_and_counts_it_where_it_comes_from():

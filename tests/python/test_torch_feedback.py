@@ -113,3 +113,69 @@ def test_what_was_lost_at_another_learning_rate_counts_as_it_did_then(wrapped):
         (model(torch.eye(64)) * gradient.t()).sum().backward()
         optimizer.step()
     assert weights(model, optimizer)[0, :3].tolist() == [-4.0, -2.0, 0.0]
+
+
+def by_ddp(model, compression, lr=0.1):
+    model = gl.DistributedDataParallel(model, compression=compression)
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+    model.follow_learning_rate(optimizer)
+    return model, optimizer
+
+
+def scaled_steps(wrapped, overflows, scale):
+    """Trains for six steps with a scaled loss. Before those of `overflows` one more is skipped."""
+    model, optimizer = wrapped(nn.Sequential(net(0), net(1)), TOPK)
+    first, second = [parameter for parameter in model.parameters() if parameter.dim() == 2]
+    scaler = torch.amp.GradScaler("cpu", init_scale=scale, growth_interval=1000)
+    (model if isinstance(model, gl.DistributedDataParallel) else optimizer).follow_scaler(scaler)
+    number = 0
+    while number < 6:
+        torch.manual_seed(100 * number + gl.rank())
+        optimizer.zero_grad()
+        loss = model(torch.randn(4, 64)).square().sum()
+        is_overflow = number in overflows
+        if is_overflow:
+            overflows = overflows - {number}
+            loss = loss + first[0, 0] * float("inf")  # what is kept of the second is what could change
+        scaler.scale(loss).backward()
+        if hasattr(optimizer, "synchronize"):
+            optimizer.synchronize()
+        scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+        number += not is_overflow
+    if hasattr(optimizer, "synchronize"):
+        optimizer.synchronize()
+    return torch.cat([first.detach(), second.detach()])
+
+
+@pytest.mark.parametrize("wrapped", [by_ddp, by_optimizer, by_cross_barrier])
+def test_a_step_that_is_skipped_for_an_overflow_changes_nothing_that_is_kept(wrapped):
+    plain = scaled_steps(wrapped, frozenset(), 2.0**10)
+    assert torch.equal(scaled_steps(wrapped, frozenset(), 2.0**4), plain), "the scale does not count"
+    assert torch.equal(scaled_steps(wrapped, frozenset({2, 4}), 2.0**10), plain)
+
+
+@pytest.mark.parametrize("wrapped", [by_optimizer, by_cross_barrier])
+def test_a_gradient_is_clipped_on_its_worker_before_feedback_keeps_what_is_lost(wrapped):
+    model = net()
+    with torch.no_grad():
+        model.weight.zero_()
+    model, optimizer = wrapped(model, gl.Compression.topk(k=1, feedback=True), lr=1.0)
+    optimizer.clip_locally(5.0 * 2.0**0.5)
+    # A norm of 50 on rank 0 becomes 5; one of 5 on rank 1 stays. One element is sent in each step.
+    given = torch.zeros(64, 64)
+    given[0, :2] = torch.tensor([30.0, 40.0]) / (1 if gl.rank() == 0 else 10)
+    for gradient in (given, torch.zeros(64, 64)):
+        optimizer.zero_grad()
+        (model(torch.eye(64)) * gradient.t()).sum().backward()
+        optimizer.step()
+    torch.testing.assert_close(weights(model, optimizer)[0, :3], torch.tensor([-3.0, -4.0, 0.0]))
+
+
+def test_what_cannot_be_clipped_is_refused():
+    optimizer = by_optimizer(net(), TOPK)[1]
+    with pytest.raises(gl.Error, match="norm_max=0.0; give a number above zero"):
+        optimizer.clip_locally(0.0)
+    with pytest.raises(gl.Error, match="no gradient is compressed with error feedback"):
+        by_optimizer(net(), gl.Compression.int8)[1].clip_locally(1.0)

@@ -15,6 +15,8 @@
 //!
 //! An element whose loss is not finite leaves no residual: NaN and infinities reach the sum of their round, and no later one.
 
+use std::ops::Range;
+
 use super::interface::{Codec, Refusal};
 use super::tools::{F32_BYTES, Tools};
 use crate::types::Momentum;
@@ -27,6 +29,8 @@ pub struct Residual {
     momentum: Option<Momentum>,
     /// The average of the elements over the rounds, as long as `bytes`; empty without momentum.
     velocity: Vec<u8>,
+    /// Both before the latest body, if it may be taken back.
+    before: Option<[Vec<u8>; 2]>,
 }
 
 /// How a body uses the residual of its part.
@@ -49,6 +53,25 @@ impl Residual {
                 *state = vec![0; bytes];
             } else if start == Start::Zero {
                 state.fill(0);
+            }
+        }
+        if let Some([bytes, velocity]) = &mut self.before {
+            bytes.clone_from(&self.bytes);
+            velocity.clone_from(&self.velocity);
+        }
+    }
+
+    /// Keeps, from the next body on, also what was there before each. That takes as much memory again.
+    pub fn hold(&mut self) {
+        self.before.get_or_insert_default();
+    }
+
+    /// Takes back what the latest body has changed in `range` of the part's bytes, if what was there before was kept.
+    pub fn take_back(&mut self, range: Range<usize>) {
+        let before = self.before.iter().flatten();
+        for (state, before) in [&mut self.bytes, &mut self.velocity].into_iter().zip(before) {
+            if let (Some(state), Some(before)) = (state.get_mut(range.clone()), before.get(range.clone())) {
+                state.copy_from_slice(before);
             }
         }
     }
@@ -76,7 +99,8 @@ impl Residual {
 
     /// Bytes of its memory.
     pub fn bytes(&self) -> usize {
-        self.bytes.len() + self.velocity.len()
+        let before = self.before.iter().flatten().map(Vec::len).sum::<usize>();
+        self.bytes.len() + self.velocity.len() + before
     }
 
     /// Encodes elements and their residual, and keeps what the body loses of them. `first` is the place of the first element in the part;

@@ -59,6 +59,31 @@ impl Engine {
         Ok(())
     }
 
+    /// Keeps, from the next round of a tensor on, also what error feedback had before each round, for
+    /// [`take_back_feedback`](Self::take_back_feedback). That takes as much memory again, for the whole parts in which the tensor lies. It
+    /// ends where a part gets another layout, as after the loss of a worker.
+    ///
+    /// # Errors
+    /// As [`feedback`](Self::feedback).
+    pub fn hold_feedback(&self, name: &str) -> Result<()> {
+        for Place { residual, .. } in self.places(name)?.2 {
+            residual.hold();
+        }
+        Ok(())
+    }
+
+    /// Makes error feedback of a tensor on this worker what it was before the latest round, whose sum is not used. Does nothing if that was
+    /// not [held](Self::hold_feedback). The residual of the answers, on the servers, stays as it is.
+    ///
+    /// # Errors
+    /// As [`feedback`](Self::feedback).
+    pub fn take_back_feedback(&self, name: &str) -> Result<()> {
+        for Place { place: FeedbackPlace { offset, span, .. }, residual } in self.places(name)?.2 {
+            residual.take_back(offset as usize..(offset + span.bytes) as usize);
+        }
+        Ok(())
+    }
+
     /// Bytes of a tensor, its codec, and its residuals on this worker with their places.
     fn places(&self, name: &str) -> Result<(usize, CodecSpec, Vec<Place>)> {
         self.shared.with(|state, _| {

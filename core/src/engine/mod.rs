@@ -59,6 +59,7 @@ mod batch;
 mod ending;
 mod feedback;
 mod local;
+mod local_finite;
 mod names;
 
 pub use asked::{ParameterUse, Submission};
@@ -68,6 +69,7 @@ pub use feedback::FeedbackState;
 pub use followed::Followed;
 pub use handle::Handle;
 pub use local::reduce_alone;
+pub use local_finite::FiniteCheck;
 pub use memory::Memory;
 pub use metrics::Metrics;
 pub use trace::{Thread, Timeline};

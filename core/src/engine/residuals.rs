@@ -1,6 +1,7 @@
 //! The memory of the residuals of error feedback. The machine decides when each begins and ends.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -93,6 +94,18 @@ impl SharedResidual {
         counted.residual.start(start, bytes / 4, momentum);
         counted.count();
         counted.residual.write(offset, residual, velocity);
+    }
+}
+
+impl SharedResidual {
+    /// Keeps also what was there before each body, from the next one on.
+    pub(super) fn hold(&self) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).residual.hold();
+    }
+
+    /// Takes back what the latest body has changed in `range` of the part's bytes.
+    pub(super) fn take_back(&self, range: Range<usize>) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).residual.take_back(range);
     }
 }
 

@@ -13,7 +13,7 @@ mod types;
 
 pub use door::{Attachment, Door, Failure, Operation};
 pub use names::Unknown;
-pub use reduction::{Attributes, Reduction};
+pub use reduction::{Attributes, Reduction, lines};
 pub use status::{GradlaneError, GradlaneStatus};
 pub use table::{ENGINE_MAGIC, ENGINE_VERSION, EngineTable};
 pub use types::{

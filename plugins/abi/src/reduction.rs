@@ -1,6 +1,6 @@
 //! How an op library reads a reduction from the attributes of its framework.
 
-use std::ffi::CString;
+use std::ffi::{CString, NulError};
 
 use crate::door::Failure;
 use crate::status::GradlaneStatus;
@@ -15,8 +15,8 @@ pub struct Reduction {
     pub root: u32,
     /// Of the first tensor. Higher goes first.
     pub priority: i32,
-    /// How tensors travel between machines. The engine reads it.
-    pub codec: CString,
+    /// How tensors travel between machines: one text for all, or one for each tensor. The engine reads it.
+    pub codecs: Vec<CString>,
     /// Milliseconds for the whole operation; 0 takes the job's step timeout.
     pub timeout_ms: u64,
 }
@@ -30,7 +30,7 @@ pub struct Attributes<'a> {
     pub root: i64,
     /// See [`Reduction::priority`].
     pub priority: i64,
-    /// See [`Reduction::codec`].
+    /// How tensors travel between machines: one line for all, or one for each tensor.
     pub codec: &'a str,
     /// See [`Reduction::timeout_ms`].
     pub timeout_ms: i64,
@@ -49,30 +49,32 @@ impl Reduction {
             op: GradlaneOp::named(op).map_err(|unknown| invalid(unknown.to_string()))?,
             root: u32::try_from(root).map_err(|_| out_of_range("root", root))?,
             priority: i32::try_from(priority).map_err(|_| out_of_range("priority", priority))?,
-            codec: CString::new(codec).map_err(|_| invalid("the codec's name contains a zero byte".to_owned()))?,
+            codecs: lines(codec).map_err(|_| invalid("the codec's name contains a zero byte".to_owned()))?,
             timeout_ms: u64::try_from(timeout_ms).map_err(|_| out_of_range("timeout_ms", timeout_ms))?,
         })
     }
 
-    /// A submission with this reduction, and with `weight` for a weighted mean, for the caller to add a tensor. It points to the codec of
-    /// this value.
-    pub fn submission(&self, weight: f64) -> GradlaneSubmission {
+    /// A submission of the tensor at this place of a list with this reduction, and with `weight` for a weighted mean, for the caller to add
+    /// the tensor. Each tensor has a priority one less than the one before. The submission points to a codec of this value.
+    pub fn submission(&self, position: usize, weight: f64) -> GradlaneSubmission {
         GradlaneSubmission {
             op: self.op as u32,
             root: self.root,
             weight,
-            priority: self.priority,
-            codec: self.codec.as_ptr(),
+            priority: self.priority.saturating_sub(i32::try_from(position).unwrap_or(i32::MAX)),
+            codec: self.codecs.get(position).unwrap_or(&self.codecs[0]).as_ptr(),
             timeout_ms: self.timeout_ms,
             ..GradlaneSubmission::empty()
         }
     }
+}
 
-    /// The priority of the tensor at this place of a list: each has one less than the one before.
-    #[must_use]
-    pub fn priority_at(&self, position: usize) -> i32 {
-        self.priority.saturating_sub(i32::try_from(position).unwrap_or(i32::MAX))
-    }
+/// The texts that stand one a line; at least one.
+///
+/// # Errors
+/// One contains a zero byte.
+pub fn lines(text: &str) -> Result<Vec<CString>, NulError> {
+    text.split('\n').map(CString::new).collect()
 }
 
 #[cfg(test)]
@@ -83,11 +85,20 @@ mod tests {
     fn attributes_become_the_fields_of_a_submission() {
         let reduction = Reduction::read(Attributes { priority: -3, codec: "bf16", ..attributes("weighted_mean") });
         let reduction = reduction.expect("all of it is right");
-        let submission = reduction.submission(2.5);
+        let submission = reduction.submission(0, 2.5);
         assert_eq!((submission.op, submission.root, submission.priority), (GradlaneOp::WeightedMean as u32, 1, -3));
         assert_eq!((submission.weight, submission.timeout_ms), (2.5, 20));
-        assert_eq!(submission.codec, reduction.codec.as_ptr());
-        assert_eq!([reduction.priority_at(2), reduction.priority_at(usize::MAX)], [-5, i32::MIN]);
+        assert_eq!(submission.codec, reduction.codecs[0].as_ptr());
+        let priorities = [2, usize::MAX].map(|position| reduction.submission(position, 1.0).priority);
+        assert_eq!(priorities, [-5, i32::MIN]);
+    }
+
+    #[test]
+    fn each_tensor_has_the_codec_of_its_line() {
+        let reduction = Reduction::read(Attributes { codec: "int8\nnone", ..attributes("sum") }).expect("two lines");
+        let codecs = [0, 1].map(|position| reduction.submission(position, 1.0).codec);
+        assert_eq!(codecs, [reduction.codecs[0].as_ptr(), reduction.codecs[1].as_ptr()]);
+        assert_eq!(reduction.codecs, [c"int8".to_owned(), c"none".to_owned()]);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from gradlane._buffers import ITEM_BYTES
@@ -28,13 +28,15 @@ class Call:
     structure: tuple[str, int]
     """A name, and the number of bytes that stands for the tree; see `structure_of`."""
     reduction: Reduction
-    """Of the first array, without the weight, which is an array. Each further one has a priority one less."""
+    """Of all arrays, as `Reduction.at` says for each; without the weight, which is an array."""
 
     def of_gradients(self, kept: list[int]) -> Call:
         """The same reduction of the gradients of some of its arrays."""
         name, length = self.structure
-        return replace(
-            self, names=tuple(f"{self.names[at]}.backward" for at in kept), structure=(f"{name}, backward", length)
+        return Call(
+            names=tuple(f"{self.names[at]}.backward" for at in kept),
+            structure=(f"{name}, backward", length),
+            reduction=self.reduction.among(kept),
         )
 
     def dtypes(self, arrays: list[Any]) -> tuple[str, ...]:

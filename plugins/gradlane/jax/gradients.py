@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from gradlane._averaging import Averaging
-from gradlane._model_choice import codec_of_model
-from gradlane._compression import Compressor
-from gradlane._reduction import Average, ReduceOp, reduction_of
+from gradlane._averaging import averaging_of
+from gradlane._model_choice import Choice
+from gradlane._reduction import Average, ReduceOp
 from gradlane.jax._names import FirstUse
 from gradlane.jax.ops import reduced
 
@@ -21,7 +20,7 @@ def push_pull_gradients(
     name: str | None = None,
     *,
     op: ReduceOp = Average,
-    compression: Compressor | None = None,
+    compression: Choice = None,
     timeout: float | None = None,
 ) -> optax.GradientTransformation:
     """The first step of an optax chain: replaces the gradients by their average over all workers. Experimental.
@@ -37,9 +36,10 @@ def push_pull_gradients(
             the optimizer is used for the first time, so workers may make their optimizers in any order. Give names if
             workers use them for the first time in different orders.
         op: `Average` or `Sum`.
-        compression: how gradients travel: one of `Compression`; None takes the setting `compression`. It leaves out vectors,
-            scalars and small gradients unless it is `fp16`, `bf16` or has `compress_all=True`; if it would act on none,
-            that is an error. Equal on all workers.
+        compression: how gradients travel: one of `Compression`, or a function that gives one for a array's path in the tree
+            and shape. None takes the setting `compression`. One of `Compression` leaves out vectors, scalars and small
+            gradients unless it is `fp16`, `bf16` or has `compress_all=True`; if it would act on none, that is an error. A
+            function is not asked about sparse gradients, and those whose shape is not known. Equal on all workers.
         timeout: seconds for the reduction of one step; None takes the job's step timeout.
     Raises:
         ModuleNotFoundError: optax is not installed.
@@ -61,11 +61,9 @@ def push_pull_gradients(
     def update(updates: Any, state: Any, params: Any | None = None) -> tuple[Any, Any]:
         del params
         prefixed = prefix.of(updates)
-        how = Averaging(
-            reduction_of(op, timeout=timeout).encoded(codec_of_model(compression)), compression, sparse_as_dense=False
-        )
+        how = averaging_of(op, compression, sparse_as_dense=False, timeout=timeout)
         leaves = jax.tree_util.tree_leaves_with_path(updates)
-        how.check((jax.tree_util.keystr(path), str(leaf.dtype), leaf.shape) for path, leaf in leaves)
-        return reduced(updates, prefixed, how.reduction), state
+        rows = [(jax.tree_util.keystr(path), str(leaf.dtype), tuple(leaf.shape)) for path, leaf in leaves]
+        return reduced(updates, prefixed, how.reduction_of(rows)), state
 
     return optax.GradientTransformation(init, update)

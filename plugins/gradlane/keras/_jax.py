@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gradlane import _session
-from gradlane._averaging import Averaging
+from gradlane._averaging import Averaging, path_of
 from gradlane.jax.ops import reduced
 
 
@@ -15,9 +15,11 @@ def average(gradients: Sequence[Any], variables: Sequence[Any], namespace: str, 
 
     `gradlane.jax` notices where workers have gradients for different variables.
     """
-    del variables
-    present = {str(position): gradient for position, gradient in enumerate(gradients) if gradient is not None}
-    if _session.size() > 1:
-        how.check((position, str(gradient.dtype), gradient.shape) for position, gradient in present.items())
-        present = reduced(present, namespace, how.reduction)
-    return [present.get(str(position)) for position in range(len(gradients))]
+    present = {i: gradient for i, gradient in enumerate(gradients) if gradient is not None}
+    if _session.size() == 1:
+        return [present.get(i) for i in range(len(gradients))]
+    # The tree has its leaves in the order of these keys.
+    leaves = {str(i): present[i] for i in sorted(present, key=str)}
+    rows = [(path_of(int(i), variables[int(i)]), str(leaf.dtype), tuple(leaf.shape)) for i, leaf in leaves.items()]
+    averages = reduced(leaves, namespace, how.reduction_of(rows))
+    return [averages.get(str(i)) for i in range(len(gradients))]

@@ -7,7 +7,7 @@ from typing import Any
 
 from gradlane import _agreement, _session
 from gradlane._agreement import Agreement
-from gradlane._averaging import Averaging, label
+from gradlane._averaging import Averaging, label, path_of
 from gradlane.errors import UnsupportedError
 from gradlane.torch import _tensors
 from gradlane.torch.groups import begin_copies
@@ -20,11 +20,12 @@ def average(gradients: Sequence[Any], variables: Sequence[Any], namespace: str, 
     if _session.size() > 1:
         kinds = [_kind(present[i]) if i in present else None for i in range(len(gradients))]
         labels = [label(i, variable) for i, variable in enumerate(variables)]
-        how.check((labels[i], *_tensors.wire_form(gradient)) for i, gradient in present.items())
+        rows = [(path_of(i, variables[i]), *_tensors.wire_form(gradient)) for i, gradient in present.items()]
+        reduction = how.reduction_of(rows)
         agreement = Agreement(namespace, labels, kinds)
         agreement.check(agreement.begin().wait())
         names = agreement.names(present)
-        averages = begin_copies(True, list(present.values()), names, how.reduction).wait()
+        averages = begin_copies(True, list(present.values()), names, reduction).wait()
         present = dict(zip(present, averages, strict=True))
     return [present.get(i) for i in range(len(gradients))]
 

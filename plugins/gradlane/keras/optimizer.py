@@ -9,7 +9,7 @@ import keras
 
 from gradlane import _agreement, _names
 from gradlane._averaging import Averaging, averaging_of
-from gradlane._compression import Compressor
+from gradlane._model_choice import Choice
 from gradlane._reduction import Average, ReduceOp
 from gradlane.errors import FailedPreconditionError, InvalidArgumentError, UnsupportedError
 from gradlane.keras._backends import average_of_backend
@@ -21,7 +21,7 @@ def DistributedOptimizer(
     optimizer: Kind,
     *,
     op: ReduceOp = Average,
-    compression: Compressor | None = None,
+    compression: Choice = None,
     sparse_as_dense: bool = False,
     backward_passes_per_step: int = 1,
     name: str | None = None,
@@ -39,9 +39,10 @@ def DistributedOptimizer(
     Args:
         optimizer: any optimizer of Keras 3.
         op: `Average` or `Sum`.
-        compression: how gradients travel: one of `Compression`; None takes the setting `compression`. It leaves out vectors,
-            scalars and small gradients unless it is `fp16`, `bf16` or has `compress_all=True`; if it would act on none,
-            that is an error. Equal on all workers.
+        compression: how gradients travel: one of `Compression`, or a function that gives one for a variable's path
+            and shape. None takes the setting `compression`. One of `Compression` leaves out vectors, scalars and small
+            gradients unless it is `fp16`, `bf16` or has `compress_all=True`; if it would act on none, that is an error. A
+            function is not asked about sparse gradients, and those whose shape is not known. Equal on all workers.
         sparse_as_dense: whether sparse gradients (of embeddings) are made dense instead of gathered.
         backward_passes_per_step: how many batches accumulate before their mean is averaged and applied: Keras'
             `gradient_accumulation_steps`, which may be set at the optimizer as well. Only the result is sent.

@@ -29,7 +29,8 @@ def reduce_all(
     dense = [position for position in range(len(tensors)) if position not in sparse]
     begun = None
     if dense:
-        begun = _begin([tensors[i] for i in dense], tuple(names[i] for i in dense), reduction, agreement is None)
+        chosen = [tensors[i] for i in dense], tuple(names[i] for i in dense), reduction.among(dense)
+        begun = _begin(*chosen, agreement is None)
     if agreement is not None:
         try:
             agreement.check(agreement.begin().wait())

@@ -130,12 +130,14 @@ def _checked(agreement: Agreement, submitted: tuple[Any, Any], step: Any, gates:
 def _declare(tensors: Sequence[Any], names: Sequence[str], reduction: Reduction) -> None:
     """Declares the tensors of a list together, so that small ones share messages."""
     known = [
-        (name, tensor.dtype.name, tuple(tensor.shape))
-        for name, tensor in zip(names, tensors, strict=True)
+        position
+        for position, tensor in enumerate(tensors)
         if not isinstance(tensor, tf.IndexedSlices) and tensor.shape.is_fully_defined()
     ]
     if len(known) > 1:
-        declare_places(_session.session(), known, codec=reduction.codec, fuse=True, timeout=reduction.timeout)
+        places = [(names[i], tensors[i].dtype.name, tuple(tensors[i].shape)) for i in known]
+        codecs = reduction.among(known).codec
+        declare_places(_session.session(), places, codec=codecs, fuse=True, timeout=reduction.timeout)
 
 
 def _refuse_xla() -> None:

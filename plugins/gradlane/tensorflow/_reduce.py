@@ -83,7 +83,7 @@ def _backward(
         )
     kept = [at for at, tensor in enumerate(tensors) if tensor.dtype.is_floating]
     theirs = [tf.convert_to_tensor(upstream[at]) for at in kept]
-    reduced = _reduced(theirs, [f"{names[at]}.backward" for at in kept], reduction, None, forward)
+    reduced = _reduced(theirs, [f"{names[at]}.backward" for at in kept], reduction.among(kept), None, forward)
     means = dict(zip(kept, reduced, strict=True))
     return [means.get(at) for at in range(len(tensors))]
 

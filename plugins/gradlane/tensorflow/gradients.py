@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from gradlane import _agreement, _session
 from gradlane._agreement import Agreement
-from gradlane._averaging import Averaging, label
+from gradlane._averaging import Averaging, label, path_of
 from gradlane.tensorflow._dense import dense
 from gradlane.tensorflow._reduce import reduce_all
 
@@ -33,10 +33,11 @@ def average(gradients: Sequence[Any], variables: Sequence[Any], namespace: str, 
         return [present.get(i) for i in range(len(gradients))]
     kinds = [_kind(present[i]) if i in present else None for i in range(len(gradients))]
     labels = [label(i, variable) for i, variable in enumerate(variables)]
-    how.check((labels[i], dense.dtype.name, dense.shape) for i, dense in present.items() if _has_shape(dense))
+    paths = {i: path_of(i, variables[i]) for i in present}
+    reduction = how.reduction_of((paths[i], gradient.dtype.name, _shape(gradient)) for i, gradient in present.items())
     agreement = Agreement(namespace, labels, kinds)
     names = agreement.names(present)
-    averages = dict(zip(present, reduce_all(list(present.values()), names, how.reduction, agreement), strict=True))
+    averages = dict(zip(present, reduce_all(list(present.values()), names, reduction, agreement), strict=True))
     return [averages.get(i) for i in range(len(gradients))]
 
 
@@ -47,8 +48,10 @@ def _prepared(gradient: Any, how: Averaging) -> Any:
     return gradient
 
 
-def _has_shape(gradient: Any) -> bool:
-    return not isinstance(gradient, tf.IndexedSlices) and bool(gradient.shape.is_fully_defined())
+def _shape(gradient: Any) -> tuple[int, ...] | None:
+    if isinstance(gradient, tf.IndexedSlices) or not gradient.shape.is_fully_defined():
+        return None
+    return tuple(gradient.shape)
 
 
 def _kind(gradient: Any) -> str:

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from gradlane import _agreement, _names
 from gradlane._averaging import Averaging, averaging_of
-from gradlane._compression import Compressor
+from gradlane._model_choice import Choice
 from gradlane._reduction import Average, ReduceOp
 from gradlane.errors import InvalidArgumentError
 from gradlane.tensorflow._autograph import unconverted
@@ -21,7 +21,7 @@ def DistributedOptimizer(
     optimizer: T,
     *,
     op: ReduceOp = Average,
-    compression: Compressor | None = None,
+    compression: Choice = None,
     sparse_as_dense: bool = False,
     backward_passes_per_step: int = 1,
     name: str | None = None,

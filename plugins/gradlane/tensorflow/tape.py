@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from gradlane import _agreement
 from gradlane._averaging import Averaging, averaging_of
-from gradlane._compression import Compressor
+from gradlane._model_choice import Choice
 from gradlane._reduction import Average, ReduceOp
 from gradlane.errors import InvalidArgumentError
 from gradlane.tensorflow._autograph import unconverted
@@ -26,7 +26,7 @@ def DistributedGradientTape(
     tape: Any,
     *,
     op: ReduceOp = Average,
-    compression: Compressor | None = None,
+    compression: Choice = None,
     sparse_as_dense: bool = False,
     name: str | None = None,
 ) -> Any:
@@ -43,9 +43,10 @@ def DistributedGradientTape(
     Args:
         tape: a `tf.GradientTape`, also one that has not recorded yet.
         op: `Average` or `Sum`.
-        compression: how gradients travel: one of `Compression`; None takes the setting `compression`. It leaves out vectors,
-            scalars and small gradients unless it is `fp16`, `bf16` or has `compress_all=True`; if it would act on none,
-            that is an error. Equal on all workers.
+        compression: how gradients travel: one of `Compression`, or a function that gives one for a variable's path
+            and shape. None takes the setting `compression`. One of `Compression` leaves out vectors, scalars and small
+            gradients unless it is `fp16`, `bf16` or has `compress_all=True`; if it would act on none, that is an error. A
+            function is not asked about sparse gradients, and those whose shape is not known. Equal on all workers.
         sparse_as_dense: whether `tf.IndexedSlices` (of embeddings) are made dense instead of gathered.
         name: a prefix of the tensors' names. Needed only if a function uses several tapes, and its workers
             trace them in different orders.

@@ -287,8 +287,7 @@ class Deferred:
             gradient = gradient.contiguous()
         if is_own:
             self._window.mark_used(position)  # the user may have made it
-        factor = self.feedback.factor(position)
-        scale_in_place(gradient, factor)
+        factor = self.feedback.prepare(position, gradient)
         loan = Loan(slot.parameter, gradient, slot.name, CALL_SYNCHRONIZE, given if is_held else None)
         transfer = reduce_in_place(loan.gradient, self._window.name(position), slot.reduction)
         loan.submitted()
@@ -299,6 +298,7 @@ class Deferred:
         for slot in self._slots:
             slot.passed = 0
         self._window.close("any")
+        self.feedback.end_step()
 
     def _complete(self) -> None:
         """Ends the window, and puts all averages into the gradients."""

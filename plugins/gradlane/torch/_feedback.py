@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 import weakref
 from collections.abc import Iterable, Mapping
@@ -27,7 +28,15 @@ class Feedback:
         self._groups: dict[int, tuple[weakref.ref[torch.optim.Optimizer], int]] = {}
         """The group of the optimizer that each parameter belongs to, by position."""
         self._reference: dict[int, float] = {}
-        """The learning rate in whose units a residual is, by position: the first one that was not zero."""
+        """The rate in whose units a residual is, by position: the first one that was not zero."""
+        self._scaler: torch.amp.GradScaler | None = None
+        self._scale = 1.0
+        """That of the losses whose gradients are averaged now, or were averaged last."""
+        self._norm_max: float | None = None
+        """The largest norm of a gradient on this worker."""
+        self._is_in_step = False
+        self._has_stepped = False
+        """Whether an optimizer has made a step since gradients were averaged last."""
 
     def follow(self, optimizer: torch.optim.Optimizer) -> None:
         """Scales residuals as the learning rates of this optimizer change, from now on."""
@@ -37,20 +46,71 @@ class Feedback:
                 position = position_of.get(id(parameter))
                 if position is not None and "lr" in group:
                     self._groups[position] = weakref.ref(optimizer), number
+        if self._names:
+            owner = weakref.ref(self)
 
-    def factor(self, position: int) -> float:
-        """What a gradient is multiplied by before it is encoded, and divided by afterwards.
+            def note_step(*_: object) -> None:
+                feedback = owner()
+                if feedback is not None:
+                    feedback._has_stepped = True
+
+            optimizer.register_step_pre_hook(note_step)
+
+    def follow_scaler(self, scaler: torch.amp.GradScaler) -> None:
+        """Scales residuals as the scale of losses changes, from the next step on, and takes back what skipped steps changed."""
+        self._scaler, self._scale = scaler, 0.0
+        for name, _ in self._names.values():
+            _session.session().hold_feedback(name)
+
+    def clip(self, norm_max: float) -> None:
+        """Clips gradients on this worker, from the next step on; see `DistributedDataParallel.clip_locally`."""
+        if not norm_max > 0.0:
+            raise InvalidArgumentError(f"norm_max={norm_max}; give a number above zero")
+        if not self._names:
+            raise InvalidArgumentError(
+                "no gradient is compressed with error feedback, for which alone gradients are clipped before they are "
+                "averaged; give compression= with feedback=True, or clip the averages with torch.nn.utils.clip_grad_norm_"
+            )
+        self._norm_max = norm_max / math.sqrt(_session.size())
+
+    def end_step(self) -> None:
+        """The gradients of a step are averaged."""
+        self._is_in_step = False
+
+    def prepare(self, position: int, gradient: torch.Tensor) -> float:
+        """Clips and scales a gradient, in place, before it is encoded. Returns what it was multiplied by, for afterwards.
 
         A step moves a parameter by its gradient times the learning rate. What a gradient has lost at one rate counts for
         less, or more, in a step with another rate. In units of the step, which gradients times their rate are in, it
-        counts the same.
+        counts the same. So it is with gradients of a scaled loss, which are divided by the scale before the step.
         """
+        if position not in self._parameters:
+            return 1.0
+        if self._scaler is not None and not self._is_in_step:
+            self._begin_step(self._scaler)
+        if self._norm_max is not None:
+            with torch.no_grad():
+                limit = self._norm_max * (1.0 if self._scaler is None else self._scale)
+                gradient.mul_((limit / torch.linalg.vector_norm(gradient)).clamp(max=1.0))
+        factor = self._factor(position)
+        scale_in_place(gradient, factor)
+        return factor
+
+    def _factor(self, position: int) -> float:
         found = self._groups.get(position)
         optimizer = None if found is None else found[0]()
-        if found is None or optimizer is None:
-            return 1.0
-        rate = float(optimizer.param_groups[found[1]]["lr"])
+        rate = 1.0 if found is None or optimizer is None else float(optimizer.param_groups[found[1]]["lr"])
+        if self._scaler is not None:
+            rate /= self._scale
         return rate / self._reference.setdefault(position, rate) if rate > 0.0 else 1.0
+
+    def _begin_step(self, scaler: torch.amp.GradScaler) -> None:
+        """Reads the scale. It falls where a gradient was not finite, and the step was skipped."""
+        scale = float(scaler.get_scale())
+        if scale < self._scale and not self._has_stepped:
+            for name, _ in self._names.values():
+                _session.session().take_back_feedback(name)
+        self._scale, self._is_in_step, self._has_stepped = scale, True, False
 
     def add_to(self, state: dict[str, Any]) -> dict[str, Any]:
         """Adds to the state of an optimizer what error feedback keeps on this worker, if it keeps anything."""

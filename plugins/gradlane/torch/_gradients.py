@@ -329,6 +329,7 @@ class Gradients:
         finally:
             self._window.clear()
             self._factors.clear()
+            self.feedback.end_step()
             _abandon(self._loans)
             for bundle in set(self._bundles.values()):
                 bundle.clear()
@@ -396,10 +397,9 @@ class Gradients:
             gradient = torch.zeros_like(parameter, memory_format=torch.contiguous_format)
         if position in self._bundles:
             return self._bundles[position].add(position, gradient)
-        factor = self.feedback.factor(position)
+        factor = self.feedback.prepare(position, gradient)
         if factor != 1.0:
             self._factors[position] = factor
-            scale_in_place(gradient, factor)
         transfer = reduce_in_place(gradient, name, self._weighted(self._reductions[position]))
         if position in self._loans:
             self._loans[position].submitted()

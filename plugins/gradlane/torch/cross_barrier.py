@@ -166,6 +166,14 @@ class _CrossBarrier(Averaging):
         self._barrier.updates.settle()
         return self._barrier.updates.feedback.add_to(super().state_dict())
 
+    def follow_scaler(self, scaler: torch.amp.GradScaler) -> None:
+        """Makes error feedback follow the scale of the loss; see `DistributedDataParallel.follow_scaler`."""
+        self._barrier.updates.feedback.follow_scaler(scaler)
+
+    def clip_locally(self, norm_max: float) -> None:
+        """Clips gradients on this worker before error feedback; see `DistributedDataParallel.clip_locally`."""
+        self._barrier.updates.feedback.clip(norm_max)
+
     def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
         """A copy is a plain optimizer, with the state after all updates that are due."""
         self._barrier.updates.settle()

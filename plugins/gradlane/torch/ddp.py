@@ -176,6 +176,28 @@ class DistributedDataParallel(nn.Module):
         if self._gradients is not None:
             self._gradients.feedback.follow(optimizer)
 
+    def follow_scaler(self, scaler: torch.amp.GradScaler) -> None:
+        """Makes the error feedback of the compression follow the scale of the loss, from the next step on.
+
+        Without this, what gradients have lost at one scale counts for more, or less, at another one. What it keeps does not
+        change in a step that `scaler` skips because of an overflow; so it takes twice the memory. The residual of the sums,
+        on the servers, does change. Call it on all workers, before the first step.
+        """
+        if self._gradients is not None:
+            self._gradients.feedback.follow_scaler(scaler)
+
+    def clip_locally(self, norm_max: float) -> None:
+        """Clips gradients on this worker before error feedback adds what was lost of those before, from the next step on.
+
+        An outlier would come back for many steps. Only gradients are clipped whose codecs have error feedback, each to a
+        norm (L2) of `norm_max` / sqrt(workers), as deep gradient compression does. Call it on all workers.
+
+        Raises:
+            InvalidArgumentError: `norm_max` is not above zero, or no gradient has error feedback.
+        """
+        if self._gradients is not None:
+            self._gradients.feedback.clip(norm_max)
+
     def feedback_state_dict(self) -> dict[str, Any]:
         """What the error feedback of the compression keeps on this worker. Save it for each rank, beside `state_dict()`."""
         return {} if self._gradients is None else self._gradients.feedback.state_dict()

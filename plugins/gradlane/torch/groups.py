@@ -276,6 +276,6 @@ def begin_copies(
         return handle
 
     def again(positions: list[int], gradients: list[torch.Tensor]) -> list[torch.Tensor]:
-        return begin_copies(True, gradients, [f"{names[at]}.backward" for at in positions], reduction).wait()
+        return begin_copies(True, gradients, [f"{names[at]}.backward" for at in positions], reduction.among(positions)).wait()
 
     return handle.then(lambda means: join_graph(means, tensors, again))

@@ -137,6 +137,14 @@ class _Distributed(Averaging):
         """
         super().load_state_dict(self._synchronizer.feedback.take_from(state_dict))
 
+    def follow_scaler(self, scaler: torch.amp.GradScaler) -> None:
+        """Makes error feedback follow the scale of the loss; see `DistributedDataParallel.follow_scaler`."""
+        self._synchronizer.feedback.follow_scaler(scaler)
+
+    def clip_locally(self, norm_max: float) -> None:
+        """Clips gradients on this worker before error feedback; see `DistributedDataParallel.clip_locally`."""
+        self._synchronizer.feedback.clip(norm_max)
+
     def register_post_average_hook(self, hook: PostAverageHook) -> RemovableHandle:
         """Calls `hook(parameter)` for each parameter whose gradient has become the average.
 

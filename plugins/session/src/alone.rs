@@ -8,7 +8,8 @@ use std::time::Duration;
 use gradlane_core::config::Config;
 use gradlane_core::device::Device;
 use gradlane_core::engine::{
-    self, BatchSubmission, FeedbackState, Followed, Handle, Member, ParameterUse, Submission, Timeline,
+    self, BatchSubmission, FeedbackState, FiniteCheck, Followed, Handle, Member, Metrics, ParameterUse, Submission,
+    Timeline,
 };
 use gradlane_core::mem::Doubt;
 use gradlane_core::metrics::Instance;
@@ -29,6 +30,8 @@ pub(crate) struct Alone {
     doubt: Doubt,
     followed: Arc<Followed>,
     parameters: Parameters,
+    finite: FiniteCheck,
+    metrics: Metrics,
     /// While the exporter of this process shows it.
     exposure: Mutex<Option<Exposure>>,
 }
@@ -43,13 +46,15 @@ impl Alone {
         let (handles, closed) = (AtomicU64::new(1), AtomicBool::new(false));
         let exposure = Exporter::by_settings(config)?.map(|exporter| exporter.show(Arc::new(Probe)));
         let (doubt, followed, exposure) = (Doubt::default(), Arc::default(), Mutex::new(exposure));
-        let parameters = Parameters::new();
-        Ok(Self { handles, closed, timeline, devices, doubt, followed, parameters, exposure })
+        let (parameters, finite) = (Parameters::new(), FiniteCheck::new(config.nan_check));
+        let metrics = Metrics::default();
+        Ok(Self { handles, closed, timeline, devices, doubt, followed, parameters, finite, metrics, exposure })
     }
 
     /// Reduces all tensors or none; `ended` runs when they are done.
     fn reduce(&self, submissions: Vec<Submission>, ended: Ended) -> Result<Handle> {
         let id = self.begin()?;
+        self.finite.check(&submissions, &self.metrics)?;
         engine::reduce_alone(id, submissions, Some(&self.devices), &self.followed, ended)
     }
 
@@ -142,7 +147,7 @@ impl Place for Alone {
     }
 
     fn metrics(&self) -> Instance {
-        engine::Metrics::default().instance(0)
+        self.metrics.instance(0)
     }
 
     fn layout(&self) -> String {
@@ -152,6 +157,14 @@ impl Place for Alone {
     /// Nothing is encoded, so nothing is lost.
     fn feedback(&self, _: &str) -> Result<FeedbackState> {
         Ok(FeedbackState::default())
+    }
+
+    fn hold_feedback(&self, _: &str) -> Result<()> {
+        Ok(())
+    }
+
+    fn take_back_feedback(&self, _: &str) -> Result<()> {
+        Ok(())
     }
 
     fn set_feedback(&self, _: &str, _: &FeedbackState) -> Result<()> {

@@ -53,6 +53,10 @@ pub(crate) trait Place: Send + Sync {
 
     fn set_feedback(&self, name: &str, state: &FeedbackState) -> Result<()>;
 
+    fn hold_feedback(&self, name: &str) -> Result<()>;
+
+    fn take_back_feedback(&self, name: &str) -> Result<()>;
+
     fn start_timeline(&self, place: &Path) -> Result<PathBuf>;
 
     fn stop_timeline(&self);
@@ -139,6 +143,14 @@ impl Place for Engine {
 
     fn set_feedback(&self, name: &str, state: &FeedbackState) -> Result<()> {
         self.set_feedback(name, state)
+    }
+
+    fn hold_feedback(&self, name: &str) -> Result<()> {
+        self.hold_feedback(name)
+    }
+
+    fn take_back_feedback(&self, name: &str) -> Result<()> {
+        self.take_back_feedback(name)
     }
 
     fn companions(&self) -> Vec<Vec<String>> {

@@ -271,6 +271,22 @@ impl Session {
         self.place.set_feedback(name, state)
     }
 
+    /// Keeps also what error feedback had before each round; see [`Engine::hold_feedback`].
+    ///
+    /// # Errors
+    /// As [`Engine::hold_feedback`].
+    pub fn hold_feedback(&self, name: &str) -> Result<()> {
+        self.place.hold_feedback(name)
+    }
+
+    /// Takes back what the latest round has changed; see [`Engine::take_back_feedback`].
+    ///
+    /// # Errors
+    /// As [`Engine::take_back_feedback`].
+    pub fn take_back_feedback(&self, name: &str) -> Result<()> {
+        self.place.take_back_feedback(name)
+    }
+
     /// Records from now on what this worker does, and returns the path of the file.
     ///
     /// # Errors

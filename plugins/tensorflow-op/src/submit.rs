@@ -90,7 +90,7 @@ impl Submit {
             destination: sum.data(),
             bytes: contribution.bytes(),
             dtype: dtype as u32,
-            ..self.reduction.submission(weight)
+            ..self.reduction.submission(0, weight)
         };
         // SAFETY: `PENDING` holds both tensors until the operation has ended. TensorFlow writes to no tensor that somebody else
         // references, and nobody else knows the second one.

@@ -1,10 +1,10 @@
 //! The call itself: one group of the engine for all arrays.
 #![expect(unsafe_code, reason = "lends XLA's buffers to the engine")]
 
-use std::ffi::CString;
+use std::ffi::{CString, NulError};
 
 use gradlane_abi::{
-    Attributes, Door, Failure, GradlaneDtype, GradlaneOp, GradlaneStatus, GradlaneSubmission, Reduction,
+    Attributes, Door, Failure, GradlaneDtype, GradlaneOp, GradlaneStatus, GradlaneSubmission, Reduction, lines,
 };
 
 use crate::frame::{Buffer, Frame};
@@ -52,10 +52,13 @@ pub(crate) unsafe fn push_pull(frame: &Frame<'_>, door: &'static Door) -> Result
         (GradlaneOp::WeightedMean, Some((weight, sources))) => (sources, unsafe { scalar(weight) }?),
         _ => (&frame.arguments[..], 1.0),
     };
-    let (names, structure_name) = (lines(frame.text("names")?)?, c_text(frame.text("structure_name")?)?);
-    if [names.len(), frame.results.len()] != [sources.len(); 2] {
-        let counts = format!("{} names and {} results for {} arrays", names.len(), frame.results.len(), sources.len());
-        return Err(invalid(counts));
+    let names = lines(frame.text("names")?).map_err(zero_byte)?;
+    let structure_name = CString::new(frame.text("structure_name")?).map_err(zero_byte)?;
+    let counts = [names.len(), frame.results.len(), reduction.codecs.len()];
+    if counts[..2] != [sources.len(); 2] || ![1, sources.len()].contains(&counts[2]) {
+        let [names, results, codecs] = counts;
+        let text = format!("{names} names, {results} results and {codecs} codecs for {} arrays", sources.len());
+        return Err(invalid(text));
     }
     let structure_len = frame.number("structure_len")?;
     let structure_len =
@@ -75,8 +78,7 @@ pub(crate) unsafe fn push_pull(frame: &Frame<'_>, door: &'static Door) -> Result
             destination: result.data,
             bytes: bytes.ok_or_else(|| invalid(format!("{name:?}: larger than the address space")))?,
             dtype: dtype as u32,
-            priority: reduction.priority_at(index),
-            ..reduction.submission(weight)
+            ..reduction.submission(index, weight)
         });
     }
     let mut structure = vec![0_u8; usize::try_from(structure_len).unwrap_or_default()];
@@ -131,13 +133,9 @@ unsafe fn scalar(of: &Buffer) -> Result<f64, Failure> {
     Ok(f64::from(unsafe { of.data.cast::<f32>().read_unaligned() }))
 }
 
-/// The texts that stand one a line.
-fn lines(text: &str) -> Result<Vec<CString>, Failure> {
-    text.split('\n').map(c_text).collect()
-}
-
-fn c_text(text: &str) -> Result<CString, Failure> {
-    CString::new(text).map_err(|_| invalid(format!("{text:?} contains a zero byte")))
+#[expect(clippy::needless_pass_by_value, reason = "for map_err")]
+fn zero_byte(error: NulError) -> Failure {
+    invalid(format!("a name: {error}"))
 }
 
 /// The engine's type for the elements of an array.

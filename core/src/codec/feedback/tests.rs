@@ -52,6 +52,32 @@ fn a_value_between_two_numbers_of_the_wire_is_sent_as_one_and_the_other() {
 }
 
 #[test]
+fn a_body_that_is_taken_back_has_changed_nothing() {
+    for spec in ["int4", "topk:k=10000,momentum=500000"] {
+        let round = |number| (0..LEN).map(|index| value(index, number)).collect::<Vec<f32>>();
+        let (mut play, mut other) = (Play::new(spec), Play::new(spec));
+        play.residual.hold();
+        for number in [0, 1] {
+            assert_eq!(play.round(&round(number)), other.round(&round(number)));
+        }
+        let before = [play.residual(), play.velocity()];
+        play.round(&round(7));
+        let half = 4 * (LEN / 2);
+        play.residual.take_back(0..half);
+        assert_eq!(play.residual()[..LEN / 2], before[0][..LEN / 2]);
+        assert_ne!(play.residual()[LEN / 2..], before[0][LEN / 2..], "the rest is that of another tensor");
+        play.residual.take_back(half..4 * LEN);
+        assert_eq!([play.residual(), play.velocity()], before);
+        assert_eq!(play.round(&round(2)), other.round(&round(2)));
+
+        let memory = other.residual.bytes();
+        assert_eq!(play.residual.bytes(), 2 * memory);
+        other.residual.take_back(0..4 * LEN);
+        assert_eq!(play.residual(), other.residual(), "what is not held stays");
+    }
+}
+
+#[test]
 fn the_body_is_that_of_the_elements_if_nothing_is_left_of_rounds_before() {
     for spec in ["bf16", "fp16", "int8"] {
         let elements: Vec<f32> = (0..LEN).map(|index| value(index, 0)).collect();

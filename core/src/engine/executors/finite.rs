@@ -1,7 +1,7 @@
 //! Looks for NaN and infinities in what this worker contributes, if the setting `nan_check` asks for it. It does so right before the first
 //! step that reads the contribution: after that the step finds it in the processor's cache.
 
-use std::sync::Arc;
+use std::sync::{Arc, Once};
 
 use super::super::job::Work;
 use super::super::metrics::Metrics;
@@ -50,10 +50,18 @@ fn elements(work: &Work) -> Option<(DType, &[Region])> {
         Work::Encode { from, coding, .. } => Some((coding.dtype, from)),
         Work::Meet { operation, .. } => match &operation.memory {
             Memory::Host { source, .. } => Some((operation.claim.dtype, source)),
-            Memory::Device(_) => None,
+            Memory::Device(_) => {
+                warn_of_devices();
+                None
+            }
         },
         Work::Push { .. } | Work::CopyToHost { .. } | Work::CopyToDevice { .. } | Work::Decode { .. } => None,
     }
+}
+
+fn warn_of_devices() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| tracing::warn!("nan_check does not look at what devices of one machine sum among themselves"));
 }
 
 fn is_finite(shared: &Arc<Shared>, dtype: DType, regions: &[Region]) -> bool {
