@@ -52,6 +52,9 @@ CODECS = {
     "int4, feedback": gl.Compression.int4(feedback=True),
     "randomk 10 %, feedback": gl.Compression.randomk(k=100_000, feedback=True),
     "topk 1 %, feedback": gl.Compression.topk(feedback=True),
+    "onebit, feedback": gl.Compression.onebit(feedback=True),
+    "dithering, feedback": gl.Compression.dithering(feedback=True),
+    "lossless": gl.Compression.lossless,
 }
 """Ours, with the options that the README recommends."""
 
@@ -400,7 +403,8 @@ def draw(trained: dict[str, list[Trained]], options: argparse.Namespace) -> None
             of_task = [one for one in trained[rate] if one.task == task]
             for number, one in enumerate(of_task):
                 style = "-" if one.is_ours else "--"
-                axes.plot(one.seconds, one.smoothed(), style, color=f"C{number % 10}", label=one.contender, linewidth=1.2)
+                color = pyplot.get_cmap("tab20")(number % 20)
+                axes.plot(one.seconds, one.smoothed(), style, color=color, label=one.contender, linewidth=1.2)
             axes.set(xscale="log", xlabel="seconds", ylabel="loss", title=f"{task}, {rate}")
     handles, labels = grid[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside right upper")
