@@ -111,6 +111,26 @@ def test_a_worker_sends_its_shard_alone():
         assert moved[0] == 4 * sum(parameter.numel() for parameter in model.parameters()) // 2
 
 
+@pytest.mark.over("quic")
+@pytest.mark.workers(2, alone=True)
+@NEEDS_HOOK
+def test_shards_travel_with_a_codec():
+    images, labels = next(iter(batches(1)))
+    moved = {}
+    for codec in (gl.Compression.none, gl.Compression.bf16, gl.Compression.int8):
+        with two_nodes() as mesh:
+            model = sharded(mesh)
+            gl.fsdp.attach(model, compression=codec)
+            before = gl.metrics()["push_bytes"]
+            nn.functional.cross_entropy(model(images), labels).backward()
+            moved[codec.codec] = gl.metrics()["push_bytes"] - before
+            gradients = torch.cat([parameter.grad.full_tensor().flatten() for parameter in model.parameters()])
+            exact = gradients if codec is gl.Compression.none else exact
+            torch.testing.assert_close(gradients, exact, rtol=0, atol=exact.abs().max().item() / 100)
+    assert moved["bf16"] == moved["none"] // 2
+    assert 0.25 * moved["none"] < moved["int8"] < 0.26 * moved["none"]
+
+
 @OVER_ALL
 @TWO_NODES
 @NEEDS_SHARDING_ON_CPU

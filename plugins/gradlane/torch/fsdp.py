@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gradlane import _names, _session
+from gradlane._compression import Compressor
 from gradlane._objects import allgather
 from gradlane._reduction import Average, ReduceOp, Reduction, reduction_of
 from gradlane._sets import ProcessSet
@@ -36,7 +37,9 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
 
-def attach(model: torch.nn.Module, *, op: ReduceOp = Average, name: str | None = None) -> None:
+def attach(
+    model: torch.nn.Module, *, op: ReduceOp = Average, compression: Compressor | None = None, name: str | None = None
+) -> None:
     """Makes `model` average its gradients over the workers of the job that hold the same shards.
 
     Shards, buffers and frozen parameters are broadcast first, from the first of these workers. Every node must use the
@@ -47,6 +50,8 @@ def attach(model: torch.nn.Module, *, op: ReduceOp = Average, name: str | None =
     Args:
         model: on which `fully_shard` was called with a mesh of the workers of one node; on all workers of the job.
         op: `Average`, or `Sum` if `set_gradient_divide_factor` divides by the number of all workers.
+        compression: how shards travel, one of `Compression`; None sends them unchanged. The shard of a module
+            is one vector, so what belongs to its vectors and small parameters is compressed, too. Equal on all workers.
         name: a prefix of the tensors' names; needed only if workers attach models in different orders.
     Raises:
         NotInitializedError: `init()` was not called.
@@ -57,7 +62,7 @@ def attach(model: torch.nn.Module, *, op: ReduceOp = Average, name: str | None =
         MismatchError: the workers sharded different modules, or over meshes of different shapes (both are named).
     """
     _session.session()
-    reduction = reduction_of(op)
+    reduction = reduction_of(op, compression=compression)
     shards = list(_shards(model))
     namespace = _names.namespace("fsdp", name)
     holders = _holders(shards, namespace)
