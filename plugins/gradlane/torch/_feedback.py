@@ -99,6 +99,8 @@ class Feedback:
     def _factor(self, position: int) -> float:
         found = self._groups.get(position)
         optimizer = None if found is None else found[0]()
+        if self._scaler is None and optimizer is None:
+            return 1.0
         rate = 1.0 if found is None or optimizer is None else float(optimizer.param_groups[found[1]]["lr"])
         if self._scaler is not None:
             rate /= self._scale
