@@ -34,10 +34,10 @@ gl.push_pull_ = wrong
 """
 
 ANOTHER_ROUNDING = """
-exact = ptx
+exact = texts
 
-def ptx():
-    return exact().replace(b", 32767;", b", 32766;")
+def texts():
+    return [text.replace(b", 32767;", b", 32766;") for text in exact()]
 """
 
 PLANTED_CATALOGUE = """
