@@ -167,7 +167,10 @@ class Session:
         timeout: float | None,
         codec: str = "none",
     ) -> None:
-        """Fixes dtype, shape and codec of names ahead of their first use; with `fuse`, small ones may share a part."""
+        """Fixes dtype, shape and codec of names ahead of their first use; with `fuse`, small ones may share a part.
+
+        `codec` is that of all, or has a line for each.
+        """
     def undeclare(self, names: list[str], timeout: float | None) -> None:
         """Says that this worker uses these names no more."""
     def submit(
@@ -269,7 +272,10 @@ class Batch:
     """Tensors that are submitted together, round after round."""
 
     def __new__(cls, tensors: list[tuple[str, str, tuple[int, ...]]], codec: str = "none") -> Self:
-        """(name, dtype, shape) triples; at least one, and each name once. `codec` encodes them between machines."""
+        """(name, dtype, shape) triples; at least one, and each name once.
+
+        `codec` encodes them between machines; it is one for all, or has a line for each.
+        """
     def __len__(self) -> int: ...
 
 @final
