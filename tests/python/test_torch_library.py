@@ -60,6 +60,9 @@ def test_ranks_with_different_graphs_are_told_whom_they_wait_for_and_what_it_did
     def graph(x, name):
         return torch.ops.gradlane.push_pull(torch.ops.gradlane.push_pull(x, "alike", False), name, False)
 
+    # The first function that a process compiles takes seconds.
+    compiled(lambda x: x + 1)(torch.ones(3))
+    gl.barrier("compilers are loaded", timeout=120.0)
     own, theirs, others = ("right", "left", [0, 2]) if gl.rank() == 1 else ("left", "right", [1])
     with pytest.raises(gl.StallError, match=f"^tensor {own}, round 0: no contribution") as caught:
         graph(torch.ones(3), own)
