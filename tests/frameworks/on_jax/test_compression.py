@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from gradlane.errors import InvalidArgumentError
 
-pytestmark = [pytest.mark.quick, pytest.mark.workers(2, alone=True), pytest.mark.over("quic")]
+pytestmark = [pytest.mark.quick, pytest.mark.workers(2), pytest.mark.over("quic")]
 
 BLOCKS = 64 * 64 + 64 * 64 // 256 * 4
 """Bytes of a matrix of 64 by 64 in int8, with a scale for each block of 256."""

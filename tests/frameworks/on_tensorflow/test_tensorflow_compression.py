@@ -11,7 +11,7 @@ from gradlane.errors import InvalidArgumentError
 pytestmark = [
     pytest.mark.quick,
     pytest.mark.over("quic"),
-    pytest.mark.workers(2, settings={"step_timeout": "100s"}, alone=True),
+    pytest.mark.workers(2, settings={"step_timeout": "100s"}),
     pytest.mark.usefixtures("implementation"),
 ]
 

@@ -53,7 +53,7 @@ fn a_value_between_two_numbers_of_the_wire_is_sent_as_one_and_the_other() {
 
 #[test]
 fn a_body_that_is_taken_back_has_changed_nothing() {
-    for spec in ["int4", "topk:k=10000,momentum=500000"] {
+    for spec in ["int4", "topk:k=10000,feedback=1,momentum=500000"] {
         let round = |number| (0..LEN).map(|index| value(index, number)).collect::<Vec<f32>>();
         let (mut play, mut other) = (Play::new(spec), Play::new(spec));
         play.residual.hold();
