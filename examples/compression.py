@@ -304,7 +304,12 @@ def contenders(options: argparse.Namespace, ours: Any) -> dict[str, Callable[[nn
 
     def hooked(hook: Hook | None, group: Any) -> Callable[[nn.Module], nn.Module]:
         def wrap(model: nn.Module) -> nn.Module:
-            wrapped = nn.parallel.DistributedDataParallel(model, process_group=group, gradient_as_bucket_view=True)
+            # The hook for PowerSGD begins collectives in callbacks, whose order among buckets may differ between workers: then Gloo
+            # ends the process. With one bucket there is one order.
+            bucket_mb = 1000 if hook is power_sgd else None
+            wrapped = nn.parallel.DistributedDataParallel(
+                model, process_group=group, gradient_as_bucket_view=True, bucket_cap_mb=bucket_mb
+            )
             if hook is not None:
                 wrapped.register_comm_hook(*hook(group, options.steps))
             return wrapped
