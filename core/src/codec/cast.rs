@@ -18,7 +18,7 @@
 use std::num::NonZeroU32;
 
 use super::interface::{BodyBytes, Codec, Malformed, Refusal, Unit};
-use super::tools::{Draws, F32_BYTES, Tools, divides, dividing, narrow_doubles, widen_floats};
+use super::tools::{Draws, F32_BYTES, SIGN, Tools, divides, dividing, narrow_doubles, widen_floats};
 use crate::reduce::{Kernels, Loops};
 use crate::types::{CodecSpec, DType, Encoding, Op};
 
@@ -193,7 +193,7 @@ impl Loops for ByChance<'_> {
 fn bf16_by_chance(bits: u32, draw: u32) -> u16 {
     const INFINITE: u32 = f32::INFINITY.to_bits();
     const LARGEST: u32 = INFINITE - (1 << 16);
-    let (sign, magnitude) = (bits & (1 << 31), bits & !(1 << 31));
+    let (sign, magnitude) = (bits & SIGN, bits & !SIGN);
     // The chance to reach the next bf16 is what is above the last one.
     let rounded = (magnitude + (draw >> 16)).min(LARGEST);
     // A NaN keeps a bit of its payload.

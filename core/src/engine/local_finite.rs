@@ -36,21 +36,20 @@ impl FiniteCheck {
         if self.setting == NanCheck::Off {
             return Ok(());
         }
+        let kernels = Kernels::detect();
         for Submission { tensor, source, op, .. } in submissions {
             let round = self.next_round(&tensor.name);
             let Memory::Host(source) = source else { continue };
-            let kernels = Kernels::detect();
             let is_finite = |run: &[u8]| kernels.all_finite(tensor.dtype, run);
             if matches!(op, Op::Broadcast { .. }) || borrow::all(slice::from_ref(source), is_finite) {
                 continue;
             }
             Metrics::add(&metrics.not_finite, 1);
             let error = Error::NotFinite { tensor: tensor.name.clone().into(), round, from: WorkerId(0).to_string() };
-            match self.setting {
-                NanCheck::Error => return Err(error),
-                NanCheck::Warn => tracing::warn!("{error}"),
-                NanCheck::Off => {}
+            if self.setting == NanCheck::Error {
+                return Err(error);
             }
+            tracing::warn!("{error}");
         }
         Ok(())
     }

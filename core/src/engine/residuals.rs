@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::codec::feedback::{Residual, Start};
 use crate::codec::{Codec, Refusal, Tools};
@@ -64,8 +64,7 @@ impl SharedResidual {
         elements: &[u8],
         body: &mut [u8],
     ) -> Result<usize, Refusal> {
-        // Nobody waits for the lock, because a part is encoded once a round.
-        let mut counted = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut counted = self.lock();
         counted.residual.start(start, elements.len() / 4, momentum);
         counted.count();
         counted.residual.encode(codec, tools, divisor, 0, elements, body)
@@ -75,7 +74,7 @@ impl SharedResidual {
 impl SharedResidual {
     /// What is there of the part's bytes from `offset` on, if the part has so many: residual and velocity. Zeros, if it is not `kept`.
     pub(super) fn read(&self, kept: bool, offset: usize, [residual, velocity]: [&mut [u8]; 2]) {
-        let counted = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let counted = self.lock();
         if kept {
             counted.residual.read(offset, residual, velocity);
         }
@@ -89,23 +88,26 @@ impl SharedResidual {
         offset: usize,
         [residual, velocity]: [&[u8]; 2],
     ) {
-        let mut counted = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut counted = self.lock();
         let start = if kept { Start::Kept } else { Start::Zero };
         counted.residual.start(start, bytes / 4, momentum);
         counted.count();
         counted.residual.write(offset, residual, velocity);
     }
-}
 
-impl SharedResidual {
     /// Keeps also what was there before each body, from the next one on.
     pub(super) fn hold(&self) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).residual.hold();
+        self.lock().residual.hold();
     }
 
     /// Takes back what the latest body has changed in `range` of the part's bytes.
     pub(super) fn take_back(&self, range: Range<usize>) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).residual.take_back(range);
+        self.lock().residual.take_back(range);
+    }
+
+    /// Nobody waits for the lock, because a part is encoded once a round, and its residual is read and written between rounds.
+    fn lock(&self) -> MutexGuard<'_, Counted> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

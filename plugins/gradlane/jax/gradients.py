@@ -36,7 +36,7 @@ def push_pull_gradients(
             the optimizer is used for the first time, so workers may make their optimizers in any order. Give names if
             workers use them for the first time in different orders.
         op: `Average` or `Sum`.
-        compression: how gradients travel: one of `Compression`, or a function that gives one for a array's path in the tree
+        compression: how gradients travel: one of `Compression`, or a function that gives one for an array's path in the tree
             and shape. None takes the setting `compression`. One of `Compression` leaves out vectors, scalars and small
             gradients unless it is `fp16`, `bf16` or has `compress_all=True`; if it would act on none, that is an error. A
             function is not asked about sparse gradients, and those whose shape is not known. Equal on all workers.
@@ -63,7 +63,7 @@ def push_pull_gradients(
         prefixed = prefix.of(updates)
         how = averaging_of(op, compression, sparse_as_dense=False, timeout=timeout)
         leaves = jax.tree_util.tree_leaves_with_path(updates)
-        rows = [(jax.tree_util.keystr(path), str(leaf.dtype), tuple(leaf.shape)) for path, leaf in leaves]
+        rows = ((jax.tree_util.keystr(path), str(leaf.dtype), tuple(leaf.shape)) for path, leaf in leaves)
         return reduced(updates, prefixed, how.reduction_of(rows)), state
 
     return optax.GradientTransformation(init, update)

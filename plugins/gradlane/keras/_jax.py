@@ -15,11 +15,9 @@ def average(gradients: Sequence[Any], variables: Sequence[Any], namespace: str, 
 
     `gradlane.jax` notices where workers have gradients for different variables.
     """
-    present = {i: gradient for i, gradient in enumerate(gradients) if gradient is not None}
-    if _session.size() == 1:
-        return [present.get(i) for i in range(len(gradients))]
-    # The tree has its leaves in the order of these keys.
-    leaves = {str(i): present[i] for i in sorted(present, key=str)}
-    rows = [(path_of(int(i), variables[int(i)]), str(leaf.dtype), tuple(leaf.shape)) for i, leaf in leaves.items()]
-    averages = reduced(leaves, namespace, how.reduction_of(rows))
-    return [averages.get(str(i)) for i in range(len(gradients))]
+    present = {str(position): gradient for position, gradient in enumerate(gradients) if gradient is not None}
+    if _session.size() > 1:
+        leaves = ((int(key), present[key]) for key in sorted(present))  # in JAX's order of a tree's keys
+        rows = ((path_of(i, variables[i]), str(leaf.dtype), tuple(leaf.shape)) for i, leaf in leaves)
+        present = reduced(present, namespace, how.reduction_of(rows))
+    return [present.get(str(position)) for position in range(len(gradients))]

@@ -20,7 +20,7 @@ def average(gradients: Sequence[Any], variables: Sequence[Any], namespace: str, 
     if _session.size() > 1:
         kinds = [_kind(present[i]) if i in present else None for i in range(len(gradients))]
         labels = [label(i, variable) for i, variable in enumerate(variables)]
-        rows = [(path_of(i, variables[i]), *_tensors.wire_form(gradient)) for i, gradient in present.items()]
+        rows = ((path_of(i, variables[i]), *_tensors.wire_form(gradient)) for i, gradient in present.items())
         reduction = how.reduction_of(rows)
         agreement = Agreement(namespace, labels, kinds)
         agreement.check(agreement.begin().wait())

@@ -33,8 +33,8 @@ def average(gradients: Sequence[Any], variables: Sequence[Any], namespace: str, 
         return [present.get(i) for i in range(len(gradients))]
     kinds = [_kind(present[i]) if i in present else None for i in range(len(gradients))]
     labels = [label(i, variable) for i, variable in enumerate(variables)]
-    paths = {i: path_of(i, variables[i]) for i in present}
-    reduction = how.reduction_of((paths[i], gradient.dtype.name, _shape(gradient)) for i, gradient in present.items())
+    rows = ((path_of(i, variables[i]), gradient.dtype.name, _shape(gradient)) for i, gradient in present.items())
+    reduction = how.reduction_of(rows)
     agreement = Agreement(namespace, labels, kinds)
     names = agreement.names(present)
     averages = dict(zip(present, reduce_all(list(present.values()), names, reduction, agreement), strict=True))

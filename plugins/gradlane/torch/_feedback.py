@@ -31,7 +31,7 @@ class Feedback:
         """The rate in whose units a residual is, by position: the first one that was not zero."""
         self._scaler: torch.amp.GradScaler | None = None
         self._scale = 1.0
-        """That of the losses whose gradients are averaged now, or were averaged last."""
+        """That of the losses whose gradients are averaged now, or were averaged last; 1 without a scaler."""
         self._norm_max: float | None = None
         """The largest norm of a gradient on this worker."""
         self._is_in_step = False
@@ -58,7 +58,7 @@ class Feedback:
 
     def follow_scaler(self, scaler: torch.amp.GradScaler) -> None:
         """Scales residuals as the scale of losses changes, from the next step on, and takes back what skipped steps changed."""
-        self._scaler, self._scale = scaler, 0.0
+        self._scaler, self._scale = scaler, float(scaler.get_scale())
         for name, _ in self._names.values():
             _session.session().hold_feedback(name)
 
@@ -90,7 +90,7 @@ class Feedback:
             self._begin_step(self._scaler)
         if self._norm_max is not None:
             with torch.no_grad():
-                limit = self._norm_max * (1.0 if self._scaler is None else self._scale)
+                limit = self._norm_max * self._scale
                 gradient.mul_((limit / torch.linalg.vector_norm(gradient)).clamp(max=1.0))
         factor = self._factor(position)
         scale_in_place(gradient, factor)
@@ -102,8 +102,7 @@ class Feedback:
         if self._scaler is None and optimizer is None:
             return 1.0
         rate = 1.0 if found is None or optimizer is None else float(optimizer.param_groups[found[1]]["lr"])
-        if self._scaler is not None:
-            rate /= self._scale
+        rate /= self._scale
         return rate / self._reference.setdefault(position, rate) if rate > 0.0 else 1.0
 
     def _begin_step(self, scaler: torch.amp.GradScaler) -> None:

@@ -102,17 +102,14 @@ pub fn is_heard_after(moves: bool, address: &str, credentials: &Credentials, pat
         }
         let (mut stream, _answer) = dialed.stream;
         let _ = stream.write_all(&[0xAA; 64]).await;
-        let lost = match timeout(patience, dialed.connection.closed()).await {
+        match timeout(patience, dialed.connection.closed()).await {
             // A peer keeps the reason that it gave for some milliseconds. If no path to the new address was open so long, a reset is the answer.
             Ok(
                 ConnectionError::ApplicationClosed(_) | ConnectionError::ConnectionClosed(_) | ConnectionError::Reset,
-            ) => {
-                return Ok(());
-            }
-            Ok(lost) => connection_error(&lost, VICTIM),
-            Err(_) => Error::Timeout { what: format!("being heard by {VICTIM}"), waited: patience },
-        };
-        Err(lost)
+            ) => Ok(()),
+            Ok(lost) => Err(connection_error(&lost, VICTIM)),
+            Err(_) => Err(Error::Timeout { what: format!("being heard by {VICTIM}"), waited: patience }),
+        }
     })
 }
 
