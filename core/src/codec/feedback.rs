@@ -85,12 +85,13 @@ impl Residual {
         }
     }
 
-    /// Replaces them. An empty `velocity` leaves that as it is.
+    /// Replaces them, also in what [`take_back`](Self::take_back) puts back. An empty `velocity` leaves that as it is.
     ///
     /// # Panics
     /// If they do not lie within the part.
     pub fn write(&mut self, offset: usize, residual: &[u8], velocity: &[u8]) {
-        for (state, from) in [(&mut self.bytes, residual), (&mut self.velocity, velocity)] {
+        let states = [&mut self.bytes, &mut self.velocity].into_iter().chain(self.before.iter_mut().flatten());
+        for (state, from) in states.zip([residual, velocity].into_iter().cycle()) {
             if !from.is_empty() {
                 state[offset..offset + from.len()].copy_from_slice(from);
             }

@@ -74,6 +74,10 @@ fn a_body_that_is_taken_back_has_changed_nothing() {
         assert_eq!(play.residual.bytes(), 2 * memory);
         other.residual.take_back(0..4 * LEN);
         assert_eq!(play.residual(), other.residual(), "what is not held stays");
+
+        play.residual.write(0, &[0; 8], &[]);
+        play.residual.take_back(0..8);
+        assert_eq!(play.residual()[..2], [0.0; 2], "what a caller has put there stays");
     }
 }
 
