@@ -1,6 +1,7 @@
-"""Runs workers in forks of a process that has imported PyTorch and its compiler already.
+"""Runs workers in forks of a process that has imported what they need already: pytest, and PyTorch with its compiler if they use it.
 
-The imports take three to four seconds of a core. The tests of PyTorch start some 180 workers, which would do little else.
+The imports take three to four seconds of a core with PyTorch, and half a second without. The tests start more than 500 workers, which would
+do little else.
 
 `gradlane run` starts this file as its worker. It is the stand-in of a fork: it hands over its arguments, environment and output, passes
 signals on, and ends as the fork ends. If the stand-in is killed, the fork is killed too.
@@ -8,16 +9,22 @@ signals on, and ends as the fork ends. If the stand-in is killed, the fork is ki
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import gc
 import json
 import os
 import selectors
 import signal
 import socket
 import sys
+import threading
 
 SOCKETS = "WORKER_TEST_SOCKETS"
 """In a stand-in: the folder with a socket of each server."""
+
+TORCH, NO_TORCH = "torch", "no-torch"
+"""What servers have imported."""
 
 SERVERS = 2
 """Workers with even ranks are forks of one server, and those with odd ranks of the other. Strings have other hashes in each, so that a
@@ -42,16 +49,36 @@ def stand_in(arguments: list[str]) -> None:
     os._exit(os.waitstatus_to_exitcode(status))
 
 
+def leave(code: int) -> None:
+    """Ends this process as `multiprocessing` ends its forks: what is registered for the end runs, but PyTorch is not taken apart.
+
+    That would take half a second of a core. Tests about the end of a process start whole ones.
+    """
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
 class Server:
     """Forks for each stand-in that connects, until its standard input ends."""
 
-    def __init__(self, socket_path: str) -> None:
+    def __init__(self, socket_path: str, has_torch: bool) -> None:
         """Imports everything, listens, and says so by a line of output."""
-        import gradlane.torch
+        import gradlane
+        import numpy
         import pytest
-        import torch._dynamo
 
-        self._pytest, self._imported = pytest, (gradlane, torch)
+        self._pytest, self._imported = pytest, [gradlane, numpy]
+        if has_torch:
+            import gradlane.torch
+            import torch._dynamo
+
+            self._imported.append(torch)
+        # A collection writes to every object that it looks at, and a fork would copy the pages of all of them.
+        gc.collect()
+        gc.freeze()
         assert len(os.listdir("/proc/self/task")) == 1, "only the thread that forks would be in a fork"
         self._stand_ins: dict[int, socket.socket] = {}  # by the process that is the fork
         self._listener = socket.socket(socket.AF_UNIX)
@@ -89,7 +116,7 @@ class Server:
             os.environ.update(environment)
             os.chdir(folder)
             sys.path[0] = folder
-            sys.exit(self._pytest.main(arguments))
+            leave(self._pytest.main(arguments))
         with contextlib.suppress(OSError):  # the fork does so too, and may have ended
             os.setpgid(fork, fork)
         self._stand_ins[fork] = stand_in
@@ -116,11 +143,11 @@ class Server:
     def _end(self) -> None:
         for fork in self._stand_ins:
             os.killpg(fork, signal.SIGKILL)
-        sys.exit()
+        leave(0)
 
 
 if __name__ == "__main__":
     if sys.argv[1] == "serve":
-        Server(sys.argv[2]).serve()
+        Server(sys.argv[2], sys.argv[3] == TORCH).serve()
     else:
         stand_in(sys.argv[1:])

@@ -233,27 +233,30 @@ def shards_on_cpu() -> bool:
 
 
 def is_forked(shape: Shape) -> bool:
-    """Whether the workers are forks of a process that has imported PyTorch, which reads some variables as it is imported."""
-    return shape.module.name.startswith("test_torch") and not any(name.startswith("TORCH") for name, _ in shape.env)
+    """Whether the workers are forks of a process with all imports. PyTorch reads some variables as it is imported."""
+    return not any(name.startswith("TORCH") for name, _ in shape.env)
 
 
 class ForkServers:
-    """The servers of forks for this process, from the first job with PyTorch to the end."""
+    """The servers of forks for this process, each from the first job that needs it to the end."""
 
     def __init__(self) -> None:
         self._stack = contextlib.ExitStack()
-        self._folder = ""
+        self._folders: dict[str, str] = {}
 
-    def started(self) -> str:
-        """The folder with the sockets of the servers, which listen."""
-        if not self._folder:
-            self._folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="gradlane-tests-"))
-            commands = [[sys.executable, forks.__file__, "serve", f"{self._folder}/{i}"] for i in range(forks.SERVERS)]
+    def started(self, module: Path) -> str:
+        """The folder with the sockets of servers that have imported what the tests of a module use; they listen."""
+        imported = forks.TORCH if "torch" in module.read_text(encoding="utf-8") else forks.NO_TORCH
+        if imported not in self._folders:
+            folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="gradlane-tests-"))
+            serve = [sys.executable, forks.__file__, "serve"]
+            commands = [[*serve, f"{folder}/{i}", imported] for i in range(forks.SERVERS)]
             options = {"env": clean_environment() | {"OMP_NUM_THREADS": "1"}, "start_new_session": True}
             options |= {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
             servers = [self._stack.enter_context(subprocess.Popen(command, **options)) for command in commands]
             assert [server.stdout.readline() for server in servers] == [b"listens\n"] * forks.SERVERS
-        return self._folder
+            self._folders[imported] = folder
+        return self._folders[imported]
 
     def end(self) -> None:
         self._stack.close()
@@ -266,7 +269,7 @@ def launch(shape: Shape, tests: list[str], servers: ForkServers) -> Outcomes:
         worker = [sys.executable, "-m", "pytest"]
         env = {RESULTS: results, "OMP_NUM_THREADS": "1", "PYTEST_ADDOPTS": WORKER_OPTIONS, **dict(shape.env)}
         if is_forked(shape):
-            worker, env[forks.SOCKETS] = [sys.executable, "-I", "-S", forks.__file__], servers.started()
+            worker, env[forks.SOCKETS] = [sys.executable, "-I", "-S", forks.__file__], servers.started(shape.module)
         command = [sys.executable, "-m", "gradlane", *run, *worker, "-q", *tests]
         [ended] = run_all([(command, env)], timeout=LAUNCH_TIMEOUT, cwd=ROOT)
         return Outcomes(shape.workers, [read(Path(results, f"{r}.jsonl")) for r in range(shape.workers)], ended.output)
