@@ -127,7 +127,8 @@ def launch(options: argparse.Namespace) -> int:
 def run(worker: list[str], rate: str, workers: int) -> int:
     """One job: on machines of their own if the links are shaped."""
     # A name of its own, because only one job of a name can run on a host.
-    env = {"OMP_NUM_THREADS": "1", "GRADLANE_JOB": f"compression-{os.getpid()}"}
+    # The models are in host memory, and PyTorch's PowerSGD hook waits for a device where it sees one.
+    env = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "GRADLANE_JOB": f"compression-{os.getpid()}"}
     if rate != "none":
         with Machines(2 * workers, rate) as machines:
             return machines.run(worker, workers, workers, env)

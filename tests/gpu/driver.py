@@ -141,7 +141,7 @@ class Driver:
         return min(times[1:])
 
 
-def timed(driver: Driver, stream: ctypes.c_void_p, work: Callable[[], None]) -> float:
+def timed(driver: Driver, stream: ctypes.c_void_p, work: Callable[[], object]) -> float:
     """The best of three times."""
     times = []
     for _ in range(3):
