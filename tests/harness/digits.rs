@@ -54,23 +54,3 @@ fn factors(name: &str, round: u64) -> impl Iterator<Item = f32> + use<> {
     let mut random = Random::new(TensorKey::of(name).0 ^ round.wrapping_mul(0xD6E8_FEB8_6659_FD93));
     std::iter::repeat_with(move || [1.0, 2.0, 4.0][random.below(3) as usize])
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_contribution_that_is_lost_doubled_or_stale_is_seen() {
-        let of = |rank, round| contribution(rank, "a", round, 100);
-        let sum = |parts: &[Vec<f32>]| (0..100).map(|i| parts.iter().map(|part| part[i]).sum()).collect::<Vec<f32>>();
-        assert_eq!(check(&sum(&[of(0, 5), of(1, 5)]), 2, "a", 5), Ok(()));
-        assert!(check(&sum(&[of(0, 5)]), 2, "a", 5).unwrap_err().contains("[1, 0]"));
-        assert!(check(&sum(&[of(0, 5), of(1, 5), of(1, 5)]), 2, "a", 5).unwrap_err().contains("[1, 2]"));
-        assert!(check(&sum(&[of(0, 5), of(1, 4)]), 2, "a", 5).is_err());
-        assert_eq!(counted(&sum(&[of(0, 5), of(2, 5)]), 3, "a", 5), Ok(vec![0, 2]));
-        let mixed = [sum(&[of(0, 5), of(2, 5)])[..50].to_vec(), sum(&[of(0, 5)])[50..].to_vec()].concat();
-        assert!(counted(&mixed, 3, "a", 5).unwrap_err().contains("element 50"));
-        assert!(counted(&sum(&[of(0, 5), of(0, 5)]), 3, "a", 5).is_err());
-        assert!(counted(&sum(&[of(0, 4)]), 3, "a", 5).is_err());
-    }
-}

@@ -26,6 +26,7 @@ mod fault_times;
 mod feedback;
 mod flow;
 mod handles;
+mod harness;
 mod hostile;
 mod lifecycle;
 mod membership;

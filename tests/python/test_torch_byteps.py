@@ -128,7 +128,7 @@ print(byteps.whose, [str(warning.message) for warning in caught])
     assert ended.code == 0 and "its own ['byteps is installed" in ended.output, ended.output
 
 
-@OVER_ALL
+@pytest.mark.over("local", "quic")
 def test_a_script_runs_as_it_is(tmp_path, transport):
     ended = run_as_it_is("byteps", SCRIPT, tmp_path, "training", env=over(transport))
     assert ended.code == 0, ended.output

@@ -56,7 +56,8 @@ print("rank", inside[0], "ended well", flush=True)
 """
 
 
-@OVER_ALL
+# Two processes of PyTorch for each: what they have in common with a transport is in `test_torch_byteps.py`.
+@pytest.mark.over("quic")
 @pytest.mark.parametrize("module", ["byteps.torch", "byteps.torch.ops", "byteps.torch.cross_barrier", "byteps.common"])
 def test_ranks_outside_of_a_job(module, transport, tmp_path):
     ended = run_as_it_is("byteps", PLACES.format(module=module), tmp_path, env=over(transport))

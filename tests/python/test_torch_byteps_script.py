@@ -17,7 +17,7 @@ ACCURACY_MIN = 85.0
 """Percent of digits that the net has not seen; four epochs bring it to 92 or more."""
 
 
-@pytest.mark.over("local", "shm", "quic")
+@pytest.mark.over("local", "quic")
 def test_the_digits_script_trains_under_gradlane_run(transport, tmp_path):
     launcher = [sys.executable, "-m", "gradlane", "run", "-n", "2", "-s", "1", "--"]
     check_training([*launcher, sys.executable, "-m", "gradlane.compat.byteps", SCRIPT], {}, transport, tmp_path)

@@ -108,7 +108,7 @@ def test_what_is_built_in_and_which_numbers_are_powers_of_two():
     assert [number for number in range(9) if hvd.num_rank_is_power_2(number)] == [1, 2, 4, 8]
 
 
-@OVER_ALL
+@pytest.mark.over("local", "quic")
 def test_a_script_runs_as_it_is(tmp_path, transport):
     ended = run_as_it_is("horovod", SCRIPT, tmp_path, env=over(transport))
     assert ended.code == 0, ended.output

@@ -7,6 +7,6 @@ mod relay;
 mod trial;
 
 pub use cases::{CASES, Case, Due};
-pub use path::{CLEAR, CUT, Conditions, Loss, Rate};
+pub use path::{CLEAR, CUT, Conditions, Loss, OVERTAKEN, Path, Rate};
 pub use relay::Relay;
-pub use trial::{Moment, Outcome, run};
+pub use trial::{CALL_ENDS, Moment, Outcome, RECOVERY_MAX, run};

@@ -57,7 +57,7 @@ pub struct Rate {
 }
 
 /// How long a datagram is held back that others overtake.
-pub(super) const OVERTAKEN: Duration = Duration::from_millis(5);
+pub const OVERTAKEN: Duration = Duration::from_millis(5);
 
 /// A network that does no harm.
 pub const CLEAR: Conditions = Conditions {
@@ -79,7 +79,7 @@ pub const CUT: Conditions = Conditions { loss: Loss::Each(1.0), ..CLEAR };
 /// Give each datagram to [`Path::offer`], and take the datagrams that have arrived from [`Path::arrived`] until it has none, at the latest
 /// at [`Path::poll_timeout`]. The same seed and the same datagrams at the same times give the same arrivals.
 #[derive(Debug)]
-pub(super) struct Path<T> {
+pub struct Path<T> {
     conditions: Conditions,
     random: Random,
     /// Whether a burst of loss goes on.
@@ -104,7 +104,7 @@ struct Arrival<T> {
 
 impl<T: Copy + Ord> Path<T> {
     /// A path that does no harm yet.
-    pub(super) fn new(seed: u64) -> Self {
+    pub fn new(seed: u64) -> Self {
         Self {
             conditions: CLEAR,
             random: Random::new(seed),
@@ -118,17 +118,17 @@ impl<T: Copy + Ord> Path<T> {
     }
 
     /// From now on these conditions hold. What is under way arrives as it was decided before.
-    pub(super) fn set(&mut self, conditions: Conditions) {
+    pub fn set(&mut self, conditions: Conditions) {
         (self.conditions, self.is_bad, self.free_at) = (conditions, false, Time::ZERO);
     }
 
     /// How many datagrams did not arrive in time, in order, once and whole.
-    pub(super) fn harmed(&self) -> u64 {
+    pub fn harmed(&self) -> u64 {
         self.harmed
     }
 
     /// Somebody sends `bytes` to `to`.
-    pub(super) fn offer(&mut self, now: Time, bytes: &[u8], to: T) {
+    pub fn offer(&mut self, now: Time, bytes: &[u8], to: T) {
         let Some(left_at) = self.leaves(now, bytes.len()) else {
             self.harmed += 1;
             return;
@@ -155,12 +155,12 @@ impl<T: Copy + Ord> Path<T> {
     }
 
     /// When the next datagram arrives.
-    pub(super) fn poll_timeout(&self) -> Option<Time> {
+    pub fn poll_timeout(&self) -> Option<Time> {
         self.under_way.peek().map(|Reverse(next)| next.at)
     }
 
     /// A datagram that has arrived by now, and where it is to go.
-    pub(super) fn arrived(&mut self, now: Time) -> Option<(Vec<u8>, T)> {
+    pub fn arrived(&mut self, now: Time) -> Option<(Vec<u8>, T)> {
         if self.poll_timeout()? > now {
             return None;
         }
@@ -196,76 +196,5 @@ impl<T: Copy + Ord> Path<T> {
     fn chance(&mut self, share: f64) -> bool {
         // Nothing is drawn for what cannot happen, so that a clear path costs no time.
         share > 0.0 && self.random.share() < share
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_clear_path_passes_everything_at_once_and_in_order() {
-        assert_eq!(arrivals(CLEAR, 100), (0..100).map(|number| (0, vec![number; 100])).collect::<Vec<_>>());
-    }
-
-    #[test]
-    fn as_many_are_lost_as_the_conditions_say() {
-        assert_eq!(arrivals(CUT, 200), []);
-        let lost = |loss| 200 - arrivals(Conditions { loss, ..CLEAR }, 200).len();
-        assert!((20..=60).contains(&lost(Loss::Each(0.2))));
-        // Bad for ten datagrams on average, good for ten: half of them.
-        let bursts = Loss::Bursts { begin: 0.1, end: 0.1 };
-        assert!((50..=150).contains(&lost(bursts)));
-        let left = arrivals(Conditions { loss: bursts, ..CLEAR }, 200);
-        let gaps = left.windows(2).filter(|pair| pair[1].1[0] - pair[0].1[0] > 1).count();
-        assert!(gaps < 40, "{gaps} gaps: they are lost one after the other");
-    }
-
-    #[test]
-    fn a_share_is_doubled_damaged_or_overtaken() {
-        assert_eq!(arrivals(Conditions { doubled: 1.0, ..CLEAR }, 3).len(), 6);
-        let damaged = arrivals(Conditions { damaged: 1.0, ..CLEAR }, 1);
-        assert_eq!(damaged[0].1.iter().map(|byte| byte.count_ones()).sum::<u32>(), 1, "a single bit");
-        let order = arrivals(Conditions { overtaken: 0.2, ..CLEAR }, 100);
-        let late = order.iter().filter(|(at, _)| *at == OVERTAKEN.as_millis()).count();
-        assert!((5..=40).contains(&late) && order[99].0 > order[0].0, "{late} late");
-    }
-
-    #[test]
-    fn jitter_changes_no_order() {
-        let slow = Conditions { delay: Duration::from_millis(20), jitter: Duration::from_millis(20), ..CLEAR };
-        let arrived = arrivals(slow, 50);
-        assert!(arrived.iter().all(|(at, _)| (20..=40).contains(at)));
-        assert!(arrived.is_sorted_by_key(|(_, bytes)| bytes[0]));
-    }
-
-    #[test]
-    fn what_the_rate_does_not_pass_waits_and_what_waits_too_long_is_lost() {
-        // 100 bytes are 800 bits: one each millisecond.
-        let rate = Some(Rate { bits: 800_000, datagrams: u64::MAX, queue: Duration::from_millis(9) });
-        let arrived = arrivals(Conditions { rate, ..CLEAR }, 50);
-        assert_eq!(arrived.iter().map(|(at, _)| *at).collect::<Vec<_>>(), (1..=10).collect::<Vec<_>>());
-        let rate = Some(Rate { bits: u64::MAX, datagrams: 500, queue: Duration::from_millis(3) });
-        let arrived = arrivals(Conditions { rate, ..CLEAR }, 50);
-        assert_eq!(arrived.iter().map(|(at, _)| *at).collect::<Vec<_>>(), [2, 4]);
-    }
-
-    #[test]
-    fn datagrams_that_are_too_long_are_lost() {
-        assert_eq!(arrivals(Conditions { bytes_max: 99, ..CLEAR }, 5), []);
-        assert_eq!(arrivals(Conditions { bytes_max: 100, ..CLEAR }, 5).len(), 5);
-    }
-
-    /// Offers so many datagrams of 100 bytes at the beginning; returns when each arrived, in milliseconds, and what.
-    fn arrivals(conditions: Conditions, count: u8) -> Vec<(u128, Vec<u8>)> {
-        let mut path = Path::new(1);
-        path.set(conditions);
-        (0..count).for_each(|number| path.offer(Time::ZERO, &[number; 100], ()));
-        let mut arrived = Vec::new();
-        while let Some(at) = path.poll_timeout() {
-            let (bytes, ()) = path.arrived(at).expect("it is due");
-            arrived.push((at.since(Time::ZERO).as_millis(), bytes));
-        }
-        arrived
     }
 }
