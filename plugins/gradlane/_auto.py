@@ -16,14 +16,15 @@ from gradlane._reduction import Reduction
 _SIZES = (64 << 10, 1 << 20, 4 << 20)
 """Bytes of the tensors that are measured."""
 
-_ROUNDS = 5
-"""Sums of each size and codec, after one that declares the tensor."""
+_ROUNDS = 7
+"""Sums of each size with each codec, after one that declares the tensor."""
 
 _LONG = 0.3
 """Seconds. Of sums that take longer, one is enough: the link decides, and not the noise of the machine."""
 
-_LEAST_GAIN = 1.05
-"""A codec is taken if sums without it take this much longer."""
+_LEAST_GAIN = 1.25
+"""A codec is taken if sums without it take this much longer. A link that is the limit gives more; less may be noise, or what the codec
+takes from the processors while they compute gradients."""
 
 
 @dataclass(frozen=True)
@@ -46,8 +47,8 @@ def decide(allowed: tuple[Compressor, ...]) -> Decision:
 @lru_cache(maxsize=8)
 def _decided(generation: int, allowed: tuple[Compressor, ...]) -> Decision:
     codecs = ["none", *(compressor.codec for compressor in allowed)]
-    seconds = {codec: [_seconds(codec, size, generation) for size in _SIZES] for codec in codecs}
-    gains = {codec: [plain / of for plain, of in zip(seconds["none"], seconds[codec], strict=True)] for codec in codecs}
+    by_size = [_gains(codecs, size, generation) for size in _SIZES]
+    gains = {codec: [gain[codec] for gain in by_size] for codec in codecs}
     best = max(codecs, key=lambda codec: gains[codec][-1])
     decision = Decision("none", 0)
     if gains[best][-1] >= _LEAST_GAIN:
@@ -58,27 +59,41 @@ def _decided(generation: int, allowed: tuple[Compressor, ...]) -> Decision:
     return decision
 
 
-def _seconds(codec: str, size: int, generation: int) -> float:
-    """How long a sum of a tensor of so many bytes takes, the same on all workers: that of the slowest."""
-    name = f"auto {generation}/{codec}/{size}"
+def _gains(codecs: list[str], size: int, generation: int) -> dict[str, float]:
+    """By codec: how many times as long a sum of a tensor of so many bytes takes without it; the same on all workers.
+
+    The codecs take turns, so that what changes on the machine or its links meets all of them: the median over the rounds.
+    """
     contribution = _buffers.locate(memoryview(bytearray(size)).cast("f"), writable=True)
-    taken: list[float] = []
-    reduction = Reduction("sum", codec=codec)
+    names = {codec: f"auto {generation}/{codec}/{size}" for codec in codecs}
+    ratios: dict[str, list[float]] = {codec: [] for codec in codecs}
     for number in range(_ROUNDS + 1):
-        barrier(f"{name} {number}")
-        began = time.perf_counter()
-        submit(name, contribution, contribution, reduction, result=None, waits=True).wait()
-        # The first one also declares the tensor.
+        seconds = {codec: _seconds(name, codec, contribution, number) for codec, name in names.items()}
+        # The first round also declares the tensors.
         if number > 0:
-            slowest = memoryview(bytearray(8)).cast("d")
-            slowest[0] = time.perf_counter() - began
-            place = _buffers.locate(slowest, writable=True)
-            submit(f"{name} slowest", place, place, Reduction("max"), result=None, waits=True).wait()
-            taken.append(slowest[0])
-            if slowest[0] > _LONG:
+            for codec, of in seconds.items():
+                ratios[codec].append(seconds["none"] / of)
+            if max(seconds.values()) > _LONG:
                 break
-    _session.session().undeclare([name, f"{name} slowest"], None)
-    return statistics.median(taken)
+    _session.session().undeclare([*names.values(), *map(_slowest, names.values())], None)
+    return {codec: statistics.median(of) for codec, of in ratios.items()}
+
+
+def _seconds(name: str, codec: str, contribution: _buffers.Buffer, number: int) -> float:
+    """How long one sum takes: the time of the slowest worker."""
+    barrier(f"{name} {number}")
+    began = time.perf_counter()
+    submit(name, contribution, contribution, Reduction("sum", codec=codec), result=None, waits=True).wait()
+    slowest = memoryview(bytearray(8)).cast("d")
+    slowest[0] = time.perf_counter() - began
+    place = _buffers.locate(slowest, writable=True)
+    submit(_slowest(name), place, place, Reduction("max"), result=None, waits=True).wait()
+    return float(slowest[0])
+
+
+def _slowest(name: str) -> str:
+    """The name of the tensor with the time of the slowest worker."""
+    return f"{name} slowest"
 
 
 def _told(decision: Decision, gains: dict[str, list[float]]) -> str:
