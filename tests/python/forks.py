@@ -12,6 +12,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import gc
+import importlib
 import json
 import os
 import selectors
@@ -22,9 +23,6 @@ import threading
 
 SOCKETS = "WORKER_TEST_SOCKETS"
 """In a stand-in: the folder with a socket of each server."""
-
-TORCH, NO_TORCH = "torch", "no-torch"
-"""What servers have imported."""
 
 SERVERS = 2
 """Workers with even ranks are forks of one server, and those with odd ranks of the other. Strings have other hashes in each, so that a
@@ -64,18 +62,11 @@ def leave(code: int) -> None:
 class Server:
     """Forks for each stand-in that connects, until its standard input ends."""
 
-    def __init__(self, socket_path: str, has_torch: bool) -> None:
-        """Imports everything, listens, and says so by a line of output."""
-        import gradlane
-        import numpy
-        import pytest
-
-        self._pytest, self._imported = pytest, [gradlane, numpy]
-        if has_torch:
-            import gradlane.torch
-            import torch._dynamo
-
-            self._imported.append(torch)
+    def __init__(self, socket_path: str, modules: list[str]) -> None:
+        """Imports pytest and these modules, listens, and says so by a line of output."""
+        self._pytest = importlib.import_module("pytest")
+        for module in modules:
+            importlib.import_module(module)
         # A collection writes to every object that it looks at, and a fork would copy the pages of all of them.
         gc.collect()
         gc.freeze()
@@ -148,6 +139,6 @@ class Server:
 
 if __name__ == "__main__":
     if sys.argv[1] == "serve":
-        Server(sys.argv[2], sys.argv[3] == TORCH).serve()
+        Server(sys.argv[2], sys.argv[3:]).serve()
     else:
         stand_in(sys.argv[1:])

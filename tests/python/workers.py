@@ -237,20 +237,25 @@ def is_forked(shape: Shape) -> bool:
     return not any(name.startswith("TORCH") for name, _ in shape.env)
 
 
+IMPORTED = ("gradlane", "numpy")
+"""Modules that servers of forks import."""
+IMPORTED_WITH_TORCH = (*IMPORTED, "gradlane.torch", "torch._dynamo")
+
+
 class ForkServers:
     """The servers of forks for this process, each from the first job that needs it to the end."""
 
     def __init__(self) -> None:
         self._stack = contextlib.ExitStack()
-        self._folders: dict[str, str] = {}
+        self._folders: dict[tuple[str, ...], str] = {}
 
     def started(self, module: Path) -> str:
         """The folder with the sockets of servers that have imported what the tests of a module use; they listen."""
-        imported = forks.TORCH if "torch" in module.read_text(encoding="utf-8") else forks.NO_TORCH
+        imported = IMPORTED_WITH_TORCH if "torch" in module.read_text(encoding="utf-8") else IMPORTED
         if imported not in self._folders:
             folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="gradlane-tests-"))
             serve = [sys.executable, forks.__file__, "serve"]
-            commands = [[*serve, f"{folder}/{i}", imported] for i in range(forks.SERVERS)]
+            commands = [[*serve, f"{folder}/{i}", *imported] for i in range(forks.SERVERS)]
             options = {"env": clean_environment() | {"OMP_NUM_THREADS": "1"}, "start_new_session": True}
             options |= {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
             servers = [self._stack.enter_context(subprocess.Popen(command, **options)) for command in commands]
