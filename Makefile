@@ -11,10 +11,14 @@ unexport PYTHONDONTWRITEBYTECODE
 export PYTHONUTF8 := 1
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test built-for-tests built-for-python test-rust test-sim test-net test-hostile test-faults test-lasting test-soak test-models test-python test-torch-oldest test-frameworks test-tensorflow test-tensorflow-quick test-tensorflow-oldest test-jax test-jax-quick test-jax-oldest static-server test-static lint bench bench-peers deny fuzz fuzz-run fakes gpu-bundle gpu-check issue-cost ptx clean
+.PHONY: help demo test built-for-tests test-rust test-sim test-net test-hostile test-faults test-lasting test-soak test-models test-python test-torch-oldest test-frameworks test-tensorflow test-tensorflow-quick test-tensorflow-oldest test-jax test-jax-quick test-jax-oldest static-server test-static lint bench bench-peers deny fuzz fuzz-run fakes gpu-bundle gpu-check issue-cost ptx clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
+
+# What Python's tests load. A release that is there is tested. Where there is none, the package is built as `cargo test` builds everything,
+# with assertions and from the same object files, which saves ten minutes; `make demo` and all that measures then build the release.
+TESTED := $(VENV)/installed$(if $(wildcard $(VENV)/installed),,-for-tests)
 
 # Each test that is skipped adds a line to a file here, its name and the reason. Where CI is root, only the reasons in
 # tests/allowed_skips.txt hold; any other skip fails.
@@ -28,20 +32,18 @@ STEP := $(PYTHON) python/step.py
 FRAMEWORK := torch
 DEMO_VENV := $(if $(filter torch fsdp,$(FRAMEWORK)),$(VENV),.venv-$(if $(filter keras,$(FRAMEWORK)),tensorflow,$(FRAMEWORK)))
 
-demo: $(DEMO_VENV)/installed ## two workers, two servers, real images; checks itself; FRAMEWORK=fsdp shards the model, keras, tensorflow and jax are others than PyTorch
+demo: $(VENV)/installed $(DEMO_VENV)/installed ## two workers, two servers, real images; checks itself; FRAMEWORK=fsdp shards the model, keras, tensorflow and jax are others than PyTorch
 	@$(DEMO_VENV)/bin/python examples/demo.py --framework $(FRAMEWORK)
 
 test: $(VENV)/requirements ## everything CI runs
-	@$(MAKE) --no-print-directory -j2 --output-sync=line built-for-tests built-for-python
+	@$(MAKE) --no-print-directory -j2 --output-sync=line built-for-tests .venv-tensorflow/installed .venv-jax/installed
 	@$(MAKE) --no-print-directory test-rust test-python test-tensorflow-quick test-jax-quick
 	@$(call count_skips,$(SKIPS)/rust $(SKIPS)/python)
 	@echo "Left out, each with a target: frameworks, torch-oldest, static, net, hostile, faults, lasting, soak, models (make test-...), fuzz, gpu-check"
 
-# Side by side on two cores, because each waits for single files for minutes: cargo locks only what the other does not use.
 built-for-tests: lint
 	cargo test --quiet --no-run
-
-built-for-python: $(VENV)/installed fakes .venv-tensorflow/installed .venv-jax/installed
+	@$(MAKE) --no-print-directory $(TESTED) fakes
 
 lint: $(VENV)/requirements
 	cargo fmt --all --check
@@ -75,19 +77,19 @@ test-net: ## jobs on every bad network, with a table (30 minutes): SEEDS=1 for a
 test-hostile: ## a job that trains under every attack on its ports, with a table (5 minutes): ONLY=Initials,gaps for some
 	cargo test -p gradlane-tests --test suites -- hostile
 
-# What Python's tests of CUDA tensors load by path: target/release/libfakecuda.so and target/release/libfakenccl.so.
+# What Python's tests load by path: target/debug/lib{fakecuda,fakenccl,gradlane_session}.so. `cargo test` builds the same files.
 fakes:
-	cargo build --quiet --release -p fakecuda -p fakenccl
+	cargo build --quiet -p fakecuda -p fakenccl -p gradlane-session
 
 # Three files side by side on two cores, because many tests wait for a deadline and compute nothing meanwhile. The tests of a file share
 # jobs, and `conftest.py` sorts the files. A plain `pytest` runs the same tests one after another.
 SIDE_BY_SIDE := -n 3 --dist loadfile --no-loadscope-reorder
 
-test-python: $(VENV)/installed fakes
+test-python: $(TESTED) fakes
 	@mkdir -p $(SKIPS) && rm -f $(SKIPS)/python
 	SKIPPED_TESTS=$(SKIPS)/python $(BIN)/python -m pytest -q $(SIDE_BY_SIDE) tests/python
 
-# Environments of their own, with the newest release of each framework, and this package as `$(VENV)/installed` built it.
+# Environments of their own, with the newest release of each framework. They find this package in plugins, as it was built last.
 FRAMEWORKS := .venv-frameworks
 define install_framework
 $(BIN)/uv venv --quiet --clear --python $(PYTHON) $(dir $@)
@@ -96,45 +98,45 @@ echo $(abspath plugins) > $$($(dir $@)bin/python -c 'import sysconfig; print(sys
 touch $@
 endef
 
-$(FRAMEWORKS)/installed: tests/frameworks/requirements.txt $(VENV)/installed
+$(FRAMEWORKS)/installed: tests/frameworks/requirements.txt | $(VENV)/bin/uv
 	$(install_framework)
 
 # The folders are called otherwise than the packages: where one of those is missing, Python would import the folder.
-.venv-%/installed: tests/frameworks/on_%/requirements.txt $(VENV)/installed
+.venv-%/installed: tests/frameworks/on_%/requirements.txt | $(VENV)/bin/uv
 	$(install_framework)
 
-.venv-torch-oldest/installed: tests/python/requirements-torch-oldest.txt $(VENV)/installed
+.venv-torch-oldest/installed: tests/python/requirements-torch-oldest.txt | $(VENV)/bin/uv
 	$(install_framework)
 
-.venv-tensorflow-oldest/installed: tests/frameworks/on_tensorflow/requirements-oldest.txt $(VENV)/installed
+.venv-tensorflow-oldest/installed: tests/frameworks/on_tensorflow/requirements-oldest.txt | $(VENV)/bin/uv
 	$(install_framework)
 
-.venv-jax-oldest/installed: tests/frameworks/on_jax/requirements-oldest.txt $(VENV)/installed
+.venv-jax-oldest/installed: tests/frameworks/on_jax/requirements-oldest.txt | $(VENV)/bin/uv
 	$(install_framework)
 
-test-frameworks: $(FRAMEWORKS)/installed test-tensorflow test-jax ## what PyTorch builds on, TensorFlow, Keras and JAX train over Gradlane (25 minutes, and 7 GB to install)
+test-frameworks: $(TESTED) $(FRAMEWORKS)/installed test-tensorflow test-jax ## what PyTorch builds on, TensorFlow, Keras and JAX train over Gradlane (25 minutes, and 7 GB to install)
 	$(FRAMEWORKS)/bin/python -m pytest -q tests/frameworks/test_*.py
 
-test-torch-oldest: .venv-torch-oldest/installed fakes ## PyTorch's tests of `test-python` with the oldest release that is supported (5 minutes, and 5 GB to install)
+test-torch-oldest: $(TESTED) .venv-torch-oldest/installed fakes ## PyTorch's tests of `test-python` with the oldest release that is supported (5 minutes, and 5 GB to install)
 	.venv-torch-oldest/bin/python -m pytest -q $(SIDE_BY_SIDE) -m torch tests/python
 
-test-tensorflow: .venv-tensorflow/installed ## TensorFlow and Keras alone
+test-tensorflow: $(TESTED) .venv-tensorflow/installed ## TensorFlow and Keras alone
 	.venv-tensorflow/bin/python -m pytest -q tests/frameworks/on_tensorflow
 
 # On one machine without servers, and with the native operations. Each job imports TensorFlow in two processes, which is most of the time.
-test-tensorflow-quick: .venv-tensorflow/installed ## a part of them, in a minute or two; `make test` runs it
+test-tensorflow-quick: $(TESTED) .venv-tensorflow/installed ## a part of them, in a minute or two; `make test` runs it
 	.venv-tensorflow/bin/python -m pytest -q -m quick -k "native and (local or compression)" tests/frameworks/on_tensorflow
 
-test-tensorflow-oldest: .venv-tensorflow-oldest/installed ## the same tests with the oldest release that is supported
+test-tensorflow-oldest: $(TESTED) .venv-tensorflow-oldest/installed ## the same tests with the oldest release that is supported
 	.venv-tensorflow-oldest/bin/python -m pytest -q tests/frameworks/on_tensorflow
 
-test-jax: .venv-jax/installed ## JAX alone
+test-jax: $(TESTED) .venv-jax/installed ## JAX alone
 	.venv-jax/bin/python -m pytest -q tests/frameworks/on_jax
 
-test-jax-quick: .venv-jax/installed ## a part of them, in half a minute; `make test` runs it
+test-jax-quick: $(TESTED) .venv-jax/installed ## a part of them, in half a minute; `make test` runs it
 	.venv-jax/bin/python -m pytest -q -m quick tests/frameworks/on_jax
 
-test-jax-oldest: .venv-jax-oldest/installed ## the same tests with the oldest release that is supported
+test-jax-oldest: $(TESTED) .venv-jax-oldest/installed ## the same tests with the oldest release that is supported
 	.venv-jax-oldest/bin/python -m pytest -q tests/frameworks/on_jax
 
 # Build scripts and macros are not linked this way, because they are built for the host and this for a named target.
@@ -220,12 +222,22 @@ RUST_SOURCES := $(shell find core server plugins python bench -name '*.rs' -o -n
 # What TensorFlow and XLA load; see ARCHITECTURE.md.
 OP_LIBRARIES := libgradlane_tensorflow_op.so libgradlane_xla_ffi.so
 # The library for C, target/release/libgradlane_session.so, comes with the benchmark: what both need is then compiled once.
+# Arguments: what cargo takes for the profile, its folder in target, and what maturin takes.
+define install_package
+@$(STEP) "Building the engine" 240 -- cargo build $(1) -p gradlane-bench -p gradlane-session -p gradlane-tensorflow-op -p gradlane-xla-ffi
+@mkdir -p plugins/gradlane/bin
+@for file in gradlane-bench $(OP_LIBRARIES); do strip -o plugins/gradlane/bin/$$file target/$(2)/$$file; done
+@VIRTUAL_ENV=$(abspath $(VENV)) $(STEP) "Building the Python module" 60 -- $(BIN)/maturin develop $(3)
+@rm -f $(VENV)/installed $(VENV)/installed-for-tests
+@touch $@
+endef
+
 $(VENV)/installed: $(VENV)/requirements $(RUST_SOURCES)
-	@$(STEP) "Building the engine" 240 -- cargo build --release -p gradlane-bench -p gradlane-session -p gradlane-tensorflow-op -p gradlane-xla-ffi
-	@mkdir -p plugins/gradlane/bin
-	@for file in gradlane-bench $(OP_LIBRARIES); do strip -o plugins/gradlane/bin/$$file target/release/$$file; done
-	@VIRTUAL_ENV=$(abspath $(VENV)) $(STEP) "Building the Python module" 60 -- $(BIN)/maturin develop --release
-	@touch $@
+	$(call install_package,--release,release,--release)
+
+AS_TESTED := gradlane-core/testing
+$(VENV)/installed-for-tests: $(VENV)/requirements $(RUST_SOURCES)
+	$(call install_package,--features $(AS_TESTED),debug,--features extension-module --features $(AS_TESTED))
 
 clean: ## forget everything that was built or installed
 	rm -rf target fuzz/target $(VENV) dist

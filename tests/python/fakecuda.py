@@ -20,8 +20,8 @@ import gradlane
 from gradlane import _dlpack
 
 TARGET = Path(__file__).parents[2] / "target"
-LIBRARY = str(TARGET / "release" / "libfakecuda.so")
-NCCL_LIBRARY = str(TARGET / "release" / "libfakenccl.so")
+LIBRARY = str(TARGET / "debug" / "libfakecuda.so")
+NCCL_LIBRARY = str(TARGET / "debug" / "libfakenccl.so")
 """NCCL over the same memory."""
 
 LAG_SECONDS = 0.1

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from processes import run_all
 
-LIBRARY = Path(__file__).parents[2] / "target" / "release" / "libgradlane_session.so"
-"""Built by `make .venv/installed`."""
+LIBRARY = Path(__file__).parents[2] / "target" / "debug" / "libgradlane_session.so"
+"""Built by `make fakes`."""
 
 WORKER = """
 import ctypes, sys

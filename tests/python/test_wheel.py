@@ -36,8 +36,10 @@ def wheel(tmp_path_factory):
     if not maturin.exists():
         pytest.skip("no wheel in dist, and no maturin to make one")
     into = tmp_path_factory.mktemp("dist")
-    # The same profile and features as `maturin develop` has, so that nothing is compiled again.
-    command = [maturin, "build", "--release", "--quiet", "--interpreter", sys.executable, "--out", into]
+    # The same profile and features as `maturin develop` had the last time, so that nothing is compiled again.
+    built = max(ROOT.glob("target/*/lib_core.so"), key=lambda path: path.stat().st_mtime)
+    profile = ["--release"] if built.parent.name == "release" else []
+    command = [maturin, "build", *profile, "--quiet", "--interpreter", sys.executable, "--out", into]
     [ended] = run_all([(command, {})], timeout=600.0, cwd=ROOT)
     assert ended.code == 0, ended.output
     return next(into.glob("*.whl"))
