@@ -77,9 +77,9 @@ test-net: ## jobs on every bad network, with a table (30 minutes): SEEDS=1 for a
 test-hostile: ## a job that trains under every attack on its ports, with a table (5 minutes): ONLY=Initials,gaps for some
 	cargo test -p gradlane-tests --test suites -- hostile
 
-# What Python's tests load by path: target/debug/lib{fakecuda,fakenccl,gradlane_session}.so. `cargo test` builds the same files.
+# What Python's tests of CUDA tensors load by path: target/debug/libfakecuda.so and target/debug/libfakenccl.so, as `cargo test` builds them.
 fakes:
-	cargo build --quiet -p fakecuda -p fakenccl -p gradlane-session
+	cargo build --quiet -p fakecuda -p fakenccl
 
 # Three files side by side on two cores, because many tests wait for a deadline and compute nothing meanwhile. The tests of a file share
 # jobs, and `conftest.py` sorts the files. A plain `pytest` runs the same tests one after another.
@@ -221,7 +221,7 @@ $(VENV)/requirements: python/requirements-dev.txt | $(VENV)/bin/uv
 RUST_SOURCES := $(shell find core server plugins python bench -name '*.rs' -o -name Cargo.toml) Cargo.toml Cargo.lock pyproject.toml
 # What TensorFlow and XLA load; see ARCHITECTURE.md.
 OP_LIBRARIES := libgradlane_tensorflow_op.so libgradlane_xla_ffi.so
-# The library for C, target/release/libgradlane_session.so, comes with the benchmark: what both need is then compiled once.
+# The library for C, libgradlane_session.so in the same folder of target, comes with the benchmark: what both need is then compiled once.
 # Arguments: what cargo takes for the profile, its folder in target, and what maturin takes.
 define install_package
 @$(STEP) "Building the engine" 240 -- cargo build $(1) -p gradlane-bench -p gradlane-session -p gradlane-tensorflow-op -p gradlane-xla-ffi

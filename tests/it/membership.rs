@@ -30,6 +30,9 @@ matrix! {
         a_job_whose_coordinator_is_killed_goes_on_for_a_while_and_then_says_whom_it_lost,
         who_comes_back_from_the_dead_changes_no_sum,
         the_survivors_of_a_killed_worker_get_their_sum_if_the_job_goes_on;
+    [over_shm]:
+        everybody_hears_soon_of_a_death_that_a_server_of_the_machine_saw,
+        a_job_goes_on_soon_without_a_worker_whose_death_a_server_of_the_machine_saw;
     [locally, over_shm, over_quic]:
         the_others_go_on_without_a_worker_that_left_in_order;
 }
@@ -202,10 +205,16 @@ fn kill_one_of_three(over: Over) {
     for rank in [0, 1] {
         let answer = job.puppets[rank].line();
         assert!(answer.starts_with("failed Aborted lost worker 2 on "), "{answer}");
-        assert!(answer.contains(&format!("(pid {pid}): silent for ")), "{answer}");
+        // Over shared memory the system tells the servers.
+        let causes = if over == Over::Shm {
+            ["0", "1"].map(|server| format!("its process ended, which server {server} saw"))
+        } else {
+            ["silent for"; 2].map(str::to_owned)
+        };
+        assert!(causes.iter().any(|cause| answer.contains(&format!("(pid {pid}): {cause}"))), "{answer}");
     }
     let took = elapsed(clock);
-    report("a killed worker was given up by its silence", took);
+    report("a killed worker was given up", took);
     assert!(took < DEAD_TIMEOUT + SLACK, "{took:?}");
     // Whatever is asked later has the same cause.
     job.puppets[0].order("sum weight 2");
@@ -291,6 +300,41 @@ fn everybody_hears_at_once_of_a_death_that_somebody_saw(over: Over) {
         assert!(answer.ends_with(": worker 2 was killed by signal 9"), "{answer}");
     }
     report("a death that was reported was heard of", elapsed(clock));
+}
+
+fn everybody_hears_soon_of_a_death_that_a_server_of_the_machine_saw(over: Over) {
+    // So patient that silence cannot be what is heard of.
+    let mut job = Job::start(over, 3, 1, &[("dead_timeout", "1h")]);
+    // From then on the server knows its process.
+    job.all_do("sum weight 0");
+    for rank in [0, 1] {
+        job.puppets[rank].order("sum weight 1");
+    }
+    job.puppets[2].signal("KILL");
+    let clock = Clock::start();
+    for rank in [0, 1] {
+        let answer = job.puppets[rank].line();
+        assert!(answer.starts_with("failed Aborted lost worker 2 on "), "{answer}");
+        assert!(answer.ends_with(": its process ended, which server 0 saw"), "{answer}");
+    }
+    report("a death that a server saw was heard of", elapsed(clock));
+}
+
+fn a_job_goes_on_soon_without_a_worker_whose_death_a_server_of_the_machine_saw(over: Over) {
+    let mut job = Job::start(over, 3, 2, &[("on_worker_loss", "continue"), ("dead_timeout", "1h")]);
+    (0..3).for_each(|rank| job.puppets[rank].order("beside weight 0"));
+    let sums_are_of = |job: &mut Job, ranks: &[usize]| {
+        for rank in ranks {
+            assert_eq!(job.puppets[*rank].line(), format!("sum of {ranks:?}"));
+            assert_eq!(job.puppets[*rank].line(), "ok");
+        }
+    };
+    sums_are_of(&mut job, &[0, 1, 2]);
+    [0, 1].into_iter().for_each(|rank: usize| job.puppets[rank].order("beside weight 1"));
+    job.puppets[2].signal("KILL");
+    let clock = Clock::start();
+    sums_are_of(&mut job, &[0, 1]);
+    report("the sum of the survivors came", elapsed(clock));
 }
 
 fn everybody_hears_of_a_server_that_is_killed_and_the_other_servers_end(over: Over) {

@@ -5,8 +5,9 @@ from pathlib import Path
 
 from processes import run_all
 
-LIBRARY = Path(__file__).parents[2] / "target" / "debug" / "libgradlane_session.so"
-"""Built by `make fakes`."""
+BUILT = Path(__file__).parents[2].glob("target/*/libgradlane_session.so")
+LIBRARY = max(BUILT, key=lambda path: path.stat().st_mtime, default=Path("libgradlane_session.so"))
+"""Built with the package, as a release or for tests."""
 
 WORKER = """
 import ctypes, sys

@@ -139,6 +139,38 @@ def test_gradlane_run_returns_the_code_of_the_worker_that_failed():
     assert run_all([(command, {})], timeout=60)[0].code == 5
 
 
+GOES_ON = SAY + """
+import numpy, signal, gradlane
+gradlane.init()
+rank = gradlane.rank()
+for step in range(20):
+    if (rank, step) == (1, 5):
+        os.kill(os.getpid(), signal.SIGKILL)
+    # The sum comes elsewhere, so what was contributed is still there if it has to be made again.
+    total = gradlane.push_pull(numpy.full(1000, 10.0**rank), "gradient", op=gradlane.Sum)[0]
+    assert total == (101.0 if step >= 5 else 111.0), (step, total)
+gradlane.shutdown()
+say(f"rank {rank} is done")
+"""
+
+
+@pytest.mark.over("shm", "quic")
+@pytest.mark.parametrize("servers", [0, 2])
+def test_gradlane_run_goes_on_without_a_killed_worker_if_the_job_does(transport, servers):
+    command = [sys.executable, "-m", "gradlane", "run", "-n", "3", "-s", str(servers), "-o", "on_worker_loss=continue"]
+    [ended] = run_all([([*command, "--", sys.executable, "-c", GOES_ON], over(transport))], timeout=60)
+    assert ended.code == 0 and "worker 1 killed by signal 9 (SIGKILL)" in ended.output, ended.output
+    assert {"rank 0 is done", "rank 2 is done"} <= set(ended.output.splitlines()), ended.output
+
+
+@pytest.mark.over("shm", "quic")
+def test_gradlane_run_fails_if_no_worker_is_left(transport):
+    failing = "import os, sys, gradlane; gradlane.init(); sys.exit(5 + int(os.environ['GRADLANE_RANK']))"
+    command = [sys.executable, "-m", "gradlane", "run", "-n", "2", "-s", "1", "-o", "on_worker_loss=continue"]
+    [ended] = run_all([([*command, "--", sys.executable, "-c", failing], over(transport))], timeout=60)
+    assert ended.code in (5, 6), ended.output
+
+
 @pytest.mark.parametrize("sealed", [False, True])
 def test_torchrun_needs_no_server(tmp_path, sealed):
     pytest.importorskip("torch")

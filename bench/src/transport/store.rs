@@ -66,7 +66,7 @@ impl Store {
     fn answers(&self, incoming: Incoming) -> Vec<Outgoing> {
         let mut shelf = self.shelf.lock().expect("nobody panics while holding it");
         match incoming {
-            Incoming::LinkUp { .. } | Incoming::Answered { .. } => Vec::new(),
+            Incoming::LinkUp { .. } | Incoming::ProcessEnded { .. } | Incoming::Answered { .. } => Vec::new(),
             Incoming::LinkDown { link, .. } => {
                 shelf.kept.retain(|(of, _), _| *of != link);
                 Vec::new()

@@ -9,7 +9,7 @@ use std::time::Duration;
 use crate::error::{Error, Result};
 use crate::types::{self, Phase, Process, Role, TensorSpec, Time, View};
 use crate::wire::Frame;
-use crate::wire::frame::{Join, Progress, Stall};
+use crate::wire::frame::{Join, Progress};
 
 use super::declarations::Answered;
 use super::line::{Due, Line};
@@ -178,6 +178,7 @@ impl Member {
             | Frame::Stall(_)
             | Frame::Leave
             | Frame::Fail { .. }
+            | Frame::Saw { .. }
             | Frame::StatusRequest
             | Frame::Status(_)
             | Frame::Renew => self.fail_protocol("kind", "nobody sends to a member"),
@@ -242,20 +243,6 @@ impl Member {
             Err(error) => self.tell(MemberEvent::BarrierDone { request, outcome: Err(error) }),
         }
         request
-    }
-
-    /// Reports that a sum waits for contributions. Without a connection the report is dropped. The caller reports a sum that still waits
-    /// again.
-    pub fn report_stall(&mut self, stall: Stall) {
-        self.ask(Frame::Stall(stall));
-    }
-
-    /// Asks for the next certificate of this process; [`MemberEvent::Renewed`] is the answer. Without a connection this does nothing, and a
-    /// request that is lost is not repeated: the caller asks again.
-    pub fn renew(&mut self) {
-        if self.line.is_up() {
-            self.send(Frame::Renew);
-        }
     }
 
     /// The last view of the membership. `None` before the job formed.
@@ -493,6 +480,7 @@ impl Member {
 }
 
 mod leaving;
+mod reporting;
 mod waiting;
 
 #[cfg(test)]

@@ -19,6 +19,7 @@ pub(crate) mod sync;
 pub(crate) mod thread;
 
 pub use backing::SharedBacking;
+pub use peer::PeerProcess;
 pub use process_id::process_id;
 pub use progress::Progress;
 pub use segment::{Segment, Shown};

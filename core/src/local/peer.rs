@@ -4,9 +4,27 @@
 #![expect(unsafe_code, reason = "one system call, into a structure of ours")]
 
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, Uid};
+
+/// The process of a peer, as long as this value lives: its number is not given to another one that could be taken for it.
+#[derive(Debug)]
+pub struct PeerProcess {
+    /// Its number, as this process sees it.
+    pub pid: u32,
+    /// Readable once it has ended, even if a child of it keeps the connection open.
+    pub life: OwnedFd,
+}
+
+impl PeerProcess {
+    /// Whether it has ended. It may be a zombie then.
+    pub fn has_ended(&self) -> bool {
+        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+        poll(&mut [PollFd::new(&self.life, PollFlags::IN)], Some(&at_once)) == Ok(1)
+    }
+}
 
 /// The process that connected or accepted.
 pub(super) struct Peer {

@@ -19,7 +19,7 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, sockopt,
 };
 
-use super::peer::Peer;
+use super::peer::{Peer, PeerProcess};
 use crate::error::{Error, Result};
 
 /// The most descriptors of one message.
@@ -225,11 +225,11 @@ impl Connection {
         let _ = rustix::net::shutdown(&self.0, rustix::net::Shutdown::Both);
     }
 
-    /// A descriptor that becomes readable when the peer's process ends, even if a child of it keeps the connection open. `None` if the
-    /// system does not tell, for example when the peer is in another container.
-    pub fn peer_process(&self) -> Option<OwnedFd> {
+    /// The peer's process. `None` if the system does not tell, for example when the peer is in another container.
+    pub fn peer_process(&self) -> Option<PeerProcess> {
         let process = Peer::of(self.fd()).ok()?.process?;
-        rustix::process::pidfd_open(process, rustix::process::PidfdFlags::empty()).ok()
+        let life = rustix::process::pidfd_open(process, rustix::process::PidfdFlags::empty()).ok()?;
+        Some(PeerProcess { pid: process.as_raw_pid().cast_unsigned(), life })
     }
 
     /// For waiting on several descriptors at once: readable when [`recv`](Self::recv) has a message or the end of the connection.

@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::identity::{Credentials, Renewal};
 use crate::local::OwnThread;
 use crate::transport::quic::control::{ControlEvent, ControlLink};
-use crate::types::{Done, PartLayout, TensorSpec, Time, WorkersKey};
+use crate::types::{Done, NodeId, PartLayout, TensorSpec, Time, WorkersKey};
 use crate::wire::frame::{Frame, Progress, Stall, Status};
 
 /// The membership of this process in a job: its connection to the coordinator, and the thread that drives it.
@@ -48,6 +48,7 @@ enum Input {
     Undeclare { names: Vec<String> },
     Barrier { name: String, timeout: Duration, done: Done<()> },
     Stall(Stall),
+    Saw { node: NodeId, pid: u32 },
     Leave,
     GiveUp(String),
     BreakDown(Error),
@@ -145,6 +146,11 @@ impl Reporter {
     /// Tells the coordinator that a round waits.
     pub fn report_stall(&self, stall: Stall) {
         let _ = self.inputs.send(Input::Stall(stall));
+    }
+
+    /// Tells the coordinator that the process `pid` of a node of this machine has ended, as the system says.
+    pub fn report_end(&self, node: NodeId, pid: u32) {
+        let _ = self.inputs.send(Input::Saw { node, pid });
     }
 
     /// Tells the coordinator that this process cannot go on, because of `cause`. [`MemberEvent::Failed`] follows.
@@ -260,6 +266,7 @@ impl Driver {
                 self.barriers.insert(request, done);
             }
             Input::Stall(stall) => self.member.report_stall(stall),
+            Input::Saw { node, pid } => self.member.report_end(node, pid),
             Input::Leave => self.member.leave(),
             Input::GiveUp(cause) => self.member.give_up(cause),
             Input::BreakDown(cause) => self.member.break_down(cause),

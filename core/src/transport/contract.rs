@@ -603,6 +603,7 @@ impl Server {
                     }
                     Incoming::LinkUp { .. }
                     | Incoming::LinkDown { .. }
+                    | Incoming::ProcessEnded { .. }
                     | Incoming::Torn { .. }
                     | Incoming::Answered { .. } => continue,
                 };

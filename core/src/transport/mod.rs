@@ -164,6 +164,13 @@ pub enum Incoming {
         /// Why.
         reason: Error,
     },
+    /// The process of a peer has ended, as the system says. Only a transport within a machine sees that.
+    ProcessEnded {
+        /// The peer's identity.
+        node: NodeId,
+        /// The number of the process.
+        pid: u32,
+    },
     /// An exchange begins. Say [`Outgoing::Accept`] to receive its body (if it has one), or answer at once.
     Opened {
         /// The connection.

@@ -381,6 +381,7 @@ impl Ids for Incoming {
     fn ids(&mut self) -> (Option<&mut LinkId>, Option<&mut ExchangeId>) {
         match self {
             Self::LinkUp { link, .. } | Self::LinkDown { link, .. } => (Some(link), None),
+            Self::ProcessEnded { .. } => (None, None),
             Self::Opened { link, exchange, .. } => (Some(link), Some(exchange)),
             Self::Body { exchange, .. } | Self::Torn { exchange, .. } | Self::Answered { exchange } => {
                 (None, Some(exchange))

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::error::{Error, Result};
 use crate::types::{
-    Epoch, PartId, PartLayout, Process, Round, TensorKey, TensorSpec, Time, View, WorkerId, WorkersKey,
+    Epoch, NodeId, PartId, PartLayout, Process, Round, TensorKey, TensorSpec, Time, View, WorkerId, WorkersKey,
 };
 
 mod encoding;
@@ -58,6 +58,13 @@ pub enum Frame {
     Fail {
         /// Why, for people.
         cause: String,
+    },
+    /// A member saw that a process of its machine has ended: the system said so.
+    Saw {
+        /// The process's node.
+        node: NodeId,
+        /// Its number, which the member it was has too.
+        pid: u32,
     },
     /// Asks for the state of the job; allowed to every enrolled node. A node that is no member gets [`Frame::Status`]. A member gets
     /// [`Frame::Forming`], because all members ask again and again while the job forms.

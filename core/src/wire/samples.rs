@@ -43,6 +43,7 @@ pub fn frames() -> Vec<Frame> {
         Frame::Stall(stall()),
         Frame::Leave,
         Frame::Fail { cause: "c".to_owned() },
+        Frame::Saw { node: NodeId([9; 32]), pid: 77 },
         Frame::StatusRequest,
         Frame::Renew,
         Frame::View(view(Phase::Running)),

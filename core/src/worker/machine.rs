@@ -433,6 +433,8 @@ impl Worker {
         let is_other_team = self.team.follow(&formation.view, &formation.team);
         let halfway = if is_other_team { self.scheduler.halfway() } else { Vec::new() };
         self.scheduler.follow(&formation.pipeline);
+        // A server that did not know this view yet, or waited for a worker that is lost, has another answer now.
+        self.scheduler.end_pauses();
         // Only f32 has error feedback. A part that another rank encodes from now on begins at zero there.
         let moved = self.residuals.follow(|part| formation.machines.owner(part, DType::F32, rank) == rank);
         self.commands.extend(moved.into_iter().map(Command::DropResidual));

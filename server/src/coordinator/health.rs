@@ -13,15 +13,24 @@ use std::time::Duration;
 use gradlane_core::types::Time;
 use gradlane_core::wire::frame::Health;
 
-use super::roster::{Identity, Line, Roster, Seat};
+use super::roster::{Identity, Line, Roster, Seat, SeenToEnd};
 
-/// Watches the silence of all members.
+/// Watches the silence of all members, and the processes of which a member says that they ended.
 #[derive(Debug)]
 pub(super) struct FailureDetector {
     suspect_timeout: Duration,
     dead_timeout: Duration,
     /// No seat changes by silence before this time. Signs of life only delay it, so they need not change it.
     due: Option<Time>,
+}
+
+/// Somebody may know more of a process that has ended than that it has.
+const BETTER_CAUSE: Duration = Duration::from_millis(100);
+
+impl SeenToEnd {
+    fn cause(&self) -> String {
+        format!("its process ended, which {} saw", self.witness)
+    }
 }
 
 /// A seat that was silent for too long.
@@ -50,6 +59,14 @@ impl FailureDetector {
         self.due
     }
 
+    /// The system told `witness` that the process of a member has ended. Who knows more, such as its launcher or the process itself in its
+    /// last frames, has [`BETTER_CAUSE`] to say it.
+    pub(super) fn saw_end(&mut self, now: Time, seat: &mut Seat, witness: &str) {
+        let until = now + BETTER_CAUSE;
+        seat.seen_to_end.get_or_insert_with(|| SeenToEnd { witness: witness.to_owned(), until });
+        self.due = Some(self.due.map_or(until, |earlier| earlier.min(until)));
+    }
+
     /// Finds the members that became suspect, and those to be given up.
     pub(super) fn sweep(&mut self, now: Time, roster: &mut Roster) -> Vec<Silent> {
         let Some(due) = self.due.filter(|due| *due <= now) else { return Vec::new() };
@@ -62,6 +79,14 @@ impl FailureDetector {
         self.due = None;
         for seat in roster.seats_mut().filter(|seat| seat.is_present()) {
             let silent = now.since(seat.heard);
+            match &seat.seen_to_end {
+                Some(seen) if seen.until <= now => {
+                    found.push(Silent { identity: seat.identity(), silent, cause: Some(seen.cause()) });
+                    continue;
+                }
+                Some(seen) => self.due = Some(self.due.map_or(seen.until, |earlier| earlier.min(seen.until))),
+                None => {}
+            }
             let dead = silent >= self.dead_timeout;
             if dead || silent >= self.suspect_timeout && seat.health == Health::Alive {
                 seat.health = Health::Suspect;

@@ -3,7 +3,7 @@
 use gradlane_core::error::{Error, Result};
 use gradlane_core::types::defect::{Defect, planted};
 use gradlane_core::types::{Epoch, LinkId, Machines, NodeId, Role, Time, View};
-use gradlane_core::wire::frame::{Health, Join, Stall, Status};
+use gradlane_core::wire::frame::{Health, Join, Status};
 use gradlane_core::wire::{Frame, limits};
 
 use super::barrier::{Answer, Arrival, Barriers};
@@ -13,13 +13,14 @@ use super::health::{FailureDetector, Silent};
 use super::registry::{Forgotten, Registry};
 use super::roster::{Change, Identity, Line, Roster, Seat, Size};
 use super::stage::Stage;
-use super::stall::{Notice, Stalls};
+use super::stall::Stalls;
 use super::verdict::{Lost, Verdict, verdict};
 use super::{Command, CoordinatorConfig, Event, questions};
 
 mod counting;
 mod declaring;
 mod leaving;
+mod reporting;
 
 /// The job's single decider.
 ///
@@ -175,6 +176,7 @@ impl Coordinator {
                 }
             }
             (Frame::Stall(stall), Some(_)) => self.handle_stall(now, link, stall),
+            (Frame::Saw { node, pid }, Some(witness)) => self.handle_witness(now, link, witness, node, pid),
             (Frame::Renew, Some(identity)) => self.handle_renewal(link, identity),
             (Frame::Leave, Some(identity)) => self.handle_leave(now, link, identity, None),
             (Frame::Fail { cause }, Some(identity)) => self.handle_leave(now, link, identity, Some(cause)),
@@ -401,23 +403,6 @@ impl Coordinator {
             self.connections.dismiss_parting(&Error::Fenced { current: self.epoch });
             self.connections.event(Event::Finished(outcome.clone()));
             self.stage = Stage::Finished { outcome: outcome.clone() };
-        }
-    }
-
-    fn handle_stall(&mut self, now: Time, link: LinkId, stall: Stall) {
-        let workers = self.config.workers;
-        if stall.missing.len() > workers as usize || stall.missing.iter().any(|rank| rank.0 >= workers) {
-            return self.close_protocol(link, "missing ranks", "do not exist");
-        }
-        let (Stage::Running, Some(registry)) = (&self.stage, &self.registry) else { return };
-        let Some(told) = self.stalls.notice(now, stall, &self.roster, registry) else { return };
-        let Notice { tensor, stall, detail } = told;
-        let notice = Frame::StallNotice { tensor: tensor.clone(), stall: stall.clone(), detail: detail.clone() };
-        for link in self.roster.links(|identity| identity.role == Role::Worker) {
-            self.connections.send(link, notice.clone());
-        }
-        if let Some(others) = self.stalls.is_news_for_people(now) {
-            self.connections.event(Event::Stall { tensor, stall, detail, others });
         }
     }
 

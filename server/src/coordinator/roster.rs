@@ -34,8 +34,19 @@ pub(super) struct Seat {
     pub(super) progress: Progress,
     /// Whether it confirmed to have heard of the job's end.
     pub(super) knows_end: bool,
+    /// Whether its process has ended, as another member saw.
+    pub(super) seen_to_end: Option<SeenToEnd>,
     /// Whether it left in order and the job goes on without it: the view does not show it any more.
     pub(super) is_past: bool,
+}
+
+/// That the process of a member has ended.
+#[derive(Clone, PartialEq, Debug)]
+pub(super) struct SeenToEnd {
+    /// Who saw it.
+    pub(super) witness: String,
+    /// The member is given up then.
+    pub(super) until: Time,
 }
 
 /// The connection of a member.
@@ -124,6 +135,7 @@ impl Roster {
             health: Health::Alive,
             progress: Progress::default(),
             knows_end: false,
+            seen_to_end: None,
             is_past: false,
             member: Member { process: join.process, node, index: 0, first_round: Round(0) },
         };

@@ -64,7 +64,8 @@ pub struct Launch<'a> {
 }
 
 /// Runs the job, and returns the exit code: 0 if all workers ended with 0, else that of the first process that failed, as a shell reports
-/// it. Prints failures on standard error as they happen.
+/// it. Where the job goes on without lost workers (`on_worker_loss`), 0 if the others ended with 0. Prints failures on standard error as they
+/// happen.
 ///
 /// Blocks; SIGINT and SIGTERM end everything within two seconds. Call it on a thread that lives until it returns, and not on two threads at
 /// once, because signals belong to the whole process.
@@ -75,7 +76,7 @@ pub struct Launch<'a> {
 /// # Panics
 /// If `program` or `worker` is empty.
 pub fn run(launch: &Launch) -> Result<i32> {
-    let mut supervisor = Supervisor::new(launch.failure_grace);
+    let mut supervisor = Supervisor::new(launch.failure_grace, launch.config.on_worker_loss);
     let interrupts = supervisor.events();
     let _watch = Interrupts::watch(move |signal| {
         let _ = interrupts.send(Event::Interrupt(signal));

@@ -5,6 +5,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use gradlane_core::config::OnWorkerLoss;
 use gradlane_core::types::{Role, Time};
 
 use crate::ending::Ending;
@@ -14,8 +15,8 @@ use crate::ending::Ending;
 pub(super) enum Command {
     /// Send this signal to every child that still runs.
     SignalAll(i32),
-    /// This child failed: tell the coordinator, and the user. `is_cause` if it is the first failure of all, or that of the child because of
-    /// which the coordinator gave the job up. The others are consequences, and are told together at the end.
+    /// This child failed: tell the coordinator, and the user. `is_cause` unless it is a consequence of another failure. Consequences are told
+    /// together at the end.
     ReportFailure { child: usize, ending: Ending, is_cause: bool },
     /// The job failed, and no child that failed before explains it: tell the user why.
     ReportJobFailure,
@@ -35,6 +36,8 @@ enum Cause {
     Interrupt(i32),
 }
 
+/// With [`OnWorkerLoss::Continue`] a worker that fails changes nothing here: the coordinator hears of it, and gives the job up or not.
+///
 /// ```text
 /// Running ── all workers ended in order ─────────────────────► Terminating ── 1 s ──► Killing
 ///    │ ├─── interrupt ──────────────────────────────────────────► ▲   ▲ │ interrupt ───► ▲
@@ -68,20 +71,33 @@ pub(super) struct Supervision {
     state: State,
     cause: Option<Cause>,
     grace: Duration,
+    on_worker_loss: OnWorkerLoss,
     /// By child: its role while it runs.
     running: Vec<Option<Role>>,
     /// By child: its ending, if it failed before it was told to end.
     failed: Vec<Option<Ending>>,
+    /// Whether a worker did all its work.
+    is_done: bool,
     /// The child because of which the coordinator gave the job up.
     culprit: Option<usize>,
     commands: VecDeque<Command>,
 }
 
 impl Supervision {
-    /// A machine without children. After a failure, the other children get `grace` to end by themselves.
-    pub(super) fn new(grace: Duration) -> Self {
-        let (running, failed, commands) = (Vec::new(), Vec::new(), VecDeque::new());
-        Self { state: State::Running, cause: None, grace, running, failed, culprit: None, commands }
+    /// A machine without children. After a failure, the other children get `grace` to end by themselves. `on_worker_loss` is the setting of
+    /// the job.
+    pub(super) fn new(grace: Duration, on_worker_loss: OnWorkerLoss) -> Self {
+        Self {
+            state: State::Running,
+            cause: None,
+            grace,
+            on_worker_loss,
+            running: Vec::new(),
+            failed: Vec::new(),
+            is_done: false,
+            culprit: None,
+            commands: VecDeque::new(),
+        }
     }
 
     /// Adds a child that has just been started and numbers it.
@@ -93,10 +109,15 @@ impl Supervision {
 
     /// A child has ended.
     pub(super) fn handle_exit(&mut self, now: Time, child: usize, ending: Ending) {
-        self.running[child] = None;
+        let role = self.running[child].take();
+        let goes_on = self.on_worker_loss == OnWorkerLoss::Continue && role == Some(Role::Worker);
         match self.state {
             // A server that ends in order does so because the job has ended; its workers may still be busy.
-            State::Running if ending.in_order() => {}
+            State::Running if ending.in_order() => self.is_done |= role == Some(Role::Worker),
+            State::Running if goes_on => {
+                self.commands.push_back(Command::ReportFailure { child, ending, is_cause: true });
+                self.failed[child] = Some(ending);
+            }
             State::Running | State::Grace { .. } if !ending.in_order() => {
                 let is_cause = self.cause.is_none() || self.culprit == Some(child);
                 self.commands.push_back(Command::ReportFailure { child, ending, is_cause });
@@ -113,7 +134,7 @@ impl Supervision {
     pub(super) fn handle_job_failure(&mut self, now: Time, code: i32, culprit: Option<usize>) {
         // A child that ends because of another one may be heard of first.
         let is_explained = match self.cause {
-            None => false,
+            None => culprit.is_some_and(|culprit| self.failed[culprit].is_some()),
             Some(Cause::Child(_)) => culprit.is_none_or(|culprit| self.failed[culprit].is_some()),
             Some(Cause::Job(_) | Cause::Interrupt(_)) => true,
         };
@@ -198,7 +219,9 @@ impl Supervision {
     fn code(&self) -> i32 {
         let culprits = self.culprit.and_then(|child| self.failed[child]);
         match (self.cause, culprits) {
-            (None, _) => 0,
+            (None, _) if self.is_done => 0,
+            // The job went on without workers until none was left.
+            (None, _) => self.failed.iter().flatten().next().map_or(0, |ending| ending.code()),
             (Some(Cause::Interrupt(signal)), _) => 128 + signal,
             // The others end because of it, and may be faster.
             (Some(Cause::Child(_) | Cause::Job(_)), Some(ending)) => ending.code(),
@@ -345,6 +368,45 @@ mod tests {
     }
 
     #[test]
+    fn a_job_that_goes_on_without_a_worker_succeeds_once_the_others_have() {
+        let mut job = job_that_goes_on();
+        job.handle_exit(at(1), WORKER_0, KILLED);
+        assert_eq!(commands(&mut job), [failed(WORKER_0)], "the coordinator and the user hear of it");
+        assert_eq!(job.poll_timeout(), None, "nobody is told to end");
+        job.handle_exit(at(60), WORKER_1, Ending::Exited(0));
+        assert_eq!(commands(&mut job), [Command::SignalAll(libc::SIGTERM)]);
+        job.handle_exit(at(60), SERVER, Ending::Exited(0));
+        assert_eq!(commands(&mut job), [Command::Finish(0)]);
+    }
+
+    #[test]
+    fn a_job_that_goes_on_until_no_worker_is_left_fails_as_the_first_one_did() {
+        let mut job = job_that_goes_on();
+        job.handle_exit(at(1), WORKER_0, KILLED);
+        job.handle_exit(at(2), WORKER_1, Ending::Exited(7));
+        job.handle_exit(at(2), SERVER, Ending::Exited(0));
+        assert_eq!(commands(&mut job).last(), Some(&Command::Finish(128 + libc::SIGKILL)));
+    }
+
+    #[test]
+    fn a_job_that_the_coordinator_gives_up_after_a_worker_fails_as_that_one_did() {
+        let mut job = job_that_goes_on();
+        job.handle_exit(at(1), WORKER_1, KILLED);
+        job.handle_job_failure(at(1), 1, Some(WORKER_1));
+        assert_eq!(commands(&mut job), [failed(WORKER_1)], "the user has heard of it");
+        job.handle_exit(at(2), WORKER_0, Ending::Exited(1));
+        job.handle_exit(at(2), SERVER, Ending::Exited(1));
+        assert_eq!(commands(&mut job).last(), Some(&Command::Finish(128 + libc::SIGKILL)));
+    }
+
+    #[test]
+    fn a_server_that_fails_fails_also_a_job_that_goes_on_without_workers() {
+        let mut job = job_that_goes_on();
+        job.handle_exit(at(1), SERVER, Ending::Exited(70));
+        assert_eq!(job.poll_timeout(), Some(at(6)), "the others get their grace");
+    }
+
+    #[test]
     fn an_ending_is_told_in_words() {
         assert_eq!(Ending::Exited(3).to_string(), "exited with code 3");
         assert_eq!(Ending::Killed(9).to_string(), "killed by signal 9 (SIGKILL)");
@@ -354,8 +416,22 @@ mod tests {
     const WORKER_0: usize = 1;
     const WORKER_1: usize = 2;
 
+    const KILLED: Ending = Ending::Killed(libc::SIGKILL);
+
+    fn failed(child: usize) -> Command {
+        Command::ReportFailure { child, ending: KILLED, is_cause: true }
+    }
+
     fn job() -> Supervision {
-        let mut job = Supervision::new(Duration::from_secs(5));
+        supervised(OnWorkerLoss::Abort)
+    }
+
+    fn job_that_goes_on() -> Supervision {
+        supervised(OnWorkerLoss::Continue)
+    }
+
+    fn supervised(on_worker_loss: OnWorkerLoss) -> Supervision {
+        let mut job = Supervision::new(Duration::from_secs(5), on_worker_loss);
         assert_eq!([Role::Server, Role::Worker, Role::Worker].map(|role| job.add(role)), [SERVER, WORKER_0, WORKER_1]);
         job
     }

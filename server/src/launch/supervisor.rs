@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use crossbeam_channel::{Sender, unbounded};
 use gradlane_core::Error;
+use gradlane_core::config::OnWorkerLoss;
 use gradlane_core::runtime::{Clock, Heard, Inputs};
 use gradlane_core::types::Role;
 
@@ -50,12 +51,13 @@ struct Supervised {
 }
 
 impl Supervisor {
-    /// A supervisor without children. After a failure, the other children get `grace` to end by themselves.
-    pub(super) fn new(grace: Duration) -> Self {
+    /// A supervisor without children. After a failure, the other children get `grace` to end by themselves. `on_worker_loss` is the setting
+    /// of the job.
+    pub(super) fn new(grace: Duration, on_worker_loss: OnWorkerLoss) -> Self {
         let (events, received) = unbounded();
         let clock = Clock::start();
         let received = Inputs::new(received, clock);
-        Self { clock, machine: Supervision::new(grace), children: Vec::new(), events, received }
+        Self { clock, machine: Supervision::new(grace, on_worker_loss), children: Vec::new(), events, received }
     }
 
     /// The sender for signals and the job's failure.
@@ -205,7 +207,7 @@ mod tests {
 
     #[test]
     fn an_interrupt_ends_children_that_ignore_sigterm_too() {
-        let mut job = Supervisor::new(GRACE);
+        let mut job = Supervisor::new(GRACE, OnWorkerLoss::Abort);
         // The file says that the trap is set: the shell must not be interrupted before.
         let ready = tempfile::NamedTempFile::new().expect("a temporary file");
         let script = format!("trap '' TERM; echo ready > {}; while :; do sleep 0.1; done", ready.path().display());
@@ -240,7 +242,7 @@ mod tests {
 
     #[test]
     fn a_program_that_does_not_exist_gets_the_shells_exit_code() {
-        let mut job = Supervisor::new(GRACE);
+        let mut job = Supervisor::new(GRACE, OnWorkerLoss::Abort);
         let error = job.spawn(Role::Worker, "worker 0".to_owned(), Command::new("/nonexistent/program")).unwrap_err();
         let (code, error) = refused_start("/nonexistent/program", &error);
         assert_eq!(code, 127);
@@ -250,7 +252,7 @@ mod tests {
     const GRACE: Duration = Duration::from_millis(50);
 
     fn started(scripts: &[&str]) -> Supervisor {
-        let mut job = Supervisor::new(GRACE);
+        let mut job = Supervisor::new(GRACE, OnWorkerLoss::Abort);
         for (index, script) in scripts.iter().enumerate() {
             spawn(&mut job, index, script);
         }

@@ -231,6 +231,11 @@ impl DataPlane {
                 tracing::debug!(link = link.0, %reason, "peer gone");
                 self.with(|node, _| node.handle_link_down(link));
             }
+            Incoming::ProcessEnded { node, pid } => {
+                if let Some(reporter) = self.reporter.get() {
+                    reporter.report_end(node, pid);
+                }
+            }
             Incoming::Opened { link, exchange, header } => {
                 let _span = tracing::trace_span!("open", link = link.0, exchange = exchange.0).entered();
                 self.with(|node, now| node.handle_opened(now, link, exchange, &header));

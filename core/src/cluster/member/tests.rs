@@ -8,6 +8,7 @@ use crate::types::{
     DType, Epoch, Incarnation, NodeId, PartId, PartLayout, Piece, Process, Round, ServerId, Span, TensorKey,
     TensorKind, WorkerId,
 };
+use crate::wire::frame::Stall;
 
 const SECOND: Duration = Duration::from_secs(1);
 

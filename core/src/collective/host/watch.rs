@@ -3,13 +3,13 @@
 //! Watches both sockets and processes. A socket shows the end of a process even in another namespace. A process descriptor shows it even
 //! while a forked child still holds the socket.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
 use super::board::Board;
 use crate::collective::ranks::Breakage;
 use crate::error::Result;
-use crate::local::{Connection, socket};
+use crate::local::{Connection, PeerProcess, socket};
 
 /// The connections to the other ranks: the leader has one to every rank, the others have one to the leader.
 #[derive(Debug)]
@@ -23,7 +23,7 @@ pub(super) struct Watch {
 struct Peer {
     rank: usize,
     connection: Connection,
-    process: Option<OwnedFd>,
+    process: Option<PeerProcess>,
 }
 
 const GOODBYE: &[u8] = b"bye";
@@ -46,7 +46,7 @@ impl Watch {
         loop {
             let own = [self.stopped.fd()];
             let sockets = watched.iter().map(|peer| peer.connection.fd());
-            let processes = watched.iter().filter_map(|peer| peer.process.as_ref().map(AsFd::as_fd));
+            let processes = watched.iter().filter_map(|peer| peer.process.as_ref().map(|process| process.life.as_fd()));
             let fds: Vec<BorrowedFd<'_>> = own.into_iter().chain(sockets).chain(processes).collect();
             let Ok(ready) = socket::wait_any(&fds, FOREVER) else { return };
             if ready[0] {
@@ -55,7 +55,7 @@ impl Watch {
             let has_news = |fd: BorrowedFd<'_>| socket::wait_any(&[fd], Duration::ZERO).is_ok_and(|bits| bits[0]);
             watched.retain(|peer| {
                 let spoke = has_news(peer.connection.fd());
-                if !spoke && !peer.process.as_ref().is_some_and(|process| has_news(process.as_fd())) {
+                if !spoke && !peer.process.as_ref().is_some_and(PeerProcess::has_ended) {
                     return true;
                 }
                 let goodbye = spoke && matches!(peer.connection.recv(&mut [0; 8], Duration::ZERO), Ok(Some(_)));

@@ -72,6 +72,18 @@ impl Scheduler {
         self.enter(now, id, if is_encoded_again { Stage::Compress } else { Stage::Push }, Some(at));
     }
 
+    /// Repeats at once what waits to be repeated: what failed may work now.
+    pub fn end_pauses(&mut self) {
+        let is_pause = |(_, timer): &&(Time, Timer)| matches!(timer, Timer::Repeat(_));
+        let paused: Vec<(Time, Timer)> = self.timers.iter().filter(is_pause).copied().collect();
+        for (at, timer) in paused {
+            self.timers.remove(&(at, timer));
+            if let Timer::Repeat(id) = timer {
+                self.gate(id, |gates| gates.pause = None);
+            }
+        }
+    }
+
     /// Whether another task may run in `stage`.
     pub(super) fn has_room(&self, stage: Stage) -> bool {
         !stage.is_copy() || self.running[stage.index()] < self.config.copies_max

@@ -408,6 +408,24 @@ fn a_part_for_which_its_server_has_no_memory_is_tried_again_soon_reported_and_fa
     assert_eq!((report.cause.as_ref(), report.waited >= 9 * SECOND), (Some(&short), true));
 }
 
+#[test]
+fn what_waits_to_be_repeated_is_repeated_at_once_when_the_members_change() {
+    let mut world = World::new(config(), host());
+    let group = world.open("weight", 1);
+    let task = world.submit(part(0), 10, 0, &[group]);
+    for _ in 0..5 {
+        world.take(Stage::Push).expect("its pause is over");
+        world.finish(task, retry(0));
+        assert!(world.take(Stage::Push).is_none(), "it pauses");
+        world.all_commands();
+        world.scheduler.end_pauses();
+        assert!(world.all_commands().contains(&Command::Wake(Stage::Push)));
+    }
+    world.take(Stage::Push).expect("it does not pause any more");
+    let deadline = world.now + 30 * SECOND;
+    assert_eq!(world.scheduler.poll_timeout(), Some(deadline), "nothing is left of the pauses");
+}
+
 struct World {
     scheduler: Scheduler,
     now: Time,

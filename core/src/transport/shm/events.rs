@@ -1,7 +1,7 @@
 //! The descriptors for which a side of shared memory waits, in one epoll.
 //!
-//! They are the wakeups of its links, the connections of its links, the listening socket, and an event that other threads of the process
-//! trigger. One event wakes one of the threads that sleep here.
+//! They are the wakeups of its links, the connections of its links, the processes that had links, the listening socket, and an event that
+//! other threads of the process trigger. One event wakes one of the threads that sleep here.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::Duration;
@@ -11,6 +11,7 @@ use rustix::event::{EventfdFlags, Timespec};
 
 use super::link::Link;
 use crate::error::{Error, Result};
+use crate::local::PeerProcess;
 use crate::types::LinkId;
 
 /// An event queue of the system.
@@ -29,6 +30,8 @@ pub(super) enum Happening {
     End(LinkId),
     /// The peer of a link woke this side.
     Wakeup(LinkId),
+    /// The process at the other end of a former link has ended.
+    Ended(LinkId),
 }
 
 impl Events {
@@ -70,6 +73,17 @@ impl Events {
         }
     }
 
+    /// Waits for the end of the process that had the link `id`, which was [forgotten](Self::forget).
+    pub(super) fn watch_process(&self, id: LinkId, process: &PeerProcess) {
+        // Where there is no room for it, the process is missed when it has been silent for too long.
+        let _ = epoll::add(&self.epoll, &process.life, EventData::new_u64(ENDED | id.0), EventFlags::IN);
+    }
+
+    /// Stops waiting for the end of a process.
+    pub(super) fn forget_process(&self, process: &PeerProcess) {
+        let _ = epoll::delete(&self.epoll, &process.life);
+    }
+
     /// Wakes one thread that sleeps here, or the next one that wants to.
     pub(super) fn wake(&self) {
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
@@ -87,6 +101,7 @@ impl Events {
         let happening = |event: &Event| match event.data.u64() {
             WAKE => None,
             SOCKET => Some(Happening::Socket),
+            token if token & ENDED != 0 => Some(Happening::Ended(LinkId(token & !ENDED))),
             token if token & WAKEUP != 0 => Some(Happening::Wakeup(LinkId(token & !WAKEUP))),
             link => Some(Happening::End(LinkId(link))),
         };
@@ -98,6 +113,8 @@ const WAKE: u64 = u64::MAX;
 const SOCKET: u64 = u64::MAX - 1;
 /// Marks the wakeup of a link. Links are counted from 1, so no number of a link has this bit.
 const WAKEUP: u64 = 1 << 63;
+/// Marks the process at the other end of a link.
+const ENDED: u64 = 1 << 62;
 
 fn io(what: &str, error: rustix::io::Errno) -> Error {
     Error::Io { what: what.to_owned(), cause: error.to_string() }

@@ -18,7 +18,7 @@ use crate::identity::Credentials;
 use crate::local::{Connection, Segment, SharedBacking, Shown};
 use crate::mem::{Copies, Pool};
 use crate::transport::{Incoming, Outgoing};
-use crate::types::{ExchangeId, LinkId};
+use crate::types::{ExchangeId, LinkId, NodeId};
 use crate::wire::{Contributors, Request, Sum};
 
 /// A message of a ring has one form.
@@ -144,9 +144,9 @@ impl World {
         let (ours, connection) = Connection::pair()?;
         let link = LinkId(state.tables().name());
         let (_, waker) = wakeup::pair()?;
-        let parts = Parts { connection: ours, wakeup, waker, life: None, memory };
+        let parts = Parts { connection: ours, wakeup, waker, process: None, memory };
         let link = Arc::new(Link::new(link, "worker 0".into(), parts));
-        let entry = Entry { link: Arc::clone(&link), exchanges: BTreeMap::new(), opening: BTreeMap::new(), last: 0 };
+        let entry = Entry::new(Arc::clone(&link), NodeId([1; 32]));
         state.tables().links.insert(link.id, entry);
         Ok(Self { state, link, segment, connection, said: 0, heard, open: BTreeMap::new(), opened: 1, down: false })
     }
@@ -231,7 +231,7 @@ impl World {
                     assert!(self.open.is_empty() && !self.down, "after its exchanges, and once");
                     self.down = true;
                 }
-                Incoming::LinkUp { .. } => panic!("it was up before"),
+                Incoming::LinkUp { .. } | Incoming::ProcessEnded { .. } => panic!("it was up before, and lives"),
             }
         }
     }

@@ -247,14 +247,14 @@ impl Handshake {
     }
 
     fn link(self, ours: Ours, theirs: Theirs, copies: &Copies) -> Parts {
-        let life = self.connection.peer_process();
+        let process = self.connection.peer_process();
         let memory = Memory::new(ours.segment, theirs.segment, theirs.waker, copies.clone());
         Parts {
             connection: self.connection,
             wakeup: ours.wakeup,
             #[cfg(any(test, feature = "testing"))]
             waker: ours.waker,
-            life,
+            process,
             memory,
         }
     }

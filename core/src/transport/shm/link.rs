@@ -1,7 +1,7 @@
 //! One side of a link: the connection that says whether the peer lives, and the two halves of its memory.
 
 use std::collections::BTreeSet;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -14,8 +14,7 @@ use super::outbound::{Next, Outbound, Piece, Published};
 use super::wakeup::Waker;
 use super::wakeup::Wakeup;
 use crate::error::{Error, Result};
-use crate::local::socket::wait_any;
-use crate::local::{Connection, Received, SharedBacking, Shown};
+use crate::local::{Connection, PeerProcess, Received, SharedBacking, Shown};
 use crate::mem::borrow::Showable;
 use crate::mem::{Frozen, Place, Region};
 use crate::transport::exchange::bad;
@@ -30,8 +29,8 @@ pub(super) struct Link {
     connection: Connection,
     /// The peer wakes this side by it.
     wakeup: Wakeup,
-    /// Ready when the peer's process has ended, also where a child of it keeps the connection open.
-    life: Option<OwnedFd>,
+    /// Tells that the peer's process has ended, also where a child of it keeps the connection open.
+    process: Option<Arc<PeerProcess>>,
     memory: Arc<Memory>,
     outbound: Mutex<Outbound>,
     inbound: Mutex<Inbound>,
@@ -52,7 +51,7 @@ pub(super) struct Parts {
     /// The own copy of the waker that the peer has. Only tests use it.
     #[cfg(any(test, feature = "testing"))]
     pub(super) waker: Waker,
-    pub(super) life: Option<OwnedFd>,
+    pub(super) process: Option<PeerProcess>,
     pub(super) memory: Memory,
 }
 
@@ -75,7 +74,7 @@ pub(super) struct Pumped {
 
 impl Link {
     pub(super) fn new(id: LinkId, peer: Arc<str>, parts: Parts) -> Self {
-        let Parts { connection, wakeup, life, memory, .. } = parts;
+        let Parts { connection, wakeup, process, memory, .. } = parts;
         let memory = Arc::new(memory);
         // A sleeping thread knows only the links that existed when it woke last. So the peer has to wake it for this link.
         memory.set_asleep(true);
@@ -83,7 +82,7 @@ impl Link {
             id,
             connection,
             wakeup,
-            life,
+            process: process.map(Arc::new),
             outbound: Mutex::new(Outbound::new(Arc::clone(&memory), Arc::clone(&peer))),
             inbound: Mutex::new(Inbound::new(Arc::clone(&memory), Arc::clone(&peer))),
             memory,
@@ -97,7 +96,12 @@ impl Link {
 
     /// The descriptors for which this side's thread waits: the wakeup, and those that say that the peer is gone.
     pub(super) fn fds(&self) -> (BorrowedFd<'_>, impl Iterator<Item = BorrowedFd<'_>>) {
-        (self.wakeup.fd(), [Some(self.connection.fd()), self.life.as_ref().map(AsFd::as_fd)].into_iter().flatten())
+        (
+            self.wakeup.fd(),
+            [Some(self.connection.fd()), self.process.as_ref().map(|process| process.life.as_fd())]
+                .into_iter()
+                .flatten(),
+        )
     }
 
     /// Forgets the wakeups so far. This side's thread is awake.
@@ -293,8 +297,13 @@ impl Link {
         Some(())
     }
 
+    /// The peer's process, if the system shows it.
+    pub(super) fn process(&self) -> Option<&Arc<PeerProcess>> {
+        self.process.as_ref()
+    }
+
     fn peer_has_ended(&self) -> bool {
-        self.life.as_ref().is_some_and(|life| wait_any(&[life.as_fd()], Duration::ZERO) == Ok(vec![true]))
+        self.process.as_ref().is_some_and(|process| process.has_ended())
     }
 
     /// Reads the peer's messages on the socket. Returns why the peer ended the link, if it did. Notes a defect of the peer.

@@ -7,7 +7,6 @@
 //! ```
 //! Events wait in one queue. The thread delivers them without holding a lock, so a receiver may call the outbox, also under a lock of its own.
 
-use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -134,13 +133,13 @@ impl Serving {
                     if let Err(error) = state.poller.events.watch(&link) {
                         return tracing::warn!(%error, "a process of this machine cannot connect");
                     }
-                    tables
-                        .links
-                        .insert(id, Entry { link, exchanges: BTreeMap::new(), opening: BTreeMap::new(), last: 0 });
+                    let shown = Arc::clone(&link);
+                    tables.links.insert(id, Entry::new(link, identity.node));
                     let address = "this machine".to_owned();
                     tables.events.push_back(Incoming::LinkUp { link: id, node: identity.node, address });
                     tables.urgent = true;
                     drop(tables);
+                    state.forget_unlinked(identity.node, &shown);
                     state.poller.wake();
                 }
                 // A process that leaves before it has shown its certificate only looked whether the socket is served.
@@ -197,6 +196,7 @@ impl Side for Serving {
                     entry.link.clear_wakeup();
                 }
             }
+            Happening::Ended(id) => self.state.process_ended(id),
             Happening::End(id) => {
                 let Some(link) = self.state.tables().links.get(&id).map(|entry| Arc::clone(&entry.link)) else {
                     return;

@@ -17,7 +17,7 @@ use crate::local::SharedBacking;
 use crate::mem::Copies;
 use crate::transport::exchange::{ServerExchange, reject_of};
 use crate::transport::{Inbox, Incoming, Outgoing};
-use crate::types::{ExchangeId, LinkId};
+use crate::types::{ExchangeId, LinkId, NodeId};
 use crate::wire::Reply;
 use crate::wire::header::HEADER_BYTES;
 
@@ -229,6 +229,10 @@ impl ServerState {
         self.poller.events.forget(link);
         let mut tables = self.tables();
         let Some(entry) = tables.links.remove(&link.id) else { return };
+        if let Some(process) = link.process() {
+            self.poller.events.watch_process(link.id, process);
+            tables.unlinked.insert(link.id, (entry.node, Arc::clone(process)));
+        }
         let ended: Vec<Exchange> = entry
             .exchanges
             .values()
@@ -246,6 +250,27 @@ impl ServerState {
         self.lingering.keep(link);
     }
 
+    /// The process of a peer without a link connected again, so its new link shows its end.
+    pub(super) fn forget_unlinked(&self, node: NodeId, link: &Link) {
+        let Some(pid) = link.process().map(|process| process.pid) else { return };
+        self.tables().unlinked.retain(|_, (former, process)| {
+            let stays = (*former, process.pid) != (node, pid);
+            if !stays {
+                self.poller.events.forget_process(process);
+            }
+            stays
+        });
+    }
+
+    /// The process of a peer without a link has ended.
+    pub(super) fn process_ended(&self, id: LinkId) {
+        let mut tables = self.tables();
+        if let Some((node, process)) = tables.unlinked.remove(&id) {
+            self.poller.events.forget_process(&process);
+            tables.events.push_back(Incoming::ProcessEnded { node, pid: process.pid });
+        }
+    }
+
     pub(super) fn deliver(&self) -> bool {
         let mut any = false;
         loop {
@@ -261,6 +286,7 @@ impl ServerState {
                 }
                 Incoming::LinkUp { .. }
                 | Incoming::LinkDown { .. }
+                | Incoming::ProcessEnded { .. }
                 | Incoming::Opened { .. }
                 | Incoming::Torn { .. }
                 | Incoming::Answered { .. } => true,

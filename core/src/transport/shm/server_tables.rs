@@ -12,15 +12,18 @@ use super::inbound::Received;
 use super::layout::EXCHANGES_MAX;
 use super::link::Link;
 use crate::error::{Error, Result};
+use crate::local::PeerProcess;
 use crate::transport::Incoming;
 use crate::transport::exchange::{ServerExchange, bad};
-use crate::types::{ExchangeId, LinkId};
+use crate::types::{ExchangeId, LinkId, NodeId};
 use crate::wire::{HeaderReader, Request};
 
 #[derive(Default)]
 pub(super) struct ServerTables {
     pub(super) links: BTreeMap<LinkId, Entry>,
     pub(super) exchanges: BTreeMap<ExchangeId, Exchange>,
+    /// By the last link: peers without one, whose processes have not ended.
+    pub(super) unlinked: BTreeMap<LinkId, (NodeId, Arc<PeerProcess>)>,
     pub(super) events: VecDeque<Incoming>,
     /// Whether another thread added an event that the server must get at once.
     pub(super) urgent: bool,
@@ -30,6 +33,8 @@ pub(super) struct ServerTables {
 
 pub(super) struct Entry {
     pub(super) link: Arc<Link>,
+    /// The worker at the other end.
+    pub(super) node: NodeId,
     /// The exchanges by the numbers that the worker gave.
     pub(super) exchanges: BTreeMap<u64, ExchangeId>,
     /// Exchanges whose header is not complete.
@@ -57,6 +62,12 @@ pub(super) struct Exchange {
     pub(super) held: Vec<Bytes>,
     /// Whether the worker said that it takes the whole answer.
     pub(super) accepted: bool,
+}
+
+impl Entry {
+    pub(super) fn new(link: Arc<Link>, node: NodeId) -> Self {
+        Self { link, node, exchanges: BTreeMap::new(), opening: BTreeMap::new(), last: 0 }
+    }
 }
 
 impl ServerTables {

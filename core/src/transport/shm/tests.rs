@@ -470,7 +470,7 @@ fn whatever_a_worker_scribbles_the_others_are_served() {
                     _ => {}
                 },
                 Incoming::Body { .. } | Incoming::Torn { .. } | Incoming::Answered { .. } => {}
-                other @ Incoming::LinkUp { .. } => panic!("{other:?}"),
+                other @ (Incoming::LinkUp { .. } | Incoming::ProcessEnded { .. }) => panic!("{other:?}"),
             }
         }
     }

@@ -7,7 +7,7 @@
 use super::fields::Field;
 use super::{Forming, Frame, Join, Progress, Stall, Status};
 use crate::error::Result;
-use crate::types::{PartLayout, TensorKey, TensorSpec, Time, View, WorkersKey};
+use crate::types::{NodeId, PartLayout, TensorKey, TensorSpec, Time, View, WorkersKey};
 use crate::wire::codec::{Reader, Writer};
 use crate::wire::limits::{CERTIFICATE_BYTES_MAX, NAME_BYTES_MAX, PARTS_MAX, TENSORS_MAX, TEXT_BYTES_MAX};
 use crate::wire::reject::{decode_error, encode_error};
@@ -45,6 +45,10 @@ impl Frame {
             Self::Stall(stall) => stall.write(&mut writer),
             Self::Leave | Self::StatusRequest | Self::Renew => {}
             Self::Fail { cause } => writer.text(cause, TEXT_BYTES_MAX),
+            Self::Saw { node, pid } => {
+                writer.raw(&node.0);
+                writer.u32(*pid);
+            }
             Self::View(view) => view.write(&mut writer),
             Self::Refused(error) => encode_error(error, &mut writer),
             Self::HeartbeatAck { sent } => writer.u64(sent.0),
@@ -113,6 +117,7 @@ impl Frame {
             kind::STALL => Self::Stall(Stall::read(&mut reader)?),
             kind::LEAVE => Self::Leave,
             kind::FAIL => Self::Fail { cause: reader.text(TEXT_BYTES_MAX, "cause")? },
+            kind::SAW => Self::Saw { node: NodeId(reader.bytes32("node identity")?), pid: reader.u32("process")? },
             kind::STATUS_REQUEST => Self::StatusRequest,
             kind::RENEW => Self::Renew,
             kind::VIEW => Self::View(View::read(&mut reader)?),
@@ -158,6 +163,7 @@ impl Frame {
             Self::Stall(_) => kind::STALL,
             Self::Leave => kind::LEAVE,
             Self::Fail { .. } => kind::FAIL,
+            Self::Saw { .. } => kind::SAW,
             Self::StatusRequest => kind::STATUS_REQUEST,
             Self::Renew => kind::RENEW,
             Self::View(_) => kind::VIEW,
@@ -189,6 +195,7 @@ mod kind {
     pub(super) const FAIL: u8 = 8;
     pub(super) const UNDECLARE: u8 = 9;
     pub(super) const RENEW: u8 = 10;
+    pub(super) const SAW: u8 = 11;
     pub(super) const VIEW: u8 = 129;
     pub(super) const REFUSED: u8 = 130;
     pub(super) const HEARTBEAT_ACK: u8 = 131;

@@ -154,3 +154,70 @@ fn the_end_waits_for_who_has_not_confirmed_it_but_not_for_long() {
     assert_eq!(job.events, [Event::Finished(Err(Error::Cancelled))]);
     assert_eq!(job.coordinator.poll_timeout(), None);
 }
+
+/// Two workers, the second on the machine of the server.
+fn with_a_witness() -> Job {
+    let mut job = job(2);
+    job.join(SERVER, on_machine(1, server(0)));
+    job.join(0, on_machine(2, worker(0)));
+    job.join(1, on_machine(1, worker(1)));
+    job.drain();
+    job.unread.clear();
+    job
+}
+
+fn saw(node: u8, pid: u32) -> Frame {
+    Frame::Saw { node: NodeId([node; 32]), pid }
+}
+
+#[test]
+fn a_process_that_a_member_of_its_machine_saw_end_is_lost_soon() {
+    let mut job = with_a_witness();
+    job.frame(SERVER, saw(1, 11));
+    assert_eq!(job.coordinator.view().phase, Phase::Running, "somebody may know why");
+    job.pass(1);
+    assert_eq!(job.coordinator.view().phase, Phase::Aborted(lost(1, "its process ended, which server 0 saw")));
+}
+
+#[test]
+fn who_knows_why_a_process_ended_is_heard_before_a_witness() {
+    let cause = "killed by signal 9".to_owned();
+    let mut job = with_a_witness();
+    job.frame(SERVER, saw(1, 11));
+    job.coordinator.handle_death(job.now, 11, "n1", cause.clone());
+    assert_eq!(job.coordinator.view().phase, Phase::Aborted(lost(1, &cause)));
+
+    let mut job = with_a_witness();
+    job.frame(SERVER, saw(1, 11));
+    job.frame(1, Frame::Fail { cause: cause.clone() });
+    assert_eq!(job.coordinator.view().phase, Phase::Aborted(lost(1, &cause)));
+
+    let mut job = with_a_witness();
+    job.frame(SERVER, saw(1, 11));
+    job.frame(1, Frame::Leave);
+    job.pass(1);
+    assert_eq!(job.coordinator.view().phase, Phase::Running, "it left in order before");
+}
+
+#[test]
+fn a_witness_of_another_machine_is_not_believed_and_loses_its_connection() {
+    let mut job = with_a_witness();
+    job.frame(SERVER, saw(0, 10));
+    assert!(matches!(job.closed(SERVER), Error::Protocol { field, .. } if field == "process that ended"));
+    job.beat_until(4, &[0, 1]);
+    assert_eq!(job.coordinator.view().phase, Phase::Running);
+}
+
+#[test]
+fn a_process_that_is_no_member_may_end() {
+    for unknown in [saw(7, 11), saw(1, 12)] {
+        let mut job = with_a_witness();
+        job.frame(SERVER, unknown);
+        job.beat_until(3, &[0, 1, SERVER]);
+        assert_eq!(job.coordinator.view().phase, Phase::Running);
+    }
+    let mut job = formed(2);
+    job.frame(SERVER, saw(1, 11));
+    job.beat_until(3, &[0, 1, SERVER]);
+    assert_eq!(job.coordinator.view().phase, Phase::Running, "nobody knows on which machine they are");
+}

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use gradlane_core::error::{Claim, Error};
 use gradlane_core::types::{
-    Address, DType, Epoch, Incarnation, LinkId, NodeId, PartId, Phase, Process, Role, Round, Scheme, TensorKey,
-    TensorSpec, Time, View, WorkerId,
+    Address, DType, Epoch, Incarnation, LinkId, MachineId, NodeId, PartId, Phase, Process, Role, Round, Scheme,
+    TensorKey, TensorSpec, Time, View, WorkerId,
 };
 use gradlane_core::wire::Frame;
 use gradlane_core::wire::frame::{Health, Join, Progress, Stall};
@@ -205,6 +205,10 @@ fn server(number: u32) -> Join {
 
 fn on_host(host: &str, pid: u32, join: Join) -> Join {
     Join { process: Process { host: host.to_owned(), pid, ..join.process }, ..join }
+}
+
+fn on_machine(machine: u64, join: Join) -> Join {
+    Join { process: Process { machine: MachineId(machine), ..join.process }, ..join }
 }
 
 fn in_life(incarnation: u128, join: Join) -> Join {

@@ -1,0 +1,28 @@
+//! What a member tells the coordinator without waiting for an answer.
+
+use super::Member;
+use crate::types::NodeId;
+use crate::wire::Frame;
+use crate::wire::frame::Stall;
+
+impl Member {
+    /// Reports that a sum waits for contributions. Without a connection the report is dropped. The caller reports a sum that still waits
+    /// again.
+    pub fn report_stall(&mut self, stall: Stall) {
+        self.ask(Frame::Stall(stall));
+    }
+
+    /// Reports that the process `pid` of a node of this machine has ended. Without a connection the report is dropped: its silence shows
+    /// it later.
+    pub fn report_end(&mut self, node: NodeId, pid: u32) {
+        self.ask(Frame::Saw { node, pid });
+    }
+
+    /// Asks for the next certificate of this process; [`MemberEvent::Renewed`](crate::cluster::MemberEvent::Renewed) is the answer. Without a connection this does nothing, and a
+    /// request that is lost is not repeated: the caller asks again.
+    pub fn renew(&mut self) {
+        if self.line.is_up() {
+            self.send(Frame::Renew);
+        }
+    }
+}

@@ -1,0 +1,47 @@
+//! What members report of others.
+
+use gradlane_core::types::{LinkId, MachineId, NodeId, Role, Time};
+use gradlane_core::wire::Frame;
+use gradlane_core::wire::frame::Stall;
+
+use super::super::Event;
+use super::super::roster::{Identity, Seat};
+use super::super::stage::Stage;
+use super::super::stall::Notice;
+use super::Coordinator;
+
+impl Coordinator {
+    /// A member says that the process of another one has ended, which it can see on its own machine alone.
+    pub(super) fn handle_witness(&mut self, now: Time, link: LinkId, witness: Identity, node: NodeId, pid: u32) {
+        let machine = self.roster.seat(witness).map(|seat| seat.member.process.machine);
+        let Some(machine) = machine.filter(|machine| *machine != MachineId::UNKNOWN) else { return };
+        if !matches!(self.stage, Stage::Running) {
+            return;
+        }
+        let name = self.roster.name(witness);
+        let is_it = |seat: &Seat| seat.is_present() && seat.member.node == node && seat.member.process.pid == pid;
+        if self.roster.seats().any(|seat| is_it(seat) && seat.member.process.machine != machine) {
+            return self.close_protocol(link, "process that ended", "is on another machine");
+        }
+        for seat in self.roster.seats_mut().filter(|seat| is_it(seat)) {
+            self.failure_detector.saw_end(now, seat, &name);
+        }
+    }
+
+    pub(super) fn handle_stall(&mut self, now: Time, link: LinkId, stall: Stall) {
+        let workers = self.config.workers;
+        if stall.missing.len() > workers as usize || stall.missing.iter().any(|rank| rank.0 >= workers) {
+            return self.close_protocol(link, "missing ranks", "do not exist");
+        }
+        let (Stage::Running, Some(registry)) = (&self.stage, &self.registry) else { return };
+        let Some(told) = self.stalls.notice(now, stall, &self.roster, registry) else { return };
+        let Notice { tensor, stall, detail } = told;
+        let notice = Frame::StallNotice { tensor: tensor.clone(), stall: stall.clone(), detail: detail.clone() };
+        for link in self.roster.links(|identity| identity.role == Role::Worker) {
+            self.connections.send(link, notice.clone());
+        }
+        if let Some(others) = self.stalls.is_news_for_people(now) {
+            self.connections.event(Event::Stall { tensor, stall, detail, others });
+        }
+    }
+}
