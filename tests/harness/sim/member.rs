@@ -133,7 +133,8 @@ fn process(context: &Context, me: Address) -> Process {
     let process = |role| Process { host: host(me.who), pid: pid(me), ..Process::new(role, incarnation(me)) };
     match me.who {
         Who::Server(number) => {
-            Process { addresses: vec![Place::new(Scheme::Quic, number.to_string())], ..process(Role::Server) }
+            let machine = context.plan.topology.server_machine(number);
+            Process { machine, addresses: vec![Place::new(Scheme::Quic, number.to_string())], ..process(Role::Server) }
         }
         Who::Worker(number) => {
             let topology = &context.plan.topology;

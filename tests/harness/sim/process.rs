@@ -97,6 +97,8 @@ pub(super) enum Input {
     Near { from: Address, team: Arc<[Address]>, note: Note },
     /// The process of another rank of this machine is gone.
     NeighbourLost { gone: Address },
+    /// The system shows that a process of this machine has ended.
+    ProcessEnded { gone: Address },
     /// A server is asked to stop.
     Drain,
     /// A caller's thread looks for short tasks of a stage.

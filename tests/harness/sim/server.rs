@@ -18,7 +18,7 @@ use gradlane_server::node::store::Store;
 use gradlane_server::node::{Node, NodeConfig};
 
 use super::checkers::Checker;
-use super::member::MemberDriver;
+use super::member::{MemberDriver, pid};
 use super::workload::timing;
 use super::world::{Address, Context, Input, Process};
 
@@ -442,6 +442,7 @@ impl Process for ServerProcess {
                 context.send_link(self.me, link, Input::LinkReady { link });
             }
             Input::LinkLost { link, .. } => self.lose(link),
+            Input::ProcessEnded { gone } => self.member.member.report_end(context.node_of(gone), pid(gone)),
             Input::Drain => {
                 self.node.handle_drain();
                 self.draining = true;

@@ -101,6 +101,11 @@ impl Topology {
         MachineId(1 + u64::from(self.machines[worker as usize]))
     }
 
+    /// The machine of a server: that of a worker.
+    pub(super) fn server_machine(&self, server: u32) -> MachineId {
+        self.machine(server % self.machines.len() as u32)
+    }
+
     /// How the device of a worker is joined to the others of its machine.
     pub(super) fn wiring(&self, worker: u32) -> Wiring {
         let holds = self.holds[worker as usize];

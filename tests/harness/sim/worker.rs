@@ -357,6 +357,7 @@ impl Process for WorkerProcess {
             | Input::Body { .. }
             | Input::BodyCut { .. }
             | Input::Receipt { .. }
+            | Input::ProcessEnded { .. }
             | Input::Drain
             | Input::Answered { .. } => {}
         }

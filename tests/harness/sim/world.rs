@@ -230,6 +230,7 @@ impl World {
         context.witness.killed(address);
         context.lose_all(address);
         context.lose_neighbours(address);
+        context.show_end(address);
         if let (true, Some(process)) = (seen, &mut self.coordinator.process) {
             context.enter(Who::Coordinator);
             process.report_death(context, who);
@@ -317,6 +318,18 @@ impl Context {
         for other in self.plan.topology.neighbours(number) {
             let after = self.random.millis(0, 5);
             self.post(self.address(Who::Worker(other)), after, Input::NeighbourLost { gone });
+        }
+    }
+
+    /// A server on the machine of a worker that is gone may see it.
+    fn show_end(&mut self, gone: Address) {
+        let Who::Worker(number) = gone.who else { return };
+        for server in 0..self.plan.servers {
+            let is_near = self.plan.topology.server_machine(server) == self.plan.topology.machine(number);
+            if is_near && self.random.chance(50) {
+                let after = self.random.millis(0, 5);
+                self.post(self.address(Who::Server(server)), after, Input::ProcessEnded { gone });
+            }
         }
     }
 

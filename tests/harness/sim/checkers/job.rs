@@ -266,7 +266,8 @@ impl Witness {
         let silent = now.since(self.job.heard.get(&address).copied().unwrap_or_default());
         let since = now - (timing::DEAD + timing::DIAL);
         let apart = self.evidence.apart(address.who, Who::Coordinator, since, now);
-        let seen = cause.starts_with("killed") && self.evidence.is_killed(address);
+        let is_witnessed = ["killed", "its process ended"].iter().any(|seen| cause.starts_with(seen));
+        let seen = is_witnessed && self.evidence.is_killed(address);
         // A hundredth of the time may be due to the coordinator's clock.
         if !seen && (apart.is_zero() || silent.mul_f64(1.02) < timing::DEAD) {
             let text = format!("{member} on {place} was given up ({cause}), heard {:.1} s ago", silent.as_secs_f64());
