@@ -38,8 +38,9 @@ def wheel(tmp_path_factory):
     into = tmp_path_factory.mktemp("dist")
     # The same profile and features as `maturin develop` had the last time, so that nothing is compiled again.
     built = max(ROOT.glob("target/*/lib_core.so"), key=lambda path: path.stat().st_mtime)
-    profile = ["--release"] if built.parent.name == "release" else []
-    command = [maturin, "build", *profile, "--quiet", "--interpreter", sys.executable, "--out", into]
+    as_tested = ["--features", "extension-module", "--features", "gradlane-core/testing"]
+    options = ["--release"] if built.parent.name == "release" else as_tested
+    command = [maturin, "build", *options, "--quiet", "--interpreter", sys.executable, "--out", into]
     [ended] = run_all([(command, {})], timeout=600.0, cwd=ROOT)
     assert ended.code == 0, ended.output
     return next(into.glob("*.whl"))

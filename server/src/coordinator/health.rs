@@ -50,7 +50,10 @@ impl FailureDetector {
 
     /// A member was seated.
     pub(super) fn watch(&mut self, now: Time) {
-        let due = now + self.suspect_timeout;
+        self.look_at(now + self.suspect_timeout);
+    }
+
+    fn look_at(&mut self, due: Time) {
         self.due = Some(self.due.map_or(due, |earlier| earlier.min(due)));
     }
 
@@ -64,7 +67,7 @@ impl FailureDetector {
     pub(super) fn saw_end(&mut self, now: Time, seat: &mut Seat, witness: &str) {
         let until = now + BETTER_CAUSE;
         seat.seen_to_end.get_or_insert_with(|| SeenToEnd { witness: witness.to_owned(), until });
-        self.due = Some(self.due.map_or(until, |earlier| earlier.min(until)));
+        self.look_at(until);
     }
 
     /// Finds the members that became suspect, and those to be given up.
@@ -84,7 +87,7 @@ impl FailureDetector {
                     found.push(Silent { identity: seat.identity(), silent, cause: Some(seen.cause()) });
                     continue;
                 }
-                Some(seen) => self.due = Some(self.due.map_or(seen.until, |earlier| earlier.min(seen.until))),
+                Some(seen) => self.look_at(seen.until),
                 None => {}
             }
             let dead = silent >= self.dead_timeout;
@@ -96,7 +99,7 @@ impl FailureDetector {
             if !dead {
                 let next =
                     seat.heard + if seat.health == Health::Alive { self.suspect_timeout } else { self.dead_timeout };
-                self.due = Some(self.due.map_or(next, |earlier| earlier.min(next)));
+                self.look_at(next);
             }
         }
         found

@@ -74,13 +74,13 @@ impl Scheduler {
 
     /// Repeats at once what waits to be repeated: what failed may work now.
     pub fn end_pauses(&mut self) {
-        let is_pause = |(_, timer): &&(Time, Timer)| matches!(timer, Timer::Repeat(_));
-        let paused: Vec<(Time, Timer)> = self.timers.iter().filter(is_pause).copied().collect();
-        for (at, timer) in paused {
-            self.timers.remove(&(at, timer));
-            if let Timer::Repeat(id) = timer {
-                self.gate(id, |gates| gates.pause = None);
-            }
+        let paused = |(at, timer): &(Time, Timer)| match timer {
+            Timer::Repeat(id) => Some((*at, *id)),
+            _ => None,
+        };
+        for (at, id) in self.timers.iter().filter_map(paused).collect::<Vec<_>>() {
+            self.timers.remove(&(at, Timer::Repeat(id)));
+            self.gate(id, |gates| gates.pause = None);
         }
     }
 

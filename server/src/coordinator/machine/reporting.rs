@@ -4,11 +4,11 @@ use gradlane_core::types::{LinkId, MachineId, NodeId, Role, Time};
 use gradlane_core::wire::Frame;
 use gradlane_core::wire::frame::Stall;
 
-use super::super::Event;
-use super::super::roster::{Identity, Seat};
-use super::super::stage::Stage;
-use super::super::stall::Notice;
 use super::Coordinator;
+use crate::coordinator::Event;
+use crate::coordinator::roster::{Identity, Seat};
+use crate::coordinator::stage::Stage;
+use crate::coordinator::stall::Notice;
 
 impl Coordinator {
     /// A member says that the process of another one has ended, which it can see on its own machine alone.
