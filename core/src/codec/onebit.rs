@@ -11,6 +11,10 @@
 //! An element becomes the scale, or minus the scale if its bit is 1. The scale is the mean of the magnitudes of the part. With `scaling=0`
 //! it is 1, so a sum counts signs, and its answer is what most of the workers say.
 //!
+//! The magnitudes are added in f64 and in one order, so that vectors of any length and the warps of a device find the same mean. A block
+//! of 2048 elements has a sum for each place of a word, in the order of the words. [`by_halves`] adds the 32 of them. The sums of blocks 0,
+//! 32, 64 and so on are added one after the other, and so are those of blocks 1, 33, 65. `by_halves` adds these 32 too.
+//!
 //! # Values
 //! | elements | what they become |
 //! |---|---|
@@ -40,6 +44,8 @@ pub struct OneBit {
 const PER_WORD: usize = 32;
 /// Elements that are decoded at a time, to be added.
 const RUN: usize = 64 * PER_WORD;
+/// Elements whose magnitudes are added on their own. The kernels of devices have the same number.
+const BLOCK: usize = 64 * PER_WORD;
 
 impl OneBit {
     /// The codec `spec`, whose only parameter says whether there is a scale.
@@ -161,17 +167,41 @@ impl Loops for Signs<'_> {
     #[inline(always)]
     fn run(self) -> f64 {
         let Self { floats, words } = self;
-        // A sum for each place of a word, so that the order of the additions is the same whatever vectors there are.
-        let mut sums = [0.0; PER_WORD];
-        let (whole, rest) = floats.as_chunks::<PER_WORD>();
-        let mut last = [[0; F32_BYTES]; PER_WORD];
-        last[..rest.len()].copy_from_slice(rest);
-        let rows = whole.iter().chain((!rest.is_empty()).then_some(&last));
-        for (word, floats) in words.iter_mut().zip(rows) {
-            *word = signs(floats, &mut sums).to_le_bytes();
+        let mut totals = [0.0; PER_WORD];
+        let blocks = floats.chunks(BLOCK).zip(words.chunks_mut(BLOCK / PER_WORD));
+        for (block, (floats, words)) in blocks.enumerate() {
+            totals[block % PER_WORD] += by_halves(block_of_signs(floats, words));
         }
-        sums.iter().sum()
+        by_halves(totals)
     }
+}
+
+/// Writes the words of a block. Returns the sum of the magnitudes at each place of a word.
+#[inline(always)]
+fn block_of_signs(floats: &[[u8; F32_BYTES]], words: &mut [[u8; F32_BYTES]]) -> [f64; PER_WORD] {
+    let mut sums = [0.0; PER_WORD];
+    let (rows, rest) = floats.as_chunks::<PER_WORD>();
+    // Two loops, because the compiler keeps the sums in registers only if all rows of a loop have the same source.
+    let (words, last_word) = words.split_at_mut(rows.len());
+    for (word, row) in words.iter_mut().zip(rows) {
+        *word = signs(row, &mut sums).to_le_bytes();
+    }
+    if let Some(word) = last_word.first_mut() {
+        let mut row = [[0; F32_BYTES]; PER_WORD];
+        row[..rest.len()].copy_from_slice(rest);
+        *word = signs(&row, &mut sums).to_le_bytes();
+    }
+    sums
+}
+
+/// Adds 32 numbers: the latter half to the former, then half of these to the others, down to one.
+#[inline(always)]
+fn by_halves(mut sums: [f64; PER_WORD]) -> f64 {
+    for half in [16, 8, 4, 2, 1] {
+        let (former, latter) = sums.split_at_mut(half);
+        former.iter_mut().zip(latter).for_each(|(sum, more)| *sum += *more);
+    }
+    sums[0]
 }
 
 /// The word of 32 elements. Adds each magnitude to its sum.

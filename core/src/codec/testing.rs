@@ -33,6 +33,32 @@ pub fn finished(codec: &dyn Codec, kernels: Kernels, op: Op, divisor: f64, sum: 
     })
 }
 
+/// Places of two small elements beside large ones, and whether their sum is added to these, as the order of `onebit` is.
+pub const ORDERS: [([usize; 2], bool); 10] = [
+    // Of a block at one place of the words: that of the large ones, and another.
+    ([64, 96], false),
+    ([1, 33], true),
+    // At two places that meet before the first one, and at two that do not.
+    ([1, 17], true),
+    ([1, 2], false),
+    ([8, 16], false),
+    // Of another block. Then of blocks whose sums are added first, and of two that do not meet before the first one.
+    ([2048, 2048 + 5], true),
+    ([2048, 33 * 2048], true),
+    ([2048, 17 * 2048], true),
+    ([32 * 2048, 33], false),
+    ([8 * 2048, 16 * 2048], false),
+];
+
+/// 2^17 elements whose mean is in the middle of two f32, but for two small elements at these places. Each of them alone is lost beside the
+/// large ones in f64, and their sum is not.
+pub fn at_a_tie(places: [usize; 2]) -> Vec<f32> {
+    let mut elements = vec![0.0; 1 << 17];
+    (elements[0], elements[32]) = (2.0_f32.powi(100), 2.0_f32.powi(100 - 24));
+    places.iter().for_each(|at| elements[*at] = -2.0_f32.powi(100 - 53));
+    elements
+}
+
 fn filled(
     codec: &dyn Codec,
     len: u64,

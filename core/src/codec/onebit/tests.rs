@@ -1,6 +1,6 @@
 use proptest::prelude::*;
 
-use super::super::testing::{encoded, finished};
+use super::super::testing::{ORDERS, at_a_tie, encoded, finished};
 use super::*;
 
 const KERNELS: fn() -> Kernels = Kernels::portable;
@@ -50,6 +50,19 @@ fn an_element_becomes_the_mean_magnitude_with_its_sign() {
     let largest = [f32::MAX, -f32::MAX, f32::MAX];
     assert_eq!(decoded(codec("onebit"), KERNELS(), &body(codec("onebit"), &largest), 3), largest);
     assert_eq!(body(codec("onebit"), &[]), [0; 0]);
+}
+
+#[test]
+fn magnitudes_are_added_in_one_order_whatever_vectors_there_are() {
+    for (places, is_kept) in ORDERS {
+        let values = at_a_tie(places);
+        let below = 2.0_f32.powi(100 - 17);
+        for kernels in Kernels::all() {
+            let body = encoded(&codec("onebit"), kernels, 1.0, &bytes(&values), values.len() as u64).unwrap();
+            let scale = floats(&body).last().copied();
+            assert_eq!(scale, Some(if is_kept { below.next_up() } else { below }), "{kernels}, {places:?}");
+        }
+    }
 }
 
 #[test]
