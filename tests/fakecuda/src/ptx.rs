@@ -1,6 +1,6 @@
 //! Runs PTX, the assembly language of CUDA devices, on the host: as much of it as kernels without shared memory need.
 //!
-//! Threads run one after the other. The lanes of a warp wait for each other where they exchange words, and nowhere else. Other ways to wait
+//! Threads run one after the other. The lanes of a warp wait for each other where they exchange words or vote, and nowhere else. Other ways to wait
 //! are refused when a kernel is read, as is everything else that is not known.
 
 use std::collections::BTreeMap;
@@ -49,7 +49,7 @@ pub enum Fault {
         /// Of how much.
         bytes: usize,
     },
-    /// The lanes of a warp exchange words, and not all 32 lanes take part: some have ended, or are elsewhere, or there are fewer.
+    /// The lanes of a warp exchange words or vote, and not all 32 lanes take part: some have ended, or are elsewhere, or there are fewer.
     Apart,
 }
 
@@ -94,19 +94,27 @@ enum Work {
         base: usize,
         offset: u64,
     },
-    /// The word `from` of the lane whose number differs by the bits of `distance`.
-    Exchange {
+    /// All lanes of a warp bring the word `from`.
+    Meet {
         to: usize,
         from: Value,
-        distance: Value,
-        last: Value,
         members: Value,
+        meeting: Meeting,
     },
     Compute {
         to: usize,
         operation: Operation,
         from: [Value; OPERANDS_MAX],
     },
+}
+
+/// What lanes get where they meet.
+#[derive(Clone, Copy, Debug)]
+enum Meeting {
+    /// The word of the lane whose number differs by the bits of `distance`.
+    Exchange { distance: Value, last: Value },
+    /// A bit for each lane: whether its word is true.
+    Ballot,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -231,25 +239,32 @@ impl Kernel {
             let Some(at) = lanes.iter().map(|lane| lane.next).min().filter(|next| *next < self.code.len()) else {
                 return Ok(());
             };
-            let Work::Exchange { to, from, distance, last, members } = &self.code[at].work else {
+            let Work::Meet { to, from, members, meeting } = &self.code[at].work else {
                 unreachable!("lanes stop there or at the end")
             };
             let is_of_all = |lane: &Lane| {
-                let [last, members] = [last, members].map(|operand| low(lane.value(*operand)));
-                lane.next == at && (last, members) == (LANES as u64 - 1, low(u64::MAX))
+                let is_last = match meeting {
+                    Meeting::Exchange { last, .. } => low(lane.value(*last)) == LANES as u64 - 1,
+                    Meeting::Ballot => true,
+                };
+                lane.next == at && low(lane.value(*members)) == low(u64::MAX) && is_last
             };
             if lanes.len() < LANES || !lanes.iter().all(is_of_all) {
                 return Err(Fault::Apart);
             }
             let words: Vec<u64> = lanes.iter().map(|lane| low(lane.value(*from))).collect();
+            let ballot = words.iter().enumerate().fold(0, |bits, (lane, word)| bits | u64::from(*word != 0) << lane);
             for (number, lane) in lanes.iter_mut().enumerate() {
-                lane.registers[*to] = words[(number ^ lane.value(*distance) as usize) % LANES];
+                lane.registers[*to] = match meeting {
+                    Meeting::Exchange { distance, .. } => words[(number ^ lane.value(*distance) as usize) % LANES],
+                    Meeting::Ballot => ballot,
+                };
                 lane.next += 1;
             }
         }
     }
 
-    /// Runs a lane to its end, or to where lanes exchange words.
+    /// Runs a lane to its end, or to where lanes meet.
     fn run_lane(&self, lane: &mut Lane, params: &[u8], memory: &mut dyn Memory) -> Result<(), Fault> {
         while let Some(Instruction { guard, work }) = self.code.get(lane.next) {
             let at = lane.next;
@@ -276,7 +291,7 @@ impl Kernel {
                     let (address, word) = (lane.registers[*base].wrapping_add(*offset), lane.value(*from));
                     reach(address, *bytes, || memory.store(address, &word.to_le_bytes()[..*bytes]))?;
                 }
-                Work::Exchange { .. } => {
+                Work::Meet { .. } => {
                     lane.next = at;
                     break;
                 }

@@ -13,12 +13,15 @@ pub(super) const OPERATIONS: &[(&str, usize, Operation)] = &[
     ("mov.u32", 1, |[a, ..]| low(a)),
     ("mov.u64", 1, |[a, ..]| a),
     ("mov.f32", 1, |[a, ..]| low(a)),
+    ("mov.f64", 1, |[a, ..]| a),
     ("mov.b32", 1, |[a, ..]| low(a)),
     ("mov.b64", 1, |[a, ..]| a),
     ("cvta.to.global.u64", 1, |[a, ..]| a),
     ("cvt.u64.u32", 1, |[a, ..]| low(a)),
     ("cvt.u32.u64", 1, |[a, ..]| low(a)),
     ("cvt.rn.f32.f64", 1, |[a, ..]| from_f32(f64::from_bits(a) as f32)),
+    ("cvt.f64.f32", 1, |[a, ..]| from_f64(f64::from(f32_of(a)))),
+    ("cvt.rn.f64.u32", 1, |[a, ..]| from_f64(f64::from(low(a) as u32))),
     ("cvt.rn.f32.u32", 1, |[a, ..]| from_f32(low(a) as u32 as f32)),
     ("cvt.rn.f32.s32", 1, |[a, ..]| from_f32((a as u32).cast_signed() as f32)),
     ("cvt.f32.f16", 1, |[a, ..]| from_f32(f16_to_f32(a))),
@@ -26,6 +29,8 @@ pub(super) const OPERATIONS: &[(&str, usize, Operation)] = &[
     ("add.s32", 2, |[a, b, ..]| low(a.wrapping_add(b))),
     ("add.s64", 2, |[a, b, ..]| a.wrapping_add(b)),
     ("sub.s32", 2, |[a, b, ..]| low(a.wrapping_sub(b))),
+    ("sub.s64", 2, |[a, b, ..]| a.wrapping_sub(b)),
+    ("neg.s32", 1, |[a, ..]| low(a.wrapping_neg())),
     ("neg.s64", 1, |[a, ..]| a.wrapping_neg()),
     ("mul.lo.s32", 2, |[a, b, ..]| low(a.wrapping_mul(b))),
     ("mul.lo.s64", 2, |[a, b, ..]| a.wrapping_mul(b)),
@@ -40,10 +45,13 @@ pub(super) const OPERATIONS: &[(&str, usize, Operation)] = &[
     ("min.f32", 2, |[a, b, ..]| from_f32(smaller(f32_of(a), f32_of(b)))),
     ("max.f32", 2, |[a, b, ..]| from_f32(-smaller(-f32_of(a), -f32_of(b)))),
     ("add.rn.f32", 2, |[a, b, ..]| from_f32(f32_of(a) + f32_of(b))),
+    ("add.rn.f64", 2, |[a, b, ..]| from_f64(f64::from_bits(a) + f64::from_bits(b))),
     ("div.rn.f32", 2, |[a, b, ..]| from_f32(f32_of(a) / f32_of(b))),
+    ("div.rn.f64", 2, |[a, b, ..]| from_f64(f64::from_bits(a) / f64::from_bits(b))),
     ("mul.rn.f32", 2, |[a, b, ..]| from_f32(f32_of(a) * f32_of(b))),
     ("mul.rn.f64", 2, |[a, b, ..]| from_f64(f64::from_bits(a) * f64::from_bits(b))),
     ("not.b32", 1, |[a, ..]| low(!a)),
+    ("brev.b32", 1, |[a, ..]| u64::from((a as u32).reverse_bits())),
     ("and.b32", 2, |[a, b, ..]| low(a & b)),
     ("and.b64", 2, |[a, b, ..]| a & b),
     ("or.b32", 2, |[a, b, ..]| low(a | b)),
@@ -69,11 +77,8 @@ pub(super) const OPERATIONS: &[(&str, usize, Operation)] = &[
         low(if len == 0 { 0 } else { shift_right(field << (64 - len.min(64)), 64 - len.min(64)) })
     }),
     // The low bits of the first number in so many bits of the second, from one on.
-    ("bfi.b32", 4, |[a, b, from, len]| {
-        let ones = 1_u64.checked_shl(u32::from(len as u8)).map_or(u64::MAX, |above| above - 1);
-        let mask = ones.checked_shl(u32::from(from as u8)).unwrap_or(0);
-        low(b & !mask | a.checked_shl(u32::from(from as u8)).unwrap_or(0) & mask)
-    }),
+    ("bfi.b32", 4, |operands| low(inserted(operands))),
+    ("bfi.b64", 4, inserted),
     // Bytes of both numbers, which the four low digits of the third one name; a digit from 8 on means copies of the byte's sign.
     ("prmt.b32", 3, |[a, b, digits, _]| {
         let bytes = (low(a) | b << 32).to_le_bytes();
@@ -87,6 +92,7 @@ pub(super) const OPERATIONS: &[(&str, usize, Operation)] = &[
     ("setp.eq.f32", 2, |[a, b, ..]| u64::from(f32_of(a) == f32_of(b))),
     ("setp.lt.f32", 2, |[a, b, ..]| u64::from(f32_of(a) < f32_of(b))),
     ("setp.eq.s32", 2, |[a, b, ..]| u64::from(low(a) == low(b))),
+    ("setp.ne.s32", 2, |[a, b, ..]| u64::from(low(a) != low(b))),
     ("setp.lt.u32", 2, |[a, b, ..]| u64::from(low(a) < low(b))),
     ("setp.eq.f64", 2, |[a, b, ..]| u64::from(f64::from_bits(a) == f64::from_bits(b))),
     ("setp.eq.s64", 2, |[a, b, ..]| u64::from(a == b)),
@@ -106,6 +112,13 @@ pub(super) fn low(bits: u64) -> u64 {
 /// Copies of the sign come in from above.
 pub(super) fn shift_right(bits: u64, by: u64) -> u64 {
     (bits.cast_signed() >> by.min(63)).cast_unsigned()
+}
+
+/// The second number with low bits of the first one: so many, from one on, which are bytes.
+fn inserted([a, b, from, len]: [u64; OPERANDS_MAX]) -> u64 {
+    let ones = 1_u64.checked_shl(u32::from(len as u8)).map_or(u64::MAX, |above| above - 1);
+    let mask = ones.checked_shl(u32::from(from as u8)).unwrap_or(0);
+    b & !mask | a.checked_shl(u32::from(from as u8)).unwrap_or(0) & mask
 }
 
 fn f32_of(bits: u64) -> f32 {

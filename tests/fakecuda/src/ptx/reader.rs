@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::operations::{OPERANDS_MAX, OPERATIONS};
-use super::{Instruction, Kernel, Special, Value, Work};
+use super::{Instruction, Kernel, Meeting, Special, Value, Work};
 
 /// A kernel that is being read, line by line.
 #[derive(Default)]
@@ -23,7 +23,8 @@ impl Reader {
     /// # Errors
     /// What is not known.
     pub(super) fn read(&mut self, line: &str) -> Result<(), String> {
-        if matches!(line, "" | ")" | "{") || line.starts_with(".reg ") {
+        // A pragma tells an assembler not to unroll a loop.
+        if matches!(line, "" | ")" | "{" | ".pragma \"nounroll\"") || line.starts_with(".reg ") {
             return Ok(());
         }
         if let Some(param) = line.strip_prefix(".param ") {
@@ -75,7 +76,11 @@ impl Reader {
                 let (to, _) = to.split_once('|').unwrap_or((to, ""));
                 let [from, distance] = [self.value(from)?, self.value(distance)?];
                 let [last, members] = [self.value(last)?, self.value(members)?];
-                Ok(Work::Exchange { to: self.register(to)?, from, distance, last, members })
+                Ok(Work::Meet { to: self.register(to)?, from, members, meeting: Meeting::Exchange { distance, last } })
+            }
+            ("vote.sync.ballot.b32", [to, from, members]) => {
+                let [from, members] = [self.value(from)?, self.value(members)?];
+                Ok(Work::Meet { to: self.register(to)?, from, members, meeting: Meeting::Ballot })
             }
             (name, [to, from]) if name.starts_with("ld.global.") => {
                 let (kind, (base, offset)) = (&name["ld.global".len()..], address(from)?);

@@ -104,7 +104,7 @@ fn a_structure_is_a_parameter_whose_words_are_loaded_by_address() {
 
 #[test]
 fn integers_are_shifted_and_divided_in_the_width_of_the_instruction() {
-    let table: [(&str, i64, u64); 40] = [
+    let table: [(&str, i64, u64); 46] = [
         ("shr.s32 %rd2, %rd2, 31", -1 << 31, 0xffff_ffff),
         ("shr.s32 %rd2, %rd2, 4", -1 << 31, 0xf800_0000),
         ("shr.s32 %rd2, %rd2, 40", i64::MAX, 0xffff_ffff),
@@ -137,6 +137,12 @@ fn integers_are_shifted_and_divided_in_the_width_of_the_instruction() {
         ("bfi.b32 %rd2, %rd2, -1, 4, 8", 0x123, 0xffff_f23f),
         ("bfi.b32 %rd2, %rd2, 0, 28, 8", 0x12, 0x2000_0000),
         ("bfi.b32 %rd2, %rd2, 5, 32, 8", -1, 5),
+        ("bfi.b64 %rd2, %rd2, 5, 32, 32", 0x12, 0x12_0000_0005),
+        ("bfi.b64 %rd2, %rd2, -1, 4, 8", 0x123, 0xffff_ffff_ffff_f23f),
+        ("brev.b32 %rd2, %rd2", 0x9000_0001, 0x8000_0009),
+        ("sub.s64 %rd2, %rd2, 6", 5, u64::MAX),
+        ("neg.s32 %rd2, %rd2", 5, 0xffff_fffb),
+        ("setp.ne.s32 %rd2, %rd2, 7", 7 | 1 << 40, 0),
         ("prmt.b32 %rd2, %rd2, 1432778632, 30212", 0x8811_2233, 0x5566_3388),
         ("prmt.b32 %rd2, %rd2, 0, 11", -128 << 24, 0x0000_00ff),
         ("mad.lo.s32 %rd2, %rd2, 3, 4", -1, 1),
@@ -175,6 +181,46 @@ fn single_floats_round_once_and_keep_what_is_subnormal() {
         let found = computed(&["ld.global.f32 %rd2, [%rd1]", instruction], u64::from(of.to_bits()).to_le_bytes());
         assert_eq!(u64::from_le_bytes(found), u64::from(expected.to_bits()), "{instruction} of {of:e}");
     }
+}
+
+#[test]
+fn double_floats_round_once_and_keep_what_is_subnormal() {
+    let table: [(&str, f64, f64); 7] = [
+        ("add.rn.f64 %rd2, %rd2, 0d3FF0000000000000", 2.0_f64.powi(53), 2.0_f64.powi(53)),
+        ("add.rn.f64 %rd2, %rd2, 0d3FF0000000000000", f64::NAN, f64::from_bits(0x7fff_ffff_ffff_ffff)),
+        ("div.rn.f64 %rd2, %rd2, 0d4008000000000000", 1.0, 1.0 / 3.0),
+        ("div.rn.f64 %rd2, %rd2, 0d4000000000000000", f64::from_bits(3), f64::from_bits(2)),
+        ("mov.f64 %rd2, 0d3FF0000000000000", 2.0, 1.0),
+        ("cvt.f64.f32 %rd2, %rd2", f64::from_bits(u64::from(f32::from_bits(3).to_bits())), 3.0 * 2.0_f64.powi(-149)),
+        ("cvt.rn.f64.u32 %rd2, %rd2", f64::from_bits(u64::MAX), 4_294_967_295.0),
+    ];
+    for (instruction, of, expected) in table {
+        let found = computed(&["ld.global.f64 %rd2, [%rd1]", instruction], of.to_le_bytes());
+        assert_eq!(u64::from_le_bytes(found), expected.to_bits(), "{instruction} of {of:e}");
+    }
+}
+
+#[test]
+fn lanes_vote_within_their_warp() {
+    let text = |members: &str| {
+        format!(
+            ".entry f(\n.param .u64 f_to\n)\n{{\nld.param.u64 %rd1, [f_to];\nmov.u32 %r1, %tid.x;
+            setp.ge.u32 %p1, %r1, 20;
+            vote.sync.ballot.b32 %r2, %p1, {members};
+            mul.wide.u32 %rd2, %r1, 4;
+            add.s64 %rd1, %rd1, %rd2;
+            st.global.u32 [%rd1], %r2;
+            ret;\n}}"
+        )
+    };
+    let vote = |members: &str| {
+        let mut memory = Bytes(vec![0; 256]);
+        let kernel = Module::parse(&text(members)).unwrap().kernel("f").unwrap().clone();
+        kernel.run(1, 64, &Bytes::BASE.to_le_bytes(), &mut memory).map(|()| memory.0)
+    };
+    let of_both_warps = [[0xfff0_0000_u32.to_le_bytes(); 32], [[0xff; 4]; 32]].concat().concat();
+    assert_eq!(vote("-1"), Ok(of_both_warps));
+    assert_eq!(vote("255"), Err(Fault::Apart), "some of the members");
 }
 
 /// Each lane writes the word of the lane at this distance.
