@@ -12,6 +12,7 @@ import torch
 from coding import check_codec, is_codec
 from driver import Driver, timed
 from gradlane import _core
+from parts import are_of_parts, check_parts
 from places import IS_SHORT, agree, bytes_of
 from telling import figure, passed
 
@@ -49,11 +50,16 @@ def kernels() -> None:
         for text in texts():
             module = ctypes.c_void_p()
             driver.call("cuModuleLoadData", ctypes.byref(module), text + b"\0")
+            functions = {}
             for name in re.findall(r"\.visible \.entry (\w+)\(", text.decode()):
-                function = ctypes.c_void_p()
+                function = functions[name] = ctypes.c_void_p()
                 driver.call("cuModuleGetFunction", ctypes.byref(function), module, name.encode())
-                check(driver, stream, function, name)
-                count += 1
+            if are_of_parts(functions):
+                check_parts(driver, stream, functions)
+            else:
+                for name, function in functions.items():
+                    check(driver, stream, function, name)
+            count += len(functions)
             driver.call("cuModuleUnload", module)
     passed(f"{count} kernels compute as the host does, bit for bit, NaN included, and stay in bounds")
 

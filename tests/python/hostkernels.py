@@ -17,9 +17,9 @@ REPLACEMENTS = {
 
 
 class Kernels:
-    """Both forms of the kernels of one source, whose parameter is `runs`."""
+    """Both forms of the kernels of one source, whose parameter is a structure of this type and this name."""
 
-    def __init__(self, source: Path, runs: type[ctypes.Structure], folder: Path) -> None:
+    def __init__(self, source: Path, parameter: type[ctypes.Structure], folder: Path) -> None:
         here = ROOT / "tests/python"
         text = source.read_text()
         for assembly, call in REPLACEMENTS.items():
@@ -31,7 +31,8 @@ class Kernels:
         # No product may be joined with another operation, which would round once instead of twice.
         exact = ["-O2", "-fPIC", "-ffp-contract=off"]
         ran(compiler("gcc"), *exact, "-c", here / "halves_on_host.c", "-o", halves)
-        defines = [f'-DKERNELS="{kernels}"', f"-DRUNS_BYTES={ctypes.sizeof(runs)}"]
+        sizes = [f"-DPARAMETER={parameter.__name__}", f"-DPARAMETER_BYTES={ctypes.sizeof(parameter)}"]
+        defines = [f'-DKERNELS="{kernels}"', *sizes]
         ran(compiler("g++"), *exact, "-shared", *defines, here / "kernels_on_host.cpp", halves, "-o", library)
         self._host = ctypes.CDLL(str(library))
         self._module = ctypes.c_void_p()

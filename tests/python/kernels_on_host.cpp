@@ -30,13 +30,17 @@ static To same_bits(From from) {
 static float __uint_as_float(uint32_t bits) { return same_bits<float>(bits); }
 static uint32_t __float_as_uint(float value) { return same_bits<uint32_t>(value); }
 static double __longlong_as_double(uint64_t bits) { return same_bits<double>(bits); }
+static uint64_t __double_as_longlong(double value) { return same_bits<uint64_t>(value); }
 static float __fadd_rn(float a, float b) { return a + b; }
 static float __fmul_rn(float a, float b) { return a * b; }
 static float __fdiv_rn(float a, float b) { return a / b; }
+static double __dadd_rn(double a, double b) { return a + b; }
+static double __ddiv_rn(double a, double b) { return a / b; }
 static double __dmul_rn(double a, double b) { return a * b; }
 static float __double2float_rn(double value) { return (float)value; }
 static float __int2float_rn(int value) { return (float)value; }
 static float __uint2float_rn(unsigned value) { return (float)value; }
+static double __uint2double_rn(unsigned value) { return (double)value; }
 static unsigned min(unsigned a, unsigned b) { return a < b ? a : b; }
 static unsigned max(unsigned a, unsigned b) { return a > b ? a : b; }
 
@@ -49,19 +53,42 @@ static bool has_ended[LANES_MAX];
 static uint32_t words[2][LANES_MAX];
 static unsigned exchanges;
 
-static uint32_t __shfl_xor_sync(uint32_t, uint32_t word, unsigned distance) {
+// Brings a word. Returns those of all lanes.
+static const uint32_t *exchanged(uint32_t word) {
     const unsigned lane = threadIdx.x % LANES_MAX, turn = exchanges % 2;
     words[turn][lane] = word;
     swapcontext(&contexts[lane], &ring);
-    return words[turn][lane ^ distance];
+    return words[turn];
+}
+
+static uint32_t __shfl_xor_sync(uint32_t, uint32_t word, unsigned distance) {
+    const unsigned lane = threadIdx.x % LANES_MAX;
+    return exchanged(word)[lane ^ distance];
+}
+
+static uint32_t __ballot_sync(uint32_t, bool is_true) {
+    const uint32_t *all = exchanged(is_true);
+    uint32_t ballot = 0;
+    for (unsigned lane = 0; lane < LANES_MAX; lane++) {
+        ballot |= all[lane] << lane;
+    }
+    return ballot;
+}
+
+static uint32_t __brev(uint32_t word) {
+    uint32_t reversed = 0;
+    for (unsigned bit = 0; bit < 32; bit++) {
+        reversed |= (word >> bit & 1) << (31 - bit);
+    }
+    return reversed;
 }
 
 #include KERNELS
 
-static_assert(sizeof(Run) == 24 && sizeof(Runs) == RUNS_BYTES, "as the engine lays them out");
+static_assert(sizeof(PARAMETER) == PARAMETER_BYTES, "as the engine lays it out");
 
-static void (*running)(const Runs);
-static const Runs *parameter;
+static void (*running)(const PARAMETER);
+static const PARAMETER *parameter;
 
 static void run_lane() {
     running(*parameter);
@@ -92,9 +119,9 @@ static void run_warp(unsigned lanes) {
 }
 
 // Runs all warps of all blocks, one after the other.
-extern "C" void run_on_host(void (*kernel)(const Runs), const Runs *runs, unsigned blocks, unsigned threads) {
+extern "C" void run_on_host(void (*kernel)(const PARAMETER), const PARAMETER *given, unsigned blocks, unsigned threads) {
     running = kernel;
-    parameter = runs;
+    parameter = given;
     gridDim.x = blocks;
     blockDim.x = threads;
     for (blockIdx.x = 0; blockIdx.x < blocks; blockIdx.x++) {

@@ -22,6 +22,10 @@ PROGRAMS = [(name, capability) for name in CUDA_SOURCES for capability in DEVICE
 DISASSEMBLED = [(name, capability) for name, capability in PROGRAMS if capability >= 75]
 
 
+LOOKING = ["gradlane_onebit_signs", "gradlane_onebit_scale", "gradlane_randomk_look"]
+"""Kernels that store less than they load."""
+
+
 @pytest.fixture(scope="module", params=PROGRAMS, ids=lambda program: f"{program[0]}-sm_{program[1]}")
 def program(request, tmp_path_factory):
     """Which kernels, the capability of a device, and the program that an assembler makes of their PTX for it. The newest devices have an
@@ -40,8 +44,8 @@ def test_no_kernel_spills_registers_or_needs_local_memory(program):
     sizes = {name: [int(size) for size in rest] for name, *rest in KERNEL_SIZES.findall(usage)}
     assert sorted(sizes) == sorted(kernels_of_engine(kernels))
     # The 2048 threads of a multiprocessor share 65536 registers. Older assemblers' choices leave it half full at least, and those that make
-    # two codes of int4 at once leave it three quarters full.
-    registers_max = 64 if capability < 80 else 40 if kernels == "codecs" else 32
+    # two codes of int4 or find four drawn places at once leave it three quarters full.
+    registers_max = 64 if capability < 80 else 32 if kernels == "elementwise" else 40
     for name, (registers, stack, shared, local) in sizes.items():
         assert (stack, shared, local) == (0, 0, 0), f"{name}: {usage}"
         assert registers <= registers_max, f"{name} has {registers} registers"
@@ -57,9 +61,10 @@ def test_every_kernel_has_four_loads_under_way_before_it_stores(program):
         accesses = "".join(re.findall(r"\b(L|S)(?:DG|TG|D|T)\.[EU]", instructions))
         # One loop for each width of words.
         loops = 4 if name == "gradlane_copy" else 1
-        # Two elements are one byte.
-        stores = "SS" if name == "gradlane_encode_int4" else "SSSS"
-        assert accesses.count("LLLL" + stores) >= loops, f"{name}: {accesses}"
+        # Two elements of int4 are one byte, and of some parts only a word or a note is stored.
+        stores = {"gradlane_encode_int4": "SS"} | dict.fromkeys(LOOKING, "")
+        loads = "" if name == "gradlane_randomk_clear" else "LLLL"
+        assert accesses.count(loads + stores.get(name, "SSSS")) >= loops, f"{name}: {accesses}"
         if name.startswith("gradlane_encode_") and "bf16" not in name:
             assert accesses.startswith("LLLL"), f"{name} looks for the largest magnitude: {accesses}"
 

@@ -58,6 +58,12 @@ impl OneBit {
         Self { spec, scales: *scaling == 1 }
     }
 
+    /// Whether the scale is the mean of the magnitudes, not 1.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn has_mean(self) -> bool {
+        self.scales
+    }
+
     /// Writes the signs of f32 that are divided as `op` says, and their scale.
     fn write(&self, tools: Tools<'_>, op: Op, divisor: f64, elements: &[u8], body: &mut [u8]) -> usize {
         let Tools { kernels, workspace, .. } = tools;

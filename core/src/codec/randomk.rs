@@ -43,7 +43,7 @@ impl RandomK {
     }
 
     /// How many elements of a part of `len` are sent.
-    fn count(self, len: u64) -> u64 {
+    pub(crate) fn count(self, len: u64) -> u64 {
         share_of(len, self.millionths)
     }
 

@@ -145,11 +145,13 @@ impl Turn {
             Transfer::Out { from: runs, .. } | Transfer::In { to: runs, .. } => {
                 runs.len() < Relay::RUNS_MIN || self.relay.get().is_some()
             }
-            Transfer::Encode { coding, .. } | Transfer::Decode { coding, .. } => match self.relay.get() {
-                Some(Ok(relay)) => relay.has_loaded(coding.codec),
-                Some(Err(_)) => true,
-                None => false,
-            },
+            Transfer::Encode { coding, from: runs, .. } | Transfer::Decode { coding, to: runs, .. } => {
+                match self.relay.get() {
+                    Some(Ok(relay)) => relay.is_ready(coding, runs),
+                    Some(Err(_)) => true,
+                    None => false,
+                }
+            }
             Transfer::Within { .. } => true,
         };
         !self.over && is_loaded

@@ -24,6 +24,7 @@ use copy_queue::{CopyQueue, Direction, Job, ended};
 mod backing;
 mod copies;
 mod copy_queue;
+mod parts;
 mod relay;
 
 /// All CUDA devices that the process sees. The first mark or copy on a device makes its context.
@@ -218,7 +219,7 @@ fn bytes_here(coding: Option<&Coding>, run: &DeviceRegion) -> Result<u64> {
         Some(Coding { dtype, codec, .. }) if !relay::encodes(*dtype, *codec) => {
             Err(unequal(format!("of {dtype} as {codec}")))
         }
-        Some(coding) => Ok(relay::body_bytes(coding, run.len())),
+        Some(coding) => Ok(parts::body_bytes(coding, run.len())),
     }
 }
 

@@ -6,14 +6,17 @@
 //! A kernel that accesses host memory would need no buffer, but it would keep multiprocessors busy for as long as the bus takes, and it
 //! would fail if the memory is not pinned.
 //!
+//! Codecs whose unit is a whole part do not share that buffer: see [`parts`](super::parts).
+//!
 //! The driver checks the addresses of copies, but not those that a kernel is given: memory that is not the device's is a fault there.
 
 use std::cell::OnceCell;
 use std::sync::Arc;
 
 use super::copies::{copy_in, copy_out};
+use super::parts::{Parts, body_bytes};
 use crate::codec::{Coding, Seed};
-use crate::cuda::{CodecKernels, Context, DeviceMemory, Kernels, Stream};
+use crate::cuda::{CodecKernels, Context, DeviceMemory, Kernels, PartKernels, Stream};
 use crate::error::Result;
 use crate::mem::{DeviceRegion, Region};
 use crate::types::{CodecSpec, DType, Encoding, Span};
@@ -23,6 +26,7 @@ pub(super) struct Relay {
     kernels: Kernels,
     /// Loaded for the first body that is no cast.
     codecs: OnceCell<Result<CodecKernels>>,
+    parts: Parts,
     buffer: DeviceMemory,
 }
 
@@ -40,7 +44,8 @@ pub(super) fn are_small(one: &DeviceRegion, next: &DeviceRegion) -> bool {
 
 /// Whether there are kernels that encode `dtype` and decode it. Residuals lie in host memory, so the host works with error feedback.
 pub(super) fn encodes(dtype: DType, codec: CodecSpec) -> bool {
-    dtype == DType::F32 && !codec.has_feedback() && (cast(codec).is_some() || CodecKernels::know(codec))
+    let is_known = cast(codec).is_some() || CodecKernels::know(codec) || PartKernels::know(codec);
+    dtype == DType::F32 && !codec.has_feedback() && is_known
 }
 
 /// The type whose elements are the bodies of `codec`, if they are casts.
@@ -63,12 +68,15 @@ impl Relay {
     /// [`Error::Device`](crate::Error::Device) if the device failed.
     pub(super) fn load(context: &Arc<Context>) -> Result<Self> {
         let (codecs, buffer) = (OnceCell::new(), context.memory(BUFFER_BYTES)?);
-        Ok(Self { kernels: Kernels::load(context)?, codecs, buffer })
+        Ok(Self { kernels: Kernels::load(context)?, codecs, parts: Parts::default(), buffer })
     }
 
-    /// Whether it has loaded what bodies of `codec` need.
-    pub(super) fn has_loaded(&self, codec: CodecSpec) -> bool {
-        !CodecKernels::know(codec) || self.codecs.get().is_some()
+    /// Whether it has loaded and allocated what these runs and their bodies need.
+    pub(super) fn is_ready(&self, coding: &Coding, runs: &[DeviceRegion]) -> bool {
+        if PartKernels::know(coding.codec) {
+            return self.parts.are_ready(coding, runs);
+        }
+        !CodecKernels::know(coding.codec) || self.codecs.get().is_some()
     }
 
     fn codecs(&self, stream: &Stream) -> Result<&CodecKernels> {
@@ -83,6 +91,9 @@ impl Relay {
         to: &Region,
         coding: Option<(&Coding, Seed)>,
     ) -> Result<()> {
+        if let Some((coding, seed)) = coding.filter(|(coding, _)| PartKernels::know(coding.codec)) {
+            return self.parts.copy_out(stream, from, to, coding, seed);
+        }
         let (mut at, mut elements) = (0, 0);
         let form = Form::of(coding.map(|(coding, _)| coding));
         for batch in batches(from, &form) {
@@ -112,6 +123,9 @@ impl Relay {
         to: &[DeviceRegion],
         coding: Option<&Coding>,
     ) -> Result<()> {
+        if let Some(coding) = coding.filter(|coding| PartKernels::know(coding.codec)) {
+            return self.parts.copy_in(stream, from, to, coding);
+        }
         let mut at = 0;
         let form = Form::of(coding);
         for batch in batches(to, &form) {
@@ -164,11 +178,6 @@ impl Form {
     fn bytes(&self, there: usize) -> u64 {
         self.coding.as_ref().map_or(there as u64, |coding| body_bytes(coding, there))
     }
-}
-
-/// Bytes of the body of a run of elements of so many bytes.
-pub(super) fn body_bytes(coding: &Coding, elements_bytes: usize) -> u64 {
-    coding.codec().body_bytes(elements_bytes as u64 / coding.dtype.bytes()).max()
 }
 
 /// Cuts and gathers the runs, in order, into batches whose form in the buffer fits it. A run is cut between what is encoded on its own.
@@ -226,6 +235,9 @@ mod tests {
             "int4:stochastic=1",
             "fp8_e4m3",
             "fp8_e5m2:block=64,stochastic=1",
+            "randomk:k=300000",
+            "onebit",
+            "onebit:scaling=0",
         ] {
             let codec: CodecSpec = codec.parse().unwrap();
             let divisor = if codec == CodecSpec::F16 { 4.0 } else { 1.0 };
@@ -262,6 +274,30 @@ mod tests {
     }
 
     #[test]
+    fn a_part_whose_body_is_longer_than_all_before_is_encoded_and_decoded_too() {
+        let world = World::start();
+        let longest = BUFFER_BYTES + 100;
+        let values: Vec<u8> = (0..longest / 2).flat_map(|index| (index as f32).to_le_bytes()).collect();
+        let address = world.control.allocate(0, values.len());
+        let coding = Coding { dtype: DType::F32, codec: "randomk:k=500000".parse().unwrap(), divisor: 1.0 };
+        // One that grows the memory, one that does not, and one that grows it again.
+        for bytes in [1000, 40, values.len()] {
+            world.control.produce(0, 0, address, &values);
+            let run = || vec![DeviceRegion::new(Ordinal(0), address, bytes)];
+            let due = on_the_host(&coding, 0, &values[..bytes]);
+            let mut body = vec![0; due.len()];
+            let mark = world.cuda.mark(Ordinal(0), 0).unwrap();
+            let encoding = Transfer::Encode { from: run(), to: region_of(&mut body), coding, seed: testing::SEED() };
+            world.finish(encoding, &[mark]);
+            assert!(body == due, "{bytes} bytes");
+            world.finish(Transfer::Decode { from: region_of(&mut body), to: run(), coding }, &[]);
+            let mut elements = vec![0; bytes];
+            coding.codec().decode(reduce::Kernels::portable(), &due, &mut elements).unwrap();
+            assert!(world.control.consume(0, 0, address, bytes) == elements, "{bytes} bytes");
+        }
+    }
+
+    #[test]
     fn runs_are_cut_and_gathered_to_the_length_of_the_buffer() {
         let run = |bytes: usize| DeviceRegion::new(Ordinal(0), 0x1000, bytes);
         let lens = |form: &Form, runs: &[DeviceRegion]| {
@@ -295,9 +331,20 @@ mod tests {
     #[test]
     fn only_what_kernels_know_is_encoded_on_a_device() {
         let is_encoded = |codec: &str| encodes(DType::F32, codec.parse().unwrap());
-        let known = ["fp16", "bf16", "bf16:stochastic=1", "int8:block=32", "int4:stochastic=1", "fp8_e4m3", "fp8_e5m2"];
+        let known = [
+            "fp16",
+            "bf16",
+            "bf16:stochastic=1",
+            "int8:block=32",
+            "int4:stochastic=1",
+            "fp8_e4m3",
+            "fp8_e5m2",
+            "randomk",
+            "onebit:scaling=0",
+        ];
         assert!(known.into_iter().all(is_encoded));
-        let unknown = ["none", "topk", "randomk", "bf16:feedback=1", "int8:feedback=1"];
+        let unknown =
+            ["none", "topk", "dithering", "lossless", "bf16:feedback=1", "int8:feedback=1", "onebit:feedback=1"];
         assert!(!unknown.into_iter().any(is_encoded));
         assert!(!encodes(DType::F64, CodecSpec::F16) && !encodes(DType::F64, "int8".parse().unwrap()));
     }
