@@ -57,6 +57,19 @@ def test_an_array_is_summed_in_place_after_what_its_stream_was_still_to_write(dt
     assert [after - was for after, was in zip(copied(), before, strict=True)] == [array.size, array.size]
 
 
+@pytest.mark.workers(2, servers=1, settings={"cuda_lib": LIBRARY, "nan_check": "error"})
+@pytest.mark.parametrize("codec", ["bf16", "int8", "onebit"])
+def test_an_array_that_its_device_could_encode_is_looked_at_if_the_job_asks_for_it(codec):
+    compression, name = getattr(gradlane.Compression, codec), f"looked at {codec}"
+    values = counting(np.float32, 0) + 1
+    values[777] = np.inf if gradlane.rank() == 1 else 1.0
+    with pytest.raises(gradlane.NotFiniteError, match="what worker 1 contributes has a NaN"):
+        gradlane.push_pull(Array(values, stream=user_stream()), name, compression=compression)
+    whole = Array(np.ones(COUNT, np.float32), stream=user_stream())
+    gradlane.push_pull(whole, name, op=gradlane.Sum, compression=compression)
+    assert (whole.seen_by(user_stream()) == 2).all()
+
+
 @two_servers
 def test_sums_of_many_parts_from_two_servers_are_exact():
     stream = user_stream(lag_seconds=LAG_SECONDS)

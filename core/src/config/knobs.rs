@@ -220,7 +220,7 @@ knobs! {
         local_reduce: LocalReduce = "auto";
         /// Add in the order of ranks, not of arrival: bitwise the same sums on every run.
         deterministic: Flag = "false";
-        /// What becomes of a contribution with a NaN or an infinity: `off` adds it like any other, `warn` adds it and logs tensor, worker and round, `error` fails its round on all workers. Each worker looks at its own contributions in host memory, when it first reads them. Sums that NCCL alone makes are not looked at.
+        /// What becomes of a contribution with a NaN or an infinity: `off` adds it like any other, `warn` adds it and logs tensor, worker and round, `error` fails its round on all workers. Each worker looks at its own contributions in host memory, when it first reads them, so devices encode none of them then. Sums that NCCL alone makes are not looked at.
         nan_check: NanCheck = "off";
         /// Threads that add in a server; 0 for one per core.
         sum_threads: Count = "0" in "0" to "1024", alias "BYTEPS_SERVER_ENGINE_THREAD";

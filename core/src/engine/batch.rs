@@ -159,7 +159,7 @@ impl Engine {
             let describe = |index: usize| {
                 let Member { source, destination, priority } = &members[index];
                 let (bytes, device) = (source.len() as u64, source.device());
-                let device_encodes = encodes(&batch.tensors[index], source, self.device());
+                let device_encodes = encodes(&batch.tensors[index], source, self.device(), self.shared.nan_check);
                 let in_place = source.is_place_of(destination);
                 Tensor { key: batch.keys[index], bytes, device, device_encodes, in_place, priority: *priority }
             };

@@ -291,7 +291,8 @@ impl Engine {
 
         let name: Arc<str> = tensor.name.as_str().into();
         let limit = self.limit(Arc::clone(&name), timeout);
-        let (device, device_encodes) = (source.device(), encodes(&tensor, &source, self.device()));
+        let device_encodes = encodes(&tensor, &source, self.device(), self.shared.nan_check);
+        let device = source.device();
         let in_place = source.is_place_of(&destination);
         let described = Tensor { key: tensor.key(), bytes, device, device_encodes, in_place, priority };
         let handle = self.shared.with_pushing(here_bytes_max, |state, now| {

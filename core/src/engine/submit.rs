@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::memory::Memory;
+use crate::config::NanCheck;
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::types::{Demand, Op, TensorSpec};
@@ -60,9 +61,16 @@ pub(super) fn check_tensor(tensor: &TensorSpec, bytes: [usize; 2], demand: Deman
     })
 }
 
-/// Whether copies of the device in whose memory `source` lies encode and decode a tensor as its codec says.
-pub(super) fn encodes(tensor: &TensorSpec, source: &Memory, device: Option<&Arc<dyn Device>>) -> bool {
-    source.device().is_some() && device.is_some_and(|device| device.encodes(tensor.dtype, tensor.kind.codec()))
+/// Whether copies of the device in whose memory `source` lies encode and decode a tensor as its codec says. Where contributions are looked
+/// at, they do not: the elements must come to the host first.
+pub(super) fn encodes(
+    tensor: &TensorSpec,
+    source: &Memory,
+    device: Option<&Arc<dyn Device>>,
+    nan_check: NanCheck,
+) -> bool {
+    let may_encode = source.device().is_some() && nan_check == NanCheck::Off;
+    may_encode && device.is_some_and(|device| device.encodes(tensor.dtype, tensor.kind.codec()))
 }
 
 /// A root, members and a receiver must be workers of the job.

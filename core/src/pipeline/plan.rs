@@ -29,8 +29,8 @@
 //! | part | encoded | decoded |
 //! |---|---|---|
 //! | in host memory | COMPRESS, before PUSH | DECOMPRESS, after PULL |
-//! | on a device that knows the codec | in COPYD2H | in COPYH2D |
-//! | on another device, or in several PCIe groups | COMPRESS, after the host has added the groups | DECOMPRESS |
+//! | on a device that knows the codec, unless `nan_check` looks at contributions | in COPYD2H | in COPYH2D |
+//! | otherwise on a device, or in several PCIe groups | COMPRESS, after the host has added the groups | DECOMPRESS |
 //! | where nothing is pushed | nowhere | nowhere |
 //!
 //! A device that has kernels for a codec applies it in its copies: the casts, the codecs with blocks, bf16 that is rounded by chance,
