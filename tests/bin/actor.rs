@@ -2,7 +2,7 @@
 //!
 //! - `puppet` joins as a worker, says `joined <rank>`, then does what standard input says, one order a line, and answers each with
 //!   `ok` or `failed <code> <error>`:
-//!   `fed <codec> <round>` (a sum of a tensor of that name, with that codec; first says the CRC-32C of the sum), `beside <name> <round>` (a large sum into other memory; first says which ranks are in it), `sum <name> <round>`, `pair <name> <round>` (a sum of ranks 0 and 1), `barrier <name> <milliseconds>`, `shutdown <milliseconds>`; or with a number: `metric <name>`.
+//!   `fed <codec> <round>` (a sum of a tensor of that name, with that codec; first says the CRC-32C of the sum), `beside <name> <round>` (a large sum into other memory; first says which ranks are in it), `large <name> <round>` (the same in place), `sum <name> <round>`, `pair <name> <round>` (a sum of ranks 0 and 1), `barrier <name> <milliseconds>`, `shutdown <milliseconds>`; or with a number: `metric <name>`.
 //! - `train <rounds> [<rank> <mishap>]` joins as a worker, says `joined <rank> <pid>`, reduces so many rounds (0: without end), and
 //!   leaves. After its first round the worker of `rank` exits with the code `mishap` instead, or with `stuck` does nothing any more, for
 //!   which the others wait a second. The exit code is 1 after an error, which standard error tells.
@@ -70,8 +70,10 @@ fn obey(engine: &Engine) -> Result<i32> {
             ["pair", name, round] => {
                 rounds::begin_of_two(engine, name, number(round), ELEMENTS).and_then(|sum| sum.check())
             }
-            ["beside", name, round] => {
-                rounds::reduce_beside(engine, name, number(round), LARGE).map(|ranks| say(&format!("sum of {ranks:?}")))
+            [order @ ("beside" | "large"), name, round] => {
+                let to = if order == "beside" { rounds::To::Beside } else { rounds::To::Place };
+                let ranks = rounds::reduce_counted(engine, name, number(round), LARGE, to);
+                ranks.map(|ranks| say(&format!("sum of {ranks:?}")))
             }
             ["fed", codec, round] => {
                 let spec = codec.parse().expect("the test knows the codecs");

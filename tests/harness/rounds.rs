@@ -45,19 +45,32 @@ fn begin_among(engine: &Engine, name: &str, round: u64, len: usize, participants
 /// More than a test has workers. Those that are left of a job keep their ranks.
 const RANKS_MAX: u32 = 8;
 
-/// Reduces `len` elements under `name` into other memory and waits. Returns the ranks of the workers that are in the sum.
+/// Where a sum goes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum To {
+    /// To the place of the contribution.
+    Place,
+    /// To other memory.
+    Beside,
+}
+
+/// Reduces `len` elements under `name` and waits. Returns the ranks of the workers that are in the sum.
 ///
 /// # Errors
 /// As [`Engine::push_pull`] and as its handle.
 ///
 /// # Panics
 /// If the sum is wrong.
-pub fn reduce_beside(engine: &Engine, name: &str, round: u64, len: usize) -> Result<Vec<u32>> {
+pub fn reduce_counted(engine: &Engine, name: &str, round: u64, len: usize, to: To) -> Result<Vec<u32>> {
     let mut tensor = Tensor::new(name, digits::contribution(engine.rank().0, name, round, len));
-    let mut sum = vec![0.0; len];
-    let handle = engine.push_pull(tensor.submission_into(Op::Sum, &mut sum), |_| {})?;
+    let mut beside = vec![0.0; len];
+    let handle = match to {
+        To::Place => tensor.push_pull(engine, Op::Sum)?,
+        To::Beside => engine.push_pull(tensor.submission_into(Op::Sum, &mut beside), |_| {})?,
+    };
     handle.wait(None)?;
-    digits::counted(&sum, RANKS_MAX, name, round).map_or_else(|wrong| panic!("{wrong}"), Ok)
+    let sum = if to == To::Place { &tensor.data } else { &beside };
+    digits::counted(sum, RANKS_MAX, name, round).map_or_else(|wrong| panic!("{wrong}"), Ok)
 }
 
 impl Reduction {

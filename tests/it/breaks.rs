@@ -76,12 +76,16 @@ fn a_root_that_dies_is_named_to_those_who_wait_for_its_broadcast(over: Over) {
 }
 
 fn sums_stay_exact_when_links_are_cut_again_and_again(over: Over) {
-    let cut = |push| if push % 23 == 0 { Fate::Cut } else { Fate::Stay };
-    let cluster = Cluster::tapped(over, 3, 2, &SMALL_PARTS, |transport| Arc::new(Tap::new(transport, cut)));
-    let wrong = all(&cluster.workers, |engine| rounds(engine, 3, 12));
-    assert_eq!(wrong, vec![Ok(()); 3]);
-    for engine in &cluster.workers {
-        assert!(engine.metrics().repeats.load(Relaxed) > 0 && engine.metrics().connections.load(Relaxed) > 2);
+    // A repeat says how much of the contribution the sum overwrote; with `continue` nothing was.
+    for on_worker_loss in ["abort", "continue"] {
+        let settings = [&SMALL_PARTS[..], &[("on_worker_loss", on_worker_loss)]].concat();
+        let cut = |push| if push % 23 == 0 { Fate::Cut } else { Fate::Stay };
+        let cluster = Cluster::tapped(over, 3, 2, &settings, |transport| Arc::new(Tap::new(transport, cut)));
+        let wrong = all(&cluster.workers, |engine| rounds(engine, 3, 12));
+        assert_eq!(wrong, vec![Ok(()); 3], "{on_worker_loss}");
+        for engine in &cluster.workers {
+            assert!(engine.metrics().repeats.load(Relaxed) > 0 && engine.metrics().connections.load(Relaxed) > 2);
+        }
     }
 }
 

@@ -36,10 +36,14 @@ const OPS: [Op; 6] = [Op::Sum, Op::Mean, Op::Min, Op::Max, Op::WeightedMean, Op:
 const LEN: usize = 100_003;
 
 fn every_reduction_is_bit_by_bit_that_of_host_memory(over: Over) {
-    let (cluster, _) = two_with_devices(over, &SMALL_PARTS);
-    as_on_the_host::<f32>(&cluster);
-    as_on_the_host::<bf16>(&cluster);
-    as_on_the_host::<i32>(&cluster);
+    // With `continue` sums land beside what is staged.
+    for on_worker_loss in ["abort", "continue"] {
+        let settings = [&SMALL_PARTS[..], &[("on_worker_loss", on_worker_loss)]].concat();
+        let (cluster, _) = two_with_devices(over, &settings);
+        as_on_the_host::<f32>(&cluster);
+        as_on_the_host::<bf16>(&cluster);
+        as_on_the_host::<i32>(&cluster);
+    }
 }
 
 fn as_on_the_host<T: Element>(cluster: &Cluster) {

@@ -225,12 +225,13 @@ fn the_survivors_of_a_killed_worker_get_their_sum_if_the_job_goes_on(over: Over)
     (0..repetitions(3)).for_each(|repetition| go_on_without_one(over, repetition % 3));
 }
 
-/// Kills one of three workers: before it contributes, while it does, or before the job has summed anything.
+/// Kills one of three workers: before it contributes, while it does, or before the job has summed anything. Sums go to the places of their
+/// contributions.
 fn go_on_without_one(over: Over, when: u32) {
     // So patient that silence cannot be what is heard of.
     let mut job = Job::start(over, 3, 2, &[("on_worker_loss", "continue"), ("dead_timeout", "1h")]);
     let sum = |job: &mut Job, ranks: &[usize], round: u32| {
-        ranks.iter().for_each(|rank| job.puppets[*rank].order(&format!("beside weight {round}")));
+        ranks.iter().for_each(|rank| job.puppets[*rank].order(&format!("large weight {round}")));
     };
     let heard = |job: &mut Job, rank: usize| {
         let said = job.puppets[rank].line();

@@ -264,7 +264,7 @@ knobs! {
         suspect_timeout: TimeSpan = "2 s" in "1 ms" to "10 min";
         /// Silence after which a member is dead.
         dead_timeout: TimeSpan = "5 s" in "1 ms" to "1 h";
-        /// What becomes of a job that loses a worker; the coordinator's setting counts. With `continue` it goes on with the workers that are left: sums and means are theirs from the step that was under way. It ends if the lost worker reduced with others on its machine (see `local_reduce`), if a sum had begun to land on a contribution that the others must send again (reduce into other memory), or with the loss of a server. It also goes on without a worker that left in order; give all workers the same setting then.
+        /// What becomes of a job that loses a worker; the coordinator's setting counts. With `continue` it goes on with the workers that are left: sums and means are theirs from the step that was under way. It ends if the lost worker reduced with others on its machine (see `local_reduce`), or with the loss of a server. It also goes on without a worker that left in order. Give all workers the same setting: one with `continue` keeps what a sum would overwrite until the sum is whole, which takes up to `credit_bytes` more memory, and another copy where a sum in host memory goes to the place of its contribution.
         on_worker_loss: OnWorkerLoss = "abort";
         /// How long a job runs on without its coordinator.
         control_lost_timeout: TimeSpan = "300 s" in "1 ms" to "24 h";

@@ -107,6 +107,7 @@ impl Engine {
             stall_warn: config.stall_warn,
             bounds,
             device: if options.device.is_some() { DeviceKind::Cuda } else { DeviceKind::Host },
+            keeps: local_peers::goes_on(&config),
         };
         let joins_in = member.join_timeout + bounds.call;
         let dispatcher = Arc::new(Dispatcher::default());

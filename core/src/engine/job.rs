@@ -13,7 +13,7 @@ use crate::pipeline::Stage;
 use crate::sched::Task;
 use crate::types::{ExchangeId, LinkId, Time};
 use crate::wire::Request;
-use crate::worker::{Action, Meeting, Step, Use};
+use crate::worker::{Action, Landing, Meeting, Step, Use};
 
 /// The step.
 pub(super) struct Job {
@@ -31,8 +31,8 @@ pub(super) enum Work {
         exchange: ExchangeId,
         header: Request,
         body: Vec<Region>,
-        /// Where the sum lands.
-        into: Vec<Region>,
+        /// Where the sum lands; `None` if memory for it must be found, beside the contribution.
+        into: Option<Vec<Region>>,
     },
     CopyToHost {
         from: Ordinal,
@@ -40,6 +40,7 @@ pub(super) enum Work {
         coding: Option<Coding>,
         link: Option<LinkId>,
         contributes: bool,
+        lands_beside: bool,
     },
     CopyToDevice {
         transfer: Transfer,
@@ -51,6 +52,10 @@ pub(super) enum Work {
         /// What bodies of the part have lost, and how this one uses it. Without error feedback there is none.
         residual: Option<(SharedResidual, Start)>,
         link: Option<LinkId>,
+    },
+    Land {
+        from: Region,
+        to: Vec<Region>,
     },
     Decode {
         from: Region,
@@ -88,13 +93,18 @@ impl State {
         }
         let payload = self.payloads.get_mut(task.id).expect("a task has a payload until it is released");
         let work = match action {
-            Action::Push { link, exchange, header, receives } => {
+            Action::Push { link, exchange, header, landing } => {
                 let body = if header.body_bytes() == 0 { Vec::new() } else { payload.contribution() };
-                let into = if receives { payload.landing() } else { Vec::new() };
+                let into = match landing {
+                    Landing::Nowhere => Some(Vec::new()),
+                    Landing::InPlace => Some(payload.landing()),
+                    Landing::Beside => payload.beside().map(|region| vec![region]),
+                };
                 Work::Push { link, exchange, header, body, into }
             }
-            Action::CopyToHost { bytes, coding, link, contributes } => {
-                Work::CopyToHost { from: payload.on_device().device(), bytes, coding, link, contributes }
+            Action::CopyToHost { bytes, coding, link, contributes, lands_beside } => {
+                let from = payload.on_device().device();
+                Work::CopyToHost { from, bytes, coding, link, contributes, lands_beside }
             }
             Action::CopyToDevice { coding } => {
                 let (transfer, after) = payload.on_device().to_device(coding);
@@ -103,6 +113,9 @@ impl State {
             Action::Encode { coding, residual, link } => {
                 let residual = residual.map(|start| (self.residuals.of(task.part), start));
                 Work::Encode { from: payload.elements(), coding, residual, link }
+            }
+            Action::Land => {
+                Work::Land { from: payload.beside().expect("what passes LAND has landed"), to: payload.result() }
             }
             Action::Decode { coding, body } => {
                 let landing = payload.landing().pop().expect("a sum to decode lies in one piece");

@@ -13,6 +13,8 @@ pub(super) struct Payload {
     content: Content,
     /// Between COMPRESS and DECOMPRESS.
     wire: Option<Wire>,
+    /// Where the sum lands, if it lands beside the contribution.
+    beside: Option<Staging>,
 }
 
 /// Memory for the wire form of a contribution, and later of its sum.
@@ -59,12 +61,12 @@ impl Payload {
             true => Content::Host { source: host.0, destination: host.1 },
             false => Content::Device(OnDevice { source: runs.0, destination: runs.1, staging: None }),
         };
-        Self { content, wire: None }
+        Self { content, wire: None, beside: None }
     }
 
     /// These bytes.
     pub(super) fn message(bytes: Vec<u8>) -> Self {
-        Self { content: Content::Message(OwnedBytes::new(bytes)), wire: None }
+        Self { content: Content::Message(OwnedBytes::new(bytes)), wire: None, beside: None }
     }
 
     /// The regions to push.
@@ -115,6 +117,32 @@ impl Payload {
     /// Returns that memory.
     pub(super) fn drop_wire(&mut self) {
         self.wire = None;
+    }
+
+    /// Lets the sum land in this memory, beside the contribution. Returns its region.
+    pub(super) fn set_beside(&mut self, memory: Staging) -> Region {
+        self.beside.insert(memory).region()
+    }
+
+    /// The memory in which the sum lands beside the contribution, if there is some.
+    pub(super) fn beside(&self) -> Option<Region> {
+        self.beside.as_ref().map(Staging::region)
+    }
+
+    /// Notes that the whole sum has landed: if it lies beside a contribution that was staged or encoded, its memory takes the place of the
+    /// contribution's. In the place of host tensors it is copied later.
+    pub(super) fn landed(&mut self) {
+        let Some(beside) = self.beside.take() else { return };
+        match (&mut self.wire, &mut self.content) {
+            (Some(wire), _) => wire.memory = beside,
+            (None, Content::Device(there)) => there.staging = Some(beside),
+            (None, Content::Host { .. } | Content::Message(_)) => self.beside = Some(beside),
+        }
+    }
+
+    /// Returns the memory in which the sum has landed.
+    pub(super) fn drop_beside(&mut self) {
+        self.beside = None;
     }
 
     /// The memory for a reduction among the ranks of a machine.

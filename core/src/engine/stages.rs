@@ -29,7 +29,13 @@ impl Stages {
     /// [`Error::Io`](crate::Error::Io) if the system gives no thread.
     pub(super) fn start(&self, stages: &[Stage]) -> Result<()> {
         // Collective stages need no thread here, nothing is executed in PULL, and COPYH2D takes no longer than waking a thread.
-        let has_thread = |stage: &Stage| !stage.is_collective() && !matches!(stage, Stage::Pull | Stage::CopyH2D);
+        // Only a job that goes on without lost workers lets sums land beside their contributions.
+        let keeps = self.shared.look(|state| state.worker.keeps());
+        let has_thread = |stage: &Stage| match stage {
+            Stage::Pull | Stage::CopyH2D => false,
+            Stage::Land => keeps,
+            stage => !stage.is_collective(),
+        };
         let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
         for stage in stages.iter().filter(|stage| has_thread(stage)) {
             let is_started = threads.iter().any(|(of, _)| of == stage);

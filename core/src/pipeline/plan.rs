@@ -21,8 +21,9 @@
 //! also where sums need no server, because each rank uses parameters by itself ([`Duty::Client`]).
 //!
 //! A pipeline has the stages that any part of its rank may need. The stages that one part passes are its [`Route`]. Tensors in host memory
-//! pass no copies, even where there are devices, and ignore PCIe groups. Tensors without a codec pass no COMPRESS and no DECOMPRESS. Every
-//! pipeline that pushes has these two stages; the table leaves them out. If the ranks of a machine reduce among themselves before they
+//! pass no copies, even where there are devices, and ignore PCIe groups. Tensors without a codec pass no COMPRESS and no DECOMPRESS. Only
+//! sums that must not overwrite their contributions pass LAND. Every pipeline that pushes has these three stages; the table leaves them
+//! out. If the ranks of a machine reduce among themselves before they
 //! push, each rank exchanges whole the parts that it owns, and no others: see [`Duty`].
 //!
 //! # Where a codec works
@@ -89,12 +90,14 @@ pub struct Route {
     pub memory: DeviceKind,
     /// Whether it passes COMPRESS and DECOMPRESS; see [`Pipeline::needs_coding`].
     pub coded: bool,
+    /// Whether it passes LAND.
+    pub lands: bool,
 }
 
 impl Route {
     /// The route of a part in this memory, whose body is plain or encoded by a device.
     pub const fn new(duty: Duty, memory: DeviceKind) -> Self {
-        Self { duty, memory, coded: false }
+        Self { duty, memory, coded: false, lands: false }
     }
 
     /// The route of a part in host memory.
@@ -134,7 +137,7 @@ impl Pipeline {
             Stage::CopyD2H | Stage::CopyH2D => staged,
             Stage::PcieReduce => groups,
             Stage::PcieBroadcast => groups && pushes,
-            Stage::Compress | Stage::Push | Stage::Pull | Stage::Decompress => pushes,
+            Stage::Compress | Stage::Push | Stage::Pull | Stage::Land | Stage::Decompress => pushes,
         };
         Self::of(Stage::ALL.into_iter().filter(needed).collect())
     }
@@ -191,7 +194,7 @@ impl Pipeline {
         self.pushes() && !in_copies
     }
 
-    fn passed(&self, Route { duty, memory, coded }: Route) -> impl Iterator<Item = Stage> {
+    fn passed(&self, Route { duty, memory, coded, lands }: Route) -> impl Iterator<Item = Stage> {
         let pushes = self.pushes();
         let is_client = matches!(duty, Duty::Client { .. });
         let is_duty = move |stage: &Stage| match (duty, stage) {
@@ -218,7 +221,12 @@ impl Pipeline {
         };
         // Parameters need servers also where sums need none.
         let stages: &[Stage] = if is_client { &Stage::ALL } else { &self.stages };
-        stages.iter().copied().filter(is_duty).filter(is_needed).filter(move |stage| coded || !stage.is_coding())
+        let is_chosen = move |stage: &Stage| match stage {
+            Stage::Compress | Stage::Decompress => coded,
+            Stage::Land => lands,
+            _ => true,
+        };
+        stages.iter().copied().filter(is_duty).filter(is_needed).filter(is_chosen)
     }
 
     /// Whether parts pass `stage`.
@@ -396,6 +404,20 @@ mod tests {
         let meeting = |stage| pipeline.meeting_after(stage, Route::device(Duty::Owner).coded());
         assert_eq!([Stage::Compress, Stage::Decompress].map(meeting), [Some(Stage::PcieBroadcast); 2]);
         assert!(pipeline.has_sum_after(Stage::Decompress) && !pipeline.has_sum_after(Stage::Compress));
+    }
+
+    #[test]
+    fn a_sum_that_lands_beside_its_contribution_comes_to_its_place_before_others_get_it() {
+        let topology =
+            Topology { machines: 2, local_ranks: 2, local_collective: true, ..Topology::single(DeviceKind::Host) };
+        let pipeline = Pipeline::for_role(&topology);
+        let passed = |duty| {
+            let stages = pipeline.passed(Route { lands: true, ..Route::host(duty) });
+            stages.map(Stage::name).collect::<Vec<_>>().join(" ")
+        };
+        assert_eq!(passed(Duty::Owner), "REDUCE PUSH PULL LAND BROADCAST");
+        assert_eq!(passed(Duty::Alone), "PUSH PULL LAND");
+        assert_eq!([Duty::Member, Duty::Giver].map(passed), ["REDUCE BROADCAST", "PUSH PULL"]);
     }
 
     #[test]

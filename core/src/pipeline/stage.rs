@@ -1,4 +1,4 @@
-//! The eleven kinds of work that a part can need.
+//! The twelve kinds of work that a part can need.
 
 use std::fmt;
 
@@ -21,6 +21,8 @@ pub enum Stage {
     Push,
     /// Receives the sum.
     Pull,
+    /// Copies the sum to its destination, now that all of it is there. Only a sum that must not overwrite its contribution before passes it.
+    Land,
     /// Decodes the sum. Skipped if the device does so in COPYH2D.
     Decompress,
     /// Brings the sum from the host to one rank of every PCIe group of the machine.
@@ -33,7 +35,7 @@ pub enum Stage {
 
 impl Stage {
     /// How many stages there are.
-    pub const COUNT: usize = 11;
+    pub const COUNT: usize = 12;
 
     /// Every stage, in the order in which a part passes them.
     pub const ALL: [Self; Self::COUNT] = [
@@ -44,6 +46,7 @@ impl Stage {
         Self::Compress,
         Self::Push,
         Self::Pull,
+        Self::Land,
         Self::Decompress,
         Self::PcieBroadcast,
         Self::CopyH2D,
@@ -88,6 +91,7 @@ impl Stage {
             | Self::CopyD2H
             | Self::PcieReduce
             | Self::Compress
+            | Self::Land
             | Self::Decompress
             | Self::PcieBroadcast
             | Self::CopyH2D
@@ -98,7 +102,7 @@ impl Stage {
     /// Whether only the rank that exchanges a part for its machine passes it.
     pub const fn is_for_owner(self) -> bool {
         match self {
-            Self::Compress | Self::Push | Self::Pull | Self::Decompress => true,
+            Self::Compress | Self::Push | Self::Pull | Self::Land | Self::Decompress => true,
             Self::AllReduce
             | Self::Reduce
             | Self::CopyD2H
@@ -113,14 +117,20 @@ impl Stage {
     pub const fn precedes_push(self) -> bool {
         match self {
             Self::AllReduce | Self::Reduce | Self::CopyD2H | Self::PcieReduce | Self::Compress => true,
-            Self::Push | Self::Pull | Self::Decompress | Self::PcieBroadcast | Self::CopyH2D | Self::Broadcast => false,
+            Self::Push
+            | Self::Pull
+            | Self::Land
+            | Self::Decompress
+            | Self::PcieBroadcast
+            | Self::CopyH2D
+            | Self::Broadcast => false,
         }
     }
 
     /// Whether the sum has arrived: a part that ends here has finished its exchange.
     pub const fn follows_pull(self) -> bool {
         match self {
-            Self::Decompress | Self::PcieBroadcast | Self::CopyH2D | Self::Broadcast => true,
+            Self::Land | Self::Decompress | Self::PcieBroadcast | Self::CopyH2D | Self::Broadcast => true,
             Self::AllReduce
             | Self::Reduce
             | Self::CopyD2H
@@ -140,6 +150,7 @@ impl Stage {
             | Self::Compress
             | Self::Push
             | Self::Pull
+            | Self::Land
             | Self::Decompress
             | Self::PcieBroadcast
             | Self::CopyH2D
@@ -157,6 +168,7 @@ impl Stage {
             Self::Compress => "COMPRESS",
             Self::Push => "PUSH",
             Self::Pull => "PULL",
+            Self::Land => "LAND",
             Self::Decompress => "DECOMPRESS",
             Self::PcieBroadcast => "PCIE_BROADCAST",
             Self::CopyH2D => "COPYH2D",

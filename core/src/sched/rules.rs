@@ -10,14 +10,15 @@ pub(super) fn needs_credit(stage: Stage) -> bool {
 
 /// The stage at whose end a task returns its credit.
 pub(super) fn ends_credit(route: Route) -> Stage {
-    match (route.memory, route.coded) {
-        (DeviceKind::Host, false) => Stage::Pull,
-        (DeviceKind::Host, true) => Stage::Decompress,
-        (DeviceKind::Cuda, _) => Stage::CopyH2D,
+    match route.memory {
+        DeviceKind::Cuda => Stage::CopyH2D,
+        DeviceKind::Host if route.coded => Stage::Decompress,
+        DeviceKind::Host if route.lands => Stage::Land,
+        DeviceKind::Host => Stage::Pull,
     }
 }
 
-/// Whether a task sends from staging memory of the engine. It holds that memory from before PUSH until it returns its credit.
+/// Whether a task holds memory of the engine, to send from or for its sum, from PUSH or before until it returns its credit.
 pub(super) fn is_staged(route: Route) -> bool {
     ends_credit(route) != Stage::Pull
 }

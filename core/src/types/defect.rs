@@ -97,6 +97,8 @@ pub enum Defect {
     AddedByArrival,
     /// An open round continues with the contribution of a worker that was lost. Shows when the job continues without it.
     RestartSkipped,
+    /// A sum lands on a contribution that is kept until the sum is whole. Shows when a worker is lost while the sum comes.
+    LandsOnKept,
     /// A surviving worker that has not heard of a loss is fenced instead of asked to send again.
     SurvivorFenced,
     /// The repeat of a change of a parameter is done again. Shows when the answer was lost.
@@ -213,6 +215,7 @@ impl Defect {
         Self::FailureUntold,
         Self::AddedByArrival,
         Self::RestartSkipped,
+        Self::LandsOnKept,
         Self::SurvivorFenced,
         Self::ChangeRepeated,
         Self::OlderBodyDone,

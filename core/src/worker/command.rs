@@ -178,8 +178,8 @@ pub struct Step {
 #[derive(Clone, PartialEq, Debug)]
 pub enum Action {
     /// Send `header`, and after it the contribution or the message that the task carries, or nothing. Report by
-    /// [`handle_pushed`](super::Worker::handle_pushed) that all of it was handed over. Wait for the sum from now on, which lands in the
-    /// place of the task's result. Report by [`handle_pulled`](super::Worker::handle_pulled) how the exchange ended, once.
+    /// [`handle_pushed`](super::Worker::handle_pushed) that all of it was handed over. Wait for the sum from now on, which lands as `landing`
+    /// says. Report by [`handle_pulled`](super::Worker::handle_pulled) how the exchange ended, once.
     Push {
         /// The link to send on.
         link: LinkId,
@@ -187,8 +187,8 @@ pub enum Action {
         exchange: ExchangeId,
         /// Opens the exchange. The driver adds a checksum, if the link needs one.
         header: Request,
-        /// Whether the sum comes to this worker. Otherwise only its header does, and nothing is written.
-        receives: bool,
+        /// Where the sum lands.
+        landing: Landing,
     },
     /// Copy the contribution to host memory; report by [`handle_copied`](super::Worker::handle_copied).
     CopyToHost {
@@ -200,6 +200,8 @@ pub enum Action {
         link: Option<LinkId>,
         /// Whether there is anything to copy. If not, the staging memory is still needed for the sum.
         contributes: bool,
+        /// Whether the memory in which the sum lands is to be pinned as well, because the sum lands [`Landing::Beside`] what is staged.
+        lands_beside: bool,
     },
     /// Copy the staged sum to the place of the task's result; report by [`handle_copied`](super::Worker::handle_copied).
     CopyToDevice {
@@ -216,6 +218,9 @@ pub enum Action {
         /// The link over which the body will go, if there is one now.
         link: Option<LinkId>,
     },
+    /// Copy the sum, which has landed [`Landing::Beside`] the contribution, to the place of the task's result; report by
+    /// [`handle_copied`](super::Worker::handle_copied).
+    Land,
     /// Decode the sum to the place of the task's result; report by [`handle_decoded`](super::Worker::handle_decoded).
     Decode {
         /// How it is encoded.
@@ -225,6 +230,18 @@ pub enum Action {
     },
     /// Do this together with the other ranks of the machine; report by [`handle_met`](super::Worker::handle_met).
     Meet(Meeting),
+}
+
+/// Where a sum lands.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Landing {
+    /// It goes to another worker. Only its header comes here, and nothing is written.
+    Nowhere,
+    /// In the place of the task's result, or where the task is staged or encoded.
+    InPlace,
+    /// In memory of its own, which a repeat uses again. Once all of it is there, this memory takes the place of that in which the task was
+    /// staged or encoded. If there is none, [`Action::Land`] follows.
+    Beside,
 }
 
 /// An operation of the ranks of one machine.

@@ -36,6 +36,11 @@ impl Worker {
         }
     }
 
+    /// Whether each contribution stays as it is until its sum is whole.
+    pub fn keeps(&self) -> bool {
+        self.settings.keeps
+    }
+
     /// How long each wait lasts at most.
     pub fn bounds(&self) -> Bounds {
         self.settings.bounds

@@ -107,6 +107,8 @@ pub struct WorkerSettings {
     pub bounds: Bounds,
     /// The device that may hold tensors, besides host memory.
     pub device: DeviceKind,
+    /// Whether each contribution stays as it is until its sum is whole, so that it can be sent again if the job loses another worker.
+    pub keeps: bool,
 }
 
 /// ```text

@@ -164,13 +164,16 @@ pub(super) struct Plan {
     pub(super) coded_by_device: bool,
     /// As in [`Record`].
     pub(super) is_overwritten: bool,
+    /// As in [`Record`].
+    pub(super) lands_beside: bool,
 }
 
 impl Plan {
     /// Makes it the way of this task.
     pub(super) fn note_in(self, record: &mut Record) {
-        let Self { route: _, coding, coded_by_device, is_overwritten } = self;
-        (record.coding, record.coded_by_device, record.is_overwritten) = (coding, coded_by_device, is_overwritten);
+        let Self { route: _, coding, coded_by_device, is_overwritten, lands_beside } = self;
+        (record.coding, record.coded_by_device) = (coding, coded_by_device);
+        (record.is_overwritten, record.lands_beside) = (is_overwritten, lands_beside);
     }
 }
 
@@ -188,6 +191,8 @@ pub(super) struct Record {
     pub(super) coded_by_device: bool,
     /// Whether the sum lands on what is pushed. Otherwise the contribution is whole after every failed exchange.
     pub(super) is_overwritten: bool,
+    /// Whether the sum lands in memory of the engine, because its own place holds what is pushed, and that is kept until the sum is whole.
+    pub(super) lands_beside: bool,
     pub(super) priority: Priority,
     pub(super) held: Option<Held>,
     /// The team that does its operation with the others of this machine, if one is under way.
@@ -212,6 +217,7 @@ impl Record {
             coding,
             coded_by_device: false,
             is_overwritten: false,
+            lands_beside: false,
             priority,
             held: None,
             met_by: None,

@@ -1,6 +1,6 @@
 //! Stages: what each stage does with a task, and what the end of a stage means for the task.
 
-use super::command::{Action, Contributor, Exchanged, Held, Meeting, Step, Use};
+use super::command::{Action, Contributor, Exchanged, Held, Landing, Meeting, Step, Use};
 use super::machine::Worker;
 use super::records::Record;
 use crate::codec::{Coding, Malformed};
@@ -183,7 +183,9 @@ impl Worker {
                 let (link, contributes) = (self.links.up(task.server), self.contributes(task.id));
                 let (record, coding) = (self.record(task.id), self.device_coding(task.id));
                 let bytes = if coding.is_some() { task.bytes } else { record.part.layout.bytes() };
-                Action::CopyToHost { bytes, coding, link, contributes }
+                // What COMPRESS encodes travels in other memory.
+                let lands_beside = record.lands_beside && (record.coding.is_none() || coding.is_some());
+                Action::CopyToHost { bytes, coding, link, contributes, lands_beside }
             }
             Stage::CopyH2D => Action::CopyToDevice { coding: self.device_coding(task.id) },
             Stage::Compress => {
@@ -192,6 +194,7 @@ impl Worker {
                 let residual = coding.codec.has_feedback().then(|| self.residuals.encode(task.part, is_of_machine));
                 Action::Encode { coding, residual, link: self.links.up(task.server) }
             }
+            Stage::Land => Action::Land,
             Stage::Decompress => Action::Decode { coding: self.host_coding(task.id), body: self.record(task.id).body },
             Stage::AllReduce | Stage::Reduce | Stage::PcieReduce | Stage::PcieBroadcast | Stage::Broadcast => {
                 Action::Meet(self.meeting(&task, stage))
@@ -216,6 +219,7 @@ impl Worker {
             Stage::CopyD2H
             | Stage::PcieReduce
             | Stage::Pull
+            | Stage::Land
             | Stage::Decompress
             | Stage::PcieBroadcast
             | Stage::CopyH2D
@@ -256,13 +260,17 @@ impl Worker {
         let exchange = self.numbers.next_exchange();
         let header = self.request(task);
         self.links.asked(now, task.server);
-        let Record { coding, part, .. } = self.record(task.id);
-        let receives = part.demand.receives() && part.participants.receives(self.rank());
+        let Record { coding, part, lands_beside, .. } = self.record(task.id);
+        let landing = match part.demand.receives() && part.participants.receives(self.rank()) {
+            false => Landing::Nowhere,
+            true if *lands_beside => Landing::Beside,
+            true => Landing::InPlace,
+        };
         let has_feedback = coding.is_some_and(|coding| coding.codec.has_feedback());
         let due = has_feedback.then(|| self.here().due_workers(&part.participants, part.round));
         let record = self.record_mut(task.id);
         (record.held, record.asked, record.due) = (Some(Held::Exchange { link, exchange }), Some(now), due);
-        Some(Action::Push { link, exchange, header, receives })
+        Some(Action::Push { link, exchange, header, landing })
     }
 
     /// The header that opens the exchange of a task.
@@ -382,7 +390,13 @@ impl Worker {
             },
             Stage::PcieBroadcast => Goal::Share { owner: owner() },
             Stage::Broadcast => Goal::Broadcast { owner: holder() },
-            Stage::CopyD2H | Stage::Compress | Stage::Push | Stage::Pull | Stage::Decompress | Stage::CopyH2D => {
+            Stage::CopyD2H
+            | Stage::Compress
+            | Stage::Push
+            | Stage::Pull
+            | Stage::Land
+            | Stage::Decompress
+            | Stage::CopyH2D => {
                 unreachable!("{stage} is nothing that ranks do together")
             }
         }

@@ -289,12 +289,13 @@ impl Worker {
             return self.withdraw_scattered(now, &part, elsewhere);
         }
         let memory = device.flatten().map_or(DeviceKind::Host, |_| DeviceKind::Cuda);
-        let Plan { route, coding, coded_by_device, is_overwritten } =
-            self.plan(&part, memory, device_encodes, in_place);
+        let plan = self.plan(&part, memory, device_encodes, in_place);
+        let route = plan.route;
         if route.duty == Duty::Together && memory == DeviceKind::Cuda {
             return self.withdraw_unreachable(now, &part);
         }
-        let record = Record { coded_by_device, is_overwritten, ..Record::new(part, memory, coding, priority) };
+        let mut record = Record::new(part, memory, plan.coding, priority);
+        plan.note_in(&mut record);
         let spec = TaskSpec {
             part: record.part.layout.part,
             server: record.part.layout.server,
@@ -317,12 +318,23 @@ impl Worker {
         let ranks = self.reducing_ranks(part);
         let coding = self.coding(part, duty, ranks);
         // What is reduced, encoded or copied first lies in memory that the sum takes as well.
-        let is_overwritten = in_place || coding.is_some() || memory != DeviceKind::Host || ranks.get() > 1;
+        let shares_place = in_place || coding.is_some() || memory != DeviceKind::Host || ranks.get() > 1;
+        let is_kept = shares_place && self.is_kept(part, duty);
+        let lands_beside = is_kept && !planted(self.settings.scheduler.defect, Defect::LandsOnKept);
         // Residuals lie in host memory.
         let device_encodes = device_encodes && !coding.is_some_and(|coding| coding.codec.has_feedback());
         let coded_by_device = coding.is_some() && !self.here().pipeline.needs_coding(memory, device_encodes);
-        let route = Route { coded: coding.is_some() && !coded_by_device, ..Route::new(duty, memory) };
-        Plan { route, coding, coded_by_device, is_overwritten }
+        let coded = coding.is_some() && !coded_by_device;
+        let lands = lands_beside && coding.is_none() && memory == DeviceKind::Host;
+        let route = Route { coded, lands, ..Route::new(duty, memory) };
+        Plan { route, coding, coded_by_device, is_overwritten: shares_place && !is_kept, lands_beside }
+    }
+
+    /// Whether what this rank pushes of a part is kept until its sum is whole. A server sums it anew if the job loses a worker. It does not do
+    /// so with what changes a parameter, and a sum that goes to another worker overwrites nothing here.
+    fn is_kept(&self, part: &ReadyPart, duty: Duty) -> bool {
+        let pushes = self.here().pipeline.pushes() && matches!(duty, Duty::Owner | Duty::Alone);
+        self.settings.keeps && pushes && part.demand.op().is_some()
     }
 
     /// How a part that `ranks` ranks have reduced is encoded on its way to its server. `None` if it travels unchanged, or does not travel.

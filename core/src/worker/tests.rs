@@ -16,6 +16,7 @@ use crate::types::{
 use crate::wire::{Body, Contribution, Contributors, Request};
 
 mod ending;
+mod keeping;
 mod liveness;
 mod parameters;
 mod residuals;
@@ -521,11 +522,18 @@ impl World {
         Self::warning(view, Duration::ZERO)
     }
 
+    /// As [`joined`](Self::joined), in a job that goes on without lost workers.
+    fn keeping() -> Self {
+        let mut world = Self::joined();
+        world.worker.settings.keeps = true;
+        world
+    }
+
     /// Has joined, and warns of stalls after `stall_warn`.
     fn warning(view: View, stall_warn: Duration) -> Self {
         let scheduler = SchedulerConfig { step_timeout: STEP, ..SchedulerConfig::default() };
         let bounds = Bounds { steady: STEP, ..Bounds::new(STEP, STEP / 2) };
-        let settings = WorkerSettings { scheduler, stall_warn, bounds, device: DeviceKind::Cuda };
+        let settings = WorkerSettings { scheduler, stall_warn, bounds, device: DeviceKind::Cuda, keeps: false };
         let mut world =
             Self { worker: Worker::new(Time::ZERO, settings), now: Time::ZERO, carried: Vec::new(), meets: true };
         world.worker.handle_joined(world.now, WorkerId(0), view);

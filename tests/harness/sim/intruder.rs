@@ -86,8 +86,11 @@ fn push(context: &mut Context, like: ExchangeId, link: LinkId) {
     };
     let body = context.whole_body_of(like);
     let Target { epoch, round, .. } = target;
-    // Perhaps of a tensor that nobody has pushed yet.
     let tensor = context.random.below(context.plan.tensors.len() as u64) as usize;
+    // If there is one, of a tensor that nobody has pushed yet.
+    let untouched = (0..context.plan.tensors.len()).filter(|tensor| !context.witness.is_submitted(*tensor));
+    let untouched: Vec<usize> = untouched.collect();
+    let tensor = if untouched.is_empty() { tensor } else { untouched[tensor % untouched.len()] };
     let part = PartId { key: context.plan.tensors[tensor].spec.key(), index: 0 };
     let about = |target| match sent {
         Header::Use(header) => Header::Use(Use { target, ..header }),
@@ -99,7 +102,9 @@ fn push(context: &mut Context, like: ExchangeId, link: LinkId) {
         1 => Header::Unknown(About { service: Service::Unknown(u8::MAX), ..target.about() }),
         // A use of a later round would be the member's own, and make its next ones stragglers. A server keeps no parameter of this name.
         2 if is_use => Header::Use(pull_of(Target { part, ..target })),
-        2 => about(Target { part, round: Round(round.0 + ROUNDS_AHEAD), ..target }),
+        kind if kind == 2 || kind == 5 && !is_use && !untouched.is_empty() => {
+            about(Target { part, round: Round(round.0 + ROUNDS_AHEAD), ..target })
+        }
         3 => about(Target { epoch: Epoch { number: epoch.number + 1, ..epoch }, ..target }),
         _ => about(Target { epoch: Epoch { term: epoch.term + 1, ..epoch }, ..target }),
     };

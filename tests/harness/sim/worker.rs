@@ -241,6 +241,7 @@ impl WorkerProcess {
             Command::Release(task) => {
                 self.unstage(task);
                 self.drop_body(task);
+                self.drop_beside(task);
                 self.summed.remove(&task);
                 self.summing.remove(&task);
                 self.payloads.remove(&task);
@@ -308,7 +309,7 @@ impl WorkerProcess {
             }
         };
         let [source, destination] = [0, 1].map(|place| self.worker.pieces(task).map(region(place)).collect());
-        Payload::Pieces { source, destination, staging: None, body: None }
+        Payload::Pieces { source, destination, staging: None, body: None, beside: None }
     }
 }
 
@@ -318,7 +319,8 @@ fn settings(plan: &Plan) -> WorkerSettings {
     let scheduler = SchedulerConfig { credit_bytes, step_timeout, defect: plan.defect, ..SchedulerConfig::default() };
     let steady = plan.settings.idle_timeout * 3;
     let bounds = Bounds { steady, ..Bounds::new(timing::STEP, timing::DEAD) };
-    WorkerSettings { scheduler, stall_warn: Duration::from_secs(10), bounds, device: plan.topology.device }
+    let (device, keeps) = (plan.topology.device, plan.classes.survivors);
+    WorkerSettings { scheduler, stall_warn: Duration::from_secs(10), bounds, device, keeps }
 }
 
 impl Process for WorkerProcess {

@@ -15,25 +15,44 @@ use crate::mem::borrow::Staging;
 use crate::sched::Task;
 use crate::types::{Done, LinkId};
 
+/// What COPYD2H does.
+pub(super) struct Wanted {
+    /// The bytes to be staged.
+    pub(super) bytes: u64,
+    /// How the device encodes them, if it does.
+    pub(super) coding: Option<Coding>,
+    /// The link over which they will go, if there is one now.
+    pub(super) link: Option<LinkId>,
+    /// Whether there is anything to copy.
+    pub(super) contributes: bool,
+    /// Whether the sum lands in other memory, which is pinned as well.
+    pub(super) lands_beside: bool,
+}
+
 /// Stages a contribution in memory that the task holds until its sum is back on the device. With `here`, it does nothing and returns
 /// `false` if that would pin memory, because that may wait for all work of the device.
 pub(super) fn to_host(
     shared: &Arc<Shared>,
     task: Task,
     from: Ordinal,
-    (bytes, coding): (u64, Option<Coding>),
-    link: Option<LinkId>,
-    contributes: bool,
+    Wanted { bytes, coding, link, contributes, lands_beside }: Wanted,
     here: bool,
 ) -> bool {
     let device = device(shared);
     let len = usize::try_from(bytes).expect("at most PART_BYTES_MAX");
     // A server of this machine reads this memory in place. For other transports it is ordinary memory.
     let shown = link.is_some_and(|link| shared.transport.capabilities(link).zero_copy);
-    let lease = if here { device.lease_again(from, len, shown).map(Ok) } else { Some(device.lease(from, len, shown)) };
-    let staging = match lease {
+    let lease = |shown| match here {
+        true => device.lease_again(from, len, shown).map(Ok),
+        false => Some(device.lease(from, len, shown)),
+    };
+    let leases = || {
+        let (staging, beside) = (lease(shown)?, if lands_beside { Some(lease(false)?) } else { None });
+        Some(staging.and_then(|staging| Ok((staging, beside.transpose()?))))
+    };
+    let (staging, beside) = match leases() {
         None => return false,
-        Some(Ok(lease)) => Staging::new(lease),
+        Some(Ok((staging, beside))) => (Staging::new(staging), beside.map(Staging::new)),
         Some(Err(error)) => {
             shared.report(|state, now| state.worker.handle_copied(now, task.id, Err(error)));
             return true;
@@ -43,6 +62,9 @@ pub(super) fn to_host(
         let payload = state.payloads.get_mut(task.id).expect("a task has a payload until it is released");
         let coding = coding.map(|coding| (coding, Seed::of(task.part, task.round)));
         let transfer = payload.on_device().stage(staging, coding);
+        if let Some(beside) = beside {
+            payload.set_beside(beside);
+        }
         if contributes {
             return Some(transfer);
         }

@@ -55,7 +55,11 @@ fn elements(work: &Work) -> Option<(DType, &[Region])> {
                 None
             }
         },
-        Work::Push { .. } | Work::CopyToHost { .. } | Work::CopyToDevice { .. } | Work::Decode { .. } => None,
+        Work::Push { .. }
+        | Work::CopyToHost { .. }
+        | Work::CopyToDevice { .. }
+        | Work::Land { .. }
+        | Work::Decode { .. } => None,
     }
 }
 

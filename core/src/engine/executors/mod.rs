@@ -5,6 +5,7 @@ mod code;
 mod collective;
 mod copy;
 mod finite;
+mod land;
 mod pull;
 mod push;
 
@@ -28,11 +29,13 @@ pub(super) fn execute(
     let work = finite::checked(shared, task, stage, work)?;
     match work {
         Work::Push { link, exchange, header, body, into } => {
+            let into = into.or_else(|| land::beside(shared, task)).unwrap_or_default();
             let pull = Some(Pull { into, done: pull::awaited(shared, task, exchange) });
             push::execute(shared, task, link, exchange, Push { header, body, pull });
         }
-        Work::CopyToHost { from, bytes, coding, link, contributes } => {
-            if !copy::to_host(shared, task, from, (bytes, coding), link, contributes, here_bytes_max > 0) {
+        Work::CopyToHost { from, bytes, coding, link, contributes, lands_beside } => {
+            let wanted = copy::Wanted { bytes, coding, link, contributes, lands_beside };
+            if !copy::to_host(shared, task, from, wanted, here_bytes_max > 0) {
                 return Some(Job { task, stage, is_last, work });
             }
         }
@@ -42,6 +45,7 @@ pub(super) fn execute(
         Work::Encode { from, coding, residual, link } => {
             code::encode(shared, task, &from, coding, residual, link, here_bytes_max);
         }
+        Work::Land { from, to } => land::land(shared, task, &from, to),
         Work::Decode { from, to, coding, refused } => code::decode(shared, task, &from, to, (coding, refused)),
         Work::Meet { mut operation, takes, team } => {
             if let Memory::Device(memory) = &mut operation.memory {

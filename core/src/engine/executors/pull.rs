@@ -1,4 +1,4 @@
-//! PULL: the sum lands in its destination, which PUSH has given to the transport. Nothing is executed.
+//! PULL: the sum lands where PUSH has told the transport. Nothing is executed.
 
 use std::sync::Arc;
 
@@ -29,6 +29,11 @@ pub(super) fn awaited(shared: &Arc<Shared>, task: Task, exchange: ExchangeId) ->
             Ok(Answer::Reject(error)) => Exchanged::Rejected(error),
             Err(Torn { error, landed }) => Exchanged::Torn { error, landed },
         };
-        reporter.report(|state, now| state.worker.handle_pulled(now, task.id, outcome));
+        reporter.report(|state, now| {
+            if let Exchanged::Sum { .. } = outcome {
+                state.payloads.get_mut(task.id).expect("a task has a payload until it is released").landed();
+            }
+            state.worker.handle_pulled(now, task.id, outcome);
+        });
     })
 }

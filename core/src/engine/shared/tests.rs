@@ -94,8 +94,10 @@ fn lend(shared: &Arc<Shared>, id: u64) -> Handle {
 fn shared() -> Arc<Shared> {
     let clock = Clock::start();
     let (scheduler, stall_warn, device) = (SchedulerConfig::default(), Duration::ZERO, DeviceKind::Host);
-    let worker =
-        Worker::new(clock.now(), WorkerSettings { scheduler, stall_warn, bounds: Config::default().bounds(), device });
+    let worker = Worker::new(
+        clock.now(),
+        WorkerSettings { scheduler, stall_warn, bounds: Config::default().bounds(), device, keeps: false },
+    );
     let metrics = Metrics::new(&Copies::default());
     let dispatcher = Arc::new(Dispatcher::default());
     Arc::new(Shared::new(Arc::new(Nowhere), None, metrics, clock, (Checksum::Never, NanCheck::Off), worker, dispatcher))

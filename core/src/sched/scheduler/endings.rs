@@ -149,7 +149,13 @@ impl Scheduler {
             Stage::PcieReduce | Stage::AllReduce => true,
             Stage::PcieBroadcast => duty == Duty::Owner,
             Stage::Broadcast => duty != Duty::Member,
-            Stage::CopyD2H | Stage::Compress | Stage::Push | Stage::Pull | Stage::Decompress | Stage::CopyH2D => false,
+            Stage::CopyD2H
+            | Stage::Compress
+            | Stage::Push
+            | Stage::Pull
+            | Stage::Land
+            | Stage::Decompress
+            | Stage::CopyH2D => false,
         };
         let (concerns_all, explains) = (self.concerns_all(id), work.purpose.failure().is_some());
         match (concerns_all, is_needed) {

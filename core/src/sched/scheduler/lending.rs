@@ -1,7 +1,7 @@
 //! When tasks draw and return credit, and when held credit is lent on.
 //!
 //! A task draws credit when it first takes staging memory or bytes of a link: in COPYD2H if it lies in device memory, in COMPRESS if the
-//! host encodes it, else in PUSH. It returns its credit when it holds neither any more: at the end of COPYH2D, of DECOMPRESS or of PULL. So
+//! host encodes it, else in PUSH. It returns its credit when it holds neither any more: at the end of COPYH2D, DECOMPRESS, LAND or PULL. So
 //! one limit bounds both the bytes on the network and the bytes staged for it, and a task uses the same credit for both.
 
 use std::cmp::Reverse;

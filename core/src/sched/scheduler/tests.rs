@@ -21,7 +21,7 @@ fn a_task_passes_all_stages_and_resolves_its_group() {
     let pipeline = device();
     let mut world = World::new(config(), pipeline.clone());
     let group = world.open("w", 1);
-    let route = Route::device(Duty::Owner).coded();
+    let route = Route { lands: true, ..Route::device(Duty::Owner).coded() };
     let task = world.scheduler.submit(world.now, spec(route, part(0), 0, 10, 0, &[group]));
     for stage in pipeline.stages() {
         let wakes = if *stage == Stage::Pull { Vec::new() } else { vec![Command::Wake(*stage)] };

@@ -20,10 +20,11 @@ fn each_use_says_what_the_server_is_to_do_and_the_handle_hears_the_version() {
         world.declare_all();
         let step = world.worker.take(world.now, Stage::Push).unwrap();
         let task = step.task.id;
-        let Action::Push { header: Request::Use(header), receives: is, .. } = step.action else { panic!("{step:?}") };
+        let Action::Push { header: Request::Use(header), landing, .. } = step.action else { panic!("{step:?}") };
         assert_eq!((header.access, header.sent, header.part_bytes, header.target.round.0), (access, sent, 16, 0));
         world.worker.end_push(world.now, task);
-        assert!(world.worker.scheduler.is_last(task) && is == receives);
+        assert!(world.worker.scheduler.is_last(task));
+        assert_eq!(landing, if receives { Landing::InPlace } else { Landing::Nowhere });
         world.worker.handle_pulled(world.now, task, Exchanged::Value(Version(4)));
         let end = Command::Resolve { submission: id, tensors: 1, version: Some(Version(4)), outcome: Ok(()) };
         assert_eq!(world.commands()[..2], [Command::Release(task), end]);

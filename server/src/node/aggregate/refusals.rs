@@ -51,7 +51,8 @@ pub(super) fn lost(worker: WorkerId) -> Error {
         what: format!(
             "the contribution of {worker} is lost: a sum began to land on it, and the rest of that sum is gone"
         ),
-        hint: "restart from a checkpoint; sums that land beside their contribution survive this".to_owned(),
+        hint: "restart from a checkpoint; with on_worker_loss=continue, contributions are kept until sums are whole"
+            .to_owned(),
     }
 }
 

@@ -196,6 +196,11 @@ impl Witness {
         call.cancelled.get_or_insert(now);
     }
 
+    /// Whether some worker has submitted a tensor.
+    pub(in crate::sim) fn is_submitted(&self, tensor: usize) -> bool {
+        self.calls.calls.keys().any(|(_, submitted, _)| *submitted == tensor)
+    }
+
     /// A worker refuses a batch at once, because of one of its tensors.
     pub(in crate::sim) fn refuses(&mut self, who: Who, members: &[(usize, u64)], error: &Error) {
         if !members.iter().any(|(tensor, _)| self.is_of_the_tensor(who, *tensor, error)) {
@@ -332,7 +337,9 @@ impl Witness {
                 let partners = self.calls.partners_of(tensor);
                 let mut ranks = (0..).map_while(|rank| Some((rank, self.job.worker_of_rank(rank)?)));
                 let lost = ranks.find(|(rank, _)| what.contains(&format!("of {} is lost", WorkerId(*rank))));
-                (self.job.losses() > 0 || self.left_without(tensor, round))
+                // Where the job goes on, a sum lands on no contribution.
+                !self.job.survivors
+                    && self.left_without(tensor, round)
                     && lost.is_some_and(|(_, who)| self.evidence.is_overwritten(who, &partners, round))
             }
             Error::Unavailable { cause, .. }

@@ -44,7 +44,7 @@ pub(super) struct Job {
     declaring: BTreeMap<(Address, u64), Vec<TensorKey>>,
     barriers: BTreeMap<String, Barrier>,
     /// Whether the job goes on without workers that are lost.
-    survivors: bool,
+    pub(super) survivors: bool,
     /// The ranks of the workers in each view that the coordinator showed.
     views: BTreeMap<Epoch, Vec<u32>>,
     /// The ranks in the sum of each round of a part that some worker has.

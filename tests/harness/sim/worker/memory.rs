@@ -102,8 +102,14 @@ pub(super) struct Encoded {
 #[derive(Debug)]
 pub(super) enum Payload {
     /// Tensors: where contribution and result lie, where both are staged, if they are, and where both are as they travel, if they are
-    /// encoded on the host.
-    Pieces { source: Vec<Region>, destination: Vec<Region>, staging: Option<Region>, body: Option<Encoded> },
+    /// encoded on the host. Where the sum lands, if it lands beside the contribution.
+    Pieces {
+        source: Vec<Region>,
+        destination: Vec<Region>,
+        staging: Option<Region>,
+        body: Option<Encoded>,
+        beside: Option<Region>,
+    },
     /// Why this worker withdraws from a round.
     Message(Vec<u8>),
 }
@@ -116,6 +122,9 @@ impl Payload {
 
     /// Where the sum lands.
     pub(super) fn landing(&self) -> Vec<Region> {
+        if let Self::Pieces { beside: Some(beside), .. } = self {
+            return vec![*beside];
+        }
         self.body().map_or_else(|| self.result(), |body| vec![body.lease])
     }
 
@@ -142,6 +151,24 @@ impl Payload {
         match self {
             Self::Pieces { body, .. } => std::mem::replace(body, encoded),
             Self::Message(_) => None,
+        }
+    }
+
+    /// Where the sum lands beside the contribution, if it does so.
+    pub(super) fn beside(&mut self) -> Option<&mut Option<Region>> {
+        match self {
+            Self::Pieces { beside, .. } => Some(beside),
+            Self::Message(_) => None,
+        }
+    }
+
+    /// The whole sum has landed. Where it lies beside what was encoded or staged, its memory takes that place; returns what was there.
+    pub(super) fn landed(&mut self) -> Option<Region> {
+        let Self::Pieces { staging, body, beside, .. } = self else { return None };
+        match (body, staging) {
+            (Some(body), _) => Some(std::mem::replace(&mut body.lease, beside.take()?)),
+            (None, Some(staging)) => Some(std::mem::replace(staging, beside.take()?)),
+            (None, None) => None,
         }
     }
 

@@ -6,7 +6,7 @@ use gradlane_core::pipeline::Stage;
 use gradlane_core::sched::{Task, TaskId};
 use gradlane_core::types::{DeviceKind, Epoch, ExchangeId, LinkId, Span};
 use gradlane_core::wire::{Contribute, Contribution, Request, Sent, Target, Use};
-use gradlane_core::worker::{Action, Exchanged, Step};
+use gradlane_core::worker::{Action, Exchanged, Landing, Step};
 
 use super::super::checkers::Checker;
 use super::super::coordinator::TERM;
@@ -53,8 +53,8 @@ impl WorkerProcess {
         // As the engine does: what the machine decided by this take is carried out before the step.
         self.obey(context);
         match action {
-            Action::Push { link, exchange, header, receives } => {
-                self.push(context, task, (link, exchange), header, receives);
+            Action::Push { link, exchange, header, landing } => {
+                self.push(context, task, (link, exchange), header, landing);
             }
             Action::CopyToHost { bytes, coding, contributes, .. } => {
                 let staging = self.lease(bytes);
@@ -67,6 +67,7 @@ impl WorkerProcess {
             }
             Action::CopyToDevice { coding } => self.copy(context, task.id, Copying { to_device: true, coding }),
             Action::Encode { coding, residual, .. } => self.encode(context, task, coding, residual),
+            Action::Land => self.land(context, task.id),
             Action::Decode { coding, body } => self.decode(context, task, coding, body),
             Action::Meet(meeting) => self.meet(context, task, meeting),
         }
@@ -79,7 +80,7 @@ impl WorkerProcess {
         task: Task,
         (link, exchange): (LinkId, ExchangeId),
         mut header: Request,
-        receives: bool,
+        landing: Landing,
     ) {
         let mut bytes = Vec::new();
         let mut body = Vec::new();
@@ -117,7 +118,12 @@ impl WorkerProcess {
             }
             (payload, header) => unreachable!("{header:?} of {payload:?}"),
         }
-        let into = self.lent(if receives { self.payloads[&task.id].landing() } else { Vec::new() });
+        let into = match landing {
+            Landing::Nowhere => Vec::new(),
+            Landing::InPlace => self.payloads[&task.id].landing(),
+            Landing::Beside => vec![self.beside(&task)],
+        };
+        let into = self.lent(into);
         let stream = self.transport.push(context, (link, exchange), task.id, header.clone(), body, into);
         self.streams.insert(exchange, stream);
         self.summing.insert(task.id, stream);
@@ -171,6 +177,9 @@ impl WorkerProcess {
                 self.check_truth(context, task);
                 self.check_header(context, task, &header);
                 self.summed.insert(task);
+                if let Some(Region { buffer, .. }) = self.payload(task).landed() {
+                    self.give_back(buffer);
+                }
                 let (body, contributors) = (header.body, header.contributors);
                 self.worker.handle_pulled(now, task, Exchanged::Sum { body, contributors });
             }
@@ -219,6 +228,34 @@ impl WorkerProcess {
         if self.summing.get(&task).is_some_and(|stream| context.is_forged(*stream)) {
             let text = format!("{} takes what is no answer to its push", self.me.who);
             context.witness.fail(context.now, Checker::Exchange, text);
+        }
+    }
+
+    /// Memory for the sum of a task beside its contribution, which it keeps for its repeats.
+    fn beside(&mut self, task: &Task) -> Region {
+        let lease = self.lease(task.bytes);
+        let beside = self.payload(task.id).beside().expect("a message has no sum");
+        let kept = *beside.get_or_insert(lease);
+        if kept != lease {
+            self.give_back(lease.buffer);
+        }
+        kept
+    }
+
+    /// Copies a sum that has landed beside its contribution to its destination.
+    fn land(&mut self, context: &mut Context, task: TaskId) {
+        let payload = &self.payloads[&task];
+        let (from, to) = (payload.landing(), payload.result());
+        let sum = gather(context, self.me, &self.memory, &from, DeviceKind::Host);
+        scatter(context, self.me, &self.memory, &to, &sum, DeviceKind::Host);
+        self.drop_beside(task);
+        self.worker.handle_copied(context.now, task, Ok(()));
+    }
+
+    /// Gives back where the sum of a task has landed beside its contribution, if it did.
+    pub(super) fn drop_beside(&mut self, task: TaskId) {
+        if let Some(Region { buffer, .. }) = self.payload(task).beside().and_then(Option::take) {
+            self.give_back(buffer);
         }
     }
 

@@ -100,6 +100,10 @@ struct Known {
     /// The host encodes it.
     is_coded: bool,
     is_encoded: bool,
+    /// Its sum lands in memory of the engine's, and is copied from there.
+    lands: bool,
+    /// It has that memory.
+    is_landing: bool,
     /// The other ranks of its machine wait for it.
     awaited: bool,
     /// The others take what it has.
@@ -177,6 +181,9 @@ impl Model {
             let route = if staged { Route::device(duty) } else { Route::host(duty) };
             let is_coded = self.world.scheduler.pipeline().pushes() && random.one_in(3);
             let route = if is_coded { route.coded() } else { route };
+            let pushes = self.world.scheduler.pipeline().pushes() && matches!(duty, Duty::Owner | Duty::Alone);
+            let lands = pushes && !is_coded && !staged && random.one_in(2);
+            let route = Route { lands, ..route };
             let task = self.world.scheduler.submit(now, spec(route, part, round, bytes, priority, &groups));
             let known = Known {
                 part,
@@ -188,6 +195,8 @@ impl Model {
                 on_device: staged,
                 is_coded,
                 is_encoded: false,
+                lands,
+                is_landing: false,
                 awaited: false,
                 shows: duty == Duty::Owner || duty == Duty::Holder && staged,
                 summed: false,
@@ -212,6 +221,7 @@ impl Model {
             "pushed before it was staged",
         )?;
         ensure(known.is_coded || !stage.is_coding(), "what travels as it is was encoded")?;
+        ensure(known.lands || stage != Stage::Land, "a sum that is in its place was copied there")?;
         ensure(
             known.is_encoded || !known.is_coded || !matches!(stage, Stage::Push | Stage::Pull | Stage::Decompress),
             "pushed before it was encoded",
@@ -226,6 +236,7 @@ impl Model {
         }
         if stage == Stage::Push {
             known.in_flight = true;
+            known.is_landing |= known.lands;
             let told = if let Attempt::Resumed { landed } = task.attempt { landed } else { 0 };
             ensure(known.landed == told || known.tells, "a clobbered contribution was pushed as if it were whole")?;
             ensure(
@@ -261,11 +272,12 @@ impl Model {
         }
         known.is_staged &= stage != Stage::CopyH2D && (stage != Stage::CopyD2H || outcome == Outcome::Done);
         known.is_encoded &= stage != Stage::Decompress && (stage != Stage::Compress || outcome == Outcome::Done);
+        known.is_landing &= stage != Stage::Land;
         let pushes = self.world.scheduler.pipeline().pushes();
         let brings = matches!(stage, Stage::Pull | Stage::PcieBroadcast) || stage == Stage::PcieReduce && !pushes;
         known.summed |= brings && outcome == Outcome::Done;
-        // A sum that was not decoded, or did not come back to the device, is none to show.
-        known.summed &= !matches!(stage, Stage::Decompress | Stage::CopyH2D) || outcome == Outcome::Done;
+        // A sum that was not decoded, or did not come to its place, is none to show.
+        known.summed &= !matches!(stage, Stage::Land | Stage::Decompress | Stage::CopyH2D) || outcome == Outcome::Done;
         known.awaited |= stage == Stage::Reduce && outcome == Outcome::Done;
         // What the ranks do together fails on all of them.
         known.awaited &= !stage.is_collective() || outcome == Outcome::Done;
@@ -313,6 +325,8 @@ impl Model {
                         on_device: false,
                         is_coded: false,
                         is_encoded: false,
+                        lands: false,
+                        is_landing: false,
                         awaited: false,
                         shows: false,
                         summed: false,
@@ -343,7 +357,7 @@ impl Model {
             let copies = self.running.values().filter(|other| **other == stage).count();
             ensure(copies <= COPIES as usize, "more copies than there may be")?;
         }
-        let draws = |known: &&Known| known.in_flight || known.is_staged || known.is_encoded;
+        let draws = |known: &&Known| known.in_flight || known.is_staged || known.is_encoded || known.is_landing;
         let in_flight: Vec<u64> = self.tasks.values().filter(draws).map(|known| known.bytes).collect();
         let total: u64 = in_flight.iter().sum();
         let counted = self.world.scheduler.credit_in_flight();
