@@ -11,10 +11,10 @@ from typing import Any
 
 from gradlane import _buffers, _session
 from gradlane._handle import Handle
-from gradlane._objects import allgather
+from gradlane._objects import gather_by_rank
 from gradlane._operations import submit
 from gradlane._reduction import Reduction
-from gradlane._sets import ProcessSet, members_of, name_in_job
+from gradlane._sets import ProcessSet, name_in_job, places_of
 from gradlane.errors import InvalidArgumentError, MismatchError
 
 Row = tuple[str, str, Sequence[int]]
@@ -74,12 +74,13 @@ class Comparison:
         self._handle.wait()
         if self._agreed == self._marks:
             return
-        texts, members = self._exchange_failures().wait(), members_of(self._set)
-        for place, rank in enumerate(members):
+        texts = self._exchange_failures().wait()
+        for place, rank in enumerate(places_of(self._set)):
             text = texts[place * _TEXT_BYTES : (place + 1) * _TEXT_BYTES].rstrip(b"\0").decode(errors="replace")
             if text:
                 raise InvalidArgumentError(f"worker {rank} could not take part: {text}")
-        lists = allgather(self._described, f"{self._name}/lists", plain=True, process_set=self._set)
+        lists_of = gather_by_rank(self._described, f"{self._name}/lists", plain=True, process_set=self._set)
+        members, lists = tuple(lists_of), list(lists_of.values())
         if self._by_name:
             places = {row[0]: place for place, row in enumerate(lists[0])}
             lists = [sorted(rows, key=lambda row: places.get(row[0], len(places))) for rows in lists]
@@ -87,8 +88,8 @@ class Comparison:
 
     def _exchange_failures(self) -> Handle[bytearray]:
         """Begins to tell all workers the failures of all: a text of a fixed length for each worker, of which one knows its own."""
-        members = members_of(self._set)
-        texts, own = bytearray(len(members) * _TEXT_BYTES), members.index(_session.rank()) * _TEXT_BYTES
+        places = places_of(self._set)
+        texts, own = bytearray(len(places) * _TEXT_BYTES), places.index(_session.rank()) * _TEXT_BYTES
         if self._failure is not None:
             text = f"{type(self._failure).__name__}: {self._failure}".encode(errors="replace")[:_TEXT_BYTES]
             texts[own : own + len(text)] = text

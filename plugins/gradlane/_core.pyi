@@ -158,6 +158,12 @@ class Session:
     @property
     def size(self) -> int: ...
     @property
+    def first_size(self) -> int:
+        """How many workers the job began with."""
+    @property
+    def ranks(self) -> list[int]:
+        """The ranks of the workers that the job has, in their order."""
+    @property
     def workers_key(self) -> bytes:
         """The key that only the coordinator and the workers of the job have."""
     def declare(

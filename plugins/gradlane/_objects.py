@@ -28,7 +28,7 @@ from gradlane import _buffers, _plain, _session
 from gradlane._handle import Handle, begin_all, joined
 from gradlane._operations import check_name, check_root, submit
 from gradlane._reduction import Reduction, broadcast_of
-from gradlane._sets import ProcessSet, members_of, name_in_job
+from gradlane._sets import ProcessSet, name_in_job, places_of
 from gradlane.errors import AuthError, InvalidArgumentError
 
 _BLOCK_BYTES = tuple(256 << shift for shift in range(18, -1, -1))
@@ -61,22 +61,28 @@ class Gathering:
         self._failure = payload if isinstance(payload, Exception) else None
         content = _in_words(payload) if isinstance(payload, Exception) else payload
         self._payload, self._name, self._set, self._timeout = content, name, process_set, timeout
-        self._members = members_of(process_set)
-        self._lengths = array("q", bytes(8 * len(self._members)))
+        self._places = places_of(process_set)
+        self._lengths = array("q", bytes(8 * len(self._places)))
         own = _session.rank() if process_set is None else process_set.rank()
-        self._lengths[own] = len(content) if self._failure is None else -len(content)
+        # One more than the length, so that it is not that of a worker that was lost.
+        self._lengths[own] = len(content) + 1 if self._failure is None else -len(content) - 1
         place = _buffers.locate(self._lengths, writable=True)
         lengths = Reduction("sum", process_set=process_set, timeout=timeout)
         self._announced = submit(f"{name}.lengths", place, place, lengths, result=None)
 
     def exchange(self) -> list[Handle[memoryview]]:
-        """Waits for the lengths and starts the transfers; the handles, in rank order, yield the bytes."""
+        """Waits for the lengths and starts the transfers; the handles, in the order of `members`, yield the bytes."""
         self._announced.wait()
-        lengths = zip(self._members, self._lengths, strict=True)
-        return begin_all(partial(self._transfer, root, abs(length)) for root, length in lengths)
+        lengths = zip(self._places, self._lengths, strict=True)
+        return begin_all(partial(self._transfer, root, abs(length) - 1) for root, length in lengths if length)
 
-    def finish(self) -> list[memoryview]:
-        """Waits for the bytes of all ranks and returns them in rank order; the memory belongs to the caller.
+    @property
+    def members(self) -> list[int]:
+        """The ranks that have announced something, once `exchange` has waited for all. Only a worker that was lost has not."""
+        return [root for root, length in zip(self._places, self._lengths, strict=True) if length]
+
+    def finish(self) -> dict[int, memoryview]:
+        """Waits for the bytes of all ranks and returns them by rank, in rank order; the memory belongs to the caller.
 
         Raises:
             Exception: on a worker that gave an exception, that exception.
@@ -85,10 +91,12 @@ class Gathering:
         gathered = [handle.wait() for handle in self.exchange()]
         if self._failure is not None:
             raise self._failure
-        for root, length, text in zip(self._members, self._lengths, gathered, strict=True):
-            if length < 0:
-                raise InvalidArgumentError(f"{self._name}: worker {root} could not send its part: {_told(text)}")
-        return gathered
+        by_rank = dict(zip(self.members, gathered, strict=True))
+        failed = [root for root, length in zip(self._places, self._lengths, strict=True) if length < 0]
+        if failed:
+            told = _told(by_rank[failed[0]])
+            raise InvalidArgumentError(f"{self._name}: worker {failed[0]} could not send its part: {told}")
+        return by_rank
 
     def _transfer(self, root: int, length: int) -> Handle[memoryview]:
         payload = self._payload if root == _session.rank() else None
@@ -104,7 +112,7 @@ def allgather(
     process_set: ProcessSet | None = None,
     timeout: float | None = None,
 ) -> list[Any]:
-    """Give every worker the values of all, in rank order.
+    """Give every worker the values of all, in rank order. A worker that was lost has none.
 
     Args:
         value: bytes, NumPy array or any object that pickles; kinds and sizes may differ between workers.
@@ -117,6 +125,13 @@ def allgather(
             that of pickle.
         AuthError: what was received was not sent by a worker of this job.
     """
+    return list(gather_by_rank(value, name, plain=plain, process_set=process_set, timeout=timeout).values())
+
+
+def gather_by_rank(
+    value: Any, name: str, *, plain: bool, process_set: ProcessSet | None, timeout: float | None = None
+) -> dict[int, Any]:
+    """As `allgather`: the values by rank."""
     about = name_in_job(check_name(name), process_set)
     payload: bytes | Exception
     try:
@@ -124,8 +139,7 @@ def allgather(
     except Exception as error:
         payload = error
     blobs = Gathering(payload, name, process_set=process_set, timeout=timeout).finish()
-    ranks = members_of(process_set)
-    return [_loads(blob, plain, "allgather", about, rank) for rank, blob in zip(ranks, blobs, strict=True)]
+    return {rank: _loads(blob, plain, "allgather", about, rank) for rank, blob in blobs.items()}
 
 
 def broadcast_object(

@@ -173,8 +173,18 @@ def rank() -> int:
 
 
 def size() -> int:
-    """The number of workers in the job."""
+    """The number of workers in the job. A job that goes on without lost workers has fewer then, and those keep their ranks."""
     return session().size if _inherited is None else _inherited.size
+
+
+def first_size() -> int:
+    """The number of workers with which the job began. Ranks are below it, also of those that are left if some were lost."""
+    return session().first_size
+
+
+def ranks() -> tuple[int, ...]:
+    """The ranks of the workers in the job, in their order."""
+    return tuple(session().ranks)
 
 
 def local_rank() -> int:

@@ -93,8 +93,17 @@ def _written(ranks: tuple[int, ...]) -> str:
 
 
 def members_of(process_set: ProcessSet | None) -> tuple[int, ...]:
-    """The ranks of a set, or of all workers, in their order."""
-    return tuple(range(_session.size())) if process_set is None else process_set.ranks
+    """The ranks of a set, or of all workers that the job has, in their order."""
+    return _session.ranks() if process_set is None else process_set.ranks
+
+
+def places_of(process_set: ProcessSet | None) -> tuple[int, ...]:
+    """The ranks that have a place in what workers tell each other in one tensor: those of a set, or all with which the job began.
+
+    A tensor has one shape, and the job may lose workers at any time. What stands in the place of a lost one is what the
+    others have put there.
+    """
+    return tuple(range(_session.first_size())) if process_set is None else process_set.ranks
 
 
 def name_in_job(name: str, process_set: ProcessSet | None) -> str:

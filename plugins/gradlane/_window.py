@@ -19,13 +19,14 @@ from gradlane import _buffers, _session
 from gradlane._handle import Handle
 from gradlane._operations import submit
 from gradlane._reduction import NativeOp, Reduction
-from gradlane._sets import ProcessSet, members_of
+from gradlane._sets import ProcessSet, places_of
 from gradlane.errors import FailedPreconditionError, UnusedParametersError
 
 T = TypeVar("T")
 
 _MARKS_PRIORITY = 1
 _NAMES_SHOWN_MAX = 8
+_USED, _NOT_USED = 1, 2
 
 
 def forward_order(position: int, name: str) -> int:
@@ -153,7 +154,7 @@ class Window(Generic[T]):
         """The ranks of the workers that had data in the last closed window. Waits until that is known."""
         assert self._marks is not None, "a window was closed"
         marks = self._marks.wait()[len(self._names) :]
-        return [rank for rank, mark in zip(members_of(self._set), marks, strict=True) if mark != self._idle]
+        return [rank for rank, mark in zip(places_of(self._set), marks, strict=True) if mark != self._idle]
 
     def was_used(self, position: int) -> bool:
         """Whether the parameter was used in the last closed window. Waits until that is known."""
@@ -165,12 +166,13 @@ class Window(Generic[T]):
 
     def unused(self, used: bytes) -> UnusedParametersError:
         """Gathers which parameters each worker used; all workers must call it. `used` is this worker's answer."""
-        members, count = members_of(self._set), len(self._names)
-        marks, own = bytearray(len(members) * count), members.index(_session.rank())
-        marks[own * count : (own + 1) * count] = used
+        places, count = places_of(self._set), len(self._names)
+        marks, own = bytearray(len(places) * count), places.index(_session.rank())
+        # A worker that was lost says neither.
+        marks[own * count : (own + 1) * count] = bytes(_USED if was_used else _NOT_USED for was_used in used)
         marks = self._exchange(marks, "used by rank", "max").wait()
         ranks = {
-            name: [rank for place, rank in enumerate(members) if not marks[place * count + position]]
+            name: [rank for place, rank in enumerate(places) if marks[place * count + position] == _NOT_USED]
             for position, name in enumerate(self._names)
         }
         unused = {name: without for name, without in ranks.items() if without}
@@ -188,9 +190,9 @@ class Window(Generic[T]):
         # The marks of the other workers must not decide about theirs.
         op: NativeOp = "max" if among == "any" else "min"
         self._idle = 0 if among == "any" else 1
-        members = members_of(self._set)
-        present = bytearray([self._idle]) * len(members)
-        present[members.index(_session.rank())] = self._idle if sits_out else 1 - self._idle
+        places = places_of(self._set)
+        present = bytearray([self._idle]) * len(places)
+        present[places.index(_session.rank())] = self._idle if sits_out else 1 - self._idle
         self._marks = self._exchange(used + present, "used", op)
 
     def _exchange(self, marks: bytearray, name: str, op: NativeOp) -> Handle[bytearray]:

@@ -105,6 +105,16 @@ impl Session {
         Ok(self.0.get(py)?.inner.size())
     }
 
+    #[getter]
+    fn first_size(&self, py: Python<'_>) -> PyResult<u32> {
+        Ok(self.0.get(py)?.inner.first_size())
+    }
+
+    #[getter]
+    fn ranks(&self, py: Python<'_>) -> PyResult<Vec<u32>> {
+        Ok(self.0.get(py)?.inner.ranks())
+    }
+
     /// Declares tensors `(name, dtype, shape)` in one round trip.
     #[pyo3(signature = (tensors, fuse, timeout, codec = "none"))]
     fn declare(

@@ -146,9 +146,25 @@ rank = gradlane.rank()
 for step in range(20):
     if (rank, step) == (1, 5):
         os.kill(os.getpid(), signal.SIGKILL)
-    # The sum comes elsewhere, so what was contributed is still there if it has to be made again.
     total = gradlane.push_pull(numpy.full(1000, 10.0**rank), "gradient", op=gradlane.Sum)[0]
     assert total == (101.0 if step >= 5 else 111.0), (step, total)
+# Ranks stay as they are, and what counts workers counts those that are left.
+assert gradlane.size() == 2 and gradlane.allgather(rank, "ranks") == [0, 2]
+assert gradlane.broadcast_object(rank, 2) == 2
+places = [numpy.zeros(1), numpy.zeros(1)]
+gradlane.all_gather(numpy.full(1, float(rank)), places, "places")
+assert [place[0] for place in places] == [0.0, 2.0]
+out = numpy.zeros(1)
+gradlane.reduce_scatter(numpy.array([1.0, 5.0]), out, "halves", op=gradlane.Sum)
+assert out == [2.0, 10.0][rank // 2]
+# A set of two is not everybody, although two are left.
+if rank == 0:
+    assert gradlane.push_pull(numpy.ones(1), "pair", op=gradlane.Sum, process_set=gradlane.ProcessSet([0, 1])) == 1.0
+try:
+    gradlane.broadcast(numpy.ones(1), 1, "lost")
+except gradlane.errors.InvalidArgumentError as error:
+    assert "root_rank=1 is not in the job; ranks are [0, 2]" in str(error), error
+gradlane.barrier("all of this is done")
 gradlane.shutdown()
 say(f"rank {rank} is done")
 """

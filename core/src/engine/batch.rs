@@ -146,7 +146,7 @@ impl Engine {
         for (tensor, member) in batch.tensors.iter().zip(&members) {
             check(tensor, &member.source, &member.destination, demand, self.device())?;
         }
-        check_ranks(&batch.tensors, demand, || self.ranks())?;
+        check_ranks(&batch.tensors, demand, self.first_size())?;
         self.shared.followed.check()?;
         let bytes = members.iter().map(|member| member.source.len() as u64).sum();
         let _span = tracing::trace_span!("submit_all", tensors = members.len(), bytes).entered();

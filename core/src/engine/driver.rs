@@ -66,6 +66,8 @@ pub struct Engine {
     timeline: Arc<Timeline>,
     /// While the exporter of this process shows it.
     pub(super) exposure: Mutex<Option<Exposure>>,
+    /// How many workers the job began with.
+    first_size: u32,
     /// The engine has begun to leave.
     pub(super) leaving: Mutex<bool>,
     arrivals: Arrivals,
@@ -109,7 +111,7 @@ impl Engine {
             device: if options.device.is_some() { DeviceKind::Cuda } else { DeviceKind::Host },
             keeps: local_peers::goes_on(&config),
         };
-        let joins_in = member.join_timeout + bounds.call;
+        let (joins_in, first_size) = (member.join_timeout + bounds.call, member.workers);
         let dispatcher = Arc::new(Dispatcher::default());
         let shared = Arc::new(Shared::new(
             options.transport,
@@ -156,7 +158,7 @@ impl Engine {
         let waiting = Arc::new(Waiting(Arc::clone(&shared)));
         let stages = Arc::new(Stages::new(Arc::clone(&shared), dispatcher));
         let following = Following::start(Arc::clone(&shared), Arc::clone(&stages), config.clone(), socket)?;
-        let engine = Self {
+        let mut engine = Self {
             shared,
             waiting,
             stages,
@@ -168,10 +170,14 @@ impl Engine {
             backend,
             timeline: Arc::new(timeline),
             exposure: Mutex::new(exposure),
+            first_size,
             leaving: Mutex::default(),
             arrivals: Arrivals::default(),
         };
         engine.shared.milestones.wait(joins_in, "joining the job", |reached| reached.joined)?;
+        // A worker need not know it before.
+        engine.first_size =
+            engine.first_size.max(engine.shared.look(|state| state.worker.formation().map_or(1, Formation::ranks)));
         // Meeting them ends in time by itself, with an error that says more.
         let meets_in = engine.config.join_timeout * 2 + bounds.call;
         engine.shared.milestones.wait(meets_in, "meeting the workers of this machine", |reached| reached.equipped)?;
@@ -193,14 +199,20 @@ impl Engine {
         self.shared.look(|state| state.worker.rank())
     }
 
-    /// How many workers the job has.
+    /// How many workers the job has. It has fewer after it went on without some.
     pub fn size(&self) -> u32 {
         self.shared.look(|state| state.worker.formation().map_or(1, Formation::workers))
     }
 
-    /// One more than the highest rank.
-    pub(super) fn ranks(&self) -> u32 {
-        self.shared.look(|state| state.worker.formation().map_or(1, Formation::ranks))
+    /// How many workers the job began with. Their ranks are below this number, and stay as they are if some leave or are lost.
+    pub fn first_size(&self) -> u32 {
+        self.first_size
+    }
+
+    /// The ranks of the workers that the job has, in their order.
+    pub fn ranks(&self) -> Vec<WorkerId> {
+        let ranks = |formation: &Formation| formation.view.workers().map(|member| WorkerId(member.index)).collect();
+        self.shared.look(|state| state.worker.formation().map_or_else(|| vec![WorkerId(0)], ranks))
     }
 
     /// Counters since the start.
@@ -283,7 +295,7 @@ impl Engine {
     ) -> Result<Handle> {
         let Asked { tensor, source, destination, demand, priority, timeout } = asked;
         check(&tensor, &source, &destination, demand, self.device())?;
-        check_ranks(std::slice::from_ref(&tensor), demand, || self.ranks())?;
+        check_ranks(std::slice::from_ref(&tensor), demand, self.first_size)?;
         self.shared.followed.check()?;
         let bytes = source.len() as u64;
         let _span = tracing::trace_span!("submit", tensor = &*tensor.name, bytes).entered();

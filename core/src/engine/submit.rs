@@ -73,15 +73,14 @@ pub(super) fn encodes(
     may_encode && device.is_some_and(|device| device.encodes(tensor.dtype, tensor.kind.codec()))
 }
 
-/// A root, members and a receiver must be workers of the job.
-pub(super) fn check_ranks(tensors: &[TensorSpec], demand: Demand, ranks: impl FnOnce() -> u32) -> Result<()> {
+/// A root, members and a receiver must be workers with which the job began, `size` in number.
+pub(super) fn check_ranks(tensors: &[TensorSpec], demand: Demand, size: u32) -> Result<()> {
     let is_of_all = |tensor: &TensorSpec| tensor.participants.is_everybody();
     let root = match demand.op() {
         Some(Op::Broadcast { root }) => Some(root),
         _ if tensors.iter().all(is_of_all) => return Ok(()),
         _ => None,
     };
-    let size = ranks();
     if let Some(root) = root.filter(|root| root.0 >= size) {
         return Err(Error::InvalidArgument {
             what: format!("a broadcast from {root}, which does not exist in a job of {size} workers"),

@@ -15,12 +15,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from gradlane import _session
 from gradlane._handle import Handle
 from gradlane._objects import Gathering
 from gradlane._reduction import Reduction
 from gradlane._rows import RowKind, unpack
-from gradlane._sets import members_of
 from gradlane.errors import InvalidArgumentError
 from gradlane.tensorflow._errors import python_function
 from gradlane.tensorflow._memory import aligned
@@ -48,7 +46,7 @@ class SparseTransfer:
             reduction: a sum or a mean, over all workers.
         """
         self._row_shape, self._dtype, self._index_dtype = values.shape[1:], values.dtype, indices.dtype
-        self._name, self._divisor = name, _session.size() if reduction.op == "mean" else 1
+        self._name, self._is_mean = name, reduction.op == "mean"
         kind = RowKind(self._dtype.name, f"[rows, {', '.join(map(str, self._row_shape))}]")
         content = kind.pack(np.ascontiguousarray(indices, _INDEX).tobytes(), np.ascontiguousarray(values).tobytes())
         self._gathering = Gathering(content, f"{name}/rows")
@@ -64,13 +62,13 @@ class SparseTransfer:
         Raises:
             MismatchError: workers use rows of different shapes or element types.
         """
-        gathered = [handle.wait() for handle in self._handles]
-        parts = [self._parse(content) for content in unpack(gathered, self._name, members_of(None))]
+        gathered, members = [handle.wait() for handle in self._handles], self._gathering.members
+        parts = [self._parse(content) for content in unpack(gathered, self._name, members)]
         total = sum(len(indices) for _, indices in parts)
         values = aligned((total, *self._row_shape), self._dtype)
         np.concatenate([values for values, _ in parts], out=values)
-        if self._divisor > 1:
-            values[...] = values // self._divisor if values.dtype.kind in "iu" else values / self._divisor
+        if self._is_mean and len(members) > 1:
+            values[...] = values // len(members) if values.dtype.kind in "iu" else values / len(members)
         return values, np.concatenate([indices for _, indices in parts]).astype(self._index_dtype)
 
     def _parse(self, content: memoryview) -> Rows:

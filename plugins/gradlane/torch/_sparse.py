@@ -17,7 +17,6 @@ from gradlane._handle import Handle
 from gradlane._objects import Gathering
 from gradlane._reduction import ReduceOp, Reduction
 from gradlane._rows import RowKind, unpack
-from gradlane._sets import members_of
 from gradlane.errors import InvalidArgumentError
 from gradlane.torch import _tensors
 
@@ -39,8 +38,7 @@ class SparseTransfer:
         gradient = gradient.detach().coalesce()
         self._shape, self._dtype, self._device = gradient.shape, gradient.dtype, gradient.device
         self._sparse_dim = gradient.sparse_dim()
-        self._name, self._members = name, members_of(reduction.process_set)
-        self._divisor = len(self._members) if reduction.op == "mean" else 1
+        self._name, self._is_mean = name, reduction.op == "mean"
         dimensions = "" if self._sparse_dim == 1 else f", {self._sparse_dim} dimensions of it sparse"
         kind = RowKind(_tensors.dtype_name(self._dtype), f"{list(self._shape)}{dimensions}")
         content = kind.pack(content_of(gradient.indices()), content_of(gradient.values()))
@@ -57,11 +55,13 @@ class SparseTransfer:
         Raises:
             MismatchError: workers use different shapes or element types.
         """
-        contents = unpack([handle.wait() for handle in self._handles], self._name, self._members)
+        members = self._gathering.members
+        contents = unpack([handle.wait() for handle in self._handles], self._name, members)
+        divisor = len(members) if self._is_mean else 1
         parts = [self._parse(content) for content in contents]
         indices = torch.cat([indices for indices, _ in parts], dim=1)
         values = torch.cat([values for _, values in parts])
-        indices, values = indices.to(self._device), (values / self._divisor).to(self._device)
+        indices, values = indices.to(self._device), (values / divisor).to(self._device)
         # Each worker's own tensor was valid, and all have this shape.
         summed = torch.sparse_coo_tensor(indices, values, self._shape, dtype=self._dtype, check_invariants=False)
         return summed.coalesce()

@@ -93,6 +93,14 @@ impl Place for Alone {
         1
     }
 
+    fn first_size(&self) -> u32 {
+        1
+    }
+
+    fn ranks(&self) -> Vec<u32> {
+        vec![0]
+    }
+
     /// Any key, because nothing leaves this process.
     fn workers_key(&self) -> Option<WorkersKey> {
         Some(WorkersKey([0; WorkersKey::BYTES]))

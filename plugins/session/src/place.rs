@@ -21,6 +21,12 @@ pub(crate) trait Place: Send + Sync {
     /// How many workers the job has.
     fn size(&self) -> u32;
 
+    /// How many workers the job began with.
+    fn first_size(&self) -> u32;
+
+    /// The ranks of the workers that the job has, in their order.
+    fn ranks(&self) -> Vec<u32>;
+
     /// The key of the job's workers; `None` after this one has left.
     fn workers_key(&self) -> Option<WorkersKey>;
 
@@ -78,6 +84,14 @@ impl Place for Engine {
 
     fn size(&self) -> u32 {
         self.size()
+    }
+
+    fn first_size(&self) -> u32 {
+        self.first_size()
+    }
+
+    fn ranks(&self) -> Vec<u32> {
+        self.ranks().into_iter().map(|rank| rank.0).collect()
     }
 
     fn workers_key(&self) -> Option<WorkersKey> {

@@ -119,19 +119,30 @@ impl Session {
         })
     }
 
-    /// How many workers the job has.
+    /// How many workers the job has. It has fewer after it went on without some.
     pub fn size(&self) -> u32 {
         self.place.size()
     }
 
-    /// The declaration of a tensor that is reduced in this way, with the workers that take part. A set of all ranks is the same as no set.
+    /// How many workers the job began with. Their ranks are below this number.
+    pub fn first_size(&self) -> u32 {
+        self.place.first_size()
+    }
+
+    /// The ranks of the workers that the job has, in their order.
+    pub fn ranks(&self) -> Vec<u32> {
+        self.place.ranks()
+    }
+
+    /// The declaration of a tensor that is reduced in this way, with the workers that take part. A set of all ranks with which the job began is
+    /// the same as no set.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for a rank that the job does not have, a set without ranks, or a receiver that is not in the set. As
     /// [`TensorSpec::compressed`].
     pub fn declaration(&self, tensor: TensorSpec, reduction: &Reduction) -> Result<TensorSpec> {
         let (members, receiver) = (reduction.members.as_deref(), reduction.receiver);
-        let size = self.size();
+        let size = self.first_size();
         if let Some(rank) = members.into_iter().flatten().chain(&receiver).find(|rank| **rank >= size) {
             return Err(Error::InvalidArgument {
                 what: format!("{} does not exist in a job of {size} workers", WorkerId(*rank)),

@@ -55,7 +55,7 @@ class ProcessSet:
         """The ranks of its workers in the job, in order; those of the global set are known after `init`."""
         if self.members is not None:
             return list(self.members.ranks)
-        return list(range(size())) if is_initialized() else []
+        return list(_session.ranks()) if is_initialized() else []
 
     @property
     def process_set_id(self) -> int | None:

@@ -351,12 +351,12 @@ def _allgather(
     kind = f"{_tensors.dtype_name(dtype)} {list(row)}"
     mark = zlib.crc32(kind.encode()).to_bytes(_MARK_BYTES, "little")
 
-    def submit(chosen: str) -> Handle[list[memoryview]]:
+    def submit(chosen: str) -> Handle[dict[int, memoryview]]:
         gathering = Gathering(mark + bytes(content_of(tensor)), chosen, process_set=members)
         return in_turn(_sets.name_in_job(chosen, members), gathering.finish, waits=waits)
 
-    def join(parts: list[memoryview]) -> torch.Tensor:
-        for worker, part in zip(_sets.members_of(members), parts, strict=True):
+    def join(parts: dict[int, memoryview]) -> torch.Tensor:
+        for worker, part in parts.items():
             if part[:_MARK_BYTES] != mark:
                 raise MismatchError(
                     f"allgather: rows of worker {gl.rank()} are {kind}, and those of worker {worker} are not; give rows "
@@ -366,14 +366,14 @@ def _allgather(
                     first=(gl.rank(), kind),
                     second=(worker, "other rows"),
                 )
-        contents = [part[_MARK_BYTES:] for part in parts]
+        contents = [part[_MARK_BYTES:] for part in parts.values()]
         flat = [torch.frombuffer(content, dtype=dtype) for content in contents if len(content)]
         joined = torch.cat(flat) if flat else torch.empty(0, dtype=dtype)
         count = -1 if row.numel() else 0
         rows = joined.view(count, *row).to(tensor.device)
         if not is_in_graph:
             return rows
-        before = sum(len(content) for content in contents[: _sets.members_of(members).index(gl.rank())])
+        before = sum(len(content) for content in contents[: list(parts).index(gl.rank())])
         first = before // (row.numel() * tensor.element_size()) if row.numel() else 0
         return _with_mean_gradient(rows, tensor, process_set, lambda mean: mean[first : first + len(tensor)])
 
