@@ -18,7 +18,7 @@ from typing import NoReturn
 
 from gradlane import _buffers, _session
 from gradlane._handle import Handle
-from gradlane._objects import allgather
+from gradlane._objects import gather_by_rank
 from gradlane._operations import submit
 from gradlane._reduction import Reduction
 from gradlane.errors import Error, MismatchError, UnusedParametersError
@@ -75,14 +75,14 @@ class Agreement:
             UnusedParametersError: some workers have no gradient for a variable.
             MismatchError: the gradients of a variable differ in dtype or shape, or only some are sparse.
         """
-        kinds = allgather(self._kinds, f"{self.name}/kinds", plain=True)
+        kinds: dict[int, list[str | None]] = gather_by_rank(self._kinds, f"{self.name}/kinds", plain=True)
         error = self._missing(kinds) or self._different(kinds)
         record_failure(error)
         raise error
 
-    def _missing(self, kinds: list[list[str | None]]) -> Error | None:
+    def _missing(self, kinds: dict[int, list[str | None]]) -> Error | None:
         ranks = {
-            label: [rank for rank, of in enumerate(kinds) if of[position] is None]
+            label: [rank for rank, of in kinds.items() if of[position] is None]
             for position, label in enumerate(self._labels)
         }
         without = {label: missing for label, missing in ranks.items() if 0 < len(missing) < len(kinds)}
@@ -96,17 +96,18 @@ class Agreement:
             parameters=without,
         )
 
-    def _different(self, kinds: list[list[str | None]]) -> Error:
+    def _different(self, kinds: dict[int, list[str | None]]) -> Error:
+        lowest = next(iter(kinds))
         for position, label in enumerate(self._labels):
-            first = kinds[0][position]
-            for rank, of in enumerate(kinds):
+            first = kinds[lowest][position]
+            for rank, of in kinds.items():
                 if of[position] != first:
                     return MismatchError(
-                        f"gradient of {label}: worker 0 has {first}, worker {rank} has {of[position]}; build the same "
+                        f"gradient of {label}: worker {lowest} has {first}, worker {rank} has {of[position]}; build the same "
                         "model on all workers",
                         tensor=label,
                         field="shape",
-                        first=(0, first),
+                        first=(lowest, first),
                         second=(rank, of[position]),
                     )
         return MismatchError(f"the workers disagreed about {self.name} in one step and agree now; build the same model")

@@ -17,6 +17,7 @@ plain values are sent (`gradlane._plain`), and nothing that is received can run 
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import itertools
 import pickle
@@ -29,7 +30,7 @@ from gradlane._handle import Handle, begin_all, joined
 from gradlane._operations import check_name, check_root, submit
 from gradlane._reduction import Reduction, broadcast_of
 from gradlane._sets import ProcessSet, name_in_job, places_of
-from gradlane.errors import AuthError, InvalidArgumentError
+from gradlane.errors import AuthError, InvalidArgumentError, RootLostError
 
 _BLOCK_BYTES = tuple(256 << shift for shift in range(18, -1, -1))
 """The sizes of blocks, the largest first."""
@@ -69,34 +70,42 @@ class Gathering:
         place = _buffers.locate(self._lengths, writable=True)
         lengths = Reduction("sum", process_set=process_set, timeout=timeout)
         self._announced = submit(f"{name}.lengths", place, place, lengths, result=None)
+        self._transfers: dict[int, Handle[memoryview]] = {}
 
-    def exchange(self) -> list[Handle[memoryview]]:
-        """Waits for the lengths and starts the transfers; the handles, in the order of `members`, yield the bytes."""
+    def exchange(self) -> None:
+        """Waits for the lengths and starts the transfers. Only of a worker that was lost there is no length."""
         self._announced.wait()
-        lengths = zip(self._places, self._lengths, strict=True)
-        return begin_all(partial(self._transfer, root, abs(length) - 1) for root, length in lengths if length)
+        roots = [(root, abs(length) - 1) for root, length in zip(self._places, self._lengths, strict=True) if length]
+        handles = begin_all(partial(self._transfer, *root) for root in roots)
+        self._transfers = {root: handle for (root, _), handle in zip(roots, handles, strict=True)}
 
-    @property
-    def members(self) -> list[int]:
-        """The ranks that have announced something, once `exchange` has waited for all. Only a worker that was lost has not."""
-        return [root for root, length in zip(self._places, self._lengths, strict=True) if length]
+    def received(self) -> dict[int, memoryview]:
+        """Waits for the transfers. Returns the bytes by rank, in rank order; the memory belongs to the caller.
+
+        A worker that was lost before all had its bytes has none. All workers agree on that.
+        """
+        received = {}
+        for root, handle in self._transfers.items():
+            with contextlib.suppress(RootLostError):
+                received[root] = handle.wait()
+        return received
 
     def finish(self) -> dict[int, memoryview]:
-        """Waits for the bytes of all ranks and returns them by rank, in rank order; the memory belongs to the caller.
+        """Does both.
 
         Raises:
             Exception: on a worker that gave an exception, that exception.
             InvalidArgumentError: another worker gave one; the message has its text.
         """
-        gathered = [handle.wait() for handle in self.exchange()]
+        self.exchange()
+        gathered = self.received()
         if self._failure is not None:
             raise self._failure
-        by_rank = dict(zip(self.members, gathered, strict=True))
-        failed = [root for root, length in zip(self._places, self._lengths, strict=True) if length < 0]
-        if failed:
-            told = _told(by_rank[failed[0]])
-            raise InvalidArgumentError(f"{self._name}: worker {failed[0]} could not send its part: {told}")
-        return by_rank
+        for root, length in zip(self._places, self._lengths, strict=True):
+            if length < 0 and root in gathered:
+                told = _told(gathered[root])
+                raise InvalidArgumentError(f"{self._name}: worker {root} could not send its part: {told}")
+        return gathered
 
     def _transfer(self, root: int, length: int) -> Handle[memoryview]:
         payload = self._payload if root == _session.rank() else None
@@ -129,7 +138,7 @@ def allgather(
 
 
 def gather_by_rank(
-    value: Any, name: str, *, plain: bool, process_set: ProcessSet | None, timeout: float | None = None
+    value: Any, name: str, *, plain: bool = False, process_set: ProcessSet | None = None, timeout: float | None = None
 ) -> dict[int, Any]:
     """As `allgather`: the values by rank."""
     about = name_in_job(check_name(name), process_set)

@@ -331,12 +331,13 @@ def check_root(root_rank: int, process_set: ProcessSet | None = None) -> int:
     """Returns `root_rank`, a rank in the job, if that worker takes part."""
     if process_set is not None:
         return check_member(root_rank, process_set, "root_rank")
-    ranks = _session.ranks()
-    if isinstance(root_rank, int) and root_rank in ranks:
+    # Of a worker that was lost, a server tells: all workers must submit the same.
+    size = _session.first_size()
+    if not isinstance(root_rank, int):
+        raise InvalidArgumentError(f"root_rank={root_rank!r} is no rank; ranks are 0 to {size - 1}")
+    if 0 <= root_rank < size:
         return root_rank
-    problem = "is not in the job" if isinstance(root_rank, int) else "is no rank"
-    are = f"0 to {len(ranks) - 1}" if ranks == tuple(range(len(ranks))) else str(list(ranks))
-    raise InvalidArgumentError(f"root_rank={root_rank!r} {problem}; ranks are {are}")
+    raise InvalidArgumentError(f"root_rank={root_rank} is not in the job; ranks are 0 to {size - 1}")
 
 
 def _site(buffer: Buffer) -> str:

@@ -266,7 +266,7 @@ def _end(leave: Callable[[_bootstrap.Job], None]) -> None:
 
 
 def _refuse_another(job: _bootstrap.Job, arguments: Mapping[str, str]) -> None:
-    for word, present in (("rank", job.session.rank), ("size", job.session.size)):
+    for word, present in (("rank", job.session.rank), ("size", job.session.first_size)):
         wanted = arguments.get(word, str(present))
         if wanted != str(present):
             raise InvalidArgumentError(

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import operator
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 from gradlane import _session
-from gradlane.errors import InvalidArgumentError
+from gradlane.errors import InvalidArgumentError, RootLostError
+
+T = TypeVar("T")
 
 
 class ProcessSet:
@@ -106,6 +109,21 @@ def places_of(process_set: ProcessSet | None) -> tuple[int, ...]:
     return tuple(range(_session.first_size())) if process_set is None else process_set.ranks
 
 
+def from_one_left(root: int, send: Callable[[int], T], process_set: ProcessSet | None = None) -> T:
+    """Calls `send` with the rank `root` or, if that worker was lost, with the next one that was not.
+
+    All workers end with the same rank, because servers tell all of them the same of a broadcast.
+    """
+    ranks = places_of(process_set)
+    first = ranks.index(root)
+    for candidate in (ranks[first:] + ranks[:first])[:-1]:
+        try:
+            return send(candidate)
+        except RootLostError:
+            continue
+    return send(ranks[first - 1])
+
+
 def name_in_job(name: str, process_set: ProcessSet | None) -> str:
     """The name in the job of a tensor that has this name in a set, or among all workers."""
     return name if process_set is None else process_set.name_of(name)
@@ -113,7 +131,7 @@ def name_in_job(name: str, process_set: ProcessSet | None) -> str:
 
 def check_member(rank: int, process_set: ProcessSet | None, what: str) -> int:
     """Returns `rank` if it is one of the members."""
-    if rank in members_of(process_set):
+    if rank in places_of(process_set):
         return rank
-    among = f"these are {list(members_of(process_set))}"
+    among = f"these are {list(places_of(process_set))}"
     raise InvalidArgumentError(f"{what}={rank} is not one of the workers that take part; {among}")

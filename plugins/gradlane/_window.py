@@ -176,6 +176,11 @@ class Window(Generic[T]):
             for position, name in enumerate(self._names)
         }
         unused = {name: without for name, without in ranks.items() if without}
+        if not unused:
+            return UnusedParametersError(
+                "no gradient for some parameters on a worker that was lost; the others may go on from the step before",
+                parameters={},
+            )
         shown = [f"{name} on rank{'s' if len(r) > 1 else ''} {', '.join(map(str, r))}" for name, r in unused.items()]
         more = f" and {len(shown) - _NAMES_SHOWN_MAX} more" if len(shown) > _NAMES_SHOWN_MAX else ""
         return UnusedParametersError(

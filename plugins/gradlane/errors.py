@@ -41,6 +41,7 @@ __all__ = [
     "PeerLostError",
     "ProtocolError",
     "ResourceExhaustedError",
+    "RootLostError",
     "ServerUnreachableError",
     "StallError",
     "StillRunningError",
@@ -317,6 +318,15 @@ class NotFiniteError(InvalidArgumentError, builtins.ArithmeticError):
         self.tensor: str | None = fields.get("tensor")
         self.round: int | None = fields.get("round")
         self.worker: str | None = fields.get("from")
+
+
+class RootLostError(InvalidArgumentError):
+    """The worker from which a tensor comes, or to which its sum goes, has left the job or was lost; raised on every worker."""
+
+    def __init__(self, message: str, **fields: Any) -> None:
+        super().__init__(message, **fields)
+        self.tensor: str | None = fields.get("tensor")
+        self.root: str | None = fields.get("root")
 
 
 class ResourceExhaustedError(Error):

@@ -32,6 +32,7 @@ NOT_BY_A_CALL = {
     errors.ProtocolError: "needs a peer of other make: tests/it/hostile.rs",
     errors.ChecksumError: "needs a fault of the memory: tests/it",
     errors.NotFiniteError: "needs a job that looks for it: test_nan_check.py",
+    errors.RootLostError: "needs a worker that was lost: test_launch.py",
     errors.DeviceError: "needs a device that fails: tests/it/devices.rs",
     errors.InternalError: "needs a defect",
 }

@@ -160,10 +160,15 @@ assert out == [2.0, 10.0][rank // 2]
 # A set of two is not everybody, although two are left.
 if rank == 0:
     assert gradlane.push_pull(numpy.ones(1), "pair", op=gradlane.Sum, process_set=gradlane.ProcessSet([0, 1])) == 1.0
-try:
-    gradlane.broadcast(numpy.ones(1), 1, "lost")
-except gradlane.errors.InvalidArgumentError as error:
-    assert "root_rank=1 is not in the job; ranks are [0, 2]" in str(error), error
+for call in (
+    lambda: gradlane.broadcast(numpy.ones(1), 1, "from lost"),
+    lambda: gradlane.reduce(numpy.ones(1), "to lost", 1, op=gradlane.Sum),
+):
+    try:
+        call()
+        raise SystemExit("it needs the lost worker")
+    except gradlane.RootLostError as error:
+        assert error.root == "worker 1" and "lost" in error.tensor, error
 gradlane.barrier("all of this is done")
 gradlane.shutdown()
 say(f"rank {rank} is done")
@@ -177,6 +182,15 @@ def test_gradlane_run_goes_on_without_a_killed_worker_if_the_job_does(transport,
     [ended] = run_all([([*command, "--", sys.executable, "-c", GOES_ON], over(transport))], timeout=60)
     assert ended.code == 0 and "worker 1 killed by signal 9 (SIGKILL)" in ended.output, ended.output
     assert {"rank 0 is done", "rank 2 is done"} <= set(ended.output.splitlines()), ended.output
+
+
+@pytest.mark.over("shm")
+def test_a_job_ends_if_a_loss_leaves_fewer_workers_than_it_must_have(transport):
+    command = [sys.executable, "-m", "gradlane", "run", "-n", "3", "-s", "1", "-o", "on_worker_loss=continue", "-o"]
+    script = ["--", sys.executable, "-c", GOES_ON]
+    ended, refused = run_all([([*command, f"min_workers={count}", *script], over(transport)) for count in (3, 4)], timeout=60)
+    assert ended.code != 0 and "is done" not in ended.output and "lost worker 1 on" in ended.output, ended.output
+    assert refused.code != 0 and "min_workers: is 4, and the job has 3 workers" in refused.output, refused.output
 
 
 @pytest.mark.over("shm", "quic")

@@ -264,8 +264,10 @@ knobs! {
         suspect_timeout: TimeSpan = "2 s" in "1 ms" to "10 min";
         /// Silence after which a member is dead.
         dead_timeout: TimeSpan = "5 s" in "1 ms" to "1 h";
-        /// What becomes of a job that loses a worker; the coordinator's setting counts. With `continue` it goes on with the workers that are left: sums and means are theirs from the step that was under way. It ends if the lost worker reduced with others on its machine (see `local_reduce`), or with the loss of a server. It also goes on without a worker that left in order. Give all workers the same setting: one with `continue` keeps what a sum would overwrite until the sum is whole, which takes up to `credit_bytes` more memory, and another copy where a sum in host memory goes to the place of its contribution.
+        /// What becomes of a job that loses a worker; the coordinator's setting counts. With `continue` it goes on with the workers that are left: sums and means are theirs from the step that was under way. It ends if the lost worker reduced with others on its machine (see `local_reduce`), or with the loss of a server. It also goes on without a worker that left in order. Give all workers the same setting: one with `continue` keeps what a sum would overwrite until the sum is whole, which takes memory for the sums that are on their way, and another copy where a sum in host memory goes to the place of its contribution.
         on_worker_loss: OnWorkerLoss = "abort";
+        /// With `on_worker_loss=continue`: the fewest workers that go on after a loss. If fewer are left, the job ends with the cause. Workers that left in order count.
+        min_workers: Count = "1" in "1" to "4096";
         /// How long a job runs on without its coordinator.
         control_lost_timeout: TimeSpan = "300 s" in "1 ms" to "24 h";
         /// Wait for a missing contribution after which a warning names the ranks; repeated at this interval.

@@ -26,7 +26,7 @@ struct Wire {
 
 /// The data of a task, run after run in piece order.
 enum Content {
-    /// Tensors in host memory: sent in place, and the sum lands in its destination.
+    /// Tensors in host memory: sent in place, and the sum lands in its destination or beside its contribution.
     Host { source: Vec<Region>, destination: Vec<Region> },
     /// Tensors in memory of one device, staged on their way to the network and back.
     Device(OnDevice),

@@ -381,6 +381,14 @@ errors! {
         /// The contributor, such as `worker 2`.
         from: String,
     }
+    /// The worker from which a tensor comes, or to which its sum goes, has left the job or was lost. Every worker gets this same error.
+    #[error("tensor {tensor}: it comes from {root} or goes there, and {root} is not in the job any more; name a worker that is")]
+    32: RootLost of InvalidArgument, raised as "RootLostError"("InvalidArgumentError") {
+        /// The tensor, or those that share its part.
+        tensor: Tensors,
+        /// The worker, such as `worker 2`.
+        root: String,
+    }
 }
 
 /// The classes of failure, equal in Rust and Python; gRPC's well-known names.

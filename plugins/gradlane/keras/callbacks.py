@@ -9,7 +9,7 @@ import keras
 import numpy as np
 
 from gradlane import _session
-from gradlane._objects import allgather
+from gradlane._objects import gather_by_rank
 from gradlane._operations import check_root
 from gradlane.errors import InvalidArgumentError, MismatchError
 from gradlane.keras._rates import LearningRate
@@ -72,18 +72,19 @@ class MetricAverageCallback(keras.callbacks.Callback):
         if logs is None or _session.size() == 1:
             return
         mine = {name: float(value) for name, value in sorted(logs.items()) if np.ndim(value) == 0}
-        everyones = allgather(mine, "keras metrics", plain=True)
-        for rank, theirs in enumerate(everyones):
-            if list(theirs) != list(everyones[0]):
+        everyones = gather_by_rank(mine, "keras metrics", plain=True)
+        first = next(iter(everyones))
+        for rank, theirs in everyones.items():
+            if list(theirs) != list(everyones[first]):
                 raise MismatchError(
-                    f"metrics of an epoch: worker 0 has {list(everyones[0])}, worker {rank} has {list(theirs)}; "
+                    f"metrics of an epoch: worker {first} has {list(everyones[first])}, worker {rank} has {list(theirs)}; "
                     "compile the models alike",
                     tensor="keras metrics",
                     field="name",
-                    first=(0, str(list(everyones[0]))),
+                    first=(first, str(list(everyones[first]))),
                     second=(rank, str(list(theirs))),
                 )
-        logs.update({name: float(np.mean([theirs[name] for theirs in everyones])) for name in mine})
+        logs.update({name: float(np.mean([theirs[name] for theirs in everyones.values()])) for name in mine})
 
 
 class LearningRateScheduleCallback(keras.callbacks.Callback):
@@ -189,7 +190,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         self._verbose = verbose
 
         def multiplier(epoch: float) -> float:
-            size = _session.size()
+            size = _session.first_size()
             # The last batch of an epoch has its number: at the end of the warm-up the factor is 1.
             epoch += 1.0 / (self._steps or 1)
             return 1.0 / size * (min(epoch, warmup_epochs) * (size - 1) / warmup_epochs + 1)
@@ -205,25 +206,25 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
 
 
 class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
-    """`keras.callbacks.ModelCheckpoint` that writes on rank 0 only.
+    """`keras.callbacks.ModelCheckpoint` that writes on rank 0 only, or on the lowest rank that is left.
 
     Put it after `MetricAverageCallback`. The other workers go on meanwhile, and wait for rank 0 in the next step, up to
     the setting `step_timeout`.
     """
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """As Keras' own, on rank 0."""
-        if _session.rank() == 0:
+        """As Keras' own, on the lowest rank."""
+        if _session.rank() == _session.ranks()[0]:
             super().on_train_batch_end(batch, logs)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """As Keras' own, on rank 0."""
-        if _session.rank() == 0:
+        """As Keras' own, on the lowest rank."""
+        if _session.rank() == _session.ranks()[0]:
             super().on_epoch_begin(epoch, logs)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """As Keras' own, on rank 0."""
-        if _session.rank() == 0:
+        """As Keras' own, on the lowest rank."""
+        if _session.rank() == _session.ranks()[0]:
             super().on_epoch_end(epoch, logs)
 
 

@@ -50,11 +50,10 @@ class SparseTransfer:
         kind = RowKind(self._dtype.name, f"[rows, {', '.join(map(str, self._row_shape))}]")
         content = kind.pack(np.ascontiguousarray(indices, _INDEX).tobytes(), np.ascontiguousarray(values).tobytes())
         self._gathering = Gathering(content, f"{name}/rows")
-        self._handles: list[Handle[memoryview]] = []
 
     def exchange(self) -> None:
         """Waits for the lengths and starts the transfer of the contents."""
-        self._handles = self._gathering.exchange()
+        self._gathering.exchange()
 
     def wait(self) -> Rows:
         """The rows of all workers in rank order, divided for a mean; the same on all workers, bit by bit.
@@ -62,13 +61,13 @@ class SparseTransfer:
         Raises:
             MismatchError: workers use rows of different shapes or element types.
         """
-        gathered, members = [handle.wait() for handle in self._handles], self._gathering.members
-        parts = [self._parse(content) for content in unpack(gathered, self._name, members)]
+        received = self._gathering.received()
+        parts = [self._parse(content) for content in unpack(list(received.values()), self._name, list(received))]
         total = sum(len(indices) for _, indices in parts)
         values = aligned((total, *self._row_shape), self._dtype)
         np.concatenate([values for values, _ in parts], out=values)
-        if self._is_mean and len(members) > 1:
-            values[...] = values // len(members) if values.dtype.kind in "iu" else values / len(members)
+        if self._is_mean and len(received) > 1:
+            values[...] = values // len(received) if values.dtype.kind in "iu" else values / len(received)
         return values, np.concatenate([indices for _, indices in parts]).astype(self._index_dtype)
 
     def _parse(self, content: memoryview) -> Rows:

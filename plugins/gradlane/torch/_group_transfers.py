@@ -134,7 +134,7 @@ class Transfers:
         submit = _copying(tensor, copied)
         channel = f"{kind}{tag or ''}.{origin}>{to}"
         key = self._key(channel, tensor)
-        if not 0 <= tag < TAGS_KEPT or pair_names(_session.size()) == 0:
+        if not 0 <= tag < TAGS_KEPT or pair_names(_session.first_size()) == 0:
             # The order of messages with different tags may differ between the two workers, and there may be any number
             # of tags. So the name for such a message ends with it, and every name where there are very many pairs.
             self._messages[channel] += 1

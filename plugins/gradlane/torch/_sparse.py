@@ -43,11 +43,10 @@ class SparseTransfer:
         kind = RowKind(_tensors.dtype_name(self._dtype), f"{list(self._shape)}{dimensions}")
         content = kind.pack(content_of(gradient.indices()), content_of(gradient.values()))
         self._gathering = Gathering(content, name, process_set=reduction.process_set)
-        self._handles: list[Handle[memoryview]] = []
 
     def exchange(self) -> None:
         """Waits for the lengths and starts the transfer of the contents."""
-        self._handles = self._gathering.exchange()
+        self._gathering.exchange()
 
     def wait(self) -> torch.Tensor:
         """The sum or average, coalesced; bitwise equal on all workers, because all add the same rows in rank order.
@@ -55,9 +54,9 @@ class SparseTransfer:
         Raises:
             MismatchError: workers use different shapes or element types.
         """
-        members = self._gathering.members
-        contents = unpack([handle.wait() for handle in self._handles], self._name, members)
-        divisor = len(members) if self._is_mean else 1
+        received = self._gathering.received()
+        contents = unpack(list(received.values()), self._name, list(received))
+        divisor = len(received) if self._is_mean else 1
         parts = [self._parse(content) for content in contents]
         indices = torch.cat([indices for indices, _ in parts], dim=1)
         values = torch.cat([values for _, values in parts])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -15,6 +16,7 @@ from torch.utils.hooks import RemovableHandle
 from gradlane._alike import telling
 from gradlane._model_choice import Choice
 from gradlane._reduction import AVERAGE
+from gradlane._sets import from_one_left
 from gradlane.errors import FailedPreconditionError, InvalidArgumentError
 from gradlane import _names, _session
 from gradlane._window import forward_order
@@ -138,7 +140,7 @@ class DistributedDataParallel(nn.Module):
         if self._synchronizes:
             self._refuse_unknown_parameters()
             if self.training and not self._is_joining:
-                self._copy_buffers(root_rank=0)
+                self._copy_buffers(self._gradients.leader)
         output = self.module(*inputs, **keywords)
         # Hooks on the outputs run in the outermost backward pass. A parameter's hook may run in an inner pass of
         # reentrant checkpointing, whose end is not the end of the backward pass.
@@ -259,7 +261,7 @@ class DistributedDataParallel(nn.Module):
                     self._copy_state(gradients.leader)
                     for position, optimizer in enumerate(optimizers):
                         prefix = f"{self._namespace}/optimizer{position}."
-                        broadcast_optimizer_state(optimizer, gradients.leader, prefix)
+                        from_one_left(gradients.leader, partial(broadcast_optimizer_state, optimizer, prefix=prefix))
             finally:
                 self._is_joining = False
 
@@ -320,13 +322,15 @@ class DistributedDataParallel(nn.Module):
     def _copy_state(self, root_rank: int) -> None:
         state = dict(self.module.named_parameters()) | dict(self.module.named_buffers())
         prefix = f"{self._namespace}/state/"
-        broadcast_alike({f"{prefix}{n}": tensor for n, tensor in state.items()}, prefix, root_rank)
+        named = {f"{prefix}{n}": tensor for n, tensor in state.items()}
+        from_one_left(root_rank, lambda root: broadcast_alike(named, prefix, root))
 
     def _copy_buffers(self, root_rank: int) -> None:
         if not self._buffer_names:
             return
         buffers = dict(self.module.named_buffers())
-        self._buffer_copies.copy({name: buffers[name] for name in self._buffer_names}, root_rank, self._unsaved_buffers)
+        kept = {name: buffers[name] for name in self._buffer_names}
+        from_one_left(root_rank, lambda root: self._buffer_copies.copy(kept, root, self._unsaved_buffers))
 
     def _unsaved_buffers(self) -> set[str]:
         """In training, the running statistics of a normalization are not used, and so no backward pass needs them."""

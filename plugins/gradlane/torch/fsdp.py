@@ -24,7 +24,7 @@ import torch
 
 from gradlane import _names, _session
 from gradlane._compression import Compressor
-from gradlane._objects import allgather
+from gradlane._objects import gather_by_rank
 from gradlane._reduction import Average, ReduceOp, Reduction, reduction_of
 from gradlane._sets import ProcessSet
 from gradlane.errors import InvalidArgumentError, MismatchError, UnsupportedError
@@ -163,18 +163,20 @@ def _shards(model: torch.nn.Module) -> Iterator[_Shard]:
 
 def _holders(shards: Sequence[_Shard], namespace: str) -> dict[str, ProcessSet | None]:
     """For each module, the workers that hold the same shard as this worker; None if they are all."""
-    places = allgather([[shard.path, *shard.place()] for shard in shards], f"{namespace}/places", plain=True)
+    mine = [[shard.path, *shard.place()] for shard in shards]
+    places: dict[int, _Places] = gather_by_rank(mine, f"{namespace}/places", plain=True)
     rank = _session.rank()
-    for other, theirs in enumerate(places):
+    for other, theirs in places.items():
         _check_alike(places[rank], other, theirs)
     holders = {}
     for position, shard in enumerate(shards):
-        coordinates = [place[position][2] for place in places]
-        same = [other for other, its in enumerate(coordinates) if its == coordinates[rank]]
+        by_rank = {other: theirs[position][2] for other, theirs in places.items()}
+        coordinates = list(by_rank.values())
+        same = [other for other, its in by_rank.items() if its == by_rank[rank]]
         uneven = next((its for its in coordinates if coordinates.count(its) != len(same)), None)
         if uneven is not None:
             raise InvalidArgumentError(
-                f"{_called(shard.path)}: {len(same)} workers hold the shard {coordinates[rank]} of the mesh, and "
+                f"{_called(shard.path)}: {len(same)} workers hold the shard {by_rank[rank]} of the mesh, and "
                 f"{coordinates.count(uneven)} the shard {uneven}; give each node the same number of workers"
             )
         if len(same) == 1 and len(coordinates) > 1:

@@ -60,9 +60,9 @@ class State:
             raise InvalidArgumentError(
                 "State needs either model= or names=, to name the parameters in errors and buckets"
             )
-        if group is not None and group.size() != _session.size():
+        if group is not None and group.size() != _session.first_size():
             raise UnsupportedError(
-                f"group has {group.size()} of {_session.size()} workers; this version averages over all of them"
+                f"group has {group.size()} of {_session.first_size()} workers; this version averages over all of them"
             )
         pairs = ((p, n) for n, p in model.named_parameters()) if model is not None else (names or {}).items()
         listed = list(pairs)

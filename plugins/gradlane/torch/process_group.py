@@ -67,7 +67,7 @@ class ProcessGroupGradlane(Transfers, distributed.ProcessGroup):
         self._ranks, self._set = tuple(ranks), process_set
         self._timeout = timeout
         # The groups of one dimension of a mesh have together as many names as the group of all workers.
-        self._names = RecentNames(max(_GROUP_NAMES_MIN, NAMES_MAX * len(ranks) // max(1, _session.size())))
+        self._names = RecentNames(max(_GROUP_NAMES_MIN, NAMES_MAX * len(ranks) // max(1, _session.first_size())))
         self._channels: dict[str, RecentNames] = {}
         self._passing, self._messages = PassingNames(), Counter[str]()
         self._name = self._description = ""
@@ -302,7 +302,7 @@ class ProcessGroupGradlane(Transfers, distributed.ProcessGroup):
     def _channel(self, channel: str) -> RecentNames:
         names = self._channels.get(channel)
         if names is None:
-            names = self._channels[channel] = RecentNames(pair_names(_session.size()))
+            names = self._channels[channel] = RecentNames(pair_names(_session.first_size()))
         return names
 
 
@@ -340,7 +340,7 @@ def _create(options: Any, backend_options: object = None) -> ProcessGroupGradlan
     """
     _check_options(options, backend_options)
     _session.join_beside(options.store)
-    workers, rank, size = _session.size(), options.group_rank, options.group_size
+    workers, rank, size = _session.first_size(), options.group_rank, options.group_size
     # The first group, of all workers, names no ranks.
     ranks = list(options.global_ranks_in_group) or list(range(size))
     if max(ranks) >= workers or not options.global_ranks_in_group and size != workers:

@@ -72,6 +72,7 @@ impl CoordinatorNode {
     /// # Errors
     /// [`Error::Io`] if the address cannot be bound or the directory cannot be used.
     pub fn start(machine: CoordinatorConfig, config: &Config, state_dir: Option<&Path>) -> Result<Self> {
+        machine.policy.check(machine.workers)?;
         let clock = Clock::start();
         let authority = match state_dir {
             Some(dir) if config.resume => Authority::resume(dir, &machine.job)?,

@@ -79,7 +79,7 @@ fn a_death_reaches_everybody_with_one_cause_within_a_bounded_time() {
 fn a_job_that_continues_ends_in_order_for_every_worker_that_is_left() {
     let (mut went_on, mut losses) = (0, 0);
     for seed in 0..SEEDS {
-        let mut world = World::new(seed, Policy::Continue);
+        let mut world = World::new(seed, Policy::CONTINUE);
         let victim = world.random(WORKERS as u64) as usize;
         let at = Time::ZERO + Duration::from_millis(world.random(3_000));
         let is_seen = world.random(2) == 0;

@@ -95,7 +95,7 @@ impl CoordinatorConfig {
             dead_timeout: config.dead_timeout,
             leave_grace: config.shutdown_timeout,
             stall_interval: config.stall_warn,
-            policy: Policy::from_setting(config.on_worker_loss),
+            policy: Policy::from_settings(config),
             layout: LayoutConfig {
                 partition_bytes: config.partition_bytes,
                 fuse_bytes: config.fuse_bytes,

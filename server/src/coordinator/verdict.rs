@@ -9,12 +9,13 @@
 //! | a worker that reduces with others of its machine, which stay | abort | abort: their sums are broken |
 //! | a worker, and all that stay reduce on one machine | abort | abort: they would go on without servers |
 //! | several workers, others stay | abort | continue without them |
+//! | so many workers that too few are left | abort | abort |
 //! | every worker | abort | abort: nobody is left |
 //! | the last worker that works, others left in order | abort | continue: the job ends in order |
 //! | a server, perhaps with workers | abort | abort: its sums are lost |
 
-use gradlane_core::config::OnWorkerLoss;
-use gradlane_core::error::Error;
+use gradlane_core::config::{Config, OnWorkerLoss};
+use gradlane_core::error::{Error, Result};
 use gradlane_core::types::{Machines, Role, WorkerId};
 use gradlane_core::wire::frame::Health;
 
@@ -27,15 +28,36 @@ pub enum Policy {
     #[default]
     Abort,
     /// The job goes on with the workers that are left. The loss of a server still fails it, because its sums are lost.
-    Continue,
+    Continue {
+        /// The fewest workers that go on after a loss; those that left in order count.
+        min_workers: u32,
+    },
 }
 
 impl Policy {
+    /// To go on with however many are left.
+    pub const CONTINUE: Self = Self::Continue { min_workers: 1 };
+
     /// The policy that a user chose.
-    pub const fn from_setting(setting: OnWorkerLoss) -> Self {
-        match setting {
+    pub fn from_settings(config: &Config) -> Self {
+        match config.on_worker_loss {
             OnWorkerLoss::Abort => Self::Abort,
-            OnWorkerLoss::Continue => Self::Continue,
+            OnWorkerLoss::Continue => Self::Continue { min_workers: config.min_workers },
+        }
+    }
+
+    /// Checks it for a job of so many workers.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if more must be left than there are.
+    pub(super) fn check(self, workers: u32) -> Result<()> {
+        match self {
+            Self::Continue { min_workers } if min_workers > workers => Err(Error::Config {
+                knob: "min_workers".to_owned(),
+                problem: format!("is {min_workers}, and the job has {workers} workers"),
+                hint: "give at most as many as there are".to_owned(),
+            }),
+            Self::Abort | Self::Continue { .. } => Ok(()),
         }
     }
 }
@@ -72,7 +94,7 @@ pub(super) fn verdict(policy: Policy, roster: &Roster, machines: &Machines, loss
     let abort = |lost: &Lost, reason| Verdict::Abort { cause: peer_lost(roster, lost), reason };
     match policy {
         Policy::Abort => abort(first, "the policy of this job is to abort"),
-        Policy::Continue => {
+        Policy::Continue { min_workers } => {
             if let Some(server) = needed.iter().find(|lost| lost.identity.role == Role::Server) {
                 return abort(server, "the sums of a server are lost with it");
             }
@@ -81,8 +103,10 @@ pub(super) fn verdict(policy: Policy, roster: &Roster, machines: &Machines, loss
                 let identity = seat.identity();
                 identity.role == Role::Worker && seat.health != Health::Dead && !without.contains(&identity)
             };
-            if !roster.seats().any(stays) {
-                return abort(first, "no worker is left");
+            match roster.seats().filter(|seat| stays(seat)).count() {
+                0 => return abort(first, "no worker is left"),
+                left if left < min_workers as usize => return abort(first, "fewer workers are left than min_workers"),
+                _ => {}
             }
             let is_broken = |lost: &&&Lost| {
                 let rank = roster.seat(lost.identity).map(|seat| WorkerId(seat.member.index));
@@ -144,7 +168,7 @@ mod tests {
         ];
         for (what, lost, left, by_abort, by_continue) in cases {
             let roster = roster(left, true);
-            for (policy, expected) in [(Policy::Abort, by_abort), (Policy::Continue, by_continue)] {
+            for (policy, expected) in [(Policy::Abort, by_abort), (Policy::CONTINUE, by_continue)] {
                 let reason = match decided(policy, &roster, &loss(lost)) {
                     Verdict::Abort { reason, .. } | Verdict::Continue { reason, .. } => reason,
                     Verdict::Nothing => "nothing",
@@ -156,13 +180,33 @@ mod tests {
     }
 
     #[test]
+    fn a_job_goes_on_if_enough_workers_are_left_and_those_that_left_in_order_count() {
+        let reason = |min_workers, left: &[u8], lost: &[u8]| match decided(
+            Policy::Continue { min_workers },
+            &roster(left, true),
+            &loss(lost),
+        ) {
+            Verdict::Abort { reason, .. } | Verdict::Continue { reason, .. } => reason,
+            other => panic!("{other:?}"),
+        };
+        let too_few = "fewer workers are left than min_workers";
+        let fine = "other workers are left";
+        assert_eq!([1, 2, 3].map(|min_workers| reason(min_workers, &[], &[1])), [fine, fine, too_few]);
+        assert_eq!(reason(2, &[], &[0, 1]), too_few);
+        assert_eq!(reason(2, &[0], &[1]), fine);
+        assert!(Policy::Continue { min_workers: 3 }.check(3).is_ok());
+        let refused = Policy::Continue { min_workers: 4 }.check(3).unwrap_err();
+        assert!(matches!(refused, Error::Config { knob, .. } if knob == "min_workers"));
+    }
+
+    #[test]
     fn a_job_does_not_go_on_without_one_of_the_workers_that_reduce_on_a_machine() {
         let mut roster = roster(&[], true);
         for (seat, machine) in roster.seats_mut().zip([7, 7, 8, 8]) {
             seat.member.process.machine = MachineId(machine);
             seat.member.process.addresses = vec![Address::new(Scheme::Shm, "/socket")];
         }
-        let reason = |lost: &[u8]| match decided(Policy::Continue, &roster, &loss(lost)) {
+        let reason = |lost: &[u8]| match decided(Policy::CONTINUE, &roster, &loss(lost)) {
             Verdict::Abort { reason, .. } | Verdict::Continue { reason, .. } => reason,
             other => panic!("{other:?}"),
         };
@@ -173,7 +217,7 @@ mod tests {
 
     #[test]
     fn a_loss_before_the_job_formed_frees_the_seat() {
-        for policy in [Policy::Abort, Policy::Continue] {
+        for policy in [Policy::Abort, Policy::CONTINUE] {
             assert_eq!(decided(policy, &roster(&[], false), &loss(&[1, SERVER])), Verdict::Free);
         }
     }
@@ -185,12 +229,12 @@ mod tests {
             other => panic!("{other:?}"),
         };
         assert_eq!(cause(Policy::Abort), "lost worker 1 on n1 (pid 1): evidence 1");
-        assert_eq!(cause(Policy::Continue), "lost server 0 on n9 (pid 9): evidence 9");
+        assert_eq!(cause(Policy::CONTINUE), "lost server 0 on n9 (pid 9): evidence 9");
     }
 
     #[test]
     fn a_job_continues_without_exactly_those_that_it_still_needed() {
-        let verdict = decided(Policy::Continue, &roster(&[0], true), &loss(&[0, 2]));
+        let verdict = decided(Policy::CONTINUE, &roster(&[0], true), &loss(&[0, 2]));
         let Verdict::Continue { without, .. } = verdict else { panic!("{verdict:?}") };
         assert_eq!(without, [identity(2)], "worker 0 had left");
     }

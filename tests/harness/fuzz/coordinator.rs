@@ -58,7 +58,7 @@ struct World {
 
 impl World {
     fn new(input: &mut Input<'_>) -> Self {
-        let policy = input.pick(&[Policy::Abort, Policy::Continue]);
+        let policy = input.pick(&[Policy::Abort, Policy::CONTINUE]);
         let config = CoordinatorConfig {
             job: "fuzz".to_owned(),
             workers: WORKERS,
@@ -257,7 +257,7 @@ impl World {
             let is_old = |member| before.members.contains(member);
             assert!(view.members.iter().all(is_old), "a stranger is in: {view:?} after {before:?}");
             let is_whole = before.members.len() == view.members.len();
-            assert!(is_whole || self.policy == Policy::Continue, "a job that goes on without some: {view:?}");
+            assert!(is_whole || self.policy == Policy::CONTINUE, "a job that goes on without some: {view:?}");
         }
     }
 

@@ -37,7 +37,7 @@ impl CoordinatorProcess {
             dead_timeout: timing::DEAD,
             leave_grace: timing::DEAD,
             stall_interval: timing::STALL_WARN,
-            policy: if context.plan.classes.survivors { Policy::Continue } else { Policy::Abort },
+            policy: if context.plan.classes.survivors { Policy::CONTINUE } else { Policy::Abort },
             layout: context.plan.settings.layout,
             defect: context.plan.defect,
         };

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 
 import gradlane
 from gradlane import _session, is_initialized, local_rank, local_size, rank, shutdown, size, stop_timeline
+from gradlane._objects import gather_by_rank
 from gradlane.errors import FailedPreconditionError, InvalidArgumentError, MismatchError, UnsupportedError
 
 __all__ = [
@@ -145,7 +146,8 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
         InvalidArgumentError: a set of these workers was added already, or the job lacks one of the ranks.
     """
     wanted = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
-    for other, ranks in enumerate(gradlane.allgather(wanted.ranks, "horovod.add_process_set", plain=True)):
+    everyones = gather_by_rank(wanted.ranks, "horovod.add_process_set", plain=True)
+    for other, ranks in everyones.items():
         if ranks != wanted.ranks:
             raise MismatchError(
                 f"add_process_set: worker {rank()} gave the ranks {wanted.ranks}, worker {other} {ranks}; add the same "
@@ -155,11 +157,13 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
                 first=(rank(), str(wanted.ranks)),
                 second=(other, str(ranks)),
             )
-    if wanted.process_set_id is not None or wanted.ranks == global_process_set.ranks:
+    first_size = _session.first_size()
+    if wanted.process_set_id is not None or wanted.ranks == list(range(first_size)):
         raise InvalidArgumentError(f"there is a process set of the ranks {wanted.ranks} already; use that one")
-    if wanted.ranks[-1] >= size():
+    if wanted.ranks[-1] >= first_size:
         raise InvalidArgumentError(
-            f"a process set of the ranks {wanted.ranks} in a job of {size()} workers: give ranks from 0 to {size() - 1}"
+            f"a process set of the ranks {wanted.ranks} in a job of {first_size} workers: give ranks from 0 to "
+            f"{first_size - 1}"
         )
     assert wanted.members is not None, "the set of all workers has a number from the start"
     generation = _session.generation()

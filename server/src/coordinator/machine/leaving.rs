@@ -28,13 +28,13 @@ impl Coordinator {
                 let staying = view.workers().map(|member| WorkerId(member.index)).filter(|worker| *worker != left);
                 let staying: Vec<WorkerId> = staying.collect();
                 match self.config.policy {
-                    Policy::Continue if !are_brought_together(&Machines::of(&view), &staying) => {
+                    Policy::Continue { .. } if !are_brought_together(&Machines::of(&view), &staying) => {
                         self.roster.seat_mut(identity).expect("as above").is_past = true;
                         let (without, reason) = (self.roster.name(identity), "it left in order");
                         self.connections.event(Event::GoesOn { without, reason });
                         self.go_on_with_those_left(now);
                     }
-                    Policy::Abort | Policy::Continue => {
+                    Policy::Abort | Policy::Continue { .. } => {
                         let answers = self.barriers.break_all(format!("{} on {place}", self.roster.name(identity)));
                         self.answer(answers);
                         if self.roster.all_workers_left() {

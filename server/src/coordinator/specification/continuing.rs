@@ -126,7 +126,7 @@ fn a_lost_worker_cannot_come_back_and_its_rank_stays_unused() {
 }
 
 fn continuing(workers: u32) -> Job {
-    form(job_of(CoordinatorConfig { policy: Policy::Continue, ..config(workers) }), workers)
+    form(job_of(CoordinatorConfig { policy: Policy::CONTINUE, ..config(workers) }), workers)
 }
 
 fn kill(job: &mut Job, worker: u32) {

@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use gradlane_core::error::{Error, Result};
 use gradlane_core::types::{
-    CodecSpec, DType, Defect, ExchangeId, Machines, Op, PartId, Participants, Round, Time, WorkerId, planted,
+    CodecSpec, DType, Defect, ExchangeId, Machines, PartId, Participants, Round, Time, WorkerId, planted,
 };
 use gradlane_core::wire::{Body, Contribute, Contribution, Target};
 
 use super::aggregator::{Aggregator, Exchange, ExchangeState, Part, parity};
-use super::refusals::{gave_up, lost, no_root, over};
+use super::refusals::{gave_up, lost, over};
 use super::residual::Residual;
 use super::round::{RoundState, Slot, Spec};
 use crate::node::budget::{Budget, check_parts};
@@ -209,10 +209,8 @@ impl Aggregator {
     /// Puts a new round into its slot.
     fn begin(&mut self, now: Time, mut slot: Slot, budget: &mut Budget) -> Result<()> {
         let id = slot.id;
-        if let Op::Broadcast { root } = slot.spec.op
-            && !self.workers().contains(root)
-        {
-            slot.state = RoundState::Failed(no_root(id, root, self.workers().len()));
+        if let Some(error) = self.root_lost(id, slot.spec.op) {
+            slot.state = RoundState::Failed(error);
         }
         let ahead = self.parts.get(&id.part).into_iter().flat_map(|part| &part.ahead);
         for worker in ahead.filter(|(_, round)| **round > id.round).map(|(worker, _)| *worker) {

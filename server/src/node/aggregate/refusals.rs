@@ -62,11 +62,7 @@ pub(super) fn restarted(epoch: Epoch) -> Error {
     Error::Unavailable { what: "the round".to_owned(), cause }
 }
 
-/// The error of a broadcast from a worker that is not in the view.
-pub(super) fn no_root(id: SlotId, root: WorkerId, workers: usize) -> Error {
-    Error::TensorArgument {
-        tensor: id.part.key.into(),
-        what: format!("a broadcast from {root}, which is not among the workers"),
-        hint: format!("this job has {workers} workers now; name one that has not left"),
-    }
+/// The error of a round that comes from a worker that is not in the view, or goes to it.
+pub(super) fn root_lost(id: SlotId, root: WorkerId) -> Error {
+    Error::RootLost { tensor: id.part.key.into(), root: root.to_string() }
 }

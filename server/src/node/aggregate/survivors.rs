@@ -17,7 +17,7 @@ use gradlane_core::error::Error;
 use gradlane_core::types::{Defect, Epoch, Op, PartId, WorkerId, WorkerSet, planted};
 
 use super::aggregator::Aggregator;
-use super::refusals::{gave_up, no_root, restarted};
+use super::refusals::{gave_up, restarted, root_lost};
 use super::round::{RoundState, Slot, Spec};
 use crate::node::command::SlotId;
 
@@ -69,10 +69,8 @@ impl Aggregator {
     fn obstacle(&self, id: SlotId) -> Option<Error> {
         let slot = self.slot(id)?;
         let RoundState::Open(open) = &slot.state else { return None };
-        if let Op::Broadcast { root } = slot.spec.op
-            && !self.workers().contains(root)
-        {
-            return Some(no_root(id, root, self.workers().len()));
+        if let Some(error) = self.root_lost(id, slot.spec.op) {
+            return Some(error);
         }
         let is_due = |worker: &WorkerId| slot.due.set.contains(*worker);
         if let Some((_, cause)) = open.withdrawn.iter().find(|(worker, _)| is_due(worker)) {
@@ -80,6 +78,14 @@ impl Aggregator {
         }
         let went_on = slot.due.ranks.iter().copied().filter(is_due).find(|worker| self.went_on(id, *worker));
         went_on.map(|worker| gave_up(id, worker, Duration::ZERO))
+    }
+
+    /// The error of a round of this part if the worker from which it comes, or to which it goes, is not in the view.
+    pub(super) fn root_lost(&self, id: SlotId, op: Op) -> Option<Error> {
+        let origin = if let Op::Broadcast { root } = op { Some(root) } else { None };
+        let receiver = self.parts.get(&id.part).and_then(|part| part.participants.receiver());
+        let gone = origin.into_iter().chain(receiver).find(|worker| !self.workers().contains(*worker));
+        gone.map(|worker| root_lost(id, worker))
     }
 
     /// Whether `worker` has asked for a later round of the part.

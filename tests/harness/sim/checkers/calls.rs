@@ -349,9 +349,9 @@ impl Witness {
             {
                 self.left_without(tensor, round)
             }
-            Error::TensorArgument { what, .. } if what.contains("which is not among the workers") => (0..)
+            Error::RootLost { root, .. } => (0..)
                 .map_while(|rank| Some((rank, self.job.worker_of_rank(rank)?)))
-                .filter(|(rank, _)| what.contains(&format!("from {},", WorkerId(*rank))))
+                .filter(|(rank, _)| *root == WorkerId(*rank).to_string())
                 .any(|(_, root)| self.job.is_lost(root) || self.has_left_without(root, tensor, round)),
             Error::FailedPrecondition { what, .. } if what.contains("memory of the server for tensors") => {
                 self.is_short(Some(me.who), tensor)

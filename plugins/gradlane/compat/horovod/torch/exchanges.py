@@ -72,17 +72,18 @@ def _alltoall(
     waits: bool, tensor: torch.Tensor, splits: Splits | None, name: str | None, process_set: ProcessSet
 ) -> Handle[tuple[torch.Tensor, torch.Tensor]]:
     members = members_of(process_set)
+    workers = _sets.members_of(members)
     _tensors.check_place(tensor)
-    sent = _lengths(tensor, splits, len(_sets.members_of(members)))
+    sent = dict(zip(workers, _lengths(tensor, splits, len(workers)), strict=True))
     differentiable = is_differentiable([tensor])
-    source = _tensors.in_host_memory(tensor.detach())[: sum(sent)]
+    source = _tensors.in_host_memory(tensor.detach())[: sum(sent.values())]
 
     def submit(chosen: str) -> Handle[tuple[torch.Tensor, list[int]]]:
         lengths = _announce_lengths(sent, tensor, chosen, members)
 
         def exchange() -> tuple[torch.Tensor, list[int]]:
-            came = _check_lengths(lengths.wait(), len(sent), tensor, chosen, members)
-            return _exchange_rows(source, sent, came, chosen, members), came
+            came = _check_lengths(lengths.wait(), workers, tensor, chosen, members)
+            return _exchange_rows(source, sent, came, chosen, members), list(came.values())
 
         return in_turn(_sets.name_in_job(chosen, members), exchange, waits=waits)
 
@@ -106,12 +107,13 @@ def _alltoall(
 
 
 def _exchange_rows(
-    tensor: torch.Tensor, sent: list[int], came: list[int], name: str, members: Workers | None
+    tensor: torch.Tensor, sent: dict[int, int], came: dict[int, int], name: str, members: Workers | None
 ) -> torch.Tensor:
     """Sends rows and receives those of all workers."""
-    out = torch.empty(sum(came), *tensor.shape[1:], dtype=tensor.dtype)
+    out = torch.empty(sum(came.values()), *tensor.shape[1:], dtype=tensor.dtype)
     starts: list[Callable[[], Handle[Any]]] = []
-    for worker, source, target in zip(_sets.members_of(members), _bytes(tensor, sent), _bytes(out, came), strict=True):
+    sources, targets = _bytes(tensor, list(sent.values())), _bytes(out, list(came.values()))
+    for worker, source, target in zip(sent, sources, targets, strict=True):
         if worker == rank():
             target.copy_(source)
             continue
@@ -198,11 +200,14 @@ def _scatter(
     differentiable = is_differentiable([tensor], reduction)
     whole = _tensors.dense(scale(_tensors.in_host_memory(tensor.detach()), how.before))
     parts = list(whole.tensor_split(len(workers)))
+    # After a loss the parts have other lengths.
+    count = len(_sets.places_of(reduction.process_set))
+    among = "" if len(workers) == count else f" of {len(workers)}"
     own = workers.index(rank())
     parts[own] = parts[own].clone()  # the sum lands there, and the tensor is the caller's
 
     def names(chosen: str) -> list[str]:
-        return [f"{chosen}>{worker}" for worker in workers]
+        return [f"{chosen}{among}>{worker}" for worker in workers]
 
     def submit(chosen: str) -> Handle[list[torch.Tensor]]:
         def start(worker: int, part: torch.Tensor, called: str) -> Handle[torch.Tensor]:
@@ -244,23 +249,30 @@ def _lengths(tensor: torch.Tensor, splits: Splits | None, count: int) -> list[in
     return lengths
 
 
-def _announce_lengths(sent: list[int], tensor: torch.Tensor, name: str, members: Workers | None) -> Handle[Any]:
+def _announce_lengths(sent: dict[int, int], tensor: torch.Tensor, name: str, members: Workers | None) -> Handle[Any]:
     """Begins to tell each worker how many rows it gets from the others.
 
     Each worker fills its line of a table with what it sends, and with a mark of its kind of rows; the sum is the table.
     """
-    workers = _sets.members_of(members)
-    own, width = workers.index(rank()), len(sent) + 1
-    table = array("q", bytes(8 * len(workers) * width))
-    table[own * width : (own + 1) * width] = array("q", [*sent, crc32(_kind(tensor).encode())])
+    places = _sets.places_of(members)
+    own, width = places.index(rank()), len(places) + 1
+    table = array("q", bytes(8 * len(places) * width))
+    line = [sent.get(place, 0) for place in places]
+    table[own * width : (own + 1) * width] = array("q", [*line, crc32(_kind(tensor).encode())])
     return push_pull_async(table, f"{name}.lengths", op=Sum, process_set=members)
 
 
-def _check_lengths(table: Any, count: int, tensor: torch.Tensor, name: str, members: Workers | None) -> list[int]:
-    """How many rows come from each worker. Raises unless all rows are alike."""
-    kind, workers = _kind(tensor), _sets.members_of(members)
-    for worker, mark in zip(workers, table[count :: count + 1], strict=True):
-        if mark != crc32(kind.encode()):
+def _check_lengths(
+    table: Any, workers: Sequence[int], tensor: torch.Tensor, name: str, members: Workers | None
+) -> dict[int, int]:
+    """How many rows come from each of these workers. Raises unless all rows are alike."""
+    kind, places = _kind(tensor), _sets.places_of(members)
+    width = len(places) + 1
+    came = {}
+    for worker in workers:
+        line = table[places.index(worker) * width :][:width]
+        # A worker that was lost has filled nothing.
+        if line[-1] not in (0, crc32(kind.encode())):
             raise MismatchError(
                 f"alltoall: rows of worker {rank()} are {kind}, and those of worker {worker} are not; send rows of one "
                 "shape and element type from all workers",
@@ -269,7 +281,8 @@ def _check_lengths(table: Any, count: int, tensor: torch.Tensor, name: str, memb
                 first=(rank(), kind),
                 second=(worker, "other rows"),
             )
-    return list(table[workers.index(rank()) :: count + 1])
+        came[worker] = line[places.index(rank())]
+    return came
 
 
 def _kind(tensor: torch.Tensor) -> str:
