@@ -23,7 +23,7 @@ use super::{MemberCommand, MemberConfig, MemberEvent};
 ///
 /// - After a lost connection, and when the coordinator was silent for `silence_max`, the member dials again, and sends every request
 ///   without an answer again. The job goes on meanwhile, until the coordinator was silent for `control_lost_timeout`.
-/// - Every [`Member::declare`] and [`Member::barrier`] ends in exactly one event with its number.
+/// - Every [`Member::declare`], [`Member::barrier`] and [`Member::ask_store`] ends in exactly one event with its number.
 /// - A view replaces the one before as a whole, and only if its (term, number) is newer. The member tells the process of each view once. A
 ///   view that is older, or that has the number of the known view but other contents, ends the membership with an error.
 /// - The member answers the end of the job and a refusal with [`Frame::Leave`], so that the coordinator knows that they arrived.
@@ -155,6 +155,10 @@ impl Member {
                 let answer = self.requests.barrier_done(request, outcome);
                 self.settle(answer);
             }
+            Frame::StoreDone { request, outcome } => {
+                let answer = self.requests.store_done(request, outcome);
+                self.settle(answer);
+            }
             Frame::Undeclared { request } => {
                 let answer = self.requests.undeclared(request);
                 self.settle(answer);
@@ -175,6 +179,7 @@ impl Member {
             | Frame::Declare { .. }
             | Frame::Undeclare { .. }
             | Frame::Barrier { .. }
+            | Frame::Store { .. }
             | Frame::Stall(_)
             | Frame::Leave
             | Frame::Fail { .. }
@@ -481,6 +486,7 @@ impl Member {
 
 mod leaving;
 mod reporting;
+mod storing;
 mod waiting;
 
 #[cfg(test)]

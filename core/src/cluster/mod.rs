@@ -1,22 +1,25 @@
 //! A node's side of the job's membership.
 //!
-//! [`Member`] speaks the control protocol with the coordinator: it joins, keeps the connection alive, asks for layouts and barriers,
-//! and tells its process when the job is over and why. [`View`](crate::types::View) describes the membership. The coordinator, in the
+//! [`Member`] speaks the control protocol with the coordinator: it joins, keeps the connection alive, asks for layouts, barriers and
+//! the store, and tells its process when the job is over and why. [`View`](crate::types::View) describes the membership. The coordinator, in the
 //! server crate, decides it.
 
 use std::time::Duration;
 
 use crate::error::{Error, Result};
-use crate::types::{PartLayout, Process, TensorKey, View, WorkersKey};
+use crate::types::{PartLayout, Process, StoreAnswer, TensorKey, View, WorkersKey};
 use crate::wire::Frame;
 use crate::wire::frame::Stall;
 use crate::wire::limits::NAME_BYTES_MAX;
 
 mod declarations;
+mod entries;
 mod line;
 mod member;
 mod requests;
+mod store_requests;
 
+pub use entries::Entries;
 pub use member::Member;
 
 /// The identity of a process in a job, and its timeouts.
@@ -100,6 +103,13 @@ pub enum MemberEvent {
         request: u64,
         /// Passed, or the error.
         outcome: Result<()>,
+    },
+    /// Answers [`Member::ask_store`].
+    StoreDone {
+        /// The number of the request.
+        request: u64,
+        /// The answer, or the error.
+        outcome: Result<StoreAnswer>,
     },
     /// These tensors have ended: no worker uses their names any more. Comes to servers, and may be repeated after a reconnection.
     Ended {

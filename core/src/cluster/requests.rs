@@ -5,11 +5,12 @@ use std::time::Duration;
 
 use crate::config::ANSWER_MARGIN;
 use crate::error::{Error, Result};
-use crate::types::{PartLayout, TensorSpec, Time};
+use crate::types::{PartLayout, StoreAnswer, StoreAsk, TensorSpec, Time};
 use crate::wire::{Frame, limits};
 
 use super::MemberEvent;
 use super::declarations::{Answered, Declarations};
+use super::store_requests::StoreRequests;
 
 /// Unanswered requests by number. All kinds share one rising sequence of numbers, and no number is used twice.
 #[derive(Default, Debug)]
@@ -19,6 +20,7 @@ pub(super) struct Requests {
     barriers: BTreeMap<u64, Barrier>,
     /// Names that are used no more.
     undeclared: BTreeMap<u64, Vec<String>>,
+    store: StoreRequests,
 }
 
 #[derive(Debug)]
@@ -66,13 +68,19 @@ impl Requests {
         Ok(frame)
     }
 
+    /// Keeps a request to the store until it is answered. See [`StoreRequests::ask`].
+    pub(super) fn ask_store(&mut self, now: Time, request: u64, ask: StoreAsk, patience: Duration) -> Result<Frame> {
+        self.store.ask(now, request, ask, patience)
+    }
+
     /// The frames of all unanswered requests, each with its remaining time.
     pub(super) fn frames(&self, now: Time) -> Vec<Frame> {
         let barriers = self.barriers.iter().map(|(request, barrier)| barrier.frame(now, *request));
         // These go first: no declaration that was made before one of them, of the same name, is unanswered.
         let undeclare =
             |(request, names): (&u64, &Vec<String>)| Frame::Undeclare { request: *request, names: names.clone() };
-        self.undeclared.iter().map(undeclare).chain(self.declarations.frames()).chain(barriers).collect()
+        let undeclared = self.undeclared.iter().map(undeclare);
+        undeclared.chain(self.declarations.frames()).chain(barriers).chain(self.store.frames(now)).collect()
     }
 
     /// Takes the answer to a frame of declarations. Does nothing if they were given up before.
@@ -101,6 +109,18 @@ impl Requests {
         }
     }
 
+    /// Takes the answer of the store, like [`Requests::declared`].
+    pub(super) fn store_done(
+        &mut self,
+        request: u64,
+        outcome: Result<StoreAnswer>,
+    ) -> std::result::Result<Answered, String> {
+        match self.store.answered(request, outcome) {
+            Some(event) => Ok(Answered { events: vec![event?], frames: Vec::new() }),
+            None => self.check_given_up(request),
+        }
+    }
+
     /// Takes the confirmation that names are used no more, like [`Requests::declared`].
     pub(super) fn undeclared(&mut self, request: u64) -> std::result::Result<Answered, String> {
         match self.undeclared.remove(&request) {
@@ -109,20 +129,19 @@ impl Requests {
         }
     }
 
-    /// Gives up the barriers whose timeout passed so long ago that the coordinator's answer should have come.
+    /// Gives up the barriers, and the requests to the store, whose timeout passed so long ago that the coordinator's answer should have come.
     pub(super) fn expire(&mut self, now: Time) -> Vec<MemberEvent> {
         let barriers = std::mem::take(&mut self.barriers);
         let (late, waiting) = barriers.into_iter().partition(|(_, barrier)| barrier.give_up_at() <= now);
         self.barriers = waiting;
-        late.into_iter()
-            .map(|(request, barrier): (u64, Barrier)| MemberEvent::BarrierDone {
-                request,
-                outcome: Err(Error::Timeout {
-                    what: format!("barrier {:?}: no answer from the coordinator", barrier.name),
-                    waited: now.since(barrier.asked),
-                }),
-            })
-            .collect()
+        let given_up = late.into_iter().map(|(request, barrier): (u64, Barrier)| MemberEvent::BarrierDone {
+            request,
+            outcome: Err(Error::Timeout {
+                what: format!("barrier {:?}: no answer from the coordinator", barrier.name),
+                waited: now.since(barrier.asked),
+            }),
+        });
+        given_up.chain(self.store.expire(now)).collect()
     }
 
     /// Ends everything with `error`.
@@ -132,17 +151,20 @@ impl Requests {
         let barriers = std::mem::take(&mut self.barriers).into_keys();
         let declared = |request| MemberEvent::Declared { request, outcome: Err(error.clone()) };
         let barrier_done = |request| MemberEvent::BarrierDone { request, outcome: Err(error.clone()) };
-        declarations.map(declared).chain(barriers.map(barrier_done)).collect()
+        let store_done = |request| MemberEvent::StoreDone { request, outcome: Err(error.clone()) };
+        let asked = self.store.end().map(store_done);
+        declarations.map(declared).chain(barriers.map(barrier_done)).chain(asked).collect()
     }
 
     /// When to call [`Requests::expire`].
     pub(super) fn poll_timeout(&self) -> Option<Time> {
-        self.barriers.values().map(Barrier::give_up_at).min()
+        let barriers = self.barriers.values().map(Barrier::give_up_at).min();
+        [barriers, self.store.poll_timeout()].into_iter().flatten().min()
     }
 
     fn check_given_up(&self, request: u64) -> std::result::Result<Answered, String> {
         let asks_else = self.declarations.knows(request) || self.barriers.contains_key(&request);
-        if asks_else || self.undeclared.contains_key(&request) {
+        if asks_else || self.undeclared.contains_key(&request) || self.store.knows(request) {
             return Err(format!("{request} asks something else"));
         }
         if request == 0 || request > self.last {

@@ -474,6 +474,7 @@ fn on_event(shared: &Arc<Shared>, event: MemberEvent) {
         MemberEvent::Ended { .. } => {}
         MemberEvent::Declared { .. }
         | MemberEvent::BarrierDone { .. }
+        | MemberEvent::StoreDone { .. }
         | MemberEvent::Renewed { .. }
         | MemberEvent::WorkersKey(_) => {
             unreachable!("the membership keeps these events, or reports them to the waiting callers")

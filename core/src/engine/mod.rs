@@ -61,6 +61,7 @@ mod feedback;
 mod local;
 mod local_finite;
 mod names;
+mod store;
 
 pub use asked::{ParameterUse, Submission};
 pub use batch::{Batch, BatchSubmission, Member};

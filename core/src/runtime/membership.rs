@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::identity::{Credentials, Renewal};
 use crate::local::OwnThread;
 use crate::transport::quic::control::{ControlEvent, ControlLink};
-use crate::types::{Done, NodeId, PartLayout, TensorSpec, Time, WorkersKey};
+use crate::types::{Done, NodeId, PartLayout, StoreAnswer, StoreAsk, TensorSpec, Time, WorkersKey};
 use crate::wire::frame::{Frame, Progress, Stall, Status};
 
 /// The membership of this process in a job: its connection to the coordinator, and the thread that drives it.
@@ -47,6 +47,7 @@ enum Input {
     Declare { tensors: Vec<TensorSpec>, fuse: bool, done: Done<Vec<PartLayout>> },
     Undeclare { names: Vec<String> },
     Barrier { name: String, timeout: Duration, done: Done<()> },
+    Store { ask: StoreAsk, patience: Duration, done: Done<StoreAnswer> },
     Stall(Stall),
     Saw { node: NodeId, pid: u32 },
     Leave,
@@ -56,7 +57,7 @@ enum Input {
 }
 
 impl Membership {
-    /// Starts to join. Calls `events` on the membership's thread, in order, but reports declarations and barriers to their `Done`. Calls
+    /// Starts to join. Calls `events` on the membership's thread, in order, but reports declarations, barriers and answers of the store to their `Done`. Calls
     /// `progress` before each heartbeat.
     pub fn start(
         options: MembershipOptions,
@@ -81,6 +82,7 @@ impl Membership {
             dials: 0,
             declarations: BTreeMap::new(),
             barriers: BTreeMap::new(),
+            asked: BTreeMap::new(),
             progress: Box::new(progress),
             events: Box::new(events),
         };
@@ -107,6 +109,11 @@ impl Membership {
     /// Arrives at a barrier.
     pub fn barrier(&self, name: String, timeout: Duration, done: Done<()>) {
         self.send(Input::Barrier { name, timeout, done });
+    }
+
+    /// Asks the store of the job, and waits for the answer for `patience`. See [`Member::ask_store`].
+    pub fn ask_store(&self, ask: StoreAsk, patience: Duration, done: Done<StoreAnswer>) {
+        self.send(Input::Store { ask, patience, done });
     }
 
     /// Leaves in order. [`MemberEvent::Left`] follows once the whole job has ended.
@@ -182,6 +189,8 @@ struct Driver {
     dials: u64,
     declarations: BTreeMap<u64, Done<Vec<PartLayout>>>,
     barriers: BTreeMap<u64, Done<()>>,
+    /// Requests to the store.
+    asked: BTreeMap<u64, Done<StoreAnswer>>,
     progress: Box<dyn Fn() -> Progress + Send>,
     events: Box<dyn Fn(MemberEvent) + Send>,
 }
@@ -265,6 +274,10 @@ impl Driver {
                 let request = self.member.barrier(now, name, timeout);
                 self.barriers.insert(request, done);
             }
+            Input::Store { ask, patience, done } => {
+                let request = self.member.ask_store(now, ask, patience);
+                self.asked.insert(request, done);
+            }
             Input::Stall(stall) => self.member.report_stall(stall),
             Input::Saw { node, pid } => self.member.report_end(node, pid),
             Input::Leave => self.member.leave(),
@@ -321,6 +334,11 @@ impl Driver {
             MemberEvent::WorkersKey(key) => drop(self.workers_key.set(key)),
             MemberEvent::BarrierDone { request, outcome } => {
                 if let Some(done) = self.barriers.remove(&request) {
+                    done.report(outcome);
+                }
+            }
+            MemberEvent::StoreDone { request, outcome } => {
+                if let Some(done) = self.asked.remove(&request) {
                     done.report(outcome);
                 }
             }

@@ -5,11 +5,13 @@ use std::time::Duration;
 
 use crate::error::{Error, Result};
 use crate::types::{
-    Epoch, NodeId, PartId, PartLayout, Process, Round, TensorKey, TensorSpec, Time, View, WorkerId, WorkersKey,
+    Epoch, NodeId, PartId, PartLayout, Process, Round, StoreAnswer, StoreAsk, TensorKey, TensorSpec, Time, View,
+    WorkerId, WorkersKey,
 };
 
 mod encoding;
 mod fields;
+mod store;
 
 /// One message on a control stream. The connection tells who sent it.
 #[derive(Clone, PartialEq, Debug)]
@@ -49,6 +51,13 @@ pub enum Frame {
         name: String,
         /// How long this worker is willing to wait.
         timeout: Duration,
+    },
+    /// Asks the store of the job; answered by [`Frame::StoreDone`] with the same `request`. Repeating it is harmless: a change is made once.
+    Store {
+        /// Chosen by the sender, unique within its incarnation.
+        request: u64,
+        /// What it asks.
+        ask: StoreAsk,
     },
     /// A server, or the first worker of a machine, misses contributions.
     Stall(Stall),
@@ -115,6 +124,13 @@ pub enum Frame {
         request: u64,
         /// Passed, or why not.
         outcome: Result<()>,
+    },
+    /// The answer of the store of the job.
+    StoreDone {
+        /// The number of the request.
+        request: u64,
+        /// The answer, or why there is none.
+        outcome: Result<StoreAnswer>,
     },
     /// A tensor waits for some ranks; for the log.
     StallNotice {

@@ -1,7 +1,7 @@
 //! Limits on what a peer may ask for. Every length is checked against one of them before memory is allocated.
 
 use crate::error::{Error, Result};
-use crate::types::{Address, TensorSpec, WorkerSet};
+use crate::types::{Address, StoreAsk, TensorSpec, WorkerSet};
 
 /// Bytes of a tensor's name.
 pub const NAME_BYTES_MAX: usize = 256;
@@ -33,6 +33,20 @@ pub const CERTIFICATE_BYTES_MAX: usize = 4_096;
 pub const REJECT_BYTES_MAX: u64 = 64 << 10;
 /// Barriers at which one worker waits at once.
 pub const BARRIERS_MAX: usize = 64;
+/// Bytes of a key of the store. Libraries put prefixes of prefixes before their keys.
+pub const STORE_KEY_BYTES_MAX: usize = 1_024;
+/// Bytes of a value of the store.
+pub const STORE_VALUE_BYTES_MAX: usize = 64 << 10;
+/// Bytes of the store of a job: its keys and values, and [`STORE_ENTRY_BYTES`] for each key. One frame can list all keys.
+pub const STORE_BYTES_MAX: usize = 16 << 20;
+/// What each key of the store counts besides its bytes, because an entry needs memory also if it is empty.
+pub const STORE_ENTRY_BYTES: usize = 64;
+/// Keys of the store of a job, which follows from the bytes.
+pub const STORE_KEYS_MAX: usize = STORE_BYTES_MAX / STORE_ENTRY_BYTES;
+/// Workers' requests that wait at the same time for a key of the store. A worker has no more requests of any kind under way.
+pub const STORE_WAITS_MAX: usize = 4_096;
+/// Changes of the store that one worker has under way at once. The coordinator remembers the answers of so many.
+pub const STORE_CHANGES_MAX: usize = 256;
 
 /// Checks that `name`, the name of `what`, can be sent.
 ///
@@ -53,6 +67,49 @@ pub fn check_name(what: &str, name: &str) -> Result<()> {
         });
     }
     Ok(())
+}
+
+/// Checks that a request to the store can be sent. The sender checks first, because a frame that the reader refuses costs the connection.
+///
+/// # Errors
+/// [`Error::InvalidArgument`] for a key that is empty or too long, [`Error::Exhausted`] for a value that is too long.
+pub fn check_store_ask(ask: &StoreAsk) -> Result<()> {
+    let key = ask.key();
+    let may_be_empty = matches!(ask, StoreAsk::Dir { .. } | StoreAsk::Delete { is_prefix: true, .. });
+    if key.is_empty() && !may_be_empty {
+        return Err(Error::InvalidArgument {
+            what: "an empty key of the store".to_owned(),
+            hint: "give it at least one character".to_owned(),
+        });
+    }
+    if key.len() > STORE_KEY_BYTES_MAX {
+        let start: String = key.chars().take(40).collect();
+        return Err(Error::InvalidArgument {
+            what: format!("the key \"{start}…\" of the store has {} bytes", key.len()),
+            hint: format!("use at most {STORE_KEY_BYTES_MAX}"),
+        });
+    }
+    let values = match ask {
+        StoreAsk::Put { value, expected, .. } => [Some(value), expected.as_ref()],
+        StoreAsk::Append { value, .. } => [Some(value), None],
+        StoreAsk::Add { .. } | StoreAsk::Get { .. } | StoreAsk::Delete { .. } | StoreAsk::Dir { .. } => [None, None],
+    };
+    values.into_iter().flatten().try_for_each(|value| check_store_value(key, value.len()))
+}
+
+/// Checks that `key` may have a value of so many bytes.
+///
+/// # Errors
+/// [`Error::Exhausted`] if not.
+pub fn check_store_value(key: &str, bytes: usize) -> Result<()> {
+    if bytes <= STORE_VALUE_BYTES_MAX {
+        return Ok(());
+    }
+    Err(Error::Exhausted {
+        what: format!("{bytes} bytes as the value of key {key:?} of the store"),
+        limit: format!("{STORE_VALUE_BYTES_MAX} bytes"),
+        hint: "cut it into values under several keys, or broadcast it as a tensor".to_owned(),
+    })
 }
 
 /// Checks that a process can announce `addresses`. The sender checks first, because a longer place would be cut.
@@ -137,6 +194,36 @@ mod tests {
             (vec![address(0)], "0 bytes"),
         ] {
             let error = check_addresses(&refused).unwrap_err().to_string();
+            assert!(error.contains(why), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_request_to_the_store_that_its_reader_would_refuse_is_found_before_it_is_sent() {
+        let put = |key: &str, bytes: usize, expected: Option<usize>| {
+            let (value, expected) = (vec![0; bytes], expected.map(|bytes| vec![0; bytes]));
+            StoreAsk::Put { key: key.to_owned(), value, expected }
+        };
+        let longest = "k".repeat(STORE_KEY_BYTES_MAX);
+        for accepted in [
+            put(&longest, STORE_VALUE_BYTES_MAX, Some(STORE_VALUE_BYTES_MAX)),
+            StoreAsk::Dir { prefix: String::new() },
+            StoreAsk::Delete { key: String::new(), is_prefix: true },
+        ] {
+            assert_eq!(check_store_ask(&accepted), Ok(()));
+        }
+        for (refused, why) in [
+            (put("", 0, None), "an empty key"),
+            (StoreAsk::Delete { key: String::new(), is_prefix: false }, "an empty key"),
+            (put(&format!("{longest}k"), 0, None), "1025 bytes; use at most 1024"),
+            (
+                put("a", STORE_VALUE_BYTES_MAX + 1, None),
+                "65537 bytes as the value of key \"a\" of the store: limit 65536",
+            ),
+            (put("a", 0, Some(STORE_VALUE_BYTES_MAX + 1)), "65537 bytes as the value"),
+            (StoreAsk::Append { key: "a".to_owned(), value: vec![0; 70_000] }, "70000 bytes as the value"),
+        ] {
+            let error = check_store_ask(&refused).unwrap_err().to_string();
             assert!(error.contains(why), "{error}");
         }
     }

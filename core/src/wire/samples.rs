@@ -9,8 +9,8 @@ use super::{
 use crate::error::{Claim, ERRORS, Error, ErrorKind, FieldSource, Tensors};
 use crate::types::{
     Access, Address, CodecSpec, DType, Encoding, Epoch, Incarnation, MachineId, Member, NodeId, Op, PartId, PartLayout,
-    Participants, Phase, Piece, Process, Role, Round, Scheme, ServerId, Span, TensorKey, TensorKind, TensorSpec, Time,
-    Update, Version, View, Wiring, WorkerId, WorkersKey,
+    Participants, Phase, Piece, Process, Role, Round, Scheme, ServerId, Span, StoreAnswer, StoreAsk, TensorKey,
+    TensorKind, TensorSpec, Time, Update, Version, View, Wiring, WorkerId, WorkersKey,
 };
 
 /// At least one frame of each kind, in the order of the declaration.
@@ -40,6 +40,14 @@ pub fn frames() -> Vec<Frame> {
         Frame::Declare { request: 9, tensors: vec![TensorSpec::parameter("p", DType::F32, vec![3])], fuse: false },
         Frame::Undeclare { request: 11, names: vec!["w".to_owned()] },
         Frame::Barrier { request: 10, name: "end".to_owned(), timeout: Duration::from_nanos(6) },
+        store(StoreAsk::Put { key: "k".to_owned(), value: b"v1".to_vec(), expected: Some(b"v".to_vec()) }),
+        store(StoreAsk::Put { key: "k".to_owned(), value: Vec::new(), expected: None }),
+        store(StoreAsk::Add { key: "n".to_owned(), amount: -2 }),
+        store(StoreAsk::Append { key: "k".to_owned(), value: b"v".to_vec() }),
+        store(StoreAsk::Get { key: "k".to_owned(), wait: None }),
+        store(StoreAsk::Get { key: "k".to_owned(), wait: Some(Duration::from_nanos(6)) }),
+        store(StoreAsk::Delete { key: "k".to_owned(), is_prefix: true }),
+        store(StoreAsk::Dir { prefix: String::new() }),
         Frame::Stall(stall()),
         Frame::Leave,
         Frame::Fail { cause: "c".to_owned() },
@@ -57,6 +65,12 @@ pub fn frames() -> Vec<Frame> {
         Frame::Forget { key: TensorKey(8), error: Error::Cancelled },
         Frame::BarrierDone { request: 10, outcome: Ok(()) },
         Frame::BarrierDone { request: 10, outcome: Err(Error::Cancelled) },
+        stored(Ok(StoreAnswer::Done)),
+        stored(Ok(StoreAnswer::Value(None))),
+        stored(Ok(StoreAnswer::Value(Some(b"v".to_vec())))),
+        stored(Ok(StoreAnswer::Number(-1))),
+        stored(Ok(StoreAnswer::Keys(["k", "n"].map(str::to_owned).to_vec()))),
+        stored(Err(Error::Cancelled)),
         Frame::StallNotice { tensor: "w".to_owned(), stall: stall(), detail: "d".to_owned() },
         Frame::Status(Status {
             view: View { members: vec![member(Role::Worker)], ..view(Phase::Forming) },
@@ -78,6 +92,14 @@ pub fn frames() -> Vec<Frame> {
         Frame::Renewed { outcome: Err(Error::Cancelled) },
         Frame::WorkersKey(WorkersKey([0xcd; 32])),
     ]
+}
+
+fn store(ask: StoreAsk) -> Frame {
+    Frame::Store { request: 12, ask }
+}
+
+fn stored(outcome: crate::Result<StoreAnswer>) -> Frame {
+    Frame::StoreDone { request: 12, outcome }
 }
 
 /// Headers of each kind, with each form of what follows them.

@@ -9,7 +9,9 @@ use std::time::Duration;
 
 use gradlane_core::cluster::{Member, MemberCommand, MemberConfig, MemberEvent};
 use gradlane_core::error::{Error, Result};
-use gradlane_core::types::{Address, DType, Incarnation, LinkId, NodeId, Process, Role, Scheme, TensorSpec, Time};
+use gradlane_core::types::{
+    Address, DType, Incarnation, LinkId, NodeId, Process, Role, Scheme, StoreAnswer, StoreAsk, TensorSpec, Time,
+};
 use gradlane_core::wire::Frame;
 
 use super::*;
@@ -17,6 +19,8 @@ use super::*;
 const WORKERS: usize = 3;
 const SERVERS: usize = 2;
 const SEEDS: u64 = 200;
+/// How often each worker adds to a number of the store.
+const ADDS: usize = 8;
 /// Connections are lost only before. After, everything must resolve.
 const STORM: Duration = Duration::from_secs(20);
 const DEAD_TIMEOUT: Duration = Duration::from_secs(5);
@@ -36,6 +40,8 @@ fn a_job_runs_to_its_end_over_a_network_that_loses_connections() {
             );
             assert_eq!(node.outcomes.len(), if node.is_worker() { 3 } else { 0 }, "seed {seed}: {}", node.name());
         }
+        let sums: Vec<i64> = (1..=(WORKERS * ADDS) as i64).collect();
+        assert_eq!(world.sums(seed), sums, "seed {seed}: each addition was made once");
         assert_eq!(world.finished, Some(Ok(())), "seed {seed}");
         lost += world.connections_lost;
     }
@@ -96,6 +102,11 @@ fn a_job_that_continues_ends_in_order_for_every_worker_that_is_left() {
                     let passed = node.outcomes.values().all(|outcomes| outcomes[..] == [Ok(())]);
                     assert!(passed && node.outcomes.len() == 3, "seed {seed}: {}: {:?}", node.name(), node.outcomes);
                 }
+                let sums = world.sums(seed);
+                assert!(
+                    sums.is_sorted_by(|one, other| one < other),
+                    "seed {seed}: no addition was made twice: {sums:?}"
+                );
                 went_on += u32::from(world.coordinator.view().epoch.number > 2);
             }
             // It died while the job formed.
@@ -156,6 +167,8 @@ struct Node {
     end: Option<Result<()>>,
     /// Of its declaration and barriers, by request.
     outcomes: BTreeMap<u64, Vec<Result<()>>>,
+    /// Of its requests to the store.
+    answers: BTreeMap<u64, Vec<Result<StoreAnswer>>>,
 }
 
 impl World {
@@ -186,6 +199,23 @@ impl World {
             state: seed,
             serial: 0,
         }
+    }
+
+    /// The sums that workers got for their additions, in order. Everything that survivors asked the store was answered once.
+    fn sums(&self, seed: u64) -> Vec<i64> {
+        let mut sums = Vec::new();
+        for node in self.nodes.iter().filter(|node| !node.crashed) {
+            for answers in node.answers.values() {
+                match &answers[..] {
+                    [Ok(StoreAnswer::Number(sum))] => sums.push(*sum),
+                    [Ok(StoreAnswer::Done)] => {}
+                    [Ok(StoreAnswer::Value(Some(value)))] => assert_eq!(value, b"v", "seed {seed}"),
+                    answers => panic!("seed {seed}: {}: {answers:?}", node.name()),
+                }
+            }
+        }
+        sums.sort_unstable();
+        sums
     }
 
     /// Until nothing can happen any more.
@@ -377,20 +407,44 @@ impl Node {
             redial_max: Duration::from_secs(1),
         };
         let member = Member::new(config.clone(), Time::ZERO);
-        Self { config, member, link: None, crashed: false, end: None, outcomes: BTreeMap::new() }
+        Self {
+            config,
+            member,
+            link: None,
+            crashed: false,
+            end: None,
+            outcomes: BTreeMap::new(),
+            answers: BTreeMap::new(),
+        }
     }
 
-    /// A worker declares, waits at a barrier, at another of the same name, and leaves.
+    /// A worker declares, adds to a number of the store, and reads a key that every worker puts. When all of this was answered, it waits at
+    /// a barrier, at another of the same name, and leaves.
     fn hear(&mut self, now: Time, event: MemberEvent, last_end: &mut Time) {
         match event {
             MemberEvent::Joined { .. } if self.is_worker() => {
                 let tensor = TensorSpec::new("a", DType::F32, vec![10]);
                 let request = self.member.declare(vec![tensor], true);
                 self.outcomes.insert(request, Vec::new());
+                let adds = vec![StoreAsk::Add { key: "n".to_owned(), amount: 1 }; ADDS];
+                let get = StoreAsk::Get { key: "k".to_owned(), wait: Some(Duration::ZERO) };
+                let put = StoreAsk::Put { key: "k".to_owned(), value: b"v".to_vec(), expected: None };
+                for ask in adds.into_iter().chain([get, put]) {
+                    let request = self.member.ask_store(now, ask, Duration::from_secs(60));
+                    self.answers.insert(request, Vec::new());
+                }
             }
             MemberEvent::Declared { request, outcome } => {
                 let goes_on = self.settle(request, outcome.map(|parts| assert_eq!(parts.len(), 1)));
-                if goes_on {
+                if goes_on && self.has_all_answers() {
+                    self.arrive(now);
+                }
+            }
+            MemberEvent::StoreDone { request, outcome } => {
+                self.answers.get_mut(&request).expect("it was asked").push(outcome);
+                let is_declared =
+                    self.outcomes.len() == 1 && self.outcomes.values().all(|outcomes| outcomes[..] == [Ok(())]);
+                if is_declared && self.has_all_answers() {
                     self.arrive(now);
                 }
             }
@@ -417,6 +471,10 @@ impl Node {
     fn arrive(&mut self, now: Time) {
         let request = self.member.barrier(now, "epoch".to_owned(), Duration::from_secs(60));
         self.outcomes.insert(request, Vec::new());
+    }
+
+    fn has_all_answers(&self) -> bool {
+        self.answers.values().all(|answers| matches!(answers[..], [Ok(_)]))
     }
 
     fn settle(&mut self, request: u64, outcome: Result<()>) -> bool {

@@ -14,6 +14,7 @@ use super::registry::{Forgotten, Registry};
 use super::roster::{Change, Identity, Line, Roster, Seat, Size};
 use super::stage::Stage;
 use super::stall::Stalls;
+use super::store::Store;
 use super::verdict::{Lost, Verdict, verdict};
 use super::{Command, CoordinatorConfig, Event, questions};
 
@@ -21,6 +22,7 @@ mod counting;
 mod declaring;
 mod leaving;
 mod reporting;
+mod storing;
 
 /// The job's single decider.
 ///
@@ -46,6 +48,7 @@ pub struct Coordinator {
     roster: Roster,
     failure_detector: FailureDetector,
     barriers: Barriers,
+    store: Store,
     /// Exists since the job formed.
     registry: Option<Registry>,
     endings: Endings,
@@ -70,6 +73,7 @@ impl Coordinator {
             roster: Roster::new(size),
             failure_detector: FailureDetector::new(config.suspect_timeout, config.dead_timeout),
             barriers: Barriers::new(config.workers, config.defect),
+            store: Store::default(),
             registry: None,
             // Twice, because the end of a connection may be noticed late.
             endings: Endings::new(config.workers, config.dead_timeout * 2, config.defect),
@@ -93,7 +97,8 @@ impl Coordinator {
             Stage::Forming { until } => Some(silence.map_or(until, |due| due.min(until))),
             Stage::Running => {
                 let placement = self.registry.as_ref().and_then(Registry::poll_timeout);
-                [silence, self.barriers.poll_timeout(), placement].into_iter().flatten().min()
+                let asked = [self.barriers.poll_timeout(), self.store.poll_timeout()];
+                asked.into_iter().chain([silence, placement]).flatten().min()
             }
             Stage::Closing { until, .. } => Some(until),
             Stage::Finished { .. } => None,
@@ -175,6 +180,7 @@ impl Coordinator {
                     Err(error) => self.connections.send(link, Frame::BarrierDone { request, outcome: Err(error) }),
                 }
             }
+            (Frame::Store { request, ask }, Some(identity)) => self.handle_store(now, link, identity, request, ask),
             (Frame::Stall(stall), Some(_)) => self.handle_stall(now, link, stall),
             (Frame::Saw { node, pid }, Some(witness)) => self.handle_witness(now, link, witness, node, pid),
             (Frame::Renew, Some(identity)) => self.handle_renewal(link, identity),
@@ -189,6 +195,7 @@ impl Coordinator {
                 | Frame::Ended { .. }
                 | Frame::Forget { .. }
                 | Frame::BarrierDone { .. }
+                | Frame::StoreDone { .. }
                 | Frame::StallNotice { .. }
                 | Frame::Status(_)
                 | Frame::Forming(_)
@@ -226,6 +233,8 @@ impl Coordinator {
                 self.handle_silence(now, silent);
                 let answers = self.barriers.expire(now);
                 self.answer(answers);
+                let replies = self.store.expire(now);
+                self.reply(replies);
                 if let Some(warning) = self.registry.as_mut().and_then(|registry| registry.warning(now)) {
                     self.connections.event(Event::HotServer { warning });
                 }
@@ -377,7 +386,7 @@ impl Coordinator {
         }
     }
 
-    /// Ends the job, once: open barriers get the cause, and every member is told.
+    /// Ends the job, once: open barriers and reads that wait get the cause, and every member is told.
     fn end(&mut self, now: Time, outcome: Result<()>) {
         let formed = match self.stage {
             Stage::Forming { .. } => false,
@@ -390,6 +399,8 @@ impl Coordinator {
         if let Err(cause) = &outcome {
             let answers = self.barriers.fail_all(cause);
             self.answer(answers);
+            let replies = self.store.fail_all(cause);
+            self.reply(replies);
         }
         let frame = match outcome {
             Err(cause) if !formed => Frame::Refused(cause),

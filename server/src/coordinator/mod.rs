@@ -1,7 +1,7 @@
 //! The job's single decider, as a machine.
 //!
 //! [`Coordinator`] forms the job from the processes that join, gives out ranks, detects failures, holds the registry of tensors, runs
-//! barriers, and ends the job: in order when all workers left, else with one cause that every member is told. It knows no sockets and no
+//! barriers, keeps the key-value store, and ends the job: in order when all workers left, else with one cause that every member is told. It knows no sockets and no
 //! clock.
 //!
 //! | file | decides |
@@ -16,6 +16,7 @@
 //! | `registry` | which declarations agree |
 //! | `machine::declaring`, `endings` | what it means that a worker declares names or undeclares them; when a name ends |
 //! | `barrier` | which barriers are complete |
+//! | `machine::storing`, `store` | what workers put under keys, and which reads wait for a key |
 //! | `questions` | what may be asked at which time, and the status |
 //! | `stall` | what is told of a sum that waits |
 //! | `census` | the job in numbers |
@@ -43,6 +44,7 @@ mod registry;
 mod roster;
 mod stage;
 mod stall;
+mod store;
 mod verdict;
 
 #[cfg(test)]

@@ -217,6 +217,7 @@ impl Node {
             MemberEvent::StallNotice { .. }
             | MemberEvent::Declared { .. }
             | MemberEvent::BarrierDone { .. }
+            | MemberEvent::StoreDone { .. }
             | MemberEvent::Renewed { .. }
             | MemberEvent::WorkersKey(_) => {}
         }

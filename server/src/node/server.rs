@@ -211,6 +211,7 @@ fn follow(plane: &Arc<DataPlane>, event: MemberEvent) {
         | MemberEvent::StallNotice { .. }
         | MemberEvent::Declared { .. }
         | MemberEvent::BarrierDone { .. }
+        | MemberEvent::StoreDone { .. }
         | MemberEvent::Renewed { .. }
         | MemberEvent::WorkersKey(_) => {}
     }

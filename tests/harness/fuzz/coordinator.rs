@@ -6,8 +6,8 @@ use std::time::Duration;
 use gradlane_core::error::Error;
 use gradlane_core::pipeline::LayoutConfig;
 use gradlane_core::types::{
-    Address, DType, Epoch, Incarnation, LinkId, NodeId, PartId, Phase, Process, Role, Round, Scheme, TensorKey,
-    TensorSpec, Time, View, WorkerId,
+    Address, DType, Epoch, Incarnation, LinkId, NodeId, PartId, Phase, Process, Role, Round, Scheme, StoreAsk,
+    TensorKey, TensorSpec, Time, View, WorkerId,
 };
 use gradlane_core::wire::Frame;
 use gradlane_core::wire::frame::{Join, Progress, Stall};
@@ -122,7 +122,11 @@ impl World {
                 let request = u64::from(input.byte());
                 self.said(input, Frame::Declare { request, tensors, fuse });
             }
-            9 | 10 => {
+            9 => {
+                let (request, ask) = (u64::from(input.below(4)), store_ask(input));
+                self.said(input, Frame::Store { request, ask });
+            }
+            10 => {
                 let name = ["end", "begin", ""][usize::from(input.below(3))].to_owned();
                 let timeout = Duration::from_nanos(input.pick(&[0, 1, 5_000_000_000, u64::MAX]));
                 self.said(input, Frame::Barrier { request: 7, name, timeout });
@@ -326,4 +330,20 @@ fn tensor(input: &mut Input<'_>) -> TensorSpec {
     let sizes = [1, 10, 100_000, 0, 1 << 44, u64::MAX];
     let shape = (0..input.below(3)).map(|_| input.pick(&sizes)).collect();
     TensorSpec::new(name, dtype, shape)
+}
+
+fn store_ask(input: &mut Input<'_>) -> StoreAsk {
+    let key = ["a", "ab", "n", ""][usize::from(input.below(4))].to_owned();
+    let waits = [None, Some(0), Some(5_000_000_000), Some(u64::MAX)];
+    match input.below(6) {
+        0 => {
+            let expected = (input.below(2) == 0).then(Vec::new);
+            StoreAsk::Put { key, value: input.short().to_vec(), expected }
+        }
+        1 => StoreAsk::Add { key, amount: input.word().cast_signed() },
+        2 => StoreAsk::Append { key, value: input.short().to_vec() },
+        3 => StoreAsk::Get { key, wait: input.pick(&waits).map(Duration::from_nanos) },
+        4 => StoreAsk::Delete { key, is_prefix: input.below(2) == 0 },
+        _ => StoreAsk::Dir { prefix: key },
+    }
 }

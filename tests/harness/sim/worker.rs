@@ -206,7 +206,10 @@ impl WorkerProcess {
                 self.notices.push((stall.part, stall.round, detail.clone()));
                 self.worker.handle_stall_notice(now, stall.part, stall.round, detail);
             }
-            MemberEvent::Ended { .. } | MemberEvent::Renewed { .. } | MemberEvent::WorkersKey(_) => {}
+            MemberEvent::StoreDone { .. }
+            | MemberEvent::Ended { .. }
+            | MemberEvent::Renewed { .. }
+            | MemberEvent::WorkersKey(_) => {}
             MemberEvent::Failed(error) => {
                 self.worker.handle_failed(now, error.clone());
                 self.ended = Some(Err(error));

@@ -4,11 +4,12 @@ use super::source::root;
 use super::{everything, report};
 
 /// What a user wrote and what people write with brackets may be shown in its debug form: names and words in quotes, shapes.
-const SHOWN: [&str; 18] = [
+const SHOWN: [&str; 19] = [
     "text",
     "shape",
     "job",
     "name",
+    "key",
     "address",
     "problem",
     "word",

@@ -1,6 +1,7 @@
 //! The specification of a member: one test for each sentence.
 
 mod requests;
+mod storing;
 mod views;
 
 use super::*;

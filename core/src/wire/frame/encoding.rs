@@ -7,7 +7,7 @@
 use super::fields::Field;
 use super::{Forming, Frame, Join, Progress, Stall, Status};
 use crate::error::Result;
-use crate::types::{NodeId, PartLayout, TensorKey, TensorSpec, Time, View, WorkersKey};
+use crate::types::{NodeId, PartLayout, StoreAnswer, StoreAsk, TensorKey, TensorSpec, Time, View, WorkersKey};
 use crate::wire::codec::{Reader, Writer};
 use crate::wire::limits::{CERTIFICATE_BYTES_MAX, NAME_BYTES_MAX, PARTS_MAX, TENSORS_MAX, TEXT_BYTES_MAX};
 use crate::wire::reject::{decode_error, encode_error};
@@ -42,6 +42,10 @@ impl Frame {
                 writer.text(name, usize::MAX);
                 writer.duration(*timeout);
             }
+            Self::Store { request, ask } => {
+                writer.u64(*request);
+                ask.write(&mut writer);
+            }
             Self::Stall(stall) => stall.write(&mut writer),
             Self::Leave | Self::StatusRequest | Self::Renew => {}
             Self::Fail { cause } => writer.text(cause, TEXT_BYTES_MAX),
@@ -70,6 +74,10 @@ impl Frame {
             Self::BarrierDone { request, outcome } => {
                 writer.u64(*request);
                 write_outcome(&mut writer, outcome, |_, ()| {});
+            }
+            Self::StoreDone { request, outcome } => {
+                writer.u64(*request);
+                write_outcome(&mut writer, outcome, |writer, answer| answer.write(writer));
             }
             Self::StallNotice { tensor, stall, detail } => {
                 writer.text(tensor, usize::MAX);
@@ -114,6 +122,7 @@ impl Frame {
                 name: reader.text(NAME_BYTES_MAX, "barrier name")?,
                 timeout: reader.duration("timeout")?,
             },
+            kind::STORE => Self::Store { request: reader.u64("request")?, ask: StoreAsk::read(&mut reader)? },
             kind::STALL => Self::Stall(Stall::read(&mut reader)?),
             kind::LEAVE => Self::Leave,
             kind::FAIL => Self::Fail { cause: reader.text(TEXT_BYTES_MAX, "cause")? },
@@ -138,6 +147,10 @@ impl Frame {
             kind::BARRIER_DONE => {
                 Self::BarrierDone { request: reader.u64("request")?, outcome: read_outcome(&mut reader, |_| Ok(()))? }
             }
+            kind::STORE_DONE => Self::StoreDone {
+                request: reader.u64("request")?,
+                outcome: read_outcome(&mut reader, StoreAnswer::read)?,
+            },
             kind::STALL_NOTICE => Self::StallNotice {
                 tensor: reader.text(NAME_BYTES_MAX, "tensor name")?,
                 stall: Stall::read(&mut reader)?,
@@ -160,6 +173,7 @@ impl Frame {
             Self::Declare { .. } => kind::DECLARE,
             Self::Undeclare { .. } => kind::UNDECLARE,
             Self::Barrier { .. } => kind::BARRIER,
+            Self::Store { .. } => kind::STORE,
             Self::Stall(_) => kind::STALL,
             Self::Leave => kind::LEAVE,
             Self::Fail { .. } => kind::FAIL,
@@ -174,6 +188,7 @@ impl Frame {
             Self::Ended { .. } => kind::ENDED,
             Self::Forget { .. } => kind::FORGET,
             Self::BarrierDone { .. } => kind::BARRIER_DONE,
+            Self::StoreDone { .. } => kind::STORE_DONE,
             Self::StallNotice { .. } => kind::STALL_NOTICE,
             Self::Status(_) => kind::STATUS,
             Self::Forming(_) => kind::FORMING,
@@ -196,6 +211,7 @@ mod kind {
     pub(super) const UNDECLARE: u8 = 9;
     pub(super) const RENEW: u8 = 10;
     pub(super) const SAW: u8 = 11;
+    pub(super) const STORE: u8 = 12;
     pub(super) const VIEW: u8 = 129;
     pub(super) const REFUSED: u8 = 130;
     pub(super) const HEARTBEAT_ACK: u8 = 131;
@@ -209,6 +225,7 @@ mod kind {
     pub(super) const RENEWED: u8 = 139;
     pub(super) const WORKERS_KEY: u8 = 140;
     pub(super) const FORMING: u8 = 141;
+    pub(super) const STORE_DONE: u8 = 142;
 }
 
 fn write_outcome<T>(writer: &mut Writer, outcome: &Result<T>, ok: impl FnOnce(&mut Writer, &T)) {

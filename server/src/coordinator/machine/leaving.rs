@@ -24,6 +24,7 @@ impl Coordinator {
                 }
                 let seat = self.roster.seat_mut(identity).expect("a worker that left keeps its seat");
                 let (left, place) = (WorkerId(seat.member.index), seat.member.place());
+                self.store.forget(left);
                 let view = self.view();
                 let staying = view.workers().map(|member| WorkerId(member.index)).filter(|worker| *worker != left);
                 let staying: Vec<WorkerId> = staying.collect();
@@ -75,6 +76,7 @@ impl Coordinator {
         let view = self.view();
         let workers: WorkerSet = view.workers().map(|member| WorkerId(member.index)).collect();
         self.broadcast(&Frame::View(view));
+        self.store.keep_workers(&workers);
         let answers = self.barriers.set_due(workers);
         self.answer(answers);
         self.end_names_without_lost(now);

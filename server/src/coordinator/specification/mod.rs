@@ -19,6 +19,7 @@ mod leaving;
 mod losses;
 mod requests;
 mod robustness;
+mod storing;
 mod terms;
 
 const SECOND: Duration = Duration::from_secs(1);

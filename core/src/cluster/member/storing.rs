@@ -1,0 +1,24 @@
+//! A member asks the key-value store of its job.
+
+use std::time::Duration;
+
+use super::super::MemberEvent;
+use super::Member;
+use crate::types::{StoreAsk, Time};
+
+impl Member {
+    /// Asks the store of the job. Ends in [`MemberEvent::StoreDone`] with the returned number, at the latest shortly after `patience`. A
+    /// read that waits for its key waits so long. May be called before the job formed.
+    ///
+    /// A request is sent again after a reconnection, and a change is made once. If the answer is an [`Error::Timeout`](crate::Error::Timeout)
+    /// of this process, because the coordinator did not answer, a change may have been made or not.
+    pub fn ask_store(&mut self, now: Time, ask: StoreAsk, patience: Duration) -> u64 {
+        let request = self.requests.number();
+        let asked = self.may_ask().and_then(|()| self.requests.ask_store(now, request, ask, patience));
+        match asked {
+            Ok(frame) => self.ask(frame),
+            Err(error) => self.tell(MemberEvent::StoreDone { request, outcome: Err(error) }),
+        }
+        request
+    }
+}

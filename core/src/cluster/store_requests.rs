@@ -1,0 +1,115 @@
+//! The requests of a member to the store of its job that have no answer yet. Decides when to give one up. The member sends them.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use crate::config::ANSWER_MARGIN;
+use crate::error::{Error, Result};
+use crate::types::{StoreAnswer, StoreAsk, Time};
+use crate::wire::{Frame, limits};
+
+use super::MemberEvent;
+
+/// Unanswered requests by number.
+#[derive(Default, Debug)]
+pub(super) struct StoreRequests(BTreeMap<u64, Asked>);
+
+#[derive(Debug)]
+struct Asked {
+    ask: StoreAsk,
+    asked: Time,
+    until: Time,
+}
+
+impl StoreRequests {
+    /// Keeps a request until it is answered. Returns its frame. The process waits for the answer for `patience`; a read that waits for its
+    /// key ends with that.
+    ///
+    /// # Errors
+    /// As [`limits::check_store_ask`]; [`Error::Exhausted`] if there are more changes than the coordinator remembers answers for, or more
+    /// requests than a job may have.
+    pub(super) fn ask(&mut self, now: Time, request: u64, ask: StoreAsk, patience: Duration) -> Result<Frame> {
+        limits::check_store_ask(&ask)?;
+        let changes = || self.0.values().filter(|asked| asked.ask.is_change()).count();
+        if ask.is_change() && changes() >= limits::STORE_CHANGES_MAX {
+            return Err(exhausted("changes of the store by one worker at once", limits::STORE_CHANGES_MAX));
+        }
+        if self.0.len() >= limits::STORE_WAITS_MAX {
+            return Err(exhausted("requests of one worker to the store at once", limits::STORE_WAITS_MAX));
+        }
+        let asked = Asked { ask, asked: now, until: now + patience };
+        let frame = asked.frame(now, request);
+        self.0.insert(request, asked);
+        Ok(frame)
+    }
+
+    /// The frames of all unanswered requests, to be sent again, in the order in which they were asked.
+    pub(super) fn frames(&self, now: Time) -> impl Iterator<Item = Frame> {
+        self.0.iter().map(move |(request, asked)| asked.frame(now, *request))
+    }
+
+    /// Whether this request has no answer.
+    pub(super) fn knows(&self, request: u64) -> bool {
+        self.0.contains_key(&request)
+    }
+
+    /// Takes the answer to a request. `None` if there is no such request.
+    ///
+    /// # Errors
+    /// The fault of the answer, as text.
+    pub(super) fn answered(
+        &mut self,
+        request: u64,
+        outcome: Result<StoreAnswer>,
+    ) -> Option<std::result::Result<MemberEvent, String>> {
+        let asked = self.0.remove(&request)?;
+        if outcome.as_ref().is_ok_and(|answer| !asked.ask.is_answered_by(answer)) {
+            return Some(Err(format!("{request} is not answered by what it asks for")));
+        }
+        Some(Ok(MemberEvent::StoreDone { request, outcome }))
+    }
+
+    /// Gives up the requests whose time passed so long ago that the coordinator's answer should have come.
+    pub(super) fn expire(&mut self, now: Time) -> Vec<MemberEvent> {
+        let (late, waiting) =
+            std::mem::take(&mut self.0).into_iter().partition(|(_, asked): &(u64, Asked)| asked.give_up_at() <= now);
+        self.0 = waiting;
+        let late: BTreeMap<u64, Asked> = late;
+        let given_up = late.into_iter().map(|(request, Asked { ask, asked, .. })| {
+            let key = ask.key();
+            let what = format!("key {key:?} of the store: no answer from the coordinator");
+            MemberEvent::StoreDone { request, outcome: Err(Error::Timeout { what, waited: now.since(asked) }) }
+        });
+        given_up.collect()
+    }
+
+    /// Ends all requests; returns their numbers.
+    pub(super) fn end(&mut self) -> impl Iterator<Item = u64> + use<> {
+        std::mem::take(&mut self.0).into_keys()
+    }
+
+    /// When to call [`StoreRequests::expire`].
+    pub(super) fn poll_timeout(&self) -> Option<Time> {
+        self.0.values().map(Asked::give_up_at).min()
+    }
+}
+
+impl Asked {
+    /// A read that waits has as much time as is left.
+    fn frame(&self, now: Time, request: u64) -> Frame {
+        let mut ask = self.ask.clone();
+        if let StoreAsk::Get { wait: Some(wait), .. } = &mut ask {
+            *wait = self.until.since(now);
+        }
+        Frame::Store { request, ask }
+    }
+
+    fn give_up_at(&self) -> Time {
+        self.until + ANSWER_MARGIN
+    }
+}
+
+fn exhausted(what: &str, limit: usize) -> Error {
+    let hint = "wait for some answers before asking more".to_owned();
+    Error::Exhausted { what: what.to_owned(), limit: limit.to_string(), hint }
+}
