@@ -238,6 +238,23 @@ class Session:
         for the value of a push_pull that is not in place. The other arguments are as for `submit`.
         """
     def barrier(self, name: str, timeout: float | None) -> None: ...
+    def store_put(
+        self, key: str, value: bytes, expected: bytes | None = None, timeout: float | None = None
+    ) -> tuple[bool, bytes | None]:
+        """Gives a key of the job's store a value, if it has the `expected` one, or any if that is None.
+
+        Returns whether it did, and if not the present value; None if the key is absent, which counts as empty.
+        """
+    def store_add(self, key: str, amount: int, timeout: float | None) -> int:
+        """Adds to a number, which the store keeps as decimal digits and which is 0 at first; returns the sum."""
+    def store_append(self, key: str, value: bytes, timeout: float | None) -> None:
+        """Puts bytes behind a value, which is empty at first."""
+    def store_get(self, key: str, waits: bool, timeout: float | None) -> bytes | None:
+        """The value of a key. If it is absent: None, or with `waits` an error after `timeout`."""
+    def store_delete(self, key: str, is_prefix: bool, timeout: float | None) -> int:
+        """Removes a key, or all keys that begin with it; returns how many there were."""
+    def store_keys(self, prefix: str, timeout: float | None) -> list[str]:
+        """The keys that begin with `prefix`, in the order of their bytes."""
     def lend(self) -> int:
         """The integer by which op libraries submit to this session, with the functions at `engine_table()`."""
     def metrics(self) -> dict[str, int | float]: ...

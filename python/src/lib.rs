@@ -18,6 +18,7 @@ mod own_process;
 mod owners;
 mod reduction;
 mod session;
+mod store;
 mod wait;
 
 /// The module's contents.

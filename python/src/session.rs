@@ -3,11 +3,12 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use gradlane_core::Result;
 use gradlane_core::engine::{FeedbackState, ParameterUse, Thread};
 use gradlane_core::metrics::prometheus;
-use gradlane_core::types::{Priority, TensorSpec};
+use gradlane_core::types::{Priority, StoreAsk, TensorSpec};
 use gradlane_session::c::LentSession;
 use gradlane_session::{
     Completions, Found, JoinRequest, Lent, Operation, Place, access_named, config, dtype_named, published, tensor_bytes,
@@ -23,6 +24,7 @@ use crate::metrics;
 use crate::own_process::Own;
 use crate::owners::{Owners, release};
 use crate::reduction::Reduction;
+use crate::store;
 use crate::wait::{SLICE, duration, in_background, wait_interruptibly};
 
 /// The membership of a process in a job. All blocking calls release the interpreter lock.
@@ -286,6 +288,53 @@ impl Session {
         let handle = self.0.get(py)?.inner.arrive(name, timeout.map(duration));
         let outcome = wait_interruptibly(py, None, |slice| handle.wait(Some(slice)))?;
         outcome.map_err(|error| errors::raise(py, &error))
+    }
+
+    /// Gives a key of the job's store a value, if it has the `expected` one, or any if that is None. Returns whether it did, and else the
+    /// present value.
+    #[pyo3(signature = (key, value, expected = None, timeout = None))]
+    fn store_put<'py>(
+        &self,
+        py: Python<'py>,
+        key: String,
+        value: Vec<u8>,
+        expected: Option<Vec<u8>>,
+        timeout: Option<f64>,
+    ) -> PyResult<(bool, Option<Bound<'py, PyBytes>>)> {
+        store::put(py, &self.0.get(py)?.inner, StoreAsk::Put { key, value, expected }, timeout)
+    }
+
+    /// Adds to a number of the job's store, and returns the sum.
+    fn store_add(&self, py: Python<'_>, key: String, amount: i64, timeout: Option<f64>) -> PyResult<i64> {
+        store::count(py, &self.0.get(py)?.inner, StoreAsk::Add { key, amount }, timeout)
+    }
+
+    /// Puts bytes behind a value of the job's store.
+    fn store_append(&self, py: Python<'_>, key: String, value: Vec<u8>, timeout: Option<f64>) -> PyResult<()> {
+        store::put(py, &self.0.get(py)?.inner, StoreAsk::Append { key, value }, timeout).map(drop)
+    }
+
+    /// The value of a key of the job's store. If it is absent: None, or with `waits` an error after `timeout`.
+    fn store_get<'py>(
+        &self,
+        py: Python<'py>,
+        key: String,
+        waits: bool,
+        timeout: Option<f64>,
+    ) -> PyResult<Option<Bound<'py, PyBytes>>> {
+        // How long a read waits follows from the timeout.
+        let wait = waits.then_some(Duration::ZERO);
+        store::put(py, &self.0.get(py)?.inner, StoreAsk::Get { key, wait }, timeout).map(|(_, value)| value)
+    }
+
+    /// Removes a key of the job's store, or all keys that begin with it; returns how many there were.
+    fn store_delete(&self, py: Python<'_>, key: String, is_prefix: bool, timeout: Option<f64>) -> PyResult<i64> {
+        store::count(py, &self.0.get(py)?.inner, StoreAsk::Delete { key, is_prefix }, timeout)
+    }
+
+    /// The keys of the job's store that begin with `prefix`.
+    fn store_keys(&self, py: Python<'_>, prefix: String, timeout: Option<f64>) -> PyResult<Vec<String>> {
+        store::keys(py, &self.0.get(py)?.inner, prefix, timeout)
     }
 
     /// The integer by which op libraries submit to this session, through the functions at `engine_table()`. Valid as long as the session.

@@ -9,7 +9,7 @@ Ways to average gradients, all over one engine: `DistributedDataParallel` wraps 
 optimizer, and `ddp_comm_hook` goes under PyTorch's own wrapper. `CrossBarrier` wraps model and optimizer, and lets the
 next forward pass begin while gradients are still in flight. `torch.distributed.init_process_group("gradlane")` puts the
 engine under everything that uses process groups, such as FSDP2. `fsdp.attach` averages models across nodes that FSDP2
-shards inside of them.
+shards inside of them. `Store` is a store for process groups of any backend that no rank has to serve.
 """
 
 from __future__ import annotations
@@ -81,6 +81,7 @@ from gradlane.torch.ops import (
 )
 from gradlane.torch.optimizer import DistributedOptimizer
 from gradlane.torch.process_group import ProcessGroupGradlane, register_backend
+from gradlane.torch.store import Store
 
 __all__ = [
     "Average",
@@ -100,6 +101,7 @@ __all__ = [
     "ReduceOp",
     "StallError",
     "State",
+    "Store",
     "Sum",
     "TimeoutError",
     "UnsupportedError",

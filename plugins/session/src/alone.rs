@@ -14,9 +14,10 @@ use gradlane_core::engine::{
 use gradlane_core::mem::Doubt;
 use gradlane_core::metrics::Instance;
 use gradlane_core::runtime::exporter::{Exporter, Exposure};
-use gradlane_core::types::{TensorSpec, WorkerId, WorkersKey};
+use gradlane_core::types::{StoreAnswer, StoreAsk, TensorSpec, WorkerId, WorkersKey};
 use gradlane_core::{Error, Result};
 
+use crate::own_store::OwnStore;
 use crate::parameters::Parameters;
 use crate::place::{Ended, Place};
 use crate::probe::Probe;
@@ -30,6 +31,7 @@ pub(crate) struct Alone {
     doubt: Doubt,
     followed: Arc<Followed>,
     parameters: Parameters,
+    store: OwnStore,
     finite: FiniteCheck,
     metrics: Metrics,
     /// While the exporter of this process shows it.
@@ -47,8 +49,8 @@ impl Alone {
         let exposure = Exporter::by_settings(config)?.map(|exporter| exporter.show(Arc::new(Probe)));
         let (doubt, followed, exposure) = (Doubt::default(), Arc::default(), Mutex::new(exposure));
         let (parameters, finite) = (Parameters::new(), FiniteCheck::new(config.nan_check));
-        let metrics = Metrics::default();
-        Ok(Self { handles, closed, timeline, devices, doubt, followed, parameters, finite, metrics, exposure })
+        let (metrics, store) = (Metrics::default(), OwnStore::new(config.step_timeout));
+        Ok(Self { handles, closed, timeline, devices, doubt, followed, parameters, store, finite, metrics, exposure })
     }
 
     /// Reduces all tensors or none; `ended` runs when they are done.
@@ -61,10 +63,7 @@ impl Alone {
     /// The number of an operation that begins.
     fn begin(&self) -> Result<u64> {
         if self.closed.load(Ordering::Relaxed) {
-            return Err(Error::FailedPrecondition {
-                what: "the session was shut down".to_owned(),
-                hint: "call init() again".to_owned(),
-            });
+            return Err(shut_down());
         }
         Ok(self.handles.fetch_add(1, Ordering::Relaxed))
     }
@@ -77,6 +76,7 @@ impl Alone {
     /// Ends the job; device copies under way fail. Idempotent.
     fn leave(&self) {
         self.closed.store(true, Ordering::Relaxed);
+        self.store.close(shut_down());
         self.devices.shutdown(&self.doubt);
         self.timeline.stop();
         let exposure = self.exposure.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -150,6 +150,10 @@ impl Place for Alone {
         self.nothing_to_do()
     }
 
+    fn ask_store(&self, ask: StoreAsk, timeout: Option<Duration>) -> Result<StoreAnswer> {
+        self.store.ask(ask, timeout)
+    }
+
     fn doubt(&self) -> &Doubt {
         &self.doubt
     }
@@ -209,4 +213,8 @@ impl Place for Alone {
         self.leave();
         settled
     }
+}
+
+fn shut_down() -> Error {
+    Error::FailedPrecondition { what: "the session was shut down".to_owned(), hint: "call init() again".to_owned() }
 }

@@ -26,6 +26,7 @@ mod embedded;
 mod memory;
 mod operation;
 mod own_process;
+mod own_store;
 mod owners;
 mod parameters;
 mod place;

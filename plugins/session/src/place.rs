@@ -8,7 +8,7 @@ use gradlane_core::device::Device;
 use gradlane_core::engine::{BatchSubmission, Engine, FeedbackState, Handle, ParameterUse, Submission, Timeline};
 use gradlane_core::mem::Doubt;
 use gradlane_core::metrics::Instance;
-use gradlane_core::types::{TensorSpec, WorkersKey};
+use gradlane_core::types::{StoreAnswer, StoreAsk, TensorSpec, WorkersKey};
 
 /// Runs when an operation has ended, with the id of its handle.
 pub(crate) type Ended = Box<dyn FnOnce(u64) + Send>;
@@ -46,6 +46,8 @@ pub(crate) trait Place: Send + Sync {
     fn agree_on_empty(&self, tensor: TensorSpec, timeout: Option<Duration>) -> Result<Handle>;
 
     fn arrive(&self, name: &str, timeout: Option<Duration>) -> Handle;
+
+    fn ask_store(&self, ask: StoreAsk, timeout: Option<Duration>) -> Result<StoreAnswer>;
 
     fn doubt(&self) -> &Doubt;
 
@@ -137,6 +139,10 @@ impl Place for Engine {
 
     fn arrive(&self, name: &str, timeout: Option<Duration>) -> Handle {
         self.arrive(name, timeout)
+    }
+
+    fn ask_store(&self, ask: StoreAsk, timeout: Option<Duration>) -> Result<StoreAnswer> {
+        self.ask_store(ask, timeout)
     }
 
     fn doubt(&self) -> &Doubt {

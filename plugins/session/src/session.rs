@@ -13,7 +13,7 @@ use gradlane_core::metrics::Instance;
 use gradlane_core::runtime::exporter::Exporter;
 use gradlane_core::runtime::process;
 use gradlane_core::transport::router::Router;
-use gradlane_core::types::{Participants, Role, TensorSpec, WorkerId, WorkerSet, WorkersKey};
+use gradlane_core::types::{Participants, Role, StoreAnswer, StoreAsk, TensorSpec, WorkerId, WorkerSet, WorkersKey};
 use gradlane_core::{Error, Result};
 use gradlane_server::launch::entering::Found;
 
@@ -243,6 +243,15 @@ impl Session {
     /// Enters the barrier `name`; the handle resolves once all workers have entered it. See [`Engine::arrive`].
     pub fn arrive(&self, name: &str, timeout: Option<Duration>) -> Handle {
         self.place.arrive(name, timeout)
+    }
+
+    /// Asks the key-value store of the job, and waits for the answer; see [`Engine::ask_store`]. In a job of one worker without servers, this
+    /// process keeps the store.
+    ///
+    /// # Errors
+    /// As [`Engine::ask_store`].
+    pub fn ask_store(&self, ask: StoreAsk, timeout: Option<Duration>) -> Result<StoreAnswer> {
+        self.place.ask_store(ask, timeout)
     }
 
     /// Whether a device may still write memory of operations that have ended. As long as this doubt exists, [`Owners`](crate::Owners) keeps
