@@ -51,6 +51,8 @@ pub enum Defect {
     NameEndsEarly,
     /// The answer of a barrier is not remembered: a repeat opens the barrier anew. Shows when the answer was lost.
     BarrierAnswerForgotten,
+    /// The answer of a change of the store is not remembered: a repeat makes it again. Shows when the answer was lost.
+    StoreChangeForgotten,
     /// A rank executes two orders of its machine in the wrong order.
     OrdersSwapped,
     /// A rank obeys its leader, and begins what it ordered, while an operation in host memory is under way.
@@ -192,6 +194,7 @@ impl Defect {
         Self::FencedAccepted,
         Self::BarrierCountsRequests,
         Self::BarrierAnswerForgotten,
+        Self::StoreChangeForgotten,
         Self::OrdersSwapped,
         Self::TurnsIgnored,
         Self::OrderedTooEarly,

@@ -73,7 +73,7 @@ impl Coordinator {
             roster: Roster::new(size),
             failure_detector: FailureDetector::new(config.suspect_timeout, config.dead_timeout),
             barriers: Barriers::new(config.workers, config.defect),
-            store: Store::default(),
+            store: Store::new(config.defect),
             registry: None,
             // Twice, because the end of a connection may be noticed late.
             endings: Endings::new(config.workers, config.dead_timeout * 2, config.defect),

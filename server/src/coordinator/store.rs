@@ -9,17 +9,19 @@ use std::time::Duration;
 
 use gradlane_core::cluster::Entries;
 use gradlane_core::error::{Error, Result};
+use gradlane_core::types::defect::{Defect, planted};
 use gradlane_core::types::{StoreAnswer, StoreAsk, Time, WorkerId, WorkerSet};
 use gradlane_core::wire::limits;
 
 /// The store of a job.
-#[derive(Default, Debug)]
+#[derive(Debug)]
 pub(super) struct Store {
     entries: Entries,
     /// Reads that wait for their key, at most [`limits::STORE_WAITS_MAX`].
     waiting: BTreeMap<(WorkerId, u64), Waiting>,
     /// The answers of the last changes of each worker. A worker has no more changes under way than are remembered.
     made: BTreeMap<WorkerId, BTreeMap<u64, StoreAnswer>>,
+    defect: Option<Defect>,
 }
 
 /// The answer to one request.
@@ -38,11 +40,18 @@ struct Waiting {
 }
 
 impl Store {
+    /// An empty store.
+    pub(super) fn new(defect: Option<Defect>) -> Self {
+        Self { entries: Entries::default(), waiting: BTreeMap::new(), made: BTreeMap::new(), defect }
+    }
+
     /// A worker asks, perhaps not for the first time. Returns its answer, unless it waits, and those of the reads that waited for what it
     /// put.
     pub(super) fn ask(&mut self, now: Time, worker: WorkerId, request: u64, ask: StoreAsk) -> Vec<Reply> {
         let made = self.made.get(&worker).and_then(|made| made.get(&request));
-        if let Some(answer) = made {
+        if let Some(answer) = made
+            && !planted(self.defect, Defect::StoreChangeForgotten)
+        {
             return vec![Reply { worker, request, outcome: Ok(answer.clone()) }];
         }
         let (key, wait, is_change) = (ask.key().to_owned(), wait_of(&ask), ask.is_change());
@@ -165,7 +174,7 @@ mod tests {
 
     #[test]
     fn a_read_before_its_key_is_put_is_answered_when_it_is() {
-        let mut store = Store::default();
+        let mut store = Store::new(None);
         assert_eq!(store.ask(at(0), rank(0), 1, get("a")), []);
         assert_eq!(store.ask(at(0), rank(2), 7, get("a")), []);
         assert_eq!(store.ask(at(1), rank(1), 1, put("b", "x")), [done(1, 1)], "another key");
@@ -182,7 +191,7 @@ mod tests {
             StoreAsk::Put { key: "a".to_owned(), value: b"3".to_vec(), expected: Some(Vec::new()) },
         ];
         for change in changes {
-            let mut store = Store::default();
+            let mut store = Store::new(None);
             store.ask(at(0), rank(0), 1, get("a"));
             assert_eq!(store.ask(at(1), rank(1), 1, change)[1..], [value(0, 1, "3")]);
         }
@@ -190,7 +199,7 @@ mod tests {
 
     #[test]
     fn a_change_that_is_asked_again_is_made_once_and_answered_alike() {
-        let mut store = Store::default();
+        let mut store = Store::new(None);
         let add = || StoreAsk::Add { key: "n".to_owned(), amount: 1 };
         assert_eq!(store.ask(at(0), rank(0), 1, add()), [number(0, 1, 1)]);
         assert_eq!(store.ask(at(0), rank(1), 1, add()), [number(1, 1, 2)], "the numbers of another worker are others");
@@ -206,7 +215,7 @@ mod tests {
 
     #[test]
     fn a_change_that_was_refused_is_tried_again() {
-        let mut store = Store::default();
+        let mut store = Store::new(None);
         let expects = || StoreAsk::Put { key: "a".to_owned(), value: b"2".to_vec(), expected: Some(b"1".to_vec()) };
         let absent = Reply { worker: rank(0), request: 1, outcome: Ok(StoreAnswer::Value(None)) };
         assert_eq!(store.ask(at(0), rank(0), 1, expects()), [absent]);
@@ -216,7 +225,7 @@ mod tests {
 
     #[test]
     fn answers_of_changes_are_remembered_for_as_many_as_a_worker_may_have_under_way() {
-        let mut store = Store::default();
+        let mut store = Store::new(None);
         for request in 1..=limits::STORE_CHANGES_MAX as u64 + 1 {
             store.ask(at(0), rank(0), request, put("a", ""));
             store.ask(at(0), rank(0), 1_000 + request, get("a"));
@@ -227,7 +236,7 @@ mod tests {
 
     #[test]
     fn a_read_that_is_asked_again_waits_once_and_for_the_time_that_is_left() {
-        let mut store = Store::default();
+        let mut store = Store::new(None);
         store.ask(at(0), rank(0), 1, get_within("a", 9 * SECOND));
         assert_eq!(store.ask(at(4), rank(0), 1, get_within("a", 5 * SECOND)), []);
         assert_eq!(store.poll_timeout(), Some(at(9)));
@@ -242,7 +251,7 @@ mod tests {
 
     #[test]
     fn each_read_has_a_deadline_of_its_own() {
-        let mut store = Store::default();
+        let mut store = Store::new(None);
         store.ask(at(0), rank(0), 1, get_within("a", 9 * SECOND));
         store.ask(at(1), rank(1), 1, get_within("a", 2 * SECOND));
         assert_eq!((store.poll_timeout(), store.expire(at(2))), (Some(at(3)), Vec::new()));
@@ -257,7 +266,7 @@ mod tests {
 
     #[test]
     fn too_many_reads_that_wait_are_refused_to_the_asker_alone() {
-        let mut store = Store::default();
+        let mut store = Store::new(None);
         for request in 0..limits::STORE_WAITS_MAX as u64 {
             assert_eq!(store.ask(at(0), rank(0), request, get(&request.to_string())), []);
         }
@@ -273,7 +282,7 @@ mod tests {
 
     #[test]
     fn workers_that_are_lost_or_have_left_wait_no_more_and_what_they_put_stays() {
-        let mut store = Store::default();
+        let mut store = Store::new(None);
         for worker in [0, 1, 2] {
             store.ask(at(0), rank(worker), 1, put(&worker.to_string(), "v"));
             store.ask(at(0), rank(worker), 2, get("a"));
@@ -287,7 +296,7 @@ mod tests {
 
     #[test]
     fn the_cause_of_the_end_ends_all_reads() {
-        let mut store = Store::default();
+        let mut store = Store::new(None);
         store.ask(at(0), rank(0), 1, get("a"));
         assert_eq!(
             store.fail_all(&Error::Cancelled),

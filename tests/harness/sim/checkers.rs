@@ -8,6 +8,7 @@
 //! | `evidence` | which faults concerned whom, and when |
 //! | `calls` | whether the failure of a call has a cause, and whether each call ends in time |
 //! | `parameters` | whether each use of a parameter found what it must, and whether its failure has a cause |
+//! | `store` | whether the store made each change once, and answered each read with what was put |
 //! | `lateness` | why a worker did not contribute to a round in time |
 //! | `job` | memberships, deaths, barriers and the end of the job |
 //!
@@ -21,6 +22,7 @@ use self::calls::Calls;
 use self::evidence::Evidence;
 use self::job::Job;
 use self::parameters::Uses;
+use self::store::Asks;
 use super::workload::Plan;
 use super::world::Who;
 
@@ -29,6 +31,7 @@ mod evidence;
 mod job;
 mod lateness;
 mod parameters;
+mod store;
 
 pub(super) use self::evidence::Concern;
 pub(super) use self::parameters::{UseId, UsedPart};
@@ -66,6 +69,8 @@ pub enum Checker {
     Exchange,
     /// A barrier opens when all have come, for all.
     Barrier,
+    /// The store makes each change once, and answers a read with a value that was put.
+    Store,
     /// Nothing grows without a bound.
     Growth,
     /// No machine panics.
@@ -104,6 +109,7 @@ pub(super) struct Witness {
     evidence: Evidence,
     calls: Calls,
     uses: Uses,
+    asks: Asks,
     job: Job,
 }
 
@@ -116,6 +122,7 @@ impl Witness {
             evidence: Evidence::default(),
             calls: Calls::new(plan),
             uses: Uses::new(plan),
+            asks: Asks::default(),
             job: Job::new(plan),
         }
     }

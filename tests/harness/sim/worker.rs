@@ -19,6 +19,7 @@ use super::transport::Transport;
 use super::workload::{Plan, timing};
 use super::world::{Address, Context, Input, Process, Who};
 
+mod asks;
 mod coding;
 mod links;
 mod memory;
@@ -74,6 +75,8 @@ pub(super) struct WorkerProcess {
     /// Requests of the membership, and what they mean to the machine.
     declarations: BTreeMap<u64, u64>,
     barriers: BTreeMap<u64, String>,
+    /// Requests to the store, and their numbers.
+    asked: BTreeMap<u64, usize>,
     /// What the coordinator said of rounds that wait, the latest last.
     notices: Vec<(PartId, Round, String)>,
     /// Errors that servers gave for such rounds, by submission: they must not end it without what the coordinator said.
@@ -108,6 +111,7 @@ impl WorkerProcess {
             script: Script::default(),
             declarations: BTreeMap::new(),
             barriers: BTreeMap::new(),
+            asked: BTreeMap::new(),
             notices: Vec::new(),
             unexplained: BTreeMap::new(),
             failing: BTreeSet::new(),
@@ -129,6 +133,9 @@ impl WorkerProcess {
         }
         if let Some(used) = self.script.uses.values().find(|used| used.outcome.is_none()) {
             context.witness.fail(now, Checker::Handle, format!("{}: {used} never resolved", self.me.who));
+        }
+        if !self.asked.is_empty() {
+            context.witness.fail(now, Checker::Store, format!("{}: a request was never answered", self.me.who));
         }
         if !self.script.batches.is_empty() {
             context.witness.fail(now, Checker::Handle, format!("{}: a batch never ended", self.me.who));
@@ -206,10 +213,8 @@ impl WorkerProcess {
                 self.notices.push((stall.part, stall.round, detail.clone()));
                 self.worker.handle_stall_notice(now, stall.part, stall.round, detail);
             }
-            MemberEvent::StoreDone { .. }
-            | MemberEvent::Ended { .. }
-            | MemberEvent::Renewed { .. }
-            | MemberEvent::WorkersKey(_) => {}
+            MemberEvent::StoreDone { request, outcome } => self.hear_store(context, request, &outcome),
+            MemberEvent::Ended { .. } | MemberEvent::Renewed { .. } | MemberEvent::WorkersKey(_) => {}
             MemberEvent::Failed(error) => {
                 self.worker.handle_failed(now, error.clone());
                 self.ended = Some(Err(error));

@@ -14,8 +14,10 @@ use super::topology::Topology;
 use crate::random::{Random, mix};
 
 mod parameters;
+mod store;
 
 pub(super) use self::parameters::Parameter;
+pub(super) use self::store::Asking;
 
 /// Everything that a seed decides before the first event.
 #[derive(Debug)]
@@ -160,6 +162,8 @@ pub(super) enum Action {
     CancelUse { parameter: usize },
     /// Waits for all uses.
     AwaitUses,
+    /// Asks the store, and does not wait for the answer.
+    Ask { asking: Asking, patience: Duration },
     /// Waits at a barrier.
     Barrier { name: String, timeout: Duration },
     /// Computes.
@@ -221,7 +225,8 @@ impl Plan {
         }
         plan.scripts = (0..workers).map(|worker| plan.script(&mut random, worker, &barriers)).collect();
         let scripts = std::mem::take(&mut plan.scripts);
-        plan.scripts = (0..).zip(scripts).map(|(worker, script)| plan.use_parameters(worker, script)).collect();
+        let woven = |(worker, script)| plan.ask_store(worker, plan.use_parameters(worker, script));
+        plan.scripts = (0..).zip(scripts).map(woven).collect();
         plan
     }
 

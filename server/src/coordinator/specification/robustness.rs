@@ -97,6 +97,7 @@ proptest! {
 #[test]
 fn planted_defects_show() {
     use gradlane_core::types::defect::Defect;
+    use gradlane_core::types::{StoreAnswer, StoreAsk};
 
     let mut job = formed_with(3, Defect::ViewNotBroadcast);
     job.coordinator.handle_death(job.now, 11, "n1", "killed".to_owned());
@@ -119,4 +120,9 @@ fn planted_defects_show() {
     job.received(0);
     job.frame(0, barrier(1));
     assert_eq!(job.received(0), []);
+
+    let mut job = formed_with(2, Defect::StoreChangeForgotten);
+    let add = StoreAsk::Add { key: "n".to_owned(), amount: 1 };
+    (0..2).for_each(|_| job.frame(0, Frame::Store { request: 1, ask: add.clone() }));
+    assert_eq!(job.received(0)[1], Frame::StoreDone { request: 1, outcome: Ok(StoreAnswer::Number(2)) });
 }

@@ -222,7 +222,9 @@ impl Witness {
         let Some(to) = self.job.speakers.get(&control).copied() else { return };
         match frame {
             Frame::Refused(Error::Fenced { .. }) => self.job.shut_out(to),
-            Frame::Refused(_) | Frame::BarrierDone { outcome: Err(_), .. } => {}
+            Frame::Refused(_)
+            | Frame::BarrierDone { outcome: Err(_), .. }
+            | Frame::StoreDone { outcome: Err(_), .. } => {}
             _ if self.job.shut_out_now.contains(&to) => {
                 let text = format!("{} was shut out, and is sent {frame:?}", to.who);
                 self.report(Checker::Fencing, text);

@@ -108,6 +108,7 @@ impl WorkerProcess {
             match action {
                 Action::Await { .. } | Action::AwaitUses => {}
                 Action::Use { parameter, access, timeout } => self.use_parameter(context, parameter, access, timeout),
+                Action::Ask { asking, patience } => self.ask_store(context, asking, patience),
                 Action::CancelUse { parameter } => self.cancel_use(context, parameter),
                 Action::Undeclare { tensors } => {
                     let name = |tensor: &usize| context.plan.tensors[*tensor].spec.name.clone();
