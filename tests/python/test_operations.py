@@ -139,7 +139,7 @@ def test_ever_new_lengths_leave_few_names():
     before = gradlane.layout().count("part ")
     for step in range(200):
         gathered = _objects.Gathering(b"x" * (1000 + 15 * step), "ever new").finish()
-        assert [len(content) for content in gathered] == [1000 + 15 * step] * 2
+        assert [len(content) for content in gathered.values()] == [1000 + 15 * step] * 2
     # The lengths, and for each of two ranks the blocks from 256 to 4096 bytes.
     assert gradlane.layout().count("part ") - before == 1 + 2 * 5
 

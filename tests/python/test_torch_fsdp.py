@@ -204,7 +204,7 @@ def test_what_cannot_be_averaged_is_refused_by_name(monkeypatch):
 def test_nodes_of_different_sizes_are_refused(monkeypatch):
     with two_nodes() as mesh:
         places = [[["", [2], [0]]], [["", [2], [0]]], [["", [2], [1]]]]
-        monkeypatch.setattr(gl.fsdp, "allgather", lambda *_, **__: places)
+        monkeypatch.setattr(gl.fsdp, "gather_by_rank", lambda *_, **__: dict(enumerate(places)))
         model = fully_shard(made(mlp), mesh=mesh)
         complaint = r"2 workers hold the shard \[0\] of the mesh, and 1 the shard \[1\]"
         with pytest.raises(InvalidArgumentError, match=complaint):
