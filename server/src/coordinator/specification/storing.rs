@@ -54,7 +54,7 @@ fn a_read_ends_with_the_cause_of_the_job() {
 
 #[test]
 fn what_a_worker_put_stays_when_it_leaves_or_is_lost_and_it_waits_no_more() {
-    let mut job = form(job_of(CoordinatorConfig { policy: Policy::Continue, ..config(3) }), 3);
+    let mut job = form(job_of(CoordinatorConfig { policy: Policy::CONTINUE, ..config(3) }), 3);
     job.frame(1, put(1));
     job.frame(1, Frame::Store { request: 2, ask: StoreAsk::Get { key: "n".to_owned(), wait: Some(10 * SECOND) } });
     job.coordinator.handle_death(job.now, 11, "n1", "killed".to_owned());
