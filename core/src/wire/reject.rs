@@ -236,6 +236,10 @@ mod tests {
         ("1d01080000000000000004000000776861740400000068696e74", "tensor 0000000000000008: what; hint"),
         ("1f020100000074080000000000000008000000776f726b65722031", "tensor t, round 8: what worker 1 contributes has a NaN or an infinity; look for its cause there, or set nan_check=off"),
         ("1e020100000074070000000000000008000000776f726b657220328096980000000000", "tensor t, round 7: worker 2 did not take the sum for 0.0 s, and the server freed it"),
+        (
+            "2001080000000000000004000000726f6f74",
+            "tensor 0000000000000008: it comes from root or goes there, and root is not in the job any more; name a worker that is",
+        ),
     ];
 
     #[test]
