@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import operator
 from collections.abc import Callable, Iterable
@@ -109,19 +110,16 @@ def places_of(process_set: ProcessSet | None) -> tuple[int, ...]:
     return tuple(range(_session.first_size())) if process_set is None else process_set.ranks
 
 
-def from_one_left(root: int, send: Callable[[int], T], process_set: ProcessSet | None = None) -> T:
+def from_one_left(root: int, send: Callable[[int], T]) -> T:
     """Calls `send` with the rank `root` or, if that worker was lost, with the next one that was not.
 
     All workers end with the same rank, because servers tell all of them the same of a broadcast.
     """
-    ranks = places_of(process_set)
-    first = ranks.index(root)
-    for candidate in (ranks[first:] + ranks[:first])[:-1]:
-        try:
-            return send(candidate)
-        except RootLostError:
-            continue
-    return send(ranks[first - 1])
+    size = _session.first_size()
+    for step in range(size - 1):
+        with contextlib.suppress(RootLostError):
+            return send((root + step) % size)
+    return send((root - 1) % size)
 
 
 def name_in_job(name: str, process_set: ProcessSet | None) -> str:

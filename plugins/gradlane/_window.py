@@ -178,7 +178,7 @@ class Window(Generic[T]):
         unused = {name: without for name, without in ranks.items() if without}
         if not unused:
             return UnusedParametersError(
-                "no gradient for some parameters on a worker that was lost; the others may go on from the step before",
+                "no gradient for some parameters on a worker that was lost in this step",
                 parameters={},
             )
         shown = [f"{name} on rank{'s' if len(r) > 1 else ''} {', '.join(map(str, r))}" for name, r in unused.items()]

@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
+use std::time::Duration;
 
 use crate::error::{Error, Result};
 use crate::types::{StoreAnswer, StoreAsk};
@@ -53,6 +54,11 @@ impl Entries {
             }
             StoreAsk::Dir { prefix } => Ok(StoreAnswer::Keys(self.keys(&prefix))),
         }
+    }
+
+    /// The error of a read that has waited for its key in vain.
+    pub fn absent(key: &str, waited: Duration) -> Error {
+        Error::Timeout { what: format!("waiting for key {key:?} of the store, which nobody has put"), waited }
     }
 
     fn sum(&self, key: &str, amount: i64) -> Result<i64> {

@@ -71,10 +71,9 @@ impl StoreRequests {
 
     /// Gives up the requests whose time passed so long ago that the coordinator's answer should have come.
     pub(super) fn expire(&mut self, now: Time) -> Vec<MemberEvent> {
-        let (late, waiting) =
-            std::mem::take(&mut self.0).into_iter().partition(|(_, asked): &(u64, Asked)| asked.give_up_at() <= now);
+        let all = std::mem::take(&mut self.0).into_iter();
+        let (late, waiting): (BTreeMap<_, _>, _) = all.partition(|(_, asked)| asked.give_up_at() <= now);
         self.0 = waiting;
-        let late: BTreeMap<u64, Asked> = late;
         let given_up = late.into_iter().map(|(request, Asked { ask, asked, .. })| {
             let key = ask.key();
             let what = format!("key {key:?} of the store: no answer from the coordinator");

@@ -36,11 +36,7 @@ pub(super) enum Work {
     },
     CopyToHost {
         from: Ordinal,
-        bytes: u64,
-        coding: Option<Coding>,
-        link: Option<LinkId>,
-        contributes: bool,
-        lands_beside: bool,
+        staged: Staged,
     },
     CopyToDevice {
         transfer: Transfer,
@@ -71,6 +67,20 @@ pub(super) enum Work {
         /// The team that does it.
         team: u32,
     },
+}
+
+/// What COPYD2H stages.
+#[derive(Clone, Copy)]
+pub(super) struct Staged {
+    pub(super) bytes: u64,
+    /// How the device encodes the bytes, if it does.
+    pub(super) coding: Option<Coding>,
+    /// The link over which they will go, if there is one now.
+    pub(super) link: Option<LinkId>,
+    /// Whether there is anything to copy.
+    pub(super) contributes: bool,
+    /// Whether the sum lands in other memory, which is pinned as well.
+    pub(super) lands_beside: bool,
 }
 
 impl State {
@@ -104,7 +114,7 @@ impl State {
             }
             Action::CopyToHost { bytes, coding, link, contributes, lands_beside } => {
                 let from = payload.on_device().device();
-                Work::CopyToHost { from, bytes, coding, link, contributes, lands_beside }
+                Work::CopyToHost { from, staged: Staged { bytes, coding, link, contributes, lands_beside } }
             }
             Action::CopyToDevice { coding } => {
                 let (transfer, after) = payload.on_device().to_device(coding);

@@ -32,9 +32,9 @@
 //! - Credit counts bytes on the wire and tasks; urgent tasks have a second budget ([`Credit`]). A task in host memory draws credit when it
 //!   is taken for PUSH, and returns it when its PULL ends or either stage fails. A task in device memory draws it in COPYD2H, and a task
 //!   that the host encodes in COMPRESS. These, and tasks that pass LAND, hold it as long as they have memory of the engine, until COPYH2D,
-//!   DECOMPRESS or LAND ends, also through repeats (`lending`). A sum may be late because another worker's credit is held by tasks that wait for this worker. So if a task needs credit
-//!   and none came back for `credit_patience`, the credit of tasks that have waited that long for their sums is lent on. Therefore workers
-//!   may submit in different orders.
+//!   DECOMPRESS or LAND ends, also through repeats (`lending`). A sum may be late because another worker's credit is held by tasks that
+//!   wait for this worker. So if a task needs credit and none came back for `credit_patience`, the credit of tasks that have waited that
+//!   long for their sums is lent on. Therefore workers may submit in different orders.
 //! - A task waits for the sum of the part's round before, because a server keeps two rounds of a part alive. Until then it is not pushed,
 //!   reduced among the ranks of a machine, staged or encoded.
 //! - Nothing is staged for or pushed to a server that is not connected. Servers count as connected until

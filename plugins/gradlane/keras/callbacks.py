@@ -214,18 +214,23 @@ class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """As Keras' own, on the lowest rank."""
-        if _session.rank() == _session.ranks()[0]:
+        if _is_lowest():
             super().on_train_batch_end(batch, logs)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """As Keras' own, on the lowest rank."""
-        if _session.rank() == _session.ranks()[0]:
+        if _is_lowest():
             super().on_epoch_begin(epoch, logs)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """As Keras' own, on the lowest rank."""
-        if _session.rank() == _session.ranks()[0]:
+        if _is_lowest():
             super().on_epoch_end(epoch, logs)
+
+
+def _is_lowest() -> bool:
+    """Whether no worker that is left has a lower rank."""
+    return _session.rank() == _session.ranks()[0]
 
 
 def _constant(factor: float) -> Callable[[float], float]:

@@ -40,8 +40,7 @@ impl OwnStore {
             let waited = self.changed.wait_timeout_while(state, patience, is_absent);
             let (guard, outcome) = waited.unwrap_or_else(PoisonError::into_inner);
             if outcome.timed_out() {
-                let what = format!("waiting for key {key:?} of the store, which nobody has put");
-                return Err(Error::Timeout { what, waited: patience });
+                return Err(Entries::absent(key, patience));
             }
             state = guard;
         }

@@ -85,9 +85,10 @@ impl Store {
     /// Ends the reads that are out of time.
     pub(super) fn expire(&mut self, now: Time) -> Vec<Reply> {
         let late = self.take_waiting(|waiting| waiting.until <= now);
-        let reply = |((worker, request), Waiting { key, since, .. }): ((WorkerId, u64), Waiting)| {
-            let what = format!("waiting for key {key:?} of the store, which nobody has put");
-            Reply { worker, request, outcome: Err(Error::Timeout { what, waited: now.since(since) }) }
+        let reply = |((worker, request), Waiting { key, since, .. }): ((WorkerId, u64), Waiting)| Reply {
+            worker,
+            request,
+            outcome: Err(Entries::absent(&key, now.since(since))),
         };
         late.into_iter().map(reply).collect()
     }

@@ -3,31 +3,18 @@
 
 use std::sync::Arc;
 
+use super::super::job::Staged;
 use super::super::metrics::Metrics;
 use super::super::shared::Shared;
 use super::super::submit::HERE_BYTES_MAX;
-use crate::codec::{Coding, Seed};
+use crate::codec::Seed;
 use crate::cuda::{Mark, OnIssue};
 use crate::device::{Device, Transfer};
 use crate::error::Result;
 use crate::mem::Ordinal;
 use crate::mem::borrow::Staging;
 use crate::sched::Task;
-use crate::types::{Done, LinkId};
-
-/// What COPYD2H does.
-pub(super) struct Wanted {
-    /// The bytes to be staged.
-    pub(super) bytes: u64,
-    /// How the device encodes them, if it does.
-    pub(super) coding: Option<Coding>,
-    /// The link over which they will go, if there is one now.
-    pub(super) link: Option<LinkId>,
-    /// Whether there is anything to copy.
-    pub(super) contributes: bool,
-    /// Whether the sum lands in other memory, which is pinned as well.
-    pub(super) lands_beside: bool,
-}
+use crate::types::Done;
 
 /// Stages a contribution in memory that the task holds until its sum is back on the device. With `here`, it does nothing and returns
 /// `false` if that would pin memory, because that may wait for all work of the device.
@@ -35,7 +22,7 @@ pub(super) fn to_host(
     shared: &Arc<Shared>,
     task: Task,
     from: Ordinal,
-    Wanted { bytes, coding, link, contributes, lands_beside }: Wanted,
+    Staged { bytes, coding, link, contributes, lands_beside }: Staged,
     here: bool,
 ) -> bool {
     let device = device(shared);

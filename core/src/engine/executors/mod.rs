@@ -33,9 +33,8 @@ pub(super) fn execute(
             let pull = Some(Pull { into, done: pull::awaited(shared, task, exchange) });
             push::execute(shared, task, link, exchange, Push { header, body, pull });
         }
-        Work::CopyToHost { from, bytes, coding, link, contributes, lands_beside } => {
-            let wanted = copy::Wanted { bytes, coding, link, contributes, lands_beside };
-            if !copy::to_host(shared, task, from, wanted, here_bytes_max > 0) {
+        Work::CopyToHost { from, staged } => {
+            if !copy::to_host(shared, task, from, staged, here_bytes_max > 0) {
                 return Some(Job { task, stage, is_last, work });
             }
         }

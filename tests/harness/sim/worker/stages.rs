@@ -233,13 +233,12 @@ impl WorkerProcess {
 
     /// Memory for the sum of a task beside its contribution, which it keeps for its repeats.
     fn beside(&mut self, task: &Task) -> Region {
-        let lease = self.lease(task.bytes);
-        let beside = self.payload(task.id).beside().expect("a message has no sum");
-        let kept = *beside.get_or_insert(lease);
-        if kept != lease {
-            self.give_back(lease.buffer);
+        if let Some(kept) = self.payload(task.id).beside().and_then(|beside| *beside) {
+            return kept;
         }
-        kept
+        let lease = self.lease(task.bytes);
+        *self.payload(task.id).beside().expect("a message has no sum") = Some(lease);
+        lease
     }
 
     /// Copies a sum that has landed beside its contribution to its destination.
