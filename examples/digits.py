@@ -4,6 +4,7 @@ python digits.py --steps 100
 gradlane run -n 2 -s 2 -- python digits.py --steps 100 --check
 
 All workers draw the same global batch and take their share of it, so any number of workers does the same training.
+With `-o on_worker_loss=continue`, a worker that gets SIGTERM leaves at the end of its step, and the others train on.
 `--check` makes the accuracy a condition of success.
 """
 
@@ -12,7 +13,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import gradlane.torch as gl
@@ -29,18 +30,20 @@ LINES = 10
 
 def main() -> int:
     options = arguments()
-    gl.init()
+    (inputs, labels), test = digits()
+    gl.init()  # after what takes long: the others wait for one that comes later
     torch.set_num_threads(1)  # the workers share the cores of this host
     torch.manual_seed(gl.rank())  # different on purpose: the wrapper broadcasts rank 0
-    (inputs, labels), test = digits()
     model = gl.DistributedDataParallel(network(options.seed))
     before = gl.metrics()
     seconds, losses = train(model, inputs, labels, options)
+    if gl.elastic.has_left():
+        return 0
 
     reached = accuracy(model, *test)
     if options.save:
         save(options.save, model.module.state_dict().values(), losses)
-    if gl.rank() == 0:
+    if gl.elastic.world().index == 0:
         report(options.steps, seconds, reached, before, gl.metrics())
     gl.shutdown()
     return 1 if options.check and reached < ACCURACY_MIN else 0
@@ -95,17 +98,28 @@ def train(
     """Trains on this worker's share of each batch. Returns the seconds that it took, and this worker's loss at each step."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3)
     draw = torch.Generator().manual_seed(options.seed)
+    # What a worker gets that comes later, in place of one that was lost.
+    state = gl.elastic.State(model=model, optimizer=optimizer)
+
+    def batches() -> Iterator[torch.Tensor]:
+        """The samples of each step over all workers, which all of them draw alike."""
+        for step in range(options.steps):
+            batch = torch.randint(len(inputs), (options.batch,), generator=draw)
+            if step == state.step:  # the others have done those before
+                yield batch
+
     losses = []
     started = time.perf_counter()
     with Progress(options.steps, is_shown=gl.rank() == 0) as progress:
-        for step in range(options.steps):
-            batch = torch.randint(len(inputs), (options.batch,), generator=draw)[gl.rank() :: gl.size()]
+        for samples in gl.elastic.steps(state, batches()):
+            world = gl.elastic.world()
+            batch = samples[world.index :: world.size]
             optimizer.zero_grad()
             loss = F.cross_entropy(model(inputs[batch]), labels[batch])
             loss.backward()
             optimizer.step()
             losses.append(loss.item())
-            progress.advance(step, losses[-1])
+            progress.advance(state.step, losses[-1])
     return time.perf_counter() - started, losses
 
 

@@ -12,7 +12,7 @@ This module works with any buffer and imports no framework; `gradlane.torch` off
 
 from __future__ import annotations
 
-from gradlane import parameters, timeline
+from gradlane import elastic, parameters, timeline
 from gradlane._collectives import (
     all_gather,
     all_gather_async,
@@ -137,6 +137,7 @@ __all__ = [
     "broadcast",
     "broadcast_object",
     "declare",
+    "elastic",
     "grouped_push_pull",
     "grouped_push_pull_async",
     "init",

@@ -116,7 +116,14 @@ def check_alike(
     *,
     by_name: bool = False,
 ) -> None:
-    """Raises on every worker if the lists of the workers differ; all of them must call it. See `Comparison`."""
+    """Raises on every worker if the lists of the workers differ; all of them must call it. See `Comparison`.
+
+    A newcomer has nobody to compare with; its failure is raised all the same.
+    """
+    if _session.is_newcomer():
+        if isinstance(rows, Exception):
+            raise rows
+        return
     Comparison(kind, rows, name, process_set, by_name=by_name).check()
 
 

@@ -47,7 +47,8 @@ def decide(allowed: tuple[Compressor, ...]) -> Decision:
 @lru_cache(maxsize=8)
 def _decided(generation: int, allowed: tuple[Compressor, ...]) -> Decision:
     codecs = ["none", *(compressor.codec for compressor in allowed)]
-    by_size = [_gains(codecs, size, generation) for size in _SIZES]
+    del generation  # another session measures anew
+    by_size = [_gains(codecs, size) for size in _SIZES]
     gains = {codec: [gain[codec] for gain in by_size] for codec in codecs}
     best = max(codecs, key=lambda codec: gains[codec][-1])
     decision = Decision("none", 0)
@@ -59,13 +60,13 @@ def _decided(generation: int, allowed: tuple[Compressor, ...]) -> Decision:
     return decision
 
 
-def _gains(codecs: list[str], size: int, generation: int) -> dict[str, float]:
+def _gains(codecs: list[str], size: int) -> dict[str, float]:
     """By codec: how many times as long a sum of a tensor of so many bytes takes without it; the same on all workers.
 
     The codecs take turns, so that what changes on the machine or its links meets all of them: the median over the rounds.
     """
     contribution = _buffers.locate(memoryview(bytearray(size)).cast("f"), writable=True)
-    names = {codec: f"auto {generation}/{codec}/{size}" for codec in codecs}
+    names = {codec: f"auto/{codec}/{size}" for codec in codecs}
     ratios: dict[str, list[float]] = {codec: [] for codec in codecs}
     for number in range(_ROUNDS + 1):
         seconds = {codec: _seconds(name, codec, contribution, number) for codec, name in names.items()}

@@ -15,7 +15,7 @@ import os
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
@@ -56,6 +56,13 @@ class Launch:
     """The fields of `CompressionSettings`."""
     entrance: _core._Entrance | BaseException
     """How this process enters its job, or the error that prevents it."""
+
+    def placed(self, session: _core.Session) -> Launch:
+        """The same with the place that the members' hosts give this process in an elastic job that has formed again."""
+        local_rank, local_size, node_rank, num_nodes = session.local_place
+        return replace(
+            self, local_rank=local_rank, local_size=local_size, node_rank=node_rank, num_nodes=num_nodes
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +170,8 @@ def enter(
             if embedded is not None:
                 embedded.stop(0.0)
             raise
+    if session.times_formed > 0:
+        launch = launch.placed(session)
     return Job(session, launch, embedded, session.rank, session.size, settings, compression)
 
 

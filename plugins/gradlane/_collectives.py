@@ -143,6 +143,7 @@ def all_gather_async(
 ) -> Handle[list[B]]:
     """Like `all_gather`, but returns at once. Do not use the buffers until the handle is done."""
     check_name(name)
+    _session.passes_over(name)  # of which parts are broadcasts
     members, own = members_of(process_set), _session.rank()
     targets = _places("all_gather", outs, members)
     source = _buffers.locate(buffer, writable=False)

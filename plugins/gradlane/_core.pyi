@@ -238,6 +238,32 @@ class Session:
         for the value of a push_pull that is not in place. The other arguments are as for `submit`.
         """
     def barrier(self, name: str, timeout: float | None) -> None: ...
+    def begin_step(self) -> tuple[Literal["begun", "left", "forms again"], tuple[int, list[int]] | None]:
+        """Begins a step of the training.
+
+        Returns what this worker does and, if the workers may be others than in the step before, the number of that step
+        and their ranks. `left`: it is in the job no more. `forms again`: the job takes in other workers, no step has begun,
+        and `join_again` comes next; then there are always the number of steps that were done and the ranks of the workers
+        that go on, as they were until now.
+        """
+    def join_again(self) -> Session:
+        """Leaves this session, after `forms again`, and returns that of this process in the job as it forms again.
+
+        Blocks until the job has formed, at most for `reform_timeout` and what joining takes. Ranks are given anew.
+        """
+    @property
+    def times_formed(self) -> int:
+        """How often the job had formed before it formed with this session; 0 for the first time."""
+    @property
+    def local_place(self) -> tuple[int, int, int, int]:
+        """Local rank, local size, node rank and number of nodes, as the hosts of the workers say."""
+    def end_steps(self) -> None:
+        """The loop over the steps has ended, so that no boundary waits for this worker."""
+    @property
+    def may_leave(self) -> bool:
+        """Whether the others go on if this worker leaves."""
+    def ask_to_leave(self) -> None:
+        """Asks to leave the job at the next boundary between two steps."""
     def store_put(
         self, key: str, value: bytes, expected: bytes | None = None, timeout: float | None = None
     ) -> tuple[bool, bytes | None]:

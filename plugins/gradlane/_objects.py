@@ -171,7 +171,8 @@ def broadcast_object(
         process_set: the workers that take part, with the root and this one among them; all by default.
         timeout: seconds; None takes the job's step timeout.
     Returns:
-        On `root_rank` `value` itself, elsewhere a copy.
+        On `root_rank` `value` itself, elsewhere a copy. A worker that has come to an elastic job that trains already gets its
+        own `value` back: what the others have now comes with the state of `gradlane.elastic`.
     Raises:
         InvalidArgumentError: `plain` is set, and there is something else in `value`; the message says where. On the other
             workers also if `value` does not pickle; on `root_rank` the error is that of pickle then.
@@ -180,6 +181,8 @@ def broadcast_object(
     """
     is_root = _session.rank() == check_root(root_rank, process_set)
     about = name_in_job(check_name(name), process_set)
+    if _session.passes_over(name, is_broadcast=True):
+        return value
     payload: bytes | Exception | None = None
     if is_root:
         try:

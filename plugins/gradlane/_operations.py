@@ -202,6 +202,7 @@ def barrier(name: str = "barrier", *, process_set: ProcessSet | None = None, tim
     """
     check_name(name)
     check_timeout(timeout)
+    _session.passes_over(f"barrier {name}")
     if process_set is None:
         _session.session().barrier(name, timeout)
         return
@@ -228,6 +229,10 @@ def submit(
     """
     session = _session.session()
     check_name(name)
+    if _session.is_newcomer():
+        is_broadcast = reduction.op == "broadcast" and reduction.receiver is None
+        if _session.passes_over(name, is_broadcast=is_broadcast):
+            return Handle(None, lambda: result)
     _session.note_timeout(reduction.timeout)
     members = reduction.process_set
     if members is not None:

@@ -2,21 +2,27 @@
 
 The native module has no globals and can hold many sessions. The one default session of a process is a convenience of
 Python, and exists only here.
+
+An elastic job may form again, with other workers. Its process then has another session in the same job: a new
+*generation*, in which all names begin anew, and the same *enrolment*. Only `init()` begins another enrolment.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
+import dataclasses
 import math
 import os
 import threading
 import warnings
+import weakref
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from gradlane import _bootstrap, _core, _ending
 from gradlane._arguments import check_timeout
-from gradlane.errors import ForkedProcessError, InvalidArgumentError, NotInitializedError
+from gradlane.errors import Error, FailedPreconditionError, ForkedProcessError, InvalidArgumentError, NotInitializedError
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -26,6 +32,8 @@ _LEAVE_TIMEOUT = 10.0
 _lock = threading.RLock()
 _job: _bootstrap.Job | None = None
 _generation = 0
+_enrolment = 0
+_is_newcomer = False
 _longest = (0, 0.0)
 """The generation of a job, and the longest timeout of which `note_timeout` does not warn in it."""
 _followers: list[Callable[[], None]] = []
@@ -33,6 +41,16 @@ _visitors: list[Callable[[_core.Session | None], None]] = []
 # A forked child keeps the parent's session but neither uses nor frees it: freeing would wait for threads that exist
 # only in the parent.
 _inherited: _bootstrap.Job | None = None
+
+
+class Moving(Protocol):
+    """What keeps something of a session that has to come along when the job forms again."""
+
+    def before_forming_again(self) -> None:
+        """Ends what is under way in the present session, and keeps what the next one needs. It waits for no new call of others."""
+
+
+_moving: weakref.WeakSet[Moving] = weakref.WeakSet()
 
 
 def init(
@@ -43,6 +61,7 @@ def init(
     local_rank: int | None = None,
     servers: int | None = None,
     coordinator: str | None = None,
+    elastic: str | None = None,
     config: Mapping[str, object] | None = None,
     timeout: float | None = None,
 ) -> None:
@@ -52,6 +71,9 @@ def init(
     Otherwise this is a job of one, in which every operation works and needs no server. If the launcher starts no
     servers, rank 0 embeds them.
 
+    If an elastic job trains already, this returns once the other workers have come to the end of a step and have taken
+    this one in. They wait for it then until it begins its first step; see `gradlane.elastic`.
+
     Args:
         lazy: accepted for BytePS scripts; has no effect.
         rank: this worker's rank; None takes it from the environment or lets the coordinator assign one.
@@ -59,6 +81,8 @@ def init(
         local_rank: rank among the workers on this host.
         servers: number of servers.
         coordinator: its address, or a join string.
+        elastic: the fewest and the most workers of an elastic job, such as `"2:8"`, equal on all members; the setting of
+            that name. It needs a coordinator that no worker embeds.
         config: settings by name, such as `{"step_timeout": "60s"}`; they go before environment and file.
         timeout: seconds for the whole job to form; None takes the setting `join_timeout`.
     Raises:
@@ -71,6 +95,11 @@ def init(
     given = {"rank": rank, "size": size, "local_rank": local_rank, "servers": servers, "coordinator": coordinator}
     arguments = {name: str(value) for name, value in given.items() if value is not None}
     settings = {name: str(value) for name, value in (config or {}).items()}
+    if elastic is not None:
+        if settings.setdefault("elastic", elastic) != elastic:
+            raise InvalidArgumentError(
+                f"elastic={elastic!r} contradicts config={{'elastic': {settings['elastic']!r}}}; give one of the two"
+            )
     _join(arguments, settings, timeout)
 
 
@@ -86,7 +115,7 @@ def join_beside(store: Store) -> None:
 def _join(
     arguments: dict[str, str], settings: dict[str, str], timeout: float | None, store: Store | None = None
 ) -> None:
-    global _job, _generation
+    global _job, _generation, _enrolment, _is_newcomer
     with _lock:
         refuse_in_fork()
         if _job is not None:
@@ -94,6 +123,8 @@ def _join(
             return
         _job = _bootstrap.enter(arguments, settings, timeout, _generation, store)
         _generation += 1
+        _enrolment += 1
+        _is_newcomer = _job.session.times_formed > 0
         for visit in _visitors:
             visit(_job.session)
     _ending.watch(_give_up)
@@ -106,6 +137,76 @@ def shutdown(timeout: float = _LEAVE_TIMEOUT) -> None:
         timeout: seconds to wait for the other members to leave before servers embedded in this process stop.
     """
     _end(lambda job: job.leave(timeout))
+
+
+def join_again() -> None:
+    """Goes on in the job as it forms again, after the session has said so. Blocks until it has formed.
+
+    What has to come along is asked first (`move_along`). Callbacks of `after_leaving` run as if this process had left one
+    job and joined the next.
+
+    Raises:
+        NotFormedError: the workers did not meet in time. This process is in no job then; the same holds for any other error.
+        NotInitializedError: this process takes part in no job.
+    """
+    global _job, _generation, _is_newcomer
+    with _lock:
+        job = current()
+        for one in list(_moving):
+            one.before_forming_again()
+        try:
+            session = job.session.join_again()
+        except BaseException:
+            _job, _is_newcomer = None, False
+            _ending.ignore()
+            with contextlib.suppress(Error):
+                job.session.shutdown(0.0)
+            raise
+        finally:
+            followers, _followers[:] = _followers[:], []
+            for follow in followers:
+                follow()
+            for visit in _visitors:
+                visit(None)
+        _job = dataclasses.replace(
+            job, session=session, launch=job.launch.placed(session), rank=session.rank, size=session.size
+        )
+        _generation += 1
+        for visit in _visitors:
+            visit(session)
+
+
+def is_newcomer() -> bool:
+    """Whether this process has come to a job that trained before, and has not been given its state yet."""
+    return _is_newcomer
+
+
+def end_newcomer() -> None:
+    """From now on this process makes the same calls as the other workers, beginning with the exchange of the state."""
+    global _is_newcomer
+    _is_newcomer = False
+
+
+def passes_over(call: str, *, is_broadcast: bool = False) -> bool:
+    """Whether this worker leaves a call out, because it is a newcomer and the others made that call long ago.
+
+    A broadcast at the beginning of a script brings all workers to the same values. A newcomer gets these with the state, at
+    its first step.
+
+    Args:
+        call: for errors, such as the name of a tensor.
+        is_broadcast: whether the call only gives this worker the values of another one.
+    Raises:
+        FailedPreconditionError: this is a newcomer, and nobody would answer the call.
+    """
+    if not _is_newcomer:
+        return False
+    if is_broadcast:
+        return True
+    raise FailedPreconditionError(
+        f"{call}: this worker came to a job that trains already, and its first collective is that of "
+        "gradlane.elastic.steps; begin a step, which gives it the state of the others, before it reduces anything"
+    )
 
 
 def is_initialized() -> bool:
@@ -157,6 +258,11 @@ def refuse_in_fork() -> None:
 def after_leaving(follow: Callable[[], None]) -> None:
     """Calls `follow` once, after this process has left its current job and no operation is in flight any more."""
     _followers.append(follow)
+
+
+def move_along(one: Moving) -> None:
+    """Asks `one`, as long as it lives, before this process goes on in a job that forms again."""
+    _moving.add(one)
 
 
 def whenever_joined(visit: Callable[[_core.Session | None], None]) -> None:
@@ -241,8 +347,13 @@ def note_timeout(timeout: float | None) -> None:
 
 
 def generation() -> int:
-    """How many jobs this process has joined. State of an earlier generation is stale."""
+    """How many sessions this process has had: one for each formation of each job. State of an earlier generation is stale."""
     return _generation
+
+
+def enrolment() -> int:
+    """How many jobs this process has joined. It stays the same when an elastic job forms again."""
+    return _enrolment
 
 
 def _give_up(cause: str) -> None:
@@ -251,11 +362,12 @@ def _give_up(cause: str) -> None:
 
 
 def _end(leave: Callable[[_bootstrap.Job], None]) -> None:
-    global _job
+    global _job, _is_newcomer
     with _lock:
         if _job is None:
             return
         job, _job = _job, None
+        _is_newcomer = False
         followers, _followers[:] = _followers[:], []
     _ending.ignore()
     leave(job)
@@ -266,6 +378,8 @@ def _end(leave: Callable[[_bootstrap.Job], None]) -> None:
 
 
 def _refuse_another(job: _bootstrap.Job, arguments: Mapping[str, str]) -> None:
+    if job.session.times_formed > 0:
+        return  # ranks were given anew, and nobody could know them
     for word, present in (("rank", job.session.rank), ("size", job.session.first_size)):
         wanted = arguments.get(word, str(present))
         if wanted != str(present):

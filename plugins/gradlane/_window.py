@@ -107,6 +107,10 @@ class Window(Generic[T]):
         self._on_their_way = [None] * len(self._names)
         self._used = bytearray(len(self._names))
 
+    def renew(self) -> None:
+        """Forgets what came over an earlier session of the job, once that has ended. Nothing may be in flight."""
+        self._marks = None
+
     @property
     def all_submitted(self) -> bool:
         """Whether every gradient of this window was submitted."""

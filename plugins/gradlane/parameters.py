@@ -190,6 +190,7 @@ def _begin(access: str, name: str, value: Any, out: Any, options: _Options, *, w
     if target is not None and source is not target:
         check_out(source, target, "value")
         check_apart("push_pull", uses_of(source, "value", target, "out"))
+    _session.passes_over(name)
     native = _session.session().access(
         name,
         source.dtype,

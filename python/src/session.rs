@@ -5,13 +5,12 @@ use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use gradlane_core::Result;
-use gradlane_core::engine::{FeedbackState, ParameterUse, Thread};
+use gradlane_core::engine::{FeedbackState, ParameterUse, Step, Thread};
 use gradlane_core::metrics::prometheus;
-use gradlane_core::types::{Priority, StoreAsk, TensorSpec};
+use gradlane_core::types::{HostPlace, Passage, Priority, StoreAsk, TensorSpec};
 use gradlane_session::c::LentSession;
 use gradlane_session::{
-    Completions, Found, JoinRequest, Lent, Operation, Place, access_named, config, dtype_named, published, tensor_bytes,
+    Completions, Found, JoinRequest, Lent, Place, access_named, config, dtype_named, published, tensor_bytes,
 };
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
@@ -23,6 +22,7 @@ use crate::handle::Handle;
 use crate::metrics;
 use crate::own_process::Own;
 use crate::owners::{Owners, release};
+use crate::parts::Parts;
 use crate::reduction::Reduction;
 use crate::store;
 use crate::wait::{SLICE, duration, in_background, wait_interruptibly};
@@ -31,13 +31,8 @@ use crate::wait::{SLICE, duration, in_background, wait_interruptibly};
 #[pyclass(frozen, module = "gradlane._core")]
 pub(crate) struct Session(Own<Parts>);
 
-/// What a session is in the process that joined the job.
-struct Parts {
-    inner: Arc<gradlane_session::Session>,
-    owners: Arc<Owners>,
-    completions: Completions,
-    lent: OnceLock<LentSession>,
-}
+/// The number of a step, and the ranks of the workers behind it.
+type Passed = (u64, Vec<u32>);
 
 #[pymethods]
 impl Session {
@@ -290,6 +285,62 @@ impl Session {
         outcome.map_err(|error| errors::raise(py, &error))
     }
 
+    /// Begins a step of the training. Returns `begun`, `left` if this worker has left the job, or `forms again` if all have left it and it forms
+    /// again with others; and, if the workers may be others than in the step before, the number of that step and their ranks.
+    fn begin_step(&self, py: Python<'_>) -> PyResult<(&'static str, Option<Passed>)> {
+        let inner = &self.0.get(py)?.inner;
+        let begun = match inner.begin_step_at_once().map_err(|error| errors::raise(py, &error))? {
+            Some(step) => step,
+            None => {
+                let inner = Arc::clone(inner);
+                in_background(py, move || inner.begin_step())?.map_err(|error| errors::raise(py, &error))?
+            }
+        };
+        let passed = |it: Passage| (it.step, it.workers.iter().map(|worker| worker.0).collect());
+        Ok(match begun {
+            Step::Begun(passage) => ("begun", passage.map(passed)),
+            Step::Left => ("left", None),
+            Step::FormsAgain(passage) => ("forms again", Some(passed(passage))),
+        })
+    }
+
+    /// Leaves this session, and joins the job as it forms again.
+    fn join_again(&self, py: Python<'_>) -> PyResult<Self> {
+        let inner = Arc::clone(&self.0.get(py)?.inner);
+        let joined = in_background(py, move || inner.join_again())?;
+        joined.map(Self::new).map_err(|error| errors::raise(py, &error))
+    }
+
+    /// How often the job had formed before.
+    #[getter]
+    fn times_formed(&self, py: Python<'_>) -> PyResult<u32> {
+        Ok(self.0.get(py)?.inner.formed_before())
+    }
+
+    /// Its place by host: local rank, local size, number of the host, number of hosts.
+    #[getter]
+    fn local_place(&self, py: Python<'_>) -> PyResult<(u32, u32, u32, u32)> {
+        let HostPlace { local_rank, local_size, node_rank, num_nodes } = self.0.get(py)?.inner.host_place();
+        Ok((local_rank, local_size, node_rank, num_nodes))
+    }
+
+    /// The loop over the steps has ended.
+    fn end_steps(&self, py: Python<'_>) -> PyResult<()> {
+        self.0.get(py)?.inner.end_steps();
+        Ok(())
+    }
+
+    /// Whether the others go on if this worker leaves.
+    #[getter]
+    fn may_leave(&self, py: Python<'_>) -> PyResult<bool> {
+        Ok(self.0.get(py)?.inner.may_leave())
+    }
+
+    /// Asks to leave the job at the next boundary between two steps.
+    fn ask_to_leave(&self, py: Python<'_>) -> PyResult<()> {
+        self.0.get(py)?.inner.ask_to_leave().map_err(|error| errors::raise(py, &error))
+    }
+
     /// Gives a key of the job's store a value, if it has the `expected` one, or any if that is None. Returns whether it did, and else the
     /// present value.
     #[pyo3(signature = (key, value, expected = None, timeout = None))]
@@ -433,29 +484,5 @@ impl Session {
         let owners = Arc::new(Owners::new(inner.doubt().clone()));
         let inner = Arc::new(inner);
         Self(Own::new(Parts { inner, owners, completions: Completions::default(), lent: OnceLock::new() }))
-    }
-}
-
-impl Parts {
-    /// Calls `submit` with the function for the end of the operation, and holds `owner` until then. Raises the error of `submit`.
-    fn hand_in(
-        &self,
-        py: Python<'_>,
-        owner: Py<PyAny>,
-        submit: impl FnOnce(Box<dyn FnOnce(u64) + Send>) -> Result<Operation> + Send,
-    ) -> PyResult<Handle> {
-        let owners = Arc::clone(&self.owners);
-        let begun = py.detach(|| submit(Box::new(move |id| owners.note_end(id))));
-        let operation = begun.map_err(|error| errors::raise(py, &error))?;
-        let id = operation.handle().id();
-        let handle = self.watched(operation);
-        self.owners.hold(id, owner);
-        Ok(handle)
-    }
-
-    /// The handle of an operation, whose end the threads that wait for completions hear.
-    fn watched(&self, operation: Operation) -> Handle {
-        self.completions.watch(operation.handle());
-        Handle::new(operation, Arc::clone(&self.owners))
     }
 }

@@ -63,6 +63,14 @@ impl Embedded {
     /// # Errors
     /// [`Error::Io`] if its address cannot be bound.
     pub fn start_coordinator(options: &EmbeddedOptions) -> Result<Self> {
+        if options.config.elastic.is_some() {
+            return Err(Error::Config {
+                knob: "elastic".to_owned(),
+                problem: "is set, but coordinator or servers would live in a process that is no server".to_owned(),
+                hint: "start them as processes of their own: `gradlane run -s 1`, or `gradlane coordinator` and `gradlane server`"
+                    .to_owned(),
+            });
+        }
         let exporter = Exporter::by_settings(&options.config)?;
         let machine = CoordinatorConfig::from_config(&options.config, options.workers, options.servers);
         let coordinator = CoordinatorNode::start(machine, &options.config, None)?;

@@ -43,6 +43,30 @@ fn a_job_says_once_why_it_failed_however_many_processes_it_has() {
 }
 
 #[test]
+fn a_worker_that_fails_before_an_elastic_job_has_formed_is_not_started_again() {
+    let script = "echo started; test $GRADLANE_RANK = 1 && exit 3; while :; do sleep 0.1; done";
+    let line = ["run", "-n", "2", "-s", "1", "--elastic", "1:2", "--restarts", "5", "--grace", "0"];
+    let output = run(&[&line[..], &["--", "sh", "-c", script]].concat());
+    assert_eq!(output.status.code(), Some(3), "{output:?}");
+    assert_eq!(output.stdout.lines().count(), 2, "{output:?}");
+    assert!(stderr(&output).contains("gradlane: worker 1 exited with code 3\n"), "{output:?}");
+}
+
+#[test]
+fn an_elastic_job_that_cannot_be_is_refused_before_anything_starts() {
+    for (line, due) in [
+        ("run -n 5 -s 1 --elastic 2:4", "setting size: is 5, not within the 2 to 4 of elastic"),
+        ("run -n 2 -s 0 --elastic 2:4", "setting servers: is 0"),
+        ("run -n 2 -s 1 --restarts 3", "setting elastic: is not set, but 3 restarts are"),
+    ] {
+        let words: Vec<&str> = line.split(' ').chain(["--", "echo", "started"]).collect();
+        let output = run(&words);
+        assert_eq!((output.status.code(), output.stdout.len()), (Some(2), 0), "{line}: {output:?}");
+        assert!(stderr(&output).contains(due), "{line}: {output:?}");
+    }
+}
+
+#[test]
 fn what_killed_launchers_left_is_removed_by_the_next_one() {
     let home = tempfile::tempdir().unwrap();
     let folder = home.path().to_str().unwrap().to_owned();

@@ -21,22 +21,34 @@ pub fn fakenccl() -> PathBuf {
 /// Devices that a test has had and left well.
 static FREE: Mutex<Vec<u16>> = Mutex::new(Vec::new());
 
-/// The driver, and the ordinal of one of its devices that no other test of this process has.
+/// The driver, and the ordinal of one of its devices that no other test of this process has had: its counters are 0.
 ///
 /// # Panics
 /// If there are more tests than devices.
 pub fn device() -> (Control, u16) {
     static NEXT: AtomicU16 = AtomicU16::new(0);
+    let device = NEXT.fetch_add(1, Ordering::Relaxed);
+    assert!(device < DEVICES, "more tests than devices");
+    (driver(), device)
+}
+
+/// As [`device`], for a test that counts nothing: others may have had it before.
+///
+/// # Panics
+/// As [`device`].
+pub fn used_device() -> (Control, u16) {
+    let free = FREE.lock().unwrap_or_else(PoisonError::into_inner).pop();
+    free.map_or_else(device, |device| (driver(), device))
+}
+
+fn driver() -> Control {
     let control = Control::open(&fakecuda());
     control.set("DEVICES", &DEVICES.to_string());
     control.initialize();
-    let free = FREE.lock().unwrap_or_else(PoisonError::into_inner).pop();
-    let device = free.unwrap_or_else(|| NEXT.fetch_add(1, Ordering::Relaxed));
-    assert!(device < DEVICES, "more tests than devices");
-    (control, device)
+    control
 }
 
-/// Lets other tests have a device that works as it did, of which nobody counts anything.
+/// Lets other tests have a device that works as it did.
 pub fn leave(device: u16) {
     FREE.lock().unwrap_or_else(PoisonError::into_inner).push(device);
 }

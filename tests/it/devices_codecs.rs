@@ -178,7 +178,7 @@ fn tensor(name: &str, codec: &str, len: usize, rank: u32, salt: u64) -> Tensor {
     Tensor { spec: spec.with_codec(codec.parse().unwrap()), data }
 }
 
-/// A device of the driver that stands for CUDA's, which no other test uses.
+/// A device of the driver that stands for CUDA's, which no other test uses meanwhile.
 struct Card {
     control: Control,
     device: Ordinal,
@@ -186,7 +186,7 @@ struct Card {
 
 impl Card {
     fn new() -> Self {
-        let (control, device) = fakes::device();
+        let (control, device) = fakes::used_device();
         Self { control, device: Ordinal(device) }
     }
 

@@ -178,8 +178,13 @@ fn frames_that_nobody_may_send_end_their_link_and_nothing_else() {
         workers: 0,
         servers: 0,
     };
-    let view =
-        View { job: "mine".to_owned(), epoch: Epoch { term: 9, number: 9 }, phase: Phase::Ended, members: vec![] };
+    let view = View {
+        job: "mine".to_owned(),
+        epoch: Epoch { term: 9, number: 9 },
+        phase: Phase::Ended,
+        formed_before: 0,
+        members: vec![],
+    };
     let stall = Stall {
         part: PartId { key: TensorKey(1), index: 0 },
         round: Round(0),

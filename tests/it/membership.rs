@@ -1,6 +1,6 @@
 //! Which processes are members, and what all members hear when one is lost.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ use gradlane_tests::over::Over;
 use gradlane_tests::patience::{elapsed, eventually};
 use gradlane_tests::processes::Process;
 
-use crate::actors::{ACTOR, Job, announced, repetitions, server, worker};
+use crate::actors::{ACTOR, Job, announced, coordinator_at, repetitions, server, worker};
 
 matrix! {
     [over_shm, over_quic]:
@@ -29,7 +29,8 @@ matrix! {
         everybody_hears_of_a_server_that_is_killed_and_the_other_servers_end,
         a_job_whose_coordinator_is_killed_goes_on_for_a_while_and_then_says_whom_it_lost,
         who_comes_back_from_the_dead_changes_no_sum,
-        the_survivors_of_a_killed_worker_get_their_sum_if_the_job_goes_on;
+        the_survivors_of_a_killed_worker_get_their_sum_if_the_job_goes_on,
+        a_job_goes_on_though_its_coordinator_is_killed_and_started_again;
     [over_shm]:
         everybody_hears_soon_of_a_death_that_a_server_of_the_machine_saw,
         a_job_goes_on_soon_without_a_worker_whose_death_a_server_of_the_machine_saw;
@@ -391,17 +392,66 @@ fn a_job_whose_coordinator_is_killed_goes_on_for_a_while_and_then_says_whom_it_l
     assert_eq!(server.end().code, Some(1));
 }
 
+/// A coordinator that goes on with the job that it finds in this directory, where that is, and its join string.
+fn resumed(home: &Path, bind: &str, workers: u32) -> (Process, JoinString) {
+    let settings =
+        [("resume", "true"), ("on_worker_loss", "continue"), ("suspect_timeout", "500ms"), ("dead_timeout", "1s")];
+    coordinator_at(home, bind, workers, 1, &settings)
+}
+
+fn a_job_goes_on_though_its_coordinator_is_killed_and_started_again(over: Over) {
+    let home = tempfile::tempdir().unwrap();
+    let settings = &[("on_worker_loss", "continue"), ("suspect_timeout", "500ms"), ("dead_timeout", "1s")];
+    let (mut coordinator, join) = resumed(home.path(), "127.0.0.1:0", 3);
+    let mut server = server(over, &join, 0, settings);
+    let mut workers = [0, 1, 2].map(|rank| worker(over, &["puppet"], &join, Some(rank), 3, settings));
+    for (rank, worker) in workers.iter_mut().enumerate() {
+        assert_eq!(worker.line(), format!("joined {rank}"));
+    }
+    let told = |worker: &mut Process, order: &str| {
+        worker.order(order);
+        worker.line()
+    };
+    let all = |workers: &mut [Process], order: &str| {
+        workers.iter_mut().for_each(|worker| worker.order(order));
+        workers.iter_mut().map(Process::line).collect::<Vec<_>>()
+    };
+    assert_eq!(all(&mut workers, "sum weight 0"), ["ok"; 3]);
+    for round in 1..4 {
+        // Two wait at a barrier while nobody leads the job.
+        workers[..2].iter_mut().for_each(|worker| worker.order("barrier epoch 60000"));
+        coordinator.signal("KILL");
+        coordinator.end();
+        (coordinator, _) = resumed(home.path(), &join.address, 3);
+        assert_eq!(told(&mut workers[2], "barrier epoch 60000"), "ok");
+        assert_eq!(workers[..2].iter_mut().map(Process::line).collect::<Vec<_>>(), ["ok"; 2]);
+        assert_eq!(all(&mut workers, &format!("sum weight {round}")), ["ok"; 3], "it knows the tensor");
+        assert_eq!(all(&mut workers, &format!("sum fresh{round} 0")), ["ok"; 3], "another one");
+    }
+    // One dies while nobody leads the job: its silence shows it.
+    coordinator.signal("KILL");
+    coordinator.end();
+    workers[2].signal("KILL");
+    workers[2].end();
+    let (mut coordinator, _) = resumed(home.path(), &join.address, 3);
+    assert_eq!(all(&mut workers[..2], "beside large 0"), ["sum of [0, 1]"; 2]);
+    assert_eq!(workers[..2].iter_mut().map(Process::line).collect::<Vec<_>>(), ["ok"; 2]);
+    assert_eq!(all(&mut workers[..2], "shutdown 10000"), ["ok"; 2]);
+    assert_eq!((server.end().code, coordinator.end().code), (Some(0), Some(0)));
+}
+
+/// All files below a directory.
+fn walk(directory: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path());
+    entries.flat_map(|path| if path.is_dir() { walk(&path) } else { vec![path] }).collect()
+}
+
 #[test]
-fn the_members_of_a_job_whose_coordinator_was_started_again_end_at_once_and_the_new_job_forms_without_them() {
+fn the_members_of_a_job_of_which_a_coordinator_knows_nothing_end_at_once_and_a_new_job_forms_without_them() {
     let home = tempfile::tempdir().unwrap();
     // So patient that silence cannot be what ends them.
     let settings = &[("control_lost_timeout", "1h")];
-    let start = |bind: &str| {
-        let line = ["coordinator", "--resume", "-n", "2", "-s", "1", "--bind", bind];
-        let mut coordinator = Process::start(Path::new(ACTOR), &line, home.path(), &[]);
-        let join = announced(&mut coordinator);
-        (coordinator, join)
-    };
+    let start = |bind: &str| resumed(home.path(), bind, 2);
     let members = |join: &JoinString| {
         let server = server(Over::Quic, join, 0, settings);
         let mut workers = [0, 1].map(|rank| worker(Over::Quic, &["puppet"], join, Some(rank), 2, settings));
@@ -414,6 +464,9 @@ fn the_members_of_a_job_whose_coordinator_was_started_again_end_at_once_and_the_
     let (mut server, mut workers) = members(&join);
     former.signal("KILL");
     former.end();
+    // The secrets stay, the job is lost.
+    let journal = walk(home.path()).into_iter().find(|path| path.ends_with("journal")).expect("it was written");
+    std::fs::remove_file(journal).unwrap();
 
     let (_coordinator, again) = start(&join.address);
     assert_eq!(again, join, "members dial it where the former one was");

@@ -90,7 +90,7 @@ impl Seat {
 /// Workers on the machines of these names, with a device each, and a server.
 pub(crate) fn start(over: Over, machines: &[&str], settings: &[(&str, &str)]) -> (Cluster, Vec<Seat>) {
     let seat = |_: &&str| {
-        let (control, ordinal) = fakes::device();
+        let (control, ordinal) = fakes::used_device();
         control.retain(i32::from(ordinal));
         Seat { control, device: Ordinal(ordinal) }
     };

@@ -193,6 +193,13 @@ def test_a_job_ends_if_a_loss_leaves_fewer_workers_than_it_must_have(transport):
     assert refused.code != 0 and "min_workers: is 4, and the job has 3 workers" in refused.output, refused.output
 
 
+def test_a_job_that_would_go_on_ends_at_once_if_a_worker_ends_before_it_formed():
+    script = "import os, sys, gradlane; sys.exit(7) if os.environ['GRADLANE_RANK'] == '1' else gradlane.init()"
+    command = [sys.executable, "-m", "gradlane", "run", "-n", "2", "-s", "1", "-o", "on_worker_loss=continue"]
+    [ended] = run_all([([*command, "--", sys.executable, "-c", script], {})], timeout=60)
+    assert ended.code == 7 and "before the job formed: worker 1 exited with code 7" in ended.output, ended.output
+
+
 @pytest.mark.over("shm", "quic")
 def test_gradlane_run_fails_if_no_worker_is_left(transport):
     failing = "import os, sys, gradlane; gradlane.init(); sys.exit(5 + int(os.environ['GRADLANE_RANK']))"

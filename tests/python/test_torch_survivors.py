@@ -1,4 +1,4 @@
-"""Trainings that lose a worker in the middle of a backward pass and go on without it."""
+"""Trainings that lose a worker in the middle of a backward pass, and one that leaves, and go on without them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import gradlane.torch as gl
 import torch
 from torch import nn
 
-codec, victim = sys.argv[1], int(sys.argv[2])
+codec, victim, leaver = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 gl.init()
 rank = gl.rank()
 torch.manual_seed(0)
@@ -30,7 +30,9 @@ optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
 def die(_):
     os.kill(os.getpid(), signal.SIGKILL)
 
-for step in range(12):
+for step in gl.elastic.steps(None, range(12)):
+    if (rank, step) == (leaver, 3):
+        os.kill(os.getpid(), signal.SIGTERM)
     if (rank, step) == (victim, 5):
         # Gradients of later layers are on their way.
         model[3].weight.register_hook(die)
@@ -38,6 +40,8 @@ for step in range(12):
     optimizer.zero_grad()
     wrapped(inputs).square().mean().backward()
     optimizer.step()
+if gl.elastic.has_left():
+    sys.exit()
 weights = torch.cat([p.detach().flatten() for p in model.parameters()])
 assert weights.isfinite().all()
 gl.shutdown()
@@ -48,9 +52,10 @@ say(f"steps {step + 1}, weights {weights.double().sum().item().hex()} {weights.d
 
 @pytest.mark.over("shm", "quic")
 def test_the_others_lose_no_step_and_agree(transport):
-    codec, victim = {"shm": ("none", 1), "quic": ("int8", 0)}[transport]
-    command = [sys.executable, "-m", "gradlane", "run", "-n", "3", "-s", "2", "-o", "on_worker_loss=continue"]
-    script = [sys.executable, "-c", TRAINING, codec, str(victim)]
+    """One worker leaves behind its fourth step, and one is killed in the sixth."""
+    codec, victim, leaver = {"shm": ("none", 1, 0), "quic": ("int8", 0, 3)}[transport]
+    command = [sys.executable, "-m", "gradlane", "run", "-n", "4", "-s", "2", "-o", "on_worker_loss=continue"]
+    script = [sys.executable, "-c", TRAINING, codec, str(victim), str(leaver)]
     [ended] = run_all([([*command, "--", *script], over(transport) | {"OMP_NUM_THREADS": "1"})], timeout=120)
     assert ended.code == 0 and f"worker {victim} killed by signal 9 (SIGKILL)" in ended.output, ended.output
     told = [line for line in ended.output.splitlines() if line.startswith("steps ")]

@@ -56,6 +56,11 @@ impl Entries {
         }
     }
 
+    /// All keys with their values.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &[u8])> {
+        self.values.iter().map(|(key, value)| (key.as_str(), value.as_slice()))
+    }
+
     /// The error of a read that has waited for its key in vain.
     pub fn absent(key: &str, waited: Duration) -> Error {
         Error::Timeout { what: format!("waiting for key {key:?} of the store, which nobody has put"), waited }

@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use crate::error::{Error, Result};
-use crate::types::{self, Phase, Process, Role, TensorSpec, Time, View};
+use crate::types::{self, Phase, Process, Role, StepReport, TensorSpec, Time, View};
 use crate::wire::Frame;
 use crate::wire::frame::{Join, Progress};
 
@@ -47,6 +47,8 @@ pub struct Member {
     asked_status: bool,
     /// How often in a row this process could not begin to connect.
     local_failures: u32,
+    /// What this worker said last of its steps.
+    steps: Option<StepReport>,
     commands: VecDeque<MemberCommand>,
 }
 
@@ -88,6 +90,7 @@ impl Member {
             view: None,
             said_why: None,
             asked_status: false,
+            steps: None,
             local_failures: 0,
             commands: VecDeque::from([MemberCommand::Dial]),
             config,
@@ -166,10 +169,14 @@ impl Member {
             Frame::Ended { keys, below } => self.tell(MemberEvent::Ended { keys, below }),
             Frame::Forget { key, error } => self.tell(MemberEvent::Forget { key, error }),
             Frame::Renewed { outcome } => self.tell(MemberEvent::Renewed { outcome }),
-            Frame::WorkersKey(key) if self.config.process.role == Role::Worker => {
-                self.tell(MemberEvent::WorkersKey(key));
+            Frame::WorkersKey(_) | Frame::Boundary { .. } | Frame::Passed { .. }
+                if self.config.process.role != Role::Worker =>
+            {
+                self.fail_protocol("kind", "is for workers alone");
             }
-            Frame::WorkersKey(_) => self.fail_protocol("kind", "is for workers alone"),
+            Frame::WorkersKey(key) => self.tell(MemberEvent::WorkersKey(key)),
+            Frame::Boundary { change, limit } => self.tell(MemberEvent::Boundary { change, limit }),
+            Frame::Passed { change, outcome } => self.handle_passed(change, outcome),
             Frame::StallNotice { tensor, stall, detail } => {
                 self.tell(MemberEvent::StallNotice { tensor, stall, detail });
             }
@@ -180,6 +187,7 @@ impl Member {
             | Frame::Undeclare { .. }
             | Frame::Barrier { .. }
             | Frame::Store { .. }
+            | Frame::Steps(_)
             | Frame::Stall(_)
             | Frame::Leave
             | Frame::Fail { .. }
@@ -260,11 +268,6 @@ impl Member {
         self.index
     }
 
-    /// How long the last heartbeat's answer took. `None` before the first.
-    pub fn round_trip(&self) -> Option<Duration> {
-        self.round_trip
-    }
-
     fn handle_view(&mut self, now: Time, view: View) {
         let is_new = match self.compare(&view) {
             Ok(is_new) => is_new,
@@ -273,7 +276,7 @@ impl Member {
         match &view.phase {
             Phase::Forming => self.fail_protocol("phase", "is forming, which a member is never shown"),
             Phase::Running => self.handle_running(now, view, is_new),
-            Phase::Ended => self.handle_ended(view),
+            Phase::Ended | Phase::FormsAgain => self.handle_ended(view),
             Phase::Aborted(cause) => {
                 let cause = cause.clone();
                 self.view = Some(view);
@@ -304,7 +307,9 @@ impl Member {
     fn handle_ended(&mut self, view: View) {
         match (&self.standing, self.config.process.role) {
             // A server that lost its connection at the wrong moment may have missed the whole job.
-            (Standing::Joining, Role::Server) if self.index_in(&view).is_some() => {}
+            (Standing::Joining, Role::Server) if self.index_in(&view).is_some() => {
+                self.tell(MemberEvent::View(view.clone()));
+            }
             (Standing::Joining, _) => {
                 let what = "the job ended before this process joined".to_owned();
                 return self.fail(Error::FailedPrecondition { what, hint: "start a new job".to_owned() });
@@ -347,6 +352,7 @@ impl Member {
             for frame in self.requests.frames(now) {
                 self.send(frame);
             }
+            self.steps.into_iter().for_each(|report| self.send(Frame::Steps(report)));
             match &self.standing {
                 Standing::Leaving => self.send(Frame::Leave),
                 Standing::GivingUp(cause) => self.send(Frame::Fail { cause: cause.clone() }),
@@ -486,6 +492,7 @@ impl Member {
 
 mod leaving;
 mod reporting;
+mod stepping;
 mod storing;
 mod waiting;
 

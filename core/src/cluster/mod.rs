@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use crate::error::{Error, Result};
-use crate::types::{PartLayout, Process, StoreAnswer, TensorKey, View, WorkersKey};
+use crate::types::{PartLayout, Passage, Process, StoreAnswer, TensorKey, View, WorkersKey};
 use crate::wire::Frame;
 use crate::wire::frame::Stall;
 use crate::wire::limits::NAME_BYTES_MAX;
@@ -17,10 +17,12 @@ mod entries;
 mod line;
 mod member;
 mod requests;
+mod steps;
 mod store_requests;
 
 pub use entries::Entries;
 pub use member::Member;
+pub use steps::{Begin, Steps, left_at};
 
 /// The identity of a process in a job, and its timeouts.
 #[derive(Clone, PartialEq, Debug)]
@@ -132,6 +134,20 @@ pub enum MemberEvent {
         key: TensorKey,
         /// The reason.
         error: Error,
+    },
+    /// The membership is to change at a boundary between steps; see [`Steps::handle_boundary`]. May be repeated after a reconnection.
+    Boundary {
+        /// The number of the change.
+        change: u64,
+        /// The last step that this worker may begin, once it is known.
+        limit: Option<u64>,
+    },
+    /// This change is over; see [`Steps::handle_passed`]. May be repeated after a reconnection.
+    Passed {
+        /// The number of the change.
+        change: u64,
+        /// The passage, or why there was none.
+        outcome: Result<Passage>,
     },
     /// A tensor waits for some ranks. This is for the log.
     StallNotice {

@@ -118,7 +118,9 @@ impl<L> Agreement<L> {
             (Some(Unmet::NotBegun(why)), _) => return self.acts.push_back(Act::Return { load, why: why.clone() }),
             (Some(Unmet::Failed(error)), _) => Some(error.clone()),
             _ if self.pending.contains_key(&slot) || self.has_announced(slot) => wrong("is reduced twice".to_owned()),
-            (None, None) => wrong("is not reduced by these ranks of this machine".to_owned()),
+            (None, None) => {
+                self.who_is_gone(&wish).or_else(|| wrong("is not reduced by these ranks of this machine".to_owned()))
+            }
             (None, Some(dataflow)) if !self.is_enough(brought, &wish, dataflow) => {
                 wrong("with memory of another length".to_owned())
             }

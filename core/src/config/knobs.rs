@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use super::choices::{
     Checksum, CompressionFallback, Congestion, FrameworkCall, LocalReduce, NanCheck, OnWorkerLoss, TransportChoice,
 };
+use super::elastic::Elastic;
 use super::kinds::{
     Address, Bytes, Codec, Count, Flag, Indices, Join, Kind, LogFilter, Name, Names, Optional, Path, PreShared, Role,
     Text, TimeSpan, Unit,
@@ -159,7 +160,7 @@ knobs! {
         state_dir: Optional<Path> = "~/.gradlane";
         /// How long the certificate of a process is good; renewed at two thirds of it while the process runs. Set it at the coordinator.
         certificate_lifetime: TimeSpan = "24 h" in "2 s" to "720 h";
-        /// A coordinator takes up the job of its last start again, with the same join string and certificates; else every start has new ones.
+        /// A coordinator goes on with the job of its last start, of which it did not see the end, with the same members, join string and certificates; else every start has new ones. It finds them in `state_dir`, and members dial it where it was.
         resume: Flag = "false";
     }
     "Place" {
@@ -268,6 +269,12 @@ knobs! {
         on_worker_loss: OnWorkerLoss = "abort";
         /// With `on_worker_loss=continue`: the fewest workers that go on after a loss. If fewer are left, the job ends with the cause. Workers that left in order count.
         min_workers: Count = "1" in "1" to "4096";
+        /// With `on_worker_loss=continue`: how long a worker that was asked to leave (SIGTERM, a spot notice) has to come to the end of its step. The others then go on without it at once; the coordinator's setting counts.
+        leave_grace: TimeSpan = "25 s" in "1 ms" to "1 h";
+        /// The fewest and the most workers of the job, such as `2:8`: lost workers cost the others nothing, and others may come at the end of a step, until there are so many. Implies `on_worker_loss=continue`, `min_workers` and, unless you set it otherwise, `local_reduce=off`, because the loss of a worker that reduces with others of its machine ends the job. Give it to all processes of the job; it needs a coordinator that no worker embeds.
+        elastic: Optional<Elastic> = "";
+        /// How long an elastic job that takes in workers waits for all of them to meet; then it goes on with those that came.
+        reform_timeout: TimeSpan = "30 s" in "1 ms" to "1 h";
         /// How long a job runs on without its coordinator.
         control_lost_timeout: TimeSpan = "300 s" in "1 ms" to "24 h";
         /// Wait for a missing contribution after which a warning names the ranks; repeated at this interval.

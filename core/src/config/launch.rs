@@ -6,6 +6,23 @@ use super::tf_config::TfConfig;
 use crate::error::{Error, Result};
 
 impl Launch {
+    /// The variables that tell a worker of a place in a job of another launcher than Gradlane's. A process that has none of them, and neither
+    /// `GRADLANE_RANK` nor `GRADLANE_SIZE`, has no place.
+    pub const OF_OTHERS: [&str; 12] = [
+        DMLC[0],
+        DMLC[1],
+        DMLC[2],
+        TORCHRUN[0],
+        TORCHRUN[1],
+        "TF_CONFIG",
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "PMI_RANK",
+        "PMI_SIZE",
+        "SLURM_PROCID",
+        "SLURM_STEP_NODELIST",
+    ];
+
     /// Finds the place of this worker. `env` gives the value of a variable.
     ///
     /// If a launcher does not say how many workers share a host, each worker is treated as the only one of its host.

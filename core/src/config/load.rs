@@ -9,8 +9,10 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use super::choices::{LocalReduce, OnWorkerLoss};
 use super::kinds::Unit;
 use super::knobs::{Config, KNOBS, Knob, variable};
+use super::launcher::Launcher;
 use super::origin::{Origin, PREFIX, written};
 use super::units::print_bytes;
 use super::unread;
@@ -185,6 +187,18 @@ impl Config {
         if !chosen(self, "suspect_timeout") && self.suspect_timeout >= self.dead_timeout {
             self.suspect_timeout = (self.dead_timeout / 2).max(SHORTEST);
         }
+        if let Some(elastic) = self.elastic {
+            if !chosen(self, "on_worker_loss") {
+                self.on_worker_loss = OnWorkerLoss::Continue;
+            }
+            if !chosen(self, "min_workers") {
+                self.min_workers = elastic.min;
+            }
+            // The loss of one that reduces with others of its machine ends the job.
+            if !chosen(self, "local_reduce") {
+                self.local_reduce = LocalReduce::Off;
+            }
+        }
         if !chosen(self, "fuse_bytes") {
             self.fuse_bytes = self.fuse_bytes.min(self.partition_bytes);
         }
@@ -247,6 +261,18 @@ const CONFLICTS: &[Conflict] = &[
         hint: "a warning must come before the failure: make step_timeout longer",
     },
     Conflict {
+        knob: "elastic",
+        other: "on_worker_loss",
+        found: |config| config.elastic.is_some() && config.on_worker_loss == OnWorkerLoss::Abort,
+        hint: "an elastic job goes on without lost workers: leave on_worker_loss out",
+    },
+    Conflict {
+        knob: "elastic",
+        other: "min_workers",
+        found: |config| config.elastic.is_some_and(|elastic| elastic.min != config.min_workers),
+        hint: "the first number of elastic is the fewest workers: leave min_workers out",
+    },
+    Conflict {
         knob: "fuse_bytes",
         other: "partition_bytes",
         found: |config| config.fuse_bytes > config.partition_bytes,
@@ -285,7 +311,11 @@ const CONFLICTS: &[Conflict] = &[
     Conflict {
         knob: "local_size",
         other: "size",
-        found: |config| config.local_size.zip(config.size).is_some_and(|(local, all)| local > all),
+        // A process that is told no number of workers counts one by default. It may still be told its place on its host.
+        found: |config| {
+            let is_default = *config.origin("size") == Origin::Launcher(Launcher::Single);
+            config.local_size.zip(config.size).is_some_and(|(local, all)| local > all) && !is_default
+        },
         hint: "size counts the workers of all hosts",
     },
     Conflict {

@@ -8,6 +8,7 @@
 mod bounds;
 mod choices;
 mod cluster_file;
+mod elastic;
 #[cfg(any(test, feature = "testing"))]
 #[doc(hidden)]
 pub mod fuzzing;
@@ -28,6 +29,7 @@ pub use bounds::{ANSWER_MARGIN, Bounds, DIAL_TIMEOUT, LEADER_PATIENCE, NCCL_ABOR
 pub use choices::{
     Checksum, CompressionFallback, Congestion, FrameworkCall, LocalReduce, NanCheck, OnWorkerLoss, TransportChoice,
 };
+pub use elastic::Elastic;
 pub use kinds::ProcessRole;
 pub use knobs::{Config, KNOBS, Knob};
 pub use launcher::{Launch, Launcher};

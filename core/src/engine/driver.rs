@@ -18,10 +18,10 @@ use super::submissions::{Submissions, ending};
 use super::submit::{HERE_BYTES_MAX, check, check_ranks, encodes};
 use super::submit_budget::SubmitBudget;
 use super::trace::Timeline;
-use crate::cluster::{MemberConfig, MemberEvent, empty_barrier};
+use crate::cluster::{MemberConfig, MemberEvent, empty_barrier, left_at};
 use crate::config::Config;
 use crate::device::Device;
-use crate::error::{Result, ranks};
+use crate::error::{Error, Result, ranks};
 use crate::identity::Credentials;
 use crate::local::{Progress, Segment};
 use crate::mem::{Copies, Doubt};
@@ -29,7 +29,7 @@ use crate::runtime::exporter::{Exporter, Exposure, Standing};
 use crate::runtime::{Clock, Membership, MembershipOptions, Timer};
 use crate::sched::SchedulerConfig;
 use crate::transport::Transport;
-use crate::types::{Address, Demand, DeviceKind, Scheme, TensorSpec, Time, WorkerId, WorkersKey};
+use crate::types::{Address, Demand, DeviceKind, Passage, Scheme, TensorSpec, Time, WorkerId, WorkersKey};
 use crate::worker::{Formation, Tensor, Terms, Worker, WorkerSettings};
 
 /// How to start an engine.
@@ -462,11 +462,24 @@ fn on_event(shared: &Arc<Shared>, event: MemberEvent) {
             );
             shared.report(|state, now| state.worker.handle_stall_notice(now, stall.part, stall.round, detail));
         }
+        MemberEvent::Boundary { change, limit } => {
+            if let Err(problem) = shared.step(|steps| steps.handle_boundary(change, limit)) {
+                let peer = "the coordinator".to_owned();
+                drop(shared.break_down(Error::Protocol { peer, field: "limit".to_owned(), problem }));
+            }
+        }
+        MemberEvent::Passed { change, outcome } => {
+            if let Ok(passage @ Passage { leaves: true, .. }) = &outcome {
+                shared.report(|state, now| state.worker.handle_failed(now, left_at(passage)));
+            }
+            shared.step(|steps| steps.handle_passed(change, outcome));
+        }
         MemberEvent::Failed(error) => {
             // The caller gets it as an error.
             tracing::info!(%error, "the job failed");
             shared.probe.standing.advance(Standing::Failed);
             shared.report(|state, now| state.worker.handle_failed(now, error.clone()));
+            shared.boundary.fail(error.clone());
             shared.milestones.change(|reached| reached.failed = Some(error));
         }
         MemberEvent::Left => shared.milestones.change(|reached| reached.left = true),

@@ -48,7 +48,7 @@ impl Engine {
         let status = status(&self.coordinator, &self.credentials, PATIENCE).ok();
         let members = status.iter().flat_map(|status| status.view.members.iter().zip(&status.members));
         let stays = members.filter(|(member, now)| member.process.role == Role::Worker && now.health != Health::Left);
-        let names: Vec<String> = stays.map(|(member, _)| format!("{} on {}", member.name(), member.place())).collect();
+        let names: Vec<String> = stays.map(|(member, _)| member.described()).collect();
         if names.is_empty() { "the other workers".to_owned() } else { names.join(", ") }
     }
 

@@ -20,7 +20,9 @@ pub(super) fn listen(
     workers: u32,
     check: impl FnOnce() -> Result<()>,
 ) -> Option<PrivateSocket> {
-    if config.local_reduce == LocalReduce::Off || machine == MachineId::UNKNOWN || workers == 1 {
+    // In an elastic job others may come.
+    let is_alone = workers == 1 && config.elastic.is_none();
+    if config.local_reduce == LocalReduce::Off || machine == MachineId::UNKNOWN || is_alone {
         return None;
     }
     // If one worker has no socket, all of them push, which is slower but always possible.

@@ -29,6 +29,7 @@ mod milestones;
 mod payload;
 mod probe;
 mod residuals;
+mod step_gate;
 mod submit;
 mod submit_budget;
 mod trace;
@@ -56,6 +57,7 @@ mod driver;
 
 mod access;
 mod batch;
+mod boundary;
 mod ending;
 mod feedback;
 mod local;
@@ -65,6 +67,7 @@ mod store;
 
 pub use asked::{ParameterUse, Submission};
 pub use batch::{Batch, BatchSubmission, Member};
+pub use boundary::Step;
 pub use driver::{Engine, EngineOptions};
 pub use feedback::FeedbackState;
 pub use followed::Followed;

@@ -13,7 +13,9 @@ use super::metrics::Metrics;
 use super::milestones::Milestones;
 use super::probe::Probe;
 use super::state::{Effect, State};
+use super::step_gate::StepGate;
 use super::wire::Wire;
+use crate::cluster::Steps;
 use crate::config::{Checksum, NanCheck};
 use crate::cuda::Mark;
 use crate::device::Device;
@@ -49,6 +51,8 @@ pub(super) struct Shared {
     pub(super) timer: Mutex<Option<Timer>>,
     /// Set once, right after start: its callbacks need this struct.
     pub(super) membership: Mutex<Option<Membership>>,
+    /// The steps of this worker.
+    pub(super) boundary: StepGate,
     /// The ranks with which this worker reduces.
     pub(super) company: Company,
     /// The thread that equips the engine for another formation.
@@ -99,6 +103,7 @@ impl Shared {
             milestones: Milestones::default(),
             timer: Mutex::new(None),
             membership: Mutex::new(None),
+            boundary: StepGate::default(),
             company: Company::default(),
             following: Arc::default(),
             dispatch,
@@ -219,6 +224,15 @@ impl Shared {
     pub(super) fn use_memory(&self) -> Option<RwLockReadGuard<'_, ()>> {
         let using = self.memory.read().unwrap_or_else(PoisonError::into_inner);
         if self.broken.get().is_none() { Some(using) } else { None }
+    }
+
+    /// Gives the steps an input, and tells the coordinator what it must hear of it.
+    pub(super) fn step<T>(&self, input: impl FnOnce(&mut Steps) -> T) -> T {
+        self.boundary.with(input, |report| {
+            if let Some(membership) = &*self.membership.lock().unwrap_or_else(PoisonError::into_inner) {
+                membership.reporter().report_steps(report);
+            }
+        })
     }
 
     /// Tells the coordinator of a sum that waits for workers of this machine.

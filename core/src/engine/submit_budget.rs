@@ -97,6 +97,24 @@ impl SubmitBudget {
         Ok(Reservation { room: Arc::clone(room), bytes })
     }
 
+    /// Waits until all submissions have ended, at most for `patience`: each of them ends by itself.
+    ///
+    /// # Errors
+    /// [`Error::StillRunning`] if some have not ended in time.
+    pub(super) fn wait_until_empty(&self, patience: Duration) -> Result<()> {
+        let mut guard = self.held.lock().expect(LOCK);
+        guard.waiters += 1;
+        let (mut guard, _) = self.freed.wait_timeout_while(guard, patience, |held| held.bytes > 0).expect(LOCK);
+        guard.waiters -= 1;
+        match guard.bytes {
+            0 => Ok(()),
+            bytes => Err(Error::StillRunning {
+                what: format!("operations of this worker on {bytes} bytes"),
+                waited: patience,
+            }),
+        }
+    }
+
     fn leave(&self, bytes: u64) {
         let mut held = self.held.lock().expect(LOCK);
         held.bytes -= bytes;

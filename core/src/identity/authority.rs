@@ -8,7 +8,7 @@ use std::fmt;
 use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::Duration;
 
 use aws_lc_rs::{hmac, rand};
@@ -21,7 +21,7 @@ use rustls::pki_types::{CertificateDer, CertificateSigningRequestDer};
 
 use super::certificate::{PeerIdentity, SERVER_NAME, public_key, public_key_hash, sha256};
 use super::credentials::Credentials;
-use super::invitation::{self, Invitation, Invitations};
+use super::invitation::{self, Invitations};
 use super::validity::{BACKDATED, Validity, wall_clock};
 use crate::error::{Error, Result};
 use crate::local::private_file::{self, IfOpen};
@@ -33,12 +33,12 @@ pub struct Authority {
     job: String,
     key: KeyPair,
     certificate: CertificateDer<'static>,
-    secret: [u8; 16],
+    pub(super) secret: [u8; 16],
     lifetime: Duration,
     /// The directory that holds the authority's files and those of its invitations, if it is kept.
-    dir: Option<PathBuf>,
+    pub(super) dir: Option<PathBuf>,
     /// Locked while the secret of a newcomer is looked up.
-    invitations: Mutex<Invitations>,
+    pub(super) invitations: Mutex<Invitations>,
 }
 
 impl Authority {
@@ -89,13 +89,22 @@ impl Authority {
         }
     }
 
-    fn load(dir: &Path, job: &str) -> Result<Option<Self>> {
+    /// Whether an authority is kept in `dir`, because the end of its job was not seen.
+    pub fn is_kept(dir: &Path) -> bool {
+        files(dir)[2].exists()
+    }
+
+    /// The authority that is kept in `dir`.
+    ///
+    /// # Errors
+    /// As [`resume`](Self::resume).
+    pub(super) fn load(dir: &Path, job: &str) -> Result<Option<Self>> {
         check_job(job)?;
         private_file::directory(dir, IfOpen::Refuse)?;
-        let [key, certificate, secret] = files(dir);
-        if !secret.exists() {
+        if !Self::is_kept(dir) {
             return Ok(None);
         }
+        let [key, certificate, secret] = files(dir);
         let read = |path: &Path| fs::read(path).map_err(|error| io(path, &error));
         let damaged = |what: &str| Error::Auth {
             problem: format!("{what} in {} is damaged or belongs to another job", dir.display()),
@@ -137,32 +146,6 @@ impl Authority {
     fn derive(&self, purpose: &[u8]) -> [u8; 32] {
         let key = hmac::Key::new(hmac::HMAC_SHA256, self.key.serialized_der());
         hmac::sign(&key, purpose).as_ref().try_into().expect("SHA-256 has 32 bytes")
-    }
-
-    /// Makes a further join string for the job of `join`, whose authority is kept in `dir`. It lets in `uses` processes of `role` within `lasts`.
-    ///
-    /// # Errors
-    /// [`Error::FailedPrecondition`] if `dir` does not hold the authority of that job, [`Error::Io`] if it cannot be written.
-    pub fn invite(
-        dir: &Path,
-        job: &str,
-        join: &JoinString,
-        role: Role,
-        uses: u32,
-        lasts: Duration,
-    ) -> Result<JoinString> {
-        let leads = |authority: &Self| authority.join_string("").ca_hash == join.ca_hash;
-        if !Self::load(dir, job)?.as_ref().is_some_and(leads) {
-            return Err(Error::FailedPrecondition {
-                what: format!("the coordinator of job {job} does not keep its authority in {}", dir.display()),
-                hint: "tokens need a coordinator that was started with `gradlane coordinator` and this state directory"
-                    .to_owned(),
-            });
-        }
-        let invitation = Invitation { role, uses, until: invitation::end(wall_clock(), lasts), secret: draw()? };
-        private_file::directory(&invitation::folder(dir), IfOpen::Refuse)?;
-        private_file::write(&invitation.path(dir), invitation.text())?;
-        Ok(JoinString { secret: invitation.secret, ..join.clone() })
     }
 
     /// Removes the files of [`begin`](Self::begin) from `dir`, because the job has ended.
@@ -214,57 +197,6 @@ impl Authority {
         let key = KeyPair::generate().map_err(|error| failed("making a key", error))?;
         let certificate = self.certify(&key, role, validity)?;
         Credentials::new(key.serialize_der(), certificate, self.certificate.clone())
-    }
-
-    /// Certifies the key of a signing request as `role`, if the requester knows a secret that permits it. `knows` says whether the requester
-    /// knows a given secret. Each certificate uses up one use of an invitation. A certificate for an observer uses up none.
-    ///
-    /// # Errors
-    /// [`Error::Auth`] if the requester knows no secret of the job. [`Error::Token`] if it knows an invitation that is for another role, used up
-    /// or too old.
-    pub(crate) fn admit(
-        &self,
-        request: &[u8],
-        role: Role,
-        peer: &str,
-        knows: impl Fn(&[u8; 16]) -> bool,
-    ) -> Result<CertificateDer<'static>> {
-        if knows(&self.secret) {
-            return self.sign(request, role, peer);
-        }
-        let now = wall_clock();
-        // Held until the use is counted, so that two requesters cannot have the same use.
-        let mut invitations = self.invitations.lock().unwrap_or_else(PoisonError::into_inner);
-        let invited = match &self.dir {
-            Some(dir) => {
-                invitations.below(dir, now)?.iter().find(|found| knows(&found.secret)).map(|found| (dir, found))
-            }
-            None => None,
-        };
-        let Some((dir, found)) = invited else {
-            return Err(Error::Auth {
-                problem: format!("the secret in the join string is not that of job {}", self.job),
-                hint: "copy the whole join string of the job that runs now".to_owned(),
-            });
-        };
-        let refused = |problem: String| {
-            let hint = format!("make one with `gradlane token new --role {role}` where the coordinator runs");
-            Error::Token { problem, hint }
-        };
-        if let Some(fault) = found.fault(now) {
-            return Err(refused(fault));
-        }
-        if role == Role::Observer {
-            return self.sign(request, role, peer);
-        }
-        if role != found.role {
-            return Err(refused(format!("is for a {}, not for a {role}", found.role)));
-        }
-        let certificate = self.sign(request, role, peer)?;
-        let found = Invitation { uses: found.uses - 1, ..found.clone() };
-        invitations.changes();
-        private_file::write(&found.path(dir), found.text())?;
-        Ok(certificate)
     }
 
     /// The next certificate of the holder of `certificate`, which has proven that it has the key. Role and job stay. The caller decides who may
@@ -369,7 +301,7 @@ fn files(dir: &Path) -> [PathBuf; 3] {
 const KEY: &str = "ca.key";
 
 /// Draws a join secret.
-fn draw() -> Result<[u8; 16]> {
+pub(super) fn draw() -> Result<[u8; 16]> {
     let mut secret = [0; 16];
     rand::fill(&mut secret).map_err(|error| failed("drawing a join secret", error))?;
     Ok(secret)
@@ -439,44 +371,6 @@ mod tests {
         for outcome in [Authority::begin(&path, "resnet"), Authority::resume(&path, "resnet")] {
             assert!(outcome.unwrap_err().to_string().contains("open to others"));
         }
-    }
-
-    #[test]
-    fn a_token_lets_in_processes_of_one_role_and_only_so_many() {
-        let dir = tempfile::tempdir().unwrap();
-        let authority = Authority::begin(&dir.path().join("job"), "resnet").unwrap();
-        let path = authority.dir.clone().unwrap();
-        let join = authority.join_string("a:1");
-        let request = {
-            let key = KeyPair::generate().unwrap();
-            CertificateParams::default().serialize_request(&key).unwrap().der().to_vec()
-        };
-        let come = |secret: [u8; 16], role| authority.admit(&request, role, "n1", |known| *known == secret);
-        let hour = Duration::from_secs(3600);
-        let token = Authority::invite(&path, "resnet", &join, Role::Worker, 2, hour).unwrap();
-        assert!(token.secret != join.secret && token.ca_hash == join.ca_hash);
-        let problem = |outcome: Result<CertificateDer<'static>>| match outcome {
-            Err(Error::Auth { problem, .. }) => problem,
-            other => panic!("{other:?}"),
-        };
-        let fault = |outcome: Result<CertificateDer<'static>>| match outcome {
-            Err(Error::Token { problem, .. }) => problem,
-            other => panic!("{other:?}"),
-        };
-        assert_eq!(fault(come(token.secret, Role::Server)), "is for a worker, not for a server");
-        for _ in 0..3 {
-            assert_eq!(PeerIdentity::of(&come(token.secret, Role::Observer).unwrap()).unwrap().role, Role::Observer);
-        }
-        for _ in 0..2 {
-            assert_eq!(PeerIdentity::of(&come(token.secret, Role::Worker).unwrap()).unwrap().role, Role::Worker);
-        }
-        assert!(fault(come(token.secret, Role::Worker)).contains("is used up"));
-        assert!(problem(come([7; 16], Role::Worker)).contains("is not that of job resnet"));
-        assert!(come(join.secret, Role::Server).is_ok(), "the job's own secret is good for both");
-
-        let other = Authority::create("resnet").unwrap().join_string("a:1");
-        let error = Authority::invite(&path, "resnet", &other, Role::Worker, 1, hour).unwrap_err();
-        assert!(matches!(error, Error::FailedPrecondition { .. }), "{error}");
     }
 
     #[test]

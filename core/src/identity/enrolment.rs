@@ -121,35 +121,47 @@ fn proven(role: Role, exported: &Exported) -> Vec<u8> {
 
 /// The coordinator's side of enrolment.
 pub(crate) struct Registrar {
-    authority: Arc<Authority>,
-    /// Why no process becomes a member any more.
-    closed: Option<Error>,
+    terms: Terms,
 }
 
 impl Registrar {
-    /// Certifies newcomers by `authority`.
-    pub(crate) fn new(authority: Arc<Authority>) -> Self {
-        Self { authority, closed: None }
+    /// Certifies newcomers by `authority`. `takes_invited` in an elastic job: after [`close`](Self::close) it still certifies those that have an
+    /// invitation or a certificate of the site, until the job is over.
+    pub(crate) fn new(authority: Arc<Authority>, takes_invited: bool) -> Self {
+        Self { terms: Terms { authority, takes_invited, closed: None, is_over: false } }
     }
 
-    /// From now on no process becomes a member. A newcomer is told `why`.
-    pub(crate) fn close(&mut self, why: Error) {
-        self.closed = Some(why);
+    /// From now on no process becomes a member by the job's own secret, and none at all if the job `is_over` or takes no invited ones. A newcomer
+    /// is told `why`.
+    pub(crate) fn close(&mut self, why: Error, is_over: bool) {
+        self.terms.closed = Some(why);
+        self.terms.is_over = is_over;
     }
 
     /// The terms for a newcomer that comes now.
     pub(crate) fn terms(&self) -> Terms {
-        Terms { authority: Arc::clone(&self.authority), closed: self.closed.clone() }
+        self.terms.clone()
     }
 }
 
 /// The terms on which one newcomer is certified.
+#[derive(Clone)]
 pub(crate) struct Terms {
     authority: Arc<Authority>,
+    /// Whether invited newcomers may come after the job has formed.
+    takes_invited: bool,
+    /// Why no process becomes a member any more by the job's own secret.
     closed: Option<Error>,
+    /// Because the job is over.
+    is_over: bool,
 }
 
 impl Terms {
+    /// Whether the job is over, so that nobody wonders why a newcomer is refused.
+    pub(crate) fn is_over(&self) -> bool {
+        self.is_over
+    }
+
     /// The authority that certifies newcomers.
     pub(crate) fn authority(&self) -> &Authority {
         &self.authority
@@ -169,9 +181,10 @@ impl Terms {
     ) -> Result<CertificateDer<'static>> {
         let Request { role, proof, signing_request } = Request::read(message, peer)?;
         let closed = self.closed.as_ref().filter(|_| role != Role::Observer);
+        let takes_invited = self.takes_invited && !self.is_over;
         if vouched == Vouched::BySite {
             // A newcomer with a certificate of the site is no stranger and needs no secret. The certificate permits every role.
-            return match closed {
+            return match closed.filter(|_| !takes_invited) {
                 Some(why) => Err(why.clone()),
                 None => self.authority.sign(signing_request, role, peer),
             };
@@ -181,12 +194,13 @@ impl Terms {
         let knows =
             |secret: &[u8; 16]| hmac::verify(&hmac::Key::new(hmac::HMAC_SHA256, secret), &proven, proof).is_ok();
         match closed {
+            None => self.authority.admit(signing_request, role, peer, knows),
+            Some(why) if takes_invited => self.authority.admit_invited(signing_request, role, peer, knows, why),
             // After the proof, so that a stranger does not learn how far the job is. This uses up no invitation.
             Some(why) => {
                 self.authority.admit(signing_request, Role::Observer, peer, knows)?;
                 Err(why.clone())
             }
-            None => self.authority.admit(signing_request, role, peer, knows),
         }
     }
 }
@@ -203,10 +217,13 @@ const PROOF_BYTES: usize = 32;
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use rcgen::{CertificateParams, KeyPair};
 
+    use super::super::invitation::Invitation;
     use super::*;
-    use crate::identity::PeerIdentity;
+    use crate::identity::{PeerIdentity, wall_clock};
 
     const PEER: &str = "a newcomer";
     const HERE: Exported = [1; 32];
@@ -233,7 +250,7 @@ mod tests {
     fn a_closed_job_tells_its_state_to_those_who_know_the_secret_and_still_admits_observers() {
         let (mut registrar, secret) = registrar();
         let why = Error::FailedPrecondition { what: "the job has formed".to_owned(), hint: String::new() };
-        registrar.close(why.clone());
+        registrar.close(why.clone(), false);
         let come = |vouched, role, secret| {
             let message = request(role, &prove(secret, role, &HERE));
             registrar.terms().certify(vouched, &message, &HERE, PEER)
@@ -245,10 +262,64 @@ mod tests {
         assert!(come(Vouched::BySite, Role::Observer, &[7; 16]).is_ok());
     }
 
+    #[test]
+    fn an_elastic_job_that_has_formed_takes_those_with_an_invitation_or_a_certificate_of_the_site() {
+        let authority = Arc::new(Authority::create("night").unwrap());
+        let mut registrar = Registrar::new(Arc::clone(&authority), true);
+        let formed = Error::FailedPrecondition { what: "the job has formed".to_owned(), hint: String::new() };
+        let over = Error::FailedPrecondition { what: "the job is over".to_owned(), hint: String::new() };
+        registrar.close(formed, false);
+        let invited = |lasts| authority.invite_here("a:1", Role::Worker, Duration::from_secs(lasts)).unwrap();
+        let (own, token, unused) = (authority.join_string("a:1"), invited(3600), invited(3600));
+        assert!((&token.address, token.ca_hash) == (&own.address, own.ca_hash) && token.secret != own.secret);
+        let ended = Invitation { role: Role::Worker, uses: 1, until: 0, secret: [9; 16] };
+        authority.invitations.lock().unwrap().keep_here(ended.clone(), wall_clock()).unwrap();
+        let stranger = [7; 16];
+        let (by_secret, by_site) = (Vouched::BySecret, Vouched::BySite);
+        let come = |terms: &Terms, vouched, role, secret: [u8; 16]| {
+            let message = request(role, &prove(&secret, role, &HERE));
+            match terms.certify(vouched, &message, &HERE, PEER) {
+                Ok(certificate) => format!("certified as {}", PeerIdentity::of(&certificate).unwrap().role),
+                Err(Error::FailedPrecondition { what, .. }) => what,
+                Err(Error::Token { problem, .. }) => {
+                    format!("token {}", problem.replace(|c: char| c.is_ascii_digit(), ""))
+                }
+                Err(Error::Auth { .. }) => "unknown".to_owned(),
+                Err(other) => panic!("{other:?}"),
+            }
+        };
+        let used_up = "token is used up: it has let in as many processes as it may";
+        // In this order.
+        for (vouched, role, secret, due) in [
+            (by_secret, Role::Worker, own.secret, "the job has formed"),
+            (by_secret, Role::Worker, stranger, "unknown"),
+            (by_secret, Role::Worker, ended.secret, "token ended  s ago"),
+            (by_secret, Role::Server, token.secret, "token is for a worker, not for a server"),
+            (by_secret, Role::Observer, token.secret, "certified as observer"),
+            (by_secret, Role::Observer, own.secret, "certified as observer"),
+            (by_secret, Role::Worker, token.secret, "certified as worker"),
+            (by_secret, Role::Worker, token.secret, used_up),
+            (by_site, Role::Worker, stranger, "certified as worker"),
+            (by_site, Role::Observer, stranger, "certified as observer"),
+        ] {
+            assert_eq!(come(&registrar.terms(), vouched, role, secret), due, "{vouched:?} {role}");
+        }
+        registrar.close(over, true);
+        for (vouched, secret, due) in [
+            (by_secret, own.secret, "the job is over"),
+            (by_secret, unused.secret, "the job is over"),
+            (by_secret, stranger, "unknown"),
+            (by_site, stranger, "the job is over"),
+        ] {
+            assert_eq!(come(&registrar.terms(), vouched, Role::Worker, secret), due, "{vouched:?}");
+        }
+        assert_eq!(come(&registrar.terms(), by_secret, Role::Observer, own.secret), "certified as observer");
+    }
+
     fn registrar() -> (Registrar, [u8; 16]) {
         let authority = Arc::new(Authority::create("night").unwrap());
         let secret = authority.join_string("a:1").secret;
-        (Registrar::new(authority), secret)
+        (Registrar::new(authority, false), secret)
     }
 
     fn request(role: Role, proof: &[u8; 32]) -> Vec<u8> {

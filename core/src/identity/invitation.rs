@@ -1,7 +1,8 @@
 //! Further join secrets of a running job. Each lets in a limited number of processes of one role, for a limited time.
 //!
-//! They are files in the directory of the job's authority, which only its user can read. A command writes them. The coordinator reads them when a
-//! process enrols with a secret that is not the job's own. Only the coordinator counts their uses.
+//! Most are files in the directory of the job's authority, which only its user can read. A command writes them. The coordinator reads them when a
+//! process enrols with a secret that is not the job's own. Only the coordinator counts their uses. The coordinator's own process may also make
+//! invitations in memory, with a directory or without.
 //!
 //! An invitation that is used up or too old is kept for a while, so that a process that uses it is told what is wrong. The files are read again
 //! only when their directory has changed, because any process can make the coordinator look for an unknown secret.
@@ -14,6 +15,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use data_encoding::HEXLOWER;
 
 use crate::error::{Error, Result};
+use crate::local::private_file;
 use crate::types::Role;
 
 /// A secret that a process may enrol with.
@@ -58,9 +60,12 @@ impl Invitation {
     }
 }
 
-/// The invitations below the directory of an authority, as they were read last.
+/// All invitations of an authority.
 #[derive(Default)]
 pub(super) struct Invitations {
+    /// In memory only.
+    here: Vec<Invitation>,
+    /// Below the directory of the authority, as they were read last.
     found: Vec<Invitation>,
     read: Option<Reading>,
     #[cfg(test)]
@@ -78,8 +83,61 @@ struct Reading {
 }
 
 impl Invitations {
+    /// The invitation whose secret a process `knows`, also one that is used up or too old. `dir` is the directory of the authority, if it is kept.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if the directory cannot be read.
+    pub(super) fn known(
+        &mut self,
+        dir: Option<&Path>,
+        now: SystemTime,
+        knows: impl Fn(&[u8; 16]) -> bool,
+    ) -> Result<Option<Invitation>> {
+        let is_known = |invitation: &&Invitation| knows(&invitation.secret);
+        if let Some(invitation) = self.here.iter().find(is_known) {
+            return Ok(Some(invitation.clone()));
+        }
+        let Some(dir) = dir else { return Ok(None) };
+        Ok(self.below(dir, now)?.iter().find(is_known).cloned())
+    }
+
+    /// Counts a use of `invitation`, which is [`known`](Self::known).
+    ///
+    /// # Errors
+    /// [`Error::Io`] if its file cannot be written.
+    pub(super) fn count_use(&mut self, dir: Option<&Path>, invitation: &Invitation) -> Result<()> {
+        let used = Invitation { uses: invitation.uses.saturating_sub(1), ..invitation.clone() };
+        if let Some(here) = self.here.iter_mut().find(|here| here.secret == used.secret) {
+            *here = used;
+            return Ok(());
+        }
+        let dir = dir.expect("an invitation that is not in memory has a file");
+        self.changes();
+        private_file::write(&used.path(dir), used.text())
+    }
+
+    /// Keeps `invitation` in memory.
+    ///
+    /// # Errors
+    /// [`Error::Exhausted`] if there are [`HERE_MAX`] that are still good.
+    pub(super) fn keep_here(&mut self, invitation: Invitation, now: SystemTime) -> Result<()> {
+        // Those that are not good any more are kept as long as there is room, so that a process that uses one is told what is wrong.
+        if self.here.len() >= HERE_MAX {
+            self.here.retain(|invitation| invitation.fault(now).is_none());
+        }
+        if self.here.len() >= HERE_MAX {
+            return Err(Error::Exhausted {
+                what: "join strings for one process that were not used yet".to_owned(),
+                limit: HERE_MAX.to_string(),
+                hint: "wait until processes have used them, or until they end".to_owned(),
+            });
+        }
+        self.here.push(invitation);
+        Ok(())
+    }
+
     /// This process changes a file, so the files are read again, even if the directory shows the same time.
-    pub(super) fn changes(&mut self) {
+    fn changes(&mut self) {
         self.read = None;
     }
 
@@ -87,7 +145,7 @@ impl Invitations {
     ///
     /// # Errors
     /// [`Error::Io`] if the directory cannot be read.
-    pub(super) fn below(&mut self, dir: &Path, now: SystemTime) -> Result<&[Invitation]> {
+    fn below(&mut self, dir: &Path, now: SystemTime) -> Result<&[Invitation]> {
         let changed = fs::metadata(folder(dir)).and_then(|folder| folder.modified()).ok();
         let same = self.read.filter(|reading| changed == Some(reading.changed));
         let is_known = same.is_some_and(|Reading { at, seen_first, .. }| {
@@ -184,6 +242,8 @@ const BYTES_MAX: u64 = 256;
 /// How long an invitation is kept after its end, and how many invitations there may be before those that are not good any more are removed.
 const REMEMBERED_SECONDS: u64 = 24 * 3600;
 const REMEMBERED_MAX: usize = FILES_MAX / 2;
+/// Invitations in memory. The proof of a process that knows none of them is compared with all.
+const HERE_MAX: usize = FILES_MAX;
 /// The coarsest resolution of times of a file system.
 const RESOLUTION: Duration = Duration::from_secs(1);
 /// The files are read again after this time, even if nothing seems to have changed.
@@ -271,6 +331,34 @@ mod tests {
         let later = settled + RESOLUTION;
         assert_eq!(invitations.below(dir.path(), later).unwrap().len(), 2, "the directory has changed");
         assert_eq!((invitations.below(dir.path(), later + READ_EVERY).unwrap().len(), invitations.reads), (2, 6));
+    }
+
+    #[test]
+    fn invitations_in_memory_are_so_many_and_the_used_and_old_ones_go_first() {
+        let mut invitations = Invitations::default();
+        let numbered = |number: usize, uses, until| {
+            let [high, low] = (number as u16).to_be_bytes();
+            let secret = std::array::from_fn(|at| if at % 2 == 0 { high } else { low });
+            Invitation { role: Role::Worker, uses, until, secret }
+        };
+        let is_known = |invitations: &mut Invitations, invitation: &Invitation| {
+            invitations.known(None, at(50), |secret| *secret == invitation.secret).unwrap() == Some(invitation.clone())
+        };
+        let (used, old) = (numbered(0, 0, 100), numbered(1, 1, 40));
+        for invitation in [used.clone(), old.clone()].into_iter().chain((2..HERE_MAX).map(|n| numbered(n, 1, 100))) {
+            invitations.keep_here(invitation, at(30)).unwrap();
+        }
+        assert!(is_known(&mut invitations, &used) && is_known(&mut invitations, &old), "while there is room");
+        for number in HERE_MAX..HERE_MAX + 2 {
+            invitations.keep_here(numbered(number, 1, 100), at(50)).unwrap();
+        }
+        assert!(!is_known(&mut invitations, &used) && !is_known(&mut invitations, &old));
+        let refused = invitations.keep_here(numbered(HERE_MAX + 2, 1, 100), at(50));
+        assert!(matches!(refused, Err(Error::Exhausted { .. })), "{refused:?}");
+        let first = numbered(2, 1, 100);
+        invitations.count_use(None, &first).unwrap();
+        assert!(is_known(&mut invitations, &Invitation { uses: 0, ..first }));
+        invitations.keep_here(numbered(HERE_MAX + 2, 1, 100), at(50)).unwrap();
     }
 
     fn at(second: u64) -> SystemTime {

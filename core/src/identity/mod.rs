@@ -4,6 +4,7 @@
 //! certificate of its [`Site`]. It then holds [`Credentials`], and its certificate names it to all others ([`PeerIdentity`]). The transports
 //! stand above: they own sockets and TLS sessions, carry the messages of enrolment, and ask here what to show and whom to believe.
 
+mod admitting;
 mod authority;
 mod certificate;
 mod credentials;

@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::identity::{Credentials, Renewal};
 use crate::local::OwnThread;
 use crate::transport::quic::control::{ControlEvent, ControlLink};
-use crate::types::{Done, NodeId, PartLayout, StoreAnswer, StoreAsk, TensorSpec, Time, WorkersKey};
+use crate::types::{Done, NodeId, PartLayout, StepReport, StoreAnswer, StoreAsk, TensorSpec, Time, WorkersKey};
 use crate::wire::frame::{Frame, Progress, Stall, Status};
 
 /// The membership of this process in a job: its connection to the coordinator, and the thread that drives it.
@@ -48,6 +48,7 @@ enum Input {
     Undeclare { names: Vec<String> },
     Barrier { name: String, timeout: Duration, done: Done<()> },
     Store { ask: StoreAsk, patience: Duration, done: Done<StoreAnswer> },
+    Steps(StepReport),
     Stall(Stall),
     Saw { node: NodeId, pid: u32 },
     Leave,
@@ -148,6 +149,11 @@ impl Reporter {
     #[cfg(any(test, feature = "testing"))]
     pub fn to_nobody() -> Self {
         Self { inputs: crossbeam_channel::bounded(0).0 }
+    }
+
+    /// Tells the coordinator what this worker says of its steps.
+    pub fn report_steps(&self, report: StepReport) {
+        let _ = self.inputs.send(Input::Steps(report));
     }
 
     /// Tells the coordinator that a round waits.
@@ -278,6 +284,7 @@ impl Driver {
                 let request = self.member.ask_store(now, ask, patience);
                 self.asked.insert(request, done);
             }
+            Input::Steps(report) => self.member.report_steps(report),
             Input::Stall(stall) => self.member.report_stall(stall),
             Input::Saw { node, pid } => self.member.report_end(node, pid),
             Input::Leave => self.member.leave(),
@@ -346,6 +353,8 @@ impl Driver {
             | MemberEvent::View(_)
             | MemberEvent::Ended { .. }
             | MemberEvent::Forget { .. }
+            | MemberEvent::Boundary { .. }
+            | MemberEvent::Passed { .. }
             | MemberEvent::StallNotice { .. }
             | MemberEvent::Failed(_)
             | MemberEvent::Left => (self.events)(event),

@@ -53,6 +53,18 @@ pub enum Defect {
     BarrierAnswerForgotten,
     /// The answer of a change of the store is not remembered: a repeat makes it again. Shows when the answer was lost.
     StoreChangeForgotten,
+    /// The last step before a boundary is chosen before every worker has said how many it has begun.
+    LimitBeforeAnswers,
+    /// A boundary passes before every worker stands there.
+    PassedEarly,
+    /// A worker that hears of a change goes on to begin steps before it knows how far it may go.
+    LimitNotInstalled,
+    /// Newcomers are taken in while a worker rests, which may have operations under way.
+    TakenInAtRest,
+    /// A worker that has left at a boundary is still in the view, so that sums and barriers wait for it.
+    LeaverStillDue,
+    /// A worker that reconnects does not hear how the last change ended. Shows when the connection is lost as a boundary passes.
+    PassageNotRepeated,
     /// A rank executes two orders of its machine in the wrong order.
     OrdersSwapped,
     /// A rank obeys its leader, and begins what it ordered, while an operation in host memory is under way.
@@ -195,6 +207,12 @@ impl Defect {
         Self::BarrierCountsRequests,
         Self::BarrierAnswerForgotten,
         Self::StoreChangeForgotten,
+        Self::LimitBeforeAnswers,
+        Self::PassedEarly,
+        Self::LimitNotInstalled,
+        Self::TakenInAtRest,
+        Self::LeaverStillDue,
+        Self::PassageNotRepeated,
         Self::OrdersSwapped,
         Self::TurnsIgnored,
         Self::OrderedTooEarly,

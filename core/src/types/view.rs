@@ -29,6 +29,24 @@ impl Member {
     pub fn place(&self) -> String {
         self.process.place()
     }
+
+    /// The two: `worker 2 on host (pid 77)`.
+    pub fn described(&self) -> String {
+        format!("{} on {}", self.name(), self.place())
+    }
+}
+
+/// Where a worker is among those of its host, and its host among the hosts of the job's workers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct HostPlace {
+    /// Its number on its host, from 0.
+    pub local_rank: u32,
+    /// How many workers its host has.
+    pub local_size: u32,
+    /// The number of its host, from 0.
+    pub node_rank: u32,
+    /// How many hosts have workers.
+    pub num_nodes: u32,
 }
 
 /// The state of the whole job.
@@ -40,6 +58,8 @@ pub enum Phase {
     Running,
     /// All workers left in an orderly way.
     Ended,
+    /// All workers left behind the same step, and form the job again with those that have come. Members join anew.
+    FormsAgain,
     /// The job failed; every call that waits gets this cause.
     Aborted(Error),
 }
@@ -51,8 +71,10 @@ pub struct View {
     pub job: String,
     /// Which membership.
     pub epoch: Epoch,
-    /// Forming, running, ended or aborted.
+    /// How far it is.
     pub phase: Phase,
+    /// How often the job had formed before: it forms again when workers come.
+    pub formed_before: u32,
     /// Workers by rank, then servers by index.
     pub members: Vec<Member>,
 }
@@ -87,6 +109,26 @@ impl View {
         self.workers().find(|member| member.node == node).map(|member| WorkerId(member.index))
     }
 
+    /// Where this worker is among the workers of its host, and its host among the hosts. Workers of a host are counted by rank, and hosts by
+    /// their first worker.
+    pub fn place_of(&self, rank: WorkerId) -> Option<HostPlace> {
+        let host = &self.workers().find(|member| member.index == rank.0)?.process.host;
+        let mut hosts: Vec<&str> = Vec::new();
+        for member in self.workers() {
+            if !hosts.contains(&&*member.process.host) {
+                hosts.push(&member.process.host);
+            }
+        }
+        let here = || self.workers().filter(|member| member.process.host == *host);
+        let count = |count: usize| u32::try_from(count).expect("at most MEMBERS_MAX");
+        Some(HostPlace {
+            local_rank: count(here().take_while(|member| member.index != rank.0).count()),
+            local_size: count(here().count()),
+            node_rank: count(hosts.iter().take_while(|other| **other != host.as_str()).count()),
+            num_nodes: count(hosts.len()),
+        })
+    }
+
     /// The server with this index.
     pub fn server(&self, server: ServerId) -> Option<&Member> {
         self.servers().find(|member| member.index == server.0)
@@ -117,7 +159,7 @@ impl View {
             first_round: Round(0),
         };
         let members = (0..).zip(places).map(member).collect();
-        Self { job: "job".to_owned(), epoch: Epoch::default(), phase: Phase::Running, members }
+        Self { job: "job".to_owned(), epoch: Epoch::default(), phase: Phase::Running, formed_before: 0, members }
     }
 }
 
@@ -131,6 +173,20 @@ mod tests {
         view.members[1].first_round = Round(7);
         let due = |round| view.due(Round(round)).iter().map(|worker| worker.0).collect::<Vec<_>>();
         assert_eq!([due(0), due(6), due(7)], [vec![0, 2], vec![0, 2], vec![0, 1, 2]]);
+    }
+
+    #[test]
+    fn places_are_counted_by_rank_and_hosts_by_their_first_worker() {
+        let mut view = View::of_workers(&[(1, ""), (1, ""), (1, ""), (1, "")]);
+        for (member, host) in view.members.iter_mut().zip(["b", "a", "b", "a"]) {
+            member.process.host = host.to_owned();
+        }
+        let place = |rank| {
+            let HostPlace { local_rank, local_size, node_rank, num_nodes } = view.place_of(WorkerId(rank)).unwrap();
+            [local_rank, local_size, node_rank, num_nodes]
+        };
+        assert_eq!([0, 1, 2, 3].map(place), [[0, 2, 0, 2], [0, 2, 1, 2], [1, 2, 0, 2], [1, 2, 1, 2]]);
+        assert_eq!(view.place_of(WorkerId(4)), None);
     }
 
     #[test]

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use crate::error::{Error, Result};
 use crate::types::{
-    Epoch, NodeId, PartId, PartLayout, Process, Round, StoreAnswer, StoreAsk, TensorKey, TensorSpec, Time, View,
-    WorkerId, WorkersKey,
+    Epoch, NodeId, PartId, PartLayout, Passage, Process, Round, StepReport, StoreAnswer, StoreAsk, TensorKey,
+    TensorSpec, Time, View, WorkerId, WorkersKey,
 };
 
 mod encoding;
@@ -59,6 +59,8 @@ pub enum Frame {
         /// What it asks.
         ask: StoreAsk,
     },
+    /// What this worker says of its steps. It is said again on each new connection. Repeating it is harmless.
+    Steps(StepReport),
     /// A server, or the first worker of a machine, misses contributions.
     Stall(Stall),
     /// The process leaves in an orderly way.
@@ -131,6 +133,21 @@ pub enum Frame {
         request: u64,
         /// The answer, or why there is none.
         outcome: Result<StoreAnswer>,
+    },
+    /// To workers: the membership is to change at a boundary. A worker begins no further step than `limit` from now on, and answers with
+    /// [`Frame::Steps`], which names this change. May be repeated after a reconnection.
+    Boundary {
+        /// The number of the change, from 1.
+        change: u64,
+        /// The last step that a worker may begin; until it is known, the one that it has begun.
+        limit: Option<u64>,
+    },
+    /// To workers: this change is over. May be repeated after a reconnection.
+    Passed {
+        /// The number of the change.
+        change: u64,
+        /// All workers stood at the boundary, or why they did not, or why a worker cannot leave.
+        outcome: Result<Passage>,
     },
     /// A tensor waits for some ranks; for the log.
     StallNotice {

@@ -9,8 +9,8 @@ use super::{
 use crate::error::{Claim, ERRORS, Error, ErrorKind, FieldSource, Tensors};
 use crate::types::{
     Access, Address, CodecSpec, DType, Encoding, Epoch, Incarnation, MachineId, Member, NodeId, Op, PartId, PartLayout,
-    Participants, Phase, Piece, Process, Role, Round, Scheme, ServerId, Span, StoreAnswer, StoreAsk, TensorKey,
-    TensorKind, TensorSpec, Time, Update, Version, View, Wiring, WorkerId, WorkersKey,
+    Participants, Passage, Phase, Piece, Process, Role, Round, Scheme, ServerId, Span, StepReport, StoreAnswer,
+    StoreAsk, TensorKey, TensorKind, TensorSpec, Time, Update, Version, View, Wiring, WorkerId, WorkersKey,
 };
 
 /// At least one frame of each kind, in the order of the declaration.
@@ -48,6 +48,7 @@ pub fn frames() -> Vec<Frame> {
         store(StoreAsk::Get { key: "k".to_owned(), wait: Some(Duration::from_nanos(6)) }),
         store(StoreAsk::Delete { key: "k".to_owned(), is_prefix: true }),
         store(StoreAsk::Dir { prefix: String::new() }),
+        Frame::Steps(StepReport { begun: 13, change: 2, stands: true, rests: false, leaves: true }),
         Frame::Stall(stall()),
         Frame::Leave,
         Frame::Fail { cause: "c".to_owned() },
@@ -56,6 +57,7 @@ pub fn frames() -> Vec<Frame> {
         Frame::Renew,
         Frame::View(view(Phase::Running)),
         Frame::View(view(Phase::Aborted(Error::Cancelled))),
+        Frame::View(view(Phase::FormsAgain)),
         Frame::Refused(Error::Fenced { current: Epoch { term: 1, number: 2 } }),
         Frame::HeartbeatAck { sent: Time(5) },
         Frame::Declared { request: 9, outcome: Ok(vec![part()]) },
@@ -71,6 +73,18 @@ pub fn frames() -> Vec<Frame> {
         stored(Ok(StoreAnswer::Number(-1))),
         stored(Ok(StoreAnswer::Keys(["k", "n"].map(str::to_owned).to_vec()))),
         stored(Err(Error::Cancelled)),
+        Frame::Boundary { change: 2, limit: None },
+        Frame::Boundary { change: 2, limit: Some(13) },
+        Frame::Passed {
+            change: 2,
+            outcome: Ok(Passage {
+                step: 13,
+                workers: [1, 9].into_iter().map(WorkerId).collect(),
+                leaves: true,
+                forms_again: true,
+            }),
+        },
+        Frame::Passed { change: 2, outcome: Err(Error::Cancelled) },
         Frame::StallNotice { tensor: "w".to_owned(), stall: stall(), detail: "d".to_owned() },
         Frame::Status(Status {
             view: View { members: vec![member(Role::Worker)], ..view(Phase::Forming) },
@@ -256,7 +270,7 @@ pub(super) fn part() -> PartLayout {
 
 fn view(phase: Phase) -> View {
     let members = vec![member(Role::Worker), member(Role::Server)];
-    View { job: "j".to_owned(), epoch: Epoch { term: 1, number: 2 }, phase, members }
+    View { job: "j".to_owned(), epoch: Epoch { term: 1, number: 2 }, phase, formed_before: 3, members }
 }
 
 fn member(role: Role) -> Member {

@@ -167,7 +167,7 @@ impl Worker {
     pub fn handle_view(&mut self, now: Time, view: View) {
         match view.phase.clone() {
             Phase::Aborted(cause) => self.handle_failed(now, cause),
-            Phase::Forming | Phase::Running | Phase::Ended => self.form(now, self.rank(), view),
+            Phase::Forming | Phase::Running | Phase::Ended | Phase::FormsAgain => self.form(now, self.rank(), view),
         }
     }
 

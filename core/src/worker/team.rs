@@ -45,9 +45,10 @@ impl Team {
         self.number
     }
 
-    /// The driver has equipped itself for the team of this number.
+    /// The driver has equipped itself for the team of this number. It says so again when a view comes that changes nothing for this team;
+    /// where the ranks have parted meanwhile, they stay apart.
     pub(super) fn met(&mut self, number: u32) {
-        if number == self.number {
+        if number == self.number && self.standing == (Standing::Apart { until: None }) {
             self.standing = Standing::Together;
         }
     }
@@ -109,5 +110,7 @@ mod tests {
         assert!(!team.is_apart(), "the former one parted, not this one");
         team.parted(2, Time(5));
         assert_eq!((team.is_apart(), team.poll_timeout()), (true, Some(Time(5))));
+        team.met(2);
+        assert_eq!((team.is_apart(), team.poll_timeout()), (true, Some(Time(5))), "they met before they parted");
     }
 }

@@ -80,6 +80,8 @@ def broadcast(tree: Tree, root_rank: int = 0, name: str = "broadcast", *, timeou
 def reduced(tree: Tree, name: str, reduction: Reduction, weight: Any | None = None) -> Tree:
     """The tree of results; `weight` is that of a weighted mean."""
     _session.session()
+    if _session.passes_over(name, is_broadcast=reduction.op == "broadcast"):
+        return tree
     with_paths, structure = jax.tree_util.tree_flatten_with_path(tree)
     names = names_of(name, [path for path, _ in with_paths])
     if not names:

@@ -8,6 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from gradlane import _session
 from gradlane._agreement import Agreement
 from gradlane._averaging import label
 from gradlane._groups import submit_all
@@ -33,6 +34,8 @@ def broadcast_variables(variables: Iterable[Any], root_rank: int = 0, *, name: s
             raise InvalidArgumentError(f"{type(variable).__name__} is no keras.Variable; give model.variables")
     values = [np.array(keras.ops.convert_to_numpy(variable.value), order="C") for variable in listed]
     kinds = [f"{value.dtype} {list(value.shape)}" for value in values]
+    if _session.passes_over(name, is_broadcast=True):
+        return
     agreement = Agreement(name, [label(*pair) for pair in enumerate(listed)], kinds)
     root = check_root(root_rank)
     agreement.check(agreement.begin().wait())

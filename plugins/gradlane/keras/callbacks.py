@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from gradlane import _session
+from gradlane import _session, elastic
 from gradlane._objects import gather_by_rank
 from gradlane._operations import check_root
 from gradlane.errors import InvalidArgumentError, MismatchError
@@ -17,6 +17,7 @@ from gradlane.keras._values import broadcast_variables
 
 __all__ = [
     "BroadcastGlobalVariablesCallback",
+    "ElasticCallback",
     "LearningRateScheduleCallback",
     "LearningRateWarmupCallback",
     "MetricAverageCallback",
@@ -26,6 +27,8 @@ __all__ = [
 
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
     """Gives all workers the weights and the optimizer's state of one of them when training begins.
+
+    A worker that comes to an elastic job that trains already gets them with the state of `ElasticCallback` instead.
 
     A model whose input shapes are unknown is built by its first batch, and all is broadcast after that batch.
     """
@@ -57,6 +60,37 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         variables = [*self.model.variables, *(optimizer.variables if optimizer is not None else [])]
         broadcast_variables(_once(variables), check_root(self._root))
         self._is_done = True
+
+
+class ElasticCallback(keras.callbacks.Callback):
+    """Counts the steps of `fit` as `gradlane.elastic.steps` does: a worker that gets SIGTERM ends its training behind a step.
+
+    The workers that are left hear of it, and of workers that were lost or have come, behind the same step. A worker that
+    comes while the others train gets the variables of model and optimizer with `elastic.State(model=model)`, if both are
+    built; `initial_epoch` is up to the script. See `gradlane.elastic`, also for the errors.
+    """
+
+    def __init__(self, state: elastic.State | None = None) -> None:
+        """`state` is what belongs to the training, or None."""
+        super().__init__()
+        self._steps = elastic.Steps(state)
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Begins the first step."""
+        del logs
+        self.model.stop_training = not self._steps.begin()
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Ends a step, and begins the next one."""
+        del batch, logs
+        self._steps.end()
+        if not self._steps.begin():
+            self.model.stop_training = True
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        """Ends the loop over the steps."""
+        del logs
+        self._steps.rest()
 
 
 class MetricAverageCallback(keras.callbacks.Callback):

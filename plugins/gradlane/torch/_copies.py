@@ -23,7 +23,7 @@ class Averaging(torch.optim.Optimizer):
 
     def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
         """Makes a copy (`copy.deepcopy`, `pickle`, `torch.save`) an optimizer of the own class that averages nothing."""
-        return _blank, (_own_class(type(self)),), self.__getstate__()
+        return _blank, (own_class(type(self)),), self.__getstate__()
 
     def __copy__(self: Kind) -> Kind:
         """The same optimizer with the same parameters, state and averages."""
@@ -36,12 +36,12 @@ class _Copied(torch.optim.Optimizer):
     """Marks copies of optimizers that average. In a job of several workers they refuse to step on gradients."""
 
     def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
-        return _blank, (_own_class(type(self)),), self.__getstate__()
+        return _blank, (own_class(type(self)),), self.__getstate__()
 
 
 def plain_class(optimizer: torch.optim.Optimizer) -> type[torch.optim.Optimizer]:
     """The own class of an optimizer. A copy of one that averages becomes an object of that class."""
-    kind = _own_class(type(optimizer))
+    kind = own_class(type(optimizer))
     if isinstance(optimizer, _Copied):
         optimizer.__class__ = kind  # type: ignore[assignment]
     return kind
@@ -57,7 +57,8 @@ def with_closure(
     return (positional[0], change(closure)), {key: value for key, value in keywords.items() if key != "closure"}
 
 
-def _own_class(kind: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
+def own_class(kind: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
+    """The class of an optimizer without what this package has put before it."""
     marks = Averaging | _Copied
     return next(k for k in kind.__mro__ if issubclass(k, torch.optim.Optimizer) and not issubclass(k, marks))
 

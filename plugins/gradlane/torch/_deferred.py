@@ -8,7 +8,9 @@ A window of gradients (`gradlane._window`) goes from one `step()` to the next. T
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
@@ -16,7 +18,7 @@ from typing import NoReturn
 import torch
 
 from gradlane import _session, timeline
-from gradlane._alike import check_alike, telling
+from gradlane._alike import Comparison, telling
 from gradlane._model_choice import Choice, codecs_of_model
 from gradlane._handle import Handle
 from gradlane._reduction import Reduction
@@ -88,6 +90,8 @@ class Deferred:
     ) -> None:
         """Declares all parameters on all workers, in the order in which a forward pass needs them.
 
+        A newcomer to an elastic job does so in its first window, as the others do then.
+
         Args:
             named: parameters that have names for errors, also such as are not averaged.
             reduction: of all gradients, but for their priorities and codecs.
@@ -114,6 +118,7 @@ class Deferred:
         """Whether, since the last step, all parameters were updated before anything else happened."""
         self._has_begun = False
         self._is_complete = False
+        self._renewing = threading.Lock()
         with telling("parameter", f"{namespace}/parameters"):
             for slot in self._slots:
                 _tensors.check_place_of(slot.name, slot.parameter)
@@ -121,8 +126,13 @@ class Deferred:
             for slot, codec in zip(self._slots, codecs, strict=True):
                 slot.reduction = slot.reduction.encoded(codec)
             own(self, parameters)
-        rows = [(name, _tensors.dtype_name(p.dtype), tuple(p.shape)) for name, p in parameters]
-        check_alike("parameter", rows, f"{namespace}/parameters")
+        self._comparison_name = f"{namespace}/parameters"
+        self._enrolment, self._generation = _session.enrolment(), None if _session.is_newcomer() else _session.generation()
+        """The job, and the session of it in which the parameters are declared; None on a newcomer until its first window."""
+        self._late_comparison: Comparison | None = None
+        """Of the parameters, in a session that has replaced another one; it is checked when the first window ends."""
+        if self._generation is not None:
+            self._begin_comparison().check()
         frozen = watch_frozen(self, self._known.frozen(optimizer), _REMEDY)
         self.hooks = [*frozen, *ParameterWatch(self, parameters, Deferred._gradient, Deferred._refuse_early).hooks]
         """To be removed with the hooks on the model."""
@@ -131,11 +141,49 @@ class Deferred:
             for slot in self._slots
         )
         self.feedback.follow(optimizer)
+        _session.move_along(self)
+        if self._generation is not None:
+            self._declare()
+            self.feedback.begin()
+
+    def _begin_comparison(self) -> Comparison:
+        described = ((slot.name, slot.parameter) for slot in self._slots)
+        rows = [(name, _tensors.dtype_name(p.dtype), tuple(p.shape)) for name, p in described]
+        return Comparison("parameter", rows, self._comparison_name)
+
+    def _declare(self) -> None:
         tensors = ((self._window.name(slot.position), slot.parameter, slot.reduction.codec) for slot in self._slots)
         _tensors.declare_encoded(_session.session(), tensors)
 
+    def before_forming_again(self) -> None:
+        """Does the updates that are due, whose averages come over the present session, and keeps what error feedback has."""
+        if self._generation != _session.generation():
+            return
+        if not self._window.has_failed:
+            with contextlib.suppress(Exception):  # it is recorded: the next call raises it again
+                self.settle()
+        self.feedback.keep()
+
+    def renew(self) -> None:
+        """Declares the parameters in the present session, if it is another one of this job than before.
+
+        Raises:
+            MismatchError: a worker's parameter has another dtype or shape (both are named).
+        """
+        if self._generation == _session.generation() or self._enrolment != _session.enrolment():
+            return
+        with self._renewing:
+            if self._generation == _session.generation():
+                return  # a thread of another device has done it
+            self._window.renew()
+            self._late_comparison = self._begin_comparison()
+            self._declare()
+            self.feedback.begin()
+            self._generation = _session.generation()
+
     def begin(self) -> None:
         """Records that a training forward pass has begun."""
+        self.renew()
         self._has_begun = True
 
     def need(self, positions: Sequence[int], module: str) -> None:
@@ -269,6 +317,8 @@ class Deferred:
             self._window.submit(position)
 
     def _start(self, position: int) -> _Flight:
+        if self._generation != _session.generation():
+            self.renew()
         slot = self._slots[position]
         is_held = _in_flight.may_be_held(slot.parameter)
         gradient = given = slot.parameter.grad
@@ -295,8 +345,16 @@ class Deferred:
 
     def _end_window(self) -> None:
         """Submits the remaining gradients, or zeros, and tells the workers which parameters were used."""
+        self.renew()
         for slot in self._slots:
             slot.passed = 0
+        comparison, self._late_comparison = self._late_comparison, None
+        if comparison is not None:
+            try:
+                comparison.check()
+            except Exception as error:
+                self._window.fail(error)
+                raise
         self._window.close("any")
         self.feedback.end_step()
 

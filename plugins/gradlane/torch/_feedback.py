@@ -32,8 +32,12 @@ class Feedback:
         self._scaler: torch.amp.GradScaler | None = None
         self._scale = 1.0
         """That of the losses whose gradients are averaged now, or were averaged last; 1 without a scaler."""
-        self._norm_max: float | None = None
-        """The largest norm of a gradient on this worker."""
+        self._clips_to: float | None = None
+        """The largest norm of a gradient of all workers; see `_norm_max`."""
+        self._kept: dict[str, tuple[bytes, bytes]] = {}
+        """By name, residuals and velocities while no session has them, as between two sessions of a job."""
+        self._enrolment, self._generation = _session.enrolment(), 0
+        """The job, and the session of it in which the gradients are declared."""
         self._is_in_step = False
         self._has_stepped = False
         """Whether an optimizer has made a step since gradients were averaged last."""
@@ -59,8 +63,9 @@ class Feedback:
     def follow_scaler(self, scaler: torch.amp.GradScaler) -> None:
         """Scales residuals as the scale of losses changes, from the next step on, and takes back what skipped steps changed."""
         self._scaler, self._scale = scaler, float(scaler.get_scale())
-        for name, _ in self._names.values():
-            _session.session().hold_feedback(name)
+        if self._is_declared:
+            for name, _ in self._names.values():
+                _session.session().hold_feedback(name)
 
     def clip(self, norm_max: float) -> None:
         """Clips gradients on this worker, from the next step on; see `DistributedDataParallel.clip_locally`."""
@@ -71,7 +76,34 @@ class Feedback:
                 "no gradient is compressed with error feedback, for which alone gradients are clipped before they are "
                 "averaged; give compression= with feedback=True, or clip the averages with torch.nn.utils.clip_grad_norm_"
             )
-        self._norm_max = norm_max / math.sqrt(_session.size())
+        self._clips_to = norm_max
+
+    @property
+    def _norm_max(self) -> float | None:
+        """The largest norm of a gradient on this worker."""
+        return None if self._clips_to is None else self._clips_to / math.sqrt(_session.size())
+
+    @property
+    def _is_declared(self) -> bool:
+        """Whether the session knows the gradients. In a job of its own, which came later, it learns of them by itself."""
+        return self._generation == _session.generation() or self._enrolment != _session.enrolment()
+
+    def keep(self) -> None:
+        """Takes what is kept on this worker out of a session that ends, for `begin` in the next one of the job."""
+        if self._is_declared:
+            self._kept = {name: _session.session().feedback(name) for name, _ in self._names.values()}
+
+    def begin(self) -> None:
+        """The gradients are declared in the present session, which gets what was kept."""
+        self._generation = _session.generation()
+        kept, self._kept = self._kept, {}
+        session = _session.session()
+        for name, (residual, velocity) in kept.items():
+            if (residual or velocity) and session.size > 1:
+                session.set_feedback(name, residual, velocity)
+        if self._scaler is not None:
+            for name, _ in self._names.values():
+                session.hold_feedback(name)
 
     def end_step(self) -> None:
         """The gradients of a step are averaged."""
@@ -88,9 +120,9 @@ class Feedback:
             return 1.0
         if self._scaler is not None and not self._is_in_step:
             self._begin_step(self._scaler)
-        if self._norm_max is not None:
+        if (norm_max := self._norm_max) is not None:
             with torch.no_grad():
-                limit = self._norm_max * self._scale
+                limit = norm_max * self._scale
                 gradient.mul_((limit / torch.linalg.vector_norm(gradient)).clamp(max=1.0))
         factor = self._factor(position)
         scale_in_place(gradient, factor)
@@ -131,7 +163,9 @@ class Feedback:
         """What is kept on this worker: residuals and velocities by the names of parameters, and their rates."""
         tensors: dict[str, dict[str, torch.Tensor]] = {}
         for label, (name, shape) in self._names.items():
-            residual, velocity = _session.session().feedback(name)
+            residual, velocity = (
+                _session.session().feedback(name) if self._is_declared else self._kept.get(name, (b"", b""))
+            )
             kept = {"residual": residual, "velocity": velocity}
             tensors[label] = {kind: _floats(data).view(shape) for kind, data in kept.items() if data}
         labels = dict(zip(self._parameters, self._names, strict=True))
@@ -169,7 +203,10 @@ class Feedback:
                     )
             if kept or _session.size() > 1:
                 parts = [_bytes(kept[kind]) if kind in kept else b"" for kind in ("residual", "velocity")]
-                _session.session().set_feedback(name, *parts)
+                if self._is_declared:
+                    _session.session().set_feedback(name, *parts)
+                else:
+                    self._kept[name] = parts[0], parts[1]
         positions = dict(zip(self._names, self._parameters, strict=True))
         self._reference = {positions[label]: rate for label, rate in state["rates"].items()}
 

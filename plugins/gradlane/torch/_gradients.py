@@ -2,6 +2,9 @@
 
 Gradients belong to windows (`gradlane._window`), which may span several backward passes. The user of this class decides
 when a window ends.
+
+When an elastic job forms again, names begin anew. So everything is declared again then, before the first gradient of the
+next window. A worker that has come to the job does the same: the others wait for no constructor of it.
 """
 
 from __future__ import annotations
@@ -64,7 +67,8 @@ class Gradients:
     ) -> None:
         """Declares all parameters on all workers. In a process set, the first gradient of each declares it.
 
-        It waits for the other workers, but not in a process set: there the first window compares the parameters.
+        It waits for the other workers, but not in a process set: there the first window compares the parameters. Nor does it
+        on a newcomer, which declares and compares them in its first window, as the others do then.
 
         Args:
             namespace: a prefix of all names.
@@ -107,11 +111,17 @@ class Gradients:
         """That of each parameter's gradient. Its codec follows below."""
         self._factors: dict[int, float] = {}
         """What gradients in flight were multiplied by, by position, if not by 1."""
-        self._gathered = {i for i in sparse_parameters if sparse == "allgather"}
+        self._known_sparse = frozenset(i for i in sparse_parameters if sparse == "allgather")
+        self._gathered = set(self._known_sparse)
         self._sparse_again = None if sparse_again is None else set(sparse_again)
         self._window: Window[Transfer] = Window(namespace, self._names, self._start, reduction.process_set)
         self._comparison: Comparison | None = None
         """Of the parameters, begun and not yet checked."""
+        self._late_comparison: Comparison | None = None
+        """The same in a session that has replaced another one; it is checked when the first window ends."""
+        self._enrolment, self._generation = _session.enrolment(), None if _session.is_newcomer() else _session.generation()
+        """The job, and the session of it in which the parameters are declared; None on a newcomer until its first window."""
+        self._renewing = threading.Lock()
         with telling("parameter", f"{namespace}/parameters", reduction.process_set):
             for name, parameter in parameters:
                 _tensors.check_place_of(name, parameter)
@@ -122,20 +132,66 @@ class Gradients:
             codecs = codecs_of_model(compression, [(name, *_tensors.wire_form(p)) for name, p in parameters])
             self._reductions = [one.encoded(codec) for one, codec in zip(self._reductions, codecs, strict=True)]
             own(self, parameters)
-        rows = [(name, _tensors.dtype_name(p.dtype), tuple(p.shape)) for name, p in parameters]
+        self._codecs, self._comparison_name = codecs, f"{namespace}/parameters"
         rows_of_feedback = zip(self._names, self._parameters, codecs, strict=True)
         self.feedback = Feedback((i, n, self._window.name(i), p, c) for i, (n, p, c) in enumerate(rows_of_feedback))
         """Of those of the gradients whose codecs have it."""
-        self._comparison = Comparison("parameter", rows, f"{namespace}/parameters", reduction.process_set)
         self._bundles: dict[int, Bundle] = {}
-        if reduction.process_set is not None:
-            # The members may belong to several sets, and make their wrappers in different orders. So none waits here.
+        _session.move_along(self)
+        if self._generation is None:
             return
-        self._compare()
+        self._comparison = self._begin_comparison()
+        self.feedback.begin()
+        if reduction.process_set is None:
+            # The members of sets may belong to several, and make their wrappers in different orders. So none waits here.
+            self._compare()
+            self._declare()
+
+    def _begin_comparison(self) -> Comparison:
+        named = zip(self._names, self._parameters, strict=True)
+        rows = [(name, _tensors.dtype_name(p.dtype), tuple(p.shape)) for name, p in named]
+        return Comparison("parameter", rows, self._comparison_name, self._reduction.process_set)
+
+    def _declare(self) -> None:
+        """Declares the parameters that are reduced dense, and learns which of them travel together."""
         dense = {i: parameter for i, parameter in enumerate(self._parameters) if i not in self._gathered}
         names, session = {self._window.name(i): i for i in dense}, _session.session()
-        _tensors.declare_encoded(session, ((name, dense[i], codecs[i]) for name, i in names.items()))
+        _tensors.declare_encoded(session, ((name, dense[i], self._codecs[i]) for name, i in names.items()))
         self._bundles = bundles_of(dense, names, session.companions(), self._start_together)
+
+    def before_forming_again(self) -> None:
+        """Keeps what error feedback has on this worker."""
+        if self._generation == _session.generation():
+            self.feedback.keep()
+
+    def renew(self) -> None:
+        """Declares the parameters in the present session, if it is another one of this job than before.
+
+        It waits for no other worker, because those may come to their wrappers in another order.
+
+        Raises:
+            FailedPreconditionError: the gradients are those of a process set, whose ranks were given anew.
+            MismatchError: a worker's parameter has another dtype or shape (both are named).
+        """
+        if self._generation == _session.generation() or self._enrolment != _session.enrolment():
+            return
+        with self._renewing:
+            if self._generation == _session.generation():
+                return  # a thread of another device has done it
+            if self._generation is not None and self._reduction.process_set is not None:
+                raise FailedPreconditionError(
+                    f"the gradients are averaged over the workers of {self._reduction.process_set}, and the elastic job has "
+                    "formed again since: its ranks were given anew. Make the process set and the wrapper again"
+                )
+            self._window.renew()
+            self.leader = 0  # a worker that was there before, as the lowest ranks are
+            # A newcomer knows only these.
+            self._gathered = set(self._known_sparse)
+            self._late_comparison = self._begin_comparison()
+            if self._reduction.process_set is None:
+                self._declare()
+            self.feedback.begin()
+            self._generation = _session.generation()
 
     def register_post_average_hook(self, hook: PostAverageHook) -> RemovableHandle:
         """Calls `hook(parameter)` for each parameter with an average, at the end of every window."""
@@ -194,6 +250,7 @@ class Gradients:
         try:
             used = window.used()
             with self._failing():
+                self._compare_late()
                 window.close(self._among)
                 self._land()
             self._refuse(used)
@@ -274,7 +331,9 @@ class Gradients:
         """
         window = self._window
         window.check()
+        self.renew()
         self._compare()
+        self._compare_late()
         used = bytes([1]) * len(self._parameters)
         with self._failing():
             window.sit_out(self._among)
@@ -295,24 +354,34 @@ class Gradients:
             self.refuse_left()
             self._window.check()
             self._calls += 1
-        if self._comparison is not None:
-            try:
+        try:
+            if self._generation != _session.generation():
+                self.renew()
+            if self._comparison is not None:
                 self._compare()
-            except Exception:
-                self._end()
-                raise
+        except Exception:
+            self._end()
+            raise
 
     def _compare(self) -> None:
         """Raises if the parameters of the workers differ; waits for the workers in the first window only."""
-        comparison = self._comparison
+        try:
+            self._check(self._comparison)
+        finally:
+            self._comparison = None
+
+    def _compare_late(self) -> None:
+        """The same at the end of the first window in a session that has replaced another one."""
+        comparison, self._late_comparison = self._late_comparison, None
+        self._check(comparison)
+
+    def _check(self, comparison: Comparison | None) -> None:
         if comparison is not None:
             try:
                 comparison.check()
             except Exception as error:
                 self._window.fail(error)
                 raise
-            finally:
-                self._comparison = None
 
     def _end(self) -> None:
         with self._lock:

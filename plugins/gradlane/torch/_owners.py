@@ -19,7 +19,7 @@ from gradlane.errors import FailedPreconditionError, InvalidArgumentError
 from gradlane.torch._parameter_watch import Named, ours, remove_all
 
 _owners: Any = WeakTensorKeyDictionary()
-"""By parameter: a weak reference to the object that averages its gradient, and the generation of its session."""
+"""By parameter: a weak reference to the object that averages its gradient, and the enrolment of this process then."""
 
 
 def own(owner: object, named: Sequence[Named]) -> None:
@@ -36,13 +36,13 @@ def own(owner: object, named: Sequence[Named]) -> None:
             "DistributedDataParallel or by an optimizer of gradlane, or delete the first wrapper"
         )
     for _, parameter in named:
-        _owners[parameter] = (weakref.ref(owner), _session.generation())
+        _owners[parameter] = (weakref.ref(owner), _session.enrolment())
 
 
 def is_owned(parameter: torch.Tensor) -> bool:
-    """Whether an object of the present session averages the gradient of this parameter."""
-    owner, generation = _owners.get(parameter, (lambda: None, None))
-    return owner() is not None and generation == _session.generation()
+    """Whether an object of the present job averages the gradient of this parameter, also after the job has formed again."""
+    owner, enrolment = _owners.get(parameter, (lambda: None, None))
+    return owner() is not None and enrolment == _session.enrolment()
 
 
 def watch_frozen(owner: object, named: Iterable[Named], remedy: str) -> list[RemovableHandle]:
@@ -133,5 +133,5 @@ def unknown(name: str, remedy: str) -> InvalidArgumentError:
 
 
 def _owned(named: Sequence[Named]) -> str | None:
-    """The name of the first of these parameters that has an owner in the present session."""
+    """The name of the first of these parameters that has an owner in the present job."""
     return next((name for name, parameter in named if is_owned(parameter)), None)

@@ -122,14 +122,16 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int =
             named on all workers.
     """
     is_root = _session.rank() == check_root(root_rank)
+    if _session.passes_over(f"{prefix}outline", is_broadcast=True):
+        return
     outline: Any = None
     tensors: list[torch.Tensor] = []
     slots: list[_Slot] = []
     payload: bytes | Exception | None = None
     if is_root:
         try:
-            outline = _take_tensors(optimizer.state_dict(), tensors)
-            tensors = _apart(tensors)
+            outline = take_tensors(optimizer.state_dict(), tensors)
+            tensors = apart(tensors)
             slots = [_Slot.of(tensor) for tensor in tensors]
             # Not pickled: the bytes pass through servers, and unpickling would run what they contain.
             payload = _plain.encode([outline, [[slot.dtype, slot.shape] for slot in slots]])
@@ -148,7 +150,7 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int =
     number = structures.index(slots)
     broadcast_tensors({f"{prefix}{number}.{i}": tensor for i, tensor in enumerate(tensors)}, root_rank)
     if not is_root:
-        optimizer.load_state_dict(_put_tensors(outline, tensors))
+        optimizer.load_state_dict(put_tensors(outline, tensors))
 
 
 def allgather_object(
@@ -186,13 +188,13 @@ _structures: dict[tuple[int, str], list[list[_Slot]]] = {}
 """By generation of the session and prefix: the shapes of the optimizer states that were broadcast."""
 
 
-def _apart(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def apart(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """The tensors in host memory, where only `load_state_dict` of a worker knows a device, and in memory of their own.
 
     Raises:
         InvalidArgumentError: a tensor has no elements in order, such as a sparse one.
     """
-    apart, used = [], set()
+    separate, used = [], set()
     for tensor in tensors:
         if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_quantized:
             raise InvalidArgumentError(
@@ -203,33 +205,33 @@ def _apart(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         storage = moved.untyped_storage().data_ptr()
         if storage in used or _tensors.overlaps_itself(moved):
             moved = moved.clone(memory_format=torch.contiguous_format)
-        apart.append(moved)
+        separate.append(moved)
         used.add(storage)
-    return apart
+    return separate
 
 
-def _take_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
+def take_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
     """A copy of nested dicts, lists and tuples with positions instead of tensors, which go to `tensors` in order."""
     match value:
         case torch.Tensor():
             tensors.append(value)
             return _plain.Position(len(tensors) - 1)
         case dict():
-            return {key: _take_tensors(item, tensors) for key, item in value.items()}
+            return {key: take_tensors(item, tensors) for key, item in value.items()}
         case list() | tuple():
-            return type(value)([_take_tensors(item, tensors) for item in value])
+            return type(value)([take_tensors(item, tensors) for item in value])
         case _:
             return value
 
 
-def _put_tensors(outline: Any, tensors: list[torch.Tensor]) -> Any:
-    """The inverse of `_take_tensors`."""
+def put_tensors(outline: Any, tensors: list[torch.Tensor]) -> Any:
+    """The inverse of `take_tensors`."""
     match outline:
         case _plain.Position():
             return tensors[outline.index]
         case dict():
-            return {key: _put_tensors(item, tensors) for key, item in outline.items()}
+            return {key: put_tensors(item, tensors) for key, item in outline.items()}
         case list() | tuple():
-            return type(outline)([_put_tensors(item, tensors) for item in outline])
+            return type(outline)([put_tensors(item, tensors) for item in outline])
         case _:
             return outline

@@ -63,7 +63,8 @@ def CrossBarrier(
     Every worker must call `step()` equally often. A parameter that only some workers used gets the average with zeros
     from the others; a parameter that no worker used is left out. With hooks on the optimizer's steps, `step()` waits
     for all gradients, because hooks may read them. Nothing is broadcast: call `broadcast_parameters` and
-    `broadcast_optimizer_state` first.
+    `broadcast_optimizer_state` first. When an elastic job forms again (`gradlane.elastic`), all updates that are due are done
+    before, and the optimizer goes on with the workers that there are then.
 
     If an operation fails, the next call that waits raises its error, with the name of the parameter, and so does every
     later call, because the weights then belong to two different steps. `remove()`, or leaving the optimizer as a

@@ -38,6 +38,9 @@ class DistributedDataParallel(nn.Module):
         loss(model(x), y).backward()
         optimizer.step()
 
+    When an elastic job forms again (`gradlane.elastic`), the wrapper goes on with the workers that there are then. On a
+    worker that comes to a job that trains already, it broadcasts nothing: the state comes with the first step.
+
     Every worker must make its wrappers in the same order, and run the same number of backward passes. Backward passes
     that reach no parameter of the module (`torch.autograd.grad`) do not count. To compile, wrap the compiled module.
     Gradients that you put into `parameter.grad` yourself after a backward pass are not averaged: average them by
@@ -138,6 +141,7 @@ class DistributedDataParallel(nn.Module):
         self._gradients.refuse_left()
         self._backward_runs = False  # a backward pass that raised did not reset it
         if self._synchronizes:
+            self._gradients.renew()
             self._refuse_unknown_parameters()
             if self.training and not self._is_joining:
                 self._copy_buffers(self._gradients.leader)

@@ -55,7 +55,8 @@ def DistributedOptimizer(
     averages nothing. In a job of several workers it does not step on gradients; give it to `DistributedOptimizer` to
     train with it. A shallow copy (`copy.copy`) is the same optimizer once more.
 
-    Nothing is broadcast: call `broadcast_parameters` and `broadcast_optimizer_state` first.
+    Nothing is broadcast: call `broadcast_parameters` and `broadcast_optimizer_state` first. When an elastic job forms again
+    (`gradlane.elastic`), the optimizer goes on with the workers that there are then, unless it has a `process_set`.
 
     Args:
         optimizer: any torch optimizer over parameters on CUDA devices or the CPU.

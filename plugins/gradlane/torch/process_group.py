@@ -14,6 +14,10 @@ No call sends a worker more than its share. `reduce` and `reduce_scatter` bring 
 products and operations on the bits of integers: each worker that gets the result receives the tensors of all for it.
 Tensors on devices are reduced there by calls that give all workers of the job the whole result. For other calls they are copied to
 the host and back, because the devices of a machine have one communicator, of all its workers.
+
+PyTorch gives a group its ranks once and for all. So a group ends when an elastic job forms again (`gradlane.elastic`), and
+its calls raise FailedPreconditionError then. PyTorch's own `DistributedDataParallel` and FSDP, which keep their group, need
+a job that stays as it is; the wrapper and the optimizers of `gradlane.torch` do not.
 """
 
 from __future__ import annotations
@@ -32,7 +36,7 @@ from gradlane import _session
 from gradlane._operations import barrier
 from gradlane._recent import PassingNames, RecentNames
 from gradlane._sets import ProcessSet
-from gradlane.errors import InvalidArgumentError, UnsupportedError
+from gradlane.errors import FailedPreconditionError, InvalidArgumentError, UnsupportedError
 from gradlane.torch._arrivals import meet
 from gradlane.torch._futures import Completions
 from gradlane.torch._group_transfers import NAMES_MAX, Transfers, landing, pair_names, place_of
@@ -66,6 +70,7 @@ class ProcessGroupGradlane(Transfers, distributed.ProcessGroup):
         self._rank, self._size = rank, len(ranks)
         self._ranks, self._set = tuple(ranks), process_set
         self._timeout = timeout
+        self._generation = _session.generation()
         # The groups of one dimension of a mesh have together as many names as the group of all workers.
         self._names = RecentNames(max(_GROUP_NAMES_MIN, NAMES_MAX * len(ranks) // max(1, _session.first_size())))
         self._channels: dict[str, RecentNames] = {}
@@ -266,6 +271,7 @@ class ProcessGroupGradlane(Transfers, distributed.ProcessGroup):
 
     def barrier(self, opts: Any = None) -> Work:
         """Waits until every member has come."""
+        self._refuse_other_formation()
         if self._set is not None:
             token = torch.zeros(1, dtype=torch.bool)
             return Work([], [self._sum(token, op_of(None), "barrier", self._limit(opts))])
@@ -283,6 +289,7 @@ class ProcessGroupGradlane(Transfers, distributed.ProcessGroup):
                 workers, but more than 32, they are named only if the job's step timeout has passed.
         """
         del wait_all_ranks
+        self._refuse_other_formation()
         name = f"{self._name}/monitored_barrier"
         if self._set is None:
             barrier(name, timeout=seconds(timeout) or self._timeout)
@@ -297,7 +304,25 @@ class ProcessGroupGradlane(Transfers, distributed.ProcessGroup):
 
     def _limit(self, opts: Any) -> float | None:
         """The seconds that a call may take: of its options, or of the group; None takes the job's step timeout."""
+        self._refuse_other_formation()
         return seconds(getattr(opts, "timeout", None)) or self._timeout
+
+    def _key(self, kind: str, tensor: torch.Tensor) -> str:
+        self._refuse_other_formation()
+        return super()._key(kind, tensor)
+
+    def _refuse_other_formation(self) -> None:
+        """Raises if the job has other workers and other ranks than the group.
+
+        Raises:
+            FailedPreconditionError: the elastic job has formed again since the group was made.
+        """
+        if self._generation != _session.generation() and _session.is_initialized():
+            raise FailedPreconditionError(
+                f"this process group of {self._size} workers was made before the elastic job formed again, in which ranks "
+                'were given anew: call destroy_process_group() and init_process_group("gradlane") in a hook of '
+                "gradlane.elastic.on_change, or use gradlane's own collectives"
+            )
 
     def _channel(self, channel: str) -> RecentNames:
         names = self._channels.get(channel)

@@ -6,6 +6,9 @@
 
 The coordinator keeps the keys, for as long as it lives. No rank has a server for them, as rank 0 has with `TCPStore`, so
 the store survives the loss of any worker with which the job goes on.
+
+It finds the session of this process at each call, so it goes on when an elastic job forms again. A process group that was
+made with it does not, because PyTorch gives a group its ranks once and for all.
 """
 
 from __future__ import annotations

@@ -8,24 +8,26 @@ use std::time::Duration;
 use gradlane_core::config::Config;
 use gradlane_core::device::Device;
 use gradlane_core::engine::{
-    self, BatchSubmission, FeedbackState, FiniteCheck, Followed, Handle, Member, Metrics, ParameterUse, Submission,
-    Timeline,
+    self, BatchSubmission, FeedbackState, FiniteCheck, Followed, Handle, Member, Metrics, ParameterUse, Step,
+    Submission, Timeline,
 };
 use gradlane_core::mem::Doubt;
 use gradlane_core::metrics::Instance;
 use gradlane_core::runtime::exporter::{Exporter, Exposure};
-use gradlane_core::types::{StoreAnswer, StoreAsk, TensorSpec, WorkerId, WorkersKey};
+use gradlane_core::types::{HostPlace, StoreAnswer, StoreAsk, TensorSpec, WorkerId, WorkersKey};
 use gradlane_core::{Error, Result};
 
 use crate::own_store::OwnStore;
 use crate::parameters::Parameters;
-use crate::place::{Ended, Place};
+use crate::place::{ALONE, Ended, Place};
 use crate::probe::Probe;
 
 /// The only worker of its job.
 pub(crate) struct Alone {
     handles: AtomicU64,
     closed: AtomicBool,
+    /// It was asked to leave at the next step.
+    leaves: AtomicBool,
     timeline: Timeline,
     devices: Arc<dyn Device>,
     doubt: Doubt,
@@ -45,12 +47,25 @@ impl Alone {
         if let Some(place) = &config.timeline {
             timeline.start(place, WorkerId(0))?;
         }
-        let (handles, closed) = (AtomicU64::new(1), AtomicBool::new(false));
+        let (handles, closed, leaves) = (AtomicU64::new(1), AtomicBool::new(false), AtomicBool::new(false));
         let exposure = Exporter::by_settings(config)?.map(|exporter| exporter.show(Arc::new(Probe)));
         let (doubt, followed, exposure) = (Doubt::default(), Arc::default(), Mutex::new(exposure));
         let (parameters, finite) = (Parameters::new(), FiniteCheck::new(config.nan_check));
         let (metrics, store) = (Metrics::default(), OwnStore::new(config.step_timeout));
-        Ok(Self { handles, closed, timeline, devices, doubt, followed, parameters, store, finite, metrics, exposure })
+        Ok(Self {
+            handles,
+            closed,
+            leaves,
+            timeline,
+            devices,
+            doubt,
+            followed,
+            parameters,
+            store,
+            finite,
+            metrics,
+            exposure,
+        })
     }
 
     /// Reduces all tensors or none; `ended` runs when they are done.
@@ -99,6 +114,14 @@ impl Place for Alone {
 
     fn ranks(&self) -> Vec<u32> {
         vec![0]
+    }
+
+    fn formed_before(&self) -> u32 {
+        0
+    }
+
+    fn host_place(&self) -> HostPlace {
+        ALONE
     }
 
     /// Any key, because nothing leaves this process.
@@ -152,6 +175,33 @@ impl Place for Alone {
 
     fn ask_store(&self, ask: StoreAsk, timeout: Option<Duration>) -> Result<StoreAnswer> {
         self.store.ask(ask, timeout)
+    }
+
+    /// Nobody has to agree.
+    fn begin_step_at_once(&self) -> Result<Option<Step>> {
+        self.begin_step().map(Some)
+    }
+
+    fn begin_step(&self) -> Result<Step> {
+        if self.leaves.swap(false, Ordering::Relaxed) {
+            self.leave();
+            return Ok(Step::Left);
+        }
+        if self.closed.load(Ordering::Relaxed) {
+            return Err(shut_down());
+        }
+        Ok(Step::Begun(None))
+    }
+
+    fn end_steps(&self) {}
+
+    fn may_leave(&self) -> bool {
+        true
+    }
+
+    fn ask_to_leave(&self) -> Result<()> {
+        self.leaves.store(true, Ordering::Relaxed);
+        Ok(())
     }
 
     fn doubt(&self) -> &Doubt {

@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use gradlane_core::Result;
 use gradlane_core::device::Device;
-use gradlane_core::engine::{BatchSubmission, Engine, FeedbackState, Handle, ParameterUse, Submission, Timeline};
+use gradlane_core::engine::{BatchSubmission, Engine, FeedbackState, Handle, ParameterUse, Step, Submission, Timeline};
 use gradlane_core::mem::Doubt;
 use gradlane_core::metrics::Instance;
-use gradlane_core::types::{StoreAnswer, StoreAsk, TensorSpec, WorkersKey};
+use gradlane_core::types::{HostPlace, StoreAnswer, StoreAsk, TensorSpec, WorkersKey};
 
 /// Runs when an operation has ended, with the id of its handle.
 pub(crate) type Ended = Box<dyn FnOnce(u64) + Send>;
@@ -26,6 +26,12 @@ pub(crate) trait Place: Send + Sync {
 
     /// The ranks of the workers that the job has, in their order.
     fn ranks(&self) -> Vec<u32>;
+
+    /// How often the job had formed before.
+    fn formed_before(&self) -> u32;
+
+    /// Where this worker is among those of its host.
+    fn host_place(&self) -> HostPlace;
 
     /// The key of the job's workers; `None` after this one has left.
     fn workers_key(&self) -> Option<WorkersKey>;
@@ -48,6 +54,16 @@ pub(crate) trait Place: Send + Sync {
     fn arrive(&self, name: &str, timeout: Option<Duration>) -> Handle;
 
     fn ask_store(&self, ask: StoreAsk, timeout: Option<Duration>) -> Result<StoreAnswer>;
+
+    fn begin_step_at_once(&self) -> Result<Option<Step>>;
+
+    fn begin_step(&self) -> Result<Step>;
+
+    fn end_steps(&self);
+
+    fn may_leave(&self) -> bool;
+
+    fn ask_to_leave(&self) -> Result<()>;
 
     fn doubt(&self) -> &Doubt;
 
@@ -78,6 +94,9 @@ pub(crate) trait Place: Send + Sync {
     fn shutdown(&self, grace: Duration) -> Result<()>;
 }
 
+/// Where a worker is that knows of no other.
+pub(crate) const ALONE: HostPlace = HostPlace { local_rank: 0, local_size: 1, node_rank: 0, num_nodes: 1 };
+
 /// A member of a job of several processes.
 impl Place for Engine {
     fn rank(&self) -> u32 {
@@ -94,6 +113,14 @@ impl Place for Engine {
 
     fn ranks(&self) -> Vec<u32> {
         self.ranks().into_iter().map(|rank| rank.0).collect()
+    }
+
+    fn formed_before(&self) -> u32 {
+        self.formed_before()
+    }
+
+    fn host_place(&self) -> HostPlace {
+        self.place().unwrap_or(ALONE)
     }
 
     fn workers_key(&self) -> Option<WorkersKey> {
@@ -143,6 +170,26 @@ impl Place for Engine {
 
     fn ask_store(&self, ask: StoreAsk, timeout: Option<Duration>) -> Result<StoreAnswer> {
         self.ask_store(ask, timeout)
+    }
+
+    fn begin_step_at_once(&self) -> Result<Option<Step>> {
+        self.begin_step_at_once()
+    }
+
+    fn begin_step(&self) -> Result<Step> {
+        self.begin_step()
+    }
+
+    fn end_steps(&self) {
+        self.end_steps();
+    }
+
+    fn may_leave(&self) -> bool {
+        self.may_leave()
+    }
+
+    fn ask_to_leave(&self) -> Result<()> {
+        self.ask_to_leave()
     }
 
     fn doubt(&self) -> &Doubt {

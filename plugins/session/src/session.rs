@@ -6,14 +6,17 @@ use std::time::Duration;
 
 use gradlane_core::config::Config;
 use gradlane_core::engine::{
-    BatchSubmission, Engine, EngineOptions, FeedbackState, Handle, ParameterUse, Submission, Timeline,
+    BatchSubmission, Engine, EngineOptions, FeedbackState, Handle, ParameterUse, Step, Submission, Timeline,
 };
+use gradlane_core::identity::Credentials;
 use gradlane_core::mem::{Copies, Doubt};
 use gradlane_core::metrics::Instance;
 use gradlane_core::runtime::exporter::Exporter;
 use gradlane_core::runtime::process;
 use gradlane_core::transport::router::Router;
-use gradlane_core::types::{Participants, Role, StoreAnswer, StoreAsk, TensorSpec, WorkerId, WorkerSet, WorkersKey};
+use gradlane_core::types::{
+    HostPlace, Participants, Role, StoreAnswer, StoreAsk, TensorSpec, WorkerId, WorkerSet, WorkersKey,
+};
 use gradlane_core::{Error, Result};
 use gradlane_server::launch::entering::Found;
 
@@ -31,6 +34,17 @@ use crate::reduction::Reduction;
 pub struct Session {
     place: OwnProcess<Box<dyn Place>>,
     ends: Arc<Ends>,
+    /// How it came into its job; `None` for a job of one.
+    entrance: Option<Entrance>,
+}
+
+/// How a process enters its job.
+#[derive(Clone)]
+struct Entrance {
+    coordinator: String,
+    credentials: Arc<Credentials>,
+    request: JoinRequest,
+    config: Config,
 }
 
 /// The arguments of a joining worker.
@@ -65,9 +79,14 @@ impl Session {
     }
 
     fn join_shown(found: Found, request: JoinRequest, config: Config, exporter: Option<Arc<Exporter>>) -> Result<Self> {
-        let JoinRequest { rank, workers, servers, patience } = request;
-        let (join, credentials) = found.enrol(&config, Role::Worker, patience)?;
+        let (join, credentials) = found.enrol(&config, Role::Worker, request.patience)?;
         let credentials = Arc::new(credentials);
+        Self::enter(Entrance { coordinator: join.address, credentials, request, config }, exporter)
+    }
+
+    fn enter(entrance: Entrance, exporter: Option<Arc<Exporter>>) -> Result<Self> {
+        let Entrance { coordinator, credentials, request, config } = entrance.clone();
+        let JoinRequest { rank, workers, servers, patience } = request;
         let copies = Copies::default();
         let devices = devices(&config);
         let transport = Router::new(&config, &credentials, &copies)?;
@@ -81,14 +100,33 @@ impl Session {
         let options = EngineOptions {
             config,
             member,
-            coordinator: join.address,
+            coordinator,
             credentials,
             transport: Arc::new(transport),
             copies,
             device: Some(devices),
         };
         let engine = Engine::start_shown(options, exporter.as_ref())?;
-        Ok(Self::at(engine))
+        Ok(Self { entrance: Some(entrance), ..Self::at(engine) })
+    }
+
+    /// Joins the job that forms again ([`Step::FormsAgain`]): leaves this session and returns the one of the next formation, once that runs.
+    /// This process keeps its identity, and gets a rank anew.
+    ///
+    /// # Errors
+    /// As [`Exporter::by_settings`] and [`Engine::start`]; [`Error::FailedPrecondition`] in a job of one worker without servers.
+    pub fn join_again(&self) -> Result<Self> {
+        let Some(entrance) = self.entrance.clone() else {
+            return Err(Error::FailedPrecondition {
+                what: "a job of one worker without servers does not form again".to_owned(),
+                hint: "start it with servers, and with `elastic`".to_owned(),
+            });
+        };
+        // Its handles fail, if there are any left. Nobody is waited for: all have left.
+        let _ = self.shutdown(Duration::ZERO);
+        let request = JoinRequest { rank: None, workers: 0, ..entrance.request };
+        let exporter = Exporter::by_settings(&entrance.config)?;
+        Self::enter(Entrance { request, ..entrance }, exporter)
     }
 
     /// A job of one worker, without any server. Reductions are copies.
@@ -100,7 +138,7 @@ impl Session {
     }
 
     fn at(place: impl Place + 'static) -> Self {
-        Self { place: OwnProcess::new(Box::new(place)), ends: Arc::default() }
+        Self { place: OwnProcess::new(Box::new(place)), ends: Arc::default(), entrance: None }
     }
 
     /// This worker's rank.
@@ -132,6 +170,16 @@ impl Session {
     /// The ranks of the workers that the job has, in their order.
     pub fn ranks(&self) -> Vec<u32> {
         self.place.ranks()
+    }
+
+    /// How often the job had formed before this process joined it: an elastic job forms again when workers come.
+    pub fn formed_before(&self) -> u32 {
+        self.place.formed_before()
+    }
+
+    /// Where this worker is among those of its host.
+    pub fn host_place(&self) -> HostPlace {
+        self.place.host_place()
     }
 
     /// The declaration of a tensor that is reduced in this way, with the workers that take part. A set of all ranks with which the job began is
@@ -252,6 +300,40 @@ impl Session {
     /// As [`Engine::ask_store`].
     pub fn ask_store(&self, ask: StoreAsk, timeout: Option<Duration>) -> Result<StoreAnswer> {
         self.place.ask_store(ask, timeout)
+    }
+
+    /// Begins a step of the training; see [`Engine::begin_step`].
+    ///
+    /// # Errors
+    /// As [`Engine::begin_step`].
+    pub fn begin_step(&self) -> Result<Step> {
+        self.place.begin_step()
+    }
+
+    /// As [`begin_step`](Self::begin_step); `None` where that would wait, and then no step has begun.
+    ///
+    /// # Errors
+    /// As [`begin_step`](Self::begin_step).
+    pub fn begin_step_at_once(&self) -> Result<Option<Step>> {
+        self.place.begin_step_at_once()
+    }
+
+    /// The loop over the steps has ended; see [`Engine::end_steps`].
+    pub fn end_steps(&self) {
+        self.place.end_steps();
+    }
+
+    /// Whether the others go on if this worker leaves.
+    pub fn may_leave(&self) -> bool {
+        self.place.may_leave()
+    }
+
+    /// Asks to leave the job at the next boundary between two steps; see [`Engine::ask_to_leave`].
+    ///
+    /// # Errors
+    /// As [`Engine::ask_to_leave`].
+    pub fn ask_to_leave(&self) -> Result<()> {
+        self.place.ask_to_leave()
     }
 
     /// Whether a device may still write memory of operations that have ended. As long as this doubt exists, [`Owners`](crate::Owners) keeps

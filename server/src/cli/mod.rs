@@ -1,9 +1,9 @@
 //! The command line: `gradlane` of the Python package and `gradlane-server`, one and the same.
 //!
-//! This file parses the arguments and selects the command: [`roles`] runs a part of a job, [`crate::launch`] a whole one, [`status`] and
-//! [`crate::doctor`] report. All settings are knobs of [`gradlane_core::config`]; a flag here is only a short name for one.
+//! This file parses the arguments and selects the command: [`settings`] are the arguments of every command, [`roles`] runs a part of a job,
+//! [`crate::launch`] a whole one, [`status`] and [`crate::doctor`] report. All settings are knobs of [`gradlane_core::config`]; a flag is only
+//! a short name for one.
 
-use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -11,23 +11,25 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 use gradlane_core::config::kinds::{Kind, TimeSpan};
-use gradlane_core::config::{Config, Origin, ProcessRole};
-use gradlane_core::runtime::process;
+use gradlane_core::config::{Config, ProcessRole};
 use gradlane_core::types::Role;
-use gradlane_core::{Error, Result, collective, cuda, metrics};
+use gradlane_core::{Result, collective, cuda, metrics};
 
 use crate::doctor;
 use crate::exit;
 use crate::launch::rendezvous;
 use crate::launch::{self, Launch};
-use crate::log;
 
 mod bench;
+mod live;
 mod roles;
 mod screen;
+mod settings;
 mod status;
 mod status_printer;
 mod token;
+
+use settings::Settings;
 
 /// Runs the command line `argv`, whose first word is the command's own name, and returns the exit code (`gradlane --help` lists them).
 ///
@@ -103,6 +105,9 @@ struct Run {
     /// Seconds for the other processes to end by themselves after one has failed
     #[arg(long, value_name = "SECONDS", default_value_t = 5)]
     grace: u32,
+    /// How often workers that fail are started again in all; with --elastic 100 times, if this is not given
+    #[arg(long, value_name = "N")]
+    restarts: Option<u32>,
     /// The worker's command line
     #[arg(trailing_var_arg = true, required = true, value_name = "PROGRAM")]
     worker: Vec<OsString>,
@@ -165,50 +170,6 @@ struct Doctor {
     /// Print JSON
     #[arg(long)]
     json: bool,
-}
-
-/// Every flag except `-o` is the setting with its name.
-#[derive(Args, Clone, Debug, Default)]
-struct Settings {
-    /// Any setting by its name; `gradlane config` lists them. May be repeated
-    #[arg(short = 'o', long = "option", value_name = "NAME=VALUE")]
-    options: Vec<String>,
-    /// TOML file with settings
-    #[arg(long, value_name = "FILE")]
-    config: Option<String>,
-    /// Number of workers
-    #[arg(short = 'n', long, visible_alias = "np", value_name = "N")]
-    workers: Option<String>,
-    /// Number of servers; with 0, the launcher or the first worker embeds one
-    #[arg(short = 's', long, value_name = "N")]
-    servers: Option<String>,
-    /// Name of the job
-    #[arg(long, value_name = "NAME")]
-    job: Option<String>,
-    /// Join string; others can see it in the list of processes, so prefer GRADLANE_JOIN or --join-file
-    #[arg(long, value_name = "STRING")]
-    join: Option<String>,
-    /// File with the join string; a coordinator writes it, readable by its user alone
-    #[arg(long, value_name = "FILE")]
-    join_file: Option<String>,
-    /// Where to listen
-    #[arg(long, value_name = "HOST:PORT")]
-    bind: Option<String>,
-    /// Host under which others reach this process
-    #[arg(long, value_name = "HOST")]
-    advertise: Option<String>,
-    /// Where keys and join strings are kept
-    #[arg(long, value_name = "DIR")]
-    state_dir: Option<String>,
-    /// Where to show metrics over HTTP: the first port of this host's processes, such as 127.0.0.1:9400
-    #[arg(long, value_name = "HOST:PORT")]
-    metrics_bind: Option<String>,
-    /// A coordinator takes up the job of its last start again, with the same join string
-    #[arg(long)]
-    resume: bool,
-    /// Log level or filter
-    #[arg(long, value_name = "FILTER")]
-    log: Option<String>,
 }
 
 impl Command {
@@ -280,76 +241,12 @@ impl Run {
         launch::run(&Launch {
             workers: config.size.unwrap_or(1),
             servers: config.servers,
+            restarts: self.restarts.unwrap_or(if config.elastic.is_some() { launch::RESTARTS } else { 0 }),
             config,
             settings,
             failure_grace: Duration::from_secs(self.grace.into()),
             program,
             worker: &self.worker,
-        })
-    }
-}
-
-impl Settings {
-    /// The given settings by name.
-    fn arguments(&self) -> Result<BTreeMap<String, String>> {
-        let flags = [
-            ("config", &self.config),
-            ("size", &self.workers),
-            ("servers", &self.servers),
-            ("job", &self.job),
-            ("join", &self.join),
-            ("join_file", &self.join_file),
-            ("bind", &self.bind),
-            ("advertise", &self.advertise),
-            ("state_dir", &self.state_dir),
-            ("metrics_bind", &self.metrics_bind),
-            ("resume", &self.resume.then(|| "true".to_owned())),
-            ("log", &self.log),
-        ];
-        let given = flags.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value.clone()?)));
-        let mut arguments: BTreeMap<String, String> = given.collect();
-        for option in &self.options {
-            let Some((name, value)) = option.split_once('=') else {
-                return Err(Error::Config {
-                    knob: option.clone(),
-                    problem: "has no value".to_owned(),
-                    hint: "write -o name=value".to_owned(),
-                });
-            };
-            let name = name.trim().replace('-', "_");
-            if arguments.insert(name.clone(), value.to_owned()).is_some() {
-                return Err(Error::Config {
-                    knob: name,
-                    problem: "is given twice".to_owned(),
-                    hint: "give each setting once".to_owned(),
-                });
-            }
-        }
-        Ok(arguments)
-    }
-
-    /// Loads the settings of this process for `role`, whatever role the environment names, and starts its log.
-    fn load(&self, role: Option<ProcessRole>) -> Result<Config> {
-        let mut arguments = self.arguments()?;
-        if let Some(role) = role {
-            arguments.insert("role".to_owned(), role.name().to_owned());
-        }
-        let (config, warnings) = Config::from_process(&arguments)?;
-        log::start(&config)?;
-        let warnings = warnings.iter().map(ToString::to_string);
-        for warning in warnings.chain(process::why_machine_is_unknown(&config)) {
-            tracing::warn!("{warning}");
-        }
-        Ok(config)
-    }
-
-    /// The role that the settings name; a server if they name none.
-    fn role(&self) -> Result<ProcessRole> {
-        let arguments = self.arguments()?;
-        Ok(match Config::from_process(&arguments) {
-            Ok((config, _)) if *config.origin("role") != Origin::Default => config.role,
-            // Errors are reported when the settings are loaded for that role.
-            Ok(_) | Err(_) => ProcessRole::Server,
         })
     }
 }
@@ -396,6 +293,8 @@ fn short_np(mut argv: Vec<OsString>) -> Vec<OsString> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use clap::CommandFactory;
 
     use super::*;
@@ -437,6 +336,7 @@ mod tests {
             ("gradlane run --np 2 prog -n 9", Some("2"), None, "prog -n 9"),
             ("gradlane run --workers=2 prog -s 9", Some("2"), None, "prog -s 9"),
             ("gradlane run -n2 -o bind=127.0.0.1:0 prog -np 7", Some("2"), None, "prog -np 7"),
+            ("gradlane run --elastic 2:4 --restarts 3 -np 2 prog -np 7", Some("2"), None, "prog -np 7"),
             ("gradlane run -- prog -np 7", None, None, "prog -np 7"),
         ] {
             let Command::Run(run) = parse(line) else { panic!("{line}") };
@@ -456,29 +356,6 @@ mod tests {
         let expected = [("bind", "127.0.0.1:7"), ("size", "4"), ("step_timeout", "7s"), ("sum_threads", "2")];
         let expected: BTreeMap<_, _> = expected.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
         assert_eq!(settings.arguments(), Ok(expected));
-    }
-
-    #[test]
-    fn every_flag_is_a_knob() {
-        let every = Settings {
-            options: Vec::new(),
-            config: None,
-            workers: Some("2".to_owned()),
-            servers: Some("1".to_owned()),
-            job: Some("night".to_owned()),
-            join: None,
-            join_file: Some("/tmp/join".to_owned()),
-            bind: Some("127.0.0.1:0".to_owned()),
-            advertise: Some("n1".to_owned()),
-            state_dir: Some("/tmp/state".to_owned()),
-            metrics_bind: Some("127.0.0.1:0".to_owned()),
-            resume: true,
-            log: Some("info".to_owned()),
-        };
-        let mut arguments = every.arguments().unwrap();
-        arguments.insert("role".to_owned(), "coordinator".to_owned());
-        let (config, _) = Config::load(&arguments, [], None).unwrap_or_else(|error| panic!("{error}"));
-        assert_eq!((config.size, config.servers, config.job.as_str()), (Some(2), 1, "night"));
     }
 
     #[test]

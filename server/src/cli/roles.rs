@@ -3,22 +3,21 @@
 
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use crossbeam_channel::{Receiver, after, bounded, never, select, unbounded};
+use crossbeam_channel::unbounded;
 use gradlane_core::config::{Config, Origin, ProcessRole};
 use gradlane_core::runtime::exporter::Exporter;
 use gradlane_core::types::Role;
 use gradlane_core::types::join::JoinString;
 use gradlane_core::{Error, Result};
 
-use super::status_printer::{StatusPrinter, who_is_there};
+use super::live::{Live, NEWS_PATIENCE, live};
+use super::status_printer::who_is_there;
 use crate::coordinator::CoordinatorConfig;
 use crate::coordinator::driver::CoordinatorNode;
 use crate::embedded::{Embedded, EmbeddedOptions};
-use crate::exit;
-use crate::launch;
 use crate::launch::entering::Found;
 use crate::launch::rendezvous::{self, Published};
 use crate::launch::running::Listed;
@@ -47,106 +46,42 @@ pub(super) fn run(role: ProcessRole, config: Config) -> Result<i32> {
     }
 }
 
-/// A running role.
-trait Live: Send + Sync + 'static {
-    /// What a person at the terminal wants to know now; nothing once that will not change any more. Answers at once.
-    fn news(&self) -> Result<Option<String>>;
-    /// How long the news may stay the same until a warning; `None` if another part of the role warns.
-    fn warns_after(&self) -> Option<Duration>;
-    /// Blocks until the job has ended or [`Live::stop`] was called.
-    fn wait(&self) -> Result<()>;
-    /// Stops: the process ends within two seconds of a signal.
-    fn stop(&self);
+/// A server, and after each formation of an elastic job the one of the next.
+struct Serving {
+    server: Mutex<Arc<Server>>,
+    exporter: Option<Arc<Exporter>>,
 }
 
-/// How long a start that a signal interrupts has for its last steps.
-const LAST_STEPS: Duration = Duration::from_secs(1);
-
-/// Starts a role and waits for the end of its job. A signal ends the wait at any time. A start under way ends with the process.
-fn live<R: Live>(start: impl FnOnce() -> Result<R> + Send + 'static, interrupts: &Receiver<i32>) -> Result<i32> {
-    let started = in_thread(start)?;
-    let role = select! {
-        recv(started) -> role => Arc::new(role.unwrap_or_else(panicked)?),
-        recv(interrupts) -> signal => {
-            // A start that is about to end may have announced the role, and only the role takes that back.
-            if let Ok(Ok(role)) = started.recv_timeout(LAST_STEPS) {
-                role.stop();
-            }
-            return Ok(interrupted(signal));
-        }
-    };
-    let waiting = Arc::clone(&role);
-    let ended = in_thread(move || waiting.wait())?;
-    let mut printer = StatusPrinter::new(role.warns_after());
-    let outcome = loop {
-        let look_again = if printer.tell(role.news()) { after(LOOK_EVERY) } else { never() };
-        select! {
-            recv(ended) -> outcome => break outcome.unwrap_or_else(panicked).map(|()| exit::SUCCESS).or_else(told_by_launcher),
-            recv(interrupts) -> signal => break Ok(interrupted(signal)),
-            recv(look_again) -> _ => {}
-        }
-    };
-    role.stop();
-    outcome
-}
-
-/// How often a role is asked for news while its job forms.
-const LOOK_EVERY: Duration = Duration::from_millis(200);
-/// How long a busy coordinator is waited for then. A signal must not wait longer.
-const NEWS_PATIENCE: Duration = Duration::from_millis(100);
-
-/// Runs `work` in a separate thread and delivers its outcome.
-fn in_thread<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<Receiver<Result<T>>> {
-    let (done, outcome) = bounded(1);
-    let run = move || {
-        let _ = done.send(work());
-    };
-    match std::thread::Builder::new().name("gl-role".to_owned()).spawn(run) {
-        Ok(_) => Ok(outcome),
-        Err(error) => Err(Error::Io { what: "starting a thread".to_owned(), cause: error.to_string() }),
-    }
-}
-
-/// The exit code of a role whose job failed, if the launcher of the job tells why; else the error.
-fn told_by_launcher(error: Error) -> Result<i32> {
-    // What the coordinator tells its members, it tells the launcher too. Everything else only this process knows.
-    let is_told = matches!(
-        error,
-        Error::PeerLost { .. } | Error::NotFormed { .. } | Error::FailedPrecondition { .. } | Error::Cancelled
-    );
-    if !launch::is_launched() || !is_told {
-        return Err(error);
-    }
-    tracing::info!(%error, "the job failed");
-    Ok(exit::code(&error))
-}
-
-fn panicked<T>(_: crossbeam_channel::RecvError) -> Result<T> {
-    Err(Error::Internal { what: "a thread of this role panicked; see its message above".to_owned() })
-}
-
-fn interrupted(signal: std::result::Result<i32, crossbeam_channel::RecvError>) -> i32 {
-    128 + signal.expect("signals are watched as long as the role lives")
-}
-
-fn start_server(config: Config) -> Result<Server> {
+fn start_server(config: Config) -> Result<Serving> {
     let patience = config.join_timeout;
     let exporter = Exporter::by_settings(&config)?;
     let (join, credentials) = Found::by_settings(&config, patience)?.enrol(&config, Role::Server, patience)?;
     let index = config.server_index;
     let server =
         Server::start(ServerOptions { config, coordinator: join.address, credentials: Arc::new(credentials), index })?;
-    if let Some(exporter) = &exporter {
-        server.show_at(exporter);
-    }
-    Ok(server)
+    let serving = Serving { server: Mutex::new(Arc::new(server)), exporter };
+    serving.show();
+    Ok(serving)
 }
 
-impl Live for Server {
+impl Serving {
+    fn now(&self) -> Arc<Server> {
+        Arc::clone(&self.server.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn show(&self) {
+        if let Some(exporter) = &self.exporter {
+            self.now().show_at(exporter);
+        }
+    }
+}
+
+impl Live for Serving {
     fn news(&self) -> Result<Option<String>> {
-        Ok(match self.state() {
+        let server = self.now();
+        Ok(match server.state() {
             ServerState::Joining => {
-                Some(format!("server listening on {}; waiting for its job to form", self.address()))
+                Some(format!("server listening on {}; waiting for its job to form", server.address()))
             }
             ServerState::Running | ServerState::Draining | ServerState::Stopped | ServerState::Failed(_) => None,
         })
@@ -157,12 +92,18 @@ impl Live for Server {
     }
 
     fn wait(&self) -> Result<()> {
-        self.join(None)
+        loop {
+            let server = self.now();
+            server.join(None)?;
+            let Some(next) = server.start_again()? else { return Ok(()) };
+            *self.server.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(next);
+            self.show();
+        }
     }
 
     fn stop(&self) {
         // Rounds under way may take one of the two seconds, and leaving the job half of the other.
-        self.drain(Duration::from_secs(1));
+        self.now().drain(Duration::from_secs(1));
     }
 }
 
@@ -356,59 +297,7 @@ impl Drop for Announced {
 
 #[cfg(test)]
 mod tests {
-    use crossbeam_channel::Sender;
-
     use super::*;
-
-    #[test]
-    fn a_role_lives_as_long_as_its_job() {
-        for (end, outcome) in [(Ok(()), Ok(exit::SUCCESS)), (Err(Error::Cancelled), Err(Error::Cancelled))] {
-            let (stopped, stops) = unbounded();
-            let role = Fake { wait: move || end.clone(), stopped };
-            assert_eq!(live(move || Ok(role), &never()), outcome);
-            assert_eq!(stops.len(), 1, "what is left of it is stopped");
-        }
-    }
-
-    #[test]
-    fn a_role_that_cannot_start_says_why() {
-        assert_eq!(live(|| Err::<Fake<fn() -> Result<()>>, _>(Error::Cancelled), &never()), Err(Error::Cancelled));
-    }
-
-    #[test]
-    fn a_signal_stops_it() {
-        let (signals, interrupts) = unbounded();
-        let (stopped, stops) = unbounded();
-        let wait = move || {
-            signals.send(15).unwrap();
-            never::<Result<()>>().recv().unwrap()
-        };
-        assert_eq!(live(move || Ok(Fake { wait, stopped }), &interrupts), Ok(128 + 15));
-        assert_eq!(stops.len(), 1);
-    }
-
-    #[test]
-    fn a_signal_during_the_start_does_not_wait_for_it() {
-        let (signals, interrupts) = unbounded();
-        let start = move || {
-            signals.send(2).unwrap();
-            never::<Result<Fake<fn() -> Result<()>>>>().recv().unwrap()
-        };
-        assert_eq!(live(start, &interrupts), Ok(128 + 2));
-    }
-
-    #[test]
-    fn a_start_that_ends_with_the_signal_is_stopped_in_order() {
-        let (signals, interrupts) = unbounded();
-        let (stopped, stops) = unbounded();
-        let start = move || {
-            signals.send(15).unwrap();
-            let wait: fn() -> Result<()> = || never::<Result<()>>().recv().unwrap();
-            Ok(Fake { wait, stopped })
-        };
-        assert_eq!(live(start, &interrupts), Ok(128 + 15));
-        assert_eq!(stops.len(), 1);
-    }
 
     #[test]
     fn a_coordinator_of_dmlc_variables_is_reached_under_the_name_they_give() {
@@ -451,30 +340,6 @@ mod tests {
         assert_eq!(shown(Some("/run/join"), true), Ok(format!("GRADLANE_JOIN={join}")));
         assert_eq!(shown(Some("/run/join"), false), Ok("GRADLANE_JOIN_FILE=/run/join".to_owned()));
         assert!(matches!(shown(None, false), Err(Error::Config { knob, .. }) if knob == "join_file"));
-    }
-
-    /// Waits as it is told, and tells when it is stopped.
-    struct Fake<W> {
-        wait: W,
-        stopped: Sender<()>,
-    }
-
-    impl<W: Fn() -> Result<()> + Send + Sync + 'static> Live for Fake<W> {
-        fn news(&self) -> Result<Option<String>> {
-            Ok(None)
-        }
-
-        fn warns_after(&self) -> Option<Duration> {
-            None
-        }
-
-        fn wait(&self) -> Result<()> {
-            (self.wait)()
-        }
-
-        fn stop(&self) {
-            self.stopped.send(()).unwrap();
-        }
     }
 
     fn config(variables: &[(&str, &str)]) -> Config {

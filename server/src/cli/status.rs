@@ -255,7 +255,7 @@ fn job_json(Answer { leader, status }: &Answer) -> String {
         .collect();
     let cause = match &view.phase {
         Phase::Aborted(cause) => Some(cause.to_string()),
-        Phase::Forming | Phase::Running | Phase::Ended => None,
+        Phase::Forming | Phase::Running | Phase::Ended | Phase::FormsAgain => None,
     };
     serde_json::json!({
         "job": view.job,
@@ -277,6 +277,7 @@ fn phase(phase: &Phase) -> &'static str {
         Phase::Running => "running",
         Phase::Ended => "ended",
         Phase::Aborted(_) => "aborted",
+        Phase::FormsAgain => "forms again",
     }
 }
 
@@ -402,7 +403,13 @@ mod tests {
         };
         let loaded = MemberStatus { placed_bytes: 4096, placed_parts: 2, ..health.clone() };
         Status {
-            view: View { job: "night".to_owned(), epoch: Epoch { term: 1, number: 3 }, phase, members },
+            view: View {
+                job: "night".to_owned(),
+                epoch: Epoch { term: 1, number: 3 },
+                phase,
+                formed_before: 0,
+                members,
+            },
             members: vec![health, loaded],
             imbalance_milli: 1500,
         }

@@ -6,6 +6,7 @@ use gradlane_core::error::{Error, Result};
 use gradlane_core::types::{LinkId, NodeId, Role};
 use gradlane_core::wire::{Frame, limits};
 
+use super::journal::Record;
 use super::roster::Identity;
 use super::{Command, Event};
 
@@ -52,6 +53,17 @@ impl Connections {
             };
             self.close(oldest, error);
         }
+    }
+
+    /// These connections without those of members, which are closed: their job forms again.
+    pub(super) fn without_members(mut self) -> Self {
+        let former: Vec<LinkId> =
+            self.links.iter().filter(|(_, link)| link.speaks_for.is_some()).map(|(id, _)| *id).collect();
+        for link in former.into_iter().chain(std::mem::take(&mut self.parting)) {
+            let what = "this connection".to_owned();
+            self.close(link, Error::Unavailable { what, cause: "the job forms again".to_owned() });
+        }
+        self
     }
 
     /// How many there are.
@@ -136,6 +148,20 @@ impl Connections {
 
     pub(super) fn send(&mut self, link: LinkId, frame: Frame) {
         self.commands.push_back(Command::Send { link, frame });
+    }
+
+    pub(super) fn journal(&mut self, record: Record) {
+        self.commands.push_back(Command::Journal(record));
+    }
+
+    /// There is no connection any more, also none of a member that has left.
+    pub(super) fn drop_all(&mut self) {
+        *self = Self { commands: std::mem::take(&mut self.commands), ..Self::default() };
+    }
+
+    /// Forgets all commands, because nobody is to carry them out.
+    pub(super) fn drop_commands(&mut self) {
+        self.commands.clear();
     }
 
     pub(super) fn event(&mut self, event: Event) {

@@ -11,25 +11,28 @@ use std::time::Duration;
 
 use crossbeam_channel::{RecvTimeoutError, Sender, unbounded};
 use gradlane_core::config::Config;
-use gradlane_core::error::ranks;
 use gradlane_core::identity::{Authority, Credentials};
 use gradlane_core::local::OwnThread;
+use gradlane_core::local::private_file::{self, IfOpen};
 use gradlane_core::metrics::CoordinatorMetrics;
 use gradlane_core::runtime::exporter::{Exporter, Exposure};
 use gradlane_core::runtime::{Clock, Heard, Inputs, process};
 use gradlane_core::transport::quic::Settings;
-use gradlane_core::transport::quic::control::{ControlIncoming, ControlListener, Waiting};
-use gradlane_core::types::{JoinString, LinkId, Phase, Role, WorkersKey};
+use gradlane_core::transport::quic::control::{ControlIncoming, ControlListener, Newcomers, Waiting};
+use gradlane_core::types::{JoinString, LinkId, Phase, Role, Time, WorkersKey};
 use gradlane_core::wire::frame::{Frame, Status};
 use gradlane_core::{Error, Result};
 
-use super::{Command, Coordinator, CoordinatorConfig, Event};
+use super::{Command, Coordinator, CoordinatorConfig, Event, Record};
 use crate::site;
 
+pub(crate) mod journal;
+mod log;
 mod probe;
 mod questions;
 pub(crate) mod term;
 
+use journal::Journal;
 use probe::Probe;
 use questions::Questions;
 
@@ -65,30 +68,39 @@ enum Input {
 }
 
 impl CoordinatorNode {
-    /// Listens on `bind` and waits for the members. Keys, certificates and the term are kept in memory or in `state_dir`. Every start has
-    /// secrets of its own, which end with the job. Exception: with the setting `resume`, they are those that a coordinator which did not
-    /// see the end of its job left in `state_dir`.
+    /// Listens on `bind` and waits for the members. Keys, certificates, the term and a journal are kept in memory or in `state_dir`. Every
+    /// start has secrets of its own, which end with the job. Exception: with the setting `resume`, they are those that a coordinator which
+    /// did not see the end of its job left in `state_dir`. If its job had formed, this one goes on with it.
     ///
     /// # Errors
-    /// [`Error::Io`] if the address cannot be bound or the directory cannot be used.
+    /// [`Error::Io`] if the address cannot be bound or the directory cannot be used; [`Error::FailedPrecondition`] if another coordinator uses
+    /// it, or the journal is damaged; [`Error::Config`] if the settings are those of another job.
     pub fn start(machine: CoordinatorConfig, config: &Config, state_dir: Option<&Path>) -> Result<Self> {
         machine.policy.check(machine.workers)?;
+        machine.check_workers()?;
         let clock = Clock::start();
+        let machine = CoordinatorConfig { journals: state_dir.is_some(), ..machine };
+        let journal = state_dir.map(|dir| kept(dir, config.resume)).transpose()?;
         let authority = match state_dir {
             Some(dir) if config.resume => Authority::resume(dir, &machine.job)?,
             Some(dir) => Authority::begin(dir, &machine.job)?,
             None => Authority::create(&machine.job)?,
         };
         let authority = Arc::new(authority.with_lifetime(config.certificate_lifetime));
-        let term = term::next(state_dir)?;
+        let (journal, records) = journal.unzip();
+        let (coordinator, goes_on_at) = match records.filter(|records| !records.is_empty()) {
+            Some(records) => Coordinator::recover(machine.clone(), records)?,
+            None => (Coordinator::new(machine.clone(), term::next(state_dir)?, clock.now()), clock.now()),
+        };
         let (inputs, received) = unbounded();
         let questions = Arc::new(Questions::default());
         let (events, asked) = (inputs.clone(), Arc::clone(&questions));
+        let site = site::by_settings(config)?;
         let listener = ControlListener::bind(
             &config.bind,
             Arc::clone(&authority),
             &Settings::from_config(config),
-            site::by_settings(config)?.as_ref(),
+            Newcomers { site: site.as_ref(), after_forming: config.elastic.is_some() },
             Box::new(move |incoming| {
                 let input = match incoming {
                     ControlIncoming::Frame { link, frame: Frame::StatusRequest, waiting } => {
@@ -108,8 +120,10 @@ impl CoordinatorNode {
         let end = Arc::new(End::default());
         let probe = Arc::new(Probe::new(&machine, listener.enrolments_refused()));
         let mut driver = Driver {
-            machine: Coordinator::new(machine, term, clock.now()),
+            machine: coordinator,
+            journal,
             clock,
+            ahead: goes_on_at.since(clock.now()),
             listener,
             end: Arc::clone(&end),
             host: process::host(),
@@ -140,7 +154,16 @@ impl CoordinatorNode {
         self.authority.credentials(role)
     }
 
-    /// Reports that a process of this host has ended, so that its loss is known at once and not only after a silence.
+    /// Makes a join string for one process, which comes as `role` within `lasts`. An elastic job takes it in also after it has formed.
+    ///
+    /// # Errors
+    /// [`Error::Exhausted`] if there are too many that no process has used yet.
+    pub fn invite(&self, role: Role, lasts: Duration) -> Result<JoinString> {
+        self.authority.invite_here(&self.join.address, role, lasts)
+    }
+
+    /// Reports that a process of this host has ended, so that its loss is known at once and not only after a silence. A process that is started
+    /// in its place is another member. A job that has not formed ends.
     pub fn report_death(&self, pid: u32, cause: String) {
         let _ = self.inputs.send(Input::Death { pid, cause });
     }
@@ -225,7 +248,11 @@ const LOCK: &str = "nobody panics while holding it";
 
 struct Driver {
     machine: Coordinator,
+    /// With a state directory.
+    journal: Option<Journal>,
     clock: Clock,
+    /// How much later it is for the machine than for the clock: the time of the coordinators before it.
+    ahead: Duration,
     listener: ControlListener,
     end: Arc<End>,
     host: String,
@@ -261,15 +288,15 @@ impl Driver {
         let mut stop_at = None;
         loop {
             if self.drain() {
-                stop_at.get_or_insert(self.clock.now() + GRACE);
+                stop_at.get_or_insert(self.now() + GRACE);
             }
             let due = [self.machine.poll_timeout(), stop_at].into_iter().flatten().min();
-            let heard = inputs.next(due);
-            let now = self.clock.now();
+            let heard = inputs.next(due.map(|due| Time::ZERO + due.since(Time::ZERO + self.ahead)));
+            let now = self.now();
             match heard {
                 Heard::Input(Input::Control(incoming)) => self.handle(incoming),
                 Heard::Input(Input::Asked) => self.handle_question(),
-                Heard::Input(Input::Death { pid, cause }) => self.machine.handle_death(now, pid, &self.host, cause),
+                Heard::Input(Input::Death { pid, cause }) => self.handle_death(now, pid, cause),
                 Heard::Input(Input::Status(reply)) => {
                     let _ = reply.send(self.machine.status(now));
                 }
@@ -289,12 +316,13 @@ impl Driver {
         // Has an effect only if the owner stopped a job that had not ended by itself.
         self.end.set(match self.machine.view().phase {
             Phase::Aborted(cause) => Err(cause),
-            Phase::Forming | Phase::Running | Phase::Ended => Ok(()),
+            Phase::Forming | Phase::Running | Phase::Ended | Phase::FormsAgain => Ok(()),
         });
         self.listener.stop(Duration::from_millis(500));
         if let Some(Err(error)) = self.state_dir.as_deref().map(Authority::forget) {
             tracing::warn!(%error, "the secrets of the job that has ended are left");
         }
+        self.journal.iter_mut().for_each(Journal::forget);
     }
 
     /// The job is over, but late requests are still answered until the owner stops the coordinator.
@@ -305,7 +333,7 @@ impl Driver {
                 Input::Control(incoming) => self.handle(incoming),
                 Input::Asked => self.handle_question(),
                 Input::Status(reply) => {
-                    let _ = reply.send(self.machine.status(self.clock.now()));
+                    let _ = reply.send(self.machine.status(self.now()));
                 }
                 Input::Death { .. } => {}
             }
@@ -330,8 +358,19 @@ impl Driver {
         let _span = tracing::trace_span!("frame", link = link.0).entered();
         // Most frames, and they change nothing that is counted but that a suspect lives. The next look for silent members counts that.
         self.is_counted = matches!(frame, Frame::Heartbeat { .. });
-        self.machine.handle_frame(self.clock.now(), link, frame);
+        self.machine.handle_frame(self.now(), link, frame);
         self.waiting = Some(waiting);
+    }
+
+    /// A process of this host has ended. The job cannot form without it, because nobody starts it again.
+    fn handle_death(&mut self, now: Time, pid: u32, cause: String) {
+        self.machine.handle_death(now, pid, &self.host, cause.clone());
+        let view = self.machine.view();
+        // Later, others form it without this one.
+        if view.phase == Phase::Forming && view.formed_before == 0 {
+            let (member, host) = ("a process".to_owned(), format!("{} (pid {pid}) before the job formed", self.host));
+            self.machine.stop(now, Error::PeerLost { member, host, cause });
+        }
     }
 
     /// Answers one request for the status. The next one comes after the inputs that are there now.
@@ -343,30 +382,70 @@ impl Driver {
         }
     }
 
+    /// The time for the machine.
+    fn now(&self) -> Time {
+        self.clock.now() + self.ahead
+    }
+
+    /// Goes on with a job that has ended to form again; returns whether it has.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if the term or the journal cannot be written.
+    fn form_again(&mut self) -> Result<bool> {
+        if !self.machine.forms_again() {
+            return Ok(false);
+        }
+        let term = term::next(self.state_dir.as_deref())?.max(self.machine.view().epoch.term + 1);
+        self.journal.as_mut().map_or(Ok(()), Journal::begin)?;
+        let now = self.now();
+        self.machine.form_again(term, now);
+        Ok(true)
+    }
+
+    /// Returns once the disk has what was written down.
+    fn sync(&mut self) {
+        self.journal.iter_mut().for_each(Journal::sync);
+    }
+
     /// Carries out all commands of the machine; returns whether the job has ended.
     fn drain(&mut self) -> bool {
         // First, so that nobody enrols who has heard that the job formed.
         let admits_newcomers = self.machine.admits_newcomers();
         if admits_newcomers != self.admits_newcomers {
             if let Err(why) = &admits_newcomers {
-                self.listener.close_enrolment(why.clone());
+                let is_over = matches!(self.machine.view().phase, Phase::Ended | Phase::Aborted(_));
+                self.listener.close_enrolment(why.clone(), is_over);
             }
             self.admits_newcomers = admits_newcomers;
         }
         let mut ended = false;
         while let Some(command) = self.machine.next_command() {
             match command {
-                Command::Send { link, frame } => self.listener.send(link, frame),
-                Command::Close { link, error } => self.listener.close(link, error),
+                Command::Send { link, frame } => {
+                    if tells(&frame) {
+                        self.sync();
+                    }
+                    self.listener.send(link, frame);
+                }
+                Command::Close { link, error } => {
+                    self.sync();
+                    self.listener.close(link, error);
+                }
                 Command::Certify { link } => self.listener.certify(link),
                 Command::ShareKey { link } => self.listener.send(link, Frame::WorkersKey(self.workers_key.clone())),
+                Command::Journal(record) => self.journal.iter_mut().for_each(|journal| journal.add(&record)),
                 Command::Event(Event::Finished(outcome)) => {
+                    let outcome = match self.form_again() {
+                        Ok(true) => continue,
+                        Ok(false) => outcome,
+                        Err(error) => Err(error),
+                    };
                     ended = true;
                     self.end.set(outcome);
                 }
                 Command::Event(event) => {
                     self.probe.count(&event);
-                    log(&event);
+                    log::event(&event);
                 }
             }
         }
@@ -380,29 +459,21 @@ impl Driver {
     }
 }
 
-fn log(event: &Event) {
-    match event {
-        Event::Formed { epoch } => tracing::info!(%epoch, "the job is complete"),
-        Event::Refused { who, error } => tracing::warn!(who, %error, "refused"),
-        Event::Suspect { member, place, silent } => {
-            tracing::warn!(member, place, silent_s = silent.as_secs_f64(), "silent")
-        }
-        // If the job ends because of it, the owner of the coordinator gets it as an error.
-        Event::Dead { member, place, cause } => tracing::info!(member, place, cause, "lost"),
-        Event::Stall { tensor, stall, detail, others } => tracing::warn!(
-            tensor,
-            round = stall.round.0,
-            missing = ranks(&stall.missing),
-            waited_s = stall.waited.as_secs_f64(),
-            detail,
-            others,
-            "a sum waits"
-        ),
-        Event::Ends { reason } => tracing::info!(reason, "the job ends"),
-        Event::GoesOn { without, reason } => tracing::warn!(without, reason, "the job goes on"),
-        Event::HotServer { warning } => tracing::warn!("{warning}"),
-        Event::Finished(_) => {}
+/// The journal in this directory, with the records of the job that is to go on: those of a coordinator whose secrets are still there.
+fn kept(dir: &Path, resumes: bool) -> Result<(Journal, Vec<Record>)> {
+    private_file::directory(dir, IfOpen::Refuse)?;
+    let mut journal = Journal::open(dir)?;
+    if resumes && Authority::is_kept(dir) {
+        let records = journal.resume()?;
+        return Ok((journal, records));
     }
+    journal.begin()?;
+    Ok((journal, Vec::new()))
+}
+
+/// Whether somebody who gets the frame may act upon what is written down.
+fn tells(frame: &Frame) -> bool {
+    !matches!(frame, Frame::HeartbeatAck { .. } | Frame::Status(_) | Frame::Forming(_) | Frame::StallNotice { .. })
 }
 
 impl End {

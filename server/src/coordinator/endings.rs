@@ -310,6 +310,7 @@ mod tests {
                 first_round: Round(0),
             };
             let view = View {
+                formed_before: 0,
                 job: "test".to_owned(),
                 epoch: Epoch { term: 1, number: 1 },
                 phase: Phase::Running,

@@ -2,7 +2,8 @@
 //! agree on how the job ended.
 //!
 //! Connections carry frames in order in both directions, with delays. A lost connection loses what was under way and both ends learn
-//! of it later, each in its own time. All choices come from a seed.
+//! of it later, each in its own time. The coordinator may be killed, and another one goes on with what it wrote down. All choices come from
+//! a seed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -15,6 +16,9 @@ use gradlane_core::types::{
 use gradlane_core::wire::Frame;
 
 use super::*;
+use elastic::Training;
+
+mod elastic;
 
 const WORKERS: usize = 3;
 const SERVERS: usize = 2;
@@ -38,7 +42,7 @@ fn a_job_runs_to_its_end_over_a_network_that_loses_connections() {
                 "seed {seed}: {:?}",
                 node.outcomes
             );
-            assert_eq!(node.outcomes.len(), if node.is_worker() { 3 } else { 0 }, "seed {seed}: {}", node.name());
+            assert_eq!(node.outcomes.len(), if node.is_worker() { 4 } else { 0 }, "seed {seed}: {}", node.name());
         }
         let sums: Vec<i64> = (1..=(WORKERS * ADDS) as i64).collect();
         assert_eq!(world.sums(seed), sums, "seed {seed}: each addition was made once");
@@ -46,6 +50,30 @@ fn a_job_runs_to_its_end_over_a_network_that_loses_connections() {
         lost += world.connections_lost;
     }
     assert!(lost > SEEDS, "the network lost {lost} connections only");
+}
+
+#[test]
+fn a_job_runs_to_its_end_though_its_coordinator_is_killed_again_and_again() {
+    let (mut recovered, mut connections_lost) = (0, 0);
+    for seed in 0..2 * SEEDS {
+        let mut world = World::new(seed, if seed % 2 == 0 { Policy::Abort } else { Policy::CONTINUE });
+        for _ in 0..3 {
+            let at = Time::ZERO + Duration::from_millis(world.random(4_000));
+            let away = Duration::from_millis(world.random(3_000));
+            world.schedule(at, Happening::CoordinatorDies { away });
+        }
+        world.run();
+        for node in &world.nodes {
+            assert_eq!(node.end, Some(Ok(())), "seed {seed}: {}", node.name());
+            let passed = node.outcomes.values().all(|outcomes| outcomes[..] == [Ok(())]);
+            assert!(passed, "seed {seed}: {}: {:?}", node.name(), node.outcomes);
+        }
+        let sums: Vec<i64> = (1..=(WORKERS * ADDS) as i64).collect();
+        assert_eq!(world.sums(seed), sums, "seed {seed}: each addition was made once");
+        assert_eq!(world.finished, Some(Ok(())), "seed {seed}");
+        (recovered, connections_lost) = (recovered + world.recovered, connections_lost + world.connections_lost);
+    }
+    assert!(recovered > 3 * SEEDS && connections_lost > SEEDS, "{recovered} of {} times", 6 * SEEDS);
 }
 
 #[test]
@@ -100,7 +128,7 @@ fn a_job_that_continues_ends_in_order_for_every_worker_that_is_left() {
                 let left = world.nodes.iter().filter(|node| !node.crashed && node.is_worker());
                 for node in left {
                     let passed = node.outcomes.values().all(|outcomes| outcomes[..] == [Ok(())]);
-                    assert!(passed && node.outcomes.len() == 3, "seed {seed}: {}: {:?}", node.name(), node.outcomes);
+                    assert!(passed && node.outcomes.len() == 4, "seed {seed}: {}: {:?}", node.name(), node.outcomes);
                 }
                 let sums = world.sums(seed);
                 assert!(
@@ -128,6 +156,15 @@ enum Happening {
         victim: usize,
         is_seen: bool,
     },
+    /// The coordinator is killed, once it has written down its next input, and another one starts after this time.
+    CoordinatorDies {
+        away: Duration,
+    },
+    CoordinatorStarts,
+    /// A process joins an elastic job, perhaps again.
+    Comes(usize),
+    /// A worker has ended a step.
+    Trains(usize),
 }
 
 #[derive(Debug)]
@@ -140,16 +177,29 @@ enum Delivery {
 struct World {
     now: Time,
     coordinator: Coordinator,
+    config: CoordinatorConfig,
+    /// What was written down.
+    journal: Vec<Vec<u8>>,
+    /// When the present coordinator started, and what its clock showed then.
+    started: (Time, Time),
+    /// For how long the coordinator is to be away once it has handled its next input.
+    dies: Option<Duration>,
+    is_away: bool,
+    /// How often a coordinator went on with the job.
+    recovered: u64,
     finished: Option<Result<()>>,
     nodes: Vec<Node>,
     agenda: BTreeMap<(Time, u64), Happening>,
     links: BTreeMap<LinkId, Wire>,
     connections_lost: u64,
     last_end: Time,
+    /// The steps that all workers had done when an elastic job formed again.
+    agreed: u64,
     state: u64,
     serial: u64,
 }
 
+#[derive(Clone)]
 struct Wire {
     node: usize,
     /// Nothing but its end is delivered any more.
@@ -169,6 +219,11 @@ struct Node {
     outcomes: BTreeMap<u64, Vec<Result<()>>>,
     /// Of its requests to the store.
     answers: BTreeMap<u64, Vec<Result<StoreAnswer>>>,
+    is_elastic: bool,
+    /// Of a worker of an elastic job.
+    training: Option<Training>,
+    /// Whether a server knows that its job forms again.
+    forms_again: bool,
 }
 
 impl World {
@@ -181,21 +236,33 @@ impl World {
             form_timeout: Duration::from_secs(25),
             suspect_timeout: Duration::from_secs(2),
             dead_timeout: DEAD_TIMEOUT,
-            leave_grace: Duration::from_secs(10),
+            boundary_timeout: Duration::from_secs(20),
+            workers_max: None,
+            reform_timeout: Duration::from_secs(10),
+            leave_grace: Duration::from_secs(15),
+            end_grace: Duration::from_secs(10),
             stall_interval: Duration::from_secs(10),
             policy,
             layout: LayoutConfig::default(),
+            journals: true,
             defect: None,
         };
         Self {
             now: Time::ZERO,
-            coordinator: Coordinator::new(config, 1, Time::ZERO),
+            coordinator: Coordinator::new(config.clone(), 1, Time::ZERO),
+            config,
+            journal: Vec::new(),
+            started: (Time::ZERO, Time::ZERO),
+            dies: None,
+            is_away: false,
+            recovered: 0,
             finished: None,
             nodes,
             agenda: BTreeMap::new(),
             links: BTreeMap::new(),
             connections_lost: 0,
             last_end: Time::ZERO,
+            agreed: 0,
             state: seed,
             serial: 0,
         }
@@ -230,7 +297,9 @@ impl World {
                 self.happen(happening);
                 self.drain();
             }
-            self.coordinator.handle_timeout(self.now);
+            if !self.is_away {
+                self.coordinator.handle_timeout(self.clock());
+            }
             for node in self.nodes.iter_mut().filter(|node| !node.crashed) {
                 node.member.handle_timeout(self.now);
             }
@@ -241,19 +310,32 @@ impl World {
     fn next_moment(&self) -> Option<Time> {
         let members = self.nodes.iter().filter(|node| !node.crashed).filter_map(|node| node.member.poll_timeout());
         let agenda = self.agenda.keys().next().map(|(time, _)| *time);
-        members.chain(self.coordinator.poll_timeout()).chain(agenda).min()
+        let (began, base) = self.started;
+        let due = self.coordinator.poll_timeout().filter(|_| !self.is_away).map(|at| began + at.since(base));
+        members.chain(due).chain(agenda).min()
+    }
+
+    /// What the clock of the coordinator shows.
+    fn clock(&self) -> Time {
+        let (began, base) = self.started;
+        base + self.now.since(began)
     }
 
     fn happen(&mut self, happening: Happening) {
         let now = self.now;
         match happening {
+            Happening::AtCoordinator(..) if self.is_away => {}
+            Happening::AtCoordinator(link, Delivery::Up) if self.links[&link].is_broken => {}
             Happening::AtCoordinator(link, Delivery::Up) => {
                 let node = NodeId([self.links[&link].node as u8; 32]);
                 let role = self.nodes[self.links[&link].node].config.process.role;
                 self.coordinator.handle_connected(link, node, role);
             }
             Happening::AtCoordinator(link, Delivery::Frame(frame)) if !self.links[&link].is_broken => {
-                self.coordinator.handle_frame(now, link, frame);
+                self.coordinator.handle_frame(self.clock(), link, frame);
+                if let Some(away) = self.dies.take() {
+                    self.kill_coordinator(away);
+                }
             }
             Happening::AtCoordinator(link, Delivery::Down(error)) => self.coordinator.handle_disconnected(link, error),
             Happening::AtMember(node, link, delivery) => {
@@ -280,7 +362,42 @@ impl World {
                     self.coordinator.handle_death(now, pid, &host, "killed by signal 9".to_owned());
                 }
             }
+            Happening::CoordinatorDies { away } => self.dies = Some(away).filter(|_| self.finished.is_none()),
+            Happening::CoordinatorStarts => self.start_coordinator(),
+            Happening::Comes(node) => self.comes(node),
+            Happening::Trains(node) => self.trains(node),
         }
+    }
+
+    /// What it has written down is kept, and nobody hears what it has not said yet.
+    fn kill_coordinator(&mut self, away: Duration) {
+        let commands = std::iter::from_fn(|| self.coordinator.next_command());
+        self.journal.extend(commands.filter_map(|command| match command {
+            Command::Journal(record) => Some(record.encode()),
+            _ => None,
+        }));
+        self.is_away = true;
+        for (link, wire) in self.links.clone() {
+            if !std::mem::replace(&mut self.links.get_mut(&link).expect("a copy").is_broken, true) {
+                let at = wire.last_at_member.max(self.now + self.delay() * 5);
+                self.schedule(at, Happening::AtMember(wire.node, link, Delivery::Down(reset())));
+            }
+        }
+        self.schedule(self.now + away, Happening::CoordinatorStarts);
+    }
+
+    fn start_coordinator(&mut self) {
+        self.is_away = false;
+        if self.journal.is_empty() {
+            let term = self.coordinator.view().epoch.term + 1;
+            self.coordinator = Coordinator::new(self.config.clone(), term, self.clock());
+            return;
+        }
+        let records = self.journal.iter().map(|bytes| Record::decode(bytes).expect("it was written so"));
+        let (coordinator, base) = Coordinator::recover(self.config.clone(), records).expect("it was written so");
+        assert_eq!(coordinator.lasting(), self.coordinator.lasting());
+        (self.coordinator, self.started) = (coordinator, (self.now, base));
+        self.recovered += 1;
     }
 
     fn drain(&mut self) {
@@ -290,6 +407,8 @@ impl World {
                 Command::Close { link, error } => self.carry_to_member(link, Delivery::Down(error)),
                 Command::Certify { .. } => unreachable!("nobody asks for a certificate"),
                 Command::ShareKey { .. } => {}
+                Command::Journal(record) => self.journal.push(record.encode()),
+                Command::Event(Event::Finished(_)) if self.coordinator.forms_again() => self.form_again(),
                 Command::Event(Event::Finished(outcome)) => {
                     assert_eq!(self.finished.replace(outcome), None, "finished once");
                 }
@@ -311,7 +430,7 @@ impl World {
                 let (last_at_coordinator, last_at_member) = (self.now, self.now);
                 self.links.insert(link, Wire { node, is_broken: false, last_at_coordinator, last_at_member });
                 self.nodes[node].link = Some(link);
-                if self.finished.is_some() {
+                if self.finished.is_some() || self.is_away {
                     return self.carry_to_member(link, Delivery::Down(reset()));
                 }
                 self.carry_to_coordinator(link, Delivery::Up);
@@ -327,6 +446,7 @@ impl World {
                 }
             }
             MemberCommand::SayWhy { .. } => {}
+            MemberCommand::Event(event) if self.nodes[node].is_elastic => self.tell_elastic(node, event),
             MemberCommand::Event(event) => self.nodes[node].hear(self.now, event, &mut self.last_end),
         }
     }
@@ -382,7 +502,10 @@ impl World {
 
 impl Node {
     fn new(number: usize) -> Self {
-        let role = if number < WORKERS { Role::Worker } else { Role::Server };
+        Self::of(number, if number < WORKERS { Role::Worker } else { Role::Server })
+    }
+
+    fn of(number: usize, role: Role) -> Self {
         let config = MemberConfig {
             process: Process {
                 host: format!("n{number}"),
@@ -415,17 +538,18 @@ impl Node {
             end: None,
             outcomes: BTreeMap::new(),
             answers: BTreeMap::new(),
+            is_elastic: false,
+            training: None,
+            forms_again: false,
         }
     }
 
     /// A worker declares, adds to a number of the store, and reads a key that every worker puts. When all of this was answered, it waits at
-    /// a barrier, at another of the same name, and leaves.
+    /// a barrier, declares the name anew, waits at a barrier of the same name, and leaves.
     fn hear(&mut self, now: Time, event: MemberEvent, last_end: &mut Time) {
         match event {
             MemberEvent::Joined { .. } if self.is_worker() => {
-                let tensor = TensorSpec::new("a", DType::F32, vec![10]);
-                let request = self.member.declare(vec![tensor], true);
-                self.outcomes.insert(request, Vec::new());
+                self.declare();
                 let adds = vec![StoreAsk::Add { key: "n".to_owned(), amount: 1 }; ADDS];
                 let get = StoreAsk::Get { key: "k".to_owned(), wait: Some(Duration::ZERO) };
                 let put = StoreAsk::Put { key: "k".to_owned(), value: b"v".to_vec(), expected: None };
@@ -451,7 +575,10 @@ impl Node {
             MemberEvent::BarrierDone { request, outcome } => {
                 let goes_on = self.settle(request, outcome);
                 match self.outcomes.len() {
-                    2 if goes_on => self.arrive(now),
+                    2 if goes_on => {
+                        self.member.undeclare(vec!["a".to_owned()]);
+                        self.declare();
+                    }
                     _ if goes_on => self.member.leave(),
                     _ => {}
                 }
@@ -464,8 +591,16 @@ impl Node {
             | MemberEvent::View(_)
             | MemberEvent::Ended { .. }
             | MemberEvent::Forget { .. }
+            | MemberEvent::Boundary { .. }
+            | MemberEvent::Passed { .. }
             | MemberEvent::StallNotice { .. } => {}
         }
+    }
+
+    fn declare(&mut self) {
+        let tensor = TensorSpec::new("a", DType::F32, vec![10]);
+        let request = self.member.declare(vec![tensor], true);
+        self.outcomes.insert(request, Vec::new());
     }
 
     fn arrive(&mut self, now: Time) {

@@ -1,28 +1,38 @@
 //! Handles each input, according to the stage of the job.
 
+use std::collections::BTreeMap;
+
 use gradlane_core::error::{Error, Result};
 use gradlane_core::types::defect::{Defect, planted};
-use gradlane_core::types::{Epoch, LinkId, Machines, NodeId, Role, Time, View};
-use gradlane_core::wire::frame::{Health, Join, Status};
+use gradlane_core::types::{Epoch, Incarnation, LinkId, NodeId, Phase, Role, Time, View};
+use gradlane_core::wire::frame::{Join, Status};
 use gradlane_core::wire::{Frame, limits};
 
-use super::barrier::{Answer, Arrival, Barriers};
+use super::barrier::{Arrival, Barriers};
+use super::boundaries::Boundaries;
 use super::connections::{Connections, Link};
 use super::endings::{Endings, Waiting};
-use super::health::{FailureDetector, Silent};
+use super::health::FailureDetector;
+use super::journal::Entry;
+use super::newcomers::Newcomers;
 use super::registry::{Forgotten, Registry};
-use super::roster::{Change, Identity, Line, Roster, Seat, Size};
+use super::roster::{Change, Expected, Identity, Line, Roster, Seat, Size};
 use super::stage::Stage;
 use super::stall::Stalls;
 use super::store::Store;
-use super::verdict::{Lost, Verdict, verdict};
+use super::verdict::Lost;
 use super::{Command, CoordinatorConfig, Event, questions};
 
 mod counting;
 mod declaring;
 mod leaving;
+mod losing;
+mod recovering;
+mod reforming;
 mod reporting;
+mod stepping;
 mod storing;
+mod telling;
 
 /// The job's single decider.
 ///
@@ -37,6 +47,8 @@ mod storing;
 /// - Every change of the view is a new epoch of this coordinator's term, and a view is shown to a member whenever it connects.
 /// - A member of a job of another term is refused with [`Error::OtherTerm`], because this coordinator knows nothing of that job.
 /// - [`verdict`](super::verdict) decides what a loss means. An abort ends the job with its first cause, which every member gets.
+/// - An elastic job takes in processes that come while it runs: they wait until all workers stand behind the same step. There all leave, and
+///   the job forms again, under a later term: [`Coordinator::form_again`].
 /// - A worker may leave while others still work. Barriers then fail, because they need it. A sum that needs it stalls, and the notice says
 ///   that it left. The job is over when the last worker has left. A server that leaves earlier counts as lost.
 #[derive(Debug)]
@@ -48,7 +60,17 @@ pub struct Coordinator {
     roster: Roster,
     failure_detector: FailureDetector,
     barriers: Barriers,
+    boundaries: Boundaries,
+    /// What the workers were told last of a boundary.
+    last_passed: Option<Frame>,
     store: Store,
+    /// How often the job had formed before.
+    formed_before: u32,
+    newcomers: Newcomers,
+    /// Since the job ends only to form again: the workers that are expected then, in their order.
+    again: Option<Vec<Expected>>,
+    /// What members of the former formation hear that have missed its end: by identity, for this life.
+    farewells: BTreeMap<Identity, (Incarnation, Frame)>,
     /// Exists since the job formed.
     registry: Option<Registry>,
     endings: Endings,
@@ -73,10 +95,15 @@ impl Coordinator {
             roster: Roster::new(size),
             failure_detector: FailureDetector::new(config.suspect_timeout, config.dead_timeout),
             barriers: Barriers::new(config.workers, config.defect),
+            boundaries: Boundaries::new(config.boundary_timeout, config.leave_grace, config.defect),
+            last_passed: None,
             store: Store::new(config.defect),
+            formed_before: 0,
+            newcomers: Newcomers::default(),
+            again: None,
+            farewells: BTreeMap::new(),
             registry: None,
-            // Twice, because the end of a connection may be noticed late.
-            endings: Endings::new(config.workers, config.dead_timeout * 2, config.defect),
+            endings: endings(&config, config.workers),
             stalls: Stalls::new(config.stall_interval),
             config,
         }
@@ -97,7 +124,7 @@ impl Coordinator {
             Stage::Forming { until } => Some(silence.map_or(until, |due| due.min(until))),
             Stage::Running => {
                 let placement = self.registry.as_ref().and_then(Registry::poll_timeout);
-                let asked = [self.barriers.poll_timeout(), self.store.poll_timeout()];
+                let asked = [self.barriers.poll_timeout(), self.store.poll_timeout(), self.boundaries.poll_timeout()];
                 asked.into_iter().chain([silence, placement]).flatten().min()
             }
             Stage::Closing { until, .. } => Some(until),
@@ -118,7 +145,8 @@ impl Coordinator {
         View {
             job: self.config.job.clone(),
             epoch: self.epoch,
-            phase: self.stage.phase(),
+            phase: if self.forms_again() { Phase::FormsAgain } else { self.stage.phase() },
+            formed_before: self.formed_before,
             members: members.map(|(member, _)| member).collect(),
         }
     }
@@ -144,8 +172,14 @@ impl Coordinator {
     /// A node sent a frame. Frames of a closed connection are ignored.
     pub fn handle_frame(&mut self, now: Time, link: LinkId, frame: Frame) {
         let Some(Link { node, speaks_for, .. }) = self.connections.get(link) else { return };
+        if self.newcomers.contains(link) {
+            return self.handle_newcomer(link, frame);
+        }
         if let Some(seat) = speaks_for.and_then(|identity| self.roster.seat_mut(identity)) {
             seat.lives(now);
+        }
+        if let Some(identity) = speaks_for {
+            self.write_down_frame(now, identity, &frame);
         }
         match (frame, speaks_for) {
             (Frame::StatusRequest, Some(identity)) => {
@@ -181,6 +215,7 @@ impl Coordinator {
                 }
             }
             (Frame::Store { request, ask }, Some(identity)) => self.handle_store(now, link, identity, request, ask),
+            (Frame::Steps(report), Some(identity)) => self.handle_steps(now, link, identity, report),
             (Frame::Stall(stall), Some(_)) => self.handle_stall(now, link, stall),
             (Frame::Saw { node, pid }, Some(witness)) => self.handle_witness(now, link, witness, node, pid),
             (Frame::Renew, Some(identity)) => self.handle_renewal(link, identity),
@@ -196,6 +231,8 @@ impl Coordinator {
                 | Frame::Forget { .. }
                 | Frame::BarrierDone { .. }
                 | Frame::StoreDone { .. }
+                | Frame::Boundary { .. }
+                | Frame::Passed { .. }
                 | Frame::StallNotice { .. }
                 | Frame::Status(_)
                 | Frame::Forming(_)
@@ -208,6 +245,7 @@ impl Coordinator {
 
     /// A connection ended.
     pub fn handle_disconnected(&mut self, link: LinkId, error: Error) {
+        self.forget_newcomer(link);
         if let Some(identity) = self.connections.remove(link) {
             self.hold_seat(identity, error);
         }
@@ -218,23 +256,22 @@ impl Coordinator {
         let is_it = |seat: &&Seat| seat.is_present() && seat.member.process.is(host, pid);
         let lost = |seat: &Seat| Lost { identity: seat.identity(), cause: cause.clone() };
         let loss = self.roster.seats().filter(is_it).map(lost).collect();
-        self.lose(now, loss);
+        self.find_lost(now, loss);
+        self.expect_no_more(now, pid, host);
     }
 
     /// [`Coordinator::poll_timeout`] passed. Calling it early is harmless.
     pub fn handle_timeout(&mut self, now: Time) {
         match self.stage {
-            Stage::Forming { until } if until <= now => {
-                let missing = self.roster.missing();
-                self.end(now, Err(Error::NotFormed { missing, waited: self.config.form_timeout }));
-            }
+            Stage::Forming { until } if until <= now => self.form_late(now),
             Stage::Forming { .. } | Stage::Running => {
                 let silent = self.failure_detector.sweep(now, &mut self.roster);
                 self.handle_silence(now, silent);
-                let answers = self.barriers.expire(now);
-                self.answer(answers);
-                let replies = self.store.expire(now);
-                self.reply(replies);
+                let is_late = |due: Option<Time>| due.is_some_and(|at| at <= now);
+                if is_late(self.barriers.poll_timeout()) || is_late(self.boundaries.poll_timeout()) {
+                    self.write_down(Entry::Late { at: now });
+                }
+                self.expire(now);
                 if let Some(warning) = self.registry.as_mut().and_then(|registry| registry.warning(now)) {
                     self.connections.event(Event::HotServer { warning });
                 }
@@ -242,6 +279,15 @@ impl Coordinator {
             Stage::Closing { until, .. } if until <= now => self.finish(),
             Stage::Closing { .. } | Stage::Finished { .. } => {}
         }
+    }
+
+    /// Ends what has waited for too long.
+    fn expire(&mut self, now: Time) {
+        let answers = self.barriers.expire(now);
+        self.answer(answers);
+        let replies = self.store.expire(now);
+        self.reply(replies);
+        self.expire_steps(now);
     }
 
     /// Ends the job for every member with `cause`, unless it ended before.
@@ -257,6 +303,10 @@ impl Coordinator {
         if self.roster.is_fenced(node, life) && !planted(self.config.defect, Defect::FencedAccepted) {
             return self.refuse(link, &join, Error::Fenced { current: self.epoch });
         }
+        if let Some((_, farewell)) = self.farewells.get(&identity).filter(|(former, _)| *former == life) {
+            self.connections.send(link, farewell.clone());
+            return self.connections.part(link);
+        }
         let earlier = self.roster.seat(identity);
         let same_life = earlier.is_some_and(|seat| seat.incarnation() == life);
         let earlier_link = earlier.and_then(Seat::link);
@@ -267,6 +317,10 @@ impl Coordinator {
             return self.refuse(link, &join, error);
         }
         match &self.stage {
+            // In an elastic job it waits, as if it had come later.
+            Stage::Forming { .. } if self.config.workers_max.is_some() && self.roster.has_no_place_for(identity) => {
+                return self.take_in(now, link, identity, join);
+            }
             Stage::Forming { .. } => {
                 if let Err(error) = self.roster.admit(now, link, node, join.clone()) {
                     return self.refuse(link, &join, error);
@@ -277,14 +331,14 @@ impl Coordinator {
                 let seat = self.roster.seat_mut(identity).expect("this life holds it");
                 seat.line = Line::Up(link);
                 seat.lives(now);
+                self.write_down(Entry::Up(identity));
             }
-            Stage::Running => {
-                let error = self.roster.refuse_late(&join);
-                return self.refuse(link, &join, error);
-            }
-            Stage::Closing { outcome, .. } | Stage::Finished { outcome } => {
+            Stage::Closing { outcome, .. } | Stage::Finished { outcome } if self.again.is_none() => {
                 let error = questions::over(outcome);
                 return self.refuse(link, &join, error);
+            }
+            Stage::Running | Stage::Closing { .. } | Stage::Finished { .. } => {
+                return self.take_in(now, link, identity, join);
             }
         }
         self.connections.assign(link, Some(identity));
@@ -299,16 +353,28 @@ impl Coordinator {
             }
         }
         self.greet(link);
+        self.form_if_complete(now);
+    }
+
+    fn form_if_complete(&mut self, now: Time) {
         if matches!(self.stage, Stage::Forming { .. }) && self.roster.is_complete() {
-            self.form();
+            self.form(now);
         }
     }
 
-    fn form(&mut self) {
+    fn form(&mut self, now: Time) {
         self.roster.seal();
+        if self.formed_before > 0 {
+            self.count_workers(self.roster.workers());
+        }
         self.epoch.number += 1;
         self.stage = Stage::Running;
+        self.boundaries.form(self.stepping_workers());
         let view = self.view();
+        self.write_down_job(now, &view);
+        if self.newcomers.are_there() {
+            self.write_down(Entry::Came { at: now });
+        }
         self.registry = Some(Registry::new(self.config.layout, &view, self.config.stall_interval));
         for link in self.roster.links(|identity| identity.role == Role::Worker) {
             self.connections.share_key(link);
@@ -326,63 +392,27 @@ impl Coordinator {
         if role == Some(Role::Worker) {
             self.connections.share_key(link);
         }
+        if let Some((identity, worker)) = self.worker_at(link)
+            && let Some((change, passage)) = self.boundaries.released(worker)
+        {
+            return self.part_from(identity, change, passage);
+        }
         let view = self.view();
         self.connections.send(link, Frame::View(view));
+        if !matches!(self.stage, Stage::Running)
+            && let Some(seat) = self.roster.seats_mut().find(|seat| seat.link() == Some(link))
+        {
+            seat.leaves_on = Some(link);
+        }
         if matches!(self.stage, Stage::Running) {
-            if role == Some(Role::Server) {
-                self.greet_server(link);
+            match role {
+                Some(Role::Server) => self.greet_server(link),
+                Some(Role::Worker) => self.greet_stepping(link),
+                Some(Role::Coordinator | Role::Observer) | None => {}
             }
             for Forgotten { key, error } in self.registry.iter().flat_map(Registry::forgotten) {
                 self.connections.send(link, Frame::Forget { key, error });
             }
-        }
-    }
-
-    fn handle_silence(&mut self, now: Time, found: Vec<Silent>) {
-        let mut loss = Vec::new();
-        for Silent { identity, silent, cause } in found {
-            let Some(seat) = self.roster.seat(identity) else { continue };
-            match cause {
-                Some(cause) => loss.push(Lost { identity, cause }),
-                None => {
-                    let (member, place) = (self.roster.name(identity), seat.member.place());
-                    self.connections.event(Event::Suspect { member, place, silent });
-                }
-            }
-        }
-        self.lose(now, loss);
-    }
-
-    /// Gives up these members at the same time, and carries out the verdict.
-    fn lose(&mut self, now: Time, loss: Vec<Lost>) {
-        let verdict = verdict(self.config.policy, &self.roster, &Machines::of(&self.view()), &loss);
-        let links: Vec<LinkId> =
-            loss.iter().filter_map(|lost| self.roster.seat(lost.identity).and_then(Seat::link)).collect();
-        let runs = matches!(self.stage, Stage::Running);
-        for Lost { identity, cause } in loss {
-            if let Some(place) = self.roster.seat(identity).map(|seat| seat.member.place()).filter(|_| runs) {
-                self.connections.event(Event::Dead { member: self.roster.name(identity), place, cause });
-            }
-            self.roster.apply(Change::GiveUp(identity));
-        }
-        match verdict {
-            Verdict::Abort { cause, reason } if runs => {
-                self.connections.event(Event::Ends { reason });
-                self.end(now, Err(cause));
-            }
-            Verdict::Continue { without, reason } if runs => {
-                let names: Vec<String> = without.iter().map(|identity| self.roster.name(*identity)).collect();
-                self.connections.event(Event::GoesOn { without: names.join(", "), reason });
-                self.go_on(now, &without);
-            }
-            // While the job forms, the end of its connection frees a seat. After the end there is nothing more to decide.
-            Verdict::Free | Verdict::Nothing | Verdict::Abort { .. } | Verdict::Continue { .. } => {}
-        }
-        if matches!(self.stage, Stage::Running) {
-            self.connections.dismiss_parting(&Error::Fenced { current: self.epoch });
-        }
-        for link in links {
-            self.dismiss(link, Error::Fenced { current: self.epoch });
         }
     }
 
@@ -393,7 +423,7 @@ impl Coordinator {
             Stage::Running => true,
             Stage::Closing { .. } | Stage::Finished { .. } => return,
         };
-        let until = now + self.config.leave_grace;
+        let until = now + self.config.end_grace;
         self.epoch.number += 1;
         self.stage = Stage::Closing { outcome: outcome.clone(), until };
         if let Err(cause) = &outcome {
@@ -401,6 +431,11 @@ impl Coordinator {
             self.answer(answers);
             let replies = self.store.fail_all(cause);
             self.reply(replies);
+        }
+        if !self.forms_again() {
+            for (link, _) in self.newcomers.take() {
+                self.dismiss(link, questions::over(&outcome));
+            }
         }
         let frame = match outcome {
             Err(cause) if !formed => Frame::Refused(cause),
@@ -425,63 +460,24 @@ impl Coordinator {
         }
     }
 
-    fn refuse(&mut self, link: LinkId, join: &Join, error: Error) {
-        if !matches!(self.stage, Stage::Finished { .. }) {
-            let who = format!("{} on {}", join.process.role, join.process.place());
-            self.connections.event(Event::Refused { who, error: error.clone() });
-        }
-        self.dismiss(link, error);
-    }
-
-    /// Tells a process that it is no member, and closes the connection.
-    fn dismiss(&mut self, link: LinkId, error: Error) {
-        self.connections.send(link, Frame::Refused(error.clone()));
-        self.close(link, error);
-    }
-
-    fn close_protocol(&mut self, link: LinkId, field: &str, problem: &str) {
-        let Some(Link { node, speaks_for, .. }) = self.connections.get(link) else { return };
-        let peer = speaks_for.map_or_else(|| format!("node {node}"), |identity| self.roster.name(identity));
-        self.close(link, Error::Protocol { peer, field: field.to_owned(), problem: problem.to_owned() });
-    }
-
-    fn close(&mut self, link: LinkId, error: Error) {
-        if let Some(identity) = self.connections.close(link, error.clone()) {
-            self.hold_seat(identity, error);
-        }
-    }
-
     /// The connection of a member ended with `error`. It keeps its seat, unless the job still forms.
-    fn hold_seat(&mut self, identity: Identity, error: Error) {
+    pub(super) fn hold_seat(&mut self, identity: Identity, error: Error) {
         match self.stage {
             Stage::Forming { .. } => {
                 self.roster.apply(Change::Free(identity));
             }
             Stage::Running | Stage::Closing { .. } | Stage::Finished { .. } => {
+                self.write_down(Entry::Down(identity));
                 if let Some(seat) = self.roster.seat_mut(identity) {
                     seat.line = Line::Down(error);
                 }
             }
         }
     }
+}
 
-    fn answer(&mut self, answers: Vec<Answer>) {
-        for Answer { worker, request, outcome } in answers {
-            // A worker without a connection gets the answer when it asks again. A worker that was given up is fenced instead.
-            let seat = self.roster.worker(worker).filter(|seat| seat.health != Health::Dead);
-            if let Some(link) = seat.and_then(Seat::link) {
-                self.connections.send(link, Frame::BarrierDone { request, outcome });
-            }
-        }
-    }
-
-    fn broadcast(&mut self, frame: &Frame) {
-        let mut links = self.roster.links(|_| true);
-        if planted(self.config.defect, Defect::ViewNotBroadcast) && links.len() > 1 && matches!(frame, Frame::View(_)) {
-            links.pop();
-        }
-        for link in links {
-            self.connections.send(link, frame.clone());
-        }
-    }
+/// What a job of so many workers remembers of names that ended.
+fn endings(config: &CoordinatorConfig, workers: u32) -> Endings {
+    // Twice, because the end of a connection may be noticed late.
+    Endings::new(workers, config.dead_timeout * 2, config.defect)
 }

@@ -7,6 +7,7 @@
 //! | file | decides |
 //! |---|---|
 //! | `machine` | what each input means, in which stage of the job |
+//! | `machine::recovering`, `journal` | what is written down, and how a later coordinator goes on with it |
 //! | `machine::leaving` | what it means that a member leaves, or gives up |
 //! | `stage` | how far the job is |
 //! | `verdict` | what the loss of members means: the place for a new policy |
@@ -16,6 +17,8 @@
 //! | `registry` | which declarations agree |
 //! | `machine::declaring`, `endings` | what it means that a worker declares names or undeclares them; when a name ends |
 //! | `barrier` | which barriers are complete |
+//! | `machine::stepping`, `boundaries` | where workers stand between two steps, and which of them leave there |
+//! | `machine::reforming`, `newcomers` | which processes wait to be taken in, and how the job forms again with them |
 //! | `machine::storing`, `store` | what workers put under keys, and which reads wait for a key |
 //! | `questions` | what may be asked at which time, and the status |
 //! | `stall` | what is told of a sum that waits |
@@ -33,12 +36,15 @@ use gradlane_core::wire::frame::Stall;
 
 // Declared in alphabetical order; the table above is the order to read them in.
 mod barrier;
+mod boundaries;
 mod census;
 mod connections;
 pub mod driver;
 mod endings;
 mod health;
+mod journal;
 mod machine;
+mod newcomers;
 mod questions;
 mod registry;
 mod roster;
@@ -53,6 +59,7 @@ mod joint;
 mod specification;
 
 pub use census::{Census, Life};
+pub use journal::Record;
 pub use machine::Coordinator;
 pub use verdict::Policy;
 
@@ -65,20 +72,30 @@ pub struct CoordinatorConfig {
     pub workers: u32,
     /// How many servers the job has; at least 1.
     pub servers: u32,
+    /// The most workers that the job may have, if it takes in others while it runs.
+    pub workers_max: Option<u32>,
+    /// How long a job that forms again waits for its members; then it goes on with those that came.
+    pub reform_timeout: Duration,
     /// The time from the start until every member must have joined.
     pub form_timeout: Duration,
     /// Silence after which a member is suspect; a few heartbeats.
     pub suspect_timeout: Duration,
     /// Silence after which a member counts as dead; more than `suspect_timeout`.
     pub dead_timeout: Duration,
-    /// How long a coordinator stays after the end for members that have not confirmed it.
+    /// How long workers that stand at a boundary between steps wait for the others.
+    pub boundary_timeout: Duration,
+    /// How long a worker that wants to leave has until it stands at a boundary; then it is given up.
     pub leave_grace: Duration,
+    /// How long a coordinator stays after the end for members that have not confirmed it.
+    pub end_grace: Duration,
     /// The interval in which a waiting sum is reported once.
     pub stall_interval: Duration,
     /// What the loss of a member means.
     pub policy: Policy,
     /// How tensors are cut into parts.
     pub layout: LayoutConfig,
+    /// Whether it writes down what another coordinator needs to go on with the job: [`Command::Journal`].
+    pub journals: bool,
     /// A defect to plant, in tests.
     pub defect: Option<Defect>,
 }
@@ -90,12 +107,16 @@ impl CoordinatorConfig {
             job: config.job.clone(),
             workers,
             servers,
+            workers_max: config.elastic.map(|elastic| elastic.max),
+            reform_timeout: config.reform_timeout,
             // A process that waits for the job to form stops after `join_timeout`. Shortly before, the coordinator can still tell it
             // which members are missing. The quotient keeps the defaults as they are.
             form_timeout: config.form_timeout.min(config.join_timeout * 29 / 30),
             suspect_timeout: config.suspect_timeout,
             dead_timeout: config.dead_timeout,
-            leave_grace: config.shutdown_timeout,
+            boundary_timeout: config.step_timeout,
+            leave_grace: config.leave_grace,
+            end_grace: config.shutdown_timeout,
             stall_interval: config.stall_warn,
             policy: Policy::from_settings(config),
             layout: LayoutConfig {
@@ -104,7 +125,23 @@ impl CoordinatorConfig {
                 pipeline_bytes_min: config.pipeline_bytes_min,
                 ..LayoutConfig::default()
             },
+            journals: false,
             defect: None,
+        }
+    }
+
+    /// Checks the number of workers with which the job begins.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if that is more than it may have.
+    fn check_workers(&self) -> Result<()> {
+        match self.workers_max {
+            Some(most) if most < self.workers => Err(Error::Config {
+                knob: "elastic".to_owned(),
+                problem: format!("allows at most {most} workers, and the job begins with {}", self.workers),
+                hint: "begin with fewer, or give a higher maximum".to_owned(),
+            }),
+            Some(_) | None => Ok(()),
         }
     }
 }
@@ -137,6 +174,8 @@ pub enum Command {
         /// The connection.
         link: LinkId,
     },
+    /// Write down this record. It must be kept before any later command is carried out that tells somebody something.
+    Journal(Record),
     /// An event for the log and the exit code.
     Event(Event),
 }
@@ -178,6 +217,13 @@ pub enum Event {
     Ends {
         /// Why it does not go on.
         reason: &'static str,
+    },
+    /// All workers stand behind the same step and leave, to form the job again with others.
+    FormsAgain {
+        /// How many of them there are.
+        workers: usize,
+        /// How many others wait.
+        newcomers: usize,
     },
     /// The job goes on without the members that were lost.
     GoesOn {

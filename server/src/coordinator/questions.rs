@@ -80,7 +80,7 @@ pub(super) fn forming(roster: &Roster, asks: Identity) -> Forming {
     }
     let (missing, members) = (roster.missing(), roster.in_order());
     let (absent, present) = (missing.len(), members.len());
-    let described = members.iter().map(|(member, _)| format!("{} on {}", member.name(), member.place()));
+    let described = members.iter().map(|(member, _)| member.described());
     Forming {
         speaks: true,
         missing: Names::first(missing.into_iter(), absent),

@@ -62,6 +62,11 @@ impl Registry {
         Self { layouter, workers, tensors: BTreeMap::new(), quiet, warn_at: None }
     }
 
+    /// Whether servers keep the value of a tensor.
+    pub(super) fn has_parameters(&self) -> bool {
+        self.tensors.values().any(|entry| entry.spec.kind == TensorKind::Parameter)
+    }
+
     /// The tensors and the server of each part.
     pub(super) fn placement(&self) -> &Placement {
         self.layouter.placement()
@@ -454,6 +459,7 @@ mod tests {
         let workers = worker_machines.iter().enumerate().map(|(index, machine)| member(Role::Worker, index, *machine));
         let servers = server_machines.iter().enumerate().map(|(index, machine)| member(Role::Server, index, *machine));
         View {
+            formed_before: 0,
             job: "test".to_owned(),
             epoch: Epoch { term: 1, number: 1 },
             phase: Phase::Running,

@@ -4,12 +4,13 @@
 //! belongs to one incarnation of one node, and a connection may come and go. Only [`Roster::apply`] removes a member.
 //!
 //! Members that ask for a rank get it. The others get the lowest free ranks in the order of host name, process id and arrival. So processes
-//! of one host have neighbouring ranks, and the order in which a launcher starts processes does not matter.
+//! of one host have neighbouring ranks, and the order in which a launcher starts processes does not matter. In a job that forms again, those
+//! that were there come first, in their order, and nobody gets the rank that it asks for.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use gradlane_core::error::{Error, Result};
-use gradlane_core::types::{Incarnation, LinkId, Member, NodeId, Role, Round, Scheme, Time, WorkerId};
+use gradlane_core::types::{Incarnation, LinkId, Member, NodeId, Process, Role, Round, Scheme, Time, WorkerId};
 use gradlane_core::wire::frame::{Health, Join, Progress};
 use gradlane_core::wire::limits;
 
@@ -32,6 +33,8 @@ pub(super) struct Seat {
     pub(super) heard: Time,
     pub(super) health: Health,
     pub(super) progress: Progress,
+    /// The connection on which it said last that it leaves. What it says once more there confirms the end of the job.
+    pub(super) leaves_on: Option<LinkId>,
     /// Whether it confirmed to have heard of the job's end.
     pub(super) knows_end: bool,
     /// Whether its process has ended, as another member saw.
@@ -71,6 +74,13 @@ pub(super) enum Change {
     Remove(Identity),
 }
 
+/// A worker that was a member of the job, and is expected when it forms again.
+#[derive(Clone, Debug)]
+pub(super) struct Expected {
+    pub(super) identity: Identity,
+    pub(super) process: Process,
+}
+
 /// How many members the job has.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Size {
@@ -87,6 +97,8 @@ pub(super) struct Roster {
     seats: BTreeMap<Identity, Seat>,
     /// The workers by rank, once sealed.
     ranks: Vec<Identity>,
+    /// If the job had formed before: the workers that are expected again, in their order. Others may come, until it has as many as it may.
+    again: Option<Vec<Expected>>,
     /// Incarnations that were replaced or given up, the oldest first, at most as many as there can be members. An older one that comes back
     /// is refused as a stranger.
     fenced: VecDeque<(NodeId, Incarnation)>,
@@ -95,7 +107,47 @@ pub(super) struct Roster {
 impl Roster {
     pub(super) fn new(size: Size) -> Self {
         let (seats, ranks, fenced) = (BTreeMap::new(), Vec::new(), VecDeque::new());
-        Self { size, sealed: false, arrivals: 0, seats, ranks, fenced }
+        Self { size, sealed: false, arrivals: 0, seats, ranks, again: None, fenced }
+    }
+
+    /// The roster of a job that forms again, of at most this size. These workers are `expected`.
+    pub(super) fn again(size: Size, expected: Vec<Expected>) -> Self {
+        Self { again: Some(expected), ..Self::new(size) }
+    }
+
+    /// The workers that are expected when the job forms again, as members by their order.
+    pub(super) fn expected(&self) -> Vec<Member> {
+        let member = |(index, Expected { identity, process }): (u32, &Expected)| Member {
+            process: process.clone(),
+            node: identity.node,
+            index,
+            first_round: Round(0),
+        };
+        (0..).zip(self.again.iter().flatten()).map(member).collect()
+    }
+
+    /// A worker is not expected any more.
+    pub(super) fn expect_no_more(&mut self, host: &str, pid: u32) {
+        self.again.iter_mut().for_each(|expected| expected.retain(|expected| !expected.process.is(host, pid)));
+    }
+
+    /// Whether all servers have come, and at least so many workers.
+    pub(super) fn suffices(&self, workers: u32) -> bool {
+        let count = |role| self.seats.keys().filter(|identity| identity.role == role).count();
+        count(Role::Server) == self.size.servers as usize && count(Role::Worker) >= (workers as usize).max(1)
+    }
+
+    /// Whether there is no place for this worker, because all have come, or the others are expected.
+    pub(super) fn has_no_place_for(&self, identity: Identity) -> bool {
+        let expected = |other: &Identity| self.again.iter().flatten().any(|expected| expected.identity == *other);
+        let others = self.seats.keys().filter(|other| other.role == Role::Worker && !expected(other)).count();
+        let is_full = others + self.again.as_ref().map_or(0, Vec::len) >= self.size.workers as usize;
+        is_full && identity.role == Role::Worker && !self.seats.contains_key(&identity) && !expected(&identity)
+    }
+
+    /// How many workers the job has, or may have while it forms.
+    pub(super) fn workers(&self) -> u32 {
+        self.size.workers
     }
 
     /// Seats a new member before the seal, in place of an earlier incarnation of the same node.
@@ -108,7 +160,7 @@ impl Roster {
         self.check_join(&join)?;
         let others = || self.seats.iter().filter(|(other, _)| **other != identity && other.role == join.process.role);
         if let Some(holder) =
-            others().map(|(_, seat)| seat).find(|seat| seat.requested == join.requested && join.requested.is_some())
+            others().map(|(_, seat)| seat).find(|seat| seat.requested == join.requested && seat.requested.is_some())
         {
             return Err(duplicate(&join, holder));
         }
@@ -126,19 +178,8 @@ impl Roster {
                 hint: "start no more, or a larger job".to_owned(),
             });
         }
-        self.arrivals += 1;
-        let seat = Seat {
-            requested: join.requested,
-            arrival: self.arrivals,
-            line: Line::Up(link),
-            heard: now,
-            health: Health::Alive,
-            progress: Progress::default(),
-            knows_end: false,
-            seen_to_end: None,
-            is_past: false,
-            member: Member { process: join.process, node, index: 0, first_round: Round(0) },
-        };
+        let member = Member { process: join.process, node, index: 0, first_round: Round(0) };
+        let seat = self.seated(now, link, join.requested.filter(|_| self.again.is_none()), member);
         let life = seat.incarnation();
         if let Some(earlier) = self.seats.insert(identity, seat)
             && earlier.incarnation() != life
@@ -146,6 +187,35 @@ impl Roster {
             self.fence(node, earlier.incarnation());
         }
         Ok(())
+    }
+
+    /// Seats a member of a job that had formed before. Returns whether it has a place there.
+    pub(super) fn seat_again(&mut self, now: Time, link: LinkId, member: Member) -> bool {
+        let (identity, index) = (Identity { node: member.node, role: member.process.role }, member.index);
+        let is_taken = |seat: &Seat| seat.identity().role == identity.role && seat.requested == Some(index);
+        if index >= self.size.of(identity.role) || self.seats.contains_key(&identity) || self.seats().any(is_taken) {
+            return false;
+        }
+        let seat = self.seated(now, link, Some(index), member);
+        self.seats.insert(identity, seat);
+        true
+    }
+
+    fn seated(&mut self, now: Time, link: LinkId, requested: Option<u32>, member: Member) -> Seat {
+        self.arrivals += 1;
+        Seat {
+            requested,
+            arrival: self.arrivals,
+            line: Line::Up(link),
+            heard: now,
+            health: Health::Alive,
+            progress: Progress::default(),
+            leaves_on: None,
+            knows_end: false,
+            seen_to_end: None,
+            is_past: false,
+            member,
+        }
     }
 
     /// Why a process that is no member cannot join after the seal.
@@ -174,12 +244,17 @@ impl Roster {
 
     /// Whether every member is there.
     pub(super) fn is_complete(&self) -> bool {
-        self.seats.len() == (self.size.workers + self.size.servers) as usize
+        match &self.again {
+            None => self.seats.len() == (self.size.workers + self.size.servers) as usize,
+            Some(expected) => {
+                self.suffices(1) && expected.iter().all(|expected| self.seats.contains_key(&expected.identity))
+            }
+        }
     }
 
     /// Fixes seats and ranks.
     pub(super) fn seal(&mut self) {
-        assert!(self.is_complete(), "sealed once nobody is missing");
+        assert!(self.again.is_some() || self.is_complete(), "sealed once nobody is missing");
         for (identity, index) in self.numbering() {
             self.seats.get_mut(&identity).expect("numbered from the seats").member.index = index;
         }
@@ -187,6 +262,7 @@ impl Roster {
             self.seats.values().filter(|seat| seat.member.process.role == Role::Worker).collect();
         workers.sort_by_key(|seat| seat.member.index);
         self.ranks = workers.into_iter().map(Seat::identity).collect();
+        self.size.workers = u32::try_from(self.ranks.len()).expect("at most MEMBERS_MAX");
         self.sealed = true;
     }
 
@@ -200,7 +276,14 @@ impl Roster {
                 .filter(move |index| !taken.contains(index))
                 .map(move |index| format!("{role} {index}"))
         };
-        missing(Role::Worker).chain(missing(Role::Server)).collect()
+        match &self.again {
+            None => missing(Role::Worker).chain(missing(Role::Server)).collect(),
+            Some(expected) => {
+                let absent = expected.iter().filter(|expected| !self.seats.contains_key(&expected.identity));
+                let absent = absent.map(|expected| format!("worker on {}", expected.process.place()));
+                absent.chain(missing(Role::Server)).collect()
+            }
+        }
     }
 
     /// All members in the order of a view: workers by rank, then servers by index. Before the seal these are the indices if no other
@@ -312,10 +395,11 @@ impl Roster {
     }
 
     fn check_join(&self, join: &Join) -> Result<()> {
-        for (field, ours, theirs) in [
-            ("number of workers", join.workers, self.size.workers),
-            ("number of servers", join.servers, self.size.servers),
-        ] {
+        // A job that forms again has another number of workers than it began with.
+        let workers = if self.again.is_none() { join.workers } else { 0 };
+        for (field, ours, theirs) in
+            [("number of workers", workers, self.size.workers), ("number of servers", join.servers, self.size.servers)]
+        {
             if ours != 0 && ours != theirs {
                 // From the view of the refused process, because it shows the error.
                 return Err(Error::Incompatible {
@@ -328,7 +412,7 @@ impl Roster {
         }
         let places = self.size.of(join.process.role);
         match join.requested {
-            Some(index) if index >= places => Err(Error::InvalidArgument {
+            Some(index) if index >= places && self.again.is_none() => Err(Error::InvalidArgument {
                 what: format!("{} {index} of a job with {places} {}s", join.process.role, join.process.role),
                 hint: format!("ask for less than {places}, or for none to have one assigned"),
             }),
@@ -351,12 +435,23 @@ impl Roster {
                 .filter(|seat| seat.member.process.role == role)
                 .partition(|seat| seat.requested.is_some());
             let taken: BTreeSet<u32> = asked.iter().filter_map(|seat| seat.requested).collect();
-            free.sort_by_key(|seat| (&seat.member.process.host, seat.member.process.pid, seat.arrival));
+            let expected = |seat: &Seat| {
+                let again = self.again.iter().flatten();
+                again.into_iter().position(|expected| expected.identity == seat.identity()).unwrap_or(usize::MAX)
+            };
+            free.sort_by_key(|seat| (expected(seat), &seat.member.process.host, seat.member.process.pid, seat.arrival));
             let lowest = (0..self.size.of(role)).filter(|index| !taken.contains(index));
             numbering.extend(asked.iter().filter_map(|seat| Some((seat.identity(), seat.requested?))));
             numbering.extend(free.iter().map(|seat| seat.identity()).zip(lowest));
         }
         numbering
+    }
+}
+
+impl Expected {
+    /// This member, when the job forms again.
+    pub(super) fn of(member: Member) -> Self {
+        Self { identity: Identity { node: member.node, role: member.process.role }, process: member.process }
     }
 }
 

@@ -45,6 +45,21 @@ impl Store {
         Self { entries: Entries::default(), waiting: BTreeMap::new(), made: BTreeMap::new(), defect }
     }
 
+    /// What stays when the job forms again: the values.
+    pub(super) fn kept(self) -> Self {
+        Self { entries: self.entries, ..Self::new(self.defect) }
+    }
+
+    /// The values by key.
+    pub(super) fn values(&self) -> impl Iterator<Item = (&str, &[u8])> {
+        self.entries.iter()
+    }
+
+    /// Puts back a value that was kept. Returns whether there is room for it, as there was before.
+    pub(super) fn put_back(&mut self, key: String, value: Vec<u8>) -> bool {
+        self.entries.ask(StoreAsk::Put { key, value, expected: None }).is_ok()
+    }
+
     /// A worker asks, perhaps not for the first time. Returns its answer, unless it waits, and those of the reads that waited for what it
     /// put.
     pub(super) fn ask(&mut self, now: Time, worker: WorkerId, request: u64, ask: StoreAsk) -> Vec<Reply> {

@@ -243,7 +243,12 @@ mod tests {
     fn decided(policy: Policy, roster: &Roster, loss: &[Lost]) -> Verdict {
         let members = roster.seats().map(|seat| seat.member.clone()).collect();
         let (job, epoch) = ("job".to_owned(), Epoch::default());
-        verdict(policy, roster, &Machines::of(&View { job, epoch, phase: Phase::Running, members }), loss)
+        verdict(
+            policy,
+            roster,
+            &Machines::of(&View { job, epoch, phase: Phase::Running, formed_before: 0, members }),
+            loss,
+        )
     }
 
     /// Workers 0 to 2 and a server, of which `left` left in order.

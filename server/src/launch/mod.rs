@@ -1,29 +1,27 @@
 //! `gradlane run`: a whole job on this host with one command.
 //!
 //! The coordinator lives in this process; servers and workers are child processes that learn their place from `GRADLANE_*` variables.
-//! [`supervision`] decides how they end, [`supervisor`] starts and ends them; this file lists the processes of a job.
+//! [`children`] lists them, [`supervision`] decides how they end, and [`supervisor`] starts and ends them.
 
 use std::collections::BTreeMap;
-use std::ffi::OsString;
-use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
-use gradlane_core::config::{Config, Knob, Origin};
-use gradlane_core::runtime::exporter::{Exporter, with_port_ahead};
+use gradlane_core::config::{Config, Origin};
+use gradlane_core::runtime::exporter::Exporter;
 use gradlane_core::runtime::process;
-use gradlane_core::types::Role;
 use gradlane_core::types::join::JoinString;
+use gradlane_core::types::{Phase, Role};
 use gradlane_core::{Error, Result};
 
 use crate::coordinator::CoordinatorConfig;
 use crate::coordinator::driver::CoordinatorNode;
 use crate::embedded::{Embedded, EmbeddedOptions};
 use crate::exit;
-use crate::private_file;
 use crate::signals::Interrupts;
 
+mod children;
 pub mod entering;
 #[cfg(any(test, feature = "testing"))]
 #[doc(hidden)]
@@ -38,37 +36,23 @@ pub mod waiting;
 mod writer_process;
 
 pub use crate::ending::Ending;
+pub(crate) use children::is_launched;
+pub use children::{Launch, RESTARTS};
 
-use left_behind::{RUN_PREFIX, sweep_join_files};
+use children::{Handover, metrics_bind, processes};
 use running::Listed;
-use supervisor::{Event, Failure, Supervisor, refused_start};
-use writer_process::WriterProcess;
-
-/// What to launch.
-#[derive(Debug)]
-pub struct Launch<'a> {
-    /// Settings of the launcher. The coordinator listens on `bind`, or on the loopback address if it is not set.
-    pub config: Config,
-    /// The settings that were given on the launcher's command line, by name; the children get them too.
-    pub settings: BTreeMap<String, String>,
-    /// The number of workers.
-    pub workers: u32,
-    /// The number of server processes; 0 embeds one in the launcher.
-    pub servers: u32,
-    /// How long the other processes may take to end by themselves after one has failed.
-    pub failure_grace: Duration,
-    /// The command line that starts this command again.
-    pub program: &'a [OsString],
-    /// The command line of a worker.
-    pub worker: &'a [OsString],
-}
+use supervisor::{Event, Failure, Job, Supervisor, refused_start};
 
 /// Runs the job, and returns the exit code: 0 if all workers ended with 0, else that of the first process that failed, as a shell reports
 /// it. Where the job goes on without lost workers (`on_worker_loss`), 0 if the others ended with 0. Prints failures on standard error as they
 /// happen.
 ///
-/// Blocks; SIGINT and SIGTERM end everything within two seconds. Call it on a thread that lives until it returns, and not on two threads at
-/// once, because signals belong to the whole process.
+/// In an elastic job, workers that fail while it runs are started again, [`Launch::restarts`] times in all. They enter by a join string that is
+/// good for one process, and the coordinator gives them their ranks.
+///
+/// Blocks; SIGINT and SIGTERM end everything within two seconds. But where the job goes on without lost workers, SIGTERM asks the workers to
+/// leave at the end of a step, for which they have `leave_grace`; the code is 0 if all of them do. Call it on a thread that lives until it
+/// returns, and not on two threads at once, because signals belong to the whole process.
 ///
 /// # Errors
 /// Why the job could not be started.
@@ -76,7 +60,10 @@ pub struct Launch<'a> {
 /// # Panics
 /// If `program` or `worker` is empty.
 pub fn run(launch: &Launch) -> Result<i32> {
-    let mut supervisor = Supervisor::new(launch.failure_grace, launch.config.on_worker_loss);
+    launch.check()?;
+    let Config { on_worker_loss, leave_grace, .. } = launch.config;
+    let mut supervisor = Supervisor::new(launch.failure_grace, on_worker_loss, leave_grace);
+    supervisor.allow_restarts(launch.restarts);
     let interrupts = supervisor.events();
     let _watch = Interrupts::watch(move |signal| {
         let _ = interrupts.send(Event::Interrupt(signal));
@@ -85,23 +72,15 @@ pub fn run(launch: &Launch) -> Result<i32> {
     metrics_bind(launch, launch.workers.saturating_add(launch.servers))?;
     let host = Arc::new(Host::start(launch)?);
     host.report_failure_to(&supervisor)?;
-    let handover = Handover::make(&launch.config, host.join_string());
+    let handover = Handover::make(&launch.config, host.join_string(), "");
 
     let code = match start_all(&mut supervisor, processes(launch, &handover)) {
         Ok(()) => {
-            let mut consequences = Vec::new();
-            let code = supervisor.run(|failure| match failure {
-                Failure::Child { pid, cause, is_cause } => {
-                    match is_cause {
-                        true => exit::complain(&cause),
-                        false => consequences.push(cause.clone()),
-                    }
-                    host.coordinator().report_death(pid, cause);
-                }
-                Failure::Job(error) => exit::complain(&error),
-            });
-            if !consequences.is_empty() {
-                exit::complain(&format!("{}, because of that", consequences.join(", ")));
+            let mut job =
+                Launched { launch, host: &host, consequences: Vec::new(), made: 0, handovers: BTreeMap::new() };
+            let code = supervisor.run(&mut job);
+            if !job.consequences.is_empty() {
+                exit::complain(&format!("{}, because of that", job.consequences.join(", ")));
             }
             code
         }
@@ -114,6 +93,72 @@ pub fn run(launch: &Launch) -> Result<i32> {
     host.stop();
     Ok(code)
 }
+
+/// The job, as the supervisor of its processes sees it.
+struct Launched<'a> {
+    launch: &'a Launch<'a>,
+    host: &'a Host,
+    /// The failures that followed from another one.
+    consequences: Vec<String>,
+    /// How many replacements were made.
+    made: u32,
+    /// By child: the way into the job of its last replacement.
+    handovers: BTreeMap<usize, Handover>,
+}
+
+impl Job for Launched<'_> {
+    fn failed(&mut self, failure: Failure) {
+        let coordinator = self.host.coordinator();
+        match failure {
+            Failure::Child { pid, cause, is_cause } => {
+                match is_cause {
+                    true => exit::complain(&cause),
+                    false => self.consequences.push(cause.clone()),
+                }
+                coordinator.report_death(pid, cause);
+            }
+            Failure::Restarts { pid, cause, after } => {
+                match after.as_secs() {
+                    0 => exit::complain(&format!("{cause}; it is started again")),
+                    seconds => exit::complain(&format!("{cause}; it is started again in {seconds} s")),
+                }
+                coordinator.report_death(pid, cause);
+            }
+            Failure::Unstarted { name, error } => {
+                exit::complain(&format!("{name} cannot be started again now: {error}"))
+            }
+            Failure::Job(error) => exit::complain(&error),
+        }
+    }
+
+    fn runs(&self) -> bool {
+        match self.host.coordinator().status_within(ASKING).map(|status| (status.view.phase, status.view.formed_before))
+        {
+            Ok((Phase::Forming, formed_before)) => formed_before > 0,
+            Ok((Phase::Running | Phase::FormsAgain, _)) => true,
+            Ok((Phase::Ended | Phase::Aborted(_), _)) => false,
+            // The coordinator is there and has much to do. If the job is over, the new worker is refused.
+            Err(Error::Timeout { .. }) => true,
+            Err(_) => false,
+        }
+    }
+
+    fn replacement(&mut self, child: usize) -> Result<Command> {
+        // Servers were started first.
+        let rank = u32::try_from(child).expect("children are few") - self.launch.servers;
+        let join = self.host.coordinator().invite(Role::Worker, COMES_WITHIN)?;
+        self.made += 1;
+        let handover = Handover::make(&self.launch.config, &join, &format!("-{}", self.made));
+        let command = children::replacement(self.launch, rank, &handover);
+        self.handovers.insert(child, handover);
+        Ok(command)
+    }
+}
+
+/// How long a question to the coordinator of this process may take. A signal waits so long, too.
+const ASKING: Duration = Duration::from_secs(1);
+/// How long the join string of a worker that is started again is good. A program may work for long before it joins.
+const COMES_WITHIN: Duration = Duration::from_secs(3600);
 
 fn start_all(
     supervisor: &mut Supervisor,
@@ -192,282 +237,5 @@ impl Host {
                 let _ = embedded.stop(Duration::ZERO);
             }
         }
-    }
-}
-
-/// How the children get the join string: the environment variable and its value.
-///
-/// Usually that names a private file. A process shows its environment to all its descendants, and often to crash reports and logs; the path
-/// of a file is no secret. Where no such file can be made, as with a file system that cannot be written, the variable holds the string.
-struct Handover {
-    variable: (String, String),
-    file: Option<PathBuf>,
-}
-
-impl Handover {
-    fn make(config: &Config, join: &JoinString) -> Self {
-        let temporary = Path::new(TEMPORARY);
-        let folders = config.runtime_dir.as_deref().into_iter().chain([temporary]);
-        let name = format!("{RUN_PREFIX}{}.join", std::process::id());
-        // With its writer, so that a later launcher can tell whether it was left behind.
-        let content = rendezvous::content(join, &WriterProcess::this());
-        let made = folders.inspect(|folder| sweep_join_files(folder)).map(|folder| folder.join(&name)).find(|path| {
-            match private_file::write(path, &content) {
-                Ok(()) => true,
-                Err(error) => {
-                    tracing::debug!(%error, "no place for the join string");
-                    false
-                }
-            }
-        });
-        let variable = match &made {
-            Some(path) => (variable("join_file"), path.display().to_string()),
-            None => (variable("join"), join.to_string()),
-        };
-        Self { variable, file: made }
-    }
-}
-
-impl Drop for Handover {
-    fn drop(&mut self) {
-        if let Some(path) = &self.file {
-            let _ = std::fs::remove_file(path);
-        }
-    }
-}
-
-/// Whether a launcher started this process, lives, and tells the user how the job failed.
-#[expect(clippy::disallowed_methods, reason = "this variable is no setting: launcher and child agree on it")]
-pub(crate) fn is_launched() -> bool {
-    std::env::var(LAUNCHER).is_ok_and(|pid| pid.parse() == Ok(std::os::unix::process::parent_id()))
-}
-
-/// The variable in which children find the number of the launcher's process. It is no setting.
-const LAUNCHER: &str = "_GRADLANE_LAUNCHER";
-
-/// Where the file is if there is no `runtime_dir`.
-const TEMPORARY: &str = "/tmp";
-
-/// The processes to start, servers first.
-fn processes(launch: &Launch, join: &Handover) -> Vec<(Role, String, Command)> {
-    let servers = (0..launch.servers).map(|index| {
-        let mut command = command(launch.program, launch, join);
-        command.arg("server").envs(server_place(launch, index));
-        (Role::Server, format!("server {index}"), command)
-    });
-    let workers = (0..launch.workers).map(|rank| {
-        let mut command = command(launch.worker, launch, join);
-        command.envs(worker_place(launch, rank));
-        (Role::Worker, format!("worker {rank}"), command)
-    });
-    servers.chain(workers).collect()
-}
-
-/// A command for a child, without its place in the job. It inherits the launcher's environment, except variables that name a place.
-fn command(line: &[OsString], launch: &Launch, join: &Handover) -> Command {
-    let (program, arguments) = line.split_first().expect("the caller gives a program");
-    let mut command = Command::new(program);
-    command.args(arguments);
-    for place in ["rank", "local_rank", "local_size", "node_rank", "num_nodes", "server_index"] {
-        command.env_remove(variable(place));
-    }
-    for (name, value) in &launch.settings {
-        command.env(variable(name), value);
-    }
-    command.env(LAUNCHER, std::process::id().to_string());
-    // The launcher's own way into a job is not that of its children.
-    command.env_remove(variable("join")).env_remove(variable("join_file"));
-    command.env(&join.variable.0, &join.variable.1);
-    command
-}
-
-fn worker_place(launch: &Launch, rank: u32) -> Vec<(String, String)> {
-    let place = [
-        ("role", "worker".to_owned()),
-        ("rank", rank.to_string()),
-        ("size", launch.workers.to_string()),
-        ("local_rank", rank.to_string()),
-        ("local_size", launch.workers.to_string()),
-        ("node_rank", 0.to_string()),
-        ("num_nodes", 1.to_string()),
-        ("servers", launch.servers.max(1).to_string()),
-    ];
-    // The worker itself adds its local rank.
-    let metrics = metrics_bind(launch, 1).expect(PORT).map(|bind| ("metrics_bind", bind));
-    place.into_iter().chain(metrics).map(|(name, value)| (variable(name), value)).collect()
-}
-
-fn server_place(launch: &Launch, index: u32) -> Vec<(String, String)> {
-    // On the coordinator's host, with a free port.
-    let host = match launch.config.origin("bind") {
-        Origin::Default => process::loopback(),
-        Origin::Argument | Origin::Environment(_) | Origin::File(_) | Origin::Cluster(_) | Origin::Launcher(_) => {
-            launch.config.bind.rsplit_once(':').map_or(process::loopback(), |(host, _)| host)
-        }
-    };
-    let place = [
-        ("role", "server".to_owned()),
-        ("server_index", index.to_string()),
-        ("size", launch.workers.to_string()),
-        ("servers", launch.servers.to_string()),
-        ("bind", format!("{host}:0")),
-    ];
-    let metrics = metrics_bind(launch, 1 + launch.workers + index).expect(PORT).map(|bind| ("metrics_bind", bind));
-    place.into_iter().chain(metrics).map(|(name, value)| (variable(name), value)).collect()
-}
-
-/// Where a process of the job shows its metrics: so many ports above that of the launcher, which has the first.
-fn metrics_bind(launch: &Launch, ahead: u32) -> Result<Option<String>> {
-    launch.config.metrics_bind.as_deref().map(|bind| with_port_ahead(bind, ahead)).transpose()
-}
-
-const PORT: &str = "the last port of the job was checked before it began";
-
-/// The environment variable of a setting. The configuration file is none, but is named in the same way.
-fn variable(name: &str) -> String {
-    Knob::find(name).map_or_else(|| format!("GRADLANE_{}", name.to_ascii_uppercase()), Knob::env)
-}
-
-#[cfg(test)]
-mod tests {
-    use std::os::unix::fs::PermissionsExt;
-
-    use super::*;
-
-    #[test]
-    fn every_worker_learns_its_place() {
-        let all = started(2, 0);
-        assert_eq!(names(&all), ["worker 0", "worker 1"]);
-        for (name, value) in [
-            ("GRADLANE_JOIN_FILE", "/run/join"),
-            ("GRADLANE_RANK", "1"),
-            ("GRADLANE_SIZE", "2"),
-            ("GRADLANE_LOCAL_RANK", "1"),
-            ("GRADLANE_LOCAL_SIZE", "2"),
-            ("GRADLANE_NODE_RANK", "0"),
-            ("GRADLANE_NUM_NODES", "1"),
-            ("GRADLANE_SERVERS", "1"),
-        ] {
-            assert_eq!(environment(&all[1].2).get(name).map(String::as_str), Some(value), "{name}");
-        }
-        assert_eq!(line(&all[1].2), ["python", "train.py"]);
-    }
-
-    #[test]
-    fn every_server_is_this_command_again() {
-        let all = started(1, 2);
-        assert_eq!(names(&all), ["server 0", "server 1", "worker 0"]);
-        let server = &all[1].2;
-        assert_eq!(line(server), ["python", "-m", "gradlane.cli", "server"]);
-        for (name, value) in
-            [("GRADLANE_SERVER_INDEX", "1"), ("GRADLANE_SERVERS", "2"), ("GRADLANE_BIND", "127.0.0.1:0")]
-        {
-            assert_eq!(environment(server).get(name).map(String::as_str), Some(value), "{name}");
-        }
-    }
-
-    #[test]
-    fn every_process_shows_its_metrics_at_a_port_of_its_own() {
-        let config = Config { metrics_bind: Some("127.0.0.1:9400".to_owned()), ..Config::default() };
-        let (program, worker) = (words("gradlane"), words("python train.py"));
-        let launch = |config| Launch {
-            config,
-            settings: BTreeMap::new(),
-            workers: 2,
-            servers: 2,
-            failure_grace: Duration::ZERO,
-            program: &program,
-            worker: &worker,
-        };
-        let shown = |launch: &Launch| -> Vec<Option<String>> {
-            let all = processes(launch, &handover());
-            all.iter().map(|(_, _, command)| environment(command).get("GRADLANE_METRICS_BIND").cloned()).collect()
-        };
-        let expected = ["9403", "9404", "9401", "9401"].map(|port| Some(format!("127.0.0.1:{port}")));
-        assert_eq!(shown(&launch(config.clone())), expected, "the workers add their local ranks");
-        assert_eq!(shown(&launch(Config::default())), [None, None, None, None]);
-        let any = Config { metrics_bind: Some("[::1]:0".to_owned()), ..Config::default() };
-        assert!(shown(&launch(any)).iter().all(|bind| bind.as_deref() == Some("[::1]:0")));
-
-        let high = Config { metrics_bind: Some("127.0.0.1:65533".to_owned()), ..config };
-        let refused = run(&launch(high)).unwrap_err();
-        assert!(matches!(&refused, Error::Config { knob, .. } if knob == "metrics_bind"), "{refused}");
-    }
-
-    #[test]
-    fn the_children_get_a_private_file_with_the_join_string_until_the_job_ends() {
-        let dir = tempfile::tempdir().unwrap();
-        let config = Config { runtime_dir: Some(dir.path().to_owned()), ..Config::default() };
-        let handover = Handover::make(&config, &join());
-        let (variable, path) = handover.variable.clone();
-        assert_eq!(variable, "GRADLANE_JOIN_FILE");
-        assert_eq!(rendezvous::read_join_file(Path::new(&path), Duration::ZERO), Ok(join()));
-        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
-        drop(handover);
-        assert!(!Path::new(&path).exists());
-    }
-
-    #[test]
-    fn settings_of_the_command_line_reach_every_child() {
-        for (_, name, command) in started(1, 1) {
-            let environment = environment(&command);
-            assert_eq!(environment.get("GRADLANE_STEP_TIMEOUT").map(String::as_str), Some("70 s"), "{name}");
-            assert_eq!(environment.get("GRADLANE_CONFIG").map(String::as_str), Some("job.toml"), "{name}");
-        }
-    }
-
-    #[test]
-    fn the_environment_of_a_child_makes_valid_settings() {
-        for (role, name, command) in started(2, 2) {
-            let (config, warnings) = Config::load(&BTreeMap::new(), environment(&command), None).unwrap();
-            assert_eq!(warnings, [], "{name}");
-            assert_eq!(config.size, Some(2), "{name}");
-            assert_eq!(config.join_file.as_deref(), Some(Path::new("/run/join")), "{name}");
-            assert_eq!(config.server_index.is_some(), role == Role::Server, "{name}");
-            assert_eq!(config.rank.is_some(), role == Role::Worker, "{name}");
-        }
-    }
-
-    fn started(workers: u32, servers: u32) -> Vec<(Role, String, Command)> {
-        let settings = [("step_timeout", "70 s"), ("config", "job.toml")];
-        let launch = Launch {
-            config: Config::default(),
-            settings: settings.map(|(name, value)| (name.to_owned(), value.to_owned())).into(),
-            workers,
-            servers,
-            failure_grace: Duration::ZERO,
-            program: &words("python -m gradlane.cli"),
-            worker: &words("python train.py"),
-        };
-        processes(&launch, &handover())
-    }
-
-    fn handover() -> Handover {
-        Handover { variable: ("GRADLANE_JOIN_FILE".to_owned(), "/run/join".to_owned()), file: None }
-    }
-
-    fn words(line: &str) -> Vec<OsString> {
-        line.split(' ').map(OsString::from).collect()
-    }
-
-    fn names(all: &[(Role, String, Command)]) -> Vec<&str> {
-        all.iter().map(|(_, name, _)| name.as_str()).collect()
-    }
-
-    fn line(command: &Command) -> Vec<String> {
-        [command.get_program()]
-            .into_iter()
-            .chain(command.get_args())
-            .map(|word| word.to_string_lossy().into_owned())
-            .collect()
-    }
-
-    fn environment(command: &Command) -> BTreeMap<String, String> {
-        let text = |word: &std::ffi::OsStr| word.to_string_lossy().into_owned();
-        command.get_envs().filter_map(|(name, value)| Some((text(name), text(value?)))).collect()
-    }
-
-    fn join() -> JoinString {
-        JoinString { address: "127.0.0.1:9000".to_owned(), ca_hash: [1; 32], secret: [2; 16] }
     }
 }

@@ -1,4 +1,5 @@
-//! Decides how a set of child processes ends: which exit code counts, and when the others are terminated and killed.
+//! Decides how a set of child processes ends: which exit code counts, and when the others are terminated and killed. Decides too whether and
+//! when a worker that failed is started again.
 //!
 //! A pure machine; [`super::supervisor`] starts the processes, measures time and delivers the signals.
 
@@ -15,9 +16,15 @@ use crate::ending::Ending;
 pub(super) enum Command {
     /// Send this signal to every child that still runs.
     SignalAll(i32),
+    /// Send SIGTERM to every worker that still runs.
+    TerminateWorkers,
     /// This child failed: tell the coordinator, and the user. `is_cause` unless it is a consequence of another failure. Consequences are told
     /// together at the end.
     ReportFailure { child: usize, ending: Ending, is_cause: bool },
+    /// This worker failed, and is started again after this time: tell the coordinator, and the user.
+    ReportRestart { child: usize, ending: Ending, after: Duration },
+    /// Start this worker again. The driver says with [`Supervision::handle_unstarted`] if it cannot.
+    Restart { child: usize },
     /// The job failed, and no child that failed before explains it: tell the user why.
     ReportJobFailure,
     /// Every child has ended; the launcher exits with this code.
@@ -36,21 +43,30 @@ enum Cause {
     Interrupt(i32),
 }
 
-/// With [`OnWorkerLoss::Continue`] a worker that fails changes nothing here: the coordinator hears of it, and gives the job up or not.
+/// With [`OnWorkerLoss::Continue`] a worker that fails changes nothing here: the coordinator hears of it, and gives the job up or not. There
+/// SIGTERM asks the workers to leave at the end of a step, for which they still need their servers.
 ///
 /// ```text
 /// Running ── all workers ended in order ─────────────────────► Terminating ── 1 s ──► Killing
+///    ├────── SIGTERM ──► Draining ── no worker left, interrupt, or time over ──► ▲
 ///    │ ├─── interrupt ──────────────────────────────────────────► ▲   ▲ │ interrupt ───► ▲
 ///    │                                                            │   │
 ///    └────── a child or the job failed ──► Grace ─ grace over, or no worker left
 ///                                            └──── interrupt ─────────┘
 /// ```
-/// From any state `Over` follows once no child runs.
+/// From any state `Over` follows once no child runs, and none is to be started again.
+///
+/// In `Running`, a worker that fails is started again while the job runs, restarts are left and no worker has ended in order, because the job
+/// is coming to its end then. The first restart of a worker comes at once, and later ones after a pause ([`pause`]).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum State {
     Running,
     /// The other children learn of the failure through the job and may end by themselves.
     Grace {
+        until: Time,
+    },
+    /// The workers were asked to leave.
+    Draining {
         until: Time,
     },
     /// SIGTERM was sent.
@@ -72,10 +88,16 @@ pub(super) struct Supervision {
     cause: Option<Cause>,
     grace: Duration,
     on_worker_loss: OnWorkerLoss,
+    leave_grace: Duration,
     /// By child: its role while it runs.
     running: Vec<Option<Role>>,
     /// By child: its ending, if it failed before it was told to end.
     failed: Vec<Option<Ending>>,
+    /// By child: how often it was started again, and when it is next, if it is to be.
+    again: Vec<Again>,
+    restarts_left: u32,
+    /// Whether the job has formed and is not over, as the driver said last.
+    job_runs: bool,
     /// Whether a worker did all its work.
     is_done: bool,
     /// The child because of which the coordinator gave the job up.
@@ -83,28 +105,58 @@ pub(super) struct Supervision {
     commands: VecDeque<Command>,
 }
 
+/// The starts of a worker after its first one.
+#[derive(Clone, Copy, Debug, Default)]
+struct Again {
+    /// How often it was started again, or was to be.
+    times: u32,
+    /// When it is started again.
+    due: Option<Time>,
+}
+
 impl Supervision {
     /// A machine without children. After a failure, the other children get `grace` to end by themselves. `on_worker_loss` is the setting of
-    /// the job.
-    pub(super) fn new(grace: Duration, on_worker_loss: OnWorkerLoss) -> Self {
+    /// the job, and `leave_grace` how long a worker may take to leave.
+    pub(super) fn new(grace: Duration, on_worker_loss: OnWorkerLoss, leave_grace: Duration) -> Self {
         Self {
             state: State::Running,
             cause: None,
             grace,
             on_worker_loss,
+            leave_grace,
             running: Vec::new(),
             failed: Vec::new(),
+            again: Vec::new(),
+            restarts_left: 0,
+            job_runs: false,
             is_done: false,
             culprit: None,
             commands: VecDeque::new(),
         }
     }
 
+    /// Workers that fail are started again, so many times in all. Has an effect only with [`OnWorkerLoss::Continue`].
+    pub(super) fn allow_restarts(&mut self, restarts: u32) {
+        self.restarts_left = restarts;
+    }
+
     /// Adds a child that has just been started and numbers it.
     pub(super) fn add(&mut self, role: Role) -> usize {
         self.running.push(Some(role));
         self.failed.push(None);
+        self.again.push(Again::default());
         self.running.len() - 1
+    }
+
+    /// Whether the next [`Self::handle_exit`] needs to know whether the job runs: [`Self::set_job_runs`].
+    pub(super) fn asks_for_job(&self) -> bool {
+        let may_restart = self.restarts_left > 0 || self.again.iter().any(|again| again.due.is_some());
+        self.state == State::Running && may_restart
+    }
+
+    /// Whether the job has formed and is not over.
+    pub(super) fn set_job_runs(&mut self, job_runs: bool) {
+        self.job_runs = job_runs;
     }
 
     /// A child has ended.
@@ -113,25 +165,53 @@ impl Supervision {
         let goes_on = self.on_worker_loss == OnWorkerLoss::Continue && role == Some(Role::Worker);
         match self.state {
             // A server that ends in order does so because the job has ended; its workers may still be busy.
-            State::Running if ending.in_order() => self.is_done |= role == Some(Role::Worker),
-            State::Running if goes_on => {
-                self.commands.push_back(Command::ReportFailure { child, ending, is_cause: true });
-                self.failed[child] = Some(ending);
+            State::Running | State::Draining { .. } if ending.in_order() => {
+                if role == Some(Role::Worker) {
+                    self.is_done = true;
+                    self.cancel_restarts();
+                }
             }
-            State::Running | State::Grace { .. } if !ending.in_order() => {
+            State::Draining { .. } if role == Some(Role::Worker) => {
+                self.cause.get_or_insert(Cause::Interrupt(libc::SIGTERM));
+            }
+            State::Running if goes_on => {
+                self.failed[child] = Some(ending);
+                let report = match self.plan_restart(now, child) {
+                    Some(after) => Command::ReportRestart { child, ending, after },
+                    None => Command::ReportFailure { child, ending, is_cause: true },
+                };
+                self.commands.push_back(report);
+            }
+            State::Running | State::Draining { .. } | State::Grace { .. } if !ending.in_order() => {
                 let is_cause = self.cause.is_none() || self.culprit == Some(child);
                 self.commands.push_back(Command::ReportFailure { child, ending, is_cause });
                 self.failed[child] = Some(ending);
                 self.fail(now, Cause::Child(ending));
             }
             // The status of a child that was told to end does not count.
-            State::Running | State::Grace { .. } | State::Terminating { .. } | State::Killing | State::Over => {}
+            State::Running
+            | State::Draining { .. }
+            | State::Grace { .. }
+            | State::Terminating { .. }
+            | State::Killing
+            | State::Over => {}
+        }
+        self.advance(now);
+    }
+
+    /// A worker could not be started again. It is tried again later, as after a failure.
+    pub(super) fn handle_unstarted(&mut self, now: Time, child: usize) {
+        self.running[child] = None;
+        if self.state == State::Running {
+            self.plan_restart(now, child);
         }
         self.advance(now);
     }
 
     /// The coordinator gave the job up, because of `culprit` if that is a child; `code` is the exit code if no child explains it better.
     pub(super) fn handle_job_failure(&mut self, now: Time, code: i32, culprit: Option<usize>) {
+        // Ranks are given anew when workers come, so the coordinator's name for a worker may be that of another child here.
+        let culprit = culprit.filter(|_| self.again.iter().all(|again| again.times == 0));
         // A child that ends because of another one may be heard of first.
         let is_explained = match self.cause {
             None => culprit.is_some_and(|culprit| self.failed[culprit].is_some()),
@@ -142,14 +222,22 @@ impl Supervision {
             self.commands.push_back(Command::ReportJobFailure);
         }
         self.culprit = self.culprit.or(culprit);
-        self.fail(now, Cause::Job(code));
+        // One that failed before the job did explains it better.
+        let failed = self.failed.iter().flatten().next().filter(|_| culprit.is_none());
+        self.fail(now, failed.map_or(Cause::Job(code), |ending| Cause::Child(*ending)));
         self.advance(now);
     }
 
-    /// The launcher got `signal`. A second signal kills the children at once.
+    /// The launcher got `signal`. A further one ends the children sooner, and at last kills them at once.
     pub(super) fn handle_interrupt(&mut self, now: Time, signal: i32) {
+        let goes_on = self.on_worker_loss == OnWorkerLoss::Continue;
         match self.state {
-            State::Running | State::Grace { .. } => {
+            State::Running if signal == libc::SIGTERM && goes_on => {
+                self.cancel_restarts();
+                self.state = State::Draining { until: now + self.leave_grace + TERMINATE_GRACE };
+                self.commands.push_back(Command::TerminateWorkers);
+            }
+            State::Running | State::Draining { .. } | State::Grace { .. } => {
                 self.cause.get_or_insert(Cause::Interrupt(signal));
                 self.terminate(now);
             }
@@ -163,16 +251,23 @@ impl Supervision {
     pub(super) fn handle_timeout(&mut self, now: Time) {
         match self.state {
             State::Grace { until } if until <= now => self.terminate(now),
+            State::Draining { until } if until <= now => {
+                self.cause.get_or_insert(Cause::Interrupt(libc::SIGTERM));
+                self.terminate(now);
+            }
             State::Terminating { until } if until <= now => self.kill(),
-            State::Running | State::Grace { .. } | State::Terminating { .. } | State::Killing | State::Over => {}
+            State::Running => self.advance(now),
+            State::Draining { .. } | State::Grace { .. } | State::Terminating { .. } | State::Killing | State::Over => {
+            }
         }
     }
 
     /// When to call [`Self::handle_timeout`].
     pub(super) fn poll_timeout(&self) -> Option<Time> {
         match self.state {
-            State::Grace { until } | State::Terminating { until } => Some(until),
-            State::Running | State::Killing | State::Over => None,
+            State::Draining { until } | State::Grace { until } | State::Terminating { until } => Some(until),
+            State::Running => self.again.iter().filter_map(|again| again.due).min(),
+            State::Killing | State::Over => None,
         }
     }
 
@@ -186,13 +281,46 @@ impl Supervision {
             (None | Some(Cause::Job(_)), _) => Some(cause),
             (Some(Cause::Child(_) | Cause::Interrupt(_)), _) => self.cause,
         };
-        if self.state == State::Running {
+        if matches!(self.state, State::Running | State::Draining { .. }) {
+            self.cancel_restarts();
             self.state = State::Grace { until: now + self.grace };
         }
     }
 
-    /// The transitions that depend on the children that still run.
+    /// Plans that this worker is started again, if it may be. Returns after which time.
+    fn plan_restart(&mut self, now: Time, child: usize) -> Option<Duration> {
+        if !self.job_runs {
+            // A job that is over takes nobody in.
+            self.cancel_restarts();
+            return None;
+        }
+        if self.is_done || self.restarts_left == 0 {
+            return None;
+        }
+        self.restarts_left -= 1;
+        let Again { times, due } = &mut self.again[child];
+        let after = pause(*times);
+        *times += 1;
+        *due = Some(now + after);
+        Some(after)
+    }
+
+    fn cancel_restarts(&mut self) {
+        self.again.iter_mut().for_each(|again| again.due = None);
+    }
+
+    /// The transitions that depend on time and on the children that still run.
     fn advance(&mut self, now: Time) {
+        for (child, again) in self.again.iter_mut().enumerate() {
+            if again.due.is_some_and(|due| due <= now) {
+                again.due = None;
+                self.running[child] = Some(Role::Worker);
+                self.commands.push_back(Command::Restart { child });
+            }
+        }
+        if self.again.iter().any(|again| again.due.is_some()) {
+            return;
+        }
         if self.running.iter().all(Option::is_none) {
             if self.state != State::Over {
                 self.state = State::Over;
@@ -200,13 +328,14 @@ impl Supervision {
             }
         } else if !self.running.contains(&Some(Role::Worker)) {
             match self.state {
-                State::Running | State::Grace { .. } => self.terminate(now),
+                State::Running | State::Draining { .. } | State::Grace { .. } => self.terminate(now),
                 State::Terminating { .. } | State::Killing | State::Over => {}
             }
         }
     }
 
     fn terminate(&mut self, now: Time) {
+        self.cancel_restarts();
         self.state = State::Terminating { until: now + TERMINATE_GRACE };
         self.commands.push_back(Command::SignalAll(libc::SIGTERM));
     }
@@ -231,216 +360,18 @@ impl Supervision {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn when_all_workers_ended_in_order_the_servers_are_told_to_end() {
-        let mut job = job();
-        job.handle_exit(at(1), WORKER_0, Ending::Exited(0));
-        assert_eq!(commands(&mut job), []);
-        job.handle_exit(at(2), WORKER_1, Ending::Exited(0));
-        assert_eq!(commands(&mut job), [Command::SignalAll(libc::SIGTERM)]);
-        job.handle_exit(at(2), SERVER, Ending::Killed(libc::SIGTERM));
-        assert_eq!(commands(&mut job), [Command::Finish(0)]);
-    }
-
-    #[test]
-    fn a_server_that_ends_in_order_before_the_workers_is_no_failure() {
-        let mut job = job();
-        job.handle_exit(at(1), SERVER, Ending::Exited(0));
-        job.handle_exit(at(2), WORKER_0, Ending::Exited(0));
-        job.handle_exit(at(3), WORKER_1, Ending::Exited(0));
-        assert_eq!(commands(&mut job), [Command::Finish(0)]);
-    }
-
-    #[test]
-    fn a_server_that_fails_fails_the_job() {
-        let mut job = job();
-        job.handle_exit(at(1), SERVER, Ending::Exited(70));
-        assert_eq!(
-            commands(&mut job),
-            [Command::ReportFailure { child: SERVER, ending: Ending::Exited(70), is_cause: true }]
-        );
-        job.handle_exit(at(2), WORKER_0, Ending::Exited(1));
-        job.handle_exit(at(2), WORKER_1, Ending::Exited(1));
-        assert_eq!(commands(&mut job).last(), Some(&Command::Finish(70)), "the first failure counts");
-    }
-
-    #[test]
-    fn survivors_of_a_failure_get_the_grace_then_sigterm_then_sigkill() {
-        let mut job = job();
-        job.handle_exit(at(10), WORKER_0, Ending::Killed(libc::SIGKILL));
-        let failed = Command::ReportFailure { child: WORKER_0, ending: Ending::Killed(libc::SIGKILL), is_cause: true };
-        assert_eq!(commands(&mut job), [failed]);
-        assert_eq!(job.poll_timeout(), Some(at(15)));
-
-        job.handle_timeout(at(15));
-        assert_eq!(commands(&mut job), [Command::SignalAll(libc::SIGTERM)]);
-        job.handle_timeout(at(16));
-        assert_eq!(commands(&mut job), [Command::SignalAll(libc::SIGKILL)]);
-        job.handle_exit(at(16), WORKER_1, Ending::Killed(libc::SIGKILL));
-        job.handle_exit(at(16), SERVER, Ending::Killed(libc::SIGKILL));
-        assert_eq!(commands(&mut job), [Command::Finish(128 + libc::SIGKILL)]);
-    }
-
-    #[test]
-    fn without_workers_the_servers_get_no_further_grace() {
-        let mut job = job();
-        job.handle_exit(at(1), WORKER_0, Ending::Exited(3));
-        job.handle_exit(at(2), WORKER_1, Ending::Exited(0));
-        assert_eq!(commands(&mut job).last(), Some(&Command::SignalAll(libc::SIGTERM)));
-        job.handle_exit(at(2), SERVER, Ending::Exited(0));
-        assert_eq!(commands(&mut job), [Command::Finish(3)]);
-    }
-
-    #[test]
-    fn an_interrupt_terminates_at_once_and_kills_one_second_later() {
-        let mut job = job();
-        job.handle_interrupt(at(1), libc::SIGINT);
-        assert_eq!(commands(&mut job), [Command::SignalAll(libc::SIGTERM)]);
-        job.handle_exit(at(1), WORKER_0, Ending::Killed(libc::SIGTERM));
-        job.handle_timeout(at(2));
-        assert_eq!(commands(&mut job), [Command::SignalAll(libc::SIGKILL)]);
-        job.handle_exit(at(2), WORKER_1, Ending::Killed(libc::SIGKILL));
-        job.handle_exit(at(2), SERVER, Ending::Exited(0));
-        assert_eq!(commands(&mut job), [Command::Finish(128 + libc::SIGINT)]);
-    }
-
-    #[test]
-    fn a_second_interrupt_kills() {
-        let mut job = job();
-        job.handle_interrupt(at(1), libc::SIGINT);
-        job.handle_interrupt(at(1), libc::SIGINT);
-        assert_eq!(commands(&mut job), [Command::SignalAll(libc::SIGTERM), Command::SignalAll(libc::SIGKILL)]);
-    }
-
-    #[test]
-    fn a_child_explains_the_failure_of_its_job_even_if_it_is_heard_of_later() {
-        let mut job = job();
-        job.handle_job_failure(at(1), 1, None);
-        assert_eq!(commands(&mut job), [Command::ReportJobFailure]);
-        job.handle_exit(at(1), WORKER_1, Ending::Exited(7));
-        job.handle_exit(at(2), WORKER_0, Ending::Exited(1));
-        job.handle_exit(at(2), SERVER, Ending::Exited(1));
-        assert_eq!(commands(&mut job).last(), Some(&Command::Finish(7)));
-    }
-
-    #[test]
-    fn the_child_that_failed_the_job_gives_the_code_also_if_others_end_before_it() {
-        let mut job = job();
-        job.handle_exit(at(1), WORKER_0, Ending::Exited(3));
-        job.handle_job_failure(at(1), 1, Some(WORKER_1));
-        job.handle_exit(at(2), WORKER_1, Ending::Exited(7));
-        job.handle_exit(at(2), SERVER, Ending::Exited(1));
-        assert_eq!(commands(&mut job).last(), Some(&Command::Finish(7)));
-    }
-
-    #[test]
-    fn a_job_that_fails_while_its_processes_end_in_order_still_fails() {
-        let mut job = job();
-        job.handle_job_failure(at(1), 75, None);
-        for child in [WORKER_0, WORKER_1, SERVER] {
-            job.handle_exit(at(2), child, Ending::Exited(0));
-        }
-        assert_eq!(commands(&mut job).last(), Some(&Command::Finish(75)));
-    }
-
-    #[test]
-    fn that_a_job_fails_after_its_child_is_no_news() {
-        let mut job = job();
-        job.handle_exit(at(1), WORKER_1, Ending::Exited(7));
-        job.handle_job_failure(at(1), 1, None);
-        let failed = Command::ReportFailure { child: WORKER_1, ending: Ending::Exited(7), is_cause: true };
-        assert_eq!(commands(&mut job), [failed]);
-    }
-
-    #[test]
-    fn the_cause_is_told_also_if_a_child_that_ends_because_of_it_is_heard_of_before() {
-        let mut job = job();
-        job.handle_exit(at(1), WORKER_0, Ending::Exited(1));
-        job.handle_job_failure(at(1), 1, Some(WORKER_1));
-        job.handle_exit(at(1), WORKER_1, Ending::Exited(7));
-        let failure = |child, code| Command::ReportFailure { child, ending: Ending::Exited(code), is_cause: true };
-        let told = [failure(WORKER_0, 1), Command::ReportJobFailure, failure(WORKER_1, 7)];
-        assert_eq!(commands(&mut job)[..3], told);
-    }
-
-    #[test]
-    fn a_job_that_goes_on_without_a_worker_succeeds_once_the_others_have() {
-        let mut job = job_that_goes_on();
-        job.handle_exit(at(1), WORKER_0, KILLED);
-        assert_eq!(commands(&mut job), [failed(WORKER_0)], "the coordinator and the user hear of it");
-        assert_eq!(job.poll_timeout(), None, "nobody is told to end");
-        job.handle_exit(at(60), WORKER_1, Ending::Exited(0));
-        assert_eq!(commands(&mut job), [Command::SignalAll(libc::SIGTERM)]);
-        job.handle_exit(at(60), SERVER, Ending::Exited(0));
-        assert_eq!(commands(&mut job), [Command::Finish(0)]);
-    }
-
-    #[test]
-    fn a_job_that_goes_on_until_no_worker_is_left_fails_as_the_first_one_did() {
-        let mut job = job_that_goes_on();
-        job.handle_exit(at(1), WORKER_0, KILLED);
-        job.handle_exit(at(2), WORKER_1, Ending::Exited(7));
-        job.handle_exit(at(2), SERVER, Ending::Exited(0));
-        assert_eq!(commands(&mut job).last(), Some(&Command::Finish(128 + libc::SIGKILL)));
-    }
-
-    #[test]
-    fn a_job_that_the_coordinator_gives_up_after_a_worker_fails_as_that_one_did() {
-        let mut job = job_that_goes_on();
-        job.handle_exit(at(1), WORKER_1, KILLED);
-        job.handle_job_failure(at(1), 1, Some(WORKER_1));
-        assert_eq!(commands(&mut job), [failed(WORKER_1)], "the user has heard of it");
-        job.handle_exit(at(2), WORKER_0, Ending::Exited(1));
-        job.handle_exit(at(2), SERVER, Ending::Exited(1));
-        assert_eq!(commands(&mut job).last(), Some(&Command::Finish(128 + libc::SIGKILL)));
-    }
-
-    #[test]
-    fn a_server_that_fails_fails_also_a_job_that_goes_on_without_workers() {
-        let mut job = job_that_goes_on();
-        job.handle_exit(at(1), SERVER, Ending::Exited(70));
-        assert_eq!(job.poll_timeout(), Some(at(6)), "the others get their grace");
-    }
-
-    #[test]
-    fn an_ending_is_told_in_words() {
-        assert_eq!(Ending::Exited(3).to_string(), "exited with code 3");
-        assert_eq!(Ending::Killed(9).to_string(), "killed by signal 9 (SIGKILL)");
-    }
-
-    const SERVER: usize = 0;
-    const WORKER_0: usize = 1;
-    const WORKER_1: usize = 2;
-
-    const KILLED: Ending = Ending::Killed(libc::SIGKILL);
-
-    fn failed(child: usize) -> Command {
-        Command::ReportFailure { child, ending: KILLED, is_cause: true }
-    }
-
-    fn job() -> Supervision {
-        supervised(OnWorkerLoss::Abort)
-    }
-
-    fn job_that_goes_on() -> Supervision {
-        supervised(OnWorkerLoss::Continue)
-    }
-
-    fn supervised(on_worker_loss: OnWorkerLoss) -> Supervision {
-        let mut job = Supervision::new(Duration::from_secs(5), on_worker_loss);
-        assert_eq!([Role::Server, Role::Worker, Role::Worker].map(|role| job.add(role)), [SERVER, WORKER_0, WORKER_1]);
-        job
-    }
-
-    fn at(seconds: u64) -> Time {
-        Time::ZERO + Duration::from_secs(seconds)
-    }
-
-    fn commands(job: &mut Supervision) -> Vec<Command> {
-        std::iter::from_fn(|| job.next_command()).collect()
+/// How long a worker that fails again waits until it is started for the next time, so that one that fails at its start does not cost the
+/// others a new beginning all the time. `times` is how often it was started again before.
+fn pause(times: u32) -> Duration {
+    match times {
+        0 => Duration::ZERO,
+        1..=5 => Duration::from_secs(1 << (times - 1)),
+        _ => PAUSE_MAX,
     }
 }
+
+/// The longest pause.
+const PAUSE_MAX: Duration = Duration::from_secs(30);
+
+#[cfg(test)]
+mod tests;

@@ -158,6 +158,11 @@ impl DataPlane {
         }
     }
 
+    /// As [`Node::forms_again`].
+    pub(crate) fn forms_again(&self) -> bool {
+        self.node().forms_again()
+    }
+
     /// Where the server stands in its life.
     pub(crate) fn state(&self) -> ServerState {
         self.node().state().clone()

@@ -211,13 +211,16 @@ impl Node {
                 self.turn(Turn::Fail(error));
             }
             MemberEvent::Left => {
-                self.end(Phase::Ended);
+                let phase = if self.forms_again() { Phase::FormsAgain } else { Phase::Ended };
+                self.end(phase);
                 self.turn(Turn::End);
             }
             MemberEvent::StallNotice { .. }
             | MemberEvent::Declared { .. }
             | MemberEvent::BarrierDone { .. }
             | MemberEvent::StoreDone { .. }
+            | MemberEvent::Boundary { .. }
+            | MemberEvent::Passed { .. }
             | MemberEvent::Renewed { .. }
             | MemberEvent::WorkersKey(_) => {}
         }
@@ -241,6 +244,11 @@ impl Node {
     /// Where the server stands in its life.
     pub fn state(&self) -> &ServerState {
         &self.state
+    }
+
+    /// Whether its job forms again, for which a new server is needed.
+    pub fn forms_again(&self) -> bool {
+        self.view.as_ref().is_some_and(|view| view.phase == Phase::FormsAgain)
     }
 
     /// Whether it drains and nothing is open any more.

@@ -114,7 +114,7 @@ impl Membership {
             match &self.phase {
                 Phase::Running => {}
                 Phase::Forming => return Err(not_yet("members of the job are missing".to_owned())),
-                Phase::Ended => return Err(ended()),
+                Phase::Ended | Phase::FormsAgain => return Err(ended()),
                 Phase::Aborted(cause) => return Err(self.told(worker, cause)),
             }
         }
@@ -207,7 +207,7 @@ impl Membership {
     pub(super) fn succession(&self, before: Option<&Self>) -> Succession {
         match &self.phase {
             Phase::Aborted(cause) => return Succession::End(cause.clone()),
-            Phase::Ended => return Succession::End(ended()),
+            Phase::Ended | Phase::FormsAgain => return Succession::End(ended()),
             Phase::Forming | Phase::Running => {}
         }
         match before {

@@ -24,7 +24,7 @@ use crate::node::data_plane::DataPlane;
 use crate::node::life::ServerState;
 
 /// How to start a server.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct ServerOptions {
     /// Settings of the whole process.
     pub config: Config,
@@ -38,6 +38,7 @@ pub struct ServerOptions {
 
 /// A server from its start to its end: see [`ServerState`]. [`Server::start`] returns in `Joining`; one that has ended does not start again.
 pub struct Server {
+    options: ServerOptions,
     addresses: Vec<Address>,
     plane: Arc<DataPlane>,
     membership: Arc<Mutex<Membership>>,
@@ -98,7 +99,7 @@ impl Server {
         let sum_threads = NonZeroUsize::new(config.sum_threads_or_cores()).unwrap_or(NonZeroUsize::MIN);
         let plane = DataPlane::new(node, sum_threads, pool, clock)?;
         let listener = listen(&options, &plane)?;
-        let ServerOptions { config, coordinator, credentials, index } = options;
+        let ServerOptions { config, coordinator, credentials, index } = options.clone();
         let mut member = MemberConfig { requested: index, ..process::member(Role::Server, &config) };
         let announced = |bound: &Address| process::announced_address(bound, config.advertise.as_deref(), &coordinator);
         let addresses: Vec<Address> = listener.addresses.iter().map(announced).collect();
@@ -114,7 +115,7 @@ impl Server {
         )?;
         plane.attach(listener, membership.reporter());
         let membership = Arc::new(Mutex::new(membership));
-        Ok(Self { addresses, plane, membership, exposure: Mutex::default() })
+        Ok(Self { options, addresses, plane, membership, exposure: Mutex::default() })
     }
 
     /// Where it accepts exchanges from other machines, `host:port`.
@@ -157,6 +158,19 @@ impl Server {
         self.plane.wait(patience).unwrap_or_else(|| {
             Err(Error::Timeout { what: "waiting for the job to end".to_owned(), waited: patience.unwrap_or_default() })
         })
+    }
+
+    /// Stops, and if the job has ended only to form again, starts the server of its next formation at the same place. `None` if the job is
+    /// over.
+    ///
+    /// # Errors
+    /// As [`start`](Self::start).
+    pub fn start_again(&self) -> Result<Option<Self>> {
+        if !self.plane.forms_again() {
+            return Ok(None);
+        }
+        self.stop(FAREWELL);
+        Self::start(self.options.clone()).map(Some)
     }
 
     /// Stops gently, and returns whether nothing was left open.
@@ -212,6 +226,8 @@ fn follow(plane: &Arc<DataPlane>, event: MemberEvent) {
         | MemberEvent::Declared { .. }
         | MemberEvent::BarrierDone { .. }
         | MemberEvent::StoreDone { .. }
+        | MemberEvent::Boundary { .. }
+        | MemberEvent::Passed { .. }
         | MemberEvent::Renewed { .. }
         | MemberEvent::WorkersKey(_) => {}
     }

@@ -6,13 +6,13 @@ use std::time::Duration;
 use gradlane_core::error::Error;
 use gradlane_core::pipeline::LayoutConfig;
 use gradlane_core::types::{
-    Address, DType, Epoch, Incarnation, LinkId, NodeId, PartId, Phase, Process, Role, Round, Scheme, StoreAsk,
-    TensorKey, TensorSpec, Time, View, WorkerId,
+    Address, DType, Epoch, Incarnation, LinkId, NodeId, PartId, Phase, Process, Role, Round, Scheme, StepReport,
+    StoreAsk, TensorKey, TensorSpec, Time, View, WorkerId,
 };
 use gradlane_core::wire::Frame;
 use gradlane_core::wire::frame::{Join, Progress, Stall};
 use gradlane_core::wire::limits::FRAME_BYTES_MAX;
-use gradlane_server::coordinator::{Command, Coordinator, CoordinatorConfig, Event, Policy};
+use gradlane_server::coordinator::{Command, Coordinator, CoordinatorConfig, Event, Policy, Record};
 
 use super::input::Input;
 use super::members::node_id;
@@ -46,6 +46,9 @@ fn coordinator(bytes: &[u8]) {
 
 struct World {
     coordinator: Coordinator,
+    config: CoordinatorConfig,
+    journal: Vec<Record>,
+    is_stopped: bool,
     policy: Policy,
     now: Time,
     links: BTreeMap<LinkId, (u8, Role)>,
@@ -66,16 +69,24 @@ impl World {
             form_timeout: 30 * SECOND,
             suspect_timeout: 2 * SECOND,
             dead_timeout: 5 * SECOND,
-            leave_grace: 3 * SECOND,
+            boundary_timeout: Duration::from_secs(20),
+            workers_max: None,
+            reform_timeout: Duration::from_secs(10),
+            leave_grace: Duration::from_secs(15),
+            end_grace: 3 * SECOND,
             stall_interval: 10 * SECOND,
             policy,
             layout: LayoutConfig::default(),
+            journals: true,
             defect: None,
         };
-        let coordinator = Coordinator::new(config, TERM, Time(1));
+        let coordinator = Coordinator::new(config.clone(), TERM, Time(1));
         let epoch = coordinator.view().epoch;
         let mut world = Self {
             coordinator,
+            config,
+            journal: Vec::new(),
+            is_stopped: false,
             policy,
             now: Time(1),
             links: BTreeMap::new(),
@@ -97,7 +108,7 @@ impl World {
     }
 
     fn event(&mut self, input: &mut Input<'_>) {
-        match input.below(20) {
+        match input.below(21) {
             0 | 1 => {
                 let (number, role) = who(input);
                 self.connect(number, role);
@@ -175,9 +186,14 @@ impl World {
                 let until = self.now + Duration::from_millis(u64::from(input.byte()) * 40);
                 self.pass(until);
             }
+            19 => {
+                let report = step_report(input);
+                self.said(input, Frame::Steps(report));
+            }
             _ => {
                 if input.byte() == 0 {
                     self.coordinator.stop(self.now, Error::Cancelled);
+                    self.is_stopped = true;
                 }
             }
         }
@@ -235,6 +251,11 @@ impl World {
                     let role = self.links.get(&link).map(|(_, role)| *role);
                     assert_eq!(role, Some(Role::Worker), "the key of the workers for another process");
                 }
+                Command::Journal(record) => {
+                    let kept = Record::decode(&record.encode()).expect("what was written can be read");
+                    assert_eq!(kept, record);
+                    self.journal.push(kept);
+                }
                 Command::Event(Event::Finished(_)) => self.finished += 1,
                 Command::Event(_) => assert_eq!(self.finished, 0, "nothing is told after the end"),
             }
@@ -265,8 +286,15 @@ impl World {
         }
     }
 
-    /// Whatever was, the job can be ended, and ends once.
+    /// Whatever was, another coordinator can go on, and the job can be ended, and ends once.
     fn end(mut self) {
+        // Who stops it tells it to forget the job, too.
+        if !self.journal.is_empty() && !self.is_stopped {
+            let records = std::mem::take(&mut self.journal);
+            let (recovered, _) = Coordinator::recover(self.config.clone(), records).expect("it was written so");
+            let [ours, theirs] = [&self.coordinator, &recovered].map(Coordinator::view);
+            assert_eq!(ours, theirs);
+        }
         self.coordinator.stop(self.now, Error::Cancelled);
         self.drain();
         self.pass(self.now + 60 * SECOND);
@@ -330,6 +358,12 @@ fn tensor(input: &mut Input<'_>) -> TensorSpec {
     let sizes = [1, 10, 100_000, 0, 1 << 44, u64::MAX];
     let shape = (0..input.below(3)).map(|_| input.pick(&sizes)).collect();
     TensorSpec::new(name, dtype, shape)
+}
+
+fn step_report(input: &mut Input<'_>) -> StepReport {
+    let flags = input.byte();
+    let [stands, rests, leaves] = [1, 2, 4].map(|flag| flags & flag != 0);
+    StepReport { begun: u64::from(input.below(4)), change: u64::from(input.below(4)), stands, rests, leaves }
 }
 
 fn store_ask(input: &mut Input<'_>) -> StoreAsk {

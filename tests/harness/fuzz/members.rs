@@ -24,6 +24,7 @@ pub(super) fn view(workers: u8, number: u32, phase: Phase) -> View {
         first_round: Round(0),
     };
     View {
+        formed_before: 0,
         job: "fuzz".to_owned(),
         epoch: Epoch { term: 1, number },
         phase,

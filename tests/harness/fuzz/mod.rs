@@ -71,6 +71,7 @@ pub const TARGETS: &[Target] = &[
     peers::HTTP_REQUEST,
     texts::JOIN_STRING,
     texts::INVITATION,
+    texts::TERM,
     texts::JOURNAL,
     texts::RENDEZVOUS,
     texts::SETTING,

@@ -1,4 +1,4 @@
-//! What people and launchers write: join strings, tokens, journals, rendezvous files, settings.
+//! What people, launchers and coordinators write: join strings, tokens, terms, journals, rendezvous files, settings.
 
 use std::collections::BTreeMap;
 
@@ -28,12 +28,21 @@ pub(super) const INVITATION: Target = Target {
     memory: Memory { bytes: 4 << 10, times: 4 },
 };
 
+pub(super) const TERM: Target = Target {
+    name: "term",
+    kind: Kind::Decoder,
+    check: server::term,
+    seeds: || [&b"3\n"[..], b"4294967294\n"].map(<[u8]>::to_vec).into(),
+    memory: Memory { bytes: 4 << 10, times: 4 },
+};
+
 pub(super) const JOURNAL: Target = Target {
     name: "journal",
     kind: Kind::Decoder,
     check: server::journal,
-    seeds: || [&b"3\n"[..], b"4294967294\n"].map(<[u8]>::to_vec).into(),
-    memory: Memory { bytes: 4 << 10, times: 4 },
+    seeds: || vec![server::a_journal()],
+    // A tensor of as many parts as a job may have.
+    memory: Memory { bytes: 256 << 20, times: 64 << 10 },
 };
 
 pub(super) const RENDEZVOUS: Target = Target {

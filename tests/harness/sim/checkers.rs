@@ -10,6 +10,7 @@
 //! | `parameters` | whether each use of a parameter found what it must, and whether its failure has a cause |
 //! | `store` | whether the store made each change once, and answered each read with what was put |
 //! | `lateness` | why a worker did not contribute to a round in time |
+//! | `boundary` | whether workers leave, and hear of losses, behind the same step, where nothing is open |
 //! | `job` | memberships, deaths, barriers and the end of the job |
 //!
 //! A failure excuses nothing by itself. Each failure needs a fault that concerned that very call: its tensor, its peer, its time.
@@ -18,6 +19,7 @@ use std::fmt;
 
 use gradlane_core::types::Time;
 
+use self::boundary::Boundaries;
 use self::calls::Calls;
 use self::evidence::Evidence;
 use self::job::Job;
@@ -26,6 +28,7 @@ use self::store::Asks;
 use super::workload::Plan;
 use super::world::Who;
 
+mod boundary;
 mod calls;
 mod evidence;
 mod job;
@@ -69,6 +72,8 @@ pub enum Checker {
     Exchange,
     /// A barrier opens when all have come, for all.
     Barrier,
+    /// A change of the workers passes behind one step for all, where nothing is open.
+    Boundary,
     /// The store makes each change once, and answers a read with a value that was put.
     Store,
     /// Nothing grows without a bound.
@@ -110,6 +115,7 @@ pub(super) struct Witness {
     calls: Calls,
     uses: Uses,
     asks: Asks,
+    boundaries: Boundaries,
     job: Job,
 }
 
@@ -123,6 +129,7 @@ impl Witness {
             calls: Calls::new(plan),
             uses: Uses::new(plan),
             asks: Asks::default(),
+            boundaries: Boundaries::default(),
             job: Job::new(plan),
         }
     }
@@ -132,6 +139,7 @@ impl Witness {
         self.world = world;
         self.check_calls_in_time();
         self.check_uses_in_time();
+        self.check_boundaries_in_time();
     }
 
     /// The first violation.

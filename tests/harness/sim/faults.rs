@@ -58,8 +58,16 @@ pub(super) struct FaultClasses {
     pub(super) subsets: bool,
     /// The job goes on without workers that are lost.
     pub(super) survivors: bool,
+    /// Workers of such a job count steps, and agree on the boundaries between them.
+    pub(super) steps: bool,
+    /// Workers that count steps are asked to leave.
+    pub(super) leaves: bool,
     /// A server is asked to stop: it drains, and ends a while later.
     pub(super) drains: bool,
+    /// Processes come that could be workers too: the job ends to form again with them.
+    pub(super) comes: bool,
+    /// A coordinator that is killed is succeeded by another one, which goes on with its job.
+    pub(super) succeeds: bool,
 }
 
 impl FaultClasses {
@@ -97,6 +105,8 @@ impl FaultClasses {
             new_keys: fatal && on(50),
             dead_paths: fatal && on(25),
             drains: fatal && on(25),
+            // Aside, so that all other draws of a seed stay as they were.
+            succeeds: !calm && random.clone().chance(15),
             ..classes
         }
     }
@@ -128,7 +138,11 @@ impl fmt::Display for FaultClasses {
             (self.one_shot_names, "one-shot-names"),
             (self.subsets, "subsets"),
             (self.survivors, "survivors"),
+            (self.steps, "steps"),
+            (self.leaves, "leaves"),
             (self.drains, "drains"),
+            (self.comes, "comes"),
+            (self.succeeds, "succeeds"),
         ];
         let on: Vec<&str> = named.iter().filter(|(on, _)| *on).map(|(_, name)| *name).collect();
         f.write_str(if on.is_empty() { "none".to_owned() } else { on.join(" ") }.as_str())
@@ -148,6 +162,12 @@ pub(super) enum Fault {
     Kill { who: Who, seen: bool, restart_after: Option<Duration> },
     /// A server is asked to stop.
     Drain { who: Who },
+    /// A process comes, and goes again if it is not taken in by then.
+    Come { number: u64, goes_after: Option<Duration> },
+    /// It goes.
+    Go { number: u64 },
+    /// The coordinator is killed, and another one goes on with its job after this time.
+    Succeed { after: Duration },
     /// Nothing passes from one process to the other any more.
     Cut { from: Who, to: Who },
     /// A member sends something that is well formed and wrong in its state.
@@ -202,7 +222,11 @@ pub(super) fn schedule(classes: FaultClasses, workers: u32, servers: u32, random
         let (at, length) = (when(random), random.millis(3000, 25_000));
         block(random, at, length);
     }
-    let anybody = |random: &mut Random| if random.chance(15) { Who::Coordinator } else { random.pick(&members) };
+    // One that is killed for good leads nobody any more; see `Succeed`.
+    let anybody = |random: &mut Random| match random.chance(15) && !classes.succeeds {
+        true => Who::Coordinator,
+        false => random.pick(&members),
+    };
     if classes.pauses {
         for _ in 0..random.between(1, 3) {
             faults.push((when(random), Fault::Pause { who: anybody(random), length: random.millis(20, 2500) }));
@@ -232,11 +256,18 @@ pub(super) fn schedule(classes: FaultClasses, workers: u32, servers: u32, random
     }
     if classes.drains {
         let who = Who::Server(random.below(u64::from(servers)) as u32);
-        let at = when(random);
+        // Mostly while there is something to drain.
+        let at = Time::ZERO + random.millis(300, 2500);
         faults.push((at, Fault::Drain { who }));
         // What it does not answer until then is lost.
         let patience = random.millis(500, 6000);
         faults.push((at + patience, Fault::Kill { who, seen: random.chance(80), restart_after: None }));
+    }
+    if classes.succeeds {
+        let aside = &mut random.clone();
+        for _ in 0..aside.between(1, 3) {
+            faults.push((when(aside), Fault::Succeed { after: aside.millis(10, 2500) }));
+        }
     }
     if classes.dead_paths {
         let worker = Who::Worker(random.below(u64::from(workers)) as u32);

@@ -55,6 +55,7 @@ fn say(context: &mut Context, who: Who) {
             job: "sim".to_owned(),
             epoch: Epoch { term: u32::MAX, number: 1 },
             phase: Phase::Ended,
+            formed_before: 0,
             members: Vec::new(),
         }),
     ];

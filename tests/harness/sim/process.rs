@@ -99,6 +99,8 @@ pub(super) enum Input {
     NeighbourLost { gone: Address },
     /// The system shows that a process of this machine has ended.
     ProcessEnded { gone: Address },
+    /// A worker is asked to leave.
+    AskToLeave,
     /// A server is asked to stop.
     Drain,
     /// A caller's thread looks for short tasks of a stage.

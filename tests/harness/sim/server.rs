@@ -115,6 +115,7 @@ impl ServerProcess {
     /// Carries out what both machines want, until neither wants anything.
     fn settle(&mut self, context: &mut Context) {
         loop {
+            context.go_on();
             let events = self.member.drain(context);
             let command = self.node.next_command();
             if events.is_empty() && command.is_none() {
@@ -448,6 +449,7 @@ impl Process for ServerProcess {
                 self.draining = true;
                 context.witness.drains();
             }
+            Input::AskToLeave => unreachable!("only workers are asked to leave"),
             Input::Opened { .. }
             | Input::Body { .. }
             | Input::BodyCut { .. }

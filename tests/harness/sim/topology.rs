@@ -49,6 +49,11 @@ impl Topology {
                 sizes
             }
         };
+        Self::of_sizes(random, sizes)
+    }
+
+    /// Draws a topology of machines with so many workers each.
+    pub(super) fn of_sizes(random: &mut Random, sizes: Vec<usize>) -> Self {
         let several = (0..).zip(sizes).flat_map(|(machine, ranks)| std::iter::repeat_n(machine, ranks));
         let mut machines: Vec<u32> = several.take(WORKERS_MAX).collect();
         random.shuffle(&mut machines);

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use gradlane_core::cluster::MemberEvent;
+use gradlane_core::cluster::{MemberEvent, Steps};
 use gradlane_core::codec::feedback::Residual;
 use gradlane_core::config::Bounds;
 use gradlane_core::error::{Error, Result};
@@ -26,6 +26,7 @@ mod memory;
 mod neighbours;
 mod results;
 mod stages;
+mod stepping;
 mod training;
 mod uses;
 
@@ -72,6 +73,11 @@ pub(super) struct WorkerProcess {
     /// The latest one of each task.
     summing: BTreeMap<TaskId, ExchangeId>,
     script: Script,
+    steps: Steps,
+    /// How many steps it has begun.
+    begun: u64,
+    /// The coordinator has let it leave at a boundary.
+    released: bool,
     /// Requests of the membership, and what they mean to the machine.
     declarations: BTreeMap<u64, u64>,
     barriers: BTreeMap<u64, String>,
@@ -109,6 +115,9 @@ impl WorkerProcess {
             streams: BTreeMap::new(),
             summing: BTreeMap::new(),
             script: Script::default(),
+            steps: Steps::new(context.plan.defect),
+            begun: 0,
+            released: false,
             declarations: BTreeMap::new(),
             barriers: BTreeMap::new(),
             asked: BTreeMap::new(),
@@ -154,6 +163,7 @@ impl WorkerProcess {
     /// Lets every machine have its way, until none wants anything.
     fn settle(&mut self, context: &mut Context) {
         loop {
+            context.go_on();
             let events = self.member.drain(context);
             let commands: Vec<Command> = std::iter::from_fn(|| self.worker.next_command(context.now)).collect();
             let endings = self.transport.endings(context);
@@ -213,17 +223,21 @@ impl WorkerProcess {
                 self.notices.push((stall.part, stall.round, detail.clone()));
                 self.worker.handle_stall_notice(now, stall.part, stall.round, detail);
             }
+            MemberEvent::Boundary { change, limit } => self.hear_boundary(context, change, limit),
+            MemberEvent::Passed { change, outcome } => self.hear_passed(context, change, outcome),
             MemberEvent::StoreDone { request, outcome } => self.hear_store(context, request, &outcome),
             MemberEvent::Ended { .. } | MemberEvent::Renewed { .. } | MemberEvent::WorkersKey(_) => {}
             MemberEvent::Failed(error) => {
                 self.worker.handle_failed(now, error.clone());
+                self.fail_steps(error.clone());
                 self.ended = Some(Err(error));
                 self.script.done = true;
             }
             MemberEvent::Left => {
                 self.leave_neighbours(context, None);
                 self.ended = Some(Ok(()));
-                self.script.done = true;
+                // One that leaves at a boundary hears of it there.
+                self.script.done |= !self.released;
             }
         }
     }
@@ -362,6 +376,7 @@ impl Process for WorkerProcess {
             Input::Near { from, team, note } => self.hear(context, from, &team, note),
             Input::NeighbourLost { gone } => self.lose_neighbour(context, gone),
             Input::Script => self.run_script(context),
+            Input::AskToLeave => self.ask_to_leave(context),
             Input::LinkDialled { .. }
             | Input::Opened { .. }
             | Input::Body { .. }
@@ -380,7 +395,7 @@ impl Process for WorkerProcess {
     }
 
     fn is_finished(&self) -> bool {
-        self.ended.is_some() && self.worker.is_idle() && self.transport.open() == 0
+        self.ended.is_some() && self.script.done && self.worker.is_idle() && self.transport.open() == 0
     }
 
     fn describe(&self) -> String {

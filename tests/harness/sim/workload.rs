@@ -14,7 +14,9 @@ use super::topology::Topology;
 use crate::random::{Random, mix};
 
 mod parameters;
+mod stepping;
 mod store;
+pub(super) mod timing;
 
 pub(super) use self::parameters::Parameter;
 pub(super) use self::store::Asking;
@@ -48,6 +50,10 @@ pub(super) struct Plan {
     pub(super) faults: Vec<(Time, Fault)>,
     /// What each worker process does, by process number.
     pub(super) scripts: Vec<Vec<Action>>,
+    /// The workers that are asked to leave: so long after they have begun which step.
+    pub(super) leavers: BTreeMap<u32, (u64, Duration)>,
+    /// The step within which workers rest, between two loops over steps.
+    rests_in: Option<u64>,
     /// Whether workers submit several tensors in one call.
     batches: bool,
     /// What the oracle computed.
@@ -79,32 +85,6 @@ pub(super) struct Settings {
     pub(super) idle_timeout: Duration,
     /// Latency of a message, at least and at most, in milliseconds.
     pub(super) latency_ms: (u64, u64),
-}
-
-/// The product's own defaults where they matter to correctness, shortened where only patience depends on them.
-pub(super) mod timing {
-    use std::time::Duration;
-
-    /// A sign of life.
-    pub(in crate::sim) const HEARTBEAT: Duration = Duration::from_millis(250);
-    /// Silence that makes suspect.
-    pub(in crate::sim) const SUSPECT: Duration = Duration::from_secs(2);
-    /// Silence that kills.
-    pub(in crate::sim) const DEAD: Duration = Duration::from_secs(5);
-    /// Patience while the job forms.
-    pub(in crate::sim) const FORM: Duration = Duration::from_secs(30);
-    /// Patience with a silent coordinator.
-    pub(in crate::sim) const CONTROL_LOST: Duration = Duration::from_secs(20);
-    /// Patience with a round.
-    pub(in crate::sim) const STEP: Duration = Duration::from_secs(30);
-    /// Patience before a stall is told of.
-    pub(in crate::sim) const STALL_WARN: Duration = Duration::from_secs(4);
-    /// Patience of a barrier that nobody should miss.
-    pub(in crate::sim) const BARRIER: Duration = Duration::from_secs(120);
-    /// Patience of a worker that leaves.
-    pub(in crate::sim) const LEAVE: Duration = Duration::from_secs(2);
-    /// Patience of one attempt to connect.
-    pub(in crate::sim) const DIAL: Duration = Duration::from_secs(3);
 }
 
 /// Numbers of the lists of names that are used once.
@@ -164,6 +144,10 @@ pub(super) enum Action {
     AwaitUses,
     /// Asks the store, and does not wait for the answer.
     Ask { asking: Asking, patience: Duration },
+    /// Begins a step, and waits at the boundary before it if workers leave or were lost.
+    Step,
+    /// Is in no step until it begins the next one.
+    Rest,
     /// Waits at a barrier.
     Barrier { name: String, timeout: Duration },
     /// Computes.
@@ -175,10 +159,11 @@ impl Plan {
     pub(super) fn new(seed: u64, defect: Option<Defect>) -> Self {
         let mut random = Random::new(seed);
         let servers = random.pick(&[1, 1, 2, 2, 3]);
-        let classes = FaultClasses::draw(&mut random);
+        let mut classes = FaultClasses::draw(&mut random);
         // See [`oracle::factor`](super::oracle).
         let apart = classes.survivors.then(|| random.between(2, 3) as usize + usize::from(random.chance(30)));
-        let topology = Topology::draw(&mut random, apart);
+        let mut topology = Topology::draw(&mut random, apart);
+        stepping::draw(seed, &mut classes, &mut topology);
         let workers = topology.workers();
         let steps = random.between(2, 7);
         let depth = random.between(1, 3);
@@ -209,7 +194,10 @@ impl Plan {
             parameters,
             steps,
             depth,
-            faults: faults::schedule(classes, workers, servers, &mut random),
+            faults: [faults::schedule(classes, workers, servers, &mut random), stepping::newcomers(seed, classes)]
+                .concat(),
+            rests_in: stepping::rests_in(seed, classes, steps),
+            leavers: stepping::leavers(seed, classes, workers, steps),
             scripts: Vec::new(),
             batches: random.chance(40),
             memo: Memo::default(),
@@ -375,6 +363,9 @@ impl Plan {
         }
         let mut rounds = vec![0; self.tensors.len()];
         for step in 0..self.steps {
+            if self.classes.steps {
+                script.push(Action::Step);
+            }
             if let Some(before) = step.checked_sub(self.depth) {
                 script.push(Action::Await { round: before });
                 let over =
@@ -388,7 +379,12 @@ impl Plan {
             let is_due = |tensor: &usize| self.is_due(*tensor, step) && self.uses(worker, *tensor);
             let mut order: Vec<usize> = (0..self.tensors.len()).filter(is_due).collect();
             random.shuffle(&mut order);
+            // What it submits after that is between two loops.
+            let mut rests_at = self.rests_at(worker, step, order.len());
             while let Some(first) = order.pop() {
+                if rests_at.take_if(|left| order.len() < *left).is_some() {
+                    script.push(Action::Rest);
+                }
                 if self.forgets == Some((worker, first)) && rounds[first] + 1 == self.rounds(first) {
                     rounds[first] += 1;
                     continue;
@@ -419,6 +415,9 @@ impl Plan {
                     }
                 }
             }
+            if rests_at.is_some() {
+                script.push(Action::Rest);
+            }
             if random.chance(40) {
                 script.push(Action::Think(random.millis(0, 700)));
             }
@@ -427,6 +426,9 @@ impl Plan {
                 let timeout = if impatient { random.millis(100, 3000) } else { timing::BARRIER };
                 script.push(Action::Barrier { name: format!("after {step}"), timeout });
             }
+        }
+        if self.classes.steps {
+            script.push(Action::Rest);
         }
         script.push(Action::Await { round: self.steps });
         script

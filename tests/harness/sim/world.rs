@@ -38,8 +38,12 @@ pub(super) struct Context {
     clocks: BTreeMap<Who, Clock>,
     lives: BTreeMap<Who, u32>,
     gone: BTreeSet<Address>,
+    /// What coordinators wrote down.
+    pub(super) journal: Vec<Vec<u8>>,
     queue: BTreeMap<(Time, u64), Box<Event>>,
     posted: u64,
+    /// How often the process that runs has gone on since it was let run.
+    turns: u32,
 }
 
 #[derive(Debug)]
@@ -50,6 +54,8 @@ enum Event {
     Start(Who),
 }
 
+/// A process that goes on so often without time passing does so for ever.
+const TURNS_MAX: u32 = 100_000;
 /// Longer than any world lasts.
 const FOR_GOOD: Duration = Duration::from_secs(1 << 30);
 
@@ -62,9 +68,11 @@ pub(super) struct World {
 }
 
 /// After the faults are over, everything must end within this time. Each step may be held up by somebody who gave up: a step timeout until
-/// a round may begin, one until it fails, and a barrier; the end of the job by the loss of the coordinator.
+/// a round may begin, one until it fails, a barrier, and a boundary; the end of the job by the loss of the coordinator.
 fn patience(plan: &Plan) -> Duration {
-    (timing::STEP * 2 + timing::BARRIER) * (plan.steps as u32 + 1) + timing::CONTROL_LOST + timing::FORM
+    (timing::STEP * 2 + timing::BARRIER + timing::BOUNDARY) * (plan.steps as u32 + 1)
+        + timing::CONTROL_LOST
+        + timing::FORM
 }
 
 impl World {
@@ -87,8 +95,10 @@ impl World {
             clocks,
             lives: BTreeMap::new(),
             gone: BTreeSet::new(),
+            journal: Vec::new(),
             queue: BTreeMap::new(),
             posted: 0,
+            turns: 0,
         };
         for (at, fault) in context.plan.faults.clone() {
             context.schedule(at, Event::Fault(fault));
@@ -182,7 +192,9 @@ impl World {
         let context = &mut self.context;
         let who = match fault {
             Fault::Lose { one: who, .. } | Fault::Block { from: who, .. } | Fault::Cut { from: who, .. } => who,
-            Fault::Pause { who, .. } | Fault::Kill { who, .. } | Fault::Intrude { who } | Fault::Drain { who } => who,
+            Fault::Pause { who, .. } | Fault::Kill { who, .. } | Fault::Intrude { who } => who,
+            Fault::Drain { who } => who,
+            Fault::Succeed { .. } | Fault::Come { .. } | Fault::Go { .. } => Who::Coordinator,
         };
         context.log.note(context.now, who, "fault", &[], || format!("{fault:?}"));
         match fault {
@@ -216,7 +228,41 @@ impl World {
                 }
             }
             Fault::Kill { who, seen, restart_after } => self.kill(who, seen, restart_after),
+            Fault::Succeed { after } => self.succeed(after),
+            Fault::Come { number, goes_after } => {
+                self.tell_coordinator(|process, context| process.take_newcomer(context, number));
+                if let Some(after) = goes_after {
+                    let at = self.context.world + after;
+                    self.context.schedule(at, Event::Fault(Fault::Go { number }));
+                }
+            }
+            Fault::Go { number } => self.tell_coordinator(|process, context| process.lose_newcomer(context, number)),
         }
+    }
+
+    /// Something happens at the coordinator, if there is one.
+    fn tell_coordinator(&mut self, happens: impl FnOnce(&mut CoordinatorProcess, &mut Context)) {
+        if let Some(process) = &mut self.coordinator.process {
+            self.context.enter(Who::Coordinator);
+            happens(process, &mut self.context);
+            self.coordinator.arm(&mut self.context);
+        }
+    }
+
+    /// The coordinator is killed, and another one goes on with its job. To the members that is as a pause in which their connections are lost.
+    fn succeed(&mut self, after: Duration) {
+        if self.coordinator.is_finished() {
+            return;
+        }
+        let Some(address) = self.coordinator.kill() else { return };
+        let context = &mut self.context;
+        let until = context.world + after;
+        // It gives nobody up before twice the time.
+        context.witness.paused(Who::Coordinator, context.world, until + timing::DEAD);
+        let lost = context.plan.settings.idle_timeout + timing::DIAL;
+        context.witness.disturbed(Concern::Process(Who::Coordinator), context.world, until + lost + timing::DEAD);
+        context.lose_all(address);
+        context.schedule(until, Event::Start(Who::Coordinator));
     }
 
     fn kill(&mut self, who: Who, seen: bool, restart_after: Option<Duration>) {
@@ -231,14 +277,12 @@ impl World {
         context.lose_all(address);
         context.lose_neighbours(address);
         context.show_end(address);
-        if let (true, Some(process)) = (seen, &mut self.coordinator.process) {
-            context.enter(Who::Coordinator);
-            process.report_death(context, who);
-            self.coordinator.arm(context);
+        if seen {
+            self.tell_coordinator(|process, context| process.report_death(context, who));
         }
         if let Some(after) = restart_after {
-            let at = context.world + after;
-            context.schedule(at, Event::Start(who));
+            let at = self.context.world + after;
+            self.context.schedule(at, Event::Start(who));
         }
     }
 
@@ -299,6 +343,16 @@ impl Context {
     /// Lets a process run, by its own clock.
     fn enter(&mut self, who: Who) {
         self.now = self.clock(who).local(self.world);
+        self.turns = 0;
+    }
+
+    /// The process that runs goes on, because it is not at rest yet.
+    ///
+    /// # Panics
+    /// If it never comes to rest.
+    pub(super) fn go_on(&mut self) {
+        self.turns += 1;
+        assert!(self.turns < TURNS_MAX, "a process goes on for ever without time passing");
     }
 
     /// The current life of a process.

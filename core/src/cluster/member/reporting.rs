@@ -1,11 +1,18 @@
 //! What a member tells the coordinator without waiting for an answer.
 
+use std::time::Duration;
+
 use super::Member;
 use crate::types::NodeId;
 use crate::wire::Frame;
 use crate::wire::frame::Stall;
 
 impl Member {
+    /// How long the last heartbeat's answer took. `None` before the first.
+    pub fn round_trip(&self) -> Option<Duration> {
+        self.round_trip
+    }
+
     /// Reports that a sum waits for contributions. Without a connection the report is dropped. The caller reports a sum that still waits
     /// again.
     pub fn report_stall(&mut self, stall: Stall) {

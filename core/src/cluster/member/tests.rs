@@ -322,6 +322,7 @@ pub(super) fn view(number: u32) -> View {
         first_round: Round(0),
     };
     View {
+        formed_before: 0,
         job: "test".to_owned(),
         epoch: Epoch { term: 1, number },
         phase: Phase::Running,

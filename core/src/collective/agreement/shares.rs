@@ -4,7 +4,8 @@ use super::Agreement;
 use super::words::{Brought, Party, Wish};
 use crate::collective::dataflow::Dataflow;
 use crate::collective::order::Claim;
-use crate::types::{DeviceKind, Goal, WorkerId};
+use crate::error::Error;
+use crate::types::{DeviceKind, Goal, Op, WorkerId};
 
 impl<L> Agreement<L> {
     /// The data flow of an operation among the ranks that reach each other's memory of its kind. `None` if it names a rank outside of them,
@@ -31,6 +32,22 @@ impl<L> Agreement<L> {
                 Dataflow::of(goal, claim.op, group, near).filter(|_| reaches_all && claim.members == Claim::ALL_RANKS)
             }
         }
+    }
+
+    /// Why an operation is not possible any more that comes from one rank or goes to one: the job goes on without that rank.
+    pub(super) fn who_is_gone(&self, Wish { part, goal, claim, .. }: &Wish) -> Option<Error> {
+        let (origin, receiver) = match (goal, claim.op) {
+            (Goal::AllReduce, Op::Broadcast { root }) => (Some(root), None),
+            (Goal::Deliver { receiver }, Op::Broadcast { root }) => (Some(root), Some(*receiver)),
+            (Goal::Deliver { receiver }, _) => (None, Some(*receiver)),
+            (
+                Goal::AllReduce | Goal::Reduce { .. } | Goal::Join { .. } | Goal::Share { .. } | Goal::Broadcast { .. },
+                _,
+            ) => (None, None),
+        };
+        let is_here = |worker: &WorkerId| self.party.ranks.iter().any(|rank| rank.rank == *worker);
+        let gone = origin.into_iter().chain(receiver).find(|worker| !is_here(worker)).filter(|_| self.party.goes_on)?;
+        Some(Error::RootLost { tensor: part.key.into(), root: gone.to_string() })
     }
 
     /// Whether an operation is the first of a block on devices, of which each rank has one part.

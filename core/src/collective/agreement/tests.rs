@@ -1,7 +1,7 @@
 use super::*;
 use crate::collective::order::Failure;
 use crate::collective::ranks::LocalRank;
-use crate::types::{Incarnation, PartId, Priority, Round, TensorKey, WorkerId};
+use crate::types::{Incarnation, Op, PartId, Priority, Round, TensorKey, WorkerId};
 
 const NOW: Time = Time(0);
 const STALL_WARN: Duration = Duration::from_secs(2);
@@ -280,6 +280,25 @@ fn if_the_job_goes_on_without_a_rank_that_leaves_the_others_part() {
         ranks[1].settle_orphans(NOW);
         assert!(leaver == 1 || ranks[1].has_parted() && !ranks[1].has_orphans());
     }
+}
+
+#[test]
+fn what_comes_from_a_rank_that_is_gone_or_goes_to_it_names_it() {
+    let mut ranks = machine_that(2, true);
+    let gone = WorkerId(2);
+    let broadcast = Claim { op: Op::Broadcast { root: gone }, ..all_reduce(1).claim };
+    let wishes =
+        [Wish { claim: broadcast, ..all_reduce(1) }, Wish { goal: Goal::Deliver { receiver: gone }, ..all_reduce(2) }];
+    for (wish, load) in wishes.into_iter().zip(1..) {
+        ranks[0].handle_wish(NOW, wish, load, Brought::AsClaimed);
+    }
+    let lost = |part| Error::RootLost { tensor: TensorKey(part).into(), root: gone.to_string() };
+    let done = acts(&mut ranks[0]);
+    let ended = |act: &Act<u64>| match act {
+        Act::End { load, error } => (*load, error.clone()),
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(done.iter().map(ended).collect::<Vec<_>>(), [1, 2].map(|part| (part, lost(part))));
 }
 
 #[test]

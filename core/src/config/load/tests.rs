@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use super::*;
-use crate::config::{Launcher, ProcessRole, TransportChoice};
+use crate::config::{Launcher, LocalReduce, OnWorkerLoss, ProcessRole, TransportChoice};
 
 #[test]
 fn arguments_win_over_the_environment_over_its_aliases_over_the_file_over_the_default() {
@@ -176,6 +176,22 @@ fn a_default_gives_way_to_what_was_chosen() {
         (Duration::from_millis(500), Duration::from_millis(250))
     );
     assert_eq!(config.fuse_bytes, 64 << 10);
+}
+
+#[test]
+fn an_elastic_job_goes_on_without_lost_workers_and_its_workers_reduce_alone() {
+    let (config, _) = load("elastic=2:8", "", "").unwrap();
+    let follows = |config: &Config| (config.on_worker_loss, config.min_workers, config.local_reduce);
+    assert_eq!(follows(&config), (OnWorkerLoss::Continue, 2, LocalReduce::Off));
+    let (chosen, _) = load("elastic=2:8 local_reduce=auto min_workers=2", "", "").unwrap();
+    assert_eq!(chosen.local_reduce, LocalReduce::Auto);
+    for (arguments, expected) in [
+        ("elastic=2:8 on_worker_loss=abort", "elastic: is 2:8 (argument) and on_worker_loss is abort (argument)"),
+        ("elastic=2:8 min_workers=3", "elastic: is 2:8 (argument) and min_workers is 3 (argument)"),
+    ] {
+        let error = load(arguments, "", "").unwrap_err().to_string();
+        assert!(error.starts_with(&format!("setting {expected}")), "{error}");
+    }
 }
 
 #[test]

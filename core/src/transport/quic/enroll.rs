@@ -7,7 +7,8 @@
 //!     │ ── version, role, HMAC(secret, role, TLS exporter), CSR ──►│ checks the proof in constant time, then the CSR
 //!     │ ◄─────────────── certificate, authority's certificate ─────│
 //! ```
-//! Members are certified until the job has formed. Later the coordinator certifies only observers, which may ask for the job's state.
+//! Members are certified until the job has formed. Later the coordinator certifies observers, which may ask for the job's state, and in an
+//! elastic job also newcomers that have an invitation or a certificate of the site.
 //!
 //! If a site has certificates of its own ([`Site`]), the protocol is `gradlane-site/1`: both sides show such a certificate in the handshake.
 //! The proof is sent, but it is not checked.

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use quinn::crypto::rustls::QuicClientConfig;
 
-use super::control::WAITING_FRAMES_MAX;
+use super::control::{Newcomers, WAITING_FRAMES_MAX};
 use super::dial::{Dialed, Dialer};
 use super::endpoint;
 use super::*;
@@ -47,6 +47,20 @@ fn a_wrong_secret_is_refused() {
     join.secret[0] ^= 1;
     let error = Credentials::enroll(&join, Role::Worker, SOON).unwrap_err();
     assert!(matches!(&error, Error::Auth { problem, .. } if problem.contains("secret")), "{error}");
+}
+
+#[test]
+fn an_elastic_job_that_has_formed_enrols_by_an_invitation_and_not_by_its_own_secret() {
+    let newcomers = Newcomers { after_forming: true, ..Newcomers::default() };
+    let coordinator = Coordinator::bound("resnet", &Settings::default(), newcomers);
+    let formed = Error::FailedPrecondition { what: "the job has formed".to_owned(), hint: String::new() };
+    coordinator.listener.close_enrolment(formed.clone(), false);
+    let own = coordinator.join();
+    assert_eq!(Credentials::enroll(&own, Role::Worker, SOON).map(drop), Err(formed));
+    let invited = coordinator.authority.invite_here(&own.address, Role::Worker, SOON).unwrap();
+    Credentials::enroll(&invited, Role::Worker, SOON).unwrap();
+    let error = Credentials::enroll(&invited, Role::Worker, SOON).unwrap_err();
+    assert!(matches!(&error, Error::Token { problem, .. } if problem.contains("used up")), "{error}");
 }
 
 #[test]
@@ -210,7 +224,14 @@ fn a_member_learns_at_once_that_its_coordinator_was_killed_and_resumes_the_job()
     let parent = tempfile::tempdir().unwrap();
     let dir = parent.path().join("job");
     let listen = |address: &str, authority: Authority| {
-        ControlListener::bind(address, Arc::new(authority), &Settings::default(), None, Box::new(|_| {})).unwrap()
+        ControlListener::bind(
+            address,
+            Arc::new(authority),
+            &Settings::default(),
+            Newcomers::default(),
+            Box::new(|_| {}),
+        )
+        .unwrap()
     };
     let authority = Authority::begin(&dir, "resnet").unwrap();
     let credentials = authority.credentials(Role::Worker).unwrap();
@@ -548,18 +569,18 @@ impl Coordinator {
     }
 
     fn at(site: &Site) -> Self {
-        Self::bound("resnet", &Settings::default(), Some(site))
+        Self::bound("resnet", &Settings::default(), Newcomers { site: Some(site), ..Newcomers::default() })
     }
 
     fn with(job: &str, settings: &Settings) -> Self {
-        Self::bound(job, settings, None)
+        Self::bound(job, settings, Newcomers::default())
     }
 
-    fn bound(job: &str, settings: &Settings, site: Option<&Site>) -> Self {
+    fn bound(job: &str, settings: &Settings, newcomers: Newcomers<'_>) -> Self {
         let authority = Arc::new(Authority::create(job).unwrap());
         let (sender, events) = channel();
         let tell = Box::new(move |event| drop(sender.send(event)));
-        let listener = ControlListener::bind("127.0.0.1:0", Arc::clone(&authority), settings, site, tell).unwrap();
+        let listener = ControlListener::bind("127.0.0.1:0", Arc::clone(&authority), settings, newcomers, tell).unwrap();
         Self { authority, listener, events: Due(events) }
     }
 
@@ -609,7 +630,13 @@ fn dial(coordinator: &Coordinator, credentials: &Credentials) -> (ControlLink, D
 }
 
 fn status() -> Status {
-    let view = View { job: "resnet".to_owned(), epoch: Epoch::default(), phase: Phase::Forming, members: Vec::new() };
+    let view = View {
+        job: "resnet".to_owned(),
+        epoch: Epoch::default(),
+        phase: Phase::Forming,
+        formed_before: 0,
+        members: Vec::new(),
+    };
     Status { view, members: Vec::new(), imbalance_milli: 1_000 }
 }
 

@@ -7,7 +7,9 @@
 use super::fields::Field;
 use super::{Forming, Frame, Join, Progress, Stall, Status};
 use crate::error::Result;
-use crate::types::{NodeId, PartLayout, StoreAnswer, StoreAsk, TensorKey, TensorSpec, Time, View, WorkersKey};
+use crate::types::{
+    NodeId, PartLayout, Passage, StepReport, StoreAnswer, StoreAsk, TensorKey, TensorSpec, Time, View, WorkersKey,
+};
 use crate::wire::codec::{Reader, Writer};
 use crate::wire::limits::{CERTIFICATE_BYTES_MAX, NAME_BYTES_MAX, PARTS_MAX, TENSORS_MAX, TEXT_BYTES_MAX};
 use crate::wire::reject::{decode_error, encode_error};
@@ -46,6 +48,7 @@ impl Frame {
                 writer.u64(*request);
                 ask.write(&mut writer);
             }
+            Self::Steps(report) => report.write(&mut writer),
             Self::Stall(stall) => stall.write(&mut writer),
             Self::Leave | Self::StatusRequest | Self::Renew => {}
             Self::Fail { cause } => writer.text(cause, TEXT_BYTES_MAX),
@@ -78,6 +81,14 @@ impl Frame {
             Self::StoreDone { request, outcome } => {
                 writer.u64(*request);
                 write_outcome(&mut writer, outcome, |writer, answer| answer.write(writer));
+            }
+            Self::Boundary { change, limit } => {
+                writer.u64(*change);
+                writer.option(limit.as_ref(), |writer, limit| writer.u64(*limit));
+            }
+            Self::Passed { change, outcome } => {
+                writer.u64(*change);
+                write_outcome(&mut writer, outcome, |writer, passage| passage.write(writer));
             }
             Self::StallNotice { tensor, stall, detail } => {
                 writer.text(tensor, usize::MAX);
@@ -123,6 +134,7 @@ impl Frame {
                 timeout: reader.duration("timeout")?,
             },
             kind::STORE => Self::Store { request: reader.u64("request")?, ask: StoreAsk::read(&mut reader)? },
+            kind::STEPS => Self::Steps(StepReport::read(&mut reader)?),
             kind::STALL => Self::Stall(Stall::read(&mut reader)?),
             kind::LEAVE => Self::Leave,
             kind::FAIL => Self::Fail { cause: reader.text(TEXT_BYTES_MAX, "cause")? },
@@ -151,6 +163,13 @@ impl Frame {
                 request: reader.u64("request")?,
                 outcome: read_outcome(&mut reader, StoreAnswer::read)?,
             },
+            kind::BOUNDARY => Self::Boundary {
+                change: reader.u64("change")?,
+                limit: reader.option("limit", |reader| reader.u64("limit"))?,
+            },
+            kind::PASSED => {
+                Self::Passed { change: reader.u64("change")?, outcome: read_outcome(&mut reader, Passage::read)? }
+            }
             kind::STALL_NOTICE => Self::StallNotice {
                 tensor: reader.text(NAME_BYTES_MAX, "tensor name")?,
                 stall: Stall::read(&mut reader)?,
@@ -174,6 +193,7 @@ impl Frame {
             Self::Undeclare { .. } => kind::UNDECLARE,
             Self::Barrier { .. } => kind::BARRIER,
             Self::Store { .. } => kind::STORE,
+            Self::Steps(_) => kind::STEPS,
             Self::Stall(_) => kind::STALL,
             Self::Leave => kind::LEAVE,
             Self::Fail { .. } => kind::FAIL,
@@ -189,6 +209,8 @@ impl Frame {
             Self::Forget { .. } => kind::FORGET,
             Self::BarrierDone { .. } => kind::BARRIER_DONE,
             Self::StoreDone { .. } => kind::STORE_DONE,
+            Self::Boundary { .. } => kind::BOUNDARY,
+            Self::Passed { .. } => kind::PASSED,
             Self::StallNotice { .. } => kind::STALL_NOTICE,
             Self::Status(_) => kind::STATUS,
             Self::Forming(_) => kind::FORMING,
@@ -212,6 +234,7 @@ mod kind {
     pub(super) const RENEW: u8 = 10;
     pub(super) const SAW: u8 = 11;
     pub(super) const STORE: u8 = 12;
+    pub(super) const STEPS: u8 = 13;
     pub(super) const VIEW: u8 = 129;
     pub(super) const REFUSED: u8 = 130;
     pub(super) const HEARTBEAT_ACK: u8 = 131;
@@ -226,6 +249,8 @@ mod kind {
     pub(super) const WORKERS_KEY: u8 = 140;
     pub(super) const FORMING: u8 = 141;
     pub(super) const STORE_DONE: u8 = 142;
+    pub(super) const BOUNDARY: u8 = 143;
+    pub(super) const PASSED: u8 = 144;
 }
 
 fn write_outcome<T>(writer: &mut Writer, outcome: &Result<T>, ok: impl FnOnce(&mut Writer, &T)) {

@@ -3,8 +3,9 @@
 use super::{Forming, Health, Join, MemberStatus, Names, Progress, Stall, Status};
 use crate::error::Result;
 use crate::types::{
-    Address, CodecSpec, DType, Epoch, Incarnation, MachineId, Member, NodeId, PartId, PartLayout, Participants, Phase,
-    Piece, Process, Role, Scheme, ServerId, Span, TensorKey, TensorKind, TensorSpec, View, Wiring, WorkerId, WorkerSet,
+    Address, CodecSpec, DType, Epoch, Incarnation, MachineId, Member, NodeId, PartId, PartLayout, Participants,
+    Passage, Phase, Piece, Process, Role, Scheme, ServerId, Span, StepReport, TensorKey, TensorKind, TensorSpec, View,
+    Wiring, WorkerId, WorkerSet,
 };
 use crate::wire::codec::{Reader, Writer};
 use crate::wire::limits::{
@@ -145,23 +146,60 @@ impl Field for TensorSpec {
 
 impl Field for Participants {
     fn write(&self, writer: &mut Writer) {
-        writer.option(self.members(), |writer, members| {
-            writer.list_len(members.as_bytes().len());
-            writer.raw(members.as_bytes());
-        });
+        writer.option(self.members(), write_workers);
         writer.option(self.receiver().as_ref(), |writer, receiver| writer.u32(receiver.0));
     }
 
     /// Whether they have a meaning is for the declaration of their tensor to say.
     fn read(reader: &mut Reader<'_>) -> Result<Self> {
-        let members = reader.option("members", |reader| {
-            let bytes = reader.list_len(WorkerSet::WORKERS_MAX / 8, "members")?;
-            let bytes = reader.raw(bytes, "members")?;
-            WorkerSet::from_bytes(bytes).ok_or_else(|| reader.bad("members", "are no set"))
-        })?;
+        let members = reader.option("members", |reader| read_workers(reader, "members"))?;
         let all = members.map_or(Self::ALL, Self::of);
         let receiver = reader.option("receiver", |reader| reader.u32("receiver"))?;
         Ok(receiver.map_or(all.clone(), |receiver| all.with_receiver(WorkerId(receiver))))
+    }
+}
+
+fn write_workers(writer: &mut Writer, workers: &WorkerSet) {
+    writer.list_len(workers.as_bytes().len());
+    writer.raw(workers.as_bytes());
+}
+
+fn read_workers(reader: &mut Reader<'_>, field: &str) -> Result<WorkerSet> {
+    let bytes = reader.list_len(WorkerSet::WORKERS_MAX / 8, field)?;
+    let bytes = reader.raw(bytes, field)?;
+    WorkerSet::from_bytes(bytes).ok_or_else(|| reader.bad(field, "are no set"))
+}
+
+impl Field for StepReport {
+    fn write(&self, writer: &mut Writer) {
+        writer.u64(self.begun);
+        writer.u64(self.change);
+        [self.stands, self.rests, self.leaves].into_iter().for_each(|flag| writer.flag(flag));
+    }
+
+    fn read(reader: &mut Reader<'_>) -> Result<Self> {
+        Ok(Self {
+            begun: reader.u64("begun steps")?,
+            change: reader.u64("change")?,
+            stands: reader.flag("whether it stands")?,
+            rests: reader.flag("whether it rests")?,
+            leaves: reader.flag("whether it leaves")?,
+        })
+    }
+}
+
+impl Field for Passage {
+    fn write(&self, writer: &mut Writer) {
+        writer.u64(self.step);
+        write_workers(writer, &self.workers);
+        writer.flag(self.leaves);
+        writer.flag(self.forms_again);
+    }
+
+    fn read(reader: &mut Reader<'_>) -> Result<Self> {
+        let (step, workers) = (reader.u64("step")?, read_workers(reader, "workers")?);
+        let (leaves, forms_again) = (reader.flag("whether it leaves")?, reader.flag("whether the job forms again")?);
+        Ok(Self { step, workers, leaves, forms_again })
     }
 }
 
@@ -303,6 +341,7 @@ impl Field for View {
         writer.text(&self.job, usize::MAX);
         self.epoch.write(writer);
         self.phase.write(writer);
+        writer.u32(self.formed_before);
         writer.list(&self.members, |writer, member| member.write(writer));
     }
 
@@ -311,6 +350,7 @@ impl Field for View {
             job: reader.text(NAME_BYTES_MAX, "job")?,
             epoch: Epoch::read(reader)?,
             phase: Phase::read(reader)?,
+            formed_before: reader.u32("how often it had formed")?,
             members: reader.list(MEMBERS_MAX, "members", Member::read)?,
         })
     }
@@ -326,6 +366,7 @@ impl Field for Phase {
                 writer.u8(4);
                 encode_error(cause, writer);
             }
+            Self::FormsAgain => writer.u8(5),
         }
     }
 
@@ -335,6 +376,7 @@ impl Field for Phase {
             2 => Ok(Self::Running),
             3 => Ok(Self::Ended),
             4 => Ok(Self::Aborted(decode_error(reader)?)),
+            5 => Ok(Self::FormsAgain),
             code => Err(reader.bad("phase", format!("is {code}"))),
         }
     }

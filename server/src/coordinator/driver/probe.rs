@@ -57,6 +57,7 @@ impl Probe {
             | Event::Suspect { .. }
             | Event::Ends { .. }
             | Event::GoesOn { .. }
+            | Event::FormsAgain { .. }
             | Event::Finished(_) => return,
         };
         CoordinatorMetrics::add(counter, 1);

@@ -3,6 +3,7 @@
 use gradlane_core::error::Error;
 use gradlane_core::types::{LinkId, Machines, Role, Time, WorkerId, WorkerSet};
 use gradlane_core::wire::Frame;
+use gradlane_core::wire::frame::Health;
 
 use super::Coordinator;
 use crate::coordinator::Event;
@@ -19,11 +20,12 @@ impl Coordinator {
                 self.connections.assign(link, None);
             }
             (Stage::Running, Role::Worker) if failed.is_none() => {
+                self.roster.seat_mut(identity).expect("its connection speaks for it").leaves_on = Some(link);
                 if !self.roster.apply(Change::Leave(identity)) {
                     return;
                 }
                 let seat = self.roster.seat_mut(identity).expect("a worker that left keeps its seat");
-                let (left, place) = (WorkerId(seat.member.index), seat.member.place());
+                let (left, who) = (WorkerId(seat.member.index), seat.member.described());
                 self.store.forget(left);
                 let view = self.view();
                 let staying = view.workers().map(|member| WorkerId(member.index)).filter(|worker| *worker != left);
@@ -34,9 +36,10 @@ impl Coordinator {
                         let (without, reason) = (self.roster.name(identity), "it left in order");
                         self.connections.event(Event::GoesOn { without, reason });
                         self.go_on_with_those_left(now);
+                        self.advance_steps(now);
                     }
                     Policy::Abort | Policy::Continue { .. } => {
-                        let answers = self.barriers.break_all(format!("{} on {place}", self.roster.name(identity)));
+                        let answers = self.barriers.break_all(who);
                         self.answer(answers);
                         if self.roster.all_workers_left() {
                             self.end(now, Ok(()));
@@ -54,7 +57,10 @@ impl Coordinator {
                 }
             }
             (Stage::Closing { .. } | Stage::Finished { .. }, _) => {
-                self.roster.seat_mut(identity).expect("seats stay after the end").knows_end = true;
+                let seat = self.roster.seat_mut(identity).expect("seats stay after the end");
+                // One that waited for the end says again that it leaves when it has connected again, perhaps before it hears of the end.
+                let is_repeat = seat.health == Health::Left && seat.leaves_on.replace(link) != Some(link);
+                seat.knows_end |= !is_repeat;
             }
         }
     }
@@ -65,10 +71,11 @@ impl Coordinator {
             self.roster.apply(Change::Remove(*identity));
         }
         self.go_on_with_those_left(now);
+        self.advance_steps(now);
     }
 
     /// Goes on under a new view, because there are fewer workers. Ends the job if there are none.
-    fn go_on_with_those_left(&mut self, now: Time) {
+    pub(super) fn go_on_with_those_left(&mut self, now: Time) {
         if self.roster.all_workers_left() {
             return self.end(now, Ok(()));
         }

@@ -17,8 +17,10 @@ mod continuing;
 mod forming;
 mod leaving;
 mod losses;
+mod reforming;
 mod requests;
 mod robustness;
+mod stepping;
 mod storing;
 mod terms;
 
@@ -33,6 +35,7 @@ struct Job {
     unread: Vec<(u64, Frame)>,
     closed: Vec<(u64, Error)>,
     events: Vec<Event>,
+    journal: Vec<Record>,
     certified: Vec<u64>,
     given_the_key: Vec<u64>,
 }
@@ -97,6 +100,7 @@ impl Job {
                 Command::Certify { link } => self.certified.push(link.0),
                 Command::ShareKey { link } => self.given_the_key.push(link.0),
                 Command::Event(event) => self.events.push(event),
+                Command::Journal(record) => self.journal.push(record),
             }
         }
         commands
@@ -140,10 +144,15 @@ fn config(workers: u32) -> CoordinatorConfig {
         form_timeout: 30 * SECOND,
         suspect_timeout: 2 * SECOND,
         dead_timeout: 5 * SECOND,
-        leave_grace: 3 * SECOND,
+        boundary_timeout: 20 * SECOND,
+        workers_max: None,
+        reform_timeout: 10 * SECOND,
+        leave_grace: 15 * SECOND,
+        end_grace: 3 * SECOND,
         stall_interval: 10 * SECOND,
         policy: Policy::Abort,
         layout: LayoutConfig::default(),
+        journals: false,
         defect: None,
     }
 }
@@ -161,6 +170,7 @@ fn job_of(config: CoordinatorConfig) -> Job {
         unread: Vec::new(),
         closed: Vec::new(),
         events: Vec::new(),
+        journal: Vec::new(),
         certified: Vec::new(),
         given_the_key: Vec::new(),
     }

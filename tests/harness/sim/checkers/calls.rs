@@ -135,6 +135,11 @@ impl Calls {
         self.calls.get(&id).is_some_and(|call| call.ended.is_some_and(|(_, well)| well))
     }
 
+    /// Whether a call was made.
+    pub(super) fn is_made(&self, id: CallId) -> bool {
+        self.calls.contains_key(&id)
+    }
+
     /// The open calls of a worker.
     pub(super) fn open_of(&self, who: Who) -> impl Iterator<Item = (usize, u64)> {
         let of = self.calls.range((who, 0, 0)..=(who, usize::MAX, u64::MAX));
@@ -352,7 +357,11 @@ impl Witness {
             Error::RootLost { root, .. } => (0..)
                 .map_while(|rank| Some((rank, self.job.worker_of_rank(rank)?)))
                 .filter(|(rank, _)| *root == WorkerId(*rank).to_string())
-                .any(|(_, root)| self.job.is_lost(root) || self.has_left_without(root, tensor, round)),
+                .any(|(_, root)| {
+                    // One that left at a boundary broadcasts nothing behind it.
+                    let is_past = self.job.released.contains(&root) && !self.calls.is_made((root, tensor, round));
+                    self.job.is_lost(root) || is_past || self.has_left_without(root, tensor, round)
+                }),
             Error::FailedPrecondition { what, .. } if what.contains("memory of the server for tensors") => {
                 self.is_short(Some(me.who), tensor)
             }
@@ -419,7 +428,7 @@ impl Witness {
 
     /// Whether a worker has left in order without the result of a round: its call failed, or it made none.
     fn has_left_without(&self, who: Who, tensor: usize, round: u64) -> bool {
-        self.job.left.contains_key(&who) && !self.calls.has_result((who, tensor, round))
+        self.job.has_left(who) && !self.calls.has_result((who, tensor, round))
     }
 
     /// Whether any worker has left without it.
@@ -488,7 +497,7 @@ impl Witness {
         match detail {
             // The others of its machine hear of it before its own call has ended. That end needs an explanation of its own.
             detail if detail.contains("gave this round up: ") && !self.calls.has_result((who, tensor, round)) => true,
-            "left the job before" => self.job.left.contains_key(&who),
+            "left the job before" => self.job.has_left(who),
             detail if detail.contains("gave this round up") && self.job.is_lost(who) => true,
             // Its own call ends when the others have let go of its memory. If it lets go of some parts because a server told it that another
             // worker gave the round up, the ranks of its machine may hear of those parts first.

@@ -40,6 +40,10 @@ pub(super) struct Job {
     epochs: BTreeMap<Address, Epoch>,
     /// When each worker said that it leaves.
     pub(super) left: BTreeMap<Who, Time>,
+    /// Those of them of whom the coordinator has heard it.
+    heard_to_leave: BTreeSet<Who>,
+    /// Those of them that left at a boundary between steps: no call of another worker may fail because of it.
+    pub(super) released: BTreeSet<Who>,
     /// Declarations without an answer: which tensors.
     declaring: BTreeMap<(Address, u64), Vec<TensorKey>>,
     barriers: BTreeMap<String, Barrier>,
@@ -88,6 +92,8 @@ impl Job {
             shut_out_now: BTreeSet::new(),
             epochs: BTreeMap::new(),
             left: BTreeMap::new(),
+            heard_to_leave: BTreeSet::new(),
+            released: BTreeSet::new(),
             declaring: BTreeMap::new(),
             barriers: BTreeMap::new(),
             survivors: plan.classes.survivors,
@@ -101,8 +107,13 @@ impl Job {
         self.members.values().any(|member| member.who == who && self.shut_out.contains(member))
     }
 
+    /// Whether a worker has left in order, and not at a boundary.
+    pub(super) fn has_left(&self, who: Who) -> bool {
+        self.left.contains_key(&who) && !self.released.contains(&who)
+    }
+
     /// Whether a process is a member that was not given up. A process that came too late is none.
-    fn is_present(&self, who: Who) -> bool {
+    pub(super) fn is_present(&self, who: Who) -> bool {
         self.members.values().any(|member| member.who == who && !self.shut_out.contains(member))
     }
 
@@ -176,6 +187,11 @@ impl Witness {
         self.job.speakers.insert(control, from);
     }
 
+    /// Who speaks on a control connection.
+    pub(in crate::sim) fn speaker_on(&self, control: u64) -> Option<Who> {
+        self.job.speakers.get(&control).map(|speaker| speaker.who)
+    }
+
     /// The coordinator got a frame.
     pub(in crate::sim) fn told(&mut self, control: u64, frame: &Frame) {
         let now = self.world;
@@ -188,7 +204,11 @@ impl Witness {
             self.job.heard.insert(speaker, now);
         }
         match frame {
-            Frame::Leave => self.leaves(speaker.who),
+            Frame::Leave => {
+                self.job.heard_to_leave.insert(speaker.who);
+                self.leaves(speaker.who);
+            }
+            Frame::Steps(report) => self.steps_told(speaker.who, *report),
             Frame::Declare { request, tensors, .. } => {
                 let keys = tensors.iter().map(gradlane_core::types::TensorSpec::key).collect();
                 self.job.declaring.insert((speaker, *request), keys);
@@ -211,8 +231,11 @@ impl Witness {
                 Phase::Aborted(cause) => {
                     self.job.cause.get_or_insert(cause.clone());
                 }
-                Phase::Ended => self.job.ended_in_order = true,
-                Phase::Running => self.check_teams(view),
+                Phase::Ended | Phase::FormsAgain => self.job.ended_in_order = true,
+                Phase::Running => {
+                    self.check_teams(view);
+                    self.check_view(view);
+                }
                 Phase::Forming => {}
             }
         }
@@ -221,6 +244,8 @@ impl Witness {
         }
         let Some(to) = self.job.speakers.get(&control).copied() else { return };
         match frame {
+            // One that has left at a boundary may still be connected.
+            Frame::Refused(Error::Fenced { .. }) if self.job.released.contains(&to.who) => {}
             Frame::Refused(Error::Fenced { .. }) => self.job.shut_out(to),
             Frame::Refused(_)
             | Frame::BarrierDone { outcome: Err(_), .. }
@@ -234,6 +259,7 @@ impl Witness {
                 self.declared(to, &keys, outcome);
             }
             Frame::Forget { key, error } => self.forgotten(*key, error),
+            Frame::Boundary { .. } | Frame::Passed { .. } => self.boundary_said(to.who, frame),
             _ => {}
         }
     }
@@ -271,7 +297,8 @@ impl Witness {
         let is_witnessed = ["killed", "its process ended"].iter().any(|seen| cause.starts_with(seen));
         let seen = is_witnessed && self.evidence.is_killed(address);
         // A hundredth of the time may be due to the coordinator's clock.
-        if !seen && (apart.is_zero() || silent.mul_f64(1.02) < timing::DEAD) {
+        let overdue = self.did_not_leave(address.who, cause);
+        if !seen && !overdue && (apart.is_zero() || silent.mul_f64(1.02) < timing::DEAD) {
             let text = format!("{member} on {place} was given up ({cause}), heard {:.1} s ago", silent.as_secs_f64());
             self.report(Checker::Death, text);
         }
@@ -282,7 +309,8 @@ impl Witness {
             self.job.workers().filter(|who| *who == address.who || self.job.shares_machine(*who, address.who));
         let leaves_partner = here.any(|who| self.job.is_present(who));
         // Nor does it go on on one machine with several workers, because these need no servers.
-        let stays = |who: &Who| self.job.is_present(*who) && !self.job.left.contains_key(who);
+        let has_left = |who: &Who| self.job.heard_to_leave.contains(who) || self.job.released.contains(who);
+        let stays = |who: &Who| self.job.is_present(*who) && !has_left(who);
         let left: Vec<Who> = self.job.workers().filter(stays).collect();
         let is_one_machine = left.len() > 1 && left.iter().all(|who| self.job.shares_machine(*who, left[0]));
         let is_worker = matches!(address.who, Who::Worker(_));
@@ -360,9 +388,9 @@ impl Witness {
     /// A worker's wait at a barrier ended.
     pub(in crate::sim) fn passes(&mut self, who: Who, name: &str, outcome: &Result<()>) {
         let now = self.world;
-        // Nobody waits for workers that were lost.
+        // Nobody waits for workers that were lost, or have left at a boundary.
         let mut missing = self.job.missing_at_barrier_of(who);
-        missing.retain(|other| self.job.is_present(*other));
+        missing.retain(|other| self.job.is_present(*other) && !self.job.released.contains(other));
         let barrier = self.job.barriers.get_mut(name).expect("it arrived there");
         barrier.waiting.remove(&who);
         let (since, timeout) = barrier.arrived[&who];
@@ -407,7 +435,7 @@ impl Witness {
         let fits = match (ended, cause) {
             (Ok(()), Some(Ok(())) | None) => true,
             // A coordinator that was started again after the end of the job leads a job of its own, which nobody joins.
-            (Ok(()), Some(Err(_))) => self.job.ended_in_order,
+            (Ok(()), Some(Err(_))) => self.job.ended_in_order || self.job.released.contains(&me.who),
             (Err(Error::Fenced { .. }), _) => self.job.shut_out.contains(&me),
             (Err(error), Some(Err(cause))) if error == cause => true,
             // It may have ended long ago.

@@ -44,6 +44,10 @@ impl Witness {
         if waited >= long {
             return Some(format!("{who} waited {:.1} s for what failed", waited.as_secs_f64()));
         }
+        if self.boundaries.waits(who) {
+            let others = self.job.workers().filter(|other| *other != who && !self.boundaries.waits(*other));
+            return others.into_iter().find_map(|other| self.find_reason(other, now, seen));
+        }
         if self.job.waits_in_vain(who) {
             return Some(format!("{who} waits at a barrier that the others have left"));
         }

@@ -116,6 +116,15 @@ impl Neighbours {
         context.post_at(self.peers[to], at, Input::Near { from: self.peers[self.me], team, note });
     }
 
+    /// The leader tells all that it leaves, and the others tell the leader.
+    fn say_goodbye(&mut self, context: &mut Context) {
+        if self.me == 0 {
+            self.send_all(context, &Note::Left);
+        } else {
+            self.send(context, 0, Note::Left);
+        }
+    }
+
     fn send_all(&mut self, context: &mut Context, note: &Note) {
         let me = self.me;
         for to in (0..self.peers.len()).filter(|to| *to != me) {
@@ -168,8 +177,13 @@ impl WorkerProcess {
         let ranks = LocalRank::of_team(&formation.view, &formation.team);
         let position = |rank| ranks.iter().position(|other| other.rank == rank).expect("it is of the team");
         let me = position(formation.rank);
-        let group: Vec<usize> =
-            formation.machines.group(formation.rank).unwrap_or_default().iter().map(|rank| position(*rank)).collect();
+        let group: Vec<usize> = formation
+            .machines
+            .group(formation.rank)
+            .unwrap_or(&[formation.rank])
+            .iter()
+            .map(|rank| position(*rank))
+            .collect();
         let incarnations: Vec<Incarnation> = ranks.iter().map(|rank| rank.incarnation).collect();
         let peers: Arc<[Address]> = incarnations.into_iter().map(address_of).collect();
         let oldest_every = SchedulerConfig::default().oldest_every;
@@ -315,6 +329,9 @@ impl WorkerProcess {
         if let Some(near) = self.neighbours.as_mut().filter(|near| near.leaves.is_none()) {
             near.leaves = Some(context.now + LEAVING);
             near.agreement.handle_closed(context.now);
+            if near.is_over && self.released {
+                near.say_goodbye(context);
+            }
         }
     }
 
@@ -404,11 +421,7 @@ impl WorkerProcess {
             return true;
         }
         if near.leaves.is_some() && !near.is_busy() {
-            if near.me == 0 {
-                near.send_all(context, &Note::Left);
-            } else {
-                near.send(context, 0, Note::Left);
-            }
+            near.say_goodbye(context);
             context.witness.leaves(self.me.who);
             self.end_meetings(context, None);
             return true;

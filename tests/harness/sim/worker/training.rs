@@ -103,10 +103,16 @@ impl WorkerProcess {
             {
                 return;
             }
+            if let Action::Step = action
+                && !self.begin_step(context)
+            {
+                return;
+            }
             self.script.at += 1;
             context.log.note(context.now, self.me.who, "script", &[self.script.at as u64], || format!("{action:?}"));
             match action {
-                Action::Await { .. } | Action::AwaitUses => {}
+                Action::Await { .. } | Action::AwaitUses | Action::Step => {}
+                Action::Rest => self.rest(context),
                 Action::Use { parameter, access, timeout } => self.use_parameter(context, parameter, access, timeout),
                 Action::Ask { asking, patience } => self.ask_store(context, asking, patience),
                 Action::CancelUse { parameter } => self.cancel_use(context, parameter),

@@ -32,6 +32,15 @@ use crate::local::OwnThread;
 use crate::types::{LinkId, Role, Time};
 use crate::wire::{Frame, check_version};
 
+/// Who may enrol at a listener beside the processes that know the job's own secret, which may until the job has formed.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Newcomers<'a> {
+    /// Those that have a certificate of this site may.
+    pub site: Option<&'a Site>,
+    /// Whether those that the site or an invitation lets in may also after the job has formed, because it is elastic.
+    pub after_forming: bool,
+}
+
 /// The coordinator's listener for control streams, on a thread of its own. Dropping it closes all links.
 pub struct ControlListener {
     address: String,
@@ -42,8 +51,8 @@ pub struct ControlListener {
 }
 
 impl ControlListener {
-    /// Listens at `address`, `ip:port`; port 0 takes any free one. Lets in members of the authority's job. Newcomers may enrol: those that know a
-    /// secret or, if there is a `site`, those that have a certificate of it.
+    /// Listens at `address`, `ip:port`; port 0 takes any free one. Lets in members of the authority's job. Those that know a secret of the job may
+    /// enrol, and others as `newcomers` says.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] if `address` is not one, [`Error::Io`] if it is taken.
@@ -51,7 +60,7 @@ impl ControlListener {
         address: &str,
         authority: Arc<Authority>,
         settings: &Settings,
-        site: Option<&Site>,
+        newcomers: Newcomers<'_>,
         events: Box<dyn Fn(ControlIncoming) + Send + Sync>,
     ) -> Result<Self> {
         let settings = Settings { socket_buffer_bytes: BUFFER_BYTES, ..settings.clone() }.for_control();
@@ -60,11 +69,11 @@ impl ControlListener {
         let socket = socket::bind(socket::parse(address)?, settings.socket_buffer_bytes)?;
         let io = |error: std::io::Error| Error::Io { what: address.to_owned(), cause: error.to_string() };
         let address = socket.local_addr().map_err(io)?.to_string();
-        let admission = site.map_or(Admission::MembersAndNewcomers, Admission::MembersAndSite);
+        let admission = newcomers.site.map_or(Admission::MembersAndNewcomers, Admission::MembersAndSite);
         let (admission_control, server) = AdmissionControl::new(&credentials, &settings, admission)?;
         let endpoint = settings.endpoint_with(&authority.reset_key());
         let (commands, inbox) = mpsc::unbounded_channel();
-        let registrar = Arc::new(Mutex::new(Registrar::new(Arc::clone(&authority))));
+        let registrar = Arc::new(Mutex::new(Registrar::new(Arc::clone(&authority), newcomers.after_forming)));
         let refused = Arc::<AtomicU64>::default();
         let state = ServerState {
             events: events.into(),
@@ -108,9 +117,10 @@ impl ControlListener {
         let _ = self.commands.send(Command::Certify { link });
     }
 
-    /// Certifies no more members. Processes that enrol from now on are told `why`.
-    pub fn close_enrolment(&self, why: Error) {
-        self.registrar.lock().unwrap_or_else(PoisonError::into_inner).close(why);
+    /// Certifies no more members, unless [`Newcomers::after_forming`] and the job is not over. Processes that enrol from now on in vain are told
+    /// `why`. If the job `is_over`, this side has said so once, and logs them for debugging only.
+    pub fn close_enrolment(&self, why: Error, is_over: bool) {
+        self.registrar.lock().unwrap_or_else(PoisonError::into_inner).close(why, is_over);
     }
 
     /// The number of newcomers that were refused, which goes on growing.
@@ -312,7 +322,10 @@ impl ServerState {
                 }
                 Err(error) => {
                     refusals.fetch_add(1, Ordering::Relaxed);
-                    gatekeeper.log_refusal(now(), remote, &error);
+                    match terms.is_over() {
+                        true => tracing::debug!(%remote, %error, "refused"),
+                        false => gatekeeper.log_refusal(now(), remote, &error),
+                    }
                     // Does nothing if the newcomer has closed the connection.
                     close_for_fault(&connection, &error);
                 }

@@ -13,7 +13,7 @@ mod listener;
 #[cfg(test)]
 pub(super) use frames::WAITING_FRAMES_MAX;
 pub use link::ControlLink;
-pub use listener::ControlListener;
+pub use listener::{ControlListener, Newcomers};
 
 use tokio::sync::OwnedSemaphorePermit;
 

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 import tensorflow as tf
 
 import gradlane.tensorflow as gl
+from gradlane import _session
 from gradlane._compression import Compression, Compressor
 from gradlane._operations import check_root
 from gradlane._reduction import Average, ReduceOp, Sum, broadcast_of
@@ -98,6 +99,8 @@ def broadcast(tensor: Any, root_rank: int, scope: str = "", name: str | None = N
 
 
 def _broadcast(tensor: Any, root_rank: int, name: str) -> Any:
+    if _session.passes_over(name, is_broadcast=True):
+        return tensor
     if isinstance(tensor, tf.Variable):
         return broadcast_assignments([tensor], root_rank, name)[0]
     reduction = broadcast_of(check_root(root_rank))

@@ -1,0 +1,174 @@
+//! Who may have a certificate of a job: a process that knows the job's own secret, or an invitation.
+
+use std::path::Path;
+use std::sync::PoisonError;
+use std::time::Duration;
+
+use rustls::pki_types::CertificateDer;
+
+use super::authority::{Authority, draw};
+use super::invitation::{self, Invitation};
+use super::validity::wall_clock;
+use crate::error::{Error, Result};
+use crate::local::private_file::{self, IfOpen};
+use crate::types::Role;
+use crate::types::join::JoinString;
+
+impl Authority {
+    /// Makes a further join string for the job of `join`, whose authority is kept in `dir`. It lets in `uses` processes of `role` within `lasts`.
+    ///
+    /// # Errors
+    /// [`Error::FailedPrecondition`] if `dir` does not hold the authority of that job, [`Error::Io`] if it cannot be written.
+    pub fn invite(
+        dir: &Path,
+        job: &str,
+        join: &JoinString,
+        role: Role,
+        uses: u32,
+        lasts: Duration,
+    ) -> Result<JoinString> {
+        let leads = |authority: &Self| authority.join_string("").ca_hash == join.ca_hash;
+        if !Self::load(dir, job)?.as_ref().is_some_and(leads) {
+            return Err(Error::FailedPrecondition {
+                what: format!("the coordinator of job {job} does not keep its authority in {}", dir.display()),
+                hint: "tokens need a coordinator that was started with `gradlane coordinator` and this state directory"
+                    .to_owned(),
+            });
+        }
+        let invitation = Invitation { role, uses, until: invitation::end(wall_clock(), lasts), secret: draw()? };
+        private_file::directory(&invitation::folder(dir), IfOpen::Refuse)?;
+        private_file::write(&invitation.path(dir), invitation.text())?;
+        Ok(JoinString { secret: invitation.secret, ..join.clone() })
+    }
+
+    /// Makes a join string for one process of `role`, which may come within `lasts`. The job's coordinator listens at `address`. The invitation
+    /// is kept in memory, so it also works for an authority that is kept nowhere.
+    ///
+    /// # Errors
+    /// [`Error::Exhausted`] if there are too many that no process has used yet.
+    pub fn invite_here(&self, address: &str, role: Role, lasts: Duration) -> Result<JoinString> {
+        let now = wall_clock();
+        let invitation = Invitation { role, uses: 1, until: invitation::end(now, lasts), secret: draw()? };
+        let join = JoinString { secret: invitation.secret, ..self.join_string(address) };
+        self.invitations.lock().unwrap_or_else(PoisonError::into_inner).keep_here(invitation, now)?;
+        Ok(join)
+    }
+
+    /// Certifies the key of a signing request as `role`, if the requester knows a secret that permits it. `knows` says whether the requester
+    /// knows a given secret. Each certificate uses up one use of an invitation. A certificate for an observer uses up none.
+    ///
+    /// # Errors
+    /// [`Error::Auth`] if the requester knows no secret of the job. [`Error::Token`] if it knows an invitation that is for another role, used up
+    /// or too old.
+    pub(crate) fn admit(
+        &self,
+        request: &[u8],
+        role: Role,
+        peer: &str,
+        knows: impl Fn(&[u8; 16]) -> bool,
+    ) -> Result<CertificateDer<'static>> {
+        match knows(&self.secret) {
+            true => self.sign(request, role, peer),
+            false => self.admit_by_invitation(request, role, peer, knows),
+        }
+    }
+
+    /// As [`admit`](Self::admit), but the job's own secret is not enough: a requester that knows it is told `why`.
+    ///
+    /// # Errors
+    /// As [`admit`](Self::admit), and `why`.
+    pub(crate) fn admit_invited(
+        &self,
+        request: &[u8],
+        role: Role,
+        peer: &str,
+        knows: impl Fn(&[u8; 16]) -> bool,
+        why: &Error,
+    ) -> Result<CertificateDer<'static>> {
+        match knows(&self.secret) {
+            true => Err(why.clone()),
+            false => self.admit_by_invitation(request, role, peer, knows),
+        }
+    }
+
+    fn admit_by_invitation(
+        &self,
+        request: &[u8],
+        role: Role,
+        peer: &str,
+        knows: impl Fn(&[u8; 16]) -> bool,
+    ) -> Result<CertificateDer<'static>> {
+        let now = wall_clock();
+        let dir = self.dir.as_deref();
+        // Held until the use is counted, so that two requesters cannot have the same use.
+        let mut invitations = self.invitations.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(known) = invitations.known(dir, now, knows)? else {
+            return Err(Error::Auth {
+                problem: format!("the secret in the join string is not that of job {}", self.job()),
+                hint: "copy the whole join string of the job that runs now".to_owned(),
+            });
+        };
+        let refused = |problem: String| {
+            let hint = format!("make one with `gradlane token new --role {role}` where the coordinator runs");
+            Error::Token { problem, hint }
+        };
+        if let Some(fault) = known.fault(now) {
+            return Err(refused(fault));
+        }
+        if role == Role::Observer {
+            return self.sign(request, role, peer);
+        }
+        if role != known.role {
+            return Err(refused(format!("is for a {}, not for a {role}", known.role)));
+        }
+        let certificate = self.sign(request, role, peer)?;
+        invitations.count_use(dir, &known)?;
+        Ok(certificate)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rcgen::{CertificateParams, KeyPair};
+
+    use super::*;
+    use crate::identity::PeerIdentity;
+
+    #[test]
+    fn a_token_lets_in_processes_of_one_role_and_only_so_many() {
+        let dir = tempfile::tempdir().unwrap();
+        let authority = Authority::begin(&dir.path().join("job"), "resnet").unwrap();
+        let path = authority.dir.clone().unwrap();
+        let join = authority.join_string("a:1");
+        let request = {
+            let key = KeyPair::generate().unwrap();
+            CertificateParams::default().serialize_request(&key).unwrap().der().to_vec()
+        };
+        let come = |secret: [u8; 16], role| authority.admit(&request, role, "n1", |known| *known == secret);
+        let hour = Duration::from_secs(3600);
+        let token = Authority::invite(&path, "resnet", &join, Role::Worker, 2, hour).unwrap();
+        assert!(token.secret != join.secret && token.ca_hash == join.ca_hash);
+        let problem = |outcome: Result<CertificateDer<'static>>| match outcome {
+            Err(Error::Auth { problem, .. }) => problem,
+            other => panic!("{other:?}"),
+        };
+        let fault = |outcome: Result<CertificateDer<'static>>| match outcome {
+            Err(Error::Token { problem, .. }) => problem,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(fault(come(token.secret, Role::Server)), "is for a worker, not for a server");
+        for _ in 0..3 {
+            assert_eq!(PeerIdentity::of(&come(token.secret, Role::Observer).unwrap()).unwrap().role, Role::Observer);
+        }
+        for _ in 0..2 {
+            assert_eq!(PeerIdentity::of(&come(token.secret, Role::Worker).unwrap()).unwrap().role, Role::Worker);
+        }
+        assert!(fault(come(token.secret, Role::Worker)).contains("is used up"));
+        assert!(problem(come([7; 16], Role::Worker)).contains("is not that of job resnet"));
+        assert!(come(join.secret, Role::Server).is_ok(), "the job's own secret is good for both");
+
+        let other = Authority::create("resnet").unwrap().join_string("a:1");
+        let error = Authority::invite(&path, "resnet", &other, Role::Worker, 1, hour).unwrap_err();
+        assert!(matches!(error, Error::FailedPrecondition { .. }), "{error}");
+    }
+}

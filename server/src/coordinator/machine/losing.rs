@@ -1,0 +1,72 @@
+//! Members are lost: by silence, or because somebody saw their end.
+
+use gradlane_core::error::Error;
+use gradlane_core::types::{LinkId, Machines, Time};
+
+use super::Coordinator;
+use crate::coordinator::Event;
+use crate::coordinator::health::Silent;
+use crate::coordinator::journal::Entry;
+use crate::coordinator::roster::{Change, Seat};
+use crate::coordinator::stage::Stage;
+use crate::coordinator::verdict::{Lost, Verdict, verdict};
+
+impl Coordinator {
+    /// Takes what the failure detector has found.
+    pub(super) fn handle_silence(&mut self, now: Time, found: Vec<Silent>) {
+        let mut loss = Vec::new();
+        for Silent { identity, silent, cause } in found {
+            let Some(seat) = self.roster.seat(identity) else { continue };
+            match cause {
+                Some(cause) => loss.push(Lost { identity, cause }),
+                None => {
+                    let (member, place) = (self.roster.name(identity), seat.member.place());
+                    self.connections.event(Event::Suspect { member, place, silent });
+                }
+            }
+        }
+        self.find_lost(now, loss);
+    }
+
+    /// These members were found lost, not by their own word.
+    pub(super) fn find_lost(&mut self, now: Time, loss: Vec<Lost>) {
+        if !loss.is_empty() {
+            let lost = loss.iter().map(|lost| (lost.identity, lost.cause.clone())).collect();
+            self.write_down(Entry::Lost { at: now, lost });
+        }
+        self.lose(now, loss);
+    }
+
+    /// Gives up these members at the same time, and carries out the verdict.
+    pub(super) fn lose(&mut self, now: Time, loss: Vec<Lost>) {
+        let verdict = verdict(self.config.policy, &self.roster, &Machines::of(&self.view()), &loss);
+        let links: Vec<LinkId> =
+            loss.iter().filter_map(|lost| self.roster.seat(lost.identity).and_then(Seat::link)).collect();
+        let runs = matches!(self.stage, Stage::Running);
+        for Lost { identity, cause } in loss {
+            if let Some(place) = self.roster.seat(identity).map(|seat| seat.member.place()).filter(|_| runs) {
+                self.connections.event(Event::Dead { member: self.roster.name(identity), place, cause });
+            }
+            self.roster.apply(Change::GiveUp(identity));
+        }
+        match verdict {
+            Verdict::Abort { cause, reason } if runs => {
+                self.connections.event(Event::Ends { reason });
+                self.end(now, Err(cause));
+            }
+            Verdict::Continue { without, reason } if runs => {
+                let names: Vec<String> = without.iter().map(|identity| self.roster.name(*identity)).collect();
+                self.connections.event(Event::GoesOn { without: names.join(", "), reason });
+                self.go_on(now, &without);
+            }
+            // While the job forms, the end of its connection frees a seat. After the end there is nothing more to decide.
+            Verdict::Free | Verdict::Nothing | Verdict::Abort { .. } | Verdict::Continue { .. } => {}
+        }
+        if matches!(self.stage, Stage::Running) {
+            self.connections.dismiss_parting(&Error::Fenced { current: self.epoch });
+        }
+        for link in links {
+            self.dismiss(link, Error::Fenced { current: self.epoch });
+        }
+    }
+}

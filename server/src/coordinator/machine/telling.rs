@@ -1,0 +1,63 @@
+//! What is told to whom: answers, refusals, and how connections are closed.
+
+use gradlane_core::error::Error;
+use gradlane_core::types::LinkId;
+use gradlane_core::types::defect::{Defect, planted};
+use gradlane_core::wire::Frame;
+use gradlane_core::wire::frame::{Health, Join};
+
+use super::Coordinator;
+use crate::coordinator::Event;
+use crate::coordinator::barrier::Answer;
+use crate::coordinator::connections::Link;
+use crate::coordinator::roster::Seat;
+use crate::coordinator::stage::Stage;
+
+impl Coordinator {
+    pub(super) fn refuse(&mut self, link: LinkId, join: &Join, error: Error) {
+        // Why the job is over is said once.
+        if !matches!(self.stage, Stage::Closing { .. } | Stage::Finished { .. }) {
+            let who = format!("{} on {}", join.process.role, join.process.place());
+            self.connections.event(Event::Refused { who, error: error.clone() });
+        }
+        self.dismiss(link, error);
+    }
+
+    /// Tells a process that it is no member, and closes the connection.
+    pub(super) fn dismiss(&mut self, link: LinkId, error: Error) {
+        self.connections.send(link, Frame::Refused(error.clone()));
+        self.close(link, error);
+    }
+
+    pub(super) fn close_protocol(&mut self, link: LinkId, field: &str, problem: &str) {
+        let Some(Link { node, speaks_for, .. }) = self.connections.get(link) else { return };
+        let peer = speaks_for.map_or_else(|| format!("node {node}"), |identity| self.roster.name(identity));
+        self.close(link, Error::Protocol { peer, field: field.to_owned(), problem: problem.to_owned() });
+    }
+
+    pub(super) fn close(&mut self, link: LinkId, error: Error) {
+        if let Some(identity) = self.connections.close(link, error.clone()) {
+            self.hold_seat(identity, error);
+        }
+    }
+
+    pub(super) fn answer(&mut self, answers: Vec<Answer>) {
+        for Answer { worker, request, outcome } in answers {
+            // A worker without a connection gets the answer when it asks again. A worker that was given up is fenced instead.
+            let seat = self.roster.worker(worker).filter(|seat| seat.health != Health::Dead);
+            if let Some(link) = seat.and_then(Seat::link) {
+                self.connections.send(link, Frame::BarrierDone { request, outcome });
+            }
+        }
+    }
+
+    pub(super) fn broadcast(&mut self, frame: &Frame) {
+        let mut links = self.roster.links(|_| true);
+        if planted(self.config.defect, Defect::ViewNotBroadcast) && links.len() > 1 && matches!(frame, Frame::View(_)) {
+            links.pop();
+        }
+        for link in links {
+            self.connections.send(link, frame.clone());
+        }
+    }
+}

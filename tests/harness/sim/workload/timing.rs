@@ -1,0 +1,28 @@
+//! The product's own defaults where they matter to correctness, shortened where only patience depends on them.
+
+use std::time::Duration;
+
+/// A sign of life.
+pub(in crate::sim) const HEARTBEAT: Duration = Duration::from_millis(250);
+/// Silence that makes suspect.
+pub(in crate::sim) const SUSPECT: Duration = Duration::from_secs(2);
+/// Silence that kills.
+pub(in crate::sim) const DEAD: Duration = Duration::from_secs(5);
+/// Patience while the job forms.
+pub(in crate::sim) const FORM: Duration = Duration::from_secs(30);
+/// Patience with a silent coordinator.
+pub(in crate::sim) const CONTROL_LOST: Duration = Duration::from_secs(20);
+/// Patience with a round.
+pub(in crate::sim) const STEP: Duration = Duration::from_secs(30);
+/// Patience before a stall is told of.
+pub(in crate::sim) const STALL_WARN: Duration = Duration::from_secs(4);
+/// Patience of a barrier that nobody should miss.
+pub(in crate::sim) const BARRIER: Duration = Duration::from_secs(120);
+/// Patience of a worker that leaves.
+pub(in crate::sim) const LEAVE: Duration = Duration::from_secs(2);
+/// Patience of one attempt to connect.
+pub(in crate::sim) const DIAL: Duration = Duration::from_secs(3);
+/// Patience of workers that stand at a boundary between steps.
+pub(in crate::sim) const BOUNDARY: Duration = Duration::from_secs(20);
+/// Patience with a worker that wants to leave.
+pub(in crate::sim) const LEAVE_GRACE: Duration = Duration::from_secs(15);
