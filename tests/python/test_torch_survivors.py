@@ -12,7 +12,7 @@ pytestmark = pytest.mark.torch
 TRAINING = (
     SAY
     + """
-import signal, sys
+import itertools, signal, sys
 import gradlane.torch as gl
 import torch
 from torch import nn
@@ -30,7 +30,11 @@ optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
 def die(_):
     os.kill(os.getpid(), signal.SIGKILL)
 
-for step in gl.elastic.steps(None, range(12)):
+told = []
+gl.elastic.on_change(lambda before, after: told.append(after.ranks))
+
+# Nobody waits for the coordinator between two steps, so that all may have made more of them before they hear of a change.
+for step in gl.elastic.steps(None, itertools.takewhile(lambda step: step < 12 or len(told) < 2, itertools.count())):
     if (rank, step) == (leaver, 3):
         os.kill(os.getpid(), signal.SIGTERM)
     if (rank, step) == (victim, 5):
@@ -43,7 +47,7 @@ for step in gl.elastic.steps(None, range(12)):
 if gl.elastic.has_left():
     sys.exit()
 weights = torch.cat([p.detach().flatten() for p in model.parameters()])
-assert weights.isfinite().all()
+assert weights.isfinite().all() and len(told) == 2
 gl.shutdown()
 say(f"steps {step + 1}, weights {weights.double().sum().item().hex()} {weights.double().norm().item().hex()}")
 """
@@ -59,4 +63,4 @@ def test_the_others_lose_no_step_and_agree(transport):
     [ended] = run_all([([*command, "--", *script], over(transport) | {"OMP_NUM_THREADS": "1"})], timeout=120)
     assert ended.code == 0 and f"worker {victim} killed by signal 9 (SIGKILL)" in ended.output, ended.output
     told = [line for line in ended.output.splitlines() if line.startswith("steps ")]
-    assert len(told) == 2 and len(set(told)) == 1 and told[0].startswith("steps 12, "), ended.output
+    assert len(told) == 2 and len(set(told)) == 1, ended.output

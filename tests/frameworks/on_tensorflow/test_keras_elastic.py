@@ -27,10 +27,13 @@ class Ends(keras.callbacks.Callback):
         if (rank, state.step) == (1, 5):
             os.kill(os.getpid(), signal.SIGTERM)
 
+    def on_epoch_end(self, epoch, logs=None):
+        self.model.stop_training |= bool(told)
+
 state = elastic.State()
 inputs = np.random.default_rng(rank).normal(size=(32, 4)).astype("float32")
 callbacks = [Ends(), gk.callbacks.ElasticCallback(state)]
-model.fit(inputs, inputs.sum(1), batch_size=8, epochs=3, verbose=0, callbacks=callbacks)
+model.fit(inputs, inputs.sum(1), batch_size=8, epochs=1000, verbose=0, callbacks=callbacks)
 say(f"rank {rank}: {state.step} {elastic.has_left()} {told}")
 """
 )
@@ -43,5 +46,6 @@ def test_a_worker_leaves_after_sigterm_and_the_other_trains_on(transport):
     lines = set(ended.output.splitlines())
     assert ended.code == 0, ended.output
     [left] = [re.fullmatch(r"rank 1: (\d+) True \[\]", line)[1] for line in lines if line.startswith("rank 1: ")]
-    # The other may have begun further steps before it heard of it.
-    assert int(left) >= 6 and f"rank 0: 12 False [({left}, (0,))]" in lines, ended.output
+    # The other hears of it behind the same step, which may be any after the signal, and ends its epoch.
+    ends = -(-int(left) // 4) * 4
+    assert int(left) >= 6 and f"rank 0: {ends} False [({left}, (0,))]" in lines, ended.output
