@@ -28,8 +28,8 @@ gradlane.init()
 rank = gradlane.rank()
 told = []
 
+# So many steps, and more until this worker was told of so many changes: nobody waits for the coordinator meanwhile.
 def steps(count, changes=1):
-    """So many steps, and more until this worker was told of so many changes: nobody waits for the coordinator meanwhile."""
     return itertools.takewhile(lambda step: step < count or len(told) < changes, itertools.count())
 
 @elastic.on_change
