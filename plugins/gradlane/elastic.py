@@ -162,8 +162,9 @@ _hooks: list[Hook] = []
 def on_change(hook: Hook) -> Hook:
     """Calls `hook` with the workers before and after each change, on every worker behind the same step.
 
-    If workers have come, they have the state by then. They are called for changes after that one only: what they build at
-    the beginning is for the present workers already. The ranks of the two worlds are those before and after, which differ.
+    If workers have come, they get the state behind the hooks of the others, with what these have changed in it, such as a
+    learning rate. So a hook makes no collectives. Hooks of newcomers are called for later changes only. The ranks of the
+    two worlds are those before and after, which differ.
 
     Hooks are called in the order in which they were given, from `steps`, and an exception of one comes out of it. This
     can be used as a decorator.
@@ -320,9 +321,9 @@ def _form_again(training: _Training, state: State | None) -> None:
             session.ask_to_leave()
     elif training.takes_sigterm:
         training.takes_sigterm = _leave_on_sigterm()
-    after = _everybody(session)
+    # Before the newcomers get the state, so that they have what hooks change in it.
+    _change(training, state, training.steps, _everybody(session))
     _synchronise(training, state, is_newcomer=False)
-    _change(training, state, training.steps_before, after)
 
 
 def _take_part(training: _Training, state: State | None) -> None:

@@ -323,6 +323,10 @@ state = gl.elastic.State(model=model, optimizer=optimizer, sampler=sampler)
 told = []
 gl.elastic.on_change(lambda before, after: told.append((before.size, after.size)))
 
+@gl.elastic.on_change
+def follow(before, after):
+    optimizer.param_groups[0]["lr"] = 1e-2 * after.size
+
 def digest():
     of = hashlib.sha256()
     moments = optimizer.state_dict()["state"]
@@ -342,8 +346,10 @@ for step in gl.elastic.steps(state, until_stopped()):
     arrived = (has_come and steps == 0) or (len(told) > seen and told[-1][1] == 3)
     seen = len(told)
     if arrived:  # before the newcomer has made a step
-        digests = gl.allgather_object((digest(), sampler.epoch, sampler.num_replicas), "arrival")
-        assert len(digests) == 3 and len(set(digests)) == 1 and digests[0][2] == 3, digests
+        digests = gl.allgather_object(
+            (digest(), sampler.epoch, sampler.num_replicas, optimizer.param_groups[0]["lr"]), "arrival"
+        )
+        assert len(digests) == 3 and len(set(digests)) == 1 and digests[0][2:] == (3, 1e-2 * 3), digests
         ends = step + 5
     if told and told[-1][1] == 3 and step == ends:
         stop.touch()

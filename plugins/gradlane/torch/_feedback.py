@@ -28,7 +28,9 @@ class Feedback:
         self._groups: dict[int, tuple[weakref.ref[torch.optim.Optimizer], int]] = {}
         """The group of the optimizer that each parameter belongs to, by position."""
         self._reference: dict[int, float] = {}
-        """The rate in whose units a residual is, by position: the first one that was not zero."""
+        """The rate in whose units a residual is, by position: the first one of the session that was not zero."""
+        self._past_reference: dict[int, float] = {}
+        """That of an earlier session of the job, while there was no such rate in the present one."""
         self._scaler: torch.amp.GradScaler | None = None
         self._scale = 1.0
         """That of the losses whose gradients are averaged now, or were averaged last; 1 without a scaler."""
@@ -97,6 +99,9 @@ class Feedback:
         """The gradients are declared in the present session, which gets what was kept."""
         self._generation = _session.generation()
         kept, self._kept = self._kept, {}
+        # Workers that have come know no rate of before, and gradients of all have to be in the same units.
+        self._past_reference |= self._reference
+        self._reference = {}
         session = _session.session()
         for name, (residual, velocity) in kept.items():
             if (residual or velocity) and session.size > 1:
@@ -135,7 +140,20 @@ class Feedback:
             return 1.0
         rate = 1.0 if found is None or optimizer is None else float(optimizer.param_groups[found[1]]["lr"])
         rate /= self._scale
-        return rate / self._reference.setdefault(position, rate) if rate > 0.0 else 1.0
+        if not rate > 0.0:
+            return 1.0
+        past = self._past_reference.pop(position, None)
+        if past is not None and past != rate:
+            self._scale_kept(position, past / rate)
+        return rate / self._reference.setdefault(position, rate)
+
+    def _scale_kept(self, position: int, factor: float) -> None:
+        """Multiplies what is kept of a gradient."""
+        name, _ = dict(zip(self._parameters, self._names.values(), strict=True))[position]
+        session = _session.session()
+        residual, velocity = [_bytes(_floats(data).mul_(factor)) if data else b"" for data in session.feedback(name)]
+        if residual:
+            session.set_feedback(name, residual, velocity)
 
     def _begin_step(self, scaler: torch.amp.GradScaler) -> None:
         """Reads the scale. It falls where a gradient was not finite, and the step was skipped."""
@@ -169,7 +187,7 @@ class Feedback:
             kept = {"residual": residual, "velocity": velocity}
             tensors[label] = {kind: _floats(data).view(shape) for kind, data in kept.items() if data}
         labels = dict(zip(self._parameters, self._names, strict=True))
-        rates = {labels[position]: rate for position, rate in self._reference.items()}
+        rates = {labels[position]: rate for position, rate in (self._past_reference | self._reference).items()}
         return {"rank": _session.rank(), "size": _session.size(), "tensors": tensors, "rates": rates}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -208,6 +226,7 @@ class Feedback:
                 else:
                     self._kept[name] = parts[0], parts[1]
         positions = dict(zip(self._names, self._parameters, strict=True))
+        self._past_reference = {}
         self._reference = {positions[label]: rate for label, rate in state["rates"].items()}
 
 
