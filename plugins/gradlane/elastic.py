@@ -135,6 +135,9 @@ class State:
         self.step = 0
         self.__dict__.update(values)
 
+    def _changed(self, before: World, after: World) -> None:
+        """Called before hooks; for states of other systems."""
+
 
 Hook = Callable[[World, World], object]
 
@@ -272,6 +275,12 @@ def world() -> World:
     return _present().world
 
 
+def trained_world() -> World | None:
+    """The workers that train, if this process has begun a step in its present job; also in a forked process."""
+    is_known = _training is not None and _training.enrolment == _session.enrolment() and _training.steps > 0
+    return _training.world if _training is not None and is_known else None
+
+
 def report() -> Report:
     """What has become of the training of this process so far."""
     training = _present()
@@ -351,6 +360,8 @@ def _change(training: _Training, state: State | None, step: int, after: World) -
     before, training.world = training.world, after
     training.changes.append(Change(step, before.ranks, after.ranks))
     _share_anew(state, after)
+    if state is not None:
+        state._changed(before, after)
     for hook in _hooks:
         hook(before, after)
 

@@ -11,7 +11,7 @@ from processes import over, run_as_it_is
 
 hvd = importlib.import_module("horovod.torch")
 
-MISSING_MODULES = ("tensorflow", "keras", "mxnet", "spark", "ray", "runner", "elastic", "torch.elastic")
+MISSING_MODULES = ("tensorflow", "keras", "mxnet", "spark", "ray", "runner", "elastic")
 
 OVER_ALL = pytest.mark.over("local", "shm", "quic")
 
@@ -75,7 +75,6 @@ def test_arguments_are_those_of_horovod(name):
 @pytest.mark.parametrize(
     ("name", "instead"),
     [
-        ("elastic", "save checkpoints"),
         ("Product", "what allgather returns"),
         ("SyncBatchNorm", "torch.nn.SyncBatchNorm"),
     ],
@@ -88,7 +87,7 @@ def test_names_that_only_horovod_has_are_refused_with_what_to_use_instead(name, 
 
 @pytest.mark.parametrize("name", MISSING_MODULES)
 def test_modules_that_only_horovod_has_are_no_import_and_say_what_to_use_instead(name):
-    with pytest.raises(ModuleNotFoundError, match=rf"horovod\.{name} does not exist here; (use|start|save) "):
+    with pytest.raises(ModuleNotFoundError, match=rf"horovod\.{name} does not exist here; (use|start) "):
         importlib.import_module(f"horovod.{name}")
 
 

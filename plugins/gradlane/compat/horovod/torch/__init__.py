@@ -27,11 +27,13 @@ from gradlane.compat.horovod.common import (
     members_of,
     rank,
     remove_process_set,
+    root_of,
     shutdown,
     size,
     start_timeline,
     stop_timeline,
 )
+from gradlane.compat.horovod.torch import elastic
 from gradlane.compat.horovod.torch._calls import Adasum, checked_op
 from gradlane.compat.horovod.torch.compression import Compression
 from gradlane.compat.horovod.torch.exchanges import (
@@ -100,6 +102,7 @@ __all__ = [
     "cross_size",
     "cuda_built",
     "ddl_built",
+    "elastic",
     "global_process_set",
     "gloo_built",
     "gloo_enabled",
@@ -139,7 +142,6 @@ __all__ = [
 Kind = TypeVar("Kind", bound=torch.optim.Optimizer)
 
 _MISSING = {
-    "elastic": "save checkpoints, and start the job again with the workers that there are",
     "Product": "multiply what allgather returns",
     "SyncBatchNorm": 'on GPUs use torch.nn.SyncBatchNorm after torch.distributed.init_process_group("gradlane")',
 }
@@ -186,7 +188,7 @@ def DistributedOptimizer(
         backward_passes_per_step,
         checked_op(op) or Average,
         sparse_as_dense=sparse_as_dense,
-        process_set=members if process_set.included() else gl.ProcessSet([rank()]),
+        process_set=members if process_set.included() else gl.ProcessSet([gl.rank()]),
     )
     distributed._parameter_names = _names_of(distributed, named)  # type: ignore[attr-defined]  # scripts read it
     _optimizers.add(distributed)
@@ -259,20 +261,20 @@ def broadcast_parameters(
     process_set: ProcessSet = global_process_set,
 ) -> None:
     """Gives every worker the tensors of `root_rank`, a rank in the job, in place, bit for bit."""
-    gl.broadcast_parameters(params, root_rank, process_set=members_of(process_set))
+    gl.broadcast_parameters(params, root_of(root_rank), process_set=members_of(process_set))
 
 
 def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, model: object = None) -> None:
     """Gives every worker the optimizer state of `root_rank`; `model` is not needed."""
     del model
-    gl.broadcast_optimizer_state(optimizer, root_rank)
+    gl.broadcast_optimizer_state(optimizer, root_of(root_rank))
 
 
 def broadcast_object(
     obj: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Any:
     """Gives every worker the object of `root_rank`, a rank in the job, and returns it."""
-    return gl.broadcast_object(obj, root_rank, name or "object", process_set=members_of(process_set))
+    return gl.broadcast_object(obj, root_of(root_rank), name or "object", process_set=members_of(process_set))
 
 
 def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:

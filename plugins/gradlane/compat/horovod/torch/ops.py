@@ -16,7 +16,7 @@ from gradlane._objects import Gathering
 from gradlane._operations import check_root
 from gradlane._reduction import Reduction, broadcast_of
 from gradlane.compat._background import in_turn
-from gradlane.compat.horovod.common import ProcessSet, global_process_set, members_of
+from gradlane.compat.horovod.common import ProcessSet, global_process_set, members_of, root_of
 from gradlane.compat.horovod.torch._calls import Scaled, begin, scale, scale_in_place, scaled
 from gradlane.errors import InvalidArgumentError, MismatchError
 from gradlane.torch import _tensors, groups
@@ -203,12 +203,13 @@ def broadcast_async(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle[torch.Tensor]:
     """Like `broadcast`, but returns at once."""
+    root = root_of(root_rank)
     handle = broadcast_async_(tensor.detach().clone(), root_rank, name, process_set)
     if not is_differentiable([tensor]):
         return handle
 
     def own(mean: torch.Tensor) -> torch.Tensor:
-        return mean if root_rank == gl.rank() else torch.zeros_like(mean)
+        return mean if root == gl.rank() else torch.zeros_like(mean)
 
     return handle.then(lambda copy: _with_mean_gradient(copy, tensor, process_set, own))
 
@@ -225,7 +226,7 @@ def broadcast_async_(
 ) -> Handle[torch.Tensor]:
     """Like `broadcast_`, but returns at once. Do not use `tensor` before `synchronize(handle)` has returned."""
     members = members_of(process_set)
-    reduction = broadcast_of(check_root(root_rank, members), process_set=members)
+    reduction = broadcast_of(check_root(root_of(root_rank), members), process_set=members)
     _tensors.check_place(tensor)
 
     def submit(chosen: str) -> Handle[torch.Tensor]:

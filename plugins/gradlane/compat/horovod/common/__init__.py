@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 import gradlane
-from gradlane import _session, is_initialized, local_rank, local_size, rank, shutdown, size, stop_timeline
+from gradlane import _session, elastic, is_initialized, local_rank, local_size, shutdown, stop_timeline
 from gradlane._objects import gather_by_rank
 from gradlane.errors import FailedPreconditionError, InvalidArgumentError, MismatchError, UnsupportedError
 
@@ -27,11 +27,44 @@ __all__ = [
     "members_of",
     "rank",
     "remove_process_set",
+    "root_of",
     "shutdown",
     "size",
     "start_timeline",
     "stop_timeline",
 ]
+
+
+def rank() -> int:
+    """The number of this worker, from 0 and without gaps.
+
+    If a worker is lost, the ranks behind its own become one less. In a training of `horovod.torch.elastic`, they and `size()`
+    change at commits only, and are those of the job elsewhere.
+    """
+    own = _session.rank()  # raises before `init()`
+    world = elastic.trained_world()
+    return own if world is None else world.index
+
+
+def size() -> int:
+    """The number of workers."""
+    number = _session.size()
+    world = elastic.trained_world()
+    return number if world is None else world.size
+
+
+def root_of(root_rank: int) -> int:
+    """The rank in the job of the worker that has the rank `root_rank` here.
+
+    Raises:
+        InvalidArgumentError: there is no such worker.
+    """
+    world = elastic.trained_world()
+    if world is None or not isinstance(root_rank, int):
+        return root_rank
+    if not 0 <= root_rank < world.size:
+        raise InvalidArgumentError(f"root_rank={root_rank} in a job of {world.size} workers; give 0 to {world.size - 1}")
+    return world.ranks[root_rank]
 
 
 class ProcessSet:
@@ -53,7 +86,10 @@ class ProcessSet:
 
     @property
     def ranks(self) -> list[int]:
-        """The ranks of its workers in the job, in order; those of the global set are known after `init`."""
+        """The ranks of its workers in the job, in order; those of the global set are known after `init`.
+
+        In a training of `horovod.torch.elastic`, the job keeps the ranks of workers when others are lost.
+        """
         if self.members is not None:
             return list(self.members.ranks)
         return list(_session.ranks()) if is_initialized() else []
@@ -150,11 +186,11 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     for other, ranks in everyones.items():
         if ranks != wanted.ranks:
             raise MismatchError(
-                f"add_process_set: worker {rank()} gave the ranks {wanted.ranks}, worker {other} {ranks}; add the same "
+                f"add_process_set: worker {_session.rank()} gave the ranks {wanted.ranks}, worker {other} {ranks}; add the same "
                 "sets in the same order on all workers, also on those outside of them",
                 tensor="horovod.add_process_set",
                 field="ranks",
-                first=(rank(), str(wanted.ranks)),
+                first=(_session.rank(), str(wanted.ranks)),
                 second=(other, str(ranks)),
             )
     first_size = _session.first_size()
