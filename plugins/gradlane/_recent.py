@@ -120,6 +120,15 @@ class RecentNames(_OfJob):
         return _begin(name, submit, self._lock)
 
 
+    def restart(self) -> None:
+        """Begins anew, where members that have made other calls come together. The names of earlier calls end."""
+        with self._lock:
+            if not self._renew():
+                self._leaving.names += self._names.values()
+            self._names, self._turns = {}, 0
+            self._leaving.sweep()
+
+
 class ChangingNames(_OfJob):
     """Names of the user's, which may be used again for another kind of tensor. Then the name for the earlier kind ends.
 

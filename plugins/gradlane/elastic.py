@@ -52,7 +52,8 @@ Let a step be one of the optimizer: gradients that are accumulated over several 
 
 **What goes on.** `DistributedDataParallel`, `DistributedOptimizer` and `CrossBarrier` of `gradlane.torch`, the optimizers of
 Keras and all calls with names go on without being made again; so does what error feedback keeps on a worker. Process sets
-and process groups of `torch.distributed` name ranks of before: make them again in a hook. `Compression.auto` is measured by
+name ranks of before: make them again in a hook. Process groups of `torch.distributed` are reconfigured in the loop; see
+`gradlane.torch.process_group`. `Compression.auto` is measured by
 all workers when a wrapper is made, which a newcomer cannot do; choose a codec.
 """
 

@@ -209,7 +209,7 @@ def test_options_that_nobody_reads_are_refused_by_name(option):
         dist.new_group([gl.rank()], backend="gradlane", use_local_synchronization=True, **option)
 
 
-@pytest.mark.parametrize("name", ["enable_reconfigure", "split_from", "an_option_of_tomorrow"])
+@pytest.mark.parametrize("name", ["split_from", "an_option_of_tomorrow"])
 def test_every_option_that_pytorch_gives_a_backend_is_read_or_refused(name):
     from types import SimpleNamespace
 

@@ -36,6 +36,7 @@ class Transfers:
     """The ranks of the members in the job."""
     _set: ProcessSet | None
     _name: str
+    """What the names of its transfers begin with."""
     _names: RecentNames
     """Of the collectives."""
     _passing: PassingNames
@@ -118,7 +119,7 @@ class Transfers:
             return lambda: self._names.begin(key, _copying(tensor, copied), members=members)
 
         def submit(name: str) -> Handle[torch.Tensor]:
-            return _tensors.submit_bits(wire, name, broadcast_of(root, timeout=limit))
+            return _tensors.submit_bits(wire, name, broadcast_of(self._ranks[root], timeout=limit))
 
         gets = root != self._rank
         return lambda: self._names.begin(key, submit).then(lambda copied: _back(copied, tensor) if gets else tensor)

@@ -15,9 +15,17 @@ products and operations on the bits of integers: each worker that gets the resul
 Tensors on devices are reduced there by calls that give all workers of the job the whole result. For other calls they are copied to
 the host and back, because the devices of a machine have one communicator, of all its workers.
 
-PyTorch gives a group its ranks once and for all. So a group ends when an elastic job forms again (`gradlane.elastic`), and
-its calls raise FailedPreconditionError then. PyTorch's own `DistributedDataParallel` and FSDP, which keep their group, need
-a job that stays as it is; the wrapper and the optimizers of `gradlane.torch` do not.
+A group keeps its ranks. So its calls raise FailedPreconditionError when an elastic job (`gradlane.elastic`) has formed
+again, until the group is *reconfigured*, by the functions of PyTorch that are for that:
+
+    handles = gl.allgather_object(torch.distributed._get_reconfigure_handle())
+    torch.distributed._reconfigure(uuid=gl.elastic.report().steps, handles=handles).wait()
+
+It has the workers of these handles from then on, in their order; a loss can be followed in the same way. Make the
+wrappers of PyTorch (`DistributedDataParallel`, FSDP) again behind it if the group has got workers; if it has only lost
+some, `DistributedDataParallel` goes on. Ranks of a group that `new_group` makes are those in the reconfigured group.
+With `init_process_group("gradlane", enable_reconfigure=True)` the group makes no call before it is reconfigured, so the
+ranks that PyTorch was given need not be those of the job.
 """
 
 from __future__ import annotations
@@ -36,10 +44,11 @@ from gradlane import _session
 from gradlane._operations import barrier
 from gradlane._recent import PassingNames, RecentNames
 from gradlane._sets import ProcessSet
-from gradlane.errors import FailedPreconditionError, InvalidArgumentError, UnsupportedError
+from gradlane.errors import InvalidArgumentError, UnsupportedError
 from gradlane.torch._arrivals import meet
 from gradlane.torch._futures import Completions
 from gradlane.torch._group_transfers import NAMES_MAX, Transfers, landing, pair_names, place_of
+from gradlane.torch._reconfigure import Reconfigurable
 from gradlane.torch._reductions import op_of
 from gradlane.torch._works import Work, seconds
 
@@ -50,7 +59,7 @@ BACKEND = "gradlane"
 _GROUP_NAMES_MIN = 64
 
 
-class ProcessGroupGradlane(Transfers, distributed.ProcessGroup):
+class ProcessGroupGradlane(Reconfigurable, distributed.ProcessGroup):
     """Workers of the job, as a process group."""
 
     def __init__(
@@ -59,23 +68,28 @@ class ProcessGroupGradlane(Transfers, distributed.ProcessGroup):
         ranks: Sequence[int],
         process_set: ProcessSet | None = None,
         timeout: float | None = None,
+        *,
+        scope: str = "",
+        is_complete: bool = True,
     ) -> None:
         """A group of these `ranks` of the job, in the order of the group; this worker has the place `rank` in it.
 
         Args:
             process_set: the same ranks; None if they are all workers of the job.
             timeout: seconds for a call; None takes the job's step timeout, which also ends a wait if it is shorter.
+            scope: put before its name in the job.
+            is_complete: whether it makes calls. If not, its members are not known before `reconfigure`.
         """
         super().__init__(rank, len(ranks))
         self._rank, self._size = rank, len(ranks)
         self._ranks, self._set = tuple(ranks), process_set
-        self._timeout = timeout
+        self._timeout, self._scope, self._is_complete = timeout, scope, is_complete
         self._generation = _session.generation()
         # The groups of one dimension of a mesh have together as many names as the group of all workers.
         self._names = RecentNames(max(_GROUP_NAMES_MIN, NAMES_MAX * len(ranks) // max(1, _session.first_size())))
         self._channels: dict[str, RecentNames] = {}
         self._passing, self._messages = PassingNames(), Counter[str]()
-        self._name = self._description = ""
+        self._name = self._group_name = self._description = ""
 
     # What PyTorch asks of a group.
 
@@ -86,6 +100,9 @@ class ProcessGroupGradlane(Transfers, distributed.ProcessGroup):
     def size(self) -> int:
         """The number of workers in the group."""
         return self._size
+
+    # What C++ code calls, such as the reducer of DDP.
+    getRank, getSize = rank, size
 
     def getBackendName(self) -> str:
         """The name for `init_process_group`."""
@@ -108,10 +125,10 @@ class ProcessGroupGradlane(Transfers, distributed.ProcessGroup):
     @property
     def group_name(self) -> str:  # type: ignore[override]
         """The name that PyTorch gave the group."""
-        return self._name
+        return self._group_name
 
     def _set_group_name(self, name: str) -> None:
-        self._name = name
+        self._group_name, self._name = name, self._scope + name
 
     @property
     def group_desc(self) -> str:
@@ -307,23 +324,6 @@ class ProcessGroupGradlane(Transfers, distributed.ProcessGroup):
         self._refuse_other_formation()
         return seconds(getattr(opts, "timeout", None)) or self._timeout
 
-    def _key(self, kind: str, tensor: torch.Tensor) -> str:
-        self._refuse_other_formation()
-        return super()._key(kind, tensor)
-
-    def _refuse_other_formation(self) -> None:
-        """Raises if the job has other workers and other ranks than the group.
-
-        Raises:
-            FailedPreconditionError: the elastic job has formed again since the group was made.
-        """
-        if self._generation != _session.generation() and _session.is_initialized():
-            raise FailedPreconditionError(
-                f"this process group of {self._size} workers was made before the elastic job formed again, in which ranks "
-                'were given anew: call destroy_process_group() and init_process_group("gradlane") in a hook of '
-                "gradlane.elastic.on_change, or use gradlane's own collectives"
-            )
-
     def _channel(self, channel: str) -> RecentNames:
         names = self._channels.get(channel)
         if names is None:
@@ -338,7 +338,9 @@ def _refuse(call: str) -> NoReturn:
     )
 
 
-_READ = ("global_ranks_in_group", "group_id", "group_rank", "group_size", "process_group", "store", "timeout")
+_READ = (
+    "enable_reconfigure", "global_ranks_in_group", "group_id", "group_rank", "group_size", "process_group", "store", "timeout"
+)
 """The options of PyTorch for a new group that are heeded here."""
 
 
@@ -368,6 +370,17 @@ def _create(options: Any, backend_options: object = None) -> ProcessGroupGradlan
     workers, rank, size = _session.first_size(), options.group_rank, options.group_size
     # The first group, of all workers, names no ranks.
     ranks = list(options.global_ranks_in_group) or list(range(size))
+    limit = getattr(options, "timeout", None)
+    if limit == distributed.constants.default_pg_timeout:
+        limit = None
+    if getattr(options, "enable_reconfigure", False):
+        _hide_from_dynamo()
+        return ProcessGroupGradlane(rank, ranks, None, seconds(limit), is_complete=False)
+    scope, whole = "", distributed.group.WORLD
+    if options.global_ranks_in_group and isinstance(whole, ProcessGroupGradlane) and whole.was_reconfigured:
+        whole._refuse_other_formation()
+        # Ranks of PyTorch are those in the group of all workers, which are others in the job since it was reconfigured.
+        ranks, scope = [whole._ranks[place] for place in ranks], f"{whole._name}/"
     if max(ranks) >= workers or not options.global_ranks_in_group and size != workers:
         raise InvalidArgumentError(
             f"torch.distributed has {max(ranks) + 1} workers or more, and the job {workers}; start both with one "
@@ -380,16 +393,15 @@ def _create(options: Any, backend_options: object = None) -> ProcessGroupGradlan
         )
     _hide_from_dynamo()
     Completions.of_this_job()  # reports what begins from now on
-    limit = getattr(options, "timeout", None)
-    if limit == distributed.constants.default_pg_timeout:
-        limit = None
-    return ProcessGroupGradlane(rank, ranks, None if size == workers else ProcessSet(ranks), seconds(limit))
+    return ProcessGroupGradlane(
+        rank, ranks, None if size == workers else ProcessSet(ranks), seconds(limit), scope=scope
+    )
 
 
 @functools.cache
 def _hide_from_dynamo() -> None:
     """Keeps the compiler from tracing the group's methods, which compiled models call. Importing it takes a second."""
-    for kind in (ProcessGroupGradlane, Transfers):
+    for kind in (ProcessGroupGradlane, Reconfigurable, Transfers):
         for name, method in list(vars(kind).items()):
             if inspect.isfunction(method) and name != "__init__":
                 setattr(kind, name, torch.compiler.disable(method))
