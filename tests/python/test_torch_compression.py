@@ -8,6 +8,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("sklearn")
 
 import gradlane.torch as gl  # noqa: E402
+import torch.distributed as dist  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
 from gradlane import _core  # noqa: E402
 from process_group import HOOKS  # noqa: E402
@@ -90,6 +91,17 @@ def test_every_codec_has_options_with_which_it_trains():
 @pytest.mark.parametrize("compression", RECOMMENDED, ids=lambda compression: compression.codec)
 def test_training_gets_where_it_gets_without_compression_with_fewer_bytes(compression):
     loss, bytes_each = final_loss(by_wrapper(compression))
+    assert loss < loss_without() * 1.1 + 0.01
+    assert bytes_each < 4 * (RECOMMENDED[compression] + SMALL)
+
+
+@pytest.mark.parametrize(
+    "compression", [one for one in RECOMMENDED if "feedback" not in one.codec], ids=lambda compression: compression.codec
+)
+def test_ddp_of_pytorch_gets_there_over_a_group_with_a_codec(compression):
+    """All weights are equal on all workers."""
+    members = dist.new_group(pg_options=gl.ProcessGroupOptions(compression))
+    loss, bytes_each = final_loss(lambda model: nn.parallel.DistributedDataParallel(model, process_group=members))
     assert loss < loss_without() * 1.1 + 0.01
     assert bytes_each < 4 * (RECOMMENDED[compression] + SMALL)
 

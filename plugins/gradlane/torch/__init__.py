@@ -52,6 +52,7 @@ from gradlane import (
 from gradlane.errors import UnusedParametersError
 from gradlane.torch import fsdp
 from gradlane.torch import library as _library  # noqa: F401  defines torch.ops.gradlane
+from gradlane.torch._group_options import ProcessGroupOptions
 from gradlane.torch.broadcast import (
     allgather_object,
     broadcast_object,
@@ -98,6 +99,7 @@ __all__ = [
     "NotInitializedError",
     "PeerLostError",
     "ProcessGroupGradlane",
+    "ProcessGroupOptions",
     "ProcessSet",
     "ReduceOp",
     "StallError",

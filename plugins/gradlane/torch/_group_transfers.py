@@ -47,12 +47,12 @@ class Transfers:
         """The names of the messages of one channel."""
         raise NotImplementedError
 
-    def _sum(self, tensor: torch.Tensor, op: GroupOp, kind: str, limit: float | None) -> Start:
+    def _sum(self, tensor: torch.Tensor, op: GroupOp, kind: str, limit: float | None, codec: str = "none") -> Start:
         key, members = self._key(f"{kind}.{op.name}", tensor), self._set
         wire, op = form_of(tensor, op)
         if op.native is None:
             return self._combination(wire, tensor, op, key, limit)
-        reduction = Reduction(op.native.native, process_set=members, timeout=limit)
+        reduction = Reduction(op.native.native, codec=codec, process_set=members, timeout=limit)
 
         def submit(name: str) -> Handle[torch.Tensor]:
             if op.factor is not None:

@@ -37,8 +37,8 @@ class Reconfigurable(Transfers):
     _is_complete: bool
     """Whether its members are known."""
     _channels: dict[str, RecentNames]
-    _scope: str
-    _group_name: str
+    _first_name: str
+    """What the names of its transfers began with before."""
     _past_uuids: frozenset[int] = frozenset()
     """Those of earlier calls of `reconfigure`."""
 
@@ -77,7 +77,7 @@ class Reconfigurable(Transfers):
         self._ranks, self._size, self._rank = ranks, len(ranks), ranks.index(_session.rank())
         self._set = None if sorted(ranks) == list(range(_session.first_size())) else ProcessSet(ranks)
         self._generation, self._is_complete = _session.generation(), True
-        self._name = f"{self._scope}{self._group_name}@{opts.uuid}"
+        self._name = f"{self._first_name}@{opts.uuid}"
         for names in (self._names, *self._channels.values()):
             names.restart()
         self._channels, self._messages = {}, Counter()

@@ -15,6 +15,9 @@ products and operations on the bits of integers: each worker that gets the resul
 Tensors on devices are reduced there by calls that give all workers of the job the whole result. For other calls they are copied to
 the host and back, because the devices of a machine have one communicator, of all its workers.
 
+With `pg_options=gl.ProcessGroupOptions(compression=gl.Compression.int8)`, also of `new_group`, sums and means of large
+floating-point tensors in `all_reduce` travel with a codec. All other calls send tensors as they are.
+
 A group keeps its ranks. So its calls raise FailedPreconditionError when an elastic job (`gradlane.elastic`) has formed
 again, until the group is *reconfigured*, by the functions of PyTorch that are for that:
 
@@ -47,16 +50,16 @@ from gradlane._sets import ProcessSet
 from gradlane.errors import InvalidArgumentError, UnsupportedError
 from gradlane.torch._arrivals import meet
 from gradlane.torch._futures import Completions
+from gradlane.torch._group_options import AS_THEY_ARE, BACKEND, ProcessGroupOptions, own_options
 from gradlane.torch._group_transfers import NAMES_MAX, Transfers, landing, pair_names, place_of
 from gradlane.torch._reconfigure import Reconfigurable
 from gradlane.torch._reductions import op_of
 from gradlane.torch._works import Work, seconds
 
-BACKEND = "gradlane"
-"""The name for `init_process_group`."""
-
-
 _GROUP_NAMES_MIN = 64
+
+_codecs: dict[tuple[int, str], list[str]] = {}
+"""By the generation of a session and the name of a group, the codecs that its groups of this name have had."""
 
 
 class ProcessGroupGradlane(Reconfigurable, distributed.ProcessGroup):
@@ -69,6 +72,7 @@ class ProcessGroupGradlane(Reconfigurable, distributed.ProcessGroup):
         process_set: ProcessSet | None = None,
         timeout: float | None = None,
         *,
+        options: ProcessGroupOptions = AS_THEY_ARE,
         scope: str = "",
         is_complete: bool = True,
     ) -> None:
@@ -77,19 +81,21 @@ class ProcessGroupGradlane(Reconfigurable, distributed.ProcessGroup):
         Args:
             process_set: the same ranks; None if they are all workers of the job.
             timeout: seconds for a call; None takes the job's step timeout, which also ends a wait if it is shorter.
+            options: what travels with which codec.
             scope: put before its name in the job.
             is_complete: whether it makes calls. If not, its members are not known before `reconfigure`.
         """
         super().__init__(rank, len(ranks))
         self._rank, self._size = rank, len(ranks)
         self._ranks, self._set = tuple(ranks), process_set
-        self._timeout, self._scope, self._is_complete = timeout, scope, is_complete
+        self._timeout, self._options, self._is_complete = timeout, options, is_complete
         self._generation = _session.generation()
         # The groups of one dimension of a mesh have together as many names as the group of all workers.
         self._names = RecentNames(max(_GROUP_NAMES_MIN, NAMES_MAX * len(ranks) // max(1, _session.first_size())))
         self._channels: dict[str, RecentNames] = {}
         self._passing, self._messages = PassingNames(), Counter[str]()
-        self._name = self._group_name = self._description = ""
+        self._scope = self._first_name = self._name = scope
+        self._group_name = self._description = ""
 
     # What PyTorch asks of a group.
 
@@ -128,7 +134,14 @@ class ProcessGroupGradlane(Reconfigurable, distributed.ProcessGroup):
         return self._group_name
 
     def _set_group_name(self, name: str) -> None:
-        self._group_name, self._name = name, self._scope + name
+        self._group_name = name
+        # A name in the job has one codec. A later group, after `destroy_process_group`, may have the same name and another codec.
+        # All workers make groups in one order, so those with different codecs for one group find each other, and are told.
+        codecs = _codecs.setdefault((_session.generation(), self._scope + name), [])
+        if self._options.compression.codec not in codecs:
+            codecs.append(self._options.compression.codec)
+        number = codecs.index(self._options.compression.codec)
+        self._first_name = self._name = f"{self._scope}{name}~{number}" if number else self._scope + name
 
     @property
     def group_desc(self) -> str:
@@ -143,7 +156,9 @@ class ProcessGroupGradlane(Reconfigurable, distributed.ProcessGroup):
     def allreduce(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> Work:  # type: ignore[override]
         """Reduces each tensor over all workers, in place."""
         op, limit = op_of(opts), self._limit(opts)
-        return Work(list(tensors), [self._sum(tensor, op, "all_reduce", limit) for tensor in tensors])
+        codecs = [self._options.codec_of(tensor, op) for tensor in tensors]
+        starts = [self._sum(one, op, "all_reduce", limit, codec) for one, codec in zip(tensors, codecs, strict=True)]
+        return Work(list(tensors), starts)
 
     def allreduce_coalesced(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> Work:
         """The same; the engine joins and cuts messages by itself."""
@@ -338,34 +353,13 @@ def _refuse(call: str) -> NoReturn:
     )
 
 
-_READ = (
-    "enable_reconfigure", "global_ranks_in_group", "group_id", "group_rank", "group_size", "process_group", "store", "timeout"
-)
-"""The options of PyTorch for a new group that are heeded here."""
-
-
-def _check_options(options: Any, backend_options: object) -> None:
-    """Refuses options that would have no effect."""
-    given = {} if backend_options is None else {"pg_options": backend_options}
-    for name in dir(options):
-        value = None if name.startswith("_") or name in _READ else getattr(options, name)
-        if value and not callable(value):
-            given[name] = value
-    if given:
-        listed = ", ".join(f"{name}={value!r}" for name, value in given.items())
-        raise UnsupportedError(
-            f'{listed} is an option of other backends and would have no effect on "{BACKEND}"; leave it out of '
-            "init_process_group and new_group"
-        )
-
-
 def _create(options: Any, backend_options: object = None) -> ProcessGroupGradlane:
     """Makes a group for `torch.distributed`, and joins the job if this process has not.
 
     A timeout other than PyTorch's default is the limit of each call of the group. The job's step timeout ends a wait for
     other workers also if this one is longer.
     """
-    _check_options(options, backend_options)
+    own = own_options(options, backend_options)
     _session.join_beside(options.store)
     workers, rank, size = _session.first_size(), options.group_rank, options.group_size
     # The first group, of all workers, names no ranks.
@@ -375,7 +369,7 @@ def _create(options: Any, backend_options: object = None) -> ProcessGroupGradlan
         limit = None
     if getattr(options, "enable_reconfigure", False):
         _hide_from_dynamo()
-        return ProcessGroupGradlane(rank, ranks, None, seconds(limit), is_complete=False)
+        return ProcessGroupGradlane(rank, ranks, None, seconds(limit), options=own, is_complete=False)
     scope, whole = "", distributed.group.WORLD
     if options.global_ranks_in_group and isinstance(whole, ProcessGroupGradlane) and whole.was_reconfigured:
         whole._refuse_other_formation()
@@ -393,9 +387,8 @@ def _create(options: Any, backend_options: object = None) -> ProcessGroupGradlan
         )
     _hide_from_dynamo()
     Completions.of_this_job()  # reports what begins from now on
-    return ProcessGroupGradlane(
-        rank, ranks, None if size == workers else ProcessSet(ranks), seconds(limit), scope=scope
-    )
+    members = None if size == workers else ProcessSet(ranks)
+    return ProcessGroupGradlane(rank, ranks, members, seconds(limit), options=own, scope=scope)
 
 
 @functools.cache
