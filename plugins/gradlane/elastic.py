@@ -53,8 +53,8 @@ Let a step be one of the optimizer: gradients that are accumulated over several 
 **What goes on.** `DistributedDataParallel`, `DistributedOptimizer` and `CrossBarrier` of `gradlane.torch`, the optimizers of
 Keras and all calls with names go on without being made again; so does what error feedback keeps on a worker. Process sets
 name ranks of before: make them again in a hook. Process groups of `torch.distributed` are reconfigured in the loop; see
-`gradlane.torch.process_group`. `Compression.auto` is measured by
-all workers when a wrapper is made, which a newcomer cannot do; choose a codec.
+`gradlane.torch.process_group`. `Compression.auto` is measured by all workers when a wrapper is made, which a newcomer cannot
+do; choose a codec.
 """
 
 from __future__ import annotations
@@ -115,8 +115,8 @@ class Report:
     steps: int
     """The steps that this worker has begun. Those that were done before a newcomer came count as its own."""
     changes: tuple[Change, ...]
-    """The changes that it was told of, on a newcomer those since it came. From the loss of a worker to the boundary at which the others hear of it, sums are
-    already without that worker."""
+    """The changes that it was told of, on a newcomer those since it came. From the loss of a worker to the boundary at which the
+    others hear of it, sums are already without that worker."""
 
 
 class State:
