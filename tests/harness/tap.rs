@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use gradlane_core::Error;
-use gradlane_core::local::{Ended, Progress};
+use gradlane_core::local::{Ended, PeerProcess, Progress};
 use gradlane_core::mem::Region;
 use gradlane_core::transport::{Answer, Capabilities, LinkLost, Peer, Pull, Push, Torn, Transport};
 use gradlane_core::types::{Done, ExchangeId, LinkId};
@@ -141,6 +141,10 @@ impl<F: Fn(u64) -> Fate + Send + Sync> Transport for Tap<F> {
 
     fn capabilities(&self, link: LinkId) -> Capabilities {
         self.inner.capabilities(link)
+    }
+
+    fn process(&self, link: LinkId) -> Option<Arc<PeerProcess>> {
+        self.inner.process(link)
     }
 
     fn watch(&self, ended: Ended) {

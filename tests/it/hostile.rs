@@ -183,6 +183,8 @@ fn frames_that_nobody_may_send_end_their_link_and_nothing_else() {
         epoch: Epoch { term: 9, number: 9 },
         phase: Phase::Ended,
         formed_before: 0,
+        formed_servers: 0,
+        recovers: false,
         members: vec![],
     };
     let stall = Stall {

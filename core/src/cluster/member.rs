@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use crate::error::{Error, Result};
-use crate::types::{self, Phase, Process, Role, StepReport, TensorSpec, Time, View};
+use crate::types::{self, Holdings, Phase, Process, Role, StepReport, TensorSpec, Time, View};
 use crate::wire::Frame;
 use crate::wire::frame::{Join, Progress};
 
@@ -49,6 +49,8 @@ pub struct Member {
     local_failures: u32,
     /// What this worker said last of its steps.
     steps: Option<StepReport>,
+    /// What the coordinator was told last of the sums of lost servers.
+    holdings: Option<Holdings>,
     commands: VecDeque<MemberCommand>,
 }
 
@@ -91,6 +93,7 @@ impl Member {
             said_why: None,
             asked_status: false,
             steps: None,
+            holdings: None,
             local_failures: 0,
             commands: VecDeque::from([MemberCommand::Dial]),
             config,
@@ -169,7 +172,7 @@ impl Member {
             Frame::Ended { keys, below } => self.tell(MemberEvent::Ended { keys, below }),
             Frame::Forget { key, error } => self.tell(MemberEvent::Forget { key, error }),
             Frame::Renewed { outcome } => self.tell(MemberEvent::Renewed { outcome }),
-            Frame::WorkersKey(_) | Frame::Boundary { .. } | Frame::Passed { .. }
+            Frame::WorkersKey(_) | Frame::Boundary { .. } | Frame::Passed { .. } | Frame::Restore { .. }
                 if self.config.process.role != Role::Worker =>
             {
                 self.fail_protocol("kind", "is for workers alone");
@@ -177,6 +180,7 @@ impl Member {
             Frame::WorkersKey(key) => self.tell(MemberEvent::WorkersKey(key)),
             Frame::Boundary { change, limit } => self.tell(MemberEvent::Boundary { change, limit }),
             Frame::Passed { change, outcome } => self.handle_passed(change, outcome),
+            Frame::Restore { epoch, sums, lost } => self.tell(MemberEvent::Restore { epoch, sums, lost }),
             Frame::StallNotice { tensor, stall, detail } => {
                 self.tell(MemberEvent::StallNotice { tensor, stall, detail });
             }
@@ -188,6 +192,8 @@ impl Member {
             | Frame::Barrier { .. }
             | Frame::Store { .. }
             | Frame::Steps(_)
+            | Frame::Holdings(_)
+            | Frame::Restored { .. }
             | Frame::Stall(_)
             | Frame::Leave
             | Frame::Fail { .. }
@@ -353,6 +359,9 @@ impl Member {
                 self.send(frame);
             }
             self.steps.into_iter().for_each(|report| self.send(Frame::Steps(report)));
+            let recovers = self.view.as_ref().is_some_and(|view| view.recovers);
+            self.holdings = self.holdings.take().filter(|_| recovers);
+            self.holdings.clone().into_iter().for_each(|holdings| self.send(Frame::Holdings(holdings)));
             match &self.standing {
                 Standing::Leaving => self.send(Frame::Leave),
                 Standing::GivingUp(cause) => self.send(Frame::Fail { cause: cause.clone() }),

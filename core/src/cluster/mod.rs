@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use crate::error::{Error, Result};
-use crate::types::{PartLayout, Passage, Process, StoreAnswer, TensorKey, View, WorkersKey};
+use crate::types::{Epoch, PartLayout, Passage, Process, StoreAnswer, SumId, TensorKey, View, WorkersKey};
 use crate::wire::Frame;
 use crate::wire::frame::Stall;
 use crate::wire::limits::NAME_BYTES_MAX;
@@ -141,6 +141,15 @@ pub enum MemberEvent {
         change: u64,
         /// The last step that this worker may begin, once it is known.
         limit: Option<u64>,
+    },
+    /// Bring these sums to the servers of their parts, and say so by [`Member::report_restored`]. Comes to workers, and may be repeated.
+    Restore {
+        /// The view whose lost servers had them.
+        epoch: Epoch,
+        /// Which sums.
+        sums: Vec<SumId>,
+        /// Sums that this worker waits for and nobody has.
+        lost: Vec<SumId>,
     },
     /// This change is over; see [`Steps::handle_passed`]. May be repeated after a reconnection.
     Passed {

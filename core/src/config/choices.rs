@@ -94,6 +94,16 @@ choice! {
 }
 
 choice! {
+    /// What becomes of a job that loses a server.
+    OnServerLoss {
+        /// It ends, and every member hears the cause.
+        Abort = "abort",
+        /// It goes on with the servers that are left, and no sum is lost.
+        Continue = "continue",
+    }
+}
+
+choice! {
     /// What becomes of a tensor whose elements the codec that was asked for does not encode.
     CompressionFallback {
         /// An error says so.

@@ -4,7 +4,8 @@
 use std::collections::BTreeMap;
 
 use super::choices::{
-    Checksum, CompressionFallback, Congestion, FrameworkCall, LocalReduce, NanCheck, OnWorkerLoss, TransportChoice,
+    Checksum, CompressionFallback, Congestion, FrameworkCall, LocalReduce, NanCheck, OnServerLoss, OnWorkerLoss,
+    TransportChoice,
 };
 use super::elastic::Elastic;
 use super::kinds::{
@@ -265,8 +266,10 @@ knobs! {
         suspect_timeout: TimeSpan = "2 s" in "1 ms" to "10 min";
         /// Silence after which a member is dead.
         dead_timeout: TimeSpan = "5 s" in "1 ms" to "1 h";
-        /// What becomes of a job that loses a worker; the coordinator's setting counts. With `continue` it goes on with the workers that are left: sums and means are theirs from the step that was under way. It ends if the lost worker reduced with others on its machine (see `local_reduce`), or with the loss of a server. It also goes on without a worker that left in order. Give all workers the same setting: one with `continue` keeps what a sum would overwrite until the sum is whole, which takes memory for the sums that are on their way, and another copy where a sum in host memory goes to the place of its contribution.
+        /// What becomes of a job that loses a worker; the coordinator's setting counts. With `continue` it goes on with the workers that are left: sums and means are theirs from the step that was under way. It ends if the lost worker reduced with others on its machine (see `local_reduce`), and with the loss of a server (see `on_server_loss`). It also goes on without a worker that left in order. Give all workers the same setting: one with `continue` keeps what a sum would overwrite until the sum is whole, which takes memory for the sums that are on their way, and another copy where a sum in host memory goes to the place of its contribution.
         on_worker_loss: OnWorkerLoss = "abort";
+        /// What becomes of a job that loses a server; the coordinator's setting counts. With `continue` it goes on with the servers that are left: sums that the server had sent to some workers come to the others, and the rest is summed anew, so that no step is lost. It ends if no server is left, or if the job has parameters on servers. What error feedback of answers has kept there is lost. Implies `on_worker_loss=continue`. Give all processes the same setting: a worker with `continue` keeps the latest sum of each tensor, which takes as much host memory as the tensors that it reduces over servers, and another copy of each sum in host memory.
+        on_server_loss: OnServerLoss = "abort";
         /// With `on_worker_loss=continue`: the fewest workers that go on after a loss. If fewer are left, the job ends with the cause. Workers that left in order count.
         min_workers: Count = "1" in "1" to "4096";
         /// With `on_worker_loss=continue`: how long a worker that was asked to leave (SIGTERM, a spot notice) has to come to the end of its step. The others then go on without it at once; the coordinator's setting counts.

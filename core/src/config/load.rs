@@ -9,7 +9,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::choices::{LocalReduce, OnWorkerLoss};
+use super::choices::{LocalReduce, OnServerLoss, OnWorkerLoss};
 use super::kinds::Unit;
 use super::knobs::{Config, KNOBS, Knob, variable};
 use super::launcher::Launcher;
@@ -199,6 +199,9 @@ impl Config {
                 self.local_reduce = LocalReduce::Off;
             }
         }
+        if self.on_server_loss == OnServerLoss::Continue && !chosen(self, "on_worker_loss") {
+            self.on_worker_loss = OnWorkerLoss::Continue;
+        }
         if !chosen(self, "fuse_bytes") {
             self.fuse_bytes = self.fuse_bytes.min(self.partition_bytes);
         }
@@ -265,6 +268,12 @@ const CONFLICTS: &[Conflict] = &[
         other: "on_worker_loss",
         found: |config| config.elastic.is_some() && config.on_worker_loss == OnWorkerLoss::Abort,
         hint: "an elastic job goes on without lost workers: leave on_worker_loss out",
+    },
+    Conflict {
+        knob: "on_server_loss",
+        other: "on_worker_loss",
+        found: |config| config.on_server_loss == OnServerLoss::Continue && config.on_worker_loss == OnWorkerLoss::Abort,
+        hint: "a job that goes on without lost servers goes on without lost workers too: leave on_worker_loss out",
     },
     Conflict {
         knob: "elastic",

@@ -27,7 +27,8 @@ mod unread;
 
 pub use bounds::{ANSWER_MARGIN, Bounds, DIAL_TIMEOUT, LEADER_PATIENCE, NCCL_ABORT_PATIENCE, NCCL_GRACE};
 pub use choices::{
-    Checksum, CompressionFallback, Congestion, FrameworkCall, LocalReduce, NanCheck, OnWorkerLoss, TransportChoice,
+    Checksum, CompressionFallback, Congestion, FrameworkCall, LocalReduce, NanCheck, OnServerLoss, OnWorkerLoss,
+    TransportChoice,
 };
 pub use elastic::Elastic;
 pub use kinds::ProcessRole;

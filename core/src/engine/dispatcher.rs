@@ -128,6 +128,8 @@ impl Dispatch for Dispatcher {
                 Effect::Issue(issue, marks) => issue(marks),
                 Effect::Declare { request, tensors, fuse } => declare(shared, request, tensors, fuse),
                 Effect::Undeclare { request, names } => undeclare(shared, request, names),
+                Effect::Report(holdings) => shared.report_holdings(holdings),
+                Effect::Restored(epoch) => shared.report_restored(epoch),
                 Effect::Dial(to) => dial(shared, to),
                 Effect::Disconnect(link) => shared.transport.disconnect(link),
                 Effect::Warn(stuck) => warn(&stuck),

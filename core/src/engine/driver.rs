@@ -110,6 +110,7 @@ impl Engine {
             bounds,
             device: if options.device.is_some() { DeviceKind::Cuda } else { DeviceKind::Host },
             keeps: local_peers::goes_on(&config),
+            keeps_sums: local_peers::outlives_servers(&config),
         };
         let (joins_in, first_size) = (member.join_timeout + bounds.call, member.workers);
         let dispatcher = Arc::new(Dispatcher::default());
@@ -467,6 +468,9 @@ fn on_event(shared: &Arc<Shared>, event: MemberEvent) {
                 let peer = "the coordinator".to_owned();
                 drop(shared.break_down(Error::Protocol { peer, field: "limit".to_owned(), problem }));
             }
+        }
+        MemberEvent::Restore { epoch, sums, lost } => {
+            shared.report(|state, now| state.worker.handle_restore(now, epoch, sums, &lost));
         }
         MemberEvent::Passed { change, outcome } => {
             if let Ok(passage @ Passage { leaves: true, .. }) = &outcome {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::collective::{Collective, HostCollective, HostOptions, LocalRank, Traffic, device_collective};
-use crate::config::{Config, LocalReduce, OnWorkerLoss};
+use crate::config::{Config, LocalReduce, OnServerLoss, OnWorkerLoss};
 use crate::error::{Error, Result};
 use crate::local::PrivateSocket;
 use crate::mem::{Copies, Doubt};
@@ -55,6 +55,11 @@ pub(super) fn wiring(config: &Config) -> Result<Wiring> {
 /// for one that leaves fails.
 pub(super) fn goes_on(config: &Config) -> bool {
     config.on_worker_loss == OnWorkerLoss::Continue
+}
+
+/// Whether the job goes on without servers that are lost.
+pub(super) fn outlives_servers(config: &Config) -> bool {
+    config.on_server_loss == OnServerLoss::Continue
 }
 
 /// Records of the work of the workers of this machine, which the engine reads.

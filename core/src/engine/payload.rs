@@ -32,6 +32,8 @@ enum Content {
     Device(OnDevice),
     /// Why this worker withdraws from a round, for the server. It lives as long as the task, hence longer than its exchanges.
     Message(OwnedBytes),
+    /// A sum that came earlier, for a server that does not have it.
+    Kept(Region),
 }
 
 /// Tensors in memory of one device.
@@ -69,6 +71,25 @@ impl Payload {
         Self { content: Content::Message(OwnedBytes::new(bytes)), wire: None, beside: None }
     }
 
+    /// This sum, which came earlier.
+    pub(super) fn kept(sum: Region) -> Self {
+        Self { content: Content::Kept(sum), wire: None, beside: None }
+    }
+
+    /// The memory in which a whole sum has landed, which is the engine's. Nothing writes there any more.
+    ///
+    /// # Panics
+    /// If it has landed in the caller's memory.
+    pub(super) fn arrived(&self) -> Region {
+        match (&self.wire, &self.content) {
+            (Some(wire), _) => wire.memory.region(),
+            (None, Content::Device(there)) => there.staged(),
+            (None, Content::Host { .. } | Content::Message(_) | Content::Kept(_)) => {
+                self.beside().expect("what is kept lands beside")
+            }
+        }
+    }
+
     /// The regions to push.
     ///
     /// # Panics
@@ -94,6 +115,7 @@ impl Payload {
             Content::Host { source, .. } => again(source),
             Content::Device(there) => vec![there.staged()],
             Content::Message(letter) => vec![letter.region()],
+            Content::Kept(sum) => vec![sum.again()],
         }
     }
 
@@ -105,7 +127,7 @@ impl Payload {
         match &self.content {
             Content::Host { destination, .. } => again(destination),
             Content::Device(there) => vec![there.staged()],
-            Content::Message(_) => Vec::new(),
+            Content::Message(_) | Content::Kept(_) => Vec::new(),
         }
     }
 
@@ -136,7 +158,7 @@ impl Payload {
         match (&mut self.wire, &mut self.content) {
             (Some(wire), _) => wire.memory = beside,
             (None, Content::Device(there)) => there.staging = Some(beside),
-            (None, Content::Host { .. } | Content::Message(_)) => self.beside = Some(beside),
+            (None, Content::Host { .. } | Content::Message(_) | Content::Kept(_)) => self.beside = Some(beside),
         }
     }
 
@@ -157,7 +179,7 @@ impl Payload {
                 let issued = OnIssue::nobody();
                 collective::Memory::Device(collective::DeviceMemory { source, destination, after, issued })
             }
-            Content::Message(_) => unreachable!("a message meets no other rank"),
+            Content::Message(_) | Content::Kept(_) => unreachable!("what goes to a server alone meets no other rank"),
         }
     }
 
@@ -165,7 +187,10 @@ impl Payload {
     pub(super) fn staged_memory(&self) -> collective::Memory {
         let staged = || match &self.content {
             Content::Device(OnDevice { staging: Some(staging), .. }) => vec![staging.region()],
-            Content::Device(OnDevice { staging: None, .. }) | Content::Host { .. } | Content::Message(_) => Vec::new(),
+            Content::Device(OnDevice { staging: None, .. })
+            | Content::Host { .. }
+            | Content::Message(_)
+            | Content::Kept(_) => Vec::new(),
         };
         collective::Memory::Host { source: staged(), destination: staged() }
     }
@@ -182,7 +207,7 @@ impl Payload {
         match &mut self.content {
             Content::Host { source, destination } => *source = again(destination),
             Content::Device(OnDevice { source, destination, .. }) => *source = destination.again(),
-            Content::Message(_) => {}
+            Content::Message(_) | Content::Kept(_) => {}
         }
     }
 
@@ -190,7 +215,9 @@ impl Payload {
     pub(super) fn on_device(&mut self) -> &mut OnDevice {
         match &mut self.content {
             Content::Device(there) => there,
-            Content::Host { .. } | Content::Message(_) => unreachable!("only tensors on a device are copied"),
+            Content::Host { .. } | Content::Message(_) | Content::Kept(_) => {
+                unreachable!("only tensors on a device are copied")
+            }
         }
     }
 }

@@ -25,7 +25,7 @@ use crate::mem::Doubt;
 use crate::runtime::exporter::Standing;
 use crate::runtime::{Clock, Membership, Timer};
 use crate::transport::Transport;
-use crate::types::Time;
+use crate::types::{Epoch, Holdings, NodeId, Time};
 use crate::wire::frame::Stall;
 use crate::worker::{Liveness, Worker};
 
@@ -233,6 +233,27 @@ impl Shared {
                 membership.reporter().report_steps(report);
             }
         })
+    }
+
+    /// Tells the coordinator that the process `pid` of a node of this machine has ended.
+    pub(super) fn report_end(&self, node: NodeId, pid: u32) {
+        if let Some(membership) = &*self.membership.lock().unwrap_or_else(PoisonError::into_inner) {
+            membership.reporter().report_end(node, pid);
+        }
+    }
+
+    /// Tells the coordinator what this worker has and wants of the parts whose servers were lost.
+    pub(super) fn report_holdings(&self, holdings: Holdings) {
+        if let Some(membership) = &*self.membership.lock().unwrap_or_else(PoisonError::into_inner) {
+            membership.reporter().report_holdings(holdings);
+        }
+    }
+
+    /// Tells it that servers have the sums that this worker was to restore.
+    pub(super) fn report_restored(&self, epoch: Epoch) {
+        if let Some(membership) = &*self.membership.lock().unwrap_or_else(PoisonError::into_inner) {
+            membership.reporter().report_restored(epoch);
+        }
     }
 
     /// Tells the coordinator of a sum that waits for workers of this machine.

@@ -12,8 +12,9 @@ use super::residuals::Residuals;
 use super::trace::{Subject, TaskTrace, Timeline};
 use crate::cuda::{Mark, Marks};
 use crate::error::{Error, Result};
+use crate::mem::Region;
 use crate::sched::{SideTable, TaskId};
-use crate::types::{Declined, Done, LinkId, TensorSpec, Time};
+use crate::types::{Declined, Done, Epoch, Holdings, LinkId, PartId, TensorSpec, Time};
 use crate::worker::{Command, Dial, Held, Load, Stuck, Worker};
 
 /// The machine and what belongs to its ids.
@@ -22,6 +23,8 @@ pub(super) struct State {
     pub(super) loans: Loans,
     pub(super) payloads: SideTable<TaskId, Payload>,
     pub(super) residuals: Residuals,
+    /// The latest sums of parts, as they came, for workers that may lose theirs.
+    kept: BTreeMap<PartId, Region>,
     /// By request: callers that wait for a declaration.
     waiters: BTreeMap<u64, Done<()>>,
     /// The time for which the timer is set.
@@ -52,6 +55,10 @@ pub(super) enum Effect {
         request: u64,
         names: Vec<String>,
     },
+    /// Tell the coordinator what this worker has and wants of the parts whose servers were lost.
+    Report(Holdings),
+    /// Tell it that the sums are restored.
+    Restored(Epoch),
     Dial(Dial),
     Disconnect(LinkId),
     Warn(Box<Stuck>),
@@ -85,6 +92,7 @@ impl State {
             loans: Loans::default(),
             payloads: SideTable::new(),
             residuals: Residuals::counted_in(residual_bytes),
+            kept: BTreeMap::new(),
             waiters: BTreeMap::new(),
             armed: None,
             trace: None,
@@ -135,6 +143,15 @@ impl State {
                     }
                     continue;
                 }
+                Command::Keep { task, part } => {
+                    let payload = self.payloads.get(task).expect("a task has a payload until it is released");
+                    self.kept.insert(part, payload.arrived());
+                    continue;
+                }
+                Command::DropKept(part) => {
+                    self.kept.remove(&part);
+                    continue;
+                }
                 Command::DropResidual(part) => {
                     self.residuals.drop_of(part);
                     continue;
@@ -160,6 +177,8 @@ impl State {
                 Command::Decline(declined) => Effect::Decline(declined),
                 Command::Declare { request, tensors, fuse } => Effect::Declare { request, tensors, fuse },
                 Command::Undeclare { request, names } => Effect::Undeclare { request, names },
+                Command::Report(holdings) => Effect::Report(holdings),
+                Command::Restored(epoch) => Effect::Restored(epoch),
                 Command::Dial(dial) => Effect::Dial(dial),
                 Command::Disconnect(link) => Effect::Disconnect(link),
                 Command::Warn(stuck) => Effect::Warn(stuck),
@@ -213,6 +232,11 @@ impl State {
     fn carry(&mut self, now: Time, task: TaskId, load: Load) {
         let payload = match load {
             Load::Message(bytes) => Payload::message(bytes),
+            Load::Kept { part, bytes } => {
+                let kept = self.kept.get(&part).expect("the machine knows what is kept").again();
+                let bytes = usize::try_from(bytes).expect("it came here");
+                Payload::kept(kept.split_at(bytes).0)
+            }
             Load::Pieces => {
                 if let Some(trace) = &mut self.trace {
                     trace.submitted(now, task, subject(&self.worker, task), || self.worker.names(task));
@@ -252,6 +276,6 @@ fn subject(worker: &Worker, task: TaskId) -> Subject {
         round: part.round,
         bytes: part.layout.bytes(),
         priority: worker.priority(task),
-        server: part.layout.server,
+        server: worker.server(task),
     }
 }

@@ -9,6 +9,7 @@ pub mod topology;
 
 pub mod plan;
 
+pub mod owner;
 pub mod partition;
 pub mod placement;
 
@@ -19,6 +20,7 @@ pub mod models;
 
 pub use layout::Layouter;
 pub use neighbours::{Attachment, PcieGroups};
+pub use owner::server_of;
 pub use partition::LayoutConfig;
 pub use placement::{Placement, weights_for};
 pub use plan::{Duty, Pipeline, Route};

@@ -13,7 +13,9 @@ use crate::error::{Error, Result};
 use crate::identity::{Credentials, Renewal};
 use crate::local::OwnThread;
 use crate::transport::quic::control::{ControlEvent, ControlLink};
-use crate::types::{Done, NodeId, PartLayout, StepReport, StoreAnswer, StoreAsk, TensorSpec, Time, WorkersKey};
+use crate::types::{
+    Done, Epoch, Holdings, NodeId, PartLayout, StepReport, StoreAnswer, StoreAsk, TensorSpec, Time, WorkersKey,
+};
 use crate::wire::frame::{Frame, Progress, Stall, Status};
 
 /// The membership of this process in a job: its connection to the coordinator, and the thread that drives it.
@@ -49,6 +51,8 @@ enum Input {
     Barrier { name: String, timeout: Duration, done: Done<()> },
     Store { ask: StoreAsk, patience: Duration, done: Done<StoreAnswer> },
     Steps(StepReport),
+    Holdings(Holdings),
+    Restored(Epoch),
     Stall(Stall),
     Saw { node: NodeId, pid: u32 },
     Leave,
@@ -154,6 +158,16 @@ impl Reporter {
     /// Tells the coordinator what this worker says of its steps.
     pub fn report_steps(&self, report: StepReport) {
         let _ = self.inputs.send(Input::Steps(report));
+    }
+
+    /// Tells the coordinator what this worker has and wants of the parts whose servers were lost.
+    pub fn report_holdings(&self, holdings: Holdings) {
+        let _ = self.inputs.send(Input::Holdings(holdings));
+    }
+
+    /// Tells the coordinator that servers have the sums that this worker was to restore in `epoch`.
+    pub fn report_restored(&self, epoch: Epoch) {
+        let _ = self.inputs.send(Input::Restored(epoch));
     }
 
     /// Tells the coordinator that a round waits.
@@ -285,6 +299,8 @@ impl Driver {
                 self.asked.insert(request, done);
             }
             Input::Steps(report) => self.member.report_steps(report),
+            Input::Holdings(holdings) => self.member.report_holdings(holdings),
+            Input::Restored(epoch) => self.member.report_restored(epoch),
             Input::Stall(stall) => self.member.report_stall(stall),
             Input::Saw { node, pid } => self.member.report_end(node, pid),
             Input::Leave => self.member.leave(),
@@ -355,6 +371,7 @@ impl Driver {
             | MemberEvent::Forget { .. }
             | MemberEvent::Boundary { .. }
             | MemberEvent::Passed { .. }
+            | MemberEvent::Restore { .. }
             | MemberEvent::StallNotice { .. }
             | MemberEvent::Failed(_)
             | MemberEvent::Left => (self.events)(event),

@@ -401,6 +401,16 @@ impl Scheduler {
         self.tasks.get(id.0).map(|work| work.stage)
     }
 
+    /// The server of a task that was not released.
+    pub fn server(&self, id: TaskId) -> Option<ServerId> {
+        self.tasks.get(id.0).map(|work| work.spec.server)
+    }
+
+    /// Whether somebody waits for the result of a task.
+    pub fn is_wanted(&self, id: TaskId) -> bool {
+        self.tasks.get(id.0).is_some_and(|work| work.purpose == Purpose::Wanted)
+    }
+
     /// Whether a task is in its last stage.
     pub fn is_last(&self, id: TaskId) -> bool {
         let (stage, route) = self.whereabouts(id);

@@ -4,12 +4,13 @@
 //! side is a stream of [`Incoming`] events answered by [`Outgoing`] commands through a [`Listener`]. The control stream to the coordinator is
 //! not an exchange and has its own small interface, [`quic::control`].
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 
 use crate::error::Error;
-use crate::local::{Ended, Progress};
+use crate::local::{Ended, PeerProcess, Progress};
 use crate::mem::{Frozen, Region};
 use crate::types::{Address, Done, ExchangeId, LinkId, NodeId};
 use crate::wire::{About, Request, Response};
@@ -132,6 +133,11 @@ pub trait Transport: Progress + Send + Sync {
     /// The capabilities and needs of `link`. A caller uses these, so that it need not know which transport carries the link.
     fn capabilities(&self, _link: LinkId) -> Capabilities {
         Capabilities::NETWORK
+    }
+
+    /// The process at the other end of `link`, if it is on this machine and the system shows it.
+    fn process(&self, _link: LinkId) -> Option<Arc<PeerProcess>> {
+        None
     }
 
     /// Calls `ended` if a thread of this transport ends without being told to. Calls it at once if one has ended so. The transport may lose any

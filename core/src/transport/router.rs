@@ -20,7 +20,7 @@ use super::{Answer, Capabilities, Inbox, Incoming, LinkLost, Listener, Outgoing,
 use crate::config::{Config, TransportChoice};
 use crate::error::{Error, Result};
 use crate::identity::Credentials;
-use crate::local::{Ended, Progress, SharedBacking};
+use crate::local::{Ended, PeerProcess, Progress, SharedBacking};
 use crate::mem::{Copies, Region};
 use crate::types::{Address, Done, ExchangeId, LinkId, Reach, Scheme};
 
@@ -169,6 +169,10 @@ impl Transport for Router {
 
     fn capabilities(&self, link: LinkId) -> Capabilities {
         self.at(link).map_or(Capabilities::NETWORK, |(transport, link)| transport.capabilities(link))
+    }
+
+    fn process(&self, link: LinkId) -> Option<Arc<PeerProcess>> {
+        self.at(link).and_then(|(transport, link)| transport.process(link))
     }
 
     fn watch(&self, ended: Ended) {

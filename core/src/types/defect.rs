@@ -181,6 +181,16 @@ pub enum Defect {
     DrainForgetsOne,
     /// A server keeps the value of a parameter whose name has ended.
     EndedValueKept,
+    /// A worker keeps no sum for others, though it tells that it does. Shows when a server is lost.
+    SumNotKept,
+    /// A worker tells what it has of the parts of a lost server while exchanges of them are still open.
+    HoldingsToldEarly,
+    /// A coordinator does not wait until all workers have told what they have of the parts of a lost server.
+    RecoveredEarly,
+    /// A coordinator lets nobody restore a sum that some workers have and others miss.
+    NothingRestored,
+    /// A server takes a sum that a worker brings, though its checksum is wrong.
+    DamagedSumRestored,
 }
 
 impl Defect {
@@ -270,6 +280,11 @@ impl Defect {
         Self::RestForgotten,
         Self::DrainForgetsOne,
         Self::EndedValueKept,
+        Self::SumNotKept,
+        Self::HoldingsToldEarly,
+        Self::RecoveredEarly,
+        Self::NothingRestored,
+        Self::DamagedSumRestored,
     ];
 }
 

@@ -75,6 +75,10 @@ pub struct View {
     pub phase: Phase,
     /// How often the job had formed before: it forms again when workers come.
     pub formed_before: u32,
+    /// How many servers it formed with. It has fewer if some were lost.
+    pub formed_servers: u32,
+    /// Whether sums of servers that were lost are being recovered. Meanwhile no part of theirs is exchanged.
+    pub recovers: bool,
     /// Workers by rank, then servers by index.
     pub members: Vec<Member>,
 }
@@ -94,6 +98,11 @@ impl View {
     pub fn is_on_one_machine(&self) -> bool {
         let mut machines = self.members.iter().map(|member| member.process.machine);
         machines.next().is_some_and(|first| first != MachineId::UNKNOWN && machines.all(|machine| machine == first))
+    }
+
+    /// Whether servers were lost, whose parts have other servers now.
+    pub fn has_lost_servers(&self) -> bool {
+        (self.servers().count() as u64) < u64::from(self.formed_servers)
     }
 
     /// The workers that must contribute to a round of a part.
@@ -159,7 +168,15 @@ impl View {
             first_round: Round(0),
         };
         let members = (0..).zip(places).map(member).collect();
-        Self { job: "job".to_owned(), epoch: Epoch::default(), phase: Phase::Running, formed_before: 0, members }
+        Self {
+            job: "job".to_owned(),
+            epoch: Epoch::default(),
+            phase: Phase::Running,
+            formed_before: 0,
+            formed_servers: 0,
+            recovers: false,
+            members,
+        }
     }
 }
 

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use crate::error::{Error, Result};
 use crate::types::{
-    Epoch, NodeId, PartId, PartLayout, Passage, Process, Round, StepReport, StoreAnswer, StoreAsk, TensorKey,
-    TensorSpec, Time, View, WorkerId, WorkersKey,
+    Epoch, Holdings, NodeId, PartId, PartLayout, Passage, Process, Round, StepReport, StoreAnswer, StoreAsk, SumId,
+    TensorKey, TensorSpec, Time, View, WorkerId, WorkersKey,
 };
 
 mod encoding;
@@ -69,6 +69,14 @@ pub enum Frame {
     Fail {
         /// Why, for people.
         cause: String,
+    },
+    /// What this worker has of the parts whose servers were lost, once nothing of them is under way any more. It is said again on each new
+    /// connection. Repeating it is harmless.
+    Holdings(Holdings),
+    /// Servers have all the sums that this worker was to restore in this epoch. Repeating it is harmless.
+    Restored {
+        /// The epoch of [`Frame::Restore`].
+        epoch: Epoch,
     },
     /// A member saw that a process of its machine has ended: the system said so.
     Saw {
@@ -148,6 +156,16 @@ pub enum Frame {
         change: u64,
         /// All workers stood at the boundary, or why they did not, or why a worker cannot leave.
         outcome: Result<Passage>,
+    },
+    /// To a worker: bring `sums`, which it has and others want, to the servers of their parts, and answer with [`Frame::Restored`]. May be
+    /// repeated.
+    Restore {
+        /// The epoch of the holdings.
+        epoch: Epoch,
+        /// Which sums.
+        sums: Vec<SumId>,
+        /// Sums that this worker wants and nobody has: they were to go to it alone.
+        lost: Vec<SumId>,
     },
     /// A tensor waits for some ranks; for the log.
     StallNotice {

@@ -14,7 +14,7 @@ mod sum;
 pub use about::{About, Service};
 pub use bytes::HeaderReader;
 pub use parameter::{Sent, Use, Value};
-pub use sum::{Body, Contribute, Contribution, Contributors, Sum, Target, Withdraw};
+pub use sum::{Body, Contribute, Contribution, Contributors, Restore, Sum, Target, Withdraw};
 
 /// Bytes of the front of a header. Every header has so many; some have more behind it.
 pub const HEADER_BYTES: usize = 64;
@@ -29,6 +29,8 @@ pub enum Header {
     Contribute(Contribute),
     /// Worker to server; an encoded error follows.
     Withdraw(Withdraw),
+    /// Worker to server; a sum follows that another server had.
+    Restore(Restore),
     /// Server to worker; the sum follows.
     Sum(Sum),
     /// Worker to server: a use of a parameter.
@@ -48,6 +50,8 @@ pub enum Request {
     Contribute(Contribute),
     /// A refusal to contribute.
     Withdraw(Withdraw),
+    /// A sum that another server had.
+    Restore(Restore),
     /// A use of a parameter.
     Use(Use),
     /// For a service that this version does not have. Nothing is known of what follows.
@@ -87,6 +91,7 @@ impl Header {
         match self {
             Self::Contribute(header) => header.target.about(),
             Self::Withdraw(header) => header.target.about(),
+            Self::Restore(header) => header.target.about(),
             Self::Sum(header) => header.target.about(),
             Self::Use(header) => header.about(),
             Self::Value(header) => header.about(),
@@ -103,6 +108,7 @@ impl Header {
         match self {
             Self::Contribute(header) => Ok(Request::Contribute(header)),
             Self::Withdraw(header) => Ok(Request::Withdraw(header)),
+            Self::Restore(header) => Ok(Request::Restore(header)),
             Self::Use(header) => Ok(Request::Use(header)),
             Self::Unknown(about) => Ok(Request::Unknown(about)),
             // Whatever such a service means by it.
@@ -126,6 +132,7 @@ impl Header {
             Self::Reject(header) => Ok(Reply::Reject(header)),
             Self::Contribute(_) => Err(bad_kind("is a contribution where an answer was due", peer)),
             Self::Withdraw(_) => Err(bad_kind("is a withdrawal where an answer was due", peer)),
+            Self::Restore(_) => Err(bad_kind("restores a sum where an answer was due", peer)),
             Self::Use(_) => Err(bad_kind("is a use of a parameter where an answer was due", peer)),
             Self::Unknown(_) => Err(bad_kind("is of a service for which nobody asked", peer)),
         }
@@ -142,6 +149,7 @@ impl Request {
         match self {
             Self::Contribute(header) => header.target.about(),
             Self::Withdraw(header) => header.target.about(),
+            Self::Restore(header) => header.target.about(),
             Self::Use(header) => header.about(),
             Self::Unknown(about) => *about,
         }
@@ -152,6 +160,7 @@ impl Request {
         match self {
             Self::Contribute(header) => Some(header.target),
             Self::Withdraw(header) => Some(header.target),
+            Self::Restore(header) => Some(header.target),
             Self::Use(header) => Some(header.target),
             Self::Unknown(_) => None,
         }
@@ -162,6 +171,7 @@ impl Request {
         match self {
             Self::Contribute(header) => header.body_bytes(),
             Self::Withdraw(header) => header.error_bytes,
+            Self::Restore(header) => header.body.bytes,
             Self::Use(header) => header.body_bytes(),
             Self::Unknown(_) => 0,
         }
@@ -172,16 +182,18 @@ impl Request {
         match self {
             Self::Contribute(header) => header.part_bytes,
             Self::Use(header) => header.part_bytes,
+            Self::Restore(header) => header.part_bytes,
             Self::Withdraw(_) | Self::Unknown(_) => 0,
         }
     }
 
-    /// Which of two exchanges on one link goes first. A withdrawal is small, and other workers wait for it, so it goes before all bodies.
+    /// Which of two exchanges on one link goes first. Other workers wait for a withdrawal, which is small, and for a restored sum, so these
+    /// go before all other bodies.
     pub fn urgency(&self) -> u8 {
         match self {
             Self::Contribute(header) => header.urgency,
             Self::Use(header) => header.urgency,
-            Self::Withdraw(_) => URGENCY_MAX,
+            Self::Withdraw(_) | Self::Restore(_) => URGENCY_MAX,
             Self::Unknown(_) => 0,
         }
     }
@@ -249,6 +261,7 @@ impl From<Request> for Header {
         match request {
             Request::Contribute(header) => Self::Contribute(header),
             Request::Withdraw(header) => Self::Withdraw(header),
+            Request::Restore(header) => Self::Restore(header),
             Request::Use(header) => Self::Use(header),
             Request::Unknown(about) => Self::Unknown(about),
         }

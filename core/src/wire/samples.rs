@@ -4,13 +4,15 @@ use std::time::Duration;
 
 use super::frame::{Forming, Health, Join, MemberStatus, Names, Progress, Stall, Status};
 use super::{
-    Body, Contribute, Contribution, Contributors, Frame, Header, Reject, Sent, Sum, Target, Use, Value, Withdraw,
+    Body, Contribute, Contribution, Contributors, Frame, Header, Reject, Restore, Sent, Sum, Target, Use, Value,
+    Withdraw,
 };
 use crate::error::{Claim, ERRORS, Error, ErrorKind, FieldSource, Tensors};
 use crate::types::{
-    Access, Address, CodecSpec, DType, Encoding, Epoch, Incarnation, MachineId, Member, NodeId, Op, PartId, PartLayout,
-    Participants, Passage, Phase, Piece, Process, Role, Round, Scheme, ServerId, Span, StepReport, StoreAnswer,
-    StoreAsk, TensorKey, TensorKind, TensorSpec, Time, Update, Version, View, Wiring, WorkerId, WorkersKey,
+    Access, Address, CodecSpec, DType, Encoding, Epoch, Holdings, Incarnation, MachineId, Member, NodeId, Op, PartId,
+    PartLayout, Participants, Passage, Phase, Piece, Process, Role, Round, Scheme, ServerId, Span, StepReport,
+    StoreAnswer, StoreAsk, SumId, TensorKey, TensorKind, TensorSpec, Time, Update, Version, View, Wiring, WorkerId,
+    WorkerSet, WorkersKey,
 };
 
 /// At least one frame of each kind, in the order of the declaration.
@@ -49,6 +51,13 @@ pub fn frames() -> Vec<Frame> {
         store(StoreAsk::Delete { key: "k".to_owned(), is_prefix: true }),
         store(StoreAsk::Dir { prefix: String::new() }),
         Frame::Steps(StepReport { begun: 13, change: 2, stands: true, rests: false, leaves: true }),
+        Frame::Holdings(Holdings {
+            epoch: Epoch { term: 1, number: 2 },
+            has: vec![sum_id(1)],
+            knows: vec![sum_id(2)],
+            wants: vec![sum_id(3), sum_id(4)],
+        }),
+        Frame::Restored { epoch: Epoch { term: 1, number: 2 } },
         Frame::Stall(stall()),
         Frame::Leave,
         Frame::Fail { cause: "c".to_owned() },
@@ -85,6 +94,7 @@ pub fn frames() -> Vec<Frame> {
             }),
         },
         Frame::Passed { change: 2, outcome: Err(Error::Cancelled) },
+        Frame::Restore { epoch: Epoch { term: 1, number: 2 }, sums: vec![sum_id(1)], lost: vec![sum_id(2)] },
         Frame::StallNotice { tensor: "w".to_owned(), stall: stall(), detail: "d".to_owned() },
         Frame::Status(Status {
             view: View { members: vec![member(Role::Worker)], ..view(Phase::Forming) },
@@ -106,6 +116,10 @@ pub fn frames() -> Vec<Frame> {
         Frame::Renewed { outcome: Err(Error::Cancelled) },
         Frame::WorkersKey(WorkersKey([0xcd; 32])),
     ]
+}
+
+fn sum_id(round: u64) -> SumId {
+    SumId { part: PartId { key: TensorKey(8), index: 3 }, round: Round(round) }
 }
 
 fn store(ask: StoreAsk) -> Frame {
@@ -153,6 +167,17 @@ pub fn headers() -> Vec<Header> {
         participants: Participants::ALL,
         error_bytes: 77,
     };
+    let restore = Restore {
+        target: target(),
+        dtype: DType::F32,
+        op: Op::Mean,
+        participants: Participants::ALL,
+        part_bytes: 4096,
+        body,
+        checksum: Some(0xdead_beef),
+        divisor: 2.0,
+        contributors: [1, 9].into_iter().map(WorkerId).collect(),
+    };
     let part_use = Use {
         target: target(),
         dtype: DType::F32,
@@ -181,6 +206,14 @@ pub fn headers() -> Vec<Header> {
         of(Participants::ALL.with_receiver(WorkerId(5))),
         Header::Withdraw(withdraw.clone()),
         Header::Withdraw(Withdraw { participants: participants(), ..withdraw }),
+        Header::Restore(restore.clone()),
+        Header::Restore(Restore {
+            participants: participants(),
+            body: shortened(300),
+            checksum: None,
+            contributors: WorkerSet::default(),
+            ..restore
+        }),
         Header::Sum(sum.clone()),
         Header::Sum(Sum { contributors: some, early: true, checksum: false, ..sum.clone() }),
         Header::Reject(Reject { about: target().about(), error_bytes: 9 }),
@@ -270,7 +303,15 @@ pub(super) fn part() -> PartLayout {
 
 fn view(phase: Phase) -> View {
     let members = vec![member(Role::Worker), member(Role::Server)];
-    View { job: "j".to_owned(), epoch: Epoch { term: 1, number: 2 }, phase, formed_before: 3, members }
+    View {
+        job: "j".to_owned(),
+        epoch: Epoch { term: 1, number: 2 },
+        phase,
+        formed_before: 3,
+        formed_servers: 2,
+        recovers: true,
+        members,
+    }
 }
 
 fn member(role: Role) -> Member {

@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 use crate::pipeline::Stage;
 use crate::sched::{Outcome, StallReport, Task, TaskId};
 use crate::types::{
-    Claim, Declined, ExchangeId, Goal, LinkId, PartId, Peer, ServerId, Slot, Span, TensorSpec, Version,
+    Claim, Declined, Epoch, ExchangeId, Goal, Holdings, LinkId, PartId, Peer, ServerId, Slot, Span, TensorSpec, Version,
 };
 use crate::wire::{Body, Contributors, Request};
 
@@ -75,6 +75,20 @@ pub enum Command {
         /// Whether small neighbours may share parts.
         fuse: bool,
     },
+    /// The sum of a part has come to this task: keep its bytes as they came, in place of those of an earlier round, until
+    /// [`Command::DropKept`], also when the task is released.
+    Keep {
+        /// Which task.
+        task: TaskId,
+        /// Which part.
+        part: PartId,
+    },
+    /// Let go of the kept sum of this part, if there is one.
+    DropKept(PartId),
+    /// Tell the coordinator what this worker has and wants of the parts whose servers were lost.
+    Report(Holdings),
+    /// Tell the coordinator that servers have the sums that this worker was to restore in this epoch.
+    Restored(Epoch),
     /// Connect to a server.
     Dial(Dial),
     /// Close a link to a server that is no longer in the view, or that has moved.
@@ -96,6 +110,13 @@ pub enum Command {
 pub enum Load {
     /// The tensors of submissions: [`pieces`](super::Worker::pieces) says which.
     Pieces,
+    /// The kept sum of a part. Nothing comes back.
+    Kept {
+        /// Which part.
+        part: PartId,
+        /// How many of its bytes came, at the front of the memory.
+        bytes: u64,
+    },
     /// A message of these bytes. It tells the server why this worker withdraws from a round. Nothing comes back.
     Message(Vec<u8>),
 }
@@ -279,6 +300,8 @@ pub enum Exchanged {
     Sum {
         /// Its form.
         body: Body,
+        /// What it was divided by.
+        divisor: f64,
         /// The workers that are in it, as its header says.
         contributors: Contributors,
     },

@@ -10,6 +10,7 @@ use super::notices::Notices;
 use super::outstanding::{Numbers, Outstanding};
 use super::parking::Parking;
 use super::records::{Ending, Record, Submission};
+use super::recovery::Recovery;
 use super::residuals::Residuals;
 use super::team::Team;
 use crate::config::Bounds;
@@ -38,6 +39,7 @@ use crate::wire::frame::Progress;
 /// | got another view | [`handle_view`](Self::handle_view) |
 /// | carried out [`Command::Follow`] | [`handle_equipped`](Self::handle_equipped) |
 /// | hears that a tensor, or the job, failed | [`handle_forget`](Self::handle_forget), [`handle_failed`](Self::handle_failed) |
+/// | hears that it is to restore sums | [`handle_restore`](Self::handle_restore) |
 /// | has a tensor to reduce | [`submit`](Self::submit), [`submit_all`](Self::submit_all), [`declare`](Self::declare), [`cancel`](Self::cancel) |
 /// | has names that are used no more, and carried out [`Command::Undeclare`] | [`undeclare`](Self::undeclare), [`handle_undeclared`](Self::handle_undeclared) |
 /// | carried out [`Command::Declare`] | [`handle_declared`](Self::handle_declared) |
@@ -80,6 +82,7 @@ pub struct Worker {
     pub(super) groups: SideTable<GroupId, u64>,
     pub(super) tasks: SideTable<TaskId, Record>,
     pub(super) residuals: Residuals,
+    pub(super) recovery: Recovery,
     /// Whether it has used a parameter, so that it needs servers whatever its sums need.
     pub(super) uses_parameters: bool,
     /// By request.
@@ -109,6 +112,9 @@ pub struct WorkerSettings {
     pub device: DeviceKind,
     /// Whether each contribution stays as it is until its sum is whole, so that it can be sent again if the job loses another worker.
     pub keeps: bool,
+    /// Whether the latest sum of each part is kept as well, so that others can have it if the job loses its server. Needs
+    /// [`keeps`](Self::keeps).
+    pub keeps_sums: bool,
 }
 
 /// ```text
@@ -146,6 +152,7 @@ impl Worker {
             groups: SideTable::new(),
             tasks: SideTable::new(),
             residuals: Residuals::new(settings.scheduler.defect),
+            recovery: Recovery::default(),
             uses_parameters: false,
             endings: BTreeMap::new(),
             withdrawals: 0,
@@ -242,6 +249,7 @@ impl Worker {
         self.fail_parked(now);
         self.fail_if_apart(now);
         self.withdraw_overdue(now);
+        self.drop_old_sums(now);
         if matches!(self.leaving, Leaving::Withdrawing { until } if until <= now) {
             self.leave(now);
         }
@@ -249,21 +257,24 @@ impl Worker {
 
     /// Fails what waits for a server that is connected, if the server answers nothing.
     fn fail_if_stuck(&mut self, now: Time, server: ServerId) {
-        let asked = |record: &Record| {
-            record
-                .asked
-                .filter(|_| matches!(record.held, Some(Held::Exchange { .. })) && record.part.layout.server == server)
-        };
-        let oldest = self.tasks.iter().filter_map(|(_, record)| asked(record)).min();
+        let oldest = self.tasks.iter().filter_map(|(task, record)| self.asked(server, task, record)).min();
         let Some(error) = self.links.look(now, server, oldest) else { return };
-        let is_due = |record: &Record| asked(record).is_some_and(|asked| asked + self.settings.bounds.stuck <= now);
-        let due = self.tasks.iter().map(|(_, record)| record).filter(|record| is_due(record));
-        let submissions: BTreeSet<u64> = due.flat_map(|record| record.part.tickets.iter().copied()).collect();
+        let is_due = |(task, record): &(TaskId, &Record)| {
+            self.asked(server, *task, record).is_some_and(|asked| asked + self.settings.bounds.stuck <= now)
+        };
+        let due = self.tasks.iter().filter(is_due);
+        let submissions: BTreeSet<u64> = due.flat_map(|(_, record)| record.part.tickets.iter().copied()).collect();
         for submission in submissions {
             if let Some(group) = self.submissions.get(&submission).and_then(|submission| submission.group) {
                 self.scheduler.fail_group(now, group, error.clone());
             }
         }
+    }
+
+    /// When the exchange of a task with `server` began that is open, if there is one.
+    fn asked(&self, server: ServerId, task: TaskId, record: &Record) -> Option<Time> {
+        let is_open = matches!(record.held, Some(Held::Exchange { .. })) && self.scheduler.server(task) == Some(server);
+        record.asked.filter(|_| is_open)
     }
 
     /// When [`handle_timeout`](Self::handle_timeout) has something to do.
@@ -284,6 +295,7 @@ impl Worker {
             apart,
             leaving,
             self.incomplete_due(),
+            self.kept_until(),
         ];
         due.into_iter().flatten().min()
     }
@@ -327,7 +339,7 @@ impl Worker {
             }
             sched::Command::Release(task) => {
                 let record = self.tasks.remove(task)?;
-                self.withdrawals -= usize::from(record.message.is_some());
+                self.withdrawals -= usize::from(record.errand.is_some());
                 self.release_ending(task);
                 Some(Command::Release(task))
             }
@@ -361,6 +373,11 @@ impl Worker {
     /// The part of a task, with the submissions that it serves.
     pub fn part(&self, task: TaskId) -> &ReadyPart {
         &self.record(task).part
+    }
+
+    /// The server to which a task goes.
+    pub fn server(&self, task: TaskId) -> ServerId {
+        self.scheduler.server(task).expect("a task has a server until it is released")
     }
 
     /// How urgent a task is.
@@ -447,6 +464,7 @@ impl Worker {
         if self.ended.is_none() {
             self.commands.push_back(Command::Follow);
             self.follow_links(now);
+            self.follow_servers();
         }
     }
 

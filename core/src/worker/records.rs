@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use super::command::Held;
+use super::recovery::Kept;
 use crate::codec::{self, Coding};
 use crate::error::{Error, Result};
 use crate::mem::Ordinal;
@@ -203,8 +204,17 @@ pub(super) struct Record {
     pub(super) due: Option<WorkerSet>,
     /// Whether its current stage should end early.
     pub(super) abandoned: bool,
-    /// The length of the message, if the task only carries a message that tells a server that this worker withdraws.
-    pub(super) message: Option<u64>,
+    /// What the task does, if no submission waits for it.
+    pub(super) errand: Option<Errand>,
+}
+
+/// What a task does for other workers alone.
+#[derive(Clone, PartialEq, Debug)]
+pub(super) enum Errand {
+    /// It tells a server that this worker withdraws, by a message of this length.
+    Withdraw(u64),
+    /// It brings a sum to a server that has it not.
+    Restore(Kept),
 }
 
 impl Record {
@@ -224,7 +234,7 @@ impl Record {
             asked: None,
             due: None,
             abandoned: false,
-            message: None,
+            errand: None,
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use super::command::{Action, Contributor, Exchanged, Held, Landing, Meeting, Step, Use};
 use super::machine::Worker;
-use super::records::Record;
+use super::records::{Errand, Record};
 use crate::codec::{Coding, Malformed};
 use crate::error::{Error, Result};
 use crate::pipeline::registry::ReadyPart;
@@ -56,16 +56,17 @@ impl Worker {
     /// Takes the end of an exchange, in PULL or before PUSH has ended: nothing holds the task's memory.
     pub fn handle_pulled(&mut self, now: Time, task: TaskId, outcome: Exchanged) {
         if let Exchanged::Sum { .. } | Exchanged::Value(_) | Exchanged::Rejected(_) = outcome {
-            let server = self.part(task).layout.server;
-            self.links.answered(now, server);
+            self.links.answered(now, self.server(task));
             if self.scheduler.stage(task) == Some(Stage::Push) {
                 // The server needs no more of the contribution.
                 self.finish(now, task, Outcome::Done);
             }
         }
+        let is_sum = matches!(outcome, Exchanged::Sum { .. });
         let outcome = match outcome {
-            Exchanged::Sum { body, contributors } => {
+            Exchanged::Sum { body, divisor, contributors } => {
                 self.record_mut(task).body = body;
+                self.keep_sum(now, task, body, divisor, contributors.clone());
                 self.note_contributors(task, contributors);
                 Outcome::Done
             }
@@ -76,6 +77,11 @@ impl Worker {
             Exchanged::Rejected(error) if error.retryable() => Outcome::Retry { error, landed: 0 },
             Exchanged::Rejected(error) | Exchanged::Torn { error: error @ Error::Protocol { .. }, .. } => {
                 Outcome::Failed(error)
+            }
+            // This worker has closed the link itself.
+            Exchanged::Torn { error: Error::Cancelled, landed } if self.is_lost(task) => {
+                let (what, cause) = (self.server(task).to_string(), "it was lost".to_owned());
+                broken_off(Error::Unavailable { what, cause }, landed)
             }
             // This includes a sum that was damaged on its way: the server still has it.
             Exchanged::Torn { error, landed } => broken_off(error, landed),
@@ -88,6 +94,10 @@ impl Worker {
         };
         self.record_mut(task).held = None;
         self.finish(now, task, outcome);
+        if is_sum {
+            self.note_restored(task);
+        }
+        self.report_holdings();
     }
 
     /// Notes which workers are in the sum of a part, if its codec has error feedback.
@@ -128,7 +138,7 @@ impl Worker {
 
     /// Takes the end of DECOMPRESS: nothing reads or writes the task's memory any more. A body that cannot be decoded is an error.
     pub fn handle_decoded(&mut self, now: Time, task: TaskId, outcome: std::result::Result<(), Malformed>) {
-        let server = self.part(task).layout.server.to_string();
+        let server = self.server(task).to_string();
         let broken = |malformed: Malformed| {
             Outcome::Failed(Error::Protocol { peer: server, field: "body".to_owned(), problem: malformed.to_string() })
         };
@@ -206,9 +216,9 @@ impl Worker {
     /// Whose numbers the step of a stage reads, if nothing has read them in host memory before. `None` for a step that reads none, and for a
     /// broadcast, whose bits may be any.
     pub fn first_read(&self, task: &Task, stage: Stage) -> Option<Contributor> {
-        let Record { part, memory, coding, message, .. } = self.record(task.id);
+        let Record { part, memory, coding, errand, .. } = self.record(task.id);
         let Demand::Reduce { op, weight } = part.demand else { return None };
-        let are_numbers = message.is_none() && !matches!(op, Op::Broadcast { .. }) && weight != 0.0;
+        let are_numbers = errand.is_none() && !matches!(op, Op::Broadcast { .. }) && weight != 0.0;
         let is_read = match stage {
             Stage::AllReduce | Stage::Reduce => {
                 return (are_numbers && *memory == DeviceKind::Host).then_some(Contributor::Worker);
@@ -260,8 +270,8 @@ impl Worker {
         let exchange = self.numbers.next_exchange();
         let header = self.request(task);
         self.links.asked(now, task.server);
-        let Record { coding, part, lands_beside, .. } = self.record(task.id);
-        let landing = match part.demand.receives() && part.participants.receives(self.rank()) {
+        let Record { coding, part, lands_beside, errand, .. } = self.record(task.id);
+        let landing = match part.demand.receives() && part.participants.receives(self.rank()) && errand.is_none() {
             false => Landing::Nowhere,
             true if *lands_beside => Landing::Beside,
             true => Landing::InPlace,
@@ -275,7 +285,7 @@ impl Worker {
 
     /// The header that opens the exchange of a task.
     fn request(&self, task: &Task) -> Request {
-        let Record { part, coding, body, is_overwritten, priority, message, .. } = self.record(task.id);
+        let Record { part, coding, body, is_overwritten, priority, errand, .. } = self.record(task.id);
         let formation = self.here();
         let target = Target { epoch: formation.epoch(), part: task.part, round: task.round };
         let (dtype, urgency, part_bytes) = (part.layout.dtype, self.urgency(*priority), part.layout.bytes());
@@ -297,8 +307,13 @@ impl Worker {
             (Op::Sum | Op::Mean, Some(coding)) if !body.refused => coding.divisor,
             _ => weight,
         };
-        if let Some(error_bytes) = *message {
-            return Request::Withdraw(Withdraw { target, dtype, op, participants, error_bytes });
+        match errand {
+            Some(Errand::Withdraw(error_bytes)) => {
+                let error_bytes = *error_bytes;
+                return Request::Withdraw(Withdraw { target, dtype, op, participants, error_bytes });
+            }
+            Some(Errand::Restore(kept)) => return Request::Restore(self.restoring_header(target, kept)),
+            None => {}
         }
         let body = *body;
         let sender = formation.machines.only_sender(op, &participants, task.part, dtype);

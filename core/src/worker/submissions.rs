@@ -118,6 +118,7 @@ impl Worker {
     pub fn handle_forget(&mut self, now: Time, key: TensorKey, error: &Error) {
         for key in self.registry.handle_forget(key, error.clone()) {
             self.parking.take(key);
+            self.drop_sums_of(key);
             let residuals = self.residuals.end(&BTreeSet::from([key]));
             self.commands.extend(residuals.into_iter().map(Command::DropResidual));
             // This is a scan, because a tensor fails once in a job's life. An index would cost time in every submission.
@@ -298,7 +299,7 @@ impl Worker {
         plan.note_in(&mut record);
         let spec = TaskSpec {
             part: record.part.layout.part,
-            server: record.part.layout.server,
+            server: self.server_of(record.part.layout.part, record.part.layout.server),
             bytes: record.body.bytes,
             round: record.part.round,
             priority,
@@ -319,7 +320,8 @@ impl Worker {
         let coding = self.coding(part, duty, ranks);
         // What is reduced, encoded or copied first lies in memory that the sum takes as well.
         let shares_place = in_place || coding.is_some() || memory != DeviceKind::Host || ranks.get() > 1;
-        let is_kept = shares_place && self.is_kept(part, duty);
+        // A sum that is kept for others lies in memory of the engine, wherever it belongs.
+        let is_kept = (shares_place || self.keeps_sums()) && self.is_kept(part, duty);
         let lands_beside = is_kept && !planted(self.settings.scheduler.defect, Defect::LandsOnKept);
         // Residuals lie in host memory.
         let device_encodes = device_encodes && !coding.is_some_and(|coding| coding.codec.has_feedback());

@@ -46,7 +46,7 @@ fn a_tensor_is_declared_pushed_pulled_and_resolved() {
     world.worker.handle_pulled(
         world.now,
         step.task.id,
-        Exchanged::Sum { body: Body::plain(0), contributors: Contributors::Due },
+        Exchanged::Sum { body: Body::plain(0), divisor: 1.0, contributors: Contributors::Due },
     );
     assert_eq!(world.commands(), [Command::Release(step.task.id), resolved(id, Ok(()))]);
     assert!(world.worker.is_idle());
@@ -63,7 +63,7 @@ fn an_answer_may_be_reported_before_the_end_of_the_push() {
     world.worker.handle_pulled(
         world.now,
         task,
-        Exchanged::Sum { body: Body::plain(0), contributors: Contributors::Due },
+        Exchanged::Sum { body: Body::plain(0), divisor: 1.0, contributors: Contributors::Due },
     );
     assert_eq!(world.commands()[..2], [Command::Release(task), resolved(id, Ok(()))]);
     world.worker.handle_pushed(world.now, task, exchange);
@@ -139,7 +139,7 @@ fn a_tensor_with_a_codec_is_encoded_pushed_in_its_wire_form_and_decoded() {
     world.worker.handle_pulled(
         world.now,
         step.task.id,
-        Exchanged::Sum { body: HALVED, contributors: Contributors::Due },
+        Exchanged::Sum { body: HALVED, divisor: 1.0, contributors: Contributors::Due },
     );
     let decode = world.worker.take(world.now, Stage::Decompress).unwrap();
     assert_eq!(decode.action, Action::Decode { coding, body: HALVED });
@@ -182,7 +182,11 @@ fn a_push_has_the_length_that_was_encoded_also_again_and_a_sum_is_decoded_as_it_
                 world.commands();
             }
         }
-        world.worker.handle_pulled(world.now, task.id, Exchanged::Sum { body: came, contributors: Contributors::Due });
+        world.worker.handle_pulled(
+            world.now,
+            task.id,
+            Exchanged::Sum { body: came, divisor: 1.0, contributors: Contributors::Due },
+        );
         let decode = world.worker.take(world.now, Stage::Decompress).unwrap();
         assert!(matches!(decode.action, Action::Decode { body, .. } if body == came), "{decode:?}");
     }
@@ -202,7 +206,7 @@ fn a_body_that_is_no_wire_form_fails_the_submission_and_names_the_server() {
     world.worker.handle_pulled(
         world.now,
         task,
-        Exchanged::Sum { body: Body::plain(0), contributors: Contributors::Due },
+        Exchanged::Sum { body: Body::plain(0), divisor: 1.0, contributors: Contributors::Due },
     );
     world.worker.take(world.now, Stage::Decompress).unwrap();
     world.worker.handle_decoded(world.now, task, Err(Malformed { problem: "has no scale".to_owned() }));
@@ -251,7 +255,7 @@ fn a_submission_is_issued_when_the_last_copies_of_all_its_parts_are_on_the_devic
     world.worker.handle_pulled(
         world.now,
         task,
-        Exchanged::Sum { body: Body::plain(0), contributors: Contributors::Due },
+        Exchanged::Sum { body: Body::plain(0), divisor: 1.0, contributors: Contributors::Due },
     );
     world.commands();
     assert!(world.worker.take(world.now, Stage::CopyH2D).unwrap().is_last);
@@ -533,7 +537,8 @@ impl World {
     fn warning(view: View, stall_warn: Duration) -> Self {
         let scheduler = SchedulerConfig { step_timeout: STEP, ..SchedulerConfig::default() };
         let bounds = Bounds { steady: STEP, ..Bounds::new(STEP, STEP / 2) };
-        let settings = WorkerSettings { scheduler, stall_warn, bounds, device: DeviceKind::Cuda, keeps: false };
+        let settings =
+            WorkerSettings { scheduler, stall_warn, bounds, device: DeviceKind::Cuda, keeps: false, keeps_sums: false };
         let mut world =
             Self { worker: Worker::new(Time::ZERO, settings), now: Time::ZERO, carried: Vec::new(), meets: true };
         world.worker.handle_joined(world.now, WorkerId(0), view);

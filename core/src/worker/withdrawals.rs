@@ -2,7 +2,7 @@
 
 use super::command::{Command, Load};
 use super::machine::Worker;
-use super::records::Record;
+use super::records::{Errand, Record};
 use crate::error::Error;
 use crate::pipeline::Route;
 use crate::pipeline::registry::ReadyPart;
@@ -101,7 +101,7 @@ impl Worker {
         let priority = self.most_urgent;
         let spec = TaskSpec {
             part: part.layout.part,
-            server: part.layout.server,
+            server: self.server_of(part.layout.part, part.layout.server),
             bytes: 0,
             round: part.round,
             priority,
@@ -142,10 +142,14 @@ impl Worker {
 
     fn carry_withdrawal(&mut self, task: TaskId, part: ReadyPart, priority: Priority, error: &Error) {
         let text = reject::to_body(error);
-        let message = Some(text.len() as u64);
-        let record = Record { message, ..Record::new(part, DeviceKind::Host, None, priority) };
-        self.tasks.insert(task, record);
+        let errand = Errand::Withdraw(text.len() as u64);
+        self.carry_errand(task, Record::new(part, DeviceKind::Host, None, priority), errand, Load::Message(text));
+    }
+
+    /// A task does something for others, with this load.
+    pub(super) fn carry_errand(&mut self, task: TaskId, record: Record, errand: Errand, load: Load) {
+        self.tasks.insert(task, Record { errand: Some(errand), ..record });
         self.withdrawals += 1;
-        self.commands.push_back(Command::Carry { task, load: Load::Message(text) });
+        self.commands.push_back(Command::Carry { task, load });
     }
 }

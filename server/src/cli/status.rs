@@ -408,6 +408,8 @@ mod tests {
                 epoch: Epoch { term: 1, number: 3 },
                 phase,
                 formed_before: 0,
+                formed_servers: 0,
+                recovers: false,
                 members,
             },
             members: vec![health, loaded],

@@ -98,6 +98,8 @@ mod tests {
                 epoch: Epoch { term: 1, number: 1 },
                 phase,
                 formed_before: 0,
+                formed_servers: 0,
+                recovers: false,
                 members,
             },
             members: Vec::new(),

@@ -311,6 +311,8 @@ mod tests {
             };
             let view = View {
                 formed_before: 0,
+                formed_servers: 0,
+                recovers: false,
                 job: "test".to_owned(),
                 epoch: Epoch { term: 1, number: 1 },
                 phase: Phase::Running,

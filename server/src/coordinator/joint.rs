@@ -593,6 +593,7 @@ impl Node {
             | MemberEvent::Forget { .. }
             | MemberEvent::Boundary { .. }
             | MemberEvent::Passed { .. }
+            | MemberEvent::Restore { .. }
             | MemberEvent::StallNotice { .. } => {}
         }
     }

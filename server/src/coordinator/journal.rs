@@ -33,6 +33,8 @@ pub(super) enum Entry {
     Lost { at: Time, lost: Vec<(Identity, String)> },
     /// Something was too late.
     Late { at: Time },
+    /// The sums of lost servers are recovered.
+    Recovered { at: Time },
     /// A process has come, and waits to be taken in.
     Came { at: Time },
     /// None waits any more.
@@ -67,6 +69,7 @@ impl Record {
             | Entry::Said { at, .. }
             | Entry::Lost { at, .. }
             | Entry::Late { at }
+            | Entry::Recovered { at }
             | Entry::Came { at } => Some(at),
             Entry::Up(_) | Entry::Down(_) | Entry::NobodyWaits | Entry::Kept { .. } | Entry::Farewell { .. } => None,
         }
@@ -106,6 +109,10 @@ impl Record {
             }
             Entry::Late { at } => {
                 bytes.push(code::LATE);
+                put_time(&mut bytes, *at);
+            }
+            Entry::Recovered { at } => {
+                bytes.push(code::RECOVERED);
                 put_time(&mut bytes, *at);
             }
             Entry::Came { at } => {
@@ -175,6 +182,7 @@ fn read(rest: &mut &[u8]) -> Option<Result<Entry>> {
             Entry::Lost { at, lost }
         }
         code::LATE => Entry::Late { at: read_time(rest)? },
+        code::RECOVERED => Entry::Recovered { at: read_time(rest)? },
         code::CAME => Entry::Came { at: read_time(rest)? },
         code::NOBODY_WAITS => Entry::NobodyWaits,
         code::KEPT => {
@@ -208,6 +216,7 @@ mod code {
     pub(super) const NOBODY_WAITS: u8 = 8;
     pub(super) const KEPT: u8 = 9;
     pub(super) const FAREWELL: u8 = 10;
+    pub(super) const RECOVERED: u8 = 11;
 }
 
 fn put(bytes: &mut Vec<u8>, content: &[u8]) {

@@ -15,6 +15,7 @@ use super::endings::{Endings, Waiting};
 use super::health::FailureDetector;
 use super::journal::Entry;
 use super::newcomers::Newcomers;
+use super::recovery::Recovery;
 use super::registry::{Forgotten, Registry};
 use super::roster::{Change, Expected, Identity, Line, Roster, Seat, Size};
 use super::stage::Stage;
@@ -30,6 +31,7 @@ mod losing;
 mod recovering;
 mod reforming;
 mod reporting;
+mod restoring;
 mod stepping;
 mod storing;
 mod telling;
@@ -66,6 +68,9 @@ pub struct Coordinator {
     store: Store,
     /// How often the job had formed before.
     formed_before: u32,
+    /// How many servers it formed with.
+    formed_servers: u32,
+    recovery: Recovery,
     newcomers: Newcomers,
     /// Since the job ends only to form again: the workers that are expected then, in their order.
     again: Option<Vec<Expected>>,
@@ -99,6 +104,8 @@ impl Coordinator {
             last_passed: None,
             store: Store::new(config.defect),
             formed_before: 0,
+            formed_servers: 0,
+            recovery: Recovery::new(config.boundary_timeout, config.defect),
             newcomers: Newcomers::default(),
             again: None,
             farewells: BTreeMap::new(),
@@ -125,7 +132,7 @@ impl Coordinator {
             Stage::Running => {
                 let placement = self.registry.as_ref().and_then(Registry::poll_timeout);
                 let asked = [self.barriers.poll_timeout(), self.store.poll_timeout(), self.boundaries.poll_timeout()];
-                asked.into_iter().chain([silence, placement]).flatten().min()
+                asked.into_iter().chain([silence, placement, self.recovery.poll_timeout()]).flatten().min()
             }
             Stage::Closing { until, .. } => Some(until),
             Stage::Finished { .. } => None,
@@ -147,6 +154,8 @@ impl Coordinator {
             epoch: self.epoch,
             phase: if self.forms_again() { Phase::FormsAgain } else { self.stage.phase() },
             formed_before: self.formed_before,
+            formed_servers: self.formed_servers,
+            recovers: self.recovery.is_open(),
             members: members.map(|(member, _)| member).collect(),
         }
     }
@@ -216,6 +225,8 @@ impl Coordinator {
             }
             (Frame::Store { request, ask }, Some(identity)) => self.handle_store(now, link, identity, request, ask),
             (Frame::Steps(report), Some(identity)) => self.handle_steps(now, link, identity, report),
+            (Frame::Holdings(holdings), Some(identity)) => self.handle_holdings(now, identity, holdings),
+            (Frame::Restored { epoch }, Some(identity)) => self.handle_restored(now, identity, epoch),
             (Frame::Stall(stall), Some(_)) => self.handle_stall(now, link, stall),
             (Frame::Saw { node, pid }, Some(witness)) => self.handle_witness(now, link, witness, node, pid),
             (Frame::Renew, Some(identity)) => self.handle_renewal(link, identity),
@@ -233,6 +244,7 @@ impl Coordinator {
                 | Frame::StoreDone { .. }
                 | Frame::Boundary { .. }
                 | Frame::Passed { .. }
+                | Frame::Restore { .. }
                 | Frame::StallNotice { .. }
                 | Frame::Status(_)
                 | Frame::Forming(_)
@@ -272,6 +284,7 @@ impl Coordinator {
                     self.write_down(Entry::Late { at: now });
                 }
                 self.expire(now);
+                self.expire_recovery(now);
                 if let Some(warning) = self.registry.as_mut().and_then(|registry| registry.warning(now)) {
                     self.connections.event(Event::HotServer { warning });
                 }
@@ -369,6 +382,7 @@ impl Coordinator {
         }
         self.epoch.number += 1;
         self.stage = Stage::Running;
+        self.formed_servers = self.roster.servers();
         self.boundaries.form(self.stepping_workers());
         let view = self.view();
         self.write_down_job(now, &view);
@@ -425,6 +439,7 @@ impl Coordinator {
         };
         let until = now + self.config.end_grace;
         self.epoch.number += 1;
+        self.recovery.close();
         self.stage = Stage::Closing { outcome: outcome.clone(), until };
         if let Err(cause) = &outcome {
             let answers = self.barriers.fail_all(cause);

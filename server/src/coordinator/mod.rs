@@ -46,6 +46,7 @@ mod journal;
 mod machine;
 mod newcomers;
 mod questions;
+mod recovery;
 mod registry;
 mod roster;
 mod stage;
@@ -183,6 +184,11 @@ pub enum Command {
 /// An event in the life of the job.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Event {
+    /// The sums of servers that were lost are where they are wanted.
+    Recovered {
+        /// The epoch of the view that says so.
+        epoch: Epoch,
+    },
     /// Every member is there.
     Formed {
         /// The epoch of the first view.

@@ -460,6 +460,8 @@ mod tests {
         let servers = server_machines.iter().enumerate().map(|(index, machine)| member(Role::Server, index, *machine));
         View {
             formed_before: 0,
+            formed_servers: 0,
+            recovers: false,
             job: "test".to_owned(),
             epoch: Epoch { term: 1, number: 1 },
             phase: Phase::Running,

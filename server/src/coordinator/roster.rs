@@ -150,6 +150,17 @@ impl Roster {
         self.size.workers
     }
 
+    /// How many servers the job has, or waits for while it forms.
+    pub(super) fn servers(&self) -> u32 {
+        self.size.servers
+    }
+
+    /// How many servers are left that were not lost.
+    pub(super) fn servers_left(&self) -> u32 {
+        let is_left = |seat: &&Seat| seat.member.process.role == Role::Server && seat.health != Health::Dead;
+        u32::try_from(self.seats().filter(is_left).count()).expect("at most MEMBERS_MAX")
+    }
+
     /// Seats a new member before the seal, in place of an earlier incarnation of the same node.
     ///
     /// # Errors
@@ -395,10 +406,10 @@ impl Roster {
     }
 
     fn check_join(&self, join: &Join) -> Result<()> {
-        // A job that forms again has another number of workers than it began with.
-        let workers = if self.again.is_none() { join.workers } else { 0 };
+        // A job that forms again has another number of workers than it began with, and perhaps fewer servers.
+        let (workers, servers) = if self.again.is_none() { (join.workers, join.servers) } else { (0, 0) };
         for (field, ours, theirs) in
-            [("number of workers", workers, self.size.workers), ("number of servers", join.servers, self.size.servers)]
+            [("number of workers", workers, self.size.workers), ("number of servers", servers, self.size.servers)]
         {
             if ours != 0 && ours != theirs {
                 // From the view of the refused process, because it shows the error.

@@ -12,9 +12,11 @@
 //! | so many workers that too few are left | abort | abort |
 //! | every worker | abort | abort: nobody is left |
 //! | the last worker that works, others left in order | abort | continue: the job ends in order |
-//! | a server, perhaps with workers | abort | abort: its sums are lost |
+//! | a server, perhaps with workers, and jobs do not outlive servers | abort | abort: its sums are lost |
+//! | a server, others are left, and the job outlives servers | abort | continue without it |
+//! | the last server, or one of a job that keeps parameters | abort | abort: what it keeps is lost |
 
-use gradlane_core::config::{Config, OnWorkerLoss};
+use gradlane_core::config::{Config, OnServerLoss, OnWorkerLoss};
 use gradlane_core::error::{Error, Result};
 use gradlane_core::types::{Machines, Role, WorkerId};
 use gradlane_core::wire::frame::Health;
@@ -27,22 +29,27 @@ pub enum Policy {
     /// The job fails, and every member gets the cause.
     #[default]
     Abort,
-    /// The job goes on with the workers that are left. The loss of a server still fails it, because its sums are lost.
+    /// The job goes on with the workers that are left.
     Continue {
         /// The fewest workers that go on after a loss; those that left in order count.
         min_workers: u32,
+        /// Whether it also goes on without a server that is lost, because its workers keep sums.
+        outlives_servers: bool,
     },
 }
 
 impl Policy {
     /// To go on with however many are left.
-    pub const CONTINUE: Self = Self::Continue { min_workers: 1 };
+    pub const CONTINUE: Self = Self::Continue { min_workers: 1, outlives_servers: false };
 
     /// The policy that a user chose.
     pub fn from_settings(config: &Config) -> Self {
         match config.on_worker_loss {
             OnWorkerLoss::Abort => Self::Abort,
-            OnWorkerLoss::Continue => Self::Continue { min_workers: config.min_workers },
+            OnWorkerLoss::Continue => Self::Continue {
+                min_workers: config.min_workers,
+                outlives_servers: config.on_server_loss == OnServerLoss::Continue,
+            },
         }
     }
 
@@ -52,7 +59,7 @@ impl Policy {
     /// [`Error::Config`] if more must be left than there are.
     pub(super) fn check(self, workers: u32) -> Result<()> {
         match self {
-            Self::Continue { min_workers } if min_workers > workers => Err(Error::Config {
+            Self::Continue { min_workers, .. } if min_workers > workers => Err(Error::Config {
                 knob: "min_workers".to_owned(),
                 problem: format!("is {min_workers}, and the job has {workers} workers"),
                 hint: "give at most as many as there are".to_owned(),
@@ -83,8 +90,15 @@ pub(super) enum Verdict {
     Continue { without: Vec<Identity>, reason: &'static str },
 }
 
-/// Decides the consequence of the loss of these members, all noticed at the same time. `machines` says which workers reduced together.
-pub(super) fn verdict(policy: Policy, roster: &Roster, machines: &Machines, loss: &[Lost]) -> Verdict {
+/// Decides the consequence of the loss of these members, all noticed at the same time. `machines` says which workers reduced together, and
+/// `keeps_parameters` whether servers have values that are nowhere else.
+pub(super) fn verdict(
+    policy: Policy,
+    roster: &Roster,
+    machines: &Machines,
+    keeps_parameters: bool,
+    loss: &[Lost],
+) -> Verdict {
     if !roster.is_sealed() {
         return Verdict::Free;
     }
@@ -94,22 +108,36 @@ pub(super) fn verdict(policy: Policy, roster: &Roster, machines: &Machines, loss
     let abort = |lost: &Lost, reason| Verdict::Abort { cause: peer_lost(roster, lost), reason };
     match policy {
         Policy::Abort => abort(first, "the policy of this job is to abort"),
-        Policy::Continue { min_workers } => {
-            if let Some(server) = needed.iter().find(|lost| lost.identity.role == Role::Server) {
-                return abort(server, "the sums of a server are lost with it");
-            }
+        Policy::Continue { min_workers, outlives_servers } => {
             let without: Vec<Identity> = needed.iter().map(|lost| lost.identity).collect();
-            let stays = |seat: &Seat| {
+            let stays_as = |role: Role, seat: &Seat| {
                 let identity = seat.identity();
-                identity.role == Role::Worker && seat.health != Health::Dead && !without.contains(&identity)
+                identity.role == role && seat.health != Health::Dead && !without.contains(&identity)
             };
+            let stays = |seat: &Seat| stays_as(Role::Worker, seat);
+            if let Some(server) = needed.iter().find(|lost| lost.identity.role == Role::Server) {
+                if !outlives_servers {
+                    return abort(server, "the sums of a server are lost with it");
+                }
+                // Who wants the job to go on has to hear why it does not.
+                let abort = |reason: &'static str| {
+                    abort(&Lost { cause: format!("{}; {reason}", server.cause), ..(*server).clone() }, reason)
+                };
+                if keeps_parameters {
+                    return abort("the parameters of a server are lost with it");
+                }
+                if !roster.seats().any(|seat| stays_as(Role::Server, seat)) {
+                    return abort("no server is left");
+                }
+            }
             match roster.seats().filter(|seat| stays(seat)).count() {
                 0 => return abort(first, "no worker is left"),
                 left if left < min_workers as usize => return abort(first, "fewer workers are left than min_workers"),
                 _ => {}
             }
             let is_broken = |lost: &&&Lost| {
-                let rank = roster.seat(lost.identity).map(|seat| WorkerId(seat.member.index));
+                let worker = roster.seat(lost.identity).filter(|_| lost.identity.role == Role::Worker);
+                let rank = worker.map(|seat| WorkerId(seat.member.index));
                 let mut team = rank.and_then(|rank| machines.team(rank)).into_iter().flatten();
                 team.any(|other| roster.worker(*other).is_some_and(stays))
             };
@@ -121,7 +149,7 @@ pub(super) fn verdict(policy: Policy, roster: &Roster, machines: &Machines, loss
             if are_brought_together(machines, &staying) {
                 return abort(first, "the workers that are left reduce on one machine, without servers");
             }
-            Verdict::Continue { without, reason: "other workers are left" }
+            Verdict::Continue { without, reason: "others are left" }
         }
     }
 }
@@ -156,10 +184,10 @@ mod tests {
         // What was lost of workers 0 to 2 and a server, the workers that had left before, and what follows by `Abort` and `Continue`.
         type Case = (&'static str, &'static [u8], &'static [u8], &'static str, &'static str);
         let cases: [Case; 9] = [
-            ("a worker", &[1], &[], abort, "other workers are left"),
-            ("several workers", &[0, 2], &[], abort, "other workers are left"),
-            ("a worker beside one that left", &[1], &[0], abort, "other workers are left"),
-            ("the last that works", &[2], &[0, 1], abort, "other workers are left"),
+            ("a worker", &[1], &[], abort, "others are left"),
+            ("several workers", &[0, 2], &[], abort, "others are left"),
+            ("a worker beside one that left", &[1], &[0], abort, "others are left"),
+            ("the last that works", &[2], &[0, 1], abort, "others are left"),
             ("every worker", &[0, 1, 2], &[], abort, "no worker is left"),
             ("a server", &[SERVER], &[], abort, "the sums of a server are lost with it"),
             ("a worker and a server", &[1, SERVER], &[], abort, "the sums of a server are lost with it"),
@@ -182,7 +210,7 @@ mod tests {
     #[test]
     fn a_job_goes_on_if_enough_workers_are_left_and_those_that_left_in_order_count() {
         let reason = |min_workers, left: &[u8], lost: &[u8]| match decided(
-            Policy::Continue { min_workers },
+            Policy::Continue { min_workers, outlives_servers: false },
             &roster(left, true),
             &loss(lost),
         ) {
@@ -190,13 +218,35 @@ mod tests {
             other => panic!("{other:?}"),
         };
         let too_few = "fewer workers are left than min_workers";
-        let fine = "other workers are left";
+        let fine = "others are left";
         assert_eq!([1, 2, 3].map(|min_workers| reason(min_workers, &[], &[1])), [fine, fine, too_few]);
         assert_eq!(reason(2, &[], &[0, 1]), too_few);
         assert_eq!(reason(2, &[0], &[1]), fine);
-        assert!(Policy::Continue { min_workers: 3 }.check(3).is_ok());
-        let refused = Policy::Continue { min_workers: 4 }.check(3).unwrap_err();
+        assert!(Policy::Continue { min_workers: 3, outlives_servers: false }.check(3).is_ok());
+        let refused = Policy::Continue { min_workers: 4, outlives_servers: false }.check(3).unwrap_err();
         assert!(matches!(refused, Error::Config { knob, .. } if knob == "min_workers"));
+    }
+
+    #[test]
+    fn a_job_outlives_servers_if_one_is_left_and_they_keep_no_parameters() {
+        const SECOND: u8 = SERVER + 1;
+        let outlives = Policy::Continue { min_workers: 2, outlives_servers: true };
+        let roster = roster_of(&[0, 1, 2, SERVER, SECOND], &[], true);
+        let reason =
+            |keeps_parameters, lost: &[u8]| match with_parameters(outlives, &roster, keeps_parameters, &loss(lost)) {
+                Verdict::Abort { reason, .. } | Verdict::Continue { reason, .. } => reason,
+                other => panic!("{other:?}"),
+            };
+        for (what, keeps_parameters, lost, expected) in [
+            ("a server", false, &[SECOND][..], "others are left"),
+            ("a server and a worker", false, &[SERVER, 1], "others are left"),
+            ("a server and too many workers", false, &[SERVER, 1, 2], "fewer workers are left than min_workers"),
+            ("all servers", false, &[SERVER, SECOND], "no server is left"),
+            ("a server with parameters", true, &[SECOND], "the parameters of a server are lost with it"),
+            ("a worker", true, &[2], "others are left"),
+        ] {
+            assert_eq!(reason(keeps_parameters, lost), expected, "{what}");
+        }
     }
 
     #[test]
@@ -212,7 +262,7 @@ mod tests {
         };
         assert_eq!(reason(&[1]), "the workers of its machine reduced with it");
         assert_eq!(reason(&[2]), "the workers that are left reduce on one machine, without servers");
-        assert_eq!(reason(&[0, 1]), "other workers are left", "nobody is left who reduced with them");
+        assert_eq!(reason(&[0, 1]), "others are left", "nobody is left who reduced with them");
     }
 
     #[test]
@@ -241,20 +291,38 @@ mod tests {
 
     /// The verdict where the workers reduce as their places say.
     fn decided(policy: Policy, roster: &Roster, loss: &[Lost]) -> Verdict {
+        with_parameters(policy, roster, false, loss)
+    }
+
+    fn with_parameters(policy: Policy, roster: &Roster, keeps_parameters: bool, loss: &[Lost]) -> Verdict {
         let members = roster.seats().map(|seat| seat.member.clone()).collect();
         let (job, epoch) = ("job".to_owned(), Epoch::default());
         verdict(
             policy,
             roster,
-            &Machines::of(&View { job, epoch, phase: Phase::Running, formed_before: 0, members }),
+            &Machines::of(&View {
+                job,
+                epoch,
+                phase: Phase::Running,
+                formed_before: 0,
+                formed_servers: 0,
+                recovers: false,
+                members,
+            }),
+            keeps_parameters,
             loss,
         )
     }
 
     /// Workers 0 to 2 and a server, of which `left` left in order.
     fn roster(left: &[u8], sealed: bool) -> Roster {
-        let mut roster = Roster::new(Size { workers: 3, servers: 1 });
-        for number in [0, 1, 2, SERVER] {
+        roster_of(&[0, 1, 2, SERVER], left, sealed)
+    }
+
+    fn roster_of(members: &[u8], left: &[u8], sealed: bool) -> Roster {
+        let servers = members.iter().filter(|member| **member >= SERVER).count() as u32;
+        let mut roster = Roster::new(Size { workers: 3, servers });
+        for number in members.iter().copied() {
             let identity = identity(number);
             let process = Process {
                 host: format!("n{number}"),
@@ -280,7 +348,7 @@ mod tests {
     }
 
     fn identity(number: u8) -> Identity {
-        let role = if number == SERVER { Role::Server } else { Role::Worker };
+        let role = if number >= SERVER { Role::Server } else { Role::Worker };
         Identity { node: NodeId([number; 32]), role }
     }
 }

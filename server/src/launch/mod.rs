@@ -8,7 +8,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
-use gradlane_core::config::{Config, Origin};
+use gradlane_core::config::{Config, OnServerLoss, Origin};
 use gradlane_core::runtime::exporter::Exporter;
 use gradlane_core::runtime::process;
 use gradlane_core::types::join::JoinString;
@@ -64,6 +64,9 @@ pub fn run(launch: &Launch) -> Result<i32> {
     let Config { on_worker_loss, leave_grace, .. } = launch.config;
     let mut supervisor = Supervisor::new(launch.failure_grace, on_worker_loss, leave_grace);
     supervisor.allow_restarts(launch.restarts);
+    if launch.config.on_server_loss == OnServerLoss::Continue {
+        supervisor.outlive_servers();
+    }
     let interrupts = supervisor.events();
     let _watch = Interrupts::watch(move |signal| {
         let _ = interrupts.send(Event::Interrupt(signal));

@@ -43,7 +43,8 @@ enum Cause {
     Interrupt(i32),
 }
 
-/// With [`OnWorkerLoss::Continue`] a worker that fails changes nothing here: the coordinator hears of it, and gives the job up or not. There
+/// With [`OnWorkerLoss::Continue`] a worker that fails changes nothing here: the coordinator hears of it, and gives the job up or not. So does
+/// a server, if the job outlives servers. There
 /// SIGTERM asks the workers to leave at the end of a step, for which they still need their servers.
 ///
 /// ```text
@@ -88,6 +89,7 @@ pub(super) struct Supervision {
     cause: Option<Cause>,
     grace: Duration,
     on_worker_loss: OnWorkerLoss,
+    outlives_servers: bool,
     leave_grace: Duration,
     /// By child: its role while it runs.
     running: Vec<Option<Role>>,
@@ -123,6 +125,7 @@ impl Supervision {
             cause: None,
             grace,
             on_worker_loss,
+            outlives_servers: false,
             leave_grace,
             running: Vec::new(),
             failed: Vec::new(),
@@ -133,6 +136,11 @@ impl Supervision {
             culprit: None,
             commands: VecDeque::new(),
         }
+    }
+
+    /// The job goes on without a server that fails.
+    pub(super) fn outlive_servers(&mut self) {
+        self.outlives_servers = true;
     }
 
     /// Workers that fail are started again, so many times in all. Has an effect only with [`OnWorkerLoss::Continue`].
@@ -162,7 +170,11 @@ impl Supervision {
     /// A child has ended.
     pub(super) fn handle_exit(&mut self, now: Time, child: usize, ending: Ending) {
         let role = self.running[child].take();
-        let goes_on = self.on_worker_loss == OnWorkerLoss::Continue && role == Some(Role::Worker);
+        let goes_on = match role {
+            Some(Role::Worker) => self.on_worker_loss == OnWorkerLoss::Continue,
+            Some(Role::Server) => self.outlives_servers,
+            Some(Role::Coordinator | Role::Observer) | None => false,
+        };
         match self.state {
             // A server that ends in order does so because the job has ended; its workers may still be busy.
             State::Running | State::Draining { .. } if ending.in_order() => {
@@ -176,7 +188,8 @@ impl Supervision {
             }
             State::Running if goes_on => {
                 self.failed[child] = Some(ending);
-                let report = match self.plan_restart(now, child) {
+                let again = if role == Some(Role::Worker) { self.plan_restart(now, child) } else { None };
+                let report = match again {
                     Some(after) => Command::ReportRestart { child, ending, after },
                     None => Command::ReportFailure { child, ending, is_cause: true },
                 };

@@ -81,6 +81,11 @@ impl Supervisor {
         Self { clock, machine, children: Vec::new(), events, received }
     }
 
+    /// The job goes on without a server that fails.
+    pub(super) fn outlive_servers(&mut self) {
+        self.machine.outlive_servers();
+    }
+
     /// Workers that fail are started again, so many times in all.
     pub(super) fn allow_restarts(&mut self, restarts: u32) {
         self.machine.allow_restarts(restarts);

@@ -221,6 +221,7 @@ impl Node {
             | MemberEvent::StoreDone { .. }
             | MemberEvent::Boundary { .. }
             | MemberEvent::Passed { .. }
+            | MemberEvent::Restore { .. }
             | MemberEvent::Renewed { .. }
             | MemberEvent::WorkersKey(_) => {}
         }

@@ -30,6 +30,8 @@ pub(super) struct Membership {
     lives: BTreeMap<NodeId, (WorkerId, Incarnation)>,
     /// Whether sums may cross a network.
     pub(super) crosses_network: bool,
+    /// Whether servers were lost, whose parts come to others in the middle of their rounds.
+    pub(super) has_lost_servers: bool,
 }
 
 /// An admitted worker.
@@ -90,6 +92,7 @@ impl Membership {
             everybody,
             lives,
             crosses_network: !view.is_on_one_machine(),
+            has_lost_servers: view.has_lost_servers(),
         }
     }
 

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use gradlane_core::cluster::{MemberConfig, MemberEvent};
-use gradlane_core::config::Config;
+use gradlane_core::config::{Config, OnServerLoss};
 use gradlane_core::identity::Credentials;
 use gradlane_core::local::SharedBacking;
 use gradlane_core::mem::{Backing, Copies, Pool};
@@ -175,10 +175,17 @@ impl Server {
 
     /// Stops gently, and returns whether nothing was left open.
     ///
-    /// Rounds of parts that no worker had begun, and new uses of parameters, are refused with [`Error::FailedPrecondition`] from now on. What is
+    /// A job that goes on without lost servers goes on without this one: it is told at once, nothing is lost, and this returns when the
+    /// job knows. In another job, rounds of parts that no worker had begun, and new uses of parameters, are refused with [`Error::FailedPrecondition`] from now on. What is
     /// open is completed and answered, for at most `patience`; then the server stops. A second call waits for the same, with its own patience.
     pub fn drain(&self, patience: Duration) -> bool {
-        let drained = self.plane.drain(patience);
+        let drained = match self.options.config.on_server_loss {
+            OnServerLoss::Continue => {
+                self.membership.lock().expect(LOCK).give_up("it was asked to stop".to_owned());
+                self.plane.wait(Some(patience)).is_some()
+            }
+            OnServerLoss::Abort => self.plane.drain(patience),
+        };
         self.stop(FAREWELL);
         drained
     }
@@ -228,6 +235,7 @@ fn follow(plane: &Arc<DataPlane>, event: MemberEvent) {
         | MemberEvent::StoreDone { .. }
         | MemberEvent::Boundary { .. }
         | MemberEvent::Passed { .. }
+        | MemberEvent::Restore { .. }
         | MemberEvent::Renewed { .. }
         | MemberEvent::WorkersKey(_) => {}
     }

@@ -74,6 +74,7 @@ impl Services {
             Request::Contribute(header) => {
                 self.sums.handle_contribute(now, sender.worker, exchange, header, budget);
             }
+            Request::Restore(header) => self.sums.handle_restore(now, sender.worker, exchange, header, budget),
             Request::Withdraw(header) => return Ok(Opening::Withdrawal(header.clone())),
             Request::Use(header) => self.parameters.handle_use(now, sender, exchange, header, budget),
             Request::Unknown(about) => return Err(about.service.refusal(&sender.worker.to_string())),

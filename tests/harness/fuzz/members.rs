@@ -24,10 +24,13 @@ pub(super) fn view(workers: u8, number: u32, phase: Phase) -> View {
         first_round: Round(0),
     };
     View {
-        formed_before: 0,
         job: "fuzz".to_owned(),
         epoch: Epoch { term: 1, number },
         phase,
+        formed_before: 0,
+        // In every other view a server was lost.
+        formed_servers: number % 2,
+        recovers: false,
         members: (0..workers).map(member).collect(),
     }
 }

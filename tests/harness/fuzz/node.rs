@@ -225,7 +225,11 @@ impl World {
         let target = exchange.header.target();
         let landed = match exchange.header {
             Request::Contribute(Contribute { contribution: Contribution::Resumed { landed, .. }, .. }) => landed,
-            Request::Contribute(_) | Request::Withdraw(_) | Request::Use(_) | Request::Unknown(_) => 0,
+            Request::Contribute(_)
+            | Request::Withdraw(_)
+            | Request::Restore(_)
+            | Request::Use(_)
+            | Request::Unknown(_) => 0,
         };
         let is_withdrawal = matches!(exchange.header, Request::Withdraw(_));
         let error = reject::to_body(&samples::errors()[0]);

@@ -242,7 +242,7 @@ fn answer_seeds() -> Vec<Vec<u8>> {
                     seeds.push([&[9, 4], &header.encode()[..], &body].concat());
                 }
             }
-            Header::Contribute(_) | Header::Withdraw(_) | Header::Use(_) | Header::Unknown(_) => {}
+            Header::Contribute(_) | Header::Withdraw(_) | Header::Restore(_) | Header::Use(_) | Header::Unknown(_) => {}
         }
     }
     seeds

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use gradlane_core::error::{Error, Result};
-use gradlane_core::types::{self, Incarnation, LinkId, NodeId, Phase, Role, Time};
+use gradlane_core::types::{self, Incarnation, LinkId, NodeId, Phase, Role, Time, View};
 use gradlane_core::wire::Frame;
 use gradlane_core::wire::frame::Join;
 use gradlane_server::coordinator::{Command, Coordinator, CoordinatorConfig, Event, Policy, Record};
@@ -46,7 +46,10 @@ impl CoordinatorProcess {
             leave_grace: timing::LEAVE_GRACE,
             end_grace: timing::DEAD,
             stall_interval: timing::STALL_WARN,
-            policy: if context.plan.classes.survivors { Policy::CONTINUE } else { Policy::Abort },
+            policy: match context.plan.classes.survivors {
+                true => Policy::Continue { min_workers: 1, outlives_servers: context.plan.classes.outlives },
+                false => Policy::Abort,
+            },
             layout: context.plan.settings.layout,
             journals: context.plan.classes.succeeds,
             defect: context.plan.defect,
@@ -128,9 +131,14 @@ impl CoordinatorProcess {
         }
     }
 
-    /// A connection is lost as the end of a change is told on it, more often than chance would have it.
+    /// A connection is lost as the end of a change or of a recovery is told on it, more often than chance would have it.
     fn may_lose(&self, context: &mut Context, control: u64, frame: &Frame) {
-        let is_news = matches!(frame, Frame::Passed { .. });
+        let is_recovery = |view: &View| view.recovers || view.has_lost_servers();
+        let is_news = match frame {
+            Frame::Passed { .. } | Frame::Restore { .. } => true,
+            Frame::View(view) => is_recovery(view),
+            _ => false,
+        };
         if is_news
             && !context.healed()
             && context.random.chance(25)
@@ -158,6 +166,7 @@ impl CoordinatorProcess {
             | Event::Suspect { .. }
             | Event::Ends { .. }
             | Event::GoesOn { .. }
+            | Event::Recovered { .. }
             | Event::FormsAgain { .. }
             | Event::HotServer { .. }
             | Event::Stall { .. } => {}

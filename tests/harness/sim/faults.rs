@@ -58,6 +58,8 @@ pub(super) struct FaultClasses {
     pub(super) subsets: bool,
     /// The job goes on without workers that are lost.
     pub(super) survivors: bool,
+    /// It goes on without servers that are lost, too.
+    pub(super) outlives: bool,
     /// Workers of such a job count steps, and agree on the boundaries between them.
     pub(super) steps: bool,
     /// Workers that count steps are asked to leave.
@@ -138,6 +140,7 @@ impl fmt::Display for FaultClasses {
             (self.one_shot_names, "one-shot-names"),
             (self.subsets, "subsets"),
             (self.survivors, "survivors"),
+            (self.outlives, "outlives"),
             (self.steps, "steps"),
             (self.leaves, "leaves"),
             (self.drains, "drains"),

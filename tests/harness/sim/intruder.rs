@@ -56,6 +56,8 @@ fn say(context: &mut Context, who: Who) {
             epoch: Epoch { term: u32::MAX, number: 1 },
             phase: Phase::Ended,
             formed_before: 0,
+            formed_servers: 0,
+            recovers: false,
             members: Vec::new(),
         }),
     ];
@@ -83,7 +85,12 @@ fn push(context: &mut Context, like: ExchangeId, link: LinkId) {
     let (target, is_use) = match &sent {
         Header::Contribute(header) => (header.target, false),
         Header::Use(header) => (header.target, true),
-        Header::Withdraw(_) | Header::Sum(_) | Header::Value(_) | Header::Reject(_) | Header::Unknown(_) => return,
+        Header::Withdraw(_)
+        | Header::Restore(_)
+        | Header::Sum(_)
+        | Header::Value(_)
+        | Header::Reject(_)
+        | Header::Unknown(_) => return,
     };
     let body = context.whole_body_of(like);
     let Target { epoch, round, .. } = target;

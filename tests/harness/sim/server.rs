@@ -279,6 +279,7 @@ impl ServerProcess {
         if let Some(bytes) = self.order(context, exchange, ServerExchange::end) {
             context.write_answer(exchange, checksum.to_le_bytes()[..bytes].to_vec());
             context.finish_answer(exchange);
+            context.may_kill(self.me.who);
         }
     }
 
@@ -372,7 +373,7 @@ impl ServerProcess {
         self.say(context, events);
     }
 
-    /// Nothing of an earlier membership may have an effect, but for rounds of a set of workers that has lost none since.
+    /// Nothing of an earlier membership may have an effect, but for rounds of workers of which none was lost since.
     fn check_epoch(&self, context: &mut Context, exchange: ExchangeId) {
         let (Some(served), Some(view)) = (self.served.get(&exchange), self.node.view()) else { return };
         let epoch = served.header.about().epoch;
@@ -380,7 +381,8 @@ impl ServerProcess {
         let is_left = |rank: WorkerId| view.workers().any(|member| member.index == rank.0) || !then.contains(&rank.0);
         let goes_on = match &served.header {
             Request::Contribute(push) if served.opened == Some(epoch) => {
-                push.participants.members().is_some_and(|members| members.iter().all(is_left))
+                let all = || then.iter().copied().map(WorkerId).all(is_left);
+                push.participants.members().map_or_else(all, |members| members.iter().all(is_left))
             }
             _ => false,
         };

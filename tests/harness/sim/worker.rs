@@ -52,6 +52,8 @@ pub(super) struct WorkerProcess {
     payloads: BTreeMap<TaskId, Payload>,
     /// What bodies with error feedback have lost.
     residuals: BTreeMap<PartId, Residual>,
+    /// The latest sums, as they came.
+    kept: BTreeMap<PartId, Vec<u8>>,
     /// What is known of the parts with error feedback, to check when their residuals begin at zero.
     fed_back: BTreeMap<PartId, FedBack>,
     /// Tasks whose sum has come.
@@ -104,6 +106,7 @@ impl WorkerProcess {
             lent: BTreeMap::new(),
             payloads: BTreeMap::new(),
             residuals: BTreeMap::new(),
+            kept: BTreeMap::new(),
             fed_back: BTreeMap::new(),
             summed: BTreeSet::new(),
             copying: BTreeMap::new(),
@@ -225,6 +228,7 @@ impl WorkerProcess {
             }
             MemberEvent::Boundary { change, limit } => self.hear_boundary(context, change, limit),
             MemberEvent::Passed { change, outcome } => self.hear_passed(context, change, outcome),
+            MemberEvent::Restore { epoch, sums, lost } => self.worker.handle_restore(now, epoch, sums, &lost),
             MemberEvent::StoreDone { request, outcome } => self.hear_store(context, request, &outcome),
             MemberEvent::Ended { .. } | MemberEvent::Renewed { .. } | MemberEvent::WorkersKey(_) => {}
             MemberEvent::Failed(error) => {
@@ -257,6 +261,7 @@ impl WorkerProcess {
                 let payload = match load {
                     Load::Message(bytes) => Payload::Message(bytes),
                     Load::Pieces => self.pieces(task),
+                    Load::Kept { part, bytes } => Payload::Kept(self.kept[&part][..bytes as usize].to_vec()),
                 };
                 self.payloads.insert(task, payload);
             }
@@ -268,6 +273,10 @@ impl WorkerProcess {
                 self.summing.remove(&task);
                 self.payloads.remove(&task);
             }
+            Command::Keep { task, part } => self.keep(context, task, part),
+            Command::DropKept(part) => drop(self.kept.remove(&part)),
+            Command::Report(holdings) => self.member.member.report_holdings(holdings),
+            Command::Restored(epoch) => self.member.member.report_restored(epoch),
             Command::DropResidual(part) => {
                 self.residuals.remove(&part);
                 self.fed_back.remove(&part);
@@ -287,7 +296,13 @@ impl WorkerProcess {
             Command::Disconnect(link) => {
                 let error = Error::Cancelled;
                 self.links.remove(&link);
-                self.transport.lose(context, link, &error);
+                // What has come before may still be read.
+                let after = context.random.millis(0, 5);
+                let lost = Input::LinkLost { link, error: error.clone() };
+                match context.random.chance(50) {
+                    true => self.transport.lose(context, link, &error),
+                    false => context.post(self.me, after, lost),
+                }
                 context.send_link(self.me, link, Input::LinkLost { link, error });
             }
             Command::Resolve { submission, version, outcome, .. } if self.script.uses.contains_key(&submission) => {
@@ -341,8 +356,8 @@ fn settings(plan: &Plan) -> WorkerSettings {
     let scheduler = SchedulerConfig { credit_bytes, step_timeout, defect: plan.defect, ..SchedulerConfig::default() };
     let steady = plan.settings.idle_timeout * 3;
     let bounds = Bounds { steady, ..Bounds::new(timing::STEP, timing::DEAD) };
-    let (device, keeps) = (plan.topology.device, plan.classes.survivors);
-    WorkerSettings { scheduler, stall_warn: Duration::from_secs(10), bounds, device, keeps }
+    let (device, keeps, keeps_sums) = (plan.topology.device, plan.classes.survivors, plan.classes.outlives);
+    WorkerSettings { scheduler, stall_warn: Duration::from_secs(10), bounds, device, keeps, keeps_sums }
 }
 
 impl Process for WorkerProcess {

@@ -13,6 +13,7 @@ use super::oracle::Memo;
 use super::topology::Topology;
 use crate::random::{Random, mix};
 
+mod outliving;
 mod parameters;
 mod stepping;
 mod store;
@@ -160,6 +161,7 @@ impl Plan {
         let mut random = Random::new(seed);
         let servers = random.pick(&[1, 1, 2, 2, 3]);
         let mut classes = FaultClasses::draw(&mut random);
+        let servers = outliving::draw(seed, &mut classes, servers);
         // See [`oracle::factor`](super::oracle).
         let apart = classes.survivors.then(|| random.between(2, 3) as usize + usize::from(random.chance(30)));
         let mut topology = Topology::draw(&mut random, apart);
@@ -176,7 +178,9 @@ impl Plan {
             add_one_shot_names(&mut tensors, steps, random.between(1, 6));
         }
         let mut settings = settings(&mut random, &tensors, &topology, deterministic, classes);
-        let parameters = parameters::draw(seed, workers, topology.device, &settings);
+        let mut parameters = parameters::draw(seed, workers, topology.device, &settings);
+        // A job with parameters does not go on without one of its servers.
+        parameters.retain(|_| !classes.outlives);
         settings.memory_bytes_max += memory_of(&parameters, workers, classes);
         let mismatch = (classes.mismatch && workers > 1)
             .then(|| (random.below(u64::from(workers)) as u32, random.below(tensors.len() as u64) as usize));
@@ -194,8 +198,12 @@ impl Plan {
             parameters,
             steps,
             depth,
-            faults: [faults::schedule(classes, workers, servers, &mut random), stepping::newcomers(seed, classes)]
-                .concat(),
+            faults: [
+                faults::schedule(classes, workers, servers, &mut random),
+                stepping::newcomers(seed, classes),
+                outliving::losses(seed, classes, servers),
+            ]
+            .concat(),
             rests_in: stepping::rests_in(seed, classes, steps),
             leavers: stepping::leavers(seed, classes, workers, steps),
             scripts: Vec::new(),

@@ -42,6 +42,8 @@ pub(super) struct Context {
     pub(super) journal: Vec<Vec<u8>>,
     queue: BTreeMap<(Time, u64), Box<Event>>,
     posted: u64,
+    /// How many servers may yet be killed while they answer.
+    kills_left: u32,
     /// How often the process that runs has gone on since it was let run.
     turns: u32,
 }
@@ -84,6 +86,7 @@ impl World {
         let mut clock =
             |who: &Who| (*who, if plan.classes.drift { Clock::draw(&mut random) } else { Clock::default() });
         let clocks = everybody.iter().map(&mut clock).collect();
+        let kills_left = if plan.classes.outlives { plan.servers - 1 } else { 0 };
         let mut context = Context {
             now: Time::ZERO,
             world: Time::ZERO,
@@ -98,6 +101,7 @@ impl World {
             journal: Vec::new(),
             queue: BTreeMap::new(),
             posted: 0,
+            kills_left,
             turns: 0,
         };
         for (at, fault) in context.plan.faults.clone() {
@@ -353,6 +357,17 @@ impl Context {
     pub(super) fn go_on(&mut self) {
         self.turns += 1;
         assert!(self.turns < TURNS_MAX, "a process goes on for ever without time passing");
+    }
+
+    /// A server may be killed while its answers are on their way: some workers then have a sum, and others do not.
+    pub(super) fn may_kill(&mut self, server: Who) {
+        if self.kills_left == 0 || self.healed() || !self.random.chance(2) {
+            return;
+        }
+        self.kills_left -= 1;
+        let after = self.random.millis(0, self.plan.settings.latency_ms.1.max(1) * 2);
+        let seen = self.random.chance(60);
+        self.schedule(self.world + after, Event::Fault(Fault::Kill { who: server, seen, restart_after: None }));
     }
 
     /// The current life of a process.

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::Member;
-use crate::types::NodeId;
+use crate::types::{Epoch, Holdings, NodeId};
 use crate::wire::Frame;
 use crate::wire::frame::Stall;
 
@@ -17,6 +17,20 @@ impl Member {
     /// again.
     pub fn report_stall(&mut self, stall: Stall) {
         self.ask(Frame::Stall(stall));
+    }
+
+    /// Tells the coordinator what this worker has and wants of the parts whose servers were lost, and again after each reconnection.
+    pub fn report_holdings(&mut self, holdings: Holdings) {
+        if self.may_ask().is_ok() {
+            self.holdings = Some(holdings.clone());
+            self.ask(Frame::Holdings(holdings));
+        }
+    }
+
+    /// Reports that servers have the sums that this worker was to restore. Without a connection the report is dropped: the coordinator asks
+    /// again.
+    pub fn report_restored(&mut self, epoch: Epoch) {
+        self.ask(Frame::Restored { epoch });
     }
 
     /// Reports that the process `pid` of a node of this machine has ended. Without a connection the report is dropped: its silence shows

@@ -323,6 +323,8 @@ pub(super) fn view(number: u32) -> View {
     };
     View {
         formed_before: 0,
+        formed_servers: 0,
+        recovers: false,
         job: "test".to_owned(),
         epoch: Epoch { term: 1, number },
         phase: Phase::Running,

@@ -7,7 +7,7 @@ use super::super::shared::Shared;
 use crate::sched::Task;
 use crate::transport::{Answer, Torn};
 use crate::types::{Done, ExchangeId};
-use crate::wire::{Response, Value};
+use crate::wire::{Response, Sum, Value};
 use crate::worker::Exchanged;
 
 /// Reports the end of the exchange of `task` to the machine.
@@ -22,7 +22,9 @@ pub(super) fn awaited(shared: &Arc<Shared>, task: Task, exchange: ExchangeId) ->
                 Metrics::add(&reporter.metrics.pull_bytes, header.body_bytes());
                 Metrics::add(&reporter.metrics.header_bytes, header.header_bytes() as u64);
                 match header {
-                    Response::Sum(sum) => Exchanged::Sum { body: sum.body, contributors: sum.contributors },
+                    Response::Sum(Sum { body, divisor, contributors, .. }) => {
+                        Exchanged::Sum { body, divisor, contributors }
+                    }
                     Response::Value(Value { version, .. }) => Exchanged::Value(version),
                 }
             }

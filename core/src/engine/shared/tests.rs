@@ -96,7 +96,14 @@ fn shared() -> Arc<Shared> {
     let (scheduler, stall_warn, device) = (SchedulerConfig::default(), Duration::ZERO, DeviceKind::Host);
     let worker = Worker::new(
         clock.now(),
-        WorkerSettings { scheduler, stall_warn, bounds: Config::default().bounds(), device, keeps: false },
+        WorkerSettings {
+            scheduler,
+            stall_warn,
+            bounds: Config::default().bounds(),
+            device,
+            keeps: false,
+            keeps_sums: false,
+        },
     );
     let metrics = Metrics::new(&Copies::default());
     let dispatcher = Arc::new(Dispatcher::default());

@@ -72,6 +72,17 @@ impl Scheduler {
         self.enter(now, id, if is_encoded_again { Stage::Compress } else { Stage::Push }, Some(at));
     }
 
+    /// From now on a task goes to this server.
+    pub fn reroute(&mut self, id: TaskId, server: ServerId) {
+        let Some(work) = self.tasks.get_mut(id.0).filter(|work| work.spec.server != server) else { return };
+        work.spec.server = server;
+        let (stage, route) = (work.stage, work.spec.route);
+        if waits_for_the_round_before(stage) && goes_to_server(&self.pipeline, stage, route) {
+            let is_down = self.down.contains(&server);
+            self.gate(id, |gates| gates.link = is_down);
+        }
+    }
+
     /// Repeats at once what waits to be repeated: what failed may work now.
     pub fn end_pauses(&mut self) {
         let paused = |(at, timer): &(Time, Timer)| match timer {

@@ -1,5 +1,7 @@
 //! Withdrawals: the server of a round to which this worker will not contribute is told why, so that the other workers need not wait for it.
 //!
+//! A worker that brings a sum to a server, because others lost theirs, does so by a task of the same kind ([`Scheduler::restore`]).
+//!
 //! A withdrawal is a task of its own, another one than the task that ended. Nobody waits for it and it holds no memory of a caller. It passes
 //! PUSH and PULL in the turn of the round that it is about, because told too early it would end the rounds before as well. It has a queue of
 //! its own before PUSH, which goes first and needs no credit: it moves next to no bytes, and other workers wait for it.
@@ -27,7 +29,18 @@ impl Scheduler {
         if !is_due || planted(self.config.defect, Defect::GivenUpInSilence) {
             return None;
         }
-        // It moves no bytes that credit would have to count, and no other rank of this machine waits for it.
+        Some(self.tell_server(now, spec))
+    }
+
+    /// Brings a sum of an earlier round to a server. The task that does it; none after the end. It is dropped if it has not ended after a step
+    /// timeout, or by [`drop_withdrawal`](Self::drop_withdrawal).
+    pub fn restore(&mut self, now: Time, spec: TaskSpec) -> Option<TaskId> {
+        self.ended.is_none().then(|| self.tell_server(now, spec))
+    }
+
+    /// A task that passes PUSH and PULL before all others, and for which nobody waits.
+    fn tell_server(&mut self, now: Time, spec: TaskSpec) -> TaskId {
+        // It needs no credit: it moves next to no bytes, or others wait for them. No other rank of this machine waits for it.
         let spec = TaskSpec { bytes: 0, route: Route::host(Duty::Alone), groups: Vec::new(), ..spec };
         let (part, round, until) = (spec.part, spec.round, now + self.config.step_timeout);
         let purpose = Purpose::Withdrawing { until };
@@ -41,7 +54,7 @@ impl Scheduler {
         waiting.insert(place, id);
         self.timers.insert((until, Timer::Withdrawal(id)));
         self.enter(now, id, Stage::Push, None);
-        Some(id)
+        id
     }
 
     /// Withdraws from the round of a task that ends without a sum. `error` says why, unless the task's groups know.
@@ -63,9 +76,9 @@ impl Scheduler {
         }
     }
 
-    /// The server is not to be told any more: the time for it has passed, or the job has ended.
-    pub(super) fn drop_withdrawal(&mut self, id: TaskId) {
-        let work = self.tasks.get_mut(id.0).expect("it has a timer as long as it lives");
+    /// The server is not to be told any more: the time for it has passed, the job has ended, or it is another server.
+    pub fn drop_withdrawal(&mut self, id: TaskId) {
+        let Some(work) = self.tasks.get_mut(id.0) else { return };
         let Purpose::Withdrawing { until } = work.purpose else { return };
         work.purpose = Purpose::Dropped;
         self.timers.remove(&(until, Timer::Withdrawal(id)));

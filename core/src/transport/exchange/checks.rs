@@ -19,6 +19,7 @@ pub(in crate::transport) fn check_response(
     let bad = |field: &str, problem: String| Err(bad(peer, field, problem));
     let due = match (response, push) {
         (Response::Sum(_), Request::Contribute(push)) => push.target,
+        (Response::Sum(_), Request::Restore(push)) => push.target,
         (Response::Value(_), Request::Use(push)) => push.target,
         (Response::Sum(_), _) => return bad("kind", "is a sum, which does not answer such a request".to_owned()),
         (Response::Value(_), _) => return bad("kind", "is a value, which does not answer such a request".to_owned()),

@@ -635,6 +635,8 @@ fn status() -> Status {
         epoch: Epoch::default(),
         phase: Phase::Forming,
         formed_before: 0,
+        formed_servers: 0,
+        recovers: false,
         members: Vec::new(),
     };
     Status { view, members: Vec::new(), imbalance_milli: 1_000 }

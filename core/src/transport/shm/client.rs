@@ -8,7 +8,7 @@ use super::client_state::ClientState;
 use super::poller::{Side, help, run};
 use crate::error::{Error, Result};
 use crate::identity::Credentials;
-use crate::local::{Ended, OwnThread, Progress, ThreadEnd};
+use crate::local::{Ended, OwnThread, PeerProcess, Progress, ThreadEnd};
 use crate::mem::{Copies, Region};
 use crate::transport::exchange::{link_gone, unknown_exchange};
 use crate::transport::{Answer, Capabilities, LinkLost, Peer, Pull, Push, Torn, Transport};
@@ -101,6 +101,10 @@ impl Transport for ShmTransport {
 
     fn capabilities(&self, _link: LinkId) -> Capabilities {
         Capabilities::SHARED_MEMORY
+    }
+
+    fn process(&self, link: LinkId) -> Option<Arc<PeerProcess>> {
+        self.state.process(link)
     }
 
     fn watch(&self, ended: Ended) {

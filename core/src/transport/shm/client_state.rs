@@ -26,6 +26,7 @@ use super::link::{LingeringLinks, Link, Parts, Pumped, Sent};
 use super::poller::{Poller, Side};
 use crate::error::{Error, Result};
 use crate::identity::{Credentials, PeerIdentity};
+use crate::local::PeerProcess;
 use crate::mem::{Copies, Loan};
 use crate::transport::exchange::{WorkerExchange, broken_off, link_gone, of_the_link, unknown_exchange};
 use crate::transport::{LinkLost, Peer, Pull, Push};
@@ -272,6 +273,10 @@ impl ClientState {
 
     fn drain(&self, link: &Link) -> bool {
         link.drain(|received| self.receive(link, received))
+    }
+
+    pub(super) fn process(&self, link: LinkId) -> Option<Arc<PeerProcess>> {
+        self.link(link).and_then(|link| link.process().cloned())
     }
 
     fn link(&self, id: LinkId) -> Option<Arc<Link>> {

@@ -4,11 +4,12 @@
 //! The reader checks everything that one frame can show: lengths, codes, and that the bytes of a part can exist. The state machine that
 //! gets the frame checks whether ranks, keys and epochs make sense.
 
-use super::fields::Field;
+use super::fields::{Field, read_bool, read_sums, write_sums};
 use super::{Forming, Frame, Join, Progress, Stall, Status};
 use crate::error::Result;
 use crate::types::{
-    NodeId, PartLayout, Passage, StepReport, StoreAnswer, StoreAsk, TensorKey, TensorSpec, Time, View, WorkersKey,
+    Epoch, Holdings, NodeId, PartLayout, Passage, StepReport, StoreAnswer, StoreAsk, TensorKey, TensorSpec, Time, View,
+    WorkersKey,
 };
 use crate::wire::codec::{Reader, Writer};
 use crate::wire::limits::{CERTIFICATE_BYTES_MAX, NAME_BYTES_MAX, PARTS_MAX, TENSORS_MAX, TEXT_BYTES_MAX};
@@ -49,6 +50,8 @@ impl Frame {
                 ask.write(&mut writer);
             }
             Self::Steps(report) => report.write(&mut writer),
+            Self::Holdings(holdings) => holdings.write(&mut writer),
+            Self::Restored { epoch } => epoch.write(&mut writer),
             Self::Stall(stall) => stall.write(&mut writer),
             Self::Leave | Self::StatusRequest | Self::Renew => {}
             Self::Fail { cause } => writer.text(cause, TEXT_BYTES_MAX),
@@ -89,6 +92,11 @@ impl Frame {
             Self::Passed { change, outcome } => {
                 writer.u64(*change);
                 write_outcome(&mut writer, outcome, |writer, passage| passage.write(writer));
+            }
+            Self::Restore { epoch, sums, lost } => {
+                epoch.write(&mut writer);
+                write_sums(&mut writer, sums);
+                write_sums(&mut writer, lost);
             }
             Self::StallNotice { tensor, stall, detail } => {
                 writer.text(tensor, usize::MAX);
@@ -135,6 +143,8 @@ impl Frame {
             },
             kind::STORE => Self::Store { request: reader.u64("request")?, ask: StoreAsk::read(&mut reader)? },
             kind::STEPS => Self::Steps(StepReport::read(&mut reader)?),
+            kind::HOLDINGS => Self::Holdings(Holdings::read(&mut reader)?),
+            kind::RESTORED => Self::Restored { epoch: Epoch::read(&mut reader)? },
             kind::STALL => Self::Stall(Stall::read(&mut reader)?),
             kind::LEAVE => Self::Leave,
             kind::FAIL => Self::Fail { cause: reader.text(TEXT_BYTES_MAX, "cause")? },
@@ -170,6 +180,11 @@ impl Frame {
             kind::PASSED => {
                 Self::Passed { change: reader.u64("change")?, outcome: read_outcome(&mut reader, Passage::read)? }
             }
+            kind::RESTORE => Self::Restore {
+                epoch: Epoch::read(&mut reader)?,
+                sums: read_sums(&mut reader, "sums to restore")?,
+                lost: read_sums(&mut reader, "lost sums")?,
+            },
             kind::STALL_NOTICE => Self::StallNotice {
                 tensor: reader.text(NAME_BYTES_MAX, "tensor name")?,
                 stall: Stall::read(&mut reader)?,
@@ -194,6 +209,8 @@ impl Frame {
             Self::Barrier { .. } => kind::BARRIER,
             Self::Store { .. } => kind::STORE,
             Self::Steps(_) => kind::STEPS,
+            Self::Holdings(_) => kind::HOLDINGS,
+            Self::Restored { .. } => kind::RESTORED,
             Self::Stall(_) => kind::STALL,
             Self::Leave => kind::LEAVE,
             Self::Fail { .. } => kind::FAIL,
@@ -211,6 +228,7 @@ impl Frame {
             Self::StoreDone { .. } => kind::STORE_DONE,
             Self::Boundary { .. } => kind::BOUNDARY,
             Self::Passed { .. } => kind::PASSED,
+            Self::Restore { .. } => kind::RESTORE,
             Self::StallNotice { .. } => kind::STALL_NOTICE,
             Self::Status(_) => kind::STATUS,
             Self::Forming(_) => kind::FORMING,
@@ -235,6 +253,8 @@ mod kind {
     pub(super) const SAW: u8 = 11;
     pub(super) const STORE: u8 = 12;
     pub(super) const STEPS: u8 = 13;
+    pub(super) const HOLDINGS: u8 = 14;
+    pub(super) const RESTORED: u8 = 15;
     pub(super) const VIEW: u8 = 129;
     pub(super) const REFUSED: u8 = 130;
     pub(super) const HEARTBEAT_ACK: u8 = 131;
@@ -251,6 +271,7 @@ mod kind {
     pub(super) const STORE_DONE: u8 = 142;
     pub(super) const BOUNDARY: u8 = 143;
     pub(super) const PASSED: u8 = 144;
+    pub(super) const RESTORE: u8 = 145;
 }
 
 fn write_outcome<T>(writer: &mut Writer, outcome: &Result<T>, ok: impl FnOnce(&mut Writer, &T)) {
@@ -277,14 +298,6 @@ fn read_outcome<T>(reader: &mut Reader<'_>, ok: impl FnOnce(&mut Reader<'_>) -> 
 fn read_certificate(reader: &mut Reader<'_>) -> Result<Vec<u8>> {
     let len = reader.list_len(CERTIFICATE_BYTES_MAX, "certificate")?;
     reader.raw(len, "certificate").map(<[u8]>::to_vec)
-}
-
-fn read_bool(reader: &mut Reader<'_>, field: &str) -> Result<bool> {
-    match reader.u8(field)? {
-        0 => Ok(false),
-        1 => Ok(true),
-        code => Err(reader.bad(field, format!("is {code}"))),
-    }
 }
 
 #[cfg(test)]

@@ -22,6 +22,7 @@ impl Header {
         match self {
             Self::Contribute(header) => header.encode(),
             Self::Withdraw(header) => header.encode(),
+            Self::Restore(header) => header.encode(),
             Self::Sum(header) => header.encode(),
             Self::Use(header) => header.encode().to_vec(),
             Self::Value(header) => header.encode().to_vec(),
@@ -71,6 +72,7 @@ impl Request {
         match self {
             Self::Contribute(header) => header.encode(),
             Self::Withdraw(header) => header.encode(),
+            Self::Restore(header) => header.encode(),
             Self::Use(header) => header.encode().to_vec(),
             Self::Unknown(about) => unknown(*about).to_vec(),
         }
@@ -81,6 +83,7 @@ impl Request {
         match self {
             Self::Contribute(header) => header.header_bytes(),
             Self::Withdraw(header) => header.header_bytes(),
+            Self::Restore(header) => header.header_bytes(),
             Self::Use(_) | Self::Unknown(_) => HEADER_BYTES,
         }
     }

@@ -84,6 +84,30 @@ pub struct Withdraw {
     pub error_bytes: u64,
 }
 
+/// A worker brings a sum that it has and whose server was lost, for the workers that do not have it. The sum follows. It is answered by a
+/// [`Sum`] of no bytes.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Restore {
+    /// What it is about.
+    pub target: Target,
+    /// The element type of the part.
+    pub dtype: DType,
+    /// How the part was reduced.
+    pub op: Op,
+    /// As in [`Contribute::participants`].
+    pub participants: Participants,
+    /// Bytes of the part in its own element type, whatever the encoding of the body.
+    pub part_bytes: u64,
+    /// What follows.
+    pub body: Body,
+    /// CRC-32C of the body, if the worker computed it.
+    pub checksum: Option<u32>,
+    /// As in [`Sum::divisor`].
+    pub divisor: f64,
+    /// Which workers are in the sum.
+    pub contributors: WorkerSet,
+}
+
 /// The sum of a round. A participant that does not receive the sum gets one of no bytes, as soon as the sum exists.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Sum {

@@ -86,6 +86,6 @@ fn finish(world: &mut World, task: TaskId) {
     world.worker.handle_pulled(
         world.now,
         task,
-        Exchanged::Sum { body: Body::plain(0), contributors: Contributors::Due },
+        Exchanged::Sum { body: Body::plain(0), divisor: 1.0, contributors: Contributors::Due },
     );
 }

@@ -77,7 +77,11 @@ impl World {
     }
 
     fn summed(&mut self, task: TaskId, body: Body) {
-        self.worker.handle_pulled(self.now, task, Exchanged::Sum { body, contributors: Contributors::Due });
+        self.worker.handle_pulled(
+            self.now,
+            task,
+            Exchanged::Sum { body, divisor: 1.0, contributors: Contributors::Due },
+        );
     }
 
     /// The stages that the only submission passes, and where its sum lands beside its contribution.

@@ -65,7 +65,11 @@ fn the_workers_due_are_those_of_the_view_in_which_the_round_was_pushed() {
     world.worker.take(world.now, Stage::Push).unwrap();
     world.worker.end_push(world.now, task);
     world.worker.handle_view(world.now, next);
-    world.worker.handle_pulled(world.now, task, Exchanged::Sum { body: BODY, contributors: Contributors::Due });
+    world.worker.handle_pulled(
+        world.now,
+        task,
+        Exchanged::Sum { body: BODY, divisor: 1.0, contributors: Contributors::Due },
+    );
     world.worker.take(world.now, Stage::Decompress).unwrap();
     world.worker.handle_decoded(world.now, task, Ok(()));
     world.commands();
@@ -186,7 +190,7 @@ fn encode(world: &mut World) -> (TaskId, Start) {
 fn finish(world: &mut World, task: TaskId, contributors: Contributors) {
     world.worker.take(world.now, Stage::Push).unwrap();
     world.worker.end_push(world.now, task);
-    world.worker.handle_pulled(world.now, task, Exchanged::Sum { body: BODY, contributors });
+    world.worker.handle_pulled(world.now, task, Exchanged::Sum { body: BODY, divisor: 1.0, contributors });
     world.worker.take(world.now, Stage::Decompress).unwrap();
     world.worker.handle_decoded(world.now, task, Ok(()));
     world.commands();

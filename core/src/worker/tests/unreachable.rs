@@ -34,7 +34,7 @@ fn a_call_whose_server_is_reached_in_time_waits_for_the_other_workers_as_long_as
     job.world.worker.handle_pulled(
         job.world.now,
         task,
-        Exchanged::Sum { body: Body::plain(0), contributors: Contributors::Due },
+        Exchanged::Sum { body: Body::plain(0), divisor: 1.0, contributors: Contributors::Due },
     );
     assert!(job.world.commands().contains(&resolved(id, Ok(()))));
 }

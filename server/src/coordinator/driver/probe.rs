@@ -57,6 +57,7 @@ impl Probe {
             | Event::Suspect { .. }
             | Event::Ends { .. }
             | Event::GoesOn { .. }
+            | Event::Recovered { .. }
             | Event::FormsAgain { .. }
             | Event::Finished(_) => return,
         };

@@ -80,6 +80,7 @@ impl Coordinator {
             return self.end(now, Ok(()));
         }
         self.epoch.number += 1;
+        self.recovery.follow(now, self.epoch);
         let view = self.view();
         let workers: WorkerSet = view.workers().map(|member| WorkerId(member.index)).collect();
         self.broadcast(&Frame::View(view));

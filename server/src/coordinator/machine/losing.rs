@@ -1,7 +1,7 @@
 //! Members are lost: by silence, or because somebody saw their end.
 
 use gradlane_core::error::Error;
-use gradlane_core::types::{LinkId, Machines, Time};
+use gradlane_core::types::{LinkId, Machines, Role, Time};
 
 use super::Coordinator;
 use crate::coordinator::Event;
@@ -39,7 +39,9 @@ impl Coordinator {
 
     /// Gives up these members at the same time, and carries out the verdict.
     pub(super) fn lose(&mut self, now: Time, loss: Vec<Lost>) {
-        let verdict = verdict(self.config.policy, &self.roster, &Machines::of(&self.view()), &loss);
+        let machines = Machines::of(&self.view());
+        let verdict = verdict(self.config.policy, &self.roster, &machines, self.keeps_parameters(), &loss);
+        let loses_server = loss.iter().any(|lost| lost.identity.role == Role::Server);
         let links: Vec<LinkId> =
             loss.iter().filter_map(|lost| self.roster.seat(lost.identity).and_then(Seat::link)).collect();
         let runs = matches!(self.stage, Stage::Running);
@@ -57,6 +59,10 @@ impl Coordinator {
             Verdict::Continue { without, reason } if runs => {
                 let names: Vec<String> = without.iter().map(|identity| self.roster.name(*identity)).collect();
                 self.connections.event(Event::GoesOn { without: names.join(", "), reason });
+                if loses_server {
+                    // The view that follows says so, under its own epoch.
+                    self.recovery.begin(now, self.epoch);
+                }
                 self.go_on(now, &without);
             }
             // While the job forms, the end of its connection frees a seat. After the end there is nothing more to decide.

@@ -88,7 +88,8 @@ impl Coordinator {
         if !self.config.journals {
             return;
         }
-        let view = View { members: self.roster.expected(), ..self.view() };
+        let formed_servers = self.roster.servers();
+        let view = View { members: self.roster.expected(), formed_servers, ..self.view() };
         let formed = Entry::Formed { at, form: form(&self.config), view };
         let kept = self.store.values().map(|(key, value)| Entry::Kept { key: key.to_owned(), value: value.to_vec() });
         let farewells = self.farewells.iter().map(|(member, (life, frame))| {
@@ -104,14 +105,15 @@ impl Coordinator {
     fn take_up(&mut self, at: Time, view: View, replayed: &mut Replayed) -> Result<()> {
         self.epoch = view.epoch;
         if view.phase == Phase::Forming {
-            self.expect(at, view.formed_before, view.members.into_iter().map(Expected::of).collect());
+            let servers = view.formed_servers;
+            self.expect(at, view.formed_before, view.members.into_iter().map(Expected::of).collect(), servers);
             return Ok(());
         }
-        self.formed_before = view.formed_before;
+        (self.formed_before, self.formed_servers) = (view.formed_before, view.formed_servers);
         if view.formed_before > 0 {
             // It has another number of workers than it began with.
             let workers = u32::try_from(view.workers().count()).map_err(|_| damaged("it has too many members"))?;
-            self.roster = Roster::new(Size { workers, servers: self.config.servers });
+            self.roster = Roster::new(Size { workers, servers: view.formed_servers });
             self.count_workers(workers);
         }
         for member in &view.members {
@@ -163,6 +165,7 @@ impl Coordinator {
                 self.lose(now, lost.collect());
             }
             Entry::Late { .. } => self.expire(now),
+            Entry::Recovered { .. } => self.end_recovery(),
             Entry::Came { .. } => {
                 self.newcomers.recall(true);
                 self.advance_steps(now);
@@ -210,6 +213,7 @@ impl Coordinator {
             }
         }
         self.failure_detector.watch(patient_until);
+        self.recovery.wait_again(patient_until);
         match &mut self.stage {
             Stage::Forming { until } => *until = now + self.config.reform_timeout,
             Stage::Closing { until, .. } => *until = now + self.config.end_grace,
@@ -244,7 +248,10 @@ fn form(config: &CoordinatorConfig) -> String {
     let LayoutConfig { partition_bytes, fuse_bytes, part_bytes_min, pipeline_bytes_min } = layout;
     let policy = match policy {
         Policy::Abort => "abort".to_owned(),
-        Policy::Continue { min_workers } => format!("continue with {min_workers} workers"),
+        Policy::Continue { min_workers, outlives_servers: false } => format!("continue with {min_workers} workers"),
+        Policy::Continue { min_workers, outlives_servers: true } => {
+            format!("continue with {min_workers} workers, on_server_loss continue")
+        }
     };
     let most = workers_max.map_or_else(String::new, |most| format!(" (at most {most})"));
     let version = env!("CARGO_PKG_VERSION");

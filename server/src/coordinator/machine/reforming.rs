@@ -34,7 +34,7 @@ impl Coordinator {
         let expected = self.again.take().expect("the driver asks first");
         let (newcomers, farewells) = (self.newcomers.take(), self.farewells());
         let mut next = Self::new(self.config.clone(), term, now);
-        next.expect(now, self.formed_before + 1, expected);
+        next.expect(now, self.formed_before + 1, expected, self.roster.servers_left());
         next.farewells = farewells;
         next.store = std::mem::replace(&mut self.store, next.store).kept();
         next.connections = std::mem::take(&mut self.connections).without_members();
@@ -59,12 +59,12 @@ impl Coordinator {
         self.roster.seats().map(farewell).collect()
     }
 
-    /// Waits for these workers, and for others until there are as many as may be.
-    pub(super) fn expect(&mut self, now: Time, formed_before: u32, expected: Vec<Expected>) {
+    /// Waits for these workers, for others until there are as many as may be, and for so many servers.
+    pub(super) fn expect(&mut self, now: Time, formed_before: u32, expected: Vec<Expected>, servers: u32) {
         self.formed_before = formed_before;
         self.stage = Stage::Forming { until: now + self.config.reform_timeout };
         let most = self.config.workers_max.unwrap_or(self.config.workers);
-        self.roster = Roster::again(Size { workers: most, servers: self.config.servers }, expected);
+        self.roster = Roster::again(Size { workers: most, servers }, expected);
     }
 
     /// A process that is no member joins a job that runs, or that is about to form again. It waits, or is refused.
@@ -107,8 +107,8 @@ impl Coordinator {
         Ok(())
     }
 
-    /// Whether servers keep values that are lost if the job forms again.
-    fn keeps_parameters(&self) -> bool {
+    /// Whether servers keep values that are lost if the job forms again, or loses one of them.
+    pub(super) fn keeps_parameters(&self) -> bool {
         self.registry.as_ref().is_some_and(Registry::has_parameters)
     }
 
@@ -183,7 +183,7 @@ impl Coordinator {
     /// Members are missing. A job that forms again does so with those that have come, if they are enough; another one ends.
     pub(super) fn form_late(&mut self, now: Time) {
         let (fewest, waited) = match self.config.policy {
-            Policy::Continue { min_workers } if self.formed_before > 0 => (min_workers, self.config.reform_timeout),
+            Policy::Continue { min_workers, .. } if self.formed_before > 0 => (min_workers, self.config.reform_timeout),
             Policy::Continue { .. } | Policy::Abort => (self.config.workers, self.config.form_timeout),
         };
         if self.formed_before > 0 && self.roster.suffices(fewest) {

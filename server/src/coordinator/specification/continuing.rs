@@ -15,7 +15,7 @@ fn a_lost_worker_leaves_the_view_and_the_others_keep_their_ranks() {
     assert_eq!(job.refusal(1), Error::Fenced { current: view.epoch });
     let dead =
         Event::Dead { member: "worker 1".to_owned(), place: "n1 (pid 11)".to_owned(), cause: "killed".to_owned() };
-    assert_eq!(job.events, [dead, Event::GoesOn { without: "worker 1".to_owned(), reason: "other workers are left" }]);
+    assert_eq!(job.events, [dead, Event::GoesOn { without: "worker 1".to_owned(), reason: "others are left" }]);
     assert_eq!(job.coordinator.status(job.now).members.len(), 3, "as many as the view has members");
 }
 

@@ -157,7 +157,11 @@ fn a_member_that_does_not_come_again_is_waited_for_no_longer_than_the_limit_or_u
 
 #[test]
 fn a_job_ends_if_too_few_come_again() {
-    let config = CoordinatorConfig { policy: Policy::Continue { min_workers: 2 }, workers_max: Some(4), ..config(2) };
+    let config = CoordinatorConfig {
+        policy: Policy::Continue { min_workers: 2, outlives_servers: false },
+        workers_max: Some(4),
+        ..config(2)
+    };
     let mut job = stepping_as(config);
     job.join(NEW, worker(NEW as u32));
     job.pass_boundary(1, &[0, 1], &[]);

@@ -341,6 +341,30 @@ fn after_a_restart_the_coordinators_name_for_a_worker_is_not_taken_for_that_of_a
 }
 
 #[test]
+fn a_job_that_outlives_servers_goes_on_without_one_that_failed() {
+    let mut job = job_that_goes_on();
+    job.outlive_servers();
+    job.handle_exit(at(1), SERVER, KILLED);
+    assert_eq!((commands(&mut job), job.poll_timeout()), (vec![failed(SERVER)], None));
+    job.handle_exit(at(2), WORKER_0, Ending::Exited(0));
+    job.handle_exit(at(3), WORKER_1, Ending::Exited(0));
+    assert_eq!(commands(&mut job).last(), Some(&Command::Finish(0)));
+}
+
+#[test]
+fn a_job_that_was_to_outlive_a_server_and_did_not_ends_with_its_code() {
+    let mut job = job_that_goes_on();
+    job.outlive_servers();
+    job.handle_exit(at(1), SERVER, KILLED);
+    commands(&mut job);
+    job.handle_job_failure(at(1), 75, None);
+    for worker in [WORKER_0, WORKER_1] {
+        job.handle_exit(at(2), worker, Ending::Exited(75));
+    }
+    assert_eq!(commands(&mut job).last(), Some(&Command::Finish(128 + libc::SIGKILL)));
+}
+
+#[test]
 fn an_ending_is_told_in_words() {
     assert_eq!(Ending::Exited(3).to_string(), "exited with code 3");
     assert_eq!(Ending::Killed(9).to_string(), "killed by signal 9 (SIGKILL)");

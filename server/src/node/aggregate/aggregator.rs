@@ -10,7 +10,7 @@ use gradlane_core::types::{
     DType, Defect, ExchangeId, PartId, Participants, Round, TensorKey, Time, WorkerId, WorkerSet, planted,
 };
 use gradlane_core::wire::frame::Stall;
-use gradlane_core::wire::{Contribute, Withdraw};
+use gradlane_core::wire::{Contribute, Restore, Withdraw};
 
 use super::absence::Absence;
 use super::readers::Readers;
@@ -149,6 +149,21 @@ impl Aggregator {
         self.settle(budget);
     }
 
+    /// An admitted worker brings a sum that another server had.
+    pub(in crate::node) fn handle_restore(
+        &mut self,
+        now: Time,
+        worker: WorkerId,
+        exchange: ExchangeId,
+        header: &Restore,
+        budget: &mut Budget,
+    ) {
+        if let Err(error) = self.restore(now, worker, exchange, header, budget) {
+            self.say_reject(exchange, header.target.about(), error);
+        }
+        self.settle(budget);
+    }
+
     /// An admitted worker said with `header`, and with `error` behind it, that it will not contribute to a round. Returns the error to answer:
     /// the one that the other workers get, or the reason why this server cannot take the withdrawal.
     pub(in crate::node) fn handle_withdraw(
@@ -182,6 +197,9 @@ impl Aggregator {
     fn note_receipt(&mut self, now: Time, id: SlotId, worker: WorkerId, exchange: ExchangeId, receipt: Receipt) {
         // The sum needs no more bytes of its body.
         self.unroute(exchange);
+        if self.is_restored_by(id, exchange) {
+            return self.note_restored(id, exchange, receipt);
+        }
         let Some(Slot { state: RoundState::Open(open), arrived, .. }) = self.slot(id) else { return };
         let latest = open.uploads.get(&worker).is_some_and(|(latest, _)| *latest == exchange);
         let listens = open.listeners.get(&worker) == Some(&exchange);
@@ -211,6 +229,10 @@ impl Aggregator {
     /// The exchange broke off. Unknown ones are ignored.
     pub(in crate::node) fn handle_torn(&mut self, exchange: ExchangeId, budget: &mut Budget) {
         let Some(Exchange { worker, slot: id, state, .. }) = self.end_exchange(exchange, false) else { return };
+        if self.is_restored_by(id, exchange) {
+            self.retire(id);
+            return self.settle(budget);
+        }
         let torn_counted = planted(self.config.defect, Defect::TornCounted) && state != ExchangeState::Waiting;
         let Some(slot) = self.slot_mut(id) else { return };
         if let RoundState::Open(open) = &mut slot.state
@@ -320,7 +342,7 @@ impl Aggregator {
     /// Whether it drains and nothing is open any more: no exchange is under way, and every round has its sum or has failed.
     pub(in crate::node) fn is_drained(&self) -> bool {
         let settled = |slot: &Slot| match slot.state {
-            RoundState::Open(_) | RoundState::Restarted => false,
+            RoundState::Open(_) | RoundState::Restarted | RoundState::Restoring { .. } => false,
             RoundState::Published(_) | RoundState::Failed(_) => true,
         };
         let slots = || self.parts.values().flat_map(|part| part.slots.iter().flatten());
@@ -403,7 +425,10 @@ impl Aggregator {
     pub(super) fn open_mut(&mut self, id: SlotId) -> &mut Open {
         match self.slot_mut(id).map(|slot| &mut slot.state) {
             Some(RoundState::Open(open)) => open,
-            Some(RoundState::Published(_) | RoundState::Failed(_) | RoundState::Restarted) | None => {
+            Some(
+                RoundState::Published(_) | RoundState::Failed(_) | RoundState::Restarted | RoundState::Restoring { .. },
+            )
+            | None => {
                 unreachable!("the caller found it open")
             }
         }

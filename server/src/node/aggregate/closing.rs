@@ -146,8 +146,13 @@ impl Aggregator {
         let Some(slot) = part.slots[parity(id.round)].take_if(|slot| slot.id == id) else { return };
         self.freed += slot.booked;
         self.delivered.remove(&id);
-        if let RoundState::Published(_) = slot.state {
-            self.step(id, Step::Drop);
+        match slot.state {
+            RoundState::Published(_) => self.step(id, Step::Drop),
+            RoundState::Restoring { exchange, .. } => {
+                self.step(id, Step::Drop);
+                self.reject(exchange, over(id));
+            }
+            RoundState::Open(_) | RoundState::Failed(_) | RoundState::Restarted => {}
         }
     }
 
@@ -184,7 +189,8 @@ impl Aggregator {
         let as_due = published.contributors == self.due_workers(&slot.spec, id.round);
         let contributors =
             if as_due { Contributors::Due } else { Contributors::Only((*published.contributors).clone()) };
-        let (attempt, body, participants) = (slot.attempt, slot.spec.body(), slot.spec.participants.clone());
+        let body = slot.restored.unwrap_or_else(|| slot.spec.body());
+        let (attempt, participants) = (slot.attempt, slot.spec.participants.clone());
         let entry = self.exchange_mut(exchange);
         let early = match std::mem::replace(&mut entry.state, ExchangeState::Answering) {
             ExchangeState::Landing => true,

@@ -69,7 +69,7 @@ impl Aggregator {
                 RoundState::Restarted => false,
                 // Once somebody was counted, the round has a deadline.
                 RoundState::Open(open) => open.since.is_some() || read.contains(&slot.id),
-                RoundState::Published(_) => read.contains(&slot.id),
+                RoundState::Published(_) | RoundState::Restoring { .. } => read.contains(&slot.id),
             };
             if is_in_use {
                 slot.is_read();
@@ -92,7 +92,11 @@ impl Aggregator {
                     let missing = slot.missing();
                     self.fail_restarted(id, not_sent_again(id, missing, keep));
                 }
-                Some(Slot { state: RoundState::Published(_) | RoundState::Failed(_), .. }) | None => {
+                Some(Slot {
+                    state: RoundState::Published(_) | RoundState::Failed(_) | RoundState::Restoring { .. },
+                    ..
+                })
+                | None => {
                     let error = untaken.remove(&id).unwrap_or_else(|| over(id));
                     self.free_sum(id, error);
                 }

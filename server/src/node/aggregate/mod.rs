@@ -25,6 +25,9 @@
 //! **A lost worker.** When a view lacks workers of the one before, rounds go on with the survivors. An open round restarts: its attempt
 //! grows, what was contributed is void, and the survivors send again. A published sum stays as it is until every caller of the new view has
 //! passed it, because some of them may have it already. So no two workers hold different sums of one round.
+//!
+//! **A lost server.** Its parts come here in the middle of their rounds. A sum that some workers have and others miss is brought by one that
+//! has it ([`restoring`]), before anybody else comes.
 
 mod absence;
 mod aggregator;
@@ -34,6 +37,7 @@ mod opening;
 mod readers;
 mod refusals;
 mod residual;
+mod restoring;
 mod round;
 mod survivors;
 mod withdrawing;

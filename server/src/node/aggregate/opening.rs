@@ -10,7 +10,7 @@ use gradlane_core::types::{
 use gradlane_core::wire::{Body, Contribute, Contribution, Target};
 
 use super::aggregator::{Aggregator, Exchange, ExchangeState, Part, parity};
-use super::refusals::{gave_up, lost, over};
+use super::refusals::{gave_up, lost, over, restored_meanwhile};
 use super::residual::Residual;
 use super::round::{RoundState, Slot, Spec};
 use crate::node::budget::{Budget, check_parts};
@@ -137,7 +137,7 @@ impl Aggregator {
             check_parts(self.parts.len())?;
         }
         match latest {
-            Some(latest) if id.round <= latest => Err(over(id)),
+            Some(latest) if id.round <= latest => Err(self.root_lost(id, claim.op).unwrap_or_else(|| over(id))),
             None if planted(self.config.defect, Defect::FirstRoundUnchecked) => Ok(()),
             Some(_) | None => self.check_window(now, id, latest, claim),
         }
@@ -147,8 +147,10 @@ impl Aggregator {
     fn check_window(&mut self, now: Time, id: SlotId, latest: Option<Round>, claim: &Spec) -> Result<()> {
         let worker = claim.said_by;
         let membership = self.membership.as_ref().expect("it admitted the worker");
-        // A part of which no round began is at the round before the first that the view makes anybody contribute to.
-        let (first, next) = (membership.first_round(), latest.map(|latest| Round(latest.0 + 1)));
+        // A part of which no round began is at the round before the first that the view makes anybody contribute to. That of a server that
+        // was lost is where its workers are, who have agreed.
+        let first = if membership.has_lost_servers { id.round } else { membership.first_round() };
+        let next = latest.map(|latest| Round(latest.0 + 1));
         let ahead = id.round.0.saturating_sub(next.unwrap_or(first).0);
         if ahead >= ROUNDS_AHEAD_MAX {
             let latest = latest.map_or_else(|| format!("the first one, {}", first.0), |latest| latest.0.to_string());
@@ -194,7 +196,7 @@ impl Aggregator {
                         self.fail(id, gave_up(id, worker, waited));
                     }
                     RoundState::Restarted => self.fail_restarted(id, gave_up(id, worker, Duration::ZERO)),
-                    RoundState::Published(_) | RoundState::Failed(_) => {}
+                    RoundState::Published(_) | RoundState::Failed(_) | RoundState::Restoring { .. } => {}
                 }
             }
             self.reach(id, worker);
@@ -240,7 +242,7 @@ impl Aggregator {
     }
 
     /// A part, which may be new.
-    fn know(&mut self, id: PartId, claim: &Spec) -> &mut Part {
+    pub(super) fn know(&mut self, id: PartId, claim: &Spec) -> &mut Part {
         let membership = self.membership.as_ref().expect("it admitted the worker");
         self.parts.entry(id).or_insert_with(|| Part {
             dtype: claim.dtype,
@@ -286,6 +288,7 @@ impl Aggregator {
                 self.answer(id, &published, exchange);
                 Ok(())
             }
+            RoundState::Restoring { .. } => Err(restored_meanwhile(id)),
             RoundState::Restarted => unreachable!("begun again when it was located"),
             RoundState::Open(_) if slot.arrived.contains(worker) => {
                 self.wait_again(id, worker, exchange);

@@ -62,6 +62,11 @@ pub(super) fn restarted(epoch: Epoch) -> Error {
     Error::Unavailable { what: "the round".to_owned(), cause }
 }
 
+/// The answer for a sum that a worker brings, or has brought in vain: it is not here yet.
+pub(super) fn restored_meanwhile(id: SlotId) -> Error {
+    Error::Unavailable { what: format!("the sum of {}", id.round), cause: "a worker has to bring it".to_owned() }
+}
+
 /// The error of a round that comes from a worker that is not in the view, or goes to it.
 pub(super) fn root_lost(id: SlotId, root: WorkerId) -> Error {
     Error::RootLost { tensor: id.part.key.into(), root: root.to_string() }

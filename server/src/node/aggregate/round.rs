@@ -30,6 +30,8 @@ use crate::node::membership::Callers;
 ///   Open ─── nobody was counted, and nobody has sent anything for a step timeout ───► Failed
 ///   Open ─── the view lost workers ───► Restarted ─── next push ───► Open, with the next attempt
 ///   Restarted ─── a survivor will not send again, or none has for a step timeout ───► Failed
+///   (absent) ─── a worker brings the sum of a lost server ───► Restoring ─── all of it is here ───► Published
+///   Restoring ─── it broke off ───► (absent)
 ///   any ─── the tensor is forgotten, the job ends or aborts, other workers ───► (absent)
 /// ```
 #[derive(Debug)]
@@ -42,6 +44,13 @@ pub(super) enum RoundState {
     Failed(Error),
     /// The contributions are void, and the survivors will send again.
     Restarted,
+    /// A worker brings the sum, because the server that had it was lost.
+    Restoring {
+        /// What brings it.
+        exchange: ExchangeId,
+        /// The sum.
+        sum: Published,
+    },
 }
 
 /// What a published sum is made of.
@@ -73,13 +82,15 @@ pub(super) struct Slot {
     pub(super) quiet_since: Option<Time>,
     /// Bytes of memory accounted to it.
     pub(super) booked: u64,
+    /// How the sum travels, if a worker brought it.
+    pub(super) restored: Option<Body>,
 }
 
 impl Slot {
     pub(super) fn new(id: SlotId, spec: Spec, due: Callers, attempt: u16) -> Self {
         let state = RoundState::Open(Open::default());
         let (arrived, served) = (WorkerSet::default(), WorkerSet::default());
-        Self { id, spec, due, attempt, arrived, state, served, quiet_since: None, booked: 0 }
+        Self { id, spec, due, attempt, arrived, state, served, quiet_since: None, booked: 0, restored: None }
     }
 
     /// The callers that are due and were not counted.
@@ -132,7 +143,7 @@ impl Slot {
                 // The scale of a short block makes its body longer than the sum. A published round never needs more than it did.
                 grows.max(body)
             }
-            RoundState::Published(_) => self.spec.body().bytes,
+            RoundState::Published(_) | RoundState::Restoring { .. } => self.spec.body().bytes,
             RoundState::Failed(_) | RoundState::Restarted => 0,
         }
     }

@@ -93,7 +93,9 @@ impl Aggregator {
         let Some(part) = self.parts.get(&id.part) else { return false };
         let takes_part = |slot: &Slot| match &slot.state {
             RoundState::Open(open) => slot.arrived.contains(worker) || open.begun.contains(worker),
-            RoundState::Published(_) | RoundState::Failed(_) | RoundState::Restarted => slot.arrived.contains(worker),
+            RoundState::Published(_) | RoundState::Failed(_) | RoundState::Restarted | RoundState::Restoring { .. } => {
+                slot.arrived.contains(worker)
+            }
         };
         let later = || part.slots.iter().flatten().filter(|slot| slot.id.round > id.round);
         part.ahead.contains_key(&worker) || later().any(takes_part)

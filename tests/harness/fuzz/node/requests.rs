@@ -1,10 +1,11 @@
 //! The requests that processes send to the node, well-formed and otherwise.
 
 use gradlane_core::types::{
-    Access, CodecSpec, DType, Encoding, Epoch, Op, PartId, Participants, Round, TensorKey, WorkerId,
+    Access, CodecSpec, DType, Encoding, Epoch, LinkId, Op, PartId, Participants, Round, TensorKey, WorkerId,
 };
 use gradlane_core::wire::{
-    About, Body, Contribute, Contribution, Header, Request, Sent, Service, Target, Use, Withdraw, checksum, samples,
+    About, Body, Contribute, Contribution, Header, Request, Restore, Sent, Service, Target, Use, Withdraw, checksum,
+    samples,
 };
 
 use super::{World, key, pattern};
@@ -34,6 +35,9 @@ impl World {
         }
         if form >= 0xe0 {
             return self.use_part(input);
+        }
+        if form >= 0xd8 {
+            return self.restore(input, link, target);
         }
         // Mostly the same form, so that rounds complete.
         let (dtype, codec) = match form & 7 {
@@ -77,6 +81,28 @@ impl World {
         let (urgency, participants) = (kind & 7, participants(input));
         let header = Contribute { target, dtype, op, participants, weight, urgency, part_bytes, contribution };
         self.open(link, Request::Contribute(header));
+    }
+
+    /// A worker brings a sum, of another server or made up.
+    fn restore(&mut self, input: &mut Input<'_>, link: LinkId, target: Target) {
+        let (dtype, op, participants) = (DType::F32, input.pick(&[Op::Sum, Op::Mean]), participants(input));
+        let part_bytes = input.pick(&[256_u64, 256, 64, 0]);
+        let codec = input.pick(&[CodecSpec::PLAIN, CodecSpec::PLAIN, CodecSpec::BF16, CodecSpec::of(Encoding::TopK)]);
+        let longest = gradlane_core::codec::body_bytes(codec, dtype, part_bytes).max();
+        let kind = input.byte();
+        let bytes = if codec.varies() { u64::from(kind).min(longest + 1) } else { longest + u64::from(kind == 255) };
+        let body = Body { bytes, codec, refused: false };
+        let whole: Vec<u8> =
+            pattern(self.links[&link], &target, 0).take(usize::try_from(bytes).expect("small")).collect();
+        let checksum = match kind & 3 {
+            0 => Some(7),
+            1 => None,
+            _ => Some(checksum(0, &whole)),
+        };
+        let contributors = (0..u32::from(kind >> 5)).map(WorkerId).collect();
+        let divisor = f64::from(kind & 7);
+        let header = Restore { target, dtype, op, participants, part_bytes, body, checksum, divisor, contributors };
+        self.open(link, Request::Restore(header));
     }
 
     pub(super) fn withdraw(&mut self, input: &mut Input<'_>) {

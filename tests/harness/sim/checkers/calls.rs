@@ -360,15 +360,25 @@ impl Witness {
                 .any(|(_, root)| {
                     // One that left at a boundary broadcasts nothing behind it.
                     let is_past = self.job.released.contains(&root) && !self.calls.is_made((root, tensor, round));
-                    self.job.is_lost(root) || is_past || self.has_left_without(root, tensor, round)
+                    // One that has left restores nothing that it had from a server that was lost since.
+                    let has_left_with = self.job.has_lost_server() && self.job.has_left(root);
+                    self.job.is_lost(root) || is_past || has_left_with || self.has_left_without(root, tensor, round)
                 }),
             Error::FailedPrecondition { what, .. } if what.contains("memory of the server for tensors") => {
                 self.is_short(Some(me.who), tensor)
+            }
+            // Of such a sum a server that is lost may have told the others, and not yet the one that gets it.
+            Error::TensorState { what, .. } if what.contains("was lost with its server") => {
+                let is_for_one = self.calls.participants[tensor]
+                    .receiver()
+                    .is_some_and(|receiver| self.job.worker_of_rank(receiver.0) == Some(me.who));
+                is_for_one && self.job.has_lost_server()
             }
             Error::TensorState { what, .. } if what.contains("is over") => {
                 own()
                     || self.is_short(None, tensor)
                     || self.evidence.is_freed_unseen(me.who, &self.calls.partners_of(tensor), round)
+                    || self.failed_with_server(tensor, round)
                     || self.why_late(me.who, now).is_some()
             }
             Error::FailedPrecondition { what, .. } if what.contains("is draining") => self.evidence.drains,
@@ -434,6 +444,12 @@ impl Witness {
     /// Whether any worker has left without it.
     fn left_without(&self, tensor: usize, round: u64) -> bool {
         self.job.left.keys().any(|who| self.has_left_without(*who, tensor, round))
+    }
+
+    /// Whether a server that was lost may have been the only one that knew why this round failed: some worker gave it up.
+    fn failed_with_server(&self, tensor: usize, round: u64) -> bool {
+        let gave_up = |who| self.calls.given_up_since(who, tensor, round).is_some_and(|since| since <= self.world);
+        self.job.has_lost_server() && self.job.workers().any(gave_up)
     }
 
     /// Whether the name of a tensor comes again, and another worker may not have come so far as to undeclare it.

@@ -49,6 +49,8 @@ pub(super) struct Job {
     barriers: BTreeMap<String, Barrier>,
     /// Whether the job goes on without workers that are lost.
     pub(super) survivors: bool,
+    /// Whether it goes on without servers that are lost.
+    outlives: bool,
     /// The ranks of the workers in each view that the coordinator showed.
     views: BTreeMap<Epoch, Vec<u32>>,
     /// The ranks in the sum of each round of a part that some worker has.
@@ -97,6 +99,7 @@ impl Job {
             declaring: BTreeMap::new(),
             barriers: BTreeMap::new(),
             survivors: plan.classes.survivors,
+            outlives: plan.classes.outlives,
             views: BTreeMap::new(),
             sums: BTreeMap::new(),
         }
@@ -105,6 +108,11 @@ impl Job {
     /// Whether the coordinator gave a worker up while the job ran.
     pub(super) fn is_lost(&self, who: Who) -> bool {
         self.members.values().any(|member| member.who == who && self.shut_out.contains(member))
+    }
+
+    /// Whether the job lost a server, and went on.
+    pub(super) fn has_lost_server(&self) -> bool {
+        self.outlives && self.servers().any(|server| self.is_lost(server))
     }
 
     /// Whether a worker has left in order, and not at a boundary.
@@ -313,8 +321,12 @@ impl Witness {
         let stays = |who: &Who| self.job.is_present(*who) && !has_left(who);
         let left: Vec<Who> = self.job.workers().filter(stays).collect();
         let is_one_machine = left.len() > 1 && left.iter().all(|who| self.job.shares_machine(*who, left[0]));
-        let is_worker = matches!(address.who, Who::Worker(_));
-        let goes_on = self.job.survivors && is_worker && !leaves_partner && !is_one_machine;
+        let goes_on = match address.who {
+            Who::Server(_) => self.job.outlives && self.job.servers().any(|who| self.job.is_present(who)),
+            Who::Worker(_) => !leaves_partner && !is_one_machine,
+            Who::Coordinator => false,
+        };
+        let goes_on = self.job.survivors && goes_on;
         if !goes_on || !self.job.workers().any(|who| self.job.is_present(who)) {
             self.job.fatal.get_or_insert(format!("{member} was lost"));
         }
@@ -329,8 +341,13 @@ impl Witness {
     /// tensor, and `due` are those in the view.
     pub(in crate::sim) fn summed(&mut self, who: Who, header: &Sum, ranks: &[u32], (all, due): (usize, &[u32])) {
         let Target { part, round, .. } = header.target;
-        let first = self.job.sums.entry((part, round)).or_insert_with(|| ranks.to_vec());
-        if first != ranks {
+        let first = self.job.sums.entry((part, round)).or_insert_with(|| ranks.to_vec()).clone();
+        // One that has left in order restores nothing that it had from a server that was lost since.
+        let is_gone = |rank: &u32| self.job.worker_of_rank(*rank).is_some_and(|who| self.job.has_left(who));
+        let lacks_those_gone = self.job.has_lost_server()
+            && ranks.iter().all(|rank| first.contains(rank))
+            && first.iter().filter(|rank| !ranks.contains(rank)).all(is_gone);
+        if first != ranks && !lacks_those_gone {
             let text = format!("{who}: {round} of part {part} is of ranks {ranks:?}, and another worker has {first:?}");
             return self.report(Checker::Contributors, text);
         }

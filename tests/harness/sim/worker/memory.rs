@@ -112,6 +112,8 @@ pub(super) enum Payload {
     },
     /// Why this worker withdraws from a round.
     Message(Vec<u8>),
+    /// A sum that it kept, for a server that does not have it.
+    Kept(Vec<u8>),
 }
 
 impl Payload {
@@ -133,7 +135,7 @@ impl Payload {
         match self {
             Self::Pieces { staging: Some(staging), .. } => vec![*staging],
             Self::Pieces { source, staging: None, .. } => source.clone(),
-            Self::Message(_) => Vec::new(),
+            Self::Message(_) | Self::Kept(_) => Vec::new(),
         }
     }
 
@@ -142,7 +144,7 @@ impl Payload {
         match self {
             Self::Pieces { staging: Some(staging), .. } => vec![*staging],
             Self::Pieces { destination, staging: None, .. } => destination.clone(),
-            Self::Message(_) => Vec::new(),
+            Self::Message(_) | Self::Kept(_) => Vec::new(),
         }
     }
 
@@ -150,7 +152,7 @@ impl Payload {
     pub(super) fn set_body(&mut self, encoded: Option<Encoded>) -> Option<Encoded> {
         match self {
             Self::Pieces { body, .. } => std::mem::replace(body, encoded),
-            Self::Message(_) => None,
+            Self::Message(_) | Self::Kept(_) => None,
         }
     }
 
@@ -158,7 +160,7 @@ impl Payload {
     pub(super) fn beside(&mut self) -> Option<&mut Option<Region>> {
         match self {
             Self::Pieces { beside, .. } => Some(beside),
-            Self::Message(_) => None,
+            Self::Message(_) | Self::Kept(_) => None,
         }
     }
 
@@ -175,7 +177,7 @@ impl Payload {
     fn body(&self) -> Option<Encoded> {
         match self {
             Self::Pieces { body, .. } => *body,
-            Self::Message(_) => None,
+            Self::Message(_) | Self::Kept(_) => None,
         }
     }
 
@@ -183,7 +185,7 @@ impl Payload {
     pub(super) fn tensors(&self) -> (Vec<Region>, Vec<Region>) {
         match self {
             Self::Pieces { source, destination, .. } => (source.clone(), destination.clone()),
-            Self::Message(_) => unreachable!("a message meets no other rank"),
+            Self::Message(_) | Self::Kept(_) => unreachable!("what goes to a server alone meets no other rank"),
         }
     }
 
@@ -191,7 +193,7 @@ impl Payload {
     pub(super) fn staged(&self) -> Vec<Region> {
         match self {
             Self::Pieces { staging, .. } => staging.iter().copied().collect(),
-            Self::Message(_) => Vec::new(),
+            Self::Message(_) | Self::Kept(_) => Vec::new(),
         }
     }
 
@@ -206,7 +208,7 @@ impl Payload {
     pub(super) fn unstage(&mut self) -> Option<Region> {
         match self {
             Self::Pieces { staging, .. } => staging.take(),
-            Self::Message(_) => None,
+            Self::Message(_) | Self::Kept(_) => None,
         }
     }
 

@@ -4,8 +4,8 @@ use gradlane_core::Error;
 use gradlane_core::codec::Coding;
 use gradlane_core::pipeline::Stage;
 use gradlane_core::sched::{Task, TaskId};
-use gradlane_core::types::{DeviceKind, Epoch, ExchangeId, LinkId, Span};
-use gradlane_core::wire::{Contribute, Contribution, Request, Sent, Target, Use};
+use gradlane_core::types::{DeviceKind, Epoch, ExchangeId, LinkId, PartId, Span};
+use gradlane_core::wire::{Contribute, Contribution, Request, Sent, Sum, Target, Use};
 use gradlane_core::worker::{Action, Exchanged, Landing, Step};
 
 use super::super::checkers::Checker;
@@ -85,10 +85,10 @@ impl WorkerProcess {
         let mut bytes = Vec::new();
         let mut body = Vec::new();
         match (&self.payloads[&task.id], &mut header) {
-            (Payload::Message(message), Request::Withdraw(_)) => {
-                let span = Span { offset: 0, bytes: message.len() as u64 };
-                // Memory of the engine, which nobody else touches.
-                body.push((Buffer::new(message.clone(), DeviceKind::Host), Region { buffer: usize::MAX, span }));
+            (Payload::Message(message), Request::Withdraw(_)) => body.push(of_the_engine(message)),
+            (Payload::Kept(sum), Request::Restore(header)) => {
+                body.push(of_the_engine(sum));
+                header.checksum = context.plan.settings.checksum.then(|| crc32c::crc32c(sum));
             }
             (payload @ Payload::Pieces { .. }, Request::Contribute(header)) => {
                 let sends_body = header.contribution != Contribution::Nothing;
@@ -130,7 +130,7 @@ impl WorkerProcess {
         context.log.note(context.now, self.me.who, "pushes", &[stream.0, task.round.0], || {
             format!("part {} {:?}, {header:?}, doom {:?}", task.part, task.attempt, context.network.doom(stream))
         });
-        let may_replay = !matches!(header, Request::Withdraw(_)) && context.plan.classes.replays;
+        let may_replay = !matches!(header, Request::Withdraw(_) | Request::Restore(_)) && context.plan.classes.replays;
         if may_replay && context.random.chance(10) {
             self.replay(context, link, header);
         }
@@ -157,7 +157,7 @@ impl WorkerProcess {
                 }
                 target
             }
-            Request::Withdraw(_) | Request::Unknown(_) => unreachable!("the caller chose"),
+            Request::Withdraw(_) | Request::Restore(_) | Request::Unknown(_) => unreachable!("the caller chose"),
         };
         *target = Target { epoch: Epoch { term: TERM - 1, number: 1 }, ..*target };
         context.open_exchange(self.me, link, &header, vec![junk.into()], None);
@@ -173,6 +173,10 @@ impl WorkerProcess {
         context.log.note(now, self.me.who, "exchange", &[], || format!("{ending:?}"));
         match ending {
             Ending::Pushed { task, exchange } => self.worker.handle_pushed(now, task, exchange),
+            Ending::Sum { task, header } if matches!(self.payloads[&task], Payload::Kept(_)) => {
+                let Sum { body, divisor, contributors, .. } = header;
+                self.worker.handle_pulled(now, task, Exchanged::Sum { body, divisor, contributors });
+            }
             Ending::Sum { task, header } => {
                 self.check_truth(context, task);
                 self.check_header(context, task, &header);
@@ -180,8 +184,8 @@ impl WorkerProcess {
                 if let Some(Region { buffer, .. }) = self.payload(task).landed() {
                     self.give_back(buffer);
                 }
-                let (body, contributors) = (header.body, header.contributors);
-                self.worker.handle_pulled(now, task, Exchanged::Sum { body, contributors });
+                let Sum { body, divisor, contributors, .. } = header;
+                self.worker.handle_pulled(now, task, Exchanged::Sum { body, divisor, contributors });
             }
             Ending::Value { task, header } => {
                 self.check_truth(context, task);
@@ -239,6 +243,13 @@ impl WorkerProcess {
         let lease = self.lease(task.bytes);
         *self.payload(task.id).beside().expect("a message has no sum") = Some(lease);
         lease
+    }
+
+    /// Keeps the sum that has come to a task, as it came.
+    pub(super) fn keep(&mut self, context: &mut Context, task: TaskId, part: PartId) {
+        let landing = self.payloads[&task].landing();
+        let sum = gather(context, self.me, &self.memory, &landing, DeviceKind::Host);
+        self.kept.insert(part, sum);
     }
 
     /// Copies a sum that has landed beside its contribution to its destination.
@@ -309,4 +320,10 @@ impl WorkerProcess {
     pub(super) fn payload(&mut self, task: TaskId) -> &mut Payload {
         self.payloads.get_mut(&task).expect("a task has a payload until it is released")
     }
+}
+
+/// Bytes of the engine's own, which nobody else touches.
+fn of_the_engine(bytes: &[u8]) -> (Buffer, Region) {
+    let span = Span { offset: 0, bytes: bytes.len() as u64 };
+    (Buffer::new(bytes.to_vec(), DeviceKind::Host), Region { buffer: usize::MAX, span })
 }

@@ -8,8 +8,8 @@ use crate::wire::{VERSION, limits};
 
 pub(super) const MAGIC: [u8; 4] = *b"GLNE";
 
-/// The most bytes of a header: its front, the parameters of a codec, and a set of all workers that a job may have.
-pub(super) const HEADER_BYTES_MAX: usize = 1024;
+/// The most bytes of a header: its front, the parameters of a codec, and two sets of all workers that a job may have.
+pub(super) const HEADER_BYTES_MAX: usize = 2048;
 
 /// The code of a reject, in every service. The other codes belong to the service.
 pub(super) const REJECT: u8 = 0;

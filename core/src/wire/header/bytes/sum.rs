@@ -4,7 +4,9 @@ use super::fields::{Fields, at as front_at, front, put, u32_of, with_behind};
 use super::participants;
 use crate::error::Result;
 use crate::types::{CodecSpec, DType, Op, Participants, WorkerSet};
-use crate::wire::header::{Body, Contribute, Contribution, Contributors, HEADER_BYTES, Header, Sum, Target, Withdraw};
+use crate::wire::header::{
+    Body, Contribute, Contribution, Contributors, HEADER_BYTES, Header, Restore, Sum, Target, Withdraw,
+};
 use crate::wire::limits;
 
 /// The codes of the variants.
@@ -12,11 +14,12 @@ mod kind {
     pub(super) const CONTRIBUTE: u8 = 1;
     pub(super) const SUM: u8 = 2;
     pub(super) const WITHDRAW: u8 = 3;
+    pub(super) const RESTORE: u8 = 4;
 }
 
 /// The bits of the flags. Each kind has its own.
 mod flag {
-    /// Contribution: `check` holds the CRC-32C of the body. Sum: the CRC-32C follows the body.
+    /// Contribution and restored sum: `check` holds the CRC-32C of the body. Sum: the CRC-32C follows the body.
     pub(super) const CHECKSUM: u8 = 1;
     /// Contribution: no body follows.
     pub(super) const NO_BODY: u8 = 2;
@@ -24,9 +27,9 @@ mod flag {
     pub(super) const RESUMED: u8 = 4;
     /// Sum: the rest of the contribution is still wanted.
     pub(super) const EARLY: u8 = 8;
-    /// Sum: a set of contributors ends the header. Contribution and withdrawal: the participants do.
+    /// Sum: a set of contributors ends the header. Other kinds: the participants do.
     pub(super) const PARTIAL: u8 = 16;
-    /// Contribution and sum: the codec has refused the elements, and they follow as they are.
+    /// Contribution and sums: the codec has refused the elements, and they follow as they are.
     pub(super) const REFUSED: u8 = 32;
 }
 
@@ -35,7 +38,7 @@ mod at {
     /// The first byte that belongs to the service.
     pub(super) const FLAGS: usize = 34;
     pub(super) const CODEC: usize = 35;
-    /// Of a contribution and a withdrawal.
+    /// Of all but a sum.
     pub(super) const ROOT: usize = 36;
     /// Of a sum.
     pub(super) const ATTEMPT: usize = 36;
@@ -48,8 +51,13 @@ mod at {
 }
 
 /// The most bytes behind the front of a header.
-pub(super) const BEHIND_BYTES_MAX: usize =
-    CodecSpec::WORDS_MAX * size_of::<u32>() + participants::PREFIX_BYTES + limits::MEMBERS_MAX / 8;
+pub(super) const BEHIND_BYTES_MAX: usize = CodecSpec::WORDS_MAX * size_of::<u32>()
+    + SET_PREFIX_BYTES
+    + participants::PREFIX_BYTES
+    + 2 * limits::MEMBERS_MAX / 8;
+
+/// Bytes before the contributors of a restored sum, which say how many bytes these have.
+const SET_PREFIX_BYTES: usize = size_of::<u16>();
 
 impl Contribute {
     /// The header's bytes on the wire.
@@ -87,6 +95,30 @@ impl Withdraw {
     /// Bytes of the header on the wire.
     pub(super) fn header_bytes(&self) -> usize {
         HEADER_BYTES + participants::bytes(&self.participants)
+    }
+}
+
+impl Restore {
+    /// The header's bytes on the wire.
+    pub(super) fn encode(&self) -> Vec<u8> {
+        let flags = if self.checksum.is_some() { flag::CHECKSUM } else { 0 };
+        let mut bytes = fixed(kind::RESTORE, flags, &self.target, self.body.bytes);
+        write_reduction(&mut bytes, self.dtype, self.op);
+        put(&mut bytes, at::PART_BYTES, u32_of(self.part_bytes).to_le_bytes());
+        put(&mut bytes, at::FACTOR, self.divisor.to_le_bytes());
+        put(&mut bytes, at::CHECK, self.checksum.unwrap_or_default().to_le_bytes());
+        let participants = participants::encode(&self.participants);
+        bytes[at::FLAGS] |= if participants.is_empty() { 0 } else { flag::PARTIAL };
+        let parameters = write_form(&mut bytes, self.body);
+        let set = self.contributors.as_bytes();
+        let prefix = u16::try_from(set.len()).expect("at most 512 bytes").to_le_bytes();
+        with_behind(bytes, &[&parameters, &prefix, set, &participants])
+    }
+
+    /// Bytes of the header on the wire.
+    pub(super) fn header_bytes(&self) -> usize {
+        let sets = SET_PREFIX_BYTES + self.contributors.as_bytes().len() + participants::bytes(&self.participants);
+        HEADER_BYTES + self.body.codec.parameter_bytes() + sets
     }
 }
 
@@ -152,6 +184,7 @@ pub(super) fn decode(fields: &Fields<'_>, kind: u8, rest: &[u8]) -> Result<Heade
     match kind {
         kind::CONTRIBUTE => fields.contribute(rest).map(Header::Contribute),
         kind::WITHDRAW => fields.withdraw(rest).map(Header::Withdraw),
+        kind::RESTORE => fields.restore(rest).map(Header::Restore),
         kind::SUM => fields.sum(rest).map(Header::Sum),
         code => Err(fields.bad("kind", format!("is {code}"))),
     }
@@ -225,6 +258,44 @@ impl Fields<'_> {
         let (dtype, op) = self.reduction()?;
         let participants = self.participants(rest)?;
         Ok(Withdraw { target: self.target(at::ROUND)?, dtype, op, participants, error_bytes: self.error_bytes()? })
+    }
+
+    fn restore(&self, rest: &[u8]) -> Result<Restore> {
+        self.no_flags_but(flag::CHECKSUM | flag::PARTIAL | flag::REFUSED)?;
+        self.zero(front_at::URGENCY..at::FLAGS)?;
+        let (dtype, op) = self.reduction()?;
+        let part_bytes = self.part_bytes(at::PART_BYTES, dtype)?;
+        let (body, rest) = self.body(rest)?;
+        if !body.codec.encodes(dtype) {
+            return Err(self.bad("codec", format!("is {} of {dtype}", body.codec)));
+        }
+        let (prefix, rest) = rest
+            .split_first_chunk::<SET_PREFIX_BYTES>()
+            .ok_or_else(|| self.bad("contributors", format!("are no set in {} bytes", rest.len())))?;
+        let bytes = usize::from(u16::from_le_bytes(*prefix));
+        let (set, rest) = rest
+            .split_at_checked(bytes)
+            .ok_or_else(|| self.bad("contributors", format!("are a set of {bytes} bytes in {}", rest.len())))?;
+        let contributors = WorkerSet::from_bytes(set)
+            .ok_or_else(|| self.bad("contributors", format!("are no set in {bytes} bytes")))?;
+        let checksum = match self.bytes[at::FLAGS] & flag::CHECKSUM {
+            0 => {
+                self.zero(at::CHECK..HEADER_BYTES)?;
+                None
+            }
+            _ => Some(u32::from_le_bytes(self.array(at::CHECK))),
+        };
+        Ok(Restore {
+            target: self.target(at::ROUND)?,
+            dtype,
+            op,
+            participants: self.participants(rest)?,
+            part_bytes,
+            body,
+            checksum,
+            divisor: self.factor("divisor")?,
+            contributors,
+        })
     }
 
     fn sum(&self, rest: &[u8]) -> Result<Sum> {
