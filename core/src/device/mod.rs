@@ -5,6 +5,7 @@
 #[cfg(feature = "cuda")]
 pub mod cuda;
 pub mod host;
+mod varying;
 
 use std::fmt;
 
@@ -17,6 +18,7 @@ use crate::types::{CodecSpec, DType, Done};
 #[cfg(feature = "cuda")]
 pub use self::cuda::CudaDevice;
 pub use self::host::HostDevice;
+pub use self::varying::Varying;
 
 /// The devices of one kind that this process reaches.
 pub trait Device: Send + Sync + fmt::Debug {
@@ -78,11 +80,12 @@ pub enum Transfer {
         /// Where it goes.
         to: Vec<DeviceRegion>,
     },
-    /// From the device, run after run, to the host, in the wire form of the elements.
+    /// From the device, run after run, to the host, in the wire form of the elements. If its length varies, there is one run, and the host
+    /// learns the length as [`Varying`] says.
     Encode {
         /// Where the elements lie.
         from: Vec<DeviceRegion>,
-        /// Where their wire form goes.
+        /// Where their wire form goes: of an exact length, or [`Varying::room`].
         to: Region,
         /// Which wire form.
         coding: Coding,

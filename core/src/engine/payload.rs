@@ -7,6 +7,8 @@ use crate::cuda::{Mark, OnIssue};
 use crate::device::Transfer;
 use crate::mem::borrow::{OwnedBytes, Staging};
 use crate::mem::{DeviceRegion, Ordinal, Region};
+use crate::types::Span;
+use crate::wire::Body;
 
 /// The payload of a task, and the engine's memory that the task holds.
 pub(super) struct Payload {
@@ -39,7 +41,16 @@ pub(super) struct OnDevice {
     source: Runs,
     destination: Runs,
     /// The contribution, and later the sum, between COPYD2H and COPYH2D.
-    staging: Option<Staging>,
+    staging: Option<Staged>,
+}
+
+/// Memory of the host for a part of a device.
+struct Staged {
+    memory: Staging,
+    /// Bytes in which the sum may land, at the front of the memory.
+    bytes: usize,
+    /// Bytes of the contribution, at the front of the memory.
+    sent: usize,
 }
 
 /// Runs of a device's memory, and what comes before their use.
@@ -74,7 +85,11 @@ impl Payload {
     /// # Panics
     /// If the tensors are on a device and were not staged.
     pub(super) fn contribution(&self) -> Vec<Region> {
-        self.wire.as_ref().map_or_else(|| self.elements(), |wire| vec![wire.memory.region().split_at(wire.bytes).0])
+        match (&self.wire, &self.content) {
+            (Some(wire), _) => vec![wire.memory.region().split_at(wire.bytes).0],
+            (None, Content::Device(there)) => vec![there.contribution()],
+            (None, Content::Host { .. } | Content::Message(_)) => self.elements(),
+        }
     }
 
     /// The regions in which the sum lands.
@@ -135,7 +150,7 @@ impl Payload {
         let Some(beside) = self.beside.take() else { return };
         match (&mut self.wire, &mut self.content) {
             (Some(wire), _) => wire.memory = beside,
-            (None, Content::Device(there)) => there.staging = Some(beside),
+            (None, Content::Device(there)) => there.staged_mut().memory = beside,
             (None, Content::Host { .. } | Content::Message(_)) => self.beside = Some(beside),
         }
     }
@@ -164,7 +179,7 @@ impl Payload {
     /// The memory for a reduction of the PCIe groups on the host; empty if this rank holds no part of it.
     pub(super) fn staged_memory(&self) -> collective::Memory {
         let staged = || match &self.content {
-            Content::Device(OnDevice { staging: Some(staging), .. }) => vec![staging.region()],
+            Content::Device(there @ OnDevice { staging: Some(_), .. }) => vec![there.staged()],
             Content::Device(OnDevice { staging: None, .. }) | Content::Host { .. } | Content::Message(_) => Vec::new(),
         };
         collective::Memory::Host { source: staged(), destination: staged() }
@@ -201,10 +216,18 @@ impl OnDevice {
         self.source.regions.first().expect("a part has a piece").device()
     }
 
-    /// Stages the part in `staging`, encoded if `coding` is given. Returns the copy of the contribution, and the marks before it.
-    pub(super) fn stage(&mut self, staging: Staging, coding: Option<(Coding, Seed)>) -> (Transfer, Vec<Mark>) {
-        let to = staging.region();
-        self.staging = Some(staging);
+    /// Stages the part in `memory`, whose first `bytes` its sum may use. Encodes it if `coding` is given, into the first `room` bytes. Returns
+    /// the copy of the contribution, and the marks before it.
+    pub(super) fn stage(
+        &mut self,
+        memory: Staging,
+        bytes: u64,
+        room: u64,
+        coding: Option<(Coding, Seed)>,
+    ) -> (Transfer, Vec<Mark>) {
+        let to = memory.region().part(Span { offset: 0, bytes: room });
+        let bytes = usize::try_from(bytes).expect("within the memory");
+        self.staging = Some(Staged { memory, bytes, sent: bytes });
         let Runs { regions: from, after } = self.source.again();
         let transfer = match coding {
             Some((coding, seed)) => Transfer::Encode { from, to, coding, seed },
@@ -213,24 +236,54 @@ impl OnDevice {
         (transfer, after)
     }
 
-    /// The copy of the staged sum, encoded if `coding` is given, to its destination, and the marks before it.
+    /// Notes that the contribution has so many bytes.
     ///
     /// # Panics
     /// If nothing is staged.
-    pub(super) fn to_device(&self, coding: Option<Coding>) -> (Transfer, Vec<Mark>) {
+    pub(super) fn set_sent(&mut self, bytes: u64) {
+        self.staged_mut().sent = usize::try_from(bytes).expect("within the memory");
+    }
+
+    /// The copy of the contribution that its codec has refused.
+    ///
+    /// # Panics
+    /// If nothing is staged.
+    pub(super) fn plain(&self) -> Transfer {
+        Transfer::Out { from: self.source.regions_again(), to: self.staged() }
+    }
+
+    /// The copy of the staged sum to its destination, and the marks before it. If `coding` is given, this body has landed.
+    ///
+    /// # Panics
+    /// If nothing is staged.
+    pub(super) fn to_device(&self, coding: Option<(Coding, Body)>) -> (Transfer, Vec<Mark>) {
         let Runs { regions: to, after } = self.destination.again();
         let from = self.staged();
         let transfer = match coding {
-            Some(coding) => Transfer::Decode { from, to, coding },
-            None => Transfer::In { from, to },
+            Some((coding, body)) if !body.refused => {
+                Transfer::Decode { from: from.part(Span { offset: 0, bytes: body.bytes }), to, coding }
+            }
+            Some(_) | None => Transfer::In { from, to },
         };
         (transfer, after)
     }
 
+    fn contribution(&self) -> Region {
+        let Staged { memory, sent, .. } = self.staging.as_ref().expect(STAGED);
+        memory.region().split_at(*sent).0
+    }
+
     fn staged(&self) -> Region {
-        self.staging.as_ref().expect("staged from COPYD2H to COPYH2D").region()
+        let Staged { memory, bytes, .. } = self.staging.as_ref().expect(STAGED);
+        memory.region().split_at(*bytes).0
+    }
+
+    fn staged_mut(&mut self) -> &mut Staged {
+        self.staging.as_mut().expect(STAGED)
     }
 }
+
+const STAGED: &str = "staged from COPYD2H to COPYH2D";
 
 impl Runs {
     /// The same again, for another stage.

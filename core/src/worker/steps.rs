@@ -120,7 +120,8 @@ impl Worker {
         self.finish(now, task, outcome.map_or_else(Outcome::Failed, |()| Outcome::Done));
     }
 
-    /// Takes the end of COMPRESS: nothing writes the task's memory any more, and `body` lies at its front.
+    /// Takes the end of COMPRESS, or of COPYD2H if the device encodes: nothing writes the task's memory any more, and `body` lies at its
+    /// front.
     pub fn handle_encoded(&mut self, now: Time, task: TaskId, body: Body) {
         self.record_mut(task).body = body;
         self.finish(now, task, Outcome::Done);
@@ -187,7 +188,10 @@ impl Worker {
                 let lands_beside = record.lands_beside && (record.coding.is_none() || coding.is_some());
                 Action::CopyToHost { bytes, coding, link, contributes, lands_beside }
             }
-            Stage::CopyH2D => Action::CopyToDevice { coding: self.device_coding(task.id) },
+            Stage::CopyH2D => {
+                let body = self.record(task.id).body;
+                Action::CopyToDevice { coding: self.device_coding(task.id).map(|coding| (coding, body)) }
+            }
             Stage::Compress => {
                 let coding = self.host_coding(task.id);
                 let is_of_machine = self.part(task.id).participants.is_everybody();

@@ -237,6 +237,28 @@ fn a_device_that_knows_the_codec_encodes_in_its_copies() {
 }
 
 #[test]
+fn of_a_body_that_varies_a_device_says_the_length_and_its_sum_is_copied_back_as_it_landed() {
+    let mut world = World::joined();
+    let spec = spec("w").with_codec("topk".parse().unwrap());
+    world.submit_spec(&spec, Tensor { device_encodes: true, ..tensor(&spec, Some(Ordinal(1))) });
+    let Some(Command::Declare { request, tensors, .. }) = world.commands().pop() else { panic!("unknown") };
+    world.declared(request, &tensors);
+    let step = world.worker.take(world.now, Stage::CopyD2H).unwrap();
+    let Action::CopyToHost { bytes, coding: Some(coding), .. } = step.action else { panic!("{step:?}") };
+    assert_eq!(bytes, 16, "memory for the longest");
+    let task = step.task.id;
+    let [sent, sum] = [6, 11].map(|bytes| Body { bytes, codec: coding.codec, refused: false });
+    world.worker.handle_encoded(world.now, task, sent);
+    let step = world.worker.take(world.now, Stage::Push).unwrap();
+    let Action::Push { header: Request::Contribute(header), .. } = step.action else { panic!("{step:?}") };
+    assert_eq!(header.body(), Some(sent));
+    world.worker.end_push(world.now, task);
+    world.worker.handle_pulled(world.now, task, Exchanged::Sum { body: sum, contributors: Contributors::Due });
+    let step = world.worker.take(world.now, Stage::CopyH2D).unwrap();
+    assert_eq!(step.action, Action::CopyToDevice { coding: Some((coding, sum)) });
+}
+
+#[test]
 fn a_submission_is_issued_when_the_last_copies_of_all_its_parts_are_on_the_device() {
     let mut world = World::joined();
     let id = world.submit_with("w", Some(Ordinal(1)), None);
