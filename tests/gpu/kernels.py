@@ -12,6 +12,7 @@ import torch
 from coding import check_codec, is_codec
 from driver import Driver, timed
 from gradlane import _core
+from largest import are_of_topk, check_topk
 from parts import are_of_parts, check_parts
 from places import IS_SHORT, agree, bytes_of
 from telling import figure, passed
@@ -56,6 +57,8 @@ def kernels() -> None:
                 driver.call("cuModuleGetFunction", ctypes.byref(function), module, name.encode())
             if are_of_parts(functions):
                 check_parts(driver, stream, functions)
+            elif are_of_topk(functions):
+                check_topk(driver, stream, functions)
             else:
                 for name, function in functions.items():
                     check(driver, stream, function, name)

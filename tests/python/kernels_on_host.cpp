@@ -75,6 +75,15 @@ static uint32_t __ballot_sync(uint32_t, bool is_true) {
     return ballot;
 }
 
+static unsigned __popc(uint32_t word) { return __builtin_popcount(word); }
+
+// Threads run one after the other.
+static uint32_t atomicAdd(uint32_t *to, uint32_t more) {
+    const uint32_t before = *to;
+    *to += more;
+    return before;
+}
+
 static uint32_t __brev(uint32_t word) {
     uint32_t reversed = 0;
     for (unsigned bit = 0; bit < 32; bit++) {

@@ -35,16 +35,19 @@
 //! | where nothing is pushed | nowhere | nowhere |
 //!
 //! A device that has kernels for a codec applies it in its copies: the casts, the codecs with blocks, bf16 that is rounded by chance,
-//! `onebit` and `randomk`, all of f32. Then only the body crosses the PCIe bus, and no processor touches it: a cast halves the bytes of both
+//! `onebit`, `randomk` and `topk`, all of f32. Then only the body crosses the PCIe bus, and no processor touches it: a cast halves the bytes of both
 //! copies, and `int4` leaves an eighth. A separate stage before COPYD2H would keep encoded parts in device memory while they wait for their
 //! copies, and that memory belongs to the training job. Residuals lie in host memory, so the host encodes with error feedback. PCIe groups
 //! copy plain elements, because the host adds the contributions of the groups. The ranks of a machine reduce before the codec works, so a
 //! machine's sum is encoded once. A codec saves bytes between machines. On one machine it is not applied, so sums there have no rounding by
 //! the codec.
 //!
+//! A device knows the length of a body of `topk` only when it has made it. A thread that waited for the length would leave the device idle.
+//! So as many bytes are copied to the host as the body can have, a few percent of the elements, and its length behind them. Where the codec
+//! refuses a contribution, the elements follow in a second copy.
+//!
 //! The host encodes with the other codecs:
-//! - `topk` and `dithering`: a device knows the length of such a body only when it has made it. So a thread would wait for the device before
-//!   it could submit the copy of each part.
+//! - `dithering`: its bodies are read bit by bit, from their begin to their end.
 //! - `lossless`: a device could bring the bytes of elements into planes. But as many bytes would cross the bus, because only DEFLATE makes
 //!   them fewer, which reads a stream from its begin to its end.
 //!

@@ -14,9 +14,10 @@ use std::cell::OnceCell;
 use std::sync::Arc;
 
 use super::copies::{copy_in, copy_out};
-use super::parts::{Parts, body_bytes};
+use super::parts::{self, Parts, body_bytes};
 use crate::codec::{Coding, Seed};
-use crate::cuda::{CodecKernels, Context, DeviceMemory, Kernels, PartKernels, Stream};
+use crate::cuda::{CodecKernels, Context, DeviceMemory, Kernels, Stream};
+use crate::device::Transfer;
 use crate::error::Result;
 use crate::mem::{DeviceRegion, Region};
 use crate::types::{CodecSpec, DType, Encoding, Span};
@@ -44,7 +45,7 @@ pub(super) fn are_small(one: &DeviceRegion, next: &DeviceRegion) -> bool {
 
 /// Whether there are kernels that encode `dtype` and decode it. Residuals lie in host memory, so the host works with error feedback.
 pub(super) fn encodes(dtype: DType, codec: CodecSpec) -> bool {
-    let is_known = cast(codec).is_some() || CodecKernels::know(codec) || PartKernels::know(codec);
+    let is_known = cast(codec).is_some() || CodecKernels::know(codec) || parts::know(codec);
     dtype == DType::F32 && !codec.has_feedback() && is_known
 }
 
@@ -71,12 +72,17 @@ impl Relay {
         Ok(Self { kernels: Kernels::load(context)?, codecs, parts: Parts::default(), buffer })
     }
 
-    /// Whether it has loaded and allocated what these runs and their bodies need.
-    pub(super) fn is_ready(&self, coding: &Coding, runs: &[DeviceRegion]) -> bool {
-        if PartKernels::know(coding.codec) {
-            return self.parts.are_ready(coding, runs);
+    /// Whether it has loaded and allocated what a transfer needs.
+    pub(super) fn is_ready(&self, transfer: &Transfer) -> bool {
+        match transfer {
+            Transfer::Encode { coding, .. } | Transfer::Decode { coding, .. } if parts::know(coding.codec) => {
+                self.parts.are_ready(transfer)
+            }
+            Transfer::Encode { coding, .. } | Transfer::Decode { coding, .. } => {
+                !CodecKernels::know(coding.codec) || self.codecs.get().is_some()
+            }
+            Transfer::Out { .. } | Transfer::In { .. } | Transfer::Within { .. } => true,
         }
-        !CodecKernels::know(coding.codec) || self.codecs.get().is_some()
     }
 
     fn codecs(&self, stream: &Stream) -> Result<&CodecKernels> {
@@ -91,7 +97,7 @@ impl Relay {
         to: &Region,
         coding: Option<(&Coding, Seed)>,
     ) -> Result<()> {
-        if let Some((coding, seed)) = coding.filter(|(coding, _)| PartKernels::know(coding.codec)) {
+        if let Some((coding, seed)) = coding.filter(|(coding, _)| parts::know(coding.codec)) {
             return self.parts.copy_out(stream, from, to, coding, seed);
         }
         let (mut at, mut elements) = (0, 0);
@@ -123,7 +129,7 @@ impl Relay {
         to: &[DeviceRegion],
         coding: Option<&Coding>,
     ) -> Result<()> {
-        if let Some(coding) = coding.filter(|coding| PartKernels::know(coding.codec)) {
+        if let Some(coding) = coding.filter(|coding| parts::know(coding.codec)) {
             return self.parts.copy_in(stream, from, to, coding);
         }
         let mut at = 0;
@@ -211,7 +217,7 @@ mod tests {
     use crate::codec::{Tools, Workspace, testing};
     use crate::config::Config;
     use crate::cuda::{Mark, OnIssue, fake};
-    use crate::device::{CudaDevice, Device, Transfer};
+    use crate::device::{CudaDevice, Device, Varying};
     use crate::mem::Ordinal;
     use crate::mem::borrow::region_of;
     use crate::reduce;
@@ -298,6 +304,43 @@ mod tests {
     }
 
     #[test]
+    fn a_device_tells_the_length_of_a_body_that_varies_or_that_its_codec_refuses_the_elements() {
+        let world = World::start();
+        let coding = |codec: &str| Coding { dtype: DType::F32, codec: codec.parse().unwrap(), divisor: 1.0 };
+        let number = |at: u32| f32::from_bits(at.wrapping_mul(0x9e37_79b9) & 0x83ff_ffff | 0x3c00_0000);
+        let numbers = |len: u32| (0..len).map(number).collect::<Vec<f32>>();
+        let with_nan = || [numbers(3000), vec![f32::NAN]].concat();
+        // Memory grows for the third one, and not for the others.
+        for (codec, elements) in [
+            ("topk", numbers(5000)),
+            ("topk:k=100000", numbers(100)),
+            ("topk:k=250000", numbers(300_000)),
+            ("topk", vec![0.0; 2000]),
+            ("topk", with_nan()),
+            ("topk:count=5000", numbers(5000)),
+        ] {
+            let (coding, len) = (coding(codec), elements.len());
+            let values: Vec<u8> = elements.iter().flat_map(|element| element.to_le_bytes()).collect();
+            let due = testing::encoded(&*coding.codec(), reduce::Kernels::portable(), 1.0, &values, len as u64).ok();
+            let address = world.control.allocate(0, values.len());
+            world.control.produce(0, 0, address, &values);
+            let run = || vec![DeviceRegion::new(Ordinal(0), address, values.len())];
+            let varying = Varying::of(&coding, testing::SEED().round(), len as u64).unwrap();
+            let mut room = vec![0; varying.room() as usize];
+            let mark = world.cuda.mark(Ordinal(0), 0).unwrap();
+            let encoding = Transfer::Encode { from: run(), to: region_of(&mut room), coding, seed: testing::SEED() };
+            world.finish(encoding, &[mark]);
+            let found = varying.told(&room).map(|bytes| room[..bytes as usize].to_vec());
+            assert!(found == due, "{codec} of {len}");
+            let Some(mut body) = due else { continue };
+            world.finish(Transfer::Decode { from: region_of(&mut body), to: run(), coding }, &[]);
+            let mut back = vec![0; values.len()];
+            coding.codec().decode(reduce::Kernels::portable(), &body, &mut back).unwrap();
+            assert!(world.control.consume(0, 0, address, values.len()) == back, "{codec} of {len}");
+        }
+    }
+
+    #[test]
     fn runs_are_cut_and_gathered_to_the_length_of_the_buffer() {
         let run = |bytes: usize| DeviceRegion::new(Ordinal(0), 0x1000, bytes);
         let lens = |form: &Form, runs: &[DeviceRegion]| {
@@ -341,10 +384,19 @@ mod tests {
             "fp8_e5m2",
             "randomk",
             "onebit:scaling=0",
+            "topk",
+            "topk:count=3,warmup=5",
         ];
         assert!(known.into_iter().all(is_encoded));
-        let unknown =
-            ["none", "topk", "dithering", "lossless", "bf16:feedback=1", "int8:feedback=1", "onebit:feedback=1"];
+        let unknown = [
+            "none",
+            "dithering",
+            "lossless",
+            "bf16:feedback=1",
+            "int8:feedback=1",
+            "onebit:feedback=1",
+            "topk:feedback=1",
+        ];
         assert!(!unknown.into_iter().any(is_encoded));
         assert!(!encodes(DType::F64, CodecSpec::F16) && !encodes(DType::F64, "int8".parse().unwrap()));
     }

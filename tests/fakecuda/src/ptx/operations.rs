@@ -18,6 +18,7 @@ pub(super) const OPERATIONS: &[(&str, usize, Operation)] = &[
     ("mov.b64", 1, |[a, ..]| a),
     ("cvta.to.global.u64", 1, |[a, ..]| a),
     ("cvt.u64.u32", 1, |[a, ..]| low(a)),
+    ("cvt.u16.u32", 1, |[a, ..]| a & 0xffff),
     ("cvt.u32.u64", 1, |[a, ..]| low(a)),
     ("cvt.rn.f32.f64", 1, |[a, ..]| from_f32(f64::from_bits(a) as f32)),
     ("cvt.f64.f32", 1, |[a, ..]| from_f64(f64::from(f32_of(a)))),
@@ -51,9 +52,11 @@ pub(super) const OPERATIONS: &[(&str, usize, Operation)] = &[
     ("mul.rn.f32", 2, |[a, b, ..]| from_f32(f32_of(a) * f32_of(b))),
     ("mul.rn.f64", 2, |[a, b, ..]| from_f64(f64::from_bits(a) * f64::from_bits(b))),
     ("not.b32", 1, |[a, ..]| low(!a)),
+    ("popc.b32", 1, |[a, ..]| u64::from(low(a).count_ones())),
     ("brev.b32", 1, |[a, ..]| u64::from((a as u32).reverse_bits())),
     ("and.b32", 2, |[a, b, ..]| low(a & b)),
     ("and.b64", 2, |[a, b, ..]| a & b),
+    ("or.b16", 2, |[a, b, ..]| (a | b) & 0xffff),
     ("or.b32", 2, |[a, b, ..]| low(a | b)),
     ("or.b64", 2, |[a, b, ..]| a | b),
     ("xor.b32", 2, |[a, b, ..]| low(a ^ b)),
@@ -89,8 +92,12 @@ pub(super) const OPERATIONS: &[(&str, usize, Operation)] = &[
         };
         u64::from(u32::from_le_bytes([byte(0), byte(1), byte(2), byte(3)]))
     }),
+    ("not.pred", 1, |[a, ..]| u64::from(a == 0)),
+    ("and.pred", 2, |[a, b, ..]| u64::from(a != 0 && b != 0)),
+    ("or.pred", 2, |[a, b, ..]| u64::from(a != 0 || b != 0)),
     ("setp.eq.f32", 2, |[a, b, ..]| u64::from(f32_of(a) == f32_of(b))),
     ("setp.lt.f32", 2, |[a, b, ..]| u64::from(f32_of(a) < f32_of(b))),
+    ("setp.eq.b32", 2, |[a, b, ..]| u64::from(low(a) == low(b))),
     ("setp.eq.s32", 2, |[a, b, ..]| u64::from(low(a) == low(b))),
     ("setp.ne.s32", 2, |[a, b, ..]| u64::from(low(a) != low(b))),
     ("setp.lt.u32", 2, |[a, b, ..]| u64::from(low(a) < low(b))),
@@ -101,8 +108,13 @@ pub(super) const OPERATIONS: &[(&str, usize, Operation)] = &[
     ("setp.ge.u64", 2, |[a, b, ..]| u64::from(a >= b)),
     ("setp.ge.u32", 2, |[a, b, ..]| u64::from(low(a) >= low(b))),
     ("setp.gt.u32", 2, |[a, b, ..]| u64::from(low(a) > low(b))),
+    ("setp.gt.u64", 2, |[a, b, ..]| u64::from(a > b)),
+    ("setp.le.u32", 2, |[a, b, ..]| u64::from(low(a) <= low(b))),
     ("selp.f32", 3, |[a, b, is_first, _]| low(if is_first != 0 { a } else { b })),
     ("selp.b32", 3, |[a, b, is_first, _]| low(if is_first != 0 { a } else { b })),
+    ("selp.s32", 3, |[a, b, is_first, _]| low(if is_first != 0 { a } else { b })),
+    ("selp.u32", 3, |[a, b, is_first, _]| low(if is_first != 0 { a } else { b })),
+    ("selp.b64", 3, |[a, b, is_first, _]| if is_first != 0 { a } else { b }),
 ];
 
 pub(super) fn low(bits: u64) -> u64 {

@@ -104,7 +104,7 @@ fn a_structure_is_a_parameter_whose_words_are_loaded_by_address() {
 
 #[test]
 fn integers_are_shifted_and_divided_in_the_width_of_the_instruction() {
-    let table: [(&str, i64, u64); 46] = [
+    let table: [(&str, i64, u64); 58] = [
         ("shr.s32 %rd2, %rd2, 31", -1 << 31, 0xffff_ffff),
         ("shr.s32 %rd2, %rd2, 4", -1 << 31, 0xf800_0000),
         ("shr.s32 %rd2, %rd2, 40", i64::MAX, 0xffff_ffff),
@@ -151,6 +151,18 @@ fn integers_are_shifted_and_divided_in_the_width_of_the_instruction() {
         ("not.b32 %rd2, %rd2", 5, 0xffff_fffa),
         ("setp.lt.u32 %rd2, %rd2, 7", -1, 0),
         ("setp.eq.s32 %rd2, %rd2, 7", 7 | 1 << 40, 1),
+        ("setp.eq.b32 %rd2, %rd2, 7", 7 | 1 << 40, 1),
+        ("setp.gt.u64 %rd2, %rd2, 7", -1, 1),
+        ("setp.le.u32 %rd2, %rd2, 7", 7 | 1 << 40, 1),
+        ("popc.b32 %rd2, %rd2", 0x1_8000_0011, 3),
+        ("or.b16 %rd2, %rd2, 128", 0x1_0001, 0x81),
+        ("cvt.u16.u32 %rd2, %rd2", -1, 0xffff),
+        ("selp.b64 %rd2, %rd2, 5, 1", -1, u64::MAX),
+        ("selp.s32 %rd2, -1, 5, 0", -1, 5),
+        ("selp.u32 %rd2, %rd2, 5, 1", -1, 0xffff_ffff),
+        ("and.pred %rd2, %rd2, 0", 1, 0),
+        ("or.pred %rd2, %rd2, 0", 1, 1),
+        ("not.pred %rd2, %rd2", 1, 0),
     ];
     for (instruction, of, expected) in table {
         let found = computed(&["ld.global.u64 %rd2, [%rd1]", instruction], of.to_le_bytes());
@@ -198,6 +210,24 @@ fn double_floats_round_once_and_keep_what_is_subnormal() {
         let found = computed(&["ld.global.f64 %rd2, [%rd1]", instruction], of.to_le_bytes());
         assert_eq!(u64::from_le_bytes(found), expected.to_bits(), "{instruction} of {of:e}");
     }
+}
+
+#[test]
+fn threads_add_and_set_bits_in_one_word_and_learn_what_it_was() {
+    let last_of = |operation: &str| {
+        let text = format!(
+            ".entry f(\n.param .u64 f_to\n)\n{{\nld.param.u64 %rd1, [f_to];\nmov.u32 %r1, %tid.x;
+            {operation} %r2, [%rd1+4], %r1;
+            st.global.u32 [%rd1], %r2;
+            ret;\n}}"
+        );
+        let mut memory = Bytes(vec![0; 8]);
+        let kernel = Module::parse(&text).unwrap().kernel("f").unwrap().clone();
+        kernel.run(1, 7, &Bytes::BASE.to_le_bytes(), &mut memory).unwrap();
+        memory.0
+    };
+    assert_eq!(last_of("atom.global.add.u32"), [15, 0, 0, 0, 21, 0, 0, 0], "the last one adds 6");
+    assert_eq!(last_of("atom.global.or.b32"), [7, 0, 0, 0, 7, 0, 0, 0]);
 }
 
 #[test]
