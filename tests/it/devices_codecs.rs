@@ -17,8 +17,8 @@ use gradlane_tests::gated_device::TestDevice;
 use gradlane_tests::over::Over;
 use gradlane_tests::random::mix;
 
-/// Those for which there is a kernel.
-const CODECS: [&str; 13] = [
+/// Those for which there is a kernel that encodes.
+const CODECS: [&str; 15] = [
     "fp16",
     "bf16",
     "bf16:stochastic=1",
@@ -32,6 +32,8 @@ const CODECS: [&str; 13] = [
     "topk",
     "topk:k=200000",
     "topk:count=50,warmup=1",
+    "dithering",
+    "dithering:s=9,natural=1,norm=1",
 ];
 /// Two parts, the last one shorter, and no whole number of blocks.
 const LEN: usize = 17_003;

@@ -17,7 +17,7 @@ use crate::error::{Error, Result};
 use crate::local::SharedBacking;
 use crate::mem::{Copies, DeviceRegion, Doubt, Lease, Ordinal, Pool, Region};
 use crate::reduce::Kernels;
-use crate::types::{CodecSpec, DType, Done, Span};
+use crate::types::{CodecSpec, DType, Done, InCopies, Span};
 
 /// Devices of this kind. Dropping it shuts it down.
 pub struct HostDevice {
@@ -87,8 +87,9 @@ impl Device for HostDevice {
         self.lease(device, bytes, shown).ok()
     }
 
-    fn encodes(&self, dtype: DType, codec: CodecSpec) -> bool {
-        codec != CodecSpec::PLAIN && codec.encodes(dtype)
+    fn in_copies(&self, dtype: DType, codec: CodecSpec) -> InCopies {
+        let knows = codec != CodecSpec::PLAIN && codec.encodes(dtype);
+        if knows { InCopies::EncodeAndDecode } else { InCopies::Nothing }
     }
 
     fn copy(&self, transfer: Transfer, _after: &[Mark], _issued: OnIssue, done: Done<()>) {

@@ -13,7 +13,7 @@ use crate::codec::{Coding, Seed};
 use crate::cuda::{Mark, OnIssue};
 use crate::error::Result;
 use crate::mem::{DeviceRegion, Doubt, Lease, Ordinal, Region};
-use crate::types::{CodecSpec, DType, Done};
+use crate::types::{CodecSpec, DType, Done, InCopies};
 
 #[cfg(feature = "cuda")]
 pub use self::cuda::CudaDevice;
@@ -47,8 +47,8 @@ pub trait Device: Send + Sync + fmt::Debug {
     /// caller may call it.
     fn lease_again(&self, device: Ordinal, bytes: usize, shown: bool) -> Option<Lease>;
 
-    /// Whether copies of this device can encode elements of this type and decode them.
-    fn encodes(&self, dtype: DType, codec: CodecSpec) -> bool;
+    /// What copies of this device do with elements of this type and their codec.
+    fn in_copies(&self, dtype: DType, codec: CodecSpec) -> InCopies;
 
     /// Copies once every mark of `after` is reached. `issued` is told when the copy is on a stream. A thread of the device calls `done` when
     /// the copy no longer uses the memory. If the device fails, the error is [`Device`](crate::Error::Device).

@@ -124,6 +124,11 @@ impl Payload {
         }
     }
 
+    /// Whether a device has encoded the contribution, so that the sum lands encoded where it is staged.
+    pub(super) fn is_encoded_in_place(&self) -> bool {
+        self.wire.is_none() && matches!(self.content, Content::Device(_))
+    }
+
     /// Sets the memory of which the first `bytes` bytes are pushed, and in which the sum lands.
     pub(super) fn set_wire(&mut self, memory: Staging, bytes: u64) {
         self.wire = Some(Wire { memory, bytes: usize::try_from(bytes).expect("within the memory") });
@@ -242,6 +247,17 @@ impl OnDevice {
     /// If nothing is staged.
     pub(super) fn set_sent(&mut self, bytes: u64) {
         self.staged_mut().sent = usize::try_from(bytes).expect("within the memory");
+    }
+
+    /// Bytes of the elements.
+    pub(super) fn elements_bytes(&self) -> usize {
+        self.source.regions.iter().map(DeviceRegion::len).sum()
+    }
+
+    /// Notes that the elements of the sum lie in this memory now.
+    pub(super) fn stage_decoded(&mut self, memory: Staging) {
+        let bytes = memory.region().len();
+        self.staging = Some(Staged { memory, bytes, sent: bytes });
     }
 
     /// The copy of the contribution that its codec has refused.

@@ -223,7 +223,8 @@ pub enum Action {
     /// Copy the sum, which has landed [`Landing::Beside`] the contribution, to the place of the task's result; report by
     /// [`handle_copied`](super::Worker::handle_copied).
     Land,
-    /// Decode the sum to the place of the task's result; report by [`handle_decoded`](super::Worker::handle_decoded).
+    /// Decode the sum to the place of the task's result; report by [`handle_decoded`](super::Worker::handle_decoded). If a device has encoded
+    /// the contribution, that place is other memory, which COPYH2D copies.
     Decode {
         /// How it is encoded.
         coding: Coding,

@@ -9,8 +9,8 @@ use crate::pipeline::registry::ReadyPart;
 use crate::pipeline::{Route, Stage};
 use crate::sched::{Attempt, Outcome, Task, TaskId};
 use crate::types::{
-    Claim, Defect, Demand, DeviceKind, ExchangeId, Goal, Op, PartLayout, Priority, Round, Slot, Time, Unmet, Version,
-    planted,
+    Claim, Defect, Demand, DeviceKind, ExchangeId, Goal, InCopies, Op, PartLayout, Priority, Round, Slot, Time, Unmet,
+    Version, planted,
 };
 use crate::wire::{self, Body, Contribute, Contribution, Contributors, Request, Sent, Target, Withdraw};
 
@@ -182,7 +182,7 @@ impl Worker {
             Stage::Pull => unreachable!("a task is in PULL from the end of its PUSH on"),
             Stage::CopyD2H => {
                 let (link, contributes) = (self.links.up(task.server), self.contributes(task.id));
-                let (record, coding) = (self.record(task.id), self.device_coding(task.id));
+                let (record, coding) = (self.record(task.id), self.device_coding(task.id, InCopies::Encode));
                 let bytes = if coding.is_some() { task.bytes } else { record.part.layout.bytes() };
                 // What COMPRESS encodes travels in other memory.
                 let lands_beside = record.lands_beside && (record.coding.is_none() || coding.is_some());
@@ -190,7 +190,8 @@ impl Worker {
             }
             Stage::CopyH2D => {
                 let body = self.record(task.id).body;
-                Action::CopyToDevice { coding: self.device_coding(task.id).map(|coding| (coding, body)) }
+                let coding = self.device_coding(task.id, InCopies::EncodeAndDecode);
+                Action::CopyToDevice { coding: coding.map(|coding| (coding, body)) }
             }
             Stage::Compress => {
                 let coding = self.host_coding(task.id);
@@ -421,10 +422,10 @@ impl Worker {
         }
     }
 
-    /// How the device encodes a task that it copies, and decodes its sum, if it does so.
-    fn device_coding(&self, task: TaskId) -> Option<Coding> {
+    /// How the elements of a task are encoded, if the device does so much in its copies.
+    fn device_coding(&self, task: TaskId, least: InCopies) -> Option<Coding> {
         let record = self.record(task);
-        record.coding.filter(|_| record.coded_by_device)
+        record.coding.filter(|_| record.in_copies >= least)
     }
 
     /// How the host encodes a task that comes to COMPRESS, and decodes its sum.

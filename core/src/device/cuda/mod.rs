@@ -17,7 +17,7 @@ use crate::config::units::print_bytes;
 use crate::cuda::{self, Driver, Mark, OnIssue, Reaper};
 use crate::error::{Error, Result};
 use crate::mem::{DeviceRegion, Doubt, Lease, Ordinal, Pool};
-use crate::types::{CodecSpec, DType, Done, Round};
+use crate::types::{CodecSpec, DType, Done, InCopies, Round};
 use backing::{Kind, OfKind, PinnedBacking};
 use copy_queue::{CopyQueue, Direction, Job, ended};
 
@@ -142,8 +142,8 @@ impl Device for CudaDevice {
         self.pools[&self.kind(device, shown)].lease_again(bytes)
     }
 
-    fn encodes(&self, dtype: DType, codec: CodecSpec) -> bool {
-        relay::encodes(dtype, codec)
+    fn in_copies(&self, dtype: DType, codec: CodecSpec) -> InCopies {
+        relay::in_copies(dtype, codec)
     }
 
     fn copy(&self, transfer: Transfer, after: &[Mark], issued: OnIssue, done: Done<()>) {
@@ -221,7 +221,8 @@ fn route(transfer: &Transfer) -> Result<Option<(Ordinal, Direction)>> {
 fn bytes_here(form: Option<(&Coding, Option<Round>)>, run: &DeviceRegion) -> Result<u64> {
     let Some((coding, round)) = form else { return Ok(run.len() as u64) };
     let Coding { dtype, codec, .. } = coding;
-    if !relay::encodes(*dtype, *codec) {
+    let least = if round.is_some() { InCopies::Encode } else { InCopies::EncodeAndDecode };
+    if relay::in_copies(*dtype, *codec) < least {
         return Err(unequal(format!("of {dtype} as {codec}")));
     }
     let varying = round.and_then(|round| Varying::of(coding, round, run.len() as u64 / dtype.bytes()));

@@ -10,25 +10,58 @@ use std::cell::{OnceCell, RefCell};
 
 use super::copies::{chunks, copy_in, copy_out};
 use crate::codec::{Coding, Seed};
-use crate::cuda::{DeviceMemory, PartKernels, Stream, TopKKernels};
+use crate::cuda::{DeviceMemory, DitheringKernels, PartKernels, Stream, TopKKernels};
 use crate::device::{Transfer, Varying};
 use crate::error::Result;
 use crate::mem::{DeviceRegion, Region};
-use crate::types::{CodecSpec, Round, Span};
+use crate::types::{CodecSpec, InCopies, Round, Span};
 
 /// The kernels and the memory for parts of one direction.
 #[derive(Default)]
 pub(super) struct Parts {
-    /// Of either kind, loaded for the first part that needs them.
+    /// Of each family, loaded for the first part that needs them.
     exact: OnceCell<Result<PartKernels>>,
     topk: OnceCell<Result<TopKKernels>>,
+    dithering: OnceCell<Result<DitheringKernels>>,
     /// The last one is the longest.
     memory: RefCell<Vec<DeviceMemory>>,
 }
 
-/// Whether there are kernels here that encode f32 with `codec` and decode it.
+/// Whether there are kernels here for `codec`.
 pub(super) fn know(codec: CodecSpec) -> bool {
-    PartKernels::know(codec) || TopKKernels::know(codec)
+    in_copies(codec) != InCopies::Nothing
+}
+
+/// What kernels here do with f32 and `codec`.
+pub(super) fn in_copies(codec: CodecSpec) -> InCopies {
+    match Family::of(codec) {
+        Some(Family::Exact | Family::TopK) => InCopies::EncodeAndDecode,
+        Some(Family::Dithering) => InCopies::Encode,
+        None => InCopies::Nothing,
+    }
+}
+
+/// Kernels that are loaded together.
+#[derive(Clone, Copy)]
+enum Family {
+    Exact,
+    TopK,
+    Dithering,
+}
+
+impl Family {
+    fn of(codec: CodecSpec) -> Option<Self> {
+        let families = [
+            (PartKernels::know(codec), Self::Exact),
+            (TopKKernels::know(codec), Self::TopK),
+            (DitheringKernels::know(codec), Self::Dithering),
+        ];
+        families.into_iter().find(|(knows, _)| *knows).map(|(_, family)| family)
+    }
+
+    fn of_known(coding: &Coding) -> Self {
+        Self::of(coding.codec).expect("a codec that is known here")
+    }
 }
 
 /// The least that is allocated: a body of a hundredth of 4 MiB of f32, with its notes.
@@ -56,9 +89,10 @@ impl Parts {
             }
             Transfer::Out { .. } | Transfer::In { .. } | Transfer::Within { .. } => return true,
         };
-        let is_loaded = match TopKKernels::know(coding.codec) {
-            true => self.topk.get().is_some(),
-            false => self.exact.get().is_some(),
+        let is_loaded = match Family::of_known(coding) {
+            Family::Exact => self.exact.get().is_some(),
+            Family::TopK => self.topk.get().is_some(),
+            Family::Dithering => self.dithering.get().is_some(),
         };
         is_loaded && self.is_enough(bytes.unwrap_or_default())
     }
@@ -75,12 +109,11 @@ impl Parts {
         let (mut at, mut elements) = (0, 0);
         for run in from {
             let (body, notes) = self.room(stream, Need::to_encode(coding, seed.round(), run))?;
-            match TopKKernels::know(coding.codec) {
-                true => self.topk(stream)?.encode(stream, coding, seed.round(), (run, &body), &notes)?,
-                false => {
-                    let seed = seed.from_element(elements);
-                    self.exact(stream)?.encode(stream, coding, seed, (run, &body), &notes)?;
-                }
+            let (seed, regions) = (seed.from_element(elements), (run, &body));
+            match Family::of_known(coding) {
+                Family::Exact => self.exact(stream)?.encode(stream, coding, seed, regions, &notes)?,
+                Family::TopK => self.topk(stream)?.encode(stream, coding, seed.round(), regions, &notes)?,
+                Family::Dithering => self.dithering(stream)?.encode(stream, coding, seed, regions, &notes)?,
             }
             elements += run.len() as u64 / coding.dtype.bytes();
             for chunk in chunks(&body) {
@@ -98,9 +131,10 @@ impl Parts {
             for chunk in chunks(&body) {
                 copy_in(stream, &take(from, &mut at, &chunk), &chunk)?;
             }
-            match TopKKernels::know(coding.codec) {
-                true => self.topk(stream)?.decode(stream, coding, (&body, run), &notes)?,
-                false => self.exact(stream)?.decode(stream, coding, (&body, run))?,
+            match Family::of_known(coding) {
+                Family::Exact => self.exact(stream)?.decode(stream, coding, (&body, run))?,
+                Family::TopK => self.topk(stream)?.decode(stream, coding, (&body, run), &notes)?,
+                Family::Dithering => unreachable!("the host decodes it"),
             }
         }
         Ok(())
@@ -112,6 +146,10 @@ impl Parts {
 
     fn topk(&self, stream: &Stream) -> Result<&TopKKernels> {
         self.topk.get_or_init(|| TopKKernels::load(stream.context())).as_ref().map_err(Clone::clone)
+    }
+
+    fn dithering(&self, stream: &Stream) -> Result<&DitheringKernels> {
+        self.dithering.get_or_init(|| DitheringKernels::load(stream.context())).as_ref().map_err(Clone::clone)
     }
 
     /// Memory for the body of a run and for its notes.
@@ -135,10 +173,13 @@ impl Parts {
 impl Need {
     fn to_encode(coding: &Coding, round: Round, run: &DeviceRegion) -> Self {
         let len = run.len() as u64 / coding.dtype.bytes();
-        match Varying::of(coding, round, len) {
-            Some(varying) => Self { body: varying.room(), notes: TopKKernels::encoder_notes_bytes(coding, round, len) },
-            None => Self { body: body_bytes(coding, run.len()), notes: PartKernels::notes_bytes(len) },
-        }
+        let body = Varying::of(coding, round, len).map_or_else(|| body_bytes(coding, run.len()), Varying::room);
+        let notes = match Family::of_known(coding) {
+            Family::Exact => PartKernels::notes_bytes(len),
+            Family::TopK => TopKKernels::encoder_notes_bytes(coding, round, len),
+            Family::Dithering => DitheringKernels::notes_bytes(len),
+        };
+        Self { body, notes }
     }
 
     /// If the length of a body varies, it is all that there is.

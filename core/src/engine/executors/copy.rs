@@ -150,6 +150,6 @@ pub(super) fn to_device(shared: &Arc<Shared>, task: Task, transfer: Transfer, af
     device(shared).copy(transfer, after, issued, done);
 }
 
-fn device(shared: &Shared) -> &dyn Device {
+pub(super) fn device(shared: &Shared) -> &dyn Device {
     &**shared.device.as_ref().expect("memory of a device is refused where there is none")
 }

@@ -74,9 +74,21 @@ impl WorkerProcess {
         let (landing, to) = (payload.landing(), payload.result());
         let body = landing.into_iter().map(|lease| lease.first(due.bytes)).collect::<Vec<Region>>();
         let sum = gather(context, self.me, &self.memory, &body, DeviceKind::Host);
-        let sum = if due.refused { sum } else { decoded(coding, &sum, length(&to)) };
-        scatter(context, self.me, &self.memory, &to, &sum, DeviceKind::Host);
-        self.drop_body(task.id);
+        let elements = self.payloads[&task.id].encoded_by_device();
+        let sum = if due.refused { sum } else { decoded(coding, &sum, elements.unwrap_or_else(|| length(&to))) };
+        match elements {
+            None => {
+                scatter(context, self.me, &self.memory, &to, &sum, DeviceKind::Host);
+                self.drop_body(task.id);
+            }
+            // The device gets it from other memory than that in which it has landed.
+            Some(bytes) => {
+                let lease = self.lease(bytes);
+                scatter(context, self.me, &self.memory, &[lease], &sum, DeviceKind::Host);
+                self.unstage(task.id);
+                self.payload(task.id).stage(Encoded { lease, sent: bytes });
+            }
+        }
         self.worker.handle_decoded(context.now, task.id, Ok(()));
     }
 

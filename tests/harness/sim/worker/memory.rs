@@ -208,6 +208,14 @@ impl Payload {
         }
     }
 
+    /// Bytes of the elements, if they were encoded in the copy that staged them, or not at all.
+    pub(super) fn encoded_by_device(&self) -> Option<u64> {
+        match self {
+            Self::Pieces { source, staging: Some(_), body: None, .. } => Some(length(source)),
+            Self::Pieces { .. } | Self::Message(_) => None,
+        }
+    }
+
     /// What it was staged in, which is not needed any more.
     pub(super) fn unstage(&mut self) -> Option<Region> {
         match self {
