@@ -12,6 +12,8 @@ import torch
 from coding import check_codec, is_codec
 from driver import Driver, timed
 from gradlane import _core
+from largest import are_of_topk, check_topk
+from levels import are_of_dithering, check_dithering
 from parts import are_of_parts, check_parts
 from places import IS_SHORT, agree, bytes_of
 from telling import figure, passed
@@ -56,6 +58,10 @@ def kernels() -> None:
                 driver.call("cuModuleGetFunction", ctypes.byref(function), module, name.encode())
             if are_of_parts(functions):
                 check_parts(driver, stream, functions)
+            elif are_of_topk(functions):
+                check_topk(driver, stream, functions)
+            elif are_of_dithering(functions):
+                check_dithering(driver, stream, functions)
             else:
                 for name, function in functions.items():
                     check(driver, stream, function, name)

@@ -74,7 +74,7 @@ def as_on_the_host() -> None:
             values = unusual(dtype, count)
             weighted = [{"op": gl.WeightedAverage, "weight": gl.rank() + 0.3}] if dtype.is_floating_point else []
             # What is rounded by chance depends on the name of a tensor, so two of them differ.
-            codecs = ("fp16", "bf16", "int8", "int4", "fp8_e4m3", "fp8_e5m2", "onebit")
+            codecs = ("fp16", "bf16", "int8", "int4", "fp8_e4m3", "fp8_e5m2", "onebit", "topk")
             narrow = [{"compression": getattr(gl.Compression, codec)} for codec in codecs]
             forms = [{"op": op} for op in (gl.Sum, gl.Average, gl.Min, gl.Max)] + weighted
             for number, form in enumerate(forms + (narrow if dtype == torch.float32 else [])):

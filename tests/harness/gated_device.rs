@@ -9,7 +9,7 @@ use gradlane_core::device::{Device, HostDevice, Transfer};
 use gradlane_core::engine::{Memory, Submission};
 use gradlane_core::error::Tensors;
 use gradlane_core::mem::{Copies, DeviceRegion, Doubt, Lease, Ordinal};
-use gradlane_core::types::{CodecSpec, DType, Done, Op};
+use gradlane_core::types::{CodecSpec, DType, Done, InCopies, Op};
 use gradlane_core::{Error, Result};
 
 use crate::cluster::{PATIENCE, Tensor};
@@ -134,8 +134,8 @@ impl Device for TestDevice {
         self.inner.lease_again(device, bytes, shown)
     }
 
-    fn encodes(&self, dtype: DType, codec: CodecSpec) -> bool {
-        self.inner.encodes(dtype, codec)
+    fn in_copies(&self, dtype: DType, codec: CodecSpec) -> InCopies {
+        self.inner.in_copies(dtype, codec)
     }
 
     fn copy(&self, transfer: Transfer, after: &[Mark], issued: OnIssue, done: Done<()>) {

@@ -55,7 +55,7 @@ const NODE_MACHINE: [&str; 11] = [
 ];
 
 /// The files that may contain `unsafe`.
-const UNSAFE: [&str; 59] = [
+const UNSAFE: [&str; 61] = [
     "bench/src/team/buffers.rs",
     "core/src/collective/host/reduction.rs",
     "core/src/collective/nccl/comm.rs",
@@ -66,8 +66,10 @@ const UNSAFE: [&str; 59] = [
     "core/src/cuda/event.rs",
     "core/src/cuda/kernels.rs",
     "core/src/cuda/kernels/codecs.rs",
+    "core/src/cuda/kernels/dithering.rs",
     "core/src/cuda/kernels/module.rs",
     "core/src/cuda/kernels/parts.rs",
+    "core/src/cuda/kernels/topk.rs",
     "core/src/cuda/loader.rs",
     "core/src/cuda/memory.rs",
     "core/src/cuda/stream.rs",

@@ -35,6 +35,7 @@ static float __fadd_rn(float a, float b) { return a + b; }
 static float __fmul_rn(float a, float b) { return a * b; }
 static float __fdiv_rn(float a, float b) { return a / b; }
 static double __dadd_rn(double a, double b) { return a + b; }
+static double __dsqrt_rn(double value) { return std::sqrt(value); }
 static double __ddiv_rn(double a, double b) { return a / b; }
 static double __dmul_rn(double a, double b) { return a * b; }
 static float __double2float_rn(double value) { return (float)value; }
@@ -73,6 +74,23 @@ static uint32_t __ballot_sync(uint32_t, bool is_true) {
         ballot |= all[lane] << lane;
     }
     return ballot;
+}
+
+// Of no bits all are zero; the compiler's own leaves that open.
+static unsigned __clz(uint32_t word) { return word ? __builtin_clz(word) : 32; }
+static unsigned __popc(uint32_t word) { return __builtin_popcount(word); }
+
+// Threads run one after the other.
+static uint32_t atomicAdd(uint32_t *to, uint32_t more) {
+    const uint32_t before = *to;
+    *to += more;
+    return before;
+}
+
+static uint32_t atomicOr(uint32_t *to, uint32_t more) {
+    const uint32_t before = *to;
+    *to |= more;
+    return before;
 }
 
 static uint32_t __brev(uint32_t word) {

@@ -16,7 +16,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 CUDA_SOURCES = {path.stem: path for path in sorted((ROOT / "core/src/cuda/kernels").glob("*.cu"))}
 """The sources of kernels by their names; the PTX lies beside each."""
-LISTS = {"elementwise": "kernels.rs", "codecs": "kernels/codecs.rs", "parts": "kernels/parts.rs"}
+LISTS = {name: f"kernels/{name}.rs" for name in CUDA_SOURCES} | {"elementwise": "kernels.rs"}
 """Where the engine lists the kernels of each source."""
 
 PACKAGES = Path(sysconfig.get_path("purelib"))

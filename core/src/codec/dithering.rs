@@ -21,12 +21,17 @@
 //! n bits, ⌊log2 n⌋ zeros, then n, then the number without its highest bit. Words have 32 bits, the first one in the highest place. Places behind
 //! the last bit are 0. All words and the scale (f32) are in little-endian order. This is the form of BytePS.
 //!
+//! Squares are added in f64 and in one order, so that vectors of any length and the warps of a device find the same root: by blocks and lanes,
+//! as [`OneBit`](super::OneBit) adds magnitudes.
+//!
 //! A part is one unit. It travels plain if it has a NaN or an infinity, if its scale is no f32, or if its wire form would not be shorter.
 
 use super::interface::{BodyBytes, Codec, Malformed, Refusal, Unit};
-use super::tools::{Draws, F32_BYTES, Largest, SIGN, Tools, add_at, divided, dividing, offset, whole};
+use super::tools::{
+    BLOCK, Draws, F32_BYTES, LANES, Largest, SIGN, Tools, add_at, by_halves, divided, dividing, offset, whole,
+};
 use crate::reduce::{Kernels, Loops};
-use crate::types::{CodecSpec, DType, Op};
+use crate::types::{CodecSpec, DType, Op, Round};
 
 mod bits;
 
@@ -66,6 +71,24 @@ impl Dithering {
         let natural = natural == 1;
         let levels = if natural { 1 << (s - 1) } else { s };
         Self { spec, levels, natural, norm: if norm == 1 { Norm::Euclid } else { Norm::Largest } }
+    }
+
+    /// The largest level.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn levels(self) -> u32 {
+        self.levels
+    }
+
+    /// Whether all levels but 0 are powers of two.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn is_natural(self) -> bool {
+        self.natural
+    }
+
+    /// Whether the scale is the root of the sum of the squares.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn is_euclid(self) -> bool {
+        self.norm == Norm::Euclid
     }
 
     /// The scale of these elements.
@@ -154,6 +177,10 @@ impl Codec for Dithering {
         BodyBytes::AtMost(len * DType::F32.bytes())
     }
 
+    fn encoded_bytes_max(&self, len: u64, _round: Round) -> u64 {
+        bits::bytes_max(len, self.levels).min(self.body_bytes(len).max())
+    }
+
     fn unit(&self, len: u64) -> Unit {
         Unit { len, bytes: len * DType::F32.bytes() }
     }
@@ -195,18 +222,22 @@ impl Loops for Squares<'_> {
 
     #[inline(always)]
     fn run(self) -> f64 {
-        // Several sums, so that the order of the additions is the same whatever vectors there are.
-        let mut sums = [0.0; 32];
+        // Several sums, so that the order of the additions is the same whatever vectors there are, and on devices.
         let square = |float: &[u8; F32_BYTES]| {
             let value = f64::from(f32::from_le_bytes(*float));
             value * value
         };
-        let (rows, rest) = self.0.as_chunks::<32>();
-        for row in rows {
-            sums.iter_mut().zip(row).for_each(|(sum, float)| *sum += square(float));
+        let mut totals = [0.0; LANES];
+        for (block, floats) in self.0.chunks(BLOCK).enumerate() {
+            let mut sums = [0.0; LANES];
+            let (rows, rest) = floats.as_chunks::<LANES>();
+            for row in rows {
+                sums.iter_mut().zip(row).for_each(|(sum, float)| *sum += square(float));
+            }
+            sums.iter_mut().zip(rest).for_each(|(sum, float)| *sum += square(float));
+            totals[block % LANES] += by_halves(sums);
         }
-        sums.iter_mut().zip(rest).for_each(|(sum, float)| *sum += square(float));
-        sums.iter().sum()
+        by_halves(totals)
     }
 }
 

@@ -5,7 +5,7 @@ use std::num::NonZeroU32;
 
 use super::tools::Tools;
 use crate::reduce::Kernels;
-use crate::types::{CodecSpec, DType, Op};
+use crate::types::{CodecSpec, DType, Op, Round};
 
 /// How many bytes a body has.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -107,6 +107,12 @@ pub trait Codec: fmt::Debug + Send + Sync {
 
     /// The bytes of a body of `len` elements.
     fn body_bytes(&self, len: u64) -> BodyBytes;
+
+    /// The most bytes that [`encode`](Self::encode) makes of `len` elements in this round. A sum may have more, up to
+    /// [`body_bytes`](Self::body_bytes).
+    fn encoded_bytes_max(&self, len: u64, _round: Round) -> u64 {
+        self.body_bytes(len).max()
+    }
 
     /// The smallest run of a part of `len` elements that is encoded on its own.
     fn unit(&self, len: u64) -> Unit;

@@ -24,7 +24,8 @@
 //!   [`Dithering`] and [`Lossless`]. No unit spans two tensors that share a part.
 //! - **Lengths.** [`Codec::body_bytes`] is exact, or a bound for bodies that vary. A server checks the length that a header announces before
 //!   it reserves memory, a worker before the sum lands. Of a body that varies, memory, credit and placement count the bound, which is the
-//!   length of the elements; headers, metrics and the wire have the true length. A repeat has the length of the first attempt.
+//!   length of the elements; headers, metrics and the wire have the true length. A repeat has the length of the first attempt. A copy from a
+//!   device has as many bytes as [`Codec::encoded_bytes_max`] says, because the host learns the length with it.
 //! - **Where sums flow.** Where the length is exact, a server adds whole units as they come and sends whole units back, so sums flow block
 //!   by block, as plain ones do. Where it varies, a server collects each contribution, adds it at once, and answers when the sum is whole,
 //!   because only then is its length known.

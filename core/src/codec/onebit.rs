@@ -28,7 +28,7 @@
 
 use super::cast::folding;
 use super::interface::{BodyBytes, Codec, Malformed, Refusal, Unit};
-use super::tools::{F32_BYTES, SIGN, Tools, divided, dividing};
+use super::tools::{BLOCK, F32_BYTES, LANES, SIGN, Tools, by_halves, divided, dividing};
 use crate::reduce::{Kernels, Loops};
 use crate::types::{CodecSpec, DType, Op};
 
@@ -40,12 +40,10 @@ pub struct OneBit {
     scales: bool,
 }
 
-/// Elements of a word.
-const PER_WORD: usize = 32;
+/// Elements of a word, which lanes add beside each other.
+const PER_WORD: usize = LANES;
 /// Elements that are decoded at a time, to be added.
 const RUN: usize = 64 * PER_WORD;
-/// Elements whose magnitudes are added on their own. The kernels of devices have the same number.
-const BLOCK: usize = 64 * PER_WORD;
 
 impl OneBit {
     /// The codec `spec`, whose only parameter says whether there is a scale.
@@ -198,16 +196,6 @@ fn block_of_signs(floats: &[[u8; F32_BYTES]], words: &mut [[u8; F32_BYTES]]) -> 
         *word = signs(&row, &mut sums).to_le_bytes();
     }
     sums
-}
-
-/// Adds 32 numbers: the latter half to the former, then half of these to the others, down to one.
-#[inline(always)]
-fn by_halves(mut sums: [f64; PER_WORD]) -> f64 {
-    for half in [16, 8, 4, 2, 1] {
-        let (former, latter) = sums.split_at_mut(half);
-        former.iter_mut().zip(latter).for_each(|(sum, more)| *sum += *more);
-    }
-    sums[0]
 }
 
 /// The word of 32 elements. Adds each magnitude to its sum.

@@ -59,6 +59,34 @@ pub fn at_a_tie(places: [usize; 2]) -> Vec<f32> {
     elements
 }
 
+/// Places of four small elements, and whether their squares are added to each other before they come to those of large ones, as the order of
+/// `dithering` is.
+pub const ORDERS_OF_SQUARES: [([usize; 4], bool); 8] = [
+    // Of a block: of the lane of the large ones, and of another.
+    ([128, 160, 192, 224], false),
+    ([1, 33, 65, 97], true),
+    // Of lanes that meet before the first one, and of some that do not.
+    ([1, 17, 9, 25], true),
+    ([1, 2, 4, 8], false),
+    // Of one other block, also if its sum is added right behind that of the large ones; then of blocks as for lanes.
+    ([2048, 2080, 2112, 2144], true),
+    ([32 * 2048, 32 * 2048 + 32, 32 * 2048 + 64, 32 * 2048 + 96], true),
+    ([2048, 17 * 2048, 9 * 2048, 25 * 2048], true),
+    ([2048, 2 * 2048, 4 * 2048, 8 * 2048], false),
+];
+
+/// Elements the root of whose squares is in the middle of 1 and the next f32, but for small elements at these places. The square of each of
+/// them alone is lost beside the large ones in f64, and their sum is not.
+pub fn at_a_tie_of_squares(places: [usize; 4]) -> Vec<f32> {
+    let mut elements = vec![0.0; 33 * 2048];
+    // 1 + 2^-23 + 2^-48 is the square of 1 + 2^-24.
+    for (at, exponent) in [(0, 0), (32, -12), (64, -12), (96, -24)] {
+        elements[at] = 2.0_f32.powi(exponent);
+    }
+    places.iter().for_each(|at| elements[*at] = -1.4 * 2.0_f32.powi(-27));
+    elements
+}
+
 fn filled(
     codec: &dyn Codec,
     len: u64,

@@ -148,6 +148,21 @@ impl Loops for Largest<'_> {
     }
 }
 
+/// Sums that are made beside each other, one for each lane of a warp of a device.
+pub(super) const LANES: usize = 32;
+/// Elements of which each lane adds some. Each block has sums of its own, so that several warps of a device can add a part.
+pub(super) const BLOCK: usize = 2048;
+
+/// Adds the sums of the lanes: the latter half to the former, then half of these to the others, down to one.
+#[inline(always)]
+pub(super) fn by_halves(mut sums: [f64; LANES]) -> f64 {
+    for half in [16, 8, 4, 2, 1] {
+        let (former, latter) = sums.split_at_mut(half);
+        former.iter_mut().zip(latter).for_each(|(sum, more)| *sum += *more);
+    }
+    sums[0]
+}
+
 /// A number of this size has steps of 1, so adding and subtracting it rounds to a whole number.
 const WHOLE: f32 = 12_582_912.0;
 

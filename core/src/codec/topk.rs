@@ -46,6 +46,8 @@ enum Given {
 const WARM: u64 = 250_000;
 /// An f32 without its sign. Magnitudes are ordered as these bits are.
 const MAGNITUDE: u32 = !SIGN;
+/// Bytes of the longest number of 32 bits.
+const NUMBER_BYTES_MAX: u64 = 5;
 /// The magnitude of an infinity. Those of NaNs are above it.
 const INFINITE: u32 = f32::INFINITY.to_bits();
 
@@ -62,8 +64,13 @@ impl TopK {
         Self { spec, given, warmup: warmup.into() }
     }
 
+    /// The most entries of a body that is shorter than its `len` elements: an entry has five bytes at least.
+    pub(crate) const fn entries_max(len: u64) -> u64 {
+        len * DType::F32.bytes() / (1 + DType::F32.bytes())
+    }
+
     /// How many elements of a part of `len` are sent in a round, unless more of them are zero.
-    fn count(self, len: usize, round: Round) -> usize {
+    pub(crate) fn count(self, len: usize, round: Round) -> usize {
         let given = match self.given {
             Given::Millionths(millionths) => share_of(len as u64, millionths),
             Given::Count(count) => count.min(len as u64),
@@ -85,6 +92,13 @@ impl Codec for TopK {
 
     fn body_bytes(&self, len: u64) -> BodyBytes {
         BodyBytes::AtMost(len * DType::F32.bytes())
+    }
+
+    fn encoded_bytes_max(&self, len: u64, round: Round) -> u64 {
+        let count = self.count(usize::try_from(len).expect("within a part"), round) as u64;
+        // All gaps together are shorter than the part. So at most one of 128 elements begins a gap of two bytes, and so on.
+        let longer_gaps = [7, 14, 21].map(|bits| count.min(len >> bits)).iter().sum::<u64>();
+        (NUMBER_BYTES_MAX + count * (1 + DType::F32.bytes()) + longer_gaps).min(self.body_bytes(len).max())
     }
 
     fn unit(&self, len: u64) -> Unit {
@@ -206,14 +220,13 @@ fn candidates(floats: &[[u8; F32_BYTES]], least: u32, words: &mut Vec<u64>) -> R
 /// As for [`candidates`]. [`Refusal::NotShorter`] as soon as there are too many.
 fn all(floats: &[[u8; F32_BYTES]], places: &mut Vec<u64>) -> Result<(), Refusal> {
     places.clear();
-    // An entry has five bytes at least.
-    let most = floats.len() * F32_BYTES / (1 + F32_BYTES);
+    let most = TopK::entries_max(floats.len() as u64);
     let mut is_finite = true;
     for (index, float) in floats.iter().enumerate() {
         let magnitude = magnitude(*float);
         is_finite &= magnitude < INFINITE;
         if magnitude > 0 {
-            if places.len() == most {
+            if places.len() as u64 == most {
                 return Err(Refusal::NotShorter);
             }
             places.push(index as u64);

@@ -1,18 +1,23 @@
 //! Kernels that work on device memory element by element: scale floats, cast between f32 and 16-bit floats, divide integers, and copy.
 //!
 //! Each launch works on many runs of memory. A launch takes some microseconds, and the tensors of a fused part take less than that each.
-//! [`CodecKernels`] are those of the codecs that are more than a cast, and [`PartKernels`] those of codecs whose unit is a whole part.
+//! [`CodecKernels`] are those of the codecs that are more than a cast, and [`PartKernels`], [`TopKKernels`] and [`DitheringKernels`] those of
+//! codecs whose unit is a whole part.
 //!
 //! The sources are CUDA C in the folder `kernels`. NVRTC compiles them to PTX (`make ptx`), which is built in. The driver compiles the PTX
 //! for its device when it is loaded. This takes tens of milliseconds the first time; then the driver finds it in its cache in `~/.nv`.
 #![expect(unsafe_code, reason = "kernels are given addresses")]
 
 mod codecs;
+mod dithering;
 mod module;
 mod parts;
+mod topk;
 
 pub(crate) use codecs::CodecKernels;
+pub(crate) use dithering::DitheringKernels;
 pub(crate) use parts::PartKernels;
+pub(crate) use topk::TopKKernels;
 
 use std::ffi::c_uint;
 use std::sync::Arc;

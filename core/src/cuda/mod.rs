@@ -1,9 +1,8 @@
 //! The base of all CUDA code: the driver, found at run time, and thin owners of its handles.
 //!
 //! `device` and `collective` use this module and do not see each other. [`Driver::load`] looks for the driver. A [`Context`] is a device,
-//! [`Stream`] and [`Event`] order work on it, and [`Kernels`], [`CodecKernels`] and [`PartKernels`] are our own work. Only the [`Reaper`]
-//! turns the end of work on a device into an outcome. Functions are called through one table (`api`), and one list has the texts of result
-//! codes (`codes`). `loader` finds the libraries of NVIDIA, also for `collective`.
+//! [`Stream`] and [`Event`] order work on it, and [`Kernels`] and its like for codecs are our own work. Only the [`Reaper`] turns the end of work on a device into an outcome. Functions are called through one table (`api`), and one list
+//! has the texts of result codes (`codes`). `loader` finds the libraries of NVIDIA, also for `collective`.
 //!
 //! Without the feature `cuda`, only the names of devices and [`describe()`] remain.
 
@@ -46,7 +45,7 @@ pub(crate) use driver::Driver;
 #[cfg(feature = "cuda")]
 pub use event::Event;
 #[cfg(feature = "cuda")]
-pub(crate) use kernels::{CodecKernels, Kernels, PartKernels};
+pub(crate) use kernels::{CodecKernels, DitheringKernels, Kernels, PartKernels, TopKKernels};
 pub use mark::{Mark, Marks, OnIssue};
 #[cfg(feature = "cuda")]
 pub(crate) use memory::DeviceMemory;

@@ -10,14 +10,14 @@ use std::thread::JoinHandle;
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
 
-use super::{Device, Transfer};
+use super::{Device, Transfer, Varying};
 use crate::codec::{Malformed, Tools, Workspace};
 use crate::cuda::{Mark, OnIssue};
 use crate::error::{Error, Result};
 use crate::local::SharedBacking;
 use crate::mem::{Copies, DeviceRegion, Doubt, Lease, Ordinal, Pool, Region};
 use crate::reduce::Kernels;
-use crate::types::{CodecSpec, DType, Done};
+use crate::types::{CodecSpec, DType, Done, InCopies, Span};
 
 /// Devices of this kind. Dropping it shuts it down.
 pub struct HostDevice {
@@ -87,8 +87,9 @@ impl Device for HostDevice {
         self.lease(device, bytes, shown).ok()
     }
 
-    fn encodes(&self, dtype: DType, codec: CodecSpec) -> bool {
-        codec != CodecSpec::PLAIN && codec.encodes(dtype) && !codec.varies()
+    fn in_copies(&self, dtype: DType, codec: CodecSpec) -> InCopies {
+        let knows = codec != CodecSpec::PLAIN && codec.encodes(dtype);
+        if knows { InCopies::EncodeAndDecode } else { InCopies::Nothing }
     }
 
     fn copy(&self, transfer: Transfer, _after: &[Mark], _issued: OnIssue, done: Done<()>) {
@@ -177,7 +178,8 @@ fn make(transfer: Transfer, copies: &Copies) -> Result<()> {
             let (mut rest, mut first) = (to, 0);
             for run in &from {
                 let len = run.len() as u64 / coding.dtype.bytes();
-                let bytes = codec.body_bytes(len).max();
+                let varying = Varying::of(&coding, seed.round(), len);
+                let bytes = varying.map_or_else(|| codec.body_bytes(len).max(), Varying::room);
                 let (mut to, later) = rest.split_at(usize::try_from(bytes).expect("less than the run"));
                 // SAFETY: by the contract of `start`, and staging memory belongs to this copy alone.
                 let (from, to) = unsafe { (region(run), to.as_mut_slice()) };
@@ -185,7 +187,16 @@ fn make(transfer: Transfer, copies: &Copies) -> Result<()> {
                 let from = unsafe { from.as_slice() };
                 let seed = seed.from_element(first);
                 let tools = Tools { kernels: Kernels::detect(), seed, workspace: &mut Workspace::default() };
-                codec.encode(tools, coding.divisor, from, to).expect("`encodes` names codecs that refuse nothing");
+                match varying {
+                    None => {
+                        codec.encode(tools, coding.divisor, from, to).expect("what has an exact length is not refused");
+                    }
+                    Some(varying) => {
+                        let Span { bytes: longest, .. } = varying.longest();
+                        let used = codec.encode(tools, coding.divisor, from, &mut to[..longest as usize]);
+                        varying.tell(to, used.ok().map(|used| used as u64));
+                    }
+                }
                 (rest, first) = (later, first + len);
             }
         }
@@ -194,7 +205,9 @@ fn make(transfer: Transfer, copies: &Copies) -> Result<()> {
             let mut rest = from;
             for run in &to {
                 let bytes = codec.body_bytes(run.len() as u64 / coding.dtype.bytes()).max();
-                let (from, later) = rest.split_at(usize::try_from(bytes).expect("less than the run"));
+                // A body whose length varies is the only one.
+                let bytes = if coding.codec.varies() { rest.len() } else { bytes as usize };
+                let (from, later) = rest.split_at(bytes);
                 // SAFETY: by the contract of `start`.
                 let mut to = unsafe { region(run) };
                 // SAFETY: the sum and its place are nobody else's while it is copied.

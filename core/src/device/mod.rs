@@ -5,6 +5,7 @@
 #[cfg(feature = "cuda")]
 pub mod cuda;
 pub mod host;
+mod varying;
 
 use std::fmt;
 
@@ -12,11 +13,12 @@ use crate::codec::{Coding, Seed};
 use crate::cuda::{Mark, OnIssue};
 use crate::error::Result;
 use crate::mem::{DeviceRegion, Doubt, Lease, Ordinal, Region};
-use crate::types::{CodecSpec, DType, Done};
+use crate::types::{CodecSpec, DType, Done, InCopies};
 
 #[cfg(feature = "cuda")]
 pub use self::cuda::CudaDevice;
 pub use self::host::HostDevice;
+pub use self::varying::Varying;
 
 /// The devices of one kind that this process reaches.
 pub trait Device: Send + Sync + fmt::Debug {
@@ -45,8 +47,8 @@ pub trait Device: Send + Sync + fmt::Debug {
     /// caller may call it.
     fn lease_again(&self, device: Ordinal, bytes: usize, shown: bool) -> Option<Lease>;
 
-    /// Whether copies of this device can encode elements of this type and decode them.
-    fn encodes(&self, dtype: DType, codec: CodecSpec) -> bool;
+    /// What copies of this device do with elements of this type and their codec.
+    fn in_copies(&self, dtype: DType, codec: CodecSpec) -> InCopies;
 
     /// Copies once every mark of `after` is reached. `issued` is told when the copy is on a stream. A thread of the device calls `done` when
     /// the copy no longer uses the memory. If the device fails, the error is [`Device`](crate::Error::Device).
@@ -78,11 +80,12 @@ pub enum Transfer {
         /// Where it goes.
         to: Vec<DeviceRegion>,
     },
-    /// From the device, run after run, to the host, in the wire form of the elements.
+    /// From the device, run after run, to the host, in the wire form of the elements. If its length varies, there is one run, and the host
+    /// learns the length as [`Varying`] says.
     Encode {
         /// Where the elements lie.
         from: Vec<DeviceRegion>,
-        /// Where their wire form goes.
+        /// Where their wire form goes: of an exact length, or [`Varying::room`].
         to: Region,
         /// Which wire form.
         coding: Coding,

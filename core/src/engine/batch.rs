@@ -12,7 +12,7 @@ use super::handle::{Handle, Issue};
 use super::memory::Memory;
 use super::metrics::Metrics;
 use super::submissions::{Submissions, ending};
-use super::submit::{HERE_BYTES_MAX, check, check_ranks, encodes};
+use super::submit::{HERE_BYTES_MAX, check, check_ranks, in_copies};
 use super::submit_budget::SubmitBudget;
 use crate::cuda::Marks;
 use crate::error::{Error, Result};
@@ -159,9 +159,9 @@ impl Engine {
             let describe = |index: usize| {
                 let Member { source, destination, priority } = &members[index];
                 let (bytes, device) = (source.len() as u64, source.device());
-                let device_encodes = encodes(&batch.tensors[index], source, self.device(), self.shared.nan_check);
+                let in_copies = in_copies(&batch.tensors[index], source, self.device(), self.shared.nan_check);
                 let in_place = source.is_place_of(destination);
-                Tensor { key: batch.keys[index], bytes, device, device_encodes, in_place, priority: *priority }
+                Tensor { key: batch.keys[index], bytes, device, in_copies, in_place, priority: *priority }
             };
             let memory = members.iter().map(|Member { source, destination, .. }| (source, destination));
             let taken = state.loans.take_all(memory);

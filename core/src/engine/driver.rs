@@ -15,7 +15,7 @@ use super::metrics::Metrics;
 use super::shared::{Shared, Waiting};
 use super::stages::Stages;
 use super::submissions::{Submissions, ending};
-use super::submit::{HERE_BYTES_MAX, check, check_ranks, encodes};
+use super::submit::{HERE_BYTES_MAX, check, check_ranks, in_copies};
 use super::submit_budget::SubmitBudget;
 use super::trace::Timeline;
 use crate::cluster::{MemberConfig, MemberEvent, empty_barrier, left_at};
@@ -305,10 +305,10 @@ impl Engine {
 
         let name: Arc<str> = tensor.name.as_str().into();
         let limit = self.limit(Arc::clone(&name), timeout);
-        let device_encodes = encodes(&tensor, &source, self.device(), self.shared.nan_check);
+        let in_copies = in_copies(&tensor, &source, self.device(), self.shared.nan_check);
         let device = source.device();
         let in_place = source.is_place_of(&destination);
-        let described = Tensor { key: tensor.key(), bytes, device, device_encodes, in_place, priority };
+        let described = Tensor { key: tensor.key(), bytes, device, in_copies, in_place, priority };
         let handle = self.shared.with_pushing(here_bytes_max, |state, now| {
             let taken = state.loans.take(&source, &destination);
             let taken = taken.map_err(|in_use| state.refusal(in_use, std::slice::from_ref(&tensor)))?;

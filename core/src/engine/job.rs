@@ -55,7 +55,8 @@ pub(super) enum Work {
     },
     Decode {
         from: Region,
-        to: Vec<Region>,
+        /// Where the elements go; `None` if memory must be found, from which they are copied to a device.
+        to: Option<Vec<Region>>,
         coding: Coding,
         /// Whether the sum lies there in its own type.
         refused: bool,
@@ -130,7 +131,8 @@ impl State {
             Action::Decode { coding, body } => {
                 let landing = payload.landing().pop().expect("a sum to decode lies in one piece");
                 let (from, _) = landing.split_at(usize::try_from(body.bytes).expect("it landed there"));
-                Work::Decode { from, to: payload.result(), coding, refused: body.refused }
+                let to = if payload.is_encoded_in_place() { None } else { Some(payload.result()) };
+                Work::Decode { from, to, coding, refused: body.refused }
             }
             Action::Meet(Meeting { goal, claim, failure, memory, takes, team }) => {
                 let memory = meeting_memory(payload, memory);

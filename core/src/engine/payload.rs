@@ -7,6 +7,8 @@ use crate::cuda::{Mark, OnIssue};
 use crate::device::Transfer;
 use crate::mem::borrow::{OwnedBytes, Staging};
 use crate::mem::{DeviceRegion, Ordinal, Region};
+use crate::types::Span;
+use crate::wire::Body;
 
 /// The payload of a task, and the engine's memory that the task holds.
 pub(super) struct Payload {
@@ -41,7 +43,16 @@ pub(super) struct OnDevice {
     source: Runs,
     destination: Runs,
     /// The contribution, and later the sum, between COPYD2H and COPYH2D.
-    staging: Option<Staging>,
+    staging: Option<Staged>,
+}
+
+/// Memory of the host for a part of a device.
+struct Staged {
+    memory: Staging,
+    /// Bytes in which the sum may land, at the front of the memory.
+    bytes: usize,
+    /// Bytes of the contribution, at the front of the memory.
+    sent: usize,
 }
 
 /// Runs of a device's memory, and what comes before their use.
@@ -95,7 +106,11 @@ impl Payload {
     /// # Panics
     /// If the tensors are on a device and were not staged.
     pub(super) fn contribution(&self) -> Vec<Region> {
-        self.wire.as_ref().map_or_else(|| self.elements(), |wire| vec![wire.memory.region().split_at(wire.bytes).0])
+        match (&self.wire, &self.content) {
+            (Some(wire), _) => vec![wire.memory.region().split_at(wire.bytes).0],
+            (None, Content::Device(there)) => vec![there.contribution()],
+            (None, Content::Host { .. } | Content::Message(_) | Content::Kept(_)) => self.elements(),
+        }
     }
 
     /// The regions in which the sum lands.
@@ -131,6 +146,11 @@ impl Payload {
         }
     }
 
+    /// Whether a device has encoded the contribution, so that the sum lands encoded where it is staged.
+    pub(super) fn is_encoded_in_place(&self) -> bool {
+        self.wire.is_none() && matches!(self.content, Content::Device(_))
+    }
+
     /// Sets the memory of which the first `bytes` bytes are pushed, and in which the sum lands.
     pub(super) fn set_wire(&mut self, memory: Staging, bytes: u64) {
         self.wire = Some(Wire { memory, bytes: usize::try_from(bytes).expect("within the memory") });
@@ -157,7 +177,7 @@ impl Payload {
         let Some(beside) = self.beside.take() else { return };
         match (&mut self.wire, &mut self.content) {
             (Some(wire), _) => wire.memory = beside,
-            (None, Content::Device(there)) => there.staging = Some(beside),
+            (None, Content::Device(there)) => there.staged_mut().memory = beside,
             (None, Content::Host { .. } | Content::Message(_) | Content::Kept(_)) => self.beside = Some(beside),
         }
     }
@@ -186,7 +206,7 @@ impl Payload {
     /// The memory for a reduction of the PCIe groups on the host; empty if this rank holds no part of it.
     pub(super) fn staged_memory(&self) -> collective::Memory {
         let staged = || match &self.content {
-            Content::Device(OnDevice { staging: Some(staging), .. }) => vec![staging.region()],
+            Content::Device(there @ OnDevice { staging: Some(_), .. }) => vec![there.staged()],
             Content::Device(OnDevice { staging: None, .. })
             | Content::Host { .. }
             | Content::Message(_)
@@ -228,10 +248,18 @@ impl OnDevice {
         self.source.regions.first().expect("a part has a piece").device()
     }
 
-    /// Stages the part in `staging`, encoded if `coding` is given. Returns the copy of the contribution, and the marks before it.
-    pub(super) fn stage(&mut self, staging: Staging, coding: Option<(Coding, Seed)>) -> (Transfer, Vec<Mark>) {
-        let to = staging.region();
-        self.staging = Some(staging);
+    /// Stages the part in `memory`, whose first `bytes` its sum may use. Encodes it if `coding` is given, into the first `room` bytes. Returns
+    /// the copy of the contribution, and the marks before it.
+    pub(super) fn stage(
+        &mut self,
+        memory: Staging,
+        bytes: u64,
+        room: u64,
+        coding: Option<(Coding, Seed)>,
+    ) -> (Transfer, Vec<Mark>) {
+        let to = memory.region().part(Span { offset: 0, bytes: room });
+        let bytes = usize::try_from(bytes).expect("within the memory");
+        self.staging = Some(Staged { memory, bytes, sent: bytes });
         let Runs { regions: from, after } = self.source.again();
         let transfer = match coding {
             Some((coding, seed)) => Transfer::Encode { from, to, coding, seed },
@@ -240,24 +268,65 @@ impl OnDevice {
         (transfer, after)
     }
 
-    /// The copy of the staged sum, encoded if `coding` is given, to its destination, and the marks before it.
+    /// Notes that the contribution has so many bytes.
     ///
     /// # Panics
     /// If nothing is staged.
-    pub(super) fn to_device(&self, coding: Option<Coding>) -> (Transfer, Vec<Mark>) {
+    pub(super) fn set_sent(&mut self, bytes: u64) {
+        self.staged_mut().sent = usize::try_from(bytes).expect("within the memory");
+    }
+
+    /// Bytes of the elements.
+    pub(super) fn elements_bytes(&self) -> usize {
+        self.source.regions.iter().map(DeviceRegion::len).sum()
+    }
+
+    /// Notes that the elements of the sum lie in this memory now.
+    pub(super) fn stage_decoded(&mut self, memory: Staging) {
+        let bytes = memory.region().len();
+        self.staging = Some(Staged { memory, bytes, sent: bytes });
+    }
+
+    /// The copy of the contribution that its codec has refused.
+    ///
+    /// # Panics
+    /// If nothing is staged.
+    pub(super) fn plain(&self) -> Transfer {
+        Transfer::Out { from: self.source.regions_again(), to: self.staged() }
+    }
+
+    /// The copy of the staged sum to its destination, and the marks before it. If `coding` is given, this body has landed.
+    ///
+    /// # Panics
+    /// If nothing is staged.
+    pub(super) fn to_device(&self, coding: Option<(Coding, Body)>) -> (Transfer, Vec<Mark>) {
         let Runs { regions: to, after } = self.destination.again();
         let from = self.staged();
         let transfer = match coding {
-            Some(coding) => Transfer::Decode { from, to, coding },
-            None => Transfer::In { from, to },
+            Some((coding, body)) if !body.refused => {
+                Transfer::Decode { from: from.part(Span { offset: 0, bytes: body.bytes }), to, coding }
+            }
+            Some(_) | None => Transfer::In { from, to },
         };
         (transfer, after)
     }
 
+    fn contribution(&self) -> Region {
+        let Staged { memory, sent, .. } = self.staging.as_ref().expect(STAGED);
+        memory.region().split_at(*sent).0
+    }
+
     fn staged(&self) -> Region {
-        self.staging.as_ref().expect("staged from COPYD2H to COPYH2D").region()
+        let Staged { memory, bytes, .. } = self.staging.as_ref().expect(STAGED);
+        memory.region().split_at(*bytes).0
+    }
+
+    fn staged_mut(&mut self) -> &mut Staged {
+        self.staging.as_mut().expect(STAGED)
     }
 }
+
+const STAGED: &str = "staged from COPYD2H to COPYH2D";
 
 impl Runs {
     /// The same again, for another stage.

@@ -6,7 +6,7 @@ use super::memory::Memory;
 use crate::config::NanCheck;
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::types::{Demand, Op, TensorSpec};
+use crate::types::{Demand, InCopies, Op, TensorSpec};
 
 /// The thread that submits parts up to this length pushes them itself, because copying them takes no longer than waking another thread.
 pub(super) const HERE_BYTES_MAX: u64 = 64 << 10;
@@ -61,16 +61,17 @@ pub(super) fn check_tensor(tensor: &TensorSpec, bytes: [usize; 2], demand: Deman
     })
 }
 
-/// Whether copies of the device in whose memory `source` lies encode and decode a tensor as its codec says. Where contributions are looked
-/// at, they do not: the elements must come to the host first.
-pub(super) fn encodes(
+/// What copies of the device in whose memory `source` lies do with a tensor and its codec. Nothing where contributions are looked at: the
+/// elements must come to the host first.
+pub(super) fn in_copies(
     tensor: &TensorSpec,
     source: &Memory,
     device: Option<&Arc<dyn Device>>,
     nan_check: NanCheck,
-) -> bool {
+) -> InCopies {
     let may_encode = source.device().is_some() && nan_check == NanCheck::Off;
-    may_encode && device.is_some_and(|device| device.encodes(tensor.dtype, tensor.kind.codec()))
+    let device = device.filter(|_| may_encode);
+    device.map_or(InCopies::Nothing, |device| device.in_copies(tensor.dtype, tensor.kind.codec()))
 }
 
 /// A root, members and a receiver must be workers with which the job began, `size` in number.

@@ -31,31 +31,36 @@
 //! |---|---|---|
 //! | in host memory | COMPRESS, before PUSH | DECOMPRESS, after PULL |
 //! | on a device that knows the codec, unless `nan_check` looks at contributions | in COPYD2H | in COPYH2D |
+//! | on a device that knows how to encode, likewise | in COPYD2H | DECOMPRESS |
 //! | otherwise on a device, or in several PCIe groups | COMPRESS, after the host has added the groups | DECOMPRESS |
 //! | where nothing is pushed | nowhere | nowhere |
 //!
 //! A device that has kernels for a codec applies it in its copies: the casts, the codecs with blocks, bf16 that is rounded by chance,
-//! `onebit` and `randomk`, all of f32. Then only the body crosses the PCIe bus, and no processor touches it: a cast halves the bytes of both
+//! `onebit`, `randomk` and `topk`, all of f32. Then only the body crosses the PCIe bus, and no processor touches it: a cast halves the bytes of both
 //! copies, and `int4` leaves an eighth. A separate stage before COPYD2H would keep encoded parts in device memory while they wait for their
 //! copies, and that memory belongs to the training job. Residuals lie in host memory, so the host encodes with error feedback. PCIe groups
 //! copy plain elements, because the host adds the contributions of the groups. The ranks of a machine reduce before the codec works, so a
 //! machine's sum is encoded once. A codec saves bytes between machines. On one machine it is not applied, so sums there have no rounding by
 //! the codec.
 //!
-//! The host encodes with the other codecs:
-//! - `topk` and `dithering`: a device knows the length of such a body only when it has made it. So a thread would wait for the device before
-//!   it could submit the copy of each part.
+//! A device knows the length of a body of `topk` or `dithering` only when it has made it. A thread that waited for the length would leave the
+//! device idle. So as many bytes are copied to the host as the body can have, and its length behind them. Where the codec refuses a
+//! contribution, the elements follow in a second copy.
+//!
+//! What devices do not do, the host does:
+//! - `dithering`: a device encodes, and the host decodes sums. Where a code begins is known only when all codes before it were read, so a
+//!   kernel would be one thread that reads a part.
 //! - `lossless`: a device could bring the bytes of elements into planes. But as many bytes would cross the bus, because only DEFLATE makes
 //!   them fewer, which reads a stream from its begin to its end.
 //!
 //! A kernel does not check what it decodes. If a server sends a body that no encoder makes, DECOMPRESS ends with an error, and a device
 //! gets numbers without meaning. A check would make the host read each body.
 
-use crate::types::DeviceKind;
 use std::fmt;
 
 use super::stage::Stage;
 use super::topology::Topology;
+use crate::types::{DeviceKind, InCopies};
 
 /// The duty of a rank for one part, if several ranks of its machine reduce the part.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -88,8 +93,10 @@ pub struct Route {
     pub duty: Duty,
     /// The kind of memory that holds its tensors.
     pub memory: DeviceKind,
-    /// Whether it passes COMPRESS and DECOMPRESS; see [`Pipeline::needs_coding`].
-    pub coded: bool,
+    /// Whether it passes COMPRESS; see [`Pipeline::in_copies`].
+    pub compressed: bool,
+    /// Whether it passes DECOMPRESS.
+    pub decompressed: bool,
     /// Whether it passes LAND.
     pub lands: bool,
 }
@@ -97,7 +104,7 @@ pub struct Route {
 impl Route {
     /// The route of a part in this memory, whose body is plain or encoded by a device.
     pub const fn new(duty: Duty, memory: DeviceKind) -> Self {
-        Self { duty, memory, coded: false, lands: false }
+        Self { duty, memory, compressed: false, decompressed: false, lands: false }
     }
 
     /// The route of a part in host memory.
@@ -113,7 +120,7 @@ impl Route {
     /// The same route, with COMPRESS and DECOMPRESS.
     #[must_use]
     pub const fn coded(self) -> Self {
-        Self { coded: true, ..self }
+        Self { compressed: true, decompressed: true, ..self }
     }
 }
 
@@ -184,17 +191,15 @@ impl Pipeline {
         if self.pushes() { ends_exchange } else { ends_exchange || stage == Stage::PcieReduce }
     }
 
-    /// Whether parts in `memory` whose tensors have a codec pass COMPRESS and DECOMPRESS. `device_codes` says whether the device that holds
-    /// a part knows its codec.
-    pub fn needs_coding(&self, memory: DeviceKind, device_codes: bool) -> bool {
-        let in_copies = match memory {
-            DeviceKind::Host => false,
-            DeviceKind::Cuda => device_codes && !self.contains(Stage::PcieReduce),
-        };
-        self.pushes() && !in_copies
+    /// What copies do with parts in `memory` and their codec, of what their device `can` do. COMPRESS and DECOMPRESS do the rest.
+    pub fn in_copies(&self, memory: DeviceKind, can: InCopies) -> InCopies {
+        match memory {
+            DeviceKind::Cuda if !self.contains(Stage::PcieReduce) => can,
+            DeviceKind::Cuda | DeviceKind::Host => InCopies::Nothing,
+        }
     }
 
-    fn passed(&self, Route { duty, memory, coded, lands }: Route) -> impl Iterator<Item = Stage> {
+    fn passed(&self, Route { duty, memory, compressed, decompressed, lands }: Route) -> impl Iterator<Item = Stage> {
         let pushes = self.pushes();
         let is_client = matches!(duty, Duty::Client { .. });
         let is_duty = move |stage: &Stage| match (duty, stage) {
@@ -222,7 +227,8 @@ impl Pipeline {
         // Parameters need servers also where sums need none.
         let stages: &[Stage] = if is_client { &Stage::ALL } else { &self.stages };
         let is_chosen = move |stage: &Stage| match stage {
-            Stage::Compress | Stage::Decompress => coded,
+            Stage::Compress => compressed,
+            Stage::Decompress => decompressed,
             Stage::Land => lands,
             _ => true,
         };
@@ -423,17 +429,17 @@ mod tests {
     #[test]
     fn a_device_encodes_in_its_copies_unless_the_host_adds_what_it_copies() {
         use DeviceKind::{Cuda, Host};
+        use InCopies::{Encode, EncodeAndDecode, Nothing};
         let flat = Pipeline::for_role(&Topology::flat(2, Cuda));
-        assert!(flat.needs_coding(Host, true), "no device copies it");
-        assert!(!flat.needs_coding(Cuda, true) && flat.needs_coding(Cuda, false));
+        let all = [Nothing, Encode, EncodeAndDecode];
+        assert_eq!(all.map(|can| flat.in_copies(Cuda, can)), all);
+        assert_eq!(all.map(|can| flat.in_copies(Host, can)), [Nothing; 3], "no device copies it");
         let groups = Topology { local_ranks: 4, pcie_groups: 2, local_collective: true, ..Topology::single(Cuda) };
-        let [one, several] = [1, 2].map(|machines| Pipeline::for_role(&Topology { machines, ..groups }));
-        assert!(several.needs_coding(Cuda, true));
-        assert!(
-            [(Host, true), (Cuda, true), (Cuda, false)]
-                .iter()
-                .all(|(memory, codes)| !one.needs_coding(*memory, *codes))
-        );
+        let several = Pipeline::for_role(&Topology { machines: 2, ..groups });
+        assert_eq!(all.map(|can| several.in_copies(Cuda, can)), [Nothing; 3]);
+        let route = Route { decompressed: true, ..Route::device(Duty::Owner) };
+        let passed = flat.passed(route).map(Stage::name).collect::<Vec<_>>().join(" ");
+        assert_eq!(passed, "COPYD2H PUSH PULL DECOMPRESS COPYH2D", "a device that only encodes");
     }
 
     #[test]

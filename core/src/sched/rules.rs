@@ -12,7 +12,7 @@ pub(super) fn needs_credit(stage: Stage) -> bool {
 pub(super) fn ends_credit(route: Route) -> Stage {
     match route.memory {
         DeviceKind::Cuda => Stage::CopyH2D,
-        DeviceKind::Host if route.coded => Stage::Decompress,
+        DeviceKind::Host if route.decompressed => Stage::Decompress,
         DeviceKind::Host if route.lands => Stage::Land,
         DeviceKind::Host => Stage::Pull,
     }

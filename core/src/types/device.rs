@@ -19,3 +19,14 @@ impl fmt::Display for DeviceKind {
         })
     }
 }
+
+/// What a device does in its copies with elements of a type and their codec. What it does not do, the host does.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum InCopies {
+    /// It copies elements.
+    Nothing,
+    /// It encodes contributions. Sums are decoded before they are copied back.
+    Encode,
+    /// It encodes contributions and decodes sums.
+    EncodeAndDecode,
+}

@@ -38,7 +38,7 @@ pub use address::{Address, Peer, Reach, Scheme};
 pub use codec_choice::CodecChoice;
 pub use codec_spec::{CodecSpec, Encoding};
 pub use defect::{Defect, planted};
-pub use device::DeviceKind;
+pub use device::{DeviceKind, InCopies};
 pub use done::Done;
 pub use dtype::DType;
 pub use join::JoinString;

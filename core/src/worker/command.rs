@@ -211,7 +211,8 @@ pub enum Action {
         /// Where the sum lands.
         landing: Landing,
     },
-    /// Copy the contribution to host memory; report by [`handle_copied`](super::Worker::handle_copied).
+    /// Copy the contribution to host memory. Report by [`handle_copied`](super::Worker::handle_copied); if the device encodes it and its
+    /// bodies vary in length, by [`handle_encoded`](super::Worker::handle_encoded) how long it is. If the codec refuses it, copy it plain.
     CopyToHost {
         /// The bytes to be staged.
         bytes: u64,
@@ -226,8 +227,9 @@ pub enum Action {
     },
     /// Copy the staged sum to the place of the task's result; report by [`handle_copied`](super::Worker::handle_copied).
     CopyToDevice {
-        /// How the device decodes what it copies, if it does.
-        coding: Option<Coding>,
+        /// How the device decodes what it copies, if it does, and what has landed, at the front of the memory. If the codec refused the sum,
+        /// it is copied as it is.
+        coding: Option<(Coding, Body)>,
     },
     /// Encode the contribution into memory from which it is pushed, and to which its sum comes back. If the codec refuses it, copy it there.
     /// Report by [`handle_encoded`](super::Worker::handle_encoded).
@@ -242,7 +244,8 @@ pub enum Action {
     /// Copy the sum, which has landed [`Landing::Beside`] the contribution, to the place of the task's result; report by
     /// [`handle_copied`](super::Worker::handle_copied).
     Land,
-    /// Decode the sum to the place of the task's result; report by [`handle_decoded`](super::Worker::handle_decoded).
+    /// Decode the sum to the place of the task's result; report by [`handle_decoded`](super::Worker::handle_decoded). If a device has encoded
+    /// the contribution, that place is other memory, which COPYH2D copies.
     Decode {
         /// How it is encoded.
         coding: Coding,

@@ -12,7 +12,7 @@ use super::records::{Record, longest_body};
 use crate::error::Error;
 use crate::pipeline::Duty;
 use crate::sched::{Outcome, TaskId};
-use crate::types::{DeviceKind, Time};
+use crate::types::{DeviceKind, InCopies, Time};
 
 impl Worker {
     /// The number of the present team. It counts the teams of this machine's workers, of which this worker is one, from 1.
@@ -91,10 +91,11 @@ impl Worker {
         let Record { part, memory, .. } = self.record(task);
         let (memory, tickets) = (*memory, &part.tickets);
         let tensors = tickets.iter().filter_map(|id| self.submissions.get(id)).flat_map(|of| of.tensors.as_slice());
-        let (device_encodes, in_place) = tensors.fold((true, false), |(encodes, in_place), tensor| {
-            (encodes & tensor.device_encodes, in_place | tensor.in_place)
-        });
-        let plan = self.plan(part, memory, device_encodes, in_place);
+        let (in_copies, in_place) = tensors
+            .fold((InCopies::EncodeAndDecode, false), |(in_copies, in_place), tensor| {
+                (tensor.in_copies.min(in_copies), in_place | tensor.in_place)
+            });
+        let plan = self.plan(part, memory, in_copies, in_place);
         let body = longest_body(part, plan.coding);
         if plan.route.duty == Duty::Together && memory == DeviceKind::Cuda {
             let error = self.unreachable(&self.record(task).part);

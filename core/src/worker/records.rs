@@ -11,7 +11,9 @@ use crate::mem::Ordinal;
 use crate::pipeline::Route;
 use crate::pipeline::registry::ReadyPart;
 use crate::sched::{GroupId, TaskId};
-use crate::types::{CodecSpec, Defect, Demand, DeviceKind, Priority, TensorKey, Time, Version, WorkerSet, planted};
+use crate::types::{
+    CodecSpec, Defect, Demand, DeviceKind, InCopies, Priority, TensorKey, Time, Version, WorkerSet, planted,
+};
 use crate::wire::Body;
 
 /// What is asked of the tensors of a submission.
@@ -32,8 +34,8 @@ pub struct Tensor {
     pub bytes: u64,
     /// The device in whose memory it lies; `None` for host memory.
     pub device: Option<Ordinal>,
-    /// Whether copies of that device encode and decode it as its codec says.
-    pub device_encodes: bool,
+    /// What copies of that device do with it and its codec.
+    pub in_copies: InCopies,
     /// Whether its sum goes to the memory of its contribution.
     pub in_place: bool,
     /// How urgent it is.
@@ -162,7 +164,7 @@ pub(super) struct Plan {
     /// As in [`Record`].
     pub(super) coding: Option<Coding>,
     /// As in [`Record`].
-    pub(super) coded_by_device: bool,
+    pub(super) in_copies: InCopies,
     /// As in [`Record`].
     pub(super) is_overwritten: bool,
     /// As in [`Record`].
@@ -172,8 +174,8 @@ pub(super) struct Plan {
 impl Plan {
     /// Makes it the way of this task.
     pub(super) fn note_in(self, record: &mut Record) {
-        let Self { route: _, coding, coded_by_device, is_overwritten, lands_beside } = self;
-        (record.coding, record.coded_by_device) = (coding, coded_by_device);
+        let Self { route: _, coding, in_copies, is_overwritten, lands_beside } = self;
+        (record.coding, record.in_copies) = (coding, in_copies);
         (record.is_overwritten, record.lands_beside) = (is_overwritten, lands_beside);
     }
 }
@@ -188,8 +190,8 @@ pub(super) struct Record {
     /// What travels: the contribution, from COMPRESS on as it was encoded, and once the sum has landed the sum. A repeat sends what the first
     /// attempt sent.
     pub(super) body: Body,
-    /// Whether the device encodes and decodes it in its copies, instead of the host.
-    pub(super) coded_by_device: bool,
+    /// What the device does in its copies, instead of the host.
+    pub(super) in_copies: InCopies,
     /// Whether the sum lands on what is pushed. Otherwise the contribution is whole after every failed exchange.
     pub(super) is_overwritten: bool,
     /// Whether the sum lands in memory of the engine, because its own place holds what is pushed, and that is kept until the sum is whole.
@@ -225,7 +227,7 @@ impl Record {
             part,
             memory,
             coding,
-            coded_by_device: false,
+            in_copies: InCopies::Nothing,
             is_overwritten: false,
             lands_beside: false,
             priority,

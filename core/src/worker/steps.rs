@@ -9,8 +9,8 @@ use crate::pipeline::registry::ReadyPart;
 use crate::pipeline::{Route, Stage};
 use crate::sched::{Attempt, Outcome, Task, TaskId};
 use crate::types::{
-    Claim, Defect, Demand, DeviceKind, ExchangeId, Goal, Op, PartLayout, Priority, Round, Slot, Time, Unmet, Version,
-    planted,
+    Claim, Defect, Demand, DeviceKind, ExchangeId, Goal, InCopies, Op, PartLayout, Priority, Round, Slot, Time, Unmet,
+    Version, planted,
 };
 use crate::wire::{self, Body, Contribute, Contribution, Contributors, Request, Sent, Target, Withdraw};
 
@@ -130,7 +130,8 @@ impl Worker {
         self.finish(now, task, outcome.map_or_else(Outcome::Failed, |()| Outcome::Done));
     }
 
-    /// Takes the end of COMPRESS: nothing writes the task's memory any more, and `body` lies at its front.
+    /// Takes the end of COMPRESS, or of COPYD2H if the device encodes: nothing writes the task's memory any more, and `body` lies at its
+    /// front.
     pub fn handle_encoded(&mut self, now: Time, task: TaskId, body: Body) {
         self.record_mut(task).body = body;
         self.finish(now, task, Outcome::Done);
@@ -191,13 +192,17 @@ impl Worker {
             Stage::Pull => unreachable!("a task is in PULL from the end of its PUSH on"),
             Stage::CopyD2H => {
                 let (link, contributes) = (self.links.up(task.server), self.contributes(task.id));
-                let (record, coding) = (self.record(task.id), self.device_coding(task.id));
+                let (record, coding) = (self.record(task.id), self.device_coding(task.id, InCopies::Encode));
                 let bytes = if coding.is_some() { task.bytes } else { record.part.layout.bytes() };
                 // What COMPRESS encodes travels in other memory.
                 let lands_beside = record.lands_beside && (record.coding.is_none() || coding.is_some());
                 Action::CopyToHost { bytes, coding, link, contributes, lands_beside }
             }
-            Stage::CopyH2D => Action::CopyToDevice { coding: self.device_coding(task.id) },
+            Stage::CopyH2D => {
+                let body = self.record(task.id).body;
+                let coding = self.device_coding(task.id, InCopies::EncodeAndDecode);
+                Action::CopyToDevice { coding: coding.map(|coding| (coding, body)) }
+            }
             Stage::Compress => {
                 let coding = self.host_coding(task.id);
                 let is_of_machine = self.part(task.id).participants.is_everybody();
@@ -432,10 +437,10 @@ impl Worker {
         }
     }
 
-    /// How the device encodes a task that it copies, and decodes its sum, if it does so.
-    fn device_coding(&self, task: TaskId) -> Option<Coding> {
+    /// How the elements of a task are encoded, if the device does so much in its copies.
+    fn device_coding(&self, task: TaskId, least: InCopies) -> Option<Coding> {
         let record = self.record(task);
-        record.coding.filter(|_| record.coded_by_device)
+        record.coding.filter(|_| record.in_copies >= least)
     }
 
     /// How the host encodes a task that comes to COMPRESS, and decodes its sum.

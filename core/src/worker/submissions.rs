@@ -22,7 +22,7 @@ use crate::pipeline::registry::{Lookup, ReadyPart, Submitted, Unit, Whole};
 use crate::pipeline::{Duty, Route};
 use crate::sched::{GroupId, TaskId, TaskSpec};
 use crate::types::{
-    Defect, Demand, DeviceKind, PartLayout, Priority, TensorKey, TensorKind, TensorSpec, Time, planted,
+    Defect, Demand, DeviceKind, InCopies, PartLayout, Priority, TensorKey, TensorKind, TensorSpec, Time, planted,
 };
 
 impl Worker {
@@ -269,7 +269,7 @@ impl Worker {
         let mut groups = Vec::with_capacity(part.tickets.len());
         let mut priority = Priority(i32::MIN);
         let (mut device, mut position, mut elsewhere) = (None, 0, None);
-        let (mut device_encodes, mut in_place) = (true, false);
+        let (mut in_copies, mut in_place) = (InCopies::EncodeAndDecode, false);
         for id in &part.tickets {
             // A submission stays until its group resolves. A group resolves only when its shares are done or no task holds its memory.
             let Some(submission) = self.submissions.get(id) else {
@@ -281,7 +281,7 @@ impl Worker {
                 if *device.get_or_insert(tensor.device) != tensor.device {
                     elsewhere.get_or_insert(position);
                 }
-                device_encodes &= tensor.device_encodes;
+                in_copies = in_copies.min(tensor.in_copies);
                 in_place |= tensor.in_place;
                 position += 1;
             }
@@ -290,7 +290,7 @@ impl Worker {
             return self.withdraw_scattered(now, &part, elsewhere);
         }
         let memory = device.flatten().map_or(DeviceKind::Host, |_| DeviceKind::Cuda);
-        let plan = self.plan(&part, memory, device_encodes, in_place);
+        let plan = self.plan(&part, memory, in_copies, in_place);
         let route = plan.route;
         if route.duty == Duty::Together && memory == DeviceKind::Cuda {
             return self.withdraw_unreachable(now, &part);
@@ -312,9 +312,9 @@ impl Worker {
         self.commands.push_back(Command::Carry { task, load: Load::Pieces });
     }
 
-    /// The way of a part in `memory` through the present formation. `device_encodes` says whether the device of its tensors knows their codec,
+    /// The way of a part in `memory` through the present formation. `in_copies` says what the device of its tensors does with their codec,
     /// `in_place` whether the sum of one goes to the place of its contribution.
-    pub(super) fn plan(&self, part: &ReadyPart, memory: DeviceKind, device_encodes: bool, in_place: bool) -> Plan {
+    pub(super) fn plan(&self, part: &ReadyPart, memory: DeviceKind, in_copies: InCopies, in_place: bool) -> Plan {
         let duty = self.duty(part, memory);
         let ranks = self.reducing_ranks(part);
         let coding = self.coding(part, duty, ranks);
@@ -324,12 +324,13 @@ impl Worker {
         let is_kept = (shares_place || self.keeps_sums()) && self.is_kept(part, duty);
         let lands_beside = is_kept && !planted(self.settings.scheduler.defect, Defect::LandsOnKept);
         // Residuals lie in host memory.
-        let device_encodes = device_encodes && !coding.is_some_and(|coding| coding.codec.has_feedback());
-        let coded_by_device = coding.is_some() && !self.here().pipeline.needs_coding(memory, device_encodes);
-        let coded = coding.is_some() && !coded_by_device;
+        let is_known = coding.is_some_and(|coding| !coding.codec.has_feedback());
+        let in_copies = self.here().pipeline.in_copies(memory, if is_known { in_copies } else { InCopies::Nothing });
+        let compressed = coding.is_some() && in_copies < InCopies::Encode;
+        let decompressed = coding.is_some() && in_copies < InCopies::EncodeAndDecode;
         let lands = lands_beside && coding.is_none() && memory == DeviceKind::Host;
-        let route = Route { coded, lands, ..Route::new(duty, memory) };
-        Plan { route, coding, coded_by_device, is_overwritten: shares_place && !is_kept, lands_beside }
+        let route = Route { compressed, decompressed, lands, ..Route::new(duty, memory) };
+        Plan { route, coding, in_copies, is_overwritten: shares_place && !is_kept, lands_beside }
     }
 
     /// Whether what this rank pushes of a part is kept until its sum is whole. A server sums it anew if the job loses a worker. It does not do

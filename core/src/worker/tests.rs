@@ -10,8 +10,8 @@ use crate::mem::Ordinal;
 use crate::pipeline::{LayoutConfig, Layouter, Stage};
 use crate::sched::{SchedulerConfig, TaskId};
 use crate::types::{
-    Address, CodecSpec, DType, Demand, DeviceKind, Goal, LinkId, Op, PartId, Participants, Phase, Priority, Role,
-    Round, Scheme, ServerId, Slot, TensorSpec, Time, View, WorkerId,
+    Address, CodecSpec, DType, Demand, DeviceKind, Goal, InCopies, LinkId, Op, PartId, Participants, Phase, Priority,
+    Role, Round, Scheme, ServerId, Slot, TensorSpec, Time, View, WorkerId,
 };
 use crate::wire::{Body, Contribution, Contributors, Request};
 
@@ -222,9 +222,10 @@ fn a_body_that_is_no_wire_form_fails_the_submission_and_names_the_server() {
 #[test]
 fn a_device_that_knows_the_codec_encodes_in_its_copies() {
     let mut world = World::joined();
-    for (name, device_encodes) in [("known", true), ("unknown", false)] {
+    for (name, in_copies) in [("known", InCopies::Encode), ("unknown", InCopies::Nothing)] {
+        let device_encodes = in_copies == InCopies::Encode;
         let spec = spec(name).with_codec(CodecSpec::BF16);
-        world.submit_spec(&spec, Tensor { device_encodes, ..tensor(&spec, Some(Ordinal(1))) });
+        world.submit_spec(&spec, Tensor { in_copies, ..tensor(&spec, Some(Ordinal(1))) });
         let declares = |command| match command {
             Command::Declare { request, tensors, .. } => Some((request, tensors)),
             _ => None,
@@ -238,6 +239,56 @@ fn a_device_that_knows_the_codec_encodes_in_its_copies() {
         let next = if device_encodes { Stage::Push } else { Stage::Compress };
         assert_eq!(world.worker.take(world.now, next).unwrap().task.id, step.task.id);
     }
+}
+
+#[test]
+fn of_a_body_that_varies_a_device_says_the_length_and_its_sum_is_copied_back_as_it_landed() {
+    let mut world = World::joined();
+    let spec = spec("w").with_codec("topk".parse().unwrap());
+    world.submit_spec(&spec, Tensor { in_copies: InCopies::EncodeAndDecode, ..tensor(&spec, Some(Ordinal(1))) });
+    let Some(Command::Declare { request, tensors, .. }) = world.commands().pop() else { panic!("unknown") };
+    world.declared(request, &tensors);
+    let step = world.worker.take(world.now, Stage::CopyD2H).unwrap();
+    let Action::CopyToHost { bytes, coding: Some(coding), .. } = step.action else { panic!("{step:?}") };
+    assert_eq!(bytes, 16, "memory for the longest");
+    let task = step.task.id;
+    let [sent, sum] = [6, 11].map(|bytes| Body { bytes, codec: coding.codec, refused: false });
+    world.worker.handle_encoded(world.now, task, sent);
+    let step = world.worker.take(world.now, Stage::Push).unwrap();
+    let Action::Push { header: Request::Contribute(header), .. } = step.action else { panic!("{step:?}") };
+    assert_eq!(header.body(), Some(sent));
+    world.worker.end_push(world.now, task);
+    world.worker.handle_pulled(
+        world.now,
+        task,
+        Exchanged::Sum { body: sum, divisor: 1.0, contributors: Contributors::Due },
+    );
+    let step = world.worker.take(world.now, Stage::CopyH2D).unwrap();
+    assert_eq!(step.action, Action::CopyToDevice { coding: Some((coding, sum)) });
+}
+
+#[test]
+fn a_device_that_only_encodes_gets_a_sum_that_the_host_has_decoded() {
+    let mut world = World::joined();
+    let spec = spec("w").with_codec(CodecSpec::F16);
+    world.submit_spec(&spec, Tensor { in_copies: InCopies::Encode, ..tensor(&spec, Some(Ordinal(1))) });
+    let Some(Command::Declare { request, tensors, .. }) = world.commands().pop() else { panic!("unknown") };
+    world.declared(request, &tensors);
+    let task = world.worker.take(world.now, Stage::CopyD2H).unwrap().task.id;
+    world.worker.handle_copied(world.now, task, Ok(()));
+    assert!(world.worker.take(world.now, Stage::Compress).is_none());
+    world.worker.take(world.now, Stage::Push).unwrap();
+    world.worker.end_push(world.now, task);
+    world.worker.handle_pulled(
+        world.now,
+        task,
+        Exchanged::Sum { body: HALVED, divisor: 1.0, contributors: Contributors::Due },
+    );
+    let step = world.worker.take(world.now, Stage::Decompress).unwrap();
+    assert!(matches!(step.action, Action::Decode { body: HALVED, .. }), "{step:?}");
+    world.worker.handle_decoded(world.now, task, Ok(()));
+    let step = world.worker.take(world.now, Stage::CopyH2D).unwrap();
+    assert_eq!(step.action, Action::CopyToDevice { coding: None });
 }
 
 #[test]
@@ -624,7 +675,7 @@ fn spec(name: &str) -> TensorSpec {
 }
 
 fn tensor(spec: &TensorSpec, device: Option<Ordinal>) -> Tensor {
-    Tensor { key: spec.key(), bytes: 16, device, device_encodes: false, in_place: true, priority: Priority(0) }
+    Tensor { key: spec.key(), bytes: 16, device, in_copies: InCopies::Nothing, in_place: true, priority: Priority(0) }
 }
 
 fn resolved(submission: u64, outcome: Result<()>) -> Command {

@@ -9,7 +9,7 @@ use gradlane_core::cuda::{Mark, OnIssue};
 use gradlane_core::device::cuda::CudaDevice;
 use gradlane_core::device::{Device, Transfer};
 use gradlane_core::mem::{Doubt, Lease, Ordinal};
-use gradlane_core::types::{CodecSpec, DType, Done};
+use gradlane_core::types::{CodecSpec, DType, Done, InCopies};
 
 /// The CUDA devices of this process, with these settings.
 pub(crate) fn devices(config: &Config) -> Arc<dyn Device> {
@@ -55,8 +55,8 @@ impl<Open: Fn() -> Result<Arc<dyn Device>> + Send + Sync> Device for Late<Open> 
         self.opened().ok()?.lease_again(device, bytes, shown)
     }
 
-    fn encodes(&self, dtype: DType, codec: CodecSpec) -> bool {
-        self.opened().is_ok_and(|devices| devices.encodes(dtype, codec))
+    fn in_copies(&self, dtype: DType, codec: CodecSpec) -> InCopies {
+        self.opened().map_or(InCopies::Nothing, |devices| devices.in_copies(dtype, codec))
     }
 
     fn copy(&self, transfer: Transfer, after: &[Mark], issued: OnIssue, done: Done<()>) {

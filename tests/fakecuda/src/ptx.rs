@@ -94,6 +94,14 @@ enum Work {
         base: usize,
         offset: u64,
     },
+    /// Combines a word of memory with `from`; `to` gets the word as it was.
+    Atomic {
+        to: usize,
+        from: Value,
+        base: usize,
+        offset: u64,
+        operation: Operation,
+    },
     /// All lanes of a warp bring the word `from`.
     Meet {
         to: usize,
@@ -290,6 +298,14 @@ impl Kernel {
                 Work::Store { from, bytes, base, offset } => {
                     let (address, word) = (lane.registers[*base].wrapping_add(*offset), lane.value(*from));
                     reach(address, *bytes, || memory.store(address, &word.to_le_bytes()[..*bytes]))?;
+                }
+                Work::Atomic { to, from, base, offset, operation } => {
+                    let (address, mut word) = (lane.registers[*base].wrapping_add(*offset), [0; 4]);
+                    reach(address, word.len(), || memory.load(address, &mut word))?;
+                    let before = u64::from(u32::from_le_bytes(word));
+                    let after = operation([before, lane.value(*from), 0, 0]) as u32;
+                    reach(address, word.len(), || memory.store(address, &after.to_le_bytes()))?;
+                    lane.registers[*to] = before;
                 }
                 Work::Meet { .. } => {
                     lane.next = at;

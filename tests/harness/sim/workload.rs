@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use gradlane_core::pipeline::LayoutConfig;
 use gradlane_core::types::{
-    Access, CodecSpec, DType, Defect, DeviceKind, Op, Participants, Priority, TensorSpec, Time, WorkerId,
+    Access, CodecSpec, DType, Defect, DeviceKind, InCopies, Op, Participants, Priority, TensorSpec, Time, WorkerId,
 };
 
 use super::faults::{self, Fault, FaultClasses};
@@ -115,7 +115,7 @@ pub(super) struct Tensor {
     /// Whether it lies in memory of a device.
     pub(super) on_device: bool,
     /// Whether that device knows its codec.
-    pub(super) device_encodes: bool,
+    pub(super) in_copies: InCopies,
     /// Whether its sums depend on the order of the ranks.
     pub(super) rough: bool,
 }
@@ -483,7 +483,8 @@ fn tensors(random: &mut Random, topology: &Topology, deterministic: bool, surviv
         let codec = if is_encoded { random.pick(&[CodecSpec::F16, CodecSpec::BF16]) } else { CodecSpec::PLAIN };
         // All numbers are exact in their wire form, so that nothing is lost, whether it is fed back or not.
         let codec = if is_encoded && (list > 0 || survivors) { fed_back(codec) } else { codec };
-        let device_encodes = on_device && random.chance(50);
+        let knows = on_device && random.chance(50);
+        let in_copies = if knows { InCopies::EncodeAndDecode } else { InCopies::Nothing };
         for index in 0..random.between(1, 4) {
             // Of at least so many that every rank shows in the result, unless there is none.
             let elements: u64 = random.pick(&[0, 1, 3, 17, 64, 100, 130, 300, 700]);
@@ -499,7 +500,7 @@ fn tensors(random: &mut Random, topology: &Topology, deterministic: bool, surviv
                 only_step: None,
                 ends: false,
                 on_device,
-                device_encodes,
+                in_copies,
                 rough,
             });
             position += 1;
@@ -520,13 +521,20 @@ fn make_sparse(tensors: &mut [Tensor]) {
         ["topk:k=250000", "topk:k=250000,feedback=1"].map(|text| text.parse::<CodecSpec>().expect("in millionths"));
     for (at, tensor) in tensors.iter_mut().enumerate().filter(|(_, tensor)| !tensor.rough) {
         let codec = match tensor.spec.kind.codec().has_feedback() {
-            _ if at % 3 == 2 => CodecSpec::LOSSLESS,
+            // No device has kernels for it.
+            _ if at % 3 == 2 => {
+                tensor.in_copies = InCopies::Nothing;
+                CodecSpec::LOSSLESS
+            }
             _ if !fed_back.encodes(tensor.spec.dtype) => continue,
             true => fed_back,
             false => quarter,
         };
+        if at % 3 == 1 {
+            // As if there were no kernels that decode.
+            tensor.in_copies = tensor.in_copies.min(InCopies::Encode);
+        }
         tensor.spec = tensor.spec.clone().with_codec(codec);
-        tensor.device_encodes = false;
     }
 }
 
@@ -543,7 +551,7 @@ fn add_one_shot_names(tensors: &mut Vec<Tensor>, steps: u64, per_step: u64) {
             only_step: Some(step),
             ends: false,
             on_device: false,
-            device_encodes: false,
+            in_copies: InCopies::Nothing,
             rough: false,
         });
     }

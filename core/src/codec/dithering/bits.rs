@@ -71,6 +71,13 @@ impl<'a> Writer<'a> {
     }
 }
 
+/// The most bytes of a body of `len` elements with levels up to this one. The code of a distance is not longer than as many distances of 1
+/// with a level each, so there are most bits if each element has the largest level.
+pub(super) fn bytes_max(len: u64, levels: u32) -> u64 {
+    let bits = len * u64::from(delta(1).1 + 1 + delta(levels).1);
+    bits.div_ceil(u64::from(WORD_BITS)) * WORD_BYTES as u64 + TAIL_BYTES as u64
+}
+
 /// The code of a number, and how many bits it has, of which the first ones are 0.
 fn delta(number: u32) -> (u64, u32) {
     let len = WORD_BITS - number.leading_zeros();

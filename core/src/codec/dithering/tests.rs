@@ -1,6 +1,6 @@
 use proptest::prelude::*;
 
-use super::super::testing::{encoded, finished};
+use super::super::testing::{ORDERS_OF_SQUARES, at_a_tie_of_squares, encoded, finished};
 use super::super::{Seed, Workspace};
 use super::*;
 use crate::types::{PartId, Round, TensorKey};
@@ -244,6 +244,38 @@ fn a_body_that_no_encoder_makes_is_refused() {
         let mut sum = bytes(&[3.0; 20]);
         assert_eq!(codec.add(KERNELS(), Op::Sum, 1.0, &body, &mut sum), Err(error.clone()));
         assert_eq!(codec.start(KERNELS(), Op::Sum, 1.0, &body, &mut sum), Err(error));
+    }
+}
+
+/// The order in which `Squares` says that it adds. Kernels of devices follow it.
+#[test]
+fn squares_are_added_by_lanes_and_blocks() {
+    let codec = Dithering::new("dithering:norm=1".parse().unwrap(), DType::F32);
+    for (places, are_together) in ORDERS_OF_SQUARES {
+        let elements: Vec<u8> = at_a_tie_of_squares(places).into_iter().flat_map(f32::to_le_bytes).collect();
+        for kernels in Kernels::all() {
+            let scale = codec.scale(kernels, elements.as_chunks().0).unwrap();
+            assert_eq!(scale, if are_together { 1.0 + f32::EPSILON } else { 1.0 }, "{places:?}");
+        }
+    }
+}
+
+#[test]
+fn no_body_is_longer_than_the_longest() {
+    for text in ["dithering:s=1", "dithering:s=127", "dithering:s=9,natural=1", "dithering:s=3,norm=1"] {
+        let codec = Dithering::new(text.parse().unwrap(), DType::F32);
+        // All of the largest level, and ever fewer elements that are not zero.
+        for every in [1, 2, 3, 4, 8, 17, 100] {
+            let values = (0..1000).map(|at| if at % every == every - 1 { -1.0_f32 } else { 0.0 });
+            let elements: Vec<u8> = values.flat_map(f32::to_le_bytes).collect();
+            let body = encoded(&codec, Kernels::portable(), 1.0, &elements, 1000).unwrap();
+            let most = codec.encoded_bytes_max(1000, Round(0));
+            assert!(body.len() as u64 <= most, "{text}, each {every}th: {} of {most}", body.len());
+            assert!(
+                every > 1 || text.contains("norm") || body.len() as u64 == most,
+                "{text}: {most} are none too many"
+            );
+        }
     }
 }
 

@@ -145,13 +145,11 @@ impl Turn {
             Transfer::Out { from: runs, .. } | Transfer::In { to: runs, .. } => {
                 runs.len() < Relay::RUNS_MIN || self.relay.get().is_some()
             }
-            Transfer::Encode { coding, from: runs, .. } | Transfer::Decode { coding, to: runs, .. } => {
-                match self.relay.get() {
-                    Some(Ok(relay)) => relay.is_ready(coding, runs),
-                    Some(Err(_)) => true,
-                    None => false,
-                }
-            }
+            Transfer::Encode { .. } | Transfer::Decode { .. } => match self.relay.get() {
+                Some(Ok(relay)) => relay.is_ready(transfer),
+                Some(Err(_)) => true,
+                None => false,
+            },
             Transfer::Within { .. } => true,
         };
         !self.over && is_loaded

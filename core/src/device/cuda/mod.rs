@@ -10,14 +10,14 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::{Device, Transfer};
+use super::{Device, Transfer, Varying};
 use crate::codec::Coding;
 use crate::config::Config;
 use crate::config::units::print_bytes;
 use crate::cuda::{self, Driver, Mark, OnIssue, Reaper};
 use crate::error::{Error, Result};
 use crate::mem::{DeviceRegion, Doubt, Lease, Ordinal, Pool};
-use crate::types::{CodecSpec, DType, Done};
+use crate::types::{CodecSpec, DType, Done, InCopies, Round};
 use backing::{Kind, OfKind, PinnedBacking};
 use copy_queue::{CopyQueue, Direction, Job, ended};
 
@@ -142,8 +142,8 @@ impl Device for CudaDevice {
         self.pools[&self.kind(device, shown)].lease_again(bytes)
     }
 
-    fn encodes(&self, dtype: DType, codec: CodecSpec) -> bool {
-        relay::encodes(dtype, codec)
+    fn in_copies(&self, dtype: DType, codec: CodecSpec) -> InCopies {
+        relay::in_copies(dtype, codec)
     }
 
     fn copy(&self, transfer: Transfer, after: &[Mark], issued: OnIssue, done: Done<()>) {
@@ -189,11 +189,13 @@ impl fmt::Debug for CudaDevice {
 
 /// The device and the direction of the queue that copies `transfer`; `None` if there is nothing to copy.
 fn route(transfer: &Transfer) -> Result<Option<(Ordinal, Direction)>> {
-    let (direction, runs, coding, other): (_, &[DeviceRegion], _, _) = match transfer {
+    let (direction, runs, form, other): (_, &[DeviceRegion], _, _) = match transfer {
         Transfer::Out { from, to } => (Direction::Out, from, None, to.len()),
         Transfer::In { from, to } => (Direction::In, to, None, from.len()),
-        Transfer::Encode { from, to, coding, seed: _ } => (Direction::Out, from, Some(coding), to.len()),
-        Transfer::Decode { from, to, coding } => (Direction::In, to, Some(coding), from.len()),
+        Transfer::Encode { from, to, coding, seed } => {
+            (Direction::Out, from, Some((coding, Some(seed.round()))), to.len())
+        }
+        Transfer::Decode { from, to, coding } => (Direction::In, to, Some((coding, None)), from.len()),
         Transfer::Within { from, to } => {
             if from.device() != to.device() {
                 return Err(unequal(format!("from cuda:{} to cuda:{}", from.device(), to.device())));
@@ -201,8 +203,10 @@ fn route(transfer: &Transfer) -> Result<Option<(Ordinal, Direction)>> {
             (Direction::Within, std::slice::from_ref(from), None, to.len())
         }
     };
-    let bytes: u64 = runs.iter().map(|run| bytes_here(coding, run)).sum::<Result<_>>()?;
-    if bytes != other as u64 {
+    let bytes: u64 = runs.iter().map(|run| bytes_here(form, run)).sum::<Result<_>>()?;
+    let varies = form.is_some_and(|(coding, _)| coding.codec.varies());
+    let is_sum_that_varies = varies && direction == Direction::In;
+    if varies && runs.len() != 1 || !is_sum_that_varies && bytes != other as u64 || bytes < other as u64 {
         return Err(unequal(format!("of {bytes} and {other} bytes")));
     }
     let Some(device) = runs.first().map(DeviceRegion::device).filter(|_| bytes > 0) else { return Ok(None) };
@@ -212,15 +216,17 @@ fn route(transfer: &Transfer) -> Result<Option<(Ordinal, Direction)>> {
     Ok(Some((device, direction)))
 }
 
-/// Bytes of a run on the host: of its body, if it is encoded.
-fn bytes_here(coding: Option<&Coding>, run: &DeviceRegion) -> Result<u64> {
-    match coding {
-        None => Ok(run.len() as u64),
-        Some(Coding { dtype, codec, .. }) if !relay::encodes(*dtype, *codec) => {
-            Err(unequal(format!("of {dtype} as {codec}")))
-        }
-        Some(coding) => Ok(parts::body_bytes(coding, run.len())),
+/// Bytes of a run on the host: of its body, if it is encoded. If the length of bodies varies, these are the most, and in a round that encodes
+/// the room of the body.
+fn bytes_here(form: Option<(&Coding, Option<Round>)>, run: &DeviceRegion) -> Result<u64> {
+    let Some((coding, round)) = form else { return Ok(run.len() as u64) };
+    let Coding { dtype, codec, .. } = coding;
+    let least = if round.is_some() { InCopies::Encode } else { InCopies::EncodeAndDecode };
+    if relay::in_copies(*dtype, *codec) < least {
+        return Err(unequal(format!("of {dtype} as {codec}")));
     }
+    let varying = round.and_then(|round| Varying::of(coding, round, run.len() as u64 / dtype.bytes()));
+    Ok(varying.map_or_else(|| parts::body_bytes(coding, run.len()), Varying::room))
 }
 
 #[expect(clippy::disallowed_methods, reason = "how long a device takes is measured where it is waited for")]
@@ -259,6 +265,24 @@ mod tests {
         assert!(matches!(encoded(16, CodecSpec::PLAIN), Err(Error::Internal { .. })));
         assert_eq!(encoded(16, "int8".parse().unwrap()), Ok(Some((Ordinal(1), Direction::Out))), "a scale and codes");
         assert!(matches!(encoded(16, "int8:feedback=1".parse().unwrap()), Err(Error::Internal { .. })));
+        // One entry of 5 bytes, and the length of the body; the sum of it has any length that is not above that of the elements.
+        let topk: CodecSpec = "topk:count=1".parse().unwrap();
+        assert!(matches!(encoded(400, topk), Err(Error::Internal { .. })), "24 bytes");
+        let mut host = [0; 40];
+        let mut routed = |runs: Vec<DeviceRegion>, bytes: usize, is_encoded: bool| {
+            let coding = Coding { dtype: DType::F32, codec: topk, divisor: 1.0 };
+            let (host, seed) = (region_of(&mut host[..bytes]), testing::SEED());
+            route(&match is_encoded {
+                true => Transfer::Encode { from: runs, to: host, coding, seed },
+                false => Transfer::Decode { from: host, to: runs, coding },
+            })
+        };
+        assert_eq!(routed(vec![run(1, 400)], 24, true), Ok(Some((Ordinal(1), Direction::Out))));
+        assert!(matches!(routed(vec![run(1, 400), run(1, 0)], 24, true), Err(Error::Internal { .. })), "one run");
+        for bytes in [1, 7, 24, 40] {
+            assert_eq!(routed(vec![run(1, 40)], bytes, false), Ok(Some((Ordinal(1), Direction::In))));
+        }
+        assert!(matches!(routed(vec![run(1, 36)], 40, false), Err(Error::Internal { .. })));
         let within = |to| route(&Transfer::Within { from: run(0, 4), to });
         assert_eq!(within(run(0, 4)), Ok(Some((Ordinal(0), Direction::Within))));
         assert!(matches!(within(run(1, 4)), Err(Error::Internal { .. })));

@@ -14,12 +14,13 @@ use std::cell::OnceCell;
 use std::sync::Arc;
 
 use super::copies::{copy_in, copy_out};
-use super::parts::{Parts, body_bytes};
+use super::parts::{self, Parts, body_bytes};
 use crate::codec::{Coding, Seed};
-use crate::cuda::{CodecKernels, Context, DeviceMemory, Kernels, PartKernels, Stream};
+use crate::cuda::{CodecKernels, Context, DeviceMemory, Kernels, Stream};
+use crate::device::Transfer;
 use crate::error::Result;
 use crate::mem::{DeviceRegion, Region};
-use crate::types::{CodecSpec, DType, Encoding, Span};
+use crate::types::{CodecSpec, DType, Encoding, InCopies, Span};
 
 /// The kernels of one direction, and the buffer between kernels and copies.
 pub(super) struct Relay {
@@ -42,10 +43,13 @@ pub(super) fn are_small(one: &DeviceRegion, next: &DeviceRegion) -> bool {
     one.len() < SMALL_BYTES_MAX && next.len() < SMALL_BYTES_MAX
 }
 
-/// Whether there are kernels that encode `dtype` and decode it. Residuals lie in host memory, so the host works with error feedback.
-pub(super) fn encodes(dtype: DType, codec: CodecSpec) -> bool {
-    let is_known = cast(codec).is_some() || CodecKernels::know(codec) || PartKernels::know(codec);
-    dtype == DType::F32 && !codec.has_feedback() && is_known
+/// What kernels do with `dtype`. Residuals lie in host memory, so the host works with error feedback.
+pub(super) fn in_copies(dtype: DType, codec: CodecSpec) -> InCopies {
+    match parts::in_copies(codec) {
+        _ if dtype != DType::F32 || codec.has_feedback() => InCopies::Nothing,
+        InCopies::Nothing if cast(codec).is_some() || CodecKernels::know(codec) => InCopies::EncodeAndDecode,
+        of_parts => of_parts,
+    }
 }
 
 /// The type whose elements are the bodies of `codec`, if they are casts.
@@ -71,12 +75,17 @@ impl Relay {
         Ok(Self { kernels: Kernels::load(context)?, codecs, parts: Parts::default(), buffer })
     }
 
-    /// Whether it has loaded and allocated what these runs and their bodies need.
-    pub(super) fn is_ready(&self, coding: &Coding, runs: &[DeviceRegion]) -> bool {
-        if PartKernels::know(coding.codec) {
-            return self.parts.are_ready(coding, runs);
+    /// Whether it has loaded and allocated what a transfer needs.
+    pub(super) fn is_ready(&self, transfer: &Transfer) -> bool {
+        match transfer {
+            Transfer::Encode { coding, .. } | Transfer::Decode { coding, .. } if parts::know(coding.codec) => {
+                self.parts.are_ready(transfer)
+            }
+            Transfer::Encode { coding, .. } | Transfer::Decode { coding, .. } => {
+                !CodecKernels::know(coding.codec) || self.codecs.get().is_some()
+            }
+            Transfer::Out { .. } | Transfer::In { .. } | Transfer::Within { .. } => true,
         }
-        !CodecKernels::know(coding.codec) || self.codecs.get().is_some()
     }
 
     fn codecs(&self, stream: &Stream) -> Result<&CodecKernels> {
@@ -91,7 +100,7 @@ impl Relay {
         to: &Region,
         coding: Option<(&Coding, Seed)>,
     ) -> Result<()> {
-        if let Some((coding, seed)) = coding.filter(|(coding, _)| PartKernels::know(coding.codec)) {
+        if let Some((coding, seed)) = coding.filter(|(coding, _)| parts::know(coding.codec)) {
             return self.parts.copy_out(stream, from, to, coding, seed);
         }
         let (mut at, mut elements) = (0, 0);
@@ -123,7 +132,7 @@ impl Relay {
         to: &[DeviceRegion],
         coding: Option<&Coding>,
     ) -> Result<()> {
-        if let Some(coding) = coding.filter(|coding| PartKernels::know(coding.codec)) {
+        if let Some(coding) = coding.filter(|coding| parts::know(coding.codec)) {
             return self.parts.copy_in(stream, from, to, coding);
         }
         let mut at = 0;
@@ -210,8 +219,8 @@ mod tests {
     use super::*;
     use crate::codec::{Tools, Workspace, testing};
     use crate::config::Config;
-    use crate::cuda::{Mark, OnIssue, fake};
-    use crate::device::{CudaDevice, Device, Transfer};
+    use crate::cuda::{Mark, OnIssue, TopKKernels, fake};
+    use crate::device::{CudaDevice, Device, Varying};
     use crate::mem::Ordinal;
     use crate::mem::borrow::region_of;
     use crate::reduce;
@@ -298,6 +307,46 @@ mod tests {
     }
 
     #[test]
+    fn a_device_tells_the_length_of_a_body_that_varies_or_that_its_codec_refuses_the_elements() {
+        let world = World::start();
+        let coding = |codec: &str| Coding { dtype: DType::F32, codec: codec.parse().unwrap(), divisor: 1.0 };
+        let number = |at: u32| f32::from_bits(at.wrapping_mul(0x9e37_79b9) & 0x83ff_ffff | 0x3c00_0000);
+        let numbers = |len: u32| (0..len).map(number).collect::<Vec<f32>>();
+        let with_nan = || [numbers(3000), vec![f32::NAN]].concat();
+        // Memory grows for the longest ones, and not for the others.
+        for (codec, elements) in [
+            ("topk", numbers(5000)),
+            ("topk:k=100000", numbers(100)),
+            ("topk:k=250000", numbers(300_000)),
+            ("topk", vec![0.0; 2000]),
+            ("topk", with_nan()),
+            ("topk:count=5000", numbers(5000)),
+            ("dithering", numbers(400_000)),
+            ("dithering:norm=1,natural=1", numbers(5000)),
+            ("dithering", with_nan()),
+        ] {
+            let (coding, len) = (coding(codec), elements.len());
+            let values: Vec<u8> = elements.iter().flat_map(|element| element.to_le_bytes()).collect();
+            let due = testing::encoded(&*coding.codec(), reduce::Kernels::portable(), 1.0, &values, len as u64).ok();
+            let address = world.control.allocate(0, values.len());
+            world.control.produce(0, 0, address, &values);
+            let run = || vec![DeviceRegion::new(Ordinal(0), address, values.len())];
+            let varying = Varying::of(&coding, testing::SEED().round(), len as u64).unwrap();
+            let mut room = vec![0; varying.room() as usize];
+            let mark = world.cuda.mark(Ordinal(0), 0).unwrap();
+            let encoding = Transfer::Encode { from: run(), to: region_of(&mut room), coding, seed: testing::SEED() };
+            world.finish(encoding, &[mark]);
+            let found = varying.told(&room).map(|bytes| room[..bytes as usize].to_vec());
+            assert!(found == due, "{codec} of {len}");
+            let Some(mut body) = due.filter(|_| TopKKernels::know(coding.codec)) else { continue };
+            world.finish(Transfer::Decode { from: region_of(&mut body), to: run(), coding }, &[]);
+            let mut back = vec![0; values.len()];
+            coding.codec().decode(reduce::Kernels::portable(), &body, &mut back).unwrap();
+            assert!(world.control.consume(0, 0, address, values.len()) == back, "{codec} of {len}");
+        }
+    }
+
+    #[test]
     fn runs_are_cut_and_gathered_to_the_length_of_the_buffer() {
         let run = |bytes: usize| DeviceRegion::new(Ordinal(0), 0x1000, bytes);
         let lens = |form: &Form, runs: &[DeviceRegion]| {
@@ -330,7 +379,7 @@ mod tests {
 
     #[test]
     fn only_what_kernels_know_is_encoded_on_a_device() {
-        let is_encoded = |codec: &str| encodes(DType::F32, codec.parse().unwrap());
+        let of = |codec: &str| in_copies(DType::F32, codec.parse().unwrap());
         let known = [
             "fp16",
             "bf16",
@@ -341,12 +390,23 @@ mod tests {
             "fp8_e5m2",
             "randomk",
             "onebit:scaling=0",
+            "topk",
+            "topk:count=3,warmup=5",
         ];
-        assert!(known.into_iter().all(is_encoded));
-        let unknown =
-            ["none", "topk", "dithering", "lossless", "bf16:feedback=1", "int8:feedback=1", "onebit:feedback=1"];
-        assert!(!unknown.into_iter().any(is_encoded));
-        assert!(!encodes(DType::F64, CodecSpec::F16) && !encodes(DType::F64, "int8".parse().unwrap()));
+        assert!(known.into_iter().all(|codec| of(codec) == InCopies::EncodeAndDecode));
+        assert_eq!(of("dithering:s=14,natural=1,norm=1"), InCopies::Encode);
+        let unknown = [
+            "none",
+            "dithering:feedback=1",
+            "lossless",
+            "bf16:feedback=1",
+            "int8:feedback=1",
+            "onebit:feedback=1",
+            "topk:feedback=1",
+        ];
+        assert!(unknown.into_iter().all(|codec| of(codec) == InCopies::Nothing));
+        let of_f64 = [CodecSpec::F16, "int8".parse().unwrap()].map(|codec| in_copies(DType::F64, codec));
+        assert_eq!(of_f64, [InCopies::Nothing; 2]);
     }
 
     /// The body of elements of which the first one has this index in its part.
@@ -375,7 +435,10 @@ mod tests {
         fn start() -> Self {
             let (control, _driver) = fake::driver();
             let config = Config { cuda_lib: Some(fakecuda::library()), ..Config::default() };
-            Self { control, cuda: CudaDevice::load(&config).unwrap() }
+            let cuda = CudaDevice::load(&config).unwrap();
+            // Makes the context. Without one, the end of another world would free what this one allocates.
+            cuda.mark(Ordinal(0), 0).unwrap();
+            Self { control, cuda }
         }
 
         fn finish(&self, transfer: Transfer, after: &[Mark]) {

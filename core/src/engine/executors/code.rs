@@ -5,10 +5,12 @@ use std::sync::Arc;
 
 use super::super::residuals::SharedResidual;
 use super::super::shared::Shared;
+use super::copy;
 use crate::codec::feedback::Start;
 use crate::codec::{Coding, Seed, Tools};
-use crate::mem::Region;
+use crate::error::Result;
 use crate::mem::borrow::{self, Staging};
+use crate::mem::{Lease, Region};
 use crate::sched::Task;
 use crate::types::LinkId;
 use crate::wire::Body;
@@ -56,6 +58,52 @@ pub(super) fn encode(
         payload.set_wire(Staging::new(body), sent.bytes);
         state.worker.handle_encoded(now, task.id, sent);
     });
+}
+
+/// Decodes a sum that a device did not decode, into memory from which it is copied to the device. One that the codec has refused lies there
+/// already.
+pub(super) fn decode_staged(shared: &Arc<Shared>, task: Task, from: &Region, (coding, refused): (Coding, bool)) {
+    let Some(using) = shared.use_memory() else { return };
+    let memory = match refused {
+        true => Ok(None),
+        false => match memory_for_sum(shared, task) {
+            None => return,
+            Some(memory) => memory.map(|memory| Some(Staging::new(memory))),
+        },
+    };
+    let copies = shared.metrics.copies();
+    let outcome = memory.map(|memory| {
+        let decoded = memory.as_ref().map_or(Ok(()), |memory| {
+            borrow::read(std::slice::from_ref(from), &copies, |body| {
+                borrow::fill(vec![memory.region()], &copies, |elements| {
+                    coding.codec().decode(shared.wire.kernels, body, elements)
+                })
+            })
+        });
+        (memory, decoded)
+    });
+    drop(using);
+    shared.report(|state, now| match outcome {
+        Err(error) => state.worker.handle_copied(now, task.id, Err(error)),
+        Ok((memory, decoded)) => {
+            let payload = state.payloads.get_mut(task.id).expect("a task has a payload until it is released");
+            if let Some(memory) = memory {
+                payload.on_device().stage_decoded(memory);
+            }
+            state.worker.handle_decoded(now, task.id, decoded);
+        }
+    });
+}
+
+/// Memory for the elements of a sum on their way to their device. `None` after a panic of the machine.
+fn memory_for_sum(shared: &Arc<Shared>, task: Task) -> Option<Result<Lease>> {
+    let there = shared.with(|state, _| {
+        let payload = state.payloads.get_mut(task.id).expect("a task has a payload until it is released");
+        let there = payload.on_device();
+        (there.device(), there.elements_bytes())
+    });
+    let (device, bytes) = there.ok()?;
+    Some(copy::device(shared).lease(device, bytes, false))
 }
 
 /// Decodes a sum into its destination, or copies it if the codec has refused it.

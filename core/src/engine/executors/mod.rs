@@ -45,7 +45,10 @@ pub(super) fn execute(
             code::encode(shared, task, &from, coding, residual, link, here_bytes_max);
         }
         Work::Land { from, to } => land::land(shared, task, &from, to),
-        Work::Decode { from, to, coding, refused } => code::decode(shared, task, &from, to, (coding, refused)),
+        Work::Decode { from, to: Some(to), coding, refused } => {
+            code::decode(shared, task, &from, to, (coding, refused))
+        }
+        Work::Decode { from, to: None, coding, refused } => code::decode_staged(shared, task, &from, (coding, refused)),
         Work::Meet { mut operation, takes, team } => {
             if let Memory::Device(memory) = &mut operation.memory {
                 memory.issued = on_issue(shared, task, is_last);

@@ -68,7 +68,7 @@ impl Scheduler {
             tries.landed = tries.landed.max(landed);
         }
         self.timers.insert((at, Timer::Repeat(id)));
-        let is_encoded_again = work.spec.route.coded && planted(self.config.defect, Defect::EncodedAgain);
+        let is_encoded_again = work.spec.route.compressed && planted(self.config.defect, Defect::EncodedAgain);
         self.enter(now, id, if is_encoded_again { Stage::Compress } else { Stage::Push }, Some(at));
     }
 

@@ -43,13 +43,13 @@ fn a_sum_lands_beside_its_contribution_only_if_it_would_overwrite_it() {
         (
             "encoded by a device",
             &coded,
-            Tensor { device_encodes: true, ..there },
+            Tensor { in_copies: InCopies::EncodeAndDecode, ..there },
             "COPYD2H beside, PUSH beside, COPYH2D",
         ),
         (
             "on a device, encoded by the host",
             &coded,
-            Tensor { device_encodes: false, ..there },
+            Tensor { in_copies: InCopies::Nothing, ..there },
             "COPYD2H, COMPRESS, PUSH beside, DECOMPRESS, COPYH2D",
         ),
     ] {

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::codec::feedback::Start;
-use crate::types::{Participants, WorkerSet};
+use crate::types::{InCopies, Participants, WorkerSet};
 
 /// A body of the part, whose length means nothing here.
 const BODY: Body = Body { bytes: 8, codec: CodecSpec::F16, refused: false };
@@ -136,7 +136,7 @@ fn a_residual_ends_where_another_rank_owns_the_part() {
 fn the_host_encodes_with_feedback_whatever_a_device_can_encode() {
     let mut world = World::joined();
     let spec = fed_back();
-    world.submit_spec(&spec, Tensor { device_encodes: true, ..tensor(&spec, Some(Ordinal(1))) });
+    world.submit_spec(&spec, Tensor { in_copies: InCopies::EncodeAndDecode, ..tensor(&spec, Some(Ordinal(1))) });
     declare(&mut world);
     let step = world.worker.take(world.now, Stage::CopyD2H).unwrap();
     assert!(matches!(step.action, Action::CopyToHost { bytes: 16, coding: None, .. }), "{step:?}");

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::operations::{OPERANDS_MAX, OPERATIONS};
+use super::operations::{OPERANDS_MAX, OPERATIONS, Operation, low};
 use super::{Instruction, Kernel, Meeting, Special, Value, Work};
 
 /// A kernel that is being read, line by line.
@@ -91,6 +91,15 @@ impl Reader {
                 let (base, offset) = address(to)?;
                 let base = self.register(base)?;
                 Ok(Work::Store { from: self.value(from)?, bytes: bytes_of(&name["st.global".len()..])?, base, offset })
+            }
+            ("atom.global.add.u32" | "atom.global.or.b32", [to, place, from]) => {
+                let operation: Operation = match name {
+                    "atom.global.add.u32" => |[a, b, ..]| low(a.wrapping_add(b)),
+                    _ => |[a, b, ..]| low(a | b),
+                };
+                let ((base, offset), from) = (address(place)?, self.value(from)?);
+                let base = self.register(base)?;
+                Ok(Work::Atomic { to: self.register(to)?, from, base, offset, operation })
             }
             (name, [to, from @ ..]) => {
                 let known = OPERATIONS.iter().find(|(known, operands, _)| *known == name && *operands == from.len());

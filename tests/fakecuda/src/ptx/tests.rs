@@ -104,7 +104,7 @@ fn a_structure_is_a_parameter_whose_words_are_loaded_by_address() {
 
 #[test]
 fn integers_are_shifted_and_divided_in_the_width_of_the_instruction() {
-    let table: [(&str, i64, u64); 46] = [
+    let table: [(&str, i64, u64); 62] = [
         ("shr.s32 %rd2, %rd2, 31", -1 << 31, 0xffff_ffff),
         ("shr.s32 %rd2, %rd2, 4", -1 << 31, 0xf800_0000),
         ("shr.s32 %rd2, %rd2, 40", i64::MAX, 0xffff_ffff),
@@ -151,6 +151,22 @@ fn integers_are_shifted_and_divided_in_the_width_of_the_instruction() {
         ("not.b32 %rd2, %rd2", 5, 0xffff_fffa),
         ("setp.lt.u32 %rd2, %rd2, 7", -1, 0),
         ("setp.eq.s32 %rd2, %rd2, 7", 7 | 1 << 40, 1),
+        ("setp.eq.b32 %rd2, %rd2, 7", 7 | 1 << 40, 1),
+        ("setp.gt.u64 %rd2, %rd2, 7", -1, 1),
+        ("setp.le.u32 %rd2, %rd2, 7", 7 | 1 << 40, 1),
+        ("clz.b32 %rd2, %rd2", 0x1_0000_8000, 16),
+        ("clz.b32 %rd2, %rd2", 1 << 40, 32),
+        ("shf.l.wrap.b32 %rd2, -2147483648, %rd2, 33", 5, 11),
+        ("shf.l.wrap.b32 %rd2, -1, %rd2, 0", 5, 5),
+        ("popc.b32 %rd2, %rd2", 0x1_8000_0011, 3),
+        ("or.b16 %rd2, %rd2, 128", 0x1_0001, 0x81),
+        ("cvt.u16.u32 %rd2, %rd2", -1, 0xffff),
+        ("selp.b64 %rd2, %rd2, 5, 1", -1, u64::MAX),
+        ("selp.s32 %rd2, -1, 5, 0", -1, 5),
+        ("selp.u32 %rd2, %rd2, 5, 1", -1, 0xffff_ffff),
+        ("and.pred %rd2, %rd2, 0", 1, 0),
+        ("or.pred %rd2, %rd2, 0", 1, 1),
+        ("not.pred %rd2, %rd2", 1, 0),
     ];
     for (instruction, of, expected) in table {
         let found = computed(&["ld.global.u64 %rd2, [%rd1]", instruction], of.to_le_bytes());
@@ -185,11 +201,13 @@ fn single_floats_round_once_and_keep_what_is_subnormal() {
 
 #[test]
 fn double_floats_round_once_and_keep_what_is_subnormal() {
-    let table: [(&str, f64, f64); 7] = [
+    let table: [(&str, f64, f64); 9] = [
         ("add.rn.f64 %rd2, %rd2, 0d3FF0000000000000", 2.0_f64.powi(53), 2.0_f64.powi(53)),
         ("add.rn.f64 %rd2, %rd2, 0d3FF0000000000000", f64::NAN, f64::from_bits(0x7fff_ffff_ffff_ffff)),
         ("div.rn.f64 %rd2, %rd2, 0d4008000000000000", 1.0, 1.0 / 3.0),
         ("div.rn.f64 %rd2, %rd2, 0d4000000000000000", f64::from_bits(3), f64::from_bits(2)),
+        ("sqrt.rn.f64 %rd2, %rd2", 2.0, std::f64::consts::SQRT_2),
+        ("sqrt.rn.f64 %rd2, %rd2", -1.0, f64::from_bits(0x7fff_ffff_ffff_ffff)),
         ("mov.f64 %rd2, 0d3FF0000000000000", 2.0, 1.0),
         ("cvt.f64.f32 %rd2, %rd2", f64::from_bits(u64::from(f32::from_bits(3).to_bits())), 3.0 * 2.0_f64.powi(-149)),
         ("cvt.rn.f64.u32 %rd2, %rd2", f64::from_bits(u64::MAX), 4_294_967_295.0),
@@ -198,6 +216,24 @@ fn double_floats_round_once_and_keep_what_is_subnormal() {
         let found = computed(&["ld.global.f64 %rd2, [%rd1]", instruction], of.to_le_bytes());
         assert_eq!(u64::from_le_bytes(found), expected.to_bits(), "{instruction} of {of:e}");
     }
+}
+
+#[test]
+fn threads_add_and_set_bits_in_one_word_and_learn_what_it_was() {
+    let last_of = |operation: &str| {
+        let text = format!(
+            ".entry f(\n.param .u64 f_to\n)\n{{\nld.param.u64 %rd1, [f_to];\nmov.u32 %r1, %tid.x;
+            {operation} %r2, [%rd1+4], %r1;
+            st.global.u32 [%rd1], %r2;
+            ret;\n}}"
+        );
+        let mut memory = Bytes(vec![0; 8]);
+        let kernel = Module::parse(&text).unwrap().kernel("f").unwrap().clone();
+        kernel.run(1, 7, &Bytes::BASE.to_le_bytes(), &mut memory).unwrap();
+        memory.0
+    };
+    assert_eq!(last_of("atom.global.add.u32"), [15, 0, 0, 0, 21, 0, 0, 0], "the last one adds 6");
+    assert_eq!(last_of("atom.global.or.b32"), [7, 0, 0, 0, 7, 0, 0, 0]);
 }
 
 #[test]

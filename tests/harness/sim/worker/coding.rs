@@ -1,7 +1,7 @@
 //! Wire forms: the production codecs on simulated memory, on the host and in the copies of devices.
 
 use gradlane_core::codec::feedback::Start;
-use gradlane_core::codec::{Coding, Seed, Tools, Workspace, testing};
+use gradlane_core::codec::{Codec, Coding, Refusal, Seed, Tools, Workspace};
 use gradlane_core::reduce::Kernels;
 use gradlane_core::sched::Task;
 use gradlane_core::types::{DeviceKind, PartId, Round, Span};
@@ -29,22 +29,17 @@ impl WorkerProcess {
     pub(super) fn encode(&mut self, context: &mut Context, task: Task, coding: Coding, residual: Option<Start>) {
         let elements = gather(context, self.me, &self.memory, &self.payloads[&task.id].elements(), DeviceKind::Host);
         let lease = self.lease(task.bytes);
-        let mut bytes = vec![oracle::JUNK; task.bytes as usize];
-        let (codec, seed, workspace) = (coding.codec(), Seed::of(task.part, task.round), &mut Workspace::default());
-        let tools = Tools { kernels: Kernels::detect(), seed, workspace };
-        let used = match residual {
-            None => codec.encode(tools, coding.divisor, &elements, &mut bytes).inspect_err(|_| {
-                bytes[..elements.len()].copy_from_slice(&elements);
-            }),
+        let (bytes, sent) = match residual {
+            None => encoded(coding, &task, &elements),
             Some(start) => {
                 self.check_start(context, task, start);
                 let residual = self.residuals.entry(task.part).or_default();
                 residual.start(start, elements.len() / coding.dtype.bytes() as usize, coding.codec.momentum());
-                residual.encode(&*codec, tools, coding.divisor, 0, &elements, &mut bytes)
+                made(coding, &task, &elements, |codec, tools, bytes| {
+                    residual.encode(codec, tools, coding.divisor, 0, &elements, bytes)
+                })
             }
         };
-        bytes.truncate(used.unwrap_or(elements.len()));
-        let sent = Body { bytes: bytes.len() as u64, codec: coding.codec, refused: used.is_err() };
         scatter(context, self.me, &self.memory, &[lease.first(sent.bytes)], &bytes, DeviceKind::Host);
         self.payload(task.id).set_body(Some(Encoded { lease, sent: sent.bytes }));
         self.worker.handle_encoded(context.now, task.id, sent);
@@ -79,9 +74,21 @@ impl WorkerProcess {
         let (landing, to) = (payload.landing(), payload.result());
         let body = landing.into_iter().map(|lease| lease.first(due.bytes)).collect::<Vec<Region>>();
         let sum = gather(context, self.me, &self.memory, &body, DeviceKind::Host);
-        let sum = if due.refused { sum } else { decoded(coding, &sum, length(&to)) };
-        scatter(context, self.me, &self.memory, &to, &sum, DeviceKind::Host);
-        self.drop_body(task.id);
+        let elements = self.payloads[&task.id].encoded_by_device();
+        let sum = if due.refused { sum } else { decoded(coding, &sum, elements.unwrap_or_else(|| length(&to))) };
+        match elements {
+            None => {
+                scatter(context, self.me, &self.memory, &to, &sum, DeviceKind::Host);
+                self.drop_body(task.id);
+            }
+            // The device gets it from other memory than that in which it has landed.
+            Some(bytes) => {
+                let lease = self.lease(bytes);
+                scatter(context, self.me, &self.memory, &[lease], &sum, DeviceKind::Host);
+                self.unstage(task.id);
+                self.payload(task.id).stage(Encoded { lease, sent: bytes });
+            }
+        }
         self.worker.handle_decoded(context.now, task.id, Ok(()));
     }
 
@@ -93,13 +100,28 @@ impl WorkerProcess {
     }
 }
 
-/// The wire form of these elements, which has so many bytes. The workload has casts on devices only, which draw nothing.
-pub(super) fn encoded(coding: Coding, elements: &[u8], bytes: u64) -> Vec<u8> {
-    let len = elements.len() as u64 / coding.dtype.bytes();
-    let body = testing::encoded(&*coding.codec(), Kernels::detect(), coding.divisor, elements, len);
-    let body = body.expect("a cast refuses nothing");
-    assert_eq!(body.len() as u64, bytes, "codecs of an exact length make as many bytes as they say");
-    body
+/// The wire form of these elements, or these themselves if the codec refuses them.
+pub(super) fn encoded(coding: Coding, task: &Task, elements: &[u8]) -> (Vec<u8>, Body) {
+    made(coding, task, elements, |codec, tools, bytes| {
+        codec.encode(tools, coding.divisor, elements, bytes).inspect_err(|_| {
+            bytes[..elements.len()].copy_from_slice(elements);
+        })
+    })
+}
+
+/// What `encode` makes in memory for the task.
+fn made(
+    coding: Coding,
+    task: &Task,
+    elements: &[u8],
+    encode: impl FnOnce(&dyn Codec, Tools<'_>, &mut [u8]) -> Result<usize, Refusal>,
+) -> (Vec<u8>, Body) {
+    let mut bytes = vec![oracle::JUNK; task.bytes as usize];
+    let (codec, seed, workspace) = (coding.codec(), Seed::of(task.part, task.round), &mut Workspace::default());
+    let used = encode(&*codec, Tools { kernels: Kernels::detect(), seed, workspace }, &mut bytes);
+    bytes.truncate(used.unwrap_or(elements.len()));
+    let body = Body { bytes: bytes.len() as u64, codec: coding.codec, refused: used.is_err() };
+    (bytes, body)
 }
 
 /// The elements of this wire form, of so many bytes.

@@ -101,12 +101,12 @@ pub(super) struct Encoded {
 /// What a task moves.
 #[derive(Debug)]
 pub(super) enum Payload {
-    /// Tensors: where contribution and result lie, where both are staged, if they are, and where both are as they travel, if they are
-    /// encoded on the host. Where the sum lands, if it lands beside the contribution.
+    /// Tensors: where contribution and result lie, where both are staged, if they are, whether or not a device encodes them, and where both
+    /// are as they travel, if they are encoded on the host. Where the sum lands, if it lands beside the contribution.
     Pieces {
         source: Vec<Region>,
         destination: Vec<Region>,
-        staging: Option<Region>,
+        staging: Option<Encoded>,
         body: Option<Encoded>,
         beside: Option<Region>,
     },
@@ -119,7 +119,13 @@ pub(super) enum Payload {
 impl Payload {
     /// What is pushed.
     pub(super) fn contribution(&self) -> Vec<Region> {
-        self.body().map_or_else(|| self.elements(), |body| vec![body.lease.first(body.sent)])
+        let sent = |encoded: &Encoded| vec![encoded.lease.first(encoded.sent)];
+        match self {
+            Self::Pieces { body: Some(body), .. } => sent(body),
+            Self::Pieces { staging: Some(staging), .. } => sent(staging),
+            Self::Pieces { source, .. } => source.clone(),
+            Self::Message(_) | Self::Kept(_) => Vec::new(),
+        }
     }
 
     /// Where the sum lands.
@@ -133,7 +139,7 @@ impl Payload {
     /// What is encoded.
     pub(super) fn elements(&self) -> Vec<Region> {
         match self {
-            Self::Pieces { staging: Some(staging), .. } => vec![*staging],
+            Self::Pieces { staging: Some(staging), .. } => vec![staging.lease],
             Self::Pieces { source, staging: None, .. } => source.clone(),
             Self::Message(_) | Self::Kept(_) => Vec::new(),
         }
@@ -142,7 +148,7 @@ impl Payload {
     /// Where the sum goes when it is decoded.
     pub(super) fn result(&self) -> Vec<Region> {
         match self {
-            Self::Pieces { staging: Some(staging), .. } => vec![*staging],
+            Self::Pieces { staging: Some(staging), .. } => vec![staging.lease],
             Self::Pieces { destination, staging: None, .. } => destination.clone(),
             Self::Message(_) | Self::Kept(_) => Vec::new(),
         }
@@ -169,7 +175,7 @@ impl Payload {
         let Self::Pieces { staging, body, beside, .. } = self else { return None };
         match (body, staging) {
             (Some(body), _) => Some(std::mem::replace(&mut body.lease, beside.take()?)),
-            (None, Some(staging)) => Some(std::mem::replace(staging, beside.take()?)),
+            (None, Some(staging)) => Some(std::mem::replace(&mut staging.lease, beside.take()?)),
             (None, None) => None,
         }
     }
@@ -192,22 +198,30 @@ impl Payload {
     /// What the PCIe groups of a machine reduce on its host: nothing where this rank has nothing of it.
     pub(super) fn staged(&self) -> Vec<Region> {
         match self {
-            Self::Pieces { staging, .. } => staging.iter().copied().collect(),
+            Self::Pieces { staging, .. } => staging.iter().map(|staging| staging.lease).collect(),
             Self::Message(_) | Self::Kept(_) => Vec::new(),
         }
     }
 
     /// Keeps the part in this memory between the device and the network.
-    pub(super) fn stage(&mut self, region: Region) {
+    pub(super) fn stage(&mut self, staged: Encoded) {
         if let Self::Pieces { staging, .. } = self {
-            *staging = Some(region);
+            *staging = Some(staged);
+        }
+    }
+
+    /// Bytes of the elements, if they were encoded in the copy that staged them, or not at all.
+    pub(super) fn encoded_by_device(&self) -> Option<u64> {
+        match self {
+            Self::Pieces { source, staging: Some(_), body: None, .. } => Some(length(source)),
+            Self::Pieces { .. } | Self::Message(_) | Self::Kept(_) => None,
         }
     }
 
     /// What it was staged in, which is not needed any more.
     pub(super) fn unstage(&mut self) -> Option<Region> {
         match self {
-            Self::Pieces { staging, .. } => staging.take(),
+            Self::Pieces { staging, .. } => staging.take().map(|staging| staging.lease),
             Self::Message(_) | Self::Kept(_) => None,
         }
     }

@@ -5,7 +5,7 @@ use gradlane_core::codec::Coding;
 use gradlane_core::pipeline::Stage;
 use gradlane_core::sched::{Task, TaskId};
 use gradlane_core::types::{DeviceKind, Epoch, ExchangeId, LinkId, PartId, Span};
-use gradlane_core::wire::{Contribute, Contribution, Request, Sent, Sum, Target, Use};
+use gradlane_core::wire::{Body, Contribute, Contribution, Request, Sent, Sum, Target, Use};
 use gradlane_core::worker::{Action, Exchanged, Landing, Step};
 
 use super::super::checkers::Checker;
@@ -15,14 +15,20 @@ use super::super::transport::Ending;
 use super::super::world::{Context, Input};
 use super::WorkerProcess;
 use super::coding::{decoded, encoded};
-use super::memory::{Buffer, Payload, Region, gather, length, scatter};
+use super::memory::{Buffer, Encoded, Payload, Region, gather, length, scatter};
 
 /// A copy between a device and the host.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Copying {
-    to_device: bool,
-    /// How the device encodes or decodes what it copies, if it does.
-    coding: Option<Coding>,
+pub(super) enum Copying {
+    ToHost {
+        task: Task,
+        /// How the device encodes what it copies, if it does.
+        coding: Option<Coding>,
+    },
+    ToDevice {
+        /// How the device decodes what it copies, if it does, and what that is.
+        coding: Option<(Coding, Body)>,
+    },
 }
 
 impl WorkerProcess {
@@ -58,14 +64,14 @@ impl WorkerProcess {
             }
             Action::CopyToHost { bytes, coding, contributes, .. } => {
                 let staging = self.lease(bytes);
-                self.payload(task.id).stage(staging);
+                self.payload(task.id).stage(Encoded { lease: staging, sent: bytes });
                 match contributes {
-                    true => self.copy(context, task.id, Copying { to_device: false, coding }),
+                    true => self.copy(context, task.id, Copying::ToHost { task, coding }),
                     // The sum needs its place all the same.
                     false => self.worker.handle_copied(context.now, task.id, Ok(())),
                 }
             }
-            Action::CopyToDevice { coding } => self.copy(context, task.id, Copying { to_device: true, coding }),
+            Action::CopyToDevice { coding } => self.copy(context, task.id, Copying::ToDevice { coding }),
             Action::Encode { coding, residual, .. } => self.encode(context, task, coding, residual),
             Action::Land => self.land(context, task.id),
             Action::Decode { coding, body } => self.decode(context, task, coding, body),
@@ -278,22 +284,32 @@ impl WorkerProcess {
 
     /// The device has copied.
     pub(super) fn copied(&mut self, context: &mut Context, task: TaskId) {
-        let Copying { to_device, coding } = self.copying.remove(&task).expect("copied once");
+        let copying = self.copying.remove(&task).expect("copied once");
         let Payload::Pieces { source, destination, staging, .. } = &self.payloads[&task] else {
             unreachable!("only tensors on a device are copied")
         };
-        let staged = [staging.expect("staged from COPYD2H to COPYH2D")];
+        let Encoded { lease, .. } = staging.expect("staged from COPYD2H to COPYH2D");
         let (source, destination) = (source.clone(), destination.clone());
-        if to_device {
-            let bytes = gather(context, self.me, &self.memory, &staged, DeviceKind::Host);
-            let bytes = coding.map_or_else(|| bytes.clone(), |coding| decoded(coding, &bytes, length(&destination)));
-            scatter(context, self.me, &self.memory, &destination, &bytes, DeviceKind::Cuda);
-            self.unstage(task);
-        } else {
-            let bytes = gather(context, self.me, &self.memory, &source, DeviceKind::Cuda);
-            let staged_bytes = staged[0].span.bytes;
-            let bytes = coding.map_or_else(|| bytes.clone(), |coding| encoded(coding, &bytes, staged_bytes));
-            scatter(context, self.me, &self.memory, &staged, &bytes, DeviceKind::Host);
+        match copying {
+            Copying::ToDevice { coding } => {
+                let coding = coding.filter(|(_, body)| !body.refused);
+                let landed = coding.map_or(lease, |(_, body)| lease.first(body.bytes));
+                let bytes = gather(context, self.me, &self.memory, &[landed], DeviceKind::Host);
+                let bytes = coding.map_or_else(|| bytes.clone(), |(how, _)| decoded(how, &bytes, length(&destination)));
+                scatter(context, self.me, &self.memory, &destination, &bytes, DeviceKind::Cuda);
+                self.unstage(task);
+            }
+            Copying::ToHost { task: of, coding } => {
+                let elements = gather(context, self.me, &self.memory, &source, DeviceKind::Cuda);
+                let made = coding.map(|coding| encoded(coding, &of, &elements));
+                let bytes = made.as_ref().map_or(&elements, |(bytes, _)| bytes);
+                let staged = Encoded { lease, sent: bytes.len() as u64 };
+                scatter(context, self.me, &self.memory, &[lease.first(staged.sent)], bytes, DeviceKind::Host);
+                if let Some((_, body)) = made {
+                    self.payload(task).stage(staged);
+                    return self.worker.handle_encoded(context.now, task, body);
+                }
+            }
         }
         self.worker.handle_copied(context.now, task, Ok(()));
     }

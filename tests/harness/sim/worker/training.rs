@@ -224,7 +224,7 @@ impl WorkerProcess {
     /// The memory of a round of a tensor, filled with this worker's contribution, and what the machine is told of it.
     fn lend(&mut self, context: &Context, tensor: usize, round: u64) -> ([usize; 2], Tensor) {
         let plan = &context.plan;
-        let workload::Tensor { spec, priority, in_place, on_device, device_encodes, .. } = &plan.tensors[tensor];
+        let workload::Tensor { spec, priority, in_place, on_device, in_copies, .. } = &plan.tensors[tensor];
         let place = if *on_device { DeviceKind::Cuda } else { DeviceKind::Host };
         let source = self.memory.len();
         let contribution = oracle::contribution(plan, tensor, round, self.worker.rank().0);
@@ -237,14 +237,7 @@ impl WorkerProcess {
         let device = if *on_device { Some(Ordinal(0)) } else { None };
         (
             [source, destination],
-            Tensor {
-                key: spec.key(),
-                bytes,
-                device,
-                device_encodes: *device_encodes,
-                in_place: *in_place,
-                priority: *priority,
-            },
+            Tensor { key: spec.key(), bytes, device, in_copies: *in_copies, in_place: *in_place, priority: *priority },
         )
     }
 

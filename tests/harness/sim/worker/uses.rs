@@ -6,7 +6,7 @@ use std::time::Duration;
 use gradlane_core::error::Result;
 use gradlane_core::mem::Ordinal;
 use gradlane_core::sched::{Task, TaskId};
-use gradlane_core::types::{Access, Demand, DeviceKind, Priority, Span, Version};
+use gradlane_core::types::{Access, Demand, DeviceKind, InCopies, Priority, Span, Version};
 use gradlane_core::wire::{Sent, Use, Value};
 use gradlane_core::worker::{Tensor, Terms};
 
@@ -57,7 +57,7 @@ impl WorkerProcess {
             key: of.spec.key(),
             bytes: of.bytes(),
             device: if of.on_device { Some(Ordinal(0)) } else { None },
-            device_encodes: false,
+            in_copies: InCopies::Nothing,
             in_place: !is_apart,
             priority: PRIORITY,
         };
