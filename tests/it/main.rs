@@ -29,6 +29,7 @@ mod handles;
 mod harness;
 mod hostile;
 mod lifecycle;
+mod lost_servers;
 mod membership;
 mod mismatch;
 mod near;

@@ -383,41 +383,6 @@ impl Member {
         Join { process: process.clone(), requested: *requested, epoch, workers: *workers, servers: *servers }
     }
 
-    /// When this process stops waiting for the coordinator.
-    fn patience_ends(&self) -> Option<Time> {
-        match self.standing {
-            Standing::Joining => Some(self.started + self.config.join_timeout),
-            Standing::Active | Standing::Leaving | Standing::GivingUp(_) => {
-                let MemberConfig { control_lost_timeout: lost, replaced_timeout: replaced, .. } = self.config;
-                let patience = if self.line.is_refused() { lost.min(replaced) } else { lost };
-                Some(self.heard.unwrap_or(self.started) + patience)
-            }
-            Standing::Ended(_) => None,
-        }
-    }
-
-    fn out_of_patience(&self, now: Time) -> Error {
-        let why = self.line.trouble();
-        let coordinator = &self.config.coordinator;
-        match (&self.standing, self.heard) {
-            (Standing::Joining, Some(_)) => Error::Timeout {
-                what: format!("joining the job: the coordinator at {coordinator} waits for other processes"),
-                waited: now.since(self.started),
-            },
-            (Standing::Joining, None) => Error::Timeout {
-                what: format!("joining the job: the coordinator at {coordinator} was not reached ({why})"),
-                waited: now.since(self.started),
-            },
-            (Standing::Active | Standing::Leaving | Standing::GivingUp(_) | Standing::Ended(_), heard) => {
-                Error::PeerLost {
-                    member: "coordinator".to_owned(),
-                    host: coordinator.clone(),
-                    cause: format!("silent for {:.1} s; {why}", now.since(heard.unwrap_or(self.started)).as_secs_f64()),
-                }
-            }
-        }
-    }
-
     fn may_ask(&self) -> Result<()> {
         match &self.standing {
             Standing::Joining | Standing::Active => Ok(()),
@@ -500,6 +465,7 @@ impl Member {
 }
 
 mod leaving;
+mod patience;
 mod reporting;
 mod stepping;
 mod storing;

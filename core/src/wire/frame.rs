@@ -11,6 +11,7 @@ use crate::types::{
 
 mod encoding;
 mod fields;
+mod recovery;
 mod store;
 
 /// One message on a control stream. The connection tells who sent it.

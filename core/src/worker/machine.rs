@@ -1,9 +1,9 @@
 //! The worker's state machine: its state, its inputs and their effects on all its modules, and how to drive it.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-use super::command::{Command, Held};
+use super::command::Command;
 use super::formation::Formation;
 use super::links::{Changes, Links};
 use super::notices::Notices;
@@ -253,28 +253,6 @@ impl Worker {
         if matches!(self.leaving, Leaving::Withdrawing { until } if until <= now) {
             self.leave(now);
         }
-    }
-
-    /// Fails what waits for a server that is connected, if the server answers nothing.
-    fn fail_if_stuck(&mut self, now: Time, server: ServerId) {
-        let oldest = self.tasks.iter().filter_map(|(task, record)| self.asked(server, task, record)).min();
-        let Some(error) = self.links.look(now, server, oldest) else { return };
-        let is_due = |(task, record): &(TaskId, &Record)| {
-            self.asked(server, *task, record).is_some_and(|asked| asked + self.settings.bounds.stuck <= now)
-        };
-        let due = self.tasks.iter().filter(is_due);
-        let submissions: BTreeSet<u64> = due.flat_map(|(_, record)| record.part.tickets.iter().copied()).collect();
-        for submission in submissions {
-            if let Some(group) = self.submissions.get(&submission).and_then(|submission| submission.group) {
-                self.scheduler.fail_group(now, group, error.clone());
-            }
-        }
-    }
-
-    /// When the exchange of a task with `server` began that is open, if there is one.
-    fn asked(&self, server: ServerId, task: TaskId, record: &Record) -> Option<Time> {
-        let is_open = matches!(record.held, Some(Held::Exchange { .. })) && self.scheduler.server(task) == Some(server);
-        record.asked.filter(|_| is_open)
     }
 
     /// When [`handle_timeout`](Self::handle_timeout) has something to do.

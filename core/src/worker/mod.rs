@@ -12,7 +12,8 @@
 //! | `links` | which server is dialled, and when |
 //! | `silence` | since when a server has not answered, and what is said of it |
 //! | `withdrawals` | which round this worker withdraws from, and what it tells the others |
-//! | `recovery` | which sums it keeps for others, if their server is lost, and what it tells and restores of them |
+//! | `recovery` | which sums it keeps in case that their server is lost, and how far a recovery is |
+//! | `restoring` | what it tells of kept sums when a server is lost, and which it restores |
 //! | `residuals` | which parts have a residual of error feedback, and when it begins at zero |
 //! | `steps` | what a stage does with a task, and what its end means |
 //! | `liveness` | whether the engine's threads still work at a submission |
@@ -32,6 +33,7 @@ mod parking;
 mod records;
 mod recovery;
 mod residuals;
+mod restoring;
 mod silence;
 
 pub mod machine;

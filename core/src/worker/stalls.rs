@@ -1,11 +1,12 @@
-//! Warnings of submissions that do not move: one for all that wait for the same.
+//! Warnings of submissions that do not move, one for all that wait for the same, and the end of those whose server answers nothing.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use super::command::{Command, Stuck};
+use super::command::{Command, Held, Stuck};
 use super::machine::Worker;
+use super::records::Record;
 use crate::pipeline::Stage;
-use crate::sched::StallReport;
+use crate::sched::{StallReport, TaskId};
 use crate::types::{ServerId, Time};
 
 /// What a submission waits for.
@@ -22,6 +23,28 @@ enum Wait {
 }
 
 impl Worker {
+    /// Fails what waits for a server that is connected, if the server answers nothing.
+    pub(super) fn fail_if_stuck(&mut self, now: Time, server: ServerId) {
+        let oldest = self.tasks.iter().filter_map(|(task, record)| self.asked(server, task, record)).min();
+        let Some(error) = self.links.look(now, server, oldest) else { return };
+        let is_due = |(task, record): &(TaskId, &Record)| {
+            self.asked(server, *task, record).is_some_and(|asked| asked + self.settings.bounds.stuck <= now)
+        };
+        let due = self.tasks.iter().filter(is_due);
+        let submissions: BTreeSet<u64> = due.flat_map(|(_, record)| record.part.tickets.iter().copied()).collect();
+        for submission in submissions {
+            if let Some(group) = self.submissions.get(&submission).and_then(|submission| submission.group) {
+                self.scheduler.fail_group(now, group, error.clone());
+            }
+        }
+    }
+
+    /// When the exchange of a task with `server` began that is open, if there is one.
+    fn asked(&self, server: ServerId, task: TaskId, record: &Record) -> Option<Time> {
+        let is_open = matches!(record.held, Some(Held::Exchange { .. })) && self.scheduler.server(task) == Some(server);
+        record.asked.filter(|_| is_open)
+    }
+
     /// Warns of the submissions in `reports`.
     pub(super) fn warn_of(&mut self, now: Time, reports: Vec<StallReport>) {
         let mut stuck: BTreeMap<Wait, Stuck> = BTreeMap::new();

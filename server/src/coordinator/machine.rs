@@ -378,11 +378,11 @@ impl Coordinator {
     fn form(&mut self, now: Time) {
         self.roster.seal();
         if self.formed_before > 0 {
-            self.count_workers(self.roster.workers());
+            self.count_workers(self.roster.size().workers);
         }
         self.epoch.number += 1;
         self.stage = Stage::Running;
-        self.formed_servers = self.roster.servers();
+        self.formed_servers = self.roster.size().servers;
         self.boundaries.form(self.stepping_workers());
         let view = self.view();
         self.write_down_job(now, &view);

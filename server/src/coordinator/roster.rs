@@ -145,20 +145,9 @@ impl Roster {
         is_full && identity.role == Role::Worker && !self.seats.contains_key(&identity) && !expected(&identity)
     }
 
-    /// How many workers the job has, or may have while it forms.
-    pub(super) fn workers(&self) -> u32 {
-        self.size.workers
-    }
-
-    /// How many servers the job has, or waits for while it forms.
-    pub(super) fn servers(&self) -> u32 {
-        self.size.servers
-    }
-
-    /// How many servers are left that were not lost.
-    pub(super) fn servers_left(&self) -> u32 {
-        let is_left = |seat: &&Seat| seat.member.process.role == Role::Server && seat.health != Health::Dead;
-        u32::try_from(self.seats().filter(is_left).count()).expect("at most MEMBERS_MAX")
+    /// How many workers the job has, or may have while it forms, and how many servers.
+    pub(super) fn size(&self) -> Size {
+        self.size
     }
 
     /// Seats a new member before the seal, in place of an earlier incarnation of the same node.

@@ -198,12 +198,10 @@ impl Plan {
             parameters,
             steps,
             depth,
-            faults: [
-                faults::schedule(classes, workers, servers, &mut random),
-                stepping::newcomers(seed, classes),
-                outliving::losses(seed, classes, servers),
-            ]
-            .concat(),
+            faults: {
+                let drawn = faults::schedule(classes, workers, servers, &mut random);
+                [drawn, stepping::newcomers(seed, classes), outliving::losses(seed, classes, servers)].concat()
+            },
             rests_in: stepping::rests_in(seed, classes, steps),
             leavers: stepping::leavers(seed, classes, workers, steps),
             scripts: Vec::new(),
@@ -574,7 +572,6 @@ fn settings(
     let partition_bytes = random.pick(&[512, 1024, 4096]);
     let credit_bytes = random.pick(&[300, 1000, 4000, 1 << 20]);
     let model: u64 = tensors.iter().map(|tensor| tensor.spec.bytes().expect("small")).sum();
-    let roomy = 1 << 30;
     // Sums of the last step or accumulators of this one, which are twice as large for f16, and what the workers may have on its way.
     let tight = 4 * model + u64::from(topology.workers()) * credit_bytes.max(partition_bytes);
     Settings {
@@ -590,7 +587,7 @@ fn settings(
         } else if random.chance(30) {
             tight
         } else {
-            roomy
+            1 << 30
         },
         checksum: random.chance(80),
         deterministic,

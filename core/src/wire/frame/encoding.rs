@@ -4,7 +4,8 @@
 //! The reader checks everything that one frame can show: lengths, codes, and that the bytes of a part can exist. The state machine that
 //! gets the frame checks whether ranks, keys and epochs make sense.
 
-use super::fields::{Field, read_bool, read_sums, write_sums};
+use super::fields::{Field, read_bool};
+use super::recovery::{read_sums, write_sums};
 use super::{Forming, Frame, Join, Progress, Stall, Status};
 use crate::error::Result;
 use crate::types::{

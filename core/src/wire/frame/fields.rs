@@ -3,14 +3,14 @@
 use super::{Forming, Health, Join, MemberStatus, Names, Progress, Stall, Status};
 use crate::error::Result;
 use crate::types::{
-    Address, CodecSpec, DType, Epoch, Holdings, Incarnation, MachineId, Member, NodeId, PartId, PartLayout,
-    Participants, Passage, Phase, Piece, Process, Role, Scheme, ServerId, Span, StepReport, SumId, TensorKey,
-    TensorKind, TensorSpec, View, Wiring, WorkerId, WorkerSet,
+    Address, CodecSpec, DType, Epoch, Incarnation, MachineId, Member, NodeId, PartId, PartLayout, Participants,
+    Passage, Phase, Piece, Process, Role, Scheme, ServerId, Span, StepReport, TensorKey, TensorKind, TensorSpec, View,
+    Wiring, WorkerId, WorkerSet,
 };
 use crate::wire::codec::{Reader, Writer};
 use crate::wire::limits::{
-    ADDRESS_BYTES_MAX, ADDRESSES_MAX, DIMENSIONS_MAX, MEMBERS_MAX, NAME_BYTES_MAX, PART_BYTES_MAX, PARTS_MAX,
-    TENSORS_MAX, TEXT_BYTES_MAX,
+    ADDRESS_BYTES_MAX, ADDRESSES_MAX, DIMENSIONS_MAX, MEMBERS_MAX, NAME_BYTES_MAX, PART_BYTES_MAX, TENSORS_MAX,
+    TEXT_BYTES_MAX,
 };
 use crate::wire::reject::{decode_error, encode_error};
 
@@ -20,17 +20,6 @@ pub(super) fn read_bool(reader: &mut Reader<'_>, field: &str) -> Result<bool> {
         1 => Ok(true),
         code => Err(reader.bad(field, format!("is {code}"))),
     }
-}
-
-pub(super) fn write_sums(writer: &mut Writer, sums: &[SumId]) {
-    writer.list(sums, |writer, SumId { part, round }| {
-        part.write(writer);
-        writer.u64(round.0);
-    });
-}
-
-pub(super) fn read_sums(reader: &mut Reader<'_>, field: &str) -> Result<Vec<SumId>> {
-    reader.list(PARTS_MAX, field, |reader| Ok(SumId { part: PartId::read(reader)?, round: reader.round("round")? }))
 }
 
 /// A type that is written in only one way.
@@ -122,24 +111,6 @@ impl Field for Role {
             Some(role @ (Self::Worker | Self::Server)) => Ok(role),
             Some(Self::Coordinator | Self::Observer) | None => Err(reader.bad("role", format!("is {code}"))),
         }
-    }
-}
-
-impl Field for Holdings {
-    fn write(&self, writer: &mut Writer) {
-        self.epoch.write(writer);
-        write_sums(writer, &self.has);
-        write_sums(writer, &self.knows);
-        write_sums(writer, &self.wants);
-    }
-
-    fn read(reader: &mut Reader<'_>) -> Result<Self> {
-        Ok(Self {
-            epoch: Epoch::read(reader)?,
-            has: read_sums(reader, "sums")?,
-            knows: read_sums(reader, "sums of others")?,
-            wants: read_sums(reader, "missing sums")?,
-        })
     }
 }
 

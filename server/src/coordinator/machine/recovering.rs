@@ -88,7 +88,7 @@ impl Coordinator {
         if !self.config.journals {
             return;
         }
-        let formed_servers = self.roster.servers();
+        let formed_servers = self.roster.size().servers;
         let view = View { members: self.roster.expected(), formed_servers, ..self.view() };
         let formed = Entry::Formed { at, form: form(&self.config), view };
         let kept = self.store.values().map(|(key, value)| Entry::Kept { key: key.to_owned(), value: value.to_vec() });

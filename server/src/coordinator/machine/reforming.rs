@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use gradlane_core::error::{Error, Result};
 use gradlane_core::types::{Incarnation, LinkId, Passage, Phase, Role, Time, View, WorkerId};
 use gradlane_core::wire::Frame;
-use gradlane_core::wire::frame::{Forming, Join, Names};
+use gradlane_core::wire::frame::{Forming, Health, Join, Names};
 
 use super::{Coordinator, endings};
 use crate::coordinator::Event;
@@ -34,7 +34,9 @@ impl Coordinator {
         let expected = self.again.take().expect("the driver asks first");
         let (newcomers, farewells) = (self.newcomers.take(), self.farewells());
         let mut next = Self::new(self.config.clone(), term, now);
-        next.expect(now, self.formed_before + 1, expected, self.roster.servers_left());
+        let is_left = |seat: &&Seat| seat.member.process.role == Role::Server && seat.health != Health::Dead;
+        let servers = u32::try_from(self.roster.seats().filter(is_left).count()).expect("at most MEMBERS_MAX");
+        next.expect(now, self.formed_before + 1, expected, servers);
         next.farewells = farewells;
         next.store = std::mem::replace(&mut self.store, next.store).kept();
         next.connections = std::mem::take(&mut self.connections).without_members();

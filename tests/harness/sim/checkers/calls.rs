@@ -36,6 +36,8 @@ use super::{Checker, Witness};
 use crate::sim::workload::{Plan, Tensor, timing};
 use crate::sim::world::{Address, Who};
 
+mod shortage;
+
 /// Which call: whose, of which tensor and round.
 pub(super) type CallId = (Who, usize, u64);
 
@@ -369,10 +371,9 @@ impl Witness {
             }
             // Of such a sum a server that is lost may have told the others, and not yet the one that gets it.
             Error::TensorState { what, .. } if what.contains("was lost with its server") => {
-                let is_for_one = self.calls.participants[tensor]
-                    .receiver()
-                    .is_some_and(|receiver| self.job.worker_of_rank(receiver.0) == Some(me.who));
-                is_for_one && self.job.has_lost_server()
+                let receiver = self.calls.participants[tensor].receiver();
+                let receiver = receiver.and_then(|receiver| self.job.worker_of_rank(receiver.0));
+                self.job.has_lost_server() && receiver == Some(me.who)
             }
             Error::TensorState { what, .. } if what.contains("is over") => {
                 own()
@@ -560,38 +561,6 @@ impl Witness {
             || self.calls.forgetter_of(tensor, round) == Some(who)
             || self.is_short(Some(who), tensor)
             || self.why_late(who, now).is_some()
-    }
-}
-
-impl Witness {
-    /// Whether a server without memory refused the part that holds a tensor to this worker or to a rank of its machine, which tells the
-    /// others; without a worker, to any.
-    pub(super) fn is_short(&self, who: Option<Who>, tensor: usize) -> bool {
-        let partners = self.calls.partners_of(tensor);
-        let Some(who) = who else { return self.evidence.is_refused(None, &partners) };
-        let mut near = self.job.workers().filter(|other| *other == who || self.job.shares_machine(*other, who));
-        near.any(|other| self.evidence.is_refused(Some(other), &partners))
-    }
-
-    /// Whether a worker left out a tensor, of which `told` must name one, for a step timeout after the first one that shares its part.
-    fn is_incomplete(&self, who: Who, tensor: usize, round: u64, told: &str) -> bool {
-        let partners = self.calls.partners_of(tensor);
-        let partners = || (0..self.calls.keys.len()).filter(|at| partners.contains(&self.calls.keys[*at]));
-        let call = |at: usize| self.calls.calls.get(&(who, at, round));
-        let Some(first) = partners().filter_map(call).map(|call| call.submitted).min() else { return false };
-        let due = first + timing::STEP.mul_f64(2.0 - DRIFT);
-        let is_missing = |at: &usize| call(*at).is_none_or(|call| call.submitted >= due);
-        // A worker does not know the name of a tensor that it never declared.
-        let names =
-            |at: usize| told.contains(&self.calls.names[at]) || told.contains("a tensor that other workers declare");
-        due <= self.world && partners().filter(is_missing).any(names)
-    }
-
-    /// Whether a server may have refused to hear of this round, because of the round before, until a worker stopped to tell of it.
-    fn opens_late(&self, tensor: usize, round: u64, since: Time) -> bool {
-        let Some(before) = round.checked_sub(1) else { return false };
-        let open = |call: &Call| call.ended.is_none_or(|(at, _)| at + timing::STEP + timing::DEAD >= since + TELLING);
-        self.job.workers().any(|who| self.calls.of_round(who, tensor, before).any(open))
     }
 }
 

@@ -1,0 +1,42 @@
+//! How long a member waits for its coordinator.
+
+use super::{Member, MemberConfig, Standing};
+use crate::error::Error;
+use crate::types::Time;
+
+impl Member {
+    /// When this process stops waiting for the coordinator.
+    pub(super) fn patience_ends(&self) -> Option<Time> {
+        match self.standing {
+            Standing::Joining => Some(self.started + self.config.join_timeout),
+            Standing::Active | Standing::Leaving | Standing::GivingUp(_) => {
+                let MemberConfig { control_lost_timeout: lost, replaced_timeout: replaced, .. } = self.config;
+                let patience = if self.line.is_refused() { lost.min(replaced) } else { lost };
+                Some(self.heard.unwrap_or(self.started) + patience)
+            }
+            Standing::Ended(_) => None,
+        }
+    }
+
+    pub(super) fn out_of_patience(&self, now: Time) -> Error {
+        let why = self.line.trouble();
+        let coordinator = &self.config.coordinator;
+        match (&self.standing, self.heard) {
+            (Standing::Joining, Some(_)) => Error::Timeout {
+                what: format!("joining the job: the coordinator at {coordinator} waits for other processes"),
+                waited: now.since(self.started),
+            },
+            (Standing::Joining, None) => Error::Timeout {
+                what: format!("joining the job: the coordinator at {coordinator} was not reached ({why})"),
+                waited: now.since(self.started),
+            },
+            (Standing::Active | Standing::Leaving | Standing::GivingUp(_) | Standing::Ended(_), heard) => {
+                Error::PeerLost {
+                    member: "coordinator".to_owned(),
+                    host: coordinator.clone(),
+                    cause: format!("silent for {:.1} s; {why}", now.since(heard.unwrap_or(self.started)).as_secs_f64()),
+                }
+            }
+        }
+    }
+}
