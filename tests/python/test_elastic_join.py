@@ -183,6 +183,39 @@ def test_two_workers_become_four(transport, tmp_path):
     assert [total for total, _ in runs] in ([11.0, 1111.0], [11.0, 111.0, 1111.0]), output
 
 
+LEAVES = TRAINING + f"for step in elastic.steps(state, until_stopped()):{STEP}\nassert elastic.has_left()\nsay('left')"
+
+
+@pytest.mark.over("shm", "quic")
+def test_four_workers_become_six_and_then_three(transport, tmp_path):
+    with Pool(tmp_path, transport, workers=4, elastic="2:6", dead_timeout="2s") as pool:
+        workers = [pool.worker(script) for script in (GOES_ON, GOES_ON, GOES_ON, LEAVES)]
+        for worker in workers:
+            worker.line("trains ")
+        workers += [pool.newcomer(script) for script in (GOES_ON, LEAVES)]
+        for worker in workers[4:]:
+            worker.line("trains ")
+        while not workers[0].line("now ").startswith("now 6 "):
+            pass
+        # Two leave behind a step, and one is killed.
+        for leaver in (workers[3], workers[5]):
+            os.kill(leaver.pid, signal.SIGTERM)
+        workers[2].interrupt(signal.SIGKILL)
+        while not workers[0].line("now ").startswith("now 3 "):
+            pass
+        pool.stop.touch()
+        ended = [worker.end(30) for worker in workers]
+    output = "".join(worker.output for worker in ended)
+    assert [worker.code for worker in ended] == [0, 0, -signal.SIGKILL, 0, 0, 0] and output.count("left\n") == 2, output
+    ends = [END_LINE.fullmatch(line) for line in output.splitlines() if line.startswith("end ")]
+    [(weights, runs)] = {(float(end["weights"]), end["runs"]) for end in ends if end is not None}
+    runs = ast.literal_eval(runs)
+    assert len(ends) == 3 and weights == sum(total * count for total, count in runs), output
+    # Of four, of six, and in the end of three, whose ranks have gaps.
+    totals = [total for total, _ in runs]
+    assert totals[0] == 1111.0 and 111111.0 in totals and str(totals[-1]).count("1") == 3, output
+
+
 CYCLES = int(os.environ.get("ELASTIC_CYCLES", "4"))
 """How often a worker is killed and another one comes."""
 
@@ -275,9 +308,8 @@ for step in elastic.steps(state, until_stopped()):{STEP}{END}
 
 @pytest.mark.over("shm")
 def test_a_worker_leaves_after_sigterm_also_when_the_job_has_formed_again(transport, tmp_path):
-    leaves = TRAINING + f"for step in elastic.steps(state, until_stopped()):{STEP}\nassert elastic.has_left()\nsay('left')"
     with Pool(tmp_path, transport, workers=2, elastic="1:3") as pool:
-        stays, goes = pool.worker(GOES_ON), pool.worker(leaves)
+        stays, goes = pool.worker(GOES_ON), pool.worker(LEAVES)
         for worker in (stays, goes):
             worker.line("trains ")
         comes = pool.newcomer(GOES_ON)

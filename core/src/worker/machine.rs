@@ -442,7 +442,7 @@ impl Worker {
         if self.ended.is_none() {
             self.commands.push_back(Command::Follow);
             self.follow_links(now);
-            self.follow_servers();
+            self.follow_servers(now);
         }
     }
 

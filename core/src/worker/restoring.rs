@@ -103,11 +103,20 @@ impl Worker {
     }
 
     /// There is another view: a recovery begins, begins anew, or is over.
-    pub(super) fn follow_servers(&mut self) {
+    pub(super) fn follow_servers(&mut self, now: Time) {
         if let Some((_, tasks)) = self.recovery.restoring.take() {
             tasks.into_iter().for_each(|task| self.scheduler.drop_withdrawal(task));
         }
         self.recovery.reported = None;
+        if self.recovers() && !self.keeps_sums() {
+            return self.handle_failed(
+                now,
+                Error::FailedPrecondition {
+                    what: "a server was lost, and this worker keeps no sums for the others".to_owned(),
+                    hint: "give all processes of the job the same on_server_loss".to_owned(),
+                },
+            );
+        }
         if self.recovers() {
             if self.recovery.servers.is_empty() {
                 // The first view that it sees.

@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use super::*;
-use crate::config::{Launcher, LocalReduce, OnWorkerLoss, ProcessRole, TransportChoice};
+use crate::config::{Launcher, LocalReduce, OnServerLoss, OnWorkerLoss, ProcessRole, TransportChoice};
 
 #[test]
 fn arguments_win_over_the_environment_over_its_aliases_over_the_file_over_the_default() {
@@ -192,6 +192,16 @@ fn an_elastic_job_goes_on_without_lost_workers_and_its_workers_reduce_alone() {
         let error = load(arguments, "", "").unwrap_err().to_string();
         assert!(error.starts_with(&format!("setting {expected}")), "{error}");
     }
+}
+
+#[test]
+fn a_job_that_outlives_servers_goes_on_without_lost_workers_too() {
+    let (config, _) = load("on_server_loss=continue", "", "").unwrap();
+    assert_eq!((config.on_server_loss, config.on_worker_loss), (OnServerLoss::Continue, OnWorkerLoss::Continue));
+    let error = load("on_server_loss=continue on_worker_loss=abort", "", "").unwrap_err().to_string();
+    let expected = "setting on_server_loss: is continue (argument) and on_worker_loss is abort (argument)";
+    assert!(error.starts_with(expected), "{error}");
+    assert!(load("on_server_loss=wait", "", "").is_err());
 }
 
 #[test]
