@@ -1,12 +1,13 @@
 //! Connects to servers for the machine.
 
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use super::metrics::Metrics;
 use super::shared::Shared;
 use crate::error::Error;
 use crate::local::PeerProcess;
-use crate::types::{Done, LinkId};
+use crate::types::{Done, LinkId, NodeId};
 use crate::worker::Dial;
 
 /// Connects to a server, and reports the outcome to the machine.
@@ -22,10 +23,9 @@ pub(super) fn dial(shared: &Arc<Shared>, dial: Dial) {
                 tracing::debug!(server = server.0, %error, "connection closed");
             } else {
                 tracing::warn!(server = server.0, %error, "connection lost");
-            }
-            if let Some(process) = process.get().filter(|process| process.has_ended()) {
-                // Its silence would tell it later.
-                shared.report_end(node, process.pid);
+                if let Some(process) = process.get() {
+                    witness(&shared, node, Arc::clone(process));
+                }
             }
             shared.report(|state, now| state.worker.handle_link_lost(now, server, attempt, error));
         }
@@ -47,3 +47,21 @@ pub(super) fn dial(shared: &Arc<Shared>, dial: Dial) {
     });
     shared.transport.connect(to, timeout, lost, done);
 }
+
+/// Tells the coordinator if a server has ended, whose connection is lost: its silence would tell it later. On a thread of its own, because a
+/// process that is killed closes its connections a while before it has ended.
+fn witness(shared: &Arc<Shared>, node: NodeId, process: Arc<PeerProcess>) {
+    let shared = Arc::downgrade(shared);
+    let waiting = std::thread::Builder::new().name("gl-witness".to_owned()).spawn(move || {
+        if process.ends_within(ENDING)
+            && let Some(shared) = shared.upgrade()
+        {
+            shared.report_end(node, process.pid);
+        }
+    });
+    // Without a thread, its silence tells it.
+    drop(waiting);
+}
+
+/// Longer than a process takes to end that has closed its connections.
+const ENDING: Duration = Duration::from_secs(2);

@@ -5,6 +5,7 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, Uid};
@@ -21,8 +22,13 @@ pub struct PeerProcess {
 impl PeerProcess {
     /// Whether it has ended. It may be a zombie then.
     pub fn has_ended(&self) -> bool {
-        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
-        poll(&mut [PollFd::new(&self.life, PollFlags::IN)], Some(&at_once)) == Ok(1)
+        self.ends_within(Duration::ZERO)
+    }
+
+    /// Waits for its end, at most so long. Returns whether it has ended.
+    pub fn ends_within(&self, patience: Duration) -> bool {
+        let patience = Timespec::try_from(patience).expect("a few seconds");
+        poll(&mut [PollFd::new(&self.life, PollFlags::IN)], Some(&patience)) == Ok(1)
     }
 }
 

@@ -189,8 +189,6 @@ pub enum Defect {
     RecoveredEarly,
     /// A coordinator lets nobody restore a sum that some workers have and others miss.
     NothingRestored,
-    /// A server takes a sum that a worker brings, though its checksum is wrong.
-    DamagedSumRestored,
 }
 
 impl Defect {
@@ -284,7 +282,6 @@ impl Defect {
         Self::HoldingsToldEarly,
         Self::RecoveredEarly,
         Self::NothingRestored,
-        Self::DamagedSumRestored,
     ];
 }
 

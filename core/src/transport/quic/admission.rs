@@ -230,6 +230,10 @@ impl Gatekeeper {
 
     /// Logs why a peer was refused. In a flood most are counted only.
     pub(super) fn log_refusal(&self, now: Instant, remote: SocketAddr, error: &Error) {
+        if *error == Error::Cancelled {
+            // This process ends.
+            return tracing::debug!(%remote, "not admitted any more");
+        }
         let unlogged = {
             let mut guarded = self.lock();
             let now = guarded.time(now);

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use gradlane_core::error::{Error, Result};
-use gradlane_core::types::{CodecSpec, DType, Defect, Epoch, ExchangeId, Op, Time, WorkerId, planted};
+use gradlane_core::types::{CodecSpec, DType, Epoch, ExchangeId, Op, Time, WorkerId};
 use gradlane_core::wire::{Body, Contribute, Contribution, Contributors, Restore, Sum, Target};
 
 use super::aggregator::{Aggregator, Exchange, ExchangeState, parity};
@@ -92,7 +92,7 @@ impl Aggregator {
 
     /// What became of the bytes of a sum that a worker brings.
     pub(super) fn note_restored(&mut self, id: SlotId, exchange: ExchangeId, receipt: Receipt) {
-        if receipt != Receipt::Whole && !planted(self.config.defect, Defect::DamagedSumRestored) {
+        if receipt != Receipt::Whole {
             self.reject(exchange, restored_meanwhile(id));
             return self.retire(id);
         }

@@ -53,8 +53,8 @@ pub(super) struct Job {
     outlives: bool,
     /// The ranks of the workers in each view that the coordinator showed.
     views: BTreeMap<Epoch, Vec<u32>>,
-    /// The ranks in the sum of each round of a part that some worker has.
-    sums: BTreeMap<(PartId, Round), Vec<u32>>,
+    /// The ranks in the sums of each round of a part, which should be one, and who has it.
+    sums: BTreeMap<(PartId, Round), BTreeMap<Vec<u32>, BTreeSet<Who>>>,
 }
 
 /// Who came to a barrier, and how long it waits.
@@ -341,14 +341,15 @@ impl Witness {
     /// tensor, and `due` are those in the view.
     pub(in crate::sim) fn summed(&mut self, who: Who, header: &Sum, ranks: &[u32], (all, due): (usize, &[u32])) {
         let Target { part, round, .. } = header.target;
-        let first = self.job.sums.entry((part, round)).or_insert_with(|| ranks.to_vec()).clone();
-        // One that has left in order restores nothing that it had from a server that was lost since.
-        let is_gone = |rank: &u32| self.job.worker_of_rank(*rank).is_some_and(|who| self.job.has_left(who));
-        let lacks_those_gone = self.job.has_lost_server()
-            && ranks.iter().all(|rank| first.contains(rank))
-            && first.iter().filter(|rank| !ranks.contains(rank)).all(is_gone);
-        if first != ranks && !lacks_those_gone {
-            let text = format!("{who}: {round} of part {part} is of ranks {ranks:?}, and another worker has {first:?}");
+        let sums = self.job.sums.entry((part, round)).or_default();
+        sums.entry(ranks.to_vec()).or_default().insert(who);
+        let others = sums.iter().filter(|(of, _)| of.as_slice() != ranks);
+        let others: Vec<(Vec<u32>, BTreeSet<Who>)> = others.map(|(of, who)| (of.clone(), who.clone())).collect();
+        // Who is gone restores nothing that it had from a server that was lost.
+        let is_gone = |who: &Who| self.job.has_left(*who) || self.job.is_lost(*who);
+        let is_wrong = |who: &BTreeSet<Who>| !self.job.has_lost_server() || !who.iter().all(is_gone);
+        if let Some((other, _)) = others.iter().find(|(_, who)| is_wrong(who)) {
+            let text = format!("{who}: {round} of part {part} is of ranks {ranks:?}, and another worker has {other:?}");
             return self.report(Checker::Contributors, text);
         }
         let all = ranks.len() == all;
