@@ -29,7 +29,7 @@ class Kernels:
         kernels, halves, library = folder / "kernels.inc", folder / "halves.o", folder / "kernels.so"
         kernels.write_text(text)
         # No product may be joined with another operation, which would round once instead of twice.
-        exact = ["-O2", "-fPIC", "-ffp-contract=off"]
+        exact = ["-O2", "-fPIC", "-ffp-contract=off", f"-I{source.parent}"]
         ran(compiler("gcc"), *exact, "-c", here / "halves_on_host.c", "-o", halves)
         sizes = [f"-DPARAMETER={parameter.__name__}", f"-DPARAMETER_BYTES={ctypes.sizeof(parameter)}"]
         defines = [f'-DKERNELS="{kernels}"', *sizes]

@@ -11,10 +11,7 @@
 // side. As in `elementwise.cu`, a launch works on a list of runs, thread block b on run b % n, and four loads of a thread are under way at
 // once.
 
-typedef unsigned char u8;
-typedef unsigned short u16;
-typedef unsigned int u32;
-typedef unsigned long long u64;
+#include "shared.cuh"
 
 // One run of memory: where it is read and written, its elements, and the index of the first of them in its part.
 struct Run {
@@ -37,29 +34,6 @@ struct Runs {
     u32 count;
     Run runs[169];
 };
-
-// Not variables, for which a module would have memory.
-enum { WARP = 32 };
-enum Bits { LANES = 0xffffffff, SIGN = 0x80000000, INFINITE = 0x7f800000, NAN_BITS = 0x7fc00000 };
-
-// The number drawn for an element of a part: `core::codec::tools::Draws`.
-static __device__ u32 draw(const Runs &runs, u32 element) {
-    u32 word = element ^ runs.low;
-    word = ((word ^ (word >> 16)) * 0x21f0aaad) ^ runs.high;
-    word = (word ^ (word >> 15)) * 0x735a2d97;
-    return word ^ (word >> 15);
-}
-
-// A number between -1/2 and 1/2.
-static __device__ float offset(u32 drawn) {
-    const float whole = __fadd_rn(__uint2float_rn(drawn >> 16), 0.5f);
-    return __fadd_rn(__fmul_rn(whole, 1.0f / 65536.0f), -0.5f);
-}
-
-// The whole number nearest to a small one: a number of that size has steps of 1.
-static __device__ u32 whole(float value) {
-    return __float_as_uint(__fadd_rn(value, 12582912.0f)) - __float_as_uint(12582912.0f);
-}
 
 // What grids of whole numbers share.
 template <u32 MASK>
@@ -118,13 +92,13 @@ typedef Float8<3, 7, 0x7e> E4m3;
 typedef Float8<2, 15, 0x7b> E5m2;
 
 // The run of this thread block, and which of the run's blocks this warp takes first, and how many further each time.
-struct Turn {
+struct TurnOfRuns {
     const Run &run;
     u32 lane;
     u32 block;
     u32 step;
 
-    __device__ Turn(const Runs &runs)
+    __device__ TurnOfRuns(const Runs &runs)
         : run(runs.runs[blockIdx.x % runs.count]),
           lane(threadIdx.x % WARP),
           block(blockIdx.x / runs.count * (blockDim.x / WARP) + threadIdx.x / WARP),
@@ -170,7 +144,7 @@ struct Coder {
 template <typename Grid>
 static __device__ void encode(const Runs &runs) {
     const u32 PER_BYTE = Grid::PER_BYTE, AT_ONCE = 4 / PER_BYTE;
-    const Turn turn(runs);
+    const TurnOfRuns turn(runs);
     const u32 len = turn.run.len, lane = turn.lane;
     const u64 bytes = Grid::SCALE_BYTES + (runs.block + PER_BYTE - 1) / PER_BYTE;
     for (u32 block = turn.block; block < (len + runs.block - 1) / runs.block; block += turn.step) {
@@ -233,7 +207,7 @@ static __device__ float decoded(const u8 *codes, u32 i, u32 scale) {
 template <typename Grid>
 static __device__ void decode(const Runs &runs) {
     const u32 PER_BYTE = Grid::PER_BYTE;
-    const Turn turn(runs);
+    const TurnOfRuns turn(runs);
     const u32 len = turn.run.len;
     const u64 bytes = Grid::SCALE_BYTES + (runs.block + PER_BYTE - 1) / PER_BYTE;
     for (u32 block = turn.block; block < (len + runs.block - 1) / runs.block; block += turn.step) {
@@ -282,9 +256,6 @@ static __device__ u16 bf16_by_chance(float value, u32 drawn) {
     const u32 special = magnitude > INFINITE ? magnitude | 0x400000 : INFINITE;
     return (u16)(((magnitude < INFINITE ? rounded : special) | (bits & SIGN)) >> 16);
 }
-
-// By 1 nothing is multiplied, so that a NaN keeps its payload.
-static __device__ float times(float value, float factor) { return factor == 1.0f ? value : __fmul_rn(value, factor); }
 
 extern "C" __global__ void gradlane_encode_bf16_by_chance(const Runs runs) {
     const u32 count = runs.count;

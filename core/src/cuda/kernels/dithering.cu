@@ -8,8 +8,7 @@
 // blocks may share a word of the body. So the body is zero at first, and bits are set in it. A launch works on one part. Elements, the body
 // and notes begin at multiples of eight bytes.
 
-typedef unsigned int u32;
-typedef unsigned long long u64;
+#include "shared.cuh"
 
 // The parameter of every kernel. `core::cuda::kernels::dithering` has the same structure.
 struct Part {
@@ -33,13 +32,8 @@ struct Part {
 };
 
 // Not variables, for which a module would have memory.
-enum { WARP = 32, BLOCK = 2048, WORD_BITS = 32, WORD_BYTES = 4, TAIL_BYTES = 8, LENGTH_BYTES = 8 };
-enum Bits { LANES = 0xffffffff, SIGN = 0x80000000, INFINITE = 0x7f800000, FRACTION = 0x7fffff, REFUSED = 0xffffffff };
-
-static __device__ u32 ceil_div(u32 number, u32 by) { return (number + by - 1) / by; }
-
-// By 1 nothing is multiplied, as on the host.
-static __device__ float times(float value, float factor) { return factor == 1.0f ? value : __fmul_rn(value, factor); }
+enum { BLOCK = 2048, WORD_BITS = 32, WORD_BYTES = 4, TAIL_BYTES = 8, LENGTH_BYTES = 8 };
+enum Words { FRACTION = 0x7fffff, REFUSED = 0xffffffff };
 
 // The working memory.
 struct Notes {
@@ -59,53 +53,11 @@ struct Notes {
           starts(blocks + ceil_div(part.len, BLOCK)) {}
 };
 
-// Which blocks a warp takes.
-struct Turn {
-    u32 lane;
-    u32 first;
-    u32 step;
-
-    __device__ Turn()
-        : lane(threadIdx.x % WARP),
-          first(blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP),
-          step(gridDim.x * (blockDim.x / WARP)) {}
-};
-
-// The sum over all lanes, known to all of them: halves of the lanes are added to each other, then halves of these.
-static __device__ double sum_of_lanes(double sum) {
-    for (u32 distance = WARP / 2; distance > 0; distance /= 2) {
-        const u64 bits = __double_as_longlong(sum);
-        const u64 low = __shfl_xor_sync(LANES, (u32)bits, distance);
-        const u64 high = __shfl_xor_sync(LANES, (u32)(bits >> 32), distance);
-        sum = __dadd_rn(sum, __longlong_as_double(high << 32 | low));
-    }
-    return sum;
-}
-
 static __device__ u32 count_of_lanes(u32 count) {
     for (u32 distance = WARP / 2; distance > 0; distance /= 2) {
         count += __shfl_xor_sync(LANES, count, distance);
     }
     return count;
-}
-
-static __device__ u32 largest_of_lanes(u32 largest) {
-    for (u32 distance = WARP / 2; distance > 0; distance /= 2) {
-        largest = max(largest, __shfl_xor_sync(LANES, largest, distance));
-    }
-    return largest;
-}
-
-// The sum of the lanes below, and in `total` that of all of them.
-static __device__ u32 sum_below(u32 mine, u32 lane, u32 &total) {
-    u32 below = 0;
-    total = mine;
-    for (u32 distance = 1; distance < WARP; distance *= 2) {
-        const u32 other = __shfl_xor_sync(LANES, total, distance);
-        below += lane & distance ? other : 0;
-        total += other;
-    }
-    return below;
 }
 
 // The largest of the lanes below, or 0, and in `largest` that of all of them.
@@ -182,25 +134,6 @@ extern "C" __global__ void gradlane_dithering_scale(const Part part) {
     if (threadIdx.x == 0) {
         *Notes(part).scale = part.is_euclid ? root : largest;
     }
-}
-
-// The number drawn for an element: `core::codec::tools::Draws`.
-static __device__ u32 draw(const Part &part, u32 element) {
-    u32 word = element ^ part.low;
-    word = ((word ^ (word >> 16)) * 0x21f0aaad) ^ part.high;
-    word = (word ^ (word >> 15)) * 0x735a2d97;
-    return word ^ (word >> 15);
-}
-
-// A number between -1/2 and 1/2.
-static __device__ float offset(u32 drawn) {
-    const float whole = __fadd_rn(__uint2float_rn(drawn >> 16), 0.5f);
-    return __fadd_rn(__fmul_rn(whole, 1.0f / 65536.0f), -0.5f);
-}
-
-// The whole number nearest to a small one: a number of that size has steps of 1.
-static __device__ u32 whole(float value) {
-    return __float_as_uint(__fadd_rn(value, 12582912.0f)) - __float_as_uint(12582912.0f);
 }
 
 // The level of an element. That of a scale of zero is 0.

@@ -40,7 +40,10 @@ def ptx(source: Path) -> str:
     nvrtc = ctypes.CDLL(str(library()))
     program = ctypes.c_void_p()
     text, name = source.read_bytes(), source.name.encode()
-    check(nvrtc, nvrtc.nvrtcCreateProgram(ctypes.byref(program), text, name, 0, None, None))
+    files = sorted(HERE.glob("*.cuh"))
+    headers = (ctypes.c_char_p * len(files))(*(file.read_bytes() for file in files))
+    names = (ctypes.c_char_p * len(files))(*(file.name.encode() for file in files))
+    check(nvrtc, nvrtc.nvrtcCreateProgram(ctypes.byref(program), text, name, len(files), headers, names))
     try:
         options = (ctypes.c_char_p * len(OPTIONS))(*OPTIONS)
         result = nvrtc.nvrtcCompileProgram(program, len(OPTIONS), options)

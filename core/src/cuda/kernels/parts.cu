@@ -9,8 +9,7 @@
 // numbers are added does not depend on the grid. A launch works on one part. Elements and bodies begin at multiples of four bytes, notes at
 // multiples of eight.
 
-typedef unsigned int u32;
-typedef unsigned long long u64;
+#include "shared.cuh"
 
 // The parameter of every kernel. `core::cuda::kernels::parts` has the same structure.
 struct Part {
@@ -30,45 +29,11 @@ struct Part {
 };
 
 // Not variables, for which a module would have memory.
-enum { WARP = 32, BLOCK = 2048, SEED_WORDS = 2 };
-enum Bits { LANES = 0xffffffff, SIGN = 0x80000000, INFINITE = 0x7f800000, NAN_BITS = 0x7fc00000 };
-
-// By 1 nothing is multiplied, as on the host.
-static __device__ float times(float value, float factor) { return factor == 1.0f ? value : __fmul_rn(value, factor); }
+enum { BLOCK = 2048, SEED_WORDS = 2 };
 
 static __device__ u32 magnitude_bits(float value) { return __float_as_uint(value) & ~SIGN; }
 
 static __device__ u32 blocks_of(const Part &part) { return (part.len + BLOCK - 1) / BLOCK; }
-
-// Which blocks a warp takes.
-struct Turn {
-    u32 lane;
-    u32 first;
-    u32 step;
-
-    __device__ Turn()
-        : lane(threadIdx.x % WARP),
-          first(blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP),
-          step(gridDim.x * (blockDim.x / WARP)) {}
-};
-
-// The sum over all lanes, known to all of them: halves of the lanes are added to each other, then halves of these.
-static __device__ double sum_of_lanes(double sum) {
-    for (u32 distance = WARP / 2; distance > 0; distance /= 2) {
-        const u64 bits = __double_as_longlong(sum);
-        const u64 low = __shfl_xor_sync(LANES, (u32)bits, distance);
-        const u64 high = __shfl_xor_sync(LANES, (u32)(bits >> 32), distance);
-        sum = __dadd_rn(sum, __longlong_as_double(high << 32 | low));
-    }
-    return sum;
-}
-
-static __device__ u32 largest_of_lanes(u32 largest) {
-    for (u32 distance = WARP / 2; distance > 0; distance /= 2) {
-        largest = max(largest, __shfl_xor_sync(LANES, largest, distance));
-    }
-    return largest;
-}
 
 // Writes a bit for each element. The note of a block is the sum of its magnitudes.
 extern "C" __global__ void gradlane_onebit_signs(const Part part) {

@@ -10,9 +10,7 @@
 // for another. Counts are whole numbers, so the order in which they are added changes nothing. A launch works on one part. Elements, bodies
 // and notes begin at multiples of eight bytes.
 
-typedef unsigned char u8;
-typedef unsigned int u32;
-typedef unsigned long long u64;
+#include "shared.cuh"
 
 // The parameter of every kernel. `core::cuda::kernels::topk` has the same structure.
 struct Part {
@@ -33,15 +31,10 @@ struct Part {
 };
 
 // Not variables, for which a module would have memory. A note is of so many elements, entries, or bytes of gaps.
-enum { WARP = 32, BLOCK = 2048, ENTRIES = 256, RUN = 1024 };
+enum { BLOCK = 2048, ENTRIES = 256, RUN = 1024 };
 enum { DIGITS = 4, DIGIT_BITS = 8, VALUES = 256, PER_LANE = VALUES / WARP };
 enum { F32_BYTES = 4, NUMBER_BYTES_MAX = 5, NUMBER_BITS = 7, GOES_ON = 0x80, LENGTH_BYTES = 8 };
-enum Bits { LANES = 0xffffffff, REFUSED = 0xffffffff };
-
-static __device__ u32 ceil_div(u32 number, u32 by) { return (number + by - 1) / by; }
-
-// By 1 nothing is multiplied, as on the host.
-static __device__ float times(float value, float factor) { return factor == 1.0f ? value : __fmul_rn(value, factor); }
+enum Answer { REFUSED = 0xffffffff };
 
 // The magnitude of an element, as bits that are ordered as magnitudes are: those of infinities and NaN have the highest first digit.
 static __device__ u32 magnitude(const Part &part, float value) { return __float_as_uint(times(value, part.factor)) << 1; }
@@ -67,43 +60,10 @@ struct Notes {
           places((u32 *)(gaps + ceil_div(part.entries_max, ENTRIES))) {}
 };
 
-// Which blocks a warp takes.
-struct Turn {
-    u32 lane;
-    u32 first;
-    u32 step;
-
-    __device__ Turn()
-        : lane(threadIdx.x % WARP),
-          first(blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP),
-          step(gridDim.x * (blockDim.x / WARP)) {}
-
-    __device__ u32 lower_lanes() const { return (1 << lane) - 1; }
-};
-
-// The sum of the lanes below, and in `total` that of all of them.
-static __device__ u32 sum_below(u32 mine, u32 lane, u32 &total) {
-    u32 below = 0;
-    total = mine;
-    for (u32 distance = 1; distance < WARP; distance *= 2) {
-        const u32 other = __shfl_xor_sync(LANES, total, distance);
-        below += lane & distance ? other : 0;
-        total += other;
-    }
-    return below;
-}
-
 static __device__ u32 sum_of_lanes(u32 mine) {
     u32 total;
     sum_below(mine, 0, total);
     return total;
-}
-
-static __device__ u32 largest_of_lanes(u32 largest) {
-    for (u32 distance = WARP / 2; distance > 0; distance /= 2) {
-        largest = max(largest, __shfl_xor_sync(LANES, largest, distance));
-    }
-    return largest;
 }
 
 // Sums of notes: of their low and of their high words. The latter stops at a number, which is at most 2^26.
