@@ -178,15 +178,7 @@ fn frames_that_nobody_may_send_end_their_link_and_nothing_else() {
         workers: 0,
         servers: 0,
     };
-    let view = View {
-        job: "mine".to_owned(),
-        epoch: Epoch { term: 9, number: 9 },
-        phase: Phase::Ended,
-        formed_before: 0,
-        formed_servers: 0,
-        recovers: false,
-        members: vec![],
-    };
+    let view = View::plain("mine", Epoch { term: 9, number: 9 }, Phase::Ended, vec![]);
     let stall = Stall {
         part: PartId { key: TensorKey(1), index: 0 },
         round: Round(0),

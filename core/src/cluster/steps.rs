@@ -120,7 +120,7 @@ impl Steps {
     /// # Errors
     /// What is wrong with the limit, if this worker has begun more steps already.
     pub fn handle_boundary(&mut self, change: u64, limit: Option<u64>) -> std::result::Result<(), String> {
-        if change < self.report.change || (change == self.report.change && self.limit.is_none()) {
+        if self.is_over(change) {
             return Ok(());
         }
         if change > self.report.change {
@@ -138,7 +138,7 @@ impl Steps {
 
     /// A change is over, or this worker cannot leave. [`Error::Cancelled`] says that it is not made and that the workers go on.
     pub fn handle_passed(&mut self, change: u64, outcome: Result<Passage>) {
-        let is_over = change < self.report.change || (change == self.report.change && self.limit.is_none());
+        let is_over = self.is_over(change);
         match outcome {
             Err(error @ Error::FailedPrecondition { .. }) if self.report.leaves => {
                 (self.report.leaves, self.missed) = (false, Some(error));
@@ -154,6 +154,11 @@ impl Steps {
                 }
             }
         }
+    }
+
+    /// Whether this worker has heard how a change ended.
+    fn is_over(&self, change: u64) -> bool {
+        change < self.report.change || (change == self.report.change && self.limit.is_none())
     }
 
     /// The job has ended for this worker.

@@ -56,7 +56,7 @@ fn witness(shared: &Arc<Shared>, node: NodeId, process: Arc<PeerProcess>) {
         if process.ends_within(ENDING)
             && let Some(shared) = shared.upgrade()
         {
-            shared.report_end(node, process.pid);
+            shared.tell(|membership| membership.reporter().report_end(node, process.pid));
         }
     });
     // Without a thread, its silence tells it.

@@ -128,8 +128,8 @@ impl Dispatch for Dispatcher {
                 Effect::Issue(issue, marks) => issue(marks),
                 Effect::Declare { request, tensors, fuse } => declare(shared, request, tensors, fuse),
                 Effect::Undeclare { request, names } => undeclare(shared, request, names),
-                Effect::Report(holdings) => shared.report_holdings(holdings),
-                Effect::Restored(epoch) => shared.report_restored(epoch),
+                Effect::Report(holdings) => shared.tell(|membership| membership.reporter().report_holdings(holdings)),
+                Effect::Restored(epoch) => shared.tell(|membership| membership.reporter().report_restored(epoch)),
                 Effect::Dial(to) => dial(shared, to),
                 Effect::Disconnect(link) => shared.transport.disconnect(link),
                 Effect::Warn(stuck) => warn(&stuck),
@@ -185,15 +185,11 @@ fn declare(shared: &Arc<Shared>, request: u64, tensors: Vec<TensorSpec>, fuse: b
             waiter.report(report);
         }
     });
-    if let Some(membership) = &*shared.membership.lock().unwrap_or_else(PoisonError::into_inner) {
-        membership.declare(tensors, fuse, declared);
-    }
+    shared.tell(|membership| membership.declare(tensors, fuse, declared));
 }
 
 fn undeclare(shared: &Arc<Shared>, request: u64, names: Vec<String>) {
-    if let Some(membership) = &*shared.membership.lock().unwrap_or_else(PoisonError::into_inner) {
-        membership.undeclare(names);
-    }
+    shared.tell(|membership| membership.undeclare(names));
     let waiter = shared.with(|state, _| {
         state.worker.handle_undeclared(request);
         state.take_waiter(request)

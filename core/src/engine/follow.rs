@@ -114,7 +114,7 @@ impl Follower {
         let reporter = Arc::downgrade(&self.shared);
         let on_stall = Box::new(move |stall| {
             if let Some(shared) = reporter.upgrade() {
-                shared.report_stall(stall);
+                shared.tell(|membership| membership.reporter().report_stall(stall));
             }
         });
         let metrics = &self.shared.metrics;

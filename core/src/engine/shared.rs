@@ -25,8 +25,7 @@ use crate::mem::Doubt;
 use crate::runtime::exporter::Standing;
 use crate::runtime::{Clock, Membership, Timer};
 use crate::transport::Transport;
-use crate::types::{Epoch, Holdings, NodeId, Time};
-use crate::wire::frame::Stall;
+use crate::types::Time;
 use crate::worker::{Liveness, Worker};
 
 /// The engine as its threads see it.
@@ -226,41 +225,16 @@ impl Shared {
         if self.broken.get().is_none() { Some(using) } else { None }
     }
 
+    /// Gives the membership something to tell the coordinator. It has one from right after the start on.
+    pub(super) fn tell(&self, say: impl FnOnce(&Membership)) {
+        if let Some(membership) = &*self.membership.lock().unwrap_or_else(PoisonError::into_inner) {
+            say(membership);
+        }
+    }
+
     /// Gives the steps an input, and tells the coordinator what it must hear of it.
     pub(super) fn step<T>(&self, input: impl FnOnce(&mut Steps) -> T) -> T {
-        self.boundary.with(input, |report| {
-            if let Some(membership) = &*self.membership.lock().unwrap_or_else(PoisonError::into_inner) {
-                membership.reporter().report_steps(report);
-            }
-        })
-    }
-
-    /// Tells the coordinator that the process `pid` of a node of this machine has ended.
-    pub(super) fn report_end(&self, node: NodeId, pid: u32) {
-        if let Some(membership) = &*self.membership.lock().unwrap_or_else(PoisonError::into_inner) {
-            membership.reporter().report_end(node, pid);
-        }
-    }
-
-    /// Tells the coordinator what this worker has and wants of the parts whose servers were lost.
-    pub(super) fn report_holdings(&self, holdings: Holdings) {
-        if let Some(membership) = &*self.membership.lock().unwrap_or_else(PoisonError::into_inner) {
-            membership.reporter().report_holdings(holdings);
-        }
-    }
-
-    /// Tells it that servers have the sums that this worker was to restore.
-    pub(super) fn report_restored(&self, epoch: Epoch) {
-        if let Some(membership) = &*self.membership.lock().unwrap_or_else(PoisonError::into_inner) {
-            membership.reporter().report_restored(epoch);
-        }
-    }
-
-    /// Tells the coordinator of a sum that waits for workers of this machine.
-    pub(super) fn report_stall(&self, stall: Stall) {
-        if let Some(membership) = &*self.membership.lock().unwrap_or_else(PoisonError::into_inner) {
-            membership.reporter().report_stall(stall);
-        }
+        self.boundary.with(input, |report| self.tell(|membership| membership.reporter().report_steps(report)))
     }
 
     /// Marks the state as closed: the threads of the stages end when they are woken.
@@ -286,9 +260,7 @@ impl Shared {
         let (shared, unfinished, cause) = (Arc::clone(self), state.take_unfinished(), error.clone());
         let ending = std::thread::Builder::new().name("gl-ending".to_owned()).spawn(move || {
             // First, because the other workers wait for this one.
-            if let Some(membership) = &*shared.membership.lock().unwrap_or_else(PoisonError::into_inner) {
-                membership.reporter().break_down(cause.clone());
-            }
+            shared.tell(|membership| membership.reporter().break_down(cause.clone()));
             // The panic may have poisoned a lock of any of these parts. The other parts are ended all the same.
             let end = |part: &dyn Fn()| drop(catch_unwind(AssertUnwindSafe(part)));
             if let Some(collective) = shared.company.any() {

@@ -55,49 +55,23 @@ impl Authority {
     }
 
     /// Certifies the key of a signing request as `role`, if the requester knows a secret that permits it. `knows` says whether the requester
-    /// knows a given secret. Each certificate uses up one use of an invitation. A certificate for an observer uses up none.
+    /// knows a given secret. Each certificate uses up one use of an invitation. A certificate for an observer uses up none. If the job is
+    /// `closed`, its own secret is not enough, and a requester that knows it is told why.
     ///
     /// # Errors
     /// [`Error::Auth`] if the requester knows no secret of the job. [`Error::Token`] if it knows an invitation that is for another role, used up
-    /// or too old.
+    /// or too old. Why the job is closed.
     pub(crate) fn admit(
         &self,
         request: &[u8],
         role: Role,
         peer: &str,
         knows: impl Fn(&[u8; 16]) -> bool,
+        closed: Option<&Error>,
     ) -> Result<CertificateDer<'static>> {
-        match knows(&self.secret) {
-            true => self.sign(request, role, peer),
-            false => self.admit_by_invitation(request, role, peer, knows),
+        if knows(&self.secret) {
+            return closed.map_or_else(|| self.sign(request, role, peer), |why| Err(why.clone()));
         }
-    }
-
-    /// As [`admit`](Self::admit), but the job's own secret is not enough: a requester that knows it is told `why`.
-    ///
-    /// # Errors
-    /// As [`admit`](Self::admit), and `why`.
-    pub(crate) fn admit_invited(
-        &self,
-        request: &[u8],
-        role: Role,
-        peer: &str,
-        knows: impl Fn(&[u8; 16]) -> bool,
-        why: &Error,
-    ) -> Result<CertificateDer<'static>> {
-        match knows(&self.secret) {
-            true => Err(why.clone()),
-            false => self.admit_by_invitation(request, role, peer, knows),
-        }
-    }
-
-    fn admit_by_invitation(
-        &self,
-        request: &[u8],
-        role: Role,
-        peer: &str,
-        knows: impl Fn(&[u8; 16]) -> bool,
-    ) -> Result<CertificateDer<'static>> {
         let now = wall_clock();
         let dir = self.dir.as_deref();
         // Held until the use is counted, so that two requesters cannot have the same use.
@@ -144,7 +118,7 @@ mod tests {
             let key = KeyPair::generate().unwrap();
             CertificateParams::default().serialize_request(&key).unwrap().der().to_vec()
         };
-        let come = |secret: [u8; 16], role| authority.admit(&request, role, "n1", |known| *known == secret);
+        let come = |secret: [u8; 16], role| authority.admit(&request, role, "n1", |known| *known == secret, None);
         let hour = Duration::from_secs(3600);
         let token = Authority::invite(&path, "resnet", &join, Role::Worker, 2, hour).unwrap();
         assert!(token.secret != join.secret && token.ca_hash == join.ca_hash);

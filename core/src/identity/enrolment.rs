@@ -194,13 +194,12 @@ impl Terms {
         let knows =
             |secret: &[u8; 16]| hmac::verify(&hmac::Key::new(hmac::HMAC_SHA256, secret), &proven, proof).is_ok();
         match closed {
-            None => self.authority.admit(signing_request, role, peer, knows),
-            Some(why) if takes_invited => self.authority.admit_invited(signing_request, role, peer, knows, why),
             // After the proof, so that a stranger does not learn how far the job is. This uses up no invitation.
-            Some(why) => {
-                self.authority.admit(signing_request, Role::Observer, peer, knows)?;
+            Some(why) if !takes_invited => {
+                self.authority.admit(signing_request, Role::Observer, peer, knows, None)?;
                 Err(why.clone())
             }
+            closed => self.authority.admit(signing_request, role, peer, knows, closed),
         }
     }
 }

@@ -35,7 +35,7 @@ pub fn enrolment_request(authority: &Authority, bytes: &[u8]) {
         Ok(request) => {
             assert_eq!(request.bytes(), bytes, "a request has one form");
             let knows = request.proof[0].is_multiple_of(2);
-            let certified = authority.admit(request.signing_request, request.role, PEER, |_| knows);
+            let certified = authority.admit(request.signing_request, request.role, PEER, |_| knows, None);
             if let Ok(certificate) = certified {
                 assert!(knows, "a stranger is not certified");
                 let identity = PeerIdentity::of(&certificate).expect("the authority names its members");

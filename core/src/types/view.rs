@@ -145,6 +145,14 @@ impl View {
 }
 
 /// A worker's machine and the path of its socket; empty for none.
+#[cfg(any(test, feature = "testing"))]
+impl View {
+    /// A view of a job that formed only once, and lost no server.
+    pub fn plain(job: &str, epoch: Epoch, phase: Phase, members: Vec<Member>) -> Self {
+        Self { job: job.to_owned(), epoch, phase, formed_before: 0, formed_servers: 0, recovers: false, members }
+    }
+}
+
 #[cfg(test)]
 pub(crate) type Place = (u64, &'static str);
 
@@ -168,15 +176,7 @@ impl View {
             first_round: Round(0),
         };
         let members = (0..).zip(places).map(member).collect();
-        Self {
-            job: "job".to_owned(),
-            epoch: Epoch::default(),
-            phase: Phase::Running,
-            formed_before: 0,
-            formed_servers: 0,
-            recovers: false,
-            members,
-        }
+        Self::plain("job", Epoch::default(), Phase::Running, members)
     }
 }
 

@@ -226,11 +226,8 @@ impl Worker {
                 hint: "send it again under another round, or restart from a checkpoint".to_owned(),
             };
             let error = self.with_name(task, error);
-            for submission in self.record(task).part.tickets.clone() {
-                if let Some(group) = self.submissions.get(&submission).and_then(|submission| submission.group) {
-                    self.scheduler.fail_group(now, group, error.clone());
-                }
-            }
+            let submissions = self.record(task).part.tickets.clone();
+            self.fail_all(now, submissions, &error);
         }
     }
 

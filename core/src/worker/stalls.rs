@@ -32,11 +32,7 @@ impl Worker {
         };
         let due = self.tasks.iter().filter(is_due);
         let submissions: BTreeSet<u64> = due.flat_map(|(_, record)| record.part.tickets.iter().copied()).collect();
-        for submission in submissions {
-            if let Some(group) = self.submissions.get(&submission).and_then(|submission| submission.group) {
-                self.scheduler.fail_group(now, group, error.clone());
-            }
-        }
+        self.fail_all(now, submissions, &error);
     }
 
     /// When the exchange of a task with `server` began that is open, if there is one.

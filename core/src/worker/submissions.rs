@@ -187,6 +187,15 @@ impl Worker {
         Ok(())
     }
 
+    /// Fails these submissions, as far as they have tasks.
+    pub(super) fn fail_all(&mut self, now: Time, submissions: impl IntoIterator<Item = u64>, error: &Error) {
+        for submission in submissions {
+            if let Some(group) = self.submissions.get(&submission).and_then(|submission| submission.group) {
+                self.scheduler.fail_group(now, group, error.clone());
+            }
+        }
+    }
+
     fn fail(&mut self, now: Time, id: u64, group: Option<GroupId>, error: &Error) {
         match group {
             Some(group) => self.scheduler.fail_group(now, group, error.clone()),

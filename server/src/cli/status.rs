@@ -403,15 +403,7 @@ mod tests {
         };
         let loaded = MemberStatus { placed_bytes: 4096, placed_parts: 2, ..health.clone() };
         Status {
-            view: View {
-                job: "night".to_owned(),
-                epoch: Epoch { term: 1, number: 3 },
-                phase,
-                formed_before: 0,
-                formed_servers: 0,
-                recovers: false,
-                members,
-            },
+            view: View::plain("night", Epoch { term: 1, number: 3 }, phase, members),
             members: vec![health, loaded],
             imbalance_milli: 1500,
         }

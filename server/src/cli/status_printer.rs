@@ -93,15 +93,7 @@ mod tests {
             first_round: Round(0),
         };
         let status = |phase, members: Vec<Member>| Status {
-            view: View {
-                job: "night".to_owned(),
-                epoch: Epoch { term: 1, number: 1 },
-                phase,
-                formed_before: 0,
-                formed_servers: 0,
-                recovers: false,
-                members,
-            },
+            view: View::plain("night", Epoch { term: 1, number: 1 }, phase, members),
             members: Vec::new(),
             imbalance_milli: 0,
         };

@@ -309,15 +309,12 @@ mod tests {
                 index: 0,
                 first_round: Round(0),
             };
-            let view = View {
-                formed_before: 0,
-                formed_servers: 0,
-                recovers: false,
-                job: "test".to_owned(),
-                epoch: Epoch { term: 1, number: 1 },
-                phase: Phase::Running,
-                members: vec![member(Role::Worker, 1), member(Role::Server, 2)],
-            };
+            let view = View::plain(
+                "test",
+                Epoch { term: 1, number: 1 },
+                Phase::Running,
+                vec![member(Role::Worker, 1), member(Role::Server, 2)],
+            );
             let registry = Registry::new(LayoutConfig::default(), &view, Duration::from_secs(10));
             Self { registry, endings: Endings::new(2, Duration::from_secs(10), None) }
         }

@@ -17,8 +17,11 @@
 //! | `registry` | which declarations agree |
 //! | `machine::declaring`, `endings` | what it means that a worker declares names or undeclares them; when a name ends |
 //! | `barrier` | which barriers are complete |
+//! | `machine::losing` | which members are lost, by silence or because somebody saw their end |
+//! | `machine::restoring`, `recovery` | who brings which sums of lost servers to other servers |
 //! | `machine::stepping`, `boundaries` | where workers stand between two steps, and which of them leave there |
 //! | `machine::reforming`, `newcomers` | which processes wait to be taken in, and how the job forms again with them |
+//! | `machine::telling` | how answers and refusals are sent, and connections closed |
 //! | `machine::storing`, `store` | what workers put under keys, and which reads wait for a key |
 //! | `questions` | what may be asked at which time, and the status |
 //! | `stall` | what is told of a sum that waits |

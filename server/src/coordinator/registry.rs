@@ -458,15 +458,7 @@ mod tests {
         };
         let workers = worker_machines.iter().enumerate().map(|(index, machine)| member(Role::Worker, index, *machine));
         let servers = server_machines.iter().enumerate().map(|(index, machine)| member(Role::Server, index, *machine));
-        View {
-            formed_before: 0,
-            formed_servers: 0,
-            recovers: false,
-            job: "test".to_owned(),
-            epoch: Epoch { term: 1, number: 1 },
-            phase: Phase::Running,
-            members: workers.chain(servers).collect(),
-        }
+        View::plain("test", Epoch { term: 1, number: 1 }, Phase::Running, workers.chain(servers).collect())
     }
 
     fn spec(name: &str, shape: &[u64]) -> TensorSpec {

@@ -21,6 +21,12 @@ pub(super) struct Identity {
     pub(super) role: Role,
 }
 
+impl Identity {
+    pub(super) fn of(member: &Member) -> Self {
+        Self { node: member.node, role: member.process.role }
+    }
+}
+
 /// A member and its state.
 #[derive(Debug)]
 pub(super) struct Seat {
@@ -191,7 +197,7 @@ impl Roster {
 
     /// Seats a member of a job that had formed before. Returns whether it has a place there.
     pub(super) fn seat_again(&mut self, now: Time, link: LinkId, member: Member) -> bool {
-        let (identity, index) = (Identity { node: member.node, role: member.process.role }, member.index);
+        let (identity, index) = (Identity::of(&member), member.index);
         let is_taken = |seat: &Seat| seat.identity().role == identity.role && seat.requested == Some(index);
         if index >= self.size.of(identity.role) || self.seats.contains_key(&identity) || self.seats().any(is_taken) {
             return false;
@@ -451,13 +457,13 @@ impl Roster {
 impl Expected {
     /// This member, when the job forms again.
     pub(super) fn of(member: Member) -> Self {
-        Self { identity: Identity { node: member.node, role: member.process.role }, process: member.process }
+        Self { identity: Identity::of(&member), process: member.process }
     }
 }
 
 impl Seat {
     pub(super) fn identity(&self) -> Identity {
-        Identity { node: self.member.node, role: self.member.process.role }
+        Identity::of(&self.member)
     }
 
     pub(super) fn incarnation(&self) -> Incarnation {

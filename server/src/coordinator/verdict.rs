@@ -300,15 +300,7 @@ mod tests {
         verdict(
             policy,
             roster,
-            &Machines::of(&View {
-                job,
-                epoch,
-                phase: Phase::Running,
-                formed_before: 0,
-                formed_servers: 0,
-                recovers: false,
-                members,
-            }),
+            &Machines::of(&View::plain(&job, epoch, Phase::Running, members)),
             keeps_parameters,
             loss,
         )

@@ -43,9 +43,8 @@ enum Cause {
     Interrupt(i32),
 }
 
-/// With [`OnWorkerLoss::Continue`] a worker that fails changes nothing here: the coordinator hears of it, and gives the job up or not. So does
-/// a server, if the job outlives servers. There
-/// SIGTERM asks the workers to leave at the end of a step, for which they still need their servers.
+/// With [`OnWorkerLoss::Continue`] a worker that fails changes nothing here, nor does a server if the job outlives servers: the coordinator hears
+/// of it, and gives the job up or not. SIGTERM then asks the workers to leave at the end of a step, for which they still need their servers.
 ///
 /// ```text
 /// Running ── all workers ended in order ─────────────────────► Terminating ── 1 s ──► Killing

@@ -175,9 +175,10 @@ impl Server {
 
     /// Stops gently, and returns whether nothing was left open.
     ///
-    /// A job that goes on without lost servers goes on without this one: it is told at once, nothing is lost, and this returns when the
-    /// job knows. In another job, rounds of parts that no worker had begun, and new uses of parameters, are refused with [`Error::FailedPrecondition`] from now on. What is
-    /// open is completed and answered, for at most `patience`; then the server stops. A second call waits for the same, with its own patience.
+    /// A job that goes on without lost servers goes on without this one: it is told at once, and this returns when the job knows. In another
+    /// job, rounds of parts that no worker had begun, and new uses of parameters, are refused with [`Error::FailedPrecondition`] from now on.
+    /// What is open is completed and answered, for at most `patience`; then the server stops. A second call waits for the same, with its own
+    /// patience.
     pub fn drain(&self, patience: Duration) -> bool {
         let drained = match self.options.config.on_server_loss {
             OnServerLoss::Continue => {

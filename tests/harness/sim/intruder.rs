@@ -51,15 +51,7 @@ fn say(context: &mut Context, who: Who) {
         Frame::BarrierDone { request, outcome: Ok(()) },
         Frame::Refused(Error::Cancelled),
         Frame::StallNotice { tensor: name.clone(), stall: stall(Vec::new()), detail: String::new() },
-        Frame::View(View {
-            job: "sim".to_owned(),
-            epoch: Epoch { term: u32::MAX, number: 1 },
-            phase: Phase::Ended,
-            formed_before: 0,
-            formed_servers: 0,
-            recovers: false,
-            members: Vec::new(),
-        }),
+        Frame::View(View::plain("sim", Epoch { term: u32::MAX, number: 1 }, Phase::Ended, Vec::new())),
     ];
     let frame = match (context.random.below(4), who) {
         (0, Who::Worker(_)) => Frame::Stall(stall(vec![WorkerId(0)])),

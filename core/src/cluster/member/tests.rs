@@ -321,15 +321,7 @@ pub(super) fn view(number: u32) -> View {
         index,
         first_round: Round(0),
     };
-    View {
-        formed_before: 0,
-        formed_servers: 0,
-        recovers: false,
-        job: "test".to_owned(),
-        epoch: Epoch { term: 1, number },
-        phase: Phase::Running,
-        members: vec![member(0), member(1)],
-    }
+    View::plain("test", Epoch { term: 1, number }, Phase::Running, vec![member(0), member(1)])
 }
 
 fn spec(name: &str) -> TensorSpec {

@@ -5,7 +5,7 @@
 use std::ffi::c_uint;
 use std::sync::Arc;
 
-use super::module::{BLOCKS_MAX, Module, THREADS};
+use super::module::{Module, grid};
 use crate::codec::{AnyCodec, Coding, Seed};
 use crate::cuda::context::Context;
 use crate::cuda::stream::Stream;
@@ -162,7 +162,7 @@ fn blocks(work: Work, part: &Part) -> c_uint {
         Work::Look | Work::Measure | Work::Write => u64::from(part.len).div_ceil(BLOCK) * WARP,
         Work::Scale | Work::Order => 1,
     };
-    threads.div_ceil(THREADS).clamp(1, BLOCKS_MAX) as c_uint
+    grid(threads)
 }
 
 #[cfg(test)]

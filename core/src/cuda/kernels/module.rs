@@ -23,6 +23,11 @@ pub(super) const THREADS: u64 = 256;
 /// than 128 of them.
 pub(super) const BLOCKS_MAX: u64 = 1024;
 
+/// The blocks of a grid of at least one thread.
+pub(super) fn grid(threads: u64) -> c_uint {
+    threads.div_ceil(THREADS).clamp(1, BLOCKS_MAX) as c_uint
+}
+
 /// See the module.
 pub(super) struct Module {
     raw: CUmodule,

@@ -8,7 +8,7 @@
 use std::ffi::c_uint;
 use std::sync::Arc;
 
-use super::module::{BLOCKS_MAX, Module, THREADS};
+use super::module::{Module, grid};
 use crate::codec::{AnyCodec, Coding, Seed};
 use crate::cuda::context::Context;
 use crate::cuda::stream::Stream;
@@ -208,7 +208,7 @@ fn blocks(work: Work, part: &Part) -> c_uint {
         Work::Values | Work::Clear => len,
         Work::Gather | Work::Scatter => part.count.into(),
     };
-    threads.div_ceil(THREADS).clamp(1, BLOCKS_MAX) as c_uint
+    grid(threads)
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@
 use std::ffi::c_uint;
 use std::sync::Arc;
 
-use super::module::{BLOCKS_MAX, Module, THREADS};
+use super::module::{Module, grid};
 use crate::codec::{AnyCodec, Coding, TopK};
 use crate::cuda::context::Context;
 use crate::cuda::stream::Stream;
@@ -230,7 +230,7 @@ fn blocks(work: Work, part: &Part) -> c_uint {
         Work::Clear => len.max(bytes.div_ceil(RUN) * WARP),
         Work::Scatter => bytes.div_ceil(RUN) * WARP,
     };
-    threads.div_ceil(THREADS).clamp(1, BLOCKS_MAX) as c_uint
+    grid(threads)
 }
 
 #[cfg(test)]

@@ -630,15 +630,7 @@ fn dial(coordinator: &Coordinator, credentials: &Credentials) -> (ControlLink, D
 }
 
 fn status() -> Status {
-    let view = View {
-        job: "resnet".to_owned(),
-        epoch: Epoch::default(),
-        phase: Phase::Forming,
-        formed_before: 0,
-        formed_servers: 0,
-        recovers: false,
-        members: Vec::new(),
-    };
+    let view = View::plain("resnet", Epoch::default(), Phase::Forming, Vec::new());
     Status { view, members: Vec::new(), imbalance_milli: 1_000 }
 }
 

@@ -117,7 +117,7 @@ impl Coordinator {
             self.count_workers(workers);
         }
         for member in &view.members {
-            let identity = Identity { node: member.node, role: member.process.role };
+            let identity = Identity::of(member);
             let link = self.connect_again(identity, replayed);
             if !self.roster.seat_again(at, link, member.clone()) {
                 return Err(damaged("a member has no place"));

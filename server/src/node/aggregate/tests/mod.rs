@@ -164,15 +164,7 @@ pub(crate) fn view(workers: u32, number: u32, phase: Phase) -> View {
         first_round: Round(0),
     };
     let members = (0..workers).map(member).collect();
-    View {
-        job: "job".to_owned(),
-        epoch: Epoch { term: 1, number },
-        phase,
-        formed_before: 0,
-        formed_servers: 0,
-        recovers: false,
-        members,
-    }
+    View::plain("job", Epoch { term: 1, number }, phase, members)
 }
 
 pub(crate) fn header(round: u64) -> Contribute {
