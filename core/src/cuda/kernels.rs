@@ -244,4 +244,6 @@ fn no_kernel(work: Work) -> Error {
 }
 
 #[cfg(test)]
+mod testing;
+#[cfg(test)]
 mod tests;

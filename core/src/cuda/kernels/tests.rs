@@ -8,6 +8,7 @@ use fakecuda::Control;
 use fakecuda::ptx;
 use fakecuda::ptx::Memory;
 
+use super::testing::{has_kernels, module_of};
 use super::*;
 use crate::cuda::api::Api;
 use crate::cuda::{Driver, codes, fake};
@@ -160,9 +161,7 @@ fn runs_that_are_longer_than_a_share_are_cut_where_words_begin() {
 
 #[test]
 fn the_text_has_the_kernels_that_are_launched_and_no_other() {
-    let mut listed = KERNELS.map(|(_, name)| name.trim_end_matches('\0'));
-    listed.sort_unstable();
-    assert_eq!(ptx::Module::parse(PTX.trim_end_matches('\0')).unwrap().names().collect::<Vec<_>>(), listed);
+    has_kernels(&module_of(PTX), KERNELS.iter().map(|(_, name)| *name));
 }
 
 #[test]
@@ -385,7 +384,7 @@ fn number(dtype: DType, bytes: &[u8]) -> u64 {
 
 /// Runs the PTX of a kernel.
 fn run(work: Work, (blocks, threads): (u32, u32), number: u64, runs: &[Run], memory: &mut Bytes) {
-    let module = ptx::Module::parse(PTX.trim_end_matches('\0')).unwrap();
+    let module = module_of(PTX);
     let (_, name) = KERNELS.iter().find(|(known, _)| *known == work).expect("a kernel");
     let kernel = module.kernel(name.trim_end_matches('\0')).unwrap();
     assert_eq!(kernel.params(), [size_of::<Runs>()]);

@@ -6,6 +6,7 @@ use fakecuda::ptx;
 
 use super::*;
 use crate::codec::{self, Tools, Workspace};
+use crate::cuda::kernels::testing::{bytes, coding, has_kernels, module_of};
 use crate::cuda::kernels::tests::{Bytes, World, on_a_real_device};
 use crate::mem::Ordinal;
 use crate::reduce;
@@ -183,9 +184,7 @@ fn runs_that_are_longer_than_a_share_are_cut_between_blocks() {
 
 #[test]
 fn the_text_has_the_kernels_that_are_launched_and_no_other() {
-    let mut listed = KERNELS.map(|(_, name)| name.trim_end_matches('\0'));
-    listed.sort_unstable();
-    assert_eq!(Interpreter::new().0.names().collect::<Vec<_>>(), listed);
+    has_kernels(&Interpreter::new().0, KERNELS.iter().map(|(_, name)| *name));
 }
 
 #[test]
@@ -231,7 +230,7 @@ struct Interpreter(ptx::Module);
 
 impl Interpreter {
     fn new() -> Self {
-        Self(ptx::Module::parse(PTX.trim_end_matches('\0')).unwrap())
+        Self(module_of(PTX))
     }
 
     /// Encodes and decodes, and compares with the host. The body begins at no multiple of `odd` bytes more.
@@ -342,10 +341,6 @@ fn seed() -> Seed {
     Seed::of(PartId { key: TensorKey(3), index: 2 }, Round(9))
 }
 
-fn coding(codec: &str) -> Coding {
-    Coding { dtype: DType::F32, codec: codec.parse().unwrap(), divisor: 1.0 }
-}
-
 fn on_the_host(coding: &Coding, seed: Seed, elements: &[f32]) -> Vec<u8> {
     let codec: codec::AnyCodec = coding.codec();
     let mut body = vec![0; codec.body_bytes(elements.len() as u64).max() as usize];
@@ -353,10 +348,6 @@ fn on_the_host(coding: &Coding, seed: Seed, elements: &[f32]) -> Vec<u8> {
     let used = codec.encode(tools, coding.divisor, &bytes(elements), &mut body);
     assert_eq!(used, Ok(body.len()));
     body
-}
-
-fn bytes(elements: &[f32]) -> Vec<u8> {
-    elements.iter().flat_map(|element| element.to_le_bytes()).collect()
 }
 
 /// Equal in all bits. A NaN may have any payload, if no encoder made its scale.

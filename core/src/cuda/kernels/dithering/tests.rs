@@ -4,6 +4,7 @@ use fakecuda::ptx;
 
 use super::*;
 use crate::codec::{Tools, Workspace, testing};
+use crate::cuda::kernels::testing::{awkward, bits, bytes, coding, has_kernels, module_of, ordinary};
 use crate::cuda::kernels::tests::{Bytes, World, on_a_real_device};
 use crate::device::Varying;
 use crate::mem::Ordinal;
@@ -140,9 +141,7 @@ fn a_grid_has_a_warp_for_each_block() {
 
 #[test]
 fn the_text_has_the_kernels_that_are_launched_and_no_other() {
-    let mut listed = KERNELS.map(|(_, name)| name.trim_end_matches('\0'));
-    listed.sort_unstable();
-    assert_eq!(Interpreter::new().0.names().collect::<Vec<_>>(), listed);
+    has_kernels(&Interpreter::new().0, KERNELS.iter().map(|(_, name)| *name));
 }
 
 #[test]
@@ -178,7 +177,7 @@ struct Interpreter(ptx::Module);
 
 impl Interpreter {
     fn new() -> Self {
-        Self(ptx::Module::parse(PTX.trim_end_matches('\0')).unwrap())
+        Self(module_of(PTX))
     }
 
     /// Encodes, and compares with the host. Returns the body, if the codec does not refuse the elements.
@@ -223,10 +222,6 @@ fn parameter(part: &Part) -> Vec<u8> {
     places.chain(words.into_iter().flat_map(u32::to_le_bytes)).collect()
 }
 
-fn coding(codec: &str) -> Coding {
-    Coding { dtype: DType::F32, codec: codec.parse().unwrap(), divisor: 1.0 }
-}
-
 /// `None` if the codec refuses the elements.
 fn on_the_host(coding: &Coding, elements: &[f32]) -> Option<Vec<u8>> {
     let mut bodies = reduce::Kernels::all().into_iter().map(|kernels| {
@@ -239,36 +234,4 @@ fn on_the_host(coding: &Coding, elements: &[f32]) -> Option<Vec<u8>> {
     let first = bodies.next().unwrap();
     assert!(bodies.all(|body| body == first), "vectors of each length make the same body");
     first
-}
-
-/// Numbers of many sizes, of both signs.
-fn ordinary(len: usize) -> Vec<f32> {
-    (0..len).map(|at| f32::from_bits(bits(at as u64) as u32 & 0x87ff_ffff | 0x3800_0000)).collect()
-}
-
-/// Parts at which an encoder could err.
-fn awkward() -> [Vec<f32>; 8] {
-    let of = |element: fn(u64) -> f32| (0..2500).map(|at| element(bits(at))).collect::<Vec<_>>();
-    [
-        of(|_| 0.0),
-        // Zeros of both signs, then the smallest numbers, then the largest.
-        of(|bits| f32::from_bits((bits as u32) << 31)),
-        of(|bits| f32::from_bits(bits as u32 & 0x8000_00ff)),
-        of(|bits| f32::from_bits(bits as u32 & 0x807f_ffff)),
-        of(|bits| if bits >> 63 == 0 { f32::MAX } else { f32::MIN }),
-        // Few values, and few elements that are not zero.
-        of(|bits| (bits >> 61) as f32 - 4.0),
-        of(|bits| if bits >> 56 == 0 { 1e-30 } else { -0.0 }),
-        // Of every size, finite ones.
-        of(|bits| f32::from_bits(bits as u32)).into_iter().filter(|value| value.is_finite()).collect(),
-    ]
-}
-
-fn bytes(elements: &[f32]) -> Vec<u8> {
-    elements.iter().flat_map(|element| element.to_le_bytes()).collect()
-}
-
-/// Some bits for a number.
-fn bits(number: u64) -> u64 {
-    testing::SEED().draw(number)
 }

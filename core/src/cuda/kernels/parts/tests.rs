@@ -6,6 +6,7 @@ use fakecuda::ptx;
 
 use super::*;
 use crate::codec::{Tools, Workspace, testing};
+use crate::cuda::kernels::testing::{awkward, bits, bytes, coding, has_kernels, module_of, ordinary};
 use crate::cuda::kernels::tests::{Bytes, World, on_a_real_device};
 use crate::mem::Ordinal;
 use crate::reduce;
@@ -130,9 +131,7 @@ fn a_grid_has_a_warp_for_each_block_or_a_thread_for_each_element() {
 
 #[test]
 fn the_text_has_the_kernels_that_are_launched_and_no_other() {
-    let mut listed = KERNELS.map(|(_, name)| name.trim_end_matches('\0'));
-    listed.sort_unstable();
-    assert_eq!(Interpreter::new().0.names().collect::<Vec<_>>(), listed);
+    has_kernels(&Interpreter::new().0, KERNELS.iter().map(|(_, name)| *name));
 }
 
 #[test]
@@ -170,7 +169,7 @@ struct Interpreter(ptx::Module);
 
 impl Interpreter {
     fn new() -> Self {
-        Self(ptx::Module::parse(PTX.trim_end_matches('\0')).unwrap())
+        Self(module_of(PTX))
     }
 
     /// Encodes and decodes, and compares with the host. Returns the body.
@@ -241,10 +240,6 @@ fn region(bytes: usize) -> DeviceRegion {
     DeviceRegion::new(Ordinal(0), 0x1000, bytes)
 }
 
-fn coding(codec: &str) -> Coding {
-    Coding { dtype: DType::F32, codec: codec.parse().unwrap(), divisor: 1.0 }
-}
-
 fn on_the_host(coding: &Coding, elements: &[f32]) -> Vec<u8> {
     let mut bodies = reduce::Kernels::all().into_iter().map(|kernels| {
         let mut body = vec![0; coding.codec().body_bytes(elements.len() as u64).max() as usize];
@@ -269,33 +264,4 @@ fn back_on_the_host(coding: &Coding, body: &[u8], len: usize) -> Vec<u8> {
         }
     }
     elements
-}
-
-/// Numbers of many sizes, of both signs.
-fn ordinary(len: usize) -> Vec<f32> {
-    (0..len).map(|at| f32::from_bits(bits(at as u64) as u32 & 0x87ff_ffff | 0x3800_0000)).collect()
-}
-
-/// Parts at which an encoder could err.
-fn awkward() -> [Vec<f32>; 6] {
-    let of = |element: fn(u64) -> f32| (0..2500).map(|at| element(bits(at))).collect::<Vec<_>>();
-    [
-        of(|_| 0.0),
-        // Zeros of both signs, then the smallest numbers, then the largest.
-        of(|bits| f32::from_bits((bits as u32) << 31)),
-        of(|bits| f32::from_bits(bits as u32 & 0x8000_00ff)),
-        of(|bits| f32::from_bits(bits as u32 & 0x807f_ffff)),
-        of(|bits| if bits >> 63 == 0 { f32::MAX } else { f32::MIN }),
-        // Of every size, finite ones: a sum of them depends on the order of the additions.
-        of(|bits| f32::from_bits(bits as u32)).into_iter().filter(|value| value.is_finite()).collect(),
-    ]
-}
-
-fn bytes(elements: &[f32]) -> Vec<u8> {
-    elements.iter().flat_map(|element| element.to_le_bytes()).collect()
-}
-
-/// Some bits for a number.
-fn bits(number: u64) -> u64 {
-    testing::SEED().draw(number)
 }

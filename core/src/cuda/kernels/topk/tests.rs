@@ -4,6 +4,7 @@ use fakecuda::ptx;
 
 use super::*;
 use crate::codec::{Seed, Tools, Workspace, testing};
+use crate::cuda::kernels::testing::{awkward, bits, bytes, coding, has_kernels, module_of, ordinary};
 use crate::cuda::kernels::tests::{Bytes, World, on_a_real_device};
 use crate::device::Varying;
 use crate::mem::Ordinal;
@@ -222,9 +223,7 @@ fn a_grid_has_a_warp_for_each_note_and_a_thread_for_each_element_that_is_cleared
 
 #[test]
 fn the_text_has_the_kernels_that_are_launched_and_no_other() {
-    let mut listed = KERNELS.map(|(_, name)| name.trim_end_matches('\0'));
-    listed.sort_unstable();
-    assert_eq!(Interpreter::new().0.names().collect::<Vec<_>>(), listed);
+    has_kernels(&Interpreter::new().0, KERNELS.iter().map(|(_, name)| *name));
 }
 
 #[test]
@@ -266,7 +265,7 @@ struct Interpreter(ptx::Module);
 
 impl Interpreter {
     fn new() -> Self {
-        Self(ptx::Module::parse(PTX.trim_end_matches('\0')).unwrap())
+        Self(module_of(PTX))
     }
 
     /// Encodes and decodes, and compares with the host. Returns the body, if the codec does not refuse the elements.
@@ -359,10 +358,6 @@ fn region(bytes: usize) -> DeviceRegion {
     DeviceRegion::new(Ordinal(0), 0x1000, bytes)
 }
 
-fn coding(codec: &str) -> Coding {
-    Coding { dtype: DType::F32, codec: codec.parse().unwrap(), divisor: 1.0 }
-}
-
 /// `None` if the codec refuses the elements.
 fn on_the_host(coding: &Coding, round: Round, elements: &[f32]) -> Option<Vec<u8>> {
     let mut body = vec![0; 4 * elements.len()];
@@ -378,36 +373,4 @@ fn back_on_the_host(body: &[u8], len: usize) -> Option<Vec<u8>> {
     let mut elements = vec![0; 4 * len];
     coding("topk").codec().decode(reduce::Kernels::portable(), body, &mut elements).ok()?;
     Some(elements)
-}
-
-/// Numbers of many sizes, of both signs.
-fn ordinary(len: usize) -> Vec<f32> {
-    (0..len).map(|at| f32::from_bits(bits(at as u64) as u32 & 0x87ff_ffff | 0x3800_0000)).collect()
-}
-
-/// Parts at which an encoder could err.
-fn awkward() -> [Vec<f32>; 8] {
-    let of = |element: fn(u64) -> f32| (0..2500).map(|at| element(bits(at))).collect::<Vec<_>>();
-    [
-        of(|_| 0.0),
-        // Zeros of both signs, then the smallest numbers, then the largest.
-        of(|bits| f32::from_bits((bits as u32) << 31)),
-        of(|bits| f32::from_bits(bits as u32 & 0x8000_00ff)),
-        of(|bits| f32::from_bits(bits as u32 & 0x807f_ffff)),
-        of(|bits| if bits >> 63 == 0 { f32::MAX } else { f32::MIN }),
-        // Few values, and few elements that are not zero.
-        of(|bits| (bits >> 61) as f32 - 4.0),
-        of(|bits| if bits >> 56 == 0 { 1e-30 } else { -0.0 }),
-        // Of every size, finite ones.
-        of(|bits| f32::from_bits(bits as u32)).into_iter().filter(|value| value.is_finite()).collect(),
-    ]
-}
-
-fn bytes(elements: &[f32]) -> Vec<u8> {
-    elements.iter().flat_map(|element| element.to_le_bytes()).collect()
-}
-
-/// Some bits for a number.
-fn bits(number: u64) -> u64 {
-    testing::SEED().draw(number)
 }
