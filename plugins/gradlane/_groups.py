@@ -146,9 +146,8 @@ def submit_all(
     """
     assert reduction.process_set is None and reduction.receiver is None, "tensors that share messages are those of all"
     session = _session.session()
-    if _session.is_newcomer() and names:
-        if _session.passes_over(names[0], is_broadcast=reduction.op == "broadcast"):
-            return Handle(None, lambda: result)
+    if names and _session.passes_over(names[0], is_broadcast=reduction.op == "broadcast"):
+        return Handle(None, lambda: result)
     _session.note_timeout(reduction.timeout)
     batch, kept = _batch(names, dtypes, shapes, reduction.codec)
     meetings: list[_core.Handle] = []

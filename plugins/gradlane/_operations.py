@@ -229,10 +229,8 @@ def submit(
     """
     session = _session.session()
     check_name(name)
-    if _session.is_newcomer():
-        is_broadcast = reduction.op == "broadcast" and reduction.receiver is None
-        if _session.passes_over(name, is_broadcast=is_broadcast):
-            return Handle(None, lambda: result)
+    if _session.passes_over(name, is_broadcast=reduction.op == "broadcast" and reduction.receiver is None):
+        return Handle(None, lambda: result)
     _session.note_timeout(reduction.timeout)
     members = reduction.process_set
     if members is not None:

@@ -119,7 +119,6 @@ class RecentNames(_OfJob):
             name.beginning += 1
         return _begin(name, submit, self._lock)
 
-
     def restart(self) -> None:
         """Begins anew, where members that have made other calls come together. The names of earlier calls end."""
         with self._lock:

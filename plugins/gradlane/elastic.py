@@ -268,7 +268,8 @@ def leave() -> None:
 
 def has_left() -> bool:
     """Whether this worker has left its job, as it was told. It can reduce nothing any more, and should end."""
-    return _training is not None and _training.has_left and _training.enrolment == _session.enrolment()
+    training = _of_this_job()
+    return training is not None and training.has_left
 
 
 def world() -> World:
@@ -278,8 +279,8 @@ def world() -> World:
 
 def trained_world() -> World | None:
     """The workers that train, if this process has begun a step in its present job; also in a forked process."""
-    is_known = _training is not None and _training.enrolment == _session.enrolment() and _training.steps > 0
-    return _training.world if _training is not None and is_known else None
+    training = _of_this_job()
+    return training.world if training is not None and training.steps > 0 else None
 
 
 def report() -> Report:
@@ -288,10 +289,15 @@ def report() -> Report:
     return Report(training.steps, tuple(training.changes))
 
 
+def _of_this_job() -> _Training | None:
+    """What is known of the training in the present job, if anything is."""
+    return _training if _training is not None and _training.enrolment == _session.enrolment() else None
+
+
 def _present() -> _Training:
     """What is known of the training in the present job, or in the last one."""
     global _training
-    if _training is None or (_training.enrolment != _session.enrolment() and _session.is_initialized()):
+    if _training is None or (_of_this_job() is None and _session.is_initialized()):
         _training = _Training(_session.enrolment(), _everybody(_session.session()))
     return _training
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
@@ -25,6 +24,7 @@ from gradlane._reduction import Reduction
 from gradlane._window import Window, forward_order
 from gradlane.errors import Error, FailedPreconditionError, UnsupportedError
 from gradlane.torch import _in_flight, _tensors
+from gradlane.torch._declaration import Declaration
 from gradlane.torch._feedback import Feedback, scale_in_place
 from gradlane.torch._in_flight import CALL_SYNCHRONIZE, Loan, refuse_cleared
 from gradlane.torch._known import Known
@@ -118,7 +118,6 @@ class Deferred:
         """Whether, since the last step, all parameters were updated before anything else happened."""
         self._has_begun = False
         self._is_complete = False
-        self._renewing = threading.Lock()
         with telling("parameter", f"{namespace}/parameters"):
             for slot in self._slots:
                 _tensors.check_place_of(slot.name, slot.parameter)
@@ -127,11 +126,10 @@ class Deferred:
                 slot.reduction = slot.reduction.encoded(codec)
             own(self, parameters)
         self._comparison_name = f"{namespace}/parameters"
-        self._enrolment, self._generation = _session.enrolment(), None if _session.is_newcomer() else _session.generation()
-        """The job, and the session of it in which the parameters are declared; None on a newcomer until its first window."""
+        self._declaration = Declaration()
         self._late_comparison: Comparison | None = None
         """Of the parameters, in a session that has replaced another one; it is checked when the first window ends."""
-        if self._generation is not None:
+        if self._declaration.was_made:
             self._begin_comparison().check()
         frozen = watch_frozen(self, self._known.frozen(optimizer), _REMEDY)
         self.hooks = [*frozen, *ParameterWatch(self, parameters, Deferred._gradient, Deferred._refuse_early).hooks]
@@ -142,7 +140,7 @@ class Deferred:
         )
         self.feedback.follow(optimizer)
         _session.move_along(self)
-        if self._generation is not None:
+        if self._declaration.was_made:
             self._declare()
             self.feedback.begin()
 
@@ -157,7 +155,7 @@ class Deferred:
 
     def before_forming_again(self) -> None:
         """Does the updates that are due, whose averages come over the present session, and keeps what error feedback has."""
-        if self._generation != _session.generation():
+        if not self._declaration.is_present:
             return
         if not self._window.has_failed:
             with contextlib.suppress(Exception):  # it is recorded: the next call raises it again
@@ -170,16 +168,13 @@ class Deferred:
         Raises:
             MismatchError: a worker's parameter has another dtype or shape (both are named).
         """
-        if self._generation == _session.generation() or self._enrolment != _session.enrolment():
-            return
-        with self._renewing:
-            if self._generation == _session.generation():
-                return  # a thread of another device has done it
-            self._window.renew()
-            self._late_comparison = self._begin_comparison()
-            self._declare()
-            self.feedback.begin()
-            self._generation = _session.generation()
+        self._declaration.renew(self._declare_again)
+
+    def _declare_again(self) -> None:
+        self._window.renew()
+        self._late_comparison = self._begin_comparison()
+        self._declare()
+        self.feedback.begin()
 
     def begin(self) -> None:
         """Records that a training forward pass has begun."""
@@ -317,7 +312,7 @@ class Deferred:
             self._window.submit(position)
 
     def _start(self, position: int) -> _Flight:
-        if self._generation != _session.generation():
+        if not self._declaration.is_present:
             self.renew()
         slot = self._slots[position]
         is_held = _in_flight.may_be_held(slot.parameter)

@@ -29,6 +29,7 @@ from gradlane._window import Window
 from gradlane.errors import FailedPreconditionError, InvalidArgumentError
 from gradlane.torch import _in_flight, _tensors
 from gradlane.torch._bundles import Bundle, Bundled, bundles_of
+from gradlane.torch._declaration import Declaration
 from gradlane.torch._feedback import Feedback, scale_in_place
 from gradlane.torch._in_flight import Loan, refuse, refuse_cleared
 from gradlane.torch._owners import own
@@ -119,9 +120,7 @@ class Gradients:
         """Of the parameters, begun and not yet checked."""
         self._late_comparison: Comparison | None = None
         """The same in a session that has replaced another one; it is checked when the first window ends."""
-        self._enrolment, self._generation = _session.enrolment(), None if _session.is_newcomer() else _session.generation()
-        """The job, and the session of it in which the parameters are declared; None on a newcomer until its first window."""
-        self._renewing = threading.Lock()
+        self._declaration = Declaration()
         with telling("parameter", f"{namespace}/parameters", reduction.process_set):
             for name, parameter in parameters:
                 _tensors.check_place_of(name, parameter)
@@ -138,7 +137,7 @@ class Gradients:
         """Of those of the gradients whose codecs have it."""
         self._bundles: dict[int, Bundle] = {}
         _session.move_along(self)
-        if self._generation is None:
+        if not self._declaration.was_made:
             return
         self._comparison = self._begin_comparison()
         self.feedback.begin()
@@ -161,7 +160,7 @@ class Gradients:
 
     def before_forming_again(self) -> None:
         """Keeps what error feedback has on this worker."""
-        if self._generation == _session.generation():
+        if self._declaration.is_present:
             self.feedback.keep()
 
     def renew(self) -> None:
@@ -173,25 +172,22 @@ class Gradients:
             FailedPreconditionError: the gradients are those of a process set, whose ranks were given anew.
             MismatchError: a worker's parameter has another dtype or shape (both are named).
         """
-        if self._generation == _session.generation() or self._enrolment != _session.enrolment():
-            return
-        with self._renewing:
-            if self._generation == _session.generation():
-                return  # a thread of another device has done it
-            if self._generation is not None and self._reduction.process_set is not None:
-                raise FailedPreconditionError(
-                    f"the gradients are averaged over the workers of {self._reduction.process_set}, and the elastic job has "
-                    "formed again since: its ranks were given anew. Make the process set and the wrapper again"
-                )
-            self._window.renew()
-            self.leader = 0  # a worker that was there before, as the lowest ranks are
-            # A newcomer knows only these.
-            self._gathered = set(self._known_sparse)
-            self._late_comparison = self._begin_comparison()
-            if self._reduction.process_set is None:
-                self._declare()
-            self.feedback.begin()
-            self._generation = _session.generation()
+        self._declaration.renew(self._declare_again)
+
+    def _declare_again(self) -> None:
+        if self._declaration.was_made and self._reduction.process_set is not None:
+            raise FailedPreconditionError(
+                f"the gradients are averaged over the workers of {self._reduction.process_set}, and the elastic job has "
+                "formed again since: its ranks were given anew. Make the process set and the wrapper again"
+            )
+        self._window.renew()
+        self.leader = 0  # a worker that was there before, as the lowest ranks are
+        # A newcomer knows only these.
+        self._gathered = set(self._known_sparse)
+        self._late_comparison = self._begin_comparison()
+        if self._reduction.process_set is None:
+            self._declare()
+        self.feedback.begin()
 
     def register_post_average_hook(self, hook: PostAverageHook) -> RemovableHandle:
         """Calls `hook(parameter)` for each parameter with an average, at the end of every window."""
@@ -355,7 +351,7 @@ class Gradients:
             self._window.check()
             self._calls += 1
         try:
-            if self._generation != _session.generation():
+            if not self._declaration.is_present:
                 self.renew()
             if self._comparison is not None:
                 self._compare()
