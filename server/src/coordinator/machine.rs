@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use gradlane_core::error::{Error, Result};
 use gradlane_core::types::defect::{Defect, planted};
-use gradlane_core::types::{Epoch, Incarnation, LinkId, NodeId, Phase, Role, Time, View};
+use gradlane_core::types::{Epoch, Incarnation, LinkId, Member, NodeId, Phase, Role, Time, View};
 use gradlane_core::wire::frame::{Join, Status};
 use gradlane_core::wire::{Frame, limits};
 
@@ -17,7 +17,7 @@ use super::journal::Entry;
 use super::newcomers::Newcomers;
 use super::recovery::Recovery;
 use super::registry::{Forgotten, Registry};
-use super::roster::{Change, Expected, Identity, Line, Roster, Seat, Size};
+use super::roster::{Change, Identity, Line, Roster, Seat, Size};
 use super::stage::Stage;
 use super::stall::Stalls;
 use super::store::Store;
@@ -73,7 +73,7 @@ pub struct Coordinator {
     recovery: Recovery,
     newcomers: Newcomers,
     /// Since the job ends only to form again: the workers that are expected then, in their order.
-    again: Option<Vec<Expected>>,
+    again: Option<Vec<Member>>,
     /// What members of the former formation hear that have missed its end: by identity, for this life.
     farewells: BTreeMap<Identity, (Incarnation, Frame)>,
     /// Exists since the job formed.

@@ -10,7 +10,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use gradlane_core::error::{Error, Result};
-use gradlane_core::types::{Incarnation, LinkId, Member, NodeId, Process, Role, Round, Scheme, Time, WorkerId};
+use gradlane_core::types::{Incarnation, LinkId, Member, NodeId, Role, Round, Scheme, Time, WorkerId};
 use gradlane_core::wire::frame::{Health, Join, Progress};
 use gradlane_core::wire::limits;
 
@@ -80,13 +80,6 @@ pub(super) enum Change {
     Remove(Identity),
 }
 
-/// A worker that was a member of the job, and is expected when it forms again.
-#[derive(Clone, Debug)]
-pub(super) struct Expected {
-    pub(super) identity: Identity,
-    pub(super) process: Process,
-}
-
 /// How many members the job has.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Size {
@@ -104,7 +97,7 @@ pub(super) struct Roster {
     /// The workers by rank, once sealed.
     ranks: Vec<Identity>,
     /// If the job had formed before: the workers that are expected again, in their order. Others may come, until it has as many as it may.
-    again: Option<Vec<Expected>>,
+    again: Option<Vec<Member>>,
     /// Incarnations that were replaced or given up, the oldest first, at most as many as there can be members. An older one that comes back
     /// is refused as a stranger.
     fenced: VecDeque<(NodeId, Incarnation)>,
@@ -117,18 +110,13 @@ impl Roster {
     }
 
     /// The roster of a job that forms again, of at most this size. These workers are `expected`.
-    pub(super) fn again(size: Size, expected: Vec<Expected>) -> Self {
+    pub(super) fn again(size: Size, expected: Vec<Member>) -> Self {
         Self { again: Some(expected), ..Self::new(size) }
     }
 
     /// The workers that are expected when the job forms again, as members by their order.
     pub(super) fn expected(&self) -> Vec<Member> {
-        let member = |(index, Expected { identity, process }): (u32, &Expected)| Member {
-            process: process.clone(),
-            node: identity.node,
-            index,
-            first_round: Round(0),
-        };
+        let member = |(index, former): (u32, &Member)| Member { index, first_round: Round(0), ..former.clone() };
         (0..).zip(self.again.iter().flatten()).map(member).collect()
     }
 
@@ -145,7 +133,7 @@ impl Roster {
 
     /// Whether there is no place for this worker, because all have come, or the others are expected.
     pub(super) fn has_no_place_for(&self, identity: Identity) -> bool {
-        let expected = |other: &Identity| self.again.iter().flatten().any(|expected| expected.identity == *other);
+        let expected = |other: &Identity| self.again.iter().flatten().any(|expected| Identity::of(expected) == *other);
         let others = self.seats.keys().filter(|other| other.role == Role::Worker && !expected(other)).count();
         let is_full = others + self.again.as_ref().map_or(0, Vec::len) >= self.size.workers as usize;
         is_full && identity.role == Role::Worker && !self.seats.contains_key(&identity) && !expected(&identity)
@@ -253,7 +241,7 @@ impl Roster {
         match &self.again {
             None => self.seats.len() == (self.size.workers + self.size.servers) as usize,
             Some(expected) => {
-                self.suffices(1) && expected.iter().all(|expected| self.seats.contains_key(&expected.identity))
+                self.suffices(1) && expected.iter().all(|expected| self.seats.contains_key(&Identity::of(expected)))
             }
         }
     }
@@ -285,7 +273,7 @@ impl Roster {
         match &self.again {
             None => missing(Role::Worker).chain(missing(Role::Server)).collect(),
             Some(expected) => {
-                let absent = expected.iter().filter(|expected| !self.seats.contains_key(&expected.identity));
+                let absent = expected.iter().filter(|expected| !self.seats.contains_key(&Identity::of(expected)));
                 let absent = absent.map(|expected| format!("worker on {}", expected.process.place()));
                 absent.chain(missing(Role::Server)).collect()
             }
@@ -443,7 +431,7 @@ impl Roster {
             let taken: BTreeSet<u32> = asked.iter().filter_map(|seat| seat.requested).collect();
             let expected = |seat: &Seat| {
                 let again = self.again.iter().flatten();
-                again.into_iter().position(|expected| expected.identity == seat.identity()).unwrap_or(usize::MAX)
+                again.into_iter().position(|expected| Identity::of(expected) == seat.identity()).unwrap_or(usize::MAX)
             };
             free.sort_by_key(|seat| (expected(seat), &seat.member.process.host, seat.member.process.pid, seat.arrival));
             let lowest = (0..self.size.of(role)).filter(|index| !taken.contains(index));
@@ -451,13 +439,6 @@ impl Roster {
             numbering.extend(free.iter().map(|seat| seat.identity()).zip(lowest));
         }
         numbering
-    }
-}
-
-impl Expected {
-    /// This member, when the job forms again.
-    pub(super) fn of(member: Member) -> Self {
-        Self { identity: Identity::of(&member), process: member.process }
     }
 }
 

@@ -5,7 +5,6 @@ use std::path::Path;
 use std::{iter, ptr, slice};
 
 use fakecuda::Control;
-use fakecuda::ptx;
 use fakecuda::ptx::Memory;
 
 use super::testing::{has_kernels, module_of};

@@ -13,7 +13,7 @@ use crate::coordinator::CoordinatorConfig;
 use crate::coordinator::connections::Link;
 use crate::coordinator::journal::{Entry, Record, damaged, lasts};
 use crate::coordinator::registry::Registry;
-use crate::coordinator::roster::{Expected, Identity, Line, Roster, Size};
+use crate::coordinator::roster::{Identity, Line, Roster, Size};
 use crate::coordinator::stage::Stage;
 use crate::coordinator::verdict::{Lost, Policy};
 
@@ -106,7 +106,7 @@ impl Coordinator {
         self.epoch = view.epoch;
         if view.phase == Phase::Forming {
             let servers = view.formed_servers;
-            self.expect(at, view.formed_before, view.members.into_iter().map(Expected::of).collect(), servers);
+            self.expect(at, view.formed_before, view.members, servers);
             return Ok(());
         }
         (self.formed_before, self.formed_servers) = (view.formed_before, view.formed_servers);

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use gradlane_core::error::{Error, Result};
-use gradlane_core::types::{Incarnation, LinkId, Passage, Phase, Role, Time, View, WorkerId};
+use gradlane_core::types::{Incarnation, LinkId, Member, Passage, Phase, Role, Time, View, WorkerId};
 use gradlane_core::wire::Frame;
 use gradlane_core::wire::frame::{Forming, Health, Join, Names};
 
@@ -15,7 +15,7 @@ use crate::coordinator::Event;
 use crate::coordinator::barrier::Barriers;
 use crate::coordinator::journal::Entry;
 use crate::coordinator::registry::Registry;
-use crate::coordinator::roster::{Change, Expected, Identity, Roster, Seat, Size};
+use crate::coordinator::roster::{Change, Identity, Roster, Seat, Size};
 use crate::coordinator::stage::Stage;
 use crate::coordinator::verdict::Policy;
 
@@ -62,7 +62,7 @@ impl Coordinator {
     }
 
     /// Waits for these workers, for others until there are as many as may be, and for so many servers.
-    pub(super) fn expect(&mut self, now: Time, formed_before: u32, expected: Vec<Expected>, servers: u32) {
+    pub(super) fn expect(&mut self, now: Time, formed_before: u32, expected: Vec<Member>, servers: u32) {
         self.formed_before = formed_before;
         self.stage = Stage::Forming { until: now + self.config.reform_timeout };
         let most = self.config.workers_max.unwrap_or(self.config.workers);
@@ -155,7 +155,7 @@ impl Coordinator {
 
     /// All workers leave behind this step; those that stay are expected again.
     pub(super) fn dissolve(&mut self, now: Time, change: u64, passage: &Passage) {
-        let expected = |seat: &Seat| Expected::of(seat.member.clone());
+        let expected = |seat: &Seat| seat.member.clone();
         let workers: Vec<WorkerId> = passage.workers.iter().collect();
         self.again = Some(workers.iter().filter_map(|worker| self.roster.worker(*worker)).map(expected).collect());
         for worker in &workers {
