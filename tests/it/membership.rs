@@ -355,7 +355,9 @@ fn everybody_hears_of_a_server_that_is_killed_and_the_other_servers_end(over: Ov
         (0..4).for_each(|_| assert_eq!(worker.line(), "ok"));
     }
     servers[1].signal("KILL");
-    let lost = format!("lost server 1 on {} (pid {}): silent for ", process::host(), servers[1].pid());
+    // A worker that shares memory with it sees its end.
+    let cause = if over == Over::Shm { "its process ended, which worker " } else { "silent for " };
+    let lost = format!("lost server 1 on {} (pid {}): {cause}", process::host(), servers[1].pid());
     for worker in &mut workers {
         (0..4).for_each(|tensor| worker.order(&format!("sum weight{tensor} 1")));
         let failures = [0; 4].map(|_| worker.line());
