@@ -19,6 +19,7 @@ mod ending;
 mod keeping;
 mod liveness;
 mod parameters;
+mod recovery;
 mod residuals;
 mod teams;
 mod unreachable;
