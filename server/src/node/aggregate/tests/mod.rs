@@ -29,6 +29,7 @@ mod memory;
 mod participants;
 mod repeating;
 mod residual;
+mod restoring;
 mod survivors;
 mod window;
 mod withdrawing;
