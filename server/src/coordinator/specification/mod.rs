@@ -17,6 +17,7 @@ mod continuing;
 mod forming;
 mod leaving;
 mod losses;
+mod outliving;
 mod reforming;
 mod requests;
 mod robustness;

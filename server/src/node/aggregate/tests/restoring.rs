@@ -8,11 +8,12 @@ use super::*;
 fn a_sum_that_a_worker_brings_goes_to_those_that_miss_it_as_it_came() {
     let all = [0, 1, 2].map(WorkerId).into_iter().collect::<WorkerSet>();
     let some = [0, 2].map(WorkerId).into_iter().collect::<WorkerSet>();
-    for (body, contributors, said) in [
-        (Body::plain(16), all, Contributors::Due),
-        (half(), some.clone(), Contributors::Only(some.clone())),
-        (topk(6, false), some.clone(), Contributors::Only(some.clone())),
-        (topk(16, true), some.clone(), Contributors::Only(some)),
+    let (only, topk_whole) = (Contributors::Only(some.clone()), topk(16, true));
+    for (body, own, contributors, said) in [
+        (Body::plain(16), Body::plain(16), all, Contributors::Due),
+        (half(), half(), some.clone(), only.clone()),
+        (topk(6, false), topk_whole, some.clone(), only.clone()),
+        (topk_whole, topk(6, false), some, only),
     ] {
         let mut world = World::without_a_server(3);
         let brought = world.bring(0, Restore { body, contributors, ..restore(7) });
@@ -25,11 +26,8 @@ fn a_sum_that_a_worker_brings_goes_to_those_that_miss_it_as_it_came() {
         let commands = world.commands();
         assert_eq!((answers(&commands), seals(&commands)), (vec![(brought, empty(7))], 1));
         for rank in [1, 2] {
-            // What it contributes has the same codec, and its own length.
-            let own = Contribution::First { body: Body { bytes: 16, codec: body.codec, refused: true }, checksum: None };
-            let own = if body.codec == CodecSpec::F16 { Contribution::First { body: half(), checksum: None } } else { own };
-            let own = if body.codec == CodecSpec::PLAIN { header(7).contribution } else { own };
-            let asked = world.open(rank, Contribute { op: Op::Mean, contribution: own, ..header(7) });
+            let contribution = Contribution::First { body: own, checksum: None };
+            let asked = world.open(rank, Contribute { op: Op::Mean, contribution, ..header(7) });
             let expected = Sum { body, divisor: 3.0, contributors: said.clone(), ..sum(7) };
             assert_eq!(answers(&world.commands()), [(asked, expected)], "worker {rank}");
         }
@@ -124,8 +122,8 @@ fn what_no_worker_brings_that_keeps_to_the_rules_is_refused() {
         let mut world = World::without_a_server(2);
         world.bring(0, header);
         let commands = world.commands();
-        assert_eq!((faults(&commands), steps(&commands).count()), (vec![field], 0));
-        assert_eq!(world.progress().bytes_in_flight, 0);
+        assert_eq!(faults(&commands), [field]);
+        assert_eq!((steps(&commands).count(), world.progress().bytes_in_flight), (0, 0));
     }
     let mut world = World::of(2);
     world.bring(0, restore(7));
@@ -137,7 +135,9 @@ fn a_sum_of_a_round_that_is_over_or_that_goes_on_here_is_refused() {
     for (what, rounds, workers) in [("over", 7..9, 2), ("open", 7..8, 1)] {
         let mut world = World::without_a_server(2);
         for round in rounds {
-            (0..workers).for_each(|rank| drop(world.push(rank, header(round))));
+            for rank in 0..workers {
+                world.push(rank, header(round));
+            }
         }
         world.commands();
         world.bring(1, restore(7));
