@@ -228,7 +228,8 @@ fn a_sum_that_is_lost_fails_its_call_only_on_the_worker_that_was_to_get_it() {
         assert_eq!(job.seen.iter().filter_map(failed_with("")).count(), 0, "it waits for another round");
         job.world.worker.handle_restore(job.world.now, epoch, Vec::new(), &[sum(&w, 0)]);
         job.settle();
-        let failed: Vec<u64> = job.seen.iter().filter_map(failed_with("tensor w: round 0 was lost with its server")).collect();
+        let failed: Vec<u64> =
+            job.seen.iter().filter_map(failed_with("tensor w: round 0 was lost with its server")).collect();
         assert_eq!(failed, if fails { vec![id] } else { vec![] }, "{:?}", job.seen);
         assert_eq!(job.restored(), [], "there was nothing to bring");
     }

@@ -42,8 +42,9 @@ impl Coordinator {
                         let answers = self.barriers.break_all(who);
                         self.answer(answers);
                         if self.roster.all_workers_left() {
-                            self.end(now, Ok(()));
+                            return self.end(now, Ok(()));
                         }
+                        self.recover_without_leaver(now);
                     }
                 }
             }

@@ -139,8 +139,9 @@ fn a_worker_that_leaves_in_order_meanwhile_is_not_waited_for() {
     [0, 1].into_iter().for_each(|link| job.frame(link, has(2, &[])));
     assert!(job.coordinator.view().recovers);
     job.frame(2, Frame::Leave);
-    let number = job.coordinator.view().epoch.number;
-    [0, 1].into_iter().for_each(|link| job.frame(link, has(number, &[])));
+    let view = job.coordinator.view();
+    assert_eq!((view.epoch.number, view.recovers, job.ranks().len()), (3, true, 3), "they are asked anew");
+    [0, 1].into_iter().for_each(|link| job.frame(link, has(3, &[])));
     assert!(!job.coordinator.view().recovers);
 }
 
@@ -180,7 +181,11 @@ fn what_does_not_belong_to_the_recovery_is_ignored() {
     for (what, link, frame) in [
         ("of an earlier view", 0, has(1, &[])),
         ("of a later view", 0, has(3, &[])),
-        ("of another start", 0, Frame::Holdings(Holdings { epoch: Epoch { term: TERM + 1, number: 2 }, ..holdings(2) })),
+        (
+            "of another start",
+            0,
+            Frame::Holdings(Holdings { epoch: Epoch { term: TERM + 1, number: 2 }, ..holdings(2) }),
+        ),
         ("of a server", SERVER, has(2, &[])),
         ("restored before it was asked", 0, restored(2)),
         ("restored by a server", SERVER, restored(2)),

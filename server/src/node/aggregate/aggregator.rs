@@ -230,7 +230,7 @@ impl Aggregator {
     pub(in crate::node) fn handle_torn(&mut self, exchange: ExchangeId, budget: &mut Budget) {
         let Some(Exchange { worker, slot: id, state, .. }) = self.end_exchange(exchange, false) else { return };
         if self.is_restored_by(id, exchange) {
-            self.retire(id);
+            self.forget_restored(id);
             return self.settle(budget);
         }
         let torn_counted = planted(self.config.defect, Defect::TornCounted) && state != ExchangeState::Waiting;

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use gradlane_core::error::{Error, Result};
-use gradlane_core::types::{CodecSpec, DType, Epoch, ExchangeId, Op, Time, WorkerId};
+use gradlane_core::types::{CodecSpec, DType, Epoch, ExchangeId, Op, Round, Time, WorkerId};
 use gradlane_core::wire::{Body, Contribute, Contribution, Contributors, Restore, Sum, Target};
 
 use super::aggregator::{Aggregator, Exchange, ExchangeState, parity};
@@ -94,7 +94,7 @@ impl Aggregator {
     pub(super) fn note_restored(&mut self, id: SlotId, exchange: ExchangeId, receipt: Receipt) {
         if receipt != Receipt::Whole {
             self.reject(exchange, restored_meanwhile(id));
-            return self.retire(id);
+            return self.forget_restored(id);
         }
         let Some(slot) = self.slot_mut(id) else { return };
         let RoundState::Restoring { sum, .. } = &slot.state else { return };
@@ -102,6 +102,14 @@ impl Aggregator {
         self.step(id, Step::Publish { divisor: 1.0, residual: None });
         self.step(id, Step::Seal);
         self.acknowledge(id, exchange);
+    }
+
+    /// What a worker brought of a sum is of no use. It is as if nobody had brought any of it, so that it can be brought again.
+    pub(super) fn forget_restored(&mut self, id: SlotId) {
+        self.retire(id);
+        if let Some(part) = self.parts.get_mut(&id.part).filter(|part| part.latest == Some(id.round)) {
+            part.latest = id.round.0.checked_sub(1).map(Round);
+        }
     }
 
     /// Notes an exchange that brings a sum, and contributes nothing.
