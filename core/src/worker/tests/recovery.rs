@@ -250,7 +250,7 @@ fn a_worker_that_first_hears_of_the_job_while_it_recovers_has_nothing_and_waits(
     assert_eq!(job.push().map(|(_, link, _)| link), Some(LinkId(12)));
 }
 
-/// Worker 0 of two workers and three servers, in a job that goes on without servers. Link 10 leads to server 0, link 11 to server 1, and so on.
+/// Worker 0 of two workers and three servers, in a job that goes on without servers. Link 10 leads to server 0, link 11 to server 1.
 struct Outliving {
     world: World,
     seen: Vec<Command>,
