@@ -19,8 +19,8 @@ mod ending;
 mod keeping;
 mod liveness;
 mod parameters;
-mod recovery;
 mod residuals;
+mod restoring;
 mod teams;
 mod unreachable;
 
@@ -575,7 +575,7 @@ impl World {
     }
 
     fn joined_in(view: View) -> Self {
-        Self::warning(view, Duration::ZERO)
+        Self::with(view, |_| {})
     }
 
     /// As [`joined`](Self::joined), in a job that goes on without lost workers.
@@ -585,12 +585,13 @@ impl World {
         world
     }
 
-    /// Has joined, and warns of stalls after `stall_warn`.
-    fn warning(view: View, stall_warn: Duration) -> Self {
+    /// Has joined with settings that are changed by `change`.
+    fn with(view: View, change: impl FnOnce(&mut WorkerSettings)) -> Self {
         let scheduler = SchedulerConfig { step_timeout: STEP, ..SchedulerConfig::default() };
         let bounds = Bounds { steady: STEP, ..Bounds::new(STEP, STEP / 2) };
-        let settings =
-            WorkerSettings { scheduler, stall_warn, bounds, device: DeviceKind::Cuda, keeps: false, keeps_sums: false };
+        let (device, stall_warn) = (DeviceKind::Cuda, Duration::ZERO);
+        let mut settings = WorkerSettings { scheduler, stall_warn, bounds, device, keeps: false, keeps_sums: false };
+        change(&mut settings);
         let mut world =
             Self { worker: Worker::new(Time::ZERO, settings), now: Time::ZERO, carried: Vec::new(), meets: true };
         world.worker.handle_joined(world.now, WorkerId(0), view);

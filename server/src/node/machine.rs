@@ -211,8 +211,7 @@ impl Node {
                 self.turn(Turn::Fail(error));
             }
             MemberEvent::Left => {
-                let phase = if self.forms_again() { Phase::FormsAgain } else { Phase::Ended };
-                self.end(phase);
+                self.end(self.phase_after_leaving());
                 self.turn(Turn::End);
             }
             MemberEvent::StallNotice { .. }
@@ -355,6 +354,16 @@ impl Node {
         let share = (self.config.unread_bytes_max / workers).clamp(*UNREAD_BYTES.start(), *UNREAD_BYTES.end());
         self.unread_bytes = Some(self.unread_bytes.map_or(share, |before| before.min(share)));
         self.grant();
+    }
+
+    /// What the job is to the workers that ask this server after it has left.
+    fn phase_after_leaving(&self) -> Phase {
+        match self.view.as_ref().map(|view| &view.phase) {
+            Some(Phase::FormsAgain) => Phase::FormsAgain,
+            // It was asked to stop. The job goes on without it, or ends: workers hear which from the coordinator.
+            Some(Phase::Running) => Phase::Aborted(not_yet("it was asked to stop, and has left the job".to_owned())),
+            Some(Phase::Forming | Phase::Ended | Phase::Aborted(_)) | None => Phase::Ended,
+        }
     }
 
     /// The job is over for this server: every waiter gets the reason.

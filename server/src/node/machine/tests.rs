@@ -142,6 +142,27 @@ fn a_server_that_was_shut_out_tells_workers_that_it_is_gone() {
 }
 
 #[test]
+fn a_server_that_leaves_a_job_that_goes_on_has_the_work_of_workers_tried_again() {
+    let mut node = joined(2);
+    open(&mut node, 0, 1, contribute(header(0)));
+    node.handle_member(MemberEvent::Left);
+    assert_eq!(rejected(&mut node), [(1, Code::Unavailable)], "what waits");
+    open(&mut node, 1, 2, contribute(header(0)));
+    open(&mut node, 1, 3, Request::Withdraw(withdraw(0)));
+    assert_eq!(rejected(&mut node), [(2, Code::Unavailable), (3, Code::Unavailable)], "what comes later");
+    assert_eq!(node.state(), &ServerState::Stopped);
+}
+
+#[test]
+fn a_server_that_leaves_with_the_end_of_the_job_says_that_it_has_ended() {
+    let mut node = joined(2);
+    node.handle_member(MemberEvent::View(view(2, 2, Phase::Ended)));
+    node.handle_member(MemberEvent::Left);
+    open(&mut node, 0, 1, contribute(header(0)));
+    assert_eq!(rejected(&mut node), [(1, Code::FailedPrecondition)]);
+}
+
+#[test]
 fn its_life_follows_the_membership() {
     let mut node = Node::new(config());
     assert_eq!(node.state(), &ServerState::Joining);

@@ -310,7 +310,7 @@ fn a_name_that_ends_or_fails_leaves_nothing_and_its_users_hear_why() {
     for (event, code) in [
         (MemberEvent::Ended { keys: vec![key], below: 1 }, Code::FailedPrecondition),
         (MemberEvent::Forget { key, error: Error::Cancelled }, Code::Cancelled),
-        (MemberEvent::Left, Code::FailedPrecondition),
+        (MemberEvent::Left, Code::Unavailable),
         (MemberEvent::View(view(3, 2, Phase::Running)), Code::Unavailable),
     ] {
         let mut world = World::of(2);

@@ -263,8 +263,7 @@ impl Outliving {
 
     /// This is the first view that it hears of.
     fn hearing(view: View) -> Self {
-        let mut world = World::joined_in(view);
-        (world.worker.settings.keeps, world.worker.settings.keeps_sums) = (true, true);
+        let world = World::with(view, |settings| (settings.keeps, settings.keeps_sums) = (true, true));
         let mut job = Self { world, seen: Vec::new() };
         job.settle();
         job
