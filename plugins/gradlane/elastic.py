@@ -19,7 +19,8 @@ every worker hears of the same changes:
 - A worker that is lost is missing from the sums at once. At the next boundary all others hear of it, at the same step.
 - With `elastic="2:8"`, a process that is started later comes to the job: a *newcomer*, such as a worker that its launcher
   has started again. Its `init` returns when all workers stand at a boundary and have taken it in. There the job *forms
-  again*, and nothing of a step is lost.
+  again*, and nothing of a step is lost. With `on_server_loss=continue` a server that comes for a lost one is taken in there
+  too; the workers before and after are the same then.
 
 Losses and leaving need `on_worker_loss=continue` alone, which `elastic` implies. As long as nobody comes, workers keep their
 ranks; `World.index` counts those that are left without gaps, which is what a sampler needs. When the job forms again,

@@ -87,6 +87,50 @@ def test_a_server_that_is_asked_to_stop_ends_in_order_and_no_sum_is_lost(transpo
     assert 'the job goes on without="server ' in ended.output and "killed by" not in ended.output, ended.output
 
 
+REPLACED = (
+    BEGIN
+    + """
+from gradlane import elastic
+
+kept = numpy.zeros(300_000)
+state = elastic.State(killed=0)
+formed = []
+elastic.on_change(lambda before, after: formed.append((before.ranks, after.ranks)))
+
+def until_replaced():
+    while True:
+        agreed = gradlane.push_pull(numpy.array([float(len(formed) < KILLS)]), "goes on", op=gradlane.Sum)
+        if not agreed[0]:
+            return
+        yield state.step
+
+for step in elastic.steps(state, until_replaced()):
+    kept[:] = 10.0**rank
+    if rank == 0 and state.killed == len(formed) < KILLS:
+        # The second one is the one that came for the first.
+        os.kill(servers()[-1], signal.SIGKILL)
+        state.killed += 1
+    total = gradlane.push_pull(kept, "in place", op=gradlane.Sum, out=kept)
+    beside = gradlane.push_pull(numpy.full(5, 10.0**rank), "beside", op=gradlane.Sum)
+    assert (total == everybody).all() and (beside == everybody).all(), step
+assert formed == [(tuple(range(size)),) * 2] * KILLS, formed
+assert elastic.report().steps == state.step
+gradlane.shutdown()
+say(f"rank {rank}: all steps")
+"""
+)
+
+
+@pytest.mark.over("shm", "quic")
+def test_a_server_that_is_killed_is_started_again_and_the_job_forms_again_with_it(transport):
+    script = REPLACED.replace("KILLS", "2")
+    elastic = [*RUN, "-n", "2", "-s", "2", "--elastic", "2:2", *OUTLIVES, "--", sys.executable, "-c", script]
+    [ended] = run_all([(elastic, over(transport))], timeout=120)
+    done = {line for line in ended.output.splitlines() if line.startswith("rank ")}
+    assert ended.code == 0 and done == {f"rank {rank}: all steps" for rank in range(2)}, ended.output
+    assert ended.output.count("killed by signal 9 (SIGKILL); it is started again") == 2, ended.output
+
+
 END_OF_JOB = """
 try:
     for step in range(20):

@@ -35,10 +35,10 @@ pub(super) enum Entry {
     Late { at: Time },
     /// The sums of lost servers are recovered.
     Recovered { at: Time },
-    /// A process has come, and waits to be taken in.
-    Came { at: Time },
-    /// None waits any more.
-    NobodyWaits,
+    /// A process of this role has come, and waits to be taken in.
+    Came { at: Time, role: Role },
+    /// None of this role waits any more.
+    NoneWaits(Role),
     /// The key-value store had this when the job formed again.
     Kept { key: String, value: Vec<u8> },
     /// What this life of a member hears if it has missed that the job forms again.
@@ -70,8 +70,8 @@ impl Record {
             | Entry::Lost { at, .. }
             | Entry::Late { at }
             | Entry::Recovered { at }
-            | Entry::Came { at } => Some(at),
-            Entry::Up(_) | Entry::Down(_) | Entry::NobodyWaits | Entry::Kept { .. } | Entry::Farewell { .. } => None,
+            | Entry::Came { at, .. } => Some(at),
+            Entry::Up(_) | Entry::Down(_) | Entry::NoneWaits(_) | Entry::Kept { .. } | Entry::Farewell { .. } => None,
         }
     }
 
@@ -115,11 +115,15 @@ impl Record {
                 bytes.push(code::RECOVERED);
                 put_time(&mut bytes, *at);
             }
-            Entry::Came { at } => {
+            Entry::Came { at, role } => {
                 bytes.push(code::CAME);
                 put_time(&mut bytes, *at);
+                put_role(&mut bytes, *role);
             }
-            Entry::NobodyWaits => bytes.push(code::NOBODY_WAITS),
+            Entry::NoneWaits(role) => {
+                bytes.push(code::NONE_WAITS);
+                put_role(&mut bytes, *role);
+            }
             Entry::Kept { key, value } => {
                 bytes.push(code::KEPT);
                 put(&mut bytes, key.as_bytes());
@@ -183,8 +187,8 @@ fn read(rest: &mut &[u8]) -> Option<Result<Entry>> {
         }
         code::LATE => Entry::Late { at: read_time(rest)? },
         code::RECOVERED => Entry::Recovered { at: read_time(rest)? },
-        code::CAME => Entry::Came { at: read_time(rest)? },
-        code::NOBODY_WAITS => Entry::NobodyWaits,
+        code::CAME => Entry::Came { at: read_time(rest)?, role: read_role(rest)? },
+        code::NONE_WAITS => Entry::NoneWaits(read_role(rest)?),
         code::KEPT => {
             let key = String::from_utf8(read_bytes(rest)?.to_vec()).ok()?;
             Entry::Kept { key, value: read_bytes(rest)?.to_vec() }
@@ -213,7 +217,7 @@ mod code {
     pub(super) const LOST: u8 = 5;
     pub(super) const LATE: u8 = 6;
     pub(super) const CAME: u8 = 7;
-    pub(super) const NOBODY_WAITS: u8 = 8;
+    pub(super) const NONE_WAITS: u8 = 8;
     pub(super) const KEPT: u8 = 9;
     pub(super) const FAREWELL: u8 = 10;
     pub(super) const RECOVERED: u8 = 11;
@@ -230,7 +234,11 @@ fn put_time(bytes: &mut Vec<u8>, time: Time) {
 
 fn put_member(bytes: &mut Vec<u8>, member: Identity) {
     bytes.extend(member.node.0);
-    bytes.push(u8::from(member.role == Role::Server));
+    put_role(bytes, member.role);
+}
+
+fn put_role(bytes: &mut Vec<u8>, role: Role) {
+    bytes.push(u8::from(role == Role::Server));
 }
 
 fn take<'a>(rest: &mut &'a [u8], len: usize) -> Option<&'a [u8]> {
@@ -252,12 +260,15 @@ fn read_time(rest: &mut &[u8]) -> Option<Time> {
 
 fn read_member(rest: &mut &[u8]) -> Option<Identity> {
     let node = NodeId(take(rest, 32)?.try_into().ok()?);
-    let role = match take(rest, 1)?[0] {
-        0 => Role::Worker,
-        1 => Role::Server,
-        _ => return None,
-    };
-    Some(Identity { node, role })
+    Some(Identity { node, role: read_role(rest)? })
+}
+
+fn read_role(rest: &mut &[u8]) -> Option<Role> {
+    match take(rest, 1)?[0] {
+        0 => Some(Role::Worker),
+        1 => Some(Role::Server),
+        _ => None,
+    }
 }
 
 /// No job lasts as long.
@@ -304,8 +315,14 @@ mod tests {
         let [worker, server] = [Role::Worker, Role::Server].map(member);
         let lost = vec![(worker, "killed".to_owned()), (server, String::new())];
         let said = |frame| Entry::Said { at: Time(2), member: worker, frame };
-        let others =
-            [Entry::Up(worker), Entry::Down(server), Entry::Lost { at: Time(3), lost }, Entry::Late { at: Time(4) }];
+        let others = [
+            Entry::Up(worker),
+            Entry::Down(server),
+            Entry::Lost { at: Time(3), lost },
+            Entry::Late { at: Time(4) },
+            Entry::Came { at: Time(5), role: Role::Server },
+            Entry::NoneWaits(Role::Worker),
+        ];
         let asked = samples::frames().into_iter().filter(lasts).map(said);
         [formed].into_iter().chain(others).chain(asked).map(Record).collect()
     }

@@ -72,7 +72,7 @@ pub struct Coordinator {
     formed_servers: u32,
     recovery: Recovery,
     newcomers: Newcomers,
-    /// Since the job ends only to form again: the workers that are expected then, in their order.
+    /// Since the job ends only to form again: the members that are expected then, in their order.
     again: Option<Vec<Member>>,
     /// What members of the former formation hear that have missed its end: by identity, for this life.
     farewells: BTreeMap<Identity, (Incarnation, Frame)>,
@@ -331,7 +331,7 @@ impl Coordinator {
         }
         match &self.stage {
             // In an elastic job it waits, as if it had come later.
-            Stage::Forming { .. } if self.config.workers_max.is_some() && self.roster.has_no_place_for(identity) => {
+            Stage::Forming { .. } if self.most(identity.role).is_some() && self.roster.has_no_place_for(identity) => {
                 return self.take_in(now, link, identity, join);
             }
             Stage::Forming { .. } => {
@@ -386,8 +386,8 @@ impl Coordinator {
         self.boundaries.form(self.stepping_workers());
         let view = self.view();
         self.write_down_job(now, &view);
-        if self.newcomers.are_there() {
-            self.write_down(Entry::Came { at: now });
+        for role in self.newcomers.roles() {
+            self.write_down(Entry::Came { at: now, role });
         }
         self.registry = Some(Registry::new(self.config.layout, &view, self.config.stall_interval));
         for link in self.roster.links(|identity| identity.role == Role::Worker) {

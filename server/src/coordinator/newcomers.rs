@@ -1,6 +1,6 @@
 //! Processes that wait until the job forms again: those that have come while it ran, and former members that are faster than the others.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use gradlane_core::types::{LinkId, Role};
 use gradlane_core::wire::frame::Join;
@@ -11,8 +11,8 @@ use super::roster::Identity;
 #[derive(Debug, Default)]
 pub(super) struct Newcomers {
     waiting: BTreeMap<Identity, (LinkId, Join)>,
-    /// While records are replayed: whether some waited then.
-    waited: bool,
+    /// While records are replayed: which ones waited then.
+    waited: BTreeSet<Role>,
 }
 
 impl Newcomers {
@@ -21,11 +21,12 @@ impl Newcomers {
         self.waiting.insert(identity, (link, join)).map(|(former, _)| former)
     }
 
-    /// A connection ended, or its process does not wait any more. Returns whether it was one of a process that waits.
-    pub(super) fn remove(&mut self, link: LinkId) -> bool {
-        let before = self.waiting.len();
-        self.waiting.retain(|_, (waiting, _)| *waiting != link);
-        self.waiting.len() < before
+    /// A connection ended, or its process does not wait any more. Returns the role of the process if it was one that waits.
+    pub(super) fn remove(&mut self, link: LinkId) -> Option<Role> {
+        let (identity, _) = self.waiting.iter().find(|(_, (waiting, _))| *waiting == link)?;
+        let identity = *identity;
+        self.waiting.remove(&identity);
+        Some(identity.role)
     }
 
     /// Whether this is the connection of a process that waits.
@@ -33,24 +34,29 @@ impl Newcomers {
         self.waiting.values().any(|(waiting, _)| *waiting == link)
     }
 
-    /// Whether some wait.
-    pub(super) fn are_there(&self) -> bool {
-        self.waited || !self.waiting.is_empty()
+    /// The roles of those that wait.
+    pub(super) fn roles(&self) -> BTreeSet<Role> {
+        self.waiting.keys().map(|identity| identity.role).chain(self.waited.iter().copied()).collect()
     }
 
-    /// How many workers wait.
-    pub(super) fn workers(&self) -> usize {
-        self.waiting.keys().filter(|identity| identity.role == Role::Worker).count()
+    /// How many of this role wait.
+    pub(super) fn count(&self, role: Role) -> usize {
+        self.waiting.keys().filter(|identity| identity.role == role).count()
     }
 
-    /// How many other workers wait.
-    pub(super) fn workers_besides(&self, identity: Identity) -> usize {
-        self.workers() - usize::from(identity.role == Role::Worker && self.waiting.contains_key(&identity))
+    /// How many others of its role wait.
+    pub(super) fn others(&self, identity: Identity) -> usize {
+        self.count(identity.role) - usize::from(self.waiting.contains_key(&identity))
     }
 
-    /// As records say: whether some wait.
-    pub(super) fn recall(&mut self, waited: bool) {
-        self.waited = waited;
+    /// As records say: some of this role wait.
+    pub(super) fn recall(&mut self, role: Role) {
+        self.waited.insert(role);
+    }
+
+    /// As records say: none of this role waits.
+    pub(super) fn forget(&mut self, role: Role) {
+        self.waited.remove(&role);
     }
 
     /// All that wait, in an order that is the same on every run. None does any more.

@@ -10,7 +10,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use gradlane_core::error::{Error, Result};
-use gradlane_core::types::{Incarnation, LinkId, Member, NodeId, Role, Round, Scheme, Time, WorkerId};
+use gradlane_core::types::{Incarnation, LinkId, Member, NodeId, Process, Role, Round, Scheme, Time, WorkerId};
 use gradlane_core::wire::frame::{Health, Join, Progress};
 use gradlane_core::wire::limits;
 
@@ -96,7 +96,7 @@ pub(super) struct Roster {
     seats: BTreeMap<Identity, Seat>,
     /// The workers by rank, once sealed.
     ranks: Vec<Identity>,
-    /// If the job had formed before: the workers that are expected again, in their order. Others may come, until it has as many as it may.
+    /// If the job had formed before: the members that are expected again, in their order. Others may come, until it has as many as it may.
     again: Option<Vec<Member>>,
     /// Incarnations that were replaced or given up, the oldest first, at most as many as there can be members. An older one that comes back
     /// is refused as a stranger.
@@ -109,34 +109,41 @@ impl Roster {
         Self { size, sealed: false, arrivals: 0, seats, ranks, again: None, fenced }
     }
 
-    /// The roster of a job that forms again, of at most this size. These workers are `expected`.
+    /// The roster of a job that forms again, of at most this size. These members are `expected`.
     pub(super) fn again(size: Size, expected: Vec<Member>) -> Self {
         Self { again: Some(expected), ..Self::new(size) }
     }
 
-    /// The workers that are expected when the job forms again, as members by their order.
+    /// The members that are expected when the job forms again, by their order.
     pub(super) fn expected(&self) -> Vec<Member> {
         let member = |(index, former): (u32, &Member)| Member { index, first_round: Round(0), ..former.clone() };
-        (0..).zip(self.again.iter().flatten()).map(member).collect()
+        let of = |role| self.again.iter().flatten().filter(move |former| former.process.role == role);
+        [Role::Worker, Role::Server].into_iter().flat_map(|role| (0..).zip(of(role)).map(member)).collect()
     }
 
-    /// A worker is not expected any more.
+    /// A member is not expected any more.
     pub(super) fn expect_no_more(&mut self, host: &str, pid: u32) {
         self.again.iter_mut().for_each(|expected| expected.retain(|expected| !expected.process.is(host, pid)));
     }
 
-    /// Whether all servers have come, and at least so many workers.
-    pub(super) fn suffices(&self, workers: u32) -> bool {
-        let count = |role| self.seats.keys().filter(|identity| identity.role == role).count();
-        count(Role::Server) == self.size.servers as usize && count(Role::Worker) >= (workers as usize).max(1)
+    /// Whether at least so many members have come.
+    pub(super) fn suffices(&self, fewest: Size) -> bool {
+        [Role::Worker, Role::Server].into_iter().all(|role| self.count(role) >= fewest.of(role) as usize)
     }
 
-    /// Whether there is no place for this worker, because all have come, or the others are expected.
+    /// How many members of this role the job has, or has now while it forms.
+    fn count(&self, role: Role) -> usize {
+        self.seats.keys().filter(|identity| identity.role == role).count()
+    }
+
+    /// Whether there is no place for this process, because all of its role have come, or the others are expected.
     pub(super) fn has_no_place_for(&self, identity: Identity) -> bool {
-        let expected = |other: &Identity| self.again.iter().flatten().any(|expected| Identity::of(expected) == *other);
-        let others = self.seats.keys().filter(|other| other.role == Role::Worker && !expected(other)).count();
-        let is_full = others + self.again.as_ref().map_or(0, Vec::len) >= self.size.workers as usize;
-        is_full && identity.role == Role::Worker && !self.seats.contains_key(&identity) && !expected(&identity)
+        let role = identity.role;
+        let expected: BTreeSet<Identity> = self.again.iter().flatten().map(Identity::of).collect();
+        let others = self.seats.keys().filter(|other| other.role == role && !expected.contains(other)).count();
+        let expected_of_role = expected.iter().filter(|other| other.role == role).count();
+        let is_full = others + expected_of_role >= self.size.of(role) as usize;
+        is_full && !self.seats.contains_key(&identity) && !expected.contains(&identity)
     }
 
     /// How many workers the job has, or may have while it forms, and how many servers.
@@ -165,8 +172,8 @@ impl Roster {
                 hint: "draw 128 random bits at each start of a process".to_owned(),
             });
         }
-        let places = self.size.of(join.process.role);
-        if others().count() >= places as usize {
+        if self.has_no_place_for(identity) {
+            let places = self.size.of(join.process.role);
             return Err(Error::FailedPrecondition {
                 what: format!("the job has its {places} {}s already", join.process.role),
                 hint: "start no more, or a larger job".to_owned(),
@@ -241,7 +248,8 @@ impl Roster {
         match &self.again {
             None => self.seats.len() == (self.size.workers + self.size.servers) as usize,
             Some(expected) => {
-                self.suffices(1) && expected.iter().all(|expected| self.seats.contains_key(&Identity::of(expected)))
+                self.suffices(Size { workers: 1, servers: 1 })
+                    && expected.iter().all(|expected| self.seats.contains_key(&Identity::of(expected)))
             }
         }
     }
@@ -256,7 +264,8 @@ impl Roster {
             self.seats.values().filter(|seat| seat.member.process.role == Role::Worker).collect();
         workers.sort_by_key(|seat| seat.member.index);
         self.ranks = workers.into_iter().map(Seat::identity).collect();
-        self.size.workers = u32::try_from(self.ranks.len()).expect("at most MEMBERS_MAX");
+        let count = |role| u32::try_from(self.count(role)).expect("at most MEMBERS_MAX");
+        self.size = Size { workers: count(Role::Worker), servers: count(Role::Server) };
         self.sealed = true;
     }
 
@@ -274,8 +283,14 @@ impl Roster {
             None => missing(Role::Worker).chain(missing(Role::Server)).collect(),
             Some(expected) => {
                 let absent = expected.iter().filter(|expected| !self.seats.contains_key(&Identity::of(expected)));
-                let absent = absent.map(|expected| format!("worker on {}", expected.process.place()));
-                absent.chain(missing(Role::Server)).collect()
+                let absent = absent.map(|expected| {
+                    let Process { role, .. } = &expected.process;
+                    format!("{role} on {}", expected.process.place())
+                });
+                let none = [Role::Worker, Role::Server].into_iter().filter(|role| {
+                    self.count(*role) == 0 && !expected.iter().any(|expected| expected.process.role == *role)
+                });
+                absent.chain(none.map(|role| format!("a {role}"))).collect()
             }
         }
     }

@@ -1,4 +1,4 @@
-//! The command lines and environments of a launcher's children: servers, then workers, and those that take the place of workers.
+//! The command lines and environments of a launcher's children: servers, then workers, and those that take the place of others.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -29,7 +29,7 @@ pub struct Launch<'a> {
     pub workers: u32,
     /// The number of server processes; 0 embeds one in the launcher.
     pub servers: u32,
-    /// How often workers that fail are started again in all. Only an elastic job takes them in.
+    /// How often processes that fail are started again in all. Only an elastic job takes them in.
     pub restarts: u32,
     /// How long the other processes may take to end by themselves after one has failed.
     pub failure_grace: Duration,
@@ -39,7 +39,7 @@ pub struct Launch<'a> {
     pub worker: &'a [OsString],
 }
 
-/// How often the workers of an elastic job are started again in all, unless the user says how often.
+/// How often the processes of an elastic job are started again in all, unless the user says how often.
 pub const RESTARTS: u32 = 100;
 
 impl Launch<'_> {
@@ -57,7 +57,7 @@ impl Launch<'_> {
                 restarts => refused(
                     "elastic",
                     format!("is not set, but {restarts} restarts are"),
-                    "only an elastic job takes in workers that are started again: give --elastic MIN:MAX",
+                    "only an elastic job takes in what is started again: give --elastic MIN:MAX",
                 ),
             };
         };
@@ -75,25 +75,34 @@ impl Launch<'_> {
 
 /// The processes to start, servers first.
 pub(super) fn processes(launch: &Launch, join: &Handover) -> Vec<(Role, String, Command)> {
-    let servers = (0..launch.servers).map(|index| {
-        let mut command = command(launch.program, launch, join);
-        command.arg("server").envs(server_place(launch, index));
-        (Role::Server, format!("server {index}"), command)
-    });
-    let workers = (0..launch.workers).map(|rank| {
-        let mut command = command(launch.worker, launch, join);
-        command.envs(worker_place(launch, rank));
-        (Role::Worker, format!("worker {rank}"), command)
-    });
+    let servers =
+        (0..launch.servers).map(|index| (Role::Server, format!("server {index}"), server(launch, index, join)));
+    let workers = (0..launch.workers).map(|rank| (Role::Worker, format!("worker {rank}"), worker(launch, rank, join)));
     servers.chain(workers).collect()
 }
 
-/// The command of a worker that takes the place of the one of `rank`. The coordinator gives it a rank when it comes, so it has none, and knows
-/// no number of workers. It keeps the local rank, because frameworks choose a device by it.
-pub(super) fn replacement(launch: &Launch, rank: u32, join: &Handover) -> Command {
+fn server(launch: &Launch, index: u32, join: &Handover) -> Command {
+    let mut command = command(launch.program, launch, join);
+    command.arg("server").envs(server_place(launch, index));
+    command
+}
+
+fn worker(launch: &Launch, rank: u32, join: &Handover) -> Command {
     let mut command = command(launch.worker, launch, join);
     command.envs(worker_place(launch, rank));
-    command.env_remove(variable("rank")).env_remove(variable("size"));
+    command
+}
+
+/// The command of a server or worker that takes the place of the one that had this index or rank. The coordinator gives it another one when it
+/// comes, so it has none, and knows no number of workers. A worker keeps the local rank, because frameworks choose a device by it.
+pub(super) fn replacement(launch: &Launch, role: Role, number: u32, join: &Handover) -> Command {
+    let mut command = match role {
+        Role::Server => server(launch, number, join),
+        _ => worker(launch, number, join),
+    };
+    for unknown in ["rank", "server_index", "size"] {
+        command.env_remove(variable(unknown));
+    }
     // A launcher around this one may have set such variables for this launcher. They would now be taken for the worker's own.
     for other in config::Launch::OF_OTHERS {
         command.env_remove(other);
@@ -326,7 +335,7 @@ mod tests {
         let (program, worker) = (words("gradlane"), words("python train.py"));
         let mut launch = elastic(&program, &worker);
         launch.config.metrics_bind = Some("127.0.0.1:9400".to_owned());
-        let command = replacement(&launch, 2, &handover());
+        let command = replacement(&launch, Role::Worker, 2, &handover());
         assert_eq!(line(&command), ["python", "train.py"]);
         let removed: Vec<_> = command.get_envs().filter(|(_, value)| value.is_none()).map(|(name, _)| name).collect();
         for name in ["GRADLANE_RANK", "GRADLANE_SIZE", "RANK", "WORLD_SIZE", "SLURM_PROCID"] {
@@ -347,6 +356,17 @@ mod tests {
         let single = Origin::Launcher(gradlane_core::config::Launcher::Single);
         assert_eq!((config.origin("rank"), config.origin("size")), (&single, &single), "nobody says which");
         assert_eq!((config.local_rank, config.local_size), (Some(2), Some(3)));
+    }
+
+    #[test]
+    fn a_server_that_is_started_again_has_no_index() {
+        let (program, worker) = (words("gradlane"), words("python train.py"));
+        let launch = elastic(&program, &worker);
+        let command = replacement(&launch, Role::Server, 0, &handover());
+        assert_eq!(line(&command), ["gradlane", "server"]);
+        let (config, _) = Config::load(&BTreeMap::new(), environment(&command), None).unwrap();
+        assert_eq!((config.server_index, config.size, config.servers), (None, None, 1));
+        assert_eq!(config.join_file.as_deref(), Some(Path::new("/run/join")));
     }
 
     #[test]

@@ -47,7 +47,8 @@ use supervisor::{Event, Failure, Job, Supervisor, refused_start};
 /// it. Where the job goes on without lost workers (`on_worker_loss`), 0 if the others ended with 0. Prints failures on standard error as they
 /// happen.
 ///
-/// In an elastic job, workers that fail while it runs are started again, [`Launch::restarts`] times in all. They enter by a join string that is
+/// In an elastic job, workers that fail while it runs are started again, and servers if the job outlives them (`on_server_loss`),
+/// [`Launch::restarts`] times in all. They enter by a join string that is
 /// good for one process, and the coordinator gives them their ranks.
 ///
 /// Blocks; SIGINT and SIGTERM end everything within two seconds. But where the job goes on without lost workers, SIGTERM asks the workers to
@@ -147,12 +148,16 @@ impl Job for Launched<'_> {
     }
 
     fn replacement(&mut self, child: usize) -> Result<Command> {
+        let child_number = u32::try_from(child).expect("children are few");
         // Servers were started first.
-        let rank = u32::try_from(child).expect("children are few") - self.launch.servers;
-        let join = self.host.coordinator().invite(Role::Worker, COMES_WITHIN)?;
+        let (role, number) = match child_number.checked_sub(self.launch.servers) {
+            Some(rank) => (Role::Worker, rank),
+            None => (Role::Server, child_number),
+        };
+        let join = self.host.coordinator().invite(role, COMES_WITHIN)?;
         self.made += 1;
         let handover = Handover::make(&self.launch.config, &join, &format!("-{}", self.made));
-        let command = children::replacement(self.launch, rank, &handover);
+        let command = children::replacement(self.launch, role, number, &handover);
         self.handovers.insert(child, handover);
         Ok(command)
     }
@@ -160,7 +165,7 @@ impl Job for Launched<'_> {
 
 /// How long a question to the coordinator of this process may take. A signal waits so long, too.
 const ASKING: Duration = Duration::from_secs(1);
-/// How long the join string of a worker that is started again is good. A program may work for long before it joins.
+/// How long the join string of a process that is started again is good. A program may work for long before it joins.
 const COMES_WITHIN: Duration = Duration::from_secs(3600);
 
 fn start_all(

@@ -1,5 +1,5 @@
 //! Decides how a set of child processes ends: which exit code counts, and when the others are terminated and killed. Decides too whether and
-//! when a worker that failed is started again.
+//! when a process that failed is started again.
 //!
 //! A pure machine; [`super::supervisor`] starts the processes, measures time and delivers the signals.
 
@@ -21,9 +21,9 @@ pub(super) enum Command {
     /// This child failed: tell the coordinator, and the user. `is_cause` unless it is a consequence of another failure. Consequences are told
     /// together at the end.
     ReportFailure { child: usize, ending: Ending, is_cause: bool },
-    /// This worker failed, and is started again after this time: tell the coordinator, and the user.
+    /// This child failed, and is started again after this time: tell the coordinator, and the user.
     ReportRestart { child: usize, ending: Ending, after: Duration },
-    /// Start this worker again. The driver says with [`Supervision::handle_unstarted`] if it cannot.
+    /// Start this child again. The driver says with [`Supervision::handle_unstarted`] if it cannot.
     Restart { child: usize },
     /// The job failed, and no child that failed before explains it: tell the user why.
     ReportJobFailure,
@@ -56,8 +56,8 @@ enum Cause {
 /// ```
 /// From any state `Over` follows once no child runs, and none is to be started again.
 ///
-/// In `Running`, a worker that fails is started again while the job runs, restarts are left and no worker has ended in order, because the job
-/// is coming to its end then. The first restart of a worker comes at once, and later ones after a pause ([`pause`]).
+/// In `Running`, a worker that fails, or a server that the job outlives, is started again while the job runs, restarts are left and no worker has
+/// ended in order, because the job is coming to its end then. The first restart of a child comes at once, and later ones after a pause ([`pause`]).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum State {
     Running,
@@ -94,7 +94,7 @@ pub(super) struct Supervision {
     running: Vec<Option<Role>>,
     /// By child: its ending, if it failed before it was told to end.
     failed: Vec<Option<Ending>>,
-    /// By child: how often it was started again, and when it is next, if it is to be.
+    /// By child.
     again: Vec<Again>,
     restarts_left: u32,
     /// Whether the job has formed and is not over, as the driver said last.
@@ -106,9 +106,10 @@ pub(super) struct Supervision {
     commands: VecDeque<Command>,
 }
 
-/// The starts of a worker after its first one.
-#[derive(Clone, Copy, Debug, Default)]
+/// The starts of a child after its first one.
+#[derive(Clone, Copy, Debug)]
 struct Again {
+    role: Role,
     /// How often it was started again, or was to be.
     times: u32,
     /// When it is started again.
@@ -142,7 +143,8 @@ impl Supervision {
         self.outlives_servers = true;
     }
 
-    /// Workers that fail are started again, so many times in all. Has an effect only with [`OnWorkerLoss::Continue`].
+    /// Processes that fail are started again, so many times in all: workers with [`OnWorkerLoss::Continue`], and servers if the job outlives
+    /// them.
     pub(super) fn allow_restarts(&mut self, restarts: u32) {
         self.restarts_left = restarts;
     }
@@ -151,7 +153,7 @@ impl Supervision {
     pub(super) fn add(&mut self, role: Role) -> usize {
         self.running.push(Some(role));
         self.failed.push(None);
-        self.again.push(Again::default());
+        self.again.push(Again { role, times: 0, due: None });
         self.running.len() - 1
     }
 
@@ -187,8 +189,7 @@ impl Supervision {
             }
             State::Running if goes_on => {
                 self.failed[child] = Some(ending);
-                let again = if role == Some(Role::Worker) { self.plan_restart(now, child) } else { None };
-                let report = match again {
+                let report = match self.plan_restart(now, child) {
                     Some(after) => Command::ReportRestart { child, ending, after },
                     None => Command::ReportFailure { child, ending, is_cause: true },
                 };
@@ -211,7 +212,7 @@ impl Supervision {
         self.advance(now);
     }
 
-    /// A worker could not be started again. It is tried again later, as after a failure.
+    /// A child could not be started again. It is tried again later, as after a failure.
     pub(super) fn handle_unstarted(&mut self, now: Time, child: usize) {
         self.running[child] = None;
         if self.state == State::Running {
@@ -299,7 +300,7 @@ impl Supervision {
         }
     }
 
-    /// Plans that this worker is started again, if it may be. Returns after which time.
+    /// Plans that this child is started again, if it may be. Returns after which time.
     fn plan_restart(&mut self, now: Time, child: usize) -> Option<Duration> {
         if !self.job_runs {
             // A job that is over takes nobody in.
@@ -310,7 +311,7 @@ impl Supervision {
             return None;
         }
         self.restarts_left -= 1;
-        let Again { times, due } = &mut self.again[child];
+        let Again { times, due, .. } = &mut self.again[child];
         let after = pause(*times);
         *times += 1;
         *due = Some(now + after);
@@ -326,7 +327,7 @@ impl Supervision {
         for (child, again) in self.again.iter_mut().enumerate() {
             if again.due.is_some_and(|due| due <= now) {
                 again.due = None;
-                self.running[child] = Some(Role::Worker);
+                self.running[child] = Some(again.role);
                 self.commands.push_back(Command::Restart { child });
             }
         }

@@ -44,7 +44,7 @@ pub(super) trait Job {
     /// Whether it has formed and is not over. Asked when a worker fails that may be started again.
     fn runs(&self) -> bool;
 
-    /// The command that starts a worker in the place of this child, numbered in the order in which children were started first.
+    /// The command that starts another process in the place of this child, numbered in the order in which children were started first.
     ///
     /// # Errors
     /// Why there is none now.
@@ -86,7 +86,7 @@ impl Supervisor {
         self.machine.outlive_servers();
     }
 
-    /// Workers that fail are started again, so many times in all.
+    /// Processes that fail are started again, so many times in all.
     pub(super) fn allow_restarts(&mut self, restarts: u32) {
         self.machine.allow_restarts(restarts);
     }

@@ -57,9 +57,9 @@ impl Coordinator {
         this.config.journals = journals;
         this.wait_for_members(now, &replayed);
         // Those that waited come again.
-        if this.newcomers.are_there() {
-            this.newcomers.recall(false);
-            this.write_down(Entry::NobodyWaits);
+        for role in this.newcomers.roles() {
+            this.newcomers.forget(role);
+            this.write_down(Entry::NoneWaits(role));
         }
         Ok((this, now))
     }
@@ -88,8 +88,7 @@ impl Coordinator {
         if !self.config.journals {
             return;
         }
-        let formed_servers = self.roster.size().servers;
-        let view = View { members: self.roster.expected(), formed_servers, ..self.view() };
+        let view = View { members: self.roster.expected(), ..self.view() };
         let formed = Entry::Formed { at, form: form(&self.config), view };
         let kept = self.store.values().map(|(key, value)| Entry::Kept { key: key.to_owned(), value: value.to_vec() });
         let farewells = self.farewells.iter().map(|(member, (life, frame))| {
@@ -105,8 +104,7 @@ impl Coordinator {
     fn take_up(&mut self, at: Time, view: View, replayed: &mut Replayed) -> Result<()> {
         self.epoch = view.epoch;
         if view.phase == Phase::Forming {
-            let servers = view.formed_servers;
-            self.expect(at, view.formed_before, view.members, servers);
+            self.expect(at, view.formed_before, view.members);
             return Ok(());
         }
         (self.formed_before, self.formed_servers) = (view.formed_before, view.formed_servers);
@@ -166,11 +164,11 @@ impl Coordinator {
             }
             Entry::Late { .. } => self.expire(now),
             Entry::Recovered { .. } => self.end_recovery(),
-            Entry::Came { .. } => {
-                self.newcomers.recall(true);
+            Entry::Came { role, .. } => {
+                self.newcomers.recall(role);
                 self.advance_steps(now);
             }
-            Entry::NobodyWaits => self.newcomers.recall(false),
+            Entry::NoneWaits(role) => self.newcomers.forget(role),
             Entry::Farewell { member, life, frame } => drop(self.farewells.insert(member, (life, frame))),
             Entry::Kept { key, value } => {
                 if !self.store.put_back(key, value) {

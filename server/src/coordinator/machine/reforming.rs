@@ -31,12 +31,12 @@ impl Coordinator {
     /// # Panics
     /// If the job does not form again.
     pub fn form_again(&mut self, term: u32, now: Time) {
-        let expected = self.again.take().expect("the driver asks first");
+        let mut expected = self.again.take().expect("the driver asks first");
+        let is_dead = |seat: &Seat| seat.health == Health::Dead;
+        expected.retain(|member| !self.roster.seat(Identity::of(member)).is_some_and(is_dead));
         let (newcomers, farewells) = (self.newcomers.take(), self.farewells());
         let mut next = Self::new(self.config.clone(), term, now);
-        let is_left = |seat: &&Seat| seat.member.process.role == Role::Server && seat.health != Health::Dead;
-        let servers = u32::try_from(self.roster.seats().filter(is_left).count()).expect("at most MEMBERS_MAX");
-        next.expect(now, self.formed_before + 1, expected, servers);
+        next.expect(now, self.formed_before + 1, expected);
         next.farewells = farewells;
         next.store = std::mem::replace(&mut self.store, next.store).kept();
         next.connections = std::mem::take(&mut self.connections).without_members();
@@ -61,12 +61,12 @@ impl Coordinator {
         self.roster.seats().map(farewell).collect()
     }
 
-    /// Waits for these workers, for others until there are as many as may be, and for so many servers.
-    pub(super) fn expect(&mut self, now: Time, formed_before: u32, expected: Vec<Member>, servers: u32) {
+    /// Waits for these members, and takes in others until there are as many as may be.
+    pub(super) fn expect(&mut self, now: Time, formed_before: u32, expected: Vec<Member>) {
         self.formed_before = formed_before;
         self.stage = Stage::Forming { until: now + self.config.reform_timeout };
         let most = self.config.workers_max.unwrap_or(self.config.workers);
-        self.roster = Roster::again(Size { workers: most, servers }, expected);
+        self.roster = Roster::again(Size { workers: most, servers: self.config.servers }, expected);
     }
 
     /// A process that is no member joins a job that runs, or that is about to form again. It waits, or is refused.
@@ -77,7 +77,7 @@ impl Coordinator {
         if let Some(former) = self.newcomers.add(identity, link, join) {
             self.dismiss(former, Error::Fenced { current: self.epoch });
         }
-        self.write_down(Entry::Came { at: now });
+        self.write_down(Entry::Came { at: now, role: identity.role });
         self.advance_steps(now);
     }
 
@@ -86,23 +86,23 @@ impl Coordinator {
     /// # Errors
     /// Why not.
     fn check_newcomer(&self, identity: Identity, join: &Join) -> Result<()> {
-        let Some(most) = self.config.workers_max else { return Err(self.roster.refuse_late(join)) };
+        if self.config.workers_max.is_none() {
+            return Err(self.roster.refuse_late(join));
+        }
         if self.again.is_none() {
-            if identity.role != Role::Worker {
-                return Err(self.roster.refuse_late(join));
-            }
+            let Some(most) = self.most(identity.role) else { return Err(self.roster.refuse_late(join)) };
             if self.keeps_parameters() {
                 return Err(Error::FailedPrecondition {
-                    what: "this job keeps parameters on its servers, which begin anew with each worker that comes"
+                    what: "this job keeps parameters on its servers, which begin anew with each process that comes"
                         .to_owned(),
-                    hint: "start all its workers at once, or reduce gradients in place of parameters".to_owned(),
+                    hint: "start all its processes at once, or reduce gradients in place of parameters".to_owned(),
                 });
             }
-            // One that comes for a worker whose loss is not known yet has to wait for that.
-            if self.newcomers.workers_besides(identity) >= most as usize {
+            // One that comes for a member whose loss is not known yet has to wait for that.
+            if self.newcomers.others(identity) >= most as usize {
                 return Err(Error::FailedPrecondition {
-                    what: format!("the job may have {most} workers, and as many wait to be taken in"),
-                    hint: "come when some have left, or give `elastic` a higher maximum".to_owned(),
+                    what: format!("the job may have {most} {}s, and as many wait to be taken in", identity.role),
+                    hint: "come when some have left; the maximum of `elastic` is that of the workers".to_owned(),
                 });
             }
         }
@@ -116,12 +116,24 @@ impl Coordinator {
 
     /// Whether processes wait to be taken in, and can be.
     pub(super) fn takes_in(&self) -> bool {
-        self.newcomers.are_there() && !self.is_full() && !self.keeps_parameters()
+        !self.keeps_parameters() && self.newcomers.roles().into_iter().any(|role| !self.is_full(role))
     }
 
-    /// Whether there is no place for another worker.
-    fn is_full(&self) -> bool {
-        self.config.workers_max.is_none_or(|most| self.stepping_workers().len() >= most as usize)
+    /// How many members of this role the job may have, if it takes in any while it runs. In the place of lost servers it takes in others if it
+    /// outlives them.
+    pub(super) fn most(&self, role: Role) -> Option<u32> {
+        let most = self.config.workers_max?;
+        match (role, self.config.policy) {
+            (Role::Worker, _) => Some(most),
+            (Role::Server, Policy::Continue { outlives_servers: true, .. }) => Some(self.config.servers),
+            (Role::Server, Policy::Continue { .. } | Policy::Abort) | (Role::Coordinator | Role::Observer, _) => None,
+        }
+    }
+
+    /// Whether there is no place for another member of this role.
+    fn is_full(&self, role: Role) -> bool {
+        let is_one = |seat: &&Seat| seat.is_present() && seat.member.process.role == role;
+        self.most(role).is_none_or(|most| self.roster.seats().filter(is_one).count() >= most as usize)
     }
 
     /// A process that waits says something.
@@ -129,8 +141,9 @@ impl Coordinator {
         match frame {
             Frame::Heartbeat { sent, .. } => self.connections.send(link, Frame::HeartbeatAck { sent }),
             Frame::StatusRequest => {
-                let what = match self.is_full() {
-                    true => "a place: there are as many workers as the job may have (elastic)".to_owned(),
+                let role = self.connections.get(link).map_or(Role::Worker, |link| link.role);
+                let what = match self.is_full(role) {
+                    true => format!("a place: there are as many {role}s as the job may have"),
                     false => "the end of a step of the others, who then take this process in".to_owned(),
                 };
                 let forming =
@@ -148,25 +161,31 @@ impl Coordinator {
 
     /// A process that waited is gone, if this was its connection. A change that began because of it is dropped with the next report.
     pub(super) fn forget_newcomer(&mut self, link: LinkId) {
-        if self.newcomers.remove(link) && !self.newcomers.are_there() {
-            self.write_down(Entry::NobodyWaits);
+        if let Some(role) = self.newcomers.remove(link)
+            && self.newcomers.count(role) == 0
+        {
+            self.write_down(Entry::NoneWaits(role));
         }
     }
 
-    /// All workers leave behind this step; those that stay are expected again.
+    /// All workers leave behind this step. Those that stay are expected again, and all servers that are there.
     pub(super) fn dissolve(&mut self, now: Time, change: u64, passage: &Passage) {
         let expected = |seat: &Seat| seat.member.clone();
         let workers: Vec<WorkerId> = passage.workers.iter().collect();
-        self.again = Some(workers.iter().filter_map(|worker| self.roster.worker(*worker)).map(expected).collect());
+        let mut servers: Vec<&Seat> = self.roster.seats().filter(|seat| is_server(seat) && seat.is_present()).collect();
+        servers.sort_by_key(|seat| seat.member.index);
+        let staying = workers.iter().filter_map(|worker| self.roster.worker(*worker));
+        self.again = Some(staying.chain(servers).map(expected).collect());
         for worker in &workers {
             self.release(change, Passage { leaves: true, ..passage.clone() }, *worker);
         }
-        let (workers, newcomers) = (workers.len(), self.newcomers.workers());
+        let workers = workers.len();
+        let newcomers = [Role::Worker, Role::Server].map(|role| self.newcomers.count(role)).iter().sum();
         self.connections.event(Event::FormsAgain { workers, newcomers });
         self.end(now, Ok(()));
     }
 
-    /// A worker is not expected again, because its process has ended.
+    /// A member is not expected again, because its process has ended.
     pub(super) fn expect_no_more(&mut self, now: Time, pid: u32, host: &str) {
         if let Some(again) = &mut self.again {
             again.retain(|expected| !expected.process.is(host, pid));
@@ -185,10 +204,13 @@ impl Coordinator {
     /// Members are missing. A job that forms again does so with those that have come, if they are enough; another one ends.
     pub(super) fn form_late(&mut self, now: Time) {
         let (fewest, waited) = match self.config.policy {
-            Policy::Continue { min_workers, .. } if self.formed_before > 0 => (min_workers, self.config.reform_timeout),
-            Policy::Continue { .. } | Policy::Abort => (self.config.workers, self.config.form_timeout),
+            Policy::Continue { min_workers, outlives_servers } if self.formed_before > 0 => {
+                let servers = if outlives_servers { 1 } else { self.config.servers };
+                (Some(Size { workers: min_workers.max(1), servers }), self.config.reform_timeout)
+            }
+            Policy::Continue { .. } | Policy::Abort => (None, self.config.form_timeout),
         };
-        if self.formed_before > 0 && self.roster.suffices(fewest) {
+        if fewest.is_some_and(|fewest| self.roster.suffices(fewest)) {
             return self.form(now);
         }
         let missing = self.roster.missing();
@@ -200,4 +222,8 @@ impl Coordinator {
         self.barriers = Barriers::new(workers, self.config.defect);
         self.endings = endings(&self.config, workers);
     }
+}
+
+fn is_server(seat: &Seat) -> bool {
+    seat.member.process.role == Role::Server
 }

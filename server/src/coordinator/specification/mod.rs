@@ -19,6 +19,7 @@ mod leaving;
 mod losses;
 mod outliving;
 mod reforming;
+mod replacing;
 mod requests;
 mod robustness;
 mod stepping;

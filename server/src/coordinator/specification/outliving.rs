@@ -263,19 +263,19 @@ fn outliving(workers: u32) -> Job {
 }
 
 /// A job that runs, with nothing unread. The link of server n is [`SERVER`] + n.
-fn outliving_as(config: CoordinatorConfig, workers: u32) -> Job {
+pub(super) fn outliving_as(config: CoordinatorConfig, workers: u32) -> Job {
     let servers = config.servers;
     let mut job = job_of(config);
     (1..servers).for_each(|number| job.join(SERVER + u64::from(number), server(number)));
     form(job, workers)
 }
 
-fn outliving_config(workers: u32) -> CoordinatorConfig {
+pub(super) fn outliving_config(workers: u32) -> CoordinatorConfig {
     let policy = Policy::Continue { min_workers: 1, outlives_servers: true };
     CoordinatorConfig { policy, servers: 2, journals: true, ..config(workers) }
 }
 
-fn kill_server(job: &mut Job, number: u32) {
+pub(super) fn kill_server(job: &mut Job, number: u32) {
     job.coordinator.handle_death(job.now, 10 + number, &format!("s{number}"), "killed".to_owned());
 }
 

@@ -7,7 +7,7 @@ use super::stepping::{at_change, stepping_as};
 use super::*;
 
 /// The links of the members in the next formation: they connect anew.
-const ANEW: u64 = 50;
+pub(super) const ANEW: u64 = 50;
 /// The number of the newcomer, and its link.
 const NEW: u64 = 7;
 
@@ -213,7 +213,7 @@ fn elastic(workers: u32) -> Job {
 
 impl Job {
     /// All workers stand behind their first step, where `leavers` want to leave. Returns what a leaver is told.
-    fn pass_boundary(&mut self, change: u64, links: &[u64], leavers: &[u64]) -> Passage {
+    pub(super) fn pass_boundary(&mut self, change: u64, links: &[u64], leavers: &[u64]) -> Passage {
         let report = |link: &u64| StepReport { begun: 1, leaves: leavers.contains(link), ..at_change(change) };
         links.iter().for_each(|link| self.say(*link, report(link)));
         links.iter().for_each(|link| self.say(*link, StepReport { stands: true, ..report(link) }));
@@ -222,13 +222,13 @@ impl Job {
     }
 
     /// Whether the former formation is over.
-    fn is_finished(&mut self) -> bool {
+    pub(super) fn is_finished(&mut self) -> bool {
         self.drain();
         self.events.contains(&Event::Finished(Ok(())))
     }
 
     /// The member that had this link joins the next formation: in another life, over another connection.
-    fn come_again(&mut self, link: u64) {
+    pub(super) fn come_again(&mut self, link: u64) {
         let join = if link >= SERVER { server((link - SERVER) as u32) } else { worker(link as u32) };
         let life = join.process.incarnation.0 + 100;
         self.join_as(ANEW + link, link as u8, in_life(life, join));

@@ -352,6 +352,31 @@ fn a_job_that_outlives_servers_goes_on_without_one_that_failed() {
 }
 
 #[test]
+fn an_elastic_job_that_outlives_servers_gets_another_one_for_one_that_failed() {
+    let mut job = job_that_goes_on();
+    job.outlive_servers();
+    job.allow_restarts(2);
+    job.set_job_runs(true);
+    job.handle_exit(at(1), SERVER, KILLED);
+    let restart = Command::ReportRestart { child: SERVER, ending: KILLED, after: Duration::ZERO };
+    assert_eq!(commands(&mut job), [restart, Command::Restart { child: SERVER }]);
+    job.handle_exit(at(2), SERVER, KILLED);
+    job.handle_exit(at(2), WORKER_0, Ending::Exited(0));
+    assert_eq!(job.poll_timeout(), None, "the job comes to its end");
+    job.handle_exit(at(3), WORKER_1, Ending::Exited(0));
+    assert_eq!(commands(&mut job).last(), Some(&Command::Finish(0)));
+}
+
+#[test]
+fn a_server_of_a_job_that_ends_without_it_is_not_started_again() {
+    let mut job = job_that_goes_on();
+    job.allow_restarts(2);
+    job.set_job_runs(true);
+    job.handle_exit(at(1), SERVER, KILLED);
+    assert_eq!(commands(&mut job), [failed(SERVER)]);
+}
+
+#[test]
 fn a_job_that_was_to_outlive_a_server_and_did_not_ends_with_its_code() {
     let mut job = job_that_goes_on();
     job.outlive_servers();
