@@ -1,27 +1,16 @@
-"""Contributions with a NaN or an infinity that stay on devices, which look themselves: over libraries that are neither driver nor NCCL."""
+"""Contributions with a NaN or an infinity that stay on devices, which look themselves: over stand-ins."""
 
 import ctypes
 
 import gradlane
 import numpy as np
 import pytest
-from fakecuda import (
-    LAG_SECONDS,
-    LIBRARY,
-    NCCL_LIBRARY,
-    Array,
-    Graph,
-    Tensor,
-    counter,
-    produce,
-    user_stream,
-)
+from fakecuda import LAG_SECONDS, LIBRARY, NCCL_LIBRARY, Array, Graph, Tensor, counter, produce, user_stream
 
 SETTINGS = {"cuda_lib": LIBRARY, "nccl_lib": NCCL_LIBRARY}
 ERROR, WARN = (SETTINGS | {"nan_check": what} for what in ("error", "warn"))
 TWO_DEVICES, FOUR_DEVICES = ({"FAKECUDA_DEVICES": count} for count in "24")
 SWITCHES = {"pcie_switch_size": "2", "reduce_roots": "0,2,3"}
-ALONE = {"cuda_lib": LIBRARY}
 pytestmark = [pytest.mark.workers(2, settings=ERROR, env=TWO_DEVICES), pytest.mark.over("local")]
 
 LEN = 100_003
@@ -62,7 +51,7 @@ def test_an_error_names_tensor_worker_and_round_to_all_workers_and_the_next_roun
         gradlane.push_pull(there(dtype), name)
     before = gradlane.metrics()
     array = there(dtype, spoils(SPECIAL[dtype]), at=LEN - 1)
-    with pytest.raises(gradlane.NotFiniteError, match=rf"{name}.*round 2: what worker 1 contributes has a NaN") as caught:
+    with pytest.raises(gradlane.NotFiniteError, match=f"{name}.*round 2: what worker 1 contributes has") as caught:
         gradlane.push_pull(array, name, op=gradlane.Sum)
     assert (caught.value.tensor, caught.value.round, caught.value.worker) == (name, 2, "worker 1")
     after = gradlane.metrics()
@@ -82,7 +71,8 @@ def test_a_warning_lets_it_pass_and_counts_it_where_it_comes_from(dtype, capfd):
     result = seen(array)
     assert not np.isfinite(result[0]) and (result[1:] == 2).all()
     assert gradlane.metrics()["not_finite"] - before == gradlane.rank()
-    assert (f"warned {dtype}, round 0: what worker 1 contributes has a NaN" in capfd.readouterr().err) == (gradlane.rank() == 1)
+    is_told = f"warned {dtype}, round 0: what worker 1 contributes has a NaN" in capfd.readouterr().err
+    assert is_told == (gradlane.rank() == 1)
 
 
 def test_bits_of_broadcasts_and_integers_and_what_was_there_before_the_stream_are_not_blamed():
@@ -164,9 +154,7 @@ def test_devices_behind_two_switches_look_before_they_reduce():
 
 
 @pytest.mark.over("shm", "quic")
-@pytest.mark.workers(
-    4, servers=1, settings=ERROR | {"local_reduce": "auto"}, env=FOUR_DEVICES, machines="aabb"
-)
+@pytest.mark.workers(4, servers=1, settings=ERROR | {"local_reduce": "auto"}, env=FOUR_DEVICES, machines="aabb")
 @pytest.mark.parametrize("codec", ["none", "bf16"])
 def test_devices_of_several_machines_look_before_they_reduce_and_name_the_worker(codec):
     name, compression = f"machines {codec}", getattr(gradlane.Compression, codec)
@@ -211,47 +199,3 @@ def test_without_the_setting_no_kernel_runs_and_nothing_is_blamed():
     gradlane.push_pull(array, "passes", op=gradlane.Sum)
     assert np.isnan(seen(array)[54_321]) and gradlane.metrics()["not_finite"] == 0
     assert counter("kernels", device) == before
-
-
-@pytest.mark.workers(1, settings=ALONE | {"nan_check": "error"})
-@pytest.mark.parametrize("dtype", FLOATS)
-def test_the_device_of_the_only_worker_of_a_job_looks_too(dtype):
-    name, before = f"alone {dtype}", gradlane.metrics()["not_finite"]
-    for _ in range(2):
-        gradlane.push_pull(there(dtype), name)
-    array = there(dtype, SPECIAL[dtype], at=LEN - 1)
-    with pytest.raises(gradlane.NotFiniteError, match=f"{name}, round 2: what worker 0 contributes has a NaN") as caught:
-        gradlane.push_pull(array, name)
-    assert caught.value.round == 2 and gradlane.metrics()["not_finite"] == before + 1
-    whole = there(dtype)
-    gradlane.push_pull(whole, name)
-    assert (seen(whole) == 1).all()
-
-
-@pytest.mark.workers(1, settings=ALONE | {"nan_check": "error"})
-def test_alone_in_a_job_a_group_is_copied_whole_or_not_at_all():
-    def group(special):
-        arrays = [np.ones(4, np.float32), there(), there(special=special)]
-        outs = [np.zeros(4, np.float32), *(Array(np.zeros(LEN, np.float32)) for _ in range(2))]
-        return arrays, outs
-
-    arrays, outs = group(np.nan)
-    with pytest.raises(gradlane.NotFiniteError, match=r"all\.2, round 0"):
-        gradlane.grouped_push_pull(arrays, "all", out=outs)
-    assert not outs[0].any() and not seen(outs[1]).any() and not seen(outs[2]).any()
-    arrays, outs = group(None)
-    gradlane.grouped_push_pull(arrays, "all", out=outs)
-    assert outs[0].all() and (seen(outs[1]) == 1).all() and (seen(outs[2]) == 1).all()
-
-
-@pytest.mark.workers(1, settings=ALONE | {"nan_check": "warn"})
-def test_alone_in_a_job_a_warning_lets_it_pass(capfd):
-    before, array = gradlane.metrics()["not_finite"], there(special=np.nan)
-    out = Array(np.zeros(LEN, np.float32))
-    gradlane.push_pull(array, "warned", out=out)
-    assert np.isnan(seen(out)[54_321]) and np.isnan(seen(out)).sum() == 1
-    assert gradlane.metrics()["not_finite"] == before + 1
-    assert "warned, round 0: what worker 0 contributes has a NaN" in capfd.readouterr().err
-    bits = there(special=np.inf)
-    gradlane.broadcast(bits, 0, "bits")
-    assert gradlane.metrics()["not_finite"] == before + 1, "the bits of a broadcast may be any"
