@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from coding import check_codec, is_codec
 from driver import Driver, timed
+from finite import check_finite, is_of_finite
 from gradlane import _core
 from largest import are_of_topk, check_topk
 from levels import are_of_dithering, check_dithering
@@ -62,6 +63,8 @@ def kernels() -> None:
                 check_topk(driver, stream, functions)
             elif are_of_dithering(functions):
                 check_dithering(driver, stream, functions)
+            elif is_of_finite(functions):
+                check_finite(driver, stream, functions)
             else:
                 for name, function in functions.items():
                     check(driver, stream, function, name)

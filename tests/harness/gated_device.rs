@@ -167,6 +167,10 @@ impl Device for TestDevice {
         self.copy(transfer, after, issued, done);
     }
 
+    fn all_finite(&self, runs: Vec<DeviceRegion>, dtype: DType, after: &[Mark], done: Done<bool>) {
+        self.inner.all_finite(runs, dtype, after, done);
+    }
+
     fn shutdown(&self, doubt: &Doubt) {
         self.open();
         self.inner.shutdown(doubt);

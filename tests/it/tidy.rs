@@ -55,7 +55,7 @@ const NODE_MACHINE: [&str; 11] = [
 ];
 
 /// The files that may contain `unsafe`.
-const UNSAFE: [&str; 61] = [
+const UNSAFE: [&str; 62] = [
     "bench/src/team/buffers.rs",
     "core/src/collective/host/reduction.rs",
     "core/src/collective/nccl/comm.rs",
@@ -67,6 +67,7 @@ const UNSAFE: [&str; 61] = [
     "core/src/cuda/kernels.rs",
     "core/src/cuda/kernels/codecs.rs",
     "core/src/cuda/kernels/dithering.rs",
+    "core/src/cuda/kernels/finite.rs",
     "core/src/cuda/kernels/module.rs",
     "core/src/cuda/kernels/parts.rs",
     "core/src/cuda/kernels/topk.rs",

@@ -23,7 +23,7 @@ DISASSEMBLED = [(name, capability) for name, capability in PROGRAMS if capabilit
 
 
 TOPK = ["count", "compare", "list", "measure", "write", "clear", "scatter"]
-LOOKING = ["gradlane_onebit_signs", "gradlane_onebit_scale", "gradlane_randomk_look"]
+LOOKING = ["gradlane_finite", "gradlane_onebit_signs", "gradlane_onebit_scale", "gradlane_randomk_look"]
 LOOKING += [f"gradlane_topk_{name}" for name in TOPK]
 LOOKING += [f"gradlane_dithering_{name}" for name in ("look", "scale", "measure", "order", "write")]
 """Kernels that store less than they load, or at places that depend on what other lanes have."""

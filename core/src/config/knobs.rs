@@ -222,7 +222,7 @@ knobs! {
         local_reduce: LocalReduce = "auto";
         /// Add in the order of ranks, not of arrival: bitwise the same sums on every run.
         deterministic: Flag = "false";
-        /// What becomes of a contribution with a NaN or an infinity: `off` adds it like any other, `warn` adds it and logs tensor, worker and round, `error` fails its round on all workers. Each worker looks at its own contributions in host memory, when it first reads them, so devices encode none of them then. Sums that NCCL alone makes are not looked at.
+        /// What becomes of a contribution with a NaN or an infinity: `off` adds it like any other, `warn` adds it and logs tensor, worker and round, `error` fails its round on all workers. Each worker looks at its own contributions when it first reads them: in host memory, so devices encode none of them then, or on the device if NCCL adds them. Then nothing is added, and no stream can wait for a sum, before the device has come to the contribution.
         nan_check: NanCheck = "off";
         /// Threads that add in a server; 0 for one per core.
         sum_threads: Count = "0" in "0" to "1024", alias "BYTEPS_SERVER_ENGINE_THREAD";

@@ -2,7 +2,7 @@
 //!
 //! Each launch works on many runs of memory. A launch takes some microseconds, and the tensors of a fused part take less than that each.
 //! [`CodecKernels`] are those of the codecs that are more than a cast, and [`PartKernels`], [`TopKKernels`] and [`DitheringKernels`] those of
-//! codecs whose unit is a whole part.
+//! codecs whose unit is a whole part. [`FiniteKernel`] looks for NaN and infinities.
 //!
 //! The sources are CUDA C in the folder `kernels`. NVRTC compiles them to PTX (`make ptx`), which is built in. The driver compiles the PTX
 //! for its device when it is loaded. This takes tens of milliseconds the first time; then the driver finds it in its cache in `~/.nv`.
@@ -10,12 +10,14 @@
 
 mod codecs;
 mod dithering;
+mod finite;
 mod module;
 mod parts;
 mod topk;
 
 pub(crate) use codecs::CodecKernels;
 pub(crate) use dithering::DitheringKernels;
+pub(crate) use finite::FiniteKernel;
 pub(crate) use parts::PartKernels;
 pub(crate) use topk::TopKKernels;
 

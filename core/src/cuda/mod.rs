@@ -45,7 +45,7 @@ pub(crate) use driver::Driver;
 #[cfg(feature = "cuda")]
 pub use event::Event;
 #[cfg(feature = "cuda")]
-pub(crate) use kernels::{CodecKernels, DitheringKernels, Kernels, PartKernels, TopKKernels};
+pub(crate) use kernels::{CodecKernels, DitheringKernels, FiniteKernel, Kernels, PartKernels, TopKKernels};
 pub use mark::{Mark, Marks, OnIssue};
 #[cfg(feature = "cuda")]
 pub(crate) use memory::DeviceMemory;

@@ -1,4 +1,4 @@
-//! Devices: memory that the network cannot reach, and copies between it and the host.
+//! Devices: memory that the network cannot reach, copies between it and the host, and looks at what lies there.
 //!
 //! A device makes copies in the order in which they are submitted. The queues of COPYD2H and COPYH2D decide that order.
 
@@ -58,7 +58,12 @@ pub trait Device: Send + Sync + fmt::Debug {
     /// thread, which may be one of the caller, unless other copies wait to be submitted.
     fn copy_here(&self, transfer: Transfer, after: &[Mark], issued: OnIssue, done: Done<()>);
 
-    /// Ends all copies with an error, and ends the threads. If a device does not stop in time, raises `doubt` for ever: the device may still
+    /// Looks for NaN and infinities in `runs` once every mark of `after` is reached: whole elements of type `dtype`, all in memory of one
+    /// device. `done` is told whether all elements are finite, when the device no longer reads the memory. It may be called on this thread.
+    /// If the device fails, the error is [`Device`](crate::Error::Device). Looks at one device end in the order in which they were asked for.
+    fn all_finite(&self, runs: Vec<DeviceRegion>, dtype: DType, after: &[Mark], done: Done<bool>);
+
+    /// Ends all copies and looks with an error, and ends the threads. If a device does not stop in time, raises `doubt` for ever: the device may still
     /// use memory of these copies. As long as `doubt` exists, the device's own memory is not freed. Idempotent.
     fn shutdown(&self, doubt: &Doubt);
 }

@@ -7,6 +7,7 @@ use super::batch::Open;
 use super::followed::{ALONE_BOUND, Followed};
 use super::handle::{Ended, Handle, HandleBackend};
 use super::limit::Limit;
+use super::local_finite::{FiniteCheck, look};
 use super::memory::Memory;
 use super::submit::check;
 use crate::cuda::{Mark, Marks, OnIssue};
@@ -20,14 +21,18 @@ use crate::worker::Liveness;
 /// done: host memory when this returns, memory of a device when it has copied. `followed` counts the streams that wait for them. `then`
 /// runs when the handle resolves, as that of [`Engine::push_pull`](super::Engine::push_pull).
 ///
+/// If `finite` looks at tensors in memory of a device, nothing is copied and no stream can wait before the device has come to all of them.
+///
 /// # Errors
 /// [`Error::InvalidArgument`] for what [`Engine::push_pull`](super::Engine::push_pull) refuses, and for a reduction without meaning here:
 /// a weighted mean whose only weight is zero, a root that does not exist. Also the error of an earlier operation of which nobody was told.
+/// [`Error::NotFinite`] if `finite` refuses a tensor in host memory; the handle tells it of a tensor in memory of a device.
 pub fn reduce_alone(
     id: u64,
     submissions: Vec<Submission>,
     device: Option<&Arc<dyn Device>>,
     followed: &Arc<Followed>,
+    finite: &FiniteCheck,
     then: impl FnOnce(u64) + Send + 'static,
 ) -> Result<Handle> {
     followed.check()?;
@@ -36,6 +41,7 @@ pub fn reduce_alone(
         check_alone(*op, *weight)?;
         tensor.participants.check_size(&tensor.name, 1)?;
     }
+    let unseen = finite.check(&submissions)?;
     let names = submissions.first().map_or("", |submission| submission.tensor.name.as_str());
     let names: Arc<str> = names.into();
     let limit = Limit::new(Clock::start(), ALONE_BOUND, "tensor", Arc::clone(&names));
@@ -55,17 +61,32 @@ pub fn reduce_alone(
     };
     let (handle, done) = Handle::new(id, backend, Arc::clone(followed), ended);
     let open = Arc::new(Open::new(submissions.len(), is_on_device.then(|| handle.issue()), done));
+    match device {
+        Some(device) if !unseen.is_empty() => {
+            let there = Arc::clone(device);
+            look(unseen, &**device, Done::new(move |outcome| copy_all(submissions, Some(&there), &open, outcome)));
+        }
+        Some(_) | None => copy_all(submissions, device, &open, Ok(())),
+    }
+    Ok(handle.limited(limit))
+}
+
+/// Copies every contribution to its result, unless all of them fail with the error of this look at them.
+fn copy_all(submissions: Vec<Submission>, device: Option<&Arc<dyn Device>>, open: &Arc<Open>, looked: Result<()>) {
     for Submission { source, destination, .. } in submissions {
-        let issued = Open::issue_of_member(&open).map_or_else(OnIssue::nobody, |issue| {
+        if let Err(error) = &looked {
+            Open::member(open).err(error.clone());
+            continue;
+        }
+        let issued = Open::issue_of_member(open).map_or_else(OnIssue::nobody, |issue| {
             OnIssue::new(move |mark| {
                 let mut marks = Marks::default();
                 marks.add(mark);
                 issue(marks);
             })
         });
-        copy(source, destination, device, issued, Open::member(&open));
+        copy(source, destination, device, issued, Open::member(open));
     }
-    Ok(handle.limited(limit))
 }
 
 /// What a handle asks in a job of one worker, whose operations are copies of a device.

@@ -183,7 +183,7 @@ metrics! {
         /// Rounds that this worker withdrew from, because it was cancelled, failed, or left the job. Counts parts.
         withdrawals: Counter of Count;
         /// Contributions with a NaN or an infinity that were found, as the setting `nan_check` asks. Counts parts.
-        not_finite: Counter of Count;
+        not_finite: Counter of Count, shared;
         /// Parts that the workers of one machine reduced among themselves, whether the sums went on to a server or not.
         local_sums: Counter of Count;
         /// Bytes of these parts.

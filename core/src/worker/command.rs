@@ -173,15 +173,6 @@ pub struct Stuck {
     pub others: usize,
 }
 
-/// Who has made what a worker contributes.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Contributor {
-    /// The worker.
-    Worker,
-    /// The ranks of its machine, whose devices have reduced it.
-    Machine,
-}
-
 /// One stage of one task, to be executed now.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Step {

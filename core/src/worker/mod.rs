@@ -47,9 +47,7 @@ mod withdrawals;
 #[cfg(test)]
 mod tests;
 
-pub use command::{
-    Action, Command, Contributor, Dial, Exchanged, Held, Landing, Load, Meeting, Piece, Step, Stuck, Use,
-};
+pub use command::{Action, Command, Dial, Exchanged, Held, Landing, Load, Meeting, Piece, Step, Stuck, Use};
 pub use feedback::FeedbackPlace;
 pub use formation::Formation;
 pub use liveness::Liveness;

@@ -1,6 +1,6 @@
 //! Stages: what each stage does with a task, and what the end of a stage means for the task.
 
-use super::command::{Action, Contributor, Exchanged, Held, Landing, Meeting, Step, Use};
+use super::command::{Action, Exchanged, Held, Landing, Meeting, Step, Use};
 use super::machine::Worker;
 use super::records::{Errand, Record};
 use crate::codec::{Coding, Malformed};
@@ -218,44 +218,36 @@ impl Worker {
         Some(Step { task, stage, is_last: self.scheduler.is_last(task.id), action })
     }
 
-    /// Whose numbers the step of a stage reads, if nothing has read them in host memory before. `None` for a step that reads none, and for a
-    /// broadcast, whose bits may be any.
-    pub fn first_read(&self, task: &Task, stage: Stage) -> Option<Contributor> {
+    /// Whether the step of a stage is the first one that reads the numbers of this worker, other than to copy them. Not for a broadcast,
+    /// whose bits may be any.
+    pub fn reads_first(&self, task: &Task, stage: Stage) -> bool {
         let Record { part, memory, coding, errand, .. } = self.record(task.id);
-        let Demand::Reduce { op, weight } = part.demand else { return None };
+        let Demand::Reduce { op, weight } = part.demand else { return false };
         let are_numbers = errand.is_none() && !matches!(op, Op::Broadcast { .. }) && weight != 0.0;
-        let is_read = match stage {
-            Stage::AllReduce | Stage::Reduce => {
-                return (are_numbers && *memory == DeviceKind::Host).then_some(Contributor::Worker);
+        // What the ranks of a machine have reduced are numbers of all of them, at which each has looked.
+        let is_own = || self.first_meeting(part, *memory).is_none();
+        are_numbers
+            && match stage {
+                Stage::AllReduce | Stage::Reduce => true,
+                Stage::Compress => is_own(),
+                // An encoded body has no elements to look at, and of a repeat all is known.
+                Stage::Push => coding.is_none() && task.attempt == Attempt::First && is_own(),
+                Stage::CopyD2H
+                | Stage::PcieReduce
+                | Stage::Pull
+                | Stage::Land
+                | Stage::Decompress
+                | Stage::PcieBroadcast
+                | Stage::CopyH2D
+                | Stage::Broadcast => false,
             }
-            Stage::Compress => true,
-            // An encoded body has no elements to look at, and of a repeat all is known.
-            Stage::Push => coding.is_none() && task.attempt == Attempt::First,
-            Stage::CopyD2H
-            | Stage::PcieReduce
-            | Stage::Pull
-            | Stage::Land
-            | Stage::Decompress
-            | Stage::PcieBroadcast
-            | Stage::CopyH2D
-            | Stage::Broadcast => false,
-        };
-        match (self.first_meeting(part, *memory), memory) {
-            _ if !is_read || !are_numbers => None,
-            (None, _) => Some(Contributor::Worker),
-            (Some(_), DeviceKind::Cuda) => Some(Contributor::Machine),
-            (Some(_), DeviceKind::Host) => None,
-        }
     }
 
     /// The error of a contribution with a NaN or an infinity.
-    pub fn not_finite(&self, task: TaskId, contributor: Contributor) -> Error {
+    pub fn not_finite(&self, task: TaskId) -> Error {
         let part = self.part(task);
-        let from = match contributor {
-            Contributor::Worker => self.rank().to_string(),
-            Contributor::Machine => format!("the machine of {}", self.rank()),
-        };
-        Error::NotFinite { tensor: self.names_of(part).join(" + ").into(), round: part.round, from }
+        let tensor = self.names_of(part).join(" + ").into();
+        Error::NotFinite { tensor, round: part.round, from: self.rank().to_string() }
     }
 
     /// Takes the news that the step of COMPRESS or PUSH was not begun, because the contribution may not be sent. Nothing holds the task's memory.
@@ -459,7 +451,7 @@ impl Worker {
 
     /// An error with the names of the part's tensors, if it has none yet: a server or another rank may have made it, and those know tensors by
     /// key. A stall gets what the coordinator said last of the round.
-    pub(super) fn with_name(&self, task: TaskId, error: Error) -> Error {
+    pub fn with_name(&self, task: TaskId, error: Error) -> Error {
         let Some(record) = self.tasks.get(task) else { return error };
         let part = record.part.layout.part;
         let names = self.names_of(&record.part).join(" + ");

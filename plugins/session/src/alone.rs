@@ -50,8 +50,8 @@ impl Alone {
         let (handles, closed, leaves) = (AtomicU64::new(1), AtomicBool::new(false), AtomicBool::new(false));
         let exposure = Exporter::by_settings(config)?.map(|exporter| exporter.show(Arc::new(Probe)));
         let (doubt, followed, exposure) = (Doubt::default(), Arc::default(), Mutex::new(exposure));
-        let (parameters, finite) = (Parameters::new(), FiniteCheck::new(config.nan_check));
         let (metrics, store) = (Metrics::default(), OwnStore::new(config.step_timeout));
+        let (parameters, finite) = (Parameters::new(), FiniteCheck::new(config.nan_check, &metrics));
         Ok(Self {
             handles,
             closed,
@@ -71,8 +71,7 @@ impl Alone {
     /// Reduces all tensors or none; `ended` runs when they are done.
     fn reduce(&self, submissions: Vec<Submission>, ended: Ended) -> Result<Handle> {
         let id = self.begin()?;
-        self.finite.check(&submissions, &self.metrics)?;
-        engine::reduce_alone(id, submissions, Some(&self.devices), &self.followed, ended)
+        engine::reduce_alone(id, submissions, Some(&self.devices), &self.followed, &self.finite, ended)
     }
 
     /// The number of an operation that begins.

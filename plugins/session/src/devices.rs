@@ -8,7 +8,7 @@ use gradlane_core::config::Config;
 use gradlane_core::cuda::{Mark, OnIssue};
 use gradlane_core::device::cuda::CudaDevice;
 use gradlane_core::device::{Device, Transfer};
-use gradlane_core::mem::{Doubt, Lease, Ordinal};
+use gradlane_core::mem::{DeviceRegion, Doubt, Lease, Ordinal};
 use gradlane_core::types::{CodecSpec, DType, Done, InCopies};
 
 /// The CUDA devices of this process, with these settings.
@@ -69,6 +69,13 @@ impl<Open: Fn() -> Result<Arc<dyn Device>> + Send + Sync> Device for Late<Open> 
     fn copy_here(&self, transfer: Transfer, after: &[Mark], issued: OnIssue, done: Done<()>) {
         match self.opened() {
             Ok(devices) => devices.copy_here(transfer, after, issued, done),
+            Err(error) => done.err(error),
+        }
+    }
+
+    fn all_finite(&self, runs: Vec<DeviceRegion>, dtype: DType, after: &[Mark], done: Done<bool>) {
+        match self.opened() {
+            Ok(devices) => devices.all_finite(runs, dtype, after, done),
             Err(error) => done.err(error),
         }
     }

@@ -270,10 +270,10 @@ fn for_small<'relay>(relay: &'relay Lazy, stream: &Stream, runs: &[DeviceRegion]
     if runs.len() < Relay::RUNS_MIN { None } else { loaded(relay, stream).ok() }
 }
 
-/// The error of a copy that comes after the shutdown.
+/// The error of a copy or a look that comes after the shutdown.
 pub(super) fn ended() -> Error {
     Error::FailedPrecondition {
-        what: "the engine was shut down before the copy was made".to_owned(),
+        what: "the engine was shut down before the device had done its work".to_owned(),
         hint: "wait for all handles before shutdown".to_owned(),
     }
 }

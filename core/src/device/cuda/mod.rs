@@ -2,7 +2,8 @@
 //!
 //! The thread of a direction submits its copies, because a copy of memory that is not pinned blocks its thread in the driver until it is
 //! done, including the marks before it. So only that direction waits. The thread of a stage calls CUDA only in [`lease`](Device::lease),
-//! and the caller's thread only in [`mark`](Device::mark) and, with memory that is pinned, in [`copy_here`](Device::copy_here).
+//! and the caller's thread only in [`mark`](Device::mark) and, with memory that is pinned, in [`copy_here`](Device::copy_here). Looks for NaN
+//! and infinities have a stream and a thread too, because a copy may wait long for the marks before it.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -20,10 +21,12 @@ use crate::mem::{DeviceRegion, Doubt, Lease, Ordinal, Pool};
 use crate::types::{CodecSpec, DType, Done, InCopies, Round};
 use backing::{Kind, OfKind, PinnedBacking};
 use copy_queue::{CopyQueue, Direction, Job, ended};
+use look_queue::{Look, LookQueue};
 
 mod backing;
 mod copies;
 mod copy_queue;
+mod look_queue;
 mod parts;
 mod relay;
 
@@ -37,12 +40,13 @@ pub struct CudaDevice {
     pinned_bytes_max: u64,
     patience: Duration,
     reaper: Arc<Reaper>,
-    queues: Mutex<CopyQueues>,
+    queues: Mutex<Queues>,
 }
 
 #[derive(Default)]
-struct CopyQueues {
-    open: BTreeMap<(Ordinal, Direction), CopyQueue>,
+struct Queues {
+    copies: BTreeMap<(Ordinal, Direction), CopyQueue>,
+    looks: BTreeMap<Ordinal, LookQueue>,
     closed: bool,
 }
 
@@ -105,15 +109,32 @@ impl CudaDevice {
         if queues.closed {
             return job.done.err(ended());
         }
-        if let Some(queue) = queues.open.get(&(device, direction)) {
+        if let Some(queue) = queues.copies.get(&(device, direction)) {
             let entrance = queue.entrance().clone();
             drop(queues);
             return if here { entrance.submit_here(job) } else { entrance.submit(job) };
         }
         let context = self.driver.device(device);
         match context.and_then(|context| CopyQueue::start(&context, direction, Arc::clone(&self.reaper))) {
-            Ok(queue) => queues.open.entry((device, direction)).or_insert(queue).entrance().submit(job),
+            Ok(queue) => queues.copies.entry((device, direction)).or_insert(queue).entrance().submit(job),
             Err(error) => job.done.err(error),
+        }
+    }
+
+    /// Hands a look to the thread of the device for looks, and starts that thread for the first one.
+    fn submit_look(&self, device: Ordinal, look: Look) {
+        let mut queues = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
+        if queues.closed {
+            return look.done.err(ended());
+        }
+        if let Some(queue) = queues.looks.get(&device) {
+            return queue.submit(look);
+        }
+        let answers = self.pools[&self.kind(device, false)].clone();
+        let context = self.driver.device(device);
+        match context.and_then(|context| LookQueue::start(&context, Arc::clone(&self.reaper), answers)) {
+            Ok(queue) => queues.looks.entry(device).or_insert(queue).submit(look),
+            Err(error) => look.done.err(error),
         }
     }
 }
@@ -154,14 +175,25 @@ impl Device for CudaDevice {
         self.begin(Job { transfer, after: after.to_vec(), issued, done }, true);
     }
 
+    fn all_finite(&self, runs: Vec<DeviceRegion>, dtype: DType, after: &[Mark], done: Done<bool>) {
+        let Some(device) = runs.iter().find(|run| !run.is_empty()).map(DeviceRegion::device) else {
+            return done.ok(true);
+        };
+        if runs.iter().any(|run| run.device() != device) {
+            return done.err(Error::Internal { what: "a look at memory of several devices".to_owned() });
+        }
+        self.submit_look(device, Look { runs, dtype, after: after.to_vec(), done });
+    }
+
     fn shutdown(&self, doubt: &Doubt) {
-        let open = {
+        let (copies, looks) = {
             let mut queues = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
             queues.closed = true;
-            std::mem::take(&mut queues.open)
+            (std::mem::take(&mut queues.copies), std::mem::take(&mut queues.looks))
         };
         // Ends all threads before it waits for any. The deadline is one for all of them.
-        let ends: Vec<_> = open.into_values().map(CopyQueue::close).collect();
+        let ends = copies.into_values().map(CopyQueue::close).chain(looks.into_values().map(LookQueue::close));
+        let ends: Vec<_> = ends.collect();
         let deadline = now() + self.patience;
         let left = || deadline.saturating_duration_since(now());
         ends.iter().for_each(|thread| thread.join(left()));

@@ -1,71 +1,101 @@
 //! Looks for NaN and infinities in what this worker contributes, if the setting `nan_check` asks for it. It does so right before the first
 //! step that reads the contribution: after that the step finds it in the processor's cache.
+//!
+//! What the ranks of a machine reduce in memory of devices, each device looks at itself. No thread waits for it: the step begins when the
+//! device has answered.
 
-use std::sync::{Arc, Once};
+use std::sync::Arc;
 
-use super::super::job::Work;
+use super::super::job::{Job, Work};
 use super::super::metrics::Metrics;
 use super::super::shared::Shared;
-use crate::collective::Memory;
+use super::copy;
+use crate::collective::{DeviceMemory, Memory};
 use crate::config::NanCheck;
-use crate::mem::{Region, borrow};
-use crate::pipeline::Stage;
-use crate::sched::Task;
-use crate::types::DType;
+use crate::error::Result;
+use crate::mem::{DeviceRegion, Region, borrow};
+use crate::types::{DType, Done};
 use crate::wire::Request;
 
-/// The work of a step that may begin. `None` if the contribution is not finite and the step is given up, which was reported.
-pub(super) fn checked(shared: &Arc<Shared>, task: Task, stage: Stage, mut work: Work) -> Option<Work> {
-    if shared.nan_check == NanCheck::Off {
-        return Some(work);
+/// A job that may begin now. `None` if a device looks at its contribution, and then a thread of the device begins it with `later`; or if the
+/// contribution is not finite and the step is given up, which was reported.
+pub(super) fn checked(shared: &Arc<Shared>, job: Job, later: fn(&Arc<Shared>, Job)) -> Option<Job> {
+    if shared.nan_check == NanCheck::Off || !shared.look(|state| state.worker.reads_first(&job.task, job.stage)) {
+        return Some(job);
     }
-    let Some(contributor) = shared.look(|state| state.worker.first_read(&task, stage)) else { return Some(work) };
-    let Some((dtype, elements)) = elements(&work) else { return Some(work) };
-    if is_finite(shared, dtype, elements) {
-        return Some(work);
+    match elements(&job.work) {
+        Some((dtype, Elements::Here(regions))) => {
+            let is_finite = is_finite(shared, dtype, regions);
+            judged(shared, job, Ok(is_finite))
+        }
+        Some((dtype, Elements::There(memory))) if dtype.is_float() => {
+            let (runs, after) = (memory.source.iter().map(DeviceRegion::again).collect(), memory.after.clone());
+            let there = Arc::clone(shared);
+            let done = Done::new(move |outcome| {
+                // After a panic every handle has ended.
+                let _ = there.guard(|| judged(&there, job, outcome).map(|job| later(&there, job)));
+            });
+            copy::device(shared).all_finite(runs, dtype, &after, done);
+            None
+        }
+        Some((_, Elements::There(_))) | None => Some(job),
     }
-    Metrics::add(&shared.metrics.not_finite, 1);
-    let error = shared.look(|state| state.worker.not_finite(task.id, contributor));
-    if shared.nan_check == NanCheck::Warn {
-        tracing::warn!("{error}");
-        return Some(work);
-    }
-    match &mut work {
+}
+
+/// What becomes of a job whose contribution is finite, or not, or could not be looked at because its device failed.
+fn judged(shared: &Arc<Shared>, mut job: Job, is_finite: Result<bool>) -> Option<Job> {
+    let id = job.task.id;
+    let error = match is_finite {
+        Ok(true) => return Some(job),
+        Ok(false) => {
+            Metrics::add(&shared.metrics.not_finite, 1);
+            let error = shared.look(|state| state.worker.not_finite(id));
+            if shared.nan_check == NanCheck::Warn {
+                tracing::warn!("{error}");
+                return Some(job);
+            }
+            error
+        }
+        Err(error) => shared.look(|state| state.worker.with_name(id, error)),
+    };
+    match &mut job.work {
         // The ranks of this machine wait for the step, and all of them get the error.
         Work::Meet { operation, .. } => {
             operation.failure.get_or_insert(error);
-            Some(work)
+            Some(job)
         }
         _ => {
-            shared.report(|state, now| state.worker.handle_unfit(now, task.id, error));
+            shared.report(|state, now| state.worker.handle_unfit(now, id, error));
             None
         }
     }
 }
 
-/// The elements that a step reads in host memory.
-fn elements(work: &Work) -> Option<(DType, &[Region])> {
+/// What a step reads.
+enum Elements<'a> {
+    /// In host memory.
+    Here(&'a [Region]),
+    /// In memory of a device.
+    There(&'a DeviceMemory),
+}
+
+fn elements(work: &Work) -> Option<(DType, Elements<'_>)> {
     match work {
-        Work::Push { header: Request::Contribute(header), body, .. } => Some((header.dtype, body)),
-        Work::Encode { from, coding, .. } => Some((coding.dtype, from)),
-        Work::Meet { operation, .. } => match &operation.memory {
-            Memory::Host { source, .. } => Some((operation.claim.dtype, source)),
-            Memory::Device(_) => {
-                warn_of_devices();
-                None
-            }
-        },
+        Work::Push { header: Request::Contribute(header), body, .. } => Some((header.dtype, Elements::Here(body))),
+        Work::Encode { from, coding, .. } => Some((coding.dtype, Elements::Here(from))),
+        Work::Meet { operation, .. } => {
+            let elements = match &operation.memory {
+                Memory::Host { source, .. } => Elements::Here(source),
+                Memory::Device(memory) => Elements::There(memory),
+            };
+            Some((operation.claim.dtype, elements))
+        }
         Work::Push { .. }
         | Work::CopyToHost { .. }
         | Work::CopyToDevice { .. }
         | Work::Land { .. }
         | Work::Decode { .. } => None,
     }
-}
-
-fn warn_of_devices() {
-    static ONCE: Once = Once::new();
-    ONCE.call_once(|| tracing::warn!("nan_check does not look at what devices of one machine sum among themselves"));
 }
 
 fn is_finite(shared: &Arc<Shared>, dtype: DType, regions: &[Region]) -> bool {

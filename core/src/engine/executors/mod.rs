@@ -21,12 +21,14 @@ use crate::transport::{Pull, Push};
 /// Executes a job. Makes exactly one report to the machine, and for a PUSH another one when the exchange ends. If encoding makes a push of at
 /// most `here_bytes_max` bytes ready, the calling thread pushes it too. Returns a job that only the stage's thread may execute, because it
 /// could wait for a device; never if `here_bytes_max` is 0.
-pub(super) fn execute(
-    shared: &Arc<Shared>,
-    Job { task, stage, is_last, work }: Job,
-    here_bytes_max: u64,
-) -> Option<Job> {
-    let work = finite::checked(shared, task, stage, work)?;
+pub(super) fn execute(shared: &Arc<Shared>, job: Job, here_bytes_max: u64) -> Option<Job> {
+    // A device looks only at what ranks reduce among themselves, which needs no thread of a stage.
+    let later: fn(&Arc<Shared>, Job) = |shared, job| drop(begin(shared, job, 0));
+    begin(shared, finite::checked(shared, job, later)?, here_bytes_max)
+}
+
+/// Executes a job whose contribution may be used. As [`execute`].
+fn begin(shared: &Arc<Shared>, Job { task, stage, is_last, work }: Job, here_bytes_max: u64) -> Option<Job> {
     match work {
         Work::Push { link, exchange, header, body, into } => {
             let into = into.or_else(|| land::beside(shared, task)).unwrap_or_default();

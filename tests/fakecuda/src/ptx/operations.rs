@@ -43,6 +43,8 @@ pub(super) const OPERATIONS: &[(&str, usize, Operation)] = &[
     ("rem.u32", 2, |[a, b, ..]| low(a).checked_rem(low(b)).unwrap_or(low(a))),
     ("min.u32", 2, |[a, b, ..]| low(a).min(low(b))),
     ("max.u32", 2, |[a, b, ..]| low(a).max(low(b))),
+    ("min.u64", 2, |[a, b, ..]| a.min(b)),
+    ("max.u64", 2, |[a, b, ..]| a.max(b)),
     ("min.f32", 2, |[a, b, ..]| from_f32(smaller(f32_of(a), f32_of(b)))),
     ("max.f32", 2, |[a, b, ..]| from_f32(-smaller(-f32_of(a), -f32_of(b)))),
     ("add.rn.f32", 2, |[a, b, ..]| from_f32(f32_of(a) + f32_of(b))),

@@ -104,7 +104,7 @@ fn a_structure_is_a_parameter_whose_words_are_loaded_by_address() {
 
 #[test]
 fn integers_are_shifted_and_divided_in_the_width_of_the_instruction() {
-    let table: [(&str, i64, u64); 62] = [
+    let table: [(&str, i64, u64); 64] = [
         ("shr.s32 %rd2, %rd2, 31", -1 << 31, 0xffff_ffff),
         ("shr.s32 %rd2, %rd2, 4", -1 << 31, 0xf800_0000),
         ("shr.s32 %rd2, %rd2, 40", i64::MAX, 0xffff_ffff),
@@ -148,6 +148,8 @@ fn integers_are_shifted_and_divided_in_the_width_of_the_instruction() {
         ("mad.lo.s32 %rd2, %rd2, 3, 4", -1, 1),
         ("min.u32 %rd2, %rd2, 7", -1, 7),
         ("max.u32 %rd2, %rd2, 7", -1, 0xffff_ffff),
+        ("min.u64 %rd2, %rd2, 7", 1 << 40, 7),
+        ("max.u64 %rd2, %rd2, 7", -1, u64::MAX),
         ("not.b32 %rd2, %rd2", 5, 0xffff_fffa),
         ("setp.lt.u32 %rd2, %rd2, 7", -1, 0),
         ("setp.eq.s32 %rd2, %rd2, 7", 7 | 1 << 40, 1),
