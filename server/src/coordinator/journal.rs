@@ -35,10 +35,12 @@ pub(super) enum Entry {
     Late { at: Time },
     /// The sums of lost servers are recovered.
     Recovered { at: Time },
-    /// A process has come, and waits to be taken in.
-    Came { at: Time },
-    /// None waits any more.
-    NobodyWaits,
+    /// A process has come, and so many workers wait to be taken in.
+    Came { at: Time, workers: u32 },
+    /// A process that waited is gone, and so many workers still wait.
+    Gone { workers: u32 },
+    /// Before the job formed as it is, so many workers had left in order, and these were lost.
+    Before { left: u32, lost: Vec<String> },
     /// The key-value store had this when the job formed again.
     Kept { key: String, value: Vec<u8> },
     /// What this life of a member hears if it has missed that the job forms again.
@@ -70,8 +72,13 @@ impl Record {
             | Entry::Lost { at, .. }
             | Entry::Late { at }
             | Entry::Recovered { at }
-            | Entry::Came { at } => Some(at),
-            Entry::Up(_) | Entry::Down(_) | Entry::NobodyWaits | Entry::Kept { .. } | Entry::Farewell { .. } => None,
+            | Entry::Came { at, .. } => Some(at),
+            Entry::Up(_)
+            | Entry::Down(_)
+            | Entry::Gone { .. }
+            | Entry::Before { .. }
+            | Entry::Kept { .. }
+            | Entry::Farewell { .. } => None,
         }
     }
 
@@ -115,11 +122,20 @@ impl Record {
                 bytes.push(code::RECOVERED);
                 put_time(&mut bytes, *at);
             }
-            Entry::Came { at } => {
+            Entry::Came { at, workers } => {
                 bytes.push(code::CAME);
                 put_time(&mut bytes, *at);
+                bytes.extend(workers.to_le_bytes());
             }
-            Entry::NobodyWaits => bytes.push(code::NOBODY_WAITS),
+            Entry::Gone { workers } => {
+                bytes.push(code::GONE);
+                bytes.extend(workers.to_le_bytes());
+            }
+            Entry::Before { left, lost } => {
+                bytes.push(code::BEFORE);
+                bytes.extend(left.to_le_bytes());
+                lost.iter().for_each(|lost| put(&mut bytes, lost.as_bytes()));
+            }
             Entry::Kept { key, value } => {
                 bytes.push(code::KEPT);
                 put(&mut bytes, key.as_bytes());
@@ -183,8 +199,15 @@ fn read(rest: &mut &[u8]) -> Option<Result<Entry>> {
         }
         code::LATE => Entry::Late { at: read_time(rest)? },
         code::RECOVERED => Entry::Recovered { at: read_time(rest)? },
-        code::CAME => Entry::Came { at: read_time(rest)? },
-        code::NOBODY_WAITS => Entry::NobodyWaits,
+        code::CAME => Entry::Came { at: read_time(rest)?, workers: read_count(rest)? },
+        code::GONE => Entry::Gone { workers: read_count(rest)? },
+        code::BEFORE => {
+            let (left, mut lost) = (read_count(rest)?, Vec::new());
+            while !rest.is_empty() {
+                lost.push(String::from_utf8(read_bytes(rest)?.to_vec()).ok()?);
+            }
+            Entry::Before { left, lost }
+        }
         code::KEPT => {
             let key = String::from_utf8(read_bytes(rest)?.to_vec()).ok()?;
             Entry::Kept { key, value: read_bytes(rest)?.to_vec() }
@@ -213,10 +236,11 @@ mod code {
     pub(super) const LOST: u8 = 5;
     pub(super) const LATE: u8 = 6;
     pub(super) const CAME: u8 = 7;
-    pub(super) const NOBODY_WAITS: u8 = 8;
+    pub(super) const GONE: u8 = 8;
     pub(super) const KEPT: u8 = 9;
     pub(super) const FAREWELL: u8 = 10;
     pub(super) const RECOVERED: u8 = 11;
+    pub(super) const BEFORE: u8 = 12;
 }
 
 fn put(bytes: &mut Vec<u8>, content: &[u8]) {
@@ -240,8 +264,12 @@ fn take<'a>(rest: &mut &'a [u8], len: usize) -> Option<&'a [u8]> {
 }
 
 fn read_bytes<'a>(rest: &mut &'a [u8]) -> Option<&'a [u8]> {
-    let len = u32::from_le_bytes(take(rest, 4)?.try_into().ok()?);
+    let len = read_count(rest)?;
     take(rest, len as usize)
+}
+
+fn read_count(rest: &mut &[u8]) -> Option<u32> {
+    Some(u32::from_le_bytes(take(rest, 4)?.try_into().ok()?))
 }
 
 fn read_time(rest: &mut &[u8]) -> Option<Time> {
@@ -277,7 +305,8 @@ mod tests {
             for len in 0..bytes.len() {
                 // A list of losses may end after each of them.
                 let cut = Record::decode(&bytes[..len]);
-                assert!(cut.is_err() || matches!(record.0, Entry::Lost { .. }), "{record:?} cut at {len}: {cut:?}");
+                let may_end = matches!(record.0, Entry::Lost { .. } | Entry::Before { .. });
+                assert!(cut.is_err() || may_end, "{record:?} cut at {len}: {cut:?}");
             }
             assert!(Record::decode(&[&bytes[..], &[0]].concat()).is_err(), "{record:?}");
         }
@@ -304,8 +333,15 @@ mod tests {
         let [worker, server] = [Role::Worker, Role::Server].map(member);
         let lost = vec![(worker, "killed".to_owned()), (server, String::new())];
         let said = |frame| Entry::Said { at: Time(2), member: worker, frame };
-        let others =
-            [Entry::Up(worker), Entry::Down(server), Entry::Lost { at: Time(3), lost }, Entry::Late { at: Time(4) }];
+        let others = [
+            Entry::Up(worker),
+            Entry::Down(server),
+            Entry::Lost { at: Time(3), lost },
+            Entry::Late { at: Time(4) },
+            Entry::Came { at: Time(5), workers: 2 },
+            Entry::Gone { workers: 1 },
+            Entry::Before { left: 1, lost: vec!["worker 2".to_owned(), String::new()] },
+        ];
         let asked = samples::frames().into_iter().filter(lasts).map(said);
         [formed].into_iter().chain(others).chain(asked).map(Record).collect()
     }

@@ -11,8 +11,8 @@ use super::roster::Identity;
 #[derive(Debug, Default)]
 pub(super) struct Newcomers {
     waiting: BTreeMap<Identity, (LinkId, Join)>,
-    /// While records are replayed: whether some waited then.
-    waited: bool,
+    /// While records are replayed: how many workers waited then.
+    recalled: usize,
 }
 
 impl Newcomers {
@@ -35,12 +35,12 @@ impl Newcomers {
 
     /// Whether some wait.
     pub(super) fn are_there(&self) -> bool {
-        self.waited || !self.waiting.is_empty()
+        self.recalled > 0 || !self.waiting.is_empty()
     }
 
     /// How many workers wait.
     pub(super) fn workers(&self) -> usize {
-        self.waiting.keys().filter(|identity| identity.role == Role::Worker).count()
+        self.recalled + self.waiting.keys().filter(|identity| identity.role == Role::Worker).count()
     }
 
     /// How many other workers wait.
@@ -48,9 +48,9 @@ impl Newcomers {
         self.workers() - usize::from(identity.role == Role::Worker && self.waiting.contains_key(&identity))
     }
 
-    /// As records say: whether some wait.
-    pub(super) fn recall(&mut self, waited: bool) {
-        self.waited = waited;
+    /// As records say: how many workers wait.
+    pub(super) fn recall(&mut self, workers: usize) {
+        self.recalled = workers;
     }
 
     /// All that wait, in an order that is the same on every run. None does any more.

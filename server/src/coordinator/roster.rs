@@ -120,9 +120,11 @@ impl Roster {
         (0..).zip(self.again.iter().flatten()).map(member).collect()
     }
 
-    /// A worker is not expected any more.
-    pub(super) fn expect_no_more(&mut self, host: &str, pid: u32) {
-        self.again.iter_mut().for_each(|expected| expected.retain(|expected| !expected.process.is(host, pid)));
+    /// A worker is not expected any more. Returns its host and process, if it was.
+    pub(super) fn expect_no_more(&mut self, host: &str, pid: u32) -> Option<String> {
+        let again = self.again.as_mut()?;
+        let at = again.iter().position(|expected| expected.process.is(host, pid))?;
+        Some(again.remove(at).process.place())
     }
 
     /// Whether all servers have come, and at least so many workers.
@@ -272,12 +274,15 @@ impl Roster {
         };
         match &self.again {
             None => missing(Role::Worker).chain(missing(Role::Server)).collect(),
-            Some(expected) => {
-                let absent = expected.iter().filter(|expected| !self.seats.contains_key(&Identity::of(expected)));
-                let absent = absent.map(|expected| format!("worker on {}", expected.process.place()));
-                absent.chain(missing(Role::Server)).collect()
-            }
+            Some(_) => self.missing_again().chain(missing(Role::Server)).collect(),
         }
+    }
+
+    /// The workers that were expected again and have not come, such as `worker on n1 (pid 11)`.
+    pub(super) fn missing_again(&self) -> impl Iterator<Item = String> {
+        let absent = |expected: &&Member| !self.seats.contains_key(&Identity::of(expected));
+        let absent = self.again.iter().flatten().filter(absent);
+        absent.map(|expected| format!("worker on {}", expected.process.place()))
     }
 
     /// All members in the order of a view: workers by rank, then servers by index. Before the seal these are the indices if no other

@@ -38,6 +38,7 @@ impl Coordinator {
         let servers = u32::try_from(self.roster.seats().filter(is_left).count()).expect("at most MEMBERS_MAX");
         next.expect(now, self.formed_before + 1, expected, servers);
         next.farewells = farewells;
+        next.missed = std::mem::take(&mut self.missed);
         next.store = std::mem::replace(&mut self.store, next.store).kept();
         next.connections = std::mem::take(&mut self.connections).without_members();
         *self = next;
@@ -77,8 +78,17 @@ impl Coordinator {
         if let Some(former) = self.newcomers.add(identity, link, join) {
             self.dismiss(former, Error::Fenced { current: self.epoch });
         }
-        self.write_down(Entry::Came { at: now });
+        self.write_down_newcomers(now);
         self.advance_steps(now);
+    }
+
+    /// Writes down that processes wait.
+    pub(super) fn write_down_newcomers(&mut self, at: Time) {
+        self.write_down(Entry::Came { at, workers: self.waiting_workers() });
+    }
+
+    fn waiting_workers(&self) -> u32 {
+        u32::try_from(self.newcomers.workers()).expect("at most MEMBERS_MAX")
     }
 
     /// Whether a process that is no member may wait to be taken in.
@@ -129,9 +139,12 @@ impl Coordinator {
         match frame {
             Frame::Heartbeat { sent, .. } => self.connections.send(link, Frame::HeartbeatAck { sent }),
             Frame::StatusRequest => {
-                let what = match self.is_full() {
-                    true => "a place: there are as many workers as the job may have (elastic)".to_owned(),
-                    false => "the end of a step of the others, who then take this process in".to_owned(),
+                let what = match (self.is_full(), self.boundaries.holds_until().map(|_| self.lacking())) {
+                    (true, _) => "a place: there are as many workers as the job may have (elastic)".to_owned(),
+                    (false, Some(lacking)) if lacking > 0 => {
+                        format!("workers: {lacking} more, for which the others hold")
+                    }
+                    (false, _) => "the end of a step of the others, who then take this process in".to_owned(),
                 };
                 let forming =
                     Forming { speaks: true, missing: Names::first([what].into_iter(), 1), ..Forming::default() };
@@ -148,14 +161,15 @@ impl Coordinator {
 
     /// A process that waited is gone, if this was its connection. A change that began because of it is dropped with the next report.
     pub(super) fn forget_newcomer(&mut self, link: LinkId) {
-        if self.newcomers.remove(link) && !self.newcomers.are_there() {
-            self.write_down(Entry::NobodyWaits);
+        if self.newcomers.remove(link) {
+            self.write_down(Entry::Gone { workers: self.waiting_workers() });
         }
     }
 
     /// All workers leave behind this step; those that stay are expected again.
     pub(super) fn dissolve(&mut self, now: Time, change: u64, passage: &Passage) {
         let expected = |seat: &Seat| seat.member.clone();
+        self.count_leavers();
         let workers: Vec<WorkerId> = passage.workers.iter().collect();
         self.again = Some(workers.iter().filter_map(|worker| self.roster.worker(*worker)).map(expected).collect());
         for worker in &workers {
@@ -167,9 +181,12 @@ impl Coordinator {
     }
 
     /// A worker is not expected again, because its process has ended.
-    pub(super) fn expect_no_more(&mut self, now: Time, pid: u32, host: &str) {
-        if let Some(again) = &mut self.again {
-            again.retain(|expected| !expected.process.is(host, pid));
+    pub(super) fn expect_no_more(&mut self, now: Time, pid: u32, host: &str, cause: &str) {
+        let is_it = |expected: &Member| expected.process.is(host, pid);
+        if let Some(again) = &mut self.again
+            && let Some(place) = again.iter().position(is_it).map(|at| again.remove(at).process.place())
+        {
+            self.miss(format!("worker on {place}: {cause}"));
         }
         if matches!(self.stage, Stage::Forming { .. }) && self.formed_before > 0 {
             let is_it = |seat: &&Seat| seat.member.process.is(host, pid);
@@ -177,7 +194,9 @@ impl Coordinator {
             for identity in gone {
                 self.roster.apply(Change::Free(identity));
             }
-            self.roster.expect_no_more(host, pid);
+            if let Some(place) = self.roster.expect_no_more(host, pid) {
+                self.miss(format!("worker on {place}: {cause}"));
+            }
             self.form_if_complete(now);
         }
     }
@@ -185,10 +204,14 @@ impl Coordinator {
     /// Members are missing. A job that forms again does so with those that have come, if they are enough; another one ends.
     pub(super) fn form_late(&mut self, now: Time) {
         let (fewest, waited) = match self.config.policy {
+            // Those that come hold.
+            Policy::Continue { rejoin: Some(_), .. } if self.formed_before > 0 => (1, self.config.reform_timeout),
             Policy::Continue { min_workers, .. } if self.formed_before > 0 => (min_workers, self.config.reform_timeout),
             Policy::Continue { .. } | Policy::Abort => (self.config.workers, self.config.form_timeout),
         };
         if self.formed_before > 0 && self.roster.suffices(fewest) {
+            let missed = self.roster.missing_again().map(|worker| format!("{worker}: it did not join the job again"));
+            missed.collect::<Vec<_>>().into_iter().for_each(|missed| self.miss(missed));
             return self.form(now);
         }
         let missing = self.roster.missing();

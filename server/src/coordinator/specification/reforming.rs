@@ -56,7 +56,7 @@ fn nobody_is_taken_in_while_a_worker_rests() {
     job.join(NEW, worker(NEW as u32));
     assert_eq!(job.received(0), [], "no change begins");
     job.say(1, StepReport { begun: 2, ..at_change(0) });
-    assert_eq!(job.received(0), [Frame::Boundary { change: 1, limit: None }]);
+    assert_eq!(job.received(0), [Frame::Boundary { change: 1, limit: None, hold: None }]);
     job.say(0, StepReport { begun: 1, ..at_change(1) });
     job.say(1, StepReport { begun: 2, ..at_change(1) });
     job.say(1, StepReport { begun: 2, rests: true, ..at_change(1) });
@@ -88,7 +88,7 @@ fn one_that_comes_to_a_full_job_waits_for_a_place_and_servers_do_not_come_late()
     let told = format!("{:?}", job.received(NEW));
     assert!(told.contains("a place"), "{told}");
     job.frame(1, Frame::Fail { cause: "out of memory".to_owned() });
-    assert!(job.received(0).contains(&Frame::Boundary { change: 1, limit: None }), "now there is one");
+    assert!(job.received(0).contains(&Frame::Boundary { change: 1, limit: None, hold: None }), "now there is one");
     for number in 1..4 {
         job.join(NEW + number, worker((NEW + number) as u32));
     }
@@ -158,7 +158,7 @@ fn a_member_that_does_not_come_again_is_waited_for_no_longer_than_the_limit_or_u
 #[test]
 fn a_job_ends_if_too_few_come_again() {
     let config = CoordinatorConfig {
-        policy: Policy::Continue { min_workers: 2, outlives_servers: false },
+        policy: Policy::Continue { min_workers: 2, rejoin: None, outlives_servers: false },
         workers_max: Some(4),
         ..config(2)
     };
@@ -222,13 +222,13 @@ impl Job {
     }
 
     /// Whether the former formation is over.
-    fn is_finished(&mut self) -> bool {
+    pub(super) fn is_finished(&mut self) -> bool {
         self.drain();
         self.events.contains(&Event::Finished(Ok(())))
     }
 
     /// The member that had this link joins the next formation: in another life, over another connection.
-    fn come_again(&mut self, link: u64) {
+    pub(super) fn come_again(&mut self, link: u64) {
         let join = if link >= SERVER { server((link - SERVER) as u32) } else { worker(link as u32) };
         let life = join.process.incarnation.0 + 100;
         self.join_as(ANEW + link, link as u8, in_life(life, join));
