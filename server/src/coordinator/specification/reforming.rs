@@ -50,6 +50,22 @@ fn a_newcomer_waits_until_all_stand_and_the_job_forms_again_with_it_in_ranks_wit
 }
 
 #[test]
+fn a_server_may_report_that_a_worker_is_missing_which_came_later() {
+    let mut job = elastic(2);
+    job.join(NEW, worker(NEW as u32));
+    job.pass_boundary(1, &[0, 1], &[]);
+    job.frame(SERVER, Frame::Leave);
+    assert!(job.is_finished());
+    job.coordinator.form_again(TERM + 1, job.now);
+    [SERVER, 0, 1].into_iter().for_each(|link| job.come_again(link));
+    job.frame(ANEW, declare(1, &[10]));
+    job.received(ANEW);
+    job.frame(ANEW + SERVER, Frame::Stall(Stall { missing: vec![WorkerId(2)], ..a_stall() }));
+    let told = job.received(ANEW);
+    assert!(matches!(&told[..], [Frame::StallNotice { stall, .. }] if stall.missing == [WorkerId(2)]), "{told:?}");
+}
+
+#[test]
 fn nobody_is_taken_in_while_a_worker_rests() {
     let mut job = elastic(2);
     job.say(1, StepReport { begun: 1, rests: true, ..at_change(0) });
