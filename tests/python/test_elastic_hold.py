@@ -25,7 +25,8 @@ class WaitingPool(Pool):
         deadline = time.monotonic() + 60
         while True:
             [told] = run_all([([*GRADLANE, "status", "--json"], self._env | self._join)], timeout=30)
-            hold = json.loads(told.output)["hold"] if told.code == 0 else None
+            assert told.code == 0, told.output
+            hold = json.loads(told.output)["hold"]
             if hold is not None and (hold["there"], hold["needed"]) == (there, needed):
                 return hold
             assert time.monotonic() < deadline, told.output
@@ -34,9 +35,7 @@ class WaitingPool(Pool):
 @pytest.mark.over("shm", "quic")
 @pytest.mark.parametrize("elastic", ["", "3:4"])
 def test_workers_that_are_too_few_hold_until_another_one_comes(transport, elastic, tmp_path):
-    # Nothing may fail by its time-out while they hold.
-    settings = WAITS | {"step_timeout": "1s", "stall_warn": "300ms"}
-    with WaitingPool(tmp_path, transport, workers=3, elastic=elastic, **settings) as pool:
+    with WaitingPool(tmp_path, transport, workers=3, elastic=elastic, **WAITS) as pool:
         workers = [pool.worker(GOES_ON) for _ in range(3)]
         for worker in workers:
             worker.line("trains ")

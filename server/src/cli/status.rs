@@ -367,7 +367,10 @@ mod tests {
         assert!(text(&held(&[]), None).contains(&format!("\n{line}\n")));
         let read: serde_json::Value = serde_json::from_str(&json(&lost)).unwrap();
         assert_eq!((&read["hold"]["there"], &read["hold"]["needed"]), (&2.into(), &3.into()));
-        assert_eq!((&read["hold"]["patience_ms"], &read["hold"]["lost"][0]), (&593_400.into(), &"worker 1 on n1 (pid 7): killed".into()));
+        assert_eq!(
+            (&read["hold"]["patience_ms"], &read["hold"]["lost"][0]),
+            (&593_400.into(), &"worker 1 on n1 (pid 7): killed".into())
+        );
     }
 
     #[test]

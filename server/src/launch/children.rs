@@ -358,10 +358,8 @@ mod tests {
         let (program, worker) = (words("gradlane"), words("python train.py"));
         let launch = || elastic(&program, &worker);
         let rigid = Launch { config: Config::default(), ..launch() };
-        let waits = || Launch {
-            config: Config { on_worker_loss: OnWorkerLoss::Wait, ..Config::default() },
-            ..launch()
-        };
+        let waits =
+            || Launch { config: Config { on_worker_loss: OnWorkerLoss::Wait, ..Config::default() }, ..launch() };
         for (launch, due) in [
             (launch(), None),
             (Launch { workers: 1, ..launch() }, Some("size")),

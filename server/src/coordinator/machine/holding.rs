@@ -31,7 +31,7 @@ pub(super) struct Missed {
 
 impl Missed {
     fn note(&mut self, lost: String) {
-        if self.lost.len() == LOST_MAX {
+        if self.lost.len() >= LOST_MAX {
             self.lost.remove(0);
         }
         self.lost.push(lost);
@@ -59,7 +59,7 @@ impl Coordinator {
     pub(super) fn lacking(&self) -> u32 {
         let coming = if self.takes_in() { self.newcomers.workers() } else { 0 };
         let there = self.stepping_workers().len() + coming;
-        self.needed().saturating_sub(u32::try_from(there).expect("at most MEMBERS_MAX, twice"))
+        self.needed().saturating_sub(u32::try_from(there).unwrap_or(u32::MAX))
     }
 
     /// How many workers the job needs to go on, if it waits for others when there are fewer; else none.
@@ -78,7 +78,7 @@ impl Coordinator {
 
     /// All workers leave this formation: what goes over to the next one.
     pub(super) fn count_leavers(&mut self) {
-        self.missed.left += self.leavers();
+        self.missed.left = self.missed.left.saturating_add(self.leavers());
     }
 
     /// A worker was lost, which the job may have to wait for.
