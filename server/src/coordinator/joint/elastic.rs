@@ -113,7 +113,9 @@ fn workers_that_are_too_few_hold_until_others_have_come_and_all_steps_are_made()
         for node in world.nodes.iter().filter(|node| !node.crashed) {
             let Some(training) = &node.training else { continue };
             let came_late = training.formations.is_empty();
-            if finished.is_ok() && !came_late {
+            // The network may keep one silent for so long that it is given up.
+            let is_fenced = matches!(node.end, Some(Err(Error::Fenced { .. })));
+            if finished.is_ok() && !came_late && !is_fenced {
                 assert_eq!((&node.end, training.done), (&Some(Ok(())), STEPS), "seed {seed}: {}", node.name());
             }
             replaced += training.passages.len();
