@@ -22,7 +22,10 @@ every worker hears of the same changes:
   again*, and nothing of a step is lost. With `on_server_loss=continue` a server that comes for a lost one is taken in there
   too; the workers before and after are the same then.
 
-Losses and leaving need `on_worker_loss=continue` alone, which `elastic` implies. As long as nobody comes, workers keep their
+With `on_worker_loss=wait`, workers that are too few hold at the boundary until others have come, at most for
+`rejoin_timeout`. Workers that have left in order are not waited for, and one that is told to leave meanwhile does so.
+
+Losses and leaving need `on_worker_loss=continue` (or `wait`) alone, which `elastic` implies. As long as nobody comes, workers keep their
 ranks; `World.index` counts those that are left without gaps, which is what a sampler needs. When the job forms again,
 ranks are given anew, from 0 and without gaps: those of the workers that were there before come first, in their order.
 
@@ -194,6 +197,7 @@ def steps(state: State | None, batches: Iterable[T]) -> Generator[T, None, None]
         NotInitializedError: this process takes part in no job.
         TimeoutError: other workers did not come to the boundary behind a step within `step_timeout`; it names them.
         PeerLostError: the job is over.
+        QuorumLostError: the job is over, because too few workers were left for `rejoin_timeout` (`on_worker_loss=wait`).
         NotFormedError: the job was to form again, and the workers did not meet within `reform_timeout`. This process is in no
             job then.
         MismatchError: this is a newcomer, and its state has other values than that of the others (they are named). It has left
@@ -254,7 +258,7 @@ def leave() -> None:
     on without it all the same.
 
     Raises:
-        FailedPreconditionError: the others could not go on, because `on_worker_loss` is not `continue`, or because this
+        FailedPreconditionError: the others could not go on, because `on_worker_loss` is `abort`, or because this
             process serves them.
         NotInitializedError: this process takes part in no job.
     """

@@ -40,6 +40,7 @@ __all__ = [
     "NotInitializedError",
     "PeerLostError",
     "ProtocolError",
+    "QuorumLostError",
     "ResourceExhaustedError",
     "RootLostError",
     "ServerUnreachableError",
@@ -264,6 +265,24 @@ class PeerLostError(AbortedError):
         role, _, index = (self.member or "").partition(" ")
         self.rank = int(index) if role == "worker" and index.isdecimal() else None
         self.server = int(index) if role == "server" and index.isdecimal() else None
+
+
+class QuorumLostError(AbortedError):
+    """Workers were lost, and no others came in their place within `rejoin_timeout` (`on_worker_loss=wait`).
+
+    Attributes:
+        there: how many workers are there.
+        needed: how many the job needs.
+        lost: those that were lost, with the evidence, such as `worker 2 on host (pid 77): killed by signal 9`.
+        waited: how long the others held, in seconds.
+    """
+
+    def __init__(self, message: str, **fields: Any) -> None:
+        super().__init__(message, **fields)
+        self.there: int | None = fields.get("there")
+        self.needed: int | None = fields.get("needed")
+        self.lost: list[str] = [str(member) for member in fields.get("lost") or []]
+        self.waited: float | None = fields.get("waited")
 
 
 class FencedError(AbortedError):

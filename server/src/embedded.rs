@@ -63,10 +63,14 @@ impl Embedded {
     /// # Errors
     /// [`Error::Io`] if its address cannot be bound.
     pub fn start_coordinator(options: &EmbeddedOptions) -> Result<Self> {
-        if options.config.elastic.is_some() {
+        if options.config.takes_newcomers() {
+            let (knob, set) = match options.config.elastic {
+                Some(_) => ("elastic", "set"),
+                None => ("on_worker_loss", "wait"),
+            };
             return Err(Error::Config {
-                knob: "elastic".to_owned(),
-                problem: "is set, but coordinator or servers would live in a process that is no server".to_owned(),
+                knob: knob.to_owned(),
+                problem: format!("is {set}, but coordinator or servers would live in a process that is no server"),
                 hint: "start them as processes of their own: `gradlane run -s 1`, or `gradlane coordinator` and `gradlane server`"
                     .to_owned(),
             });

@@ -178,7 +178,7 @@ impl Member {
                 self.fail_protocol("kind", "is for workers alone");
             }
             Frame::WorkersKey(key) => self.tell(MemberEvent::WorkersKey(key)),
-            Frame::Boundary { change, limit } => self.tell(MemberEvent::Boundary { change, limit }),
+            Frame::Boundary { change, limit, hold } => self.tell(MemberEvent::Boundary { change, limit, hold }),
             Frame::Passed { change, outcome } => self.handle_passed(change, outcome),
             Frame::Restore { epoch, sums, lost } => self.tell(MemberEvent::Restore { epoch, sums, lost }),
             Frame::StallNotice { tensor, stall, detail } => {

@@ -9,7 +9,7 @@ use std::time::Duration;
 use crate::error::{Error, Result};
 use crate::types::{Epoch, PartLayout, Passage, Process, StoreAnswer, SumId, TensorKey, View, WorkersKey};
 use crate::wire::Frame;
-use crate::wire::frame::Stall;
+use crate::wire::frame::{Hold, Stall};
 use crate::wire::limits::NAME_BYTES_MAX;
 
 mod declarations;
@@ -141,6 +141,8 @@ pub enum MemberEvent {
         change: u64,
         /// The last step that this worker may begin, once it is known.
         limit: Option<u64>,
+        /// If the workers stand there until others have come.
+        hold: Option<Hold>,
     },
     /// Bring these sums to the servers of their parts, and say so by [`Member::report_restored`]. Comes to workers, and may be repeated.
     Restore {

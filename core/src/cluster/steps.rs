@@ -9,7 +9,11 @@
 //!          Boundary without a limit       Boundary with one            begun as many as the limit        Passed
 //! Free  ──────────────────────────► Held ───────────────────► Limited ────────────────────────► stands ────────► Free
 //! ```
+//! Where the workers are too few, all of them stand there until others have come: they hold.
+//!
 //! A worker that rests between two loops need not stand: it has no step to end, and the others may wait for it elsewhere.
+
+use std::time::Duration;
 
 use crate::error::{Error, Result};
 use crate::types::defect::{Defect, planted};
@@ -26,6 +30,8 @@ pub struct Steps {
     is_untold: bool,
     /// While a change is under way.
     limit: Option<Limit>,
+    /// If the job holds at the boundary of this change: for how long at most.
+    holds: Option<Duration>,
     /// The last passage, for the next step.
     passage: Option<Passage>,
     /// Why this worker waited at the last boundary in vain, or cannot leave.
@@ -136,6 +142,18 @@ impl Steps {
         Ok(())
     }
 
+    /// Whether the workers hold at the boundary of the change that is under way, and for how long at most from now on.
+    pub fn handle_hold(&mut self, change: u64, patience: Option<Duration>) {
+        if !self.is_over(change) {
+            self.holds = patience;
+        }
+    }
+
+    /// For how long the workers hold at the boundary, at most, as the coordinator said last.
+    pub fn holds(&self) -> Option<Duration> {
+        self.holds
+    }
+
     /// A change is over, or this worker cannot leave. [`Error::Cancelled`] says that it is not made and that the workers go on.
     pub fn handle_passed(&mut self, change: u64, outcome: Result<Passage>) {
         let is_over = self.is_over(change);
@@ -145,7 +163,7 @@ impl Steps {
             }
             _ if is_over => {}
             outcome => {
-                let (stood, _) = (self.report.stands, self.limit.take());
+                let (stood, _, _) = (self.report.stands, self.limit.take(), self.holds.take());
                 (self.report.change, self.report.stands) = (change, false);
                 match outcome {
                     Ok(passage) => self.passage = Some(passage),
@@ -330,6 +348,36 @@ mod tests {
         let mut steps = after(3);
         let problem = steps.handle_boundary(1, Some(2)).unwrap_err();
         assert_eq!(problem, "is 2, and this worker has begun 3 steps");
+    }
+
+    #[test]
+    fn a_worker_knows_for_how_long_all_hold_until_the_change_is_over() {
+        let [long, short] = [600, 90].map(Duration::from_secs);
+        let mut steps = after(3);
+        steps.handle_boundary(1, None).unwrap();
+        steps.handle_boundary(1, Some(3)).unwrap();
+        assert_eq!((steps.begin(true), steps.holds()), (Ok(Begin::Wait), None));
+        for patience in [long, short] {
+            steps.handle_hold(1, Some(patience));
+            assert_eq!((steps.begin(true), steps.holds(), steps.waits()), (Ok(Begin::Wait), Some(patience), true));
+        }
+        steps.handle_passed(1, Ok(passage(3, &[0, 1], false)));
+        steps.handle_hold(1, Some(long));
+        assert_eq!(steps.holds(), None, "a late word");
+        assert!(matches!(steps.begin(false), Ok(Begin::Begun(Some(_)))));
+    }
+
+    #[test]
+    fn workers_that_are_too_few_from_the_start_stand_before_their_first_step() {
+        let mut steps = Steps::default();
+        steps.handle_boundary(1, None).unwrap();
+        assert_eq!(steps.next_report(), Some(StepReport { change: 1, ..StepReport::default() }));
+        steps.handle_boundary(1, Some(0)).unwrap();
+        assert_eq!(steps.begin(true), Ok(Begin::Wait));
+        assert_eq!(steps.next_report(), Some(StepReport { change: 1, stands: true, ..StepReport::default() }));
+        let again = Passage { forms_again: true, ..passage(0, &[0, 1], true) };
+        steps.handle_passed(1, Ok(again.clone()));
+        assert_eq!(steps.begin(false), Ok(Begin::FormsAgain(again)));
     }
 
     #[test]

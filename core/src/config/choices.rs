@@ -90,6 +90,18 @@ choice! {
         Abort = "abort",
         /// It goes on with the workers that are left, if the lost one reduced with nobody on its machine.
         Continue = "continue",
+        /// The same, but if too few workers are left, these wait behind their step until others have come.
+        Wait = "wait",
+    }
+}
+
+impl OnWorkerLoss {
+    /// Whether the job goes on with the workers that are left.
+    pub fn goes_on(self) -> bool {
+        match self {
+            Self::Abort => false,
+            Self::Continue | Self::Wait => true,
+        }
     }
 }
 

@@ -133,6 +133,11 @@ impl Config {
         }
     }
 
+    /// Whether the job takes in workers that come while it runs.
+    pub fn takes_newcomers(&self) -> bool {
+        self.elastic.is_some() || self.on_worker_loss == OnWorkerLoss::Wait
+    }
+
     pub(super) fn set(&mut self, knob: &'static Knob, text: &str, origin: Origin) -> Result<()> {
         (knob.set)(self, text).map_err(|problem| {
             let problem = match knob.unit {
@@ -194,10 +199,10 @@ impl Config {
             if !chosen(self, "min_workers") {
                 self.min_workers = elastic.min;
             }
-            // The loss of one that reduces with others of its machine ends the job.
-            if !chosen(self, "local_reduce") {
-                self.local_reduce = LocalReduce::Off;
-            }
+        }
+        // The loss of one that reduces with others of its machine ends the job.
+        if self.takes_newcomers() && !chosen(self, "local_reduce") {
+            self.local_reduce = LocalReduce::Off;
         }
         if self.on_server_loss == OnServerLoss::Continue && !chosen(self, "on_worker_loss") {
             self.on_worker_loss = OnWorkerLoss::Continue;

@@ -1,12 +1,15 @@
 //! The steps of this worker, and the boundaries between them at which the membership of the job may change.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::driver::Engine;
 use super::local_peers;
+use super::shared::Shared;
 use crate::cluster::{Begin, Steps};
 use crate::error::{Error, Result};
 use crate::types::{HostPlace, Passage};
+use crate::wire::frame::Hold;
 
 /// What [`Engine::begin_step`] says.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -34,12 +37,12 @@ impl Engine {
 
     /// Begins a step of the training. Call it on every worker before each step, as often as on the others. It returns at once, unless the
     /// membership of the job is to change: then it waits at the boundary between two steps until every worker stands there and its operations
-    /// have ended.
+    /// have ended. With `on_worker_loss=wait` it also waits there until enough workers have come.
     ///
     /// # Errors
     /// [`Error::Timeout`] if the others do not come to the boundary within the step timeout, or operations of this worker do not end;
-    /// [`Error::FailedPrecondition`] if this worker wanted to leave and the job cannot go on without it, or if it has left; why the job
-    /// ended.
+    /// [`Error::FailedPrecondition`] if this worker wanted to leave and the job cannot go on without it, or if it has left;
+    /// [`Error::QuorumLost`] if the workers were too few for `rejoin_timeout`; why the job ended else.
     pub fn begin_step(&self) -> Result<Step> {
         let bounds = self.config.bounds();
         loop {
@@ -94,7 +97,7 @@ impl Engine {
     /// If that takes longer than `leave_grace`, the job goes on without this worker, which is then fenced.
     ///
     /// # Errors
-    /// [`Error::FailedPrecondition`] if `on_worker_loss` is not `continue`; why the job ended.
+    /// [`Error::FailedPrecondition`] if `on_worker_loss` is `abort`; why the job ended.
     pub fn ask_to_leave(&self) -> Result<()> {
         if !self.may_leave() {
             return Err(Error::FailedPrecondition {
@@ -107,5 +110,22 @@ impl Engine {
         }
         self.shared.step(Steps::ask_to_leave);
         Ok(())
+    }
+}
+
+/// The coordinator says that a change is under way, and how far workers may go.
+pub(super) fn hear(shared: &Arc<Shared>, change: u64, limit: Option<u64>, hold: Option<Hold>) {
+    if let Some(Hold { there, needed, lost, patience }) = &hold {
+        let seconds = patience.as_secs_f64();
+        tracing::warn!(there, needed, %lost, seconds, "the workers hold behind their step until others have come");
+    }
+    let heard = shared.step(|steps| {
+        let heard = steps.handle_boundary(change, limit);
+        steps.handle_hold(change, hold.map(|hold| hold.patience));
+        heard
+    });
+    if let Err(problem) = heard {
+        let peer = "the coordinator".to_owned();
+        drop(shared.break_down(Error::Protocol { peer, field: "limit".to_owned(), problem }));
     }
 }

@@ -10,7 +10,6 @@ use super::dispatcher::Dispatcher;
 use super::follow::Following;
 use super::handle::{Handle, HandleBackend};
 use super::limit::Limit;
-use super::local_peers;
 use super::metrics::Metrics;
 use super::shared::{Shared, Waiting};
 use super::stages::Stages;
@@ -18,10 +17,11 @@ use super::submissions::{Submissions, ending};
 use super::submit::{HERE_BYTES_MAX, check, check_ranks, in_copies};
 use super::submit_budget::SubmitBudget;
 use super::trace::Timeline;
+use super::{boundary, local_peers};
 use crate::cluster::{MemberConfig, MemberEvent, empty_barrier, left_at};
 use crate::config::Config;
 use crate::device::Device;
-use crate::error::{Error, Result, ranks};
+use crate::error::{Result, ranks};
 use crate::identity::Credentials;
 use crate::local::{Progress, Segment};
 use crate::mem::{Copies, Doubt};
@@ -463,12 +463,7 @@ fn on_event(shared: &Arc<Shared>, event: MemberEvent) {
             );
             shared.report(|state, now| state.worker.handle_stall_notice(now, stall.part, stall.round, detail));
         }
-        MemberEvent::Boundary { change, limit } => {
-            if let Err(problem) = shared.step(|steps| steps.handle_boundary(change, limit)) {
-                let peer = "the coordinator".to_owned();
-                drop(shared.break_down(Error::Protocol { peer, field: "limit".to_owned(), problem }));
-            }
-        }
+        MemberEvent::Boundary { change, limit, hold } => boundary::hear(shared, change, limit, hold),
         MemberEvent::Restore { epoch, sums, lost } => {
             shared.report(|state, now| state.worker.handle_restore(now, epoch, sums, &lost));
         }

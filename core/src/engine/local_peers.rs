@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::collective::{Collective, HostCollective, HostOptions, LocalRank, Traffic, device_collective};
-use crate::config::{Config, LocalReduce, OnServerLoss, OnWorkerLoss};
+use crate::config::{Config, LocalReduce, OnServerLoss};
 use crate::error::{Error, Result};
 use crate::local::PrivateSocket;
 use crate::mem::{Copies, Doubt};
@@ -20,8 +20,7 @@ pub(super) fn listen(
     workers: u32,
     check: impl FnOnce() -> Result<()>,
 ) -> Option<PrivateSocket> {
-    // In an elastic job others may come.
-    let is_alone = workers == 1 && config.elastic.is_none();
+    let is_alone = workers == 1 && !config.takes_newcomers();
     if config.local_reduce == LocalReduce::Off || machine == MachineId::UNKNOWN || is_alone {
         return None;
     }
@@ -54,7 +53,7 @@ pub(super) fn wiring(config: &Config) -> Result<Wiring> {
 /// Whether a job with these settings goes on when a worker leaves. The coordinator's setting decides. Where this worker's differs, what waits
 /// for one that leaves fails.
 pub(super) fn goes_on(config: &Config) -> bool {
-    config.on_worker_loss == OnWorkerLoss::Continue
+    config.on_worker_loss.goes_on()
 }
 
 /// Whether the job goes on without servers that are lost.

@@ -76,7 +76,8 @@ impl Error {
             | Self::Checksum { .. }
             | Self::NotFinite { .. }
             | Self::Stalled { .. }
-            | Self::PeerLost { .. } => self.clone(),
+            | Self::PeerLost { .. }
+            | Self::QuorumLost { .. } => self.clone(),
             other => {
                 let (tensor, notice) = (tensor.into(), Box::default());
                 let detail = format!("{worker} gave this round up: {other}").into();

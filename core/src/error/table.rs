@@ -389,6 +389,18 @@ errors! {
         /// The worker, such as `worker 2`.
         root: String,
     }
+    /// Workers were lost, and no others came in their place. Every member gets this same error.
+    #[error("{there} of {needed} workers are there{}, and no others came within {:.1} s; start others in time (gradlane run does, see --restarts), or set a longer rejoin_timeout or a lower min_workers", without(lost), waited.as_secs_f64())]
+    33: QuorumLost of Aborted, raised as "QuorumLostError"("AbortedError") {
+        /// How many workers are there, with those that wait to be taken in.
+        there: u32,
+        /// How many the job needs to go on.
+        needed: u32,
+        /// Those that were lost, such as `worker 2 on host (pid 77): killed by signal 9`.
+        lost: Vec<String>,
+        /// How long the others held.
+        waited: Duration,
+    }
 }
 
 /// The classes of failure, equal in Rust and Python; gRPC's well-known names.
@@ -442,6 +454,11 @@ impl Code {
 /// A text that goes before another one.
 fn before(text: &str) -> String {
     if text.is_empty() { String::new() } else { format!("{text}; ") }
+}
+
+/// Those that are missing, behind how many are there.
+fn without(lost: &[String]) -> String {
+    if lost.is_empty() { String::new() } else { format!(", without {}", lost.join(", ")) }
 }
 
 fn in_brackets(tensor: &Tensors) -> String {

@@ -12,6 +12,7 @@ use crate::types::{
 mod encoding;
 mod fields;
 mod recovery;
+mod stepping;
 mod store;
 
 /// One message on a control stream. The connection tells who sent it.
@@ -150,6 +151,8 @@ pub enum Frame {
         change: u64,
         /// The last step that a worker may begin; until it is known, the one that it has begun.
         limit: Option<u64>,
+        /// If the workers stand there until others have come.
+        hold: Option<Hold>,
     },
     /// To workers: this change is over. May be repeated after a reconnection.
     Passed {
@@ -241,6 +244,19 @@ pub struct Forming {
     pub joined: Names,
 }
 
+/// The workers of a job stand behind a step until others have come, because they are too few.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Hold {
+    /// How many workers have come, with those that wait to be taken in.
+    pub there: u32,
+    /// How many the job needs to go on.
+    pub needed: u32,
+    /// Workers that were lost, such as `worker 2 on host (pid 77): killed by signal 9`.
+    pub lost: Names,
+    /// How long they stand there at most from now on.
+    pub patience: Duration,
+}
+
 /// The first names of a list, at most [`Names::LISTED_MAX`], and how many more there are.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Names {
@@ -286,6 +302,8 @@ pub struct Status {
     pub members: Vec<MemberStatus>,
     /// The largest load of a server over its fair share, in thousandths. 1000 means even, or no tensors yet.
     pub imbalance_milli: u64,
+    /// If the workers stand behind a step until others have come.
+    pub hold: Option<Hold>,
 }
 
 /// One member's health.

@@ -240,6 +240,10 @@ mod tests {
             "2001080000000000000004000000726f6f74",
             "tensor 0000000000000008: it comes from root or goes there, and root is not in the job any more; name a worker that is",
         ),
+        (
+            "21050000000500000002000000040000006c6f73740800000073657276657220318096980000000000",
+            "5 of 5 workers are there, without lost, server 1, and no others came within 0.0 s; start others in time (gradlane run does, see --restarts), or set a longer rejoin_timeout or a lower min_workers",
+        ),
     ];
 
     #[test]

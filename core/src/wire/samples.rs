@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::frame::{Forming, Health, Join, MemberStatus, Names, Progress, Stall, Status};
+use super::frame::{Forming, Health, Hold, Join, MemberStatus, Names, Progress, Stall, Status};
 use super::{
     Body, Contribute, Contribution, Contributors, Frame, Header, Reject, Restore, Sent, Sum, Target, Use, Value,
     Withdraw,
@@ -82,8 +82,8 @@ pub fn frames() -> Vec<Frame> {
         stored(Ok(StoreAnswer::Number(-1))),
         stored(Ok(StoreAnswer::Keys(["k", "n"].map(str::to_owned).to_vec()))),
         stored(Err(Error::Cancelled)),
-        Frame::Boundary { change: 2, limit: None },
-        Frame::Boundary { change: 2, limit: Some(13) },
+        Frame::Boundary { change: 2, limit: None, hold: None },
+        Frame::Boundary { change: 2, limit: Some(13), hold: Some(hold()) },
         Frame::Passed {
             change: 2,
             outcome: Ok(Passage {
@@ -106,6 +106,7 @@ pub fn frames() -> Vec<Frame> {
                 placed_parts: 2,
             }],
             imbalance_milli: 1250,
+            hold: Some(hold()),
         }),
         Frame::Forming(Forming {
             speaks: true,
@@ -116,6 +117,11 @@ pub fn frames() -> Vec<Frame> {
         Frame::Renewed { outcome: Err(Error::Cancelled) },
         Frame::WorkersKey(WorkersKey([0xcd; 32])),
     ]
+}
+
+fn hold() -> Hold {
+    let lost = Names { listed: vec!["worker 2 on h (pid 3): gone".to_owned()], more: 1 };
+    Hold { there: 2, needed: 4, lost, patience: Duration::from_nanos(6) }
 }
 
 fn sum_id(round: u64) -> SumId {

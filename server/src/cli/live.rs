@@ -78,7 +78,11 @@ fn told_by_launcher(error: Error) -> Result<i32> {
     // What the coordinator tells its members, it tells the launcher too. Everything else only this process knows.
     let is_told = matches!(
         error,
-        Error::PeerLost { .. } | Error::NotFormed { .. } | Error::FailedPrecondition { .. } | Error::Cancelled
+        Error::PeerLost { .. }
+            | Error::QuorumLost { .. }
+            | Error::NotFormed { .. }
+            | Error::FailedPrecondition { .. }
+            | Error::Cancelled
     );
     if !launch::is_launched() || !is_told {
         return Err(error);

@@ -105,7 +105,7 @@ struct Run {
     /// Seconds for the other processes to end by themselves after one has failed
     #[arg(long, value_name = "SECONDS", default_value_t = 5)]
     grace: u32,
-    /// How often workers that fail are started again in all; with --elastic 100 times, if this is not given
+    /// How often workers that fail are started again in all; with --elastic, and with on_worker_loss=wait, 100 times, if this is not given
     #[arg(long, value_name = "N")]
     restarts: Option<u32>,
     /// The worker's command line
@@ -241,7 +241,7 @@ impl Run {
         launch::run(&Launch {
             workers: config.size.unwrap_or(1),
             servers: config.servers,
-            restarts: self.restarts.unwrap_or(if config.elastic.is_some() { launch::RESTARTS } else { 0 }),
+            restarts: self.restarts.unwrap_or(if config.takes_newcomers() { launch::RESTARTS } else { 0 }),
             config,
             settings,
             failure_grace: Duration::from_secs(self.grace.into()),

@@ -7,7 +7,7 @@ use std::time::Duration;
 use gradlane_core::config::{Config, Origin, units};
 use gradlane_core::runtime;
 use gradlane_core::types::{MachineId, Phase, Process, Reach, Role, printable};
-use gradlane_core::wire::frame::{Health, Status};
+use gradlane_core::wire::frame::{Health, Hold, Status};
 use gradlane_core::{Error, Result};
 
 use super::screen;
@@ -139,6 +139,11 @@ fn job_text(Answer { leader, status }: &Answer, columns: Option<u16>) -> String 
     if let Phase::Aborted(cause) = &view.phase {
         let _ = writeln!(text, "cause: {cause}");
     }
+    if let Some(Hold { there, needed, lost, patience }) = &status.hold {
+        let seconds = patience.as_secs_f64();
+        let lost = if lost.is_empty() { String::new() } else { format!("; lost: {lost}") };
+        let _ = writeln!(text, "holds: {there} of {needed} workers are there, waits {seconds:.0} s more{lost}");
+    }
     if view.members.is_empty() {
         text.push_str("no member has joined yet\n");
         return text;
@@ -257,12 +262,21 @@ fn job_json(Answer { leader, status }: &Answer) -> String {
         Phase::Aborted(cause) => Some(cause.to_string()),
         Phase::Forming | Phase::Running | Phase::Ended | Phase::FormsAgain => None,
     };
+    let hold = status.hold.as_ref().map(|Hold { there, needed, lost, patience }| {
+        serde_json::json!({
+            "there": there,
+            "needed": needed,
+            "lost": lost.listed,
+            "patience_ms": u64::try_from(patience.as_millis()).unwrap_or(u64::MAX),
+        })
+    });
     serde_json::json!({
         "job": view.job,
         "leader_pid": leader_pid,
         "epoch": { "term": view.epoch.term, "number": view.epoch.number },
         "phase": phase(&view.phase),
         "cause": cause,
+        "hold": hold,
         "workers": view.workers().count(),
         "servers": view.servers().count(),
         "imbalance": imbalance(status),
@@ -296,7 +310,7 @@ mod tests {
     use gradlane_core::types::{
         Address, Epoch, Incarnation, JoinString, Member, NodeId, Round, Scheme, TensorKey, View,
     };
-    use gradlane_core::wire::frame::{MemberStatus, Progress};
+    use gradlane_core::wire::frame::{MemberStatus, Names, Progress};
 
     use super::*;
 
@@ -337,6 +351,26 @@ mod tests {
     #[test]
     fn an_aborted_job_says_why() {
         assert!(text(&[answer(Phase::Aborted(Error::Cancelled))], None).contains("cause: cancelled by the caller"));
+    }
+
+    #[test]
+    fn a_job_that_holds_says_for_whom_and_for_how_long() {
+        let held = |lost: &[&str]| {
+            let lost = Names::first(lost.iter().map(|lost| (*lost).to_owned()), lost.len());
+            let hold = Hold { there: 2, needed: 3, lost, patience: Duration::from_millis(593_400) };
+            [Answer { leader: None, status: Ok(Status { hold: Some(hold), ..status(Phase::Running) }) }]
+        };
+        let lost = held(&["worker 1 on n1 (pid 7): killed"]);
+        let line = "holds: 2 of 3 workers are there, waits 593 s more";
+        let lines = text(&lost, None);
+        assert!(lines.contains(&format!("\n{line}; lost: worker 1 on n1 (pid 7): killed\n")), "{lines}");
+        assert!(text(&held(&[]), None).contains(&format!("\n{line}\n")));
+        let read: serde_json::Value = serde_json::from_str(&json(&lost)).unwrap();
+        assert_eq!((&read["hold"]["there"], &read["hold"]["needed"]), (&2.into(), &3.into()));
+        assert_eq!(
+            (&read["hold"]["patience_ms"], &read["hold"]["lost"][0]),
+            (&593_400.into(), &"worker 1 on n1 (pid 7): killed".into())
+        );
     }
 
     #[test]
@@ -406,6 +440,7 @@ mod tests {
             view: View::plain("night", Epoch { term: 1, number: 3 }, phase, members),
             members: vec![health, loaded],
             imbalance_milli: 1500,
+            hold: None,
         }
     }
 }

@@ -96,6 +96,7 @@ mod tests {
             view: View::plain("night", Epoch { term: 1, number: 1 }, phase, members),
             members: Vec::new(),
             imbalance_milli: 0,
+            hold: None,
         };
         let some = || vec![member(Role::Worker, 0), member(Role::Worker, 2), member(Role::Server, 0)];
         let told = |members, workers| who_is_there(&status(Phase::Forming, members), workers, 2);

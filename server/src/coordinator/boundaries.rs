@@ -5,6 +5,9 @@
 //! in. It begins once all workers have begun a step; a script that counts no steps has none. Nobody is taken in while a worker rests: it may
 //! have operations under way.
 //!
+//! If the workers are too few, and the job waits for others then, they *hold*: the change does not pass before enough have come, or their time
+//! is over. Who wants to leave is let go meanwhile.
+//!
 //! ```text
 //!         somebody wants to leave, or a loss is to be told     all have answered      all stand or rest; or nobody wants it; or it is late
 //! Quiet ──────────────────────────────────────────────► Held ──────────────────► Limited ─────────────────────────────────────► Quiet
@@ -24,6 +27,8 @@ pub(super) struct Boundaries {
     patience: Duration,
     /// How long a worker that wants to leave has until it stands at a boundary.
     leave_grace: Duration,
+    /// How long workers that are too few hold, if they do.
+    rejoin: Option<Duration>,
     workers: BTreeMap<WorkerId, Said>,
     /// The number of the last change.
     change: u64,
@@ -50,6 +55,27 @@ struct Open {
     limit: Option<u64>,
     /// When those that stand have waited long enough; since the first one stands.
     until: Option<Time>,
+    /// Since the workers hold.
+    hold: Option<Hold>,
+}
+
+/// The workers hold.
+#[derive(Clone, Copy, Debug)]
+struct Hold {
+    until: Time,
+    /// How many workers are missing, as all were told.
+    lacking: u32,
+}
+
+/// The workers that have come or should, besides those of the job.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) struct Others {
+    /// Whether some wait that can be taken in.
+    pub(super) wait: bool,
+    /// How many are missing besides them. None is missing where the job does not wait for others.
+    pub(super) lacking: u32,
+    /// Whether the job has formed before. Then all workers count steps, and need not have begun one.
+    pub(super) came_before: bool,
 }
 
 /// What follows for the workers.
@@ -59,6 +85,12 @@ pub(super) enum Move {
     Limit { change: u64, limit: Option<u64> },
     /// All stand behind this step, or rest. The job goes on without the leavers, or forms again without them: then all stand.
     Pass { change: u64, step: u64, leavers: Vec<WorkerId>, forms_again: bool },
+    /// The workers stand behind this step, and hold until others have come. Said again if another number of them is missing.
+    Hold { change: u64, step: u64 },
+    /// The workers hold behind this step, and these want to leave. The others go on holding.
+    Release { change: u64, step: u64, leavers: Vec<WorkerId> },
+    /// The others have not come in this time.
+    GiveUp { waited: Duration },
     /// The change is not made, for this reason.
     Drop { change: u64, reason: Error },
     /// Give up this worker, which did not leave in time.
@@ -66,10 +98,16 @@ pub(super) enum Move {
 }
 
 impl Boundaries {
-    pub(super) fn new(patience: Duration, leave_grace: Duration, defect: Option<Defect>) -> Self {
+    pub(super) fn new(
+        patience: Duration,
+        leave_grace: Duration,
+        rejoin: Option<Duration>,
+        defect: Option<Defect>,
+    ) -> Self {
         Self {
             patience,
             leave_grace,
+            rejoin,
             workers: BTreeMap::new(),
             change: 0,
             open: None,
@@ -129,10 +167,15 @@ impl Boundaries {
         self.open.map(|open| (self.change, open.limit))
     }
 
+    /// Until when the workers hold, if they do.
+    pub(super) fn holds_until(&self) -> Option<Time> {
+        self.open.and_then(|open| open.hold).map(|hold| hold.until)
+    }
+
     /// When to call [`expire`](Self::expire).
     pub(super) fn poll_timeout(&self) -> Option<Time> {
         let leavers = self.workers.values().filter_map(|said| said.leaves_until);
-        leavers.chain(self.open.and_then(|open| open.until)).min()
+        leavers.chain(self.open.and_then(|open| open.until)).chain(self.holds_until()).min()
     }
 
     /// What is too late. Follow with [`advance`](Self::advance). `name` describes a worker.
@@ -146,6 +189,10 @@ impl Boundaries {
             let reason = Error::Timeout { what, waited: self.patience };
             moves.push(Move::Drop { change: self.change, reason });
         }
+        if let Some(waited) = self.rejoin.filter(|_| self.holds_until().is_some_and(|until| until <= now)) {
+            self.open = None;
+            moves.push(Move::GiveUp { waited });
+        }
         for (worker, said) in &mut self.workers {
             if said.leaves_until.take_if(|until| *until <= now).is_some() {
                 let seconds = self.leave_grace.as_secs_f64();
@@ -157,9 +204,9 @@ impl Boundaries {
         moves
     }
 
-    /// The next step of the agreement, if one is due. Call it until there is none. `due` are the workers of the job, by rank; `newcomers` says
-    /// whether others wait to be taken in.
-    pub(super) fn advance(&mut self, now: Time, due: &[WorkerId], newcomers: bool) -> Option<Move> {
+    /// The next step of the agreement, if one is due. Call it until there is none. `due` are the workers of the job, by rank, and
+    /// `others` those that could join them.
+    pub(super) fn advance(&mut self, now: Time, due: &[WorkerId], others: Others) -> Option<Move> {
         self.workers.retain(|worker, _| due.contains(worker));
         let report = |worker: &WorkerId| self.workers.get(worker).map_or_else(StepReport::default, |said| said.report);
         let change = self.change;
@@ -170,14 +217,16 @@ impl Boundaries {
             report.leaves && !report.rests
         };
         let rests = due.iter().any(|worker| report(worker).rests);
-        let forms_again = newcomers && (!rests || planted(self.defect, Defect::TakenInAtRest));
-        let is_wanted = due != self.told || due.iter().any(leaves) || forms_again;
+        let forms_again = others.wait && (!rests || planted(self.defect, Defect::TakenInAtRest));
+        let are_few = others.lacking > 0;
+        let is_wanted = due != self.told || due.iter().any(leaves) || forms_again || are_few;
         match self.open {
             None => {
-                let all_count = !due.is_empty() && due.iter().map(report).all(|report| report.begun > 0);
-                (is_wanted && all_count).then(|| {
+                let all_count = due.iter().map(report).all(|report| report.begun > 0);
+                let may_begin = !due.is_empty() && (all_count || are_few && others.came_before);
+                (is_wanted && may_begin).then(|| {
                     self.change += 1;
-                    self.open = Some(Open { limit: None, until: None });
+                    self.open = Some(Open { limit: None, until: None, hold: None });
                     Move::Limit { change: self.change, limit: None }
                 })
             }
@@ -188,23 +237,35 @@ impl Boundaries {
                     return None;
                 }
                 let limit = reports.iter().map(|report| report.begun).max();
-                self.open = Some(Open { limit, until: None });
+                self.open = Some(Open { limit, until: None, hold: None });
                 Some(Move::Limit { change, limit })
             }
-            Some(Open { limit: Some(step), until }) => {
+            Some(open @ Open { limit: Some(step), until, hold }) => {
                 if !is_wanted {
                     self.open = None;
                     return Some(Move::Drop { change, reason: Error::Cancelled });
                 }
                 let ready = due.iter().filter(|worker| self.is_ready(**worker, step)).count();
+                let leavers: Vec<WorkerId> = due.iter().copied().filter(leaves).collect();
+                if ready == due.len() && are_few {
+                    if !leavers.is_empty() {
+                        return Some(Move::Release { change, step, leavers });
+                    }
+                    // Where all rest, nobody waits.
+                    let stands = due.iter().any(|worker| report(worker).stands);
+                    let rejoin = self.rejoin.filter(|_| stands || hold.is_some());
+                    let until = hold.map(|hold| hold.until).or(rejoin.map(|rejoin| now + rejoin))?;
+                    self.open = Some(Open { until: None, hold: Some(Hold { until, lacking: others.lacking }), ..open });
+                    let is_news = hold.is_none_or(|hold| hold.lacking != others.lacking);
+                    return is_news.then_some(Move::Hold { change, step });
+                }
                 if ready == due.len() {
-                    let leavers: Vec<WorkerId> = due.iter().copied().filter(leaves).collect();
                     self.open = None;
                     self.told = due.iter().copied().filter(|worker| !leavers.contains(worker)).collect();
                     return Some(Move::Pass { change, step, leavers, forms_again });
                 }
-                if ready > 0 && until.is_none() {
-                    self.open = Some(Open { limit: Some(step), until: Some(now + self.patience) });
+                if ready > 0 && until.is_none() && hold.is_none() {
+                    self.open = Some(Open { until: Some(now + self.patience), ..open });
                 }
                 None
             }

@@ -100,7 +100,7 @@ impl CoordinatorNode {
             &config.bind,
             Arc::clone(&authority),
             &Settings::from_config(config),
-            Newcomers { site: site.as_ref(), after_forming: config.elastic.is_some() },
+            Newcomers { site: site.as_ref(), after_forming: config.takes_newcomers() },
             Box::new(move |incoming| {
                 let input = match incoming {
                     ControlIncoming::Frame { link, frame: Frame::StatusRequest, waiting } => {

@@ -13,7 +13,7 @@ use gradlane_core::error::{Error, Result};
 use gradlane_core::types::{Incarnation, NodeId, Role, Time, View};
 use gradlane_core::wire::Frame;
 
-use super::roster::Identity;
+use super::roster::{Identity, Size};
 
 /// One input.
 #[derive(Clone, PartialEq, Debug)]
@@ -35,10 +35,12 @@ pub(super) enum Entry {
     Late { at: Time },
     /// The sums of lost servers are recovered.
     Recovered { at: Time },
-    /// A process of this role has come, and waits to be taken in.
-    Came { at: Time, role: Role },
-    /// None of this role waits any more.
-    NoneWaits(Role),
+    /// A process has come, and so many wait to be taken in.
+    Came { at: Time, waiting: Size },
+    /// A process that waited is gone, and so many still wait.
+    Gone { waiting: Size },
+    /// Before the job formed as it is, so many workers had left in order, and these were lost.
+    Before { left: u32, lost: Vec<String> },
     /// The key-value store had this when the job formed again.
     Kept { key: String, value: Vec<u8> },
     /// What this life of a member hears if it has missed that the job forms again.
@@ -71,7 +73,12 @@ impl Record {
             | Entry::Late { at }
             | Entry::Recovered { at }
             | Entry::Came { at, .. } => Some(at),
-            Entry::Up(_) | Entry::Down(_) | Entry::NoneWaits(_) | Entry::Kept { .. } | Entry::Farewell { .. } => None,
+            Entry::Up(_)
+            | Entry::Down(_)
+            | Entry::Gone { .. }
+            | Entry::Before { .. }
+            | Entry::Kept { .. }
+            | Entry::Farewell { .. } => None,
         }
     }
 
@@ -115,14 +122,19 @@ impl Record {
                 bytes.push(code::RECOVERED);
                 put_time(&mut bytes, *at);
             }
-            Entry::Came { at, role } => {
+            Entry::Came { at, waiting } => {
                 bytes.push(code::CAME);
                 put_time(&mut bytes, *at);
-                put_role(&mut bytes, *role);
+                put_size(&mut bytes, *waiting);
             }
-            Entry::NoneWaits(role) => {
-                bytes.push(code::NONE_WAITS);
-                put_role(&mut bytes, *role);
+            Entry::Gone { waiting } => {
+                bytes.push(code::GONE);
+                put_size(&mut bytes, *waiting);
+            }
+            Entry::Before { left, lost } => {
+                bytes.push(code::BEFORE);
+                bytes.extend(left.to_le_bytes());
+                lost.iter().for_each(|lost| put(&mut bytes, lost.as_bytes()));
             }
             Entry::Kept { key, value } => {
                 bytes.push(code::KEPT);
@@ -187,8 +199,15 @@ fn read(rest: &mut &[u8]) -> Option<Result<Entry>> {
         }
         code::LATE => Entry::Late { at: read_time(rest)? },
         code::RECOVERED => Entry::Recovered { at: read_time(rest)? },
-        code::CAME => Entry::Came { at: read_time(rest)?, role: read_role(rest)? },
-        code::NONE_WAITS => Entry::NoneWaits(read_role(rest)?),
+        code::CAME => Entry::Came { at: read_time(rest)?, waiting: read_size(rest)? },
+        code::GONE => Entry::Gone { waiting: read_size(rest)? },
+        code::BEFORE => {
+            let (left, mut lost) = (read_count(rest)?, Vec::new());
+            while !rest.is_empty() {
+                lost.push(String::from_utf8(read_bytes(rest)?.to_vec()).ok()?);
+            }
+            Entry::Before { left, lost }
+        }
         code::KEPT => {
             let key = String::from_utf8(read_bytes(rest)?.to_vec()).ok()?;
             Entry::Kept { key, value: read_bytes(rest)?.to_vec() }
@@ -217,10 +236,11 @@ mod code {
     pub(super) const LOST: u8 = 5;
     pub(super) const LATE: u8 = 6;
     pub(super) const CAME: u8 = 7;
-    pub(super) const NONE_WAITS: u8 = 8;
+    pub(super) const GONE: u8 = 8;
     pub(super) const KEPT: u8 = 9;
     pub(super) const FAREWELL: u8 = 10;
     pub(super) const RECOVERED: u8 = 11;
+    pub(super) const BEFORE: u8 = 12;
 }
 
 fn put(bytes: &mut Vec<u8>, content: &[u8]) {
@@ -234,11 +254,12 @@ fn put_time(bytes: &mut Vec<u8>, time: Time) {
 
 fn put_member(bytes: &mut Vec<u8>, member: Identity) {
     bytes.extend(member.node.0);
-    put_role(bytes, member.role);
+    bytes.push(u8::from(member.role == Role::Server));
 }
 
-fn put_role(bytes: &mut Vec<u8>, role: Role) {
-    bytes.push(u8::from(role == Role::Server));
+fn put_size(bytes: &mut Vec<u8>, Size { workers, servers }: Size) {
+    bytes.extend(workers.to_le_bytes());
+    bytes.extend(servers.to_le_bytes());
 }
 
 fn take<'a>(rest: &mut &'a [u8], len: usize) -> Option<&'a [u8]> {
@@ -248,8 +269,12 @@ fn take<'a>(rest: &mut &'a [u8], len: usize) -> Option<&'a [u8]> {
 }
 
 fn read_bytes<'a>(rest: &mut &'a [u8]) -> Option<&'a [u8]> {
-    let len = u32::from_le_bytes(take(rest, 4)?.try_into().ok()?);
+    let len = read_count(rest)?;
     take(rest, len as usize)
+}
+
+fn read_count(rest: &mut &[u8]) -> Option<u32> {
+    Some(u32::from_le_bytes(take(rest, 4)?.try_into().ok()?))
 }
 
 fn read_time(rest: &mut &[u8]) -> Option<Time> {
@@ -260,15 +285,16 @@ fn read_time(rest: &mut &[u8]) -> Option<Time> {
 
 fn read_member(rest: &mut &[u8]) -> Option<Identity> {
     let node = NodeId(take(rest, 32)?.try_into().ok()?);
-    Some(Identity { node, role: read_role(rest)? })
+    let role = match take(rest, 1)?[0] {
+        0 => Role::Worker,
+        1 => Role::Server,
+        _ => return None,
+    };
+    Some(Identity { node, role })
 }
 
-fn read_role(rest: &mut &[u8]) -> Option<Role> {
-    match take(rest, 1)?[0] {
-        0 => Some(Role::Worker),
-        1 => Some(Role::Server),
-        _ => None,
-    }
+fn read_size(rest: &mut &[u8]) -> Option<Size> {
+    Some(Size { workers: read_count(rest)?, servers: read_count(rest)? })
 }
 
 /// No job lasts as long.
@@ -288,7 +314,8 @@ mod tests {
             for len in 0..bytes.len() {
                 // A list of losses may end after each of them.
                 let cut = Record::decode(&bytes[..len]);
-                assert!(cut.is_err() || matches!(record.0, Entry::Lost { .. }), "{record:?} cut at {len}: {cut:?}");
+                let may_end = matches!(record.0, Entry::Lost { .. } | Entry::Before { .. });
+                assert!(cut.is_err() || may_end, "{record:?} cut at {len}: {cut:?}");
             }
             assert!(Record::decode(&[&bytes[..], &[0]].concat()).is_err(), "{record:?}");
         }
@@ -320,8 +347,9 @@ mod tests {
             Entry::Down(server),
             Entry::Lost { at: Time(3), lost },
             Entry::Late { at: Time(4) },
-            Entry::Came { at: Time(5), role: Role::Server },
-            Entry::NoneWaits(Role::Worker),
+            Entry::Came { at: Time(5), waiting: Size { workers: 2, servers: 1 } },
+            Entry::Gone { waiting: Size { workers: 1, servers: 0 } },
+            Entry::Before { left: 1, lost: vec!["worker 2".to_owned(), String::new()] },
         ];
         let asked = samples::frames().into_iter().filter(lasts).map(said);
         [formed].into_iter().chain(others).chain(asked).map(Record).collect()

@@ -16,7 +16,7 @@ use super::health::FailureDetector;
 use super::journal::Entry;
 use super::newcomers::Newcomers;
 use super::recovery::Recovery;
-use super::registry::{Forgotten, Registry};
+use super::registry::Registry;
 use super::roster::{Change, Identity, Line, Roster, Seat, Size};
 use super::stage::Stage;
 use super::stall::Stalls;
@@ -26,6 +26,7 @@ use super::{Command, CoordinatorConfig, Event, questions};
 
 mod counting;
 mod declaring;
+mod holding;
 mod leaving;
 mod losing;
 mod recovering;
@@ -35,6 +36,8 @@ mod restoring;
 mod stepping;
 mod storing;
 mod telling;
+
+use holding::Missed;
 
 /// The job's single decider.
 ///
@@ -72,6 +75,7 @@ pub struct Coordinator {
     formed_servers: u32,
     recovery: Recovery,
     newcomers: Newcomers,
+    missed: Missed,
     /// Since the job ends only to form again: the members that are expected then, in their order.
     again: Option<Vec<Member>>,
     /// What members of the former formation hear that have missed its end: by identity, for this life.
@@ -100,13 +104,19 @@ impl Coordinator {
             roster: Roster::new(size),
             failure_detector: FailureDetector::new(config.suspect_timeout, config.dead_timeout),
             barriers: Barriers::new(config.workers, config.defect),
-            boundaries: Boundaries::new(config.boundary_timeout, config.leave_grace, config.defect),
+            boundaries: Boundaries::new(
+                config.boundary_timeout,
+                config.leave_grace,
+                config.policy.rejoin(),
+                config.defect,
+            ),
             last_passed: None,
             store: Store::new(config.defect),
             formed_before: 0,
             formed_servers: 0,
             recovery: Recovery::new(config.boundary_timeout, config.defect),
             newcomers: Newcomers::default(),
+            missed: Missed::default(),
             again: None,
             farewells: BTreeMap::new(),
             registry: None,
@@ -162,7 +172,8 @@ impl Coordinator {
 
     /// The membership, the health of each member, and the loads of the servers.
     pub fn status(&self, now: Time) -> Status {
-        questions::status(now, self.view_of(|_| true), &self.roster, self.registry.as_ref())
+        let view = self.view_of(|_| true);
+        questions::status(now, view, &self.roster, self.registry.as_ref(), self.hold(now))
     }
 
     /// Whether processes that are no members yet may enrol now.
@@ -269,7 +280,7 @@ impl Coordinator {
         let lost = |seat: &Seat| Lost { identity: seat.identity(), cause: cause.clone() };
         let loss = self.roster.seats().filter(is_it).map(lost).collect();
         self.find_lost(now, loss);
-        self.expect_no_more(now, pid, host);
+        self.expect_no_more(now, pid, host, &cause);
     }
 
     /// [`Coordinator::poll_timeout`] passed. Calling it early is harmless.
@@ -365,7 +376,7 @@ impl Coordinator {
                 self.dismiss(earlier_link, Error::Fenced { current: self.epoch });
             }
         }
-        self.greet(link);
+        self.greet(now, link);
         self.form_if_complete(now);
     }
 
@@ -386,48 +397,17 @@ impl Coordinator {
         self.boundaries.form(self.stepping_workers());
         let view = self.view();
         self.write_down_job(now, &view);
-        for role in self.newcomers.roles() {
-            self.write_down(Entry::Came { at: now, role });
+        if self.newcomers.are_there() || self.lacking() > 0 {
+            self.write_down_newcomers(now);
         }
+        self.forget_replaced();
         self.registry = Some(Registry::new(self.config.layout, &view, self.config.stall_interval));
         for link in self.roster.links(|identity| identity.role == Role::Worker) {
             self.connections.share_key(link);
         }
         self.broadcast(&Frame::View(view));
         self.connections.event(Event::Formed { epoch: self.epoch });
-    }
-
-    /// Tells a member that has connected the stage of the job, and the news that it may have missed.
-    fn greet(&mut self, link: LinkId) {
-        if matches!(self.stage, Stage::Forming { .. }) {
-            return;
-        }
-        let role = self.connections.get(link).map(|link| link.role);
-        if role == Some(Role::Worker) {
-            self.connections.share_key(link);
-        }
-        if let Some((identity, worker)) = self.worker_at(link)
-            && let Some((change, passage)) = self.boundaries.released(worker)
-        {
-            return self.part_from(identity, change, passage);
-        }
-        let view = self.view();
-        self.connections.send(link, Frame::View(view));
-        if !matches!(self.stage, Stage::Running)
-            && let Some(seat) = self.roster.seats_mut().find(|seat| seat.link() == Some(link))
-        {
-            seat.leaves_on = Some(link);
-        }
-        if matches!(self.stage, Stage::Running) {
-            match role {
-                Some(Role::Server) => self.greet_server(link),
-                Some(Role::Worker) => self.greet_stepping(link),
-                Some(Role::Coordinator | Role::Observer) | None => {}
-            }
-            for Forgotten { key, error } in self.registry.iter().flat_map(Registry::forgotten) {
-                self.connections.send(link, Frame::Forget { key, error });
-            }
-        }
+        self.advance_steps(now);
     }
 
     /// Ends the job, once: open barriers and reads that wait get the cause, and every member is told.

@@ -21,6 +21,7 @@
 //! | `machine::restoring`, `recovery` | who brings which sums of lost servers to other servers |
 //! | `machine::stepping`, `boundaries` | where workers stand between two steps, and which of them leave there |
 //! | `machine::reforming`, `newcomers` | which processes wait to be taken in, and how the job forms again with them |
+//! | `machine::holding` | how many workers the job waits for, and what those hear that hold |
 //! | `machine::telling` | how answers and refusals are sent, and connections closed |
 //! | `machine::storing`, `store` | what workers put under keys, and which reads wait for a key |
 //! | `questions` | what may be asked at which time, and the status |
@@ -35,7 +36,7 @@ use gradlane_core::pipeline::LayoutConfig;
 use gradlane_core::types::defect::Defect;
 use gradlane_core::types::{Epoch, LinkId};
 use gradlane_core::wire::Frame;
-use gradlane_core::wire::frame::Stall;
+use gradlane_core::wire::frame::{Names, Stall};
 
 // Declared in alphabetical order; the table above is the order to read them in.
 mod barrier;
@@ -111,7 +112,7 @@ impl CoordinatorConfig {
             job: config.job.clone(),
             workers,
             servers,
-            workers_max: config.elastic.map(|elastic| elastic.max),
+            workers_max: config.takes_newcomers().then(|| config.elastic.map_or(workers, |elastic| elastic.max)),
             reform_timeout: config.reform_timeout,
             // A process that waits for the job to form stops after `join_timeout`. Shortly before, the coordinator can still tell it
             // which members are missing. The quotient keeps the defaults as they are.
@@ -122,7 +123,7 @@ impl CoordinatorConfig {
             leave_grace: config.leave_grace,
             end_grace: config.shutdown_timeout,
             stall_interval: config.stall_warn,
-            policy: Policy::from_settings(config),
+            policy: Policy::from_settings(config, workers),
             layout: LayoutConfig {
                 partition_bytes: config.partition_bytes,
                 fuse_bytes: config.fuse_bytes,
@@ -233,6 +234,17 @@ pub enum Event {
         workers: usize,
         /// How many others wait.
         newcomers: usize,
+    },
+    /// The workers that are left are too few, and hold behind their step until others have come.
+    Holds {
+        /// How many workers are there, with those that wait to be taken in.
+        there: u32,
+        /// How many are needed.
+        needed: u32,
+        /// Those that were lost, and why.
+        lost: Names,
+        /// How long they hold at most.
+        patience: Duration,
     },
     /// The job goes on without the members that were lost.
     GoesOn {

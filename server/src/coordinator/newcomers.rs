@@ -1,18 +1,18 @@
 //! Processes that wait until the job forms again: those that have come while it ran, and former members that are faster than the others.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use gradlane_core::types::{LinkId, Role};
 use gradlane_core::wire::frame::Join;
 
-use super::roster::Identity;
+use super::roster::{Identity, Size};
 
 /// Those that wait, each with its connection.
 #[derive(Debug, Default)]
 pub(super) struct Newcomers {
     waiting: BTreeMap<Identity, (LinkId, Join)>,
-    /// While records are replayed: which ones waited then.
-    waited: BTreeSet<Role>,
+    /// While records are replayed: how many waited then.
+    recalled: Size,
 }
 
 impl Newcomers {
@@ -21,12 +21,11 @@ impl Newcomers {
         self.waiting.insert(identity, (link, join)).map(|(former, _)| former)
     }
 
-    /// A connection ended, or its process does not wait any more. Returns the role of the process if it was one that waits.
-    pub(super) fn remove(&mut self, link: LinkId) -> Option<Role> {
-        let (identity, _) = self.waiting.iter().find(|(_, (waiting, _))| *waiting == link)?;
-        let identity = *identity;
-        self.waiting.remove(&identity);
-        Some(identity.role)
+    /// A connection ended, or its process does not wait any more. Returns whether it was one of a process that waits.
+    pub(super) fn remove(&mut self, link: LinkId) -> bool {
+        let before = self.waiting.len();
+        self.waiting.retain(|_, (waiting, _)| *waiting != link);
+        self.waiting.len() < before
     }
 
     /// Whether this is the connection of a process that waits.
@@ -34,29 +33,30 @@ impl Newcomers {
         self.waiting.values().any(|(waiting, _)| *waiting == link)
     }
 
-    /// The roles of those that wait.
-    pub(super) fn roles(&self) -> BTreeSet<Role> {
-        self.waiting.keys().map(|identity| identity.role).chain(self.waited.iter().copied()).collect()
+    /// Whether some wait.
+    pub(super) fn are_there(&self) -> bool {
+        self.waiting() != Size::default()
+    }
+
+    /// How many wait.
+    pub(super) fn waiting(&self) -> Size {
+        Size { workers: self.count(Role::Worker), servers: self.count(Role::Server) }
     }
 
     /// How many of this role wait.
-    pub(super) fn count(&self, role: Role) -> usize {
-        self.waiting.keys().filter(|identity| identity.role == role).count()
+    pub(super) fn count(&self, role: Role) -> u32 {
+        let present = self.waiting.keys().filter(|identity| identity.role == role).count();
+        self.recalled.of(role).saturating_add(u32::try_from(present).unwrap_or(u32::MAX))
     }
 
     /// How many others of its role wait.
-    pub(super) fn others(&self, identity: Identity) -> usize {
-        self.count(identity.role) - usize::from(self.waiting.contains_key(&identity))
+    pub(super) fn others(&self, identity: Identity) -> u32 {
+        self.count(identity.role) - u32::from(self.waiting.contains_key(&identity))
     }
 
-    /// As records say: some of this role wait.
-    pub(super) fn recall(&mut self, role: Role) {
-        self.waited.insert(role);
-    }
-
-    /// As records say: none of this role waits.
-    pub(super) fn forget(&mut self, role: Role) {
-        self.waited.remove(&role);
+    /// As records say: how many wait.
+    pub(super) fn recall(&mut self, waiting: Size) {
+        self.recalled = waiting;
     }
 
     /// All that wait, in an order that is the same on every run. None does any more.

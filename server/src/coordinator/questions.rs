@@ -2,7 +2,7 @@
 
 use gradlane_core::error::{Error, Result};
 use gradlane_core::types::{Member, Role, Time, View, WorkerId};
-use gradlane_core::wire::frame::{Forming, Health, MemberStatus, Names, Status};
+use gradlane_core::wire::frame::{Forming, Health, Hold, MemberStatus, Names, Status};
 
 use super::registry::Registry;
 use super::roster::{Identity, Roster, Seat};
@@ -88,8 +88,14 @@ pub(super) fn forming(roster: &Roster, asks: Identity) -> Forming {
     }
 }
 
-/// The membership, the health of each member, and the loads of the servers.
-pub(super) fn status(now: Time, view: View, roster: &Roster, registry: Option<&Registry>) -> Status {
+/// The membership, the health of each member, the loads of the servers, and whether the workers `hold`.
+pub(super) fn status(
+    now: Time,
+    view: View,
+    roster: &Roster,
+    registry: Option<&Registry>,
+    hold: Option<Hold>,
+) -> Status {
     let placement = registry.map(Registry::placement);
     let member = |(member, seat): (Member, &Seat)| {
         let servers = placement.filter(|_| member.process.role == Role::Server);
@@ -104,5 +110,5 @@ pub(super) fn status(now: Time, view: View, roster: &Roster, registry: Option<&R
     };
     let members = roster.in_order().into_iter().map(member).collect();
     let imbalance = placement.map_or(1.0, |placement| placement.imbalance());
-    Status { view, members, imbalance_milli: (imbalance * 1000.0).round() as u64 }
+    Status { view, members, imbalance_milli: (imbalance * 1000.0).round() as u64, hold }
 }

@@ -10,7 +10,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use gradlane_core::error::{Error, Result};
-use gradlane_core::types::{Incarnation, LinkId, Member, NodeId, Process, Role, Round, Scheme, Time, WorkerId};
+use gradlane_core::types::{Incarnation, LinkId, Member, NodeId, Role, Round, Scheme, Time, WorkerId};
 use gradlane_core::wire::frame::{Health, Join, Progress};
 use gradlane_core::wire::limits;
 
@@ -80,8 +80,8 @@ pub(super) enum Change {
     Remove(Identity),
 }
 
-/// How many members the job has.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+/// How many workers and servers there are.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct Size {
     pub(super) workers: u32,
     pub(super) servers: u32,
@@ -121,9 +121,11 @@ impl Roster {
         [Role::Worker, Role::Server].into_iter().flat_map(|role| (0..).zip(of(role)).map(member)).collect()
     }
 
-    /// A member is not expected any more.
-    pub(super) fn expect_no_more(&mut self, host: &str, pid: u32) {
-        self.again.iter_mut().for_each(|expected| expected.retain(|expected| !expected.process.is(host, pid)));
+    /// A member is not expected any more. Returns it, if it was.
+    pub(super) fn expect_no_more(&mut self, host: &str, pid: u32) -> Option<Member> {
+        let again = self.again.as_mut()?;
+        let at = again.iter().position(|expected| expected.process.is(host, pid))?;
+        Some(again.remove(at))
     }
 
     /// Whether at least so many members have come.
@@ -138,12 +140,9 @@ impl Roster {
 
     /// Whether there is no place for this process, because all of its role have come, or the others are expected.
     pub(super) fn has_no_place_for(&self, identity: Identity) -> bool {
-        let role = identity.role;
-        let expected: BTreeSet<Identity> = self.again.iter().flatten().map(Identity::of).collect();
-        let others = self.seats.keys().filter(|other| other.role == role && !expected.contains(other)).count();
-        let expected_of_role = expected.iter().filter(|other| other.role == role).count();
-        let is_full = others + expected_of_role >= self.size.of(role) as usize;
-        is_full && !self.seats.contains_key(&identity) && !expected.contains(&identity)
+        let known = self.seats.keys().copied().chain(self.again.iter().flatten().map(Identity::of));
+        let taken: BTreeSet<Identity> = known.filter(|other| other.role == identity.role).collect();
+        taken.len() >= self.size.of(identity.role) as usize && !taken.contains(&identity)
     }
 
     /// How many workers the job has, or may have while it forms, and how many servers.
@@ -271,6 +270,14 @@ impl Roster {
 
     /// The missing members, as `worker 2`: the ranks that would be free if the others came now.
     pub(super) fn missing(&self) -> Vec<String> {
+        const ROLES: [Role; 2] = [Role::Worker, Role::Server];
+        if let Some(expected) = &self.again {
+            let is_known = |role| self.count(role) > 0 || expected.iter().any(|expected| expected.process.role == role);
+            let absent = self.absent().map(|member| format!("{} on {}", member.process.role, member.process.place()));
+            return absent
+                .chain(ROLES.into_iter().filter(|role| !is_known(*role)).map(|role| format!("a {role}")))
+                .collect();
+        }
         let numbering = self.numbering();
         let missing = |role: Role| {
             let taken: BTreeSet<u32> =
@@ -279,20 +286,12 @@ impl Roster {
                 .filter(move |index| !taken.contains(index))
                 .map(move |index| format!("{role} {index}"))
         };
-        match &self.again {
-            None => missing(Role::Worker).chain(missing(Role::Server)).collect(),
-            Some(expected) => {
-                let absent = expected.iter().filter(|expected| !self.seats.contains_key(&Identity::of(expected)));
-                let absent = absent.map(|expected| {
-                    let Process { role, .. } = &expected.process;
-                    format!("{role} on {}", expected.process.place())
-                });
-                let none = [Role::Worker, Role::Server].into_iter().filter(|role| {
-                    self.count(*role) == 0 && !expected.iter().any(|expected| expected.process.role == *role)
-                });
-                absent.chain(none.map(|role| format!("a {role}"))).collect()
-            }
-        }
+        ROLES.into_iter().flat_map(missing).collect()
+    }
+
+    /// The members that were expected again and have not come.
+    pub(super) fn absent(&self) -> impl Iterator<Item = &Member> {
+        self.again.iter().flatten().filter(|expected| !self.seats.contains_key(&Identity::of(expected)))
     }
 
     /// All members in the order of a view: workers by rank, then servers by index. Before the seal these are the indices if no other
@@ -484,7 +483,7 @@ impl Seat {
 }
 
 impl Size {
-    fn of(self, role: Role) -> u32 {
+    pub(super) fn of(self, role: Role) -> u32 {
         match role {
             Role::Worker => self.workers,
             Role::Server => self.servers,

@@ -9,14 +9,17 @@
 //! | a worker that reduces with others of its machine, which stay | abort | abort: their sums are broken |
 //! | a worker, and all that stay reduce on one machine | abort | abort: they would go on without servers |
 //! | several workers, others stay | abort | continue without them |
-//! | so many workers that too few are left | abort | abort |
+//! | so many workers that too few are left | abort | abort; or continue without them, and hold, if the job waits for others |
+//! | the same, and servers keep parameters | abort | abort: nobody is taken in |
 //! | every worker | abort | abort: nobody is left |
 //! | the last worker that works, others left in order | abort | continue: the job ends in order |
 //! | a server, perhaps with workers, and jobs do not outlive servers | abort | abort: its sums are lost |
 //! | a server, others are left, and the job outlives servers | abort | continue without it |
 //! | the last server, or one of a job that keeps parameters | abort | abort: what it keeps is lost |
 
-use gradlane_core::config::{Config, OnServerLoss, OnWorkerLoss};
+use std::time::Duration;
+
+use gradlane_core::config::{Config, OnServerLoss, OnWorkerLoss, Origin};
 use gradlane_core::error::{Error, Result};
 use gradlane_core::types::{Machines, Role, WorkerId};
 use gradlane_core::wire::frame::Health;
@@ -33,6 +36,8 @@ pub enum Policy {
     Continue {
         /// The fewest workers that go on after a loss; those that left in order count.
         min_workers: u32,
+        /// If fewer are left: how long they hold behind their step until others have come. `None` if the job ends then.
+        rejoin: Option<Duration>,
         /// Whether it also goes on without a server that is lost, because its workers keep sums.
         outlives_servers: bool,
     },
@@ -40,16 +45,37 @@ pub enum Policy {
 
 impl Policy {
     /// To go on with however many are left.
-    pub const CONTINUE: Self = Self::Continue { min_workers: 1, outlives_servers: false };
+    pub const CONTINUE: Self = Self::Continue { min_workers: 1, rejoin: None, outlives_servers: false };
 
-    /// The policy that a user chose.
-    pub fn from_settings(config: &Config) -> Self {
-        match config.on_worker_loss {
-            OnWorkerLoss::Abort => Self::Abort,
-            OnWorkerLoss::Continue => Self::Continue {
-                min_workers: config.min_workers,
-                outlives_servers: config.on_server_loss == OnServerLoss::Continue,
-            },
+    /// The policy that a user chose, for a job that forms with so many workers.
+    pub fn from_settings(config: &Config, workers: u32) -> Self {
+        let outlives_servers = config.on_server_loss == OnServerLoss::Continue;
+        let (min_workers, rejoin) = match config.on_worker_loss {
+            OnWorkerLoss::Abort => return Self::Abort,
+            OnWorkerLoss::Continue => (config.min_workers, None),
+            OnWorkerLoss::Wait => {
+                let is_said = config.elastic.is_some() || *config.origin("min_workers") != Origin::Default;
+                (if is_said { config.min_workers } else { workers }, Some(config.rejoin_timeout))
+            }
+        };
+        Self::Continue { min_workers, rejoin, outlives_servers }
+    }
+
+    /// How long workers that are too few hold until others have come, if they do.
+    pub(super) fn rejoin(self) -> Option<Duration> {
+        match self {
+            Self::Abort => None,
+            Self::Continue { rejoin, .. } => rejoin,
+        }
+    }
+
+    /// The policy where so many workers had left in order before the job formed as it is: nobody waits for them.
+    pub(super) fn without_leavers(self, left: u32) -> Self {
+        match self {
+            Self::Continue { min_workers, rejoin: rejoin @ Some(_), outlives_servers } => {
+                Self::Continue { min_workers: min_workers.saturating_sub(left).max(1), rejoin, outlives_servers }
+            }
+            Self::Abort | Self::Continue { .. } => self,
         }
     }
 
@@ -106,9 +132,13 @@ pub(super) fn verdict(
     let needed: Vec<&Lost> = loss.iter().filter(needed).collect();
     let Some(first) = needed.first() else { return Verdict::Nothing };
     let abort = |lost: &Lost, reason| Verdict::Abort { cause: peer_lost(roster, lost), reason };
+    // Who wants the job to go on has to hear why it does not.
+    let explained = |lost: &Lost, reason: &'static str| {
+        abort(&Lost { cause: format!("{}; {reason}", lost.cause), ..lost.clone() }, reason)
+    };
     match policy {
         Policy::Abort => abort(first, "the policy of this job is to abort"),
-        Policy::Continue { min_workers, outlives_servers } => {
+        Policy::Continue { min_workers, rejoin, outlives_servers } => {
             let without: Vec<Identity> = needed.iter().map(|lost| lost.identity).collect();
             let stays_as = |role: Role, seat: &Seat| {
                 let identity = seat.identity();
@@ -119,21 +149,22 @@ pub(super) fn verdict(
                 if !outlives_servers {
                     return abort(server, "the sums of a server are lost with it");
                 }
-                // Who wants the job to go on has to hear why it does not.
-                let abort = |reason: &'static str| {
-                    abort(&Lost { cause: format!("{}; {reason}", server.cause), ..(*server).clone() }, reason)
-                };
                 if keeps_parameters {
-                    return abort("the parameters of a server are lost with it");
+                    return explained(server, "the parameters of a server are lost with it");
                 }
                 if !roster.seats().any(|seat| stays_as(Role::Server, seat)) {
-                    return abort("no server is left");
+                    return explained(server, "no server is left");
                 }
             }
-            match roster.seats().filter(|seat| stays(seat)).count() {
-                0 => return abort(first, "no worker is left"),
-                left if left < min_workers as usize => return abort(first, "fewer workers are left than min_workers"),
-                _ => {}
+            let left = roster.seats().filter(|seat| stays(seat)).count();
+            let are_few = left < min_workers as usize;
+            match rejoin {
+                _ if left == 0 => return abort(first, "no worker is left"),
+                None if are_few => return abort(first, "fewer workers are left than min_workers"),
+                Some(_) if are_few && keeps_parameters => {
+                    return explained(first, "no other worker can come, because the job keeps parameters on servers");
+                }
+                None | Some(_) => {}
             }
             let is_broken = |lost: &&&Lost| {
                 let worker = roster.seat(lost.identity).filter(|_| lost.identity.role == Role::Worker);
@@ -149,7 +180,8 @@ pub(super) fn verdict(
             if are_brought_together(machines, &staying) {
                 return abort(first, "the workers that are left reduce on one machine, without servers");
             }
-            Verdict::Continue { without, reason: "others are left" }
+            let reason = if are_few { "others are left, and wait until more have come" } else { "others are left" };
+            Verdict::Continue { without, reason }
         }
     }
 }
@@ -210,7 +242,7 @@ mod tests {
     #[test]
     fn a_job_goes_on_if_enough_workers_are_left_and_those_that_left_in_order_count() {
         let reason = |min_workers, left: &[u8], lost: &[u8]| match decided(
-            Policy::Continue { min_workers, outlives_servers: false },
+            Policy::Continue { min_workers, rejoin: None, outlives_servers: false },
             &roster(left, true),
             &loss(lost),
         ) {
@@ -222,15 +254,68 @@ mod tests {
         assert_eq!([1, 2, 3].map(|min_workers| reason(min_workers, &[], &[1])), [fine, fine, too_few]);
         assert_eq!(reason(2, &[], &[0, 1]), too_few);
         assert_eq!(reason(2, &[0], &[1]), fine);
-        assert!(Policy::Continue { min_workers: 3, outlives_servers: false }.check(3).is_ok());
-        let refused = Policy::Continue { min_workers: 4, outlives_servers: false }.check(3).unwrap_err();
+        assert!(Policy::Continue { min_workers: 3, rejoin: None, outlives_servers: false }.check(3).is_ok());
+        let refused = Policy::Continue { min_workers: 4, rejoin: None, outlives_servers: false }.check(3).unwrap_err();
         assert!(matches!(refused, Error::Config { knob, .. } if knob == "min_workers"));
+    }
+
+    #[test]
+    fn a_job_that_waits_for_others_goes_on_with_too_few_unless_nobody_can_come() {
+        let waits = |left_before| {
+            Policy::Continue { min_workers: 3, rejoin: Some(Duration::from_secs(9)), outlives_servers: false }
+                .without_leavers(left_before)
+        };
+        let reason = |policy, left: &[u8], keeps_parameters, lost: &[u8]| match with_parameters(
+            policy,
+            &roster(left, true),
+            keeps_parameters,
+            &loss(lost),
+        ) {
+            Verdict::Abort { reason, .. } | Verdict::Continue { reason, .. } => reason,
+            other => panic!("{other:?}"),
+        };
+        let (fine, few) = ("others are left", "others are left, and wait until more have come");
+        for (what, policy, left, keeps_parameters, lost, expected) in [
+            ("a worker", waits(0), &[][..], false, &[1][..], few),
+            ("several workers", waits(0), &[], false, &[0, 2], few),
+            ("a worker beside one that left", waits(0), &[0], false, &[1], few),
+            ("the last that works", waits(0), &[0, 1], false, &[2], few),
+            ("a worker where one had left before", waits(1), &[], false, &[1], fine),
+            ("a worker where all had left before", waits(7), &[], false, &[0, 1], fine),
+            ("every worker", waits(0), &[], false, &[0, 1, 2], "no worker is left"),
+            (
+                "a worker, beside parameters",
+                waits(0),
+                &[],
+                true,
+                &[1],
+                "no other worker can come, because the job keeps parameters on servers",
+            ),
+            ("one that need not be replaced, beside parameters", waits(1), &[], true, &[1], fine),
+            ("a server", waits(0), &[], false, &[SERVER], "the sums of a server are lost with it"),
+        ] {
+            assert_eq!(reason(policy, left, keeps_parameters, lost), expected, "{what}");
+        }
+    }
+
+    #[test]
+    fn the_number_to_wait_for_is_the_fewest_that_were_said_or_that_with_which_the_job_forms() {
+        let fewest = |settings: &[(&str, &str)]| {
+            let given = settings.iter().chain(&[("on_worker_loss", "wait")]);
+            let given = given.map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+            let (config, _) = Config::load(&given, [], None).unwrap();
+            match Policy::from_settings(&config, 5) {
+                Policy::Continue { min_workers, rejoin: Some(_), .. } => min_workers,
+                other => panic!("{other:?}"),
+            }
+        };
+        assert_eq!([fewest(&[]), fewest(&[("min_workers", "1")]), fewest(&[("elastic", "3:8")])], [5, 1, 3]);
     }
 
     #[test]
     fn a_job_outlives_servers_if_one_is_left_and_they_keep_no_parameters() {
         const SECOND: u8 = SERVER + 1;
-        let outlives = Policy::Continue { min_workers: 2, outlives_servers: true };
+        let outlives = Policy::Continue { min_workers: 2, rejoin: None, outlives_servers: true };
         let roster = roster_of(&[0, 1, 2, SERVER, SECOND], &[], true);
         let reason =
             |keeps_parameters, lost: &[u8]| match with_parameters(outlives, &roster, keeps_parameters, &loss(lost)) {

@@ -51,7 +51,7 @@ impl Launch<'_> {
         let refused = |knob: &str, problem: String, hint: &str| {
             Err(Error::Config { knob: knob.to_owned(), problem, hint: hint.to_owned() })
         };
-        let Some(elastic) = self.config.elastic else {
+        if !self.config.takes_newcomers() {
             return match self.restarts {
                 0 => Ok(()),
                 restarts => refused(
@@ -60,13 +60,15 @@ impl Launch<'_> {
                     "only an elastic job takes in what is started again: give --elastic MIN:MAX",
                 ),
             };
-        };
-        if !(elastic.min..=elastic.max).contains(&self.workers) {
+        }
+        if let Some(elastic) = self.config.elastic
+            && !(elastic.min..=elastic.max).contains(&self.workers)
+        {
             let problem = format!("is {}, not within the {} to {} of elastic", self.workers, elastic.min, elastic.max);
             return refused("size", problem, "give -n a number of workers that the job may have");
         }
         if self.servers == 0 {
-            let hint = "an elastic job needs servers that are processes of their own: give -s 1 or more";
+            let hint = "a job that takes in workers needs servers that are processes of their own: give -s 1 or more";
             return refused("servers", "is 0".to_owned(), hint);
         }
         Ok(())
@@ -233,6 +235,8 @@ fn variable(name: &str) -> String {
 mod tests {
     use std::os::unix::fs::PermissionsExt;
 
+    use gradlane_core::config::OnWorkerLoss;
+
     use super::*;
 
     #[test]
@@ -374,12 +378,16 @@ mod tests {
         let (program, worker) = (words("gradlane"), words("python train.py"));
         let launch = || elastic(&program, &worker);
         let rigid = Launch { config: Config::default(), ..launch() };
+        let waits =
+            || Launch { config: Config { on_worker_loss: OnWorkerLoss::Wait, ..Config::default() }, ..launch() };
         for (launch, due) in [
             (launch(), None),
             (Launch { workers: 1, ..launch() }, Some("size")),
             (Launch { workers: 5, ..launch() }, Some("size")),
             (Launch { servers: 0, ..launch() }, Some("servers")),
             (Launch { restarts: 0, ..rigid }, None),
+            (waits(), None),
+            (Launch { servers: 0, ..waits() }, Some("servers")),
             (Launch { config: Config::default(), ..launch() }, Some("elastic")),
         ] {
             let refused = match launch.check() {

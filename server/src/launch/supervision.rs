@@ -43,7 +43,7 @@ enum Cause {
     Interrupt(i32),
 }
 
-/// With [`OnWorkerLoss::Continue`] a worker that fails changes nothing here, nor does a server if the job outlives servers: the coordinator hears
+/// Where the job goes on without lost workers ([`OnWorkerLoss::goes_on`]), a worker that fails changes nothing here, nor does a server if the job outlives servers: the coordinator hears
 /// of it, and gives the job up or not. SIGTERM then asks the workers to leave at the end of a step, for which they still need their servers.
 ///
 /// ```text
@@ -143,8 +143,8 @@ impl Supervision {
         self.outlives_servers = true;
     }
 
-    /// Processes that fail are started again, so many times in all: workers with [`OnWorkerLoss::Continue`], and servers if the job outlives
-    /// them.
+    /// Processes that fail are started again, so many times in all: workers where the job goes on without lost workers, and servers if it
+    /// outlives them.
     pub(super) fn allow_restarts(&mut self, restarts: u32) {
         self.restarts_left = restarts;
     }
@@ -172,7 +172,7 @@ impl Supervision {
     pub(super) fn handle_exit(&mut self, now: Time, child: usize, ending: Ending) {
         let role = self.running[child].take();
         let goes_on = match role {
-            Some(Role::Worker) => self.on_worker_loss == OnWorkerLoss::Continue,
+            Some(Role::Worker) => self.on_worker_loss.goes_on(),
             Some(Role::Server) => self.outlives_servers,
             Some(Role::Coordinator | Role::Observer) | None => false,
         };
@@ -243,7 +243,7 @@ impl Supervision {
 
     /// The launcher got `signal`. A further one ends the children sooner, and at last kills them at once.
     pub(super) fn handle_interrupt(&mut self, now: Time, signal: i32) {
-        let goes_on = self.on_worker_loss == OnWorkerLoss::Continue;
+        let goes_on = self.on_worker_loss.goes_on();
         match self.state {
             State::Running if signal == libc::SIGTERM && goes_on => {
                 self.cancel_restarts();

@@ -129,7 +129,7 @@ impl Witness {
             calls: Calls::new(plan),
             uses: Uses::new(plan),
             asks: Asks::default(),
-            boundaries: Boundaries::default(),
+            boundaries: Boundaries::new(plan),
             job: Job::new(plan),
         }
     }

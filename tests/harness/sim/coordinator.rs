@@ -41,13 +41,20 @@ impl CoordinatorProcess {
             suspect_timeout: timing::SUSPECT,
             dead_timeout: timing::DEAD,
             boundary_timeout: timing::BOUNDARY,
-            workers_max: context.plan.classes.comes.then_some(context.plan.workers + 2),
+            workers_max: (context.plan.classes.comes || context.plan.classes.waits).then_some(context.plan.workers + 2),
             reform_timeout: timing::LEAVE_GRACE,
             leave_grace: timing::LEAVE_GRACE,
             end_grace: timing::DEAD,
             stall_interval: timing::STALL_WARN,
             policy: match context.plan.classes.survivors {
-                true => Policy::Continue { min_workers: 1, outlives_servers: context.plan.classes.outlives },
+                true => {
+                    let waits = context.plan.classes.waits;
+                    Policy::Continue {
+                        min_workers: if waits { context.plan.workers } else { 1 },
+                        rejoin: waits.then_some(timing::REJOIN),
+                        outlives_servers: context.plan.classes.outlives,
+                    }
+                }
                 false => Policy::Abort,
             },
             layout: context.plan.settings.layout,
@@ -80,6 +87,7 @@ impl CoordinatorProcess {
         if self.machine.view().phase == Phase::Forming {
             return;
         }
+        context.witness.newcomer_comes();
         let link = LinkId(NEWCOMER.0 + number);
         let process = types::Process {
             host: format!("newcomer{number}"),
@@ -162,9 +170,11 @@ impl CoordinatorProcess {
                 self.outcome = Some(outcome);
             }
             Event::Formed { .. } => context.witness.formed(&self.machine.view()),
+            Event::Ends { reason } if reason.contains("no others came") => context.witness.gives_up_waiting(),
             Event::Refused { .. }
             | Event::Suspect { .. }
             | Event::Ends { .. }
+            | Event::Holds { .. }
             | Event::GoesOn { .. }
             | Event::Recovered { .. }
             | Event::FormsAgain { .. }

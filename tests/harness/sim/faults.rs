@@ -68,6 +68,8 @@ pub(super) struct FaultClasses {
     pub(super) drains: bool,
     /// Processes come that could be workers too: the job ends to form again with them.
     pub(super) comes: bool,
+    /// If workers are lost, the others hold behind their step until such processes have come.
+    pub(super) waits: bool,
     /// A coordinator that is killed is succeeded by another one, which goes on with its job.
     pub(super) succeeds: bool,
 }

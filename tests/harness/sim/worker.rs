@@ -226,7 +226,7 @@ impl WorkerProcess {
                 self.notices.push((stall.part, stall.round, detail.clone()));
                 self.worker.handle_stall_notice(now, stall.part, stall.round, detail);
             }
-            MemberEvent::Boundary { change, limit } => self.hear_boundary(context, change, limit),
+            MemberEvent::Boundary { change, limit, hold: _ } => self.hear_boundary(context, change, limit),
             MemberEvent::Passed { change, outcome } => self.hear_passed(context, change, outcome),
             MemberEvent::Restore { epoch, sums, lost } => self.worker.handle_restore(now, epoch, sums, &lost),
             MemberEvent::StoreDone { request, outcome } => self.hear_store(context, request, &outcome),

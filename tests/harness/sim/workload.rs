@@ -179,8 +179,8 @@ impl Plan {
         }
         let mut settings = settings(&mut random, &tensors, &topology, deterministic, classes);
         let mut parameters = parameters::draw(seed, workers, topology.device, &settings);
-        // A job with parameters does not go on without one of its servers.
-        parameters.retain(|_| !classes.outlives);
+        // A job with parameters does not go on without one of its servers, and takes nobody in.
+        parameters.retain(|_| !classes.outlives && !classes.waits);
         settings.memory_bytes_max += memory_of(&parameters, workers, classes);
         let mismatch = (classes.mismatch && workers > 1)
             .then(|| (random.below(u64::from(workers)) as u32, random.below(tensors.len() as u64) as usize));

@@ -195,6 +195,18 @@ fn an_elastic_job_goes_on_without_lost_workers_and_its_workers_reduce_alone() {
 }
 
 #[test]
+fn a_job_whose_workers_wait_for_others_takes_these_in() {
+    let (config, _) = load("on_worker_loss=wait", "", "").unwrap();
+    assert!(config.takes_newcomers() && config.on_worker_loss.goes_on());
+    assert_eq!((config.local_reduce, config.rejoin_timeout.as_secs()), (LocalReduce::Off, 600));
+    let (elastic, _) = load("on_worker_loss=wait elastic=2:8 on_server_loss=continue", "", "").unwrap();
+    assert_eq!((elastic.on_worker_loss, elastic.min_workers), (OnWorkerLoss::Wait, 2));
+    let (chosen, _) = load("on_worker_loss=wait local_reduce=auto min_workers=3", "", "").unwrap();
+    assert_eq!((chosen.local_reduce, chosen.min_workers), (LocalReduce::Auto, 3));
+    assert!(!load("on_worker_loss=continue", "", "").unwrap().0.takes_newcomers());
+}
+
+#[test]
 fn a_job_that_outlives_servers_goes_on_without_lost_workers_too() {
     let (config, _) = load("on_server_loss=continue", "", "").unwrap();
     assert_eq!((config.on_server_loss, config.on_worker_loss), (OnServerLoss::Continue, OnWorkerLoss::Continue));

@@ -631,7 +631,7 @@ fn dial(coordinator: &Coordinator, credentials: &Credentials) -> (ControlLink, D
 
 fn status() -> Status {
     let view = View::plain("resnet", Epoch::default(), Phase::Forming, Vec::new());
-    Status { view, members: Vec::new(), imbalance_milli: 1_000 }
+    Status { view, members: Vec::new(), imbalance_milli: 1_000, hold: None }
 }
 
 fn heartbeat(at: u64) -> Frame {

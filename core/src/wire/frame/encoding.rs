@@ -6,7 +6,7 @@
 
 use super::fields::{Field, read_bool};
 use super::recovery::{read_sums, write_sums};
-use super::{Forming, Frame, Join, Progress, Stall, Status};
+use super::{Forming, Frame, Hold, Join, Progress, Stall, Status};
 use crate::error::Result;
 use crate::types::{
     Epoch, Holdings, NodeId, PartLayout, Passage, StepReport, StoreAnswer, StoreAsk, TensorKey, TensorSpec, Time, View,
@@ -86,9 +86,10 @@ impl Frame {
                 writer.u64(*request);
                 write_outcome(&mut writer, outcome, |writer, answer| answer.write(writer));
             }
-            Self::Boundary { change, limit } => {
+            Self::Boundary { change, limit, hold } => {
                 writer.u64(*change);
                 writer.option(limit.as_ref(), |writer, limit| writer.u64(*limit));
+                writer.option(hold.as_ref(), |writer, hold| hold.write(writer));
             }
             Self::Passed { change, outcome } => {
                 writer.u64(*change);
@@ -177,6 +178,7 @@ impl Frame {
             kind::BOUNDARY => Self::Boundary {
                 change: reader.u64("change")?,
                 limit: reader.option("limit", |reader| reader.u64("limit"))?,
+                hold: reader.option("hold", Hold::read)?,
             },
             kind::PASSED => {
                 Self::Passed { change: reader.u64("change")?, outcome: read_outcome(&mut reader, Passage::read)? }

@@ -1,11 +1,10 @@
 //! The fields of frames. For each type, writing and reading stand side by side, in the order of its declaration.
 
-use super::{Forming, Health, Join, MemberStatus, Names, Progress, Stall, Status};
+use super::{Forming, Health, Hold, Join, MemberStatus, Names, Progress, Stall, Status};
 use crate::error::Result;
 use crate::types::{
-    Address, CodecSpec, DType, Epoch, Incarnation, MachineId, Member, NodeId, PartId, PartLayout, Participants,
-    Passage, Phase, Piece, Process, Role, Scheme, ServerId, Span, StepReport, TensorKey, TensorKind, TensorSpec, View,
-    Wiring, WorkerId, WorkerSet,
+    Address, CodecSpec, DType, Epoch, Incarnation, MachineId, Member, NodeId, PartId, PartLayout, Participants, Phase,
+    Piece, Process, Role, Scheme, ServerId, Span, TensorKey, TensorKind, TensorSpec, View, Wiring, WorkerId, WorkerSet,
 };
 use crate::wire::codec::{Reader, Writer};
 use crate::wire::limits::{
@@ -167,48 +166,15 @@ impl Field for Participants {
     }
 }
 
-fn write_workers(writer: &mut Writer, workers: &WorkerSet) {
+pub(super) fn write_workers(writer: &mut Writer, workers: &WorkerSet) {
     writer.list_len(workers.as_bytes().len());
     writer.raw(workers.as_bytes());
 }
 
-fn read_workers(reader: &mut Reader<'_>, field: &str) -> Result<WorkerSet> {
+pub(super) fn read_workers(reader: &mut Reader<'_>, field: &str) -> Result<WorkerSet> {
     let bytes = reader.list_len(WorkerSet::WORKERS_MAX / 8, field)?;
     let bytes = reader.raw(bytes, field)?;
     WorkerSet::from_bytes(bytes).ok_or_else(|| reader.bad(field, "are no set"))
-}
-
-impl Field for StepReport {
-    fn write(&self, writer: &mut Writer) {
-        writer.u64(self.begun);
-        writer.u64(self.change);
-        [self.stands, self.rests, self.leaves].into_iter().for_each(|flag| writer.flag(flag));
-    }
-
-    fn read(reader: &mut Reader<'_>) -> Result<Self> {
-        Ok(Self {
-            begun: reader.u64("begun steps")?,
-            change: reader.u64("change")?,
-            stands: reader.flag("whether it stands")?,
-            rests: reader.flag("whether it rests")?,
-            leaves: reader.flag("whether it leaves")?,
-        })
-    }
-}
-
-impl Field for Passage {
-    fn write(&self, writer: &mut Writer) {
-        writer.u64(self.step);
-        write_workers(writer, &self.workers);
-        writer.flag(self.leaves);
-        writer.flag(self.forms_again);
-    }
-
-    fn read(reader: &mut Reader<'_>) -> Result<Self> {
-        let (step, workers) = (reader.u64("step")?, read_workers(reader, "workers")?);
-        let (leaves, forms_again) = (reader.flag("whether it leaves")?, reader.flag("whether the job forms again")?);
-        Ok(Self { step, workers, leaves, forms_again })
-    }
 }
 
 impl Field for DType {
@@ -431,6 +397,7 @@ impl Field for Status {
         self.view.write(writer);
         writer.list(&self.members, |writer, member| member.write(writer));
         writer.u64(self.imbalance_milli);
+        writer.option(self.hold.as_ref(), |writer, hold| hold.write(writer));
     }
 
     fn read(reader: &mut Reader<'_>) -> Result<Self> {
@@ -439,7 +406,7 @@ impl Field for Status {
         if members.len() != view.members.len() {
             return Err(reader.bad("member states", format!("are {} of {}", members.len(), view.members.len())));
         }
-        Ok(Self { view, members, imbalance_milli: reader.u64("imbalance")? })
+        Ok(Self { view, members, imbalance_milli: reader.u64("imbalance")?, hold: reader.option("hold", Hold::read)? })
     }
 }
 

@@ -25,6 +25,10 @@ pub(super) fn event(event: &Event) {
         ),
         Event::Ends { reason } => tracing::info!(reason, "the job ends"),
         Event::FormsAgain { workers, newcomers } => tracing::info!(workers, newcomers, "the job forms again"),
+        Event::Holds { there, needed, lost, patience } => {
+            let seconds = patience.as_secs_f64();
+            tracing::warn!(there, needed, %lost, seconds, "the workers hold behind their step until others have come");
+        }
         Event::Recovered { epoch } => tracing::info!(%epoch, "the sums of lost servers are recovered"),
         Event::GoesOn { without, reason } => tracing::warn!(without, reason, "the job goes on"),
         Event::HotServer { warning } => tracing::warn!("{warning}"),

@@ -59,6 +59,7 @@ impl Probe {
             | Event::GoesOn { .. }
             | Event::Recovered { .. }
             | Event::FormsAgain { .. }
+            | Event::Holds { .. }
             | Event::Finished(_) => return,
         };
         CoordinatorMetrics::add(counter, 1);

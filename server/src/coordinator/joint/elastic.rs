@@ -78,6 +78,52 @@ fn newcomers_are_taken_in_and_nobody_loses_a_step_whatever_the_network_and_the_c
     assert!(formed_again as u64 > 2 * SEEDS && killed > SEEDS && left > SEEDS / 4, "{formed_again} {killed} {left}");
 }
 
+#[test]
+fn workers_that_are_too_few_hold_until_others_have_come_and_all_steps_are_made() {
+    let (mut replaced, mut given_up) = (0, 0);
+    for seed in 0..2 * SEEDS {
+        let rejoin = Some(Duration::from_secs(30));
+        let policy = Policy::Continue { min_workers: WORKERS as u32, rejoin, outlives_servers: false };
+        let mut world = World::new(seed, policy);
+        world.become_elastic();
+        let victims = 1 + world.random(2) as usize;
+        for victim in 0..victims {
+            let at = Time::ZERO + Duration::from_millis(1_000 + world.random(8_000));
+            let is_seen = world.random(2) == 0;
+            world.schedule(at, Happening::Crash { victim, is_seen });
+        }
+        if world.random(2) == 0 {
+            let at = Time::ZERO + Duration::from_millis(world.random(12_000));
+            let away = Duration::from_millis(world.random(2_000));
+            world.schedule(at, Happening::CoordinatorDies { away });
+        }
+        world.run();
+        let finished = world.finished.clone().unwrap_or_else(|| panic!("seed {seed}: the coordinator goes on"));
+        match &finished {
+            Ok(()) => {}
+            // Newcomers had been taken in before, and nobody else comes.
+            Err(Error::QuorumLost { there, needed, .. }) => {
+                assert!(there < needed, "seed {seed}");
+                given_up += 1;
+            }
+            // It died while the job formed.
+            Err(Error::NotFormed { .. }) => continue,
+            Err(error) => panic!("seed {seed}: {error}"),
+        }
+        for node in world.nodes.iter().filter(|node| !node.crashed) {
+            let Some(training) = &node.training else { continue };
+            let came_late = training.formations.is_empty();
+            // The network may keep one silent for so long that it is given up.
+            let is_fenced = matches!(node.end, Some(Err(Error::Fenced { .. })));
+            if finished.is_ok() && !came_late && !is_fenced {
+                assert_eq!((&node.end, training.done), (&Some(Ok(())), STEPS), "seed {seed}: {}", node.name());
+            }
+            replaced += training.passages.len();
+        }
+    }
+    assert!(replaced as u64 > SEEDS && given_up < 2 * SEEDS, "{replaced} {given_up}");
+}
+
 impl World {
     /// Workers count steps, and newcomers are to come.
     fn become_elastic(&mut self) {
@@ -201,8 +247,9 @@ impl Node {
                 training.formations.push((index, view.formed_before));
                 return Some(Wish::Trains);
             }
-            MemberEvent::Boundary { change, limit } => {
+            MemberEvent::Boundary { change, limit, hold } => {
                 training.steps.handle_boundary(change, limit).expect("limits are right");
+                training.steps.handle_hold(change, hold.map(|hold| hold.patience));
             }
             MemberEvent::Passed { change, outcome } => training.steps.handle_passed(change, outcome),
             MemberEvent::Left => {

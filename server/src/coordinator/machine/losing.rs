@@ -40,14 +40,21 @@ impl Coordinator {
     /// Gives up these members at the same time, and carries out the verdict.
     pub(super) fn lose(&mut self, now: Time, loss: Vec<Lost>) {
         let machines = Machines::of(&self.view());
-        let verdict = verdict(self.config.policy, &self.roster, &machines, self.keeps_parameters(), &loss);
+        let verdict = verdict(self.policy(), &self.roster, &machines, self.keeps_parameters(), &loss);
         let loses_server = loss.iter().any(|lost| lost.identity.role == Role::Server);
         let links: Vec<LinkId> =
             loss.iter().filter_map(|lost| self.roster.seat(lost.identity).and_then(Seat::link)).collect();
         let runs = matches!(self.stage, Stage::Running);
+        if runs {
+            self.forget_replaced();
+        }
         for Lost { identity, cause } in loss {
             if let Some(place) = self.roster.seat(identity).map(|seat| seat.member.place()).filter(|_| runs) {
-                self.connections.event(Event::Dead { member: self.roster.name(identity), place, cause });
+                let member = self.roster.name(identity);
+                if identity.role == Role::Worker && self.roster.seat(identity).is_some_and(Seat::is_present) {
+                    self.miss(format!("{member} on {place}: {cause}"));
+                }
+                self.connections.event(Event::Dead { member, place, cause });
             }
             self.roster.apply(Change::GiveUp(identity));
         }

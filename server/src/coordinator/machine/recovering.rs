@@ -9,6 +9,7 @@ use gradlane_core::wire::Frame;
 use gradlane_core::wire::frame::Health;
 
 use super::Coordinator;
+use super::holding::Missed;
 use crate::coordinator::CoordinatorConfig;
 use crate::coordinator::connections::Link;
 use crate::coordinator::journal::{Entry, Record, damaged, lasts};
@@ -57,9 +58,9 @@ impl Coordinator {
         this.config.journals = journals;
         this.wait_for_members(now, &replayed);
         // Those that waited come again.
-        for role in this.newcomers.roles() {
-            this.newcomers.forget(role);
-            this.write_down(Entry::NoneWaits(role));
+        if this.newcomers.are_there() {
+            this.newcomers.recall(Size::default());
+            this.write_down(Entry::Gone { waiting: Size::default() });
         }
         Ok((this, now))
     }
@@ -95,7 +96,7 @@ impl Coordinator {
             let (member, life, frame) = (*member, *life, frame.clone());
             Entry::Farewell { member, life, frame }
         });
-        for entry in std::iter::once(formed).chain(kept).chain(farewells) {
+        for entry in std::iter::once(formed).chain(self.missed.entry()).chain(kept).chain(farewells) {
             self.connections.journal(Record(entry));
         }
     }
@@ -128,6 +129,7 @@ impl Coordinator {
         self.stage = Stage::Running;
         self.boundaries.form(self.stepping_workers());
         self.registry = Some(Registry::new(self.config.layout, &view, self.config.stall_interval));
+        self.forget_replaced();
         self.connections.drop_commands();
         Ok(())
     }
@@ -164,11 +166,12 @@ impl Coordinator {
             }
             Entry::Late { .. } => self.expire(now),
             Entry::Recovered { .. } => self.end_recovery(),
-            Entry::Came { role, .. } => {
-                self.newcomers.recall(role);
+            Entry::Came { waiting, .. } => {
+                self.newcomers.recall(waiting);
                 self.advance_steps(now);
             }
-            Entry::NoneWaits(role) => self.newcomers.forget(role),
+            Entry::Gone { waiting } => self.newcomers.recall(waiting),
+            Entry::Before { left, lost } => self.missed = Missed { left, lost },
             Entry::Farewell { member, life, frame } => drop(self.farewells.insert(member, (life, frame))),
             Entry::Kept { key, value } => {
                 if !self.store.put_back(key, value) {
@@ -246,9 +249,10 @@ fn form(config: &CoordinatorConfig) -> String {
     let LayoutConfig { partition_bytes, fuse_bytes, part_bytes_min, pipeline_bytes_min } = layout;
     let policy = match policy {
         Policy::Abort => "abort".to_owned(),
-        Policy::Continue { min_workers, outlives_servers: false } => format!("continue with {min_workers} workers"),
-        Policy::Continue { min_workers, outlives_servers: true } => {
-            format!("continue with {min_workers} workers, on_server_loss continue")
+        Policy::Continue { min_workers, rejoin, outlives_servers } => {
+            let word = if rejoin.is_some() { "wait" } else { "continue" };
+            let servers = if *outlives_servers { ", on_server_loss continue" } else { "" };
+            format!("{word} with {min_workers} workers{servers}")
         }
     };
     let most = workers_max.map_or_else(String::new, |most| format!(" (at most {most})"));

@@ -38,6 +38,7 @@ impl Coordinator {
         let mut next = Self::new(self.config.clone(), term, now);
         next.expect(now, self.formed_before + 1, expected);
         next.farewells = farewells;
+        next.missed = std::mem::take(&mut self.missed);
         next.store = std::mem::replace(&mut self.store, next.store).kept();
         next.connections = std::mem::take(&mut self.connections).without_members();
         *self = next;
@@ -77,8 +78,13 @@ impl Coordinator {
         if let Some(former) = self.newcomers.add(identity, link, join) {
             self.dismiss(former, Error::Fenced { current: self.epoch });
         }
-        self.write_down(Entry::Came { at: now, role: identity.role });
+        self.write_down_newcomers(now);
         self.advance_steps(now);
+    }
+
+    /// Writes down that processes wait.
+    pub(super) fn write_down_newcomers(&mut self, at: Time) {
+        self.write_down(Entry::Came { at, waiting: self.newcomers.waiting() });
     }
 
     /// Whether a process that is no member may wait to be taken in.
@@ -99,7 +105,7 @@ impl Coordinator {
                 });
             }
             // One that comes for a member whose loss is not known yet has to wait for that.
-            if self.newcomers.others(identity) >= most as usize {
+            if self.newcomers.others(identity) >= most {
                 return Err(Error::FailedPrecondition {
                     what: format!("the job may have {most} {}s, and as many wait to be taken in", identity.role),
                     hint: "come when some have left; the maximum of `elastic` is that of the workers".to_owned(),
@@ -116,7 +122,12 @@ impl Coordinator {
 
     /// Whether processes wait to be taken in, and can be.
     pub(super) fn takes_in(&self) -> bool {
-        !self.keeps_parameters() && self.newcomers.roles().into_iter().any(|role| !self.is_full(role))
+        [Role::Worker, Role::Server].into_iter().any(|role| self.takes_in_a(role))
+    }
+
+    /// Whether some of this role wait to be taken in, and can be.
+    pub(super) fn takes_in_a(&self, role: Role) -> bool {
+        self.newcomers.count(role) > 0 && !self.is_full(role) && !self.keeps_parameters()
     }
 
     /// How many members of this role the job may have, if it takes in any while it runs. In the place of lost servers it takes in others if it
@@ -142,9 +153,13 @@ impl Coordinator {
             Frame::Heartbeat { sent, .. } => self.connections.send(link, Frame::HeartbeatAck { sent }),
             Frame::StatusRequest => {
                 let role = self.connections.get(link).map_or(Role::Worker, |link| link.role);
-                let what = match self.is_full(role) {
-                    true => format!("a place: there are as many {role}s as the job may have"),
-                    false => "the end of a step of the others, who then take this process in".to_owned(),
+                let lacking = self.boundaries.holds_until().map_or(0, |_| self.lacking());
+                let what = if self.is_full(role) {
+                    format!("a place: there are as many {role}s as the job may have")
+                } else if lacking > 0 {
+                    format!("workers: {lacking} more, for which the others hold")
+                } else {
+                    "the end of a step of the others, who then take this process in".to_owned()
                 };
                 let forming =
                     Forming { speaks: true, missing: Names::first([what].into_iter(), 1), ..Forming::default() };
@@ -161,16 +176,15 @@ impl Coordinator {
 
     /// A process that waited is gone, if this was its connection. A change that began because of it is dropped with the next report.
     pub(super) fn forget_newcomer(&mut self, link: LinkId) {
-        if let Some(role) = self.newcomers.remove(link)
-            && self.newcomers.count(role) == 0
-        {
-            self.write_down(Entry::NoneWaits(role));
+        if self.newcomers.remove(link) {
+            self.write_down(Entry::Gone { waiting: self.newcomers.waiting() });
         }
     }
 
     /// All workers leave behind this step. Those that stay are expected again, and all servers that are there.
     pub(super) fn dissolve(&mut self, now: Time, change: u64, passage: &Passage) {
         let expected = |seat: &Seat| seat.member.clone();
+        self.count_leavers();
         let workers: Vec<WorkerId> = passage.workers.iter().collect();
         let mut servers: Vec<&Seat> = self.roster.seats().filter(|seat| is_server(seat) && seat.is_present()).collect();
         servers.sort_by_key(|seat| seat.member.index);
@@ -180,15 +194,18 @@ impl Coordinator {
             self.release(change, Passage { leaves: true, ..passage.clone() }, *worker);
         }
         let workers = workers.len();
-        let newcomers = [Role::Worker, Role::Server].map(|role| self.newcomers.count(role)).iter().sum();
+        let newcomers = [Role::Worker, Role::Server].map(|role| self.newcomers.count(role) as usize).iter().sum();
         self.connections.event(Event::FormsAgain { workers, newcomers });
         self.end(now, Ok(()));
     }
 
     /// A member is not expected again, because its process has ended.
-    pub(super) fn expect_no_more(&mut self, now: Time, pid: u32, host: &str) {
-        if let Some(again) = &mut self.again {
-            again.retain(|expected| !expected.process.is(host, pid));
+    pub(super) fn expect_no_more(&mut self, now: Time, pid: u32, host: &str, cause: &str) {
+        let is_it = |expected: &Member| expected.process.is(host, pid);
+        if let Some(again) = &mut self.again
+            && let Some(gone) = again.iter().position(is_it).map(|at| again.remove(at))
+        {
+            self.miss_expected(&gone, cause);
         }
         if matches!(self.stage, Stage::Forming { .. }) && self.formed_before > 0 {
             let is_it = |seat: &&Seat| seat.member.process.is(host, pid);
@@ -196,7 +213,9 @@ impl Coordinator {
             for identity in gone {
                 self.roster.apply(Change::Free(identity));
             }
-            self.roster.expect_no_more(host, pid);
+            if let Some(gone) = self.roster.expect_no_more(host, pid) {
+                self.miss_expected(&gone, cause);
+            }
             self.form_if_complete(now);
         }
     }
@@ -204,13 +223,17 @@ impl Coordinator {
     /// Members are missing. A job that forms again does so with those that have come, if they are enough; another one ends.
     pub(super) fn form_late(&mut self, now: Time) {
         let (fewest, waited) = match self.config.policy {
-            Policy::Continue { min_workers, outlives_servers } if self.formed_before > 0 => {
+            Policy::Continue { min_workers, rejoin, outlives_servers } if self.formed_before > 0 => {
                 let servers = if outlives_servers { 1 } else { self.config.servers };
-                (Some(Size { workers: min_workers.max(1), servers }), self.config.reform_timeout)
+                // Those that come hold, if others are waited for.
+                let workers = if rejoin.is_some() { 1 } else { min_workers.max(1) };
+                (Some(Size { workers, servers }), self.config.reform_timeout)
             }
             Policy::Continue { .. } | Policy::Abort => (None, self.config.form_timeout),
         };
         if fewest.is_some_and(|fewest| self.roster.suffices(fewest)) {
+            let absent: Vec<Member> = self.roster.absent().cloned().collect();
+            absent.iter().for_each(|member| self.miss_expected(member, "it did not join the job again"));
             return self.form(now);
         }
         let missing = self.roster.missing();

@@ -29,7 +29,7 @@ impl Coordinator {
     }
 
     pub(super) fn handle_stall(&mut self, now: Time, link: LinkId, stall: Stall) {
-        let workers = self.config.workers;
+        let workers = self.roster.size().workers;
         if stall.missing.len() > workers as usize || stall.missing.iter().any(|rank| rank.0 >= workers) {
             return self.close_protocol(link, "missing ranks", "do not exist");
         }

@@ -33,7 +33,7 @@ impl Coordinator {
     /// Carries out what follows for the steps of the workers.
     pub(super) fn advance_steps(&mut self, now: Time) {
         while matches!((&self.stage, self.config.policy), (Stage::Running, Policy::Continue { .. }))
-            && let Some(next) = self.boundaries.advance(now, &self.stepping_workers(), self.takes_in())
+            && let Some(next) = self.boundaries.advance(now, &self.stepping_workers(), self.others())
         {
             self.make_move(now, next);
         }
@@ -50,7 +50,7 @@ impl Coordinator {
     }
 
     /// Tells a worker that has connected again how far it may go.
-    pub(super) fn greet_stepping(&mut self, link: LinkId) {
+    pub(super) fn greet_stepping(&mut self, now: Time, link: LinkId) {
         if !self.stepping_seats().any(|seat| seat.link() == Some(link)) {
             return;
         }
@@ -60,13 +60,20 @@ impl Coordinator {
             self.connections.send(link, frame);
         }
         if let Some((change, limit)) = self.boundaries.limit() {
-            self.connections.send(link, Frame::Boundary { change, limit });
+            let hold = self.hold(now);
+            self.connections.send(link, Frame::Boundary { change, limit, hold });
         }
     }
 
     fn make_move(&mut self, now: Time, next: Move) {
         match next {
-            Move::Limit { change, limit } => self.tell_workers(&Frame::Boundary { change, limit }),
+            Move::Limit { change, limit } => self.tell_workers(&Frame::Boundary { change, limit, hold: None }),
+            Move::Hold { change, step } => self.tell_hold(now, change, step),
+            Move::GiveUp { waited } => self.give_up_waiting(now, waited),
+            Move::Release { change, step, leavers } => {
+                self.let_leave(change, step, &leavers);
+                self.go_on_without_leavers(now, &leavers);
+            }
             Move::Drop { change, reason } => self.tell_passed(Frame::Passed { change, outcome: Err(reason) }),
             Move::Pass { change, step, leavers, forms_again } => self.pass(now, change, step, &leavers, forms_again),
             Move::Evict { worker, cause } => {
@@ -81,21 +88,31 @@ impl Coordinator {
     /// All workers stand behind this step. The job goes on without those that wanted to leave.
     /// If it `forms_again`, they leave it too, and join anew.
     fn pass(&mut self, now: Time, change: u64, step: u64, leavers: &[WorkerId], forms_again: bool) {
+        let passage = self.let_leave(change, step, leavers);
+        if forms_again && !passage.workers.is_empty() {
+            return self.dissolve(now, change, &Passage { forms_again: true, ..passage });
+        }
+        self.go_on_without_leavers(now, leavers);
+        self.tell_passed(Frame::Passed { change, outcome: Ok(passage) });
+    }
+
+    /// Lets these workers go from behind this step. Returns what the others are told.
+    fn let_leave(&mut self, change: u64, step: u64, leavers: &[WorkerId]) -> Passage {
         let staying = self.stepping_workers().into_iter().filter(|worker| !leavers.contains(worker));
         let passage = Passage { step, workers: staying.collect(), leaves: false, forms_again: false };
         for leaver in leavers {
             self.release(change, Passage { leaves: true, ..passage.clone() }, *leaver);
         }
-        if forms_again && !passage.workers.is_empty() {
-            return self.dissolve(now, change, &Passage { forms_again: true, ..passage });
-        }
+        passage
+    }
+
+    fn go_on_without_leavers(&mut self, now: Time, leavers: &[WorkerId]) {
         if !leavers.is_empty() {
             let names: Vec<String> = leavers.iter().map(WorkerId::to_string).collect();
             let reason = "they wanted to leave, and stood at the end of a step";
             self.connections.event(Event::GoesOn { without: names.join(", "), reason });
             self.go_on_with_those_left(now);
         }
-        self.tell_passed(Frame::Passed { change, outcome: Ok(passage) });
     }
 
     /// Lets a worker go, which is no member from now on.
@@ -127,7 +144,7 @@ impl Coordinator {
 
     /// Tells the workers of the job. One that has left in order, and waits for the end, is none: no limit is made for the steps that it has
     /// begun.
-    fn tell_workers(&mut self, frame: &Frame) {
+    pub(super) fn tell_workers(&mut self, frame: &Frame) {
         for link in self.stepping_seats().filter_map(Seat::link).collect::<Vec<_>>() {
             self.connections.send(link, frame.clone());
         }

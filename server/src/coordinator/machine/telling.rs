@@ -1,8 +1,8 @@
 //! What is told to whom: answers, refusals, and how connections are closed.
 
 use gradlane_core::error::Error;
-use gradlane_core::types::LinkId;
 use gradlane_core::types::defect::{Defect, planted};
+use gradlane_core::types::{LinkId, Role, Time};
 use gradlane_core::wire::Frame;
 use gradlane_core::wire::frame::{Health, Join};
 
@@ -10,6 +10,7 @@ use super::Coordinator;
 use crate::coordinator::Event;
 use crate::coordinator::barrier::Answer;
 use crate::coordinator::connections::Link;
+use crate::coordinator::registry::{Forgotten, Registry};
 use crate::coordinator::roster::Seat;
 use crate::coordinator::stage::Stage;
 
@@ -58,6 +59,39 @@ impl Coordinator {
         }
         for link in links {
             self.connections.send(link, frame.clone());
+        }
+    }
+
+    /// Tells a member that has connected the stage of the job, and the news that it may have missed.
+    pub(super) fn greet(&mut self, now: Time, link: LinkId) {
+        if matches!(self.stage, Stage::Forming { .. }) {
+            return;
+        }
+        let role = self.connections.get(link).map(|link| link.role);
+        if role == Some(Role::Worker) {
+            self.connections.share_key(link);
+        }
+        if let Some((identity, worker)) = self.worker_at(link)
+            && let Some((change, passage)) = self.boundaries.released(worker)
+        {
+            return self.part_from(identity, change, passage);
+        }
+        let view = self.view();
+        self.connections.send(link, Frame::View(view));
+        if !matches!(self.stage, Stage::Running)
+            && let Some(seat) = self.roster.seats_mut().find(|seat| seat.link() == Some(link))
+        {
+            seat.leaves_on = Some(link);
+        }
+        if matches!(self.stage, Stage::Running) {
+            match role {
+                Some(Role::Server) => self.greet_server(link),
+                Some(Role::Worker) => self.greet_stepping(now, link),
+                Some(Role::Coordinator | Role::Observer) | None => {}
+            }
+            for Forgotten { key, error } in self.registry.iter().flat_map(Registry::forgotten) {
+                self.connections.send(link, Frame::Forget { key, error });
+            }
         }
     }
 }

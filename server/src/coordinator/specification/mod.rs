@@ -8,13 +8,14 @@ use gradlane_core::types::{
     TensorKey, TensorSpec, Time, View, WorkerId,
 };
 use gradlane_core::wire::Frame;
-use gradlane_core::wire::frame::{Health, Join, Progress, Stall};
+use gradlane_core::wire::frame::{Health, Join, Names, Progress, Stall};
 
 use super::*;
 
 mod connections;
 mod continuing;
 mod forming;
+mod holding;
 mod leaving;
 mod losses;
 mod outliving;

@@ -271,7 +271,7 @@ pub(super) fn outliving_as(config: CoordinatorConfig, workers: u32) -> Job {
 }
 
 pub(super) fn outliving_config(workers: u32) -> CoordinatorConfig {
-    let policy = Policy::Continue { min_workers: 1, outlives_servers: true };
+    let policy = Policy::Continue { min_workers: 1, rejoin: None, outlives_servers: true };
     CoordinatorConfig { policy, servers: 2, journals: true, ..config(workers) }
 }
 

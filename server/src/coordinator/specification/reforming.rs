@@ -50,13 +50,29 @@ fn a_newcomer_waits_until_all_stand_and_the_job_forms_again_with_it_in_ranks_wit
 }
 
 #[test]
+fn a_server_may_report_that_a_worker_is_missing_which_came_later() {
+    let mut job = elastic(2);
+    job.join(NEW, worker(NEW as u32));
+    job.pass_boundary(1, &[0, 1], &[]);
+    job.frame(SERVER, Frame::Leave);
+    assert!(job.is_finished());
+    job.coordinator.form_again(TERM + 1, job.now);
+    [SERVER, 0, 1].into_iter().for_each(|link| job.come_again(link));
+    job.frame(ANEW, declare(1, &[10]));
+    job.received(ANEW);
+    job.frame(ANEW + SERVER, Frame::Stall(Stall { missing: vec![WorkerId(2)], ..a_stall() }));
+    let told = job.received(ANEW);
+    assert!(matches!(&told[..], [Frame::StallNotice { stall, .. }] if stall.missing == [WorkerId(2)]), "{told:?}");
+}
+
+#[test]
 fn nobody_is_taken_in_while_a_worker_rests() {
     let mut job = elastic(2);
     job.say(1, StepReport { begun: 1, rests: true, ..at_change(0) });
     job.join(NEW, worker(NEW as u32));
     assert_eq!(job.received(0), [], "no change begins");
     job.say(1, StepReport { begun: 2, ..at_change(0) });
-    assert_eq!(job.received(0), [Frame::Boundary { change: 1, limit: None }]);
+    assert_eq!(job.received(0), [Frame::Boundary { change: 1, limit: None, hold: None }]);
     job.say(0, StepReport { begun: 1, ..at_change(1) });
     job.say(1, StepReport { begun: 2, ..at_change(1) });
     job.say(1, StepReport { begun: 2, rests: true, ..at_change(1) });
@@ -88,7 +104,7 @@ fn one_that_comes_to_a_full_job_waits_for_a_place_and_servers_do_not_come_late()
     let told = format!("{:?}", job.received(NEW));
     assert!(told.contains("a place"), "{told}");
     job.frame(1, Frame::Fail { cause: "out of memory".to_owned() });
-    assert!(job.received(0).contains(&Frame::Boundary { change: 1, limit: None }), "now there is one");
+    assert!(job.received(0).contains(&Frame::Boundary { change: 1, limit: None, hold: None }), "now there is one");
     for number in 1..4 {
         job.join(NEW + number, worker((NEW + number) as u32));
     }
@@ -158,7 +174,7 @@ fn a_member_that_does_not_come_again_is_waited_for_no_longer_than_the_limit_or_u
 #[test]
 fn a_job_ends_if_too_few_come_again() {
     let config = CoordinatorConfig {
-        policy: Policy::Continue { min_workers: 2, outlives_servers: false },
+        policy: Policy::Continue { min_workers: 2, rejoin: None, outlives_servers: false },
         workers_max: Some(4),
         ..config(2)
     };

@@ -38,7 +38,7 @@ fn one_that_comes_before_the_loss_is_known_waits_for_it() {
     begin_steps(&mut job);
     assert_eq!(job.received(0), [], "there are as many as the job may have");
     kill_server(&mut job, 1);
-    assert!(job.received(0).contains(&Frame::Boundary { change: 1, limit: None }));
+    assert!(job.received(0).contains(&Frame::Boundary { change: 1, limit: None, hold: None }));
 }
 
 #[test]

@@ -9,14 +9,14 @@ fn a_worker_leaves_behind_the_step_that_the_furthest_has_begun() {
     let mut job = stepping(3);
     job.say(1, StepReport { begun: 4, leaves: true, ..at_change(0) });
     for link in 0..3 {
-        assert_eq!(job.received(link), [Frame::Boundary { change: 1, limit: None }]);
+        assert_eq!(job.received(link), [Frame::Boundary { change: 1, limit: None, hold: None }]);
     }
     for (link, begun) in [(0, 4), (1, 4), (2, 5)] {
         assert_eq!(job.received(0), [], "not all have answered");
         job.say(link, StepReport { begun, leaves: link == 1, ..at_change(1) });
     }
     for link in 0..3 {
-        assert_eq!(job.received(link), [Frame::Boundary { change: 1, limit: Some(5) }]);
+        assert_eq!(job.received(link), [Frame::Boundary { change: 1, limit: Some(5), hold: None }]);
     }
     for link in 0..3 {
         assert_eq!(job.received(0), [], "not all stand");
@@ -67,7 +67,7 @@ fn a_loss_is_told_to_all_that_are_left_behind_one_step() {
     let mut job = stepping(3);
     job.coordinator.handle_death(job.now, 11, "n1", "killed".to_owned());
     for link in [0, 2] {
-        assert_eq!(job.received(link)[1..], [Frame::Boundary { change: 1, limit: None }]);
+        assert_eq!(job.received(link)[1..], [Frame::Boundary { change: 1, limit: None, hold: None }]);
         job.say(link, StepReport { begun: 1, ..at_change(1) });
     }
     for link in [0, 2] {
@@ -77,7 +77,7 @@ fn a_loss_is_told_to_all_that_are_left_behind_one_step() {
         Passage { step: 1, workers: [0, 2].map(WorkerId).into_iter().collect(), leaves: false, forms_again: false };
     let passed = Frame::Passed { change: 1, outcome: Ok(passage) };
     for link in [0, 2] {
-        assert_eq!(job.received(link), [Frame::Boundary { change: 1, limit: Some(1) }, passed.clone()]);
+        assert_eq!(job.received(link), [Frame::Boundary { change: 1, limit: Some(1), hold: None }, passed.clone()]);
     }
 }
 
@@ -116,7 +116,7 @@ fn nobody_waits_for_a_worker_that_rests_unless_it_wants_to_leave() {
     assert_eq!((job.ranks(), job.received(1).pop()), (vec![0, 1], Some(dropped)));
     job.received(0);
     job.say(0, StepReport { begun: 2, leaves: true, ..at_change(1) });
-    assert_eq!(job.received(0), [Frame::Boundary { change: 2, limit: None }], "it is in a step again");
+    assert_eq!(job.received(0), [Frame::Boundary { change: 2, limit: None, hold: None }], "it is in a step again");
 }
 
 #[test]
@@ -128,7 +128,7 @@ fn a_worker_that_has_left_in_order_hears_of_no_boundary() {
         matches!(job.received(2)[..], [Frame::View(_)]),
         "the others would stop before the steps that it has begun"
     );
-    assert_eq!(job.received(0).pop(), Some(Frame::Boundary { change: 1, limit: None }));
+    assert_eq!(job.received(0).pop(), Some(Frame::Boundary { change: 1, limit: None, hold: None }));
     job.disconnect(2);
     job.join_as(7, 2, worker(2));
     assert!(matches!(job.received(7)[..], [Frame::View(_)]));
@@ -148,7 +148,7 @@ fn a_leaver_that_rests_does_not_keep_the_others_from_a_boundary() {
     let told = job.received(0);
     assert_eq!(told.last(), Some(&Frame::Passed { change: 1, outcome: Ok(passage) }), "the loss is told once");
     job.say(0, StepReport { begun: 2, leaves: true, ..at_change(1) });
-    assert_eq!(job.received(0), [Frame::Boundary { change: 2, limit: None }], "it is in a step again");
+    assert_eq!(job.received(0), [Frame::Boundary { change: 2, limit: None, hold: None }], "it is in a step again");
 }
 
 #[test]
@@ -193,7 +193,7 @@ fn those_that_stand_do_not_wait_for_ever_and_hear_for_whom_they_waited() {
     };
     let text = "the boundary behind step 1: waiting for worker 1 on n1 (pid 11): not done after 3.0 s";
     assert_eq!(error.to_string(), text);
-    let again = Frame::Boundary { change: 2, limit: None };
+    let again = Frame::Boundary { change: 2, limit: None, hold: None };
     assert!(told.contains(&again), "the loss is still to be told: {told:?}");
 }
 
@@ -204,7 +204,10 @@ fn who_reconnects_hears_how_far_it_may_go_and_one_that_has_left_that_it_has() {
     job.disconnect(0);
     job.join_as(7, 0, worker(0));
     let frames = job.received(7);
-    assert!(matches!(frames[..], [Frame::View(_), Frame::Boundary { change: 1, limit: None }]), "{frames:?}");
+    assert!(
+        matches!(frames[..], [Frame::View(_), Frame::Boundary { change: 1, limit: None, hold: None }]),
+        "{frames:?}"
+    );
     for (link, leaves) in [(7, false), (1, true)] {
         job.say(link, StepReport { begun: 1, leaves, ..at_change(1) });
     }

@@ -9,7 +9,7 @@ use gradlane_core::types::{Passage, StepReport, Time, View, WorkerId, WorkerSet}
 use gradlane_core::wire::Frame;
 
 use super::{Checker, Witness};
-use crate::sim::workload::timing;
+use crate::sim::workload::{Plan, timing};
 use crate::sim::world::Who;
 
 /// What the witness knows of the steps of all workers.
@@ -20,6 +20,10 @@ pub(super) struct Boundaries {
     open: Option<(u64, Option<u64>)>,
     /// Behind which step each change passed, and the workers from there on.
     passages: BTreeMap<u64, (u64, WorkerSet)>,
+    /// Whether workers hold if some of them are lost.
+    waits: bool,
+    /// Whether others have come.
+    have_come: bool,
 }
 
 /// The steps of one worker.
@@ -43,6 +47,10 @@ struct Walk {
 const DRIFT: f64 = 1.02;
 
 impl Boundaries {
+    pub(super) fn new(plan: &Plan) -> Self {
+        Self { waits: plan.classes.waits, ..Self::default() }
+    }
+
     /// Whether a worker waits at a boundary.
     pub(super) fn waits(&self, who: Who) -> bool {
         self.walks.get(&who).is_some_and(|walk| walk.waits.is_some())
@@ -162,7 +170,7 @@ impl Witness {
     /// The coordinator says something of a boundary.
     pub(super) fn boundary_said(&mut self, to: Who, frame: &Frame) {
         match frame {
-            Frame::Boundary { change, limit } => {
+            Frame::Boundary { change, limit, hold: _ } => {
                 let is_new = self.boundaries.open != Some((*change, *limit));
                 if let Some((before, Some(known))) = self.boundaries.open
                     && before == *change
@@ -202,7 +210,8 @@ impl Witness {
         let now = self.world;
         let waits = self.boundaries.walks.iter().filter_map(|(who, walk)| Some((*who, walk.waits?)));
         let is_late = |(who, since): &(Who, Time)| {
-            let promised = (timing::BOUNDARY + timing::DEAD * 4).mul_f64(DRIFT);
+            let hold = if self.boundaries.waits { timing::REJOIN } else { Duration::ZERO };
+            let promised = (timing::BOUNDARY + hold + timing::DEAD * 4).mul_f64(DRIFT);
             now.since(*since) > promised
                 && now.since(*since) > promised + self.apart_from_coordinator(*who, *since)
                 && !self.is_gone(*who)
@@ -211,6 +220,24 @@ impl Witness {
             let text = format!("{who} waits at a boundary for {:.1} s", now.since(since).as_secs_f64());
             self.report(Checker::Liveness, text);
         }
+    }
+
+    /// A process has come that could be a worker.
+    pub(in crate::sim) fn newcomer_comes(&mut self) {
+        self.boundaries.have_come = true;
+    }
+
+    /// The coordinator ends the job, because too few workers were left for too long.
+    pub(in crate::sim) fn gives_up_waiting(&mut self) {
+        if !self.boundaries.waits || self.missed().is_none() {
+            return self.report(Checker::Boundary, "the job waits for nobody, and ends for that".to_owned());
+        }
+        self.job.fatal.get_or_insert("nobody came in the place of lost workers".to_owned());
+    }
+
+    /// A worker that was lost, and had not left before.
+    fn missed(&self) -> Option<Who> {
+        self.job.workers().find(|who| self.job.is_lost(*who) && !self.job.left.contains_key(who))
     }
 
     /// Whether a worker that is given up had wanted to leave for long enough.
@@ -248,6 +275,13 @@ impl Witness {
                 self.report(Checker::Boundary, text);
             }
             return;
+        }
+        if let Some(missed) = self.missed().filter(|_| self.boundaries.waits && !self.boundaries.have_come) {
+            let stays = self.job.workers().any(|who| self.is_stepping(who));
+            if stays {
+                let text = format!("change {change} passes behind step {step} without {missed}, for which all hold");
+                return self.report(Checker::Boundary, text);
+            }
         }
         let present = |(_, who): &(WorkerId, Who)| self.job.is_present(*who) && !self.job.left.contains_key(who);
         let ranks = (0..).map_while(|rank| Some((WorkerId(rank), self.job.worker_of_rank(rank)?)));

@@ -24,7 +24,7 @@ pub(super) struct Job {
     /// By name, such as `worker 1`.
     pub(super) members: BTreeMap<String, Address>,
     /// Why the job may end with an error.
-    fatal: Option<String>,
+    pub(super) fatal: Option<String>,
     /// The cause that members were told.
     pub(super) cause: Option<Error>,
     /// When the job formed.

@@ -24,5 +24,7 @@ pub(in crate::sim) const LEAVE: Duration = Duration::from_secs(2);
 pub(in crate::sim) const DIAL: Duration = Duration::from_secs(3);
 /// Patience of workers that stand at a boundary between steps.
 pub(in crate::sim) const BOUNDARY: Duration = Duration::from_secs(20);
+/// Patience of workers that hold until others have come.
+pub(in crate::sim) const REJOIN: Duration = Duration::from_secs(12);
 /// Patience with a worker that wants to leave.
 pub(in crate::sim) const LEAVE_GRACE: Duration = Duration::from_secs(15);
