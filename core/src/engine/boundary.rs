@@ -6,6 +6,7 @@ use super::driver::Engine;
 use super::local_peers;
 use crate::cluster::{Begin, Steps};
 use crate::error::{Error, Result};
+use crate::local::failpoint::{Failpoint, reach};
 use crate::types::{HostPlace, Passage};
 
 /// What [`Engine::begin_step`] says.
@@ -41,6 +42,7 @@ impl Engine {
     /// [`Error::FailedPrecondition`] if this worker wanted to leave and the job cannot go on without it, or if it has left; why the job
     /// ended.
     pub fn begin_step(&self) -> Result<Step> {
+        reach(Failpoint::StepBegins);
         let bounds = self.config.bounds();
         loop {
             if let Some(step) = self.try_to_begin(false)? {
