@@ -65,7 +65,7 @@ pub fn train(engine: &Engine, plan: &Plan, say: &impl Fn(&str)) -> Result<()> {
         if plan.leaves == Some(step) {
             engine.ask_to_leave()?;
         }
-        for (name, mut ranks, crc) in sums(engine, step, &plan.parts)? {
+        for Summed { name, mut ranks, crc } in sums(engine, step, &plan.parts)? {
             ranks.dedup();
             let ranks: Vec<String> = ranks.iter().map(|ranks| format!("{ranks:?}")).collect();
             let ranks = ranks.join("|").replace("]|[", "|");
@@ -77,8 +77,17 @@ pub fn train(engine: &Engine, plan: &Plan, say: &impl Fn(&str)) -> Result<()> {
     engine.arrive("end", None).wait(None)
 }
 
-/// The sums of a step, which are under way at the same time: each name, who is in each part of the sum, and the checksum of its bits.
-fn sums(engine: &Engine, step: u64, parts: &[usize]) -> Result<Vec<(String, Vec<Vec<u32>>, u32)>> {
+/// What a worker says of a sum.
+struct Summed {
+    name: String,
+    /// Those that are in it, by part.
+    ranks: Vec<Vec<u32>>,
+    /// The checksum of its bits.
+    crc: u32,
+}
+
+/// The sums of a step, which are under way at the same time.
+fn sums(engine: &Engine, step: u64, parts: &[usize]) -> Result<Vec<Summed>> {
     let elements = parts.iter().sum();
     let rank = engine.rank().0;
     let own = |name: &str, round: u64, len: usize| Tensor::new(name, digits::contribution(rank, name, round, len));
@@ -111,7 +120,7 @@ fn sums(engine: &Engine, step: u64, parts: &[usize]) -> Result<Vec<(String, Vec<
         };
         let ranks = ranks.unwrap_or_else(|wrong| panic!("{wrong}"));
         let bytes: Vec<u8> = data.iter().flat_map(|element| element.to_le_bytes()).collect();
-        (name, ranks, crc32c::crc32c(&bytes))
+        Summed { name, ranks, crc: crc32c::crc32c(&bytes) }
     });
     Ok(told.collect())
 }

@@ -180,7 +180,7 @@ mod armed {
         fn act(&self) {
             let Self { point, nth, action, .. } = self;
             // In one piece, because others may write to the same place.
-            let told = format!("failpoint {} {nth} {action:?}\n", point.name());
+            let told = format!("failpoint {} reached {nth} times\n", point.name());
             let _ = std::io::stderr().write_all(told.as_bytes());
             match action {
                 Action::Kill => drop(kill_process(getpid(), Signal::KILL)),

@@ -66,6 +66,9 @@ pub(super) struct Job {
 /// The places at which processes end: who, the how manieth of them, what it is told, and how it ends there.
 pub(super) type Armed = (Who, u32, String, Action);
 
+/// Starts a process with these settings.
+type Starting<'a> = dyn Fn(&[(&str, &str)]) -> Process + 'a;
+
 impl Job {
     pub(super) fn start(case: Case, over: Over, armed: &[Armed]) -> Self {
         let home = tempfile::tempdir().expect("a directory");
@@ -76,7 +79,7 @@ impl Job {
             let place = armed.iter().find(|(of, nth, ..)| (*of, *nth) == (who, index));
             place.map(|(_, _, point, action)| (point.clone(), *action))
         };
-        let member = |who, index, start: &dyn Fn(&[(&str, &str)]) -> Process| {
+        let member = |who, index, start: &Starting<'_>| {
             let armed = told(who, index);
             let place = armed.as_ref().map(|(point, _)| ("failpoint", &**point));
             let own = settings(case, [("runtime_dir", &*sockets)].into_iter().chain(place));
