@@ -14,13 +14,13 @@ use super::cases::{Case, Parts, Who};
 use super::trial::Action;
 use crate::actors::{ACTOR, coordinator_at, server, worker};
 
-/// Silence is found out soon, and yet no busy machine is taken for a dead one.
+/// Silence counts as loss as late as it does by default, because several jobs run at once, and a process that waits for a core is silent.
 const SETTINGS: &[(&str, &str)] = &[
     ("on_worker_loss", "continue"),
     ("on_server_loss", "continue"),
     ("heartbeat_interval", "50ms"),
-    ("suspect_timeout", "1s"),
-    ("dead_timeout", "3s"),
+    ("suspect_timeout", "2s"),
+    ("dead_timeout", "5s"),
     ("control_lost_timeout", "20s"),
 ];
 /// The workers of every job.
@@ -30,8 +30,8 @@ const LEAVER: u32 = 2;
 const LEAVES_IN: u64 = 3;
 /// A server is asked to stop after this step.
 const ASKED_AFTER: u64 = 3;
-/// How long a process stands still that goes on afterwards: long enough to be suspect.
-const PAUSE: Duration = Duration::from_millis(1500);
+/// How long a process stands still that goes on afterwards: long enough to be suspect, and not to be lost.
+const PAUSE: Duration = Duration::from_millis(2200);
 
 /// One process.
 pub(super) struct Member {
