@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export PYTHONUTF8 := 1
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test built-for-tests test-rust test-sim test-net test-hostile test-faults test-lasting test-soak test-cycles test-models test-python test-torch-oldest test-frameworks test-tensorflow test-tensorflow-quick test-tensorflow-oldest test-jax test-jax-quick test-jax-oldest static-server test-static lint bench bench-peers deny fuzz fuzz-run fakes gpu-bundle gpu-check issue-cost ptx clean
+.PHONY: help demo test built-for-tests test-rust test-sim test-net test-hostile test-faults test-kills test-churn test-lasting test-soak test-cycles test-models test-python test-torch-oldest test-frameworks test-tensorflow test-tensorflow-quick test-tensorflow-oldest test-jax test-jax-quick test-jax-oldest static-server test-static lint bench bench-peers deny fuzz fuzz-run fakes gpu-bundle gpu-check issue-cost ptx clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -39,7 +39,7 @@ test: $(VENV)/requirements ## everything CI runs
 	@$(MAKE) --no-print-directory -j2 --output-sync=line built-for-tests .venv-tensorflow/installed .venv-jax/installed
 	@$(MAKE) --no-print-directory test-rust test-python test-tensorflow-quick test-jax-quick
 	@$(call count_skips,$(SKIPS)/rust $(SKIPS)/python)
-	@echo "Left out, each with a target: frameworks, torch-oldest, static, net, hostile, faults, lasting, soak, cycles, models (make test-...), fuzz, gpu-check"
+	@echo "Left out, each with a target: frameworks, torch-oldest, static, net, hostile, faults, kills, churn, lasting, soak, cycles, models (make test-...), fuzz, gpu-check"
 
 built-for-tests: lint
 	cargo test --quiet --no-run
@@ -60,6 +60,12 @@ test-sim: ## the deterministic simulation alone: SEEDS=20000 for more, FROM=4000
 
 test-faults: ## how long survivors wait for their typed error, for each kind of fault; TRIALS=20
 	GRADLANE_TEST_REPETITIONS=$(or $(TRIALS),20) cargo test -p gradlane-tests --test it fault_times:: -- --nocapture --test-threads=1
+
+test-kills: ## a process of an elastic job ends or stops at each place that has a name, over both transports: SEEDS=5 (two hours), ONLY=restore,Server for some
+	KILL_SEEDS=$(or $(SEEDS),5) cargo test -p gradlane-tests --test it kills:: -- --nocapture
+
+test-churn: $(TESTED) ## an elastic job whose processes are killed, stopped and asked to leave while others come: FOR=7200 (seconds), EVERY=5, OVER=quic, SEED=1
+	$(BIN)/python tests/python/churn.py --seconds $(or $(FOR),7200) --every $(or $(EVERY),5) --seed $(or $(SEED),0) --over $(or $(OVER),shm)
 
 test-lasting: ## memory over 100,000 names that end and 10,000,000 sums, on each transport, and a sum of 1 GiB (an hour); NAMES=, SUMS= for fewer
 	LASTING_LARGE_BYTES=1073741824 LASTING_NAMES=$(or $(NAMES),100000) LASTING_SUMS=$(or $(SUMS),10000000) cargo test --release -p gradlane-tests --test lasting -- --nocapture

@@ -6,6 +6,8 @@
 //! - `train <rounds> [<rank> <mishap>]` joins as a worker, says `joined <rank> <pid>`, reduces so many rounds (0: without end), and
 //!   leaves. After its first round the worker of `rank` exits with the code `mishap` instead, or with `stuck` does nothing any more, for
 //!   which the others wait a second. The exit code is 1 after an error, which standard error tells.
+//! - `steps <count> <elements> <servers> [<step>]` joins as a worker of a job with so many servers, says `joined <rank>`, and trains in
+//!   steps ([`gradlane_tests::steps`]) with large tensors of so many elements. In the given step it asks to leave the job. The exit code is 1 after an error, which standard error tells.
 //! - `devices <words>` is one rank of a machine with devices (`gradlane_tests::device_actor`).
 //! - anything else is the command line of `gradlane-server`.
 
@@ -19,7 +21,7 @@ use gradlane_core::config::Launcher;
 use gradlane_core::config::{Config, Origin};
 use gradlane_core::engine::Engine;
 use gradlane_server::launch::entering::Found;
-use gradlane_tests::{cluster, device_actor, feedback, rounds};
+use gradlane_tests::{cluster, device_actor, feedback, rounds, steps};
 
 fn main() {
     let argv: Vec<OsString> = std::env::args_os().collect();
@@ -27,6 +29,12 @@ fn main() {
     let code = match words[..] {
         ["puppet"] => outcome(join().and_then(|engine| obey(&engine))),
         ["train", rounds, ref mishap @ ..] => outcome(join().and_then(|engine| train(&engine, number(rounds), mishap))),
+        ["steps", steps, elements, servers, ref leaves @ ..] => {
+            let leaves = leaves.first().map(|step| number(step));
+            let parts = steps::parts(number(elements), number(servers)).unwrap_or_else(|error| panic!("{error}"));
+            let plan = steps::Plan { steps: number(steps), parts, leaves };
+            outcome(join().and_then(|engine| train_in_steps(&engine, &plan)))
+        }
         ["devices", ref words @ ..] => {
             device_actor::play(words, &say);
             0
@@ -108,6 +116,14 @@ fn train(engine: &Engine, count: u32, mishap: &[&str]) -> Result<i32> {
     }
     let grace = if mishap.ends_with(&["stuck"]) { Duration::from_secs(1) } else { cluster::PATIENCE };
     engine.shutdown(grace)?;
+    Ok(0)
+}
+
+fn train_in_steps(engine: &Engine, plan: &steps::Plan) -> Result<i32> {
+    say(&format!("joined {}", engine.rank().0));
+    steps::train(engine, plan, &say)?;
+    engine.shutdown(cluster::PATIENCE)?;
+    say("done");
     Ok(0)
 }
 

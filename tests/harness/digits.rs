@@ -36,18 +36,67 @@ pub fn check(sum: &[f32], workers: u32, name: &str, round: u64) -> Result<(), St
 /// # Errors
 /// The first element that counts others, and the counts it shows.
 pub fn counted(sum: &[f32], workers: u32, name: &str, round: u64) -> Result<Vec<u32>, String> {
+    counted_of(sum, factors(name, round), workers).map_err(|wrong| format!("{name}, round {round}, {wrong}"))
+}
+
+fn counted_of(sum: &[f32], factors: impl Iterator<Item = f32>, workers: u32) -> Result<Vec<u32>, String> {
     let mut whole: Option<Vec<u32>> = None;
-    for (index, (sum, factor)) in sum.iter().zip(factors(name, round)).enumerate() {
+    // In this order, because `zip` takes one more of the first.
+    for (index, (sum, factor)) in sum.iter().zip(factors).enumerate() {
         let all = (sum / factor) as u64;
         let ranks: Vec<u32> = (0..workers).filter(|rank| all / 4_u64.pow(*rank) % 4 == 1).collect();
         let right = ranks.iter().map(|rank| 4_u64.pow(*rank)).sum::<u64>() as f32;
         if *sum != right * factor || whole.get_or_insert_with(|| ranks.clone()) != &ranks {
-            return Err(format!(
-                "{name}, round {round}, element {index}: {sum} of {factor}, and those before {whole:?}"
-            ));
+            return Err(format!("element {index}: {sum} of {factor}, and those before {whole:?}"));
         }
     }
     Ok(whole.unwrap_or_default())
+}
+
+/// The workers that each part of a sum counts, as [`counted`]; `parts` are the elements of each, one after the other. While a worker is
+/// lost, some parts of a tensor may be sums with it, and others without.
+///
+/// # Errors
+/// As [`counted`].
+///
+/// # Panics
+/// If the parts have not as many elements as the sum.
+pub fn counted_by_part(
+    sum: &[f32],
+    parts: &[usize],
+    workers: u32,
+    name: &str,
+    round: u64,
+) -> Result<Vec<Vec<u32>>, String> {
+    assert_eq!(parts.iter().sum::<usize>(), sum.len(), "the parts of {name}");
+    let mut factors = factors(name, round);
+    let mut rest = sum;
+    let of_part = |len: &usize| {
+        let (part, others) = rest.split_at(*len);
+        rest = others;
+        let at = sum.len() - others.len() - len;
+        counted_of(part, factors.by_ref(), workers)
+            .map_err(|wrong| format!("{name}, round {round}, in the part at element {at}: {wrong}"))
+    };
+    parts.iter().map(of_part).collect()
+}
+
+/// The workers that a mean counts, as [`counted`]: it must be divided by their number.
+///
+/// # Errors
+/// As [`counted`], or the number by which it is divided instead.
+pub fn counted_in_mean(mean: &[f32], workers: u32, name: &str, round: u64) -> Result<Vec<u32>, String> {
+    let mut wrong = format!("{name}, round {round}: this is no mean");
+    for divisor in 1..=workers {
+        // A third of an integer is not exact; what it is of stands out all the same.
+        let sum: Vec<f32> = mean.iter().map(|element| (element * divisor as f32).round()).collect();
+        match counted(&sum, workers, name, round) {
+            Ok(ranks) if ranks.len() == divisor as usize => return Ok(ranks),
+            Ok(ranks) => wrong = format!("{name}, round {round}: the sum of {ranks:?} is divided by {divisor}"),
+            Err(_) => {}
+        }
+    }
+    Err(wrong)
 }
 
 fn factors(name: &str, round: u64) -> impl Iterator<Item = f32> + use<> {

@@ -20,4 +20,5 @@ pub mod rounds;
 pub mod siege;
 pub mod sim;
 pub mod skip;
+pub mod steps;
 pub mod tap;

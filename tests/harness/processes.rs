@@ -82,6 +82,25 @@ impl Process {
         }
     }
 
+    /// The lines that it has printed and nobody has read, without waiting for more.
+    pub fn lines(&self) -> Vec<String> {
+        self.lines.try_iter().collect()
+    }
+
+    /// Whether it has ended. If it has, [`end`](Self::end) does not wait.
+    ///
+    /// # Panics
+    /// If the system does not tell.
+    pub fn has_ended(&mut self) -> bool {
+        self.child.try_wait().expect("it is ours").is_some()
+    }
+
+    /// Whether a signal has stopped it.
+    pub fn is_stopped(&self) -> bool {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid())).unwrap_or_default();
+        stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T'))
+    }
+
     /// Whether it has printed nothing that was not read.
     pub fn is_silent(&self) -> bool {
         self.lines.is_empty()

@@ -28,6 +28,7 @@ mod flow;
 mod handles;
 mod harness;
 mod hostile;
+mod kills;
 mod lifecycle;
 mod lost_servers;
 mod membership;

@@ -443,7 +443,7 @@ fn a_job_goes_on_though_its_coordinator_is_killed_and_started_again(over: Over) 
 }
 
 /// All files below a directory.
-fn walk(directory: &Path) -> Vec<PathBuf> {
+pub(crate) fn walk(directory: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path());
     entries.flat_map(|path| if path.is_dir() { walk(&path) } else { vec![path] }).collect()
 }

@@ -402,8 +402,9 @@ fn the_architecture_can_be_read_at_once() {
 #[test]
 fn every_setting_that_is_mentioned_exists() {
     const PREFIX: &str = "GRADLANE_";
-    // Variables that are no settings: the path of the settings file, and what a launcher tells its children.
-    let mut known: BTreeSet<String> = ["GRADLANE_CONFIG", "GRADLANE_LAUNCHER"].map(str::to_owned).into();
+    // Variables that are no settings: the path of the settings file, what a launcher tells its children, and what a test tells a process.
+    let mut known: BTreeSet<String> =
+        ["GRADLANE_CONFIG", "GRADLANE_LAUNCHER", "GRADLANE_FAILPOINT"].map(str::to_owned).into();
     known.extend(KNOBS.iter().map(|knob| knob.env()));
     let mut wrong = Vec::new();
     let places = [("docs", "md"), ("core/src", "rs"), ("server/src", "rs"), ("python", "rs"), ("plugins", "py")];

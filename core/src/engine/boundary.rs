@@ -8,6 +8,7 @@ use super::local_peers;
 use super::shared::Shared;
 use crate::cluster::{Begin, Steps};
 use crate::error::{Error, Result};
+use crate::local::failpoint::{Failpoint, reach};
 use crate::types::{HostPlace, Passage};
 use crate::wire::frame::Hold;
 
@@ -44,6 +45,7 @@ impl Engine {
     /// [`Error::FailedPrecondition`] if this worker wanted to leave and the job cannot go on without it, or if it has left;
     /// [`Error::QuorumLost`] if the workers were too few for `rejoin_timeout`; why the job ended else.
     pub fn begin_step(&self) -> Result<Step> {
+        reach(Failpoint::StepBegins);
         let bounds = self.config.bounds();
         loop {
             if let Some(step) = self.try_to_begin(false)? {

@@ -12,6 +12,7 @@ use crate::cluster::{Member, MemberCommand, MemberConfig, MemberEvent};
 use crate::error::{Error, Result};
 use crate::identity::{Credentials, Renewal};
 use crate::local::OwnThread;
+use crate::local::failpoint::{Failpoint, reach};
 use crate::transport::quic::control::{ControlEvent, ControlLink};
 use crate::types::{
     Done, Epoch, Holdings, NodeId, PartLayout, StepReport, StoreAnswer, StoreAsk, TensorSpec, Time, WorkersKey,
@@ -298,9 +299,21 @@ impl Driver {
                 let request = self.member.ask_store(now, ask, patience);
                 self.asked.insert(request, done);
             }
-            Input::Steps(report) => self.member.report_steps(report),
-            Input::Holdings(holdings) => self.member.report_holdings(holdings),
-            Input::Restored(epoch) => self.member.report_restored(epoch),
+            Input::Steps(report) => {
+                self.member.report_steps(report);
+                if report.stands {
+                    self.drain();
+                    reach(Failpoint::Stands);
+                }
+            }
+            Input::Holdings(holdings) => {
+                reach(Failpoint::HoldingsKnown);
+                self.member.report_holdings(holdings);
+            }
+            Input::Restored(epoch) => {
+                reach(Failpoint::Restored);
+                self.member.report_restored(epoch);
+            }
             Input::Stall(stall) => self.member.report_stall(stall),
             Input::Saw { node, pid } => self.member.report_end(node, pid),
             Input::Leave => self.member.leave(),
@@ -374,8 +387,24 @@ impl Driver {
             | MemberEvent::Restore { .. }
             | MemberEvent::StallNotice { .. }
             | MemberEvent::Failed(_)
-            | MemberEvent::Left => (self.events)(event),
+            | MemberEvent::Left => {
+                heard(&event);
+                (self.events)(event);
+            }
         }
+    }
+}
+
+/// The member has heard of something, and nobody in its process has acted upon it.
+fn heard(event: &MemberEvent) {
+    match event {
+        MemberEvent::Joined { .. } => reach(Failpoint::Joined),
+        MemberEvent::View(_) => reach(Failpoint::ViewHeard),
+        MemberEvent::Boundary { limit: None, .. } => reach(Failpoint::BoundaryHeard),
+        MemberEvent::Boundary { limit: Some(_), .. } => reach(Failpoint::LimitHeard),
+        MemberEvent::Passed { .. } => reach(Failpoint::PassedHeard),
+        MemberEvent::Restore { .. } => reach(Failpoint::RestoreHeard),
+        _ => {}
     }
 }
 

@@ -13,6 +13,7 @@ use crossbeam_channel::{RecvTimeoutError, Sender, unbounded};
 use gradlane_core::config::Config;
 use gradlane_core::identity::{Authority, Credentials};
 use gradlane_core::local::OwnThread;
+use gradlane_core::local::failpoint::{Failpoint, reach};
 use gradlane_core::local::private_file::{self, IfOpen};
 use gradlane_core::metrics::CoordinatorMetrics;
 use gradlane_core::runtime::exporter::{Exporter, Exposure};
@@ -425,7 +426,9 @@ impl Driver {
                     if tells(&frame) {
                         self.sync();
                     }
+                    let point = told(&frame);
                     self.listener.send(link, frame);
+                    point.into_iter().for_each(reach);
                 }
                 Command::Close { link, error } => {
                     self.sync();
@@ -465,10 +468,22 @@ fn kept(dir: &Path, resumes: bool) -> Result<(Journal, Vec<Record>)> {
     let mut journal = Journal::open(dir)?;
     if resumes && Authority::is_kept(dir) {
         let records = journal.resume()?;
+        reach(Failpoint::Resumed);
         return Ok((journal, records));
     }
     journal.begin()?;
     Ok((journal, Vec::new()))
+}
+
+/// Where a coordinator is that has told a member this.
+fn told(frame: &Frame) -> Option<Failpoint> {
+    match frame {
+        Frame::View(_) => Some(Failpoint::ViewTold),
+        Frame::Boundary { .. } => Some(Failpoint::BoundaryTold),
+        Frame::Passed { .. } => Some(Failpoint::PassedTold),
+        Frame::Restore { .. } => Some(Failpoint::RestoreTold),
+        _ => None,
+    }
 }
 
 /// Whether somebody who gets the frame may act upon what is written down.

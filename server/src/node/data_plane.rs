@@ -13,16 +13,18 @@ use bytes::Bytes;
 
 use gradlane_core::cluster::MemberEvent;
 use gradlane_core::error::{Error, Result, ranks};
+use gradlane_core::local::failpoint::{Failpoint, reach};
 use gradlane_core::mem::{Copies, Pool};
 use gradlane_core::metrics::ServerMetrics;
 use gradlane_core::reduce::Kernels;
 use gradlane_core::runtime::{Clock, Reporter, Timer};
 use gradlane_core::transport::{Incoming, Listener, Outgoing};
 use gradlane_core::types::{ExchangeId, Time};
+use gradlane_core::wire::Request;
 use gradlane_core::wire::frame::{Progress, Stall};
 
 use crate::node::accumulator::SumResources;
-use crate::node::command::{Command, Route, Shortage, Work};
+use crate::node::command::{Command, Receipt, Route, Shortage, Step, Work};
 use crate::node::config::NodeConfig;
 use crate::node::lanes::{Job, Outlets, SumLanes, Told, inline_bytes_max};
 use crate::node::life::ServerState;
@@ -82,8 +84,13 @@ impl DataPlane {
                 if let Some(plane) = sender.upgrade() {
                     if let Outgoing::Answer { header, .. } = &outgoing {
                         ServerMetrics::add(&plane.stats.sent_bytes, header.body_bytes());
+                        reach(Failpoint::Answers);
                     }
+                    let is_last = matches!(outgoing, Outgoing::End { .. });
                     plane.send(outgoing);
+                    if is_last {
+                        reach(Failpoint::Answered);
+                    }
                 }
             }),
             tell: Box::new(move |told| {
@@ -231,6 +238,7 @@ impl DataPlane {
             Incoming::LinkUp { link, node: peer, address } => {
                 tracing::debug!(link = link.0, node = %peer, address, "peer connected");
                 self.with(|node, _| node.handle_link_up(link, peer));
+                reach(Failpoint::PeerCame);
             }
             Incoming::LinkDown { link, reason } => {
                 tracing::debug!(link = link.0, %reason, "peer gone");
@@ -243,6 +251,8 @@ impl DataPlane {
             }
             Incoming::Opened { link, exchange, header } => {
                 let _span = tracing::trace_span!("open", link = link.0, exchange = exchange.0).entered();
+                let restores = matches!(header, Request::Restore(_));
+                reach(if restores { Failpoint::RestoreOpened } else { Failpoint::HeaderHeard });
                 self.with(|node, now| node.handle_opened(now, link, exchange, &header));
             }
             Incoming::Body { exchange, chunks } => self.receive(exchange, chunks),
@@ -252,6 +262,7 @@ impl DataPlane {
             }
             Incoming::Answered { exchange } => {
                 let _span = tracing::trace_span!("answered", exchange = exchange.0).entered();
+                reach(Failpoint::SumTaken);
                 self.with(|node, _| node.handle_answered(exchange));
             }
         }
@@ -266,10 +277,14 @@ impl DataPlane {
         ServerMetrics::add(&self.stats.received_bytes, chunks.iter().map(|chunk| chunk.len() as u64).sum());
         self.lanes().submit(Job::Body { route, exchange, chunks });
         self.lanes().run();
+        reach(Failpoint::BodyFlows);
     }
 
     /// A lane says what became of a body.
     fn hear(self: &Arc<Self>, Told { route, exchange, receipt }: Told) {
+        if receipt == Receipt::Whole {
+            reach(Failpoint::BodyWhole);
+        }
         self.change(|node, now| node.handle_receipt(now, route, exchange, receipt));
     }
 
@@ -324,6 +339,9 @@ impl DataPlane {
     }
 
     fn carry_out_step(&self, work: Work) {
+        if let Work::Sum { step: Step::Publish { .. }, .. } = work {
+            reach(Failpoint::Publishes);
+        }
         let received = work.receives();
         if let Some((exchange, route)) = received {
             self.routes().insert(exchange, route);

@@ -8,6 +8,7 @@ use gradlane_core::cluster::{MemberConfig, MemberEvent};
 use gradlane_core::config::{Config, OnServerLoss};
 use gradlane_core::identity::Credentials;
 use gradlane_core::local::SharedBacking;
+use gradlane_core::local::failpoint::{Failpoint, reach};
 use gradlane_core::mem::{Backing, Copies, Pool};
 use gradlane_core::metrics::ServerMetrics;
 use gradlane_core::runtime::exporter::{Exporter, Exposure};
@@ -180,6 +181,7 @@ impl Server {
     /// What is open is completed and answered, for at most `patience`; then the server stops. A second call waits for the same, with its own
     /// patience.
     pub fn drain(&self, patience: Duration) -> bool {
+        reach(Failpoint::Drains);
         let drained = match self.options.config.on_server_loss {
             OnServerLoss::Continue => {
                 self.membership.lock().expect(LOCK).give_up("it was asked to stop".to_owned());

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::super::shared::Shared;
+use crate::local::failpoint::{Failpoint, reach};
 use crate::mem::Region;
 use crate::mem::borrow::Staging;
 use crate::sched::Task;
@@ -27,6 +28,7 @@ pub(super) fn land(shared: &Arc<Shared>, task: Task, from: &Region, to: Vec<Regi
         rest = later;
     }
     drop(using);
+    reach(Failpoint::SumLanded);
     shared.report(|state, now| {
         state.payloads.get_mut(task.id).expect("a task has a payload until it is released").drop_beside();
         state.worker.handle_copied(now, task.id, Ok(()));

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::super::metrics::Metrics;
 use super::super::shared::Shared;
+use crate::local::failpoint::{Failpoint, reach};
 use crate::sched::Task;
 use crate::transport::{Answer, Torn};
 use crate::types::{Done, ExchangeId};
@@ -21,6 +22,7 @@ pub(super) fn awaited(shared: &Arc<Shared>, task: Task, exchange: ExchangeId) ->
                 Metrics::add(&reporter.metrics.pulls, 1);
                 Metrics::add(&reporter.metrics.pull_bytes, header.body_bytes());
                 Metrics::add(&reporter.metrics.header_bytes, header.header_bytes() as u64);
+                reach(Failpoint::SumCame);
                 match header {
                     Response::Sum(Sum { body, divisor, contributors, .. }) => {
                         Exchanged::Sum { body, divisor, contributors }

@@ -6,6 +6,7 @@ use super::super::metrics::Metrics;
 use super::super::shared::Shared;
 use crate::config::Checksum;
 use crate::error::Result;
+use crate::local::failpoint::{Failpoint, reach};
 use crate::mem::borrow;
 use crate::sched::{Attempt, Task};
 use crate::transport::Push;
@@ -43,8 +44,10 @@ pub(super) fn execute(shared: &Arc<Shared>, task: Task, link: LinkId, exchange: 
     let done = Done::new(move |outcome: Result<()>| {
         // The end of the exchange says why it failed.
         if outcome.is_ok() {
+            reach(Failpoint::Pushed);
             reporter.report(|state, now| state.worker.handle_pushed(now, task.id, exchange));
         }
     });
+    reach(if let Request::Restore(_) = push.header { Failpoint::RestoreBegins } else { Failpoint::PushBegins });
     shared.transport.push(link, exchange, push, done);
 }

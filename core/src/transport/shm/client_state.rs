@@ -27,6 +27,7 @@ use super::poller::{Poller, Side};
 use crate::error::{Error, Result};
 use crate::identity::{Credentials, PeerIdentity};
 use crate::local::PeerProcess;
+use crate::local::failpoint::{Failpoint, reach};
 use crate::mem::{Copies, Loan};
 use crate::transport::exchange::{WorkerExchange, broken_off, link_gone, of_the_link, unknown_exchange};
 use crate::transport::{LinkLost, Peer, Pull, Push};
@@ -241,6 +242,11 @@ impl ClientState {
         let mut tables = self.tables.lock();
         while let Some(mut landing) = tables.take_landing(id) {
             let step = tables.unlocked(|| landing.advance());
+            if let Ok(None) = step
+                && landing.arriving.arrival.landed() > 0
+            {
+                reach(Failpoint::SumFlows);
+            }
             if !tables.put_back(id, landing, step) {
                 return;
             }

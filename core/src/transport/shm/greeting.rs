@@ -23,6 +23,7 @@ use super::memory::Memory;
 use super::wakeup::{self, Waker, Wakeup};
 use crate::error::{Error, Result};
 use crate::identity::{Credentials, PeerIdentity, SERVER_NAME};
+use crate::local::failpoint::{Failpoint, reach};
 use crate::local::{Connection, Received, Segment, Shown};
 use crate::mem::Copies;
 use crate::transport::exchange::bad;
@@ -210,7 +211,9 @@ impl Handshake {
     fn present(&mut self, ours: &Ours) -> Result<()> {
         let mut text = vec![PRESENT];
         text.extend_from_slice(&LAYOUT.to_le_bytes());
-        self.send(&text, &[ours.segment.fd(), ours.waker.fd()])
+        self.send(&text, &[ours.segment.fd(), ours.waker.fd()])?;
+        reach(Failpoint::Greets);
+        Ok(())
     }
 
     fn refuse(&mut self, error: &Error) -> Result<()> {

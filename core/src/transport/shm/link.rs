@@ -14,6 +14,7 @@ use super::outbound::{Next, Outbound, Piece, Published};
 use super::wakeup::Waker;
 use super::wakeup::Wakeup;
 use crate::error::{Error, Result};
+use crate::local::failpoint::{Failpoint, reach};
 use crate::local::{Connection, PeerProcess, Received, SharedBacking, Shown};
 use crate::mem::borrow::Showable;
 use crate::mem::{Frozen, Place, Region};
@@ -189,7 +190,7 @@ impl Link {
                 self.memory.wake_reader();
             }
             match published {
-                Ok(Published::Part) => {}
+                Ok(Published::Part) => reach(Failpoint::BytesLeave),
                 Ok(Published::Whole(exchange)) => pumped.sent.push(Sent::Whole(exchange)),
                 Ok(Published::Dropped(exchange)) => pumped.sent.push(Sent::Dropped(exchange)),
                 Err(error) => {

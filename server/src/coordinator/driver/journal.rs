@@ -8,6 +8,7 @@ use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
+use gradlane_core::local::failpoint::{Failpoint, reach};
 use gradlane_core::wire::checksum;
 use gradlane_core::{Error, Result};
 
@@ -84,6 +85,7 @@ impl Journal {
         if self.is_given_up {
             return;
         }
+        reach(Failpoint::RecordMade);
         self.is_empty = false;
         let framed = framed(&record.encode());
         if self.bytes + framed.len() as u64 > BYTES_MAX {
@@ -96,12 +98,13 @@ impl Journal {
 
     /// Returns once everything that was added is on the disk.
     pub(super) fn sync(&mut self) {
-        if std::mem::take(&mut self.is_unsynced)
-            && !self.is_given_up
-            && let Err(error) = self.file.sync_data()
-        {
+        if !std::mem::take(&mut self.is_unsynced) || self.is_given_up {
+            return;
+        }
+        if let Err(error) = self.file.sync_data() {
             self.give_up(&error.to_string());
         }
+        reach(Failpoint::RecordKept);
     }
 
     /// Removes it, because the job has ended.

@@ -22,6 +22,7 @@ use super::super::commands::{Inbox, Next};
 use super::turns::{Share, Turns};
 use super::wire::{Batch, Wire};
 use crate::error::{Error, Result};
+use crate::local::failpoint::{Failpoint, reach};
 use crate::local::progress::Spin;
 use crate::transport::quic::settings::SEND_WINDOW_BYTES;
 
@@ -382,7 +383,11 @@ impl Net {
                     self.turns.charge(&waiting, place, transmit.size);
                     role.sent(handle, transmit.size);
                     waiting[place].1 = role.share(handle);
+                    let is_full = transmit.size >= FULL_BYTES;
                     self.wire.send(transmit, &mut self.buffer);
+                    if is_full {
+                        reach(Failpoint::BytesLeave);
+                    }
                 }
                 None => {
                     waiting.swap_remove(place);
@@ -459,5 +464,7 @@ const AHEAD_BYTES: u64 = 256 << 10;
 const URGENT_AHEAD_BYTES: u64 = 8 << 20;
 /// How long a thread that worked looks for more before it sleeps.
 const SPIN: Duration = Duration::from_micros(30);
+/// A datagram of so many bytes is of a body or of a handshake: every path takes it (RFC 9000, 14).
+const FULL_BYTES: usize = 1200;
 /// The longest sleep. Nothing depends on its length.
 const SLEEP_MAX: Duration = Duration::from_secs(60);

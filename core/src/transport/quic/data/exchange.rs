@@ -9,6 +9,7 @@ use quinn_proto::{Chunks, Connection, ReadError, StreamId, WriteError};
 
 use super::super::closing::{STREAM_GIVEN_UP, gave_up};
 use crate::error::{Error, Result};
+use crate::local::failpoint::{Failpoint, reach};
 use crate::transport::Answer;
 use crate::transport::exchange::{Arrival, WorkerExchange, costs_the_link};
 use crate::types::LinkId;
@@ -119,7 +120,12 @@ impl Exchange {
             self.release(connection);
         }
         match outcome {
-            Ok(None) => Step::Waits,
+            Ok(None) => {
+                if self.arrival.landed() > 0 {
+                    reach(Failpoint::SumFlows);
+                }
+                Step::Waits
+            }
             Err(error) if costs_the_link(&error) => Step::Broken(error),
             Ok(Some(answer)) => {
                 self.end(connection, Ok(answer));
