@@ -433,6 +433,7 @@ impl Witness {
             | Error::OtherTerm { .. }
             | Error::Unresponsive { .. }
             | Error::StillRunning { .. }
+            | Error::QuorumLost { .. }
             | Error::Internal { .. } => false,
         }
     }
