@@ -1,16 +1,13 @@
 //! The steps of this worker, and the boundaries between them at which the membership of the job may change.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use super::driver::Engine;
 use super::local_peers;
-use super::shared::Shared;
 use crate::cluster::{Begin, Steps};
 use crate::error::{Error, Result};
 use crate::local::failpoint::{Failpoint, reach};
 use crate::types::{HostPlace, Passage};
-use crate::wire::frame::Hold;
 
 /// What [`Engine::begin_step`] says.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -112,22 +109,5 @@ impl Engine {
         }
         self.shared.step(Steps::ask_to_leave);
         Ok(())
-    }
-}
-
-/// The coordinator says that a change is under way, and how far workers may go.
-pub(super) fn hear(shared: &Arc<Shared>, change: u64, limit: Option<u64>, hold: Option<Hold>) {
-    if let Some(Hold { there, needed, lost, patience }) = &hold {
-        let seconds = patience.as_secs_f64();
-        tracing::warn!(there, needed, %lost, seconds, "the workers hold behind their step until others have come");
-    }
-    let heard = shared.step(|steps| {
-        let heard = steps.handle_boundary(change, limit);
-        steps.handle_hold(change, hold.map(|hold| hold.patience));
-        heard
-    });
-    if let Err(problem) = heard {
-        let peer = "the coordinator".to_owned();
-        drop(shared.break_down(Error::Protocol { peer, field: "limit".to_owned(), problem }));
     }
 }

@@ -10,6 +10,7 @@ use super::dispatcher::Dispatcher;
 use super::follow::Following;
 use super::handle::{Handle, HandleBackend};
 use super::limit::Limit;
+use super::local_peers;
 use super::metrics::Metrics;
 use super::shared::{Shared, Waiting};
 use super::stages::Stages;
@@ -17,7 +18,6 @@ use super::submissions::{Submissions, ending};
 use super::submit::{HERE_BYTES_MAX, check, check_ranks, in_copies};
 use super::submit_budget::SubmitBudget;
 use super::trace::Timeline;
-use super::{boundary, local_peers};
 use crate::cluster::{MemberConfig, MemberEvent, empty_barrier, left_at};
 use crate::config::Config;
 use crate::device::Device;
@@ -463,7 +463,7 @@ fn on_event(shared: &Arc<Shared>, event: MemberEvent) {
             );
             shared.report(|state, now| state.worker.handle_stall_notice(now, stall.part, stall.round, detail));
         }
-        MemberEvent::Boundary { change, limit, hold } => boundary::hear(shared, change, limit, hold),
+        MemberEvent::Boundary { change, limit, hold } => shared.hear_boundary(change, limit, hold),
         MemberEvent::Restore { epoch, sums, lost } => {
             shared.report(|state, now| state.worker.handle_restore(now, epoch, sums, &lost));
         }

@@ -26,6 +26,7 @@ use crate::runtime::exporter::Standing;
 use crate::runtime::{Clock, Membership, Timer};
 use crate::transport::Transport;
 use crate::types::Time;
+use crate::wire::frame::Hold;
 use crate::worker::{Liveness, Worker};
 
 /// The engine as its threads see it.
@@ -235,6 +236,23 @@ impl Shared {
     /// Gives the steps an input, and tells the coordinator what it must hear of it.
     pub(super) fn step<T>(&self, input: impl FnOnce(&mut Steps) -> T) -> T {
         self.boundary.with(input, |report| self.tell(|membership| membership.reporter().report_steps(report)))
+    }
+
+    /// The coordinator says that the membership is to change, and how far workers may go.
+    pub(super) fn hear_boundary(self: &Arc<Self>, change: u64, limit: Option<u64>, hold: Option<Hold>) {
+        if let Some(Hold { there, needed, lost, patience }) = &hold {
+            let seconds = patience.as_secs_f64();
+            tracing::warn!(there, needed, %lost, seconds, "the workers hold behind their step until others have come");
+        }
+        let heard = self.step(|steps| {
+            let heard = steps.handle_boundary(change, limit);
+            steps.handle_hold(change, hold.map(|hold| hold.patience));
+            heard
+        });
+        if let Err(problem) = heard {
+            let peer = "the coordinator".to_owned();
+            drop(self.break_down(Error::Protocol { peer, field: "limit".to_owned(), problem }));
+        }
     }
 
     /// Marks the state as closed: the threads of the stages end when they are woken.

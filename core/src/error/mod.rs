@@ -7,11 +7,13 @@ use std::time::Duration;
 
 use crate::id::{Round, WorkerId};
 
+mod code;
 mod fields;
 mod table;
 
+pub use code::Code;
 pub use fields::{Claim, Field, FieldSource, Tensors};
-pub use table::{Code, ERRORS, Error, ErrorKind, ranks};
+pub use table::{ERRORS, Error, ErrorKind, ranks};
 
 /// The result of everything in Gradlane that can fail.
 pub type Result<T> = std::result::Result<T, Error>;

@@ -14,6 +14,7 @@ use super::connections::{Connections, Link};
 use super::endings::{Endings, Waiting};
 use super::health::FailureDetector;
 use super::journal::Entry;
+use super::missed::Missed;
 use super::newcomers::Newcomers;
 use super::recovery::Recovery;
 use super::registry::Registry;
@@ -36,8 +37,6 @@ mod restoring;
 mod stepping;
 mod storing;
 mod telling;
-
-use holding::Missed;
 
 /// The job's single decider.
 ///

@@ -21,7 +21,7 @@
 //! | `machine::restoring`, `recovery` | who brings which sums of lost servers to other servers |
 //! | `machine::stepping`, `boundaries` | where workers stand between two steps, and which of them leave there |
 //! | `machine::reforming`, `newcomers` | which processes wait to be taken in, and how the job forms again with them |
-//! | `machine::holding` | how many workers the job waits for, and what those hear that hold |
+//! | `machine::holding`, `missed` | how many workers the job waits for, and what those hear that hold |
 //! | `machine::telling` | how answers and refusals are sent, and connections closed |
 //! | `machine::storing`, `store` | what workers put under keys, and which reads wait for a key |
 //! | `questions` | what may be asked at which time, and the status |
@@ -48,6 +48,7 @@ mod endings;
 mod health;
 mod journal;
 mod machine;
+mod missed;
 mod newcomers;
 mod questions;
 mod recovery;

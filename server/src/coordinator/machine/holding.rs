@@ -12,37 +12,9 @@ use gradlane_core::wire::frame::{Health, Hold, Names};
 use super::Coordinator;
 use crate::coordinator::Event;
 use crate::coordinator::boundaries::Others;
-use crate::coordinator::journal::Entry;
 use crate::coordinator::roster::Seat;
 use crate::coordinator::stage::Stage;
 use crate::coordinator::verdict::Policy;
-
-/// The most lost workers that are remembered, the latest of them.
-const LOST_MAX: usize = 16;
-
-/// Workers that are missed.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Missed {
-    /// How many had left in order before the job formed as it is.
-    pub(super) left: u32,
-    /// Those that were lost since there were enough, and why, as people are told.
-    pub(super) lost: Vec<String>,
-}
-
-impl Missed {
-    fn note(&mut self, lost: String) {
-        if self.lost.len() >= LOST_MAX {
-            self.lost.remove(0);
-        }
-        self.lost.push(lost);
-    }
-
-    /// What a later coordinator must know, if there is anything.
-    pub(super) fn entry(&self) -> Option<Entry> {
-        let Self { left, lost } = self;
-        (*left > 0 || !lost.is_empty()).then(|| Entry::Before { left: *left, lost: lost.clone() })
-    }
-}
 
 impl Coordinator {
     /// The policy where those that left in order before this formation are not waited for.

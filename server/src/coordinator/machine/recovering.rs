@@ -9,10 +9,10 @@ use gradlane_core::wire::Frame;
 use gradlane_core::wire::frame::Health;
 
 use super::Coordinator;
-use super::holding::Missed;
 use crate::coordinator::CoordinatorConfig;
 use crate::coordinator::connections::Link;
 use crate::coordinator::journal::{Entry, Record, damaged, lasts};
+use crate::coordinator::missed::Missed;
 use crate::coordinator::registry::Registry;
 use crate::coordinator::roster::{Identity, Line, Roster, Size};
 use crate::coordinator::stage::Stage;

@@ -18,8 +18,8 @@ pub(super) struct Boundaries {
     walks: BTreeMap<Who, Walk>,
     /// The change that is under way, and its limit, as the coordinator said last.
     open: Option<(u64, Option<u64>)>,
-    /// Behind which step each change passed, and the workers from there on.
-    passages: BTreeMap<u64, (u64, WorkerSet)>,
+    /// Behind which step each change passed, and the workers from there on. While all hold, those that leave do so one after the other.
+    passages: BTreeMap<u64, Vec<(u64, WorkerSet)>>,
     /// Whether workers hold if some of them are lost.
     waits: bool,
     /// Whether others have come.
@@ -145,10 +145,10 @@ impl Witness {
 
     /// A worker hears how a change ended.
     pub(in crate::sim) fn hears_of_passage(&mut self, who: Who, change: u64, outcome: &Result<Passage>) {
-        let known = self.boundaries.passages.get(&change).cloned();
+        let known = self.boundaries.passages.get(&change).cloned().unwrap_or_default();
         let walk = self.boundaries.walk(who);
         if let Ok(Passage { step, workers, leaves, forms_again }) = outcome {
-            let is_it = known.as_ref() == Some(&(*step, workers.clone()));
+            let is_it = known.contains(&(*step, workers.clone()));
             if !is_it || *leaves && walk.asked.is_none() && !forms_again {
                 let text = format!("{who} hears of change {change} as {outcome:?}, and the others {known:?}");
                 return self.report(Checker::Boundary, text);
@@ -267,21 +267,21 @@ impl Witness {
     }
 
     /// The coordinator lets a change pass, or says so again.
-    fn check_passage(&mut self, change: u64, Passage { step, workers, forms_again, .. }: &Passage) {
+    fn check_passage(&mut self, change: u64, Passage { step, workers, leaves, forms_again }: &Passage) {
         let passage = (*step, workers.clone());
-        if let Some(before) = self.boundaries.passages.insert(change, passage.clone()) {
-            if before != passage {
-                let text = format!("change {change} passes as {passage:?} after {before:?}");
-                self.report(Checker::Boundary, text);
-            }
+        let said = self.boundaries.passages.entry(change).or_default();
+        if said.contains(&passage) {
             return;
         }
-        if let Some(missed) = self.missed().filter(|_| self.boundaries.waits && !self.boundaries.have_come) {
-            let stays = self.job.workers().any(|who| self.is_stepping(who));
-            if stays {
-                let text = format!("change {change} passes behind step {step} without {missed}, for which all hold");
-                return self.report(Checker::Boundary, text);
-            }
+        said.push(passage);
+        if said.len() > 1 && !self.boundaries.waits {
+            let text = format!("change {change} passes as {said:?}");
+            return self.report(Checker::Boundary, text);
+        }
+        let holds = self.boundaries.waits && !self.boundaries.have_come && !leaves;
+        if let Some(missed) = self.missed().filter(|_| holds) {
+            let text = format!("change {change} passes behind step {step} without {missed}, for which all hold");
+            return self.report(Checker::Boundary, text);
         }
         let present = |(_, who): &(WorkerId, Who)| self.job.is_present(*who) && !self.job.left.contains_key(who);
         let ranks = (0..).map_while(|rank| Some((WorkerId(rank), self.job.worker_of_rank(rank)?)));
@@ -294,16 +294,16 @@ impl Witness {
             let report = walk.report;
             let stands = report.stands && report.begun == *step && report.change == change;
             let rests = report.rests && report.change == change && walk.begun <= *step;
-            let leaves = stands && report.leaves;
+            let goes = stands && report.leaves;
             let is_open = self.calls.open_of(who).next().is_some() || self.uses.open_of(who).next().is_some();
             if stands && (walk.begun != *step || is_open) {
                 wrong = Some(format!("{who} has begun {} steps, open: {is_open}", walk.begun));
             } else if !stands && (!rests || *forms_again) {
                 wrong = Some(format!("{who} does not stand there: {report:?}"));
-            } else if workers.contains(rank) == leaves {
+            } else if workers.contains(rank) == goes {
                 wrong = Some(format!("{who} is of {workers:?}, and said {report:?}"));
             }
-            if leaves || *forms_again {
+            if goes || *forms_again {
                 leavers.push(who);
             }
         }
