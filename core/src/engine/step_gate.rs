@@ -64,6 +64,7 @@ mod tests {
     const MOMENT: Duration = Duration::from_millis(20);
 
     #[test]
+    #[expect(clippy::disallowed_methods, reason = "a test is its own driver")]
     fn a_worker_waits_longer_while_all_hold_and_no_longer_than_they_may() {
         let gate = StepGate::default();
         let hear = |limit, hold| {

@@ -257,7 +257,7 @@ impl Boundaries {
                     let until = hold.map(|hold| hold.until).or(rejoin.map(|rejoin| now + rejoin))?;
                     self.open = Some(Open { until: None, hold: Some(Hold { until, lacking: others.lacking }), ..open });
                     let is_news = hold.is_none_or(|hold| hold.lacking != others.lacking);
-                    return is_news.then(|| Move::Hold { change, step });
+                    return if is_news { Some(Move::Hold { change, step }) } else { None };
                 }
                 if ready == due.len() {
                     self.open = None;
