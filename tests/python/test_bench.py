@@ -95,12 +95,16 @@ def test_the_whole_benchmark_runs_from_the_package_too(tmp_path):
 @pytest.mark.torch
 @pytest.mark.parametrize(
     ("script", "line"),
-    [("doors.py", r"DDP over Gloo adds [-\d.]+ times"), ("tracing.py", r"cost [-+][\d.]+% \(.*3 pairs\)")],
+    [
+        ("doors.py", r"DDP over Gloo adds [-\d.]+ times"),
+        ("tracing.py", r"cost [-+][\d.]+% \(.*3 pairs\)"),
+        ("goodput.py", r"gradlane +[\d.]+ steps/s, with 1 faults .* differed behind 0 steps"),
+    ],
 )
 def test_scripts_that_measure_training_steps_run(script, line):
     pytest.importorskip("torch")
     if script == "doors.py" and not shards_on_cpu():
         pytest.skip(NO_SHARDING)
-    few = ["--pairs", "3", "--steps", "2"] if script == "tracing.py" else ["--steps", "2"]
+    few = {"doors.py": ["--steps", "2"], "tracing.py": ["--pairs", "3", "--steps", "2"], "goodput.py": []}[script]
     [ended] = run_all([([sys.executable, str(ROOT / "bench" / script), "--short", *few], {})], timeout=120.0)
     assert ended.code == 0 and re.search(line, ended.output), ended.output
