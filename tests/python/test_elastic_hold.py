@@ -104,7 +104,7 @@ try:
 {textwrap.indent(DIES + STEP, "    ")}
 except gradlane.QuorumLostError as error:
     say(f"quorum {{error.there}} of {{error.needed}}: {{error.lost}}")
-    raise
+    sys.exit(1)  # a traceback would come into the lines of the other worker
 """
 
 
