@@ -184,7 +184,7 @@ class Job:
 
     def alive(self) -> list[int]:
         """The workers that have done a step and live."""
-        return sorted(pid for pid, steps in self.steps().items() if steps and Path(f"/proc/{pid}/cmdline").exists() and not is_zombie(pid))
+        return sorted(pid for pid, steps in self.steps().items() if steps and not has_ended(pid))
 
     def wait_for_all(self) -> None:
         """Waits until all workers train."""
@@ -219,8 +219,8 @@ class Job:
             self.lighthouse.wait()
 
 
-def is_zombie(pid: int) -> bool:
-    """Whether a process has ended, and nobody has asked how."""
+def has_ended(pid: int) -> bool:
+    """Whether a process has ended, perhaps without that anybody has asked how."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] in "ZX"
     except OSError:

@@ -208,7 +208,7 @@ class Churn:
         kinds = {"pause": 20, "kill the coordinator": 10}
         if whole:
             kinds |= {"kill a worker": 40, "ask a worker to leave": 15, "stop a worker for good": 10}
-            # Nobody comes in the place of a server.
+            # None is started in the place of a server.
             if len(servers) > 2:
                 kinds |= {"kill a server": 1}
         kind = self.chance.choices(list(kinds), list(kinds.values()))[0]
@@ -252,20 +252,11 @@ class Churn:
         self.is_ending = True
         self.stop.touch()
         while self.members:
-            if time.monotonic() - self.progress > SILENT_AFTER:
-                self.fail("the job does not end")
-            self.pause_ending()
+            self.pause()
         print(
             f"{self.transport}: {time.monotonic() - begun:.0f} s, {self.last_step + 1} steps, {self.lines} lines compared, "
             f"{sum(self.faults.values())} faults {dict(self.faults)}, at most {self.longest:.1f} s without a step"
         )
-
-    def pause_ending(self) -> None:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.members[0].process.wait(0.02)
-        for member in list(self.members):
-            if member.process.poll() is not None:
-                self.ended(member)
 
     def close(self) -> None:
         for member in self.members:

@@ -17,6 +17,8 @@ pub enum Role {
 }
 
 impl Role {
+    /// Those of members, in the order of a view.
+    pub const OF_MEMBERS: [Self; 2] = [Self::Worker, Self::Server];
     const ALL: [Self; 4] = [Self::Worker, Self::Server, Self::Coordinator, Self::Observer];
 
     /// The role with this wire code.

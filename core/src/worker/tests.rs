@@ -598,6 +598,12 @@ impl World {
         world
     }
 
+    /// Lets time pass until something is due, at most until `end`.
+    fn pass_until(&mut self, end: Time) {
+        self.now = self.worker.poll_timeout().map_or(end, |due| due.min(end)).max(self.now);
+        self.worker.handle_timeout(self.now);
+    }
+
     /// As `joined`. In addition, tensors of these names were declared together.
     fn sharing(names: &[&str]) -> Self {
         let mut world = Self::joined();

@@ -118,19 +118,17 @@ impl Roster {
     pub(super) fn expected(&self) -> Vec<Member> {
         let member = |(index, former): (u32, &Member)| Member { index, first_round: Round(0), ..former.clone() };
         let of = |role| self.again.iter().flatten().filter(move |former| former.process.role == role);
-        [Role::Worker, Role::Server].into_iter().flat_map(|role| (0..).zip(of(role)).map(member)).collect()
+        Role::OF_MEMBERS.into_iter().flat_map(|role| (0..).zip(of(role)).map(member)).collect()
     }
 
     /// A member is not expected any more. Returns it, if it was.
     pub(super) fn expect_no_more(&mut self, host: &str, pid: u32) -> Option<Member> {
-        let again = self.again.as_mut()?;
-        let at = again.iter().position(|expected| expected.process.is(host, pid))?;
-        Some(again.remove(at))
+        self.again.as_mut().and_then(|again| take_out(again, host, pid))
     }
 
     /// Whether at least so many members have come.
     pub(super) fn suffices(&self, fewest: Size) -> bool {
-        [Role::Worker, Role::Server].into_iter().all(|role| self.count(role) >= fewest.of(role) as usize)
+        Role::OF_MEMBERS.into_iter().all(|role| self.count(role) >= fewest.of(role) as usize)
     }
 
     /// How many members of this role the job has, or has now while it forms.
@@ -246,10 +244,7 @@ impl Roster {
     pub(super) fn is_complete(&self) -> bool {
         match &self.again {
             None => self.seats.len() == (self.size.workers + self.size.servers) as usize,
-            Some(expected) => {
-                self.suffices(Size { workers: 1, servers: 1 })
-                    && expected.iter().all(|expected| self.seats.contains_key(&Identity::of(expected)))
-            }
+            Some(_) => self.suffices(Size { workers: 1, servers: 1 }) && self.absent().next().is_none(),
         }
     }
 
@@ -270,12 +265,11 @@ impl Roster {
 
     /// The missing members, as `worker 2`: the ranks that would be free if the others came now.
     pub(super) fn missing(&self) -> Vec<String> {
-        const ROLES: [Role; 2] = [Role::Worker, Role::Server];
         if let Some(expected) = &self.again {
             let is_known = |role| self.count(role) > 0 || expected.iter().any(|expected| expected.process.role == role);
             let absent = self.absent().map(|member| format!("{} on {}", member.process.role, member.process.place()));
             return absent
-                .chain(ROLES.into_iter().filter(|role| !is_known(*role)).map(|role| format!("a {role}")))
+                .chain(Role::OF_MEMBERS.into_iter().filter(|role| !is_known(*role)).map(|role| format!("a {role}")))
                 .collect();
         }
         let numbering = self.numbering();
@@ -286,7 +280,7 @@ impl Roster {
                 .filter(move |index| !taken.contains(index))
                 .map(move |index| format!("{role} {index}"))
         };
-        ROLES.into_iter().flat_map(missing).collect()
+        Role::OF_MEMBERS.into_iter().flat_map(missing).collect()
     }
 
     /// The members that were expected again and have not come.
@@ -436,7 +430,7 @@ impl Roster {
 
     fn numbering(&self) -> BTreeMap<Identity, u32> {
         let mut numbering = BTreeMap::new();
-        for role in [Role::Worker, Role::Server] {
+        for role in Role::OF_MEMBERS {
             let (asked, mut free): (Vec<&Seat>, Vec<&Seat>) = self
                 .seats
                 .values()
@@ -490,6 +484,12 @@ impl Size {
             Role::Coordinator | Role::Observer => 0,
         }
     }
+}
+
+/// Takes the member that is this process out of those that are expected.
+pub(super) fn take_out(expected: &mut Vec<Member>, host: &str, pid: u32) -> Option<Member> {
+    let at = expected.iter().position(|expected| expected.process.is(host, pid))?;
+    Some(expected.remove(at))
 }
 
 fn duplicate(join: &Join, holder: &Seat) -> Error {

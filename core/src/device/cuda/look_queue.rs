@@ -175,8 +175,7 @@ mod tests {
     use fakecuda::Control;
 
     use super::*;
-    use crate::config::Config;
-    use crate::cuda::fake;
+    use crate::device::cuda::tests::fake_device;
     use crate::device::{CudaDevice, Device};
     use crate::error::Error;
     use crate::mem::{Doubt, Ordinal};
@@ -242,11 +241,7 @@ mod tests {
 
     impl World {
         fn start() -> Self {
-            let (control, _driver) = fake::driver();
-            let config = Config { cuda_lib: Some(fakecuda::library()), ..Config::default() };
-            let cuda = CudaDevice::load(&config).unwrap();
-            // Makes the context. Without one, the end of another world would free what this one allocates.
-            cuda.mark(Ordinal(0), 0).unwrap();
+            let (control, cuda) = fake_device();
             Self { control, cuda }
         }
 

@@ -272,6 +272,8 @@ fn unequal(what: String) -> Error {
 
 #[cfg(test)]
 mod tests {
+    use fakecuda::Control;
+
     use super::*;
     use crate::codec::testing;
     use crate::cuda::fake;
@@ -355,6 +357,16 @@ mod tests {
         let config = Config { cuda_lib: Some("/nowhere/libcuda.so.1".into()), ..Config::default() };
         let error = CudaDevice::load(&config).unwrap_err();
         assert!(matches!(error, Error::Unavailable { .. }) && error.to_string().contains("/nowhere"), "{error}");
+    }
+
+    /// The fake driver, and its devices.
+    pub(super) fn fake_device() -> (Control, CudaDevice) {
+        let (control, _driver) = fake::driver();
+        let config = Config { cuda_lib: Some(fakecuda::library()), ..Config::default() };
+        let cuda = CudaDevice::load(&config).unwrap();
+        // Makes the context. Without one, the end of another world would free what this one allocates.
+        cuda.mark(Ordinal(0), 0).unwrap();
+        (control, cuda)
     }
 
     /// A device that no other test of this process uses, nor the next.

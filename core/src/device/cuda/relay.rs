@@ -218,8 +218,8 @@ mod tests {
 
     use super::*;
     use crate::codec::{Tools, Workspace, testing};
-    use crate::config::Config;
-    use crate::cuda::{Mark, OnIssue, TopKKernels, fake};
+    use crate::cuda::{Mark, OnIssue, TopKKernels};
+    use crate::device::cuda::tests::fake_device;
     use crate::device::{CudaDevice, Device, Varying};
     use crate::mem::Ordinal;
     use crate::mem::borrow::region_of;
@@ -433,11 +433,7 @@ mod tests {
 
     impl World {
         fn start() -> Self {
-            let (control, _driver) = fake::driver();
-            let config = Config { cuda_lib: Some(fakecuda::library()), ..Config::default() };
-            let cuda = CudaDevice::load(&config).unwrap();
-            // Makes the context. Without one, the end of another world would free what this one allocates.
-            cuda.mark(Ordinal(0), 0).unwrap();
+            let (control, cuda) = fake_device();
             Self { control, cuda }
         }
 

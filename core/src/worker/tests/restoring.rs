@@ -293,9 +293,7 @@ impl Outliving {
     fn pass(&mut self, time: Duration) {
         let end = self.world.now + time;
         loop {
-            let due = self.world.worker.poll_timeout().map_or(end, |due| due.min(end));
-            self.world.now = due.max(self.world.now);
-            self.world.worker.handle_timeout(self.world.now);
+            self.world.pass_until(end);
             self.settle();
             if self.world.now >= end {
                 return;

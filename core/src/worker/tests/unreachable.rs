@@ -151,8 +151,7 @@ impl Unreached {
         let end = self.world.now + time;
         self.settle();
         while self.world.now < end {
-            self.world.now = self.world.worker.poll_timeout().map_or(end, |due| due.min(end));
-            self.world.worker.handle_timeout(self.world.now);
+            self.world.pass_until(end);
             self.settle();
         }
     }

@@ -30,7 +30,7 @@ impl Coordinator {
     /// How many workers the job waits for at least, besides those that wait to be taken in.
     pub(super) fn lacking(&self) -> u32 {
         let coming = if self.takes_in_a(Role::Worker) { self.newcomers.count(Role::Worker) } else { 0 };
-        let there = u32::try_from(self.stepping_workers().len()).expect("at most MEMBERS_MAX");
+        let there = u32::try_from(self.stepping_seats().count()).expect("at most MEMBERS_MAX");
         self.needed().saturating_sub(there.saturating_add(coming))
     }
 
@@ -40,6 +40,13 @@ impl Coordinator {
             Policy::Continue { min_workers, rejoin: Some(_), .. } => min_workers,
             Policy::Continue { .. } | Policy::Abort => 0,
         }
+    }
+
+    /// How many of the workers that the job needs are there, and how many it needs.
+    fn quorum(&self) -> (u32, u32) {
+        let needed = self.needed();
+        // Never more are lacking than are needed.
+        (needed - self.lacking(), needed)
     }
 
     /// How many workers of this formation have left in order.
@@ -77,8 +84,7 @@ impl Coordinator {
     /// Whether the workers hold now, and for whom.
     pub(super) fn hold(&self, now: Time) -> Option<Hold> {
         let until = self.boundaries.holds_until().filter(|_| matches!(self.stage, Stage::Running))?;
-        let (needed, lost) = (self.needed(), &self.missed.lost);
-        let there = needed - self.lacking().min(needed);
+        let ((there, needed), lost) = (self.quorum(), &self.missed.lost);
         let lost = Names::first(lost.iter().cloned(), lost.len());
         Some(Hold { there, needed, lost, patience: until.since(now) })
     }
@@ -93,8 +99,7 @@ impl Coordinator {
 
     /// The others have not come.
     pub(super) fn give_up_waiting(&mut self, now: Time, waited: Duration) {
-        let (needed, lost) = (self.needed(), self.missed.lost.clone());
-        let there = needed - self.lacking().min(needed);
+        let ((there, needed), lost) = (self.quorum(), self.missed.lost.clone());
         self.connections.event(Event::Ends { reason: "too few workers were left, and no others came" });
         self.end(now, Err(Error::QuorumLost { there, needed, lost, waited }));
     }

@@ -15,7 +15,7 @@ use crate::coordinator::Event;
 use crate::coordinator::barrier::Barriers;
 use crate::coordinator::journal::Entry;
 use crate::coordinator::registry::Registry;
-use crate::coordinator::roster::{Change, Identity, Roster, Seat, Size};
+use crate::coordinator::roster::{Change, Identity, Roster, Seat, Size, take_out};
 use crate::coordinator::stage::Stage;
 use crate::coordinator::verdict::Policy;
 
@@ -122,7 +122,7 @@ impl Coordinator {
 
     /// Whether processes wait to be taken in, and can be.
     pub(super) fn takes_in(&self) -> bool {
-        [Role::Worker, Role::Server].into_iter().any(|role| self.takes_in_a(role))
+        Role::OF_MEMBERS.into_iter().any(|role| self.takes_in_a(role))
     }
 
     /// Whether some of this role wait to be taken in, and can be.
@@ -193,18 +193,15 @@ impl Coordinator {
         for worker in &workers {
             self.release(change, Passage { leaves: true, ..passage.clone() }, *worker);
         }
-        let workers = workers.len();
-        let newcomers = [Role::Worker, Role::Server].map(|role| self.newcomers.count(role) as usize).iter().sum();
-        self.connections.event(Event::FormsAgain { workers, newcomers });
+        let Size { workers: newcomers, servers } = self.newcomers.waiting();
+        let newcomers = newcomers.saturating_add(servers) as usize;
+        self.connections.event(Event::FormsAgain { workers: workers.len(), newcomers });
         self.end(now, Ok(()));
     }
 
     /// A member is not expected again, because its process has ended.
     pub(super) fn expect_no_more(&mut self, now: Time, pid: u32, host: &str, cause: &str) {
-        let is_it = |expected: &Member| expected.process.is(host, pid);
-        if let Some(again) = &mut self.again
-            && let Some(gone) = again.iter().position(is_it).map(|at| again.remove(at))
-        {
+        if let Some(gone) = self.again.as_mut().and_then(|again| take_out(again, host, pid)) {
             self.miss_expected(&gone, cause);
         }
         if matches!(self.stage, Stage::Forming { .. }) && self.formed_before > 0 {

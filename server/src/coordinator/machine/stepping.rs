@@ -150,7 +150,7 @@ impl Coordinator {
         }
     }
 
-    fn stepping_seats(&self) -> impl Iterator<Item = &Seat> {
+    pub(super) fn stepping_seats(&self) -> impl Iterator<Item = &Seat> {
         self.roster.seats().filter(|seat| seat.is_present() && seat.member.process.role == Role::Worker)
     }
 

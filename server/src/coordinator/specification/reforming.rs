@@ -16,14 +16,7 @@ fn a_newcomer_waits_until_all_stand_and_the_job_forms_again_with_it_in_ranks_wit
     let mut job = elastic(3);
     job.say(1, StepReport { begun: 1, leaves: true, ..at_change(0) });
     job.join(NEW, worker(NEW as u32));
-    assert_eq!(job.received(NEW), [], "it waits");
-    job.heartbeat(NEW);
-    job.frame(NEW, Frame::StatusRequest);
-    let told = job.received(NEW);
-    assert!(
-        matches!(&told[..], [Frame::HeartbeatAck { .. }, Frame::Forming(Forming { speaks: true, .. })]),
-        "{told:?}"
-    );
+    job.waits(NEW);
     let passage = job.pass_boundary(1, &[0, 1, 2], &[1]);
     let again = Passage { forms_again: true, ..passage.clone() };
     assert_eq!(again.workers, [0, 2].map(WorkerId).into_iter().collect());
@@ -235,6 +228,18 @@ impl Job {
         links.iter().for_each(|link| self.say(*link, StepReport { stands: true, ..report(link) }));
         let staying = links.iter().filter(|link| !leavers.contains(link)).map(|link| WorkerId(*link as u32));
         Passage { step: 1, workers: staying.collect(), leaves: true, forms_again: false }
+    }
+
+    /// A newcomer has heard nothing, and is told that it waits if it asks.
+    pub(super) fn waits(&mut self, link: u64) {
+        assert_eq!(self.received(link), []);
+        self.heartbeat(link);
+        self.frame(link, Frame::StatusRequest);
+        let told = self.received(link);
+        assert!(
+            matches!(&told[..], [Frame::HeartbeatAck { .. }, Frame::Forming(Forming { speaks: true, .. })]),
+            "{told:?}"
+        );
     }
 
     /// Whether the former formation is over.

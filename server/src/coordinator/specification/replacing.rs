@@ -1,7 +1,6 @@
 //! An elastic job that outlives servers takes in a server in the place of a lost one: behind a step it forms again.
 
 use gradlane_core::types::{Holdings, StepReport, TensorKind};
-use gradlane_core::wire::frame::Forming;
 
 use super::outliving::{kill_server, outliving_as, outliving_config};
 use super::reforming::ANEW;
@@ -16,13 +15,7 @@ fn a_server_that_comes_for_a_lost_one_waits_until_all_stand_and_the_job_forms_ag
     let mut job = elastic();
     lose_and_step(&mut job);
     job.join(NEW, server(7));
-    job.heartbeat(NEW);
-    job.frame(NEW, Frame::StatusRequest);
-    let told = job.received(NEW);
-    assert!(
-        matches!(&told[..], [Frame::HeartbeatAck { .. }, Frame::Forming(Forming { speaks: true, .. })]),
-        "{told:?}"
-    );
+    job.waits(NEW);
     form_again(&mut job);
     assert_eq!(job.coordinator.view().phase, Phase::Running);
     let view = job.coordinator.view();
