@@ -153,7 +153,7 @@ class Job:
         )
         with open(folder.with_suffix(".lighthouse.log"), "ab") as log:
             pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": log}
-            self.lighthouse = subprocess.Popen([arguments.torchft, "-c", script], text=True, env=environment, **pipes)
+            self.lighthouse = subprocess.Popen([arguments.torchft, "-c", script], encoding="utf-8", env=environment, **pipes)
         assert self.lighthouse.stdout is not None
         port = self.lighthouse.stdout.readline().strip().rsplit(":", 1)[1]
         self.environment = environment | {"TORCHFT_LIGHTHOUSE": f"http://127.0.0.1:{port}"}
@@ -178,7 +178,7 @@ class Job:
         found: dict[int, dict[int, tuple[float, str]]] = {}
         for file in self.folder.iterdir():
             # A line of a process that was killed may be cut.
-            lines = [line.split() for line in file.read_text().splitlines(keepends=True) if line.endswith("\n")]
+            lines = [line.split() for line in file.read_text(encoding="utf-8").splitlines(keepends=True) if line.endswith("\n")]
             found[int(file.name)] = {int(step): (float(at), weights) for at, step, weights in lines}
         return found
 
@@ -222,7 +222,7 @@ class Job:
 def has_ended(pid: int) -> bool:
     """Whether a process has ended, perhaps without that anybody has asked how."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] in "ZX"
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rsplit(")", 1)[1].split()[0] in "ZX"
     except OSError:
         return True
 
