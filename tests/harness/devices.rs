@@ -102,6 +102,7 @@ impl DeviceRank {
             step_timeout,
             stall_warn: Duration::ZERO,
             on_stall: Box::new(|_| ()),
+            on_lost: Box::new(|_| ()),
             oldest_every: 16,
             copies: Copies::default(),
             traffic: Traffic::default(),

@@ -383,6 +383,11 @@ impl<L> Agreement<L> {
         matches!(self.closed, Some(Unmet::Failed(_)))
     }
 
+    /// Whether those that are left go on if a rank is lost.
+    pub fn outlives(&self) -> bool {
+        self.party.goes_on
+    }
+
     /// Whether the ranks have parted.
     pub fn has_parted(&self) -> bool {
         matches!(self.closed, Some(Unmet::NotBegun(_)))

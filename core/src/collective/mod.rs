@@ -36,7 +36,7 @@ use std::time::Duration;
 
 use crate::error::Error;
 use crate::local::Progress;
-use crate::types::{Declined, Done, Slot, Time, Unmet};
+use crate::types::{Declined, Done, Incarnation, Slot, Time, Unmet};
 
 /// Reduces among the ranks of one machine.
 pub trait Collective: Progress + Send + Sync {
@@ -50,7 +50,9 @@ pub trait Collective: Progress + Send + Sync {
     /// If the ranks' memory is of different kinds, all get a mismatch of `device`. If device memory cannot be reduced here, the operation
     /// fails at once with an error that says what to do, and the other ranks learn that this rank will not take part.
     ///
-    /// After [`part`](Self::part), here or on another rank, an operation that no rank has begun ends as [`Unmet::NotBegun`].
+    /// After [`part`](Self::part), here or on another rank, an operation that no rank has begun ends as [`Unmet::NotBegun`]. So does one in
+    /// host memory that a lost rank has left undone, in a job that goes on: all ranks that are left have its result, or none. It has changed
+    /// the memory of its results then, but not that of its contributions, if these lie elsewhere.
     fn run(&self, operation: Operation, done: Done<f64, Unmet>);
 
     /// Gives an operation up: it ends as [`Cancelled`](crate::Error::Cancelled), unless all ranks have submitted it. It ends for the other
@@ -67,9 +69,10 @@ pub trait Collective: Progress + Send + Sync {
     /// When an operation last moved: it began, went on, or ended. Does not wait for any other thread.
     fn moved(&self) -> Time;
 
-    /// Leaves the other ranks in order, for the reason `why`, because this rank meets others from now on. Waits until the operations have
-    /// ended that any rank may have begun, at most for `patience`; then those fail. [`shutdown`](Self::shutdown) ends the wait.
-    fn part(&self, why: Error, patience: Duration);
+    /// Leaves the other ranks in order, for the reason `why`, because this rank meets others from now on: `stay` are the lives that it
+    /// meets. Waits until the operations have ended that any rank may have begun, at most for `patience`; then those fail. A rank that does
+    /// not stay and does not leave in order is given up after two seconds. [`shutdown`](Self::shutdown) ends the wait.
+    fn part(&self, why: Error, stay: &[Incarnation], patience: Duration);
 
     /// Ends the operations under way and leaves the other ranks. Idempotent.
     fn shutdown(&self);

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::formation_news::FormationNews;
-use super::local_peers::{self, Accounting};
+use super::local_peers::{self, Accounting, Hears};
 use super::shared::Shared;
 use super::stages::Stages;
 use crate::config::Config;
@@ -96,7 +96,8 @@ impl Follower {
     fn follow(&mut self, formation: &Formation, team: u32) -> Result<()> {
         if self.team != Some(team) {
             if let Some(former) = self.shared.company.any() {
-                former.part(parted(), self.config.step_timeout);
+                let stay: Vec<_> = formation.view.workers().map(|worker| worker.process.incarnation).collect();
+                former.part(parted(), &stay, self.config.step_timeout);
             }
             // Until then, threads that wait for handles find the former one, where nothing happens any more.
             match formation.pipeline.stages().iter().any(|stage| stage.is_collective()) {
@@ -117,6 +118,14 @@ impl Follower {
                 shared.tell(|membership| membership.reporter().report_stall(stall));
             }
         });
+        let witness = Arc::downgrade(&self.shared);
+        let peers = local_peers::processes(formation);
+        let on_lost = Box::new(move |position: usize| {
+            if let Some(shared) = witness.upgrade() {
+                let (node, pid) = peers[position];
+                shared.tell(|membership| membership.reporter().report_end(node, pid));
+            }
+        });
         let metrics = &self.shared.metrics;
         let accounting =
             Accounting { copies: metrics.copies(), doubt: self.shared.doubt.clone(), traffic: metrics.traffic() };
@@ -125,8 +134,9 @@ impl Follower {
             false => self.shared.milestones.failed(),
         };
         let (is_again, clock) = (self.team.is_some(), self.shared.clock);
+        let hears = Hears { on_stall, on_lost };
         let collective =
-            local_peers::meet(&self.config, formation, (socket, is_again), accounting, clock, on_stall, &given_up)?;
+            local_peers::meet(&self.config, formation, (socket, is_again), accounting, clock, hears, &given_up)?;
         self.shared.company.set(team, collective);
         Ok(())
     }

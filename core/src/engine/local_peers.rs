@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 use crate::local::PrivateSocket;
 use crate::mem::{Copies, Doubt};
 use crate::runtime::Clock;
-use crate::types::{MachineId, Wiring, WorkerId};
+use crate::types::{MachineId, NodeId, Wiring, WorkerId};
 use crate::wire::frame::Stall;
 use crate::worker::Formation;
 
@@ -71,6 +71,20 @@ pub(super) struct Accounting {
     pub(super) traffic: Traffic,
 }
 
+/// Who hears of what the ranks of this machine notice; see [`HostOptions`].
+pub(super) struct Hears {
+    pub(super) on_stall: Box<dyn Fn(Stall) + Send>,
+    pub(super) on_lost: Box<dyn Fn(usize) + Send>,
+}
+
+/// The nodes and processes of the team of a formation, by position among its ranks.
+pub(super) fn processes(formation: &Formation) -> Vec<(NodeId, u32)> {
+    let of = |rank: &WorkerId| formation.view.workers().find(|member| member.index == rank.0);
+    let mut team = formation.team.clone();
+    team.sort_unstable();
+    team.iter().filter_map(of).map(|member| (member.node, member.process.pid)).collect()
+}
+
 /// Meets the other workers of this machine, for the first time or again. `failed` says why it should not be waited for, if it should not.
 ///
 /// # Errors
@@ -81,7 +95,7 @@ pub(super) fn meet(
     (socket, is_again): (Option<Arc<PrivateSocket>>, bool),
     Accounting { copies, doubt, traffic }: Accounting,
     clock: Clock,
-    on_stall: Box<dyn Fn(Stall) + Send>,
+    Hears { on_stall, on_lost }: Hears,
     failed: &dyn Fn() -> Option<Error>,
 ) -> Result<Arc<dyn Collective>> {
     let Formation { rank, view, machines, team, .. } = formation;
@@ -106,6 +120,7 @@ pub(super) fn meet(
         step_timeout: config.step_timeout,
         stall_warn: config.stall_warn,
         on_stall,
+        on_lost,
         oldest_every: config.oldest_every,
         copies,
         traffic,

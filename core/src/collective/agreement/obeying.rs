@@ -45,6 +45,15 @@ impl<L> Agreement<L> {
         true
     }
 
+    /// A rank was lost, and this rank has ended all that those that are left end: gives the other operations back, those that come later
+    /// too.
+    pub fn part_from_lost(&mut self, why: Error) {
+        self.parting = Some(why.clone());
+        let unbegun = std::mem::take(&mut self.acts);
+        self.acts.extend(unbegun.into_iter().filter_map(|act| act.returned(&why)));
+        self.part();
+    }
+
     /// The ranks have parted: gives the operations back that no rank has begun, those that come later too.
     fn part(&mut self) {
         let leader = Some(&self.party.ranks[0]).filter(|_| self.orphaned);
@@ -78,7 +87,10 @@ impl<L> Agreement<L> {
                 let members =
                     Claim::members_among(claim.members, self.party.ranks.len()).ok_or(Breakage::Confused(0))?;
                 if members & (1 << self.party.me) == 0 {
-                    self.acts.push_back(Act::Pass { claim });
+                    let position = |root| self.party.ranks.iter().position(|rank| rank.rank == root);
+                    let root = if let Op::Broadcast { root } = claim.op { position(root) } else { None };
+                    let shown_by = failed.map(|rank| rank as usize).or(root);
+                    self.acts.push_back(Act::Pass { claim, shown_by });
                     return Ok(());
                 }
                 // The claim must agree with this rank's own. Otherwise data could go into memory of another length.

@@ -86,6 +86,8 @@ pub enum Act<L> {
     Pass {
         /// The claim on which the members agree.
         claim: Claim,
+        /// The position of the rank whose data, or whose error, the members get. `None` if they add up the data of all of them.
+        shown_by: Option<usize>,
     },
     /// All members learn now why there is no data. This takes a turn as an operation in host memory does, but touches no tensor.
     Tell {
@@ -121,6 +123,15 @@ impl<L> Act<L> {
             Self::Run { load, .. } | Self::Tell { load, .. } => {
                 load.map(|load| Self::End { load, error: error.clone() })
             }
+            Self::Pass { .. } => None,
+            Self::End { .. } | Self::Return { .. } => Some(self),
+        }
+    }
+
+    /// What becomes of an act that nobody has begun if the ranks part for this reason.
+    pub(super) fn returned(self, why: &Error) -> Option<Self> {
+        match self {
+            Self::Run { load, .. } | Self::Tell { load, .. } => load.map(|load| Self::Return { load, why: why.clone() }),
             Self::Pass { .. } => None,
             Self::End { .. } | Self::Return { .. } => Some(self),
         }

@@ -281,6 +281,11 @@ impl Board {
         };
         let word = self.segment.u64(Head::Broken as usize);
         let _ = word.compare_exchange(0, kind << 32 | rank as u64, Ordering::SeqCst, Ordering::Relaxed);
+        self.wake_all();
+    }
+
+    /// Wakes the threads of all ranks, whatever they wait for.
+    pub(super) fn wake_all(&self) {
         for rank in 0..self.layout.ranks {
             self.ring(rank, Word::Bell);
             self.ring(rank, Word::Idle);
@@ -289,7 +294,7 @@ impl Board {
 
     /// Why the board is broken, if it is.
     pub(super) fn broken(&self) -> Option<Breakage> {
-        let word = self.segment.u64(Head::Broken as usize).load(Ordering::Acquire);
+        let word = self.segment.u64(Head::Broken as usize).load(Ordering::SeqCst);
         let rank = (word & 0xffff_ffff) as usize;
         match (word >> 32, rank < self.layout.ranks) {
             (0, _) => None,

@@ -10,6 +10,7 @@ use std::time::Duration;
 use super::board::Board;
 use super::devices::Devices;
 use super::layout::Word;
+use super::loss::Cut;
 use super::pending::{Load, brought};
 use super::reduction::{Part, Running, Scratch};
 use crate::collective::agreement::{Act, Agreement, Wish};
@@ -17,7 +18,7 @@ use crate::collective::order::{Decision, Slot};
 use crate::collective::ranks::Breakage;
 use crate::collective::{Dataflow, Memory, Moved, Operation, Ordered};
 use crate::error::Error;
-use crate::types::{Declined, Done, Time, Unmet};
+use crate::types::{Declined, Done, Time, Unmet, meeting_again};
 use crate::wire::frame::Stall;
 
 /// A request of another thread to the driver.
@@ -30,19 +31,31 @@ pub(super) enum Request {
     Abandon(Slot),
     /// The rank at this position has left.
     Left(usize),
-    /// This rank parts from the others, for this reason.
-    Part(Error),
+    /// This rank parts from the others, for this reason. Those at these positions are not in the job any more.
+    Part(Error, Vec<usize>),
     /// The job is over.
     Abort(Error),
     /// No more requests will follow.
     Close,
 }
 
+/// The part that is being reduced.
+struct Current {
+    running: Running,
+    /// The number of its order.
+    order: u64,
+    /// Absent where nobody waits for it.
+    done: Option<Done<f64, Unmet>>,
+}
+
+/// How long a rank that is not in the job any more may still take to leave in order.
+const LEAVING_LATE: Duration = Duration::from_secs(2);
+
 pub(super) struct Driver {
     board: Arc<Board>,
     agreement: Agreement<Load>,
     step_timeout: Duration,
-    current: Option<(Running, Option<Done<f64, Unmet>>)>,
+    current: Option<Current>,
     /// When the current part last made progress.
     moved: Time,
     /// Where threads see that which ask whether this rank works.
@@ -50,12 +63,18 @@ pub(super) struct Driver {
     /// The number of chunks reduced so far. It is equal on all ranks between two parts.
     chunks: u64,
     obeyed: u64,
+    /// The number of the order that is being carried out.
+    order: u64,
     scratch: Scratch,
     devices: Devices,
     /// Operations of the group that is being carried out.
     gathered: Vec<(Ordered, Done<f64, Unmet>)>,
     /// Since when some rank has no room for another order. `None` if all have room.
     blocked: Option<Time>,
+    /// The ranks that are not in the job any more.
+    gone: Vec<usize>,
+    /// When they are given up that did not leave in order.
+    given_up: Option<Time>,
     /// Whether everything has ended.
     aborted: bool,
     on_stall: Box<dyn Fn(Stall) + Send>,
@@ -79,10 +98,13 @@ impl Driver {
             noted,
             chunks: 0,
             obeyed: 0,
+            order: 0,
             scratch,
             devices,
             gathered: Vec::new(),
             blocked: None,
+            gone: Vec::new(),
+            given_up: None,
             aborted: false,
             on_stall,
         }
@@ -102,7 +124,11 @@ impl Driver {
             Request::Decline(declined) => drop(self.agreement.handle_declined(declined)),
             Request::Abandon(slot) => self.agreement.handle_abandoned(now, slot),
             Request::Left(rank) => self.agreement.handle_left(rank),
-            Request::Part(why) => self.agreement.handle_parting(why),
+            Request::Part(why, gone) => {
+                self.agreement.handle_parting(why);
+                self.gone = gone;
+                self.given_up = (!self.gone.is_empty()).then(|| now + LEAVING_LATE);
+            }
             Request::Abort(cause) => {
                 self.aborted = true;
                 self.fail(now, Some(cause), true);
@@ -119,7 +145,10 @@ impl Driver {
             return false;
         }
         if let Some(breakage) = self.board.broken() {
-            return self.break_down(now, breakage);
+            return match self.board.cut().filter(|_| self.agreement.outlives() && !self.devices.is_busy()) {
+                Some(cut) => self.end_without_the_lost(now, &cut, breakage),
+                None => self.break_down(now, breakage),
+            };
         }
         match self.try_step(now) {
             Ok(moved) => moved,
@@ -162,7 +191,7 @@ impl Driver {
             return false;
         }
         if board.broken().is_some() {
-            return !self.agreement.has_failed();
+            return !self.is_over();
         }
         let unheard = |rank| board.count(rank, Word::Announced) != board.count(rank, Word::Heard);
         let leading = self.agreement.leads()
@@ -186,7 +215,7 @@ impl Driver {
     /// When to call [`handle_timeout`](Self::handle_timeout).
     pub(super) fn poll_timeout(&mut self, now: Time) -> Option<Time> {
         let stuck = self.current.as_ref().map(|_| self.moved).or(self.blocked).map(|since| since + self.step_timeout);
-        self.agreement.poll_timeout(now).into_iter().chain(stuck).min()
+        self.agreement.poll_timeout(now).into_iter().chain(stuck).chain(self.given_up).min()
     }
 
     /// Fails the operations that are overdue.
@@ -199,16 +228,28 @@ impl Driver {
         if let Some(since) = self.blocked
             && since + self.step_timeout <= now
         {
-            let slowest = self.board.others().min_by_key(|rank| self.board.count(*rank, Word::Obeyed));
+            let slowest = self.others_left().min_by_key(|rank| self.board.count(*rank, Word::Obeyed));
             self.board.break_down(Breakage::Stuck(slowest.unwrap_or(0)));
         }
-        if let Some((running, _)) = &self.current
+        if let Some(Current { running, .. }) = &self.current
             && self.moved + self.step_timeout <= now
             && let Some(rank) = running.waits_for(&self.board)
         {
             // The rest of the part will not come, or it will come too late. The ranks cannot agree on an order again.
-            self.board.break_down(Breakage::Stuck(rank));
+            match self.board.broken() {
+                None => self.board.break_down(Breakage::Stuck(rank)),
+                Some(_) => drop(self.break_down(now, Breakage::Stuck(rank))),
+            }
         }
+        if self.given_up.take_if(|at| *at <= now).is_some() && self.is_busy() {
+            // Whoever leaves in order has left by now.
+            std::mem::take(&mut self.gone).into_iter().for_each(|rank| self.board.lose(rank));
+        }
+    }
+
+    /// The other ranks that are not lost.
+    fn others_left(&self) -> impl Iterator<Item = usize> {
+        self.board.others().filter(|rank| self.board.count(*rank, Word::LastStaged) == 0)
     }
 
     fn try_step(&mut self, now: Time) -> Result<bool, Breakage> {
@@ -217,23 +258,65 @@ impl Driver {
         if self.agreement.may_obey() {
             moved |= self.obey(now)?;
         }
-        let Some((running, _)) = &mut self.current else { return Ok(moved) };
+        Ok(self.advance(now) || moved)
+    }
+
+    /// Goes on with the part that is being reduced, and reports its end. Returns whether there was anything to do.
+    fn advance(&mut self, now: Time) -> bool {
+        let Some(Current { running, order, .. }) = &mut self.current else { return false };
         let advanced = running.advance(&self.board, &mut self.scratch);
         if advanced {
             self.moved = now;
             self.noted.note(now);
         }
-        if running.is_over() {
-            let (running, done) = self.current.take().expect("looked at above");
-            self.chunks = running.end();
-            let outcome = running.settle(self.board.me);
+        if !running.is_over() {
+            return advanced;
+        }
+        // Where a rank was lost meanwhile, all that are left must find the same.
+        if self.agreement.outlives()
+            && let Some(cut) = self.board.cut()
+            && !(*order < cut.orders && running.survives(&cut))
+        {
+            return advanced;
+        }
+        let Current { running, done, .. } = self.current.take().expect("looked at above");
+        self.chunks = running.end();
+        let outcome = running.settle(self.board.me);
+        self.agreement.handle_host_ended();
+        if let Some(done) = done {
+            done.report(outcome.map_err(Unmet::Failed));
+        }
+        true
+    }
+
+    /// A rank is lost, and the job goes on: ends what all that are left can end, and parts from them. Returns whether there was anything
+    /// to do.
+    fn end_without_the_lost(&mut self, now: Time, cut: &Cut, breakage: Breakage) -> bool {
+        if self.is_over() {
+            return false;
+        }
+        match &self.current {
+            Some(Current { running, order, .. }) if *order < cut.orders && running.survives(cut) => {
+                return self.advance(now);
+            }
+            None if self.obeyed < cut.orders && !self.agreement.has_parted() => match self.obey(now) {
+                Ok(_) => return true,
+                Err(breakage) => return self.break_down(now, breakage),
+            },
+            Some(_) | None => {}
+        }
+        let why = meeting_again(&self.agreement.explain(breakage).to_string());
+        // No device has anything to do, but the transport would wait for the lost rank.
+        self.devices.abort(&why);
+        self.agreement.part_from_lost(why.clone());
+        if let Some(Current { done, .. }) = self.current.take() {
             self.agreement.handle_host_ended();
             if let Some(done) = done {
-                done.report(outcome.map_err(Unmet::Failed));
+                done.report(Err(Unmet::NotBegun(why)));
             }
-            return Ok(true);
         }
-        Ok(moved | advanced)
+        self.act(now);
+        true
     }
 
     /// Writes announcements for the leader, and wakes it if they are urgent.
@@ -296,6 +379,7 @@ impl Driver {
     /// Carries out the next order, or the next group of orders.
     fn obey(&mut self, now: Time) -> Result<bool, Breakage> {
         let decisions: Option<Vec<Decision>> = self.board.obey(self.obeyed)?;
+        self.order = self.obeyed;
         let moved = match decisions {
             Some(decisions) => {
                 self.obeyed += decisions.len() as u64;
@@ -314,15 +398,16 @@ impl Driver {
             match act {
                 Act::End { load, error } => load.end(Unmet::Failed(error)),
                 Act::Return { load, why } => load.end(Unmet::NotBegun(why)),
-                Act::Pass { claim } => {
+                Act::Pass { claim, shown_by } => {
                     let (weights, source, destination) = (Vec::new(), Vec::new(), Vec::new());
                     let (dataflow, failure) = (Dataflow::Nothing, None);
-                    self.start(now, Part { claim, weights, dataflow, failure, source, destination }, None);
+                    self.start(now, Part { claim, weights, dataflow, shown_by, failure, source, destination }, None);
                 }
                 Act::Tell { claim, from, failure, load } => {
                     let (dataflow, done) = (Dataflow::Show { from, taker: None }, load.map(|load| load.done));
                     let (weights, source, destination) = (Vec::new(), Vec::new(), Vec::new());
-                    self.start(now, Part { claim, weights, dataflow, failure, source, destination }, done);
+                    let part = Part { claim, weights, dataflow, shown_by: None, failure, source, destination };
+                    self.start(now, part, done);
                 }
                 Act::Run { slot, claim, weights, dataflow, load } => {
                     let (source, destination, done) = match load {
@@ -335,7 +420,8 @@ impl Driver {
                         }
                         None => (Vec::new(), Vec::new(), None),
                     };
-                    self.start(now, Part { claim, weights, dataflow, failure: None, source, destination }, done);
+                    let (shown_by, failure) = (None, None);
+                    self.start(now, Part { claim, weights, dataflow, shown_by, failure, source, destination }, done);
                 }
             }
         }
@@ -349,7 +435,7 @@ impl Driver {
         self.moved = now;
         self.noted.note(now);
         let running = Running::new(part, self.chunks, self.board.layout);
-        self.current = Some((running, done));
+        self.current = Some(Current { running, order: self.order, done });
     }
 
     fn break_down(&mut self, now: Time, breakage: Breakage) -> bool {
@@ -374,11 +460,8 @@ impl Driver {
         if aborts_devices {
             self.devices.abort(&error);
         }
-        if let Some((running, done)) = self.current.take() {
-            drop(running);
-            if let Some(done) = done {
-                done.err(error.clone());
-            }
+        if let Some(Current { done: Some(done), .. }) = self.current.take() {
+            done.err(error.clone());
         }
         self.act(now);
     }

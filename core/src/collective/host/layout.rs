@@ -11,7 +11,7 @@ use crate::collective::device::NOTICE_BYTES_MAX;
 use crate::collective::order::Claim;
 
 /// The first word of a segment.
-pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"GLlocal7");
+pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"GLlocal8");
 /// The most chunks under way at once.
 pub(super) const DEPTH: u64 = 4;
 /// The most unread announcements of each rank.
@@ -25,7 +25,7 @@ pub(super) const ORDER_WORDS: usize = 16;
 
 const LINE: usize = 128;
 const HEADER_BYTES: usize = 4096;
-const RANK_BYTES: usize = (11 + Claim::DEVICES_MAX as usize * NOTICE_BYTES_MAX / LINE) * LINE;
+const RANK_BYTES: usize = (12 + Claim::DEVICES_MAX as usize * NOTICE_BYTES_MAX / LINE) * LINE;
 /// The approximate size of staging and results together, small enough for the cache.
 const CACHED_BYTES: usize = 1 << 20;
 /// A slice is the share of a chunk that one rank owns.
@@ -47,6 +47,8 @@ pub(super) enum Head {
     Broken = LINE as isize,
     /// The number of orders that the leader has written.
     Orders = 2 * LINE as isize,
+    /// Once a rank is lost: one more than the number of orders that the ranks that are left still carry out.
+    LastOrder = 2 * LINE as isize + 8,
     /// The verdicts of the first chunks of broadcasts, one word for each chunk that may be under way.
     Verdicts = 3 * LINE as isize,
 }
@@ -61,7 +63,7 @@ impl Head {
             Self::IncarnationLow | Self::IncarnationHigh => "lowest rank",
             Self::Ranks => "list of ranks",
             Self::Term => "term of the coordinator",
-            Self::Broken | Self::Orders | Self::Verdicts => "state of the sums",
+            Self::Broken | Self::Orders | Self::LastOrder | Self::Verdicts => "state of the sums",
         }
     }
 }
@@ -91,8 +93,14 @@ pub(super) enum Word {
     Core = 9 * LINE as isize,
     /// The length of each of its notices, one for each of its devices. 0 until the notice is published.
     Noticed = 10 * LINE as isize,
+    /// Written by the others once it is lost: one more than its word `Staged` counts then, for all of them.
+    LastStaged = 11 * LINE as isize,
+    /// The same of its word `Reduced`.
+    LastReduced = 11 * LINE as isize + 8,
+    /// The same of its word `Taken`.
+    LastTaken = 11 * LINE as isize + 16,
     /// The notices.
-    Notice = 11 * LINE as isize,
+    Notice = 12 * LINE as isize,
 }
 
 /// The offsets of the words for a number of ranks. They are the same on all ranks.

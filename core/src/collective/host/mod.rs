@@ -18,6 +18,7 @@ mod driver;
 #[cfg(any(test, feature = "testing"))]
 pub(super) mod fuzzing;
 mod layout;
+mod loss;
 mod options;
 mod pending;
 mod presence;
@@ -50,7 +51,7 @@ use crate::collective::order::{Claim, Order, Slot};
 use crate::error::{Error, Result};
 use crate::local::progress::Spin;
 use crate::local::{OwnThread, Progress};
-use crate::types::{Declined, Done, Time, Unmet};
+use crate::types::{Declined, Done, Incarnation, Time, Unmet};
 
 /// This process's side of a collective. Its ranks agree in host memory. The tensors lie in host memory or in memory of devices. Dropping it
 /// makes this rank leave the others.
@@ -72,6 +73,8 @@ struct Core {
     moved: Moved,
     devices: Devices,
     watch: Watch,
+    /// The lives of the ranks, by position.
+    lives: Vec<Incarnation>,
 }
 
 /// How long an idle thread looks for work before it sleeps, because waking takes longer than most answers.
@@ -112,8 +115,10 @@ impl HostCollective {
             on_stall,
             oldest_every,
             goes_on,
+            on_lost,
             ..
         } = options;
+        let lives = ranks.iter().map(|rank| rank.incarnation).collect();
         let HostOptions { copies, traffic, devices, doubt, clock, .. } = options;
         let scratch = Scratch::new(board.layout.slice, copies);
         let place = group.iter().position(|rank| *rank == me).expect("it is of its own group");
@@ -155,14 +160,15 @@ impl HostCollective {
             nap_idle: step_timeout.min(NAP_MAX),
             moved,
             devices,
-            watch: Watch::new(meeting.peers)?,
+            watch: Watch::new(meeting.peers, goes_on)?,
+            lives,
         });
         let own = Arc::clone(&core);
         let watcher = Arc::clone(&core);
         let threads = vec![
             OwnThread::start("gl-collective", move || own.serve())?,
             OwnThread::start("gl-neighbours", move || {
-                watcher.watch.run(&watcher.board, |rank| watcher.request(Request::Left(rank)));
+                watcher.watch.run(&watcher.board, |rank| watcher.request(Request::Left(rank)), on_lost);
             })?,
         ];
         Ok(Self { core, threads: Mutex::new(threads) })
@@ -221,8 +227,10 @@ impl Collective for HostCollective {
         self.core.request(Request::Abort(cause));
     }
 
-    fn part(&self, why: Error, patience: Duration) {
-        self.leave(Request::Part(why), patience);
+    fn part(&self, why: Error, stay: &[Incarnation], patience: Duration) {
+        let lives = self.core.lives.iter().enumerate();
+        let gone = lives.filter(|(_, life)| !stay.contains(life)).map(|(position, _)| position).collect();
+        self.leave(Request::Part(why, gone), patience);
     }
 
     fn shutdown(&self) {

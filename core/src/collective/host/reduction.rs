@@ -21,6 +21,7 @@
 
 use super::board::Board;
 use super::layout::{DEPTH, Layout, Word};
+use super::loss::{Cut, Needs};
 use crate::collective::Dataflow;
 use crate::collective::order::Claim;
 use crate::error::{Error, Result};
@@ -37,6 +38,7 @@ pub(super) struct Running {
     members: u64,
     weights: Vec<f64>,
     dataflow: Dataflow,
+    needs: Needs,
     memory: Memory,
     /// The error, if there is no result.
     failure: Option<Error>,
@@ -56,6 +58,8 @@ pub(super) struct Part {
     pub(super) claim: Claim,
     pub(super) weights: Vec<f64>,
     pub(super) dataflow: Dataflow,
+    /// If this rank is no member: the one whose data the others get, if it is one.
+    pub(super) shown_by: Option<usize>,
     /// The error that this rank sends instead of data.
     pub(super) failure: Option<Error>,
     /// The memory of this rank. The claim gives the length. Without any runs if the rank does not want the result any more.
@@ -101,8 +105,16 @@ const AHEAD: u64 = 2;
 impl Running {
     /// Begins a part, after `base` chunks of earlier parts.
     pub(super) fn new(part: Part, base: u64, layout: Layout) -> Self {
-        let Part { claim, weights, dataflow, failure, source, destination } = part;
+        let Part { claim, weights, dataflow, shown_by, failure, source, destination } = part;
         let members = Claim::members_among(claim.members, layout.ranks).expect("all ranks checked it");
+        // The same on all ranks, also on those that are no members.
+        let is_of_all = claim.members == Claim::ALL_RANKS;
+        let needs = match (dataflow, shown_by) {
+            _ if members.count_ones() == 1 => Needs::Nobody,
+            (Dataflow::Keep { .. } | Dataflow::Nothing, None) if is_of_all => Needs::Nobody,
+            (Dataflow::Show { from: by, .. } | Dataflow::Keep { by }, _) | (_, Some(by)) => Needs::One(by),
+            (Dataflow::Reduce { .. } | Dataflow::Nothing, None) => Needs::Each(members),
+        };
         let chunk_bytes = layout.slice * members.count_ones() as usize;
         // The first chunk also says whether there is data, so there is always one.
         let chunks = claim.bytes.div_ceil(chunk_bytes as u64).max(1);
@@ -112,6 +124,7 @@ impl Running {
             members,
             weights,
             dataflow,
+            needs,
             memory,
             failure,
             chunk_bytes,
@@ -187,11 +200,17 @@ impl Running {
         self.base + self.chunks
     }
 
+    /// Whether it ends on all ranks that are left.
+    pub(super) fn survives(&self, cut: &Cut) -> bool {
+        cut.has(self.needs, self.end())
+    }
+
     /// The rank for which this one waits.
     pub(super) fn waits_for(&self, board: &Board) -> Option<usize> {
         let step =
             |rank: usize| [Word::Staged, Word::Reduced, Word::Taken].iter().map(|word| board.count(rank, *word)).min();
-        board.others().min_by_key(|rank| step(*rank))
+        let is_left = |rank: &usize| board.count(*rank, Word::LastStaged) == 0;
+        board.others().filter(is_left).min_by_key(|rank| step(*rank))
     }
 
     /// Writes the result of `me` into its destination, if it is not there yet. Returns the sum of the weights of the contributing ranks, or

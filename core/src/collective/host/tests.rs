@@ -13,6 +13,7 @@ use crate::mem::{Copies, Doubt, Region};
 use crate::types::{DType, DeviceKind, Epoch, Incarnation, Op, PartId, Priority, Round, TensorKey, WorkerId};
 
 mod devices;
+mod losses;
 mod tiers;
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -310,6 +311,11 @@ impl Again {
     }
 }
 
+/// The lives of all ranks.
+fn all() -> Vec<Incarnation> {
+    (0..8).map(|rank| local_rank(rank, "").incarnation).collect()
+}
+
 fn why() -> Error {
     Error::Unavailable { what: "the sum".to_owned(), cause: "others meet".to_owned() }
 }
@@ -337,7 +343,7 @@ fn when_one_leaves_a_job_that_goes_on_what_nobody_has_begun_comes_back_and_the_o
         let late = first[stay[0]].operation(slot(2, 0), Op::Sum, 1.0, &mut data[stay[0]]);
         first[stay[0]].0.run(late, Done::new(move |outcome| sender.send(outcome).unwrap()));
         assert!(matches!(ended.recv_timeout(PATIENCE).unwrap(), Err(Unmet::NotBegun(_))));
-        stay.iter().for_each(|rank| first[*rank].0.part(why(), PATIENCE));
+        stay.iter().for_each(|rank| first[*rank].0.part(why(), &all(), PATIENCE));
         let second = again.meet(&stay, true);
         std::thread::scope(|scope| {
             for (member, rank) in second.iter().zip(&stay) {
@@ -371,7 +377,7 @@ fn a_thread_that_waits_here_is_free_once_another_rank_has_left_and_this_one_part
                 sender.send(()).unwrap();
             });
             scope.spawn(move || {
-                stays.part(why(), FOREVER);
+                stays.part(why(), &all(), FOREVER);
                 parted.send(()).unwrap();
             });
             first[leaver].0.shutdown();
@@ -409,7 +415,7 @@ fn what_all_were_ready_for_is_carried_out_before_they_part() {
         let submitted = [scope.spawn(part(0)), scope.spawn(part(1))].map(|thread| thread.join().unwrap());
         let parting = [0, 1].map(|rank| {
             let member = &first[rank];
-            scope.spawn(move || member.0.part(why(), PATIENCE))
+            scope.spawn(move || member.0.part(why(), &all(), PATIENCE))
         });
         parting.into_iter().for_each(|thread| thread.join().unwrap());
         submitted.map(|(ended, data)| (ended.try_recv().expect("it ended before they parted"), data[0]))
@@ -423,7 +429,7 @@ fn a_rank_that_hears_late_who_is_left_is_waited_for_and_one_that_is_left_alone_r
     let again = Again::of(2);
     let mut members = again.meet(&[0, 1], false);
     drop(members.pop());
-    members[0].0.part(why(), PATIENCE);
+    members[0].0.part(why(), &all(), PATIENCE);
     // Rank 1 does not know yet that another one is no more, and introduces itself to a leader that expects others.
     let given_up = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -651,6 +657,7 @@ fn options(rank: usize, ranks: &[LocalRank]) -> HostOptions {
         step_timeout: PATIENCE,
         stall_warn: Duration::ZERO,
         on_stall: Box::new(|_| ()),
+        on_lost: Box::new(|_| ()),
         oldest_every: 16,
         copies: Copies::default(),
         traffic: Traffic::default(),

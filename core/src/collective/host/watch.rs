@@ -15,6 +15,8 @@ use crate::local::{Connection, PeerProcess, socket};
 #[derive(Debug)]
 pub(super) struct Watch {
     peers: Vec<Peer>,
+    /// Whether the job goes on without a rank that is lost.
+    goes_on: bool,
     stop: Connection,
     stopped: Connection,
 }
@@ -32,15 +34,18 @@ const GOODBYE: &[u8] = b"bye";
 const CAUSE_PATIENCE: Duration = Duration::from_millis(250);
 
 impl Watch {
-    pub(super) fn new(peers: Vec<(usize, Connection)>) -> Result<Self> {
+    pub(super) fn new(peers: Vec<(usize, Connection)>, goes_on: bool) -> Result<Self> {
         let (stop, stopped) = Connection::pair()?;
         let peer =
             |(rank, connection): (usize, Connection)| Peer { rank, process: connection.peer_process(), connection };
-        Ok(Self { peers: peers.into_iter().map(peer).collect(), stop, stopped })
+        Ok(Self { peers: peers.into_iter().map(peer).collect(), goes_on, stop, stopped })
     }
 
-    /// Watches until [`leave`](Self::leave). Calls `left` for a rank that says goodbye; the end of any other rank breaks the board.
-    pub(super) fn run(&self, board: &Board, left: impl Fn(usize)) {
+    /// Watches until [`leave`](Self::leave). Calls `left` for a rank that says goodbye; the end of any other rank breaks the board, and
+    /// `lost` is called.
+    pub(super) fn run(&self, board: &Board, left: impl Fn(usize), lost: impl Fn(usize)) {
+        // Where the job goes on, nobody is told the cause.
+        let patience = if self.goes_on { Duration::ZERO } else { CAUSE_PATIENCE };
         const FOREVER: Duration = Duration::from_secs(3600);
         let mut watched: Vec<&Peer> = self.peers.iter().collect();
         loop {
@@ -61,9 +66,13 @@ impl Watch {
                 let goodbye = spoke && matches!(peer.connection.recv(&mut [0; 8], Duration::ZERO), Ok(Some(_)));
                 if goodbye {
                     left(peer.rank);
-                } else if !socket::wait_any(&[self.stopped.fd()], CAUSE_PATIENCE).is_ok_and(|ready| ready[0]) {
+                } else if !socket::wait_any(&[self.stopped.fd()], patience).is_ok_and(|ready| ready[0]) {
                     // This rank closes `stop` before it closes its connections. It has not done so yet, so the peer has ended.
-                    board.break_down(Breakage::Lost(peer.rank));
+                    match self.goes_on {
+                        true => board.lose(peer.rank),
+                        false => board.break_down(Breakage::Lost(peer.rank)),
+                    }
+                    lost(peer.rank);
                 }
                 false
             });

@@ -58,7 +58,7 @@ impl WorkerProcess {
                 let load = load.map(|load| Load { source: Vec::new(), destination: Vec::new(), ..load });
                 (DeviceKind::Host, claim, Vec::new(), dataflow, failure, load)
             }
-            Act::Pass { claim } => (DeviceKind::Host, claim, Vec::new(), Dataflow::Nothing, None, None),
+            Act::Pass { claim, .. } => (DeviceKind::Host, claim, Vec::new(), Dataflow::Nothing, None, None),
             Act::End { .. } | Act::Return { .. } => unreachable!("what ends is not begun"),
         };
         let reached = near.reached(place);
