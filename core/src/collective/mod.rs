@@ -12,6 +12,7 @@ pub mod ranks;
 
 mod dataflow;
 mod explain;
+mod needs;
 mod operation;
 
 pub mod device;
@@ -27,6 +28,7 @@ pub use dataflow::Dataflow;
 pub use device::{Bootstrap, DeviceCollective, DeviceMemory, MakeDeviceCollective, Moved, Ordered, Team, Traffic};
 pub use devices::device_collective;
 pub use host::{HostCollective, HostOptions};
+pub use needs::Needs;
 pub use operation::{Memory, Operation};
 pub use ranks::LocalRank;
 

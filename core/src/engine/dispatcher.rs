@@ -138,6 +138,7 @@ impl Dispatch for Dispatcher {
                         collective.abort(cause);
                     }
                 }
+                Effect::BreakDown(cause) => shared.tell(|membership| membership.reporter().break_down(cause)),
                 Effect::Follow => shared.following.follow(),
                 Effect::Leave => shared.milestones.change(|reached| reached.may_leave = true),
                 Effect::Arm(due) => {

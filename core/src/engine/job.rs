@@ -65,6 +65,8 @@ pub(super) enum Work {
         operation: Operation,
         /// Whether the contribution is in the memory of the result afterwards.
         takes: bool,
+        /// Whether memory must be found to reduce it in, in place of that of its tensors.
+        aside: bool,
         /// The team that does it.
         team: u32,
     },
@@ -126,7 +128,8 @@ impl State {
                 Work::Encode { from: payload.elements(), coding, residual, link }
             }
             Action::Land => {
-                Work::Land { from: payload.beside().expect("what passes LAND has landed"), to: payload.result() }
+                let (from, to) = payload.to_land();
+                Work::Land { from, to }
             }
             Action::Decode { coding, body } => {
                 let landing = payload.landing().pop().expect("a sum to decode lies in one piece");
@@ -134,10 +137,11 @@ impl State {
                 let to = if payload.is_encoded_in_place() { None } else { Some(payload.result()) };
                 Work::Decode { from, to, coding, refused: body.refused }
             }
-            Action::Meet(Meeting { goal, claim, failure, memory, takes, team }) => {
+            Action::Meet(Meeting { goal, claim, failure, memory, takes, aside, team }) => {
+                let aside = aside && !payload.is_aside();
                 let memory = meeting_memory(payload, memory);
                 let operation = Operation { part: task.part, round: task.round, goal, failure, claim, memory };
-                Work::Meet { operation, takes, team }
+                Work::Meet { operation, takes, aside, team }
             }
         };
         Job { task, stage, is_last, work }

@@ -19,6 +19,13 @@ pub(super) struct Payload {
     beside: Option<Staging>,
 }
 
+/// Memory in which the ranks of the machine reduce a part, so that the contribution stays as it is.
+struct Aside {
+    memory: Staging,
+    /// Whether it holds what goes on to the next stage. Before, the contribution does.
+    is_filled: bool,
+}
+
 /// Memory for the wire form of a contribution, and later of its sum.
 struct Wire {
     memory: Staging,
@@ -29,7 +36,7 @@ struct Wire {
 /// The data of a task, run after run in piece order.
 enum Content {
     /// Tensors in host memory: sent in place, and the sum lands in its destination or beside its contribution.
-    Host { source: Vec<Region>, destination: Vec<Region> },
+    Host { source: Vec<Region>, destination: Vec<Region>, aside: Option<Aside> },
     /// Tensors in memory of one device, staged on their way to the network and back.
     Device(OnDevice),
     /// Why this worker withdraws from a round, for the server. It lives as long as the task, hence longer than its exchanges.
@@ -71,7 +78,7 @@ impl Payload {
             unload(to, &mut host.1, &mut runs.1);
         }
         let content = match runs.0.regions.is_empty() {
-            true => Content::Host { source: host.0, destination: host.1 },
+            true => Content::Host { source: host.0, destination: host.1, aside: None },
             false => Content::Device(OnDevice { source: runs.0, destination: runs.1, staging: None }),
         };
         Self { content, wire: None, beside: None }
@@ -95,6 +102,7 @@ impl Payload {
         match (&self.wire, &self.content) {
             (Some(wire), _) => wire.memory.region(),
             (None, Content::Device(there)) => there.staged(),
+            (None, Content::Host { aside: Some(aside), .. }) => aside.memory.region(),
             (None, Content::Host { .. } | Content::Message(_) | Content::Kept(_)) => {
                 self.beside().expect("what is kept lands beside")
             }
@@ -127,6 +135,7 @@ impl Payload {
     /// If the tensors are on a device and were not staged.
     pub(super) fn elements(&self) -> Vec<Region> {
         match &self.content {
+            Content::Host { aside: Some(aside), .. } if aside.is_filled => vec![aside.memory.region()],
             Content::Host { source, .. } => again(source),
             Content::Device(there) => vec![there.staged()],
             Content::Message(letter) => vec![letter.region()],
@@ -140,9 +149,44 @@ impl Payload {
     /// If the tensors are on a device and were not staged.
     pub(super) fn result(&self) -> Vec<Region> {
         match &self.content {
+            Content::Host { aside: Some(aside), .. } => vec![aside.memory.region()],
             Content::Host { destination, .. } => again(destination),
             Content::Device(there) => vec![there.staged()],
             Content::Message(_) | Content::Kept(_) => Vec::new(),
+        }
+    }
+
+    /// What LAND copies, and where it goes.
+    ///
+    /// # Panics
+    /// If no sum has landed in memory of the engine.
+    pub(super) fn to_land(&self) -> (Region, Vec<Region>) {
+        match &self.content {
+            Content::Host { destination, aside: Some(aside), .. } => (aside.memory.region(), again(destination)),
+            Content::Host { destination, aside: None, .. } => {
+                (self.beside().expect("what passes LAND has landed"), again(destination))
+            }
+            Content::Device(_) | Content::Message(_) | Content::Kept(_) => unreachable!("only tensors on the host land"),
+        }
+    }
+
+    /// Whether the ranks of the machine have memory of the engine to reduce it in.
+    pub(super) fn is_aside(&self) -> bool {
+        matches!(self.content, Content::Host { aside: Some(_), .. })
+    }
+
+    /// Lets the ranks of the machine reduce it in this memory.
+    pub(super) fn set_aside(&mut self, memory: Staging) {
+        if let Content::Host { aside, .. } = &mut self.content {
+            *aside = Some(Aside { memory, is_filled: false });
+        }
+    }
+
+    /// Lets go of all memory of the engine. It moves its contribution from now on.
+    pub(super) fn start_over(&mut self) {
+        (self.wire, self.beside) = (None, None);
+        if let Content::Host { aside, .. } = &mut self.content {
+            *aside = None;
         }
     }
 
@@ -178,6 +222,7 @@ impl Payload {
         match (&mut self.wire, &mut self.content) {
             (Some(wire), _) => wire.memory = beside,
             (None, Content::Device(there)) => there.staged_mut().memory = beside,
+            (None, Content::Host { aside: Some(aside), .. }) => aside.memory = beside,
             (None, Content::Host { .. } | Content::Message(_) | Content::Kept(_)) => self.beside = Some(beside),
         }
     }
@@ -190,9 +235,7 @@ impl Payload {
     /// The memory for a reduction among the ranks of a machine.
     pub(super) fn memory(&self) -> collective::Memory {
         match &self.content {
-            Content::Host { source, destination } => {
-                collective::Memory::Host { source: again(source), destination: again(destination) }
-            }
+            Content::Host { .. } => collective::Memory::Host { source: self.elements(), destination: self.result() },
             Content::Device(OnDevice { source, destination, .. }) => {
                 let after = source.after.iter().chain(&destination.after).cloned().collect();
                 let (source, destination) = (source.regions_again(), destination.regions_again());
@@ -225,7 +268,8 @@ impl Payload {
     /// Records that the contribution lies in the memory of the result now.
     pub(super) fn contribute_result(&mut self) {
         match &mut self.content {
-            Content::Host { source, destination } => *source = again(destination),
+            Content::Host { aside: Some(aside), .. } => aside.is_filled = true,
+            Content::Host { source, destination, aside: None } => *source = again(destination),
             Content::Device(OnDevice { source, destination, .. }) => *source = destination.again(),
             Content::Message(_) | Content::Kept(_) => {}
         }

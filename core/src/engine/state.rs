@@ -63,6 +63,7 @@ pub(super) enum Effect {
     Disconnect(LinkId),
     Warn(Box<Stuck>),
     Abort(Error),
+    BreakDown(Error),
     Follow,
     Leave,
     /// Set the timer to this time, or an earlier one.
@@ -143,6 +144,10 @@ impl State {
                     }
                     continue;
                 }
+                Command::StartOver(task) => {
+                    self.payloads.get_mut(task).expect("a task has a payload until it is released").start_over();
+                    continue;
+                }
                 Command::Keep { task, part } => {
                     let payload = self.payloads.get(task).expect("a task has a payload until it is released");
                     self.kept.insert(part, payload.arrived());
@@ -183,6 +188,7 @@ impl State {
                 Command::Disconnect(link) => Effect::Disconnect(link),
                 Command::Warn(stuck) => Effect::Warn(stuck),
                 Command::Abort(cause) => Effect::Abort(cause),
+                Command::BreakDown(cause) => Effect::BreakDown(cause),
                 Command::Follow => Effect::Follow,
                 Command::Leave => Effect::Leave,
             };

@@ -22,8 +22,8 @@
 //!
 //! A pipeline has the stages that any part of its rank may need. The stages that one part passes are its [`Route`]. Tensors in host memory
 //! pass no copies, even where there are devices, and ignore PCIe groups. Tensors without a codec pass no COMPRESS and no DECOMPRESS. Only
-//! sums that must not overwrite their contributions pass LAND. Every pipeline that pushes has these three stages; the table leaves them
-//! out. If the ranks of a machine reduce among themselves before they
+//! sums that must not overwrite their contributions pass LAND, at the end. Every pipeline that pushes has these three stages, and one
+//! that only reduces on its machine has LAND; the table leaves them out. If the ranks of a machine reduce among themselves before they
 //! push, each rank exchanges whole the parts that it owns, and no others: see [`Duty`].
 //!
 //! # Where a codec works
@@ -97,14 +97,17 @@ pub struct Route {
     pub compressed: bool,
     /// Whether it passes DECOMPRESS.
     pub decompressed: bool,
-    /// Whether it passes LAND.
+    /// Whether its sum lands beside its contribution and passes LAND.
     pub lands: bool,
+    /// Whether the ranks of its machine reduce it in memory of the engine, so that each of them has its contribution until the sum is there.
+    /// Then it passes LAND as well.
+    pub aside: bool,
 }
 
 impl Route {
     /// The route of a part in this memory, whose body is plain or encoded by a device.
     pub const fn new(duty: Duty, memory: DeviceKind) -> Self {
-        Self { duty, memory, compressed: false, decompressed: false, lands: false }
+        Self { duty, memory, compressed: false, decompressed: false, lands: false, aside: false }
     }
 
     /// The route of a part in host memory.
@@ -144,7 +147,8 @@ impl Pipeline {
             Stage::CopyD2H | Stage::CopyH2D => staged,
             Stage::PcieReduce => groups,
             Stage::PcieBroadcast => groups && pushes,
-            Stage::Compress | Stage::Push | Stage::Pull | Stage::Land | Stage::Decompress => pushes,
+            Stage::Compress | Stage::Push | Stage::Pull | Stage::Decompress => pushes,
+            Stage::Land => pushes || together,
         };
         Self::of(Stage::ALL.into_iter().filter(needed).collect())
     }
@@ -199,13 +203,14 @@ impl Pipeline {
         }
     }
 
-    fn passed(&self, Route { duty, memory, compressed, decompressed, lands }: Route) -> impl Iterator<Item = Stage> {
+    fn passed(&self, route: Route) -> impl Iterator<Item = Stage> {
+        let Route { duty, memory, compressed, decompressed, lands, aside } = route;
         let pushes = self.pushes();
         let is_client = matches!(duty, Duty::Client { .. });
         let is_duty = move |stage: &Stage| match (duty, stage) {
             (Duty::Owner, _) => true,
             (Duty::Holder, stage) => !stage.is_for_owner(),
-            (Duty::Member, stage) => stage.is_collective(),
+            (Duty::Member, stage) => stage.is_collective() || *stage == Stage::Land,
             (Duty::Alone, Stage::PcieReduce) => !pushes,
             (Duty::Alone, stage) => !matches!(stage, Stage::Reduce | Stage::PcieBroadcast | Stage::Broadcast),
             (Duty::Giver, stage) => {
@@ -214,14 +219,14 @@ impl Pipeline {
             (Duty::Client { receives }, stage) => {
                 stage.is_exchange() || *stage == Stage::CopyD2H || *stage == Stage::CopyH2D && receives
             }
-            (Duty::Together, stage) => *stage == Stage::AllReduce,
+            (Duty::Together, stage) => matches!(stage, Stage::AllReduce | Stage::Land),
         };
         let (at_once, grouped) = (self.contains(Stage::AllReduce) && !pushes, self.contains(Stage::PcieReduce));
         let is_needed = move |stage: &Stage| match memory {
             _ if duty == Duty::Together => true,
             memory if is_client => memory == DeviceKind::Cuda || stage.is_exchange(),
             DeviceKind::Cuda => *stage != Stage::AllReduce || at_once && !grouped,
-            DeviceKind::Host if at_once => *stage == Stage::AllReduce,
+            DeviceKind::Host if at_once => matches!(stage, Stage::AllReduce | Stage::Land),
             DeviceKind::Host => !stage.is_staging() && *stage != Stage::AllReduce,
         };
         // Parameters need servers also where sums need none.
@@ -229,7 +234,7 @@ impl Pipeline {
         let is_chosen = move |stage: &Stage| match stage {
             Stage::Compress => compressed,
             Stage::Decompress => decompressed,
-            Stage::Land => lands,
+            Stage::Land => lands || aside,
             _ => true,
         };
         stages.iter().copied().filter(is_duty).filter(is_needed).filter(is_chosen)

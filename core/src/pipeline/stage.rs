@@ -21,8 +21,6 @@ pub enum Stage {
     Push,
     /// Receives the sum.
     Pull,
-    /// Copies the sum to its destination, now that all of it is there. Only a sum that must not overwrite its contribution before passes it.
-    Land,
     /// Decodes the sum. Skipped if the device does so in COPYH2D.
     Decompress,
     /// Brings the sum from the host to one rank of every PCIe group of the machine.
@@ -31,6 +29,8 @@ pub enum Stage {
     CopyH2D,
     /// Brings what each rank owns to the others, so that every rank of the machine has the whole sum.
     Broadcast,
+    /// Copies the sum to its destination, now that all of it is there. Only a sum that must not overwrite its contribution before passes it.
+    Land,
 }
 
 impl Stage {
@@ -46,11 +46,11 @@ impl Stage {
         Self::Compress,
         Self::Push,
         Self::Pull,
-        Self::Land,
         Self::Decompress,
         Self::PcieBroadcast,
         Self::CopyH2D,
         Self::Broadcast,
+        Self::Land,
     ];
 
     /// The stages that the ranks of a machine do together, in one order.
@@ -102,14 +102,15 @@ impl Stage {
     /// Whether only the rank that exchanges a part for its machine passes it.
     pub const fn is_for_owner(self) -> bool {
         match self {
-            Self::Compress | Self::Push | Self::Pull | Self::Land | Self::Decompress => true,
+            Self::Compress | Self::Push | Self::Pull | Self::Decompress => true,
             Self::AllReduce
             | Self::Reduce
             | Self::CopyD2H
             | Self::PcieReduce
             | Self::PcieBroadcast
             | Self::CopyH2D
-            | Self::Broadcast => false,
+            | Self::Broadcast
+            | Self::Land => false,
         }
     }
 

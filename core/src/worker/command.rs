@@ -75,6 +75,9 @@ pub enum Command {
         /// Whether small neighbours may share parts.
         fuse: bool,
     },
+    /// This task begins again: let go of the memory in which it was reduced, encoded, or its sum landed, except for a sum that is kept. From
+    /// now on it moves its contribution.
+    StartOver(TaskId),
     /// The sum of a part has come to this task: keep its bytes as they came, in place of those of an earlier round, until
     /// [`Command::DropKept`], also when the task is released.
     Keep {
@@ -97,6 +100,8 @@ pub enum Command {
     Warn(Box<Stuck>),
     /// The job failed: end at once the operations that the ranks of this machine do together.
     Abort(Error),
+    /// This worker cannot go on, and the job does: tell the coordinator why it ends.
+    BreakDown(Error),
     /// There is another formation. Equip for the latest one: let the ranks of its team meet, if it is another team than before, and report by
     /// [`handle_equipped`](super::Worker::handle_equipped).
     Follow,
@@ -232,8 +237,8 @@ pub enum Action {
         /// The link over which the body will go, if there is one now.
         link: Option<LinkId>,
     },
-    /// Copy the sum, which has landed [`Landing::Beside`] the contribution, to the place of the task's result; report by
-    /// [`handle_copied`](super::Worker::handle_copied).
+    /// Copy the sum, which has landed [`Landing::Beside`] the contribution or was reduced [`aside`](Meeting::aside), to the place of the
+    /// task's result; report by [`handle_copied`](super::Worker::handle_copied).
     Land,
     /// Decode the sum to the place of the task's result; report by [`handle_decoded`](super::Worker::handle_decoded). If a device has encoded
     /// the contribution, that place is other memory, which COPYH2D copies.
@@ -272,6 +277,9 @@ pub struct Meeting {
     pub memory: Use,
     /// Whether the contribution lies in the place of the result once the operation is done. Then this rank has the sum of several ranks.
     pub takes: bool,
+    /// Whether the task is reduced in memory of the engine, which it gets before its first operation and has until it is released: there is
+    /// the place of the result. [`Action::Land`] copies it to where it belongs.
+    pub aside: bool,
     /// The team whose ranks do it; see [`Worker::team`](super::Worker::team).
     pub team: u32,
 }

@@ -3,14 +3,19 @@
 //! | where a task is | what becomes of it |
 //! |---|---|
 //! | waits for REDUCE or ALL_REDUCE | begins again, with the new team |
-//! | in an operation of the former team | as that ends: with its sum; or, if no rank has begun it, it begins again |
-//! | between, and the team would meet again for it | fails: its sum has the contributions of another team |
+//! | in an operation of the former team | as that ends: with its sum; or, if no rank has done it, it begins again |
+//! | between, and the team would meet again for it | begins again if its contribution is kept ([`Route::aside`](crate::pipeline::Route)), at the end of the stage that it is in; else it fails: its sum has the contributions of another team |
 //! | anywhere, without the team | goes on |
+//!
+//! A task begins again on all ranks that are left, or on none: each operation of the former team has ended on all of them or on none. A
+//! round that was summed already is answered by its server as it is. What the ranks have in memory of a device does not begin again. If one
+//! of them is lost there, all of them fail, and the job goes on with other machines.
 
+use super::command::Command;
 use super::machine::Worker;
 use super::records::{Record, longest_body};
 use crate::error::Error;
-use crate::pipeline::Duty;
+use crate::pipeline::{Duty, Stage};
 use crate::sched::{Outcome, TaskId};
 use crate::types::{DeviceKind, InCopies, Time};
 
@@ -21,9 +26,9 @@ impl Worker {
     }
 
     /// Takes the notice that the driver is equipped for the team of this number: its ranks have met, if there are any.
-    pub fn handle_equipped(&mut self, _now: Time, team: u32) {
+    pub fn handle_equipped(&mut self, now: Time, team: u32) {
         self.team.met(team);
-        self.scheduler.set_apart(self.team.is_apart());
+        self.scheduler.set_apart(now, self.team.is_apart());
         if !self.team.is_apart() {
             for (part, memory) in std::mem::take(&mut self.undeclined) {
                 self.decline(&part, memory);
@@ -33,8 +38,25 @@ impl Worker {
 
     /// This worker belongs to another team. `halfway` are the tasks that the former one has reduced and would meet for again.
     pub(super) fn change_team(&mut self, now: Time, halfway: Vec<TaskId>) {
-        self.scheduler.set_apart(self.team.is_apart());
+        self.scheduler.set_apart(now, self.team.is_apart());
         for task in halfway {
+            let Some(Record { is_aside, part, memory, .. }) = self.tasks.get(task) else { continue };
+            match (is_aside, self.scheduler.is_wanted(task), self.scheduler.is_running(task)) {
+                (true, true, true) => {
+                    self.record_mut(task).begins_again = true;
+                    continue;
+                }
+                (true, true, false) => {
+                    self.begin_again(now, task);
+                    continue;
+                }
+                // The others begin again, without this rank.
+                (true, false, _) => {
+                    let (part, memory) = (part.clone(), *memory);
+                    self.decline(&part, memory);
+                }
+                (false, ..) => {}
+            }
             let error = self.with_name(task, self.broken_up(task));
             self.scheduler.break_up(now, task, &error);
         }
@@ -43,11 +65,22 @@ impl Worker {
         }
     }
 
-    /// An operation of a former team, or of one that has parted, came back: no rank has begun it.
+    /// Ends a stage of a task that is to begin again, and lets it do so; `false` if it goes on.
+    pub(super) fn ends_to_begin_again(&mut self, now: Time, task: TaskId, outcome: &Outcome) -> bool {
+        // Its exchange is open until PULL ends.
+        let is_open = self.scheduler.stage(task) == Some(Stage::Push) && *outcome == Outcome::Done;
+        let begins = self.record(task).begins_again && !is_open && self.scheduler.may_begin_again(task);
+        if begins {
+            self.begin_again(now, task);
+        }
+        begins
+    }
+
+    /// An operation of a former team, or of one that has parted, came back: no rank has done it.
     pub(super) fn handle_not_begun(&mut self, now: Time, task: TaskId, why: Error) {
         if let Some(team) = self.record_mut(task).met_by.take() {
             self.team.parted(team, now + self.settings.bounds.step);
-            self.scheduler.set_apart(self.team.is_apart());
+            self.scheduler.set_apart(now, self.team.is_apart());
         }
         if self.scheduler.may_begin_again(task) {
             return self.begin_again(now, task);
@@ -62,7 +95,13 @@ impl Worker {
 
     /// Whether the result of an operation is no use any more: a former team made it, and the present one would have to go on with it.
     pub(super) fn is_of_former_team(&self, task: TaskId) -> bool {
-        self.record(task).met_by.is_some_and(|team| team != self.team.number()) && !self.scheduler.is_last(task)
+        self.record(task).met_by.is_some_and(|team| team != self.team.number()) && self.scheduler.meets_again(task)
+    }
+
+    /// Whether a failure of an operation ends this worker: the ranks of its machine have lost one, and what they do on devices does not begin
+    /// again. They are lost together, and the job goes on with other machines.
+    pub(super) fn is_lost_with_its_machine(&self, error: &Error) -> bool {
+        self.settings.keeps && matches!(error, Error::PeerLost { .. })
     }
 
     /// The error of a task that a former team has reduced.
@@ -86,8 +125,9 @@ impl Worker {
         }
     }
 
-    /// Lets a task begin again that no rank has begun: it takes the way that it has in the present formation.
-    fn begin_again(&mut self, now: Time, task: TaskId) {
+    /// Lets a task begin again that its ranks have not done: it takes the way that it has in the present formation.
+    pub(super) fn begin_again(&mut self, now: Time, task: TaskId) {
+        self.start_over(task);
         let Record { part, memory, .. } = self.record(task);
         let (memory, tickets) = (*memory, &part.tickets);
         let tensors = tickets.iter().filter_map(|id| self.submissions.get(id)).flat_map(|of| of.tensors.as_slice());
@@ -105,5 +145,18 @@ impl Worker {
         plan.note_in(record);
         record.body = body;
         self.scheduler.begin_again(now, task, plan.route, body.bytes);
+    }
+
+    /// Lets a task have nothing but its contribution.
+    fn start_over(&mut self, task: TaskId) {
+        let Record { part, is_aside, .. } = self.record(task);
+        let own = part.tickets.first().and_then(|id| self.submissions.get(id)).map(|submission| submission.terms.demand);
+        if *is_aside {
+            self.commands.push_back(Command::StartOver(task));
+        }
+        let record = self.record_mut(task);
+        // Of a weighted mean, the weight may be that of all ranks.
+        record.part.demand = own.unwrap_or(record.part.demand);
+        (record.held, record.met_by, record.begins_again) = (None, None, false);
     }
 }

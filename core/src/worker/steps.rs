@@ -1,6 +1,6 @@
 //! Stages: what each stage does with a task, and what the end of a stage means for the task.
 
-use super::command::{Action, Exchanged, Held, Landing, Meeting, Step, Use};
+use super::command::{Action, Command, Exchanged, Held, Landing, Meeting, Step, Use};
 use super::machine::Worker;
 use super::records::{Errand, Record};
 use crate::codec::{Coding, Malformed};
@@ -67,7 +67,9 @@ impl Worker {
             Exchanged::Sum { body, divisor, contributors } => {
                 self.record_mut(task).body = body;
                 self.keep_sum(now, task, body, divisor, contributors.clone());
-                self.note_contributors(task, contributors);
+                if !self.record(task).begins_again {
+                    self.note_contributors(task, contributors);
+                }
                 Outcome::Done
             }
             Exchanged::Value(version) => {
@@ -151,6 +153,9 @@ impl Worker {
     pub fn handle_met(&mut self, now: Time, task: TaskId, takes: bool, outcome: std::result::Result<f64, Unmet>) {
         let defect = self.settings.scheduler.defect;
         let is_former = self.is_of_former_team(task);
+        if is_former && outcome.is_ok() && self.scheduler.may_begin_again(task) {
+            return self.begin_again(now, task);
+        }
         let record = self.record_mut(task);
         record.held = None;
         let outcome = match outcome {
@@ -165,7 +170,13 @@ impl Worker {
                 }
                 Outcome::Done
             }
-            Err(Unmet::Failed(error)) => Outcome::Failed(self.with_name(task, error)),
+            Err(Unmet::Failed(error)) => {
+                if self.is_lost_with_its_machine(&error) {
+                    self.handle_failed(now, error.clone());
+                    self.commands.push_back(Command::BreakDown(error.clone()));
+                }
+                Outcome::Failed(self.with_name(task, error))
+            }
         };
         self.finish(now, task, outcome);
     }
@@ -178,9 +189,11 @@ impl Worker {
 
     pub(super) fn finish(&mut self, now: Time, task: TaskId, outcome: Outcome) {
         if let Some(stage) = self.scheduler.stage(task).filter(|_| self.timeline) {
-            self.commands.push_back(super::Command::Finished { task, stage, outcome: outcome.clone() });
+            self.commands.push_back(Command::Finished { task, stage, outcome: outcome.clone() });
         }
-        self.scheduler.finish(now, task, outcome);
+        if !self.ends_to_begin_again(now, task, &outcome) {
+            self.scheduler.finish(now, task, outcome);
+        }
     }
 
     /// The step of a stage for a task that was taken for it. `None` if the step cannot be done now; then the task has already gone on.
@@ -334,7 +347,8 @@ impl Worker {
     }
 
     fn meeting(&mut self, task: &Task, stage: Stage) -> Meeting {
-        let Record { part, memory, .. } = self.record(task.id);
+        let Record { part, memory, is_aside, .. } = self.record(task.id);
+        let aside = *is_aside;
         let (goal, failure) = (self.goal(part, *memory, stage), self.failure_for_all(task.id));
         let (rank, defect) = (self.rank(), self.settings.scheduler.defect);
         let members = self.here().members_here(&part.participants);
@@ -362,7 +376,7 @@ impl Worker {
             members,
         };
         let takes = goal.taker() == Some(rank) && !planted(defect, Defect::MachineSumNotTaken);
-        Meeting { goal, claim, failure, memory, takes, team }
+        Meeting { goal, claim, failure, memory, takes, aside, team }
     }
 
     /// The first operation of a part in this memory that this rank carries out with the others of its machine, if there is one.

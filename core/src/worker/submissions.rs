@@ -337,8 +337,9 @@ impl Worker {
         let in_copies = self.here().pipeline.in_copies(memory, if is_known { in_copies } else { InCopies::Nothing });
         let compressed = coding.is_some() && in_copies < InCopies::Encode;
         let decompressed = coding.is_some() && in_copies < InCopies::EncodeAndDecode;
-        let lands = lands_beside && coding.is_none() && memory == DeviceKind::Host;
-        let route = Route { compressed, decompressed, lands, ..Route::new(duty, memory) };
+        let aside = self.is_set_aside(part, duty, memory);
+        let lands = lands_beside && coding.is_none() && memory == DeviceKind::Host && !aside;
+        let route = Route { compressed, decompressed, lands, aside, ..Route::new(duty, memory) };
         Plan { route, coding, in_copies, is_overwritten: shares_place && !is_kept, lands_beside }
     }
 
@@ -347,6 +348,14 @@ impl Worker {
     fn is_kept(&self, part: &ReadyPart, duty: Duty) -> bool {
         let pushes = self.here().pipeline.pushes() && matches!(duty, Duty::Owner | Duty::Alone);
         self.settings.keeps && pushes && part.demand.op().is_some()
+    }
+
+    /// Whether the ranks of this machine reduce a part in memory of the engine, and this rank gets its sum: it keeps its contribution until
+    /// then, so that those that are left can reduce it again if the job loses one of them.
+    fn is_set_aside(&self, part: &ReadyPart, duty: Duty, memory: DeviceKind) -> bool {
+        let meets = self.here().pipeline.first_meeting(Route::new(duty, memory)).is_some();
+        let gets_sum = part.demand.op().is_some() && part.participants.receives(self.rank());
+        self.settings.keeps && memory == DeviceKind::Host && meets && gets_sum
     }
 
     /// How a part that `ranks` ranks have reduced is encoded on its way to its server. `None` if it travels unchanged, or does not travel.

@@ -6,7 +6,6 @@
 //! | a worker that left in order, while it was there | nothing | continue without it, but where all that stay reduce on one machine |
 //! | the same, later | nothing | nothing |
 //! | a worker | abort | continue without it |
-//! | a worker that reduces with others of its machine, which stay | abort | abort: their sums are broken |
 //! | a worker, and all that stay reduce on one machine | abort | abort: they would go on without servers |
 //! | several workers, others stay | abort | continue without them |
 //! | so many workers that too few are left | abort | abort; or continue without them, and hold, if the job waits for others |
@@ -165,15 +164,6 @@ pub(super) fn verdict(
                     return explained(first, "no other worker can come, because the job keeps parameters on servers");
                 }
                 None | Some(_) => {}
-            }
-            let is_broken = |lost: &&&Lost| {
-                let worker = roster.seat(lost.identity).filter(|_| lost.identity.role == Role::Worker);
-                let rank = worker.map(|seat| WorkerId(seat.member.index));
-                let mut team = rank.and_then(|rank| machines.team(rank)).into_iter().flatten();
-                team.any(|other| roster.worker(*other).is_some_and(stays))
-            };
-            if let Some(broken) = needed.iter().find(is_broken) {
-                return abort(broken, "the workers of its machine reduced with it");
             }
             let present = roster.seats().filter(|seat| stays(seat) && !seat.is_past);
             let staying: Vec<WorkerId> = present.map(|seat| WorkerId(seat.member.index)).collect();
@@ -335,19 +325,23 @@ mod tests {
     }
 
     #[test]
-    fn a_job_does_not_go_on_without_one_of_the_workers_that_reduce_on_a_machine() {
+    fn a_job_goes_on_without_one_of_the_workers_that_reduce_on_a_machine_if_that_changes_nothing_for_where_sums_go() {
         let mut roster = roster(&[], true);
         for (seat, machine) in roster.seats_mut().zip([7, 7, 8, 8]) {
             seat.member.process.machine = MachineId(machine);
             seat.member.process.addresses = vec![Address::new(Scheme::Shm, "/socket")];
         }
-        let reason = |lost: &[u8]| match decided(Policy::CONTINUE, &roster, &loss(lost)) {
+        let reason = |roster: &Roster, lost: &[u8]| match decided(Policy::CONTINUE, roster, &loss(lost)) {
             Verdict::Abort { reason, .. } | Verdict::Continue { reason, .. } => reason,
             other => panic!("{other:?}"),
         };
-        assert_eq!(reason(&[1]), "the workers of its machine reduced with it");
-        assert_eq!(reason(&[2]), "the workers that are left reduce on one machine, without servers");
-        assert_eq!(reason(&[0, 1]), "others are left", "nobody is left who reduced with them");
+        assert_eq!(reason(&roster, &[1]), "others are left");
+        assert_eq!(reason(&roster, &[2]), "the workers that are left reduce on one machine, without servers");
+        assert_eq!(reason(&roster, &[0, 1]), "others are left", "nobody is left who reduced with them");
+        for seat in roster.seats_mut().take(3) {
+            seat.member.process.machine = MachineId(7);
+        }
+        assert_eq!(reason(&roster, &[2]), "others are left", "they need no server before and after");
     }
 
     #[test]

@@ -76,6 +76,12 @@ impl Topology {
         this
     }
 
+    /// Lets tensors lie in host memory alone.
+    pub(super) fn leave_devices(&mut self) {
+        (self.device, self.switch_size) = (DeviceKind::Host, None);
+        self.holds.fill(true);
+    }
+
     /// How many workers there are.
     pub(super) fn workers(&self) -> u32 {
         self.machines.len() as u32

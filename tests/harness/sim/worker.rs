@@ -31,7 +31,7 @@ mod training;
 mod uses;
 
 pub(super) use self::memory::{Buffer, Region, check};
-pub(super) use self::neighbours::Note;
+pub(super) use self::neighbours::{Boards, Note};
 
 use self::coding::FedBack;
 use self::links::Dialled;
@@ -269,10 +269,18 @@ impl WorkerProcess {
                 self.unstage(task);
                 self.drop_body(task);
                 self.drop_beside(task);
+                self.drop_aside(task);
                 self.summed.remove(&task);
                 self.summing.remove(&task);
                 self.payloads.remove(&task);
             }
+            Command::StartOver(task) => {
+                self.drop_body(task);
+                self.drop_beside(task);
+                self.drop_aside(task);
+                self.summed.remove(&task);
+            }
+            Command::BreakDown(cause) => self.member.member.break_down(cause),
             Command::Keep { task, part } => self.keep(context, task, part),
             Command::DropKept(part) => drop(self.kept.remove(&part)),
             Command::Report(holdings) => self.member.member.report_holdings(holdings),
@@ -346,7 +354,7 @@ impl WorkerProcess {
             }
         };
         let [source, destination] = [0, 1].map(|place| self.worker.pieces(task).map(region(place)).collect());
-        Payload::Pieces { source, destination, staging: None, body: None, beside: None }
+        Payload::Pieces { source, destination, staging: None, body: None, beside: None, aside: None }
     }
 }
 

@@ -166,6 +166,10 @@ impl Plan {
         let apart = classes.survivors.then(|| random.between(2, 3) as usize + usize::from(random.chance(30)));
         let mut topology = Topology::draw(&mut random, apart);
         stepping::draw(seed, &mut classes, &mut topology);
+        if classes.kills && classes.survivors && topology.has_teams() {
+            // The machine of a lost worker is lost with it if its ranks reduce on devices.
+            topology.leave_devices();
+        }
         let workers = topology.workers();
         let steps = random.between(2, 7);
         let depth = random.between(1, 3);

@@ -15,7 +15,7 @@ use super::network::Network;
 use super::process::Slot;
 pub(super) use super::process::{Address, Input, Process, Who};
 use super::server::ServerProcess;
-use super::worker::WorkerProcess;
+use super::worker::{Boards, WorkerProcess};
 use super::workload::{Plan, timing};
 use crate::random::{Random, mix};
 
@@ -38,6 +38,8 @@ pub(super) struct Context {
     clocks: BTreeMap<Who, Clock>,
     lives: BTreeMap<Who, u32>,
     gone: BTreeSet<Address>,
+    /// The shared memory of the machines.
+    pub(super) boards: Boards,
     /// What coordinators wrote down.
     pub(super) journal: Vec<Vec<u8>>,
     queue: BTreeMap<(Time, u64), Box<Event>>,
@@ -98,6 +100,7 @@ impl World {
             clocks,
             lives: BTreeMap::new(),
             gone: BTreeSet::new(),
+            boards: Boards::new(),
             journal: Vec::new(),
             queue: BTreeMap::new(),
             posted: 0,

@@ -16,6 +16,7 @@
 
 use super::board::Board;
 use super::layout::{DEPTH, Head, Word};
+use crate::collective::needs::Needs;
 use crate::collective::ranks::Breakage;
 use crate::local::sync::{AtomicU64, Ordering, fence};
 
@@ -37,25 +38,15 @@ pub(super) struct Counted {
     taken: u64,
 }
 
-/// Of which ranks an operation needs contributions.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Needs {
-    /// Of all its members, one bit each.
-    Each(u64),
-    /// Of this one.
-    One(usize),
-    /// Of none: each rank ends it by itself.
-    Nobody,
-}
-
 impl Cut {
     /// Whether the ranks that are left can end an operation that needs so much, up to chunk `end`.
     pub(super) fn has(&self, needs: Needs, end: u64) -> bool {
         self.lost.iter().all(|lost| {
             let brought = match needs {
-                Needs::Each(members) => members & (1 << lost.rank) == 0 || (lost.staged >= end && lost.reduced >= end),
-                Needs::One(from) => from != lost.rank || lost.reduced >= end,
                 Needs::Nobody => return true,
+                needs if !needs.include(lost.rank) => true,
+                Needs::Each(_) => lost.staged >= end && lost.reduced >= end,
+                Needs::One(_) => lost.reduced >= end,
             };
             // Its places are free for the last chunks.
             let is_free = |counted: u64| counted.saturating_add(DEPTH) >= end;

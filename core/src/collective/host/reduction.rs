@@ -21,8 +21,8 @@
 
 use super::board::Board;
 use super::layout::{DEPTH, Layout, Word};
-use super::loss::{Cut, Needs};
-use crate::collective::Dataflow;
+use super::loss::Cut;
+use crate::collective::{Dataflow, Needs};
 use crate::collective::order::Claim;
 use crate::error::{Error, Result};
 use crate::mem::{Copies, Region};
@@ -107,14 +107,7 @@ impl Running {
     pub(super) fn new(part: Part, base: u64, layout: Layout) -> Self {
         let Part { claim, weights, dataflow, shown_by, failure, source, destination } = part;
         let members = Claim::members_among(claim.members, layout.ranks).expect("all ranks checked it");
-        // The same on all ranks, also on those that are no members.
-        let is_of_all = claim.members == Claim::ALL_RANKS;
-        let needs = match (dataflow, shown_by) {
-            _ if members.count_ones() == 1 => Needs::Nobody,
-            (Dataflow::Keep { .. } | Dataflow::Nothing, None) if is_of_all => Needs::Nobody,
-            (Dataflow::Show { from: by, .. } | Dataflow::Keep { by }, _) | (_, Some(by)) => Needs::One(by),
-            (Dataflow::Reduce { .. } | Dataflow::Nothing, None) => Needs::Each(members),
-        };
+        let needs = Needs::of(&claim, dataflow, shown_by, layout.ranks);
         let chunk_bytes = layout.slice * members.count_ones() as usize;
         // The first chunk also says whether there is data, so there is always one.
         let chunks = claim.bytes.div_ceil(chunk_bytes as u64).max(1);

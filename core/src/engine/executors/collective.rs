@@ -6,10 +6,27 @@ use std::sync::Arc;
 use super::super::metrics::Metrics;
 use super::super::shared::Shared;
 use crate::collective::{Goal, Operation};
+use crate::mem::borrow::Staging;
 use crate::sched::Task;
 use crate::types::{Done, Unmet, meeting_again};
 
-pub(super) fn execute(shared: &Arc<Shared>, task: Task, operation: Operation, takes: bool, team: u32) {
+pub(super) fn execute(
+    shared: &Arc<Shared>,
+    task: Task,
+    mut operation: Operation,
+    (takes, aside): (bool, bool),
+    team: u32,
+) {
+    if aside {
+        let memory = shared.wire.lease(operation.claim.bytes, false);
+        let there = shared.with(|state, _| {
+            let payload = state.payloads.get_mut(task.id).expect("a task has a payload until it is released");
+            payload.set_aside(Staging::new(memory));
+            payload.memory()
+        });
+        let Ok(there) = there else { return };
+        operation.memory = there;
+    }
     let slot = operation.slot();
     let is_sum = matches!(operation.goal, Goal::AllReduce | Goal::Deliver { .. } | Goal::Reduce { .. });
     let reporter = Arc::clone(shared);

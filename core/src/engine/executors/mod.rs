@@ -51,11 +51,11 @@ fn begin(shared: &Arc<Shared>, Job { task, stage, is_last, work }: Job, here_byt
             code::decode(shared, task, &from, to, (coding, refused))
         }
         Work::Decode { from, to: None, coding, refused } => code::decode_staged(shared, task, &from, (coding, refused)),
-        Work::Meet { mut operation, takes, team } => {
+        Work::Meet { mut operation, takes, aside, team } => {
             if let Memory::Device(memory) = &mut operation.memory {
                 memory.issued = on_issue(shared, task, is_last);
             }
-            collective::execute(shared, task, operation, takes, team);
+            collective::execute(shared, task, operation, (takes, aside), team);
         }
     }
     None

@@ -67,7 +67,7 @@ impl Scheduler {
         if work.spec.groups.iter().any(open) {
             return;
         }
-        let (stage, since, place) = (work.stage, work.since, work.place);
+        let (stage, place) = (work.stage, work.place);
         // Nobody who is left here has heard of it.
         let is_over = work.is_broken_up || self.apart;
         let is_awaited = self.meeting_after(work).is_some();
@@ -78,26 +78,35 @@ impl Scheduler {
             Place::Queued(gates)
                 if stage.is_collective() && (gates.open() || !stage.opens_collective()) && !is_over => {}
             Place::Queued(_) if is_awaited && stage.follows_pull() => {}
-            Place::Queued(_) => {
-                self.unqueue(id);
-                if !stage.follows_pull() {
-                    self.withdraw_from(now, id, None);
-                }
-                if is_awaited && !stage.opens_collective() {
-                    // It moved for the last time when it came where it was.
-                    self.tell(since, id, None);
-                } else {
-                    self.decline(id);
-                    self.vanish(id, false);
-                }
-            }
+            Place::Queued(_) => self.let_go_queued(now, id),
+        }
+    }
+
+    /// Lets go of a task that waits for a stage and that nobody wants any more.
+    pub(super) fn let_go_queued(&mut self, now: Time, id: TaskId) {
+        let work = self.tasks.get(id.0).expect("a queued task exists");
+        let (stage, since, is_awaited) = (work.stage, work.since, self.meeting_after(work).is_some());
+        let explains = work.purpose.failure().is_some();
+        self.unqueue(id);
+        // A task that explains a failure has withdrawn already.
+        if !stage.follows_pull() && !explains {
+            self.withdraw_from(now, id, None);
+        }
+        if is_awaited && !stage.opens_collective() {
+            // It moved for the last time when it came where it was.
+            self.tell(since, id, None);
+        } else {
+            self.decline(id);
+            self.vanish(id, false);
         }
     }
 
     /// Tells the other ranks of the machine that a task ends of which they have heard nothing, unless they will hear the same cause.
     fn decline(&mut self, id: TaskId) {
         let work = self.tasks.get(id.0).expect("a task that ends exists");
-        if work.stage.opens_collective() && self.ended.is_none() && !self.concerns_all(id) {
+        // Where the ranks have parted, what they reduced before begins again.
+        let begins_again = self.apart && work.spec.route.aside && work.stage.is_collective();
+        if (work.stage.opens_collective() || begins_again) && self.ended.is_none() && !self.concerns_all(id) {
             self.commands.push_back(Command::Decline(id));
         }
     }

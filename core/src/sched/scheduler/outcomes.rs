@@ -110,7 +110,8 @@ impl Scheduler {
         if stage == ends_credit(route) {
             self.give_credit_back(id);
         }
-        if stage == Stage::Pull && !self.is_awaited(id) {
+        // What may begin again keeps its place among the rounds.
+        if stage == Stage::Pull && !route.aside && !self.is_awaited(id) {
             self.leave_rounds(id);
         }
     }

@@ -5,13 +5,18 @@ use crate::error::Error;
 use crate::pipeline::{Route, Stage};
 use crate::sched::ids::TaskId;
 use crate::sched::rules::is_staged;
-use crate::sched::task::{Place, Purpose, Work};
+use crate::sched::task::{Place, Purpose, Tries, Work};
 use crate::types::Time;
 
 impl Scheduler {
-    /// Whether the ranks of this machine cannot work together now. Meanwhile no task is taken for what they do together.
-    pub fn set_apart(&mut self, apart: bool) {
+    /// Whether the ranks of this machine cannot work together now. Meanwhile no task is taken for what they do together, and one that nobody
+    /// wants does not wait for it.
+    pub fn set_apart(&mut self, now: Time, apart: bool) {
         self.apart = apart;
+        let waits = |work: &Work| work.stage.is_collective() && matches!(work.place, Place::Queued(_));
+        for id in self.ids(|work| apart && waits(work) && work.purpose.is_unwanted()) {
+            self.let_go_queued(now, id);
+        }
         for stage in Stage::ALL.into_iter().filter(|stage| stage.is_collective()) {
             self.wake_if_ready(stage);
         }
@@ -35,19 +40,33 @@ impl Scheduler {
         self.ids(|work| work.stage.opens_collective() && matches!(work.place, Place::Queued(_)))
     }
 
-    /// Whether a running task has come to no rank of its machine yet, and somebody wants its sum.
+    /// Whether a task can begin again whose present operation its rank has not done with the others, and somebody wants its sum: it has come
+    /// to no rank of its machine yet, or it has its contribution.
     pub fn may_begin_again(&self, id: TaskId) -> bool {
-        let wanted = |work: &Work| work.stage.opens_collective() && work.purpose == Purpose::Wanted;
-        self.tasks.get(id.0).is_some_and(wanted)
+        let has_all = |work: &Work| work.stage.opens_collective() || work.spec.route.aside;
+        self.tasks.get(id.0).is_some_and(|work| has_all(work) && work.purpose == Purpose::Wanted)
     }
 
-    /// Lets a task begin again that waits for its first stage, or was taken for it: by `route`, with a body of `bytes` bytes.
+    /// Whether the ranks of its machine meet again for a task, or at its present stage.
+    pub fn meets_again(&self, id: TaskId) -> bool {
+        let (stage, route) = self.whereabouts(id);
+        self.pipeline.meeting_after(stage, route).is_some()
+    }
+
+    /// Whether a stage of a task runs.
+    pub fn is_running(&self, id: TaskId) -> bool {
+        self.tasks.get(id.0).is_some_and(|work| work.place == Place::Running)
+    }
+
+    /// Lets a task begin again that waits for a stage, or was taken for one: by `route`, with a body of `bytes` bytes.
     pub fn begin_again(&mut self, now: Time, id: TaskId, route: Route, bytes: u64) {
         self.unqueue(id);
+        self.give_credit_back(id);
         let work = self.tasks.get_mut(id.0).expect("a task that begins again exists");
         if work.place == Place::Running {
             self.running[work.stage.index()] -= 1;
         }
+        work.tries = Tries::default();
         (work.spec.route, work.spec.bytes) = (route, bytes);
         self.has_staged |= is_staged(route);
         let is_unwanted = work.purpose.is_unwanted();

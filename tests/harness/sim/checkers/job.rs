@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use gradlane_core::error::{Error, Result};
 use gradlane_core::types::{Epoch, NodeId, PartId, Phase, Round, TensorKey, Time, View};
-use gradlane_core::wire::{Frame, Sum, Target};
+use gradlane_core::wire::Frame;
 
 use super::{Checker, Witness};
 use crate::sim::topology::Topology;
@@ -241,7 +241,6 @@ impl Witness {
                 }
                 Phase::Ended | Phase::FormsAgain => self.job.ended_in_order = true,
                 Phase::Running => {
-                    self.check_teams(view);
                     self.check_view(view);
                 }
                 Phase::Forming => {}
@@ -272,19 +271,6 @@ impl Witness {
         }
     }
 
-    /// A job does not go on without a worker with which another one reduces on their machine.
-    fn check_teams(&mut self, view: &View) {
-        let here = |who: Who| view.workers().any(|member| self.job.nodes.get(&member.node) == Some(&who));
-        let lost = self.job.workers().filter(|who| self.job.is_lost(*who) && !here(*who));
-        let mut left = lost.flat_map(|lost| self.job.workers().map(move |who| (lost, who)));
-        let broken = left.find(|(lost, who)| {
-            lost != who && self.job.shares_machine(*lost, *who) && here(*who) && !self.job.left.contains_key(who)
-        });
-        if let Some((lost, who)) = broken {
-            self.report(Checker::Cause, format!("the job goes on without {lost}, with which {who} reduces"));
-        }
-    }
-
     /// The job formed.
     pub(in crate::sim) fn formed(&mut self, view: &View) {
         self.job.formed.get_or_insert(self.world);
@@ -311,19 +297,15 @@ impl Witness {
             self.report(Checker::Death, text);
         }
         self.job.shut_out(address);
-        // Both lives of a process may be members, if the first one died while the job formed. They are on one machine, and reduce together.
-        // So do the workers of a machine, whichever of them is lost.
-        let mut here =
-            self.job.workers().filter(|who| *who == address.who || self.job.shares_machine(*who, address.who));
-        let leaves_partner = here.any(|who| self.job.is_present(who));
-        // Nor does it go on on one machine with several workers, because these need no servers.
+        // It does not go on on one machine with several workers, because these need no servers, if it had others.
         let has_left = |who: &Who| self.job.heard_to_leave.contains(who) || self.job.released.contains(who);
         let stays = |who: &Who| self.job.is_present(*who) && !has_left(who);
         let left: Vec<Who> = self.job.workers().filter(stays).collect();
-        let is_one_machine = left.len() > 1 && left.iter().all(|who| self.job.shares_machine(*who, left[0]));
+        let is_here = |who: Who| self.job.shares_machine(who, left[0]);
+        let is_one_machine = left.len() > 1 && left.iter().copied().all(is_here) && !self.job.workers().all(is_here);
         let goes_on = match address.who {
             Who::Server(_) => self.job.outlives && self.job.servers().any(|who| self.job.is_present(who)),
-            Who::Worker(_) => !leaves_partner && !is_one_machine,
+            Who::Worker(_) => !is_one_machine,
             Who::Coordinator => false,
         };
         let goes_on = self.job.survivors && goes_on;
@@ -339,8 +321,13 @@ impl Witness {
 
     /// A worker got a sum of these ranks. Each worker gets the same one, and the survivors are in it. `all` counts the members of the
     /// tensor, and `due` are those in the view.
-    pub(in crate::sim) fn summed(&mut self, who: Who, header: &Sum, ranks: &[u32], (all, due): (usize, &[u32])) {
-        let Target { part, round, .. } = header.target;
+    pub(in crate::sim) fn summed(
+        &mut self,
+        who: Who,
+        (part, round): (PartId, Round),
+        ranks: &[u32],
+        (all, due): (usize, &[u32]),
+    ) {
         let sums = self.job.sums.entry((part, round)).or_default();
         sums.entry(ranks.to_vec()).or_default().insert(who);
         let others = sums.iter().filter(|(of, _)| of.as_slice() != ranks);

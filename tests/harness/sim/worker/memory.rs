@@ -109,6 +109,8 @@ pub(super) enum Payload {
         staging: Option<Encoded>,
         body: Option<Encoded>,
         beside: Option<Region>,
+        /// Where the ranks of the machine reduce it, if not in its tensors, and whether they have.
+        aside: Option<(Region, bool)>,
     },
     /// Why this worker withdraws from a round.
     Message(Vec<u8>),
@@ -123,7 +125,7 @@ impl Payload {
         match self {
             Self::Pieces { body: Some(body), .. } => sent(body),
             Self::Pieces { staging: Some(staging), .. } => sent(staging),
-            Self::Pieces { source, .. } => source.clone(),
+            Self::Pieces { .. } => self.elements(),
             Self::Message(_) | Self::Kept(_) => Vec::new(),
         }
     }
@@ -140,6 +142,7 @@ impl Payload {
     pub(super) fn elements(&self) -> Vec<Region> {
         match self {
             Self::Pieces { staging: Some(staging), .. } => vec![staging.lease],
+            Self::Pieces { aside: Some((aside, true)), .. } => vec![*aside],
             Self::Pieces { source, staging: None, .. } => source.clone(),
             Self::Message(_) | Self::Kept(_) => Vec::new(),
         }
@@ -149,6 +152,7 @@ impl Payload {
     pub(super) fn result(&self) -> Vec<Region> {
         match self {
             Self::Pieces { staging: Some(staging), .. } => vec![staging.lease],
+            Self::Pieces { aside: Some((aside, _)), .. } => vec![*aside],
             Self::Pieces { destination, staging: None, .. } => destination.clone(),
             Self::Message(_) | Self::Kept(_) => Vec::new(),
         }
@@ -172,11 +176,12 @@ impl Payload {
 
     /// The whole sum has landed. Where it lies beside what was encoded or staged, its memory takes that place; returns what was there.
     pub(super) fn landed(&mut self) -> Option<Region> {
-        let Self::Pieces { staging, body, beside, .. } = self else { return None };
-        match (body, staging) {
-            (Some(body), _) => Some(std::mem::replace(&mut body.lease, beside.take()?)),
-            (None, Some(staging)) => Some(std::mem::replace(&mut staging.lease, beside.take()?)),
-            (None, None) => None,
+        let Self::Pieces { staging, body, beside, aside, .. } = self else { return None };
+        match (body, staging, aside) {
+            (Some(body), _, _) => Some(std::mem::replace(&mut body.lease, beside.take()?)),
+            (None, Some(staging), _) => Some(std::mem::replace(&mut staging.lease, beside.take()?)),
+            (None, None, Some((aside, _))) => Some(std::mem::replace(aside, beside.take()?)),
+            (None, None, None) => None,
         }
     }
 
@@ -190,6 +195,7 @@ impl Payload {
     /// What the ranks of a machine reduce, from where and to where.
     pub(super) fn tensors(&self) -> (Vec<Region>, Vec<Region>) {
         match self {
+            Self::Pieces { aside: Some(_), .. } => (self.elements(), self.result()),
             Self::Pieces { source, destination, .. } => (source.clone(), destination.clone()),
             Self::Message(_) | Self::Kept(_) => unreachable!("what goes to a server alone meets no other rank"),
         }
@@ -228,8 +234,26 @@ impl Payload {
 
     /// From now on the contribution lies where the result goes.
     pub(super) fn contribute_result(&mut self) {
-        if let Self::Pieces { source, destination, .. } = self {
-            source.clone_from(destination);
+        match self {
+            Self::Pieces { aside: Some((_, is_filled)), .. } => *is_filled = true,
+            Self::Pieces { source, destination, .. } => source.clone_from(destination),
+            Self::Message(_) | Self::Kept(_) => {}
+        }
+    }
+
+    /// What LAND copies, and where it goes.
+    pub(super) fn to_land(&self) -> (Vec<Region>, Vec<Region>) {
+        match self {
+            Self::Pieces { aside: Some((aside, _)), destination, .. } => (vec![*aside], destination.clone()),
+            Self::Pieces { .. } | Self::Message(_) | Self::Kept(_) => (self.landing(), self.result()),
+        }
+    }
+
+    /// Where the ranks of its machine reduce it, if not in its tensors.
+    pub(super) fn aside(&mut self) -> Option<&mut Option<(Region, bool)>> {
+        match self {
+            Self::Pieces { aside, .. } => Some(aside),
+            Self::Message(_) | Self::Kept(_) => None,
         }
     }
 }

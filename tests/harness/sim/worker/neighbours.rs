@@ -4,6 +4,7 @@
 //! What was said on a machine is not lost, and comes in the order in which one rank said it. A rank that dies says nothing more; the leader
 //! sees the end of the others, and they see that of the leader.
 
+mod board;
 mod meetings;
 
 use std::collections::VecDeque;
@@ -25,6 +26,7 @@ use super::super::workload::timing;
 use super::super::world::{Address, Context, Input};
 use super::WorkerProcess;
 use super::memory::length;
+pub(in crate::sim) use board::{Board, Boards};
 use meetings::{Load, Meetings};
 
 /// What a rank says to another of its machine.
@@ -47,6 +49,8 @@ pub(super) struct Neighbours {
     agreement: Agreement<Load>,
     /// By position. The same on all of them.
     peers: Arc<[Address]>,
+    /// Their ranks in the job.
+    ranks: Vec<u32>,
     me: usize,
     /// The positions of those whose devices this one reaches.
     group: Vec<usize>,
@@ -54,6 +58,12 @@ pub(super) struct Neighbours {
     arrivals: Vec<Time>,
     /// What the leader ordered and this rank has not obeyed.
     orders: VecDeque<Vec<Decision>>,
+    /// How many orders it has obeyed.
+    obeyed: u64,
+    /// The number of the order that it obeyed last.
+    order: u64,
+    /// The ranks that are not in the job any more, and when they are given up.
+    gone: Option<(Time, Vec<usize>)>,
     host: Meetings,
     device: Meetings,
     /// When the agreement wants to be told the time.
@@ -68,6 +78,8 @@ pub(super) struct Neighbours {
 const ORDERS: u64 = 64;
 /// How long the others may take to hear what a rank that leaves has withdrawn.
 const LEAVING: Duration = Duration::from_secs(1);
+/// How long a rank that is not in the job any more may still take to leave in order.
+const LEAVING_LATE: Duration = Duration::from_secs(2);
 
 impl Neighbours {
     /// Whether an operation may touch this buffer.
@@ -78,7 +90,8 @@ impl Neighbours {
     }
 
     pub(super) fn poll_timeout(&self) -> Option<Time> {
-        [self.due, self.leaves.filter(|_| !self.is_over)].into_iter().flatten().min()
+        let late = self.gone.as_ref().map(|(at, _)| *at);
+        [self.due, self.leaves.or(late).filter(|_| !self.is_over), late.filter(|_| !self.is_over)].into_iter().flatten().min()
     }
 
     fn is_busy(&self) -> bool {
@@ -106,6 +119,24 @@ impl Neighbours {
             DeviceKind::Host => &mut self.host,
             DeviceKind::Cuda => &mut self.device,
         }
+    }
+
+    /// The memory that it shares with the others.
+    fn board<'a>(&self, context: &'a mut Context) -> &'a mut Board {
+        context.boards.entry(Arc::clone(&self.peers)).or_default()
+    }
+
+    /// Whether the ranks that are left go on if one is lost: not with operations on devices.
+    fn outlives(&self) -> bool {
+        self.agreement.outlives() && self.device.running.is_empty()
+    }
+
+    /// The next order that it obeys, if it has come.
+    fn next_order(&mut self) -> Option<Vec<Decision>> {
+        let decisions = self.orders.pop_front()?;
+        self.order = self.obeyed;
+        self.obeyed += decisions.len() as u64;
+        Some(decisions)
     }
 
     fn send(&mut self, context: &mut Context, to: usize, note: Note) {
@@ -142,6 +173,10 @@ impl WorkerProcess {
         }
         if let Some(mut former) = self.neighbours.take() {
             former.agreement.handle_parting(parted());
+            let workers = self.worker.formation().expect("it has joined").view.workers();
+            let stay: Vec<Address> = workers.map(|worker| address_of(worker.process.incarnation)).collect();
+            let gone = former.peers.iter().enumerate().filter(|(_, peer)| !stay.contains(peer));
+            former.gone = Some((context.now + LEAVING_LATE, gone.map(|(rank, _)| rank).collect()));
             former.leaves.get_or_insert(context.now + timing::STEP);
             self.former.push(former);
         }
@@ -184,6 +219,7 @@ impl WorkerProcess {
             .iter()
             .map(|rank| position(*rank))
             .collect();
+        let numbers = ranks.iter().map(|rank| rank.rank.0).collect();
         let incarnations: Vec<Incarnation> = ranks.iter().map(|rank| rank.incarnation).collect();
         let peers: Arc<[Address]> = incarnations.into_iter().map(address_of).collect();
         let oldest_every = SchedulerConfig::default().oldest_every;
@@ -205,9 +241,13 @@ impl WorkerProcess {
             agreement,
             arrivals: vec![Time::ZERO; peers.len()],
             peers,
+            ranks: numbers,
             me,
             group,
             orders: VecDeque::new(),
+            obeyed: 0,
+            order: 0,
+            gone: None,
             host: Meetings::default(),
             device: Meetings::default(),
             due: None,
@@ -222,7 +262,11 @@ impl WorkerProcess {
 
     /// Hands an operation to the collective.
     pub(super) fn meet(&mut self, context: &mut Context, task: Task, meeting: Meeting) {
-        let Meeting { goal, claim, failure, memory, takes, team: _ } = meeting;
+        let Meeting { goal, claim, failure, memory, takes, aside, team: _ } = meeting;
+        if aside && self.payload(task.id).aside().is_some_and(|aside| aside.is_none()) {
+            let lease = self.lease(claim.bytes);
+            *self.payload(task.id).aside().expect("tensors have a place") = Some((lease, false));
+        }
         if failure.is_some() {
             self.failing.extend(&self.worker.part(task.id).tickets);
         }
@@ -295,6 +339,8 @@ impl WorkerProcess {
             }
             Note::Ordered(decisions) => near.orders.push_back(decisions),
             Note::Shown { place, number, what } => drop(near.meetings(place).shown.insert((number, rank), what)),
+            // What survives it is read from the board.
+            Note::Broken(Breakage::Lost(_)) if near.outlives() => {}
             Note::Broken(breakage) => {
                 let error = near.agreement.explain(breakage);
                 self.end_meetings(context, Some(error));
@@ -311,10 +357,15 @@ impl WorkerProcess {
 
     /// The same in the present team. The others hear of it by the leader.
     fn lose_present(&mut self, context: &mut Context, gone: Address) {
-        let Some(near) = &self.neighbours else { return };
+        let Some(near) = &mut self.neighbours else { return };
         let rank = near.peers.iter().position(|peer| *peer == gone);
         if let Some(rank) = rank.filter(|rank| !near.is_over && (near.me == 0 || *rank == 0)) {
-            self.break_down(context, Breakage::Lost(rank));
+            if near.outlives() {
+                near.board(context).lose(rank);
+                near.send_all(context, &Note::Broken(Breakage::Lost(rank)));
+            } else {
+                self.break_down(context, Breakage::Lost(rank));
+            }
         }
     }
 
@@ -346,6 +397,12 @@ impl WorkerProcess {
         let Some(near) = self.neighbours.as_mut().filter(|near| !near.is_over) else { return };
         if let Err(breakage) = near.agreement.handle_timeout(now) {
             return self.break_down(context, breakage);
+        }
+        if let Some((_, gone)) = near.gone.take_if(|(at, _)| *at <= now)
+            && near.outlives()
+            && near.is_busy()
+        {
+            gone.into_iter().for_each(|rank| near.board(context).lose(rank));
         }
         if near.leaves.is_some_and(|leaves| leaves <= now) {
             // Its connections end without a goodbye.
@@ -394,6 +451,9 @@ impl WorkerProcess {
         if near.is_over {
             return false;
         }
+        if let Some(last) = near.board(context).last().filter(|_| near.outlives()) {
+            return self.end_without_the_lost(context, last);
+        }
         while let Some(announcement) = near.agreement.unsaid() {
             near.agreement.said();
             near.send(context, 0, Note::Said(announcement));
@@ -403,7 +463,7 @@ impl WorkerProcess {
         }
         let Some(near) = &mut self.neighbours else { return false };
         if near.agreement.may_obey()
-            && let Some(decisions) = near.orders.pop_front()
+            && let Some(decisions) = near.next_order()
         {
             if let Err(breakage) = near.agreement.obey(now, decisions) {
                 self.break_down(context, breakage);
@@ -413,6 +473,7 @@ impl WorkerProcess {
         let room = near.room();
         if near.agreement.may_lead(room) {
             let decisions = near.agreement.lead(ORDERS, room);
+            near.board(context).order(decisions.len());
             near.send_all(context, &Note::Ordered(decisions.clone()));
             near.orders.push_back(decisions);
             return true;
@@ -427,6 +488,31 @@ impl WorkerProcess {
             return true;
         }
         false
+    }
+
+    /// A rank is lost, and the job goes on: ends what all that are left can end, and parts from them; whether that was something.
+    fn end_without_the_lost(&mut self, context: &mut Context, last: u64) -> bool {
+        let near = self.neighbours.as_mut().expect("one of them is lost");
+        match near.host.running.front() {
+            Some(running) if running.survives(near.board(context)) => return self.complete(context, DeviceKind::Host),
+            None if near.obeyed < last && !near.agreement.has_parted() => {
+                // It was written before the rank was lost, so it comes.
+                let Some(decisions) = near.next_order() else { return false };
+                near.agreement.obey(context.now, decisions).expect("ranks follow the rules");
+                return true;
+            }
+            Some(_) | None => {}
+        }
+        let lost = near.board(context).lost().expect("one is");
+        let why = near.agreement.explain(Breakage::Lost(lost));
+        near.agreement.part_from_lost(why.clone());
+        near.is_over = true;
+        let torn = std::mem::take(&mut near.host.running);
+        torn.iter().for_each(|_| near.agreement.handle_host_ended());
+        for load in torn.into_iter().filter_map(|running| running.load) {
+            self.met(context, load, Err(Unmet::NotBegun(why.clone())));
+        }
+        true
     }
 
     /// Nothing works any more, on no rank.

@@ -143,7 +143,8 @@ impl WorkerProcess {
             context.witness.fail(context.now, Checker::Contributors, text);
         }
         let (all, due) = (context.plan.members(tensor).count(), due_in(context, tensor, header.target.epoch));
-        context.witness.summed(self.me.who, header, &ranks, (all, &due));
+        let slot = (header.target.part, header.target.round);
+        context.witness.summed(self.me.who, slot, &ranks, (all, &due));
         let receives = context.plan.tensors[tensor].spec.participants.receives(self.worker.rank());
         if context.plan.classes.survivors && receives {
             self.check_part(context, task, header.body, &ranks);
@@ -151,6 +152,14 @@ impl WorkerProcess {
         if header.body.codec.has_feedback() {
             self.note_fed_back(header.target.part, &ranks);
         }
+    }
+
+    /// The ranks of this machine have a sum of these `ranks` that needs no server.
+    pub(super) fn check_reduced(&self, context: &mut Context, task: TaskId, ranks: &[u32]) {
+        let part = self.worker.part(task);
+        let (slot, bytes) = ((part.layout.part, part.round), part.layout.bytes());
+        context.witness.summed(self.me.who, slot, ranks, (ranks.len(), &[]));
+        self.check_part(context, task, Body { bytes, codec: CodecSpec::PLAIN, refused: false }, ranks);
     }
 
     /// A part of a sum must be that of the ranks that its header names.

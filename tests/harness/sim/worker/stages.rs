@@ -260,12 +260,18 @@ impl WorkerProcess {
 
     /// Copies a sum that has landed beside its contribution to its destination.
     fn land(&mut self, context: &mut Context, task: TaskId) {
-        let payload = &self.payloads[&task];
-        let (from, to) = (payload.landing(), payload.result());
+        let (from, to) = self.payloads[&task].to_land();
         let sum = gather(context, self.me, &self.memory, &from, DeviceKind::Host);
         scatter(context, self.me, &self.memory, &to, &sum, DeviceKind::Host);
         self.drop_beside(task);
         self.worker.handle_copied(context.now, task, Ok(()));
+    }
+
+    /// Gives back where the ranks of the machine reduced a task, if not in its tensors.
+    pub(super) fn drop_aside(&mut self, task: TaskId) {
+        if let Some((Region { buffer, .. }, _)) = self.payload(task).aside().and_then(Option::take) {
+            self.give_back(buffer);
+        }
     }
 
     /// Gives back where the sum of a task has landed beside its contribution, if it did.

@@ -31,8 +31,7 @@ pub(super) fn draw(seed: u64, classes: &mut FaultClasses, topology: &mut Topolog
     classes.waits = !classes.restarts && mix(seed ^ STEPS ^ 8).is_multiple_of(3);
     if random.chance(40) {
         *topology = Topology::of_sizes(&mut random, random_sizes(seed));
-        // The loss of one worker of a machine ends the job.
-        classes.kills &= random.chance(40);
+        classes.kills &= random.chance(80);
     }
 }
 

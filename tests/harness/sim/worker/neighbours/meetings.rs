@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use gradlane_core::collective::Dataflow;
+use gradlane_core::collective::{Dataflow, Needs};
 use gradlane_core::collective::agreement::Act;
 use gradlane_core::collective::order::Claim;
 use gradlane_core::error::Result;
@@ -11,7 +11,7 @@ use gradlane_core::sched::TaskId;
 use gradlane_core::types::{DeviceKind, Unmet};
 
 use super::super::memory::{Region, gather, scatter};
-use super::{Note, WorkerProcess};
+use super::{Board, Note, WorkerProcess};
 use crate::sim::world::Context;
 
 /// What a rank brings to an operation.
@@ -37,6 +37,9 @@ pub(super) struct Meetings {
 #[derive(Debug)]
 pub(super) struct Running {
     number: u64,
+    /// The number of its order.
+    order: u64,
+    needs: Needs,
     pub(super) claim: Claim,
     weights: Vec<f64>,
     dataflow: Dataflow,
@@ -46,10 +49,18 @@ pub(super) struct Running {
     pub(super) load: Option<Load>,
 }
 
+impl Running {
+    /// Whether it ends on all ranks that are left.
+    pub(super) fn survives(&self, board: &Board) -> bool {
+        board.survives(self.order, self.number, self.needs)
+    }
+}
+
 impl WorkerProcess {
     /// Shows the others what this rank has of an operation.
     pub(super) fn begin(&mut self, context: &mut Context, act: Act<Load>) {
         let near = self.neighbours.as_mut().expect("it has agreed on something");
+        let shown_by = if let Act::Pass { shown_by, .. } = act { shown_by } else { None };
         let (place, claim, weights, dataflow, failure, load) = match act {
             Act::Run { claim, weights, dataflow, load, .. } => (claim.device, claim, weights, dataflow, None, load),
             // The way of the host, whatever the memory is, and without it.
@@ -89,9 +100,13 @@ impl WorkerProcess {
         for to in reached.into_iter().filter(|to| shows && *to != own && members & (1 << *to) != 0) {
             near.send(context, to, Note::Shown { place, number, what: ours.clone() });
         }
+        if place == DeviceKind::Host {
+            near.board(context).begin(own);
+        }
+        let (order, needs) = (near.order, Needs::of(&claim, dataflow, shown_by, near.peers.len()));
         let running = &mut near.meetings(place).running;
         assert!(place == DeviceKind::Cuda || running.is_empty(), "operations in host memory take turns");
-        running.push_back(Running { number, claim, weights, dataflow, ours, load });
+        running.push_back(Running { number, order, needs, claim, weights, dataflow, ours, load });
     }
 
     /// Ends the oldest operation in this kind of memory, if all was shown that it needs.
@@ -99,6 +114,12 @@ impl WorkerProcess {
         let near = self.neighbours.as_mut().expect("it has begun something");
         let reached = near.reached(place);
         let own = near.me;
+        // Where a rank was lost meanwhile, all that are left must find the same.
+        if let Some(running) = near.host.running.front().filter(|_| place == DeviceKind::Host && near.outlives())
+            && !running.survives(near.board(context))
+        {
+            return false;
+        }
         let meetings = near.meetings(place);
         let Some(running) = meetings.running.front() else { return false };
         let number = running.number;
@@ -125,6 +146,12 @@ impl WorkerProcess {
         }
         let me = reached.iter().position(|rank| *rank == own).expect("it reaches itself");
         let Running { claim, weights, dataflow, load, ours, .. } = running;
+        let of_whole = match dataflow {
+            Dataflow::Reduce { of, whole_of: Some(_), .. } if place == DeviceKind::Host => {
+                near.ranks.iter().enumerate().filter(|(at, _)| of & (1 << at) != 0).map(|(_, rank)| *rank).collect()
+            }
+            _ => Vec::new(),
+        };
         let Some(load) = load else { return true };
         let outcome = result_of(&claim, &weights, dataflow, shown, ours).map(|result| {
             if dataflow.leads_to(me) && !load.destination.is_empty() {
@@ -132,6 +159,11 @@ impl WorkerProcess {
             }
             dataflow.weight(&weights)
         });
+        // Where no worker is lost, whole tensors are checked.
+        let is_checked = outcome.is_ok() && dataflow.leads_to(me) && context.plan.classes.survivors;
+        if is_checked && !of_whole.is_empty() && !load.destination.is_empty() {
+            self.check_reduced(context, load.task, &of_whole);
+        }
         self.met(context, load, outcome.map_err(Unmet::Failed));
         true
     }
