@@ -166,7 +166,9 @@ impl Payload {
             Content::Host { destination, aside: None, .. } => {
                 (self.beside().expect("what passes LAND has landed"), again(destination))
             }
-            Content::Device(_) | Content::Message(_) | Content::Kept(_) => unreachable!("only tensors on the host land"),
+            Content::Device(_) | Content::Message(_) | Content::Kept(_) => {
+                unreachable!("only tensors on the host land")
+            }
         }
     }
 

@@ -418,17 +418,22 @@ mod tests {
     }
 
     #[test]
-    fn a_sum_that_lands_beside_its_contribution_comes_to_its_place_before_others_get_it() {
+    fn a_sum_comes_to_its_place_last_where_its_contribution_is_kept() {
         let topology =
             Topology { machines: 2, local_ranks: 2, local_collective: true, ..Topology::single(DeviceKind::Host) };
         let pipeline = Pipeline::for_role(&topology);
-        let passed = |duty| {
-            let stages = pipeline.passed(Route { lands: true, ..Route::host(duty) });
+        let passed = |pipeline: &Pipeline, route| {
+            let stages = pipeline.passed(route);
             stages.map(Stage::name).collect::<Vec<_>>().join(" ")
         };
-        assert_eq!(passed(Duty::Owner), "REDUCE PUSH PULL LAND BROADCAST");
-        assert_eq!(passed(Duty::Alone), "PUSH PULL LAND");
-        assert_eq!([Duty::Member, Duty::Giver].map(passed), ["REDUCE BROADCAST", "PUSH PULL"]);
+        let aside = |duty| passed(&pipeline, Route { aside: true, ..Route::host(duty) });
+        assert_eq!(aside(Duty::Owner), "REDUCE PUSH PULL BROADCAST LAND");
+        assert_eq!(aside(Duty::Member), "REDUCE BROADCAST LAND");
+        assert_eq!(aside(Duty::Together), "ALL_REDUCE LAND");
+        let lands = |duty| passed(&pipeline, Route { lands: true, ..Route::host(duty) });
+        assert_eq!([Duty::Alone, Duty::Giver].map(lands), ["PUSH PULL LAND", "PUSH PULL"]);
+        let together = Pipeline::for_role(&Topology { machines: 1, ..topology });
+        assert_eq!(passed(&together, Route { aside: true, ..Route::host(Duty::Owner) }), "ALL_REDUCE LAND");
     }
 
     #[test]

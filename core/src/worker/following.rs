@@ -150,8 +150,10 @@ impl Worker {
     /// Lets a task have nothing but its contribution.
     fn start_over(&mut self, task: TaskId) {
         let Record { part, is_aside, .. } = self.record(task);
-        let own = part.tickets.first().and_then(|id| self.submissions.get(id)).map(|submission| submission.terms.demand);
+        let own =
+            part.tickets.first().and_then(|id| self.submissions.get(id)).map(|submission| submission.terms.demand);
         if *is_aside {
+            self.residuals.start_over(part.layout.part);
             self.commands.push_back(Command::StartOver(task));
         }
         let record = self.record_mut(task);

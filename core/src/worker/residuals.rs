@@ -7,7 +7,9 @@
 //!  any ──the name ends, the part has another owner, the job ends──► (absent)
 //! ```
 //! **One body a round.** A residual is used when a part is encoded, which happens once in a task's life. A repeat sends the same body again.
-//! The next round of the part is encoded after this one has ended, so a residual has one user at a time.
+//! The next round of the part is encoded after this one has ended, so a residual has one user at a time. Exception: what the ranks of a
+//! machine reduce begins again if they lose one. Then another body is made, from zero, and the next one begins at zero too, because nobody
+//! knows which of the two is in the sum.
 //!
 //! **A round that failed.** Its body has changed the residual, and no sum has what the body brought. Then the next body begins at zero: what
 //! the rounds before lost is lost for good, once, and nothing is counted twice. To go back to the residual before the body, a worker would
@@ -73,6 +75,13 @@ impl Residuals {
         residual.contributors = Some(contributors);
     }
 
+    /// A part begins again. If it was encoded before, the next two bodies begin at zero.
+    pub(super) fn start_over(&mut self, part: PartId) {
+        if let Some(residual) = self.parts.get_mut(&part) {
+            (residual.contributors, residual.is_kept) = (Some(WorkerSet::default()), false);
+        }
+    }
+
     /// Tensors have ended. Returns their parts that had a residual.
     pub(super) fn end(&mut self, keys: &BTreeSet<TensorKey>) -> Vec<PartId> {
         self.drop_where(|part, _| keys.contains(&part.key))
@@ -107,15 +116,17 @@ mod tests {
         Encoded(Start),
         /// Its sum comes, of these workers.
         Summed(&'static [u32]),
+        /// It begins again.
+        Over,
     }
 
-    use Event::{Encoded, Summed};
+    use Event::{Encoded, Over, Summed};
     use Start::{Kept, Zero};
 
     #[test]
     fn a_residual_is_kept_from_sum_to_sum_of_the_same_workers() {
         let (all, two) = (&[0, 1, 2], &[0, 2]);
-        let table: [(&str, &[Event]); 6] = [
+        let table: [(&str, &[Event]); 8] = [
             ("the same workers", &[Encoded(Zero), Summed(all), Encoded(Kept), Summed(all), Encoded(Kept)]),
             (
                 "a worker is lost",
@@ -135,6 +146,23 @@ mod tests {
                 "a change is seen late",
                 &[Encoded(Zero), Summed(all), Encoded(Kept), Encoded(Zero), Summed(two), Encoded(Zero)],
             ),
+            (
+                "it begins again",
+                &[
+                    Encoded(Zero),
+                    Summed(all),
+                    Encoded(Kept),
+                    Over,
+                    Encoded(Zero),
+                    Summed(all),
+                    Encoded(Zero),
+                    Summed(all),
+                ],
+            ),
+            (
+                "it begins again with its sum",
+                &[Encoded(Zero), Summed(all), Over, Encoded(Zero), Summed(all), Encoded(Zero)],
+            ),
         ];
         for (name, events) in table {
             let mut residuals = Residuals::default();
@@ -142,6 +170,7 @@ mod tests {
                 match event {
                     Encoded(start) => assert_eq!(residuals.encode(part(0), true), *start, "{name}, event {at}"),
                     Summed(ranks) => residuals.summed(part(0), ranks.iter().copied().map(WorkerId).collect()),
+                    Over => residuals.start_over(part(0)),
                 }
             }
         }

@@ -67,9 +67,7 @@ impl Worker {
             Exchanged::Sum { body, divisor, contributors } => {
                 self.record_mut(task).body = body;
                 self.keep_sum(now, task, body, divisor, contributors.clone());
-                if !self.record(task).begins_again {
-                    self.note_contributors(task, contributors);
-                }
+                self.note_contributors(task, contributors);
                 Outcome::Done
             }
             Exchanged::Value(version) => {
@@ -153,7 +151,7 @@ impl Worker {
     pub fn handle_met(&mut self, now: Time, task: TaskId, takes: bool, outcome: std::result::Result<f64, Unmet>) {
         let defect = self.settings.scheduler.defect;
         let is_former = self.is_of_former_team(task);
-        if is_former && outcome.is_ok() && self.scheduler.may_begin_again(task) {
+        if is_former && outcome.is_ok() && self.record(task).is_aside && self.scheduler.may_begin_again(task) {
             return self.begin_again(now, task);
         }
         let record = self.record_mut(task);

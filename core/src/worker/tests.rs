@@ -18,6 +18,7 @@ use crate::wire::{Body, Contribution, Contributors, Request};
 mod ending;
 mod keeping;
 mod liveness;
+mod lost_neighbours;
 mod parameters;
 mod residuals;
 mod restoring;
@@ -612,6 +613,15 @@ impl World {
         world.commands();
         world.declared(request, &specs);
         world
+    }
+
+    /// The coordinator answers whatever was declared.
+    fn declare_all(&mut self) {
+        for command in self.commands() {
+            if let Command::Declare { request, tensors, .. } = command {
+                self.declared(request, &tensors);
+            }
+        }
     }
 
     fn submit(&mut self, name: &str) -> u64 {

@@ -279,6 +279,9 @@ impl WorkerProcess {
                 self.drop_beside(task);
                 self.drop_aside(task);
                 self.summed.remove(&task);
+                if let Some(seen) = self.fed_back.get_mut(&self.worker.part(task).layout.part) {
+                    *seen = FedBack::of_nobody();
+                }
             }
             Command::BreakDown(cause) => self.member.member.break_down(cause),
             Command::Keep { task, part } => self.keep(context, task, part),

@@ -131,7 +131,9 @@ impl<L> Act<L> {
     /// What becomes of an act that nobody has begun if the ranks part for this reason.
     pub(super) fn returned(self, why: &Error) -> Option<Self> {
         match self {
-            Self::Run { load, .. } | Self::Tell { load, .. } => load.map(|load| Self::Return { load, why: why.clone() }),
+            Self::Run { load, .. } | Self::Tell { load, .. } => {
+                load.map(|load| Self::Return { load, why: why.clone() })
+            }
             Self::Pass { .. } => None,
             Self::End { .. } | Self::Return { .. } => Some(self),
         }

@@ -77,9 +77,8 @@ impl Board {
     /// What a lost rank has counted, the same on all ranks.
     fn counted(&self, rank: usize) -> Counted {
         fence(Ordering::SeqCst);
-        let last = |last: Word, word: Word| {
-            once(self.segment.u64(self.layout.word(rank, last)), || self.count(rank, word))
-        };
+        let last =
+            |last: Word, word: Word| once(self.segment.u64(self.layout.word(rank, last)), || self.count(rank, word));
         Counted {
             rank,
             staged: last(Word::LastStaged, Word::Staged),

@@ -22,8 +22,8 @@
 use super::board::Board;
 use super::layout::{DEPTH, Layout, Word};
 use super::loss::Cut;
-use crate::collective::{Dataflow, Needs};
 use crate::collective::order::Claim;
+use crate::collective::{Dataflow, Needs};
 use crate::error::{Error, Result};
 use crate::mem::{Copies, Region};
 use crate::reduce::{Kernels, accumulator_bytes};

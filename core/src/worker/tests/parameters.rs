@@ -155,15 +155,6 @@ impl World {
         self.worker.submit(self.now, &spec, Tensor { in_place, ..tensor(&spec, None) }, terms)
     }
 
-    /// The coordinator answers whatever was declared.
-    fn declare_all(&mut self) {
-        for command in self.commands() {
-            if let Command::Declare { request, tensors, .. } = command {
-                self.declared(request, &tensors);
-            }
-        }
-    }
-
     /// Takes the next push, which must be a use of a parameter, and reports its end.
     fn pushed(&mut self) -> (TaskId, Use) {
         let step = self.worker.take(self.now, Stage::Push).expect("a use to push");

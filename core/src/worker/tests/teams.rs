@@ -137,7 +137,7 @@ fn that_a_rank_will_not_come_is_told_when_the_others_have_met() {
 
 impl World {
     /// A job of workers of one machine, and one of another if its sums go to a server. This one has met the others.
-    fn together(ranks: &[u32], pushes: bool) -> Self {
+    pub(super) fn together(ranks: &[u32], pushes: bool) -> Self {
         let mut world = Self::joined_in(machine(ranks, pushes, 0));
         for command in world.commands() {
             if let Command::Dial(Dial { server, attempt, .. }) = command {
@@ -149,7 +149,7 @@ impl World {
     }
 
     /// Another view: these are left.
-    fn view(&mut self, ranks: &[u32], pushes: bool) {
+    pub(super) fn view(&mut self, ranks: &[u32], pushes: bool) {
         let epoch = self.worker.formation().unwrap().epoch().number + 1;
         self.worker.handle_view(self.now, machine(ranks, pushes, epoch));
         if self.meets {
@@ -157,13 +157,9 @@ impl World {
         }
     }
 
-    fn submit_known(&mut self, name: &str) -> u64 {
+    pub(super) fn submit_known(&mut self, name: &str) -> u64 {
         let id = self.submit(name);
-        for command in self.commands() {
-            if let Command::Declare { request, tensors, .. } = command {
-                self.declared(request, &tensors);
-            }
-        }
+        self.declare_all();
         id
     }
 
@@ -192,18 +188,18 @@ fn machine(ranks: &[u32], pushes: bool, number: u32) -> View {
 }
 
 /// A tensor whose sum goes to its server from rank 0.
-fn owned() -> String {
+pub(super) fn owned() -> String {
     let machines = Machines::of(&machine(&[0, 1, 2], true, 0));
     let part = |name: &str| PartId { key: spec(name).key(), index: 0 };
     let is_owned = |name: &String| machines.owner(part(name), DType::F32, WorkerId(0)) == WorkerId(0);
     (0..).map(|number| format!("w{number}")).find(is_owned).unwrap()
 }
 
-fn team_of(step: &Step) -> u32 {
+pub(super) fn team_of(step: &Step) -> u32 {
     let Action::Meet(Meeting { team, .. }) = &step.action else { panic!("{step:?}") };
     *team
 }
 
-fn parted() -> Error {
+pub(super) fn parted() -> Error {
     Error::Unavailable { what: "the sum".to_owned(), cause: "others meet".to_owned() }
 }

@@ -24,6 +24,13 @@ pub(super) struct FedBack {
     encoded: Option<Round>,
 }
 
+impl FedBack {
+    /// What is known of a part that begins again.
+    pub(super) fn of_nobody() -> Self {
+        Self { ranks: Some(Vec::new()), ..Self::default() }
+    }
+}
+
 impl WorkerProcess {
     /// Encodes a contribution, into memory that it has until its sum is decoded.
     pub(super) fn encode(&mut self, context: &mut Context, task: Task, coding: Coding, residual: Option<Start>) {

@@ -91,7 +91,10 @@ impl Neighbours {
 
     pub(super) fn poll_timeout(&self) -> Option<Time> {
         let late = self.gone.as_ref().map(|(at, _)| *at);
-        [self.due, self.leaves.or(late).filter(|_| !self.is_over), late.filter(|_| !self.is_over)].into_iter().flatten().min()
+        [self.due, self.leaves.or(late).filter(|_| !self.is_over), late.filter(|_| !self.is_over)]
+            .into_iter()
+            .flatten()
+            .min()
     }
 
     fn is_busy(&self) -> bool {

@@ -132,7 +132,7 @@ fn a_rank_that_does_nothing_any_more_is_given_up_once_the_others_hear_that_it_is
         }
         std::thread::yield_now();
     };
-    [0, 1].map(begin);
+    [0, 1].into_iter().for_each(begin);
     let lives: Vec<Incarnation> = [0, 1].map(|rank| local_rank(rank, "").incarnation).to_vec();
     std::thread::scope(|scope| {
         for rank in [0, 1] {

@@ -2,9 +2,9 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use gradlane_core::collective::{Dataflow, Needs};
 use gradlane_core::collective::agreement::Act;
 use gradlane_core::collective::order::Claim;
+use gradlane_core::collective::{Dataflow, Needs};
 use gradlane_core::error::Result;
 use gradlane_core::reduce::{Kernels, accumulator_bytes};
 use gradlane_core::sched::TaskId;
