@@ -88,7 +88,7 @@ choice! {
     OnWorkerLoss {
         /// It ends, and every member hears the cause.
         Abort = "abort",
-        /// It goes on with the workers that are left, if the lost one reduced with nobody on its machine.
+        /// It goes on with the workers that are left.
         Continue = "continue",
         /// The same, but if too few workers are left, these wait behind their step until others have come.
         Wait = "wait",

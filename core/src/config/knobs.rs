@@ -274,7 +274,7 @@ knobs! {
         min_workers: Count = "1" in "1" to "4096";
         /// With `on_worker_loss=continue`: how long a worker that was asked to leave (SIGTERM, a spot notice) has to come to the end of its step. The others then go on without it at once; the coordinator's setting counts.
         leave_grace: TimeSpan = "25 s" in "1 ms" to "1 h";
-        /// The fewest and the most workers of the job, such as `2:8`: lost workers cost the others nothing, and others may come at the end of a step, until there are so many. Implies `on_worker_loss=continue` (unless you set `wait`), `min_workers` and, unless you set it otherwise, `local_reduce=off`, because the loss of a worker that reduces with others of its machine ends the job. Give it to all processes of the job; it needs a coordinator that no worker embeds.
+        /// The fewest and the most workers of the job, such as `2:8`: lost workers cost the others nothing, and others may come at the end of a step, until there are so many. Implies `on_worker_loss=continue` (unless you set `wait`), `min_workers` and, unless you set it otherwise, `local_reduce=off`, because the loss of a worker that reduces on devices with others of its machine is the loss of that machine. Give it to all processes of the job; it needs a coordinator that no worker embeds.
         elastic: Optional<Elastic> = "";
         /// How long an elastic job that takes in workers waits for all of them to meet; then it goes on with those that came.
         reform_timeout: TimeSpan = "30 s" in "1 ms" to "1 h";

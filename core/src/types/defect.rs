@@ -113,6 +113,10 @@ pub enum Defect {
     RestartSkipped,
     /// A sum lands on a contribution that is kept until the sum is whole. Shows when a worker is lost while the sum comes.
     LandsOnKept,
+    /// What the ranks of a machine reduced with one that is lost since goes on to its server.
+    ReducedWithTheLost,
+    /// What the ranks of a machine have not brought to all of them when they lose one fails, in place of beginning again.
+    UndoneFails,
     /// A surviving worker that has not heard of a loss is fenced instead of asked to send again.
     SurvivorFenced,
     /// The repeat of a change of a parameter is done again. Shows when the answer was lost.
@@ -245,6 +249,8 @@ impl Defect {
         Self::AddedByArrival,
         Self::RestartSkipped,
         Self::LandsOnKept,
+        Self::ReducedWithTheLost,
+        Self::UndoneFails,
         Self::SurvivorFenced,
         Self::ChangeRepeated,
         Self::OlderBodyDone,

@@ -17,7 +17,7 @@ use super::records::{Record, longest_body};
 use crate::error::Error;
 use crate::pipeline::{Duty, Stage};
 use crate::sched::{Outcome, TaskId};
-use crate::types::{DeviceKind, InCopies, Time};
+use crate::types::{Defect, DeviceKind, InCopies, Time, planted};
 
 impl Worker {
     /// The number of the present team. It counts the teams of this machine's workers, of which this worker is one, from 1.
@@ -39,8 +39,12 @@ impl Worker {
     /// This worker belongs to another team. `halfway` are the tasks that the former one has reduced and would meet for again.
     pub(super) fn change_team(&mut self, now: Time, halfway: Vec<TaskId>) {
         self.scheduler.set_apart(now, self.team.is_apart());
+        let defect = self.settings.scheduler.defect;
         for task in halfway {
             let Some(Record { is_aside, part, memory, .. }) = self.tasks.get(task) else { continue };
+            if *is_aside && planted(defect, Defect::ReducedWithTheLost) {
+                continue;
+            }
             match (is_aside, self.scheduler.is_wanted(task), self.scheduler.is_running(task)) {
                 (true, true, true) => {
                     self.record_mut(task).begins_again = true;
@@ -82,7 +86,8 @@ impl Worker {
             self.team.parted(team, now + self.settings.bounds.step);
             self.scheduler.set_apart(now, self.team.is_apart());
         }
-        if self.scheduler.may_begin_again(task) {
+        let fails = self.record(task).is_aside && planted(self.settings.scheduler.defect, Defect::UndoneFails);
+        if self.scheduler.may_begin_again(task) && !fails {
             return self.begin_again(now, task);
         }
         // The present team may wait for it.

@@ -392,8 +392,9 @@ impl Witness {
                         let is_machine = detail.contains("machines came for part");
                         let is_it = |other: &Who| *other == who || is_machine && self.job.shares_machine(*other, who);
                         let mut awaited = self.job.workers().filter(is_it);
-                        // A rank tells those of its machine that it gives up before it goes on, unless they will all hear why.
-                        let is_silent = detail.ends_with("went on to a later one");
+                        // A rank tells those of its machine that it gives up before it goes on, unless they will all hear why, or have met
+                        // anew since.
+                        let is_silent = detail.ends_with("went on to a later one") && self.job.departures() == 0;
                         let meets = self.calls.meets[tensor] && self.job.shares_machine(who, me.who);
                         if is_silent && who != me.who && meets {
                             return self.is_explained_on_machine(who, tensor, round, detail);
