@@ -383,9 +383,10 @@ impl<L> Agreement<L> {
         matches!(self.closed, Some(Unmet::Failed(_)))
     }
 
-    /// Whether those that are left go on if a rank is lost.
+    /// Whether those that are left go on if a rank is lost. Not where devices are in several PCIe groups: what these have reduced, the ranks
+    /// add in host memory, and it does not begin again.
     pub fn outlives(&self) -> bool {
-        self.party.goes_on
+        self.party.goes_on && self.party.group.len() == self.party.ranks.len()
     }
 
     /// Whether the ranks have parted.

@@ -241,7 +241,7 @@ impl Driver {
                 Some(_) => drop(self.break_down(now, Breakage::Stuck(rank))),
             }
         }
-        if self.given_up.take_if(|at| *at <= now).is_some() && self.is_busy() {
+        if self.given_up.take_if(|at| *at <= now).is_some() && !self.is_over() {
             // Whoever leaves in order has left by now.
             std::mem::take(&mut self.gone).into_iter().for_each(|rank| self.board.lose(rank));
         }

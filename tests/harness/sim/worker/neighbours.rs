@@ -403,7 +403,6 @@ impl WorkerProcess {
         }
         if let Some((_, gone)) = near.gone.take_if(|(at, _)| *at <= now)
             && near.outlives()
-            && near.is_busy()
         {
             gone.into_iter().for_each(|rank| near.board(context).lose(rank));
         }

@@ -147,7 +147,8 @@ impl WorkerProcess {
         let me = reached.iter().position(|rank| *rank == own).expect("it reaches itself");
         let Running { claim, weights, dataflow, load, ours, .. } = running;
         let of_whole = match dataflow {
-            Dataflow::Reduce { of, whole_of: Some(_), .. } if place == DeviceKind::Host => {
+            // Not what PCIe groups have reduced before.
+            Dataflow::Reduce { of, whole_of: Some(all), .. } if place == DeviceKind::Host && of.count_ones() == all => {
                 near.ranks.iter().enumerate().filter(|(at, _)| of & (1 << at) != 0).map(|(_, rank)| *rank).collect()
             }
             _ => Vec::new(),
