@@ -53,6 +53,8 @@ CASES = [
     ("aaaa", "021", "5,11,17", 5),
     ("aab", "0", "9", 1),
     ("aabb", "3", "9", 4),
+    # All that are left are on one machine, and go on with the server.
+    ("aab", "2", "9", 2),
     ("aabb", "02", "5,15", 2),
     ("aaab", "10", "6,14", 3),
 ]

@@ -69,6 +69,17 @@ impl Machines {
         Self { workers, teams, team_of }
     }
 
+    /// Whether the sums of a job with these members need no server: all workers reduce together on one machine, or there is one worker and no
+    /// server.
+    pub fn need_no_server(view: &View) -> bool {
+        let machines = Self::of(view);
+        match machines.workers.as_slice() {
+            [] => false,
+            [_] => view.servers().next().is_none(),
+            [first, ..] => machines.team(*first).is_some_and(|team| team.len() == machines.workers.len()),
+        }
+    }
+
     /// The workers that reduce with `worker`, including itself, by rank; `None` if it reduces alone.
     pub fn team(&self, worker: WorkerId) -> Option<&[WorkerId]> {
         self.team_with(worker).map(|team| team.ranks.as_slice())

@@ -1,5 +1,7 @@
 //! The membership of a job, as decided by the coordinator. Every member holds a copy; only the coordinator makes a new one.
 
+#[cfg(any(test, feature = "testing"))]
+use super::Machines;
 use super::{Epoch, MachineId, NodeId, Process, Role, Round, ServerId, WorkerId, WorkerSet};
 use crate::error::Error;
 
@@ -77,6 +79,10 @@ pub struct View {
     pub formed_before: u32,
     /// How many servers it formed with. It has fewer if some were lost.
     pub formed_servers: u32,
+    /// Whether it formed on one machine whose workers reduce among themselves, so that its sums need no server; see
+    /// [`Machines::need_no_server`](super::Machines::need_no_server). They stay so, and those of other jobs stay on servers, however few workers
+    /// are left: workers hear of a loss at different times, and must not take different ways meanwhile.
+    pub formed_together: bool,
     /// Whether sums of servers that were lost are being recovered. Meanwhile no part of theirs is exchanged.
     pub recovers: bool,
     /// Workers by rank, then servers by index.
@@ -147,9 +153,20 @@ impl View {
 /// A worker's machine and the path of its socket; empty for none.
 #[cfg(any(test, feature = "testing"))]
 impl View {
-    /// A view of a job that formed only once, and lost no server.
+    /// A view of a job that formed only once, with these members, and lost no server.
     pub fn plain(job: &str, epoch: Epoch, phase: Phase, members: Vec<Member>) -> Self {
-        Self { job: job.to_owned(), epoch, phase, formed_before: 0, formed_servers: 0, recovers: false, members }
+        let (formed_before, formed_servers, formed_together, recovers) = (0, 0, false, false);
+        let formed = Self {
+            job: job.to_owned(),
+            epoch,
+            phase,
+            formed_before,
+            formed_servers,
+            formed_together,
+            recovers,
+            members,
+        };
+        Self { formed_together: Machines::need_no_server(&formed), ..formed }
     }
 }
 

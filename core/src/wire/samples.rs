@@ -315,6 +315,7 @@ fn view(phase: Phase) -> View {
         phase,
         formed_before: 3,
         formed_servers: 2,
+        formed_together: true,
         recovers: true,
         members,
     }

@@ -25,28 +25,15 @@ pub struct Formation {
 }
 
 impl Formation {
-    /// The formation of worker `rank` in `view`. Its tensors may lie in the memory of a `device`.
+    /// The formation of worker `rank` in `view`. Its tensors may lie in the memory of a `device`. A worker that is left alone where no servers
+    /// sum reduces with itself.
     pub fn of(rank: WorkerId, view: View, device: DeviceKind) -> Self {
-        Self::following(None, rank, view, device)
-    }
-
-    /// As [`of`](Self::of), for a view that follows the one of `before`.
-    ///
-    /// A job that began with servers for its sums keeps them, and one that began without stays without, however few workers are left: the
-    /// workers hear of a view at different times, and must not take different ways meanwhile. A worker that is left alone where no servers
-    /// sum reduces with itself, also one that first hears of the job then.
-    pub fn following(before: Option<&Self>, rank: WorkerId, view: View, device: DeviceKind) -> Self {
         let machines = Machines::of(&view);
-        let is_last = view.servers().next().is_none() && view.workers().count() == 1;
-        let pushes = match before {
-            Some(before) => Some(before.pipeline.pushes()),
-            None if is_last => Some(false),
-            None => None,
-        };
+        let pushes = !view.formed_together;
         let pipeline = Pipeline::for_role(&topology(&machines, rank, device, pushes));
         let servers = servers(rank, &view);
         let mut team = machines.team(rank).unwrap_or_default().to_vec();
-        if pushes == Some(false) && team.is_empty() {
+        if !pushes && team.is_empty() {
             team = vec![rank];
         }
         Self { rank, view, machines, pipeline, team, servers }
@@ -83,10 +70,10 @@ impl Formation {
     }
 }
 
-/// The job as the worker `rank` sees it. `pushes` says whether its sums go to servers, if that is settled.
-fn topology(machines: &Machines, rank: WorkerId, device: DeviceKind, pushes: Option<bool>) -> Topology {
+/// The job as the worker `rank` sees it. `pushes` says whether its sums go to servers.
+fn topology(machines: &Machines, rank: WorkerId, device: DeviceKind, pushes: bool) -> Topology {
     let several = |len: usize| u32::try_from(len).expect("bounded by MEMBERS_MAX");
-    let others = if pushes == Some(true) { 2 } else { 1 };
+    let others = if pushes { 2 } else { 1 };
     match machines.team(rank) {
         Some(team) => Topology {
             machines: several(machines.len()).max(others),
@@ -95,7 +82,7 @@ fn topology(machines: &Machines, rank: WorkerId, device: DeviceKind, pushes: Opt
             local_collective: true,
             ..Topology::single(device)
         },
-        None if pushes == Some(false) => Topology { local_collective: true, ..Topology::single(device) },
+        None if !pushes => Topology { local_collective: true, ..Topology::single(device) },
         // A job with servers pushes, whatever its number of workers. Two stands for many here.
         None => Topology::flat(2, device),
     }

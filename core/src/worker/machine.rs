@@ -426,7 +426,7 @@ impl Worker {
 
     /// Replaces the formation by that of a new view.
     fn form(&mut self, now: Time, rank: WorkerId, view: View) {
-        let formation = Formation::following(self.formation.as_ref(), rank, view, self.settings.device);
+        let formation = Formation::of(rank, view, self.settings.device);
         let is_other_team = self.team.follow(&formation.view, &formation.team);
         let halfway = if is_other_team { self.scheduler.halfway() } else { Vec::new() };
         self.scheduler.follow(&formation.pipeline);

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use gradlane_core::error::{Error, Result};
 use gradlane_core::types::defect::{Defect, planted};
-use gradlane_core::types::{Epoch, Incarnation, LinkId, Member, NodeId, Phase, Role, Time, View};
+use gradlane_core::types::{Epoch, Incarnation, LinkId, Machines, Member, NodeId, Phase, Role, Time, View};
 use gradlane_core::wire::frame::{Join, Status};
 use gradlane_core::wire::{Frame, limits};
 
@@ -72,6 +72,8 @@ pub struct Coordinator {
     formed_before: u32,
     /// How many servers it formed with.
     formed_servers: u32,
+    /// Whether its sums need no server since.
+    formed_together: bool,
     recovery: Recovery,
     newcomers: Newcomers,
     missed: Missed,
@@ -113,6 +115,7 @@ impl Coordinator {
             store: Store::new(config.defect),
             formed_before: 0,
             formed_servers: 0,
+            formed_together: false,
             recovery: Recovery::new(config.boundary_timeout, config.defect),
             newcomers: Newcomers::default(),
             missed: Missed::default(),
@@ -164,6 +167,7 @@ impl Coordinator {
             phase: if self.forms_again() { Phase::FormsAgain } else { self.stage.phase() },
             formed_before: self.formed_before,
             formed_servers: self.formed_servers,
+            formed_together: self.formed_together,
             recovers: self.recovery.is_open(),
             members: members.map(|(member, _)| member).collect(),
         }
@@ -393,6 +397,7 @@ impl Coordinator {
         self.epoch.number += 1;
         self.stage = Stage::Running;
         self.formed_servers = self.roster.size().servers;
+        self.formed_together = Machines::need_no_server(&self.view());
         self.boundaries.form(self.stepping_workers());
         let view = self.view();
         self.write_down_job(now, &view);

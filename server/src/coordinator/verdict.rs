@@ -3,10 +3,9 @@
 //! | lost | policy `Abort` | policy `Continue` |
 //! |---|---|---|
 //! | before the job formed | free the seat | free the seat |
-//! | a worker that left in order, while it was there | nothing | continue without it, but where all that stay reduce on one machine |
+//! | a worker that left in order, while it was there | nothing | continue without it |
 //! | the same, later | nothing | nothing |
 //! | a worker | abort | continue without it |
-//! | a worker, and all that stay reduce on one machine | abort | abort: they would go on without servers |
 //! | several workers, others stay | abort | continue without them |
 //! | so many workers that too few are left | abort | abort; or continue without them, and hold, if the job waits for others |
 //! | the same, and servers keep parameters | abort | abort: nobody is taken in |
@@ -20,7 +19,7 @@ use std::time::Duration;
 
 use gradlane_core::config::{Config, OnServerLoss, OnWorkerLoss, Origin};
 use gradlane_core::error::{Error, Result};
-use gradlane_core::types::{Machines, Role, WorkerId};
+use gradlane_core::types::Role;
 use gradlane_core::wire::frame::Health;
 
 use super::roster::{Identity, Roster, Seat};
@@ -115,15 +114,9 @@ pub(super) enum Verdict {
     Continue { without: Vec<Identity>, reason: &'static str },
 }
 
-/// Decides the consequence of the loss of these members, all noticed at the same time. `machines` says which workers reduced together, and
-/// `keeps_parameters` whether servers have values that are nowhere else.
-pub(super) fn verdict(
-    policy: Policy,
-    roster: &Roster,
-    machines: &Machines,
-    keeps_parameters: bool,
-    loss: &[Lost],
-) -> Verdict {
+/// Decides the consequence of the loss of these members, all noticed at the same time. `keeps_parameters` says whether
+/// servers have values that are nowhere else.
+pub(super) fn verdict(policy: Policy, roster: &Roster, keeps_parameters: bool, loss: &[Lost]) -> Verdict {
     if !roster.is_sealed() {
         return Verdict::Free;
     }
@@ -165,22 +158,10 @@ pub(super) fn verdict(
                 }
                 None | Some(_) => {}
             }
-            let present = roster.seats().filter(|seat| stays(seat) && !seat.is_past);
-            let staying: Vec<WorkerId> = present.map(|seat| WorkerId(seat.member.index)).collect();
-            if are_brought_together(machines, &staying) {
-                return abort(first, "the workers that are left reduce on one machine, without servers");
-            }
             let reason = if are_few { "others are left, and wait until more have come" } else { "others are left" };
             Verdict::Continue { without, reason }
         }
     }
-}
-
-/// Whether these workers of several machines are on one, and reduce there. They hear of it at different times, or as the first that they hear
-/// of the job, and would take different ways meanwhile: some with servers, as before, and some without.
-pub(super) fn are_brought_together(machines: &Machines, staying: &[WorkerId]) -> bool {
-    let team = staying.first().and_then(|first| machines.team(*first)).filter(|_| staying.len() > 1);
-    machines.len() > 1 && team.is_some_and(|team| staying.iter().all(|rank| team.contains(rank)))
 }
 
 fn peer_lost(roster: &Roster, lost: &Lost) -> Error {
@@ -190,9 +171,7 @@ fn peer_lost(roster: &Roster, lost: &Lost) -> Error {
 
 #[cfg(test)]
 mod tests {
-    use gradlane_core::types::{
-        Address, Epoch, Incarnation, LinkId, MachineId, NodeId, Phase, Process, Scheme, Time, View,
-    };
+    use gradlane_core::types::{Address, Incarnation, LinkId, NodeId, Process, Scheme, Time};
     use gradlane_core::wire::frame::Join;
 
     use super::super::roster::{Change, Size};
@@ -255,7 +234,7 @@ mod tests {
             Policy::Continue { min_workers: 3, rejoin: Some(Duration::from_secs(9)), outlives_servers: false }
                 .without_leavers(left_before)
         };
-        let reason = |policy, left: &[u8], keeps_parameters, lost: &[u8]| match with_parameters(
+        let reason = |policy, left: &[u8], keeps_parameters, lost: &[u8]| match verdict(
             policy,
             &roster(left, true),
             keeps_parameters,
@@ -307,11 +286,10 @@ mod tests {
         const SECOND: u8 = SERVER + 1;
         let outlives = Policy::Continue { min_workers: 2, rejoin: None, outlives_servers: true };
         let roster = roster_of(&[0, 1, 2, SERVER, SECOND], &[], true);
-        let reason =
-            |keeps_parameters, lost: &[u8]| match with_parameters(outlives, &roster, keeps_parameters, &loss(lost)) {
-                Verdict::Abort { reason, .. } | Verdict::Continue { reason, .. } => reason,
-                other => panic!("{other:?}"),
-            };
+        let reason = |keeps_parameters, lost: &[u8]| match verdict(outlives, &roster, keeps_parameters, &loss(lost)) {
+            Verdict::Abort { reason, .. } | Verdict::Continue { reason, .. } => reason,
+            other => panic!("{other:?}"),
+        };
         for (what, keeps_parameters, lost, expected) in [
             ("a server", false, &[SECOND][..], "others are left"),
             ("a server and a worker", false, &[SERVER, 1], "others are left"),
@@ -322,26 +300,6 @@ mod tests {
         ] {
             assert_eq!(reason(keeps_parameters, lost), expected, "{what}");
         }
-    }
-
-    #[test]
-    fn a_job_goes_on_without_one_of_the_workers_that_reduce_on_a_machine_if_that_changes_nothing_for_where_sums_go() {
-        let mut roster = roster(&[], true);
-        for (seat, machine) in roster.seats_mut().zip([7, 7, 8, 8]) {
-            seat.member.process.machine = MachineId(machine);
-            seat.member.process.addresses = vec![Address::new(Scheme::Shm, "/socket")];
-        }
-        let reason = |roster: &Roster, lost: &[u8]| match decided(Policy::CONTINUE, roster, &loss(lost)) {
-            Verdict::Abort { reason, .. } | Verdict::Continue { reason, .. } => reason,
-            other => panic!("{other:?}"),
-        };
-        assert_eq!(reason(&roster, &[1]), "others are left");
-        assert_eq!(reason(&roster, &[2]), "the workers that are left reduce on one machine, without servers");
-        assert_eq!(reason(&roster, &[0, 1]), "others are left", "nobody is left who reduced with them");
-        for seat in roster.seats_mut().take(3) {
-            seat.member.process.machine = MachineId(7);
-        }
-        assert_eq!(reason(&roster, &[2]), "others are left", "they need no server before and after");
     }
 
     #[test]
@@ -368,21 +326,9 @@ mod tests {
         assert_eq!(without, [identity(2)], "worker 0 had left");
     }
 
-    /// The verdict where the workers reduce as their places say.
+    /// The verdict where servers keep no parameters.
     fn decided(policy: Policy, roster: &Roster, loss: &[Lost]) -> Verdict {
-        with_parameters(policy, roster, false, loss)
-    }
-
-    fn with_parameters(policy: Policy, roster: &Roster, keeps_parameters: bool, loss: &[Lost]) -> Verdict {
-        let members = roster.seats().map(|seat| seat.member.clone()).collect();
-        let (job, epoch) = ("job".to_owned(), Epoch::default());
-        verdict(
-            policy,
-            roster,
-            &Machines::of(&View::plain(&job, epoch, Phase::Running, members)),
-            keeps_parameters,
-            loss,
-        )
+        verdict(policy, roster, false, loss)
     }
 
     /// Workers 0 to 2 and a server, of which `left` left in order.

@@ -30,6 +30,7 @@ pub(super) fn view(workers: u8, number: u32, phase: Phase) -> View {
         formed_before: 0,
         // In every other view a server was lost.
         formed_servers: number % 2,
+        formed_together: false,
         recovers: false,
         members: (0..workers).map(member).collect(),
     }

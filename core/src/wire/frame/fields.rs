@@ -317,6 +317,7 @@ impl Field for View {
         self.phase.write(writer);
         writer.u32(self.formed_before);
         writer.u32(self.formed_servers);
+        writer.u8(u8::from(self.formed_together));
         writer.u8(u8::from(self.recovers));
         writer.list(&self.members, |writer, member| member.write(writer));
     }
@@ -328,6 +329,7 @@ impl Field for View {
             phase: Phase::read(reader)?,
             formed_before: reader.u32("how often it had formed")?,
             formed_servers: reader.u32("number of servers")?,
+            formed_together: read_bool(reader, "whether it formed on one machine")?,
             recovers: read_bool(reader, "whether it recovers")?,
             members: reader.list(MEMBERS_MAX, "members", Member::read)?,
         })

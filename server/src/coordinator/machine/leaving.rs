@@ -1,7 +1,7 @@
 //! A member leaves, gives up, or is lost, and the others go on.
 
 use gradlane_core::error::Error;
-use gradlane_core::types::{LinkId, Machines, Role, Time, WorkerId, WorkerSet};
+use gradlane_core::types::{LinkId, Role, Time, WorkerId, WorkerSet};
 use gradlane_core::wire::Frame;
 use gradlane_core::wire::frame::Health;
 
@@ -9,7 +9,7 @@ use super::Coordinator;
 use crate::coordinator::Event;
 use crate::coordinator::roster::{Change, Identity, Line};
 use crate::coordinator::stage::Stage;
-use crate::coordinator::verdict::{Lost, Policy, are_brought_together};
+use crate::coordinator::verdict::{Lost, Policy};
 
 impl Coordinator {
     /// A member leaves: in order, or because it `failed`, for this cause.
@@ -27,18 +27,15 @@ impl Coordinator {
                 let seat = self.roster.seat_mut(identity).expect("a worker that left keeps its seat");
                 let (left, who) = (WorkerId(seat.member.index), seat.member.described());
                 self.store.forget(left);
-                let view = self.view();
-                let staying = view.workers().map(|member| WorkerId(member.index)).filter(|worker| *worker != left);
-                let staying: Vec<WorkerId> = staying.collect();
                 match self.config.policy {
-                    Policy::Continue { .. } if !are_brought_together(&Machines::of(&view), &staying) => {
+                    Policy::Continue { .. } => {
                         self.roster.seat_mut(identity).expect("as above").is_past = true;
                         let (without, reason) = (self.roster.name(identity), "it left in order");
                         self.connections.event(Event::GoesOn { without, reason });
                         self.go_on_with_those_left(now);
                         self.advance_steps(now);
                     }
-                    Policy::Abort | Policy::Continue { .. } => {
+                    Policy::Abort => {
                         let answers = self.barriers.break_all(who);
                         self.answer(answers);
                         if self.roster.all_workers_left() {

@@ -1,7 +1,7 @@
 //! Members are lost: by silence, or because somebody saw their end.
 
 use gradlane_core::error::Error;
-use gradlane_core::types::{LinkId, Machines, Role, Time};
+use gradlane_core::types::{LinkId, Role, Time};
 
 use super::Coordinator;
 use crate::coordinator::Event;
@@ -39,8 +39,7 @@ impl Coordinator {
 
     /// Gives up these members at the same time, and carries out the verdict.
     pub(super) fn lose(&mut self, now: Time, loss: Vec<Lost>) {
-        let machines = Machines::of(&self.view());
-        let verdict = verdict(self.policy(), &self.roster, &machines, self.keeps_parameters(), &loss);
+        let verdict = verdict(self.policy(), &self.roster, self.keeps_parameters(), &loss);
         let loses_server = loss.iter().any(|lost| lost.identity.role == Role::Server);
         let links: Vec<LinkId> =
             loss.iter().filter_map(|lost| self.roster.seat(lost.identity).and_then(Seat::link)).collect();

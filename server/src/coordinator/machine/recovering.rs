@@ -109,6 +109,7 @@ impl Coordinator {
             return Ok(());
         }
         (self.formed_before, self.formed_servers) = (view.formed_before, view.formed_servers);
+        self.formed_together = view.formed_together;
         if view.formed_before > 0 {
             // It has another number of workers than it began with.
             let workers = u32::try_from(view.workers().count()).map_err(|_| damaged("it has too many members"))?;

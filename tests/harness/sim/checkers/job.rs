@@ -297,15 +297,9 @@ impl Witness {
             self.report(Checker::Death, text);
         }
         self.job.shut_out(address);
-        // It does not go on on one machine with several workers, because these need no servers, if it had others.
-        let has_left = |who: &Who| self.job.heard_to_leave.contains(who) || self.job.released.contains(who);
-        let stays = |who: &Who| self.job.is_present(*who) && !has_left(who);
-        let left: Vec<Who> = self.job.workers().filter(stays).collect();
-        let is_here = |who: Who| self.job.shares_machine(who, left[0]);
-        let is_one_machine = left.len() > 1 && left.iter().copied().all(is_here) && !self.job.workers().all(is_here);
         let goes_on = match address.who {
             Who::Server(_) => self.job.outlives && self.job.servers().any(|who| self.job.is_present(who)),
-            Who::Worker(_) => !is_one_machine,
+            Who::Worker(_) => true,
             Who::Coordinator => false,
         };
         let goes_on = self.job.survivors && goes_on;
