@@ -166,8 +166,8 @@ impl Plan {
         let apart = classes.survivors.then(|| random.between(2, 3) as usize + usize::from(random.chance(30)));
         let mut topology = Topology::draw(&mut random, apart);
         stepping::draw(seed, &mut classes, &mut topology);
-        if classes.kills && classes.survivors && topology.has_teams() {
-            // The machine of a lost worker is lost with it if its ranks reduce on devices.
+        if classes.survivors && topology.has_teams() {
+            // If its ranks reduce on devices, the machine of a lost worker is lost with it.
             topology.leave_devices();
         }
         let workers = topology.workers();

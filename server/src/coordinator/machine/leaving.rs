@@ -41,7 +41,6 @@ impl Coordinator {
                         if self.roster.all_workers_left() {
                             return self.end(now, Ok(()));
                         }
-                        self.recover_without_leaver(now);
                     }
                 }
             }

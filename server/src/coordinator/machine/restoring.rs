@@ -57,16 +57,6 @@ impl Coordinator {
         self.connections.event(Event::Recovered { epoch: self.epoch });
     }
 
-    /// A worker left in order, and the view goes on naming it: the others recover without it.
-    pub(super) fn recover_without_leaver(&mut self, now: Time) {
-        if self.recovery.is_open() {
-            self.epoch.number += 1;
-            self.recovery.follow(now, self.epoch);
-            let view = self.view();
-            self.broadcast(&Frame::View(view));
-        }
-    }
-
     /// Ends the job if workers do not say what they have, or do not restore it.
     pub(super) fn expire_recovery(&mut self, now: Time) {
         let Some((missing, waited)) = self.recovery.overdue(now, &self.stepping_workers()) else { return };
