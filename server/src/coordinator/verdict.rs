@@ -160,7 +160,7 @@ pub(super) fn verdict(
             let are_few = left < min_workers as usize;
             match rejoin {
                 _ if left == 0 => return abort(first, "no worker is left"),
-                None if are_few => return abort(first, "fewer workers are left than min_workers"),
+                None if are_few => return explained(first, "fewer workers are left than min_workers"),
                 Some(_) if are_few && keeps_parameters => {
                     return explained(first, "no other worker can come, because the job keeps parameters on servers");
                 }
@@ -173,12 +173,12 @@ pub(super) fn verdict(
                 team.any(|other| roster.worker(*other).is_some_and(stays))
             };
             if let Some(broken) = needed.iter().find(is_broken) {
-                return abort(broken, "the workers of its machine reduced with it");
+                return explained(broken, "the workers of its machine reduced with it");
             }
             let present = roster.seats().filter(|seat| stays(seat) && !seat.is_past);
             let staying: Vec<WorkerId> = present.map(|seat| WorkerId(seat.member.index)).collect();
             if are_brought_together(machines, &staying) {
-                return abort(first, "the workers that are left reduce on one machine, without servers");
+                return explained(first, "the workers that are left reduce on one machine, without servers");
             }
             let reason = if are_few { "others are left, and wait until more have come" } else { "others are left" };
             Verdict::Continue { without, reason }
