@@ -104,6 +104,7 @@ def test_pods_of_an_elastic_job_are_drained_killed_and_started_again_while_it_tr
         serve.pop().interrupt(signal.SIGKILL)
         until(worker=3, server=2)
         first.interrupt(signal.SIGKILL)
+        first.end(30)  # its address is free when all processes of the pod have ended
         second = start(deciding, 0)
         until(worker=3, server=2)
         serve.append(start(serving, 2))
