@@ -5,7 +5,9 @@
 Every worker writes a line for each step into a file: who is in the sum, and checksums of the sum and of its state. A line is
 checked against those of all other workers for the same step, and every element of a sum says how often each worker was
 counted. It is an error if two lines differ, if a step is missing, if no step ends for a minute, or if a process ends
-otherwise than it should. `make test-churn` runs it; no test does, because it has to last.
+otherwise than it should. It is one too if processes have more and more files open: while all members are there, those of each
+process are counted, and from its first to its last count there must be no more for each fault that it has lived through.
+`make test-churn` runs it; no test does, because it has to last.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import itertools
+import json
 import os
 import random
 import signal
@@ -27,11 +30,15 @@ from pathlib import Path
 from processes import clean_environment, free_port, over
 
 GRADLANE = [sys.executable, "-m", "gradlane"]
-WORKERS, WORKERS_MIN, SERVERS = 4, 2, 6
+WORKERS, WORKERS_MIN, SERVERS = 4, 2, 3
 SILENT_AFTER = 60.0
 """Seconds without a step after which the job hangs."""
 KEPT = 20_000
 """Steps of which lines are compared: no worker is so far behind another one."""
+FILES_A_FAULT_MAX = 0.25
+"""Files that a process may have more for each fault that it has lived through, on average: what is open just then differs by a few."""
+FAULTS_MIN = 40
+"""Faults that processes of a role have to have lived through, all together, before their files are judged."""
 
 WORKER = """
 import os, sys, zlib
@@ -85,10 +92,15 @@ class Member:
     codes: tuple[int, ...] = (0,)  # with which it may end now
     stopped_until: float | None = None
     then: signal.Signals = signal.SIGCONT
+    files: list[int] = field(default_factory=list)  # that were open, each time when all members were there
+
+    @property
+    def is_well(self) -> bool:
+        return self.codes == (0,) and self.stopped_until is None
 
     @property
     def trains(self) -> bool:
-        return self.role == "worker" and self.last is not None and self.codes == (0,) and self.stopped_until is None
+        return self.role == "worker" and self.last is not None and self.is_well
 
 
 @dataclass
@@ -106,12 +118,16 @@ class Churn:
     longest: float = 0.0
     lines: int = 0
     is_ending: bool = False
+    files: dict[str, list[int]] = field(default_factory=lambda: {role: [0, 0] for role in ("coordinator", "server", "worker")})
+    """By role, of processes that have ended: by how much their files have grown, and the faults that they had lived through."""
 
     def __post_init__(self) -> None:
         self.numbers = itertools.count()
         self.env = clean_environment() | over(self.transport) | {"GRADLANE_STATE_DIR": str(self.folder / "state")}
         self.env |= {"GRADLANE_ELASTIC": f"{WORKERS_MIN}:{WORKERS}", "GRADLANE_ON_SERVER_LOSS": "continue"}
         self.env |= {"GRADLANE_DEAD_TIMEOUT": "3s", "GRADLANE_SUSPECT_TIMEOUT": "1s", "GRADLANE_RESUME": "true"}
+        # A coordinator that is started while the job forms again waits so long anew for those that were lost meanwhile.
+        self.env |= {"GRADLANE_REFORM_TIMEOUT": "15s"}
         self.join, self.stop = self.folder / "join", self.folder / "stop"
         self.address = f"127.0.0.1:{free_port()}"
         self.coordinate()
@@ -138,12 +154,28 @@ class Churn:
         log = self.folder / f"log{next(self.numbers)}"
         self.start("worker", [sys.executable, "-c", WORKER, str(log), str(self.stop)], join, log)
 
-    def replace(self) -> None:
-        """Starts a worker in the place of one that has ended."""
+    def replace(self, role: str) -> None:
+        """Starts a process in the place of one that has ended."""
         file = self.folder / f"token{next(self.numbers)}"
-        options = ["--role", "worker", "--uses", "1", "--ttl", "10m", "--join-file", str(file)]
+        options = ["--role", role, "--uses", "1", "--ttl", "10m", "--join-file", str(file)]
         subprocess.run([*GRADLANE, "token", "new", *options], env=self.env, check=True, capture_output=True, timeout=60)
-        self.work(file)
+        if role == "worker":
+            self.work(file)
+        else:
+            self.start(role, [*GRADLANE, role], file)
+
+    def servers(self) -> list[Member]:
+        """The servers that are in the job, as the coordinator knows, and to which nothing was done; none while it does not answer."""
+        told = subprocess.run([*GRADLANE, "status", "--json"], env=self.env, capture_output=True, check=False, timeout=60)
+        members = json.loads(told.stdout).get("members", []) if told.returncode == 0 else []
+        there = {member["pid"] for member in members if member["role"] == "server" and member["health"] == "alive"}
+        return [member for member in self.members if member.role == "server" and member.is_well and member.process.pid in there]
+
+    def count_files(self) -> None:
+        """Counts the open files of all processes. All members are there."""
+        for member in self.members:
+            with contextlib.suppress(FileNotFoundError):  # it has just ended
+                member.files.append(len(os.listdir(f"/proc/{member.process.pid}/fd")))
 
     def pause(self) -> None:
         """Looks after the processes, and lets some time pass."""
@@ -189,12 +221,16 @@ class Churn:
         if code not in member.codes or (code == 0 and member.codes == (0,) and not self.is_ending):
             self.fail(f"{member.output.name} ended with {code}")
         self.members.remove(member)
+        if len(member.files) > 1:
+            counts = self.files[member.role]
+            counts[0] += member.files[-1] - member.files[0]
+            counts[1] += len(member.files) - 1
         if self.is_ending:
             return
-        if member.role == "worker":
-            self.replace()
-        elif member.role == "coordinator":
+        if member.role == "coordinator":
             self.coordinate()
+        else:
+            self.replace(member.role)
 
     def fail(self, why: str) -> None:
         outputs = [member.output.name + ":\n" + member.output.read_text()[-2000:] for member in self.members]
@@ -203,20 +239,20 @@ class Churn:
     def disturb(self) -> None:
         """Does something to a process, if the job can bear it now."""
         trains = [member for member in self.members if member.trains]
-        servers = [member for member in self.members if member.role == "server" and member.codes == (0,)]
+        servers = self.servers()
         whole = len(trains) == WORKERS
+        if whole and len(servers) == SERVERS and all(member.is_well for member in self.members):
+            self.count_files()
         kinds = {"pause": 20, "kill the coordinator": 10}
         if whole:
             kinds |= {"kill a worker": 40, "ask a worker to leave": 15, "stop a worker for good": 10}
-            # None is started in the place of a server.
-            if len(servers) > 2:
-                kinds |= {"kill a server": 1}
+        if len(servers) > 1:  # one has to be left
+            kinds |= {"kill a server": 15, "ask a server to stop": 5, "stop a server for good": 5}
         kind = self.chance.choices(list(kinds), list(kinds.values()))[0]
         victim = {
-            "pause": [member for member in self.members if member.codes == (0,) and member.stopped_until is None],
+            "pause": [member for member in self.members if member.is_well],
             "kill the coordinator": [member for member in self.members if member.role == "coordinator"],
-            "kill a server": servers,
-        }.get(kind, trains)
+        }.get(kind, servers if "server" in kind else trains)
         if not victim or (kind == "pause" and not whole):
             return
         chosen = self.chance.choice(victim)
@@ -225,12 +261,15 @@ class Churn:
         if kind == "pause":
             os.kill(pid, signal.SIGSTOP)
             chosen.stopped_until = time.monotonic() + self.chance.uniform(0.1, 0.8)
-        elif kind == "stop a worker for good":
+        elif kind.endswith("for good"):
             os.kill(pid, signal.SIGSTOP)
             chosen.stopped_until, chosen.then = time.monotonic() + 6, signal.SIGKILL
             chosen.codes = (-signal.SIGKILL,)
         elif kind == "ask a worker to leave":
             chosen.codes = (0, -signal.SIGKILL)
+            os.kill(pid, signal.SIGTERM)
+        elif kind == "ask a server to stop":
+            chosen.codes = (128 + signal.SIGTERM,)
             os.kill(pid, signal.SIGTERM)
         else:
             chosen.codes = (-signal.SIGKILL,)
@@ -253,9 +292,13 @@ class Churn:
         self.stop.touch()
         while self.members:
             self.pause()
+        for role, (grown, lived) in self.files.items():
+            if lived >= FAULTS_MIN and grown > FILES_A_FAULT_MAX * lived:
+                self.fail(f"processes with the role {role} have {grown} more open files after {lived} faults")
         print(
             f"{self.transport}: {time.monotonic() - begun:.0f} s, {self.last_step + 1} steps, {self.lines} lines compared, "
-            f"{sum(self.faults.values())} faults {dict(self.faults)}, at most {self.longest:.1f} s without a step"
+            f"{sum(self.faults.values())} faults {dict(self.faults)}, at most {self.longest:.1f} s without a step, "
+            f"open files {', '.join(f'{grown:+} over {lived} faults ({role})' for role, (grown, lived) in self.files.items())}"
         )
 
     def close(self) -> None:

@@ -9,7 +9,7 @@ import pytest
 from workers import *  # noqa: F403  pytest finds hooks and fixtures here
 from workers import shapes
 
-OTHERS_THAT_TAKE_MINUTES = ("test_gpu_check.py", "test_wheel.py", "test_examples.py", "test_kubernetes.py")
+OTHERS_THAT_TAKE_MINUTES = ("test_gpu_check.py", "test_wheel.py", "test_examples.py", "test_kubernetes.py", "test_kubernetes_elastic.py")
 """Files whose time is not that of jobs for marked tests."""
 
 

@@ -10,12 +10,15 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from gradlane import _core, errors
 from processes import run_all
 
 ROOT = Path(__file__).parents[2]
 RECORDS = ("CHANGELOG.md", "bench/results/")
 BUILT = ("target/", "dist/", "fuzz/found", "fuzz/corpus", "fuzz/artifacts")
 """Places that a build or a run fills."""
+OPERATORS = ("server/deploy/", "examples/kubernetes/", "examples/spot/")
+"""Where the pages for operators are."""
 
 
 def tree():
@@ -94,6 +97,15 @@ def help_of(program, *subcommands):
     [help] = run_all([([sys.executable, "-m", "gradlane", *start, *subcommands, "--help"], {})], timeout=30.0)
     assert help.code == 0, help.output
     return help.output
+
+
+@pytest.mark.parametrize("path", [path for path in DOCS if path.startswith(OPERATORS)])
+def test_the_errors_and_the_settings_with_values_that_a_page_for_operators_names_exist(path):
+    for word in CODE[path][1]:
+        if re.fullmatch(r"[A-Z]\w+Error", word):
+            assert issubclass(getattr(errors, word), errors.Error)
+        if setting := re.fullmatch(r"([a-z_]{6,})=([\w:]+)", word):
+            assert _core.config_report({setting[1]: setting[2]}), "refuses a setting or a value that does not exist"
 
 
 @pytest.mark.parametrize("path", DOCS)

@@ -138,9 +138,9 @@ class Pool:
         self._join = {"GRADLANE_JOIN_FILE": str(join)}
         self._start([*GRADLANE, "server"], self._join)
 
-    def worker(self, script: str) -> Running:
-        """One of the first workers."""
-        return self._start([sys.executable, "-c", script, str(self.stop)], self._join)
+    def worker(self, script: str, *through: str) -> Running:
+        """One of the first workers, perhaps as the child of another program."""
+        return self._start([*through, sys.executable, "-c", script, str(self.stop)], self._join)
 
     def newcomer(self, script: str) -> Running:
         """One that has a token, because the job lets nobody else in once it has formed."""

@@ -1,26 +1,15 @@
 """The manifests in `examples/kubernetes` fit the schemas of their kinds. The commands of their pods train together."""
 
-import base64
 import contextlib
-import http.server
-import json
-import os
 import re
-import shutil
 import stat
-import sys
-import threading
-from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
-from processes import Running, free_port, run_all
+from gradlane import _core
+from pods import JOB_NAME, MANIFESTS, StandInApi, a_host, document, documents, mounted, variables
+from processes import Running, run_all
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
-MANIFESTS = EXAMPLES / "kubernetes"
-
-INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
-JOB_NAME = "batch.kubernetes.io/job-name"
+__all__ = ["a_host"]  # the fixture `host`
 
 LEADER_WORKER_SET = {
     "type": "object",
@@ -56,16 +45,6 @@ LEADER_WORKER_SET = {
 
 No package of a registry has its whole definition. The template of its pods is one of Kubernetes and is checked as one.
 """
-
-
-def documents(manifest):
-    yaml = pytest.importorskip("yaml")
-    return list(yaml.safe_load_all((MANIFESTS / f"{manifest}.yaml").read_text()))
-
-
-def document(manifest, kind, name=None):
-    [found] = [d for d in documents(manifest) if d["kind"] == kind and name in (None, d["metadata"]["name"])]
-    return found
 
 
 def check(document):
@@ -181,6 +160,18 @@ def test_names_in_the_manifest_with_servers_belong_together():
     assert dict(variables(worker))["GRADLANE_SIZE"] == str(workers_count)
 
 
+@pytest.mark.parametrize("manifest", [path.stem for path in sorted(MANIFESTS.glob("*.yaml"))])
+def test_the_settings_in_a_manifest_exist_and_have_values_that_are_taken(manifest):
+    text = (MANIFESTS / f"{manifest}.yaml").read_text()
+    names = {name.removeprefix("GRADLANE_").lower() for name in re.findall(r"\bGRADLANE_[A-Z_]+\b", text)}
+    report = _core.config_report({})
+    assert names and all(re.search(rf"^  {name}  ", report, re.MULTILINE) for name in names), names
+    for document in documents(manifest):
+        if document["kind"] == "ConfigMap":
+            given = {name.removeprefix("GRADLANE_").lower(): value for name, value in document["data"].items()}
+            assert _core.config_report(given)  # raises an error for a value that is refused
+
+
 @pytest.mark.over("quic")
 def test_the_pods_of_a_job_train_together(host):
     job = document("job", "Job")
@@ -227,7 +218,7 @@ def test_a_coordinator_servers_and_workers_in_pods_train_together(host):
         return {ended.code for ended in run_all([host.pod(container, 0) for container in probed], timeout=60)}
 
     with contextlib.ExitStack() as pods:
-        api = pods.enter_context(StandInApi(host.join_secret))
+        api = pods.enter_context(StandInApi(host.folder, "digits-join", "join"))
         account = {"KUBERNETES_API": api.address, "KUBERNETES_ACCOUNT": str(host.service_account())}
         assert probe(deciding) == probe(serving) == {75}, "there is no coordinator yet"
         for container in (deciding, publishing):
@@ -242,127 +233,6 @@ def test_a_coordinator_servers_and_workers_in_pods_train_together(host):
     assert api.refused == []
 
 
-@dataclass
-class Host:
-    """This host in the place of a cluster's nodes: the commands of pods run here with other addresses and paths."""
-
-    folder: Path
-    here: dict[str, str]
-    """What is otherwise on this host, by the words of the manifests."""
-    master_port: str
-    join_secret: Path
-    """The file that pods see of the Secret with the join string."""
-
-    def pod(self, container, index, injected=None):
-        """The command line and environment of a pod's container, with what a controller has injected there."""
-        environment = dict(variables(container, index)) | (injected or {})
-        environment = {name: self.here.get(value, value) for name, value in environment.items()}
-        words = [*container["command"], *container.get("args", [])]
-        words = [re.sub(r"\$\((\w+)\)", lambda name: environment[name[1]], word) for word in words]
-        # Each pod is a machine of its own.
-        path = f"{self.folder}/bin:{os.environ['PATH']}"
-        own = {"GRADLANE_MACHINE": f"pod-{index}", "OMP_NUM_THREADS": "1", "PATH": path}
-        program = shutil.which(words[0], path=path)
-        return [program, *(self.here.get(word, word) for word in words[1:])], environment | own
-
-    def train(self, pods):
-        ended = run_all(pods, timeout=240, cwd=self.folder)
-        assert [pod.code for pod in ended] == [0] * len(pods), "\n".join(pod.output for pod in ended)
-        assert "unencrypted" not in ended[0].output, "the secret seals it"
-
-    def service_account(self):
-        account = self.folder / "account"
-        account.mkdir()
-        (account / "token").write_text("token of the account")
-        (account / "namespace").write_text("default")
-        return account
-
-
-@pytest.fixture
-def host(tmp_path):
-    programs = {
-        "torchrun": f'exec {sys.executable} -m torch.distributed.run "$@"',
-        "python": f'exec {sys.executable} "$@"',
-        "gradlane-server": f'exec {sys.executable} -m gradlane "$@"',
-        "sleep": "exit 0",  # `sleep infinity` keeps a pod that has trained
-    }
-    (tmp_path / "bin").mkdir()
-    for name, line in programs.items():
-        path = tmp_path / "bin" / name
-        path.write_text(f"#!/bin/sh\n{line}\n")
-        path.chmod(0o755)
-    for script in (EXAMPLES / "digits.py", MANIFESTS / "publish_join.py"):
-        shutil.copy(script, tmp_path)
-    secret = tmp_path / "secret"
-    secret.write_text("0123456789abcdef" * 4)
-    secret.chmod(0o400)
-    (tmp_path / "job").mkdir()
-    master_port, join_secret = str(free_port()), tmp_path / "join"
-    here = {
-        "/secrets/gradlane/secret": str(secret),
-        "/secrets/join/join": str(join_secret),
-        "/job/join": str(tmp_path / "job" / "join"),
-        "/job/state": str(tmp_path / "job" / "state"),
-        "--master-addr=digits-0.digits": "--master-addr=127.0.0.1",
-        "--master-port=29500": f"--master-port={master_port}",
-        "--bind=0.0.0.0:7000": f"--bind=127.0.0.1:{free_port()}",
-        "--advertise=digits-coordinator": "--advertise=localhost",
-        "--bind=0.0.0.0:7001": "--bind=127.0.0.1:0",
-        "status.podIP": "127.0.0.1",
-        "--check": "--steps=20",  # so few that the accuracy says nothing
-    }
-    return Host(tmp_path, here, master_port, join_secret)
-
-
-class StandInApi:
-    """The part of Kubernetes' API that replaces an entry of a Secret, and the node that writes it into a file."""
-
-    def __init__(self, file):
-        api = self
-        self.published, self.refused = threading.Event(), []
-
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def do_PATCH(self):
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                asked = (self.path, self.headers["Authorization"], self.headers["Content-Type"], [*body["data"]])
-                is_right = asked == (
-                    "/api/v1/namespaces/default/secrets/digits-join",
-                    "Bearer token of the account",
-                    "application/merge-patch+json",
-                    ["join"],
-                )
-                if is_right:
-                    draft = file.with_suffix(".draft")
-                    draft.write_bytes(base64.b64decode(body["data"]["join"]))
-                    draft.chmod(0o400)
-                    draft.rename(file)
-                    api.published.set()
-                else:
-                    api.refused.append(asked)
-                self.send_response(200 if is_right else 403)
-                self.end_headers()
-
-            def log_message(self, *_):
-                pass
-
-        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.address = f"http://127.0.0.1:{self._server.server_port}"
-
-    def __enter__(self):
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
-        return self
-
-    def __exit__(self, *_):
-        self._server.shutdown()
-        self._server.server_close()
-
-
-def pods_of_runtime(runtime):
-    [job] = runtime["spec"]["template"]["spec"]["replicatedJobs"]
-    assert job["name"] == "node"
-    return job["template"]["spec"]["template"]["spec"]
-
-
 def probes_of(container):
     """The commands of its probes."""
     probes = [probe["exec"]["command"] for name, probe in container.items() if name.endswith("Probe")]
@@ -370,19 +240,7 @@ def probes_of(container):
     return probes
 
 
-def mounted(spec):
-    """Where the container of a pod sees its Secrets, by their names."""
-    [container] = spec["containers"]
-    paths = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
-    return {volume["secret"]["secretName"]: paths[volume["name"]] for volume in spec["volumes"] if "secret" in volume}
-
-
-def variables(container, index=0):
-    """The environment of the pod with this index, as Kubernetes makes it."""
-    for variable in container["env"]:
-        if "value" in variable:
-            yield variable["name"], variable["value"]
-        else:
-            field = variable["valueFrom"]["fieldRef"]["fieldPath"]
-            assert field in (INDEX, "status.podIP")
-            yield variable["name"], str(index) if field == INDEX else field
+def pods_of_runtime(runtime):
+    [job] = runtime["spec"]["template"]["spec"]["replicatedJobs"]
+    assert job["name"] == "node"
+    return job["template"]["spec"]["template"]["spec"]

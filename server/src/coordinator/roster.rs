@@ -235,7 +235,8 @@ impl Roster {
         let Size { workers, servers } = self.size;
         Error::FailedPrecondition {
             what: format!("the job is complete with {workers} workers and {servers} servers, and runs"),
-            hint: "enrolment is closed, and a process that was lost cannot be replaced; restart the whole job"
+            hint: "a join string of the coordinator lets nobody in any more; an elastic job takes in processes with a token \
+                   (`gradlane token new`), and any other job has to be started again as a whole"
                 .to_owned(),
         }
     }

@@ -152,7 +152,7 @@ pub(super) fn verdict(policy: Policy, roster: &Roster, keeps_parameters: bool, l
             let are_few = left < min_workers as usize;
             match rejoin {
                 _ if left == 0 => return abort(first, "no worker is left"),
-                None if are_few => return abort(first, "fewer workers are left than min_workers"),
+                None if are_few => return explained(first, "fewer workers are left than min_workers"),
                 Some(_) if are_few && keeps_parameters => {
                     return explained(first, "no other worker can come, because the job keeps parameters on servers");
                 }

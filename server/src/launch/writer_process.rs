@@ -55,14 +55,36 @@ impl fmt::Display for WriterProcess {
     }
 }
 
-/// Field 22 of `/proc/<pid>/stat` (proc(5)); the name before it may hold spaces and parentheses.
+/// Field 22 of `/proc/<pid>/stat` (proc(5)); the name before it may hold spaces and parentheses. `None` for a process that has ended, also
+/// if nobody has waited for its end yet, as in a container whose first process does not.
 pub(super) fn start_of(pid: u32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let (_, fields) = stat.rsplit_once(") ")?;
+    if fields.starts_with(['Z', 'X']) {
+        return None;
+    }
     fields.split(' ').nth(22 - 3)?.parse().ok()
 }
 
 fn namespace() -> String {
     let link = fs::read_link("/proc/self/ns/pid").unwrap_or_default();
     link.to_string_lossy().into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+    use crate::os;
+
+    #[test]
+    fn a_process_that_has_ended_has_no_start_although_nobody_has_waited_for_it() {
+        let mut child = Command::new("cat").stdin(std::process::Stdio::piped()).spawn().expect("cat starts");
+        assert!(start_of(child.id()).is_some());
+        drop(child.stdin.take());
+        os::wait_unreaped(child.id()).expect("it is our child");
+        assert_eq!(start_of(child.id()), None);
+        child.wait().expect("it has ended");
+    }
 }
