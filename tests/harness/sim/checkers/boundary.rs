@@ -215,6 +215,8 @@ impl Witness {
             now.since(*since) > promised
                 && now.since(*since) > promised + self.apart_from_coordinator(*who, *since)
                 && !self.is_gone(*who)
+                // Who was given up while it waited hears so at once.
+                && !self.job.is_lost(*who)
         };
         if let Some((who, since)) = waits.into_iter().find(is_late) {
             let text = format!("{who} waits at a boundary for {:.1} s", now.since(since).as_secs_f64());
