@@ -172,6 +172,16 @@ impl Boundaries {
         self.open.and_then(|open| open.hold).map(|hold| hold.until)
     }
 
+    /// Another coordinator goes on with the job: who waits at a boundary has its time anew, because the workers come back only now.
+    pub(super) fn wait_again(&mut self, now: Time) {
+        if let Some(open) = &mut self.open {
+            open.until = open.until.map(|_| now + self.patience);
+            if let (Some(hold), Some(rejoin)) = (&mut open.hold, self.rejoin) {
+                hold.until = now + rejoin;
+            }
+        }
+    }
+
     /// When to call [`expire`](Self::expire).
     pub(super) fn poll_timeout(&self) -> Option<Time> {
         let leavers = self.workers.values().filter_map(|said| said.leaves_until);

@@ -57,6 +57,8 @@ impl Coordinator {
         // From here on a third coordinator must know it too.
         this.config.journals = journals;
         this.wait_for_members(now, &replayed);
+        this.write_down(Entry::TakenUp { at: now });
+        this.wait_again(now);
         // Those that waited come again.
         if this.newcomers.are_there() {
             this.newcomers.recall(Size::default());
@@ -166,6 +168,7 @@ impl Coordinator {
             }
             Entry::Late { .. } => self.expire(now),
             Entry::Recovered { .. } => self.end_recovery(),
+            Entry::TakenUp { at } => self.wait_again(at),
             Entry::Came { waiting, .. } => {
                 self.newcomers.recall(waiting);
                 self.advance_steps(now);
@@ -220,6 +223,11 @@ impl Coordinator {
             Stage::Closing { until, .. } => *until = now + self.config.end_grace,
             Stage::Running | Stage::Finished { .. } => {}
         }
+    }
+
+    /// The workers that stand at a boundary wait anew for the others, which have to come back first.
+    pub(in crate::coordinator) fn wait_again(&mut self, now: Time) {
+        self.boundaries.wait_again(now);
     }
 
     /// All that a coordinator which recovers must know again.
