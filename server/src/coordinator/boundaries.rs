@@ -228,7 +228,7 @@ impl Boundaries {
         };
         let rests = due.iter().any(|worker| report(worker).rests);
         let forms_again = others.wait && (!rests || planted(self.defect, Defect::TakenInAtRest));
-        let are_few = others.lacking > 0;
+        let are_few = others.lacking > 0 && !planted(self.defect, Defect::TooFewPass);
         let is_wanted = due != self.told || due.iter().any(leaves) || forms_again || are_few;
         match self.open {
             None => {

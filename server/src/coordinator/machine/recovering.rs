@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use gradlane_core::error::{Error, Result};
 use gradlane_core::pipeline::LayoutConfig;
+use gradlane_core::types::defect::{Defect, planted};
 use gradlane_core::types::{LinkId, Phase, Role, Time, View, WorkerId};
 use gradlane_core::wire::Frame;
 use gradlane_core::wire::frame::Health;
@@ -53,6 +54,9 @@ impl Coordinator {
             now = record.at().map_or(now, |at| at.max(now));
             this.replay(now, record.0, &mut replayed)?;
             this.connections.drop_commands();
+        }
+        if planted(this.config.defect, Defect::WaitForgotten) {
+            this.config.policy = this.config.policy.without_leavers(u32::MAX);
         }
         // From here on a third coordinator must know it too.
         this.config.journals = journals;
