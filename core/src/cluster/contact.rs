@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::config::Config;
 use crate::types::Time;
 
 /// The patience of a process with missing members, in a job that goes on without lost ones.
@@ -32,6 +33,14 @@ pub struct ContactTerms {
     pub verdicts: Duration,
     /// How long a process goes on without a coordinator at most.
     pub lost_max: Duration,
+}
+
+impl ContactTerms {
+    /// Those of a process with these settings, whose coordinator may take this long for its verdicts. `None` if the job ends with a loss.
+    pub fn of(config: &Config, verdicts: Duration) -> Option<Self> {
+        let terms = Self { verdicts, lost_max: config.control_lost_timeout };
+        Some(terms).filter(|_| config.on_worker_loss.goes_on())
+    }
 }
 
 impl Contact {

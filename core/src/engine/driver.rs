@@ -108,8 +108,7 @@ impl Engine {
             },
             stall_warn: config.stall_warn,
             bounds,
-            contact: local_peers::goes_on(&config)
-                .then(|| ContactTerms { verdicts: bounds.call, lost_max: config.control_lost_timeout }),
+            contact: ContactTerms::of(&config, bounds.call),
             device: if options.device.is_some() { DeviceKind::Cuda } else { DeviceKind::Host },
             keeps: local_peers::goes_on(&config),
             keeps_sums: local_peers::outlives_servers(&config),

@@ -91,10 +91,7 @@ impl Server {
             deterministic: config.deterministic,
             stall_warn: config.stall_warn,
             step_timeout: config.bounds().step,
-            contact: config.on_worker_loss.goes_on().then(|| ContactTerms {
-                verdicts: verdict_time(config.dead_timeout),
-                lost_max: config.control_lost_timeout,
-            }),
+            contact: ContactTerms::of(config, verdict_time(config.dead_timeout)),
             memory_bytes_max: bytes_max - unread_bytes_max,
             unread_bytes_max,
             block_bytes_max: BLOCK_BYTES_MAX,

@@ -33,5 +33,5 @@ pub(in crate::sim) const LEAVE_GRACE: Duration = Duration::from_secs(15);
 
 /// How patient processes are that have no coordinator, if the job goes on without lost workers.
 pub(in crate::sim) fn contact(goes_on: bool, verdicts: Duration) -> Option<ContactTerms> {
-    goes_on.then(|| ContactTerms { verdicts, lost_max: CONTROL_LOST })
+    if goes_on { Some(ContactTerms { verdicts, lost_max: CONTROL_LOST }) } else { None }
 }
