@@ -19,6 +19,7 @@ mod read;
 mod sessions;
 mod steps;
 mod table;
+mod told;
 
 pub use gradlane_abi::{
     GRADLANE_ABI_VERSION, GRADLANE_FOREVER, GradlaneAccess, GradlaneCallback, GradlaneDtype, GradlaneError,

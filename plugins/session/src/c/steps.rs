@@ -2,7 +2,7 @@
 #![expect(unsafe_code, reason = "functions that C calls")]
 #![expect(clippy::missing_safety_doc, reason = "one contract for all functions, in the documentation of the folder")]
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use gradlane_core::engine::Step;
 use gradlane_core::{Error, Result};
@@ -10,22 +10,7 @@ use gradlane_core::{Error, Result};
 use super::answer::answer;
 use super::read::{part_of, present};
 use super::sessions::{Member, join_again, member};
-use crate::session::Session;
 use gradlane_abi::{GradlaneError, GradlaneSession, GradlaneStatus, GradlaneStep};
-
-/// The steps of a session.
-#[derive(Default)]
-pub(super) struct Steps(Mutex<Known>);
-
-/// What the program was told of its steps.
-#[derive(Default)]
-struct Known {
-    /// The ranks of the workers that train; empty before the first step.
-    ranks: Vec<u32>,
-    has_left: bool,
-    /// It was told to leave.
-    leaves: bool,
-}
 
 /// Begins the next step of a training. Call it on every worker before each step, as often as on the others.
 ///
@@ -137,26 +122,4 @@ fn form_again(key: GradlaneSession, former: &Arc<Member>) -> Result<()> {
         next.steps.known().leaves = true;
     }
     Ok(())
-}
-
-impl Steps {
-    /// A thread that panics with this lock leaves consistent facts.
-    fn known(&self) -> std::sync::MutexGuard<'_, Known> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn step(&self, session: &Session, has_changed: bool) -> GradlaneStep {
-        let Known { ranks, has_left, .. } = &*self.known();
-        let rank = session.rank();
-        let count = |of: usize| u32::try_from(of).expect("there are at most so many workers");
-        GradlaneStep {
-            has_left: u32::from(*has_left),
-            has_changed: u32::from(has_changed),
-            size: count(ranks.len()),
-            rank,
-            index: count(ranks.iter().filter(|other| **other < rank).count()),
-            lowest_rank: ranks.first().copied().unwrap_or(rank),
-            ..GradlaneStep::empty()
-        }
-    }
 }
