@@ -25,12 +25,14 @@ matrix! {
     [locally, over_shm, over_quic]:
         a_program_in_c_sums_under_the_launcher;
     [over_shm, over_quic]:
-        rank_0_of_a_program_in_c_embeds_the_server_where_the_launcher_brings_none;
+        rank_0_of_a_program_in_c_embeds_the_server_where_the_launcher_brings_none,
+        a_worker_in_c_is_lost_and_another_one_comes,
+        a_worker_in_c_leaves_and_the_others_train_on;
 }
 
 fn a_program_in_c_sums_under_the_launcher(over: Over) {
     let folder = tempfile::tempdir().expect("a folder");
-    let program = build(folder.path());
+    let program = build("sum", folder.path());
     let line = ["run", "-n", "2", "-s", "1", "--", program.to_str().expect("text")];
     let ended = Process::start(Path::new(ACTOR), &line, folder.path(), &environment(&over.settings())).end();
     assert_eq!(ended.code, Some(0), "{ended:?}");
@@ -41,7 +43,7 @@ fn a_program_in_c_sums_under_the_launcher(over: Over) {
 
 fn rank_0_of_a_program_in_c_embeds_the_server_where_the_launcher_brings_none(over: Over) {
     let folder = tempfile::tempdir().expect("a folder");
-    let program = build(folder.path());
+    let program = build("sum", folder.path());
     let rank = |rank: u32| {
         let variables = ["RANK", "LOCAL_RANK", "SIZE", "LOCAL_SIZE"].into_iter().zip([rank, rank, 2, 2]);
         let variables = variables.map(|(name, value)| (format!("OMPI_COMM_WORLD_{name}"), value.to_string()));
@@ -57,26 +59,61 @@ fn rank_0_of_a_program_in_c_embeds_the_server_where_the_launcher_brings_none(ove
     }
 }
 
+fn a_worker_in_c_is_lost_and_another_one_comes(over: Over) {
+    let (mut lines, complaints) = train(over, &["--elastic", "2:3", "--restarts", "3"], &["20", "3", "1", "5", "9"]);
+    lines.sort_unstable();
+    // The others: of the loss, and of the one that came. That one: only that it came.
+    let told = [("0", 2), ("1", 2), ("2", 1)];
+    for (line, (index, changes)) in lines.iter().zip(told) {
+        let ends = line.ends_with(&format!(" contributions, {changes} changes, 1 formations"));
+        assert!(line.starts_with(&format!("worker {index} of 3: ")) && ends, "{lines:?}, {complaints}");
+    }
+    assert_eq!(lines.len(), 3, "{lines:?}, {complaints}");
+}
+
+fn a_worker_in_c_leaves_and_the_others_train_on(over: Over) {
+    let settings = ["-o", "on_worker_loss=continue"];
+    let (lines, complaints) = train(over, &settings, &["20", "2", "1", "5", "15"]);
+    let left = lines.iter().find_map(|line| line.strip_prefix("rank 1 has left after ")?.strip_suffix(" steps"));
+    let left: u32 = left.unwrap_or_else(|| panic!("{lines:?}, {complaints}")).parse().expect("a number");
+    assert!(left >= 6, "the step in which it was told is done: {left}");
+    for index in ["0", "1"] {
+        let line = format!("worker {index} of 2: {} contributions, 1 changes, 0 formations", left * 3 + 20 * 2);
+        assert!(lines.contains(&line), "{lines:?}, {complaints}");
+    }
+}
+
+/// What the workers of an elastic training in C print, and what is said of them.
+fn train(over: Over, settings: &[&str], arguments: &[&str]) -> (Vec<String>, String) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let program = build("elastic", folder.path());
+    let command = ["--", program.to_str().expect("text")];
+    let line = [&["run", "-n", "3", "-s", "1"], settings, &command, arguments].concat();
+    let ended = Process::start(Path::new(ACTOR), &line, folder.path(), &environment(&over.settings())).end();
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    (ended.output, ended.complaints)
+}
+
 #[test]
 fn a_program_in_c_is_told_why_it_cannot_join() {
     let folder = tempfile::tempdir().expect("a folder");
-    let program = build(folder.path());
+    let program = build("sum", folder.path());
     let variables = [("GRADLANE_JOIN", "no join string")].map(|(name, value)| (name.to_owned(), value.to_owned()));
     let ended = Process::start(&program, &[], folder.path(), &variables).end();
     assert_eq!(ended.code, Some(1), "{ended:?}");
     assert!(ended.complaints.starts_with("init: status 2: setting GRADLANE_JOIN: "), "{}", ended.complaints);
 }
 
-/// The example, built into `folder`. Warnings are errors.
-fn build(folder: &Path) -> PathBuf {
+/// The example of this name, built into `folder`. Warnings are errors.
+fn build(name: &str, folder: &Path) -> PathBuf {
     // Cargo builds the library beside the test programs of every crate that depends on it.
     let libraries = std::env::current_exe().expect("the system tells").parent().expect("in a folder").to_owned();
     assert!(libraries.join("libgradlane_session.so").exists(), "in {}", libraries.display());
-    let program = folder.join("sum");
+    let program = folder.join(name);
     let built = Command::new("cc")
         .args(["-std=c11", "-Wall", "-Wextra", "-Werror", "-O1", "-I"])
         .arg(format!("{ROOT}/plugins/session/include"))
-        .arg(format!("{ROOT}/examples/c/sum.c"))
+        .arg(format!("{ROOT}/examples/c/{name}.c"))
         .arg("-o")
         .arg(&program)
         .arg("-L")

@@ -56,4 +56,5 @@ mod tidy;
 mod tiers;
 mod together;
 mod transports;
+mod undecided;
 mod unreachable;

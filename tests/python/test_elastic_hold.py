@@ -56,6 +56,46 @@ def test_workers_that_are_too_few_hold_until_another_one_comes(transport, elasti
     assert [size for _, size in told] == [3], output
 
 
+@pytest.mark.over("shm", "quic")
+def test_a_coordinator_that_is_started_again_holds_on_until_another_worker_comes(transport, tmp_path):
+    with WaitingPool(tmp_path, transport, workers=3, elastic="", **WAITS) as pool:
+        workers = [pool.worker(GOES_ON) for _ in range(3)]
+        for worker in workers:
+            worker.line("trains ")
+        workers.pop(1).interrupt(signal.SIGKILL)
+        lost = pool.hold(there=2, needed=3)["lost"]
+        for _ in range(2):
+            pool.replace_coordinator()
+            assert pool.hold(there=2, needed=3)["lost"] == lost
+        workers.append(pool.newcomer(GOES_ON))
+        for worker in workers[:2]:
+            worker.line("now 3 ")
+        workers[2].line("trains ")
+        pool.stop.touch()
+        ended = [worker.end(30) for worker in workers]
+    output = "".join(worker.output for worker in ended)
+    assert [worker.code for worker in ended] == [0] * 3, output
+    runs, told = check_ends(output, came=1, size=3)
+    assert runs[0][0] == runs[-1][0] == 111.0 and [size for _, size in told] == [3], output
+
+
+def test_a_coordinator_that_is_started_again_ends_the_job_if_nobody_comes(tmp_path):
+    with WaitingPool(tmp_path, "quic", workers=3, elastic="", rejoin_timeout="10s", **WAITS) as pool:
+        workers = [pool.worker(GOES_ON) for _ in range(3)]
+        for worker in workers:
+            worker.line("trains ")
+        workers.pop(1).interrupt(signal.SIGKILL)
+        pool.hold(there=2, needed=3)
+        pool.replace_coordinator()
+        # Their time has begun anew.
+        assert 0 < pool.hold(there=2, needed=3)["patience_ms"] <= 10_000
+        ended = [worker.end(30) for worker in [*workers, pool.coordinator]]
+    assert [process.code for process in ended] == [1] * 3, "".join(process.output for process in ended)
+    for survivor in ended[:2]:
+        text = "QuorumLostError: 2 of 3 workers are there, without worker 1 on "
+        assert text in survivor.output and "came within 10.0 s" in survivor.output, survivor.output
+
+
 @pytest.mark.over("shm")
 def test_a_worker_leaves_while_the_job_holds_and_nobody_waits_for_it(transport, tmp_path):
     with WaitingPool(tmp_path, transport, workers=3, elastic="", **WAITS) as pool:

@@ -134,9 +134,16 @@ class Pool:
         self._env |= {f"GRADLANE_{name.upper()}": value for name, value in settings.items()}
         self.stop = folder / "stop"
         roles = ["coordinator", "-n", str(workers), "-s", "1", "--bind", f"127.0.0.1:{free_port()}"]
-        self.coordinator = self._start([*GRADLANE, *roles, "--join-file", str(join)], {})
+        self._coordinator = [*GRADLANE, *roles, "--join-file", str(join)]
+        self.coordinator = self._start(self._coordinator, {})
         self._join = {"GRADLANE_JOIN_FILE": str(join)}
         self._start([*GRADLANE, "server"], self._join)
+
+    def replace_coordinator(self) -> None:
+        """Kills the coordinator, and starts another one that goes on with the job."""
+        self.coordinator.interrupt(signal.SIGKILL)
+        self.coordinator.end(30)
+        self.coordinator = self._start([*self._coordinator, "--resume"], {})
 
     def worker(self, script: str, *through: str) -> Running:
         """One of the first workers, perhaps as the child of another program."""

@@ -45,6 +45,8 @@ pub struct Member {
     said_why: Option<Time>,
     /// Whether it asked the coordinator for the state of the job, and got no answer yet.
     asked_status: bool,
+    /// Whether its process was told that the coordinator is out of contact.
+    is_lost: bool,
     /// How often in a row this process could not begin to connect.
     local_failures: u32,
     /// What this worker said last of its steps.
@@ -94,6 +96,7 @@ impl Member {
             asked_status: false,
             steps: None,
             holdings: None,
+            is_lost: false,
             local_failures: 0,
             commands: VecDeque::from([MemberCommand::Dial]),
             config,
@@ -138,6 +141,7 @@ impl Member {
             return self.fail(error);
         }
         self.line.disconnected(now, error);
+        self.note_contact(now);
     }
 
     /// The coordinator sent a frame on the current connection.
@@ -215,7 +219,10 @@ impl Member {
             self.tell(event);
         }
         match self.line.take_due(now) {
-            Some(Due::Dial) => self.commands.push_back(MemberCommand::Dial),
+            Some(Due::Dial) => {
+                self.note_contact(now);
+                self.commands.push_back(MemberCommand::Dial);
+            }
             Some(Due::Heartbeat) => {
                 let progress = self.progress;
                 self.send(Frame::Heartbeat { sent: now, progress });
@@ -355,6 +362,7 @@ impl Member {
             Some(_) => {}
         }
         if self.line.welcome() {
+            self.note_contact(now);
             for frame in self.requests.frames(now) {
                 self.send(frame);
             }

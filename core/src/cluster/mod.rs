@@ -7,11 +7,12 @@
 use std::time::Duration;
 
 use crate::error::{Error, Result};
-use crate::types::{Epoch, PartLayout, Passage, Process, StoreAnswer, SumId, TensorKey, View, WorkersKey};
+use crate::types::{Epoch, PartLayout, Passage, Process, StoreAnswer, SumId, TensorKey, Time, View, WorkersKey};
 use crate::wire::Frame;
 use crate::wire::frame::{Hold, Stall};
 use crate::wire::limits::NAME_BYTES_MAX;
 
+mod contact;
 mod declarations;
 mod entries;
 mod line;
@@ -20,6 +21,7 @@ mod requests;
 mod steps;
 mod store_requests;
 
+pub use contact::{Contact, ContactTerms};
 pub use entries::Entries;
 pub use member::Member;
 pub use steps::{Begin, Steps, left_at};
@@ -159,6 +161,13 @@ pub enum MemberEvent {
         change: u64,
         /// The passage, or why there was none.
         outcome: Result<Passage>,
+    },
+    /// The coordinator is out of contact, or is back. Comes after [`MemberEvent::Joined`], at each change.
+    Contact {
+        /// Since when.
+        at: Time,
+        /// Whether it is out of contact.
+        is_lost: bool,
     },
     /// A tensor waits for some ranks. This is for the log.
     StallNotice {

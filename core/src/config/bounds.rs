@@ -67,15 +67,24 @@ impl Bounds {
     }
 }
 
+/// How long it takes at most until a lost member is given up: by a coordinator that watches the member, or by one that has just gone on with
+/// the job and lets all of them reconnect first.
+pub fn verdict_time(dead_timeout: Duration) -> Duration {
+    dead_timeout * 2 + ANSWER_MARGIN
+}
+
 impl Config {
-    /// The bounds of all waits of this process.
+    /// The bounds of all waits of this process. In a job that goes on without lost workers, a sum waits longer than the step timeout, because
+    /// the coordinator may be about to give up the worker for which it waits.
     pub fn bounds(&self) -> Bounds {
-        Bounds::new(self.step_timeout, self.dead_timeout)
+        let verdicts = if self.on_worker_loss.goes_on() { verdict_time(self.dead_timeout) } else { Duration::ZERO };
+        Bounds::new(self.step_timeout + verdicts, self.dead_timeout)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::OnWorkerLoss;
     use super::*;
 
     #[test]
@@ -100,5 +109,8 @@ mod tests {
     #[test]
     fn the_defaults_are_what_the_documents_say() {
         assert_eq!(Config::default().bounds().call, Duration::from_secs(132));
+        let goes_on = Config { on_worker_loss: OnWorkerLoss::Continue, ..Config::default() };
+        assert_eq!(goes_on.bounds().step, Duration::from_secs(132));
+        assert_eq!(goes_on.bounds().call, Duration::from_secs(144));
     }
 }

@@ -25,7 +25,7 @@ mod tf_config;
 pub mod units;
 mod unread;
 
-pub use bounds::{ANSWER_MARGIN, Bounds, DIAL_TIMEOUT, LEADER_PATIENCE, NCCL_ABORT_PATIENCE, NCCL_GRACE};
+pub use bounds::{ANSWER_MARGIN, Bounds, DIAL_TIMEOUT, LEADER_PATIENCE, NCCL_ABORT_PATIENCE, NCCL_GRACE, verdict_time};
 pub use choices::{
     Checksum, CompressionFallback, Congestion, FrameworkCall, LocalReduce, NanCheck, OnServerLoss, OnWorkerLoss,
     TransportChoice,

@@ -48,11 +48,11 @@ impl Engine {
             if let Some(step) = self.try_to_begin(false)? {
                 return Ok(step);
             }
-            self.room.wait_until_empty(bounds.operation(None))?;
+            self.room.wait_until_empty(bounds.operation(None), &|| self.patience_left())?;
             if let Some(step) = self.try_to_begin(true)? {
                 return Ok(step);
             }
-            self.wait_at_boundary(bounds.barrier(self.config.step_timeout))?;
+            self.wait_at_boundary(bounds.barrier(bounds.step))?;
         }
     }
 
@@ -73,13 +73,24 @@ impl Engine {
         })
     }
 
-    /// Waits until the coordinator has said something, at most for `patience`.
+    /// Waits until the coordinator has said something, at most for `patience`. While it is out of contact, and for a while after it is back,
+    /// that has not passed.
     fn wait_at_boundary(&self, patience: Duration) -> Result<()> {
-        if !self.shared.boundary.wait(patience) {
-            let what = "the boundary behind a step: waiting for the coordinator and the other workers".to_owned();
-            return Err(Error::Timeout { what, waited: patience });
+        let (mut left, mut waited) = (patience, Duration::ZERO);
+        while !self.shared.boundary.wait(left) {
+            (waited, left) = (waited + left, self.patience_left());
+            if left.is_zero() {
+                let what = "the boundary behind a step: waiting for the coordinator and the other workers".to_owned();
+                return Err(Error::Timeout { what, waited });
+            }
         }
         Ok(())
+    }
+
+    /// How long nothing fails because it has waited too long for others.
+    fn patience_left(&self) -> Duration {
+        let now = self.shared.clock.now();
+        self.shared.look(|state| state.worker.patient_until().since(now))
     }
 
     /// The loop over the steps has ended, so that no boundary waits for this worker. It may begin steps again later.

@@ -18,7 +18,7 @@ use super::submissions::{Submissions, ending};
 use super::submit::{HERE_BYTES_MAX, check, check_ranks, in_copies};
 use super::submit_budget::SubmitBudget;
 use super::trace::Timeline;
-use crate::cluster::{MemberConfig, MemberEvent, empty_barrier, left_at};
+use crate::cluster::{ContactTerms, MemberConfig, MemberEvent, empty_barrier, left_at};
 use crate::config::Config;
 use crate::device::Device;
 use crate::error::{Result, ranks};
@@ -103,11 +103,12 @@ impl Engine {
             scheduler: SchedulerConfig {
                 credit_bytes: config.credit_bytes,
                 oldest_every: config.oldest_every,
-                step_timeout: config.step_timeout,
+                step_timeout: bounds.step,
                 ..SchedulerConfig::default()
             },
             stall_warn: config.stall_warn,
             bounds,
+            contact: ContactTerms::of(&config, bounds.call),
             device: if options.device.is_some() { DeviceKind::Cuda } else { DeviceKind::Host },
             keeps: local_peers::goes_on(&config),
             keeps_sums: local_peers::outlives_servers(&config),
@@ -448,6 +449,7 @@ fn on_event(shared: &Arc<Shared>, event: MemberEvent) {
             shared.milestones.change(|reached| reached.joined = true);
         }
         MemberEvent::View(view) => shared.report(|state, now| state.worker.handle_view(now, view)),
+        MemberEvent::Contact { at, is_lost } => shared.report(|state, _| state.worker.handle_contact(at, is_lost)),
         MemberEvent::Forget { key, error } => {
             shared.report(|state, now| state.worker.handle_forget(now, key, &error));
         }

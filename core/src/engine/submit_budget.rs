@@ -97,21 +97,30 @@ impl SubmitBudget {
         Ok(Reservation { room: Arc::clone(room), bytes })
     }
 
-    /// Waits until all submissions have ended, at most for `patience`: each of them ends by itself.
+    /// Waits until all submissions have ended, at most for `patience`, and as long as `longer` then says: each of them ends by itself.
     ///
     /// # Errors
     /// [`Error::StillRunning`] if some have not ended in time.
-    pub(super) fn wait_until_empty(&self, patience: Duration) -> Result<()> {
-        let mut guard = self.held.lock().expect(LOCK);
-        guard.waiters += 1;
-        let (mut guard, _) = self.freed.wait_timeout_while(guard, patience, |held| held.bytes > 0).expect(LOCK);
-        guard.waiters -= 1;
-        match guard.bytes {
-            0 => Ok(()),
-            bytes => Err(Error::StillRunning {
-                what: format!("operations of this worker on {bytes} bytes"),
-                waited: patience,
-            }),
+    pub(super) fn wait_until_empty(&self, patience: Duration, longer: &dyn Fn() -> Duration) -> Result<()> {
+        let (mut left, mut waited) = (patience, Duration::ZERO);
+        loop {
+            let mut guard = self.held.lock().expect(LOCK);
+            guard.waiters += 1;
+            let (mut guard, _) = self.freed.wait_timeout_while(guard, left, |held| held.bytes > 0).expect(LOCK);
+            guard.waiters -= 1;
+            let bytes = guard.bytes;
+            drop(guard);
+            (waited, left) = (waited + left, longer());
+            match bytes {
+                0 => return Ok(()),
+                _ if !left.is_zero() => {}
+                bytes => {
+                    return Err(Error::StillRunning {
+                        what: format!("operations of this worker on {bytes} bytes"),
+                        waited,
+                    });
+                }
+            }
         }
     }
 

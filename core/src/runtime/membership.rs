@@ -386,6 +386,7 @@ impl Driver {
             | MemberEvent::Passed { .. }
             | MemberEvent::Restore { .. }
             | MemberEvent::StallNotice { .. }
+            | MemberEvent::Contact { .. }
             | MemberEvent::Failed(_)
             | MemberEvent::Left => {
                 heard(&event);
@@ -404,6 +405,8 @@ fn heard(event: &MemberEvent) {
         MemberEvent::Boundary { limit: Some(_), .. } => reach(Failpoint::LimitHeard),
         MemberEvent::Passed { .. } => reach(Failpoint::PassedHeard),
         MemberEvent::Restore { .. } => reach(Failpoint::RestoreHeard),
+        MemberEvent::Contact { is_lost: true, .. } => tracing::info!("the coordinator is out of contact"),
+        MemberEvent::Contact { is_lost: false, .. } => tracing::info!("the coordinator is back"),
         _ => {}
     }
 }

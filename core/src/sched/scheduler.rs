@@ -156,6 +156,8 @@ pub struct Scheduler {
     down: BTreeSet<ServerId>,
     /// Whether the ranks of this machine cannot work together now.
     apart: bool,
+    /// Before that, no task fails because its server has no memory.
+    patient_until: Time,
     timers: BTreeSet<(Time, Timer)>,
     commands: VecDeque<Command>,
     /// Stages to wake, one bit each.
@@ -193,6 +195,7 @@ impl Scheduler {
             rounds: BTreeMap::new(),
             down: BTreeSet::new(),
             apart: false,
+            patient_until: Time::ZERO,
             timers: BTreeSet::new(),
             commands: VecDeque::new(),
             wakes: 0,
@@ -451,8 +454,7 @@ impl Scheduler {
 
     /// How many tasks wait for `stage`.
     pub fn waiting(&self, stage: Stage) -> usize {
-        let withdrawals = if stage == Stage::Push { self.withdrawals.len() } else { 0 };
-        self.queues[stage.index()].len() + withdrawals
+        self.queues[stage.index()].len() + if stage == Stage::Push { self.withdrawals.len() } else { 0 }
     }
 
     /// Whether no group is open, and no task waits or runs.

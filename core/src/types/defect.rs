@@ -61,6 +61,10 @@ pub enum Defect {
     LimitNotInstalled,
     /// Newcomers are taken in while a worker rests, which may have operations under way.
     TakenInAtRest,
+    /// A boundary passes though too few workers stand there and the job waits for others.
+    TooFewPass,
+    /// A coordinator that goes on with a job waits for nobody in the place of lost workers. Shows when the coordinator is started again.
+    WaitForgotten,
     /// A worker that has left at a boundary is still in the view, so that sums and barriers wait for it.
     LeaverStillDue,
     /// A worker that reconnects does not hear how the last change ended. Shows when the connection is lost as a boundary passes.
@@ -223,6 +227,8 @@ impl Defect {
         Self::PassedEarly,
         Self::LimitNotInstalled,
         Self::TakenInAtRest,
+        Self::TooFewPass,
+        Self::WaitForgotten,
         Self::LeaverStillDue,
         Self::PassageNotRepeated,
         Self::OrdersSwapped,

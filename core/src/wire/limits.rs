@@ -19,6 +19,8 @@ pub const MEMBERS_MAX: usize = WorkerSet::WORKERS_MAX;
 pub const PART_BYTES_MAX: u64 = 64 << 20;
 /// Bytes of one body. A codec may make a body of small blocks longer than its part.
 pub const BODY_BYTES_MAX: u64 = 2 * PART_BYTES_MAX;
+/// Bytes of the name of a member in an error, such as `worker 12`, with what is said of it.
+pub const MEMBER_BYTES_MAX: usize = 124;
 /// Bytes of one control frame: a declaration of `TENSORS_MAX` names fits.
 pub const FRAME_BYTES_MAX: usize = 32 << 20;
 /// Addresses of one process.

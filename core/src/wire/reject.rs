@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use super::codec::{Reader, Writer};
-use super::limits::{MEMBERS_MAX, REJECT_BYTES_MAX, TEXT_BYTES_MAX};
+use super::limits::{MEMBER_BYTES_MAX, MEMBERS_MAX, REJECT_BYTES_MAX, TEXT_BYTES_MAX};
 use crate::error::{Claim, Error, Field, FieldSource, Result, Tensors};
 use crate::types::{Epoch, Round, TensorKey, WorkerId, printable};
 
@@ -191,8 +191,6 @@ const NAMED: u8 = 2;
 /// Entries of a list of members. With [`MEMBER_BYTES_MAX`] each, they take half of [`REJECT_BYTES_MAX`]. A user who reads the message needs
 /// no more.
 const MISSING_MAX: usize = 256;
-/// Bytes of the name of a member, such as `worker 12`.
-const MEMBER_BYTES_MAX: usize = 124;
 
 #[cfg(test)]
 mod tests {

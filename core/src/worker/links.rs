@@ -114,15 +114,20 @@ impl Links {
         due.into_iter().filter_map(|server| self.dial(server)).collect()
     }
 
-    /// The next time at which a pause ends, or a silence must be looked at.
+    /// The next time at which a pause ends.
     pub(super) fn poll_timeout(&self) -> Option<Time> {
         let waiting = self.servers.values().filter_map(|link| match link.state {
             LinkState::Waiting { until } => Some(until),
             LinkState::Dialling | LinkState::Up { .. } => None,
         });
+        waiting.min()
+    }
+
+    /// The next time at which a server must be looked at that is silent or may be stuck.
+    pub(super) fn overdue_at(&self) -> Option<Time> {
         let checks = self.servers.values().filter_map(|link| Some(link.silence()?.check_at));
         let looks = self.servers.values().filter_map(|link| link.look_at);
-        waiting.chain(checks).chain(looks).min()
+        checks.chain(looks).min()
     }
 
     /// The silent servers that must be looked at now, each with its silence and the error of what waited in vain.
@@ -282,12 +287,12 @@ mod tests {
         for pause_ms in [50, 100, 200] {
             assert!(links.lost(now, ONE, dial.attempt, gone()));
             let due = now + Duration::from_millis(pause_ms);
-            assert_eq!(links.poll_timeout(), Some(due));
+            assert_eq!(next(&links), Some(due));
             now = due;
             dial = links.due(now).remove(0);
         }
         assert!(links.established(Time::ZERO, ONE, dial.attempt, LinkId(7)));
-        assert_eq!((links.up(ONE), links.poll_timeout()), (Some(LinkId(7)), None));
+        assert_eq!((links.up(ONE), next(&links)), (Some(LinkId(7)), None));
     }
 
     #[test]
@@ -309,7 +314,7 @@ mod tests {
         let changes = links.follow(Time::ZERO, &BTreeMap::new());
         assert_eq!((changes.gone, changes.closed), (vec![ONE], vec![LinkId(1)]));
         assert!(!links.lost(Time::ZERO, ONE, dial.attempt, gone()));
-        assert_eq!((links.up(ONE), links.poll_timeout()), (None, None));
+        assert_eq!((links.up(ONE), next(&links)), (None, None));
     }
 
     #[test]
@@ -326,16 +331,16 @@ mod tests {
         let mut links = Links::new(BOUNDS);
         let dial = links.follow(Time::ZERO, &servers("a")).dials.remove(0);
         let due = Time::ZERO + STEP;
-        assert_eq!(links.poll_timeout(), Some(due));
+        assert_eq!(next(&links), Some(due));
         let [(ONE, silence, Error::ServerUnreachable { waited: STEP, server, .. })] = &links.overdue(due)[..] else {
             panic!("{:?}", links.overdue(due))
         };
         assert_eq!(silence.since, Time::ZERO);
         assert_eq!(server, "server 0 at a");
         links.checked(due, ONE, None);
-        assert_eq!((links.overdue(due), links.poll_timeout()), (Vec::new(), Some(due + STEP)));
+        assert_eq!((links.overdue(due), next(&links)), (Vec::new(), Some(due + STEP)));
         links.established(due, ONE, dial.attempt, LinkId(1));
-        assert_eq!((links.unreachable(due, ONE), links.poll_timeout()), (None, None), "it has a connection");
+        assert_eq!((links.unreachable(due, ONE), next(&links)), (None, None), "it has a connection");
         links.answered(due, ONE);
         assert!(links.lost(due, ONE, dial.attempt, gone()));
         assert_eq!(links.overdue(due + STEP)[0].1.since, due, "a new silence");
@@ -366,19 +371,19 @@ mod tests {
         let dial = links.follow(Time::ZERO, &servers("a")).dials.remove(0);
         links.established(Time::ZERO, ONE, dial.attempt, LinkId(1));
         links.answered(Time::ZERO, ONE);
-        assert_eq!(links.poll_timeout(), None, "nothing was asked");
+        assert_eq!(next(&links), None, "nothing was asked");
         let at = |seconds: u64| Time::ZERO + SECOND * seconds as u32;
         links.asked(at(100), ONE);
-        assert_eq!((links.poll_timeout(), links.to_look_at(at(170))), (Some(at(170)), vec![ONE]));
+        assert_eq!((next(&links), links.to_look_at(at(170))), (Some(at(170)), vec![ONE]));
         links.answered(at(120), ONE);
         assert_eq!(links.look(at(170), ONE, Some(at(110))), None, "it has answered another exchange meanwhile");
-        assert_eq!(links.poll_timeout(), Some(at(190)));
+        assert_eq!(next(&links), Some(at(190)));
         let Some(Error::ServerUnreachable { server, waited, .. }) = links.look(at(190), ONE, Some(at(110))) else {
             panic!("it is stuck")
         };
         assert_eq!((server.as_str(), waited), ("server 0 at a", STUCK));
         assert_eq!(links.look(at(260), ONE, None), None);
-        assert_eq!(links.poll_timeout(), None, "nothing is open");
+        assert_eq!(next(&links), None, "nothing is open");
     }
 
     #[test]
@@ -453,7 +458,7 @@ mod tests {
         let dial = links.follow(Time::ZERO, &servers("a")).dials.remove(0);
         let [what, hint] = ["it shares no memory", "use transport = auto"].map(str::to_owned);
         links.lost(Time::ZERO, ONE, dial.attempt, Error::FailedPrecondition { what, hint });
-        assert_eq!(links.poll_timeout(), Some(Time::ZERO));
+        assert_eq!(next(&links), Some(Time::ZERO));
         let [(ONE, silence, Error::ServerUnreachable { cause, hint, .. })] = &links.overdue(Time::ZERO)[..] else {
             panic!("{:?}", links.overdue(Time::ZERO))
         };
@@ -470,5 +475,10 @@ mod tests {
     fn servers(at: &str) -> BTreeMap<ServerId, Peer> {
         let addresses = vec![Address::new(Scheme::Quic, at)];
         BTreeMap::from([(ONE, Peer { addresses, node: NodeId([0; 32]), name: "server 0".to_owned() })])
+    }
+
+    /// When there is something to do or to look at.
+    fn next(links: &Links) -> Option<Time> {
+        links.poll_timeout().into_iter().chain(links.overdue_at()).min()
     }
 }

@@ -29,7 +29,7 @@ impl Worker {
     /// last moved that this machine does not see: in the reduction among the ranks of this host.
     pub fn liveness(&self, now: Time, ids: Range<u64>, elsewhere: Time) -> Liveness {
         // If none is left, their end was decided. Then the thread that had to tell the handle is stuck.
-        let due = self.submissions.range(ids).map(|(_, submission)| self.due(submission, elsewhere)).min();
+        let due = self.submissions.range(ids).map(|(_, submission)| self.due(now, submission, elsewhere)).min();
         match due.map_or(Duration::ZERO, |due| due.since(now)) {
             Duration::ZERO => Liveness::Stuck,
             ask_in => Liveness::Works { ask_in },
@@ -52,8 +52,9 @@ impl Worker {
         self.device_behind = now;
     }
 
-    /// When the engine must have ended a submission, unless something moves until then.
-    fn due(&self, submission: &Submission, elsewhere: Time) -> Time {
+    /// When the engine must have ended a submission, unless something moves until then. While it waits for a coordinator that is out of
+    /// contact, nothing need move.
+    fn due(&self, now: Time, submission: &Submission, elsewhere: Time) -> Time {
         let Bounds { call, step, .. } = self.settings.bounds;
         let is_on_device = submission.tensors.as_slice().iter().any(|tensor| tensor.device.is_some());
         let behind = if is_on_device { self.device_behind } else { Time::ZERO };
@@ -61,6 +62,7 @@ impl Worker {
         let own = own.max(behind);
         let anything = self.scheduler.moved().max(elsewhere).max(own);
         let due = (anything + call).min(own + call * OTHERS_MOVE);
+        let due = due.max(self.patient_until().min(now + call));
         // A deadline of the caller ends everything but the step that an executor is in; see `Bounds::operation`.
         let late = call.saturating_sub(step);
         submission.deadline.map_or(due, |deadline| due.min(deadline.max(behind) + late))

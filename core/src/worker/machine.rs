@@ -13,6 +13,7 @@ use super::records::{Ending, Record, Submission};
 use super::recovery::Recovery;
 use super::residuals::Residuals;
 use super::team::Team;
+use crate::cluster::{Contact, ContactTerms};
 use crate::config::Bounds;
 use crate::error::{Error, Result};
 use crate::pipeline::Pipeline;
@@ -36,6 +37,7 @@ use crate::wire::frame::Progress;
 /// | the driver | calls |
 /// |---|---|
 /// | joined the job | [`handle_joined`](Self::handle_joined), once, before anything else |
+/// | hears that the coordinator is out of contact, or back | [`handle_contact`](Self::handle_contact) |
 /// | got another view | [`handle_view`](Self::handle_view) |
 /// | carried out [`Command::Follow`] | [`handle_equipped`](Self::handle_equipped) |
 /// | hears that a tensor, or the job, failed | [`handle_forget`](Self::handle_forget), [`handle_failed`](Self::handle_failed) |
@@ -72,6 +74,8 @@ pub struct Worker {
     pub(super) scheduler: Scheduler,
     pub(super) links: Links,
     stalls: StallDetector,
+    /// Absent if the job ends when it loses a worker.
+    pub(super) contact: Option<Contact>,
     /// Why nothing is accepted any more, if it is not.
     pub(super) ended: Option<Error>,
     leaving: Leaving,
@@ -108,6 +112,8 @@ pub struct WorkerSettings {
     pub stall_warn: Duration,
     /// How long each wait lasts at most.
     pub bounds: Bounds,
+    /// In a job that goes on without lost workers: how patient this worker is without a coordinator.
+    pub contact: Option<ContactTerms>,
     /// The device that may hold tensors, besides host memory.
     pub device: DeviceKind,
     /// Whether each contribution stays as it is until its sum is whole, so that it can be sent again if the job loses another worker.
@@ -143,6 +149,7 @@ impl Worker {
             scheduler: Scheduler::new(settings.scheduler, Pipeline::of(Vec::new())),
             links: Links::new(settings.bounds),
             stalls: StallDetector::new(now, settings.stall_warn),
+            contact: settings.contact.map(Contact::new),
             ended: None,
             leaving: Leaving::Staying,
             numbers: Numbers::default(),
@@ -238,18 +245,8 @@ impl Worker {
         self.scheduler.handle_timeout(now);
         let reports = self.stalls.handle_timeout(now, &self.scheduler);
         self.warn_of(now, reports);
-        for (server, silence, error) in self.links.overdue(now) {
-            let next = self.scheduler.fail_unanswered(now, server, silence.since, silence.patience, &error);
-            self.links.checked(now, server, next);
-        }
-        for server in self.links.to_look_at(now) {
-            self.fail_if_stuck(now, server);
-        }
+        self.fail_overdue(now);
         self.commands.extend(self.links.due(now).into_iter().map(Command::Dial));
-        self.fail_parked(now);
-        self.fail_if_apart(now);
-        self.withdraw_overdue(now);
-        self.drop_old_sums(now);
         if matches!(self.leaving, Leaving::Withdrawing { until } if until <= now) {
             self.leave(now);
         }
@@ -257,24 +254,13 @@ impl Worker {
 
     /// When [`handle_timeout`](Self::handle_timeout) has something to do.
     pub fn poll_timeout(&self) -> Option<Time> {
-        let parked = self.parking.poll_timeout();
         // Nothing can stall while no work is under way, so an idle worker does not wake up to check.
         let stalls = self.stalls.poll_timeout().filter(|_| !self.scheduler.is_idle());
         let leaving = match self.leaving {
             Leaving::Withdrawing { until } => Some(until),
             Leaving::Staying | Leaving::Left => None,
         };
-        let apart = self.team.poll_timeout().filter(|_| self.ended.is_none());
-        let due = [
-            self.scheduler.poll_timeout(),
-            self.links.poll_timeout(),
-            parked,
-            stalls,
-            apart,
-            leaving,
-            self.incomplete_due(),
-            self.kept_until(),
-        ];
+        let due = [self.scheduler.poll_timeout(), self.links.poll_timeout(), stalls, leaving, self.overdue_at()];
         due.into_iter().flatten().min()
     }
 

@@ -7,6 +7,7 @@
 //! | `submissions` | which submission is accepted, which waits for a declaration, which fails |
 //! | `notices` | what the coordinator said of sums that wait |
 //! | `parking` | which submissions wait for a declaration, and until when |
+//! | `patience` | what fails because it has waited too long for others |
 //! | `outstanding` | the numbers of submissions, requests and exchanges; what has not ended |
 //! | `endings` | when a name that is used no more has ended here |
 //! | `links` | which server is dialled, and when |
@@ -30,6 +31,7 @@ mod liveness;
 mod notices;
 mod outstanding;
 mod parking;
+mod patience;
 mod records;
 mod recovery;
 mod residuals;

@@ -26,6 +26,12 @@ impl Parking {
         self.due.remove(&(due, submission));
     }
 
+    /// A submission that waited until `due` may wait until `later`.
+    pub(super) fn defer(&mut self, submission: u64, due: Time, later: Time) {
+        self.due.remove(&(due, submission));
+        self.due.insert((later, submission));
+    }
+
     /// Takes the queue of a tensor, whose declaration was answered or failed.
     pub(super) fn take(&mut self, key: TensorKey) -> Vec<Parked> {
         self.queues.remove(&key).unwrap_or_default()

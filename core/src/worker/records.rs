@@ -107,6 +107,8 @@ pub(super) struct Submission {
     pub(super) priority: Priority,
     pub(super) submitted: Time,
     pub(super) deadline: Option<Time>,
+    /// While it is parked: when its declaration must be answered.
+    pub(super) declared_until: Time,
     /// Absent while the submission is parked.
     pub(super) group: Option<GroupId>,
     /// How many of its parts are not on their device yet with all of their work.

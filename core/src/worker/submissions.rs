@@ -236,6 +236,7 @@ impl Worker {
             (bytes + tensor.bytes, priority.max(tensor.priority))
         });
         let deadline = terms.timeout.map(|timeout| now + timeout);
+        let declared_until = earlier(deadline, now + self.settings.bounds.unreached);
         self.outstanding.add(&tensors, bytes);
         let submission = Submission {
             tensors,
@@ -244,6 +245,7 @@ impl Worker {
             priority,
             submitted: now,
             deadline,
+            declared_until,
             group: None,
             unissued: 0,
             version: None,
@@ -408,20 +410,14 @@ impl Worker {
 
     fn park(&mut self, id: u64, key: TensorKey) {
         let submission = &self.submissions[&id];
-        let (Terms { demand, .. }, due) = (submission.terms, self.declared_until(submission));
-        self.parking.add(key, Parked { submission: id, demand }, due);
-    }
-
-    /// The latest time at which the declaration of a parked submission must be answered.
-    fn declared_until(&self, submission: &Submission) -> Time {
-        let latest = submission.submitted + self.settings.bounds.unreached;
-        submission.deadline.map_or(latest, |deadline| deadline.min(latest))
+        let Terms { demand, .. } = submission.terms;
+        self.parking.add(key, Parked { submission: id, demand }, submission.declared_until);
     }
 
     fn unpark(&mut self, now: Time, key: TensorKey) {
         for Parked { submission: id, demand } in self.parking.take(key) {
             if let Some(submission) = self.submissions.get(&id) {
-                self.parking.forget(id, self.declared_until(submission));
+                self.parking.forget(id, submission.declared_until);
                 self.begin(now, id);
             } else if let Ok(ended) = self.registry.submit(now, key, demand, id) {
                 for part in ended.ready {
@@ -433,8 +429,15 @@ impl Worker {
 
     /// Fails the parked submissions whose deadline has passed.
     pub(super) fn fail_parked(&mut self, now: Time) {
+        let patient_until = self.patient_until();
         while let Some(id) = self.parking.overdue(now) {
-            let submission = self.submissions.get(&id).expect("a deadline leaves with its submission");
+            let submission = self.submissions.get_mut(&id).expect("a deadline leaves with its submission");
+            let later = earlier(submission.deadline, patient_until);
+            if now < later {
+                let due = std::mem::replace(&mut submission.declared_until, later);
+                self.parking.defer(id, due, later);
+                continue;
+            }
             let key = submission.tensors.as_slice()[0].key;
             let name = self.registry.name_of(key).expect("a parked tensor was declared on this worker");
             let what = format!(
@@ -467,7 +470,7 @@ impl Worker {
         self.outstanding.remove(&submission.tensors, submission.bytes);
         match submission.group {
             Some(group) => drop(self.groups.remove(group)),
-            None => self.parking.forget(id, self.declared_until(&submission)),
+            None => self.parking.forget(id, submission.declared_until),
         }
         Some(Command::Resolve {
             submission: id,
@@ -476,4 +479,9 @@ impl Worker {
             outcome,
         })
     }
+}
+
+/// The earlier one of a deadline, if there is one, and another time.
+fn earlier(deadline: Option<Time>, other: Time) -> Time {
+    deadline.map_or(other, |deadline| deadline.min(other))
 }

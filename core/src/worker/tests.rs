@@ -20,6 +20,7 @@ mod keeping;
 mod liveness;
 mod lost_neighbours;
 mod parameters;
+mod patience;
 mod residuals;
 mod restoring;
 mod teams;
@@ -590,8 +591,9 @@ impl World {
     fn with(view: View, change: impl FnOnce(&mut WorkerSettings)) -> Self {
         let scheduler = SchedulerConfig { step_timeout: STEP, ..SchedulerConfig::default() };
         let bounds = Bounds { steady: STEP, ..Bounds::new(STEP, STEP / 2) };
-        let (device, stall_warn) = (DeviceKind::Cuda, Duration::ZERO);
-        let mut settings = WorkerSettings { scheduler, stall_warn, bounds, device, keeps: false, keeps_sums: false };
+        let (contact, device, stall_warn) = (None, DeviceKind::Cuda, Duration::ZERO);
+        let mut settings =
+            WorkerSettings { scheduler, stall_warn, bounds, contact, device, keeps: false, keeps_sums: false };
         change(&mut settings);
         let mut world =
             Self { worker: Worker::new(Time::ZERO, settings), now: Time::ZERO, carried: Vec::new(), meets: true };

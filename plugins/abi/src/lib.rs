@@ -18,6 +18,6 @@ pub use status::{GradlaneError, GradlaneStatus};
 pub use table::{ENGINE_MAGIC, ENGINE_VERSION, EngineTable};
 pub use types::{
     GRADLANE_ABI_VERSION, GRADLANE_FOREVER, GradlaneAccess, GradlaneCallback, GradlaneDtype, GradlaneMemory,
-    GradlaneOp, GradlaneOperation, GradlaneParameterUse, GradlaneSession, GradlaneSetting, GradlaneSubmission,
-    GradlaneTensor,
+    GradlaneOp, GradlaneOperation, GradlaneParameterUse, GradlaneSession, GradlaneSetting, GradlaneStep,
+    GradlaneSubmission, GradlaneTensor,
 };

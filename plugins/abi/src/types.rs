@@ -229,6 +229,48 @@ pub struct GradlaneParameterUse {
     pub user: *mut c_void,
 }
 
+/// What `gradlane_begin_step` says. A program sets `struct_size`, and the library the other fields.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct GradlaneStep {
+    /// In: `sizeof(GradlaneStep)`.
+    pub struct_size: usize,
+    /// Out: 1 if this worker has left the job, as it was told, and has begun no step; else 0.
+    pub has_left: u32,
+    /// Out: 1 if other workers than in the step before train from this step on, or the job has formed again; else 0. The same on all workers.
+    pub has_changed: u32,
+    /// Out: 1 if the job has formed again with workers that have come, since the step before, or before the first step of this worker; else 0.
+    /// Then the state of the training must be brought to them.
+    pub formed_again: u32,
+    /// Out: the number of workers that train.
+    pub size: u32,
+    /// Out: this worker's rank. It stays until the job forms again.
+    pub rank: u32,
+    /// Out: the place of this worker among those that train, from 0 and without gaps.
+    pub index: u32,
+    /// Out: the lowest rank of those that train, which can be the root of a broadcast. Below it are only ranks of workers that are gone.
+    pub lowest_rank: u32,
+    /// Always 0.
+    pub reserved: u32,
+}
+
+impl GradlaneStep {
+    /// Nothing to say.
+    pub fn empty() -> Self {
+        Self {
+            struct_size: size_of::<Self>(),
+            has_left: 0,
+            has_changed: 0,
+            formed_again: 0,
+            size: 0,
+            rank: 0,
+            index: 0,
+            lowest_rank: 0,
+            reserved: 0,
+        }
+    }
+}
+
 impl GradlaneSubmission {
     /// A submission of nothing: of its fields only the size is not zero.
     pub fn empty() -> Self {

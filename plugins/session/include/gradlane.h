@@ -27,6 +27,9 @@
 // THREADS. Every function may be called by several threads at once. In a forked child all calls that concern the parent's
 // sessions and operations fail. The other workers treat a process that exits without gradlane_shutdown as lost.
 //
+// STEPS. A training that goes on while workers leave, are lost or come calls gradlane_begin_step before each step; see
+// examples/c/elastic.c. Programs without it work in such a job too, but nobody can come to it or leave it in order.
+//
 // VERSIONS. Structures begin with their size, so that they can grow: a program that was compiled for an older header works
 // with a newer library. Compare gradlane_abi_version() with GRADLANE_ABI_VERSION at start.
 
@@ -301,6 +304,29 @@ typedef struct GradlaneParameterUse {
     void *user;
 } GradlaneParameterUse;
 
+// What `gradlane_begin_step` says. A program sets `struct_size`, and the library the other fields.
+typedef struct GradlaneStep {
+    // In: `sizeof(GradlaneStep)`.
+    size_t struct_size;
+    // Out: 1 if this worker has left the job, as it was told, and has begun no step; else 0.
+    uint32_t has_left;
+    // Out: 1 if other workers than in the step before train from this step on, or the job has formed again; else 0. The same on all workers.
+    uint32_t has_changed;
+    // Out: 1 if the job has formed again with workers that have come, since the step before, or before the first step of this worker; else 0.
+    // Then the state of the training must be brought to them.
+    uint32_t formed_again;
+    // Out: the number of workers that train.
+    uint32_t size;
+    // Out: this worker's rank. It stays until the job forms again.
+    uint32_t rank;
+    // Out: the place of this worker among those that train, from 0 and without gaps.
+    uint32_t index;
+    // Out: the lowest rank of those that train, which can be the root of a broadcast. Below it are only ranks of workers that are gone.
+    uint32_t lowest_rank;
+    // Always 0.
+    uint32_t reserved;
+} GradlaneStep;
+
 // The version of this library's interface; compare it with `GRADLANE_ABI_VERSION`.
 uint32_t gradlane_abi_version(void);
 
@@ -396,6 +422,34 @@ GradlaneStatus gradlane_cancel(GradlaneOperation operation, GradlaneError *error
 // Releases the number of the operation, which is not valid afterwards. An operation that has not ended goes on, and its memory stays in
 // use. Then only its callback or the end of the session tells when the memory is free.
 GradlaneStatus gradlane_release(GradlaneOperation operation, GradlaneError *error);
+
+// Begins the next step of a training. Call it on every worker before each step, as often as on the others.
+//
+// Between two steps there is a boundary, at which all workers hear of the same changes: others have left, were lost, or have come. This call
+// returns at once, unless the workers change: then it waits until every worker stands at the boundary and its operations have ended. With
+// `on_worker_loss=wait` it also waits there until enough workers have come. `step` receives what has changed.
+//
+// Where workers have come, `formed_again` is 1 on all workers, also on those that have come and call this for the first time: bring the state
+// of the training to them by broadcasts from `lowest_rank` then, in the same order on all workers, before anything else. Ranks and size are
+// new, and operations of before are over. No other thread may submit during the call, and no callback may make it.
+//
+// If `has_left` is 1, no step has begun: this worker has left the job, as `gradlane_leave` told it. Shut the session down and end.
+//
+// Returns `GRADLANE_STATUS_DEADLINE_EXCEEDED` if others do not come to the boundary in time, `GRADLANE_STATUS_ABORTED` if the job is over,
+// also because too few workers were left for too long. If the job was to form again and did not, the session is over too.
+GradlaneStatus gradlane_begin_step(GradlaneSession session, GradlaneStep *step, GradlaneError *error);
+
+// The loop over the steps has ended on this worker: no boundary waits for it until it begins a step again. Call it behind the last step, if
+// anything is reduced afterwards.
+GradlaneStatus gradlane_end_steps(GradlaneSession session, GradlaneError *error);
+
+// Lets this worker leave the job at the end of its step: its next `gradlane_begin_step` says `has_left`. The others train on.
+//
+// Any thread may call this, but no handler of a signal: note the signal there, and call this before the next step. If the worker does not
+// come to the end of its step within the setting `leave_grace`, the others go on without it all the same. Returns
+// `GRADLANE_STATUS_FAILED_PRECONDITION` if the others could not go on, because the setting `on_worker_loss` is `abort`, or because this process
+// serves them.
+GradlaneStatus gradlane_leave(GradlaneSession session, GradlaneError *error);
 
 // Uses a parameter, and returns at once. A parameter is a tensor that servers keep. Each worker changes it and reads it by itself, and
 // waits for no other worker. A change is made once, also if a connection breaks. Uses of one parameter by this worker come one after the

@@ -52,6 +52,11 @@ impl Job {
         &self.session
     }
 
+    /// Whether this process serves the other workers, which end with it.
+    pub fn serves(&self) -> bool {
+        self.embedded.is_some()
+    }
+
     /// Leaves the job, then stops the embedded servers, which first wait for the other members to leave. Each step waits at most `grace`.
     /// Idempotent.
     ///

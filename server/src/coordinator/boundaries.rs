@@ -172,6 +172,16 @@ impl Boundaries {
         self.open.and_then(|open| open.hold).map(|hold| hold.until)
     }
 
+    /// Another coordinator goes on with the job: who waits at a boundary has its time anew, because the workers come back only now.
+    pub(super) fn wait_again(&mut self, now: Time) {
+        if let Some(open) = &mut self.open {
+            open.until = open.until.map(|_| now + self.patience);
+            if let (Some(hold), Some(rejoin)) = (&mut open.hold, self.rejoin) {
+                hold.until = now + rejoin;
+            }
+        }
+    }
+
     /// When to call [`expire`](Self::expire).
     pub(super) fn poll_timeout(&self) -> Option<Time> {
         let leavers = self.workers.values().filter_map(|said| said.leaves_until);
@@ -218,7 +228,7 @@ impl Boundaries {
         };
         let rests = due.iter().any(|worker| report(worker).rests);
         let forms_again = others.wait && (!rests || planted(self.defect, Defect::TakenInAtRest));
-        let are_few = others.lacking > 0;
+        let are_few = others.lacking > 0 && !planted(self.defect, Defect::TooFewPass);
         let is_wanted = due != self.told || due.iter().any(leaves) || forms_again || are_few;
         match self.open {
             None => {

@@ -395,6 +395,7 @@ impl World {
         }
         let records = self.journal.iter().map(|bytes| Record::decode(bytes).expect("it was written so"));
         let (coordinator, base) = Coordinator::recover(self.config.clone(), records).expect("it was written so");
+        self.coordinator.wait_again(base);
         assert_eq!(coordinator.lasting(), self.coordinator.lasting());
         (self.coordinator, self.started) = (coordinator, (self.now, base));
         self.recovered += 1;
@@ -594,6 +595,7 @@ impl Node {
             | MemberEvent::Boundary { .. }
             | MemberEvent::Passed { .. }
             | MemberEvent::Restore { .. }
+            | MemberEvent::Contact { .. }
             | MemberEvent::StallNotice { .. } => {}
         }
     }

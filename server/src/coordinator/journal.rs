@@ -35,6 +35,8 @@ pub(super) enum Entry {
     Late { at: Time },
     /// The sums of lost servers are recovered.
     Recovered { at: Time },
+    /// Another coordinator goes on with the job.
+    TakenUp { at: Time },
     /// A process has come, and so many wait to be taken in.
     Came { at: Time, waiting: Size },
     /// A process that waited is gone, and so many still wait.
@@ -72,6 +74,7 @@ impl Record {
             | Entry::Lost { at, .. }
             | Entry::Late { at }
             | Entry::Recovered { at }
+            | Entry::TakenUp { at }
             | Entry::Came { at, .. } => Some(at),
             Entry::Up(_)
             | Entry::Down(_)
@@ -120,6 +123,10 @@ impl Record {
             }
             Entry::Recovered { at } => {
                 bytes.push(code::RECOVERED);
+                put_time(&mut bytes, *at);
+            }
+            Entry::TakenUp { at } => {
+                bytes.push(code::TAKEN_UP);
                 put_time(&mut bytes, *at);
             }
             Entry::Came { at, waiting } => {
@@ -199,6 +206,7 @@ fn read(rest: &mut &[u8]) -> Option<Result<Entry>> {
         }
         code::LATE => Entry::Late { at: read_time(rest)? },
         code::RECOVERED => Entry::Recovered { at: read_time(rest)? },
+        code::TAKEN_UP => Entry::TakenUp { at: read_time(rest)? },
         code::CAME => Entry::Came { at: read_time(rest)?, waiting: read_size(rest)? },
         code::GONE => Entry::Gone { waiting: read_size(rest)? },
         code::BEFORE => {
@@ -241,6 +249,7 @@ mod code {
     pub(super) const FAREWELL: u8 = 10;
     pub(super) const RECOVERED: u8 = 11;
     pub(super) const BEFORE: u8 = 12;
+    pub(super) const TAKEN_UP: u8 = 13;
 }
 
 fn put(bytes: &mut Vec<u8>, content: &[u8]) {
@@ -347,6 +356,7 @@ mod tests {
             Entry::Down(server),
             Entry::Lost { at: Time(3), lost },
             Entry::Late { at: Time(4) },
+            Entry::TakenUp { at: Time(6) },
             Entry::Came { at: Time(5), waiting: Size { workers: 2, servers: 1 } },
             Entry::Gone { waiting: Size { workers: 1, servers: 0 } },
             Entry::Before { left: 1, lost: vec!["worker 2".to_owned(), String::new()] },

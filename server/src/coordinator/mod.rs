@@ -120,7 +120,7 @@ impl CoordinatorConfig {
             form_timeout: config.form_timeout.min(config.join_timeout * 29 / 30),
             suspect_timeout: config.suspect_timeout,
             dead_timeout: config.dead_timeout,
-            boundary_timeout: config.step_timeout,
+            boundary_timeout: config.bounds().step,
             leave_grace: config.leave_grace,
             end_grace: config.shutdown_timeout,
             stall_interval: config.stall_warn,

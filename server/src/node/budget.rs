@@ -13,6 +13,8 @@ use super::command::Shortage;
 pub(super) struct Budget {
     bytes_max: u64,
     booked: u64,
+    /// Until when requests may be refused in vain, because nobody can say that a missing worker is lost.
+    patient_until: Time,
     /// How long requests may be refused in vain before the memory counts as too small for the job.
     patience: Duration,
     /// Since when requests are refused and nothing was given back.
@@ -27,7 +29,21 @@ pub(super) struct Budget {
 
 impl Budget {
     pub(super) fn new(bytes_max: u64, patience: Duration, interval: Duration) -> Self {
-        Self { bytes_max, booked: 0, patience, starved: None, interval, noted: None, unreported: None }
+        Self {
+            bytes_max,
+            booked: 0,
+            patient_until: Time::ZERO,
+            patience,
+            starved: None,
+            interval,
+            noted: None,
+            unreported: None,
+        }
+    }
+
+    /// Until then no worker may come whose contribution would give memory back.
+    pub(super) fn be_patient(&mut self, until: Time) {
+        self.patient_until = until;
     }
 
     /// Whether [`take`](Self::take) would book `bytes`.
@@ -59,7 +75,7 @@ impl Budget {
                 hint: format!("{HINT}, or lower partition_bytes"),
             });
         }
-        if *self.starved.get_or_insert(now) + self.patience <= now {
+        if *self.starved.get_or_insert(now) + self.patience <= now && self.patient_until <= now {
             return Err(Error::FailedPrecondition {
                 what: format!(
                     "the memory of the server for tensors, {limit}, is too small for this job: nothing of it became free"

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use gradlane_core::cluster::ContactTerms;
 use gradlane_core::types::Defect;
 
 /// Settings of a [`Node`](super::machine::Node).
@@ -14,6 +15,8 @@ pub struct NodeConfig {
     pub stall_warn: Duration,
     /// A round older than this fails.
     pub step_timeout: Duration,
+    /// In a job that goes on without lost workers: how patient this server is without a coordinator.
+    pub contact: Option<ContactTerms>,
     /// Bytes of everything that peers can make grow: all sums, finished or not; the values of parameters, the changes on their way to them and
     /// the answers under way; and the withdrawals beyond the small reserve that each process has for them. For sums it must be larger than
     /// three times this server's share of the model, because the last sums stay in memory while the next ones are added (half-size floats in
@@ -55,6 +58,7 @@ mod tests {
             deterministic: false,
             stall_warn: Duration::from_secs(1),
             step_timeout: Duration::from_secs(2),
+            contact: None,
             memory_bytes_max: 0,
             unread_bytes_max: 0,
             block_bytes_max: 256 << 10,

@@ -33,7 +33,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use gradlane_core::Error;
-use gradlane_core::cluster::MemberEvent;
+use gradlane_core::cluster::{Contact, MemberEvent};
 use gradlane_core::error::Result;
 use gradlane_core::types::{
     Epoch, ExchangeId, LinkId, NodeId, PartId, Phase, ServerId, TensorKey, Time, View, WorkerId,
@@ -65,6 +65,8 @@ const UNREAD_BYTES: RangeInclusive<u64> = 64 << 10..=256 << 20;
 pub struct Node {
     config: NodeConfig,
     state: ServerState,
+    /// Absent if the job ends when it loses a worker.
+    contact: Option<Contact>,
     /// Known once it has joined.
     index: Option<ServerId>,
     view: Option<View>,
@@ -93,6 +95,7 @@ impl Node {
             // Within this time all memory that nobody needs is freed.
             budget: Budget::new(config.memory_bytes_max, config.step_timeout * 2, config.stall_warn),
             names: Names::default(),
+            contact: config.contact.map(Contact::new),
             config,
             state: ServerState::Joining,
             index: None,
@@ -205,6 +208,13 @@ impl Node {
                 let parts = PartId { key, index: 0 }..=PartId { key, index: u32::MAX };
                 self.services.handle_over(parts, &error, &mut self.budget);
                 self.names.fail(key, error);
+            }
+            MemberEvent::Contact { at, is_lost } => {
+                if let Some(contact) = &mut self.contact {
+                    contact.handle(at, is_lost);
+                    self.services.be_patient(contact.patient_until());
+                    self.budget.be_patient(contact.patient_until());
+                }
             }
             MemberEvent::Failed(error) => {
                 self.end(Phase::Aborted(for_workers(&error)));

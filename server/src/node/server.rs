@@ -4,8 +4,8 @@ use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use gradlane_core::cluster::{MemberConfig, MemberEvent};
-use gradlane_core::config::{Config, OnServerLoss};
+use gradlane_core::cluster::{ContactTerms, MemberConfig, MemberEvent};
+use gradlane_core::config::{Config, OnServerLoss, verdict_time};
 use gradlane_core::identity::Credentials;
 use gradlane_core::local::SharedBacking;
 use gradlane_core::local::failpoint::{Failpoint, reach};
@@ -90,7 +90,8 @@ impl Server {
         let node = NodeConfig {
             deterministic: config.deterministic,
             stall_warn: config.stall_warn,
-            step_timeout: config.step_timeout,
+            step_timeout: config.bounds().step,
+            contact: ContactTerms::of(config, verdict_time(config.dead_timeout)),
             memory_bytes_max: bytes_max - unread_bytes_max,
             unread_bytes_max,
             block_bytes_max: BLOCK_BYTES_MAX,
@@ -229,6 +230,7 @@ fn follow(plane: &Arc<DataPlane>, event: MemberEvent) {
         // The owner of the server gets it as an error.
         MemberEvent::Failed(error) => tracing::info!(%error, "the job failed"),
         MemberEvent::View(_)
+        | MemberEvent::Contact { .. }
         | MemberEvent::Ended { .. }
         | MemberEvent::Forget { .. }
         | MemberEvent::Left

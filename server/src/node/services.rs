@@ -136,6 +136,11 @@ impl Services {
         self.parameters.handle_membership(Arc::clone(next), succession, budget);
     }
 
+    /// Nothing fails before that because of a missing worker: nobody can say that it is lost.
+    pub(super) fn be_patient(&mut self, until: Time) {
+        self.sums.be_patient(until);
+    }
+
     /// The connection of this worker was lost.
     pub(super) fn handle_worker_away(&mut self, worker: WorkerId) {
         self.sums.handle_worker_away(worker);

@@ -42,6 +42,7 @@ pub(super) fn node_config() -> NodeConfig {
         deterministic: false,
         stall_warn: Duration::from_secs(2),
         step_timeout: Duration::from_secs(10),
+        contact: None,
         memory_bytes_max: 1 << 16,
         unread_bytes_max: 1 << 20,
         block_bytes_max: 64,

@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use gradlane_core::cluster::MemberEvent;
+use gradlane_core::config::verdict_time;
 use gradlane_core::error::{Error, Result};
 use gradlane_core::mem::{Copies, Pool};
 use gradlane_core::reduce::Kernels;
@@ -64,6 +65,7 @@ impl ServerProcess {
             deterministic: context.plan.settings.deterministic,
             stall_warn: timing::STALL_WARN,
             step_timeout: timing::STEP,
+            contact: timing::contact(context.plan.classes.survivors, verdict_time(timing::DEAD)),
             memory_bytes_max: context.plan.settings.memory_bytes_max,
             // The network of the simulation has no windows.
             unread_bytes_max: 0,

@@ -210,6 +210,7 @@ impl WorkerProcess {
                 self.wake(context);
             }
             MemberEvent::View(view) => self.worker.handle_view(now, view),
+            MemberEvent::Contact { at, is_lost } => self.worker.handle_contact(at, is_lost),
             MemberEvent::Declared { request, outcome } => {
                 let asked = self.declarations.remove(&request).expect("asked once");
                 self.worker.handle_declared(now, asked, outcome);
@@ -367,8 +368,9 @@ fn settings(plan: &Plan) -> WorkerSettings {
     let scheduler = SchedulerConfig { credit_bytes, step_timeout, defect: plan.defect, ..SchedulerConfig::default() };
     let steady = plan.settings.idle_timeout * 3;
     let bounds = Bounds { steady, ..Bounds::new(timing::STEP, timing::DEAD) };
+    let contact = timing::contact(plan.classes.survivors, bounds.call);
     let (device, keeps, keeps_sums) = (plan.topology.device, plan.classes.survivors, plan.classes.outlives);
-    WorkerSettings { scheduler, stall_warn: Duration::from_secs(10), bounds, device, keeps, keeps_sums }
+    WorkerSettings { scheduler, stall_warn: Duration::from_secs(10), bounds, contact, device, keeps, keeps_sums }
 }
 
 impl Process for WorkerProcess {

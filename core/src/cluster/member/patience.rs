@@ -1,6 +1,6 @@
 //! How long a member waits for its coordinator.
 
-use super::{Member, MemberConfig, Standing};
+use super::{Member, MemberConfig, MemberEvent, Standing};
 use crate::error::Error;
 use crate::types::Time;
 
@@ -15,6 +15,19 @@ impl Member {
                 Some(self.heard.unwrap_or(self.started) + patience)
             }
             Standing::Ended(_) => None,
+        }
+    }
+
+    /// Tells the process whether the coordinator is in contact, if that has changed.
+    pub(super) fn note_contact(&mut self, now: Time) {
+        let is_lost = !self.line.is_welcomed();
+        let follows = match self.standing {
+            Standing::Active | Standing::Leaving | Standing::GivingUp(_) => true,
+            Standing::Joining | Standing::Ended(_) => false,
+        };
+        if follows && is_lost != self.is_lost {
+            self.is_lost = is_lost;
+            self.tell(MemberEvent::Contact { at: now, is_lost });
         }
     }
 

@@ -74,6 +74,21 @@ fn a_job_goes_on_without_its_coordinator_for_a_while() {
 }
 
 #[test]
+fn a_process_is_told_when_its_coordinator_is_out_of_contact_and_when_it_is_back() {
+    let mut member = active();
+    let contact = |seconds, is_lost| MemberCommand::Event(MemberEvent::Contact { at: at(seconds), is_lost });
+    member.handle_disconnected(at(1), down());
+    assert_eq!(commands(&mut member), [contact(1, true)]);
+    member.handle_timeout(at(2));
+    member.handle_disconnected(at(2), down());
+    assert_eq!(commands(&mut member), [MemberCommand::Dial], "once");
+    reconnect(&mut member, 4, 5);
+    assert!(!commands(&mut member).contains(&contact(5, false)), "it need not be the coordinator of this job");
+    member.handle_frame(at(6), Frame::View(view(1)));
+    assert_eq!(commands(&mut member), [contact(6, false)]);
+}
+
+#[test]
 fn a_member_does_not_wait_long_for_its_coordinator_where_another_one_answers() {
     let mut member = active();
     let stranger = Error::Auth { problem: "another authority".to_owned(), hint: "look at the join string".to_owned() };
@@ -105,7 +120,9 @@ fn a_coordinator_that_falls_silent_is_dialled_again() {
         sent
     };
     let told = heartbeats(at(5));
-    let Some(((last, MemberCommand::Dial), heartbeats)) = told.split_last() else { panic!("{told:?}") };
+    let lost = MemberCommand::Event(MemberEvent::Contact { at: at(5), is_lost: true });
+    let [heartbeats @ .., (_, event), (last, MemberCommand::Dial)] = &told[..] else { panic!("{told:?}") };
+    assert_eq!(*event, lost);
     assert_eq!(*last, at(5), "3 s after the last word");
     assert!(heartbeats.iter().all(|(_, command)| matches!(command, MemberCommand::Send(Frame::Heartbeat { .. }))));
     member.handle_frame(at(5), Frame::Refused(Error::Cancelled));
@@ -336,8 +353,10 @@ pub(super) fn commands(member: &mut Member) -> Vec<MemberCommand> {
     std::iter::from_fn(|| member.next_command()).collect()
 }
 
+/// What the process is told, but for the contact with the coordinator.
 fn events(member: &mut Member) -> Vec<MemberEvent> {
     let event = |command| match command {
+        MemberCommand::Event(MemberEvent::Contact { .. }) => None,
         MemberCommand::Event(event) => Some(event),
         MemberCommand::Dial | MemberCommand::Send(_) | MemberCommand::Hangup | MemberCommand::SayWhy { .. } => None,
     };

@@ -100,6 +100,7 @@ fn shared() -> Arc<Shared> {
             scheduler,
             stall_warn,
             bounds: Config::default().bounds(),
+            contact: None,
             device,
             keeps: false,
             keeps_sums: false,

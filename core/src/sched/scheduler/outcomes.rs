@@ -86,6 +86,11 @@ impl Scheduler {
         }
     }
 
+    /// Before `until`, no task fails because its server has no memory: workers that are missing there may be lost, and nobody can say so.
+    pub fn be_patient(&mut self, until: Time) {
+        self.patient_until = until;
+    }
+
     /// The error of a task whose server refuses it because of `error`, if the server has had no memory for it for a step timeout.
     fn starved(&self, now: Time, id: TaskId, error: &Error) -> Option<Error> {
         let Error::Exhausted { what, limit, hint } = error else { return None };
@@ -93,7 +98,7 @@ impl Scheduler {
         let waited = work.tries.short_since.map(|since| now.since(since))?;
         let names: Vec<&str> =
             work.spec.groups.iter().filter_map(|group| Some(&*self.groups.get(group.0)?.name)).collect();
-        (waited >= self.config.step_timeout).then(|| Error::FailedPrecondition {
+        (waited >= self.config.step_timeout && self.patient_until <= now).then(|| Error::FailedPrecondition {
             what: format!(
                 "tensor {} waited {:.1} s at {} for {what}, of which there are {limit}",
                 names.join(" + "),

@@ -17,12 +17,14 @@ mod operations;
 mod parameters;
 mod read;
 mod sessions;
+mod steps;
 mod table;
+mod told;
 
 pub use gradlane_abi::{
     GRADLANE_ABI_VERSION, GRADLANE_FOREVER, GradlaneAccess, GradlaneCallback, GradlaneDtype, GradlaneError,
     GradlaneMemory, GradlaneOp, GradlaneOperation, GradlaneParameterUse, GradlaneSession, GradlaneSetting,
-    GradlaneStatus, GradlaneSubmission, GradlaneTensor,
+    GradlaneStatus, GradlaneStep, GradlaneSubmission, GradlaneTensor,
 };
 pub use lent::{LentSession, engine_table, failure};
 pub use operations::{
@@ -34,3 +36,4 @@ pub use sessions::{
     gradlane_abi_version, gradlane_barrier, gradlane_declare, gradlane_in_doubt, gradlane_init, gradlane_metrics,
     gradlane_rank, gradlane_shutdown, gradlane_size, gradlane_undeclare, gradlane_version,
 };
+pub use steps::{gradlane_begin_step, gradlane_end_steps, gradlane_leave};

@@ -10,8 +10,8 @@ use gradlane_core::wire::limits::{DIMENSIONS_MAX, NAME_BYTES_MAX};
 use gradlane_core::{Error, Result};
 
 use gradlane_abi::{
-    GRADLANE_FOREVER, GradlaneDtype, GradlaneMemory, GradlaneOp, GradlaneParameterUse, GradlaneSubmission,
-    GradlaneTensor,
+    GRADLANE_FOREVER, GradlaneDtype, GradlaneMemory, GradlaneOp, GradlaneParameterUse, GradlaneStep,
+    GradlaneSubmission, GradlaneTensor,
 };
 
 use crate::reduction::{Reduction, codec_named, dtype_of, op_of};
@@ -30,6 +30,12 @@ pub(super) unsafe trait Growing: Copy {
 // SAFETY: it consists of numbers and pointers.
 unsafe impl Growing for GradlaneTensor {
     const NAME: &'static str = "GradlaneTensor";
+    const LEAST: usize = size_of::<Self>();
+}
+
+// SAFETY: it consists of numbers.
+unsafe impl Growing for GradlaneStep {
+    const NAME: &'static str = "GradlaneStep";
     const LEAST: usize = size_of::<Self>();
 }
 
@@ -172,6 +178,44 @@ pub(super) fn present<T>(to: *mut T, noun: &str) -> Result<()> {
         what: format!("{noun} is {to:p}"),
         hint: "give the address of a variable for it".to_owned(),
     })
+}
+
+/// A structure of the caller for a result, of which its version has the first fields.
+pub(super) struct PartOf<T> {
+    to: *mut T,
+    bytes: usize,
+}
+
+/// The place of a result that is a structure whose first field is its size.
+///
+/// # Errors
+/// [`Error::InvalidArgument`] for null and a wrong size.
+///
+/// # Safety
+/// `to` is null, or leads to a structure of the `struct_size` that it tells, which nothing else uses as long as the place does.
+pub(super) unsafe fn part_of<T: Growing>(to: *mut T) -> Result<PartOf<T>> {
+    present(to, T::NAME)?;
+    // SAFETY: the first field of every `Growing` structure is its size, and the caller of this function promises one structure.
+    let size = unsafe { to.cast::<usize>().read() };
+    if size < T::LEAST {
+        return Err(Error::InvalidArgument {
+            what: format!("a {} whose struct_size is {size}", T::NAME),
+            hint: format!("set it to sizeof({}), here {}", T::NAME, size_of::<T>()),
+        });
+    }
+    Ok(PartOf { to, bytes: size.min(size_of::<T>()) })
+}
+
+impl<T: Growing> PartOf<T> {
+    /// Writes the fields that the caller's version has, but for the size.
+    pub(super) fn write(&mut self, value: &T) {
+        let after = size_of::<usize>();
+        // SAFETY: `part_of` was promised so many bytes there, and a value of the structure has as many at least.
+        unsafe {
+            let from = std::ptr::from_ref(value).cast::<u8>().add(after);
+            self.to.cast::<u8>().add(after).copy_from_nonoverlapping(from, self.bytes - after);
+        }
+    }
 }
 
 /// A tensor's name, dtype and shape, and its codec.

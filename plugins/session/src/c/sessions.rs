@@ -14,6 +14,7 @@ use super::answer::{answer, write_text};
 use super::callbacks::Callbacks;
 use super::read::{limit, present, structures, tensor, text, texts, write};
 use super::table::Table;
+use super::told::Steps;
 use crate::job::Job;
 use crate::session::Session;
 use crate::settings::Settings;
@@ -24,6 +25,7 @@ use gradlane_abi::{GradlaneError, GradlaneStatus};
 pub(super) struct Member {
     pub(super) job: Job,
     pub(super) callbacks: Arc<Callbacks>,
+    pub(super) steps: Steps,
 }
 
 /// The sessions of this process. A static, because in C an integer must find its session without a context.
@@ -33,7 +35,7 @@ static GENERATION: AtomicU64 = AtomicU64::new(0);
 
 impl Member {
     fn new(job: Job) -> Arc<Self> {
-        Arc::new(Self { job, callbacks: Arc::default() })
+        Arc::new(Self { job, callbacks: Arc::default(), steps: Steps::default() })
     }
 }
 
@@ -53,6 +55,21 @@ pub(super) fn take_back(session: GradlaneSession) {
 /// The session of an integer. Fails in a forked process, because the threads of its parent's sessions do not exist there.
 pub(super) fn member(session: GradlaneSession) -> Result<Arc<Member>> {
     SESSIONS.find(session)
+}
+
+/// Joins the job of a session that forms again, and gives the next session the integer of the former one. All callbacks of that one have run
+/// then. If it fails, the integer stays that of the former session, which has left the job.
+pub(super) fn join_again(session: GradlaneSession, former: &Arc<Member>) -> Result<Arc<Member>> {
+    if former.callbacks.is_this_thread() {
+        return Err(Error::FailedPrecondition {
+            what: "gradlane_begin_step was called by a callback of the session, for which it would wait".to_owned(),
+            hint: "call it on a thread of the program".to_owned(),
+        });
+    }
+    former.callbacks.finish();
+    let next = Member::new(Arc::new(former.job.session().join_again()?).into());
+    SESSIONS.replace(session, Arc::clone(&next))?;
+    Ok(next)
 }
 
 /// The version of this library's interface; compare it with `GRADLANE_ABI_VERSION`.

@@ -96,6 +96,22 @@ impl<T: Clone + Send + 'static> Table<T> {
         Ok(slots.all[index].value.clone().expect("its generation is the present one"))
     }
 
+    /// Gives an integer another value.
+    ///
+    /// # Errors
+    /// As [`find`](Self::find).
+    pub(super) fn replace(&self, key: u64, value: T) -> Result<()> {
+        let share = self.share();
+        self.check_own(share, key)?;
+        let mut slots = share.slots.lock().expect(LOCK);
+        let index = self.index(share.first, &slots, key)?;
+        let before = slots.all[index].value.replace(value);
+        // A value may run foreign code when it is dropped.
+        drop(slots);
+        drop(before);
+        Ok(())
+    }
+
     /// Removes the value of an integer, which is not valid afterwards.
     ///
     /// # Errors

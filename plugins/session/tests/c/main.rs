@@ -5,3 +5,4 @@ mod caller;
 
 mod misuse;
 mod parameters;
+mod steps;

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use gradlane_core::error::{Error, Result};
 use gradlane_core::pipeline::LayoutConfig;
+use gradlane_core::types::defect::{Defect, planted};
 use gradlane_core::types::{LinkId, Phase, Role, Time, View, WorkerId};
 use gradlane_core::wire::Frame;
 use gradlane_core::wire::frame::Health;
@@ -54,9 +55,14 @@ impl Coordinator {
             this.replay(now, record.0, &mut replayed)?;
             this.connections.drop_commands();
         }
+        if planted(this.config.defect, Defect::WaitForgotten) {
+            this.config.policy = this.config.policy.without_leavers(u32::MAX);
+        }
         // From here on a third coordinator must know it too.
         this.config.journals = journals;
         this.wait_for_members(now, &replayed);
+        this.write_down(Entry::TakenUp { at: now });
+        this.wait_again(now);
         // Those that waited come again.
         if this.newcomers.are_there() {
             this.newcomers.recall(Size::default());
@@ -167,6 +173,7 @@ impl Coordinator {
             }
             Entry::Late { .. } => self.expire(now),
             Entry::Recovered { .. } => self.end_recovery(),
+            Entry::TakenUp { at } => self.wait_again(at),
             Entry::Came { waiting, .. } => {
                 self.newcomers.recall(waiting);
                 self.advance_steps(now);
@@ -221,6 +228,11 @@ impl Coordinator {
             Stage::Closing { until, .. } => *until = now + self.config.end_grace,
             Stage::Running | Stage::Finished { .. } => {}
         }
+    }
+
+    /// The workers that stand at a boundary wait anew for the others, which have to come back first.
+    pub(in crate::coordinator) fn wait_again(&mut self, now: Time) {
+        self.boundaries.wait_again(now);
     }
 
     /// All that a coordinator which recovers must know again.

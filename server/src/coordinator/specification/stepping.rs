@@ -198,6 +198,32 @@ fn those_that_stand_do_not_wait_for_ever_and_hear_for_whom_they_waited() {
 }
 
 #[test]
+fn those_that_stand_wait_anew_for_the_others_if_another_coordinator_goes_on_with_the_job() {
+    let config =
+        || CoordinatorConfig { journals: true, boundary_timeout: 6 * SECOND, policy: Policy::CONTINUE, ..config(3) };
+    let mut job = form(job_of(config()), 3);
+    (0..3).for_each(|link| job.say(link, StepReport { begun: 1, ..at_change(0) }));
+    job.coordinator.handle_death(job.now, 12, "n2", "killed".to_owned());
+    (0..2).for_each(|link| job.say(link, StepReport { begun: 1, ..at_change(1) }));
+    job.say(0, StepReport { begun: 1, stands: true, ..at_change(1) });
+    job.beat_until(5, &[0, 1, SERVER]);
+    job.say(1, StepReport { begun: 1, leaves: true, ..at_change(1) });
+    job.drain();
+    let (recovered, base) = Coordinator::recover(config(), std::mem::take(&mut job.journal)).unwrap();
+    let mut job = Job { coordinator: recovered, now: base, ..job };
+    job.join_as(30, 0, worker(0));
+    job.join_as(31, 1, worker(1));
+    job.join_as(32, SERVER as u8, server(0));
+    let is_over = |job: &mut Job| {
+        job.received(30).iter().any(|frame| matches!(frame, Frame::Passed { outcome: Err(Error::Timeout { .. }), .. }))
+    };
+    job.beat_until(10, &[30, 31, 32]);
+    assert!(!is_over(&mut job));
+    job.beat_until(12, &[30, 31, 32]);
+    assert!(is_over(&mut job));
+}
+
+#[test]
 fn who_reconnects_hears_how_far_it_may_go_and_one_that_has_left_that_it_has() {
     let mut job = stepping(2);
     job.say(1, StepReport { begun: 1, leaves: true, ..at_change(0) });

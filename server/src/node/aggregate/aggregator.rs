@@ -42,6 +42,8 @@ pub(in crate::node) struct Aggregator {
     pub(super) delivered: BTreeMap<SlotId, Option<Time>>,
     /// Workers whose connection was lost, and which may ask again.
     pub(super) absent: BTreeMap<WorkerId, Absence>,
+    /// Nothing fails before that because of a missing worker: nobody can say that it is lost.
+    pub(super) patient_until: Time,
     /// Workers that take no sums, with how long they have taken none. Their links are to be closed.
     pub(super) given_up: Vec<(WorkerId, Duration)>,
     /// Bytes that became free and are still booked. They are given back before the next request for memory, and at the end of each input.
@@ -114,6 +116,7 @@ impl Aggregator {
             readers: Readers::default(),
             delivered: BTreeMap::new(),
             absent: BTreeMap::new(),
+            patient_until: Time::ZERO,
             given_up: Vec::new(),
             freed: 0,
             last_counted: None,
@@ -129,8 +132,8 @@ impl Aggregator {
 
     /// When [`Self::handle_timeout`] is due.
     pub(in crate::node) fn poll_timeout(&self) -> Option<Time> {
-        let stall =
-            self.waiting.first().map(|(since, _)| self.warning_due(*since).min(*since + self.config.step_timeout));
+        let due = |since| self.warning_due(since).min((since + self.config.step_timeout).max(self.patient_until));
+        let stall = self.waiting.first().map(|(since, _)| due(*since));
         stall.into_iter().chain(self.look_at_sums).min()
     }
 
@@ -305,6 +308,11 @@ impl Aggregator {
         self.settle(budget);
     }
 
+    /// Nothing fails before that because of a missing worker.
+    pub(in crate::node) fn be_patient(&mut self, until: Time) {
+        self.patient_until = until;
+    }
+
     /// Time passed.
     pub(in crate::node) fn handle_timeout(&mut self, now: Time, budget: &mut Budget) {
         self.free_quiet_sums(now);
@@ -314,7 +322,8 @@ impl Aggregator {
     }
 
     fn fail_late_rounds(&mut self, now: Time) {
-        while let Some((since, id)) = self.waiting.first().copied()
+        while self.patient_until <= now
+            && let Some((since, id)) = self.waiting.first().copied()
             && since + self.config.step_timeout <= now
         {
             let stall = self.stall(now, since, id);

@@ -11,6 +11,9 @@
 //! whole does not mean that its worker has it: the connection may be lost before the worker has taken it from there, and then the worker
 //! asks again. So a sum stays while a worker that may ask for it has no connection, and for [`RETURNED`](super::absence::RETURNED) after it has one again.
 //!
+//! In a job that goes on without lost workers, nothing of this goes while the coordinator is out of contact, because workers that are
+//! missing or that do not read may be lost.
+//!
 //! A worker that is connected and takes no sums reads nothing either. It is given up after a step timeout, its link is closed, and the sums
 //! that no other worker reads go at once. If it comes back for one of them, it gets an error that names it. Whether the job goes on without
 //! it is not decided here: its error makes it withdraw from the next rounds or end, and the coordinator decides about a member that ends.
@@ -58,7 +61,8 @@ impl Aggregator {
             return;
         }
         let keep = self.config.step_timeout;
-        let mut untaken = self.give_up_slow_readers(now);
+        let is_patient = self.patient_until > now;
+        let mut untaken = if is_patient { BTreeMap::new() } else { self.give_up_slow_readers(now) };
         let read: BTreeSet<SlotId> = self.exchanges.values().map(|exchange| exchange.slot).collect();
         let mut quiet = Vec::new();
         let mut is_watched = !self.readers.is_empty();
@@ -74,8 +78,9 @@ impl Aggregator {
             if is_in_use {
                 slot.is_read();
             }
-            let is_quiet =
-                !is_in_use && (untaken.contains_key(&slot.id) || *slot.quiet_since.get_or_insert(now) + keep <= now);
+            let is_quiet = !is_in_use
+                && (untaken.contains_key(&slot.id) || *slot.quiet_since.get_or_insert(now) + keep <= now)
+                && !is_patient;
             if is_quiet && !planted(self.config.defect, Defect::QuietSumKept) {
                 quiet.push(slot.id);
             } else {

@@ -175,7 +175,7 @@ impl Aggregator {
         // Somebody who never comes, because it gave up the tensor or left the job, must not stop the others for ever.
         let patience = self.config.step_timeout;
         let part = self.parts.get_mut(&id.part).expect("it is known");
-        if *part.blocked.get_or_insert(now) + patience <= now {
+        if *part.blocked.get_or_insert(now) + patience <= now && self.patient_until <= now {
             return Ok(());
         }
         Err(Error::Unavailable { what: id.round.to_string(), cause })

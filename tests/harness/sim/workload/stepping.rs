@@ -29,6 +29,8 @@ pub(super) fn draw(seed: u64, classes: &mut FaultClasses, topology: &mut Topolog
     // Those that were killed would wait to be taken in.
     classes.comes = !classes.restarts && mix(seed ^ STEPS ^ 6).is_multiple_of(3);
     classes.waits = !classes.restarts && mix(seed ^ STEPS ^ 8).is_multiple_of(3);
+    // Who is waited for must be known to a later coordinator too.
+    classes.succeeds |= classes.waits && mix(seed ^ STEPS ^ 9).is_multiple_of(2);
     if random.chance(40) {
         *topology = Topology::of_sizes(&mut random, random_sizes(seed));
         classes.kills &= random.chance(80);

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use gradlane_core::cluster::ContactTerms;
+
 /// A sign of life.
 pub(in crate::sim) const HEARTBEAT: Duration = Duration::from_millis(250);
 /// Silence that makes suspect.
@@ -28,3 +30,8 @@ pub(in crate::sim) const BOUNDARY: Duration = Duration::from_secs(20);
 pub(in crate::sim) const REJOIN: Duration = Duration::from_secs(12);
 /// Patience with a worker that wants to leave.
 pub(in crate::sim) const LEAVE_GRACE: Duration = Duration::from_secs(15);
+
+/// How patient processes are that have no coordinator, if the job goes on without lost workers.
+pub(in crate::sim) fn contact(goes_on: bool, verdicts: Duration) -> Option<ContactTerms> {
+    if goes_on { Some(ContactTerms { verdicts, lost_max: CONTROL_LOST }) } else { None }
+}

@@ -27,6 +27,7 @@ mod flowing;
 mod membership;
 mod memory;
 mod participants;
+mod patience;
 mod repeating;
 mod residual;
 mod restoring;
@@ -145,6 +146,7 @@ pub(crate) fn config() -> NodeConfig {
         deterministic: false,
         stall_warn: Duration::from_secs(10),
         step_timeout: Duration::from_secs(60),
+        contact: None,
         memory_bytes_max: 1 << 20,
         unread_bytes_max: 1 << 30,
         block_bytes_max: 0,

@@ -331,7 +331,7 @@ const NEXT_EPOCH: Epoch = Epoch { term: 1, number: 2 };
 
 impl World {
     /// The next view lacks these of so many workers.
-    fn lose(&mut self, of: u32, lost: &[u32]) {
+    pub(super) fn lose(&mut self, of: u32, lost: &[u32]) {
         self.follow(without(view(of, NEXT_EPOCH.number, Phase::Running), lost));
     }
 }
@@ -356,7 +356,7 @@ fn owner(world: &World) -> u32 {
     machines.owners(slot(0).part, DType::F32)[0].0
 }
 
-fn next_epoch(header: Contribute) -> Contribute {
+pub(super) fn next_epoch(header: Contribute) -> Contribute {
     in_epoch(NEXT_EPOCH, header)
 }
 
@@ -367,7 +367,7 @@ fn answers(commands: &[Command]) -> Vec<&Sum> {
 }
 
 /// Rejected exchanges, and why.
-fn rejects(commands: &[Command]) -> Vec<(ExchangeId, Code)> {
+pub(super) fn rejects(commands: &[Command]) -> Vec<(ExchangeId, Code)> {
     let reject = |command: &Command| match command {
         Command::Reject { exchange, error, .. } => Some((*exchange, error.code())),
         Command::Step(_)
