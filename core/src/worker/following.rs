@@ -103,10 +103,13 @@ impl Worker {
         self.record(task).met_by.is_some_and(|team| team != self.team.number()) && self.scheduler.meets_again(task)
     }
 
-    /// Whether a failure of an operation ends this worker: the ranks of its machine have lost one, and what they do on devices does not begin
-    /// again. They are lost together, and the job goes on with other machines.
-    pub(super) fn is_lost_with_its_machine(&self, error: &Error) -> bool {
-        self.settings.keeps && matches!(error, Error::PeerLost { .. })
+    /// An operation failed. If the ranks of its machine have lost one, this worker ends: what they do on devices does not begin again, so they
+    /// are lost together, and the job goes on with other machines.
+    pub(super) fn end_with_its_machine(&mut self, now: Time, error: &Error) {
+        if self.settings.keeps && matches!(error, Error::PeerLost { .. }) {
+            self.handle_failed(now, error.clone());
+            self.commands.push_back(Command::BreakDown(error.clone()));
+        }
     }
 
     /// The error of a task that a former team has reduced.

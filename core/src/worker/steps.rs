@@ -169,10 +169,7 @@ impl Worker {
                 Outcome::Done
             }
             Err(Unmet::Failed(error)) => {
-                if self.is_lost_with_its_machine(&error) {
-                    self.handle_failed(now, error.clone());
-                    self.commands.push_back(Command::BreakDown(error.clone()));
-                }
+                self.end_with_its_machine(now, &error);
                 Outcome::Failed(self.with_name(task, error))
             }
         };

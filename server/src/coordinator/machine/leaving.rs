@@ -39,7 +39,7 @@ impl Coordinator {
                         let answers = self.barriers.break_all(who);
                         self.answer(answers);
                         if self.roster.all_workers_left() {
-                            return self.end(now, Ok(()));
+                            self.end(now, Ok(()));
                         }
                     }
                 }
