@@ -30,9 +30,9 @@ LASTS = "21600"
 def ask(url: str, headers: dict[str, str], method: str = "GET") -> str | None:
     """What the metadata service answers; nothing if it has no such page now."""
     # Never through a proxy: the service is reached from this machine alone.
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    get = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
     try:
-        with opener.open(urllib.request.Request(url, headers=headers, method=method), timeout=TIMEOUT) as answer:
+        with get(urllib.request.Request(url, headers=headers, method=method), timeout=TIMEOUT) as answer:
             return answer.read().decode()
     except urllib.error.HTTPError as error:
         if error.code == 404:
