@@ -12,6 +12,8 @@ use std::collections::BTreeMap;
 
 use super::span::lcm;
 use super::{DType, MachineId, Member, Op, PartId, Participants, View, WorkerId};
+#[cfg(any(test, feature = "testing"))]
+use super::{Epoch, Phase};
 
 /// The workers of a job by machine.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -178,6 +180,25 @@ impl Machines {
 
     fn team_with(&self, worker: WorkerId) -> Option<&Team> {
         self.team_of.get(&worker).map(|place| &self.teams[*place])
+    }
+}
+
+#[cfg(any(test, feature = "testing"))]
+impl View {
+    /// A view of a job that formed only once, with these members, and lost no server.
+    pub fn plain(job: &str, epoch: Epoch, phase: Phase, members: Vec<Member>) -> Self {
+        let (formed_before, formed_servers, formed_together, recovers) = (0, 0, false, false);
+        let formed = Self {
+            job: job.to_owned(),
+            epoch,
+            phase,
+            formed_before,
+            formed_servers,
+            formed_together,
+            recovers,
+            members,
+        };
+        Self { formed_together: Machines::need_no_server(&formed), ..formed }
     }
 }
 

@@ -1,7 +1,5 @@
 //! The membership of a job, as decided by the coordinator. Every member holds a copy; only the coordinator makes a new one.
 
-#[cfg(any(test, feature = "testing"))]
-use super::Machines;
 use super::{Epoch, MachineId, NodeId, Process, Role, Round, ServerId, WorkerId, WorkerSet};
 use crate::error::Error;
 
@@ -151,25 +149,6 @@ impl View {
 }
 
 /// A worker's machine and the path of its socket; empty for none.
-#[cfg(any(test, feature = "testing"))]
-impl View {
-    /// A view of a job that formed only once, with these members, and lost no server.
-    pub fn plain(job: &str, epoch: Epoch, phase: Phase, members: Vec<Member>) -> Self {
-        let (formed_before, formed_servers, formed_together, recovers) = (0, 0, false, false);
-        let formed = Self {
-            job: job.to_owned(),
-            epoch,
-            phase,
-            formed_before,
-            formed_servers,
-            formed_together,
-            recovers,
-            members,
-        };
-        Self { formed_together: Machines::need_no_server(&formed), ..formed }
-    }
-}
-
 #[cfg(test)]
 pub(crate) type Place = (u64, &'static str);
 

@@ -49,7 +49,11 @@ impl Topology {
                 sizes
             }
         };
-        Self::of_sizes(random, sizes)
+        let mut this = Self::of_sizes(random, sizes);
+        if apart.is_some() {
+            this.outlive_workers();
+        }
+        this
     }
 
     /// Draws a topology of machines with so many workers each.
@@ -76,10 +80,12 @@ impl Topology {
         this
     }
 
-    /// Lets tensors lie in host memory alone.
-    pub(super) fn leave_devices(&mut self) {
-        (self.device, self.switch_size) = (DeviceKind::Host, None);
-        self.holds.fill(true);
+    /// Lets machines of several workers reduce in host memory alone: if they do so on devices, the machine of a lost worker is lost with it.
+    pub(super) fn outlive_workers(&mut self) {
+        if self.has_teams() {
+            (self.device, self.switch_size) = (DeviceKind::Host, None);
+            self.holds.fill(true);
+        }
     }
 
     /// How many workers there are.

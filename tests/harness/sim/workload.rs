@@ -166,10 +166,6 @@ impl Plan {
         let apart = classes.survivors.then(|| random.between(2, 3) as usize + usize::from(random.chance(30)));
         let mut topology = Topology::draw(&mut random, apart);
         stepping::draw(seed, &mut classes, &mut topology);
-        if classes.survivors && topology.has_teams() {
-            // If its ranks reduce on devices, the machine of a lost worker is lost with it.
-            topology.leave_devices();
-        }
         let workers = topology.workers();
         let steps = random.between(2, 7);
         let depth = random.between(1, 3);

@@ -33,6 +33,7 @@ pub(super) fn draw(seed: u64, classes: &mut FaultClasses, topology: &mut Topolog
     classes.succeeds |= classes.waits && mix(seed ^ STEPS ^ 9).is_multiple_of(2);
     if random.chance(40) {
         *topology = Topology::of_sizes(&mut random, random_sizes(seed));
+        topology.outlive_workers();
         classes.kills &= random.chance(80);
     }
 }

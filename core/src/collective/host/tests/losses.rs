@@ -64,7 +64,7 @@ fn when_a_rank_is_lost_the_others_end_an_operation_all_or_none_and_do_the_rest_w
         let ended: Vec<(Outcomes, Vec<Vec<i32>>)> = std::thread::scope(|scope| {
             let of = |(rank, member)| {
                 let parts = &parts;
-                let stop = (rank == lost).then_some(stop);
+                let stop = if rank == lost { Some(stop) } else { None };
                 scope.spawn(move || run(member, rank, parts, ranks, stop))
             };
             let running: Vec<_> = first.iter().enumerate().map(of).collect();
