@@ -180,6 +180,7 @@ fn machine(ranks: &[u32], pushes: bool, number: u32) -> View {
         member.process.incarnation = Incarnation(life);
     }
     view.members.retain(|member| ranks.contains(&member.index) || pushes && member.index == 3);
+    view.formed_together = !pushes;
     if pushes {
         view.members.extend(super::view().members.into_iter().filter(|member| member.process.role == Role::Server));
     }
