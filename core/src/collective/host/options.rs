@@ -37,7 +37,7 @@ pub struct HostOptions {
     pub stall_warn: Duration,
     /// Called for each such sum, also repeatedly. Must not block.
     pub on_stall: Box<dyn Fn(Stall) + Send>,
-    /// Called with the position of a rank whose process has ended. Must not block.
+    /// Called with the position of a rank whose process has ended, in a job that goes on. Must not block.
     pub on_lost: Box<dyn Fn(usize) + Send>,
     /// Every `oldest_every`-th sum is the oldest. 0 for never.
     pub oldest_every: u32,

@@ -41,8 +41,8 @@ impl Watch {
         Ok(Self { peers: peers.into_iter().map(peer).collect(), goes_on, stop, stopped })
     }
 
-    /// Watches until [`leave`](Self::leave). Calls `left` for a rank that says goodbye; the end of any other rank breaks the board, and
-    /// `lost` is called.
+    /// Watches until [`leave`](Self::leave). Calls `left` for a rank that says goodbye; the end of any other rank breaks the board. Where
+    /// the job goes on, `lost` is called for it.
     pub(super) fn run(&self, board: &Board, left: impl Fn(usize), lost: impl Fn(usize)) {
         // Where the job goes on, nobody is told the cause.
         let patience = if self.goes_on { Duration::ZERO } else { CAUSE_PATIENCE };
@@ -69,10 +69,13 @@ impl Watch {
                 } else if !socket::wait_any(&[self.stopped.fd()], patience).is_ok_and(|ready| ready[0]) {
                     // This rank closes `stop` before it closes its connections. It has not done so yet, so the peer has ended.
                     match self.goes_on {
-                        true => board.lose(peer.rank),
+                        true => {
+                            board.lose(peer.rank);
+                            lost(peer.rank);
+                        }
+                        // The others hear of it by the failures that follow, and by the launcher.
                         false => board.break_down(Breakage::Lost(peer.rank)),
                     }
-                    lost(peer.rank);
                 }
                 false
             });
