@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from processes import free_port, run_all
+from service import Service
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 MANIFESTS = EXAMPLES / "kubernetes"
@@ -107,7 +108,7 @@ def a_host(tmp_path):
     return Host(tmp_path, here, master_port, join_secret)
 
 
-class StandInApi:
+class StandInApi(Service):
     """The part of Kubernetes' API that replaces entries of a Secret, and the node that writes them into files of a folder."""
 
     def __init__(self, folder, secret, *entries):
@@ -136,19 +137,7 @@ class StandInApi:
                 self.send_response(200 if is_right else 403)
                 self.end_headers()
 
-            def log_message(self, *_):
-                pass
-
-        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.address = f"http://127.0.0.1:{self._server.server_port}"
-
-    def __enter__(self):
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
-        return self
-
-    def __exit__(self, *_):
-        self._server.shutdown()
-        self._server.server_close()
+        super().__init__(Handler)
 
 
 def mounted(spec):

@@ -11,7 +11,7 @@ import textwrap
 import time
 
 import pytest
-from processes import over, run_all
+from processes import Running, over, run_all
 from test_elastic_join import END, END_LINE, GOES_ON, GRADLANE, LEAVES, STEP, TRAINING, Pool, check_ends
 
 WAITS = {"on_worker_loss": "wait", "dead_timeout": "2s"}
@@ -19,6 +19,26 @@ WAITS = {"on_worker_loss": "wait", "dead_timeout": "2s"}
 
 class WaitingPool(Pool):
     """A pool whose workers hold if too few of them are left."""
+
+    def lose_one_of_three(self) -> list[Running]:
+        """Lets three workers train, and kills the second. Returns the others."""
+        workers = [self.worker(GOES_ON) for _ in range(3)]
+        for worker in workers:
+            worker.line("trains ")
+        workers.pop(1).interrupt(signal.SIGKILL)
+        return workers
+
+    def complete(self, workers: list[Running]) -> str:
+        """Lets another one come to these two, which hold, and all three end. Returns what they have written."""
+        workers = [*workers, self.newcomer(GOES_ON)]
+        for worker in workers[:2]:
+            worker.line("now 3 ")
+        workers[2].line("trains ")
+        self.stop.touch()
+        ended = [worker.end(30) for worker in workers]
+        output = "".join(worker.output for worker in ended)
+        assert [worker.code for worker in ended] == [0] * 3, output
+        return output
 
     def hold(self, there: int, needed: int) -> dict[str, object]:
         """What `gradlane status` says of the hold, once so many workers are there of those that are needed."""
@@ -36,20 +56,10 @@ class WaitingPool(Pool):
 @pytest.mark.parametrize("elastic", ["", "3:4"])
 def test_workers_that_are_too_few_hold_until_another_one_comes(transport, elastic, tmp_path):
     with WaitingPool(tmp_path, transport, workers=3, elastic=elastic, **WAITS) as pool:
-        workers = [pool.worker(GOES_ON) for _ in range(3)]
-        for worker in workers:
-            worker.line("trains ")
-        workers.pop(1).interrupt(signal.SIGKILL)
+        workers = pool.lose_one_of_three()
         hold = pool.hold(there=2, needed=3)
         assert len(hold["lost"]) == 1 and "(pid " in hold["lost"][0] and hold["patience_ms"] <= 600_000, hold
-        workers.append(pool.newcomer(GOES_ON))
-        for worker in workers[:2]:
-            worker.line("now 3 ")
-        workers[2].line("trains ")
-        pool.stop.touch()
-        ended = [worker.end(30) for worker in workers]
-    output = "".join(worker.output for worker in ended)
-    assert [worker.code for worker in ended] == [0] * 3, output
+        output = pool.complete(workers)
     runs, told = check_ends(output, came=1, size=3)
     assert runs[0][0] == runs[-1][0] == 111.0 and "a sum waits" not in output, output
     # They hear that others train when these have come, and not before.
@@ -59,32 +69,19 @@ def test_workers_that_are_too_few_hold_until_another_one_comes(transport, elasti
 @pytest.mark.over("shm", "quic")
 def test_a_coordinator_that_is_started_again_holds_on_until_another_worker_comes(transport, tmp_path):
     with WaitingPool(tmp_path, transport, workers=3, elastic="", **WAITS) as pool:
-        workers = [pool.worker(GOES_ON) for _ in range(3)]
-        for worker in workers:
-            worker.line("trains ")
-        workers.pop(1).interrupt(signal.SIGKILL)
+        workers = pool.lose_one_of_three()
         lost = pool.hold(there=2, needed=3)["lost"]
         for _ in range(2):
             pool.replace_coordinator()
             assert pool.hold(there=2, needed=3)["lost"] == lost
-        workers.append(pool.newcomer(GOES_ON))
-        for worker in workers[:2]:
-            worker.line("now 3 ")
-        workers[2].line("trains ")
-        pool.stop.touch()
-        ended = [worker.end(30) for worker in workers]
-    output = "".join(worker.output for worker in ended)
-    assert [worker.code for worker in ended] == [0] * 3, output
+        output = pool.complete(workers)
     runs, told = check_ends(output, came=1, size=3)
     assert runs[0][0] == runs[-1][0] == 111.0 and [size for _, size in told] == [3], output
 
 
 def test_a_coordinator_that_is_started_again_ends_the_job_if_nobody_comes(tmp_path):
     with WaitingPool(tmp_path, "quic", workers=3, elastic="", rejoin_timeout="10s", **WAITS) as pool:
-        workers = [pool.worker(GOES_ON) for _ in range(3)]
-        for worker in workers:
-            worker.line("trains ")
-        workers.pop(1).interrupt(signal.SIGKILL)
+        workers = pool.lose_one_of_three()
         pool.hold(there=2, needed=3)
         pool.replace_coordinator()
         # Their time has begun anew.

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from processes import Running, run_all
+from service import Service
 from test_elastic_join import GOES_ON, LEAVES, Pool
 
 ON_NOTICE = Path(__file__).parents[2] / "examples" / "spot" / "on_notice.py"
@@ -30,7 +31,7 @@ print("leaves", flush=True)
 """
 
 
-class Metadata:
+class Metadata(Service):
     """A stand-in for the metadata service of a cloud, which demands the headers that the cloud demands."""
 
     def __init__(self, cloud):
@@ -53,19 +54,7 @@ class Metadata:
                 self.end_headers()
                 self.wfile.write((text or "").encode())
 
-            def log_message(self, *_):
-                pass
-
-        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.address = f"http://127.0.0.1:{self._server.server_port}"
-
-    def __enter__(self):
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
-        return self
-
-    def __exit__(self, *_):
-        self._server.shutdown()
-        self._server.server_close()
+        super().__init__(Handler)
 
 
 def on_notice(cloud, metadata, *command):

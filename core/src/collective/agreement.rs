@@ -202,7 +202,8 @@ impl<L> Agreement<L> {
         self.due.clear();
         self.turns = Turns::new(self.party.defect);
         let unbegun = std::mem::take(&mut self.acts);
-        self.acts.extend(unbegun.into_iter().filter_map(|act| act.failed(&error)));
+        let end = |load| Act::End { load, error: error.clone() };
+        self.acts.extend(unbegun.into_iter().filter_map(|act| act.unbegun(end)));
         if planted(self.party.defect, Defect::LossKeptPending) {
             return error;
         }

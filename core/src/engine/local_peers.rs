@@ -80,9 +80,7 @@ pub(super) struct Hears {
 /// The nodes and processes of the team of a formation, by position among its ranks.
 pub(super) fn processes(formation: &Formation) -> Vec<(NodeId, u32)> {
     let of = |rank: &WorkerId| formation.view.workers().find(|member| member.index == rank.0);
-    let mut team = formation.team.clone();
-    team.sort_unstable();
-    team.iter().filter_map(of).map(|member| (member.node, member.process.pid)).collect()
+    formation.team.iter().filter_map(of).map(|member| (member.node, member.process.pid)).collect()
 }
 
 /// Meets the other workers of this machine, for the first time or again. `failed` says why it should not be waited for, if it should not.

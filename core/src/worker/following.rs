@@ -39,34 +39,35 @@ impl Worker {
     /// This worker belongs to another team. `halfway` are the tasks that the former one has reduced and would meet for again.
     pub(super) fn change_team(&mut self, now: Time, halfway: Vec<TaskId>) {
         self.scheduler.set_apart(now, self.team.is_apart());
-        let defect = self.settings.scheduler.defect;
         for task in halfway {
-            let Some(Record { is_aside, part, memory, .. }) = self.tasks.get(task) else { continue };
-            if *is_aside && planted(defect, Defect::ReducedWithTheLost) {
-                continue;
-            }
-            match (is_aside, self.scheduler.is_wanted(task), self.scheduler.is_running(task)) {
-                (true, true, true) => {
-                    self.record_mut(task).begins_again = true;
-                    continue;
-                }
-                (true, true, false) => {
-                    self.begin_again(now, task);
-                    continue;
-                }
-                // The others begin again, without this rank.
-                (true, false, _) => {
-                    let (part, memory) = (part.clone(), *memory);
-                    self.decline(&part, memory);
-                }
-                (false, ..) => {}
-            }
-            let error = self.with_name(task, self.broken_up(task));
-            self.scheduler.break_up(now, task, &error);
+            self.leave_former_team(now, task);
         }
         for task in self.scheduler.waiting_to_meet() {
             self.begin_again(now, task);
         }
+    }
+
+    /// The former team has reduced a task and would meet for it again: it begins again, or fails.
+    fn leave_former_team(&mut self, now: Time, task: TaskId) {
+        let is_aside = self.scheduler.is_aside(task);
+        if is_aside && planted(self.settings.scheduler.defect, Defect::ReducedWithTheLost) {
+            return;
+        }
+        if is_aside && self.scheduler.is_wanted(task) {
+            match self.scheduler.is_running(task) {
+                true => self.record_mut(task).begins_again = true,
+                false => self.begin_again(now, task),
+            }
+            return;
+        }
+        let Some(Record { part, memory, .. }) = self.tasks.get(task) else { return };
+        if is_aside {
+            // The others begin again, without this rank.
+            let (part, memory) = (part.clone(), *memory);
+            self.decline(&part, memory);
+        }
+        let error = self.with_name(task, self.broken_up(task));
+        self.scheduler.break_up(now, task, &error);
     }
 
     /// Ends a stage of a task that is to begin again, and lets it do so; `false` if it goes on.
@@ -86,7 +87,7 @@ impl Worker {
             self.team.parted(team, now + self.settings.bounds.step);
             self.scheduler.set_apart(now, self.team.is_apart());
         }
-        let fails = self.record(task).is_aside && planted(self.settings.scheduler.defect, Defect::UndoneFails);
+        let fails = self.scheduler.is_aside(task) && planted(self.settings.scheduler.defect, Defect::UndoneFails);
         if self.scheduler.may_begin_again(task) && !fails {
             return self.begin_again(now, task);
         }
@@ -157,10 +158,10 @@ impl Worker {
 
     /// Lets a task have nothing but its contribution.
     fn start_over(&mut self, task: TaskId) {
-        let Record { part, is_aside, .. } = self.record(task);
+        let part = &self.record(task).part;
         let own =
             part.tickets.first().and_then(|id| self.submissions.get(id)).map(|submission| submission.terms.demand);
-        if *is_aside {
+        if self.scheduler.is_aside(task) {
             self.residuals.start_over(part.layout.part);
             self.commands.push_back(Command::StartOver(task));
         }

@@ -176,8 +176,8 @@ pub(super) struct Plan {
 impl Plan {
     /// Makes it the way of this task.
     pub(super) fn note_in(self, record: &mut Record) {
-        let Self { route, coding, in_copies, is_overwritten, lands_beside } = self;
-        (record.coding, record.in_copies, record.is_aside) = (coding, in_copies, route.aside);
+        let Self { route: _, coding, in_copies, is_overwritten, lands_beside } = self;
+        (record.coding, record.in_copies) = (coding, in_copies);
         (record.is_overwritten, record.lands_beside) = (is_overwritten, lands_beside);
     }
 }
@@ -202,8 +202,6 @@ pub(super) struct Record {
     pub(super) held: Option<Held>,
     /// The team that does its operation with the others of this machine, if one is under way.
     pub(super) met_by: Option<u32>,
-    /// Whether the ranks of this machine reduce it in memory of the engine, so that it can begin again; as in [`Route`].
-    pub(super) is_aside: bool,
     /// Whether it begins again once its present stage has ended, because the ranks that reduced it are others now.
     pub(super) begins_again: bool,
     /// When its latest exchange began.
@@ -239,7 +237,6 @@ impl Record {
             priority,
             held: None,
             met_by: None,
-            is_aside: false,
             begins_again: false,
             asked: None,
             due: None,

@@ -151,7 +151,7 @@ impl Worker {
     pub fn handle_met(&mut self, now: Time, task: TaskId, takes: bool, outcome: std::result::Result<f64, Unmet>) {
         let defect = self.settings.scheduler.defect;
         let is_former = self.is_of_former_team(task);
-        if is_former && outcome.is_ok() && self.record(task).is_aside && self.scheduler.may_begin_again(task) {
+        if is_former && outcome.is_ok() && self.scheduler.is_aside(task) && self.scheduler.is_wanted(task) {
             return self.begin_again(now, task);
         }
         let record = self.record_mut(task);
@@ -342,8 +342,8 @@ impl Worker {
     }
 
     fn meeting(&mut self, task: &Task, stage: Stage) -> Meeting {
-        let Record { part, memory, is_aside, .. } = self.record(task.id);
-        let aside = *is_aside;
+        let Record { part, memory, .. } = self.record(task.id);
+        let aside = self.scheduler.is_aside(task.id);
         let (goal, failure) = (self.goal(part, *memory, stage), self.failure_for_all(task.id));
         let (rank, defect) = (self.rank(), self.settings.scheduler.defect);
         let members = self.here().members_here(&part.participants);

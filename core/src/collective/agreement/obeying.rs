@@ -50,7 +50,8 @@ impl<L> Agreement<L> {
     pub fn part_from_lost(&mut self, why: Error) {
         self.parting = Some(why.clone());
         let unbegun = std::mem::take(&mut self.acts);
-        self.acts.extend(unbegun.into_iter().filter_map(|act| act.returned(&why)));
+        let give_back = |load| Act::Return { load, why: why.clone() };
+        self.acts.extend(unbegun.into_iter().filter_map(|act| act.unbegun(give_back)));
         self.part();
     }
 
@@ -87,8 +88,7 @@ impl<L> Agreement<L> {
                 let members =
                     Claim::members_among(claim.members, self.party.ranks.len()).ok_or(Breakage::Confused(0))?;
                 if members & (1 << self.party.me) == 0 {
-                    let position = |root| self.party.ranks.iter().position(|rank| rank.rank == root);
-                    let root = if let Op::Broadcast { root } = claim.op { position(root) } else { None };
+                    let root = if let Op::Broadcast { root } = claim.op { self.party.position(root) } else { None };
                     let shown_by = failed.map(|rank| rank as usize).or(root);
                     self.acts.push_back(Act::Pass { claim, shown_by });
                     return Ok(());

@@ -13,7 +13,7 @@ impl<L> Agreement<L> {
     /// communicator is of all ranks.
     pub(super) fn share(&self, wish: &Wish) -> Option<Dataflow> {
         let Party { ranks, group, me, .. } = &self.party;
-        let position = |worker: WorkerId| ranks.iter().position(|other| other.rank == worker);
+        let position = |worker| self.party.position(worker);
         let Wish { goal, claim, .. } = wish;
         let members = Claim::members_among(claim.members, ranks.len()).filter(|members| members & (1 << me) != 0)?;
         match claim.device {

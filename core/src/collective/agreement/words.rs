@@ -6,7 +6,7 @@ use crate::collective::dataflow::Dataflow;
 use crate::collective::order::{Claim, Slot};
 use crate::collective::ranks::LocalRank;
 use crate::error::Error;
-use crate::types::{Declined, Defect, Goal, PartId, Round};
+use crate::types::{Declined, Defect, Goal, PartId, Round, WorkerId};
 
 /// The ranks that agree.
 #[derive(Clone, Debug)]
@@ -27,6 +27,13 @@ pub struct Party {
     pub goes_on: bool,
     /// A defect to plant, for the simulation.
     pub defect: Option<Defect>,
+}
+
+impl Party {
+    /// The position of a worker among the ranks of the machine, if it is one of them.
+    pub(super) fn position(&self, worker: WorkerId) -> Option<usize> {
+        self.ranks.iter().position(|other| other.rank == worker)
+    }
 }
 
 /// An operation that a rank wants to do with the others.
@@ -117,23 +124,10 @@ pub enum Act<L> {
 }
 
 impl<L> Act<L> {
-    /// What becomes of an act that nobody has begun if everything ends with this error.
-    pub(super) fn failed(self, error: &Error) -> Option<Self> {
+    /// What becomes of an act that nobody has begun, if what waits for it ends so.
+    pub(super) fn unbegun(self, end: impl FnOnce(L) -> Self) -> Option<Self> {
         match self {
-            Self::Run { load, .. } | Self::Tell { load, .. } => {
-                load.map(|load| Self::End { load, error: error.clone() })
-            }
-            Self::Pass { .. } => None,
-            Self::End { .. } | Self::Return { .. } => Some(self),
-        }
-    }
-
-    /// What becomes of an act that nobody has begun if the ranks part for this reason.
-    pub(super) fn returned(self, why: &Error) -> Option<Self> {
-        match self {
-            Self::Run { load, .. } | Self::Tell { load, .. } => {
-                load.map(|load| Self::Return { load, why: why.clone() })
-            }
+            Self::Run { load, .. } | Self::Tell { load, .. } => load.map(end),
             Self::Pass { .. } => None,
             Self::End { .. } | Self::Return { .. } => Some(self),
         }

@@ -39,15 +39,6 @@ pub(super) enum Request {
     Close,
 }
 
-/// The part that is being reduced.
-struct Current {
-    running: Running,
-    /// The number of its order.
-    order: u64,
-    /// Absent where nobody waits for it.
-    done: Option<Done<f64, Unmet>>,
-}
-
 /// How long a rank that is not in the job any more may still take to leave in order.
 const LEAVING_LATE: Duration = Duration::from_secs(2);
 
@@ -55,7 +46,8 @@ pub(super) struct Driver {
     board: Arc<Board>,
     agreement: Agreement<Load>,
     step_timeout: Duration,
-    current: Option<Current>,
+    /// The part that is being reduced, by the order that was obeyed last. Nobody may wait for it.
+    current: Option<(Running, Option<Done<f64, Unmet>>)>,
     /// When the current part last made progress.
     moved: Time,
     /// Where threads see that which ask whether this rank works.
@@ -63,18 +55,14 @@ pub(super) struct Driver {
     /// The number of chunks reduced so far. It is equal on all ranks between two parts.
     chunks: u64,
     obeyed: u64,
-    /// The number of the order that is being carried out.
-    order: u64,
     scratch: Scratch,
     devices: Devices,
     /// Operations of the group that is being carried out.
     gathered: Vec<(Ordered, Done<f64, Unmet>)>,
     /// Since when some rank has no room for another order. `None` if all have room.
     blocked: Option<Time>,
-    /// The ranks that are not in the job any more.
-    gone: Vec<usize>,
-    /// When they are given up that did not leave in order.
-    given_up: Option<Time>,
+    /// The ranks that are not in the job any more, and when they are given up if they did not leave in order.
+    leaving_late: Option<(Time, Vec<usize>)>,
     /// Whether everything has ended.
     aborted: bool,
     on_stall: Box<dyn Fn(Stall) + Send>,
@@ -98,13 +86,11 @@ impl Driver {
             noted,
             chunks: 0,
             obeyed: 0,
-            order: 0,
             scratch,
             devices,
             gathered: Vec::new(),
             blocked: None,
-            gone: Vec::new(),
-            given_up: None,
+            leaving_late: None,
             aborted: false,
             on_stall,
         }
@@ -126,8 +112,7 @@ impl Driver {
             Request::Left(rank) => self.agreement.handle_left(rank),
             Request::Part(why, gone) => {
                 self.agreement.handle_parting(why);
-                self.gone = gone;
-                self.given_up = (!self.gone.is_empty()).then(|| now + LEAVING_LATE);
+                self.leaving_late = (!gone.is_empty()).then(|| (now + LEAVING_LATE, gone));
             }
             Request::Abort(cause) => {
                 self.aborted = true;
@@ -215,7 +200,8 @@ impl Driver {
     /// When to call [`handle_timeout`](Self::handle_timeout).
     pub(super) fn poll_timeout(&mut self, now: Time) -> Option<Time> {
         let stuck = self.current.as_ref().map(|_| self.moved).or(self.blocked).map(|since| since + self.step_timeout);
-        self.agreement.poll_timeout(now).into_iter().chain(stuck).chain(self.given_up).min()
+        let late = self.leaving_late.as_ref().map(|(at, _)| *at);
+        self.agreement.poll_timeout(now).into_iter().chain(stuck).chain(late).min()
     }
 
     /// Fails the operations that are overdue.
@@ -228,10 +214,10 @@ impl Driver {
         if let Some(since) = self.blocked
             && since + self.step_timeout <= now
         {
-            let slowest = self.others_left().min_by_key(|rank| self.board.count(*rank, Word::Obeyed));
+            let slowest = self.board.others_left().min_by_key(|rank| self.board.count(*rank, Word::Obeyed));
             self.board.break_down(Breakage::Stuck(slowest.unwrap_or(0)));
         }
-        if let Some(Current { running, .. }) = &self.current
+        if let Some((running, _)) = &self.current
             && self.moved + self.step_timeout <= now
             && let Some(rank) = running.waits_for(&self.board)
         {
@@ -241,15 +227,10 @@ impl Driver {
                 Some(_) => drop(self.break_down(now, Breakage::Stuck(rank))),
             }
         }
-        if self.given_up.take_if(|at| *at <= now).is_some() && !self.is_over() {
+        if let Some((_, gone)) = self.leaving_late.take_if(|(at, _)| *at <= now).filter(|_| !self.is_over()) {
             // Whoever leaves in order has left by now.
-            std::mem::take(&mut self.gone).into_iter().for_each(|rank| self.board.lose(rank));
+            gone.into_iter().for_each(|rank| self.board.lose(rank));
         }
-    }
-
-    /// The other ranks that are not lost.
-    fn others_left(&self) -> impl Iterator<Item = usize> {
-        self.board.others().filter(|rank| self.board.count(*rank, Word::LastStaged) == 0)
     }
 
     fn try_step(&mut self, now: Time) -> Result<bool, Breakage> {
@@ -263,7 +244,7 @@ impl Driver {
 
     /// Goes on with the part that is being reduced, and reports its end. Returns whether there was anything to do.
     fn advance(&mut self, now: Time) -> bool {
-        let Some(Current { running, order, .. }) = &mut self.current else { return false };
+        let Some((running, _)) = &mut self.current else { return false };
         let advanced = running.advance(&self.board, &mut self.scratch);
         if advanced {
             self.moved = now;
@@ -275,11 +256,11 @@ impl Driver {
         // Where a rank was lost meanwhile, all that are left must find the same.
         if self.agreement.outlives()
             && let Some(cut) = self.board.cut()
-            && !(*order < cut.orders && running.survives(&cut))
+            && !self.survives(&cut)
         {
             return advanced;
         }
-        let Current { running, done, .. } = self.current.take().expect("looked at above");
+        let (running, done) = self.current.take().expect("looked at above");
         self.chunks = running.end();
         let outcome = running.settle(self.board.me);
         self.agreement.handle_host_ended();
@@ -289,6 +270,12 @@ impl Driver {
         true
     }
 
+    /// Whether all ranks that are left end the part that is being reduced.
+    fn survives(&self, cut: &Cut) -> bool {
+        // It is what the order before `obeyed` asks for.
+        self.current.as_ref().is_some_and(|(running, _)| self.obeyed <= cut.orders && running.survives(cut))
+    }
+
     /// A rank is lost, and the job goes on: ends what all that are left can end, and parts from them. Returns whether there was anything
     /// to do.
     fn end_without_the_lost(&mut self, now: Time, cut: &Cut, breakage: Breakage) -> bool {
@@ -296,9 +283,7 @@ impl Driver {
             return false;
         }
         match &self.current {
-            Some(Current { running, order, .. }) if *order < cut.orders && running.survives(cut) => {
-                return self.advance(now);
-            }
+            Some(_) if self.survives(cut) => return self.advance(now),
             None if self.obeyed < cut.orders && !self.agreement.has_parted() => match self.obey(now) {
                 Ok(_) => return true,
                 Err(breakage) => return self.break_down(now, breakage),
@@ -309,7 +294,7 @@ impl Driver {
         // No device has anything to do, but the transport would wait for the lost rank.
         self.devices.abort(&why);
         self.agreement.part_from_lost(why.clone());
-        if let Some(Current { done, .. }) = self.current.take() {
+        if let Some((_, done)) = self.current.take() {
             self.agreement.handle_host_ended();
             if let Some(done) = done {
                 done.report(Err(Unmet::NotBegun(why)));
@@ -379,7 +364,6 @@ impl Driver {
     /// Carries out the next order, or the next group of orders.
     fn obey(&mut self, now: Time) -> Result<bool, Breakage> {
         let decisions: Option<Vec<Decision>> = self.board.obey(self.obeyed)?;
-        self.order = self.obeyed;
         let moved = match decisions {
             Some(decisions) => {
                 self.obeyed += decisions.len() as u64;
@@ -435,7 +419,7 @@ impl Driver {
         self.moved = now;
         self.noted.note(now);
         let running = Running::new(part, self.chunks, self.board.layout);
-        self.current = Some(Current { running, order: self.order, done });
+        self.current = Some((running, done));
     }
 
     fn break_down(&mut self, now: Time, breakage: Breakage) -> bool {
@@ -460,7 +444,7 @@ impl Driver {
         if aborts_devices {
             self.devices.abort(&error);
         }
-        if let Some(Current { done: Some(done), .. }) = self.current.take() {
+        if let Some((_, Some(done))) = self.current.take() {
             done.err(error.clone());
         }
         self.act(now);

@@ -64,13 +64,23 @@ impl Board {
         self.wake_all();
     }
 
+    /// Whether a rank is lost, as far as this one can see.
+    pub(super) fn is_lost(&self, rank: usize) -> bool {
+        self.count(rank, Word::LastStaged) != 0
+    }
+
+    /// The other ranks that are not lost.
+    pub(super) fn others_left(&self) -> impl Iterator<Item = usize> {
+        self.others().filter(|rank| !self.is_lost(*rank))
+    }
+
     /// The cut; `None` if the board is whole, or broke otherwise than by a loss. Call it after the last look at what others count.
     pub(super) fn cut(&self) -> Option<Cut> {
         fence(Ordering::SeqCst);
         let Some(Breakage::Lost(first)) = self.broken() else { return None };
         let orders = once(self.segment.u64(Head::LastOrder as usize), || self.orders());
-        let noticed = |rank: &usize| *rank == first || self.count(*rank, Word::LastStaged) != 0;
-        let lost = (0..self.layout.ranks).filter(noticed).map(|rank| self.counted(rank)).collect();
+        let is_noticed = |rank: &usize| *rank == first || self.is_lost(*rank);
+        let lost = (0..self.layout.ranks).filter(is_noticed).map(|rank| self.counted(rank)).collect();
         Some(Cut { orders, lost })
     }
 

@@ -202,8 +202,7 @@ impl Running {
     pub(super) fn waits_for(&self, board: &Board) -> Option<usize> {
         let step =
             |rank: usize| [Word::Staged, Word::Reduced, Word::Taken].iter().map(|word| board.count(rank, *word)).min();
-        let is_left = |rank: &usize| board.count(*rank, Word::LastStaged) == 0;
-        board.others().filter(is_left).min_by_key(|rank| step(*rank))
+        board.others_left().min_by_key(|rank| step(*rank))
     }
 
     /// Writes the result of `me` into its destination, if it is not there yet. Returns the sum of the weights of the contributing ranks, or

@@ -47,6 +47,11 @@ impl Scheduler {
         self.tasks.get(id.0).is_some_and(|work| has_all(work) && work.purpose == Purpose::Wanted)
     }
 
+    /// Whether the ranks of its machine reduce a task in memory of the engine, so that it can begin again; see [`Route::aside`].
+    pub fn is_aside(&self, id: TaskId) -> bool {
+        self.tasks.get(id.0).is_some_and(|work| work.spec.route.aside)
+    }
+
     /// Whether the ranks of its machine meet again for a task, or at its present stage.
     pub fn meets_again(&self, id: TaskId) -> bool {
         let (stage, route) = self.whereabouts(id);

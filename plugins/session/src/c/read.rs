@@ -72,8 +72,7 @@ pub(super) unsafe fn structures<T: Growing>(first: *const T, count: usize) -> Re
     let size = unsafe { first.cast::<usize>().read() };
     let known = size_of::<T>().min(size);
     if size < T::LEAST || size % align_of::<T>() != 0 {
-        let what = format!("a {} whose struct_size is {size}", T::NAME);
-        return Err(invalid(what, format!("set it to sizeof({}), here {}", T::NAME, size_of::<T>())));
+        return Err(wrong_size::<T>(size));
     }
     let read = |index: usize| {
         let mut value = MaybeUninit::<T>::zeroed();
@@ -180,6 +179,14 @@ pub(super) fn present<T>(to: *mut T, noun: &str) -> Result<()> {
     })
 }
 
+/// The error of a structure that tells a size which it cannot have.
+fn wrong_size<T: Growing>(size: usize) -> Error {
+    Error::InvalidArgument {
+        what: format!("a {} whose struct_size is {size}", T::NAME),
+        hint: format!("set it to sizeof({}), here {}", T::NAME, size_of::<T>()),
+    }
+}
+
 /// A structure of the caller for a result, of which its version has the first fields.
 pub(super) struct PartOf<T> {
     to: *mut T,
@@ -193,15 +200,12 @@ pub(super) struct PartOf<T> {
 ///
 /// # Safety
 /// `to` is null, or leads to a structure of the `struct_size` that it tells, which nothing else uses as long as the place does.
-pub(super) unsafe fn part_of<T: Growing>(to: *mut T) -> Result<PartOf<T>> {
-    present(to, T::NAME)?;
+pub(super) unsafe fn part_of<T: Growing>(to: *mut T, noun: &str) -> Result<PartOf<T>> {
+    present(to, noun)?;
     // SAFETY: the first field of every `Growing` structure is its size, and the caller of this function promises one structure.
     let size = unsafe { to.cast::<usize>().read() };
     if size < T::LEAST {
-        return Err(Error::InvalidArgument {
-            what: format!("a {} whose struct_size is {size}", T::NAME),
-            hint: format!("set it to sizeof({}), here {}", T::NAME, size_of::<T>()),
-        });
+        return Err(wrong_size::<T>(size));
     }
     Ok(PartOf { to, bytes: size.min(size_of::<T>()) })
 }

@@ -8,7 +8,7 @@ use gradlane_core::engine::Step;
 use gradlane_core::{Error, Result};
 
 use super::answer::answer;
-use super::read::{part_of, present};
+use super::read::part_of;
 use super::sessions::{Member, join_again, member};
 use gradlane_abi::{GradlaneError, GradlaneSession, GradlaneStatus, GradlaneStep};
 
@@ -33,9 +33,8 @@ pub unsafe extern "C" fn gradlane_begin_step(
     error: *mut GradlaneError,
 ) -> GradlaneStatus {
     let call = || {
-        present(step, "step")?;
         // SAFETY: promised by the caller of this function.
-        let mut to = unsafe { part_of(step) }?;
+        let mut to = unsafe { part_of(step, "step") }?;
         let begun = begin(session)?;
         to.write(&begun);
         Ok(GradlaneStatus::Ok)
@@ -87,10 +86,7 @@ fn begin(key: GradlaneSession) -> Result<GradlaneStep> {
         let session = member.job.session();
         let passage = match session.begin_step()? {
             Step::Begun(passage) => passage,
-            Step::Left => {
-                member.steps.known().has_left = true;
-                return Ok(member.steps.step(session, false));
-            }
+            Step::Left => return Ok(GradlaneStep { has_left: 1, ..member.steps.step(session, false) }),
             Step::FormsAgain(_) => {
                 form_again(key, &member)?;
                 continue;

@@ -14,8 +14,6 @@ pub(super) struct Steps(Mutex<Told>);
 pub(super) struct Told {
     /// The ranks of the workers that train; empty before the first step.
     pub(super) ranks: Vec<u32>,
-    /// This worker has left.
-    pub(super) has_left: bool,
     /// This worker is to leave.
     pub(super) leaves: bool,
 }
@@ -28,11 +26,10 @@ impl Steps {
 
     /// What is to be said of a step of this session.
     pub(super) fn step(&self, session: &Session, has_changed: bool) -> GradlaneStep {
-        let Told { ranks, has_left, .. } = &*self.known();
+        let Told { ranks, .. } = &*self.known();
         let rank = session.rank();
         let count = |of: usize| u32::try_from(of).expect("there are at most so many workers");
         GradlaneStep {
-            has_left: u32::from(*has_left),
             has_changed: u32::from(has_changed),
             size: count(ranks.len()),
             rank,

@@ -27,7 +27,7 @@ use super::super::world::{Address, Context, Input};
 use super::WorkerProcess;
 use super::memory::length;
 pub(in crate::sim) use board::{Board, Boards};
-use meetings::{Load, Meetings};
+use meetings::{Load, Meetings, Running};
 
 /// What a rank says to another of its machine.
 #[derive(Clone, Debug)]
@@ -60,8 +60,6 @@ pub(super) struct Neighbours {
     orders: VecDeque<Vec<Decision>>,
     /// How many orders it has obeyed.
     obeyed: u64,
-    /// The number of the order that it obeyed last.
-    order: u64,
     /// The ranks that are not in the job any more, and when they are given up.
     gone: Option<(Time, Vec<usize>)>,
     host: Meetings,
@@ -91,10 +89,7 @@ impl Neighbours {
 
     pub(super) fn poll_timeout(&self) -> Option<Time> {
         let late = self.gone.as_ref().map(|(at, _)| *at);
-        [self.due, self.leaves.or(late).filter(|_| !self.is_over), late.filter(|_| !self.is_over)]
-            .into_iter()
-            .flatten()
-            .min()
+        self.due.into_iter().chain([self.leaves, late].into_iter().flatten().filter(|_| !self.is_over)).min()
     }
 
     fn is_busy(&self) -> bool {
@@ -134,10 +129,15 @@ impl Neighbours {
         self.agreement.outlives() && self.device.running.is_empty()
     }
 
+    /// Whether an operation in host memory, which the order before `obeyed` asks for, ends on all ranks that are left.
+    fn survives(&self, running: &Running, context: &mut Context) -> bool {
+        let Running { number, needs, .. } = *running;
+        self.board(context).survives(self.obeyed, number, needs)
+    }
+
     /// The next order that it obeys, if it has come.
     fn next_order(&mut self) -> Option<Vec<Decision>> {
         let decisions = self.orders.pop_front()?;
-        self.order = self.obeyed;
         self.obeyed += decisions.len() as u64;
         Some(decisions)
     }
@@ -249,7 +249,6 @@ impl WorkerProcess {
             group,
             orders: VecDeque::new(),
             obeyed: 0,
-            order: 0,
             gone: None,
             host: Meetings::default(),
             device: Meetings::default(),
@@ -496,7 +495,7 @@ impl WorkerProcess {
     fn end_without_the_lost(&mut self, context: &mut Context, last: u64) -> bool {
         let near = self.neighbours.as_mut().expect("one of them is lost");
         match near.host.running.front() {
-            Some(running) if running.survives(near.board(context)) => return self.complete(context, DeviceKind::Host),
+            Some(running) if near.survives(running, context) => return self.complete(context, DeviceKind::Host),
             None if near.obeyed < last && !near.agreement.has_parted() => {
                 // It was written before the rank was lost, so it comes.
                 let Some(decisions) = near.next_order() else { return false };

@@ -52,9 +52,9 @@ impl Board {
         self.lost.keys().next().copied()
     }
 
-    /// Whether the ranks that are left end an operation: that of this order, which was begun as this one.
-    pub(super) fn survives(&self, order: u64, number: u64, needs: Needs) -> bool {
+    /// Whether the ranks that are left end an operation: that of the last of so many orders, which was begun as this one.
+    pub(super) fn survives(&self, obeyed: u64, number: u64, needs: Needs) -> bool {
         let has_begun = |(rank, begun): (&usize, &u64)| !needs.include(*rank) || *begun > number;
-        self.last.is_none_or(|last| order < last) && self.lost.iter().all(has_begun)
+        self.last.is_none_or(|last| obeyed <= last) && self.lost.iter().all(has_begun)
     }
 }

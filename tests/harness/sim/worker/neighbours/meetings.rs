@@ -11,7 +11,7 @@ use gradlane_core::sched::TaskId;
 use gradlane_core::types::{DeviceKind, Unmet};
 
 use super::super::memory::{Region, gather, scatter};
-use super::{Board, Note, WorkerProcess};
+use super::{Note, WorkerProcess};
 use crate::sim::world::Context;
 
 /// What a rank brings to an operation.
@@ -36,10 +36,8 @@ pub(super) struct Meetings {
 /// An operation that all ranks carry out now.
 #[derive(Debug)]
 pub(super) struct Running {
-    number: u64,
-    /// The number of its order.
-    order: u64,
-    needs: Needs,
+    pub(super) number: u64,
+    pub(super) needs: Needs,
     pub(super) claim: Claim,
     weights: Vec<f64>,
     dataflow: Dataflow,
@@ -47,13 +45,6 @@ pub(super) struct Running {
     ours: Result<Vec<u8>>,
     /// Absent where nobody waits for it.
     pub(super) load: Option<Load>,
-}
-
-impl Running {
-    /// Whether it ends on all ranks that are left.
-    pub(super) fn survives(&self, board: &Board) -> bool {
-        board.survives(self.order, self.number, self.needs)
-    }
 }
 
 impl WorkerProcess {
@@ -103,10 +94,10 @@ impl WorkerProcess {
         if place == DeviceKind::Host {
             near.board(context).begin(own);
         }
-        let (order, needs) = (near.order, Needs::of(&claim, dataflow, shown_by, near.peers.len()));
+        let needs = Needs::of(&claim, dataflow, shown_by, near.peers.len());
         let running = &mut near.meetings(place).running;
         assert!(place == DeviceKind::Cuda || running.is_empty(), "operations in host memory take turns");
-        running.push_back(Running { number, order, needs, claim, weights, dataflow, ours, load });
+        running.push_back(Running { number, needs, claim, weights, dataflow, ours, load });
     }
 
     /// Ends the oldest operation in this kind of memory, if all was shown that it needs.
@@ -116,7 +107,7 @@ impl WorkerProcess {
         let own = near.me;
         // Where a rank was lost meanwhile, all that are left must find the same.
         if let Some(running) = near.host.running.front().filter(|_| place == DeviceKind::Host && near.outlives())
-            && !running.survives(near.board(context))
+            && !near.survives(running, context)
         {
             return false;
         }
