@@ -66,7 +66,7 @@ impl Worker {
             let (part, memory) = (part.clone(), *memory);
             self.decline(&part, memory);
         }
-        let error = self.with_name(task, self.broken_up(task));
+        let error = self.broken_up(now, task);
         self.scheduler.break_up(now, task, &error);
     }
 
@@ -96,6 +96,9 @@ impl Worker {
         let (part, memory) = (part.clone(), *memory);
         self.decline(&part, memory);
         let error = self.with_name(task, why);
+        if !self.scheduler.is_aside(task) {
+            self.end_with_its_machine(now, &error);
+        }
         self.finish(now, task, Outcome::Failed(error));
     }
 
@@ -104,8 +107,8 @@ impl Worker {
         self.record(task).met_by.is_some_and(|team| team != self.team.number()) && self.scheduler.meets_again(task)
     }
 
-    /// An operation failed. If the ranks of its machine have lost one, this worker ends: what they do on devices does not begin again, so they
-    /// are lost together, and the job goes on with other machines.
+    /// A task failed. If the ranks of its machine have lost one, this worker ends: what they do on devices does not begin again, so they are
+    /// lost together, and the job goes on with other machines.
     pub(super) fn end_with_its_machine(&mut self, now: Time, error: &Error) {
         if self.settings.keeps && matches!(error, Error::PeerLost { .. }) {
             self.handle_failed(now, error.clone());
@@ -113,12 +116,18 @@ impl Worker {
         }
     }
 
-    /// The error of a task that a former team has reduced.
-    pub(super) fn broken_up(&self, task: TaskId) -> Error {
-        Error::Unavailable {
-            what: format!("the sum of {}, {}", self.names(task).join(" + "), self.part(task).round),
-            cause: "a worker of this machine left while it was under way".to_owned(),
-        }
+    /// The error of a task that a former team has reduced. If it cannot begin again because a rank was lost, this worker ends.
+    pub(super) fn broken_up(&mut self, now: Time, task: TaskId) -> Error {
+        let Some(gone) = self.team.gone().filter(|_| self.settings.keeps && !self.scheduler.is_aside(task)) else {
+            return Error::Unavailable {
+                what: format!("the sum of {}, {}", self.names(task).join(" + "), self.part(task).round),
+                cause: "a worker of this machine left while it was under way".to_owned(),
+            };
+        };
+        let cause = "the job goes on without it".to_owned();
+        let error = Error::PeerLost { member: gone.name(), host: gone.place(), cause };
+        self.end_with_its_machine(now, &error);
+        error
     }
 
     /// Fails this worker if its team has been apart for too long and no view says who is left.

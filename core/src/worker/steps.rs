@@ -158,7 +158,7 @@ impl Worker {
         record.held = None;
         let outcome = match outcome {
             Err(Unmet::NotBegun(why)) => return self.handle_not_begun(now, task, why),
-            Ok(_) if is_former => Outcome::Failed(self.broken_up(task)),
+            Ok(_) if is_former => Outcome::Failed(self.broken_up(now, task)),
             Ok(weight) => {
                 record.met_by = None;
                 let is_forgotten = planted(defect, Defect::MachineWeightForgotten);

@@ -6,14 +6,16 @@
 //!     └── a rank left, and an operation came back ──► Apart (until a new view) ──► the job fails for this worker
 //! ```
 
-use crate::types::{Incarnation, Time, View, WorkerId};
+use crate::types::{Incarnation, Member, Time, View, WorkerId};
 
 /// The present team.
 #[derive(Debug, Default)]
 pub(super) struct Team {
     /// Counts the teams of this worker, from 1.
     number: u32,
-    lives: Vec<(WorkerId, Incarnation)>,
+    ranks: Vec<Member>,
+    /// One that the former team had.
+    gone: Option<Member>,
     standing: Standing,
 }
 
@@ -29,15 +31,21 @@ enum Standing {
 impl Team {
     /// Follows a view, in which these `ranks` reduce together on this machine. Returns whether that is another team.
     pub(super) fn follow(&mut self, view: &View, ranks: &[WorkerId]) -> bool {
-        let of_team = view.workers().map(|member| (WorkerId(member.index), member.process.incarnation));
-        let lives: Vec<_> = of_team.filter(|(rank, _)| ranks.contains(rank)).collect();
-        let is_other = self.number == 0 || lives != self.lives;
+        let of_team = || view.workers().filter(|member| ranks.contains(&WorkerId(member.index)));
+        let is_other = self.number == 0 || !of_team().map(life).eq(self.ranks.iter().map(life));
         if is_other {
+            let is_gone = |former: &Member| of_team().all(|member| life(member) != life(former));
+            self.gone = std::mem::take(&mut self.ranks).into_iter().find(is_gone);
+            self.ranks = of_team().cloned().collect();
             self.number += 1;
-            self.standing = if lives.is_empty() { Standing::Together } else { Standing::Apart { until: None } };
-            self.lives = lives;
+            self.standing = if self.ranks.is_empty() { Standing::Together } else { Standing::Apart { until: None } };
         }
         is_other
+    }
+
+    /// A rank of the former team that the present one lacks.
+    pub(super) fn gone(&self) -> Option<&Member> {
+        self.gone.as_ref()
     }
 
     /// Its number.
@@ -73,6 +81,10 @@ impl Team {
             Standing::Together => None,
         }
     }
+}
+
+fn life(member: &Member) -> (u32, Incarnation) {
+    (member.index, member.process.incarnation)
 }
 
 #[cfg(test)]

@@ -18,7 +18,7 @@ use crate::collective::order::{Decision, Slot};
 use crate::collective::ranks::Breakage;
 use crate::collective::{Dataflow, Memory, Moved, Operation, Ordered};
 use crate::error::Error;
-use crate::types::{Declined, Done, Time, Unmet, meeting_again};
+use crate::types::{Declined, Done, Time, Unmet};
 use crate::wire::frame::Stall;
 
 /// A request of another thread to the driver.
@@ -290,7 +290,7 @@ impl Driver {
             },
             Some(_) | None => {}
         }
-        let why = meeting_again(&self.agreement.explain(breakage).to_string());
+        let why = self.agreement.explain(breakage);
         // No device has anything to do, but the transport would wait for the lost rank.
         self.devices.abort(&why);
         self.agreement.part_from_lost(why.clone());

@@ -124,6 +124,52 @@ fn a_machine_whose_ranks_lose_one_in_the_middle_of_work_on_devices_is_lost_as_a_
     assert!(commands.iter().any(|command| matches!(command, Command::Resolve { submission, .. } if *submission == id)));
 }
 
+#[test]
+fn so_it_is_in_whichever_order_they_hear_of_the_loss() {
+    // Of a part that REDUCE has brought to this rank, which is its owner.
+    let halfway = |world: &mut World| {
+        let id = world.submit_with(&owned(), Some(Ordinal(0)), None);
+        world.declare_all();
+        let step = world.worker.take(world.now, Stage::Reduce).unwrap();
+        (id, step.task.id)
+    };
+    let [member, host, cause] = ["worker 2", "here", "its process ended"].map(str::to_owned);
+    let lost = Error::PeerLost { member, host, cause };
+    for order in ["a view before BROADCAST", "a view in REDUCE", "a loss in BROADCAST"] {
+        let mut world = World::of_machine(&[0, 1, 2], true);
+        let (id, task) = halfway(&mut world);
+        world.meets = false;
+        if order == "a view in REDUCE" {
+            world.view(&[0, 1], true);
+        }
+        world.worker.handle_met(world.now, task, true, Ok(3.0));
+        match order {
+            "a view before BROADCAST" => world.view(&[0, 1], true),
+            "a loss in BROADCAST" => {
+                let step = world.worker.take(world.now, Stage::CopyD2H).unwrap();
+                world.worker.handle_copied(world.now, step.task.id, Ok(()));
+                let step = world.worker.take(world.now, Stage::Push).unwrap();
+                world.worker.end_push(world.now, step.task.id);
+                world.worker.handle_pulled(world.now, task, sum());
+                let step = world.worker.take(world.now, Stage::CopyH2D).unwrap();
+                world.worker.handle_copied(world.now, step.task.id, Ok(()));
+                let step = world.worker.take(world.now, Stage::Broadcast).unwrap();
+                world.worker.handle_met(world.now, step.task.id, false, Err(Unmet::NotBegun(lost.clone())));
+            }
+            _ => {}
+        }
+        let commands = world.commands();
+        let of_loss = |error: &Error| matches!(error, Error::PeerLost { member, .. } if member == "worker 2");
+        let told = commands.iter().find_map(|command| match command {
+            Command::Resolve { submission, outcome, .. } if *submission == id => Some(outcome.clone()),
+            _ => None,
+        });
+        assert!(told.is_some_and(|outcome| outcome.is_err_and(|error| of_loss(&error))), "{order}: {commands:?}");
+        let is_end = |command: &Command| matches!(command, Command::BreakDown(error) if of_loss(error));
+        assert!(commands.iter().any(is_end), "{order}: {commands:?}");
+    }
+}
+
 fn sum() -> Exchanged {
     Exchanged::Sum { body: Body::plain(16), divisor: 1.0, contributors: Contributors::Due }
 }
