@@ -37,13 +37,13 @@ class Pool:
         """One of the first workers, perhaps as the child of another program."""
         return self._start([*through, sys.executable, "-c", script, str(self.stop)], self._join)
 
-    def newcomer(self, script: str) -> Running:
-        """One that has a token, because the job lets nobody else in once it has formed."""
+    def newcomer(self, script: str, *through: str) -> Running:
+        """One that has a token, because the job lets nobody else in once it has formed. Arguments as for `worker`."""
         file = self._folder / f"token{len(list(self._folder.glob('token*')))}"
         command = [*GRADLANE, "token", "new", "--role", "worker", "--uses", "1", "--ttl", "10m", "--join-file", str(file)]
         [made] = run_all([(command, self._env)], timeout=30)
         assert made.code == 0, made.output
-        return self._start([sys.executable, "-c", script, str(self.stop)], {"GRADLANE_JOIN_FILE": str(file)})
+        return self._start([*through, sys.executable, "-c", script, str(self.stop)], {"GRADLANE_JOIN_FILE": str(file)})
 
     def _start(self, command: list[str], env: dict[str, str]) -> Running:
         return self._stack.enter_context(Running(command, env=self._env | env))
