@@ -30,10 +30,21 @@ ranks; `World.index` counts those that are left without gaps, which is what a sa
 ranks are given anew, from 0 and without gaps: those of the workers that were there before come first, in their order.
 
 **State.** When the job has formed again, a newcomer gets the values of the `State` from a worker that trains: modules and
-optimizers of PyTorch and tensors bit for bit where it has them, arrays in place, models of Keras by their variables, the
-epoch of a sampler, and everything else as a copy in the attribute; also `State.step`. The others keep what they have. They
-compare it meanwhile: parameters, optimizers, tensors and arrays must be equal on all workers that train, while buffers of
-modules and plain values need not be.
+optimizers of PyTorch and tensors bit for bit where it has them, arrays of NumPy in place, variables of TensorFlow and Keras by
+assignment, also those of models and optimizers, and the epoch of a sampler. So it is for what is in lists, tuples and dictionaries,
+and in what is registered as a tree with JAX. An array of JAX cannot be written, so the newcomer has another one in its place.
+Everything else comes as a copy in the attribute; also `State.step`. The others keep what they have.
+
+They compare it meanwhile: parameters, optimizers, tensors, arrays and variables that are not of a model must be equal on all
+workers that train, while buffers of modules, variables of models that are not trained, keys of random numbers of JAX
+(`jax.random.key`) and plain values need not be. JAX does not know running statistics from parameters: average them in each step.
+
+**JAX.** Keep arrays in the state, and nowhere else, so that a newcomer trains with those that it has got:
+
+    for batch in elastic.steps(state, batches()):
+        state.params, state.moments = step(state.params, state.moments, batch)
+
+At a boundary, the sums of compiled functions have ended. So the steps of a worker do not overlap in an elastic training.
 
 **Newcomers.** A script needs no branch for them. Until a newcomer has its state, broadcasts of it do nothing, as do those of
 wrappers and callbacks; the others made them long ago. Any other collective before its first step is an error. So build model

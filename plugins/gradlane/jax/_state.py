@@ -43,4 +43,4 @@ class _Array:
 
     def taken(self, received: Any) -> Any:
         fresh = jnp.asarray(received)
-        return jax.device_put(fresh, self._value.sharding) if self._value.committed else fresh
+        return jax.device_put(fresh, self._value.sharding) if self._value.committed else fresh  # committed: it was put on a device

@@ -63,8 +63,12 @@ class ElasticCallback(keras.callbacks.Callback):
     """Counts the steps of `fit` as `gradlane.elastic.steps` does: a worker that gets SIGTERM ends its training behind a step.
 
     The workers that are left hear of it, and of workers that were lost or have come, behind the same step. A worker that
-    comes while the others train gets the variables of model and optimizer with `elastic.State(model=model)`, if both are
-    built; `initial_epoch` is up to the script. See `gradlane.elastic`, also for the errors.
+    comes while the others train gets the variables of model and optimizer with `elastic.State(model=model)`, if the model is
+    built when training begins. Its epochs count from its own `initial_epoch`, so a learning rate that follows the epoch would be
+    another one on it; let a schedule of Keras follow the steps of the optimizer. See `gradlane.elastic`, also for the errors.
+
+    Each batch is a step, also where gradients accumulate (`backward_passes_per_step`). What a worker that leaves has accumulated
+    since the last update is missing then, and a newcomer begins with what the worker that sends it the state has accumulated.
     """
 
     def __init__(self, state: elastic.State | None = None) -> None:
