@@ -64,8 +64,11 @@ class ElasticCallback(keras.callbacks.Callback):
 
     The workers that are left hear of it, and of workers that were lost or have come, behind the same step. A worker that
     comes while the others train gets the variables of model and optimizer with `elastic.State(model=model)`, if the model is
-    built when training begins. Its epochs count from its own `initial_epoch`, so a learning rate that follows the epoch would be
-    another one on it; let a schedule of Keras follow the steps of the optimizer. See `gradlane.elastic`, also for the errors.
+    built when training begins. See `gradlane.elastic`, also for the errors.
+
+    The epochs of a newcomer begin with its own first step. So end the training by `State.step`, and let the learning rate follow
+    the steps of the optimizer, as a schedule of Keras does. Where workers come, leave out callbacks that wait for other workers at
+    the end of an epoch, such as `MetricAverageCallback`.
 
     Each batch is a step, also where gradients accumulate (`backward_passes_per_step`). What a worker that leaves has accumulated
     since the last update is missing then, and a newcomer begins with what the worker that sends it the state has accumulated.
