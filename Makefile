@@ -132,9 +132,9 @@ test-torch-oldest: $(TESTED) .venv-torch-oldest/installed fakes ## PyTorch's tes
 test-tensorflow: $(TESTED) .venv-tensorflow/installed ## TensorFlow and Keras alone
 	.venv-tensorflow/bin/python -m pytest -q tests/frameworks/on_tensorflow
 
-# On one machine without servers, and with the native operations. Each job imports TensorFlow in two processes, which is most of the time.
+# On one machine, most of them without servers, and with the native operations. The import of TensorFlow in two processes is most of the time.
 test-tensorflow-quick: $(TESTED) .venv-tensorflow/installed ## a part of them, in a minute or two; `make test` runs it
-	.venv-tensorflow/bin/python -m pytest -q -m quick -k "native and (local or compression)" tests/frameworks/on_tensorflow
+	.venv-tensorflow/bin/python -m pytest -q -m quick -k "elastic or (native and (local or compression))" tests/frameworks/on_tensorflow
 
 test-tensorflow-oldest: $(TESTED) .venv-tensorflow-oldest/installed ## the same tests with the oldest release that is supported
 	.venv-tensorflow-oldest/bin/python -m pytest -q tests/frameworks/on_tensorflow

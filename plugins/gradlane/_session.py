@@ -283,6 +283,12 @@ def size() -> int:
     return session().size if _inherited is None else _inherited.size
 
 
+def is_alone() -> bool:
+    """Whether no other worker is in the job or can ever come to it, so that a compiled function needs no reductions."""
+    entrance = current().launch.entrance
+    return not isinstance(entrance, BaseException) and entrance["way"] == "alone"
+
+
 def first_size() -> int:
     """The number of workers with which the job began. Ranks are below it, also of those that are left if some were lost."""
     return session().first_size

@@ -10,65 +10,25 @@ parts, each under names that begin with `elastic.state` and the number of the fo
 3. The donor sends its values to the newcomers that fit. The others receive nothing, so their values keep their memory.
 4. A sum in which the newcomers say that they have the values. If the donor was lost meanwhile, another one sends them.
 
-How a value travels is up to its `Part`. `gradlane.torch._state` has those of PyTorch.
+How a value travels is up to its part; see `gradlane._parts`.
 """
 
 from __future__ import annotations
 
-import hashlib
-import pickle
-import sys
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Mapping
+from typing import Any
 
 from gradlane import _buffers, _session
-from gradlane._objects import broadcast_bytes, broadcast_object, gather_by_rank
+from gradlane._objects import gather_by_rank
 from gradlane._operations import submit
+from gradlane._parts import REPLACEABLE, Copied, Part, Route, part_of
 from gradlane._reduction import Reduction
 from gradlane._sets import ProcessSet
 from gradlane.errors import Error, FailedPreconditionError, MismatchError, RootLostError
 
 _HAS_IT, _LACKS_IT = 1, 2
 """What a newcomer says when the values were sent."""
-
-
-@dataclass(frozen=True)
-class Route:
-    """The way of one value."""
-
-    name: str
-    """A prefix of the names of its transfers."""
-    donor: int
-    members: ProcessSet
-    """The donor, and those that receive."""
-
-    @property
-    def is_donor(self) -> bool:
-        """Whether this worker sends."""
-        return _session.rank() == self.donor
-
-    def bytes(self, payload: bytes | None) -> memoryview:
-        """Sends the bytes that the donor gives; the others give None."""
-        return broadcast_bytes(payload, self.donor, self.name, process_set=self.members)
-
-    def object(self, value: Any) -> Any:
-        """Sends the object that the donor gives."""
-        return broadcast_object(value, self.donor, self.name, process_set=self.members)
-
-
-class Part(Protocol):
-    """One value of a state."""
-
-    def form(self) -> list[list[Any]]:
-        """Rows of plain values, which are equal on the donor and on a newcomer: a name, an element type and a shape."""
-
-    def digest(self) -> str:
-        """Equal on all workers that have the state; empty if the value may differ between them."""
-
-    def travel(self, route: Route) -> Any:
-        """Sends or receives the value, and returns what is to be the value of this worker then."""
 
 
 def exchange(values: Mapping[str, Any] | None, steps: int, *, is_newcomer: bool) -> tuple[int, dict[str, Any] | None]:
@@ -97,7 +57,7 @@ def exchange(values: Mapping[str, Any] | None, steps: int, *, is_newcomer: bool)
     failure: Exception | None = None
     try:
         parts = {name: part_of(value) for name, value in (values or {}).items()}
-        forms = {name: [type(part).__name__, part.form()] for name, part in parts.items()}
+        forms = {name: [part.kind, part.form()] for name, part in parts.items()}
         digests = {} if is_newcomer else {name: part.digest() for name, part in parts.items()}
         described = [None if values is None else forms, digests]
     except Exception as error:
@@ -133,7 +93,7 @@ def exchange(values: Mapping[str, Any] | None, steps: int, *, is_newcomer: bool)
                 # Positions and not names, because names in the job have at most 256 bytes.
                 routes = {name: Route(f"{prefix}/{attempt}.{at}", donor, members) for at, name in enumerate(sorted(parts))}
                 received = {
-                    name: (_Object((values or {})[name]) if name in mixed else parts[name]).travel(route)
+                    name: (Copied((values or {})[name]) if name in mixed else parts[name]).travel(route)
                     for name, route in routes.items()
                 }
             except RootLostError:
@@ -144,151 +104,6 @@ def exchange(values: Mapping[str, Any] | None, steps: int, *, is_newcomer: bool)
     if own not in receivers:
         return done, None
     raise RootLostError("each worker that had the state of the training was lost while it sent it")
-
-
-def part_of(value: Any) -> Part:
-    """How a value travels."""
-    torch = sys.modules.get("torch")
-    if torch is not None and (isinstance(value, torch.Tensor | torch.nn.Module) or hasattr(value, "state_dict")):
-        from gradlane.torch._state import part_of_torch
-
-        return part_of_torch(value)
-    numpy = sys.modules.get("numpy")
-    if numpy is not None and isinstance(value, numpy.ndarray) and not value.dtype.hasobject:
-        return _Array(value)
-    if hasattr(value, "state_dict") and hasattr(value, "load_state_dict"):
-        return _Stateful(value)
-    if hasattr(value, "set_epoch") or (hasattr(value, "num_replicas") and hasattr(value, "rank")):
-        return _Sampler(value)
-    variables = getattr(value, "variables", None)
-    if isinstance(variables, list | tuple) and variables and all(hasattr(one, "assign") for one in variables):
-        return _Variables(value)
-    return _Object(value)
-
-
-class _Array:
-    """An array of NumPy. It is received in place, unless it cannot be written."""
-
-    def __init__(self, value: Any) -> None:
-        self._value = value
-
-    def form(self) -> list[list[Any]]:
-        return [["array", str(self._value.dtype), list(self._value.shape)]]
-
-    def digest(self) -> str:
-        return digest_of([self._value.tobytes()])
-
-    def travel(self, route: Route) -> Any:
-        import numpy
-
-        received = route.bytes(self._value.tobytes() if route.is_donor else None)
-        if route.is_donor:
-            return self._value
-        fresh = numpy.frombuffer(received, self._value.dtype).reshape(self._value.shape)
-        if not self._value.flags.writeable:
-            return fresh.copy()
-        self._value[...] = fresh
-        return self._value
-
-
-class _Variables:
-    """What has variables that can be assigned, such as a model or an optimizer of Keras."""
-
-    def __init__(self, value: Any) -> None:
-        self._value = value
-        optimizer = getattr(value, "optimizer", None)  # of a compiled model
-        self._variables = [*value.variables, *getattr(optimizer, "variables", ())]
-
-    def form(self) -> list[list[Any]]:
-        return [[f"variable {at}", str(one.dtype), [int(n) for n in one.shape]] for at, one in enumerate(self._variables)]
-
-    def digest(self) -> str:
-        return ""  # some count on each worker alone, such as the seeds of layers
-
-    def travel(self, route: Route) -> Any:
-        import numpy
-
-        # An array of its own, because some backends show memory that nobody may write.
-        arrays = [numpy.array(one.numpy(), order="C") for one in self._variables]
-        received = route.bytes(b"".join(one.tobytes() for one in arrays) if route.is_donor else None)
-        if not route.is_donor:
-            start = 0
-            for variable, own in zip(self._variables, arrays, strict=True):
-                part = received[start : start + own.nbytes]
-                variable.assign(numpy.frombuffer(part, own.dtype).reshape(own.shape))
-                start += own.nbytes
-        return self._value
-
-
-class _Sampler:
-    """What deals out the data: only its epoch travels, because each worker has a share of its own."""
-
-    def __init__(self, value: Any) -> None:
-        self._value = value
-
-    def form(self) -> list[list[Any]]:
-        return [["sampler", type(self._value).__name__, []]]
-
-    def digest(self) -> str:
-        return ""
-
-    def travel(self, route: Route) -> Any:
-        epoch = route.object(getattr(self._value, "epoch", None))
-        if epoch is not None and not route.is_donor:
-            if hasattr(self._value, "set_epoch"):
-                self._value.set_epoch(epoch)
-            else:
-                self._value.epoch = epoch
-        return self._value
-
-
-class _Stateful:
-    """What has a state of its own, in `state_dict()`, and knows no tensors."""
-
-    def __init__(self, value: Any) -> None:
-        self._value = value
-
-    def form(self) -> list[list[Any]]:
-        return [["state of", type(self._value).__name__, []]]
-
-    def digest(self) -> str:
-        pickle.dumps(self._value.state_dict())  # an error costs the newcomer its start now, and no donor its training later
-        return ""
-
-    def travel(self, route: Route) -> Any:
-        received = route.object(self._value.state_dict() if route.is_donor else None)
-        if not route.is_donor:
-            self._value.load_state_dict(received)
-        return self._value
-
-
-class _Object:
-    """Any other value: a newcomer gets a copy of the donor's in the place of its own."""
-
-    def __init__(self, value: Any) -> None:
-        self._value = value
-
-    def form(self) -> list[list[Any]]:
-        return []
-
-    def digest(self) -> str:
-        pickle.dumps(self._value)  # as above
-        return ""
-
-    def travel(self, route: Route) -> Any:
-        return route.object(self._value)
-
-
-_REPLACEABLE = {"_Object", "_Array", "_Tensor"}
-"""The kinds of values that take the place of one another, as an array does that is None at the beginning."""
-
-
-def digest_of(pieces: Iterator[bytes] | Sequence[bytes]) -> str:
-    """A digest of these bytes."""
-    digest = hashlib.blake2b(digest_size=16)
-    for piece in pieces:
-        digest.update(piece)
-    return digest.hexdigest()
 
 
 def _sum_of(name: str, number: int) -> list[int]:
@@ -352,11 +167,11 @@ def _unfit(donor: int, rank: int, described: Mapping[int, Any]) -> Error | None:
         (their_kind, their_rows), (kind, rows) = forms[name], own[name]
         if their_kind == kind and their_rows == rows:
             continue
-        if _Object.__name__ in (their_kind, kind) and {their_kind, kind} <= _REPLACEABLE:
+        if {their_kind, kind} <= REPLACEABLE and (Copied.kind in (their_kind, kind) or their_rows == rows):
             continue
         ours_first, theirs_first = _difference(their_rows, rows)
         if ours_first == theirs_first:  # of the same form, and of another kind
-            theirs_first, ours_first = their_kind.strip("_"), kind.strip("_")
+            theirs_first, ours_first = their_kind, kind
         return MismatchError(
             f"the value {name!r} of the state: worker {donor}, which trains, has {theirs_first}, and worker {rank}, which has "
             f"come, {ours_first}; build the same model and optimizer on all workers",

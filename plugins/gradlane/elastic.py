@@ -30,10 +30,21 @@ ranks; `World.index` counts those that are left without gaps, which is what a sa
 ranks are given anew, from 0 and without gaps: those of the workers that were there before come first, in their order.
 
 **State.** When the job has formed again, a newcomer gets the values of the `State` from a worker that trains: modules and
-optimizers of PyTorch and tensors bit for bit where it has them, arrays in place, models of Keras by their variables, the
-epoch of a sampler, and everything else as a copy in the attribute; also `State.step`. The others keep what they have. They
-compare it meanwhile: parameters, optimizers, tensors and arrays must be equal on all workers that train, while buffers of
-modules and plain values need not be.
+optimizers of PyTorch and tensors bit for bit where it has them, arrays of NumPy in place, variables of TensorFlow and Keras by
+assignment, also those of models and optimizers, and the epoch of a sampler. So it is for what is in lists, tuples and dictionaries,
+and in what is registered as a tree with JAX. An array of JAX cannot be written, so the newcomer has another one in its place.
+Everything else comes as a copy in the attribute; also `State.step`. The others keep what they have.
+
+They compare it meanwhile: parameters, optimizers, tensors, arrays and variables that are not of a model must be equal on all
+workers that train, while buffers of modules, variables of models that are not trained, keys of random numbers of JAX
+(`jax.random.key`) and plain values need not be. JAX does not know running statistics from parameters: average them in each step.
+
+**JAX.** Keep arrays in the state, and nowhere else, so that a newcomer trains with those that it has got:
+
+    for batch in elastic.steps(state, batches()):
+        state.params, state.moments = step(state.params, state.moments, batch)
+
+At a boundary, the sums of compiled functions have ended. So the steps of a worker do not overlap in an elastic training.
 
 **Newcomers.** A script needs no branch for them. Until a newcomer has its state, broadcasts of it do nothing, as do those of
 wrappers and callbacks; the others made them long ago. Any other collective before its first step is an error. So build model
@@ -165,6 +176,7 @@ class _Training:
 
 _training: _Training | None = None
 _hooks: list[Hook] = []
+_settling: list[Callable[[], object]] = []
 
 
 def on_change(hook: Hook) -> Hook:
@@ -179,6 +191,11 @@ def on_change(hook: Hook) -> Hook:
     """
     _hooks.append(hook)
     return hook
+
+
+def before_boundaries(settle: Callable[[], object]) -> None:
+    """Calls `settle` before each boundary: it waits for what a framework still computes of the step, such as its sums."""
+    _settling.append(settle)
 
 
 def steps(state: State | None, batches: Iterable[T]) -> Generator[T, None, None]:
@@ -223,9 +240,15 @@ class Steps:
     The errors are those of `steps`.
     """
 
-    def __init__(self, state: State | None = None) -> None:
-        """Counts the steps of a training; `state` is what belongs to it, or None."""
-        self._state = state
+    def __init__(self, state: State | None = None, refresh: Callable[[], object] | None = None) -> None:
+        """Counts the steps of a training.
+
+        Args:
+            state: what belongs to it, or None.
+            refresh: called when the workers have changed, before hooks; it brings the values of the state up to date, where a
+                framework has them elsewhere while it trains.
+        """
+        self._state, self._refresh = state, refresh
 
     def meet(self) -> None:
         """Takes the state of the others, if this worker is a newcomer that has none yet; `begin` does so else."""
@@ -238,7 +261,9 @@ class Steps:
         training = _present()
         if not training.takes_sigterm:
             training.takes_sigterm = _leave_on_sigterm()
-        return _begin_step(training, self._state)
+        for settle in _settling:
+            settle()
+        return _begin_step(training, self._state, self._refresh)
 
     def end(self) -> None:
         """The step is done."""
@@ -312,7 +337,7 @@ def _everybody(session: _core.Session) -> World:
     return World(session.rank, tuple(range(session.first_size)))
 
 
-def _begin_step(training: _Training, state: State | None) -> bool:
+def _begin_step(training: _Training, state: State | None, refresh: Callable[[], object] | None) -> bool:
     """Begins a step, and tells of changes before it. Returns whether this worker still trains."""
     while True:
         outcome, passage = _session.session().begin_step()
@@ -321,7 +346,7 @@ def _begin_step(training: _Training, state: State | None) -> bool:
                 training.has_left = True
                 return False
             case "forms again":
-                _form_again(training, state)
+                _form_again(training, state, refresh)
             case "begun":
                 break
     training.steps += 1
@@ -329,11 +354,11 @@ def _begin_step(training: _Training, state: State | None) -> bool:
         step, ranks = passage
         after = World(training.world.rank, tuple(ranks))
         if after != training.world:
-            _change(training, state, training.steps_before + step, after)
+            _change(training, state, training.steps_before + step, after, refresh)
     return True
 
 
-def _form_again(training: _Training, state: State | None) -> None:
+def _form_again(training: _Training, state: State | None, refresh: Callable[[], object] | None) -> None:
     """Goes on with the workers that have come."""
     _session.join_again()
     session = _session.session()
@@ -343,7 +368,7 @@ def _form_again(training: _Training, state: State | None) -> None:
     elif training.takes_sigterm:
         training.takes_sigterm = _leave_on_sigterm()
     # Before the newcomers get the state, so that they have what hooks change in it.
-    _change(training, state, training.steps, _everybody(session))
+    _change(training, state, training.steps, _everybody(session), refresh)
     _synchronise(training, state, is_newcomer=False)
 
 
@@ -367,8 +392,12 @@ def _synchronise(training: _Training, state: State | None, *, is_newcomer: bool)
         vars(state).update(received)
 
 
-def _change(training: _Training, state: State | None, step: int, after: World) -> None:
+def _change(
+    training: _Training, state: State | None, step: int, after: World, refresh: Callable[[], object] | None
+) -> None:
     """Records that other workers train, and tells those that want to hear of it."""
+    if refresh is not None:
+        refresh()
     before, training.world = training.world, after
     training.changes.append(Change(step, before.ranks, after.ranks))
     _share_anew(state, after)

@@ -11,8 +11,9 @@ import textwrap
 import time
 
 import pytest
+from pools import GRADLANE, Pool
 from processes import Running, over, run_all
-from test_elastic_join import END, END_LINE, GOES_ON, GRADLANE, LEAVES, STEP, TRAINING, Pool, check_ends
+from test_elastic_join import END, END_LINE, GOES_ON, LEAVES, STEP, TRAINING, check_ends
 
 WAITS = {"on_worker_loss": "wait", "dead_timeout": "2s"}
 

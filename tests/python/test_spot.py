@@ -8,9 +8,10 @@ import threading
 from pathlib import Path
 
 import pytest
+from pools import Pool
 from processes import Running, run_all
 from service import Service
-from test_elastic_join import GOES_ON, LEAVES, Pool
+from test_elastic_join import GOES_ON, LEAVES
 
 ON_NOTICE = Path(__file__).parents[2] / "examples" / "spot" / "on_notice.py"
 

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 
-from gradlane import _session
+from gradlane import _session, elastic
 from gradlane._compression import Compressor
 from gradlane._operations import check_root
 from gradlane._reduction import ReduceOp, Reduction, broadcast_of, reduction_of
@@ -124,6 +124,14 @@ def _backward(call: Call, _: None, gradients: tuple[Any, ...]) -> tuple[tuple[An
     means = dict(zip(kept, reduced, strict=True))
     return tuple(means.get(at, gradient) for at, gradient in enumerate(gradients)), ()
 
+
+def _settle() -> None:
+    """Waits for the reductions of compiled functions that still run; JAX returns from them before."""
+    with typed_errors():
+        jax.effects_barrier()
+
+
+elastic.before_boundaries(_settle)
 
 _differentiable: Any = jax.custom_vjp(_run, nondiff_argnums=(0,))
 _differentiable.defvjp(_forward, _backward)

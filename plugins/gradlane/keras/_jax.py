@@ -16,7 +16,7 @@ def average(gradients: Sequence[Any], variables: Sequence[Any], namespace: str, 
     `gradlane.jax` notices where workers have gradients for different variables.
     """
     present = {str(position): gradient for position, gradient in enumerate(gradients) if gradient is not None}
-    if _session.size() > 1:
+    if not _session.is_alone():  # the size would be that at the time of the trace, and an elastic job may grow
         leaves = ((int(key), present[key]) for key in sorted(present))  # in JAX's order of a tree's keys
         rows = ((path_of(i, variables[i]), str(leaf.dtype), tuple(leaf.shape)) for i, leaf in leaves)
         present = reduced(present, namespace, how.reduction_of(rows))

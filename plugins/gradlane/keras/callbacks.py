@@ -43,10 +43,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         """Builds the optimizer and broadcasts, if the model is built."""
         del logs
         self._is_done = False
-        if all(layer.built for layer in self.model._flatten_layers()):
-            optimizer = self.model.optimizer
-            if optimizer is not None and not optimizer.built:
-                optimizer.build(self.model.trainable_variables)
+        if _build_optimizer(self.model):
             self._broadcast()
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
@@ -66,18 +63,27 @@ class ElasticCallback(keras.callbacks.Callback):
     """Counts the steps of `fit` as `gradlane.elastic.steps` does: a worker that gets SIGTERM ends its training behind a step.
 
     The workers that are left hear of it, and of workers that were lost or have come, behind the same step. A worker that
-    comes while the others train gets the variables of model and optimizer with `elastic.State(model=model)`, if both are
-    built; `initial_epoch` is up to the script. See `gradlane.elastic`, also for the errors.
+    comes while the others train gets the variables of model and optimizer with `elastic.State(model=model)`, if the model is
+    built when training begins. See `gradlane.elastic`, also for the errors.
+
+    The epochs of a newcomer begin with its own first step. So end the training by `State.step`, and let the learning rate follow
+    the steps of the optimizer, as a schedule of Keras does. Where workers come, leave out callbacks that wait for other workers at
+    the end of an epoch, such as `MetricAverageCallback`.
+
+    Each batch is a step, also where gradients accumulate (`backward_passes_per_step`). What a worker that leaves has accumulated
+    since the last update is missing then, and a newcomer begins with what the worker that sends it the state has accumulated.
     """
 
     def __init__(self, state: elastic.State | None = None) -> None:
         """`state` is what belongs to the training, or None."""
         super().__init__()
-        self._steps = elastic.Steps(state)
+        # With JAX, Keras keeps the values of the variables elsewhere during an epoch, and `model` brings them back.
+        self._steps = elastic.Steps(state, refresh=lambda: self.model)
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Begins the first step."""
+        """Begins the first step. A newcomer gets the state here, so the optimizer is built before."""
         del logs
+        _build_optimizer(self.model)
         self.model.stop_training = not self._steps.begin()
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
@@ -260,6 +266,15 @@ class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
         """As Keras' own, on the lowest rank."""
         if _is_lowest():
             super().on_epoch_end(epoch, logs)
+
+
+def _build_optimizer(model: Any) -> bool:
+    """Builds the optimizer of a model that is built. Returns whether the model is."""
+    if not all(layer.built for layer in model._flatten_layers()):
+        return False
+    if model.optimizer is not None and not model.optimizer.built:
+        model.optimizer.build(model.trainable_variables)
+    return True
 
 
 def _is_lowest() -> bool:

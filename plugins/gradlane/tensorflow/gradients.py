@@ -29,7 +29,7 @@ def average(gradients: Sequence[Any], variables: Sequence[Any], namespace: str, 
     """
     _agreement.check_in_step()
     present = {i: _prepared(gradient, how) for i, gradient in enumerate(gradients) if gradient is not None}
-    if _session.size() == 1:
+    if _session.is_alone():  # a graph would keep the size that it was traced with, and an elastic job may grow
         return [present.get(i) for i in range(len(gradients))]
     kinds = [_kind(present[i]) if i in present else None for i in range(len(gradients))]
     labels = [label(i, variable) for i, variable in enumerate(variables)]

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from gradlane import _plain
-from gradlane._state import Part, Route, digest_of
+from gradlane._parts import Part, Route, digest_of
 from gradlane.torch import _tensors
 from gradlane.torch._aliases import without_aliases
 from gradlane.torch._copies import Averaging, own_class
@@ -28,6 +28,8 @@ def part_of_torch(value: Any) -> Part:
 
 class _Tensor:
     """A tensor of the state."""
+
+    kind = "tensor"
 
     def __init__(self, value: torch.Tensor) -> None:
         self._value = value
@@ -46,6 +48,8 @@ class _Tensor:
 
 class _Module:
     """A module: its parameters and buffers, and what else is in its `state_dict`."""
+
+    kind = "module"
 
     def __init__(self, value: torch.nn.Module) -> None:
         self._value = value
@@ -77,6 +81,8 @@ class _Stateful:
 
     Its state may grow with its first step, so a newcomer takes the structure of the donor's.
     """
+
+    kind = "state with tensors"
 
     def __init__(self, value: Any) -> None:
         self._value = value
