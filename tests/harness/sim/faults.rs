@@ -110,7 +110,7 @@ impl FaultClasses {
             dead_paths: fatal && on(25),
             drains: fatal && on(25),
             // Aside, so that all other draws of a seed stay as they were.
-            succeeds: !calm && random.clone().chance(15),
+            succeeds: !calm && random.clone().chance(if survivors { 40 } else { 15 }),
             ..classes
         }
     }
@@ -271,7 +271,9 @@ pub(super) fn schedule(classes: FaultClasses, workers: u32, servers: u32, random
     if classes.succeeds {
         let aside = &mut random.clone();
         for _ in 0..aside.between(1, 3) {
-            faults.push((when(aside), Fault::Succeed { after: aside.millis(10, 2500) }));
+            // Only a job that goes on without lost workers waits for the coordinator longer than for others.
+            let longest = if classes.survivors && aside.chance(50) { 12_000 } else { 2500 };
+            faults.push((when(aside), Fault::Succeed { after: aside.millis(10, longest) }));
         }
     }
     if classes.dead_paths {
